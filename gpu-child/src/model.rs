@@ -14,6 +14,7 @@
 mod architecture;
 pub mod config;
 mod error;
+mod experts;
 pub mod gguf;
 pub mod gguf_builder;
 mod layer;
@@ -29,9 +30,12 @@ mod yarn;
 pub use architecture::Architecture;
 pub use config::ModelConfig;
 pub use error::ModelError;
+pub use experts::ExpertsConfig;
 pub use gguf::{GgufError, GgufFile, Header, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
-pub use layer::{Layer, Linear, Mapping, ModelWeights};
+pub use layer::{
+    Experts, FeedForward, GatedUnit, Layer, Linear, Mapping, ModelWeights, SharedExpert,
+};
 pub use model_facts::model_facts;
 pub use rerank::rank_head;
 pub use sampling_advice::sampling_advice;

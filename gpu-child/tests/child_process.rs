@@ -228,12 +228,7 @@ fn submission(request: u64, temperature: f32) -> Submission {
 
 #[test]
 fn every_architecture_is_served_and_repeats_itself() {
-    for architecture in [
-        Architecture::Llama,
-        Architecture::Qwen2,
-        Architecture::Qwen3,
-        Architecture::Phi3,
-    ] {
+    for architecture in Architecture::ALL {
         let mut supervisor = Supervisor::start();
         let ready = supervisor.load_tiny(architecture);
         assert_eq!(ready.model.architecture, architecture.name());

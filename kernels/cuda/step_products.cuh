@@ -167,10 +167,6 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
             case Q4_K: return multiply_pairs<Q4_K>(s, my, pairs);
             case Q5_K: return multiply_pairs<Q5_K>(s, my, pairs);
             case Q6_K: return multiply_pairs<Q6_K>(s, my, pairs);
-            case Q2_K: return multiply_pairs<Q2_K>(s, my, pairs);
-            case IQ4_NL: return multiply_pairs<IQ4_NL>(s, my, pairs);
-            case IQ4_XS: return multiply_pairs<IQ4_XS>(s, my, pairs);
-            case MXFP4: return multiply_pairs<MXFP4>(s, my, pairs);
             default: return multiply_pairs<F16>(s, my, pairs);
         }
     }

@@ -11,6 +11,7 @@
 //! * [`quantize`]: activations as blocks of 32 signed bytes, the other side of integer dots.
 //! * [`matmul`]: one group of eight weight rows against any number of tokens.
 //! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
+//! * [`routing`]: which experts a row is sent to.
 //! * [`rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer.
 //!
 //! Each operation has a portable body, and an AVX2 body where that pays. The two may differ in
@@ -25,6 +26,7 @@ pub mod packed;
 pub mod quantize;
 pub mod rmsnorm;
 pub mod rope;
+pub mod routing;
 
 pub use attention::{
     KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attention_span, finish, merge,
@@ -36,3 +38,4 @@ pub use packed::{PackedMatrix, PackedShape, ROWS};
 pub use quantize::{BlockMeta, Q_BLOCK, quantize_row};
 pub use rmsnorm::rmsnorm;
 pub use rope::{RopeRow, apply_rope};
+pub use routing::{Choice, add_weighted, route, sigmoid};

@@ -11,4 +11,5 @@ pub mod glu;
 pub mod matmul;
 pub mod rmsnorm;
 pub mod rope;
+pub mod routing;
 pub mod softmax;

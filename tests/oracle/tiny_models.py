@@ -7,7 +7,7 @@ ggml's own quantizers: both engines read the same bytes, so quantization error i
 the comparison.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gguf
 import numpy as np
@@ -37,6 +37,12 @@ MIXES = {
 N_LAYERS = 2
 N_EMBD = 256
 N_FF = 512
+# Widths that are multiples of 256 too, and differ.
+N_EXPERT_FF = 256
+N_SHARED_FF = 768
+N_EXPERTS = 8
+# How far the experts of a token are ahead of the others.
+LEAD = 6.0
 N_HEADS = 4
 N_KV_HEADS = 2
 CONTEXT = 128
@@ -64,6 +70,13 @@ class Variant:
     # Phi-3 long context: factors for sequences within and beyond this length.
     rope_original_context: int | None = None
     rope_base: float = 10000.0
+    # Experts of eight that a token uses, their width, and whether there is one that all tokens use.
+    experts_used: int = 0
+    expert_width: int = N_EXPERT_FF
+    shared_expert: bool = False
+    # Rows choose their experts freely. With this seed no two experts are about as likely at the end of the chosen ones:
+    # what is rounded in another way (keys and values, by us) sends no row to another expert.
+    free_seed: int | None = None
 
     @property
     def q_width(self):
@@ -81,6 +94,11 @@ MAIN = [
     # Qwen3's heads are wider than n_embd / n_heads.
     Variant("qwen3", "qwen3", head_dim=128, qk_norm=True, tied=True, rope_base=1e6),
     Variant("phi3", "phi3", head_dim=64, fused=True),
+    Variant("qwen3moe", "qwen3moe", head_dim=128, qk_norm=True, rope_base=1e6, experts_used=3),
+    Variant(
+        "qwen2moe", "qwen2moe", head_dim=64, qkv_bias=True, rope_base=1e6, experts_used=3, shared_expert=True
+    ),
+    Variant("mixtral", "llama", head_dim=64, rope_base=1e6, experts_used=2, expert_width=N_FF),
 ]
 
 # ... and the switches that only change arithmetic in F32, where nothing hides a mistake.
@@ -93,6 +111,9 @@ EXTRA = [
     Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
     Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
 ]
+
+# Routers that choose as they like.
+FREE = [replace(variant, name=f"{variant.name}-free", free_seed=1) for variant in MAIN if variant.experts_used]
 
 
 # As llama.cpp's converter writes it for Qwen3-Reranker, but for the words, and for the end: two layers of random weights
@@ -107,6 +128,7 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
 
     `pooling`: a number of llama.cpp's `enum llama_pooling_type`. A reranker's file has a head and a prompt, too."""
     rng = np.random.default_rng(seed)
+    routers = Routers(variant, seed) if variant.experts_used else None
     writer = gguf.GGUFWriter(str(path), variant.architecture, split_max_tensors=tensors_a_file)
     _hyperparameters(writer, variant)
     if pooling is not None:
@@ -118,9 +140,12 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
     _tokenizer(writer)
     head = [("cls.output.weight", (2, N_EMBD))] if ranks else []
     for name, shape in [*_matrices(variant), *head]:
-        scale = 1.0 if name == "token_embd.weight" else shape[1] ** -0.5
-        _add_matrix(writer, name, rng.standard_normal(shape) * scale, _type_of(name, type_name))
-    for name, values in _vectors(variant, rng):
+        scale = 1.0 if name == "token_embd.weight" else shape[-1] ** -0.5
+        values = rng.standard_normal(shape) * scale
+        if routers and name == "token_embd.weight":
+            values += routers.leads
+        _add_matrix(writer, name, values, _type_of(name, type_name))
+    for name, values in [*_vectors(variant, rng), *(routers.tensors() if routers else [])]:
         writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -143,6 +168,13 @@ def _hyperparameters(writer, variant):
     writer.add_rope_freq_base(variant.rope_base)
     writer.add_rope_dimension_count(variant.rope_dims or variant.head_dim)
     writer.add_vocab_size(N_VOCAB)
+    if variant.experts_used:
+        writer.add_expert_count(N_EXPERTS)
+        writer.add_expert_used_count(variant.experts_used)
+        if variant.architecture != "llama":
+            writer.add_expert_feed_forward_length(variant.expert_width)
+    if variant.shared_expert:
+        writer.add_expert_shared_feed_forward_length(N_SHARED_FF)
     if variant.linear_rope_scale:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(variant.linear_rope_scale)
@@ -156,7 +188,7 @@ def _hyperparameters(writer, variant):
 
 
 def _matrices(variant):
-    """(name, [rows, cols]) of everything that is quantized."""
+    """(name, [rows, cols]) of everything that is quantized, or [experts, rows, cols]."""
     yield "token_embd.weight", (N_VOCAB, N_EMBD)
     if not variant.tied:
         yield "output.weight", (N_VOCAB, N_EMBD)
@@ -169,10 +201,18 @@ def _matrices(variant):
             yield block + "attn_q.weight", (variant.q_width, N_EMBD)
             yield block + "attn_k.weight", (variant.kv_width, N_EMBD)
             yield block + "attn_v.weight", (variant.kv_width, N_EMBD)
-            yield block + "ffn_gate.weight", (N_FF, N_EMBD)
-            yield block + "ffn_up.weight", (N_FF, N_EMBD)
+            if not variant.experts_used:
+                yield block + "ffn_gate.weight", (N_FF, N_EMBD)
+                yield block + "ffn_up.weight", (N_FF, N_EMBD)
         yield block + "attn_output.weight", (N_EMBD, variant.q_width)
-        yield block + "ffn_down.weight", (N_EMBD, N_FF)
+        if not variant.experts_used:
+            yield block + "ffn_down.weight", (N_EMBD, N_FF)
+            continue
+        for kind, width, experts in [("exps", variant.expert_width, (N_EXPERTS,)), ("shexp", N_SHARED_FF, ())]:
+            if kind == "exps" or variant.shared_expert:
+                yield f"{block}ffn_gate_{kind}.weight", (*experts, width, N_EMBD)
+                yield f"{block}ffn_up_{kind}.weight", (*experts, width, N_EMBD)
+                yield f"{block}ffn_down_{kind}.weight", (*experts, N_EMBD, width)
 
 
 def _vectors(variant, rng):
@@ -206,6 +246,31 @@ def _type_of(name, type_name):
     return type_name if mix is None else next(kind for part, kind in mix.items() if part in name)
 
 
+class Routers:
+    """What sends tokens to experts: F32 in every file.
+
+    Two engines that round differently send a token to different experts where two are about as likely, and then no
+    logits are close; neither is wrong. So tokens have their experts, and the rest of a row decides how it weighs them."""
+
+    def __init__(self, variant, seed):
+        self._variant = variant
+        self._rng = np.random.default_rng([seed, 1])
+        self._directions = self._rng.standard_normal((N_EXPERTS, N_EMBD)) * N_EMBD**-0.5
+        self._is_free = variant.free_seed is not None
+        self.leads = np.zeros((N_VOCAB, N_EMBD))
+        if not self._is_free:
+            order = self._rng.permuted(np.tile(np.arange(N_EXPERTS), (N_VOCAB, 1)), axis=1)
+            self.leads = LEAD * self._directions[order[:, : variant.experts_used]].sum(axis=1)
+
+    def tensors(self):
+        for layer in range(N_LAYERS):
+            router = self._rng.standard_normal((N_EXPERTS, N_EMBD)) * N_EMBD**-0.5
+            yield f"blk.{layer}.ffn_gate_inp.weight", router if self._is_free else self._directions
+            if self._variant.shared_expert:
+                weigher = self._rng.standard_normal(N_EMBD) * N_EMBD**-0.5
+                yield f"blk.{layer}.ffn_gate_inp_shexp.weight", weigher
+
+
 def _add_matrix(writer, name, values, type_name):
     values = values.astype(np.float32)
     kind = gguf.GGMLQuantizationType[type_name]
@@ -216,8 +281,10 @@ def _add_matrix(writer, name, values, type_name):
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
         return
     elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    row_bytes = values.shape[1] // elements * block_bytes
-    writer.add_tensor(name, llama_cpp.quantize(values, kind, row_bytes), raw_dtype=kind)
+    *outer, cols = values.shape
+    row_bytes = cols // elements * block_bytes
+    blocks = llama_cpp.quantize(values.reshape(-1, cols), kind, row_bytes)
+    writer.add_tensor(name, blocks.reshape(*outer, row_bytes), raw_dtype=kind)
 
 
 def _tokenizer(writer):

@@ -189,12 +189,7 @@ fn a_device_that_is_not_there_is_a_clear_sentence_and_a_number() {
 #[test]
 fn every_architecture_is_served_and_a_request_too_long_for_its_context_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for architecture in [
-        Architecture::Llama,
-        Architecture::Qwen2,
-        Architecture::Qwen3,
-        Architecture::Phi3,
-    ] {
+    for architecture in Architecture::ALL {
         let path = dir.path().join(architecture.name()).with_extension("gguf");
         fs::write(&path, tiny_model(architecture).build()).unwrap();
         let worker = Worker::with_model(&path).start();

@@ -20,6 +20,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         architecture: Architecture::Qwen2,
         n_layers,
         n_embd,
+        experts: None,
         n_ff,
         n_heads,
         n_kv_heads,

@@ -9,8 +9,8 @@
 //! * [`load`] decides what fits on an open device, then packs the file's tensors into one arena, or
 //!   takes over the arena of an earlier process; after it the file is not read again. The arena is
 //!   [`sealed`] and may outlive the process.
-//! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, and [`head`] for the
-//!   rows that draw a token.
+//! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, [`experts`] where a
+//!   model has them, and [`head`] for the rows that draw a token.
 //! * [`pool`] hands numbered items to threads; [`memory`] owns every large allocation and knows
 //!   what it is for; [`control_group`] may leave less of it than the machine has.
 //!
@@ -21,6 +21,7 @@
 
 mod attention;
 mod control_group;
+mod experts;
 mod forward;
 mod head;
 mod kv;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::model::gguf::parse;
-use crate::model::tiny_model::{N_EMBD, tiny_model};
+use crate::model::tiny_model::{N_EMBD, tiny_mixtral, tiny_model};
 use crate::model::{Architecture, GgufBuilder};
 use std::fs;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, Role};
@@ -38,15 +38,43 @@ fn identity_of(bytes: &[u8]) -> ModelIdentity {
     loaded(bytes, 1).identity
 }
 
+/// One of every kind.
+fn files() -> Vec<GgufBuilder> {
+    let files = Architecture::ALL.into_iter().map(tiny_model);
+    files.chain([tiny_mixtral()]).collect()
+}
+
+/// Of a tensor with experts, too: the file's bytes, and a number of tensors of each type.
+#[test]
+fn facts_count_every_byte_of_the_tensors() {
+    for file in files() {
+        let bytes = file.build();
+        let loaded = loaded(&bytes, 1);
+        let header = parse(&bytes).expect("a model");
+        let data = header
+            .tensors()
+            .iter()
+            .map(|tensor| header.tensor(tensor.name));
+        let data: u64 = data
+            .map(|view| view.expect("a tensor").data.len() as u64)
+            .sum();
+        let facts = loaded.model;
+        let tensors = header.tensors().len() as u32;
+        assert_eq!(facts.tensor_types, [("F32".to_owned(), tensors, data)]);
+        assert_eq!(facts.parameters * 4, data);
+        // Groups of rows of the vocabulary are filled up.
+        let placed = loaded.executor.memory().weights_bytes;
+        assert!(
+            placed >= data && placed < data + data / 10,
+            "{placed} {data}"
+        );
+    }
+}
+
 #[test]
 fn every_tensor_is_part_of_the_identity_whoever_packed_it() {
-    for architecture in [
-        Architecture::Llama,
-        Architecture::Qwen2,
-        Architecture::Qwen3,
-        Architecture::Phi3,
-    ] {
-        let whole = tiny_model(architecture).build();
+    for file in files() {
+        let whole = file.build();
         let identity = identity_of(&whole);
         assert_eq!(loaded(&whole, 3).identity, identity);
         let header = parse(&whole).expect("a model");

@@ -12,6 +12,8 @@ pub enum Architecture {
     Qwen2,
     Qwen3,
     Phi3,
+    Qwen2Moe,
+    Qwen3Moe,
 }
 
 /// Properties of an architecture's files that others have not.
@@ -31,6 +33,21 @@ pub(super) struct Conventions {
     pub(super) has_rank_head: bool,
     /// The activation of the feed-forward part.
     pub(super) activation: Activation,
+    pub(super) experts: Experts,
+}
+
+/// What a file of this architecture may have in place of one feed-forward part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Experts {
+    None,
+    /// As its files say. An expert is as wide as the dense part would be.
+    Optional,
+    Always {
+        /// The weights of the chosen add up to 1.
+        renormalized: bool,
+        /// One expert more, for every token.
+        has_shared: bool,
+    },
 }
 
 /// The tensor that holds the factors of RoPE's pairs, where there is one.
@@ -43,7 +60,14 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub(super) const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Phi3];
+    pub const ALL: [Self; 6] = [
+        Self::Llama,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Phi3,
+        Self::Qwen2Moe,
+        Self::Qwen3Moe,
+    ];
 
     /// The name in `general.architecture` and in front of every key.
     #[must_use]
@@ -53,6 +77,8 @@ impl Architecture {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::Phi3 => "phi3",
+            Self::Qwen2Moe => "qwen2moe",
+            Self::Qwen3Moe => "qwen3moe",
         }
     }
 
@@ -66,6 +92,7 @@ impl Architecture {
             is_fused: false,
             has_rank_head: false,
             activation: Activation::Silu,
+            experts: Experts::None,
         };
         match self {
             Self::Llama => Conventions {
@@ -73,6 +100,8 @@ impl Architecture {
                 rope_pairs: RopePairs::Adjacent,
                 rotates_whole_heads: true,
                 rope_factors: Some(RopeFactors::ByScaling),
+                // Mixtral's files are of this architecture.
+                experts: Experts::Optional,
                 ..plain
             },
             Self::Qwen2 => Conventions {
@@ -87,6 +116,22 @@ impl Architecture {
             Self::Phi3 => Conventions {
                 rope_factors: Some(RopeFactors::ByLength),
                 is_fused: true,
+                ..plain
+            },
+            Self::Qwen2Moe => Conventions {
+                has_qkv_bias: true,
+                experts: Experts::Always {
+                    renormalized: false,
+                    has_shared: true,
+                },
+                ..plain
+            },
+            Self::Qwen3Moe => Conventions {
+                has_head_norms: true,
+                experts: Experts::Always {
+                    renormalized: true,
+                    has_shared: false,
+                },
                 ..plain
             },
         }

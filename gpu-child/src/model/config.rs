@@ -5,6 +5,8 @@
 
 use super::architecture::Architecture;
 use super::error::ModelError;
+use super::experts;
+use super::experts::ExpertsConfig;
 use super::gguf::{GgufError, Header, Value};
 use super::rope;
 use worker_orcd_kernels::Activation;
@@ -15,7 +17,10 @@ pub struct ModelConfig {
     pub architecture: Architecture,
     pub n_layers: usize,
     pub n_embd: usize,
+    /// Width of a dense feed-forward part. Files with experts say it too, and have none.
     pub n_ff: usize,
+    /// `None` where the feed-forward part is dense.
+    pub experts: Option<ExpertsConfig>,
     pub n_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
@@ -66,6 +71,7 @@ impl ModelConfig {
             n_layers,
             n_embd,
             n_ff,
+            experts: experts::read(&keys, n_ff)?,
             n_heads,
             n_kv_heads,
             head_dim,
@@ -119,10 +125,6 @@ impl<'h, 'a> Keys<'h, 'a> {
 
     /// Things that would change the arithmetic and are not implemented.
     fn refuse_unsupported(&self) -> Result<(), ModelError> {
-        let experts = self.key("expert_count");
-        if self.header.u32(&experts)?.is_some_and(|count| count > 0) {
-            return Err(ModelError::unsupported(experts, "a mixture of experts"));
-        }
         for (name, feature) in [
             (
                 "attention.scale",
@@ -148,6 +150,11 @@ impl<'h, 'a> Keys<'h, 'a> {
             ));
         }
         Ok(())
+    }
+
+    /// A number, zero where it is not there.
+    pub(super) fn count(&self, name: &str) -> Result<u32, ModelError> {
+        Ok(self.header.u32(&self.key(name))?.unwrap_or(0))
     }
 
     pub(super) fn positive(&self, name: &str) -> Result<usize, ModelError> {

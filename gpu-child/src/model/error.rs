@@ -7,7 +7,9 @@ use thiserror::Error;
 pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("architecture {0} is not supported; llama, qwen2, qwen3 and phi3 are")]
+    #[error(
+        "architecture {0} is not supported; llama, qwen2, qwen3, phi3, qwen2moe and qwen3moe are"
+    )]
     UnknownArchitecture(String),
     #[error("key {key}: {message}")]
     BadValue { key: String, message: String },

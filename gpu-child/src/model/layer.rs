@@ -1,6 +1,8 @@
 //! The tensors of a model in one list, whatever a matrix (`M`) and a vector (`V`) are: views into
 //! the file, places on a device, values.
 
+use super::experts::ExpertsConfig;
+
 /// `y = W x + b`.
 #[derive(Debug, Clone, Copy)]
 pub struct Linear<M, V> {
@@ -20,9 +22,40 @@ pub struct Layer<M, V> {
     pub k_norm: Option<V>,
     pub attn_output: Linear<M, V>,
     pub ffn_norm: V,
-    /// Gate and up. A file may keep them in one tensor, as `qkv`.
+    pub feed_forward: FeedForward<M, V>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum FeedForward<M, V> {
+    Dense(GatedUnit<M, V>),
+    Experts(Experts<M, V>),
+}
+
+/// `down (activation(gate x) * (up x))`.
+#[derive(Debug, Clone, Copy)]
+pub struct GatedUnit<M, V> {
+    /// A file may keep them in one tensor, as `qkv`.
     pub gate_up: [Linear<M, V>; 2],
-    pub ffn_down: Linear<M, V>,
+    pub down: Linear<M, V>,
+}
+
+/// Gated units of which each row uses a few. A matrix holds the rows of all experts, one expert behind
+/// the other.
+#[derive(Debug, Clone, Copy)]
+pub struct Experts<M, V> {
+    pub config: ExpertsConfig,
+    /// `[experts, n_embd]`.
+    pub router: Linear<M, V>,
+    pub unit: GatedUnit<M, V>,
+    pub shared: Option<SharedExpert<M, V>>,
+}
+
+/// An expert that every row uses, weighed by the sigmoid of a product.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedExpert<M, V> {
+    /// `[1, n_embd]`.
+    pub weigher: Linear<M, V>,
+    pub unit: GatedUnit<M, V>,
 }
 
 #[derive(Debug, Clone)]
@@ -95,15 +128,26 @@ impl<M, V> ModelWeights<M, V> {
 impl<M, V> Layer<M, V> {
     /// Every matrix of the layer, with its bias.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
-        let middle = self.qkv.iter().chain([&self.attn_output]);
-        middle.chain(&self.gate_up).chain([&self.ffn_down])
+        let attention = self.qkv.iter().chain([&self.attn_output]);
+        let (router, unit, shared) = match &self.feed_forward {
+            FeedForward::Dense(unit) => (None, unit, None),
+            FeedForward::Experts(experts) => {
+                let shared = experts.shared.as_ref();
+                (Some(&experts.router), &experts.unit, shared)
+            }
+        };
+        let shared = shared.into_iter().flat_map(|shared| {
+            let weigher = [&shared.weigher].into_iter();
+            weigher.chain(shared.unit.linears())
+        });
+        attention.chain(router).chain(unit.linears()).chain(shared)
     }
 
     fn try_map<T: Mapping<M, V>>(
         &self,
         to: &mut T,
     ) -> Result<Layer<T::Matrix, T::Vector>, T::Error> {
-        let ([q, k, v], [gate, up]) = (&self.qkv, &self.gate_up);
+        let [q, k, v] = &self.qkv;
         Ok(Layer {
             attn_norm: to.vector(&self.attn_norm)?,
             qkv: [q.try_map(to)?, k.try_map(to)?, v.try_map(to)?],
@@ -111,8 +155,50 @@ impl<M, V> Layer<M, V> {
             k_norm: to.optional(self.k_norm.as_ref())?,
             attn_output: self.attn_output.try_map(to)?,
             ffn_norm: to.vector(&self.ffn_norm)?,
+            feed_forward: match &self.feed_forward {
+                FeedForward::Dense(unit) => FeedForward::Dense(unit.try_map(to)?),
+                FeedForward::Experts(experts) => FeedForward::Experts(experts.try_map(to)?),
+            },
+        })
+    }
+}
+
+impl<M, V> GatedUnit<M, V> {
+    fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
+        self.gate_up.iter().chain([&self.down])
+    }
+
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<GatedUnit<T::Matrix, T::Vector>, T::Error> {
+        let [gate, up] = &self.gate_up;
+        Ok(GatedUnit {
             gate_up: [gate.try_map(to)?, up.try_map(to)?],
-            ffn_down: self.ffn_down.try_map(to)?,
+            down: self.down.try_map(to)?,
+        })
+    }
+}
+
+impl<M, V> Experts<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<Experts<T::Matrix, T::Vector>, T::Error> {
+        let router = self.router.try_map(to)?;
+        let unit = self.unit.try_map(to)?;
+        let shared = match &self.shared {
+            Some(SharedExpert { weigher, unit }) => Some(SharedExpert {
+                weigher: weigher.try_map(to)?,
+                unit: unit.try_map(to)?,
+            }),
+            None => None,
+        };
+        Ok(Experts {
+            config: self.config,
+            router,
+            unit,
+            shared,
         })
     }
 }

@@ -10,6 +10,12 @@ pub const N_FF: u64 = 96;
 pub const N_HEADS: u64 = 4;
 pub const N_KV_HEADS: u64 = 2;
 pub const HEAD_DIM: u64 = 16;
+/// Experts of those that have them, and how many a token uses.
+pub const EXPERTS: u64 = 6;
+pub const EXPERTS_USED: u64 = 2;
+/// Width of an expert, but in Mixtral's file: there it is [`N_FF`].
+pub const EXPERT_FF: u64 = 32;
+pub const SHARED_FF: u64 = 48;
 pub const CONTEXT_LENGTH: u32 = 256;
 /// Tokens: one a byte, and the special ones behind them.
 pub const VOCAB: u64 = 256 + SPECIALS.len() as u64;
@@ -20,38 +26,80 @@ const SPECIALS: [&str; 3] = ["<|im_start|>", "<|im_end|>", "<unk>"];
 /// A file of F32 tensors. The vocabulary has a token for each byte and no merges.
 #[must_use]
 pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
+    let experts = match architecture {
+        Architecture::Qwen2Moe | Architecture::Qwen3Moe => Some(EXPERT_FF),
+        _ => None,
+    };
+    model(architecture, experts)
+}
+
+/// As [`tiny_model`]: of the architecture `llama`, with experts.
+#[must_use]
+pub fn tiny_mixtral() -> GgufBuilder {
+    model(Architecture::Llama, Some(N_FF))
+}
+
+fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
+    use Architecture::{Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
     let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
+    if let Some(n_ff) = experts {
+        file = expert_metadata(file, architecture, n_ff);
+    }
     file = random.matrix(file, "token_embd.weight", VOCAB, N_EMBD);
     file = random.norm(file, "output_norm.weight", N_EMBD);
     for layer in 0..N_LAYERS {
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
-        if architecture == Architecture::Phi3 {
+        if architecture == Phi3 {
             file = random.matrix(file, &name("attn_qkv.weight"), q_dim + 2 * kv_dim, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), 2 * N_FF, N_EMBD);
         } else {
             file = random.matrix(file, &name("attn_q.weight"), q_dim, N_EMBD);
             file = random.matrix(file, &name("attn_k.weight"), kv_dim, N_EMBD);
             file = random.matrix(file, &name("attn_v.weight"), kv_dim, N_EMBD);
+        }
+        if experts.is_none() && architecture != Phi3 {
             file = random.matrix(file, &name("ffn_gate.weight"), N_FF, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), N_FF, N_EMBD);
         }
-        if architecture == Architecture::Qwen2 {
+        if matches!(architecture, Qwen2 | Qwen2Moe) {
             file = random.vector(file, &name("attn_q.bias"), q_dim);
             file = random.vector(file, &name("attn_k.bias"), kv_dim);
             file = random.vector(file, &name("attn_v.bias"), kv_dim);
         }
-        if architecture == Architecture::Qwen3 {
+        if matches!(architecture, Qwen3 | Qwen3Moe) {
             file = random.norm(file, &name("attn_q_norm.weight"), HEAD_DIM);
             file = random.norm(file, &name("attn_k_norm.weight"), HEAD_DIM);
         }
         file = random.matrix(file, &name("attn_output.weight"), N_EMBD, q_dim);
         file = random.norm(file, &name("ffn_norm.weight"), N_EMBD);
-        file = random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF);
+        file = match experts {
+            None => random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF),
+            Some(n_ff) => random.experts(file, &name, n_ff),
+        };
+        if architecture == Qwen2Moe {
+            file = random.shared_expert(file, &name);
+        }
     }
     file
+}
+
+fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> GgufBuilder {
+    let key = |name: &str| format!("{}.{name}", architecture.name());
+    let file = file
+        .meta(&key("expert_count"), EXPERTS as u32)
+        .meta(&key("expert_used_count"), EXPERTS_USED as u32);
+    let length = key("expert_feed_forward_length");
+    let shared = key("expert_shared_feed_forward_length");
+    match architecture {
+        Architecture::Qwen2Moe => file
+            .meta(&length, n_ff as u32)
+            .meta(&shared, SHARED_FF as u32),
+        Architecture::Qwen3Moe => file.meta(&length, n_ff as u32),
+        _ => file,
+    }
 }
 
 fn metadata(architecture: Architecture) -> GgufBuilder {
@@ -114,6 +162,31 @@ impl Random {
 
     fn matrix(&mut self, file: GgufBuilder, name: &str, rows: u64, cols: u64) -> GgufBuilder {
         file.tensor_f32(name, &[cols, rows], &self.values(rows * cols, 0.4))
+    }
+
+    fn experts(
+        &mut self,
+        mut file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        n_ff: u64,
+    ) -> GgufBuilder {
+        file = self.matrix(file, &name("ffn_gate_inp.weight"), EXPERTS, N_EMBD);
+        for (tensor, rows, cols) in [
+            ("ffn_gate_exps.weight", n_ff, N_EMBD),
+            ("ffn_up_exps.weight", n_ff, N_EMBD),
+            ("ffn_down_exps.weight", N_EMBD, n_ff),
+        ] {
+            let values = self.values(EXPERTS * rows * cols, 0.4);
+            file = file.tensor_f32(&name(tensor), &[cols, rows, EXPERTS], &values);
+        }
+        file
+    }
+
+    fn shared_expert(&mut self, file: GgufBuilder, name: &dyn Fn(&str) -> String) -> GgufBuilder {
+        let file = self.vector(file, &name("ffn_gate_inp_shexp.weight"), N_EMBD);
+        let file = self.matrix(file, &name("ffn_gate_shexp.weight"), SHARED_FF, N_EMBD);
+        let file = self.matrix(file, &name("ffn_up_shexp.weight"), SHARED_FF, N_EMBD);
+        self.matrix(file, &name("ffn_down_shexp.weight"), N_EMBD, SHARED_FF)
     }
 
     fn vector(&mut self, file: GgufBuilder, name: &str, len: u64) -> GgufBuilder {

@@ -6,8 +6,9 @@
 use super::architecture::Conventions;
 use super::config::ModelConfig;
 use super::error::ModelError;
+use super::experts::ExpertsConfig;
 use super::gguf::{Header, TensorView};
-use super::layer::{Layer, Linear, ModelWeights};
+use super::layer::{Experts, FeedForward, GatedUnit, Layer, Linear, ModelWeights, SharedExpert};
 use super::{rerank, rope};
 use std::collections::HashSet;
 use worker_orcd_kernels::TensorType;
@@ -15,6 +16,8 @@ use worker_orcd_kernels::TensorType;
 /// The model's tensors as views into the mapped file.
 pub type FileWeights<'a> = ModelWeights<TensorView<'a>, TensorView<'a>>;
 pub type FileLinear<'a> = Linear<TensorView<'a>, TensorView<'a>>;
+type FileExperts<'a> = Experts<TensorView<'a>, TensorView<'a>>;
+type FileUnit<'a> = GatedUnit<TensorView<'a>, TensorView<'a>>;
 type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
 
 impl<'a> FileWeights<'a> {
@@ -82,8 +85,10 @@ impl<'a> LayerReader<'_, '_, 'a> {
             k_norm,
             attn_output: self.linear("attn_output", config.n_embd, q_dim)?,
             ffn_norm: self.vector("ffn_norm.weight", config.n_embd)?,
-            gate_up: self.gate_and_up()?,
-            ffn_down: self.linear("ffn_down", config.n_embd, config.n_ff)?,
+            feed_forward: match &config.experts {
+                None => FeedForward::Dense(self.dense()?),
+                Some(experts) => FeedForward::Experts(self.experts(experts)?),
+            },
         })
     }
 
@@ -129,16 +134,67 @@ impl<'a> LayerReader<'_, '_, 'a> {
         Ok((Some(q_norm), Some(k_norm)))
     }
 
-    fn gate_and_up(&mut self) -> Result<[FileLinear<'a>; 2], ModelError> {
+    fn dense(&mut self) -> Result<FileUnit<'a>, ModelError> {
         let (n_ff, n_embd) = (self.config.n_ff, self.config.n_embd);
-        if self.conventions.is_fused {
+        let gate_up = if self.conventions.is_fused {
             let fused = self.linear("ffn_up", 2 * n_ff, n_embd)?;
-            return Ok([slice(fused, 0, n_ff), slice(fused, n_ff, n_ff)]);
+            [slice(fused, 0, n_ff), slice(fused, n_ff, n_ff)]
+        } else {
+            [
+                self.linear("ffn_gate", n_ff, n_embd)?,
+                self.linear("ffn_up", n_ff, n_embd)?,
+            ]
+        };
+        let down = self.linear("ffn_down", n_embd, n_ff)?;
+        Ok(GatedUnit { gate_up, down })
+    }
+
+    fn experts(&mut self, config: &ExpertsConfig) -> Result<FileExperts<'a>, ModelError> {
+        let n_embd = self.config.n_embd;
+        // As the first files of Mixtral have it.
+        if self.has("ffn_gate.0.weight") {
+            let (key, feature) = (self.name("ffn_gate.0.weight"), "a tensor for each expert");
+            return Err(ModelError::unsupported(key, feature));
         }
-        Ok([
-            self.linear("ffn_gate", n_ff, n_embd)?,
-            self.linear("ffn_up", n_ff, n_embd)?,
-        ])
+        Ok(Experts {
+            config: *config,
+            router: self.without_bias("ffn_gate_inp", [n_embd, config.count, 1, 1])?,
+            unit: self.unit_of_experts("exps", config.n_ff, config.count)?,
+            shared: match config.shared_n_ff {
+                Some(n_ff) => Some(SharedExpert {
+                    weigher: self.without_bias("ffn_gate_inp_shexp", [n_embd, 1, 1, 1])?,
+                    unit: self.unit_of_experts("shexp", n_ff, 1)?,
+                }),
+                None => None,
+            },
+        })
+    }
+
+    fn unit_of_experts(
+        &mut self,
+        kind: &str,
+        n_ff: usize,
+        experts: usize,
+    ) -> Result<FileUnit<'a>, ModelError> {
+        let n_embd = self.config.n_embd;
+        let [inner, outer] = [[n_embd, n_ff, experts, 1], [n_ff, n_embd, experts, 1]];
+        Ok(GatedUnit {
+            gate_up: [
+                self.without_bias(&format!("ffn_gate_{kind}"), inner)?,
+                self.without_bias(&format!("ffn_up_{kind}"), inner)?,
+            ],
+            down: self.without_bias(&format!("ffn_down_{kind}"), outer)?,
+        })
+    }
+
+    /// llama.cpp reads no bias in this place: one that is there has no role.
+    fn without_bias(&mut self, stem: &str, dims: [usize; 4]) -> Result<FileLinear<'a>, ModelError> {
+        let name = format!("{}.weight", self.name(stem));
+        let weight = self.tensors.take(&name, dims)?;
+        Ok(Linear {
+            weight: weight.ok_or(ModelError::MissingTensor(name))?,
+            bias: None,
+        })
     }
 
     fn name(&self, tensor: &str) -> String {

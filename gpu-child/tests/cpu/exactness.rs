@@ -2,7 +2,9 @@
 //! bit of what a sequence gets.
 
 use crate::support::laws::{self, assert_same};
-use crate::support::{MIXED, MIXED_SMALL, Model, alone, config, options, tokens};
+use crate::support::{
+    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, options, tokens,
+};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{LoadOptions, Source};
@@ -15,9 +17,14 @@ const LONG: usize = 300;
 
 #[test]
 fn neither_chunks_nor_threads_change_a_bit() {
-    let windows = [None, Some(40), Some(270)].map(|window| (window, MIXED));
-    for (window, types) in windows.into_iter().chain([(None, MIXED_SMALL)]) {
-        let model = Model::random(config(window), types);
+    let mut cases = [None, Some(40), Some(270)]
+        .map(|window| (config(window), MIXED))
+        .to_vec();
+    cases.push((config(None), MIXED_SMALL));
+    cases.push((config_of_experts(), MIXED));
+    for (config, types) in cases {
+        let (window, experts) = (config.sliding_window, config.experts.is_some());
+        let model = Model::random(config, types);
         let tokens = tokens(LONG, 1);
         let expected = alone(&mut model.load(1), &model.config, &tokens, 1);
         for threads in [1, 2, 3] {
@@ -27,7 +34,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
                 &tokens,
                 &expected,
                 &[1, 7, 32, 33, 256, LONG],
-                &format!("{window:?} {types:?}: {threads} threads"),
+                &format!("{window:?} {types:?}, experts {experts}: {threads} threads"),
             );
         }
     }
@@ -46,7 +53,12 @@ fn a_window_changes_what_is_seen_from_its_length_on() {
 
 #[test]
 fn neighbours_do_not_change_a_bit() {
-    let model = Model::random(config(None), MIXED);
+    for config in [config(None), config_of_experts()] {
+        neighbours_of(Model::random(config, MIXED));
+    }
+}
+
+fn neighbours_of(model: Model) {
     // Lengths across pages and the end of a span, so that a batch mixes all of them.
     let lengths = [
         1, 2, 5, 31, 32, 33, 40, 63, 64, 65, 9, 17, 255, 256, 257, 100, 270,
@@ -65,14 +77,18 @@ fn neighbours_do_not_change_a_bit() {
 
 #[test]
 fn prefill_beside_decoding_does_not_change_a_bit() {
-    let model = Model::random(config(None), MIXED);
-    laws::prefill_beside_decoding_does_not_change_a_bit(&mut model.load(2), &model.config);
+    for config in [config(None), config_of_experts()] {
+        let model = Model::random(config, MIXED);
+        laws::prefill_beside_decoding_does_not_change_a_bit(&mut model.load(2), &model.config);
+    }
 }
 
 #[test]
 fn pages_of_another_request_serve_an_equal_prefix() {
-    let model = Model::random(config(None), MIXED);
-    laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);
+    for config in [config(None), config_of_experts()] {
+        let model = Model::random(config, MIXED);
+        laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);
+    }
 }
 
 #[test]
@@ -100,9 +116,31 @@ fn the_portable_path_keeps_the_law_and_agrees_with_the_fast_one() {
 
 #[test]
 fn a_nan_is_a_fault_that_names_its_request() {
-    let mut model = Model::random(config(None), MIXED);
-    model.poison(50);
-    laws::a_nan_is_a_fault_that_names_its_request(&mut model.load(2), &model.config);
+    for config in [config(None), config_of_experts()] {
+        let mut model = Model::random(config, MIXED);
+        model.poison(50);
+        laws::a_nan_is_a_fault_that_names_its_request(&mut model.load(2), &model.config);
+    }
+}
+
+#[test]
+fn experts_that_would_share_a_group_of_rows_are_refused_by_name() {
+    for (n_embd, n_ff, what) in [(256, 100, "an expert width of 100"), (36, 96, "36")] {
+        let mut config = config_of_experts();
+        config.n_embd = n_embd;
+        if let Some(experts) = &mut config.experts {
+            experts.n_ff = n_ff;
+        }
+        let model = Model::random(config, [TensorType::F32; 9]);
+        let device = Device::open(Some(1), Isa::detect()).expect("a thread");
+        let Err(Fault::ModelLoad { message }) = model.load_with(device, &options()) else {
+            panic!("{what} is taken");
+        };
+        assert!(
+            message.contains(what) && message.contains("multiples of 8"),
+            "{message}"
+        );
+    }
 }
 
 #[test]

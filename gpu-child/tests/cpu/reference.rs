@@ -2,7 +2,7 @@
 //! `tests/oracle` cannot show (a sliding window, head norms together with biases) is shown here.
 
 use crate::support::forward::forward;
-use crate::support::{Model, alone, config, tokens};
+use crate::support::{Model, alone, config, config_of_experts, tokens};
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
 
@@ -35,6 +35,32 @@ fn the_pass_agrees_with_the_references_at_every_position() {
                         "{pairs:?} {window:?} portable {portable} at {position}: {apart:?}"
                     );
                 }
+            }
+        }
+    }
+}
+
+/// As far apart as above. The second choice is what a shared expert beside weights that do not add
+/// up to 1 makes (qwen2moe), which Mixtral and qwen3moe have not.
+#[test]
+fn a_mixture_of_experts_agrees_with_the_references() {
+    for (renormalized, shared_n_ff) in [(true, None), (false, Some(64))] {
+        let mut config = config_of_experts();
+        if let Some(experts) = &mut config.experts {
+            (experts.renormalized, experts.shared_n_ff) = (renormalized, shared_n_ff);
+        }
+        let model = Model::random(config, [TensorType::F32; 9]);
+        let tokens = tokens(40, 2);
+        let expected = forward(&model.config, &model.weights(), &tokens);
+        for mut executor in [model.load_portable(), model.load(2)] {
+            let seen = alone(&mut executor, &model.config, &tokens, 11);
+            for (expected, (position, bits)) in expected.iter().zip(&seen.hidden) {
+                let got: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
+                let apart = compare(expected, &got);
+                assert!(
+                    apart.within(2e-3),
+                    "{renormalized} at {position}: {apart:?}"
+                );
             }
         }
     }

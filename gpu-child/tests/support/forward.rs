@@ -1,7 +1,9 @@
 //! The forward pass written with the scalar references: slow, in double precision where it sums,
 //! and without an idea of devices.
 
-use worker_orcd_gpu::model::{FileLinear, FileWeights, ModelConfig, TensorView};
+use worker_orcd_gpu::model::{
+    Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Linear, ModelConfig, TensorView,
+};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
 use worker_orcd_kernels::reference::attention::{AttentionShape, attention};
@@ -9,6 +11,7 @@ use worker_orcd_kernels::reference::glu::glu;
 use worker_orcd_kernels::reference::matmul::matmul;
 use worker_orcd_kernels::reference::rmsnorm::rmsnorm;
 use worker_orcd_kernels::reference::rope::rope;
+use worker_orcd_kernels::reference::routing::route;
 
 fn values(tensor: &TensorView<'_>) -> Vec<f32> {
     let mut values = vec![0.0; tensor.rows * tensor.cols];
@@ -23,6 +26,50 @@ fn apply(linear: &FileLinear<'_>, x: &[f32]) -> Vec<f32> {
 
 fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+type Unit<'a> = GatedUnit<TensorView<'a>, TensorView<'a>>;
+
+fn unit(config: &ModelConfig, unit: &Unit<'_>, x: &[f32]) -> Vec<f32> {
+    let [gate, up] = &unit.gate_up;
+    let inner = glu(config.activation, &apply(gate, x), &apply(up, x));
+    apply(&unit.down, &inner)
+}
+
+fn expert_of<'a>(linear: &FileLinear<'a>, index: usize, count: usize) -> FileLinear<'a> {
+    let rows = linear.weight.rows / count;
+    let weight = linear.weight.row_range(index * rows, rows);
+    Linear {
+        weight: weight.expect("the rows of an expert"),
+        bias: None,
+    }
+}
+
+fn mixture(
+    config: &ModelConfig,
+    experts: &Experts<TensorView<'_>, TensorView<'_>>,
+    x: &[f32],
+) -> Vec<f32> {
+    let mut sum = vec![0.0; config.n_embd];
+    let mut add_weighted = |weight: f32, y: Vec<f32>| {
+        sum.iter_mut()
+            .zip(y)
+            .for_each(|(sum, y)| *sum += weight * y);
+    };
+    let of = experts.config;
+    for (index, weight) in route(&apply(&experts.router, x), of.used, of.renormalized) {
+        let part = |linear| expert_of(linear, index, of.count);
+        let expert = GatedUnit {
+            gate_up: experts.unit.gate_up.each_ref().map(part),
+            down: part(&experts.unit.down),
+        };
+        add_weighted(weight, unit(config, &expert, x));
+    }
+    if let Some(shared) = &experts.shared {
+        let weight = 1.0 / (1.0 + (-apply(&shared.weigher, x)[0]).exp());
+        add_weighted(weight, unit(config, &shared.unit, x));
+    }
+    sum
 }
 
 /// The residual stream behind the last layer, at every position.
@@ -54,16 +101,17 @@ pub fn forward(
                 }
                 rows
             };
-            let ([q, k, v], [gate, up]) = (&layer.qkv, &layer.gate_up);
+            let [q, k, v] = &layer.qkv;
             let q = turned(q, &layer.q_norm);
             keys.extend(turned(k, &layer.k_norm));
             kept.extend(apply(v, &input));
             let seen = attention(&q, &keys, &kept, &shape);
             add(x, &apply(&layer.attn_output, &seen));
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
-            let (gate, up) = (apply(gate, &input), apply(up, &input));
-            let inner = glu(config.activation, &gate, &up);
-            add(x, &apply(&layer.ffn_down, &inner));
+            match &layer.feed_forward {
+                FeedForward::Dense(part) => add(x, &unit(config, part, &input)),
+                FeedForward::Experts(experts) => add(x, &mixture(config, experts, &input)),
+            }
         }
     }
     stream

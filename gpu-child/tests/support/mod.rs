@@ -8,7 +8,10 @@ use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
     Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
 };
-use worker_orcd_gpu::model::{Architecture, FileWeights, Layer, Linear, ModelConfig, TensorView};
+use worker_orcd_gpu::model::{
+    Architecture, Experts, ExpertsConfig, FeedForward, FileLinear, FileWeights, GatedUnit, Layer,
+    Linear, ModelConfig, SharedExpert, TensorView,
+};
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
@@ -50,6 +53,7 @@ pub fn config(sliding_window: Option<usize>) -> ModelConfig {
         n_layers: 2,
         n_embd: 256,
         n_ff: 512,
+        experts: None,
         n_heads: 8,
         n_kv_heads: 2,
         head_dim: 32,
@@ -66,6 +70,21 @@ pub fn config(sliding_window: Option<usize>) -> ModelConfig {
         },
         activation: Activation::Silu,
         sliding_window,
+    }
+}
+
+/// With experts in place of the feed-forward part, one of them shared. Seven of them, of which a row
+/// uses three: some get many rows of a batch, some few, and some none.
+pub fn config_of_experts() -> ModelConfig {
+    ModelConfig {
+        experts: Some(ExpertsConfig {
+            count: 7,
+            used: 3,
+            n_ff: 96,
+            shared_n_ff: Some(64),
+            renormalized: true,
+        }),
+        ..config(None)
     }
 }
 
@@ -105,6 +124,8 @@ pub struct Model {
 }
 
 const PER_LAYER: usize = 7 + 4 + 3;
+/// Tensors of a layer's experts, which lie behind all others.
+const EXPERTS_PER_LAYER: usize = 4 + 4;
 
 impl Model {
     /// Matrices of the given types; biases on Q, K and V, and norms on the heads of Q and K.
@@ -152,8 +173,31 @@ impl Model {
         model.push(types[7], vocab_size, n_embd, 1.0);
         model.push(types[8], if tied { 0 } else { vocab_size }, n_embd, 0.3);
         model.push(TensorType::F32, 1, n_embd, 1.0);
+        model.push_experts(types);
         model.fill();
         model
+    }
+
+    /// The experts have the types of the feed-forward part, the shared one those of Q, K and V.
+    fn push_experts(&mut self, types: Types) {
+        let Some(experts) = self.config.experts else {
+            return;
+        };
+        let (n_embd, shared) = (self.config.n_embd, experts.shared_n_ff.unwrap_or(0));
+        for _ in 0..self.config.n_layers {
+            for (ty, rows, cols) in [
+                (TensorType::F32, experts.count, n_embd),
+                (types[4], experts.count * experts.n_ff, n_embd),
+                (types[5], experts.count * experts.n_ff, n_embd),
+                (types[6], experts.count * n_embd, experts.n_ff),
+                (TensorType::F32, 1, n_embd),
+                (types[0], shared, n_embd),
+                (types[1], shared, n_embd),
+                (types[2], n_embd, shared),
+            ] {
+                self.push(ty, rows, cols, 0.3);
+            }
+        }
     }
 
     fn push(&mut self, ty: TensorType, rows: usize, cols: usize, magnitude: f32) {
@@ -202,8 +246,7 @@ impl Model {
             Layer {
                 qkv: [0, 1, 2].map(|part| linear(at(part), Some(at(11 + part)))),
                 attn_output: linear(at(3), None),
-                gate_up: [4, 5].map(|part| linear(at(part), None)),
-                ffn_down: linear(at(6), None),
+                feed_forward: self.feed_forward(n),
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
                 q_norm: Some(view(at(9))),
@@ -218,6 +261,30 @@ impl Model {
             output_norm: view(last + 2),
             output: linear(if self.tied { last } else { last + 1 }, None),
         }
+    }
+
+    fn feed_forward(&self, layer: usize) -> FeedForward<TensorView<'_>, TensorView<'_>> {
+        let linear = |index: usize| FileLinear {
+            weight: self.tensors[index].view(),
+            bias: None,
+        };
+        let unit = |first: usize| GatedUnit {
+            gate_up: [first, first + 1].map(linear),
+            down: linear(first + 2),
+        };
+        let Some(config) = self.config.experts else {
+            return FeedForward::Dense(unit(layer * PER_LAYER + 4));
+        };
+        let first = self.config.n_layers * PER_LAYER + 3 + layer * EXPERTS_PER_LAYER;
+        FeedForward::Experts(Experts {
+            config,
+            router: linear(first),
+            unit: unit(first + 1),
+            shared: config.shared_n_ff.map(|_| SharedExpert {
+                weigher: linear(first + 4),
+                unit: unit(first + 5),
+            }),
+        })
     }
 
     /// The first value of the embedding of `token` becomes a NaN.

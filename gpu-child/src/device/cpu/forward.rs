@@ -5,16 +5,16 @@
 
 use super::attention::Attention;
 use super::kv::KvCache;
-use super::linear::{Device, Epilogue, FEW_ROWS, Projection};
+use super::linear::{Device, Epilogue, FEW_ROWS, Projection, Share};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
-use super::weights::{CpuWeights, Layer, Linear};
+use super::weights::{CpuWeights, GatedUnit, Layer, Linear};
 use super::{CpuExecutor, OpenStep};
-use super::{head, plan::Row};
+use super::{experts, head, plan::Row};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
 use crate::device::{Batch, Checkpoint, SampleWork, Tap};
-use crate::model::ModelConfig;
+use crate::model::{FeedForward, ModelConfig};
 use std::convert::Infallible;
 use worker_orcd_ipc::{Drawn, Fault, RequestId};
 use worker_orcd_kernels::cpu::convert::to_f16;
@@ -162,8 +162,13 @@ impl Forward<'_> {
             quantized,
         );
         let input = quantized.view(norm, config.n_embd);
-        self.device
-            .project(&input, tokens, &projections, qkv, Epilogue::Store);
+        self.device.project(
+            &input,
+            &Share::all(tokens),
+            &projections,
+            qkv,
+            Epilogue::Store,
+        );
 
         self.rope_and_append_kv(plan, index, layer, rope, qkv, kv);
         let attention = Attention {
@@ -181,10 +186,21 @@ impl Forward<'_> {
             .quantize(attn, q_width, &[output[0].weight], quantized);
         let input = quantized.view(attn, q_width);
         self.device
-            .project(&input, tokens, &output, x, Epilogue::Add);
+            .project(&input, &Share::all(tokens), &output, x, Epilogue::Add);
     }
 
     fn feed_forward(&self, tokens: usize, layer: &Layer, scratch: &mut Scratch) {
+        let values = tokens * self.config.n_embd;
+        let norm = &mut scratch.norm[..values];
+        let weight = self.weights.vector(&layer.ffn_norm);
+        self.normalize(&scratch.x[..values], weight, norm);
+        match &layer.feed_forward {
+            FeedForward::Dense(unit) => self.dense(tokens, unit, scratch),
+            FeedForward::Experts(of_layer) => experts::run(self, of_layer, tokens, scratch),
+        }
+    }
+
+    fn dense(&self, tokens: usize, unit: &GatedUnit, scratch: &mut Scratch) {
         let (n_embd, n_ff) = (self.config.n_embd, self.config.n_ff);
         let Scratch {
             x,
@@ -194,10 +210,8 @@ impl Forward<'_> {
             ..
         } = scratch;
         let (x, ff) = (&mut x[..tokens * n_embd], &mut ff[..tokens * n_ff]);
-        let norm = &mut norm[..tokens * n_embd];
-
-        let gate_up = layer.gate_up.each_ref().map(|it| self.projection(it, 0));
-        self.normalize(x, self.weights.vector(&layer.ffn_norm), norm);
+        let (norm, all) = (&norm[..tokens * n_embd], Share::all(tokens));
+        let gate_up = unit.gate_up.each_ref().map(|it| self.projection(it, 0));
         self.device.quantize(
             norm,
             n_embd,
@@ -205,19 +219,20 @@ impl Forward<'_> {
             quantized,
         );
         let input = quantized.view(norm, n_embd);
-        self.device
-            .gate_up(self.config.activation, &input, tokens, &gate_up, ff);
+        let activation = self.config.activation;
+        self.device.gate_up(activation, &input, &all, &gate_up, ff);
 
-        let down = [self.projection(&layer.ffn_down, 0)];
+        let down = [self.projection(&unit.down, 0)];
         self.device.quantize(ff, n_ff, &[down[0].weight], quantized);
         let input = quantized.view(ff, n_ff);
-        self.device.project(&input, tokens, &down, x, Epilogue::Add);
+        self.device.project(&input, &all, &down, x, Epilogue::Add);
     }
 
     pub fn projection<'a>(&'a self, linear: &'a Linear, column: usize) -> Projection<'a> {
         let weight = self.weights.matrix(&linear.weight);
         Projection {
             weight,
+            rows: weight.shape().rows,
             bias: linear.bias.as_ref().map(|bias| self.weights.vector(bias)),
             column,
         }

@@ -4,7 +4,7 @@
 
 use super::OpenStep;
 use super::forward::{Forward, show};
-use super::linear::Epilogue;
+use super::linear::{Epilogue, Share};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::{HEAD_ROWS, Scratch};
@@ -146,9 +146,13 @@ fn logits(forward: &Forward<'_>, rows: &[DrawingRow], scratch: &mut Scratch) {
         .quantize(norm, n_embd, &[output[0].weight], quantized);
     let logits = &mut logits[..rows.len() * vocab];
     let input = quantized.view(norm, n_embd);
-    forward
-        .device
-        .project(&input, rows.len(), &output, logits, Epilogue::Store);
+    forward.device.project(
+        &input,
+        &Share::all(rows.len()),
+        &output,
+        logits,
+        Epilogue::Store,
+    );
 }
 
 /// Draws the token of every row; none where a logit is not finite.

@@ -1,7 +1,8 @@
 //! Matmuls of a whole batch, cut into items of weight rows.
 //!
 //! An item owns a run of row groups for every token: each weight is read by one thread, and each
-//! output has one owner.
+//! output has one owner. Where matrices hold experts, it owns groups of an expert for all rows that were
+//! sent there.
 
 use super::pool::{Disjoint, Pool};
 use super::scratch::Quantized;
@@ -19,6 +20,8 @@ const TOKEN_BLOCK: usize = 32;
 pub const FEW_ROWS: usize = 16;
 /// Items per thread: enough to even out a core that is shared with others.
 const ITEMS_PER_THREAD: usize = 4;
+/// The same where groups are multiplied by different numbers of rows, which is to be evened out too.
+const UNEVEN_ITEMS_PER_THREAD: usize = 16;
 
 /// Results of one group for a block of tokens; two of them where two matrices meet.
 type Tiles = [[[f32; ROWS]; TOKEN_BLOCK]; 2];
@@ -34,9 +37,50 @@ pub struct Device {
 #[derive(Debug)]
 pub struct Projection<'a> {
     pub weight: PackedMatrix<'a>,
+    /// Of `weight`, or of each of the experts that it holds: then they fill groups.
+    pub rows: usize,
     pub bias: Option<&'a [f32]>,
     /// Column of the output rows at which this matrix' results start.
     pub column: usize,
+}
+
+impl Projection<'_> {
+    fn groups(&self) -> usize {
+        self.rows.div_ceil(ROWS)
+    }
+
+    /// `tile.len()` results of a group of one expert.
+    fn multiply(
+        &self,
+        isa: Isa,
+        (expert, group): (usize, usize),
+        x: &Activations<'_>,
+        first: usize,
+        tile: &mut [[f32; ROWS]],
+    ) {
+        let of_weight = expert * self.groups() + group;
+        matmul_group(isa, &self.weight, of_weight, x, first, tile);
+        if let Some(bias) = self.bias {
+            let bias = &bias[group * ROWS..];
+            tile.iter_mut().for_each(|sums| add(sums, bias));
+        }
+    }
+}
+
+/// Consecutive rows of the input that one expert multiplies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    pub expert: usize,
+    pub rows: Range<usize>,
+}
+
+impl Share {
+    /// All rows, where a matrix is one expert.
+    #[must_use]
+    pub fn all(rows: usize) -> [Self; 1] {
+        let rows = 0..rows;
+        [Self { expert: 0, rows }]
+    }
 }
 
 /// The end of a product: its results replace what is there, or are added to it (the residual
@@ -98,39 +142,33 @@ impl Device {
         });
     }
 
-    /// Every projection of `x`, into rows that fill `out`.
+    /// Every projection of `x`, into rows that fill `out`. The shares are all rows, in order.
     pub fn project(
         &self,
         x: &Activations<'_>,
-        tokens: usize,
+        shares: &[Share],
         projections: &[Projection<'_>],
         out: &mut [f32],
         epilogue: Epilogue,
     ) {
-        let width = out.len() / tokens;
-        let starts = starts(projections.iter().map(|p| p.weight.shape().groups()));
+        let width = out.len() / rows_of(shares);
+        let starts = starts(projections.iter().map(Projection::groups));
         let (isa, out) = (self.isa, Disjoint::new(out));
         self.over_groups(
             starts[projections.len()],
-            tokens,
-            &|group, token, count, tiles| {
+            shares,
+            &|expert, group, row, count, tiles| {
                 let index = starts.partition_point(|&start| start <= group) - 1;
-                let Projection {
-                    weight,
-                    bias,
-                    column,
-                } = &projections[index];
+                let projection = &projections[index];
                 let group = group - starts[index];
                 let tile = &mut tiles[0][..count];
-                matmul_group(isa, weight, group, x, token, tile);
+                projection.multiply(isa, (expert, group), x, row, tile);
                 let first = group * ROWS;
-                let rows = ROWS.min(weight.shape().rows - first);
-                for (t, sums) in tile.iter_mut().enumerate() {
-                    if let Some(bias) = bias {
-                        add(sums, &bias[first..first + rows]);
-                    }
-                    // SAFETY: these rows of this token are written by this group alone.
-                    let out = unsafe { out.part((token + t) * width + column + first, rows) };
+                let rows = ROWS.min(projection.rows - first);
+                for (t, sums) in tile.iter().enumerate() {
+                    let column = projection.column + first;
+                    // SAFETY: these columns of this row are written by this group alone.
+                    let out = unsafe { out.part((row + t) * width + column, rows) };
                     match epilogue {
                         Epilogue::Store => store(out, sums),
                         Epilogue::Add => add(out, sums),
@@ -145,58 +183,68 @@ impl Device {
         &self,
         activation: Activation,
         x: &Activations<'_>,
-        tokens: usize,
-        [gate, up]: &[Projection<'_>; 2],
+        shares: &[Share],
+        projections: &[Projection<'_>; 2],
         out: &mut [f32],
     ) {
-        let width = gate.weight.shape().rows;
+        let [gate, _] = projections;
+        let width = gate.rows;
         let (isa, out) = (self.isa, Disjoint::new(out));
         self.over_groups(
-            gate.weight.shape().groups(),
-            tokens,
-            &|group, token, count, tiles| {
-                let first = group * ROWS;
-                let rows = ROWS.min(width - first);
-                for (tile, part) in tiles.iter_mut().zip([gate, up]) {
-                    matmul_group(isa, &part.weight, group, x, token, &mut tile[..count]);
-                    if let Some(bias) = part.bias {
-                        tile[..count]
-                            .iter_mut()
-                            .for_each(|sums| add(sums, &bias[first..]));
-                    }
+            gate.groups(),
+            shares,
+            &|expert, group, row, count, tiles| {
+                for (tile, part) in tiles.iter_mut().zip(projections) {
+                    part.multiply(isa, (expert, group), x, row, &mut tile[..count]);
                 }
                 let [gate, up] = tiles;
                 glu(activation, isa, &mut gate[..count], &up[..count]);
+                let first = group * ROWS;
+                let columns = ROWS.min(width - first);
                 for (t, values) in gate[..count].iter().enumerate() {
-                    // SAFETY: these rows of this token are written by this group alone.
-                    let out = unsafe { out.part((token + t) * width + first, rows) };
+                    // SAFETY: these columns of this row are written by this group alone.
+                    let out = unsafe { out.part((row + t) * width + first, columns) };
                     store(out, values);
                 }
             },
         );
     }
 
-    /// `each(group, first token, tokens, room)` over all groups and blocks of tokens.
+    /// `each(expert, group, first row, rows, room)` over all groups and blocks of rows of each share.
     fn over_groups(
         &self,
         groups: usize,
-        tokens: usize,
-        each: &(dyn Fn(usize, usize, usize, &mut Tiles) + Sync),
+        shares: &[Share],
+        each: &(dyn Fn(usize, usize, usize, usize, &mut Tiles) + Sync),
     ) {
-        let run = groups
-            .div_ceil(ITEMS_PER_THREAD * self.pool.threads())
-            .max(1);
-        self.pool.run(groups.div_ceil(run), &|item| {
+        let per_thread = match shares.len() {
+            1 => ITEMS_PER_THREAD,
+            _ => UNEVEN_ITEMS_PER_THREAD,
+        };
+        let all = groups * shares.len();
+        let run = all.div_ceil(per_thread * self.pool.threads()).max(1);
+        self.pool.run(all.div_ceil(run), &|item| {
             // Zeroed once an item: a group of one token takes hardly longer than zeroing this.
             let mut tiles = [[[0.0; ROWS]; TOKEN_BLOCK]; 2];
-            let groups: Range<usize> = item * run..groups.min((item + 1) * run);
-            for token in (0..tokens).step_by(TOKEN_BLOCK) {
-                for group in groups.clone() {
-                    each(group, token, TOKEN_BLOCK.min(tokens - token), &mut tiles);
+            let mut at = item * run;
+            let end = all.min(at + run);
+            while at < end {
+                let (share, first) = (&shares[at / groups], at % groups);
+                let last = groups.min(first + end - at);
+                for row in share.rows.clone().step_by(TOKEN_BLOCK) {
+                    let count = TOKEN_BLOCK.min(share.rows.end - row);
+                    for group in first..last {
+                        each(share.expert, group, row, count, &mut tiles);
+                    }
                 }
+                at += last - first;
             }
         });
     }
+}
+
+fn rows_of(shares: &[Share]) -> usize {
+    shares.last().map_or(0, |share| share.rows.end)
 }
 
 /// Starts of several lengths that are laid end to end, and the end of the last.

@@ -16,10 +16,10 @@ use crate::device::common::kv::KvShape;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, LoadOptions, Source};
-use crate::model::{Mapping, TensorView};
+use crate::model::{Mapping, ModelConfig, TensorView};
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{Fault, WeightsManifest};
-use worker_orcd_kernels::cpu::PackedShape;
+use worker_orcd_kernels::cpu::{PackedShape, ROWS};
 
 /// Tensors start at cache lines.
 const ALIGNMENT: u64 = 64;
@@ -33,6 +33,7 @@ pub fn load(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CpuExecutor, Fault> {
     let config = source.config;
+    refuse_unsupported(config)?;
     let mut placement = Placement::default();
     let tensors = source.weights.try_map(&mut placement)?;
     let max_tokens = options.batch_tokens();
@@ -63,6 +64,23 @@ pub fn load(
         drawn: Vec::new(),
         device,
     })
+}
+
+/// Experts that would share a group of rows.
+fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
+    let Some(experts) = &config.experts else {
+        return Ok(());
+    };
+    for (what, width) in [("embedding", config.n_embd), ("expert", experts.n_ff)] {
+        if !width.is_multiple_of(ROWS) {
+            let message = format!(
+                "a mixture of experts with an {what} width of {width} is not supported; \
+                 multiples of {ROWS} are"
+            );
+            return Err(Fault::ModelLoad { message });
+        }
+    }
+    Ok(())
 }
 
 /// `in_place` of the `fixed` bytes are taken already.

@@ -1,8 +1,9 @@
 //! Activations of one step, allocated once for the largest batch.
 
 use super::attention::Partials;
+use super::linear::Share;
 use crate::model::ModelConfig;
-use worker_orcd_kernels::cpu::{Activations, BlockMeta, Q_BLOCK, RopeRow};
+use worker_orcd_kernels::cpu::{Activations, BlockMeta, Choice, Q_BLOCK, RopeRow};
 
 /// Rows whose logits are computed at a time: enough to read the output matrix once for all
 /// sequences of a usual batch, few enough that a large vocabulary takes little memory.
@@ -17,15 +18,58 @@ pub struct Scratch {
     pub qkv: Vec<f32>,
     /// Attention's output, `[tokens, n_heads * head_dim]`.
     pub attn: Vec<f32>,
-    /// The gated linear unit of gate and up, `[tokens, n_ff]`.
+    /// The gated linear unit of gate and up, `[tokens, n_ff]`, or of all experts that tokens use.
     pub ff: Vec<f32>,
     /// Normalized rows, `[tokens, n_embd]`.
     pub norm: Vec<f32>,
     pub quantized: Quantized,
     pub rope: Vec<RopeRow>,
     pub partials: Partials,
+    pub experts: ExpertRoom,
     /// `[HEAD_ROWS, vocab]`.
     pub logits: Vec<f32>,
+}
+
+/// Of a mixture of experts; empty where the model has none.
+#[derive(Debug)]
+pub struct ExpertRoom {
+    /// The router's results and, behind those of a token, the weight of the shared expert.
+    pub logits: Vec<f32>,
+    /// `[tokens, used]`.
+    pub choices: Vec<Choice>,
+    /// Where the row of each choice lies in `rows`.
+    pub places: Vec<usize>,
+    pub shares: Vec<Share>,
+    /// Rows by expert, `[tokens * used, n_embd]`: inputs, then results.
+    pub rows: Vec<f32>,
+    /// The same of the shared expert, `[tokens, n_embd]`.
+    pub shared: Vec<f32>,
+}
+
+impl ExpertRoom {
+    fn new(sizes: &Sizes, max_tokens: usize) -> Self {
+        let choices = max_tokens * sizes.used;
+        Self {
+            logits: vec![0.0; max_tokens * sizes.router],
+            choices: vec![Choice::default(); choices],
+            places: vec![0; choices],
+            shares: Vec::with_capacity(sizes.router),
+            rows: vec![0.0; choices * sizes.n_embd],
+            shared: vec![0.0; max_tokens * sizes.shared],
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let floats = self.logits.len() + self.rows.len() + self.shared.len();
+        let of_choices = size_of_val(&*self.choices) + size_of_val(&*self.places);
+        4 * floats + of_choices + self.shares.capacity() * size_of::<Share>()
+    }
+
+    /// Bytes for each token that [`new`](Self::new) takes.
+    fn bytes_per_token(sizes: &Sizes) -> usize {
+        let of_choice = size_of::<Choice>() + size_of::<usize>() + 4 * sizes.n_embd;
+        4 * (sizes.router + sizes.shared) + sizes.used * of_choice
+    }
 }
 
 /// The quantized form of the matmul input at hand.
@@ -59,7 +103,7 @@ impl Scratch {
             x: rows(config.n_embd),
             qkv: rows(sizes.qkv),
             attn: rows(sizes.q),
-            ff: rows(config.n_ff),
+            ff: rows(sizes.ff),
             norm: rows(config.n_embd),
             quantized: Quantized {
                 q: vec![0; max_tokens * sizes.widest],
@@ -67,6 +111,7 @@ impl Scratch {
             },
             rope: vec![RopeRow::default(); max_tokens],
             partials,
+            experts: ExpertRoom::new(&sizes, max_tokens),
             logits: vec![0.0; HEAD_ROWS * config.vocab_size],
         }
     }
@@ -87,6 +132,7 @@ impl Scratch {
             quantized,
             rope,
             partials,
+            experts,
             logits,
             ..
         } = self;
@@ -97,34 +143,88 @@ impl Scratch {
         let angles: usize = rope.len() * size_of::<RopeRow>();
         let bytes =
             4 * floats + angles + size_of_val(&*quantized.q) + size_of_val(&*quantized.meta);
-        (bytes + partials.bytes()) as u64
+        (bytes + partials.bytes() + experts.bytes()) as u64
     }
 
     /// Bytes that [`new`](Self::new) will take, before it takes them.
     #[must_use]
     pub fn bytes_for(config: &ModelConfig, max_tokens: usize) -> u64 {
         let sizes = Sizes::of(config);
-        let floats = 2 * config.n_embd + sizes.qkv + sizes.q + config.n_ff;
-        let per_token = 4 * floats + sizes.widest + sizes.widest / Q_BLOCK * size_of::<BlockMeta>();
+        let floats = 2 * config.n_embd + sizes.qkv + sizes.q + sizes.ff;
+        let quantized = sizes.widest + sizes.widest / Q_BLOCK * size_of::<BlockMeta>();
+        let per_token = 4 * floats + quantized + ExpertRoom::bytes_per_token(&sizes);
         (max_tokens * per_token + 4 * HEAD_ROWS * config.vocab_size) as u64
     }
 }
 
+/// Numbers of a token.
 struct Sizes {
+    n_embd: usize,
     q: usize,
     qkv: usize,
+    ff: usize,
+    /// The most that are multiplied at once.
     widest: usize,
+    /// The router's results.
+    router: usize,
+    used: usize,
+    /// The shared expert's results.
+    shared: usize,
 }
 
 impl Sizes {
     fn of(config: &ModelConfig) -> Self {
+        let n_embd = config.n_embd;
         let q = config.n_heads * config.head_dim;
         let qkv = q + 2 * config.n_kv_heads * config.head_dim;
-        let widest = config
-            .n_embd
-            .max(q)
-            .max(config.n_ff)
-            .next_multiple_of(Q_BLOCK);
-        Self { q, qkv, widest }
+        let dense = Self {
+            n_embd,
+            q,
+            qkv,
+            ff: config.n_ff,
+            widest: n_embd.max(q).max(config.n_ff).next_multiple_of(Q_BLOCK),
+            router: 0,
+            used: 0,
+            shared: 0,
+        };
+        let Some(experts) = &config.experts else {
+            return dense;
+        };
+        let shared_n_ff = experts.shared_n_ff.unwrap_or(0);
+        let ff = (experts.used * experts.n_ff).max(shared_n_ff);
+        let widest = (experts.used * n_embd).max(q).max(ff);
+        Self {
+            ff,
+            widest: widest.next_multiple_of(Q_BLOCK),
+            router: experts.logits(),
+            used: experts.used,
+            shared: experts.shared_n_ff.map_or(0, |_| n_embd),
+            ..dense
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tiny_model::{tiny_mixtral, tiny_model};
+    use crate::model::{Architecture, gguf};
+
+    #[test]
+    fn what_is_reckoned_is_what_is_taken_with_experts_and_without() {
+        const TOKENS: usize = 9;
+        let files = Architecture::ALL.into_iter().map(tiny_model);
+        for file in files.chain([tiny_mixtral()]) {
+            let bytes = file.build();
+            let header = gguf::parse(&bytes).expect("a model");
+            let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+            let partials = Partials::new(&config, 1, 64);
+            let apart = partials.bytes() + TOKENS * size_of::<RopeRow>();
+            let scratch = Scratch::new(&config, TOKENS, partials);
+            // Does not grow with the tokens.
+            let shares = scratch.experts.shares.capacity() * size_of::<Share>();
+            let reckoned = Scratch::bytes_for(&config, TOKENS);
+            assert_eq!(reckoned, scratch.bytes() - (apart + shares) as u64);
+        }
     }
 }

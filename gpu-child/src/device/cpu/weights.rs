@@ -20,6 +20,8 @@ pub struct Vector {
 }
 
 pub type Linear = model::Linear<Matrix, Vector>;
+pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
+pub type Experts = model::Experts<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
 use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan, UnitBytes};
 use super::tags::Tags;
-use super::weights::{Layer, Matrix, UNIT, Weights, multiplied_as, unit_bytes, units};
+use super::weights::{Layer, Matrix, UNIT, Weights, dense, multiplied_as, unit_bytes, units};
 use crate::device::{Checkpoint, Tap};
 use crate::model::{ModelConfig, ModelWeights};
 use worker_orcd_ipc::Fault;
@@ -157,7 +157,7 @@ impl DecodeStep {
             .collect();
         let unit_bytes = unit_bytes_of(linears().map(|linear| linear.weight));
         let fits = SharedPlan::of(config, 1, unit_bytes, context.shared_bytes() as usize).is_some();
-        let has_kernel = [32, 64, 96, 128].contains(&config.head_dim);
+        let has_kernel = [32, 64, 96, 128].contains(&config.head_dim) && types.iter().all(is_multiplied);
         if !context.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
             return Ok(None);
         }
@@ -321,6 +321,12 @@ impl DecodeStep {
 
 /// The variant of the kernel: two types have smaller kernels of their own, for models that are made of
 /// them alone.
+/// The kernel multiplies by the type. By these four it does not: they would take registers from all others.
+fn is_multiplied(ty: &TensorType) -> bool {
+    use TensorType::{IQ4_NL, IQ4_XS, MXFP4, Q2_K};
+    ![Q2_K, IQ4_NL, IQ4_XS, MXFP4].contains(ty)
+}
+
 fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
     let common = [64, 128].contains(&config.head_dim);
     let all = |ty| common && types.iter().all(|other| *other == ty);
@@ -377,7 +383,8 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLay
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
     let [q, k, v] = &layer.qkv;
-    let [gate, up] = &layer.gate_up;
+    let unit = dense(layer);
+    let [gate, up] = &unit.gate_up;
     StepLayer {
         parts: [
             weights.part(q, 0),
@@ -386,7 +393,7 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLay
             weights.part(&layer.attn_output, 0),
             weights.part(gate, 0),
             weights.part(up, 0),
-            weights.part(&layer.ffn_down, 0),
+            weights.part(&unit.down, 0),
         ],
         attn_norm: weights.vector(&layer.attn_norm),
         ffn_norm: weights.vector(&layer.ffn_norm),

@@ -14,7 +14,7 @@ use super::memory::{DevicePtr, read};
 use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS};
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
-use super::weights::{Layer, Linear, Vector, Weights, units};
+use super::weights::{Layer, Linear, Vector, Weights, dense, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
 use crate::model::ModelConfig;
@@ -114,19 +114,20 @@ impl Forward<'_> {
 
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         let (n_embd, n_ff, buffers) = (self.config.n_embd, self.config.n_ff, &self.buffers);
+        let unit = dense(layer);
         self.normalize(rows, &layer.ffn_norm, Stage::GateUp.of(index))?;
         let ff = self.row_arguments(rows, buffers.ff, n_ff, Stage::Down.of(index));
-        if self.matmul.pairs(&layer.gate_up) {
-            self.project_pair(rows, &layer.gate_up)?;
+        if self.matmul.pairs(&unit.gate_up) {
+            self.project_pair(rows, &unit.gate_up)?;
             self.make_input(&self.ops.scale_rows, &ff)?;
         } else {
             let both = Output::stored(buffers.ff, 2 * n_ff);
-            self.project(rows, &layer.gate_up, n_embd, both)?;
+            self.project(rows, &unit.gate_up, n_embd, both)?;
             let in_stride = both.stride as i32;
             self.make_input(&self.ops.glu_rows, &RowArgs { in_stride, ..ff })?;
         }
         let stream = Output::added(buffers.x, n_embd);
-        self.project(rows, &[layer.ffn_down], n_ff, stream)
+        self.project(rows, &[unit.down], n_ff, stream)
     }
 
     fn normalize(&self, rows: usize, weight: &Vector, stage: u32) -> Result<(), Fault> {

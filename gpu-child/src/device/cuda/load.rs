@@ -148,6 +148,9 @@ fn assemble(
 
 fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
+    if config.experts.is_some() {
+        return refuse("a mixture of experts is not supported on CUDA".to_owned());
+    }
     if !HEAD_DIMS.contains(&config.head_dim) {
         return refuse(format!(
             "heads of {} values are not supported on CUDA; {HEAD_DIMS:?} are",
@@ -336,5 +339,31 @@ fn flip_a_bit(
     unsafe {
         download(context, &mut byte, place)?;
         upload(context, place, &[byte[0] ^ 1])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tiny_model::{tiny_mixtral, tiny_model};
+    use crate::model::{Architecture, GgufBuilder, gguf};
+
+    fn refusal(file: &GgufBuilder) -> Option<String> {
+        let bytes = file.build();
+        let header = gguf::parse(&bytes).expect("a model");
+        let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        let refused = refuse_unsupported(&config).err();
+        refused.map(|fault| fault.to_string())
+    }
+
+    #[test]
+    fn a_mixture_of_experts_is_refused_by_name() {
+        let files = [Architecture::Qwen2Moe, Architecture::Qwen3Moe].map(tiny_model);
+        for file in files.iter().chain([&tiny_mixtral()]) {
+            let message = refusal(file).expect("refused");
+            let expected = "a mixture of experts is not supported on CUDA";
+            assert!(message.contains(expected), "{message}");
+        }
+        assert_eq!(refusal(&tiny_model(Architecture::Qwen3)), None);
     }
 }

@@ -174,6 +174,7 @@ mod tests {
             n_layers: 28,
             n_embd,
             n_ff,
+            experts: None,
             n_heads,
             n_kv_heads: 2,
             head_dim,

@@ -3,7 +3,7 @@
 use super::headers::constant;
 use super::kernels::Part;
 use super::memory::{Arena, DevicePtr};
-use crate::model::{self, ModelWeights};
+use crate::model::{self, FeedForward, ModelWeights};
 use worker_orcd_ipc::WeightsManifest;
 use worker_orcd_kernels::TensorType;
 
@@ -107,6 +107,19 @@ pub struct Vector {
 
 pub type Linear = model::Linear<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
+pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
+
+/// The feed-forward part of a layer.
+///
+/// # Panics
+/// When it has experts, which [`load`](super::load::load) refuses.
+#[must_use]
+pub fn dense(layer: &Layer) -> &GatedUnit {
+    match &layer.feed_forward {
+        FeedForward::Dense(unit) => unit,
+        FeedForward::Experts(_) => panic!("a mixture of experts on CUDA"),
+    }
+}
 
 #[derive(Debug)]
 pub struct Weights {

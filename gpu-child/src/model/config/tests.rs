@@ -40,7 +40,8 @@ fn each_architecture_is_read() {
 fn what_is_not_implemented_is_refused_by_name() {
     let llama = || tiny_model(Architecture::Llama);
     assert!(refusal(llama().meta("general.architecture", "mamba")).contains("architecture mamba"));
-    assert!(refusal(llama().meta("llama.expert_count", 8_u32)).contains("mixture of experts"));
+    let qwen3 = tiny_model(Architecture::Qwen3).meta("qwen3.expert_count", 8_u32);
+    assert!(refusal(qwen3).contains("mixture of experts"));
     assert!(refusal(llama().meta("llama.attention.scale", 0.5)).contains("llama.attention.scale"));
     assert!(refusal(llama().meta("llama.rope.scaling.type", "su")).contains("type su"));
     let yarn = llama().meta("llama.rope.scaling.type", "yarn");

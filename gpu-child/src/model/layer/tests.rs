@@ -78,4 +78,23 @@ fn every_tensor_is_mapped_once_and_in_the_order_of_the_arena() {
         "ffn_down.weight",
     ];
     assert_eq!(names(Architecture::Qwen3), whole(&qwen3));
+    let moe = |attention: &[&'static str], shared: &[&'static str]| {
+        let experts = [
+            "attn_output.weight",
+            "ffn_norm.weight",
+            "ffn_gate_inp.weight",
+            "ffn_gate_exps.weight",
+            "ffn_up_exps.weight",
+            "ffn_down_exps.weight",
+        ];
+        whole(&[attention, &experts, shared].concat())
+    };
+    let shared = [
+        "ffn_gate_inp_shexp.weight",
+        "ffn_gate_shexp.weight",
+        "ffn_up_shexp.weight",
+        "ffn_down_shexp.weight",
+    ];
+    assert_eq!(names(Architecture::Qwen2Moe), moe(&qwen2[..7], &shared));
+    assert_eq!(names(Architecture::Qwen3Moe), moe(&qwen3[..6], &[]));
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::model::Architecture;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::GgufBuilder;
-use crate::model::tiny_model::tiny_model;
+use crate::model::tiny_model::{tiny_mixtral, tiny_model};
 
 fn load<T>(file: &GgufBuilder, look: impl FnOnce(&FileWeights<'_>) -> T) -> Result<T, ModelError> {
     let bytes = file.build();
@@ -15,6 +15,19 @@ fn refusal(file: GgufBuilder) -> String {
     load(&file, |_| ())
         .expect_err("the tensors are refused")
         .to_string()
+}
+
+fn dense<'l, 'a>(layer: &'l FileLayer<'a>) -> &'l FileUnit<'a> {
+    match &layer.feed_forward {
+        FeedForward::Dense(unit) => unit,
+        FeedForward::Experts(_) => panic!("experts"),
+    }
+}
+
+/// Of gate, up and down.
+fn rows(unit: &FileUnit<'_>) -> [usize; 3] {
+    let [gate, up] = unit.gate_up;
+    [gate, up, unit.down].map(|linear| linear.weight.rows)
 }
 
 #[test]
@@ -31,7 +44,7 @@ fn every_architecture_finds_its_tensors() {
             assert!(weights.token_embd.is_none(), "kept once");
             for layer in &weights.layers {
                 assert_eq!(layer.qkv.map(|linear| linear.weight.rows), [64, 32, 32]);
-                assert_eq!(layer.gate_up.map(|linear| linear.weight.rows), [96, 96]);
+                assert_eq!(rows(dense(layer)), [96, 96, 64]);
                 assert_eq!(layer.qkv.map(|linear| linear.bias.is_some()), [has_bias; 3]);
                 assert_eq!(
                     layer.q_norm.is_some() && layer.k_norm.is_some(),
@@ -50,12 +63,61 @@ fn phi3_parts_follow_each_other_in_the_fused_tensors() {
         let next = |a: &FileLinear<'_>, b: &FileLinear<'_>| {
             assert_eq!(a.weight.data.as_ptr_range().end, b.weight.data.as_ptr());
         };
-        let ([q, k, v], [gate, up]) = (&layer.qkv, &layer.gate_up);
+        let ([q, k, v], [gate, up]) = (&layer.qkv, &dense(layer).gate_up);
         next(q, k);
         next(k, v);
         next(gate, up);
     })
     .unwrap();
+}
+
+#[test]
+fn experts_are_rows_of_one_tensor() {
+    for (file, of_experts, of_shared) in [
+        (tiny_model(Architecture::Qwen3Moe), [192, 192, 384], None),
+        (
+            tiny_model(Architecture::Qwen2Moe),
+            [192, 192, 384],
+            Some([48, 48, 64]),
+        ),
+        (tiny_mixtral(), [576, 576, 384], None),
+    ] {
+        load(&file, |weights| {
+            for layer in &weights.layers {
+                let FeedForward::Experts(experts) = &layer.feed_forward else {
+                    panic!("a dense part")
+                };
+                assert_eq!(experts.router.weight.rows, 6);
+                assert_eq!(rows(&experts.unit), of_experts);
+                let shared = experts.shared.as_ref();
+                assert_eq!(shared.map(|shared| rows(&shared.unit)), of_shared);
+                let weigher = shared.map(|shared| shared.weigher.weight);
+                assert!(weigher.is_none_or(|it| (it.rows, it.cols) == (1, 64)));
+            }
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn experts_in_other_tensors_are_refused_by_name() {
+    let apart = tiny_mixtral()
+        .without_tensor("blk.0.ffn_gate_exps.weight")
+        .tensor_f32("blk.0.ffn_gate.0.weight", &[64, 96], &[0.0; 64 * 96]);
+    assert!(refusal(apart).contains("a tensor for each expert"));
+    for (tensor, dims) in [
+        ("ffn_gate_inp.bias", &[6][..]),
+        ("exp_probs_b.bias", &[6]),
+        ("ffn_down_exps.bias", &[64, 6]),
+        ("ffn_down_exps.scale", &[6]),
+        ("ffn_gate_up_exps.weight", &[64, 6]),
+    ] {
+        let name = format!("blk.1.{tensor}");
+        let values = vec![0.0; dims.iter().product::<u64>() as usize];
+        let file = tiny_model(Architecture::Qwen3Moe).tensor_f32(&name, dims, &values);
+        let expected = format!("tensor {name} is not part of this architecture");
+        assert!(refusal(file).contains(&expected), "{name}");
+    }
 }
 
 #[test]

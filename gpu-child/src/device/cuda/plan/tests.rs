@@ -18,6 +18,7 @@ fn config() -> ModelConfig {
         n_layers: 28,
         n_embd: 3584,
         n_ff: 18_944,
+        experts: None,
         n_heads: HEADS,
         n_kv_heads: KV_HEADS,
         head_dim: 128,

@@ -1,0 +1,193 @@
+//! A feed-forward part that is a mixture of experts.
+//!
+//! ```text
+//! norm ─ router ─ choices ─ places ─┬─ rows by expert ─ gate, up ─ ff ─ down ─ rows ─┐
+//!   │                               └───────────── weights, in order of choice ──────┴─ added to x
+//!   └─ the expert that is shared ──────────────────────────── weighed by itself ────────┘
+//! ```
+//!
+//! A row is copied once for each expert that it chose, so that those of an expert lie behind each
+//! other and its weights are read once a step. What a row chooses, what an expert makes of it and
+//! the order in which that is added depend on the row alone; only its place among the copies depends
+//! on the others.
+
+use super::forward::Forward;
+use super::linear::{Epilogue, FEW_ROWS, Projection, Share};
+use super::pool::Disjoint;
+use super::scratch::{ExpertRoom, Quantized, Scratch};
+use super::weights::{Experts, GatedUnit};
+use worker_orcd_kernels::cpu::{Choice, add_weighted, route, sigmoid};
+
+/// Adds to the residual stream what the experts of a layer make of `scratch.norm`.
+pub fn run(forward: &Forward<'_>, experts: &Experts, tokens: usize, scratch: &mut Scratch) {
+    let n_embd = forward.config.n_embd;
+    let Scratch {
+        x,
+        ff,
+        norm,
+        quantized,
+        experts: room,
+        ..
+    } = scratch;
+    let norm = &norm[..tokens * n_embd];
+    choose(forward, experts, norm, quantized, room);
+    let places = &mut room.places[..tokens * experts.config.used];
+    let choices = &room.choices[..places.len()];
+    sort(choices, experts.config.count, places, &mut room.shares);
+
+    let rows = &mut room.rows[..places.len() * n_embd];
+    gather(forward, norm, places, rows);
+    let (unit, count) = (&experts.unit, experts.config.count);
+    through(forward, (unit, count), &room.shares, rows, ff, quantized);
+    if let Some(shared) = &experts.shared {
+        let rows = &mut room.shared[..norm.len()];
+        rows.copy_from_slice(norm);
+        let all = Share::all(tokens);
+        through(forward, (&shared.unit, 1), &all, rows, ff, quantized);
+    }
+    add_all(forward, experts, room, &mut x[..tokens * n_embd]);
+}
+
+/// Which experts each row uses, and how much of them.
+fn choose(
+    forward: &Forward<'_>,
+    experts: &Experts,
+    norm: &[f32],
+    quantized: &mut Quantized,
+    room: &mut ExpertRoom,
+) {
+    let (n_embd, config) = (forward.config.n_embd, &experts.config);
+    let tokens = norm.len() / n_embd;
+    let router = forward.projection(&experts.router, 0);
+    let weigher = experts.shared.as_ref();
+    let weigher = weigher.map(|shared| forward.projection(&shared.weigher, config.count));
+    let projections: Vec<Projection<'_>> = [router].into_iter().chain(weigher).collect();
+    let weights: Vec<_> = projections.iter().map(|it| it.weight).collect();
+    forward.device.quantize(norm, n_embd, &weights, quantized);
+    let input = quantized.view(norm, n_embd);
+    let width = config.logits();
+    let logits = &mut room.logits[..tokens * width];
+    let all = Share::all(tokens);
+    let device = forward.device;
+    device.project(&input, &all, &projections, logits, Epilogue::Store);
+
+    let (logits, choices) = (Disjoint::new(logits), Disjoint::new(&mut room.choices));
+    device.for_tokens(tokens, FEW_ROWS, &|t| {
+        let (first, used) = (t * config.used, config.used);
+        // SAFETY: token t's own parts.
+        let (logits, chosen) = unsafe {
+            (
+                logits.part(t * width, config.count),
+                choices.part(first, used),
+            )
+        };
+        route(logits, config.renormalized, chosen);
+    });
+}
+
+/// The place of each choice among the rows by expert, and each expert's share of these.
+fn sort(choices: &[Choice], experts: usize, places: &mut [usize], shares: &mut Vec<Share>) {
+    shares.clear();
+    shares.extend((0..experts).map(|expert| Share { expert, rows: 0..0 }));
+    for choice in choices {
+        shares[choice.expert].rows.end += 1;
+    }
+    let mut start = 0;
+    for share in shares.iter_mut() {
+        let rows = share.rows.len();
+        share.rows = start..start;
+        start += rows;
+    }
+    for (place, choice) in places.iter_mut().zip(choices) {
+        let rows = &mut shares[choice.expert].rows;
+        *place = rows.end;
+        rows.end += 1;
+    }
+    shares.retain(|share| !share.rows.is_empty());
+}
+
+/// Copies each row of `norm` to its places.
+fn gather(forward: &Forward<'_>, norm: &[f32], places: &[usize], rows: &mut [f32]) {
+    let n_embd = forward.config.n_embd;
+    let tokens = norm.len() / n_embd;
+    let used = places.len() / tokens;
+    let rows = Disjoint::new(rows);
+    forward.device.for_tokens(tokens, FEW_ROWS, &|t| {
+        for place in &places[t * used..][..used] {
+            // SAFETY: no two choices have one place.
+            let row = unsafe { rows.part(place * n_embd, n_embd) };
+            row.copy_from_slice(&norm[t * n_embd..][..n_embd]);
+        }
+    });
+}
+
+/// Each row becomes what the unit of its expert makes of it; `experts` of them are in the matrices.
+fn through(
+    forward: &Forward<'_>,
+    (unit, experts): (&GatedUnit, usize),
+    shares: &[Share],
+    rows: &mut [f32],
+    ff: &mut [f32],
+    quantized: &mut Quantized,
+) {
+    let (n_embd, device) = (forward.config.n_embd, forward.device);
+    let part = |linear| {
+        let whole = forward.projection(linear, 0);
+        let rows = whole.rows / experts;
+        Projection { rows, ..whole }
+    };
+    let gate_up = unit.gate_up.each_ref().map(part);
+    let weights = gate_up.each_ref().map(|it| it.weight);
+    device.quantize(rows, n_embd, &weights, quantized);
+    let input = quantized.view(rows, n_embd);
+    let n_ff = unit.down.weight.shape.cols;
+    let ff = &mut ff[..rows.len() / n_embd * n_ff];
+    device.gate_up(forward.config.activation, &input, shares, &gate_up, ff);
+
+    let down = [part(&unit.down)];
+    device.quantize(ff, n_ff, &[down[0].weight], quantized);
+    let input = quantized.view(ff, n_ff);
+    device.project(&input, shares, &down, rows, Epilogue::Store);
+}
+
+/// Adds to each row of the stream what its experts made of it, in the order in which it chose them,
+/// and then what the shared one did.
+fn add_all(forward: &Forward<'_>, experts: &Experts, room: &ExpertRoom, x: &mut [f32]) {
+    let (n_embd, config) = (forward.config.n_embd, &experts.config);
+    let tokens = x.len() / n_embd;
+    let x = Disjoint::new(x);
+    forward.device.for_tokens(tokens, FEW_ROWS, &|t| {
+        // SAFETY: token t's own row.
+        let x = unsafe { x.part(t * n_embd, n_embd) };
+        let choices = &room.choices[t * config.used..][..config.used];
+        for (choice, place) in choices.iter().zip(&room.places[t * config.used..]) {
+            add_weighted(choice.weight, &room.rows[place * n_embd..][..n_embd], x);
+        }
+        if experts.shared.is_some() {
+            let weight = sigmoid(room.logits[t * config.logits() + config.count]);
+            add_weighted(weight, &room.shared[t * n_embd..][..n_embd], x);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_sorted_by_expert_and_stay_in_order_within_one() {
+        let choices = [5, 2, 2, 0, 5, 2].map(|expert| Choice {
+            expert,
+            weight: 1.0,
+        });
+        let mut places = [0; 6];
+        let mut shares = vec![Share {
+            expert: 9,
+            rows: 1..2,
+        }];
+        sort(&choices, 7, &mut places, &mut shares);
+        assert_eq!(places, [4, 1, 2, 0, 5, 3]);
+        let share = |expert, rows| Share { expert, rows };
+        assert_eq!(shares, [share(0, 0..1), share(2, 1..4), share(5, 4..6)]);
+    }
+}

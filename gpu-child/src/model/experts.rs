@@ -1,0 +1,141 @@
+//! Hyperparameters of a mixture of experts: `{arch}.expert_*`.
+//!
+//! What is computed is what llama.cpp computes for these architectures (`build_moe_ffn`): softmax over
+//! all experts, the most likely of them, and their weights renormalized or not, as the architecture
+//! says and whatever a key says. A key that says otherwise is refused.
+
+use super::architecture::Experts;
+use super::config::Keys;
+use super::error::ModelError;
+
+/// llama.cpp's `LLAMA_MAX_EXPERTS`.
+const MAX_EXPERTS: usize = 512;
+/// `expert_gating_func`: llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`.
+const SOFTMAX: u32 = 1;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertsConfig {
+    pub count: usize,
+    /// Experts that a token is sent to; at most `count`.
+    pub used: usize,
+    /// Width of an expert.
+    pub n_ff: usize,
+    /// Width of the expert that every token is sent to, where there is one.
+    pub shared_n_ff: Option<usize>,
+    /// The weights of the chosen are divided by their sum.
+    pub renormalized: bool,
+}
+
+impl ExpertsConfig {
+    /// Numbers that a row is weighed by: one for each expert, and one for the shared one.
+    #[must_use]
+    pub fn logits(&self) -> usize {
+        self.count + usize::from(self.shared_n_ff.is_some())
+    }
+}
+
+/// `n_ff` is the file's width of a dense feed-forward part.
+///
+/// # Errors
+/// When a key is missing or makes no sense, or asks for what is not implemented.
+pub(super) fn read(keys: &Keys<'_, '_>, n_ff: usize) -> Result<Option<ExpertsConfig>, ModelError> {
+    let has_experts = keys.count("expert_count")? > 0;
+    let (renormalized, has_shared) = match keys.architecture.conventions().experts {
+        Experts::None if has_experts => {
+            let key = keys.key("expert_count");
+            return Err(ModelError::unsupported(key, "a mixture of experts"));
+        }
+        Experts::Optional if has_experts => (true, false),
+        Experts::None | Experts::Optional => return Ok(None),
+        Experts::Always {
+            renormalized,
+            has_shared,
+        } => (renormalized, has_shared),
+    };
+    refuse_unsupported(keys, renormalized, has_shared)?;
+    let count = keys.positive("expert_count")?;
+    let used = keys.positive("expert_used_count")?;
+    if count > MAX_EXPERTS {
+        let message = format!("{count} experts are more than {MAX_EXPERTS}");
+        return Err(ModelError::bad_value(keys.key("expert_count"), message));
+    }
+    if used > count {
+        let message = format!("{used} of {count} experts cannot be used");
+        let key = keys.key("expert_used_count");
+        return Err(ModelError::bad_value(key, message));
+    }
+    let shared = keys.optional_positive("expert_shared_feed_forward_length")?;
+    Ok(Some(ExpertsConfig {
+        count,
+        used,
+        n_ff: width(keys, n_ff, used)?,
+        shared_n_ff: has_shared.then(|| shared.unwrap_or(n_ff)),
+        renormalized,
+    }))
+}
+
+/// Of an expert. llama.cpp does not read the key for `llama`, and derives what is missing elsewhere.
+fn width(keys: &Keys<'_, '_>, n_ff: usize, used: usize) -> Result<usize, ModelError> {
+    const KEY: &str = "expert_feed_forward_length";
+    let told = keys.optional_positive(KEY)?;
+    let is_optional = keys.architecture.conventions().experts == Experts::Optional;
+    let width = match told {
+        Some(width) if is_optional && width != n_ff => {
+            let feature = "a width of experts other than feed_forward_length";
+            return Err(ModelError::unsupported(keys.key(KEY), feature));
+        }
+        None if is_optional => n_ff,
+        told => told.unwrap_or(n_ff / used),
+    };
+    match width {
+        0 => Err(ModelError::bad_value(keys.key(KEY), "must not be zero")),
+        width => Ok(width),
+    }
+}
+
+fn refuse_unsupported(
+    keys: &Keys<'_, '_>,
+    renormalized: bool,
+    has_shared: bool,
+) -> Result<(), ModelError> {
+    let unsupported =
+        |name: &str, feature: &str| Err(ModelError::unsupported(keys.key(name), feature));
+    let gating = keys.header.u32(&keys.key("expert_gating_func"))?;
+    if gating.is_some_and(|function| function != SOFTMAX) {
+        return unsupported("expert_gating_func", "a router other than softmax");
+    }
+    let norm = keys.header.bool(&keys.key("expert_weights_norm"))?;
+    if norm.is_some_and(|norm| norm != renormalized) {
+        let feature = match renormalized {
+            true => "a router whose weights are not renormalized",
+            false => "a router whose weights are renormalized",
+        };
+        return unsupported("expert_weights_norm", feature);
+    }
+    let scale = keys.header.f32(&keys.key("expert_weights_scale"))?;
+    if scale.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
+        return unsupported("expert_weights_scale", "a scale of the router's weights");
+    }
+    if keys.count("expert_shared_count")? > u32::from(has_shared) {
+        return unsupported("expert_shared_count", "so many shared experts");
+    }
+    if !has_shared && keys.count("expert_shared_feed_forward_length")? > 0 {
+        return unsupported("expert_shared_feed_forward_length", "a shared expert");
+    }
+    if keys.count("expert_group_count")? > 1 {
+        return unsupported("expert_group_count", "experts in groups");
+    }
+    for name in [
+        "leading_dense_block_count",
+        "moe_every_n_layers",
+        "interleave_moe_layer_step",
+    ] {
+        if keys.count(name)? > 0 {
+            return unsupported(name, "experts in some of the layers");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+use super::*;
+use crate::model::config::ModelConfig;
+use crate::model::gguf::parse;
+use crate::model::gguf_builder::{GgufBuilder, Meta};
+use crate::model::tiny_model::{tiny_mixtral, tiny_model};
+use crate::model::{Architecture, FileWeights};
+
+fn read(file: &GgufBuilder) -> Result<Option<ExpertsConfig>, ModelError> {
+    let bytes = file.build();
+    let config = ModelConfig::from_gguf(&parse(&bytes).unwrap(), None)?;
+    Ok(config.experts)
+}
+
+fn refusal(file: &GgufBuilder) -> String {
+    let refused = read(file).expect_err("the configuration is refused");
+    refused.to_string()
+}
+
+fn qwen2moe() -> GgufBuilder {
+    tiny_model(Architecture::Qwen2Moe)
+}
+
+fn qwen3moe() -> GgufBuilder {
+    tiny_model(Architecture::Qwen3Moe)
+}
+
+#[test]
+fn each_architecture_with_experts_is_read() {
+    let plain = ExpertsConfig {
+        count: 6,
+        used: 2,
+        n_ff: 32,
+        shared_n_ff: None,
+        renormalized: true,
+    };
+    let expected = [
+        (qwen3moe(), Some(plain)),
+        (
+            qwen2moe(),
+            Some(ExpertsConfig {
+                shared_n_ff: Some(48),
+                renormalized: false,
+                ..plain
+            }),
+        ),
+        (tiny_mixtral(), Some(ExpertsConfig { n_ff: 96, ..plain })),
+        (tiny_model(Architecture::Llama), None),
+        (tiny_mixtral().meta("llama.expert_count", 0_u32), None),
+    ];
+    for (file, experts) in expected {
+        assert_eq!(read(&file).unwrap(), experts);
+    }
+}
+
+/// As llama.cpp derives them.
+#[test]
+fn widths_that_are_missing_are_derived() {
+    let experts = |file: GgufBuilder| read(&file).unwrap().unwrap();
+    let of_qwen3moe = experts(qwen3moe().without_meta("qwen3moe.expert_feed_forward_length"));
+    assert_eq!(of_qwen3moe.n_ff, 96 / 2);
+    let without = qwen2moe().without_meta("qwen2moe.expert_shared_feed_forward_length");
+    assert_eq!(experts(without).shared_n_ff, Some(96));
+}
+
+#[test]
+fn counts_that_make_no_sense_are_refused_by_key() {
+    for (name, value, message) in [
+        ("expert_count", 0, "must not be zero"),
+        ("expert_count", 1, "2 of 1 experts cannot be used"),
+        ("expert_count", 513, "513 experts are more than 512"),
+        ("expert_count", u32::MAX, "experts are more than 512"),
+        ("expert_used_count", 0, "must not be zero"),
+        ("expert_used_count", 7, "7 of 6 experts cannot be used"),
+        ("expert_used_count", u32::MAX, "experts cannot be used"),
+        ("expert_feed_forward_length", 0, "must not be zero"),
+    ] {
+        let key = format!("qwen3moe.{name}");
+        let refused = refusal(&qwen3moe().meta(&key, value));
+        assert!(refused.contains(message), "{key} = {value}: {refused}");
+        let without = qwen3moe().without_meta(&key);
+        if name != "expert_feed_forward_length" {
+            let missing = format!("key {key} is missing");
+            assert!(refusal(&without).contains(&missing), "{key}");
+        }
+        let refused = refusal(&qwen3moe().meta(&key, "many"));
+        assert!(refused.contains(&key), "{refused}");
+    }
+}
+
+#[test]
+fn what_is_not_implemented_is_refused_by_key() {
+    let of_qwen3moe: [(&str, Meta, &str); 10] = [
+        ("expert_gating_func", 2_u32.into(), "other than softmax"),
+        ("expert_weights_norm", false.into(), "not renormalized"),
+        ("expert_weights_scale", 2.5.into(), "a scale"),
+        ("expert_group_count", 8_u32.into(), "in groups"),
+        ("expert_shared_count", 1_u32.into(), "shared"),
+        (
+            "expert_shared_feed_forward_length",
+            8_u32.into(),
+            "a shared expert",
+        ),
+        ("leading_dense_block_count", 1_u32.into(), "some of the"),
+        ("moe_every_n_layers", 2_u32.into(), "some of the"),
+        ("interleave_moe_layer_step", 2_u32.into(), "some of the"),
+        (
+            "expert_feed_forward_length",
+            Meta::I32s(vec![32, 16]),
+            "differs by layer",
+        ),
+    ];
+    for (name, value, feature) in of_qwen3moe {
+        let key = format!("qwen3moe.{name}");
+        let refused = refusal(&qwen3moe().meta(&key, value));
+        assert!(
+            refused.contains(&key) && refused.contains(feature),
+            "{refused}"
+        );
+    }
+    let renormalized = qwen2moe().meta("qwen2moe.expert_weights_norm", true);
+    assert!(refusal(&renormalized).contains("weights are renormalized"));
+    let shared = qwen2moe().meta("qwen2moe.expert_shared_count", 2_u32);
+    assert!(refusal(&shared).contains("so many shared experts"));
+    let narrow = tiny_mixtral().meta("llama.expert_feed_forward_length", 32_u32);
+    assert!(refusal(&narrow).contains("a width of experts"));
+}
+
+/// Files say what is the case anyway.
+#[test]
+fn keys_that_say_what_is_computed_are_taken() {
+    let file = qwen3moe()
+        .meta("qwen3moe.expert_gating_func", 1_u32)
+        .meta("qwen3moe.expert_weights_norm", true)
+        .meta("qwen3moe.expert_weights_scale", 1.0)
+        .meta("qwen3moe.expert_shared_count", 0_u32);
+    assert!(read(&file).unwrap().is_some());
+    let same = tiny_mixtral().meta("llama.expert_feed_forward_length", 96_u32);
+    assert!(read(&same).unwrap().is_some());
+}
+
+/// Nothing is allocated by these numbers before tensors were found to be as large.
+#[test]
+fn a_count_that_the_tensors_do_not_have_is_refused_with_both_shapes() {
+    for (key, value) in [
+        ("qwen3moe.expert_count", 512),
+        ("qwen3moe.expert_feed_forward_length", u32::MAX),
+    ] {
+        let bytes = qwen3moe().meta(key, value).build();
+        let header = parse(&bytes).unwrap();
+        let config = ModelConfig::from_gguf(&header, None).unwrap();
+        let refused = FileWeights::from_gguf(&header, &config).unwrap_err();
+        assert!(matches!(refused, ModelError::Shape { .. }), "{refused}");
+    }
+}
