@@ -23,6 +23,7 @@ import argparse
 import random
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ import tiny_models
 
 N_TOKENS = 24
 IN_PARTS = "qwen3-Q4_K-in-parts"
+# Products of experts are those of all matrices: what each type does to them is seen without experts.
+TYPES_OF_EXPERTS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
 
 TOLERANCE = {"F32": 2e-6, "F16": 5e-6, "BF16": 1e-4}
 TOLERANCE_QUANTIZED = 2e-3
@@ -47,7 +50,9 @@ def main():
     arguments.add_argument("--device", default="cpu", help="ours: cpu or cuda:N")
     options = arguments.parse_args()
 
-    cases = [(v, t) for v in tiny_models.MAIN for t in tiny_models.TYPES]
+    cases = [
+        (v, t) for v in tiny_models.MAIN for t in tiny_models.TYPES if not v.experts_used or t in TYPES_OF_EXPERTS
+    ]
     cases += [(v, t) for v in tiny_models.MAIN[:3] for t in tiny_models.MIXES]
     cases += [(v, t) for v in tiny_models.EXTRA for t in ("F32", "Q4_K")]
     cases += [(v, "F32") for v in tiny_models.FREE]
@@ -58,7 +63,9 @@ def main():
         cases = [(v, t) for v, t in cases if options.only in f"{v.name}-{t}"]
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
-        for seed, (variant, type_name) in enumerate(cases):
+        for variant, type_name in cases:
+            # The same whatever other cases there are.
+            seed = zlib.crc32(f"{variant.name}-{type_name}".encode())
             if variant.free_seed is not None:
                 seed = variant.free_seed
             path = Path(folder) / f"{variant.name}-{type_name}.gguf"

@@ -92,7 +92,7 @@ pub fn headers() -> Vec<Hostile> {
             "alignment",
         ),
         hostile("unknown-tensor-type", tensor(250, &[16]), "type 250"),
-        hostile("foreign-tensor-type", tensor(10, &[256]), "Q2_K"),
+        hostile("foreign-tensor-type", tensor(19, &[256]), "IQ1_S"),
         hostile("no-dimensions", tensor(0, &[]), "dimensions"),
         hostile("nine-dimensions", tensor(0, &[1; 9]), "dimensions"),
         hostile("empty-dimension", tensor(0, &[0, 4]), "empty or overflow"),
