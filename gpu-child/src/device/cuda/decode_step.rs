@@ -157,7 +157,8 @@ impl DecodeStep {
             .collect();
         let unit_bytes = unit_bytes_of(linears().map(|linear| linear.weight));
         let fits = SharedPlan::of(config, 1, unit_bytes, context.shared_bytes() as usize).is_some();
-        let has_kernel = [32, 64, 96, 128].contains(&config.head_dim) && types.iter().all(is_multiplied);
+        let has_kernel =
+            [32, 64, 96, 128].contains(&config.head_dim) && types.iter().all(is_multiplied);
         if !context.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
             return Ok(None);
         }
