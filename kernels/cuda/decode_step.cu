@@ -51,7 +51,7 @@ DEVICE void embed_rows(const StepArgs& a, int block) {
 #pragma unroll 1
     for (int k = threadIdx.x; k < a.n_embd; k += BLOCK_THREADS)
         a.exchange.publish_to_replicas(a.exchange.x + block * row_words(a.n_embd) + word_index(k),
-             weight_at(a.embed.ty, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.first_tag);
+             weight_at<true>(a.embed.ty, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.first_tag);
 }
 
 template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& a) {

@@ -11,7 +11,8 @@ struct EmbedArgs {
 };
 LAYOUT(EmbedArgs, 40, AT(table, 0) AT(rows, 8) AT(x, 16) AT(ty, 24) AT(units, 28) AT(cols, 32))
 
-DEVICE float weight_at(int type, const uint8_t* unit, int g, int k) {
+// The step in one launch knows fewer types (decode_step.rs), and has no registers for the others.
+template <bool IN_STEP = false> DEVICE float weight_at(int type, const uint8_t* unit, int g, int k) {
     int c = k >> 5, t = (k >> 3) & 3, i = k & 7, lane = 4 * g + t;
     auto half_of = [&](int at) {
         return __half2float(*reinterpret_cast<const __half*>(unit + at));
@@ -26,14 +27,14 @@ DEVICE float weight_at(int type, const uint8_t* unit, int g, int k) {
         return __fmul_rn(half_of(1024 + g * 8 + 2 * c), float(code - 128));
     }
     auto word_of = [&](int at) { return *reinterpret_cast<const uint32_t*>(unit + at); };
-    if (type == Q2_K) {
+    if (!IN_STEP && type == Q2_K) {
         int code = (word_of(8 * lane + 4 * (c >> 1)) >> (16 * (i & 1) + 8 * (c & 1) + 2 * (i >> 1))) & 3;
         uint32_t scales = word_of(256 + g * 8 + (t >> 1) * 4) >> 4 * c;
         float s = __fmul_rn(half_of(320 + g * 4), float(scales & 15));
         float m = __fmul_rn(half_of(322 + g * 4), float(scales >> 16 & 15));
         return __fadd_rn(__fmul_rn(s, float(code)), m);
     }
-    if (type == IQ4_NL || is_table(type)) {
+    if (!IN_STEP && (type == IQ4_NL || is_table(type))) {
         int nibble = (word_of(16 * lane + 4 * c) >> 4 * i) & 15;
         uint4 iq4 = IQ4_TABLE;
         const uint8_t* table = type == IQ4_NL ? reinterpret_cast<const uint8_t*>(&iq4) : unit + 592;
@@ -44,7 +45,7 @@ DEVICE float weight_at(int type, const uint8_t* unit, int g, int k) {
     }
     uint32_t q = word_of(16 * lane + 4 * c);
     int code = (q >> (16 * (i & 1) + 4 * (i >> 1))) & 15;
-    if (type == MXFP4) {
+    if (!IN_STEP && type == MXFP4) {
         // E2M1 as the top of an F16's fraction and the bottom of its exponent, and 2^14 times the scale.
         __half value = __ushort_as_half(uint16_t((code & 7) << 9 | (code & 8) << 12));
         __half scale = __ushort_as_half(uint16_t(unit[512 + g * 4 + c] << 8));

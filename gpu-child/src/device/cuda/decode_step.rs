@@ -157,8 +157,9 @@ impl DecodeStep {
             .collect();
         let unit_bytes = unit_bytes_of(linears().map(|linear| linear.weight));
         let fits = SharedPlan::of(config, 1, unit_bytes, context.shared_bytes() as usize).is_some();
-        let has_kernel =
-            [32, 64, 96, 128].contains(&config.head_dim) && types.iter().all(is_multiplied);
+        let table = multiplied_as(weights.tensors.token_embd().ty);
+        let has_kernel = [32, 64, 96, 128].contains(&config.head_dim)
+            && types.iter().chain([&table]).all(is_known);
         if !context.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
             return Ok(None);
         }
@@ -322,8 +323,8 @@ impl DecodeStep {
 
 /// The variant of the kernel: two types have smaller kernels of their own, for models that are made of
 /// them alone.
-/// The kernel multiplies by the type. By these four it does not: they would take registers from all others.
-fn is_multiplied(ty: &TensorType) -> bool {
+/// The kernel knows the type, of products and of the embedding. These four would take registers from all others.
+fn is_known(ty: &TensorType) -> bool {
     use TensorType::{IQ4_NL, IQ4_XS, MXFP4, Q2_K};
     ![Q2_K, IQ4_NL, IQ4_XS, MXFP4].contains(ty)
 }
