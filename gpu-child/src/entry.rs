@@ -16,6 +16,7 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::{Pid, getppid};
 use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{Resource, getrlimit};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -132,9 +133,10 @@ fn post_sentinel(custody: &Custody) -> bool {
 /// Has the kernel make its table of this process's descriptors as large as it will be: later, with several threads, that
 /// takes tens of milliseconds, in which streams would wait. Where it is refused, it takes place later.
 fn make_room_for_descriptors() {
-    const ROOM: i32 = 1024;
+    const ROOM: u64 = 1024;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(ROOM);
     if let Ok(file) = File::open("/dev/null") {
-        drop(fcntl_dupfd_cloexec(&file, ROOM - 1));
+        drop(fcntl_dupfd_cloexec(&file, limit.min(ROOM) as i32 - 1));
     }
 }
 

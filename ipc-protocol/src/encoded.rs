@@ -28,13 +28,6 @@ impl<T: Serialize + DeserializeOwned> Encoded<T> {
     }
 }
 
-impl<T> Encoded<T> {
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 impl<T> From<Vec<u8>> for Encoded<T> {
     fn from(bytes: Vec<u8>) -> Self {
         Self {

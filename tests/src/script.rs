@@ -65,6 +65,8 @@ pub enum Act {
     TrailingBytes,
     /// A frame whose bytes decode to no message.
     UnknownMessage,
+    /// That it is ready, with a tokenizer that is no message; then nothing more.
+    NonsenseTokenizer,
     /// The preamble a second time.
     SecondHello,
     /// Words of a child that does not exist.

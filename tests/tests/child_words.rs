@@ -67,6 +67,14 @@ fn garbage_while_loading() {
 }
 
 #[test]
+fn a_tokenizer_that_is_no_message() {
+    is_replaced(
+        Script::once(Moment::Loading, Act::NonsenseTokenizer),
+        "protocol_violation",
+    );
+}
+
+#[test]
 fn garbage_in_mid_stream() {
     ends_the_stream(
         Script::once(Moment::MidStream(5), Act::Garbage),

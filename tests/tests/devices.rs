@@ -249,6 +249,28 @@ fn a_device_is_drained_under_its_streams_and_used_again() {
     assert_eq!(on_both.end(), 0);
 }
 
+/// The drain may be over by then, or under way.
+#[test]
+fn a_device_that_is_drained_at_an_upgrade_is_drained_behind_it() {
+    let worker = two().start();
+    let client = worker.client();
+    let [first, second] = children(&client);
+    let mut crowd = Crowd::begin(&client);
+    crowd.more(5);
+    accept(&client, 1, "drain");
+    worker.upgrade();
+    let drained = wait_standing(&client, 1, "drained");
+    let reason = drained["reason"].as_str().expect("a reason");
+    assert!(reason.contains("operator"), "{reason}");
+    wait::until("its child to be gone", || {
+        (!process::is_alive(second)).then_some(())
+    });
+    crowd.end();
+    readmit(&client, 1);
+    assert_eq!(children(&client)[0], first);
+    assert_eq!(worker.crash_reports().len(), 0, "nobody died");
+}
+
 /// Kills each child that serves there until none comes any more.
 fn wear_out(client: &Client, number: usize) -> Value {
     let mut last = None;

@@ -7,7 +7,7 @@
 use super::architecture::RopeFactors;
 use super::config::Keys;
 use super::error::ModelError;
-use super::yarn::Yarn;
+use super::yarn::{self, Yarn};
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::Rope;
 
@@ -47,7 +47,15 @@ pub(super) fn read(
         attn_factor: positive_f32(keys, "rope.scaling.attn_factor")?.unwrap_or(1.0),
     };
     match scaling {
-        Scaling::Yarn => Ok(Yarn::read(keys, original)?.stretch(rope)),
+        Scaling::Yarn => {
+            let rope = Yarn::read(keys, original)?.stretch(rope);
+            if !yarn::is_a_rotation(&rope) {
+                let message = "YaRN cannot make a rotation of these numbers";
+                let key = keys.key("rope.scaling.type");
+                return Err(ModelError::bad_value(key, message));
+            }
+            Ok(rope)
+        }
         Scaling::None | Scaling::Linear | Scaling::LongRope => Ok(rope),
     }
 }

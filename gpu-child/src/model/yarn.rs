@@ -78,6 +78,13 @@ impl Yarn {
     }
 }
 
+/// Each number is finite and above zero.
+pub(super) fn is_a_rotation(rope: &Rope) -> bool {
+    let factors = rope.factors.iter().flatten();
+    let mut numbers = factors.chain([&rope.attn_factor]);
+    numbers.all(|number| number.is_finite() && *number > 0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,7 +109,7 @@ mod tests {
         assert_eq!(stretched.frequency(0), own.frequency(0));
         assert_eq!(stretched.frequency(31), plain.frequency(31));
         let slower = |pair| own.frequency(pair) / stretched.frequency(pair);
-        // About 10.4 and 22.5, by the formula; the pairs between are mixed more and more.
+        // The whole numbers around the two pairs of the formula; those between are mixed more and more.
         assert_eq!((slower(10), slower(23)), (1.0, 4.0));
         assert!((11..23).all(|pair| slower(pair - 1) < slower(pair)));
         assert!((stretched.attn_factor - 1.138_629_4).abs() < 1e-6);

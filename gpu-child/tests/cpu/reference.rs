@@ -3,6 +3,7 @@
 
 use crate::support::forward::forward;
 use crate::support::{Model, alone, config, config_of_experts, tokens};
+use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
 
@@ -17,25 +18,7 @@ fn the_pass_agrees_with_the_references_at_every_position() {
             config.rope.scale = 2.0;
             config.rope.factors = Some((0..config.rope.dims / 2).map(|i| 1.0 + i as f32).collect());
             config.rope.attn_factor = 1.2;
-            let model = Model::random(config, [TensorType::F32; 9]);
-            let tokens = tokens(40, 2);
-            let expected = forward(&model.config, &model.weights(), &tokens);
-            for portable in [false, true] {
-                let mut executor = if portable {
-                    model.load_portable()
-                } else {
-                    model.load(2)
-                };
-                let seen = alone(&mut executor, &model.config, &tokens, 11);
-                for (expected, (position, bits)) in expected.iter().zip(&seen.hidden) {
-                    let got: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
-                    let apart = compare(expected, &got);
-                    assert!(
-                        apart.within(2e-3),
-                        "{pairs:?} {window:?} portable {portable} at {position}: {apart:?}"
-                    );
-                }
-            }
+            agrees(config, &format!("{pairs:?} {window:?}"));
         }
     }
 }
@@ -49,19 +32,24 @@ fn a_mixture_of_experts_agrees_with_the_references() {
         if let Some(experts) = &mut config.experts {
             (experts.renormalized, experts.shared_n_ff) = (renormalized, shared_n_ff);
         }
-        let model = Model::random(config, [TensorType::F32; 9]);
-        let tokens = tokens(40, 2);
-        let expected = forward(&model.config, &model.weights(), &tokens);
-        for mut executor in [model.load_portable(), model.load(2)] {
-            let seen = alone(&mut executor, &model.config, &tokens, 11);
-            for (expected, (position, bits)) in expected.iter().zip(&seen.hidden) {
-                let got: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
-                let apart = compare(expected, &got);
-                assert!(
-                    apart.within(2e-3),
-                    "{renormalized} at {position}: {apart:?}"
-                );
-            }
+        agrees(config, &format!("renormalized: {renormalized}"));
+    }
+}
+
+/// The last hidden state at each position, with either set of CPU code.
+fn agrees(config: ModelConfig, what: &str) {
+    let model = Model::random(config, [TensorType::F32; 9]);
+    let tokens = tokens(40, 2);
+    let expected = forward(&model.config, &model.weights(), &tokens);
+    for (portable, mut executor) in [(true, model.load_portable()), (false, model.load(2))] {
+        let seen = alone(&mut executor, &model.config, &tokens, 11);
+        for (expected, (position, bits)) in expected.iter().zip(&seen.hidden) {
+            let got: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
+            let apart = compare(expected, &got);
+            assert!(
+                apart.within(2e-3),
+                "{what} portable {portable} at {position}: {apart:?}"
+            );
         }
     }
 }

@@ -58,7 +58,8 @@ pub(super) struct Departure {
 }
 
 impl Heritage {
-    /// A child that was made for something else than these settings ask for ends here.
+    /// A child ends here that was made for something else than these settings ask for, or whose device was being
+    /// drained.
     pub(super) fn of(estate: &mut EngineEstate, settings: &EngineSettings) -> Self {
         let strays = estate.arrange(&settings.load.model_path, &settings.devices);
         strays.into_iter().for_each(end);
@@ -115,7 +116,7 @@ impl Heritage {
 /// Nobody goes on with it.
 fn end(child: LivingChild) {
     let pid = child.kill();
-    info!(pid, "child_of_other_settings_ended");
+    info!(pid, "inherited_child_ended");
     match Process::resume(pid) {
         Ok(process) => drop(tokio::spawn(see_off(process))),
         Err(error) => warn!(%error, "child_not_seen_off"),

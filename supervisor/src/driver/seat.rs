@@ -207,6 +207,7 @@ impl Seat {
                 ChildEvent::Ready
             }
             Err(Unfit::OtherModel) => ChildEvent::ModelChanged,
+            Err(nonsense @ Unfit::Nonsense(_)) => ChildEvent::Violation(nonsense.to_string()),
             Err(Unfit::Text(error)) => ChildEvent::Unservable(error.to_string()),
         }
     }

@@ -46,6 +46,9 @@ pub enum Unfit {
     /// Another model than that of the child before.
     #[error("another model")]
     OtherModel,
+    /// What it says of its tokenizer is no message: the child's fault, and nothing of the model's.
+    #[error("its tokenizer: {0}")]
+    Nonsense(CodecError),
     #[error(transparent)]
     Text(#[from] TextError),
 }
@@ -69,8 +72,8 @@ impl LoadedModel {
     /// compiled ends chat, not the worker.
     ///
     /// # Errors
-    /// [`Unfit::OtherModel`] when it is not that of `previous`, and [`Unfit::Text`] when no
-    /// tokenizer can be made of the facts, or they are none.
+    /// [`Unfit::OtherModel`] when it is not that of `previous`, [`Unfit::Nonsense`] when there are no facts of a
+    /// tokenizer, and [`Unfit::Text`] when none can be made of them.
     pub fn build(
         report: ReadyReport,
         previous: Option<&Self>,
@@ -79,19 +82,19 @@ impl LoadedModel {
         parsers: Choices,
     ) -> Result<Self, Unfit> {
         let digest = digest(&report)?;
-        if let Some(previous) = previous {
-            return match previous.digest == digest {
-                true => Ok(Self {
-                    device: report.device,
-                    max_running: report.max_running,
-                    max_sequence_tokens: report.max_sequence_tokens,
-                    kv_capacity_tokens: report.kv_capacity_tokens,
-                    ..previous.clone()
-                }),
-                false => Err(Unfit::OtherModel),
-            };
+        if let Some(previous) = previous.filter(|it| it.digest == digest) {
+            return Ok(Self {
+                device: report.device,
+                max_running: report.max_running,
+                max_sequence_tokens: report.max_sequence_tokens,
+                kv_capacity_tokens: report.kv_capacity_tokens,
+                ..previous.clone()
+            });
         }
-        let tokenizer = report.tokenizer.decode().map_err(malformed)?;
+        let tokenizer = report.tokenizer.decode().map_err(Unfit::Nonsense)?;
+        if previous.is_some() {
+            return Err(Unfit::OtherModel);
+        }
         Ok(Self {
             facts: report.model,
             device: report.device,
@@ -150,11 +153,103 @@ fn sampling(advice: &SamplingAdvice, is_followed: bool) -> SamplingDefaults {
     }
 }
 
-fn malformed(error: CodecError) -> TextError {
-    TextError::Malformed(error.to_string())
+fn digest(report: &ReadyReport) -> Result<[u8; 32], TextError> {
+    let bytes = encode(&(&report.identity, &report.model, &report.tokenizer))
+        .map_err(|error| TextError::Malformed(error.to_string()))?;
+    Ok(Sha256::digest(&bytes).into())
 }
 
-fn digest(report: &ReadyReport) -> Result<[u8; 32], TextError> {
-    let bytes = encode(&(&report.identity, &report.model, &report.tokenizer)).map_err(malformed)?;
-    Ok(Sha256::digest(&bytes).into())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use worker_orcd_ipc::{Encoded, MemoryReport, TokenId, TokenKind, WeightsManifest};
+
+    fn tokenizer() -> TokenizerFacts {
+        TokenizerFacts {
+            kind: TokenizerKind::ByteLevelBpe,
+            pre: "gpt-2".to_owned(),
+            tokens: vec!["a".to_owned(), "<eos>".to_owned()],
+            kinds: vec![TokenKind::Normal, TokenKind::Control],
+            scores: vec![],
+            merges: vec![],
+            bos: None,
+            eos: Some(TokenId(1)),
+            end_of_generation: vec![TokenId(1)],
+            unknown: None,
+            add_bos: false,
+            add_eos: false,
+            add_space_prefix: false,
+            chat_template: None,
+        }
+    }
+
+    fn report(tokenizer: Encoded<TokenizerFacts>, max_running: u32) -> ReadyReport {
+        ReadyReport {
+            model: ModelFacts {
+                name: "tiny".to_owned(),
+                architecture: "llama".to_owned(),
+                quant_kind: "F32".to_owned(),
+                tensor_types: vec![],
+                file_bytes: 8,
+                parameters: 2,
+                n_layers: 1,
+                n_embd: 2,
+                n_heads: 1,
+                n_kv_heads: 1,
+                head_dim: 2,
+                vocab_size: 2,
+                context_length: 8,
+                pooling_type: None,
+                rerank_template: None,
+            },
+            identity: ModelIdentity([7; 16]),
+            weights: WeightsManifest::default(),
+            tokenizer,
+            sampling: SamplingAdvice::default(),
+            device: DeviceFacts {
+                id: "cpu".to_owned(),
+                name: "a device".to_owned(),
+                uuid: None,
+                driver: None,
+                compute_capability: None,
+                features: vec![],
+                threads: None,
+            },
+            memory: MemoryReport::default(),
+            max_running,
+            max_sequence_tokens: 8,
+            kv_capacity_tokens: 8,
+            copies_ahead: false,
+        }
+    }
+
+    fn build(report: ReadyReport, previous: Option<&LoadedModel>) -> Result<LoadedModel, Unfit> {
+        let timeout = Duration::from_secs(1);
+        LoadedModel::build(report, previous, timeout, true, Choices::default())
+    }
+
+    #[test]
+    fn a_later_child_of_the_same_model_shares_the_text_of_the_first() {
+        let facts = Encoded::of(&tokenizer()).unwrap();
+        let first = build(report(facts.clone(), 1), None).unwrap();
+        let second = build(report(facts, 3), Some(&first)).unwrap();
+        assert!(Arc::ptr_eq(&first.text, &second.text));
+        assert_eq!((first.max_running, second.max_running), (1, 3));
+    }
+
+    #[test]
+    fn another_tokenizer_is_another_model_and_nonsense_is_the_childs_fault() {
+        let first = build(report(Encoded::of(&tokenizer()).unwrap(), 1), None).unwrap();
+        let other = TokenizerFacts {
+            add_bos: true,
+            ..tokenizer()
+        };
+        let other = report(Encoded::of(&other).unwrap(), 1);
+        let refused = build(other, Some(&first)).unwrap_err();
+        assert!(matches!(refused, Unfit::OtherModel), "{refused}");
+        for previous in [None, Some(&first)] {
+            let refused = build(report(vec![200].into(), 1), previous).unwrap_err();
+            assert!(matches!(refused, Unfit::Nonsense(_)), "{refused}");
+        }
+    }
 }

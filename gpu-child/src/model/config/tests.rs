@@ -140,4 +140,13 @@ fn llama_factors_are_read_and_checked() {
     );
     assert!(refusal(with(half + 1, 8.0)).contains("rope_freqs.weight"));
     assert!(refusal(with(half, 0.0)).contains("not a positive number"));
+    let stretched = |file: GgufBuilder, key: &str| {
+        let file = file.meta("llama.rope.scaling.type", "yarn");
+        let file = file.meta("llama.rope.scaling.factor", 8.0);
+        refusal(file.meta(key, f32::MAX))
+    };
+    for key in ["rope.scaling.factor", "rope.scaling.attn_factor"] {
+        let refused = stretched(with(half, 8.0), &format!("llama.{key}"));
+        assert!(refused.contains("YaRN cannot make"), "{key}: {refused}");
+    }
 }

@@ -6,10 +6,10 @@ use nix::sys::signal::{Signal, raise};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
     ChildHello, DeviceError, Drawn, Envelope, Event, Fault, FinishReason, Generation,
-    MAX_FRAME_BYTES, PROTOCOL_VERSION, Preamble, RequestId, StepReport, TokenId,
+    MAX_FRAME_BYTES, PROTOCOL_VERSION, Preamble, ReadyReport, RequestId, StepReport, TokenId,
 };
-use worker_orcd_tests::Act;
 use worker_orcd_tests::script::VOCAB_SIZE;
+use worker_orcd_tests::{Act, facts};
 
 /// Length of a late step.
 const LATE: Duration = Duration::from_millis(500);
@@ -41,6 +41,16 @@ impl Child {
                 self.link.send_payload(&payload);
             }
             Act::UnknownMessage => self.link.send_payload(&[1, 250]),
+            Act::NonsenseTokenizer => {
+                let report = ReadyReport {
+                    tokenizer: vec![200].into(),
+                    ..facts::ready_report(1, None)
+                };
+                self.link.send(Event::Ready(Box::new(report)));
+                loop {
+                    std::thread::park();
+                }
+            }
             Act::SecondHello => self.link.send(Event::Hello(self.hello())),
             Act::WrongGeneration => self.wrong_generation(),
             Act::UnknownRequest => self.say_token(NOBODY, 0, TokenId(65)),
