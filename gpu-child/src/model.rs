@@ -12,6 +12,7 @@
 //! byte is uploaded, with the key or tensor that is wrong.
 
 mod architecture;
+pub mod catalogue;
 pub mod config;
 mod error;
 mod experts;

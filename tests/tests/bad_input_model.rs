@@ -60,7 +60,8 @@ fn a_real_model_cut_short_ends_the_start() {
 #[test]
 fn an_unknown_architecture_is_named() {
     let file = tiny_model(Architecture::Llama).meta("general.architecture", "mamba");
-    is_refused_as(&file, "mamba");
+    let needs = "architecture mamba is not supported: it needs state-space layers";
+    is_refused_as(&file, needs);
 }
 
 #[test]

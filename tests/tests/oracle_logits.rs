@@ -5,7 +5,10 @@
 
 mod oracle;
 
+use std::ffi::OsStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use worker_orcd_gpu::model::Architecture;
+use worker_orcd_gpu::model::catalogue::REFUSED;
 use worker_orcd_tests::model::real_model;
 
 static MACHINE: Mutex<()> = Mutex::new(());
@@ -20,6 +23,15 @@ fn alone() -> MutexGuard<'static, ()> {
 fn every_architecture_and_tensor_type_agrees_with_llama_cpp() {
     let _machine = alone();
     oracle::run("architectures.py", &[ORCD_LOGITS.as_ref()]);
+}
+
+/// Of those it is said what they need.
+#[test]
+fn every_architecture_of_llama_cpp_is_served_or_refused_by_name() {
+    let mut names = Architecture::ALL.map(Architecture::name).to_vec();
+    names.extend(REFUSED.iter().flat_map(|kind| kind.names));
+    let names: Vec<&OsStr> = names.into_iter().map(OsStr::new).collect();
+    oracle::run("architecture_names.py", &names);
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod paths;
 mod process;
 mod python;
 mod schemathesis;
+mod tables;
 mod test;
 mod up;
 mod worker;
@@ -46,6 +47,8 @@ enum Command {
     Up(up::Arguments),
     /// Formatting, lints, every test, and the comparisons with llama.cpp.
     Test(test::Arguments),
+    /// Write the tables of models and tensor types into README.md and docs/, from the code.
+    Tables,
     /// Compile the CUDA kernels, with a toolkit that is here or from PyPI. No GPU is needed.
     Kernels(kernels::Arguments),
     /// Put programs, units, man page, completions and settings below a folder.
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Up(arguments) => up::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
+        Command::Tables => tables::run(),
         Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Install(arguments) => install::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),

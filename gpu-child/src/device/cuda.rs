@@ -90,6 +90,7 @@ use shown_rows::ShownRows;
 use std::os::fd::OwnedFd;
 use step_queue::StepQueue;
 use weights::Weights;
+pub use weights::bits_a_weight;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport, WeightsManifest};
 
 /// Parts of the device that may be used.

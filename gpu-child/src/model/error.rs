@@ -1,15 +1,14 @@
 //! Why a file that is valid GGUF still cannot be served. Every variant names the key or tensor.
 
 use super::GgufError;
+use super::catalogue::refusal;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error(
-        "architecture {0} is not supported; llama, qwen2, qwen3, phi3, qwen2moe and qwen3moe are"
-    )]
+    #[error("{}", refusal(.0))]
     UnknownArchitecture(String),
     #[error("key {key}: {message}")]
     BadValue { key: String, message: String },

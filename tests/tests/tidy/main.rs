@@ -1,6 +1,6 @@
 //! What can be checked by looking at the repository: invariants of ARCHITECTURE.md here, and in
-//! [`pages`] whether its pages say what is there, in [`rooms`] who needs whom, in [`sizes`] how long
-//! files and functions are.
+//! [`pages`] whether its pages say what is there, in [`tables`] whether tables of models are the code's, in [`rooms`]
+//! who needs whom, in [`sizes`] how long files and functions are.
 //!
 //! Each test here names what must be absent, and where. The first one checks the checker: a scan that
 //! finds no files would pass everything.
@@ -9,6 +9,7 @@ mod pages;
 mod repository;
 mod rooms;
 mod sizes;
+mod tables;
 
 use repository::{code_lines, committed_files, dependencies_of, read, rust_sources};
 use std::collections::BTreeMap;

@@ -345,6 +345,7 @@ fn flip_a_bit(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::catalogue::SERVED;
     use crate::model::tiny_model::{tiny_mixtral, tiny_model};
     use crate::model::{Architecture, GgufBuilder, gguf};
 
@@ -365,5 +366,17 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         }
         assert_eq!(refusal(&tiny_model(Architecture::Qwen3)), None);
+    }
+
+    #[test]
+    fn the_catalogue_says_what_a_device_refuses() {
+        for row in SERVED {
+            let has_experts = row.with_key == Some("expert_count");
+            let file = match (row.architecture, has_experts) {
+                (Architecture::Llama, true) => tiny_mixtral(),
+                (architecture, _) => tiny_model(architecture),
+            };
+            assert_eq!(refusal(&file).is_none(), row.on_cuda, "{row:?}");
+        }
     }
 }

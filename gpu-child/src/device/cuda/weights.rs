@@ -56,6 +56,13 @@ pub fn unit_bytes(ty: TensorType) -> usize {
     }
 }
 
+/// Bits that a weight takes on a device, with its share of scales.
+#[must_use]
+pub fn bits_a_weight(ty: TensorType) -> f64 {
+    const WEIGHTS: usize = UNIT * 8;
+    (unit_bytes(ty) * 8) as f64 / WEIGHTS as f64
+}
+
 /// The type that a type is multiplied as: BF16 becomes F16 when it is packed, and types of scales of 16 columns whose
 /// values a table of sixteen holds are packed alike.
 #[must_use]

@@ -1,0 +1,357 @@
+//! Which files are served, and of those that llama.cpp knows besides, what they would need.
+//!
+//! One row a kind of file. README.md and docs/models.md show the rows (`cargo xtask tables` writes them there), and
+//! a refusal quotes them. Deliberately absent: what tells one architecture's arithmetic from another's
+//! ([`architecture`](super::architecture)), and tensor types, which are the same for all.
+
+use super::architecture::Architecture;
+
+/// A kind of file that is served. All are on the CPU.
+#[derive(Debug)]
+pub struct Served {
+    pub architecture: Architecture,
+    /// The key, behind the architecture's name, by which such files are told from others of the architecture.
+    pub with_key: Option<&'static str>,
+    /// In words, in Markdown.
+    pub models: &'static str,
+    /// Served on CUDA, too.
+    pub on_cuda: bool,
+    /// Tiny models of `tests/oracle/tiny_models.py`, whose logits are held against llama.cpp's; with one of them a chat is
+    /// held over HTTP.
+    pub held_by: &'static [&'static str],
+}
+
+/// All kinds, as the tables show them.
+pub const SERVED: &[Served] = &[
+    Served {
+        architecture: Architecture::Llama,
+        with_key: None,
+        models: "Llama 2 and 3, SmolLM2, Mistral 7B, … with a factor for each pair of RoPE, linear scaling, or YaRN",
+        on_cuda: true,
+        held_by: &[
+            "llama",
+            "llama-rope-freqs",
+            "llama-linear-rope",
+            "llama-yarn",
+        ],
+    },
+    Served {
+        architecture: Architecture::Llama,
+        with_key: Some("expert_count"),
+        models: "Mixtral: experts in one tensor (`ffn_gate_exps`)",
+        on_cuda: false,
+        held_by: &["mixtral"],
+    },
+    Served {
+        architecture: Architecture::Qwen2,
+        with_key: None,
+        models: "Qwen2, Qwen2.5, with YaRN too",
+        on_cuda: true,
+        held_by: &["qwen2"],
+    },
+    Served {
+        architecture: Architecture::Qwen3,
+        with_key: None,
+        models: "Qwen3, with YaRN too; Qwen3-Reranker ([rerank.md](rerank.md))",
+        on_cuda: true,
+        held_by: &["qwen3", "qwen3-yarn"],
+    },
+    Served {
+        architecture: Architecture::Phi3,
+        with_key: None,
+        models: "Phi-3, Phi-4",
+        on_cuda: true,
+        held_by: &[
+            "phi3",
+            "phi3-short-factors",
+            "phi3-long-factors",
+            "phi3-partial-rope",
+        ],
+    },
+    Served {
+        architecture: Architecture::Qwen2Moe,
+        with_key: Some("expert_count"),
+        models: "Qwen1.5-MoE, Qwen2-57B-A14B: experts, and one that is shared",
+        on_cuda: false,
+        held_by: &["qwen2moe"],
+    },
+    Served {
+        architecture: Architecture::Qwen3Moe,
+        with_key: Some("expert_count"),
+        models: "Qwen3-30B-A3B and its like",
+        on_cuda: false,
+        held_by: &["qwen3moe"],
+    },
+];
+
+/// Architectures that are known and not served.
+#[derive(Debug)]
+pub struct Refused {
+    /// Of `general.architecture`.
+    pub names: &'static [&'static str],
+    /// What they have that is not computed.
+    pub needs: &'static str,
+}
+
+/// The names are those of the `gguf` package; what they need is in llama.cpp's `src/models/`.
+pub const REFUSED: &[Refused] = &[
+    Refused {
+        names: &["qwen3next", "qwen35", "qwen35moe"],
+        needs: "gated delta nets, which have a recurrent state, in three of four layers",
+    },
+    Refused {
+        names: &["kimi-linear"],
+        needs: "delta attention, which has a recurrent state, and latent attention (MLA)",
+    },
+    Refused {
+        names: &["mamba", "mamba2"],
+        needs: "state-space layers, which have a recurrent state, in place of attention",
+    },
+    Refused {
+        names: &[
+            "jamba",
+            "nemotron_h",
+            "nemotron_h_moe",
+            "granitehybrid",
+            "falcon-h1",
+            "plamo2",
+        ],
+        needs: "state-space layers, which have a recurrent state, beside attention",
+    },
+    Refused {
+        names: &["rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"],
+        needs: "the time mixing of RWKV, which has a recurrent state, in place of attention",
+    },
+    Refused {
+        names: &["lfm2", "lfm2moe"],
+        needs: "short convolutions, which have a state, in place of attention in most layers",
+    },
+    Refused {
+        names: &["deepseek2", "minicpm3", "mistral4", "plm"],
+        needs: "latent attention (MLA)",
+    },
+    Refused {
+        names: &["glm-dsa"],
+        needs: "latent attention (MLA) to the tokens that an indexer chooses",
+    },
+    Refused {
+        names: &["gpt-oss"],
+        needs: "attention sinks, windows in every second layer, and biased experts with a clamped SwiGLU",
+    },
+    Refused {
+        names: &["mimo2"],
+        needs: "attention sinks, windows, and a router with sigmoid and biases",
+    },
+    Refused {
+        names: &["gemma"],
+        needs: "GELU and a scaled embedding",
+    },
+    Refused {
+        names: &["gemma2"],
+        needs: "four norms a layer, windows in every second layer, soft caps, GELU and a scaled embedding",
+    },
+    Refused {
+        names: &["gemma3"],
+        needs: "four norms a layer, windows in five of six layers with a rotation of their own, GELU and a scaled embedding",
+    },
+    Refused {
+        names: &["gemma3n"],
+        needs: "embeddings for each layer, AltUp, LAuReL, and layers that share keys and values",
+    },
+    Refused {
+        names: &["gemma4"],
+        needs: "heads of two sizes, layers that share keys and values, embeddings for each layer, and soft-capped logits",
+    },
+    Refused {
+        names: &["smollm3"],
+        needs: "layers without rotation",
+    },
+    Refused {
+        names: &["mistral3"],
+        needs: "queries that are scaled by their position",
+    },
+    Refused {
+        names: &["llama4"],
+        needs: "attention in chunks, layers without rotation, and a router with sigmoid beside a shared expert",
+    },
+    Refused {
+        names: &[
+            "glm4moe",
+            "bailingmoe2",
+            "dots1",
+            "exaone-moe",
+            "ernie4_5-moe",
+            "minimax-m2",
+        ],
+        needs: "a router with biases that only choose, and first layers or shared experts as no served architecture has them",
+    },
+    Refused {
+        names: &["afmoe", "step35"],
+        needs: "gated attention, windows, and a router with biases that only choose",
+    },
+    Refused {
+        names: &[
+            "deepseek",
+            "deepseek2-ocr",
+            "bailingmoe",
+            "hunyuan-moe",
+            "arctic",
+            "grovemoe",
+            "smallthinker",
+            "olmoe",
+            "phimoe",
+            "grok",
+        ],
+        needs: "a mixture of experts of another kind (first layers, shared or further experts, norms or router)",
+    },
+    Refused {
+        names: &["granite", "granitemoe", "minicpm"],
+        needs: "scales of embeddings, of what layers add, of attention and of logits",
+    },
+    Refused {
+        names: &[
+            "qwen2vl",
+            "qwen3vl",
+            "qwen3vlmoe",
+            "hunyuan_vl",
+            "paddleocr",
+        ],
+        needs: "a rotation by sections (M-RoPE)",
+    },
+    Refused {
+        names: &["cogvlm", "chameleon"],
+        needs: "parts of their own for the tokens of images",
+    },
+    Refused {
+        names: &["chatglm", "glm4"],
+        needs: "a rotation of half of each head in adjacent pairs, with gate and up in one tensor",
+    },
+    Refused {
+        names: &["olmo2", "exaone4", "plamo3"],
+        needs: "norms behind attention and feed-forward part",
+    },
+    Refused {
+        names: &[
+            "gpt2",
+            "gptj",
+            "gptneox",
+            "starcoder",
+            "starcoder2",
+            "codeshell",
+            "falcon",
+            "phi2",
+            "stablelm",
+            "orion",
+            "nemotron",
+            "jais2",
+            "olmo",
+            "dbrx",
+            "command-r",
+            "cohere2",
+        ],
+        needs: "LayerNorm in place of RMSNorm",
+    },
+    Refused {
+        names: &["bloom", "mpt", "jais", "refact", "baichuan"],
+        needs: "attention that is biased by distance (ALiBi)",
+    },
+    Refused {
+        names: &["arcee", "apertus", "plamo", "bitnet"],
+        needs: "a feed-forward part without a gate, beside attention, or with a norm of its own",
+    },
+    Refused {
+        names: &["deci", "openelm"],
+        needs: "heads and widths that differ by layer",
+    },
+    Refused {
+        names: &[
+            "xverse",
+            "internlm2",
+            "exaone",
+            "ernie4_5",
+            "hunyuan-dense",
+            "maincoder",
+            "pangu-embedded",
+            "qwen",
+            "seed_oss",
+        ],
+        needs: "little or nothing that is not computed, but none of its files was ever held against llama.cpp's logits",
+    },
+    Refused {
+        names: &[
+            "bert",
+            "modern-bert",
+            "nomic-bert",
+            "nomic-bert-moe",
+            "neo-bert",
+            "jina-bert-v2",
+            "jina-bert-v3",
+            "eurobert",
+            "gemma-embedding",
+            "llama-embed",
+        ],
+        needs: "attention that is not causal: it is an encoder",
+    },
+    Refused {
+        names: &["dream", "llada", "llada-moe", "rnd1"],
+        needs: "attention that is not causal: it makes text by diffusion",
+    },
+    Refused {
+        names: &["t5", "t5encoder"],
+        needs: "an encoder whose words the decoder attends to",
+    },
+    Refused {
+        names: &["clip", "wavtokenizer-dec"],
+        needs: "a language model: it is an encoder or decoder of images or sounds, which belongs to one",
+    },
+];
+
+/// Why a file of this architecture is not served.
+pub(super) fn refusal(name: &str) -> String {
+    let known = REFUSED.iter().find(|known| known.names.contains(&name));
+    let needs = match known {
+        Some(known) => format!("is not supported: it needs {}", known.needs),
+        None => "is not supported".to_owned(),
+    };
+    let served = Architecture::ALL.map(Architecture::name).join(", ");
+    format!("architecture {name} {needs}; served are {served}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_architecture_that_is_loaded_has_a_row() {
+        for architecture in Architecture::ALL {
+            let row = SERVED.iter().find(|row| row.architecture == architecture);
+            let row = row.unwrap_or_else(|| panic!("{architecture:?} has no row"));
+            assert!(!row.held_by.is_empty(), "{architecture:?} has no test");
+        }
+    }
+
+    #[test]
+    fn nothing_is_served_and_refused_or_refused_twice() {
+        let mut names: Vec<_> = REFUSED.iter().flat_map(|it| it.names).copied().collect();
+        names.extend(Architecture::ALL.map(Architecture::name));
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all, "{names:?}");
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_missing_where_that_is_known() {
+        let known = refusal("mamba2");
+        assert!(
+            known.contains("mamba2 is not supported: it needs state-space layers"),
+            "{known}"
+        );
+        assert!(known.ends_with("qwen2moe, qwen3moe"), "{known}");
+        let unknown = refusal("of-tomorrow");
+        assert!(
+            unknown.starts_with("architecture of-tomorrow is not supported; served are llama"),
+            "{unknown}"
+        );
+    }
+}
