@@ -6,6 +6,7 @@ Each case has a template, the body of a request as text, and the prompt that the
 template as transformers' users write them: the arguments of calls as values, an absent text as None beside calls and as an empty one elsewhere.
 """
 
+import datetime
 import json
 import sys
 
@@ -19,6 +20,10 @@ def tojson(value, indent=None):
 
 def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
+
+
+def strftime_now(format):
+    return datetime.datetime.now(datetime.timezone.utc).strftime(format)
 
 
 def message_of(given):
@@ -40,6 +45,7 @@ def render(template, body):
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
     return environment.from_string(template).render(
         messages=[message_of(message) for message in body["messages"]],
         tools=body.get("tools") or None,

@@ -130,9 +130,9 @@ def plain():
     return fixed + spaced + list(mixed(600)) + list(code_points(200))
 
 
-def with_specials():
+def with_specials(specials=SPECIALS):
     rng = random.Random(3)
     glued = [
-        rng.choice(SPECIALS) + rng.choice(SENTENCES + WHITESPACE) + rng.choice(SPECIALS) for _ in range(60)
+        rng.choice(specials) + rng.choice(SENTENCES + WHITESPACE) + rng.choice(specials) for _ in range(60)
     ]
-    return SPECIALS + glued
+    return specials + glued

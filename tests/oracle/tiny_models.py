@@ -121,25 +121,36 @@ FREE = [replace(variant, name=f"{variant.name}-free", free_seed=1) for variant i
 RERANK_TEMPLATE = "<|im_start|>judge\n{query}<|im_end|>\n<|im_start|>{document}"
 
 
-def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
+def named(name):
+    return next(variant for variant in [*MAIN, *EXTRA] if variant.name == name)
+
+
+def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0, vocabulary=None, template=None, context=CONTEXT):
     """`type_name`: of every matrix, or one of MIXES.
+
+    `vocabulary`: a real one (`families.py`) in place of a few hundred tokens; `template`: of its chats.
 
     `tensors_a_file`: 0 writes one file, of any other number the `gguf` package makes several.
 
     `pooling`: a number of llama.cpp's `enum llama_pooling_type`. A reranker's file has a head and a prompt, too."""
     rng = np.random.default_rng(seed)
-    routers = Routers(variant, seed) if variant.experts_used else None
+    n_vocab = len(vocabulary.tokens) if vocabulary else N_VOCAB
+    routers = Routers(variant, seed, n_vocab) if variant.experts_used else None
     writer = gguf.GGUFWriter(str(path), variant.architecture, split_max_tensors=tensors_a_file)
-    _hyperparameters(writer, variant)
+    # Not the variant's: llama.cpp treats the vocabulary of a model called phi3 specially.
+    writer.add_name(vocabulary.model_name if vocabulary else "tiny random")
+    _hyperparameters(writer, variant, n_vocab, context)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
     ranks = pooling == gguf.PoolingType.RANK
     if ranks:
         writer.add_classifier_output_labels(["yes", "no"])
         writer.add_chat_template([{"name": "rerank", "template": RERANK_TEMPLATE}])
-    _tokenizer(writer)
+    vocabulary.write(writer) if vocabulary else _tokenizer(writer)
+    if template:
+        writer.add_chat_template(template)
     head = [("cls.output.weight", (2, N_EMBD))] if ranks else []
-    for name, shape in [*_matrices(variant), *head]:
+    for name, shape in [*_matrices(variant, n_vocab), *head]:
         scale = 1.0 if name == "token_embd.weight" else shape[-1] ** -0.5
         values = rng.standard_normal(shape) * scale
         if routers and name == "token_embd.weight":
@@ -153,10 +164,8 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
     writer.close()
 
 
-def _hyperparameters(writer, variant):
-    # Not the variant's name: llama.cpp treats the vocabulary of a model called phi3 specially.
-    writer.add_name("tiny random")
-    writer.add_context_length(CONTEXT)
+def _hyperparameters(writer, variant, n_vocab, context):
+    writer.add_context_length(context)
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(N_LAYERS)
     writer.add_feed_forward_length(N_FF)
@@ -167,7 +176,7 @@ def _hyperparameters(writer, variant):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(variant.rope_base)
     writer.add_rope_dimension_count(variant.rope_dims or variant.head_dim)
-    writer.add_vocab_size(N_VOCAB)
+    writer.add_vocab_size(n_vocab)
     if variant.experts_used:
         writer.add_expert_count(N_EXPERTS)
         writer.add_expert_used_count(variant.experts_used)
@@ -181,17 +190,17 @@ def _hyperparameters(writer, variant):
     if variant.yarn_scale:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(variant.yarn_scale)
-        writer.add_rope_scaling_orig_ctx_len(CONTEXT // variant.yarn_scale)
+        writer.add_rope_scaling_orig_ctx_len(context // variant.yarn_scale)
     if variant.rope_original_context:
         writer.add_rope_scaling_orig_ctx_len(variant.rope_original_context)
         writer.add_rope_scaling_attn_factors(1.19)
 
 
-def _matrices(variant):
+def _matrices(variant, n_vocab):
     """(name, [rows, cols]) of everything that is quantized, or [experts, rows, cols]."""
-    yield "token_embd.weight", (N_VOCAB, N_EMBD)
+    yield "token_embd.weight", (n_vocab, N_EMBD)
     if not variant.tied:
-        yield "output.weight", (N_VOCAB, N_EMBD)
+        yield "output.weight", (n_vocab, N_EMBD)
     for layer in range(N_LAYERS):
         block = f"blk.{layer}."
         if variant.fused:
@@ -252,14 +261,14 @@ class Routers:
     Two engines that round differently send a token to different experts where two are about as likely, and then no
     logits are close; neither is wrong. So tokens have their experts, and the rest of a row decides how it weighs them."""
 
-    def __init__(self, variant, seed):
+    def __init__(self, variant, seed, n_vocab):
         self._variant = variant
         self._rng = np.random.default_rng([seed, 1])
         self._directions = self._rng.standard_normal((N_EXPERTS, N_EMBD)) * N_EMBD**-0.5
         self._is_free = variant.free_seed is not None
-        self.leads = np.zeros((N_VOCAB, N_EMBD))
+        self.leads = np.zeros((n_vocab, N_EMBD))
         if not self._is_free:
-            order = self._rng.permuted(np.tile(np.arange(N_EXPERTS), (N_VOCAB, 1)), axis=1)
+            order = self._rng.permuted(np.tile(np.arange(N_EXPERTS), (n_vocab, 1)), axis=1)
             self.leads = LEAD * self._directions[order[:, : variant.experts_used]].sum(axis=1)
 
     def tensors(self):
@@ -289,7 +298,7 @@ def _add_matrix(writer, name, values, type_name):
 
 def _tokenizer(writer):
     """GPT-2's byte alphabet, four merges, three control tokens, filler."""
-    alphabet = list(_byte_alphabet().values())
+    alphabet = list(byte_alphabet().values())
     merges = [("t", "h"), ("th", "e"), ("i", "n"), ("a", "n")]
     tokens = alphabet + ["".join(pair) for pair in merges]
     tokens += ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -307,7 +316,7 @@ def _tokenizer(writer):
     writer.add_add_bos_token(False)
 
 
-def _byte_alphabet():
+def byte_alphabet():
     """GPT-2's map from bytes to printable characters."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]

@@ -1,9 +1,11 @@
-"""GGUF files that hold a tokenizer and nothing else, for tokenizers that no small model has."""
+"""GGUF files that hold a tokenizer and nothing else, for tokenizers that no small model has: every pre-tokenizer with one
+vocabulary, and the real vocabularies of families."""
 
 from collections import Counter
 
 import gguf
 
+import families
 import prose
 
 # Every name of supervisor/src/text/pre_tokenizer.rs.
@@ -13,6 +15,22 @@ PRE_TOKENIZERS = [
     "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe",
     "qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "falcon",
 ]  # fmt: skip
+
+
+# Of these families; the others have the same vocabulary as one of them, or less of it.
+REAL = {"llama3": families.llama3, "qwen3": families.qwen3, "mistral": families.mistral, "phi3": families.phi3}
+
+
+def write_real(folder, model):
+    """Yields (name, path, special tokens) of each file as it is written."""
+    for name, make in REAL.items():
+        vocabulary = make(model)
+        path = folder / f"{name}.gguf"
+        writer = gguf.GGUFWriter(str(path), "llama")
+        writer.add_name(vocabulary.model_name)
+        vocabulary.write(writer)
+        _finish(writer)
+        yield name, path, vocabulary.specials()
 
 
 def write_all(folder, model):

@@ -1,9 +1,12 @@
-//! Where the real model is.
+//! Where the real model is, and the Python that has other engines.
 
 use std::path::{Path, PathBuf};
 
 /// Names another file.
 pub const MODEL_VARIABLE: &str = "WORKER_ORCD_MODEL";
+
+/// Names a Python that has the packages of `tests/oracle/requirements.txt`.
+const PYTHON_VARIABLE: &str = "WORKER_ORCD_PYTHON";
 
 const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -28,4 +31,20 @@ pub fn repository_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("tests/ has a parent")
+}
+
+/// A missing oracle is a failure that says how to get it: a comparison that skips itself in
+/// silence proves nothing.
+#[must_use]
+pub fn oracle_python() -> PathBuf {
+    let python = match std::env::var_os(PYTHON_VARIABLE) {
+        Some(python) => PathBuf::from(python),
+        None => repository_root().join(".venv/bin/python"),
+    };
+    assert!(
+        python.is_file(),
+        "no Python with the oracles at {}: run `cargo xtask test` once, or set {PYTHON_VARIABLE}",
+        python.display()
+    );
+    python
 }

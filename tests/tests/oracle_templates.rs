@@ -1,6 +1,6 @@
 //! Prompts of conversations with tools against Python's Jinja: `tests/oracle/chat_templates.py`.
 //!
-//! The templates do what those of the families do: each asks for tools and calls in its own way.
+//! Templates that ask for tools and calls each in its own way, and those of the families that are served.
 
 mod oracle;
 
@@ -16,6 +16,7 @@ use worker_orcd::requests::OnFault;
 use worker_orcd::text::template::ChatTemplate;
 use worker_orcd::text::tools::ChatTerms;
 use worker_orcd::text::{Conversation, Rendering, TemplateSource};
+use worker_orcd_tests::families;
 
 const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,
@@ -152,8 +153,9 @@ const CALLED: &str = r#"{"role": "assistant", "content": null, "reasoning_conten
 const RESULT: &str =
     r#"{"role": "tool", "tool_call_id": "abcdefghi", "content": "{\"celsius\": 21.0}"}"#;
 
-const NEXT: &str =
-    r#"{"role": "assistant", "content": "21 °C."}, {"role": "user", "content": "Danke"}"#;
+const ANSWER: &str = r#"{"role": "assistant", "content": "21 °C."}"#;
+
+const AGAIN: &str = r#"{"role": "user", "content": "Danke"}"#;
 
 /// Keys in the order in which the worker shows them; those of parameters are a client's own.
 const TOOLS: &str = r#"[{"type": "function", "function": {"name": "get_weather", "description": "Says \u00e9.",
@@ -161,12 +163,13 @@ const TOOLS: &str = r#"[{"type": "function", "function": {"name": "get_weather",
     "days": {"minimum": 0.00001, "maximum": 1e22, "enum": [-0, -0.0, 1e15, 2.50, 18446744073709551615]}}}}},
     {"type": "function", "function": {"name": "now"}}]"#;
 
+fn body(messages: &[&str], tools: &str) -> String {
+    let messages = messages.join(", ");
+    format!("{{\"messages\": [{messages}], \"tools\": {tools}}}")
+}
+
 /// Conversations that a template of each kind takes, as texts: the order of keys is part of a prompt.
 fn bodies() -> [(&'static str, String); 4] {
-    let body = |messages: &[&str], tools: &str| {
-        let messages = messages.join(", ");
-        format!("{{\"messages\": [{messages}], \"tools\": {tools}}}")
-    };
     [
         ("no tools", body(&[USER], "[]")),
         ("tools", body(&[USER], TOOLS)),
@@ -174,7 +177,10 @@ fn bodies() -> [(&'static str, String); 4] {
             "a call and its result",
             body(&[USER, CALLED, RESULT], TOOLS),
         ),
-        ("another turn", body(&[USER, CALLED, RESULT, NEXT], "[]")),
+        (
+            "another turn",
+            body(&[USER, CALLED, RESULT, ANSWER, AGAIN], "[]"),
+        ),
     ]
 }
 
@@ -217,6 +223,36 @@ fn prompts_with_tools_and_calls_are_those_of_python_s_jinja() {
             }));
         }
     }
+    are_jinjas(cases);
+}
+
+/// The templates are those that people have (`tests/oracle/families.py`).
+#[test]
+fn prompts_of_each_family_are_those_of_python_s_jinja() {
+    let mut cases = Vec::new();
+    for family in families::templates() {
+        let (name, template) = (&family.name, &family.template);
+        let talk = body(&[USER, ANSWER, AGAIN], "[]");
+        let mut stories = vec![("a question", body(&[USER], "[]")), ("a talk", talk)];
+        if family.has_tools {
+            stories.extend(bodies());
+        }
+        for (story, body) in stories {
+            // This one looks for images in each content, and Python finds none in None.
+            let body = match name.as_str() {
+                "llama3" => body.replace("\"content\": null", "\"content\": \"\""),
+                _ => body,
+            };
+            cases.push(json!({
+                "name": format!("{name}: {story}"), "template": template, "body": body,
+                "prompt": prompt(template, &body),
+            }));
+        }
+    }
+    are_jinjas(cases);
+}
+
+fn are_jinjas(cases: Vec<Value>) {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let path = folder.path().join("cases.json");
     fs::write(&path, Value::from(cases).to_string()).expect("the directory is ours");

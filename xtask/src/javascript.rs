@@ -2,7 +2,7 @@
 //! Made once, and again when a version of `tests/clients` changes. Node comes as the oracles do, so that a machine
 //! needs no other tool, and every machine runs the same one.
 
-use crate::{paths, process};
+use crate::{paths, process, python};
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub fn folder() -> Result<PathBuf> {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(&folder)?;
-    install_node(&folder.join("python")).context("Node cannot be installed")?;
+    python::unpack(&folder.join("python"), &source(NODE)).context("Node cannot be installed")?;
     install_packages(&folder).context("clients in JavaScript cannot be installed")?;
     fs::write(stamp, wanted)?;
     Ok(folder)
@@ -41,18 +41,6 @@ fn wanted() -> Result<String> {
     let names = [NODE].into_iter().chain(PACKAGES);
     let texts = names.map(|name| fs::read_to_string(source(name)).context(name));
     texts.collect()
-}
-
-fn install_node(to: &Path) -> Result<()> {
-    process::run(
-        Command::new("python3")
-            .args(["-m", "pip", "--disable-pip-version-check", "install"])
-            .args(["--quiet", "--no-deps", "--only-binary", ":all:"])
-            .arg("--target")
-            .arg(to)
-            .arg("--requirement")
-            .arg(source(NODE)),
-    )
 }
 
 fn install_packages(folder: &Path) -> Result<()> {

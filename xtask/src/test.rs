@@ -22,42 +22,46 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let start = Instant::now();
     if !arguments.no_lint {
-        process::run(process::cargo().args(["fmt", "--all", "--check"]))?;
+        let mut fmt = process::cargo();
+        fmt.args(["fmt", "--all", "--check"]);
+        phase("formatting", || process::run(&mut fmt))?;
     }
     // Before anything is compiled: a machine that cannot have the oracles should say so now.
     let oracles = if arguments.quick {
         None
     } else {
-        Some(oracles()?)
+        Some(phase("oracles", oracles)?)
     };
     // Before the child is built, which embeds them.
     let left_out = match arguments.quick {
         true => None,
-        false => kernels::for_ci(arguments.require_kernels)?,
+        false => phase("kernels", || kernels::for_ci(arguments.require_kernels))?,
     };
     if !arguments.no_lint {
-        process::run(
-            process::cargo()
-                .args(["clippy", "--quiet", "--workspace", "--all-targets", "--"])
-                .args(["--deny", "warnings"]),
-        )?;
+        let mut clippy = process::cargo();
+        clippy
+            .args(["clippy", "--quiet", "--workspace", "--all-targets", "--"])
+            .args(["--deny", "warnings"]);
+        phase("lints", || process::run(&mut clippy))?;
     }
     // The binaries that ship, without the features that `tests` turns on.
-    process::run(process::cargo().args(["test", "--no-fail-fast"]))?;
+    let mut shipped = process::cargo();
+    shipped.args(["test", "--no-fail-fast"]);
+    phase("what ships", || process::run(&mut shipped))?;
     match &oracles {
         Some(environment) => {
-            process::run(&mut everything_else(environment))?;
-            process::run(&mut failing_on_command(environment))?;
-            chaos::for_ci(&environment.model)?;
+            let mut others = everything_else(environment);
+            phase("through the programs", || process::run(&mut others))?;
+            let mut failing = failing_on_command(environment);
+            phase("children that fail", || process::run(&mut failing))?;
+            phase("chaos", || chaos::for_ci(&environment.model))?;
         }
         // Static checks of the repository need neither.
-        None => process::run(process::cargo().args([
-            "test",
-            "-p",
-            "worker-orcd-tests",
-            "--test",
-            "tidy",
-        ]))?,
+        None => {
+            let mut tidy = process::cargo();
+            tidy.args(["test", "-p", "worker-orcd-tests", "--test", "tidy"]);
+            phase("tidy", || process::run(&mut tidy))?;
+        }
     }
     let seconds = start.elapsed().as_secs();
     match left_out {
@@ -67,9 +71,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Python and model for the tests of real models; the clients of docs/clients.md.
+/// Says how long it took, for whoever wants it shorter.
+fn phase<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    let done = run();
+    println!("{name} took {} s", start.elapsed().as_secs());
+    done
+}
+
+/// Python and model for the tests of real models; vocabularies of others; the clients of docs/clients.md.
 struct Oracles {
     python: PathBuf,
+    families: PathBuf,
     javascript: PathBuf,
     model: PathBuf,
 }
@@ -79,6 +92,7 @@ fn oracles() -> Result<Oracles> {
     Ok(Oracles {
         model: fetch_model::run()?,
         python: python::interpreter()?,
+        families: python::families()?,
         javascript: javascript::folder()?,
     })
 }
@@ -90,6 +104,7 @@ fn everything_else(oracles: &Oracles) -> Command {
         .args(["test", "--no-fail-fast", "-p", "worker-orcd-tests"])
         .env("WORKER_ORCD_PYTHON", &oracles.python)
         .env("WORKER_ORCD_JAVASCRIPT", &oracles.javascript)
+        .env("WORKER_ORCD_FAMILIES", &oracles.families)
         .env("WORKER_ORCD_MODEL", &oracles.model)
         .current_dir(paths::root());
     command

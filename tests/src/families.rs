@@ -1,0 +1,50 @@
+//! Families of models: real vocabularies and chat templates around layers of random weights, as
+//! `tests/oracle/families.py` writes them.
+
+use crate::model::{oracle_python, real_model, repository_root};
+use serde::Deserialize;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A row of `FAMILIES` in `tests/oracle/families.py`.
+#[derive(Debug, Deserialize)]
+pub struct Family {
+    pub name: String,
+    /// The model of `tests/oracle/tiny_models.py` whose layers it has.
+    pub variant: String,
+    pub template: String,
+    pub has_tools: bool,
+    /// Its file, where it was written.
+    pub path: Option<PathBuf>,
+}
+
+/// All of them, without files.
+#[must_use]
+pub fn templates() -> Vec<Family> {
+    asked_for("-".as_ref())
+}
+
+/// All of them, as files in a folder.
+#[must_use]
+pub fn written_to(folder: &Path) -> Vec<Family> {
+    asked_for(folder.as_os_str())
+}
+
+fn asked_for(folder: &OsStr) -> Vec<Family> {
+    let script = repository_root().join("tests/oracle/families.py");
+    let mut command = Command::new(oracle_python());
+    command.arg(script).arg(folder).arg(real_model());
+    let output = command
+        // A checkout may be read-only, and a cache in it is a surprise.
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .expect("Python starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let lines = String::from_utf8(output.stdout).expect("UTF-8");
+    let rows = lines.lines().map(serde_json::from_str);
+    let families: Vec<Family> = rows.collect::<Result<_, _>>().expect("a line for each");
+    assert!(families.len() > 5, "{lines}");
+    families
+}
