@@ -17,6 +17,7 @@ pub mod examined;
 mod groups;
 mod http;
 pub mod keys;
+mod model;
 pub mod model_name;
 pub mod options;
 mod pooling;
@@ -34,6 +35,7 @@ use clap::ArgMatches;
 use device::DeviceChoice;
 use environment::Environment;
 pub use http::HttpConfig;
+use model_name::Whereabouts;
 use reader::Reader;
 use sources::Settings;
 use std::fs::OpenOptions;
@@ -48,7 +50,10 @@ use worker_orcd_ipc::{DeviceSelector, Pooling};
 pub struct Config {
     /// The model as it was written, for people and for clients that name their model.
     pub model_ref: String,
+    /// Its file, or, where it [must be got](Self::must_be_got) first, its name.
     pub model: PathBuf,
+    /// The model is not on this machine yet.
+    pub must_be_got: bool,
     pub device: DeviceChoice,
     pub child_binary: PathBuf,
     pub accept_fault_injection: bool,
@@ -189,7 +194,7 @@ impl Config {
 /// mistakes are noted.
 fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let model_ref = reader.optional("model", |text| Ok(text.to_owned()));
-    let model = read_model(reader);
+    let model = model::read(reader);
     let device = read_device(reader);
     refuse_what_would_be_ignored(reader, device.as_ref());
     let child_binary = read_child_binary(reader);
@@ -232,9 +237,14 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let load = read_load(reader);
     let life = read_life(reader);
     let crashes = read_crashes(reader);
+    let model_ref = model_ref?;
     Some(Config {
-        model_ref: model_ref?,
-        model: model?,
+        must_be_got: model == Some(Whereabouts::Elsewhere),
+        model: match model? {
+            Whereabouts::Here(path) => path,
+            Whereabouts::Elsewhere => model_ref.as_str().into(),
+        },
+        model_ref,
         device: device?,
         child_binary: child_binary?,
         accept_fault_injection,
@@ -382,17 +392,6 @@ fn read_crashes(reader: &mut Reader<'_>) -> Option<CrashSettings> {
         directory,
         max_reports: max_reports? as usize,
     })
-}
-
-fn read_model(reader: &mut Reader<'_>) -> Option<PathBuf> {
-    if !reader.has("model") {
-        let variable = options::variable("model");
-        reader.error(format!(
-            "--model (or {variable}) is needed: a .gguf file, or smollm2"
-        ));
-        return None;
-    }
-    reader.optional("model", model_name::resolve)
 }
 
 fn read_device(reader: &mut Reader<'_>) -> Option<DeviceChoice> {

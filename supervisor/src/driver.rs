@@ -40,7 +40,7 @@ mod program;
 mod rate;
 mod seat;
 mod seats;
-mod service_manager;
+pub(crate) mod service_manager;
 mod silence;
 mod start;
 mod succession;

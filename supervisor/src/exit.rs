@@ -16,12 +16,20 @@ pub enum WorkerExit {
     Listen,
     /// The callback URL did not take the registration.
     Callback,
+    /// The model is not on this machine, and the hub did not give it.
+    Fetch,
     Engine(SupervisorExit),
 }
 
 impl WorkerExit {
     /// Those that are not the lifecycle's.
-    const OWN: [Self; 4] = [Self::Startup, Self::Usage, Self::Listen, Self::Callback];
+    const OWN: [Self; 5] = [
+        Self::Startup,
+        Self::Usage,
+        Self::Listen,
+        Self::Callback,
+        Self::Fetch,
+    ];
 
     /// Every way that `worker-orcd` can end, in the order of the numbers.
     #[must_use]
@@ -49,6 +57,7 @@ impl WorkerExit {
             Self::Usage => "usage",
             Self::Listen => "listen",
             Self::Callback => "callback",
+            Self::Fetch => "fetch",
             Self::Engine(exit) => exit.name(),
         }
     }
@@ -60,6 +69,7 @@ impl WorkerExit {
             Self::Usage => "the command line, environment or configuration file is wrong",
             Self::Listen => "an address is taken, or not this machine's",
             Self::Callback => "nobody at --callback-url took the registration",
+            Self::Fetch => "the model is not here and could not be got",
             Self::Engine(exit) => exit.meaning(),
         }
     }
@@ -71,6 +81,7 @@ impl WorkerExit {
             Self::Usage => 2,
             Self::Listen => 86,
             Self::Callback => 87,
+            Self::Fetch => 91,
             Self::Engine(exit) => exit.code(),
         }
     }

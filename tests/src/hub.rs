@@ -3,7 +3,7 @@
 use crate::worker::binary;
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read as _, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -23,6 +23,8 @@ pub struct Held {
     promised_sha256: String,
     /// The connection breaks behind this many bytes of one answer.
     cut: Option<usize>,
+    /// Or it stays, and nothing more comes.
+    stalls: bool,
     ranges: bool,
     /// Headers name size and SHA-256; without them the listing does.
     headers: bool,
@@ -40,6 +42,7 @@ impl Held {
             promised_bytes: bytes.len(),
             promised_sha256: sha256(bytes),
             cut: None,
+            stalls: false,
             ranges: true,
             headers: true,
             token: None,
@@ -50,6 +53,12 @@ impl Held {
     pub fn cut_after(mut self, bytes: usize) -> Self {
         self.cut = Some(bytes);
         self
+    }
+
+    #[must_use]
+    pub fn silent_after(mut self, bytes: usize) -> Self {
+        self.stalls = true;
+        self.cut_after(bytes)
     }
 
     /// What comes is something else than what was promised.
@@ -283,7 +292,12 @@ fn send(out: &mut TcpStream, file: &Held, start: usize) -> std::io::Result<()> {
         out,
         "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     )?;
-    out.write_all(&rest[..file.cut.unwrap_or(length).min(length)])
+    out.write_all(&rest[..file.cut.unwrap_or(length).min(length)])?;
+    if file.stalls {
+        // Until the client is gone.
+        while out.read(&mut [0]).is_ok_and(|read| read > 0) {}
+    }
+    Ok(())
 }
 
 #[must_use]

@@ -1,11 +1,13 @@
-//! `worker-orcd pull` against a hub that breaks off, lies and changes its files.
+//! `worker-orcd pull`, and a worker whose model is not here yet, against a hub that breaks off, lies and changes its
+//! files.
 
+use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use worker_orcd_gpu::model::Architecture;
 use worker_orcd_gpu::model::tiny_model::tiny_model;
 use worker_orcd_tests::hub::{pull, pull_as, pull_with, pulled};
-use worker_orcd_tests::{FakeHub, Held, Worker};
+use worker_orcd_tests::{FakeHub, Held, Worker, WorkerBuilder, wait};
 
 /// Variable with the folder of models that were pulled.
 const CACHE: &str = "XDG_CACHE_HOME";
@@ -60,6 +62,27 @@ fn a_transfer_that_breaks_off_goes_on_where_it_was_and_is_whole() {
     // Again: nothing is transferred.
     assert_eq!(pulled(&pull(&hub, cache.path(), "a/b")), path);
     assert_eq!(hub.starts().len(), 2);
+}
+
+/// What is said is for a journal, too: lines, and none that is redrawn.
+#[test]
+fn how_far_a_transfer_is_is_said_in_lines() {
+    let cache = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start(vec![Held::new("a/b", "m.gguf", &model(1))]);
+    let output = pull(&hub, cache.path(), "a/b:m.gguf");
+    pulled(&output);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!said.contains('\r'), "{said:?}");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(
+        lines[0].starts_with("getting http://") && lines[0].ends_with("m.gguf, 0.4 MB"),
+        "{said}"
+    );
+    let here = "m.gguf is here: 0.4 of 0.4 MB (100 %), ";
+    assert!(
+        lines[1].starts_with(here) && lines[1].ends_with(" MB/s"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -156,11 +179,6 @@ fn what_was_pulled_is_served_under_the_name_by_which_it_was_pulled() {
     let cache = tempfile::tempdir().unwrap();
     let tiny = tiny_model(Architecture::Llama).build();
     let hub = FakeHub::start(vec![Held::new("some/tiny", "t.gguf", &tiny)]);
-    let missing = Worker::with_model("some/tiny:t.gguf")
-        .env(CACHE, cache.path().to_str().unwrap())
-        .spawn()
-        .wait_exit();
-    assert_eq!(missing.code(), Some(2));
     pulled(&pull(&hub, cache.path(), "some/tiny:t.gguf"));
     let worker = serving("some/tiny:t.gguf", CACHE, cache.path());
     assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:t.gguf");
@@ -238,11 +256,11 @@ fn a_model_in_several_files_is_got_whole_or_not_and_served_as_one() {
     broken[1] = broken[1].clone().cut_after(1000);
     let hub = FakeHub::start(broken);
     refused(&pull(&hub, cache.path(), "some/tiny:F32"));
-    let unnamed = Worker::with_model("some/tiny:F32")
+    // A part of a model is none.
+    let unnamed = Worker::with_model("some/tiny:F32").flag("--offline");
+    unnamed
         .env(CACHE, cache.path().to_str().unwrap())
-        .spawn()
-        .wait_exit();
-    assert_eq!(unnamed.code(), Some(2), "a part of a model is none");
+        .ends_with(2, &["--offline forbids"]);
     hub.hold(held_parts(&parts));
     let path = pulled(&pull(&hub, cache.path(), "some/tiny:F32"));
     assert!(path.ends_with("F32/T-F32-00001-of-00003.gguf"), "{path:?}");
@@ -273,4 +291,94 @@ fn a_model_in_several_files_is_got_whole_or_not_and_served_as_one() {
     in_parts.replace_child();
     assert_eq!(text(&in_parts), before);
     assert_eq!(in_parts.crash_reports().len(), 2);
+}
+
+/// A worker that may ask that hub.
+fn of_hub(hub: &FakeHub, model: &str, cache: &Path) -> WorkerBuilder {
+    Worker::with_model(model)
+        .env(CACHE, cache.to_str().unwrap())
+        .env("HF_ENDPOINT", &hub.endpoint())
+        .env("no_proxy", "127.0.0.1,localhost")
+        .env("HF_TOKEN", "")
+        .env("HF_HOME", cache.join("none").to_str().unwrap())
+}
+
+#[test]
+fn a_model_that_is_not_here_is_got_at_the_start_whatever_breaks_off() {
+    let cache = tempfile::tempdir().unwrap();
+    let whole = model(1);
+    let hub = FakeHub::start(vec![
+        Held::new("some/tiny", "T-Q4_K_M.gguf", &whole).cut_after(250_000),
+    ]);
+    let worker = of_hub(&hub, "some/tiny:Q4_K_M", cache.path()).start();
+    assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:Q4_K_M");
+    assert_eq!(hub.starts(), [0, 250_000]);
+    let got = cache.path().join("worker-orcd/some/tiny/T-Q4_K_M.gguf");
+    assert_eq!(std::fs::read(got).unwrap(), whole);
+    let log = worker.log.text();
+    for event in [
+        "model_fetch_begins",
+        "model_fetch_again",
+        "model_fetched",
+        "model_checked",
+    ] {
+        assert!(log.contains(event), "{event}: {log}");
+    }
+    // The next start asks nobody.
+    drop(worker);
+    hub.hold(vec![]);
+    let again = of_hub(&hub, "some/tiny:Q4_K_M", cache.path()).flag("--offline");
+    again.start().assert_serves();
+}
+
+#[test]
+fn who_forbids_to_ask_a_hub_is_named_and_none_is_asked() {
+    let cache = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start(vec![Held::new("a/b", "m.gguf", &model(1))]);
+    let worker = || of_hub(&hub, "a/b:m.gguf", cache.path());
+    worker()
+        .flag("--offline")
+        .ends_with(2, &["--offline forbids"]);
+    for variable in ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"] {
+        let forbids = format!("{variable} forbids to get it");
+        worker().env(variable, "true").ends_with(2, &[&forbids]);
+    }
+    assert!(hub.starts().is_empty());
+}
+
+#[test]
+fn a_model_that_cannot_be_got_ends_the_start_with_a_number_of_its_own() {
+    let cache = tempfile::tempdir().unwrap();
+    let whole = model(1);
+    let hub = FakeHub::start(vec![
+        Held::new("a/b", "m.gguf", &whole).but_sends(&model(2)),
+        Held::new("a/c", "m.gguf", &whole).for_holders_of("hf_right"),
+    ]);
+    let worker = |name| of_hub(&hub, name, cache.path());
+    worker("a/b:m.gguf").ends_with(91, &["not what the hub promised"]);
+    worker("a/c:m.gguf").ends_with(91, &["401", "HF_TOKEN"]);
+    worker("a/d:Q8_0").ends_with(91, &["a/d holds no .gguf file"]);
+    let mistyped = worker("models/nope.gguf");
+    mistyped.ends_with(2, &["models/nope.gguf cannot be read"]);
+}
+
+#[test]
+fn a_worker_that_is_told_to_end_does_not_wait_for_its_model_and_what_has_come_stays() {
+    let cache = tempfile::tempdir().unwrap();
+    let whole = model(1);
+    let silent = Held::new("a/b", "m.gguf", &whole).silent_after(70_000);
+    let hub = FakeHub::start(vec![silent]);
+    let mut worker = of_hub(&hub, "a/b:m.gguf", cache.path()).spawn();
+    // What the program that gets them still holds is not counted.
+    let has_come = || {
+        let partial = files(&cache.path().join("worker-orcd"));
+        let bytes = std::fs::read(partial.first()?).ok()?;
+        (bytes.len() > 60_000).then_some(bytes)
+    };
+    wait::until("most of 70,000 bytes", has_come);
+    worker.signal(Signal::SIGHUP);
+    worker.signal(Signal::SIGTERM);
+    assert_eq!(worker.wait_exit().code(), Some(0), "{}", worker.log.text());
+    let bytes = has_come().expect("it stays");
+    assert!(whole.starts_with(&bytes));
 }

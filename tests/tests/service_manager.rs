@@ -5,8 +5,10 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use worker_orcd_gpu::model::Architecture;
+use worker_orcd_gpu::model::tiny_model::tiny_model;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Script, Worker, WorkerBuilder, wait};
+use worker_orcd_tests::{FakeHub, Held, Script, Worker, WorkerBuilder, wait};
 
 const WATCHDOG: Duration = Duration::from_millis(400);
 
@@ -79,6 +81,32 @@ fn it_is_told_when_the_worker_is_ready_how_it_does_and_when_it_stops() {
     let words = manager.until("STOPPING=1");
     assert!(!words.contains(&"READY=1".to_owned()), "once: {words:?}");
     assert_eq!(worker.wait_exit().code(), Some(0));
+}
+
+/// As long as a model is got nothing is loaded, and nobody else says so.
+#[test]
+fn it_is_told_how_far_a_model_is_that_is_not_here_and_asked_for_the_time() {
+    let cache = TempDir::new().expect("a temporary directory");
+    let tiny = tiny_model(Architecture::Llama).build();
+    let hub = FakeHub::start(vec![
+        Held::new("a/b", "m.gguf", &tiny).cut_after(tiny.len() / 2 + 1),
+    ]);
+    let manager = Manager::new();
+    let worker = Worker::with_model("a/b:m.gguf")
+        .env("HF_ENDPOINT", &hub.endpoint())
+        .env("no_proxy", "127.0.0.1,localhost")
+        .env("XDG_CACHE_HOME", &cache.path().display().to_string());
+    let _worker = manager.starts(worker).start();
+    let words = manager.until("READY=1");
+    let told = |beginning: &str| words.iter().any(|it| it.starts_with(beginning));
+    assert!(told("STATUS=getting http://"), "{words:?}");
+    assert!(told("STATUS=the transfer ended after"), "{words:?}");
+    let is_here = words
+        .iter()
+        .position(|it| it.starts_with("STATUS=m.gguf is here"));
+    let before = &words[..is_here.expect("it is told")];
+    let extension = "EXTEND_TIMEOUT_USEC=10000000";
+    assert!(before.iter().any(|it| it == extension), "{words:?}");
 }
 
 #[test]

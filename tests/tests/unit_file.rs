@@ -125,6 +125,7 @@ fn every_file_and_word_of_code_that_the_page_names_is_there() {
         ("supervisor/src/driver/service_manager.rs", "within / 2"),
         ("supervisor/src/crash/store.rs", "\"STATE_DIRECTORY\""),
         ("supervisor/src/child/socket.rs", "\"TMPDIR\""),
+        ("supervisor/src/config/model_name.rs", "\"XDG_CACHE_HOME\""),
         ("supervisor/src/commands/doctor/gpu.rs", "/dev/nvidiactl"),
         ("supervisor/src/http/lanes.rs", "setpriority_process"),
     ] {
@@ -136,8 +137,10 @@ fn every_file_and_word_of_code_that_the_page_names_is_there() {
 fn would_end_again(exit: WorkerExit) -> bool {
     match exit {
         WorkerExit::Usage => true,
-        // Memory, an address, somebody at a URL: they come back.
-        WorkerExit::Startup | WorkerExit::Listen | WorkerExit::Callback => false,
+        // Memory, an address, somebody at a URL, a hub: they come back.
+        WorkerExit::Startup | WorkerExit::Listen | WorkerExit::Callback | WorkerExit::Fetch => {
+            false
+        }
         WorkerExit::Engine(exit) => match exit {
             SupervisorExit::ModelLoad
             | SupervisorExit::InsufficientMemory

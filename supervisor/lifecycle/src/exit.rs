@@ -1,7 +1,7 @@
 //! The exit codes of `worker-orcd` itself: one number per way to end.
 //!
 //! Where a fault of the child ends the worker too, the number is the fault's. 1 and 2 are left to start-up errors and
-//! the command line, 86 and 87 to listening and to the callback.
+//! the command line, 86 and 87 to listening and to the callback, 91 to a model that cannot be got.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -24,6 +24,7 @@ use crate::child::probe;
 use crate::config::device::{DecidedDevices, DeviceChoice};
 use crate::config::environment::Environment;
 use crate::config::examined::Examined;
+use crate::config::model_name::Whereabouts;
 use crate::config::sources;
 use crate::logging::printable;
 use clap::{Arg, ArgMatches, Command, ValueHint};
@@ -118,7 +119,7 @@ fn look(
     unit: Option<&Path>,
 ) -> Vec<Finding> {
     // Its length alone: what is in it is the child's to say.
-    let model = settings.model.as_ref().and_then(|it| it.as_ref().ok());
+    let model = settings.model_file();
     let model_bytes = model.and_then(|it| Some(fs::metadata(it).ok()?.len()));
     let computes_here =
         answers.device.as_ref().is_none_or(Result::is_err) && !settings.device.needs_cards();
@@ -186,7 +187,10 @@ impl Answers {
                 model: match &settings.model {
                     None => None,
                     Some(Err(why)) => Some(Err((why.clone(), "worker-orcd pull gets one"))),
-                    Some(Ok(path)) => {
+                    Some(Ok(Whereabouts::Elsewhere)) => {
+                        Some(Ok("it is not here yet: the start gets it".to_owned()))
+                    }
+                    Some(Ok(Whereabouts::Here(path))) => {
                         let remedy = "get it again, or another one that is supported";
                         let checked = probe::check_model(child, path).await;
                         Some(checked.map_err(|why| (why, remedy)))

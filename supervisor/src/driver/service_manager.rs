@@ -6,10 +6,10 @@
 //! | `READY=1` | the first child serves |
 //! | `STATUS=` | state, load, restarts, devices that are out, the last death: once a second at most, and when the state or a device's standing is another |
 //! | `WATCHDOG=1` | twice in the time that `WATCHDOG_USEC` gives |
-//! | `EXTEND_TIMEOUT_USEC=` | until the first child serves, and while the worker ends: its own deadlines end both |
+//! | `EXTEND_TIMEOUT_USEC=` | while a model is got, until the first child serves, and while the worker ends: its own deadlines end both |
 //! | `STOPPING=1` | nothing new is accepted |
 //!
-//! Each comes from a turn of the driver, so a driver that stands still is silent, and the watchdog ends the
+//! Each comes from a turn of the driver, or of what gets a model before there is one, so a driver that stands still is silent, and the watchdog ends the
 //! worker. A thread of their own sends them: a service manager that does not read must not stop streams. A word
 //! that finds no room is said again: at the next turn, or with the next figures.
 
@@ -37,7 +37,7 @@ const REASON_CHARS: usize = 80;
 const EXTENSION: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Word {
+enum Word {
     Ready,
     Status(String),
     Watchdog,
@@ -46,7 +46,7 @@ pub(super) enum Word {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct ServiceManager {
+pub(crate) struct ServiceManager {
     /// `None`: nobody listens.
     words: Option<SyncSender<Word>>,
     /// Time between two words for the watchdog, if there is one.
@@ -65,7 +65,7 @@ pub(super) struct ServiceManager {
 
 impl ServiceManager {
     /// The one that started this process, if any.
-    pub(super) fn of_this_process() -> Self {
+    pub(crate) fn of_this_process() -> Self {
         if std::env::var_os("NOTIFY_SOCKET").is_none() {
             return Self::default();
         }
@@ -89,7 +89,7 @@ impl ServiceManager {
     }
 
     /// The moment at which [`ServiceManager::turn`] has something to say although nothing happens.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.words.as_ref()?;
         let pulse = self.pulse_at.zip(self.pulse).map(|(at, every)| at + every);
         let extension = self.extended_at.filter(|_| self.is_in_between());
@@ -98,7 +98,7 @@ impl ServiceManager {
     }
 
     /// Says what is due whatever happens.
-    pub(super) fn turn(&mut self, now: Instant) {
+    pub(crate) fn turn(&mut self, now: Instant) {
         if self.words.is_none() {
             return;
         }
@@ -112,6 +112,11 @@ impl ServiceManager {
             self.extended_at = Some(now);
             self.say(Word::Extend);
         }
+    }
+
+    /// Says how far a start is that has no engine yet.
+    pub(crate) fn tell_of_the_start(&mut self, words: &str) {
+        self.say(Word::Status(one_line(words)));
     }
 
     /// Says what is new.

@@ -228,7 +228,7 @@ impl Unit {
                 ..finding
             }));
         }
-        let model = settings.model.as_ref().and_then(|it| it.as_ref().ok());
+        let model = settings.model_file();
         let is_home = |it: &PathBuf| {
             let full = it.canonicalize().unwrap_or_else(|_| it.clone());
             ["/home", "/root", "/run/user"]

@@ -5,8 +5,8 @@
 //!                                                        └─→ FILE.SHA256.partial
 //! ```
 
-use super::ChildProgram;
 use super::curl::Curl;
+use super::errand::Errand;
 use super::promise::Promise;
 use crate::config::model_name::{Choice, chosen, is_gguf_path};
 use crate::logging::printable;
@@ -50,7 +50,7 @@ impl Hub {
         repository: &str,
         choice: Choice<'_>,
         directory: &Path,
-        child: &ChildProgram,
+        errand: &Errand,
     ) -> Result<PathBuf> {
         let file = match choice {
             // A hub's mirror may have no listing.
@@ -66,8 +66,8 @@ impl Hub {
         fs::create_dir_all(folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
         match model_parts(Path::new(&file)).as_slice() {
-            [_] => self.pull_file(repository, &file, &target, child)?,
-            parts => self.pull_parts(repository, parts, &target, child)?,
+            [_] => self.pull_file(repository, &file, &target, errand)?,
+            parts => self.pull_parts(repository, parts, &target, errand)?,
         }
         Ok(target)
     }
@@ -77,15 +77,15 @@ impl Hub {
         repository: &str,
         file: &str,
         target: &Path,
-        child: &ChildProgram,
+        errand: &Errand,
     ) -> Result<()> {
         let promise = self.look(repository, file)?;
-        if promise.is_kept(target, child)? {
+        if promise.is_kept(target, errand)? {
             return Ok(());
         }
         let partial = promise.partial(target);
-        promise.transfer(&self.curl, &partial, child)?;
-        child.install(&partial, target)
+        promise.transfer(&self.curl, &partial, errand)?;
+        errand.install(&partial, target)
     }
 
     /// Files of one model. They lie in a hidden folder until all are there and the whole can be served; the first,
@@ -95,14 +95,14 @@ impl Hub {
         repository: &str,
         files: &[PathBuf],
         target: &Path,
-        child: &ChildProgram,
+        errand: &Errand,
     ) -> Result<()> {
         let targets = model_parts(target);
         let look = |file: &PathBuf| self.look(repository, &file.to_string_lossy());
         let promises: Vec<_> = files.iter().map(look).collect::<Result<_>>()?;
         let both = || promises.iter().zip(&targets);
         let kept: Vec<_> = both()
-            .map(|(promise, target)| promise.is_kept(target, child))
+            .map(|(promise, target)| promise.is_kept(target, errand))
             .collect::<Result<_>>()?;
         if kept.iter().all(|is_kept| *is_kept) {
             return Ok(());
@@ -117,13 +117,13 @@ impl Hub {
         for (((promise, target), staged), is_kept) in both().zip(&staged).zip(kept) {
             if is_kept {
                 fs::rename(target, staged)?;
-            } else if !staged.exists() || child.digest(staged)? != promise.sha256 {
+            } else if !staged.exists() || errand.digest(staged)? != promise.sha256 {
                 let partial = promise.partial(staged);
-                promise.transfer(&self.curl, &partial, child)?;
+                promise.transfer(&self.curl, &partial, errand)?;
                 fs::rename(&partial, staged)?;
             }
         }
-        child.check(&staged[0])?;
+        errand.check(&staged[0])?;
         for (staged, target) in staged.iter().zip(&targets).rev() {
             fs::rename(staged, target)?;
         }

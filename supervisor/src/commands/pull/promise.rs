@@ -4,17 +4,32 @@
 //! is only ever continued with bytes of the same file. Nothing gets its name before its size and
 //! its SHA-256 are the promised ones.
 
-use super::ChildProgram;
+#![expect(clippy::disallowed_methods, reason = "how fast bytes come")]
+
 use super::curl::Curl;
+use super::errand::Errand;
+use super::news::{Extent, Meter, News};
+use crate::logging::printable;
 use anyhow::{Context, Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// curl's number for a server that cannot send a part.
 const CURL_RANGE_ERROR: i32 = 33;
+
+/// Without a byte for so many seconds a transfer has broken off.
+const SILENCE_SECONDS: &str = "30";
+
+/// Before a transfer is tried again; twice as long each time that it brings nothing.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Bytes that are written at a time.
+const CHUNK_BYTES: usize = 1 << 18;
 
 /// Size and SHA-256 that a hub promises for one file.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,14 +41,14 @@ pub(super) struct Promise {
 
 impl Promise {
     /// The file is there, whole.
-    pub(super) fn is_kept(&self, target: &Path, child: &ChildProgram) -> Result<bool> {
+    pub(super) fn is_kept(&self, target: &Path, errand: &Errand) -> Result<bool> {
         if target.exists() {
             ensure!(
-                child.digest(target)? == self.sha256,
+                errand.digest(target)? == self.sha256,
                 "{} is there already and is not what the hub has now; remove it first",
                 target.display()
             );
-            eprintln!("{} is already here", target.display());
+            errand.tell(News::Kept(target.to_owned()));
             return Ok(true);
         }
         Ok(false)
@@ -46,8 +61,7 @@ impl Promise {
     }
 
     /// Leaves the whole file at `partial`, or what has come of it so far.
-    pub(super) fn transfer(&self, curl: &Curl, partial: &Path, child: &ChildProgram) -> Result<()> {
-        eprintln!("downloading {} ({} bytes)", self.url, self.bytes);
+    pub(super) fn transfer(&self, curl: &Curl, partial: &Path, errand: &Errand) -> Result<()> {
         let file = OpenOptions::new().append(true).create(true).open(partial)?;
         // Two that write would mix their bytes.
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock)
@@ -56,19 +70,14 @@ impl Promise {
         if file.metadata()?.len() > self.bytes {
             file.set_len(0)?;
         }
-        if self.append_rest(curl, &file)? == Some(CURL_RANGE_ERROR) {
-            file.set_len(0)?;
-            self.append_rest(curl, &file)?;
-        }
+        let at = self.extent(&file)?;
+        let what = self.url.clone();
+        errand.tell(News::Begins { what, at });
+        let mut meter = Meter::new(at, Instant::now());
+        self.get_all(curl, &file, &mut meter, errand)?;
         file.sync_all()?;
         let have = file.metadata()?.len();
-        if have < self.bytes {
-            bail!(
-                "the transfer ended after {have} of {} bytes; the same command goes on from there",
-                self.bytes
-            );
-        }
-        let found = child.digest(partial)?;
+        let found = errand.digest(partial)?;
         if have > self.bytes || found != self.sha256 {
             fs::remove_file(partial)?;
             bail!(
@@ -77,34 +86,122 @@ impl Promise {
                 self.sha256
             );
         }
+        let (what, progress) = (self.name(), meter.end(Instant::now()));
+        errand.tell(News::Came { what, progress });
         Ok(())
     }
 
-    /// curl's number, where it could not get everything.
-    fn append_rest(&self, curl: &Curl, mut file: &File) -> Result<Option<i32>> {
+    /// What a line can hold of its address.
+    fn name(&self) -> String {
+        let name = self.url.rsplit('/').next();
+        name.unwrap_or(&self.url).to_owned()
+    }
+
+    fn extent(&self, file: &File) -> io::Result<Extent> {
+        let have = file.metadata()?.len();
+        let whole = self.bytes;
+        Ok(Extent { have, whole })
+    }
+
+    /// Appends until there is as much as was promised, or more. Of what breaks off, the rest is asked for again.
+    fn get_all(&self, curl: &Curl, file: &File, meter: &mut Meter, errand: &Errand) -> Result<()> {
+        let mut in_vain = 0;
+        loop {
+            let had = file.metadata()?.len();
+            let end = self.append_rest(curl, file, meter, errand)?;
+            let have = file.metadata()?.len();
+            if have >= self.bytes {
+                return Ok(());
+            }
+            if end.code == Some(CURL_RANGE_ERROR) && had > 0 {
+                file.set_len(0)?;
+                *meter = Meter::new(self.extent(file)?, Instant::now());
+                continue;
+            }
+            in_vain = if have > had { 0 } else { in_vain + 1 };
+            let why = format!("the transfer ended after {have} of {} bytes", self.bytes);
+            let said = match end.said.as_str() {
+                "" => String::new(),
+                said => format!(" ({said})"),
+            };
+            if errand.retries.is_none_or(|most| in_vain > most) {
+                bail!("{why}{said}; the same command goes on from there");
+            }
+            let after = PAUSE * 2_u32.pow(in_vain.min(5));
+            let why = format!("{why}{said}");
+            errand.tell(News::Again { why, after });
+            thread::sleep(after);
+        }
+    }
+
+    fn append_rest(
+        &self,
+        curl: &Curl,
+        file: &File,
+        meter: &mut Meter,
+        errand: &Errand,
+    ) -> Result<End> {
         let have = file.metadata()?.len();
         if have == self.bytes {
-            return Ok(None);
+            return Ok(End::default());
         }
         let mut command = curl.command();
-        command.args(["--fail", "--location", "--progress-bar", "--output", "-"]);
+        command.args(["--fail", "--location", "--silent", "--show-error"]);
+        command.args(["--speed-limit", "1", "--speed-time", SILENCE_SECONDS]);
+        command.args(["--connect-timeout", SILENCE_SECONDS, "--output", "-"]);
         if have > 0 {
             command.args(["--continue-at", &have.to_string()]);
         }
         let mut transfer = command
             .arg(&self.url)
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .context("curl cannot be started; it is needed for this")?;
+        let (bytes, words) = (transfer.stdout.take(), transfer.stderr.take());
+        errand.transfer.begins(transfer);
+        let (Some(bytes), Some(mut words)) = (bytes, words) else {
+            bail!("curl was started without pipes");
+        };
         // One byte more than there may be tells a file that is too long.
-        let room = self.bytes - have + 1;
-        let copied = transfer
-            .stdout
-            .take()
-            .map(|bytes| io::copy(&mut bytes.take(room), &mut file));
+        let mut bytes = bytes.take(self.bytes - have + 1);
+        let copied = copy(&mut bytes, file, |length| {
+            if let Some(progress) = meter.came(length, Instant::now()) {
+                let what = self.name();
+                errand.tell(News::Goes { what, progress });
+            }
+        });
+        drop(bytes);
         // It has ended, or is told by its closed pipe to end.
-        let status = transfer.wait()?;
-        copied.transpose()?;
-        Ok(status.code().filter(|code| *code != 0))
+        let mut said = String::new();
+        words.read_to_string(&mut said)?;
+        let code = errand.transfer.ends()?;
+        copied?;
+        Ok(End {
+            code: code.filter(|code| *code != 0),
+            said: printable(said.trim()),
+        })
     }
+}
+
+/// Calls `came` with the length of each piece.
+fn copy(from: &mut impl Read, mut to: &File, mut came: impl FnMut(usize)) -> io::Result<()> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let length = from.read(&mut chunk)?;
+        if length == 0 {
+            return Ok(());
+        }
+        to.write_all(&chunk[..length])?;
+        came(length);
+    }
+}
+
+/// How a transfer ended.
+#[derive(Debug, Default)]
+struct End {
+    /// curl's number, where it could not get everything.
+    code: Option<i32>,
+    /// Its words.
+    said: String,
 }

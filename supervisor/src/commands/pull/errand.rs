@@ -1,0 +1,84 @@
+//! For whom a model is got: the program that looks into what has come, who is told, and how long it is tried.
+
+use super::news::News;
+use crate::child::probe;
+use crate::logging::printable;
+use anyhow::{Context as _, Result, anyhow};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
+
+pub(crate) struct Errand {
+    /// The child's program: no other reads what has come.
+    pub(crate) child: PathBuf,
+    pub(crate) tell: Box<dyn Fn(News) + Send>,
+    /// How often in a row the rest of a file may be asked for without a byte, after a transfer broke off; `None`:
+    /// that is left to who comes next.
+    pub(crate) retries: Option<u32>,
+    pub(crate) transfer: Transfer,
+}
+
+/// The program that gets bytes, while there is one, for whoever has to end it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Transfer(Arc<Mutex<Option<Child>>>);
+
+impl Transfer {
+    /// A child that waits for a hub would outlive who is told to end.
+    pub(crate) fn kill(&self) {
+        if let Some(child) = self.held().as_mut() {
+            // It has ended then.
+            let _ = child.kill();
+        }
+    }
+
+    pub(super) fn begins(&self, child: Child) {
+        *self.held() = Some(child);
+    }
+
+    /// Waits for its end.
+    pub(super) fn ends(&self) -> io::Result<Option<i32>> {
+        let child = self.held().take();
+        let status = child.map(|mut child| child.wait()).transpose()?;
+        Ok(status.and_then(|status| status.code()))
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Child>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Errand {
+    pub(super) fn tell(&self, news: News) {
+        (self.tell)(news);
+    }
+
+    /// The SHA-256 of a file, in hexadecimal digits.
+    pub(super) fn digest(&self, file: &Path) -> Result<String> {
+        wait_for(probe::digest(&self.child, file))
+    }
+
+    pub(super) fn check(&self, model: &Path) -> Result<()> {
+        let checked = wait_for(probe::check_model(&self.child, model));
+        let words = checked.with_context(|| format!("{} cannot be served", model.display()))?;
+        self.tell(News::Checked(words));
+        Ok(())
+    }
+
+    /// Moves a whole model into place, so that no name ever belongs to half of one, or to none.
+    pub(super) fn install(&self, from: &Path, to: &Path) -> Result<()> {
+        self.check(from)?;
+        fs::rename(from, to).with_context(|| format!("{} cannot be written", to.display()))
+    }
+}
+
+/// An answer, which may be the words of a file.
+fn wait_for(answer: impl Future<Output = Result<String, String>>) -> Result<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let answer = runtime.block_on(answer);
+    answer
+        .map(|words| printable(&words))
+        .map_err(|why| anyhow!(printable(&why)))
+}

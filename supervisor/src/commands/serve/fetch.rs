@@ -1,0 +1,159 @@
+//! A model that is not on this machine yet: it is got before anything is loaded, while clients wait in the sockets.
+//!
+//! The log says how far it is, and so does the service manager, which is asked for the time. A signal that ends the
+//! worker ends it here, too; what has come stays, and the next start goes on from there.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a thread of its own, which waits"
+)]
+
+use crate::commands::end_with;
+use crate::commands::pull::news::News;
+use crate::commands::pull::{self, Errand, Transfer};
+use crate::commands::serve::log_order;
+use crate::config::Config;
+use crate::config::model_name::cache_directory;
+use crate::driver::service_manager::ServiceManager;
+use crate::engine::SupervisorExit;
+use crate::exit::WorkerExit;
+use crate::signals::Word;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+
+/// How often in a row a transfer may bring nothing: with the pauses in between about a minute of it.
+const RETRIES: u32 = 5;
+
+/// Gets the model that the settings mean, if it is not here.
+///
+/// # Errors
+/// How the worker ends: it was told to, or the model cannot be had.
+pub(super) async fn fetch(
+    config: &mut Config,
+    signals: &mut mpsc::UnboundedReceiver<Word>,
+) -> Result<(), WorkerExit> {
+    if !config.must_be_got {
+        return Ok(());
+    }
+    let name = config.model_ref.clone();
+    let child = config.child_binary.clone();
+    let transfer = Transfer::default();
+    let of_getter = transfer.clone();
+    let (words, told) = channel();
+    let (done, got) = oneshot::channel();
+    let manager = thread::Builder::new().name("fetch-told".to_owned());
+    let getter = thread::Builder::new().name("fetch".to_owned());
+    let started = manager
+        .spawn(move || tell_the_service_manager(&told))
+        .and_then(|_| {
+            getter.spawn(move || {
+                // A worker that was told to end does not wait for it.
+                let _ = done.send(get(&name, child, words, of_getter));
+            })
+        });
+    started.map_err(|error| end_with(WorkerExit::Startup, &error))?;
+    let mut got = std::pin::pin!(got);
+    loop {
+        tokio::select! {
+            got = &mut got => {
+                let why = match got {
+                    Ok(Ok(path)) => {
+                        (config.model, config.must_be_got) = (path, false);
+                        return Ok(());
+                    }
+                    Ok(Err(error)) => format!("{error:#}"),
+                    Err(_) => "it was given up".to_owned(),
+                };
+                let why = format!("{} is not here and cannot be got: {why}", config.model_ref);
+                return Err(end_with(WorkerExit::Fetch, &why));
+            }
+            Some(word) = signals.recv() => match word {
+                Word::Stop(signal) => return Err(stopped(signal, &transfer)),
+                Word::StopWithoutWaiting => return Err(stopped("SIGQUIT", &transfer)),
+                Word::Reload | Word::Upgrade | Word::Ignored(_) => {
+                    tracing::warn!(?word, "signal_before_there_is_a_model");
+                }
+            }
+        }
+    }
+}
+
+fn stopped(signal: &str, transfer: &Transfer) -> WorkerExit {
+    log_order(signal, true);
+    transfer.kill();
+    WorkerExit::Engine(SupervisorExit::Clean)
+}
+
+fn get(
+    name: &str,
+    child: PathBuf,
+    words: Sender<String>,
+    transfer: Transfer,
+) -> anyhow::Result<PathBuf> {
+    let none = || anyhow::anyhow!("there is no place for it: HOME and XDG_CACHE_HOME are not set");
+    let directory = cache_directory().ok_or_else(none)?;
+    tracing::info!(model = name, directory = %directory.display(), "model_fetch");
+    let errand = Errand {
+        child,
+        tell: Box::new(move |news| {
+            // Nobody may be listening.
+            let _ = words.send(news.to_string());
+            log(&news);
+        }),
+        retries: Some(RETRIES),
+        transfer,
+    };
+    pull::get(name, &directory, &errand)
+}
+
+fn log(news: &News) {
+    match news {
+        News::Kept(path) => tracing::info!(path = %path.display(), "model_fetch_kept"),
+        News::Begins { what, at } => {
+            tracing::info!(
+                from = what,
+                bytes = at.whole,
+                have = at.have,
+                "model_fetch_begins"
+            );
+        }
+        News::Goes { what, progress } => tracing::info!(
+            file = what,
+            %progress,
+            percent = progress.at.percent(),
+            bytes_per_second = progress.rate,
+            "model_fetch_goes_on"
+        ),
+        News::Again { why, after } => {
+            tracing::warn!(reason = why, after_s = after.as_secs(), "model_fetch_again");
+        }
+        News::Came { what, progress } => tracing::info!(
+            file = what,
+            bytes = progress.at.whole,
+            bytes_per_second = progress.rate,
+            "model_fetched"
+        ),
+        News::Checked(words) => tracing::info!(is = words, "model_checked"),
+    }
+}
+
+/// Until the model is here, or cannot be had.
+fn tell_the_service_manager(words: &Receiver<String>) {
+    /// Where nobody listens.
+    const NEVER: Duration = Duration::from_secs(3600);
+    let mut manager = ServiceManager::of_this_process();
+    loop {
+        let now = Instant::now();
+        manager.turn(now);
+        let due = manager.deadline();
+        let wait = due.map_or(NEVER, |at| at.saturating_duration_since(now));
+        match words.recv_timeout(wait) {
+            Ok(words) => manager.tell_of_the_start(&words),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}

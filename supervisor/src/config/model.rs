@@ -1,0 +1,26 @@
+//! `--model`, and `--offline`, which decides what follows where it is not here.
+
+use super::model_name::{Whereabouts, forbids_the_hub, resolve};
+use super::options::variable;
+use super::reader::Reader;
+
+/// `None` only after an error was noted.
+pub(super) fn read(reader: &mut Reader<'_>) -> Option<Whereabouts> {
+    let is_forbidden = reader.switch("offline").then_some("--offline");
+    if !reader.has("model") {
+        let variable = variable("model");
+        reader.error(format!(
+            "--model (or {variable}) is needed: a .gguf file, or smollm2"
+        ));
+        return None;
+    }
+    reader.optional("model", |model| match resolve(model)? {
+        Whereabouts::Elsewhere => match is_forbidden.or_else(forbids_the_hub) {
+            Some(by) => Err(format!(
+                "{model} is not here, and {by} forbids to get it; `worker-orcd pull {model}` does"
+            )),
+            None => Ok(Whereabouts::Elsewhere),
+        },
+        here => Ok(here),
+    })
+}
