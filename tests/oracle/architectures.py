@@ -20,10 +20,15 @@ So does a token that is sent to another expert: see `tiny_models.Routers`.
 """
 
 import argparse
+import functools
+import multiprocessing
+import os
 import random
 import sys
 import tempfile
 import zlib
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -59,50 +64,72 @@ def main():
     if options.device != "cpu":
         # Refused there by name.
         cases = [(v, t) for v, t in cases if not v.experts_used]
-    if options.only:
-        cases = [(v, t) for v, t in cases if options.only in f"{v.name}-{t}"]
+    jobs = [Job(f"{v.name}-{t}", v, t, seed_of(v, t)) for v, t in cases]
+    jobs.append(Job(IN_PARTS, tiny_models.MAIN[2], "Q4_K", 7, tensors_a_file=10))
+    jobs = [job for job in jobs if not options.only or options.only in job.name]
+    compared = functools.partial(compare, program=options.program, device=options.device)
     failures = 0
+    # One thread for each model, and one model for each processor: they are too small for more. A device is used by one.
+    workers = os.cpu_count() if options.device == "cpu" else 1
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for good, line in pool.map(compared, jobs):
+            failures += not good
+            print(line, flush=True)
+    print(f"{len(jobs)} models, {failures} outside their tolerance")
+    return 1 if failures or not jobs else 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to write and to compare."""
+
+    name: str
+    variant: tiny_models.Variant
+    type_name: str
+    seed: int
+    tensors_a_file: int = 0
+
+
+def seed_of(variant, type_name):
+    """The same whatever other cases there are."""
+    if variant.free_seed is not None:
+        return variant.free_seed
+    return zlib.crc32(f"{variant.name}-{type_name}".encode())
+
+
+def compare(job, program, device):
+    """Whether it is within its tolerance, and a line that says so."""
     with tempfile.TemporaryDirectory() as folder:
-        for variant, type_name in cases:
-            # The same whatever other cases there are.
-            seed = zlib.crc32(f"{variant.name}-{type_name}".encode())
-            if variant.free_seed is not None:
-                seed = variant.free_seed
-            path = Path(folder) / f"{variant.name}-{type_name}.gguf"
-            tiny_models.write(path, variant, type_name, seed)
-            failures += not compare(path, type_name, options, seed)
-            path.unlink()
-        if not options.only or options.only in IN_PARTS:
-            path = Path(folder) / f"{IN_PARTS}.gguf"
-            tiny_models.write(path, tiny_models.MAIN[2], "Q4_K", 7, tensors_a_file=10)
-            first, *others = sorted(Path(folder).glob(f"{IN_PARTS}-*"))
-            cases.append(first)
-            failures += not (others and compare(first, "Q4_K", options, 7))
-    print(f"{len(cases)} models, {failures} outside their tolerance")
-    return 1 if failures or not cases else 0
+        path = Path(folder) / f"{job.name}.gguf"
+        tiny_models.write(path, job.variant, job.type_name, job.seed, tensors_a_file=job.tensors_a_file)
+        if job.tensors_a_file:
+            path, *others = sorted(Path(folder).iterdir())
+            if not others:
+                return False, f"FAIL {job.name} is one file"
+        return compare_file(path, job, program, device)
 
 
-def compare(path, type_name, options, seed):
+def compare_file(path, job, program, device):
     # All different: among equal tokens attention has nothing to choose, and rotation no effect.
-    tokens = random.Random(seed).sample(range(tiny_models.N_VOCAB), N_TOKENS)
+    tokens = random.Random(job.seed).sample(range(tiny_models.N_VOCAB), N_TOKENS)
     with llama_cpp.Model(path, n_ctx=tiny_models.CONTEXT, threads=1, exact_kv=True) as reference:
         theirs = reference.run(tokens, all_positions=True)[1:]
         check_that_order_matters(reference, tokens, theirs[-1])
     prefixes = [{"tokens": tokens[: n + 1], "positions": [n]} for n in range(1, N_TOKENS)]
-    program = options.program
-    context = ("--context", tiny_models.CONTEXT, "--device", options.device)
+    context = ["--context", tiny_models.CONTEXT, "--device", device]
+    if device == "cpu":
+        context += ["--threads", 1]
     prefill = np.concatenate(ours.logits(program, path, prefixes, tiny_models.N_VOCAB, *context))
     stepwise = [{"tokens": tokens, "positions": list(range(N_TOKENS))}]
     decode = ours.logits(program, path, stepwise, tiny_models.N_VOCAB, *context)[0][1:]
 
-    allowed = TOLERANCE.get(type_name, TOLERANCE_QUANTIZED)
+    allowed = TOLERANCE.get(job.type_name, TOLERANCE_QUANTIZED)
     worst = normalised_error(prefill, theirs)
     # Our own law: how a history was cut into steps changes no bit.
     identical = np.array_equal(prefill.view(np.uint32), decode.view(np.uint32))
     good = worst <= allowed and identical
     note = "" if identical else ", prefill and decode differ"
-    print(f"{'ok  ' if good else 'FAIL'} {path.stem:28} {worst:.1e} (allowed {allowed:.0e}){note}")
-    return good
+    return good, f"{'ok  ' if good else 'FAIL'} {job.name:28} {worst:.1e} (allowed {allowed:.0e}){note}"
 
 
 def check_that_order_matters(reference, tokens, last_row):

@@ -2,12 +2,13 @@
 
     python greedy.py MODEL ORCD_LOGITS
 
-Step by step on llama.cpp's own history (teacher forcing), so that one early difference is one
-difference and not sixty-four. Two engines that round differently may swap two nearly equal
+Step by step on the history that llama.cpp writes with the file as it is (teacher forcing), so that one early
+difference is one difference and not sixty-four. Two engines that round differently may swap two nearly equal
 logits, so a difference counts only where llama.cpp's own two best are more than 0.3 apart.
 
 Twice. With the model's weights as plain F32 numbers both engines do the same arithmetic, and differ
-by the order of sums and llama.cpp's F16 cache only: 0.05 is asked instead of 0.3. With the file as
+by the order of sums and llama.cpp's F16 cache only: 0.05 is asked instead of 0.3. There llama.cpp reads the
+history at once: word by word it would read all these numbers for each. With the file as
 it is, llama.cpp rounds activations to eight bits, and every rounding that tips the other way tips
 more of them in the layers behind: two of its own ways to compute the same step (keys and values in
 F16 with the fused kernel, or in F32 without) disagree about ten tokens in two hundred, at margins
@@ -19,6 +20,7 @@ differ (bench/results/correctness.md). All numbers are printed.
 import argparse
 import sys
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -90,26 +92,37 @@ def main():
     arguments.add_argument("--device", default="cpu", help="ours: cpu or cuda:N")
     options = arguments.parse_args()
 
+    with llama_cpp.Model(options.model, n_ctx=512, threads=options.threads) as reference:
+        runs = [generate(reference, prompt) for prompt in PROMPTS]
+    with llama_cpp.Model(options.model, n_ctx=512, threads=options.threads, exact_kv=True) as reference:
+        sure = [confirm(reference, run) for run in runs]
+    counted = compare("the file as it is", options.model, options, runs, sure, CLEAR_MARGIN)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "f32.gguf"
         dequantized.write(options.model, plain)
-        counted = compare("weights as F32", plain, options, rounds_activations=False)
-    counted += compare("the file as it is", options.model, options, rounds_activations=True)
+        with llama_cpp.Model(plain, n_ctx=512, threads=options.threads) as reference:
+            runs = [follow(reference, run) for run in runs]
+        sure = [[True] * STEPS] * len(PROMPTS)
+        counted += compare("weights as F32", plain, options, runs, sure, CLEAR_MARGIN_UNROUNDED)
     return 0 if counted == 0 and len(PROMPTS) >= 40 else 1
 
 
-def compare(what, model, options, rounds_activations):
+@dataclass(frozen=True)
+class Run:
+    """A history, where what was generated starts in it, and of each step from there llama.cpp's token and how far
+    it is ahead of the next."""
+
+    history: list
+    start: int
+    tokens: list
+    margins: list
+
+
+def compare(what, model, options, runs, sure, clear):
     """How many differences count."""
-    clear = CLEAR_MARGIN if rounds_activations else CLEAR_MARGIN_UNROUNDED
-    with llama_cpp.Model(model, n_ctx=512, threads=options.threads) as reference:
-        runs = [generate(reference, prompt) for prompt in PROMPTS]
-    sure = [[True] * STEPS] * len(PROMPTS)
-    if rounds_activations:
-        with llama_cpp.Model(model, n_ctx=512, threads=options.threads, exact_kv=True) as reference:
-            sure = [confirm(reference, history, start) for history, start, _ in runs]
     requests = [
-        {"tokens": history[:-1], "positions": list(range(start - 1, start - 1 + STEPS))}
-        for history, start, _ in runs
+        {"tokens": run.history[:-1], "positions": list(range(run.start - 1, run.start - 1 + STEPS))}
+        for run in runs
     ]
     answers = ours.next_tokens(
         options.program, model, requests,
@@ -118,17 +131,17 @@ def compare(what, model, options, rounds_activations):
 
     counted, one_way, close_calls = 0, [], []
     for prompt, run, certain, answer in zip(PROMPTS, runs, sure, answers, strict=True):
-        history, start, margins = run
-        for step, (mine, theirs) in enumerate(zip(answer["argmax"], history[start:], strict=True)):
+        for step, (mine, theirs) in enumerate(zip(answer["argmax"], run.tokens, strict=True)):
+            margin = run.margins[step]
             if mine == theirs:
                 continue
-            if margins[step] <= clear:
-                close_calls.append(margins[step])
+            if margin <= clear:
+                close_calls.append(margin)
             elif not certain[step]:
-                one_way.append(margins[step])
+                one_way.append(margin)
             else:
                 counted += 1
-                print(f"{prompt!r} step {step}: ours {mine}, llama.cpp {theirs}, margin {margins[step]:.2f}")
+                print(f"{prompt!r} step {step}: ours {mine}, llama.cpp {theirs}, margin {margin:.2f}")
     print(
         f"{what}: {len(PROMPTS)} prompts x {STEPS} tokens: {counted} differences where llama.cpp is sure by "
         f"more than {clear}, {told(one_way)} where it is sure one way only, "
@@ -142,8 +155,7 @@ def told(margins):
 
 
 def generate(reference, prompt):
-    """History, where generation starts in it, and llama.cpp's margin at each step. Goes on past
-    an end token: the comparison is of the arithmetic, not of when to stop."""
+    """Goes on past an end token: the comparison is of the arithmetic, not of when to stop."""
     reference.reset()
     history = reference.tokenize(prompt)
     start = len(history)
@@ -154,16 +166,22 @@ def generate(reference, prompt):
         margins.append(float(best - second))
         history.append(int(row.argmax()))
         row = reference.run(history[-1:])
-    return history, start, margins
+    return Run(history, start, history[start:], margins)
 
 
-def confirm(reference, history, start):
-    """At which steps the other way of computing chooses the same token, as clearly."""
+def follow(reference, run):
+    """What this model would say at each step of a history."""
     reference.reset()
-    rows = reference.run(history[:-1], all_positions=True)[start - 1 :]
+    rows = reference.run(run.history[:-1], all_positions=True)[run.start - 1 :]
     second, best = np.partition(rows, -2, axis=1)[:, -2:].T
-    same = rows.argmax(axis=1) == np.array(history[start:])
-    return same & (best - second > CLEAR_MARGIN)
+    return replace(run, tokens=rows.argmax(axis=1).tolist(), margins=(best - second).tolist())
+
+
+def confirm(reference, run):
+    """At which steps the other way of computing chooses the same token, as clearly."""
+    other = follow(reference, run)
+    same = np.array(other.tokens) == np.array(run.tokens)
+    return same & (np.array(other.margins) > CLEAR_MARGIN)
 
 
 if __name__ == "__main__":

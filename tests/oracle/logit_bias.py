@@ -33,7 +33,8 @@ def compare(path, url):
     random.seed(15)
     prompts = [random.choice(SUBJECTS) + ending for ending in ENDINGS for _ in range(4)]
     counted, moved, close_calls = 0, 0, 0
-    with llama_cpp.Model(path, exact_kv=True) as model:
+    # Other tests run beside this one, and threads of llama.cpp that wait for each other would wait for those.
+    with llama_cpp.Model(path, threads=1, exact_kv=True) as model:
         ids = {model.piece(token): token for token in reversed(range(model.n_vocab))}
         for prompt in prompts:
             model.reset()

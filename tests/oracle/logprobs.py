@@ -36,7 +36,8 @@ def main(task, first, second):
 def compare(path, url):
     prompts = [subject + ending for subject in SUBJECTS for ending in ENDINGS]
     differences, of_prompts = [], []
-    with llama_cpp.Model(path, exact_kv=True) as model:
+    # Other tests run beside this one, and threads of llama.cpp that wait for each other would wait for those.
+    with llama_cpp.Model(path, threads=1, exact_kv=True) as model:
         ids = {model.piece(token): token for token in reversed(range(model.n_vocab))}
         for prompt in prompts:
             for of_prompt, difference in of_answer(model, ids, prompt, ask(url, prompt)):
