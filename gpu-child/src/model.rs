@@ -19,6 +19,7 @@ pub mod gguf;
 pub mod gguf_builder;
 mod layer;
 mod model_facts;
+mod positions;
 mod rerank;
 mod rope;
 mod sampling_advice;
@@ -37,6 +38,7 @@ pub use layer::{
     Experts, FeedForward, GatedUnit, Layer, Linear, Mapping, ModelWeights, SharedExpert,
 };
 pub use model_facts::model_facts;
+pub use positions::Positions;
 pub use rerank::rank_head;
 pub use sampling_advice::sampling_advice;
 pub use tokenizer_facts::tokenizer_facts;

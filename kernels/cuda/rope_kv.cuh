@@ -14,7 +14,9 @@ struct RopeArgs {
     const float* k_norm;
     __half* q;
     KvArgs kv;
-    int heads, kv_heads, head_dim, dims, half_offset;
+    int heads, kv_heads, head_dim;
+    int dims;  // that are rotated; none in some layers of some models
+    int half_offset;
     float eps;
 };
 LAYOUT(RopeArgs, 104, AT(qkv, 0) AT(rows, 8) AT(rope_table, 16) AT(q_norm, 24) AT(k_norm, 32) AT(q, 40)

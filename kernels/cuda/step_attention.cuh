@@ -198,6 +198,7 @@ template <int HD> struct Attention {
         RopeArgs rope = a.rope;
         int position = tables.rows[row].position, splits = splits_of(row);
         rope.head_dim = HD;
+        if (a.unrotated_every && (layer + 1) % a.unrotated_every == 0) rope.dims = 0;
         rope.rows = tables.rows;
         rope.rope_table = tables.rope[row] - int64_t(position) * (rope.dims / 2);
         rope.q_norm = l.q_norm;

@@ -87,6 +87,7 @@ struct StepArgs {
     int partial_splits;        // a head's room for published partial results; 0: none are published
     int activation;            // glu.cuh
     uint64_t layer_halves;     // of the KV cache
+    int unrotated_every;       // the last of so many layers does not rotate queries and keys; 0: all do
     float eps;
     SharedPlan shared;
 };
@@ -94,7 +95,8 @@ LAYOUT(StepArgs, 464, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 152)
        AT(head_norm, 272) AT(exchange, 280) AT(logits, 328) AT(best, 336) AT(broken, 344)
        AT(board, 352) AT(first_tag, 360) AT(n_layers, 364) AT(rows, 368) AT(n_embd, 372) AT(n_ff, 376)
        AT(vocab, 380) AT(attention_blocks, 384) AT(parts, 388) AT(partial_splits, 392)
-       AT(activation, 396) AT(layer_halves, 400) AT(eps, 408) AT(shared, 412))
+       AT(activation, 396) AT(layer_halves, 400) AT(unrotated_every, 408) AT(eps, 412)
+       AT(shared, 416))
 
 // Tags of a layer's exchanges, counted from the layer's first; the embedding has the step's first tag.
 enum Tag : int {

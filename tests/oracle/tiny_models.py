@@ -1,7 +1,7 @@
 """Tiny random GGUF files: every architecture with every tensor type, small enough to write,
 load and compare in a moment.
 
-Two layers, grouped-query attention (four heads on two), widths that are multiples of 256 so
+Two layers or a few, grouped-query attention (four heads on two), widths that are multiples of 256 so
 that K-quants fit, and a byte-level vocabulary that both engines accept. Blocks are made by
 ggml's own quantizers: both engines read the same bytes, so quantization error is no part of
 the comparison.
@@ -57,6 +57,7 @@ class Variant:
     name: str
     architecture: str
     head_dim: int
+    layers: int = N_LAYERS
     qkv_bias: bool = False
     qk_norm: bool = False
     fused: bool = False
@@ -99,6 +100,8 @@ MAIN = [
         "qwen2moe", "qwen2moe", head_dim=64, qkv_bias=True, rope_base=1e6, experts_used=3, shared_expert=True
     ),
     Variant("mixtral", "llama", head_dim=64, rope_base=1e6, experts_used=2, expert_width=N_FF),
+    # The fourth layer does not rotate.
+    Variant("smollm3", "smollm3", head_dim=64, layers=5, tied=True, rope_base=5e6),
 ]
 
 # ... and the switches that only change arithmetic in F32, where nothing hides a mistake.
@@ -106,6 +109,7 @@ EXTRA = [
     Variant("llama-rope-freqs", "llama", head_dim=64, rope_freqs=True, rope_base=5e5),
     Variant("llama-linear-rope", "llama", head_dim=64, linear_rope_scale=4.0, tied=True),
     Variant("llama-yarn", "llama", head_dim=64, yarn_scale=8, rope_base=5e5),
+    Variant("smollm3-yarn", "smollm3", head_dim=64, layers=8, yarn_scale=4, rope_base=5e6),
     Variant("qwen3-yarn", "qwen3", head_dim=128, qk_norm=True, tied=True, yarn_scale=4),
     Variant("phi3-short-factors", "phi3", head_dim=64, fused=True, rope_original_context=4096),
     Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
@@ -158,7 +162,7 @@ def _hyperparameters(writer, variant):
     writer.add_name("tiny random")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYERS)
+    writer.add_block_count(variant.layers)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEADS)
     writer.add_head_count_kv(N_KV_HEADS)
@@ -192,7 +196,7 @@ def _matrices(variant):
     yield "token_embd.weight", (N_VOCAB, N_EMBD)
     if not variant.tied:
         yield "output.weight", (N_VOCAB, N_EMBD)
-    for layer in range(N_LAYERS):
+    for layer in range(variant.layers):
         block = f"blk.{layer}."
         if variant.fused:
             yield block + "attn_qkv.weight", (variant.q_width + 2 * variant.kv_width, N_EMBD)
@@ -222,7 +226,7 @@ def _vectors(variant, rng):
         return 1.0 + 0.2 * rng.standard_normal(width)
 
     yield "output_norm.weight", norm(N_EMBD)
-    for layer in range(N_LAYERS):
+    for layer in range(variant.layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(N_EMBD)
         yield block + "ffn_norm.weight", norm(N_EMBD)
@@ -263,7 +267,7 @@ class Routers:
             self.leads = LEAD * self._directions[order[:, : variant.experts_used]].sum(axis=1)
 
     def tensors(self):
-        for layer in range(N_LAYERS):
+        for layer in range(self._variant.layers):
             router = self._rng.standard_normal((N_EXPERTS, N_EMBD)) * N_EMBD**-0.5
             yield f"blk.{layer}.ffn_gate_inp.weight", router if self._is_free else self._directions
             if self._variant.shared_expert:

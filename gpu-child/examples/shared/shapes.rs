@@ -1,6 +1,6 @@
 //! Models whose speed is measured: the shapes are real, the weights are random.
 
-use worker_orcd_gpu::model::{Architecture, ModelConfig};
+use worker_orcd_gpu::model::{Architecture, ModelConfig, Positions};
 use worker_orcd_ipc::Sampling;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::{Activation, TensorType};
@@ -37,6 +37,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
             attn_factor: 1.0,
         },
         activation: Activation::Silu,
+        positions: Positions::default(),
         sliding_window: None,
     })
 }

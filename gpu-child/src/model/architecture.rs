@@ -14,6 +14,7 @@ pub enum Architecture {
     Phi3,
     Qwen2Moe,
     Qwen3Moe,
+    SmolLm3,
 }
 
 /// Properties of an architecture's files that others have not.
@@ -23,6 +24,8 @@ pub(super) struct Conventions {
     /// RoPE rotates whole heads, as llama.cpp asserts.
     pub(super) rotates_whole_heads: bool,
     pub(super) rope_factors: Option<RopeFactors>,
+    /// [`Positions::unrotated_every`](super::Positions::unrotated_every).
+    pub(super) unrotated_every: Option<usize>,
     /// Biases of Q, K and V must be there.
     pub(super) has_qkv_bias: bool,
     /// Norms of each head of Q and K.
@@ -60,13 +63,14 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
         Self::Phi3,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
+        Self::SmolLm3,
     ];
 
     /// The name in `general.architecture` and in front of every key.
@@ -79,6 +83,7 @@ impl Architecture {
             Self::Phi3 => "phi3",
             Self::Qwen2Moe => "qwen2moe",
             Self::Qwen3Moe => "qwen3moe",
+            Self::SmolLm3 => "smollm3",
         }
     }
 
@@ -87,6 +92,7 @@ impl Architecture {
             rope_pairs: RopePairs::HalfOffset,
             rotates_whole_heads: false,
             rope_factors: None,
+            unrotated_every: None,
             has_qkv_bias: false,
             has_head_norms: false,
             is_fused: false,
@@ -132,6 +138,13 @@ impl Architecture {
                     renormalized: true,
                     has_shared: false,
                 },
+                ..plain
+            },
+            Self::SmolLm3 => Conventions {
+                rope_pairs: RopePairs::Adjacent,
+                rotates_whole_heads: true,
+                // No key says so: it stands in llama.cpp (`n_no_rope_layer_step`).
+                unrotated_every: Some(4),
                 ..plain
             },
         }

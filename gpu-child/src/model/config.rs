@@ -8,6 +8,7 @@ use super::error::ModelError;
 use super::experts;
 use super::experts::ExpertsConfig;
 use super::gguf::{GgufError, Header, Value};
+use super::positions::Positions;
 use super::rope;
 use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::Rope;
@@ -28,6 +29,7 @@ pub struct ModelConfig {
     pub context_length: usize,
     pub norm_eps: f32,
     pub rope: Rope,
+    pub positions: Positions,
     /// The activation of the feed-forward part.
     pub activation: Activation,
     /// A query sees at most this many positions, itself included; `None` sees all. Always `None`
@@ -79,6 +81,9 @@ impl ModelConfig {
             context_length,
             norm_eps: keys.norm_eps()?,
             rope: rope::read(&keys, head_dim, context_length, max_sequence_tokens)?,
+            positions: Positions {
+                unrotated_every: keys.architecture.conventions().unrotated_every,
+            },
             activation: keys.architecture.conventions().activation,
             sliding_window: None,
         })

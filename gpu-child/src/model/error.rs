@@ -1,15 +1,13 @@
 //! Why a file that is valid GGUF still cannot be served. Every variant names the key or tensor.
 
-use super::GgufError;
+use super::{Architecture, GgufError};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error(
-        "architecture {0} is not supported; llama, qwen2, qwen3, phi3, qwen2moe and qwen3moe are"
-    )]
+    #[error("architecture {0} is not supported; {known} are", known = known())]
     UnknownArchitecture(String),
     #[error("key {key}: {message}")]
     BadValue { key: String, message: String },
@@ -31,6 +29,11 @@ pub enum ModelError {
     },
     #[error("tensor {0} is not part of this architecture as it is implemented")]
     UnexpectedTensor(String),
+}
+
+/// Every architecture that is served.
+fn known() -> String {
+    Architecture::ALL.map(Architecture::name).join(", ")
 }
 
 impl ModelError {

@@ -4,6 +4,7 @@
 use super::architecture::Architecture;
 use super::gguf_builder::{GgufBuilder, Meta};
 
+/// Of most architectures.
 pub const N_LAYERS: u32 = 2;
 pub const N_EMBD: u64 = 64;
 pub const N_FF: u64 = 96;
@@ -39,6 +40,14 @@ pub fn tiny_mixtral() -> GgufBuilder {
     model(Architecture::Llama, Some(N_FF))
 }
 
+/// As many as make a difference between layers.
+fn n_layers(architecture: Architecture) -> u32 {
+    match architecture {
+        Architecture::SmolLm3 => 4,
+        _ => N_LAYERS,
+    }
+}
+
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     use Architecture::{Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
     let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
@@ -49,7 +58,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     }
     file = random.matrix(file, "token_embd.weight", VOCAB, N_EMBD);
     file = random.norm(file, "output_norm.weight", N_EMBD);
-    for layer in 0..N_LAYERS {
+    for layer in 0..n_layers(architecture) {
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
         if architecture == Phi3 {
@@ -112,7 +121,7 @@ fn metadata(architecture: Architecture) -> GgufBuilder {
     GgufBuilder::new()
         .meta("general.architecture", arch)
         .meta("general.name", "tiny")
-        .meta(&key("block_count"), N_LAYERS)
+        .meta(&key("block_count"), n_layers(architecture))
         .meta(&key("embedding_length"), N_EMBD as u32)
         .meta(&key("feed_forward_length"), N_FF as u32)
         .meta(&key("attention.head_count"), N_HEADS as u32)

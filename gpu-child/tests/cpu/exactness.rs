@@ -3,7 +3,8 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, options, tokens,
+    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_without_rotations, options,
+    tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -22,8 +23,14 @@ fn neither_chunks_nor_threads_change_a_bit() {
         .to_vec();
     cases.push((config(None), MIXED_SMALL));
     cases.push((config_of_experts(), MIXED));
+    cases.push((config_without_rotations(), MIXED));
     for (config, types) in cases {
-        let (window, experts) = (config.sliding_window, config.experts.is_some());
+        let what = format!(
+            "{:?} {:?} {types:?}, experts {}",
+            config.sliding_window,
+            config.positions,
+            config.experts.is_some()
+        );
         let model = Model::random(config, types);
         let tokens = tokens(LONG, 1);
         let expected = alone(&mut model.load(1), &model.config, &tokens, 1);
@@ -34,7 +41,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
                 &tokens,
                 &expected,
                 &[1, 7, 32, 33, 256, LONG],
-                &format!("{window:?} {types:?}, experts {experts}: {threads} threads"),
+                &format!("{what}: {threads} threads"),
             );
         }
     }

@@ -7,7 +7,7 @@
 
 use crate::load;
 use crate::support::forward::forward;
-use crate::support::{Model, alone, config, tokens};
+use crate::support::{Model, alone, config, config_without_rotations, tokens};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
@@ -17,11 +17,19 @@ use worker_orcd_kernels::{TensorType, compare};
 const TOLERANCE: f32 = 5e-3;
 
 fn assert_close(config: ModelConfig, types: [TensorType; 9], count: usize, chunk: usize) {
-    let what = format!("{types:?} {config:?} chunks of {chunk}");
-    let model = Model::random(config, types);
+    model_is_close(
+        &Model::random(config, types),
+        &format!("{types:?}"),
+        count,
+        chunk,
+    );
+}
+
+fn model_is_close(model: &Model, types: &str, count: usize, chunk: usize) {
+    let what = format!("{types} {:?} chunks of {chunk}", model.config);
     let tokens = tokens(count, 2);
     let expected = forward(&model.config, &model.weights(), &tokens);
-    let seen = alone(&mut load(&model), &model.config, &tokens, chunk);
+    let seen = alone(&mut load(model), &model.config, &tokens, chunk);
     let mut worst = 0.0_f32;
     for (expected, (position, bits)) in expected.iter().zip(&seen.hidden) {
         let got: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
@@ -29,7 +37,7 @@ fn assert_close(config: ModelConfig, types: [TensorType; 9], count: usize, chunk
         worst = worst.max(apart.relative());
         assert!(apart.within(TOLERANCE), "{what} at {position}: {apart:?}");
     }
-    println!("{:?}: worst {worst:.1e}", types[0]);
+    println!("{what}: worst {worst:.1e}");
 }
 
 #[test]
@@ -65,6 +73,19 @@ fn every_head_size_and_rotation_agrees() {
                 config.rope.attn_factor = 1.2;
                 assert_close(config, [TensorType::F16; 9], 100, 33);
             }
+        }
+    }
+}
+
+/// With norms of heads and without, which other code rotates.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn layers_that_do_not_rotate_agree() {
+    for has_head_norms in [true, false] {
+        let mut model = Model::random(config_without_rotations(), [TensorType::F16; 9]);
+        model.has_head_norms = has_head_norms;
+        for chunk in [1, 33] {
+            model_is_close(&model, "F16", 100, chunk);
         }
     }
 }

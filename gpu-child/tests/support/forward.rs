@@ -87,7 +87,7 @@ pub fn forward(
         head_dim: config.head_dim,
         window: config.sliding_window,
     };
-    for layer in &weights.layers {
+    for (index, layer) in weights.layers.iter().enumerate() {
         let (mut keys, mut kept) = (Vec::new(), Vec::new());
         for (position, x) in stream.iter_mut().enumerate() {
             let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);
@@ -97,7 +97,9 @@ pub fn forward(
                     if let Some(norm) = norm {
                         head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
                     }
-                    rope(head, position as u32, &config.rope);
+                    if config.positions.rotates(index) {
+                        rope(head, position as u32, &config.rope);
+                    }
                 }
                 rows
             };

@@ -10,7 +10,7 @@ use worker_orcd_gpu::device::{
 };
 use worker_orcd_gpu::model::{
     Architecture, Experts, ExpertsConfig, FeedForward, FileLinear, FileWeights, GatedUnit, Layer,
-    Linear, ModelConfig, SharedExpert, TensorView,
+    Linear, ModelConfig, Positions, SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
@@ -68,8 +68,20 @@ pub fn config(sliding_window: Option<usize>) -> ModelConfig {
             factors: None,
             attn_factor: 1.0,
         },
+        positions: Positions::default(),
         activation: Activation::Silu,
         sliding_window,
+    }
+}
+
+/// As SmolLM3, but every second of four layers: two do not rotate queries and keys.
+pub fn config_without_rotations() -> ModelConfig {
+    ModelConfig {
+        n_layers: 4,
+        positions: Positions {
+            unrotated_every: Some(2),
+        },
+        ..config(None)
     }
 }
 
@@ -121,6 +133,8 @@ pub struct Model {
     tensors: Vec<Tensor>,
     /// The output is the embedding table.
     tied: bool,
+    /// Heads of Q and K have norms.
+    pub has_head_norms: bool,
 }
 
 const PER_LAYER: usize = 7 + 4 + 3;
@@ -153,6 +167,7 @@ impl Model {
             config,
             tensors: Vec::new(),
             tied,
+            has_head_norms: true,
         };
         for _ in 0..model.config.n_layers {
             let shapes = [
@@ -249,8 +264,8 @@ impl Model {
                 feed_forward: self.feed_forward(n),
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
-                q_norm: Some(view(at(9))),
-                k_norm: Some(view(at(10))),
+                q_norm: self.has_head_norms.then(|| view(at(9))),
+                k_norm: self.has_head_norms.then(|| view(at(10))),
             }
         };
         let n_layers = self.config.n_layers;

@@ -1,7 +1,7 @@
 //! The forward pass of a step: embedding, every layer, and the head once the draws are decided on.
 //!
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
-//! that is there or not, which pairs RoPE rotates, how far a query sees.
+//! that is there or not, which pairs RoPE rotates and in which layers, how far a query sees.
 
 use super::attention::Attention;
 use super::kv::KvCache;
@@ -264,12 +264,15 @@ impl Forward<'_> {
     ) {
         let (config, isa) = (self.config, self.device.isa);
         let rope = &self.config.rope;
+        let rotates = config.positions.rotates(index);
         let turn = |head: &mut [f32], norm: Option<&[f32]>, angles: &RopeRow| {
             if let Some(norm) = norm {
                 let plain = head.to_vec();
                 rmsnorm(isa, &plain, norm, config.norm_eps, head);
             }
-            apply_rope(head, rope, angles);
+            if rotates {
+                apply_rope(head, rope, angles);
+            }
         };
         let [q_norm, k_norm] = [&layer.q_norm, &layer.k_norm]
             .map(|norm| norm.as_ref().map(|norm| self.weights.vector(norm)));

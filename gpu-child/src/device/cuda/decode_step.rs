@@ -68,6 +68,7 @@ layout! {
         partial_splits: i32,
         activation: i32,
         layer_halves: u64,
+        unrotated_every: i32,
         eps: f32,
         shared: SharedPlan,
     }
@@ -289,6 +290,7 @@ impl DecodeStep {
             parts: deal.parts as i32,
             partial_splits: deal.published as i32,
             layer_halves: forward.kv.layer_halves(),
+            unrotated_every: config.positions.unrotated_every.unwrap_or(0) as i32,
             eps: config.norm_eps,
             shared,
         };

@@ -1,7 +1,7 @@
 //! The forward pass of a step: embedding, every layer, and the head, as launches in one stream.
 //!
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
-//! that is there or not, which pairs RoPE rotates.
+//! that is there or not, which pairs RoPE rotates and in which layers.
 
 use super::board::Stage;
 use super::context::Context;
@@ -207,6 +207,11 @@ impl Forward<'_> {
     /// Arguments of `rope_kv.cu`, with the head norms of a layer, where it has any.
     pub fn rope_arguments(&self, index: usize, layer: Option<&Layer>) -> RopeArgs {
         let config = self.config;
+        // Without a pair nothing is rotated.
+        let dims = match config.positions.rotates(index) {
+            true => config.rope.dims as i32,
+            false => 0,
+        };
         let norm = |vector: Option<&Vector>| self.weights.optional_vector(vector);
         RopeArgs {
             qkv: self.buffers.qkv,
@@ -219,7 +224,7 @@ impl Forward<'_> {
             heads: config.n_heads as i32,
             kv_heads: config.n_kv_heads as i32,
             head_dim: config.head_dim as i32,
-            dims: config.rope.dims as i32,
+            dims,
             half_offset: i32::from(config.rope.pairs == RopePairs::HalfOffset),
             eps: config.norm_eps,
         }

@@ -21,7 +21,7 @@ fn each_architecture_is_read() {
         let config = config(&tiny_model(architecture), None).unwrap();
         assert_eq!(config.architecture, architecture);
         let rope = config.rope;
-        assert_eq!((config.n_layers, config.n_embd, config.n_ff), (2, 64, 96));
+        assert_eq!((config.n_embd, config.n_ff), (64, 96));
         assert_eq!(
             (config.n_heads, config.n_kv_heads, config.head_dim),
             (4, 2, 16)
@@ -32,8 +32,20 @@ fn each_architecture_is_read() {
             (16, None, None)
         );
         let adjacent = rope.pairs == RopePairs::Adjacent;
-        assert_eq!(adjacent, architecture == Architecture::Llama);
+        let is_llama_like = [Architecture::Llama, Architecture::SmolLm3].contains(&architecture);
+        assert_eq!(adjacent, is_llama_like);
     }
+}
+
+#[test]
+fn every_fourth_layer_of_smollm3_does_not_rotate() {
+    let rotates = |architecture| {
+        let config = config(&tiny_model(architecture), None).unwrap();
+        [0, 1, 2, 3, 4, 7, 8].map(|layer| config.positions.rotates(layer))
+    };
+    let expected = [true, true, true, false, true, false, true];
+    assert_eq!(rotates(Architecture::SmolLm3), expected);
+    assert_eq!(rotates(Architecture::Llama), [true; 7]);
 }
 
 #[test]

@@ -37,9 +37,15 @@ fn every_architecture_finds_its_tensors() {
         (Architecture::Qwen2, true, false),
         (Architecture::Qwen3, false, true),
         (Architecture::Phi3, false, false),
+        (Architecture::SmolLm3, false, false),
     ] {
         load(&tiny_model(architecture), |weights| {
-            assert_eq!(weights.layers.len(), 2);
+            let layers = if architecture == Architecture::SmolLm3 {
+                4
+            } else {
+                2
+            };
+            assert_eq!(weights.layers.len(), layers);
             assert_eq!(weights.output.weight.name, "token_embd.weight", "tied");
             assert!(weights.token_embd.is_none(), "kept once");
             for layer in &weights.layers {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::PageId;
-use crate::model::Architecture;
+use crate::model::{Architecture, Positions};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
@@ -34,6 +34,7 @@ fn config() -> ModelConfig {
             attn_factor: 1.0,
         },
         activation: Activation::Silu,
+        positions: Positions::default(),
         sliding_window: None,
     }
 }
