@@ -91,12 +91,12 @@ struct StepArgs {
     float eps;
     SharedPlan shared;
 };
-LAYOUT(StepArgs, 464, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 152) AT(head, 240)
-       AT(head_norm, 272) AT(exchange, 280) AT(logits, 328) AT(best, 336) AT(broken, 344)
-       AT(board, 352) AT(first_tag, 360) AT(n_layers, 364) AT(rows, 368) AT(n_embd, 372) AT(n_ff, 376)
-       AT(vocab, 380) AT(attention_blocks, 384) AT(parts, 388) AT(partial_splits, 392)
-       AT(activation, 396) AT(layer_halves, 400) AT(unrotated_every, 408) AT(eps, 412)
-       AT(shared, 416))
+LAYOUT(StepArgs, 472, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 160) AT(head, 248)
+       AT(head_norm, 280) AT(exchange, 288) AT(logits, 336) AT(best, 344) AT(broken, 352)
+       AT(board, 360) AT(first_tag, 368) AT(n_layers, 372) AT(rows, 376) AT(n_embd, 380) AT(n_ff, 384)
+       AT(vocab, 388) AT(attention_blocks, 392) AT(parts, 396) AT(partial_splits, 400)
+       AT(activation, 404) AT(layer_halves, 408) AT(unrotated_every, 416) AT(eps, 420)
+       AT(shared, 424))
 
 // Tags of a layer's exchanges, counted from the layer's first; the embedding has the step's first tag.
 enum Tag : int {

@@ -68,6 +68,10 @@ class Variant:
     linear_rope_scale: float | None = None
     # YaRN: the context is so many times the original one.
     yarn_scale: int | None = None
+    # What the logarithm of that scale is multiplied by where cos and sin are not stretched.
+    yarn_log_multiplier: float | None = None
+    # How much longer queries are behind each original context.
+    temperature_scale: float | None = None
     # Phi-3 long context: factors for sequences within and beyond this length.
     rope_original_context: int | None = None
     rope_base: float = 10000.0
@@ -102,6 +106,9 @@ MAIN = [
     Variant("mixtral", "llama", head_dim=64, rope_base=1e6, experts_used=2, expert_width=N_FF),
     # The fourth layer does not rotate.
     Variant("smollm3", "smollm3", head_dim=64, layers=5, tied=True, rope_base=5e6),
+    Variant(
+        "mistral3", "mistral3", head_dim=128, yarn_scale=16, yarn_log_multiplier=1.0, temperature_scale=0.1, rope_base=1e6
+    ),
 ]
 
 # ... and the switches that only change arithmetic in F32, where nothing hides a mistake.
@@ -110,6 +117,9 @@ EXTRA = [
     Variant("llama-linear-rope", "llama", head_dim=64, linear_rope_scale=4.0, tied=True),
     Variant("llama-yarn", "llama", head_dim=64, yarn_scale=8, rope_base=5e5),
     Variant("smollm3-yarn", "smollm3", head_dim=64, layers=8, yarn_scale=4, rope_base=5e6),
+    Variant("mistral3-plain", "mistral3", head_dim=64, tied=True, rope_freqs=True),
+    Variant("mistral3-yarn", "mistral3", head_dim=64, yarn_scale=8, temperature_scale=0.7),
+    Variant("mistral3-log", "mistral3", head_dim=64, yarn_scale=8, yarn_log_multiplier=0.5, temperature_scale=-0.2),
     Variant("qwen3-yarn", "qwen3", head_dim=128, qk_norm=True, tied=True, yarn_scale=4),
     Variant("phi3-short-factors", "phi3", head_dim=64, fused=True, rope_original_context=4096),
     Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
@@ -186,6 +196,10 @@ def _hyperparameters(writer, variant):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(variant.yarn_scale)
         writer.add_rope_scaling_orig_ctx_len(CONTEXT // variant.yarn_scale)
+    if variant.yarn_log_multiplier:
+        writer.add_rope_scaling_yarn_log_mul(variant.yarn_log_multiplier)
+    if variant.temperature_scale:
+        writer.add_attn_temperature_scale(variant.temperature_scale)
     if variant.rope_original_context:
         writer.add_rope_scaling_orig_ctx_len(variant.rope_original_context)
         writer.add_rope_scaling_attn_factors(1.19)

@@ -9,7 +9,7 @@
 //! * [`context`] is one context and one stream; [`memory`] owns every byte of device memory and
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
 //! * [`load`] decides what fits on an open device, copies the file's tensors and has the device pack
-//!   them; [`residency`] looks from then on whether they are still there, and still the same.
+//!   them, and [`tables`] by position behind them; [`residency`] looks from then on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`launch`] sends a step on its way; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens, and [`shown_rows`] has what
 //!   they were drawn from.
@@ -59,6 +59,7 @@ mod scratch;
 mod shared_plan;
 mod shown_rows;
 mod step_queue;
+mod tables;
 mod tags;
 mod tensor_map;
 mod warm_up;

@@ -15,6 +15,7 @@ pub enum Architecture {
     Qwen2Moe,
     Qwen3Moe,
     SmolLm3,
+    Mistral3,
 }
 
 /// Properties of an architecture's files that others have not.
@@ -26,6 +27,8 @@ pub(super) struct Conventions {
     pub(super) rope_factors: Option<RopeFactors>,
     /// [`Positions::unrotated_every`](super::Positions::unrotated_every).
     pub(super) unrotated_every: Option<usize>,
+    /// Queries may have a [temperature](super::Temperature), and YaRN a multiplier of its logarithm.
+    pub(super) has_temperature: bool,
     /// Biases of Q, K and V must be there.
     pub(super) has_qkv_bias: bool,
     /// Norms of each head of Q and K.
@@ -63,7 +66,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -71,6 +74,7 @@ impl Architecture {
         Self::Qwen2Moe,
         Self::Qwen3Moe,
         Self::SmolLm3,
+        Self::Mistral3,
     ];
 
     /// The name in `general.architecture` and in front of every key.
@@ -84,6 +88,7 @@ impl Architecture {
             Self::Qwen2Moe => "qwen2moe",
             Self::Qwen3Moe => "qwen3moe",
             Self::SmolLm3 => "smollm3",
+            Self::Mistral3 => "mistral3",
         }
     }
 
@@ -93,6 +98,7 @@ impl Architecture {
             rotates_whole_heads: false,
             rope_factors: None,
             unrotated_every: None,
+            has_temperature: false,
             has_qkv_bias: false,
             has_head_norms: false,
             is_fused: false,
@@ -145,6 +151,13 @@ impl Architecture {
                 rotates_whole_heads: true,
                 // No key says so: it stands in llama.cpp (`n_no_rope_layer_step`).
                 unrotated_every: Some(4),
+                ..plain
+            },
+            Self::Mistral3 => Conventions {
+                rope_pairs: RopePairs::Adjacent,
+                rotates_whole_heads: true,
+                rope_factors: Some(RopeFactors::ByScaling),
+                has_temperature: true,
                 ..plain
             },
         }

@@ -81,9 +81,7 @@ impl ModelConfig {
             context_length,
             norm_eps: keys.norm_eps()?,
             rope: rope::read(&keys, head_dim, context_length, max_sequence_tokens)?,
-            positions: Positions {
-                unrotated_every: keys.architecture.conventions().unrotated_every,
-            },
+            positions: Positions::read(&keys, context_length)?,
             activation: keys.architecture.conventions().activation,
             sliding_window: None,
         })
@@ -139,6 +137,7 @@ impl<'h, 'a> Keys<'h, 'a> {
             ("residual_scale", "a residual scale"),
             ("embedding_scale", "an embedding scale"),
             ("attention.clamp_kqv", "clamping of Q, K and V"),
+            ("attention.output_scale", "a scale of what attention gives"),
             ("final_logit_softcapping", "soft-capped logits"),
             ("attn_logit_softcapping", "soft-capped attention"),
         ] {

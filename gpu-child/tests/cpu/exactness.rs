@@ -3,8 +3,8 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_without_rotations, options,
-    tokens,
+    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_with_temperature,
+    config_without_rotations, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -24,6 +24,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
     cases.push((config(None), MIXED_SMALL));
     cases.push((config_of_experts(), MIXED));
     cases.push((config_without_rotations(), MIXED));
+    cases.push((config_with_temperature(), MIXED));
     for (config, types) in cases {
         let what = format!(
             "{:?} {:?} {types:?}, experts {}",

@@ -2,7 +2,10 @@
 //! `tests/oracle` cannot show (a sliding window, head norms together with biases) is shown here.
 
 use crate::support::forward::forward;
-use crate::support::{Model, alone, config, config_of_experts, config_without_rotations, tokens};
+use crate::support::{
+    Model, alone, config, config_of_experts, config_with_temperature, config_without_rotations,
+    tokens,
+};
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
@@ -27,6 +30,12 @@ fn the_pass_agrees_with_the_references_at_every_position() {
 #[test]
 fn layers_that_do_not_rotate_agree_with_the_references() {
     agrees(config_without_rotations(), "layers without rotation");
+}
+
+/// As far apart as above.
+#[test]
+fn queries_with_a_temperature_agree_with_the_references() {
+    agrees(config_with_temperature(), "a temperature");
 }
 
 /// As far apart as above. The second choice is what a shared expert beside weights that do not add

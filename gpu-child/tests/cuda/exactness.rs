@@ -3,8 +3,8 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_without_rotations,
-    pages, step, tokens,
+    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_with_temperature,
+    config_without_rotations, pages, step, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::model::ModelConfig;
@@ -37,6 +37,7 @@ fn models() -> Vec<Model> {
         of(&wide(), [TensorType::Q8_0; 9]),
         of(&wide(), [TensorType::F32; 9]),
         of(&config_without_rotations(), MIXED),
+        of(&config_with_temperature(), MIXED),
     ]
 }
 

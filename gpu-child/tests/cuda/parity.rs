@@ -7,7 +7,9 @@
 
 use crate::load;
 use crate::support::forward::forward;
-use crate::support::{Model, alone, config, config_without_rotations, tokens};
+use crate::support::{
+    Model, alone, config, config_with_temperature, config_without_rotations, tokens,
+};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
@@ -80,12 +82,14 @@ fn every_head_size_and_rotation_agrees() {
 /// With norms of heads and without, which other code rotates.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
-fn layers_that_do_not_rotate_agree() {
-    for has_head_norms in [true, false] {
-        let mut model = Model::random(config_without_rotations(), [TensorType::F16; 9]);
-        model.has_head_norms = has_head_norms;
-        for chunk in [1, 33] {
-            model_is_close(&model, "F16", 100, chunk);
+fn layers_without_rotation_and_queries_with_a_temperature_agree() {
+    for config in [config_without_rotations(), config_with_temperature()] {
+        for has_head_norms in [true, false] {
+            let mut model = Model::random(config.clone(), [TensorType::F16; 9]);
+            model.has_head_norms = has_head_norms;
+            for chunk in [1, 33] {
+                model_is_close(&model, "F16", 100, chunk);
+            }
         }
     }
 }

@@ -104,7 +104,9 @@ pub fn forward(
                 rows
             };
             let [q, k, v] = &layer.qkv;
-            let q = turned(q, &layer.q_norm);
+            let mut q = turned(q, &layer.q_norm);
+            let temperature = config.positions.temperature_at(position as u32);
+            q.iter_mut().for_each(|q| *q *= temperature);
             keys.extend(turned(k, &layer.k_norm));
             kept.extend(apply(v, &input));
             let seen = attention(&q, &keys, &kept, &shape);

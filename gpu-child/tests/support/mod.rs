@@ -10,7 +10,7 @@ use worker_orcd_gpu::device::{
 };
 use worker_orcd_gpu::model::{
     Architecture, Experts, ExpertsConfig, FeedForward, FileLinear, FileWeights, GatedUnit, Layer,
-    Linear, ModelConfig, Positions, SharedExpert, TensorView,
+    Linear, ModelConfig, Positions, SharedExpert, Temperature, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
@@ -80,6 +80,21 @@ pub fn config_without_rotations() -> ModelConfig {
         n_layers: 4,
         positions: Positions {
             unrotated_every: Some(2),
+            ..Positions::default()
+        },
+        ..config(None)
+    }
+}
+
+/// Queries that are longer from position 20 on, and again from 40.
+pub fn config_with_temperature() -> ModelConfig {
+    ModelConfig {
+        positions: Positions {
+            temperature: Some(Temperature {
+                scale: 0.5,
+                original: 20,
+            }),
+            ..Positions::default()
         },
         ..config(None)
     }

@@ -252,7 +252,7 @@ impl Forward<'_> {
     }
 
     /// Head norms and RoPE on queries and keys; keys and values into the cache. Queries take the
-    /// `1 / sqrt(head_dim)` of attention with them.
+    /// `1 / sqrt(head_dim)` of attention with them, and their temperature.
     fn rope_and_append_kv(
         &self,
         plan: &Plan<'_>,
@@ -281,6 +281,8 @@ impl Forward<'_> {
         let scale = 1.0 / (head_dim as f32).sqrt();
         let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
         self.device.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
+            let row: &Row = &plan.rows[t];
+            let scale = scale * config.positions.temperature_at(row.position);
             // SAFETY: token t's own row.
             let qkv = unsafe { qkv.part(t * width, width) };
             let (queries, kv) = qkv.split_at_mut(config.n_heads * head_dim);
@@ -292,7 +294,6 @@ impl Forward<'_> {
             for k in keys.chunks_exact_mut(head_dim) {
                 turn(k, k_norm, &angles[t]);
             }
-            let row: &Row = &plan.rows[t];
             let (page, slot) = plan.place(row);
             let mut halves = [vec![0; head_dim], vec![0; head_dim]];
             let heads = keys

@@ -104,6 +104,7 @@ layout! {
         pub rope_table: DevicePtr<[f32; 2]>,
         pub q_norm: DevicePtr<f32>,
         pub k_norm: DevicePtr<f32>,
+        pub temperature: DevicePtr<f32>,
         pub q: DevicePtr<u16>,
         pub kv: KvArgs,
         pub heads: i32,

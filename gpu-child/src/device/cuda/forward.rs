@@ -216,9 +216,10 @@ impl Forward<'_> {
         RopeArgs {
             qkv: self.buffers.qkv,
             rows: self.buffers.rows,
-            rope_table: self.weights.rope_table,
+            rope_table: self.weights.tables.rope,
             q_norm: norm(layer.and_then(|layer| layer.q_norm.as_ref())),
             k_norm: norm(layer.and_then(|layer| layer.k_norm.as_ref())),
+            temperature: self.weights.tables.temperature,
             q: self.buffers.q,
             kv: self.kv.layer(index, self.buffers.tables),
             heads: config.n_heads as i32,

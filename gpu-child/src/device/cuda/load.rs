@@ -19,6 +19,7 @@ use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
 use super::shown_rows::ShownRows;
 use super::step_queue::StepQueue;
+use super::tables::Tables;
 use super::warm_up::warm_up;
 use super::weights::{Matrix, Vector, Weights};
 use super::{CudaExecutor, CudaOptions};
@@ -35,9 +36,6 @@ pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 /// Memory kept free whatever was ordered: for graphs, and for what NVIDIA's driver takes beside our
 /// allocations.
 const RESERVE_BYTES: u64 = 256 << 20;
-
-/// The name of RoPE's table in a manifest; no tensor of a file has it.
-const ROPE_TABLE: &str = "rope table";
 
 /// A card that is ready to take a model: a context on it, and the kernels in it.
 #[derive(Debug)]
@@ -70,8 +68,7 @@ pub fn load(
     let sizes = Sizes::of(config, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
     let tensors = source.weights.try_map(&mut placement)?;
-    let table = rope_table(config, sequence_tokens);
-    let table_offset = placement.place_table(&table);
+    let tables = Tables::place(config, sequence_tokens, &mut placement.layout);
     let shape = KvShape::of(config);
     let needs = Needs {
         once: placement.layout.bytes() + staging_bytes(&placement.matrices) as u64,
@@ -83,10 +80,10 @@ pub fn load(
 
     let (arena, manifest) = match source.kept {
         Some(kept) => placement.attach(&device, kept)?,
-        None => placement.fill(&device, source.file, &table, progress)?,
+        None => placement.fill(&device, source.file, &tables, progress)?,
     };
     let weights = Weights {
-        rope_table: arena.at(table_offset, table.len()),
+        tables: tables.on_device(&arena),
         arena,
         tensors,
         manifest,
@@ -168,19 +165,6 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
         return refuse("a sliding window is not supported on CUDA".to_owned());
     }
     Ok(())
-}
-
-/// cos and sin of every pair at every position.
-fn rope_table(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
-    let rope = &config.rope;
-    let frequencies: Vec<f64> = (0..rope.dims / 2).map(|i| rope.frequency(i)).collect();
-    (0..positions as u32)
-        .flat_map(|position| {
-            frequencies
-                .iter()
-                .map(move |&frequency| rope.turn(position, frequency).into())
-        })
-        .collect()
 }
 
 /// Bytes that the memory of a model is reckoned from.
@@ -268,18 +252,12 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
 }
 
 impl Placement<'_> {
-    /// The offset of RoPE's table, `[positions * pairs]`.
-    fn place_table(&mut self, table: &[[f32; 2]]) -> u64 {
-        let (rows, bytes) = (table.len() as u64, size_of_val(table) as u64);
-        self.layout.place_as(ROPE_TABLE, "F32", rows, 2, bytes)
-    }
-
     /// Allocates the arena, gets the weights in place, and seals it.
     fn fill(
         self,
         device: &Device,
         file: Option<&GgufFile>,
-        table: &[[f32; 2]],
+        tables: &Tables,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Arena, WeightsManifest), Fault> {
         let context = &device.context;
@@ -291,9 +269,7 @@ impl Placement<'_> {
             // SAFETY: the vector's own place; pageable memory has been read when this returns.
             unsafe { upload(context, arena.at(vector.offset, vector.len), &values) }?;
         }
-        let placed = self.layout.tensors().last().expect("a table");
-        // SAFETY: the place that was made for the table; as above.
-        unsafe { upload(context, arena.at(placed.offset, table.len()), table) }?;
+        tables.upload(context, &arena)?;
         let total: u64 = self.matrices.iter().map(|(t, _)| t.data.len() as u64).sum();
         let mut done = 0;
         pack(device, &arena, &self.matrices, file, &mut |bytes| {

@@ -3,6 +3,7 @@
 use super::headers::constant;
 use super::kernels::Part;
 use super::memory::{Arena, DevicePtr};
+use super::tables::PlacedTables;
 use crate::model::{self, FeedForward, ModelWeights};
 use worker_orcd_ipc::WeightsManifest;
 use worker_orcd_kernels::TensorType;
@@ -126,8 +127,7 @@ pub struct Weights {
     pub arena: Arena,
     pub tensors: ModelWeights<Matrix, Vector>,
     pub manifest: WeightsManifest,
-    /// RoPE's cos and sin of every pair at every position.
-    pub rope_table: DevicePtr<[f32; 2]>,
+    pub tables: PlacedTables,
 }
 
 impl Weights {

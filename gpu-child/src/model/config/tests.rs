@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::Temperature;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
 use crate::model::tiny_model::{HEAD_DIM, tiny_model};
@@ -32,8 +33,12 @@ fn each_architecture_is_read() {
             (16, None, None)
         );
         let adjacent = rope.pairs == RopePairs::Adjacent;
-        let is_llama_like = [Architecture::Llama, Architecture::SmolLm3].contains(&architecture);
-        assert_eq!(adjacent, is_llama_like);
+        let is_adjacent = [
+            Architecture::Llama,
+            Architecture::SmolLm3,
+            Architecture::Mistral3,
+        ];
+        assert_eq!(adjacent, is_adjacent.contains(&architecture));
     }
 }
 
@@ -59,6 +64,16 @@ fn what_is_not_implemented_is_refused_by_name() {
     let yarn = llama().meta("llama.rope.scaling.type", "yarn");
     let fast = yarn.meta("llama.rope.scaling.yarn_beta_fast", 128.0);
     assert!(refusal(fast).contains("yarn_beta_fast"));
+    for (name, value) in [
+        ("rope.scaling.yarn_log_multiplier", Meta::F32(1.0)),
+        ("attention.temperature_scale", Meta::F32(0.1)),
+        ("attention.temperature_length", Meta::U32(8192)),
+        ("attention.output_scale", Meta::F32(0.5)),
+    ] {
+        let key = format!("llama.{name}");
+        let file = llama().meta("llama.rope.scaling.type", "yarn");
+        assert!(refusal(file.meta(&key, value)).contains(&key), "{key}");
+    }
     let by_layer = Meta::I32s(vec![4, 2]);
     assert!(
         refusal(llama().meta("llama.attention.head_count", by_layer)).contains("differs by layer")
@@ -108,6 +123,29 @@ fn scaling_follows_the_type() {
     assert_eq!(config(&with("none"), None).unwrap().rope.scale, 1.0);
     let unnamed = with("linear").without_meta("llama.rope.scaling.type");
     assert_eq!(config(&unnamed, None).unwrap().rope.scale, 4.0);
+}
+
+#[test]
+fn the_temperature_of_mistral3_is_read_with_the_original_context() {
+    let plain = tiny_model(Architecture::Mistral3);
+    let file = || {
+        tiny_model(Architecture::Mistral3)
+            .meta("mistral3.rope.scaling.type", "yarn")
+            .meta("mistral3.rope.scaling.factor", 16.0)
+            .meta("mistral3.rope.scaling.original_context_length", 64_u32)
+            .meta("mistral3.rope.scaling.yarn_log_multiplier", 1.0)
+            .meta("mistral3.attention.temperature_scale", 0.1)
+    };
+    assert_eq!(config(&plain, None).unwrap().positions.temperature, None);
+    let read = config(&file(), None).unwrap();
+    let expected = Temperature {
+        scale: 0.1,
+        original: 64,
+    };
+    assert_eq!(read.positions.temperature, Some(expected));
+    assert_eq!(read.rope.attn_factor, 1.0);
+    let endless = file().meta("mistral3.attention.temperature_scale", f32::INFINITY);
+    assert!(refusal(endless).contains("temperature_scale: inf is no factor"));
 }
 
 #[test]
