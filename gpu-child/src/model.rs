@@ -38,7 +38,7 @@ pub use layer::{
     Experts, FeedForward, GatedUnit, Layer, Linear, Mapping, ModelWeights, SharedExpert,
 };
 pub use model_facts::model_facts;
-pub use positions::{Positions, Temperature};
+pub use positions::{Positions, Temperature, Window};
 pub use rerank::rank_head;
 pub use sampling_advice::sampling_advice;
 pub use tokenizer_facts::tokenizer_facts;

@@ -37,12 +37,12 @@ template <int HD, int WARPS> DEVICE void attention_together(const AttentionArgs&
     // The longest rows of a prompt come last and take longest: they begin first.
     int unit = gridDim.x - 1 - blockIdx.x, warp = threadIdx.x / 32;
     Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
-    int splits = w.last() / SPLIT + 1;
+    int begin = first_split(a, w.first()), splits = w.last() / SPLIT + 1;
     int row = threadIdx.x / Partials::THREADS, column = 2 * (threadIdx.x % Partials::THREADS);
     float all_max = MASKED, all_sum = 0.0f;
     float2 o[Partials::EACH] = {};
-    for (int first = 0; first < splits; first += WARPS) {
-        if (first > 0) __syncthreads();
+    for (int first = begin; first < splits; first += WARPS) {
+        if (first > begin) __syncthreads();
         if (first + warp < splits) {
             SoftmaxState<HD> state;
             w.split(state, first + warp);
@@ -87,7 +87,8 @@ attention_merge(const __grid_constant__ MergeArgs m) {
     grid_dependency_wait();
     int64_t at = int64_t(blockIdx.x) * 4 + threadIdx.x / 32;
     if (at >= int64_t(m.n_rows) * m.attention.heads) return;
-    merge_splits(m.attention, at, m.rows[at / m.attention.heads].position, m.head_dim,
+    int position = m.rows[at / m.attention.heads].position;
+    merge_splits(m.attention, at, first_split(m.attention, position), position, m.head_dim,
                  [&](int i, float v) { m.attention.out[at * m.head_dim + i] = v; });
 }
 

@@ -62,7 +62,7 @@ DEVICE void split_by_four(SplitPart<HD>& part, const W& w, const __half* pages, 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int at = first + 8 * n + 2 * lane.t + (i & 1), r = i >> 1;
-            s[n][i] = at <= w.position[r] ? __fmul_rn(s[n][i], w.a.scale) : MASKED;
+            s[n][i] = sees(w.a, w.position[r], at) ? __fmul_rn(s[n][i], w.a.scale) : MASKED;
             max[r] = fmaxf(max[r], s[n][i]);
         }
 #pragma unroll
@@ -141,7 +141,7 @@ template <int HD> DEVICE void attention_split_block(const AttentionArgs& a, cons
     SplitMemory<HD>& my = *reinterpret_cast<SplitMemory<HD>*>(split_memory);
     int group = a.heads / a.kv_heads, warp = threadIdx.x / 32;
     int seen = tile.position0 + (tile.first + tile.count - 1) / group - index * SPLIT + 1;
-    if (seen <= 0) return;
+    if (seen <= 0 || index < first_split(a, tile.position0 + tile.first / group)) return;
     if (warp * PAGE < seen) {
         int page = a.kv.tables[tile.table + index * SPLIT_PAGES + warp];
         const __half* from[2] = {key_at(a.kv, page, kv_head, HD), value_at(a.kv, page, kv_head, a.kv_heads, HD)};

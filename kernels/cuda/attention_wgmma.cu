@@ -1,4 +1,4 @@
-// Attention of prompts on Hopper, with the bits of attention.cuh.
+// Attention of prompts on Hopper, with the bits of attention.cuh, for layers that see all.
 //
 // A block has 128 (token, query head) rows of one sequence and one key-value head, and walks their splits. Each of
 // two warpgroups has 64 rows; a third one copies pages, some splits ahead, into rings of keys and of values. Pages

@@ -249,7 +249,7 @@ template <int HD> struct Attention {
         for (int h = warp; h < group; h += STEP_WARPS) {
             Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD);
             int column = (kv * group + h) * HD;
-            merge_splits(args, h, tables.rows[row].position, HD, [&](int i, float v) {
+            merge_splits(args, h, 0, tables.rows[row].position, HD, [&](int i, float v) {
                 a.exchange.publish_to_replicas(to + word_index(column + i), v, tag_of(a, layer, ATTENTION_TAG));
             });
         }

@@ -38,7 +38,6 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         },
         activation: Activation::Silu,
         positions: Positions::default(),
-        sliding_window: None,
     })
 }
 

@@ -32,10 +32,6 @@ pub struct ModelConfig {
     pub positions: Positions,
     /// The activation of the feed-forward part.
     pub activation: Activation,
-    /// A query sees at most this many positions, itself included; `None` sees all. Always `None`
-    /// for now: llama.cpp disables the window of phi3 (its pull request 13676), because files in
-    /// the wild carry wrong values, and this follows it.
-    pub sliding_window: Option<usize>,
 }
 
 impl ModelConfig {
@@ -83,7 +79,6 @@ impl ModelConfig {
             rope: rope::read(&keys, head_dim, context_length, max_sequence_tokens)?,
             positions: Positions::read(&keys, context_length)?,
             activation: keys.architecture.conventions().activation,
-            sliding_window: None,
         })
     }
 }

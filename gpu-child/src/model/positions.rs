@@ -1,5 +1,5 @@
-//! What attention makes of positions beside RoPE's parameters: which layers rotate queries and keys, and what
-//! queries are multiplied by.
+//! What attention makes of positions beside RoPE's parameters: which layers rotate queries and keys, how far queries
+//! see, and what they are multiplied by.
 
 use super::config::Keys;
 use super::error::ModelError;
@@ -10,6 +10,16 @@ pub struct Positions {
     /// The last of so many layers, and of the next so many, leaves queries and keys as they are. Never zero.
     pub unrotated_every: Option<usize>,
     pub temperature: Option<Temperature>,
+    pub window: Option<Window>,
+}
+
+/// Most layers see only what is near.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Positions that a query sees, itself included.
+    pub positions: usize,
+    /// The last of so many layers, and of the next so many, sees all; `None`: none does. Never zero.
+    pub whole_every: Option<usize>,
 }
 
 /// Queries far behind the beginning are longer (Llama 4's "temperature tuning", as llama.cpp computes it in
@@ -28,6 +38,7 @@ impl Positions {
         Ok(Self {
             unrotated_every: keys.architecture.conventions().unrotated_every,
             temperature: temperature(keys, context_length)?,
+            window: None,
         })
     }
 
@@ -36,6 +47,14 @@ impl Positions {
     pub fn rotates(&self, layer: usize) -> bool {
         self.unrotated_every
             .is_none_or(|every| !(layer + 1).is_multiple_of(every))
+    }
+
+    /// A query of the layer sees at most this many positions, itself included; `None` sees all.
+    #[must_use]
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        let window = self.window?;
+        let sees_all = |every| (layer + 1).is_multiple_of(every);
+        (!window.whole_every.is_some_and(sees_all)).then_some(window.positions)
     }
 
     /// What a query is multiplied by.

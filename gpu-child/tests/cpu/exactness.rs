@@ -4,7 +4,7 @@
 use crate::support::laws::{self, assert_same};
 use crate::support::{
     MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_with_temperature,
-    config_without_rotations, options, tokens,
+    config_with_windows, config_without_rotations, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -25,10 +25,11 @@ fn neither_chunks_nor_threads_change_a_bit() {
     cases.push((config_of_experts(), MIXED));
     cases.push((config_without_rotations(), MIXED));
     cases.push((config_with_temperature(), MIXED));
+    cases.push((config_with_windows(40), MIXED));
+    cases.push((config_with_windows(270), MIXED));
     for (config, types) in cases {
         let what = format!(
-            "{:?} {:?} {types:?}, experts {}",
-            config.sliding_window,
+            "{:?} {types:?}, experts {}",
             config.positions,
             config.experts.is_some()
         );
@@ -61,7 +62,7 @@ fn a_window_changes_what_is_seen_from_its_length_on() {
 
 #[test]
 fn neighbours_do_not_change_a_bit() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_with_windows(40)] {
         neighbours_of(Model::random(config, MIXED));
     }
 }
@@ -85,7 +86,7 @@ fn neighbours_of(model: Model) {
 
 #[test]
 fn prefill_beside_decoding_does_not_change_a_bit() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_with_windows(40)] {
         let model = Model::random(config, MIXED);
         laws::prefill_beside_decoding_does_not_change_a_bit(&mut model.load(2), &model.config);
     }
@@ -93,7 +94,7 @@ fn prefill_beside_decoding_does_not_change_a_bit() {
 
 #[test]
 fn pages_of_another_request_serve_an_equal_prefix() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_with_windows(40)] {
         let model = Model::random(config, MIXED);
         laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);
     }

@@ -1,10 +1,10 @@
 //! The forward pass against one written with the scalar references: what the other engine in
-//! `tests/oracle` cannot show (a sliding window, head norms together with biases) is shown here.
+//! `tests/oracle` cannot show (windows in all layers, head norms together with biases) is shown here.
 
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_of_experts, config_with_temperature, config_without_rotations,
-    tokens,
+    Model, alone, config, config_of_experts, config_with_temperature, config_with_windows,
+    config_without_rotations, tokens,
 };
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
@@ -30,6 +30,12 @@ fn the_pass_agrees_with_the_references_at_every_position() {
 #[test]
 fn layers_that_do_not_rotate_agree_with_the_references() {
     agrees(config_without_rotations(), "layers without rotation");
+}
+
+/// As far apart as above.
+#[test]
+fn windows_in_some_layers_agree_with_the_references() {
+    agrees(config_with_windows(10), "windows");
 }
 
 /// As far apart as above.

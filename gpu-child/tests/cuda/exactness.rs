@@ -4,7 +4,7 @@
 use crate::support::laws::{self, assert_same};
 use crate::support::{
     MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_with_temperature,
-    config_without_rotations, pages, step, tokens,
+    config_with_windows, config_without_rotations, pages, step, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::model::ModelConfig;
@@ -28,6 +28,15 @@ fn wide() -> ModelConfig {
     }
 }
 
+/// Heads for which prompts have wide tiles where layers see all.
+fn windowed(positions: usize) -> ModelConfig {
+    ModelConfig {
+        n_layers: 4,
+        positions: config_with_windows(positions).positions,
+        ..wide()
+    }
+}
+
 fn models() -> Vec<Model> {
     let of = |config: &ModelConfig, types: Types| Model::random(config.clone(), types);
     vec![
@@ -38,6 +47,9 @@ fn models() -> Vec<Model> {
         of(&wide(), [TensorType::F32; 9]),
         of(&config_without_rotations(), MIXED),
         of(&config_with_temperature(), MIXED),
+        of(&config_with_windows(40), MIXED),
+        of(&config(Some(270)), MIXED),
+        of(&windowed(200), [TensorType::F16; 9]),
     ]
 }
 

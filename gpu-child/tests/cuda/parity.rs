@@ -8,7 +8,8 @@
 use crate::load;
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_with_temperature, config_without_rotations, tokens,
+    Model, alone, config, config_with_temperature, config_with_windows, config_without_rotations,
+    tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::ModelConfig;
@@ -89,6 +90,19 @@ fn layers_without_rotation_and_queries_with_a_temperature_agree() {
             model.has_head_norms = has_head_norms;
             for chunk in [1, 33] {
                 model_is_close(&model, "F16", 100, chunk);
+            }
+        }
+    }
+}
+
+/// Within a page, across pages, across splits; in all layers and in some.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn windows_agree() {
+    for positions in [1, 10, 40, 129, 200] {
+        for config in [config(Some(positions)), config_with_windows(positions)] {
+            for chunk in [1, 33, 300] {
+                assert_close(config.clone(), [TensorType::F16; 9], 300, chunk);
             }
         }
     }

@@ -81,13 +81,13 @@ pub fn forward(
     let table = values(weights.token_embd());
     let row = |token: &TokenId| table[token.index() * config.n_embd..][..config.n_embd].to_vec();
     let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();
-    let shape = AttentionShape {
-        n_heads: config.n_heads,
-        n_kv_heads: config.n_kv_heads,
-        head_dim: config.head_dim,
-        window: config.sliding_window,
-    };
     for (index, layer) in weights.layers.iter().enumerate() {
+        let shape = AttentionShape {
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            window: config.positions.window_of(index),
+        };
         let (mut keys, mut kept) = (Vec::new(), Vec::new());
         for (position, x) in stream.iter_mut().enumerate() {
             let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);

@@ -10,7 +10,7 @@ use worker_orcd_gpu::device::{
 };
 use worker_orcd_gpu::model::{
     Architecture, Experts, ExpertsConfig, FeedForward, FileLinear, FileWeights, GatedUnit, Layer,
-    Linear, ModelConfig, Positions, SharedExpert, Temperature, TensorView,
+    Linear, ModelConfig, Positions, SharedExpert, Temperature, TensorView, Window,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
@@ -47,7 +47,8 @@ pub const MIXED_SMALL: Types = [
     TensorType::Q6_K,
 ];
 
-pub fn config(sliding_window: Option<usize>) -> ModelConfig {
+/// With this window in all layers.
+pub fn config(window: Option<usize>) -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Qwen3,
         n_layers: 2,
@@ -68,9 +69,14 @@ pub fn config(sliding_window: Option<usize>) -> ModelConfig {
             factors: None,
             attn_factor: 1.0,
         },
-        positions: Positions::default(),
+        positions: Positions {
+            window: window.map(|positions| Window {
+                positions,
+                whole_every: None,
+            }),
+            ..Positions::default()
+        },
         activation: Activation::Silu,
-        sliding_window,
     }
 }
 
@@ -80,6 +86,21 @@ pub fn config_without_rotations() -> ModelConfig {
         n_layers: 4,
         positions: Positions {
             unrotated_every: Some(2),
+            ..Positions::default()
+        },
+        ..config(None)
+    }
+}
+
+/// Four layers, of which every second sees all and the others so many positions.
+pub fn config_with_windows(positions: usize) -> ModelConfig {
+    ModelConfig {
+        n_layers: 4,
+        positions: Positions {
+            window: Some(Window {
+                positions,
+                whole_every: Some(2),
+            }),
             ..Positions::default()
         },
         ..config(None)

@@ -175,6 +175,7 @@ impl Forward<'_> {
             isa: self.device.isa,
             config,
             plan,
+            walk: plan.walk(config.positions.window_of(index)),
             kv,
             layer: index,
             qkv,

@@ -135,6 +135,7 @@ layout! {
         pub kv_heads: i32,
         pub splits: i32,
         pub scale: f32,
+        pub window: i32,
     }
 
     pub struct MergeArgs in "attention.cu" {

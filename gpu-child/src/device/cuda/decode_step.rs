@@ -1,8 +1,8 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up). It gives the same bits as the launches of
-//! [`forward`](super::forward); only time differs.
+//! bulk copies (compute capability 9 and up), of models whose layers see all. It gives the same bits as the launches
+//! of [`forward`](super::forward); only time differs.
 
 use super::context::Context;
 use super::forward::Forward;
@@ -161,7 +161,8 @@ impl DecodeStep {
         let table = multiplied_as(weights.tensors.token_embd().ty);
         let has_kernel = [32, 64, 96, 128].contains(&config.head_dim)
             && types.iter().chain([&table]).all(is_known);
-        if !context.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
+        let is_known = has_kernel && config.positions.window.is_none();
+        if !context.has_bulk_copies() || !fits || !is_known || config.n_embd > MAX_EMBD {
             return Ok(None);
         }
         let name = format!(

@@ -318,6 +318,7 @@ impl Forward<'_> {
     pub fn attention_arguments(&self, plan: &Plan<'_>, index: usize) -> AttentionArgs {
         let config = self.config;
         let scale = std::f64::consts::LOG2_E / (config.head_dim as f64).sqrt();
+        let window = config.positions.window_of(index);
         AttentionArgs {
             q: self.buffers.q,
             out: self.buffers.attn,
@@ -329,6 +330,7 @@ impl Forward<'_> {
             kv_heads: config.n_kv_heads as i32,
             splits: plan.splits as i32,
             scale: scale as f32,
+            window: window.map_or(i32::MAX, |positions| positions as i32),
         }
     }
 }

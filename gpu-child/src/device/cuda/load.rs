@@ -107,7 +107,7 @@ fn assemble(
     scratch: Scratch,
     sequence_tokens: usize,
 ) -> Result<CudaExecutor, Fault> {
-    let ops = Ops::load(&context, &module, config.head_dim)?;
+    let ops = Ops::load(&context, &module, config)?;
     let Sizes { tokens, vocab, .. } = scratch.sizes;
     let draws = Draws::load(&context, &module, tokens, vocab, sequence_tokens)?;
     let types = weights.tensors.matrices().map(|matrix| matrix.ty);
@@ -160,9 +160,6 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
                 "a {what} width of {width} is not supported on CUDA"
             ));
         }
-    }
-    if config.sliding_window.is_some() {
-        return refuse("a sliding window is not supported on CUDA".to_owned());
     }
     Ok(())
 }

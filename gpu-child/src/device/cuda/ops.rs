@@ -7,6 +7,7 @@ use super::kernels::{
     ScatterInputsArgs,
 };
 use super::plan::{SPLIT, SPLIT_PAGES};
+use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub struct Ops {
     /// Shared memory of a block of `attention_split`.
     pub split_shared_bytes: u32,
     pub attention_merge: Kernel<MergeArgs>,
-    /// Hopper's, for heads that it was made for.
+    /// Hopper's, for heads that it was made for and layers that see all.
     pub attention_wide: Option<Kernel<AttentionArgs>>,
     /// Shared memory of a block of it.
     pub wide_shared_bytes: u32,
@@ -34,7 +35,8 @@ pub struct Ops {
 impl Ops {
     /// # Errors
     /// When a kernel is missing, or the device has too little shared memory for one.
-    pub fn load(context: &Context, module: &Module, head_dim: usize) -> Result<Self, Fault> {
+    pub fn load(context: &Context, module: &Module, config: &ModelConfig) -> Result<Self, Fault> {
+        let head_dim = config.head_dim;
         // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
         // for what is in front of it.
         unsafe {
@@ -43,7 +45,9 @@ impl Ops {
                 .kernel(&format!("attention_split_{head_dim}"))?
                 .overlapping();
             attention_split.allow_shared(split_shared_bytes)?;
-            let has_wide = context.has_wgmma() && WIDE_HEAD_DIMS.contains(&head_dim);
+            let has_wide = context.has_wgmma()
+                && WIDE_HEAD_DIMS.contains(&head_dim)
+                && config.positions.window.is_none();
             let wide_shared_bytes = wide_shared_bytes(head_dim);
             let attention_wide: Option<Kernel<AttentionArgs>> = has_wide
                 .then(|| module.kernel(&format!("attention_wide_{head_dim}")))

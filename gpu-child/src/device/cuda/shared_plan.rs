@@ -191,7 +191,6 @@ mod tests {
             },
             activation: Activation::Silu,
             positions: Positions::default(),
-            sliding_window: None,
         }
     }
 

@@ -28,10 +28,8 @@ fn each_architecture_is_read() {
             (4, 2, 16)
         );
         assert_eq!((rope.base, rope.scale, rope.attn_factor), (1e4, 1.0, 1.0));
-        assert_eq!(
-            (rope.dims, rope.factors, config.sliding_window),
-            (16, None, None)
-        );
+        assert_eq!((rope.dims, rope.factors), (16, None));
+        assert_eq!(config.positions.window, None);
         let adjacent = rope.pairs == RopePairs::Adjacent;
         let is_adjacent = [
             Architecture::Llama,

@@ -35,7 +35,6 @@ fn config() -> ModelConfig {
         },
         activation: Activation::Silu,
         positions: Positions::default(),
-        sliding_window: None,
     }
 }
 
