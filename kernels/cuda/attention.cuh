@@ -234,13 +234,13 @@ DEVICE void attention_split(const AttentionArgs& a, const Tile& tile, int kv_hea
 }
 
 // One head of one row at `position`, merged by a warp from its splits, of which `first` is the first. `keep(i, v)` gets
-// its dimensions.
-template <typename Keep>
+// its dimensions, of which there are at most MOST.
+template <int MOST, typename Keep>
 DEVICE void merge_splits(const AttentionArgs& a, int64_t at, int first, int position, int head_dim, const Keep& keep) {
     const float* from = a.partial + (at * a.splits + first) * (head_dim + 2);
     int lane = threadIdx.x & 31, splits = position / SPLIT + 1;
-    float max = from[head_dim], sum = from[head_dim + 1], o[MAX_HEAD / 32];
-    for (int i = 0; i < MAX_HEAD / 32; i++)
+    float max = from[head_dim], sum = from[head_dim + 1], o[MOST / 32];
+    for (int i = 0; i < MOST / 32; i++)
         o[i] = lane + 32 * i < head_dim ? from[lane + 32 * i] : 0.0f;
 #pragma unroll 4
     for (int s = first + 1; s < splits; s++) {
@@ -248,10 +248,10 @@ DEVICE void merge_splits(const AttentionArgs& a, int64_t at, int first, int posi
         Rescale f = rescale_factors(max, from[head_dim]);
         max = f.max;
         sum = __fmaf_rn(sum, f.old, __fmul_rn(from[head_dim + 1], f.fresh));
-        for (int i = 0; i < MAX_HEAD / 32; i++)
+        for (int i = 0; i < MOST / 32; i++)
             if (lane + 32 * i < head_dim)
                 o[i] = __fmaf_rn(o[i], f.old, __fmul_rn(from[lane + 32 * i], f.fresh));
     }
-    for (int i = 0; i < MAX_HEAD / 32; i++)
+    for (int i = 0; i < MOST / 32; i++)
         if (lane + 32 * i < head_dim) keep(lane + 32 * i, __fdiv_rn(o[i], sum));
 }

@@ -20,6 +20,7 @@ constexpr int BLOCK_THREADS = STEP_THREADS + 128;
 constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 112;
 static_assert(STEP_THREADS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= BLOCK_THREADS * 96);
 constexpr int STEP_ROWS = 4;
+constexpr int STEP_HEAD = 128;  // dims of a head, at most
 constexpr int MAX_UNITS = 64;   // of a row that is normalized
 constexpr int PIECE_UNITS = 8;  // of a tile in one piece, at most
 constexpr int ANY = -1;         // tensor types differ between matrices
@@ -85,9 +86,8 @@ struct StepArgs {
     int attention_blocks;
     int parts;                 // of them for a pair
     int partial_splits;        // a head's room for published partial results; 0: none are published
-    int activation;            // glu.cuh
-    uint64_t layer_halves;     // of the KV cache
     int unrotated_every;       // the last of so many layers does not rotate queries and keys; 0: all do
+    uint64_t layer_halves;     // of the KV cache
     float eps;
     SharedPlan shared;
 };
@@ -95,8 +95,7 @@ LAYOUT(StepArgs, 472, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 160)
        AT(head_norm, 280) AT(exchange, 288) AT(logits, 336) AT(best, 344) AT(broken, 352)
        AT(board, 360) AT(first_tag, 368) AT(n_layers, 372) AT(rows, 376) AT(n_embd, 380) AT(n_ff, 384)
        AT(vocab, 388) AT(attention_blocks, 392) AT(parts, 396) AT(partial_splits, 400)
-       AT(activation, 404) AT(layer_halves, 408) AT(unrotated_every, 416) AT(eps, 420)
-       AT(shared, 424))
+       AT(unrotated_every, 404) AT(layer_halves, 408) AT(eps, 416) AT(shared, 420))
 
 // Tags of a layer's exchanges, counted from the layer's first; the embedding has the step's first tag.
 enum Tag : int {

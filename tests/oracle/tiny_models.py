@@ -72,6 +72,12 @@ class Variant:
     yarn_log_multiplier: float | None = None
     # How much longer queries are behind each original context.
     temperature_scale: float | None = None
+    # Positions that queries of most layers see, and the period of those that see all where it is not llama.cpp's.
+    window: int | None = None
+    window_period: int | None = None
+    window_rope_base: float | None = None
+    # Norms behind attention and the feed-forward part.
+    post_norms: bool = False
     # Phi-3 long context: factors for sequences within and beyond this length.
     rope_original_context: int | None = None
     rope_base: float = 10000.0
@@ -106,6 +112,11 @@ MAIN = [
     Variant("mixtral", "llama", head_dim=64, rope_base=1e6, experts_used=2, expert_width=N_FF),
     # The fourth layer does not rotate.
     Variant("smollm3", "smollm3", head_dim=64, layers=5, tied=True, rope_base=5e6),
+    # The third layer sees all.
+    Variant(
+        "gemma3", "gemma3", head_dim=64, layers=4, qk_norm=True, tied=True, window=6, window_period=3, post_norms=True,
+        rope_base=1e6, linear_rope_scale=8.0,
+    ),
     Variant(
         "mistral3", "mistral3", head_dim=128, yarn_scale=16, yarn_log_multiplier=1.0, temperature_scale=0.1, rope_base=1e6
     ),
@@ -117,6 +128,16 @@ EXTRA = [
     Variant("llama-linear-rope", "llama", head_dim=64, linear_rope_scale=4.0, tied=True),
     Variant("llama-yarn", "llama", head_dim=64, yarn_scale=8, rope_base=5e5),
     Variant("smollm3-yarn", "smollm3", head_dim=64, layers=8, yarn_scale=4, rope_base=5e6),
+    # The sixth layer sees all, as no key says.
+    Variant("gemma3-pattern", "gemma3", head_dim=64, layers=7, qk_norm=True, tied=True, window=6, post_norms=True),
+    Variant(
+        "gemma3-large-heads", "gemma3", head_dim=256, layers=3, qk_norm=True, window=9, window_period=3, post_norms=True,
+        rope_base=1e6,
+    ),
+    Variant(
+        "gemma3-near", "gemma3", head_dim=64, layers=4, qk_norm=True, tied=True, window=5, window_period=2, post_norms=True,
+        rope_base=300.0, window_rope_base=77.0,
+    ),
     Variant("mistral3-plain", "mistral3", head_dim=64, tied=True, rope_freqs=True),
     Variant("mistral3-yarn", "mistral3", head_dim=64, yarn_scale=8, temperature_scale=0.7),
     Variant("mistral3-log", "mistral3", head_dim=64, yarn_scale=8, yarn_log_multiplier=0.5, temperature_scale=-0.2),
@@ -154,7 +175,9 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
     _tokenizer(writer)
     head = [("cls.output.weight", (2, N_EMBD))] if ranks else []
     for name, shape in [*_matrices(variant), *head]:
-        scale = 1.0 if name == "token_embd.weight" else shape[-1] ** -0.5
+        # Gemma multiplies its embedding by the root of the width.
+        is_one = name == "token_embd.weight" and variant.architecture != "gemma3"
+        scale = 1.0 if is_one else shape[-1] ** -0.5
         values = rng.standard_normal(shape) * scale
         if routers and name == "token_embd.weight":
             values += routers.leads
@@ -200,6 +223,12 @@ def _hyperparameters(writer, variant):
         writer.add_rope_scaling_yarn_log_mul(variant.yarn_log_multiplier)
     if variant.temperature_scale:
         writer.add_attn_temperature_scale(variant.temperature_scale)
+    if variant.window:
+        writer.add_sliding_window(variant.window)
+    if variant.window_period:
+        writer.add_sliding_window_pattern(variant.window_period)
+    if variant.window_rope_base:
+        writer.add_rope_freq_base_swa(variant.window_rope_base)
     if variant.rope_original_context:
         writer.add_rope_scaling_orig_ctx_len(variant.rope_original_context)
         writer.add_rope_scaling_attn_factors(1.19)
@@ -247,6 +276,9 @@ def _vectors(variant, rng):
         if variant.qk_norm:
             yield block + "attn_q_norm.weight", norm(variant.head_dim)
             yield block + "attn_k_norm.weight", norm(variant.head_dim)
+        if variant.post_norms:
+            yield block + "post_attention_norm.weight", norm(N_EMBD)
+            yield block + "post_ffw_norm.weight", norm(N_EMBD)
         if variant.qkv_bias:
             yield block + "attn_q.bias", 0.5 * rng.standard_normal(variant.q_width)
             yield block + "attn_k.bias", 0.5 * rng.standard_normal(variant.kv_width)

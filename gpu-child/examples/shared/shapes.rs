@@ -38,6 +38,8 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         },
         activation: Activation::Silu,
         positions: Positions::default(),
+        attention_scale: 1.0 / (head_dim as f64).sqrt(),
+        embedding_scale: 1.0,
     })
 }
 

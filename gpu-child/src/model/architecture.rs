@@ -16,6 +16,7 @@ pub enum Architecture {
     Qwen3Moe,
     SmolLm3,
     Mistral3,
+    Gemma3,
 }
 
 /// Properties of an architecture's files that others have not.
@@ -35,12 +36,39 @@ pub(super) struct Conventions {
     pub(super) has_head_norms: bool,
     /// Gate and up are one tensor, and Q, K and V may be.
     pub(super) is_fused: bool,
+    /// Norms of what attention and feed-forward part give, before it is added.
+    pub(super) has_post_norms: bool,
+    /// Layers have windows, but for the last of so many, unless a key says otherwise.
+    pub(super) window_period: Option<usize>,
+    /// A token's embedding is multiplied by the root of its width.
+    pub(super) scales_embedding: bool,
+    /// Models of so many layers scale attention by the width of a head as the embedding's share.
+    pub(super) layers_scaled_by_width: Option<usize>,
     /// There may be a head that scores, and llama.cpp takes its softmax.
     pub(super) has_rank_head: bool,
     /// The activation of the feed-forward part.
     pub(super) activation: Activation,
     pub(super) experts: Experts,
 }
+
+/// What most architectures have.
+const PLAIN: Conventions = Conventions {
+    rope_pairs: RopePairs::HalfOffset,
+    rotates_whole_heads: false,
+    rope_factors: None,
+    unrotated_every: None,
+    has_temperature: false,
+    has_qkv_bias: false,
+    has_head_norms: false,
+    is_fused: false,
+    has_post_norms: false,
+    window_period: None,
+    scales_embedding: false,
+    layers_scaled_by_width: None,
+    has_rank_head: false,
+    activation: Activation::Silu,
+    experts: Experts::None,
+};
 
 /// What a file of this architecture may have in place of one feed-forward part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +94,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -75,6 +103,7 @@ impl Architecture {
         Self::Qwen3Moe,
         Self::SmolLm3,
         Self::Mistral3,
+        Self::Gemma3,
     ];
 
     /// The name in `general.architecture` and in front of every key.
@@ -89,23 +118,11 @@ impl Architecture {
             Self::Qwen3Moe => "qwen3moe",
             Self::SmolLm3 => "smollm3",
             Self::Mistral3 => "mistral3",
+            Self::Gemma3 => "gemma3",
         }
     }
 
     pub(super) fn conventions(self) -> Conventions {
-        let plain = Conventions {
-            rope_pairs: RopePairs::HalfOffset,
-            rotates_whole_heads: false,
-            rope_factors: None,
-            unrotated_every: None,
-            has_temperature: false,
-            has_qkv_bias: false,
-            has_head_norms: false,
-            is_fused: false,
-            has_rank_head: false,
-            activation: Activation::Silu,
-            experts: Experts::None,
-        };
         match self {
             Self::Llama => Conventions {
                 // GGUF stores rows of Q and K permuted for this.
@@ -114,21 +131,21 @@ impl Architecture {
                 rope_factors: Some(RopeFactors::ByScaling),
                 // Mixtral's files are of this architecture.
                 experts: Experts::Optional,
-                ..plain
+                ..PLAIN
             },
             Self::Qwen2 => Conventions {
                 has_qkv_bias: true,
-                ..plain
+                ..PLAIN
             },
             Self::Qwen3 => Conventions {
                 has_head_norms: true,
                 has_rank_head: true,
-                ..plain
+                ..PLAIN
             },
             Self::Phi3 => Conventions {
                 rope_factors: Some(RopeFactors::ByLength),
                 is_fused: true,
-                ..plain
+                ..PLAIN
             },
             Self::Qwen2Moe => Conventions {
                 has_qkv_bias: true,
@@ -136,7 +153,7 @@ impl Architecture {
                     renormalized: false,
                     has_shared: true,
                 },
-                ..plain
+                ..PLAIN
             },
             Self::Qwen3Moe => Conventions {
                 has_head_norms: true,
@@ -144,21 +161,31 @@ impl Architecture {
                     renormalized: true,
                     has_shared: false,
                 },
-                ..plain
+                ..PLAIN
             },
             Self::SmolLm3 => Conventions {
                 rope_pairs: RopePairs::Adjacent,
                 rotates_whole_heads: true,
                 // No key says so: it stands in llama.cpp (`n_no_rope_layer_step`).
                 unrotated_every: Some(4),
-                ..plain
+                ..PLAIN
             },
             Self::Mistral3 => Conventions {
                 rope_pairs: RopePairs::Adjacent,
                 rotates_whole_heads: true,
                 rope_factors: Some(RopeFactors::ByScaling),
                 has_temperature: true,
-                ..plain
+                ..PLAIN
+            },
+            Self::Gemma3 => Conventions {
+                has_head_norms: true,
+                has_post_norms: true,
+                window_period: Some(6),
+                scales_embedding: true,
+                // The largest, of 27B.
+                layers_scaled_by_width: Some(62),
+                activation: Activation::Gelu,
+                ..PLAIN
             },
         }
     }

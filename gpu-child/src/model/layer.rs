@@ -21,8 +21,12 @@ pub struct Layer<M, V> {
     pub q_norm: Option<V>,
     pub k_norm: Option<V>,
     pub attn_output: Linear<M, V>,
+    /// The norm of what attention gives, before it is added to the residual stream.
+    pub attn_post_norm: Option<V>,
     pub ffn_norm: V,
     pub feed_forward: FeedForward<M, V>,
+    /// The same of the feed-forward part.
+    pub ffn_post_norm: Option<V>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -154,11 +158,13 @@ impl<M, V> Layer<M, V> {
             q_norm: to.optional(self.q_norm.as_ref())?,
             k_norm: to.optional(self.k_norm.as_ref())?,
             attn_output: self.attn_output.try_map(to)?,
+            attn_post_norm: to.optional(self.attn_post_norm.as_ref())?,
             ffn_norm: to.vector(&self.ffn_norm)?,
             feed_forward: match &self.feed_forward {
                 FeedForward::Dense(unit) => FeedForward::Dense(unit.try_map(to)?),
                 FeedForward::Experts(experts) => FeedForward::Experts(experts.try_map(to)?),
             },
+            ffn_post_norm: to.optional(self.ffn_post_norm.as_ref())?,
         })
     }
 }

@@ -3,6 +3,8 @@
 
 use super::config::Keys;
 use super::error::ModelError;
+use super::rope;
+use worker_orcd_kernels::reference::rope::Rope;
 
 /// The same in every layer, unless it says otherwise.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -14,12 +16,14 @@ pub struct Positions {
 }
 
 /// Most layers see only what is near.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Window {
     /// Positions that a query sees, itself included.
     pub positions: usize,
     /// The last of so many layers, and of the next so many, sees all; `None`: none does. Never zero.
     pub whole_every: Option<usize>,
+    /// Their rotation, where it is another one than that of layers that see all.
+    pub rope: Option<Rope>,
 }
 
 /// Queries far behind the beginning are longer (Llama 4's "temperature tuning", as llama.cpp computes it in
@@ -34,11 +38,16 @@ pub struct Temperature {
 impl Positions {
     /// # Errors
     /// When a key makes no sense, or asks for what the architecture does not have.
-    pub(super) fn read(keys: &Keys<'_, '_>, context_length: usize) -> Result<Self, ModelError> {
+    /// `rope` is the rotation of layers that see all.
+    pub(super) fn read(
+        keys: &Keys<'_, '_>,
+        context_length: usize,
+        rope: &Rope,
+    ) -> Result<Self, ModelError> {
         Ok(Self {
             unrotated_every: keys.architecture.conventions().unrotated_every,
             temperature: temperature(keys, context_length)?,
-            window: None,
+            window: window(keys, rope)?,
         })
     }
 
@@ -52,7 +61,7 @@ impl Positions {
     /// A query of the layer sees at most this many positions, itself included; `None` sees all.
     #[must_use]
     pub fn window_of(&self, layer: usize) -> Option<usize> {
-        let window = self.window?;
+        let window = self.window.as_ref()?;
         let sees_all = |every| (layer + 1).is_multiple_of(every);
         (!window.whole_every.is_some_and(sees_all)).then_some(window.positions)
     }
@@ -105,6 +114,20 @@ fn temperature(
     Ok(Some(Temperature {
         scale,
         original: original.unwrap_or(context_length),
+    }))
+}
+
+fn window(keys: &Keys<'_, '_>, rope: &Rope) -> Result<Option<Window>, ModelError> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let Some(period) = keys.architecture.conventions().window_period else {
+        return Ok(None);
+    };
+    let positions = keys.positive("attention.sliding_window")?;
+    let every = keys.optional_positive(PATTERN)?.unwrap_or(period);
+    Ok(Some(Window {
+        positions,
+        whole_every: Some(every),
+        rope: Some(rope::of_windows(keys, rope)?),
     }))
 }
 

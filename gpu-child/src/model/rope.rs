@@ -47,6 +47,10 @@ pub(super) fn read(
         attn_factor: positive_f32(keys, "rope.scaling.attn_factor")?.unwrap_or(1.0),
     };
     match scaling {
+        Scaling::Yarn if keys.architecture.conventions().window_period.is_some() => {
+            let key = keys.key("rope.scaling.type");
+            Err(ModelError::unsupported(key, "YaRN beside windows"))
+        }
         Scaling::Yarn => {
             let rope = Yarn::read(keys, original)?.stretch(rope);
             if !yarn::is_a_rotation(&rope) {
@@ -58,6 +62,15 @@ pub(super) fn read(
         }
         Scaling::None | Scaling::Linear | Scaling::LongRope => Ok(rope),
     }
+}
+
+/// The rotation of layers with a window, which is not slowed by a scale: `rope` is that of the others.
+pub(super) fn of_windows(keys: &Keys<'_, '_>, rope: &Rope) -> Result<Rope, ModelError> {
+    Ok(Rope {
+        base: positive_f32(keys, "rope.freq_base_swa")?.unwrap_or(10_000.0),
+        scale: 1.0,
+        ..rope.clone()
+    })
 }
 
 fn dims(keys: &Keys<'_, '_>, head_dim: usize) -> Result<usize, ModelError> {

@@ -18,6 +18,8 @@ pub const EXPERTS_USED: u64 = 2;
 pub const EXPERT_FF: u64 = 32;
 pub const SHARED_FF: u64 = 48;
 pub const CONTEXT_LENGTH: u32 = 256;
+/// Positions that a query sees in layers with a window.
+pub const WINDOW: u32 = 40;
 /// Tokens: one a byte, and the special ones behind them.
 pub const VOCAB: u64 = 256 + SPECIALS.len() as u64;
 pub const EOS: u32 = 257;
@@ -44,15 +46,19 @@ pub fn tiny_mixtral() -> GgufBuilder {
 fn n_layers(architecture: Architecture) -> u32 {
     match architecture {
         Architecture::SmolLm3 => 4,
+        Architecture::Gemma3 => 7,
         _ => N_LAYERS,
     }
 }
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
-    use Architecture::{Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
+    use Architecture::{Gemma3, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
     let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
+    if architecture == Gemma3 {
+        file = file.meta("gemma3.attention.sliding_window", WINDOW);
+    }
     if let Some(n_ff) = experts {
         file = expert_metadata(file, architecture, n_ff);
     }
@@ -78,11 +84,15 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.vector(file, &name("attn_k.bias"), kv_dim);
             file = random.vector(file, &name("attn_v.bias"), kv_dim);
         }
-        if matches!(architecture, Qwen3 | Qwen3Moe) {
+        if matches!(architecture, Qwen3 | Qwen3Moe | Gemma3) {
             file = random.norm(file, &name("attn_q_norm.weight"), HEAD_DIM);
             file = random.norm(file, &name("attn_k_norm.weight"), HEAD_DIM);
         }
         file = random.matrix(file, &name("attn_output.weight"), N_EMBD, q_dim);
+        if architecture == Gemma3 {
+            file = random.norm(file, &name("post_attention_norm.weight"), N_EMBD);
+            file = random.norm(file, &name("post_ffw_norm.weight"), N_EMBD);
+        }
         file = random.norm(file, &name("ffn_norm.weight"), N_EMBD);
         file = match experts {
             None => random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF),

@@ -84,11 +84,13 @@ impl<'a> LayerReader<'_, '_, 'a> {
             q_norm,
             k_norm,
             attn_output: self.linear("attn_output", config.n_embd, q_dim)?,
+            attn_post_norm: self.post_norm("post_attention_norm.weight")?,
             ffn_norm: self.vector("ffn_norm.weight", config.n_embd)?,
             feed_forward: match &config.experts {
                 None => FeedForward::Dense(self.dense()?),
                 Some(experts) => FeedForward::Experts(self.experts(experts)?),
             },
+            ffn_post_norm: self.post_norm("post_ffw_norm.weight")?,
         })
     }
 
@@ -132,6 +134,13 @@ impl<'a> LayerReader<'_, '_, 'a> {
         let q_norm = self.vector("attn_q_norm.weight", self.config.head_dim)?;
         let k_norm = self.vector("attn_k_norm.weight", self.config.head_dim)?;
         Ok((Some(q_norm), Some(k_norm)))
+    }
+
+    fn post_norm(&mut self, tensor: &str) -> Result<Option<TensorView<'a>>, ModelError> {
+        if !self.conventions.has_post_norms {
+            return Ok(None);
+        }
+        self.vector(tensor, self.config.n_embd).map(Some)
     }
 
     fn dense(&mut self) -> Result<FileUnit<'a>, ModelError> {

@@ -16,6 +16,16 @@ use worker_orcd_kernels::cpu::Isa;
 /// Past one span of attention (256) and into the middle of a page.
 const LONG: usize = 300;
 
+/// One of each kind of layer.
+fn models() -> [Model; 3] {
+    let random = |config| Model::random(config, MIXED);
+    [
+        random(config(None)),
+        random(config_of_experts()),
+        Model::like_gemma(MIXED),
+    ]
+}
+
 #[test]
 fn neither_chunks_nor_threads_change_a_bit() {
     let mut cases = [None, Some(40), Some(270)]
@@ -27,13 +37,9 @@ fn neither_chunks_nor_threads_change_a_bit() {
     cases.push((config_with_temperature(), MIXED));
     cases.push((config_with_windows(40), MIXED));
     cases.push((config_with_windows(270), MIXED));
-    for (config, types) in cases {
-        let what = format!(
-            "{:?} {types:?}, experts {}",
-            config.positions,
-            config.experts.is_some()
-        );
-        let model = Model::random(config, types);
+    let models = cases.into_iter();
+    let models = models.map(|(config, types)| Model::random(config, types));
+    for (index, model) in models.chain([Model::like_gemma(MIXED)]).enumerate() {
         let tokens = tokens(LONG, 1);
         let expected = alone(&mut model.load(1), &model.config, &tokens, 1);
         for threads in [1, 2, 3] {
@@ -43,7 +49,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
                 &tokens,
                 &expected,
                 &[1, 7, 32, 33, 256, LONG],
-                &format!("{what}: {threads} threads"),
+                &format!("model {index}: {threads} threads"),
             );
         }
     }
@@ -62,9 +68,7 @@ fn a_window_changes_what_is_seen_from_its_length_on() {
 
 #[test]
 fn neighbours_do_not_change_a_bit() {
-    for config in [config(None), config_of_experts(), config_with_windows(40)] {
-        neighbours_of(Model::random(config, MIXED));
-    }
+    models().into_iter().for_each(neighbours_of);
 }
 
 fn neighbours_of(model: Model) {
@@ -86,16 +90,14 @@ fn neighbours_of(model: Model) {
 
 #[test]
 fn prefill_beside_decoding_does_not_change_a_bit() {
-    for config in [config(None), config_of_experts(), config_with_windows(40)] {
-        let model = Model::random(config, MIXED);
+    for model in models() {
         laws::prefill_beside_decoding_does_not_change_a_bit(&mut model.load(2), &model.config);
     }
 }
 
 #[test]
 fn pages_of_another_request_serve_an_equal_prefix() {
-    for config in [config(None), config_of_experts(), config_with_windows(40)] {
-        let model = Model::random(config, MIXED);
+    for model in models() {
         laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);
     }
 }

@@ -40,6 +40,12 @@ fn windows_in_some_layers_agree_with_the_references() {
 
 /// As far apart as above.
 #[test]
+fn norms_behind_blocks_two_rotations_and_scales_agree_with_the_references() {
+    model_agrees(Model::like_gemma([TensorType::F32; 9]), "like Gemma");
+}
+
+/// As far apart as above.
+#[test]
 fn queries_with_a_temperature_agree_with_the_references() {
     agrees(config_with_temperature(), "a temperature");
 }
@@ -59,7 +65,10 @@ fn a_mixture_of_experts_agrees_with_the_references() {
 
 /// The last hidden state at each position, with either set of CPU code.
 fn agrees(config: ModelConfig, what: &str) {
-    let model = Model::random(config, [TensorType::F32; 9]);
+    model_agrees(Model::random(config, [TensorType::F32; 9]), what);
+}
+
+fn model_agrees(model: Model, what: &str) {
     let tokens = tokens(40, 2);
     let expected = forward(&model.config, &model.weights(), &tokens);
     for (portable, mut executor) in [(true, model.load_portable()), (false, model.load(2))] {

@@ -63,12 +63,13 @@ fn every_type_agrees_in_long_prompts() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_head_size_and_rotation_agrees() {
-    for head_dim in [16, 32, 64, 96, 128] {
+    for head_dim in [16, 32, 64, 96, 128, 256] {
         for pairs in [RopePairs::Adjacent, RopePairs::HalfOffset] {
             for (n_heads, n_kv_heads) in [(4, 4), (6, 2), (7, 1)] {
                 let mut config = config(None);
                 (config.head_dim, config.rope.dims) = (head_dim, head_dim - 8);
                 (config.n_heads, config.n_kv_heads) = (n_heads, n_kv_heads);
+                config.attention_scale = 1.0 / (head_dim as f64).sqrt();
                 config.rope.pairs = pairs;
                 config.rope.scale = 2.0;
                 config.rope.factors =
@@ -92,6 +93,15 @@ fn layers_without_rotation_and_queries_with_a_temperature_agree() {
                 model_is_close(&model, "F16", 100, chunk);
             }
         }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn norms_behind_blocks_two_rotations_and_scales_agree() {
+    for chunk in [1, 33, 200] {
+        let model = Model::like_gemma([TensorType::F16; 9]);
+        model_is_close(&model, "F16", 200, chunk);
     }
 }
 

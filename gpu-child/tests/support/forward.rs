@@ -79,7 +79,10 @@ pub fn forward(
     tokens: &[TokenId],
 ) -> Vec<Vec<f32>> {
     let table = values(weights.token_embd());
-    let row = |token: &TokenId| table[token.index() * config.n_embd..][..config.n_embd].to_vec();
+    let row = |token: &TokenId| {
+        let row = &table[token.index() * config.n_embd..][..config.n_embd];
+        row.iter().map(|x| x * config.embedding_scale).collect()
+    };
     let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();
     for (index, layer) in weights.layers.iter().enumerate() {
         let shape = AttentionShape {
@@ -97,8 +100,9 @@ pub fn forward(
                     if let Some(norm) = norm {
                         head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
                     }
-                    if config.positions.rotates(index) {
-                        rope(head, position as u32, &config.rope);
+                    if let Some(place) = config.rope_of(index) {
+                        let of_layer = config.ropes().nth(place).expect("a rotation");
+                        rope(head, position as u32, of_layer);
                     }
                 }
                 rows
@@ -106,16 +110,24 @@ pub fn forward(
             let [q, k, v] = &layer.qkv;
             let mut q = turned(q, &layer.q_norm);
             let temperature = config.positions.temperature_at(position as u32);
-            q.iter_mut().for_each(|q| *q *= temperature);
+            // The reference divides by the root of `head_dim`.
+            let scale = config.attention_scale * (config.head_dim as f64).sqrt();
+            q.iter_mut().for_each(|q| *q *= temperature * scale as f32);
             keys.extend(turned(k, &layer.k_norm));
             kept.extend(apply(v, &input));
             let seen = attention(&q, &keys, &kept, &shape);
-            add(x, &apply(&layer.attn_output, &seen));
+            let normed = |given: Vec<f32>, norm: &Option<TensorView<'_>>| match norm {
+                Some(norm) => rmsnorm(&given, &values(norm), config.norm_eps),
+                None => given,
+            };
+            let given = apply(&layer.attn_output, &seen);
+            add(x, &normed(given, &layer.attn_post_norm));
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
-            match &layer.feed_forward {
-                FeedForward::Dense(part) => add(x, &unit(config, part, &input)),
-                FeedForward::Experts(experts) => add(x, &mixture(config, experts, &input)),
-            }
+            let given = match &layer.feed_forward {
+                FeedForward::Dense(part) => unit(config, part, &input),
+                FeedForward::Experts(experts) => mixture(config, experts, &input),
+            };
+            add(x, &normed(given, &layer.ffn_post_norm));
         }
     }
     stream

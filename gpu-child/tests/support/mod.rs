@@ -73,9 +73,12 @@ pub fn config(window: Option<usize>) -> ModelConfig {
             window: window.map(|positions| Window {
                 positions,
                 whole_every: None,
+                rope: None,
             }),
             ..Positions::default()
         },
+        attention_scale: 1.0 / 32_f64.sqrt(),
+        embedding_scale: 1.0,
         activation: Activation::Silu,
     }
 }
@@ -100,10 +103,41 @@ pub fn config_with_windows(positions: usize) -> ModelConfig {
             window: Some(Window {
                 positions,
                 whole_every: Some(2),
+                rope: None,
             }),
             ..Positions::default()
         },
         ..config(None)
+    }
+}
+
+/// As Gemma 3, but every second of three layers sees all. The model has norms behind its blocks
+/// ([`Model::has_post_norms`]).
+pub fn config_like_gemma() -> ModelConfig {
+    let plain = config(None);
+    let rope = Rope {
+        base: 500.0,
+        ..plain.rope.clone()
+    };
+    ModelConfig {
+        n_layers: 3,
+        positions: Positions {
+            window: Some(Window {
+                positions: 40,
+                whole_every: Some(2),
+                rope: Some(rope),
+            }),
+            ..Positions::default()
+        },
+        rope: Rope {
+            base: 1e6,
+            scale: 8.0,
+            ..plain.rope.clone()
+        },
+        attention_scale: 0.11,
+        embedding_scale: 16.0,
+        activation: Activation::Gelu,
+        ..plain
     }
 }
 
@@ -171,6 +205,8 @@ pub struct Model {
     tied: bool,
     /// Heads of Q and K have norms.
     pub has_head_norms: bool,
+    /// What a block gives has a norm.
+    pub has_post_norms: bool,
 }
 
 const PER_LAYER: usize = 7 + 4 + 3;
@@ -186,6 +222,14 @@ impl Model {
     /// As [`random`](Self::random), with one table for embedding and output.
     pub fn random_tied(config: ModelConfig, types: Types) -> Self {
         Self::of(config, types, true)
+    }
+
+    /// Of [`config_like_gemma`].
+    pub fn like_gemma(types: Types) -> Self {
+        Self {
+            has_post_norms: true,
+            ..Self::random_tied(config_like_gemma(), types)
+        }
     }
 
     fn of(config: ModelConfig, types: Types, tied: bool) -> Self {
@@ -204,6 +248,7 @@ impl Model {
             tensors: Vec::new(),
             tied,
             has_head_norms: true,
+            has_post_norms: false,
         };
         for _ in 0..model.config.n_layers {
             let shapes = [
@@ -225,6 +270,9 @@ impl Model {
         model.push(types[8], if tied { 0 } else { vocab_size }, n_embd, 0.3);
         model.push(TensorType::F32, 1, n_embd, 1.0);
         model.push_experts(types);
+        for _ in 0..2 * model.config.n_layers {
+            model.push(TensorType::F32, 1, n_embd, 1.0);
+        }
         model.fill();
         model
     }
@@ -292,16 +340,20 @@ impl Model {
             weight: view(index),
             bias: bias.map(view),
         };
+        let post_norms = self.tensors.len() - 2 * self.config.n_layers;
+        let post_norm = |n: usize| self.has_post_norms.then(|| view(post_norms + n));
         let layer = |n: usize| {
             let at = |index: usize| n * PER_LAYER + index;
             Layer {
                 qkv: [0, 1, 2].map(|part| linear(at(part), Some(at(11 + part)))),
                 attn_output: linear(at(3), None),
+                attn_post_norm: post_norm(2 * n),
                 feed_forward: self.feed_forward(n),
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
                 q_norm: self.has_head_norms.then(|| view(at(9))),
                 k_norm: self.has_head_norms.then(|| view(at(10))),
+                ffn_post_norm: post_norm(2 * n + 1),
             }
         };
         let n_layers = self.config.n_layers;

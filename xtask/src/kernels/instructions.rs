@@ -130,6 +130,7 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
     ("decode_step_", 128),
     // Two accumulators of 64 rows, scores and outputs, in the registers of a thread.
     ("attention_wide_128", 16),
+    ("attention_wide_near_128", 16),
     // F32 weights, which no file for serving has, take two registers for each of other types.
     ("matmul_few_F32_4", 64),
     // Accumulators of 128 rows in each of four warpgroups leave few registers for what loops share.

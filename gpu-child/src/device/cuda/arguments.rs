@@ -38,6 +38,7 @@ layout! {
         pub ty: i32,
         pub units: i32,
         pub cols: i32,
+        pub scale: f32,
     }
 
     pub struct RowArgs in "norm.cuh" {

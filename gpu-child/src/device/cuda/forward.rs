@@ -82,6 +82,7 @@ impl Forward<'_> {
             ty: table.ty as i32,
             units: units(table.cols) as i32,
             cols: table.cols as i32,
+            scale: self.config.embedding_scale,
         }
     }
 
@@ -108,8 +109,34 @@ impl Forward<'_> {
         self.attention(plan, index)?;
         let attn = self.row_arguments(rows, buffers.attn, q_width, Stage::Output.of(index));
         self.make_input(&self.ops.scale_rows, &attn)?;
-        let stream = Output::added(buffers.x, config.n_embd);
-        self.project(rows, &[layer.attn_output], q_width, stream)
+        let post_norm = layer.attn_post_norm.as_ref();
+        let next = Stage::GateUp.of(index);
+        self.add_to_stream(rows, layer.attn_output, q_width, post_norm, next)
+    }
+
+    /// What a block's last product gives, through a norm where there is one, to the residual stream. `next` is the stage
+    /// behind the block.
+    fn add_to_stream(
+        &self,
+        rows: usize,
+        linear: Linear,
+        cols: usize,
+        post_norm: Option<&Vector>,
+        next: u32,
+    ) -> Result<(), Fault> {
+        let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
+        let Some(weight) = post_norm else {
+            let stream = Output::added(buffers.x, n_embd);
+            return self.project(rows, &[linear], cols, stream);
+        };
+        // Nobody has anything in `ff` any more.
+        self.project(rows, &[linear], cols, Output::stored(buffers.ff, n_embd))?;
+        let arguments = RowArgs {
+            weight: self.weights.vector(weight),
+            plain: buffers.x,
+            ..self.row_arguments(rows, buffers.ff, n_embd, next)
+        };
+        self.make_input(&self.ops.add_norm, &arguments)
     }
 
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
@@ -126,8 +153,9 @@ impl Forward<'_> {
             let in_stride = both.stride as i32;
             self.make_input(&self.ops.glu_rows, &RowArgs { in_stride, ..ff })?;
         }
-        let stream = Output::added(buffers.x, n_embd);
-        self.project(rows, &[unit.down], n_ff, stream)
+        let post_norm = layer.ffn_post_norm.as_ref();
+        let next = Stage::Qkv.of(index + 1);
+        self.add_to_stream(rows, unit.down, n_ff, post_norm, next)
     }
 
     fn normalize(&self, rows: usize, weight: &Vector, stage: u32) -> Result<(), Fault> {
@@ -166,7 +194,7 @@ impl Forward<'_> {
         }
     }
 
-    /// F32 rows become the input of the next matmul.
+    /// F32 rows become the input of the next matmul, or are added to the residual stream.
     fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
         let geometry = row_geometry(arguments.rows as usize, arguments.cols as usize);
         // SAFETY: one block for two rows; the input holds that many rows of its stride.
@@ -207,16 +235,14 @@ impl Forward<'_> {
     /// Arguments of `rope_kv.cu`, with the head norms of a layer, where it has any.
     pub fn rope_arguments(&self, index: usize, layer: Option<&Layer>) -> RopeArgs {
         let config = self.config;
+        let place = config.rope_of(index);
         // Without a pair nothing is rotated.
-        let dims = match config.positions.rotates(index) {
-            true => config.rope.dims as i32,
-            false => 0,
-        };
+        let dims = place.map_or(0, |_| config.rope.dims as i32);
         let norm = |vector: Option<&Vector>| self.weights.optional_vector(vector);
         RopeArgs {
             qkv: self.buffers.qkv,
             rows: self.buffers.rows,
-            rope_table: self.weights.tables.rope,
+            rope_table: self.weights.tables.ropes[place.unwrap_or(0)],
             q_norm: norm(layer.and_then(|layer| layer.q_norm.as_ref())),
             k_norm: norm(layer.and_then(|layer| layer.k_norm.as_ref())),
             temperature: self.weights.tables.temperature,
@@ -257,7 +283,10 @@ impl Forward<'_> {
             unsafe { kernel.launch(self.context, geometry, &arguments) }
         };
         if !self.splits_over_blocks(plan) {
-            let geometry = Geometry::line(units, ops.together_threads);
+            let geometry = Geometry {
+                shared_bytes: ops.together_shared_bytes,
+                ..Geometry::line(units, ops.together_threads)
+            };
             return launch(&ops.attention_together, geometry);
         }
         let geometry = Geometry {
@@ -282,7 +311,11 @@ impl Forward<'_> {
 
     /// Attention of the sequences in wide tiles.
     fn wide_attention(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
-        let Some(kernel) = &self.ops.attention_wide else {
+        let kernel = match self.config.positions.window_of(index) {
+            None => &self.ops.attention_wide,
+            Some(_) => &self.ops.attention_wide_near,
+        };
+        let Some(kernel) = kernel else {
             return Ok(());
         };
         let arguments = AttentionArgs {
@@ -317,7 +350,7 @@ impl Forward<'_> {
 
     pub fn attention_arguments(&self, plan: &Plan<'_>, index: usize) -> AttentionArgs {
         let config = self.config;
-        let scale = std::f64::consts::LOG2_E / (config.head_dim as f64).sqrt();
+        let scale = std::f64::consts::LOG2_E * config.attention_scale;
         let window = config.positions.window_of(index);
         AttentionArgs {
             q: self.buffers.q,
@@ -330,7 +363,7 @@ impl Forward<'_> {
             kv_heads: config.n_kv_heads as i32,
             splits: plan.splits as i32,
             scale: scale as f32,
-            window: window.map_or(i32::MAX, |positions| positions as i32),
+            window: window.map_or(i32::MAX, |it| i32::try_from(it).unwrap_or(i32::MAX)),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::kv::{KvCache, KvRoom};
 use super::kv_custody::KvSharing;
 use super::matmul::Matmul;
 use super::memory::{ALIGNMENT, Arena, Purpose, upload};
-use super::ops::Ops;
+use super::ops::{Ops, split_shared_bytes};
 use super::pack::{pack, staging_bytes};
 use super::residency::Residency;
 use super::sample::Draws;
@@ -32,7 +32,7 @@ use crate::model::{GgufFile, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
 
 /// Head sizes that attention.cu is compiled for.
-pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
+pub const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
 /// Memory kept free whatever was ordered: for graphs, and for what NVIDIA's driver takes beside our
 /// allocations.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -63,7 +63,7 @@ pub fn load(
     // It may have been opened by another thread.
     device.context.enter()?;
     let config = source.config;
-    refuse_unsupported(config)?;
+    refuse_unsupported(config, device.context.shared_bytes())?;
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
     let sizes = Sizes::of(config, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
@@ -143,7 +143,8 @@ fn assemble(
     })
 }
 
-fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
+/// `shared_bytes` is what a block may have of a multiprocessor's memory.
+fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
     if config.experts.is_some() {
         return refuse("a mixture of experts is not supported on CUDA".to_owned());
@@ -151,6 +152,13 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
     if !HEAD_DIMS.contains(&config.head_dim) {
         return refuse(format!(
             "heads of {} values are not supported on CUDA; {HEAD_DIMS:?} are",
+            config.head_dim
+        ));
+    }
+    let needed = split_shared_bytes(config.head_dim);
+    if needed > shared_bytes {
+        return refuse(format!(
+            "heads of {} values take {needed} bytes of shared memory, and this card has {shared_bytes}",
             config.head_dim
         ));
     }
@@ -321,11 +329,14 @@ mod tests {
     use crate::model::tiny_model::{tiny_mixtral, tiny_model};
     use crate::model::{Architecture, GgufBuilder, gguf};
 
+    /// Of an H200.
+    const SHARED_BYTES: u32 = 227 << 10;
+
     fn refusal(file: &GgufBuilder) -> Option<String> {
         let bytes = file.build();
         let header = gguf::parse(&bytes).expect("a model");
         let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
-        let refused = refuse_unsupported(&config).err();
+        let refused = refuse_unsupported(&config, SHARED_BYTES).err();
         refused.map(|fault| fault.to_string())
     }
 
@@ -338,5 +349,17 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         }
         assert_eq!(refusal(&tiny_model(Architecture::Qwen3)), None);
+    }
+
+    #[test]
+    fn heads_for_which_a_card_has_too_little_shared_memory_are_refused_by_name() {
+        let bytes = tiny_model(Architecture::Gemma3).build();
+        let header = gguf::parse(&bytes).expect("a model");
+        let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        config.head_dim = 256;
+        assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
+        // Of an RTX 4090.
+        let refused = refuse_unsupported(&config, 99 << 10).expect_err("too little");
+        assert!(refused.to_string().contains("heads of 256"), "{refused}");
     }
 }

@@ -96,7 +96,8 @@ impl Places {
         let x = floats(s.tokens * s.n_embd);
         let qkv = floats(s.tokens * s.qkv);
         let attn = floats(s.tokens * s.q);
-        let ff = floats(s.tokens * 2 * s.n_ff);
+        // Gate and up, or what a block gives on its way through a norm.
+        let ff = floats(s.tokens * (2 * s.n_ff).max(s.n_embd));
         let scale = floats(s.tokens);
         let norm = floats(s.head_rows * s.n_embd);
         let logits = floats(s.head_rows * s.vocab);
@@ -150,7 +151,7 @@ pub struct Buffers {
     /// Rotated queries, `[tokens, heads, head_dim]`.
     pub q: DevicePtr<u16>,
     pub attn: DevicePtr<f32>,
-    /// Gate and up beside each other.
+    /// Gate and up beside each other, then what a block gives before its norm.
     pub ff: DevicePtr<f32>,
     /// The matmul input at hand, and its rows' powers of two.
     pub act: DevicePtr<u16>,

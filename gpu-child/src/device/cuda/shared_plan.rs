@@ -191,6 +191,8 @@ mod tests {
             },
             activation: Activation::Silu,
             positions: Positions::default(),
+            attention_scale: 0.1,
+            embedding_scale: 1.0,
         }
     }
 

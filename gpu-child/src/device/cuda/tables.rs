@@ -5,15 +5,18 @@ use super::memory::{ALIGNMENT, Arena, DevicePtr, Plain, upload};
 use crate::device::common::manifest::WeightsLayout;
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::reference::rope::Rope;
 
+/// Rotations that a model has, at most ([`ModelConfig::ropes`]).
+const MAX_ROPES: usize = 2;
 /// Names in a manifest; no tensor of a file has one of them.
-const ROPE: &str = "rope table";
+const ROPES: [&str; MAX_ROPES] = ["rope table", "rope table of windows"];
 const TEMPERATURE: &str = "temperature of queries";
 
 /// The tables of a model, and where they go.
 #[derive(Debug)]
 pub struct Tables {
-    rope: Table<[f32; 2]>,
+    ropes: Vec<Table<[f32; 2]>>,
     temperature: Option<Table<f32>>,
 }
 
@@ -26,8 +29,8 @@ struct Table<T> {
 /// The tables on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct PlacedTables {
-    /// cos and sin, `[positions, pairs]`.
-    pub rope: DevicePtr<[f32; 2]>,
+    /// cos and sin of each rotation, `[positions, pairs]`; null where there is none.
+    pub ropes: [DevicePtr<[f32; 2]>; MAX_ROPES],
     /// What queries are multiplied by, `[positions]`; null where there is nothing of it.
     pub temperature: DevicePtr<f32>,
 }
@@ -38,13 +41,16 @@ impl Tables {
         positions: usize,
         layout: &mut WeightsLayout<ALIGNMENT>,
     ) -> Self {
-        let rope = turns(config, positions);
         let temperature = config.positions.temperature.map(|temperature| {
             let positions = 0..positions as u32;
             positions.map(|position| temperature.at(position)).collect()
         });
         Self {
-            rope: Table::place(rope, ROPE, 2, layout),
+            ropes: config
+                .ropes()
+                .zip(ROPES)
+                .map(|(rope, name)| Table::place(turns(rope, positions), name, 2, layout))
+                .collect(),
             temperature: temperature.map(|it| Table::place(it, TEMPERATURE, 1, layout)),
         }
     }
@@ -52,7 +58,9 @@ impl Tables {
     /// # Errors
     /// When the copies fail.
     pub fn upload(&self, context: &Context, arena: &Arena) -> Result<(), Fault> {
-        self.rope.upload(context, arena)?;
+        for table in &self.ropes {
+            table.upload(context, arena)?;
+        }
         match &self.temperature {
             Some(table) => table.upload(context, arena),
             None => Ok(()),
@@ -62,8 +70,12 @@ impl Tables {
     #[must_use]
     pub fn on_device(&self, arena: &Arena) -> PlacedTables {
         let temperature = self.temperature.as_ref();
+        let mut ropes = [DevicePtr::NULL; MAX_ROPES];
+        for (place, table) in ropes.iter_mut().zip(&self.ropes) {
+            *place = table.on_device(arena);
+        }
         PlacedTables {
-            rope: self.rope.on_device(arena),
+            ropes,
             temperature: temperature.map_or(DevicePtr::NULL, |table| table.on_device(arena)),
         }
     }
@@ -92,8 +104,7 @@ impl<T: Plain> Table<T> {
 }
 
 /// cos and sin of every pair at every position.
-fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
-    let rope = &config.rope;
+fn turns(rope: &Rope, positions: usize) -> Vec<[f32; 2]> {
     let frequencies: Vec<f64> = (0..rope.dims / 2).map(|i| rope.frequency(i)).collect();
     (0..positions as u32)
         .flat_map(|position| {

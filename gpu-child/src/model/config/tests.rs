@@ -2,7 +2,7 @@ use super::*;
 use crate::model::Temperature;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
-use crate::model::tiny_model::{HEAD_DIM, tiny_model};
+use crate::model::tiny_model::{HEAD_DIM, WINDOW, tiny_model};
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 fn config(file: &GgufBuilder, max_sequence_tokens: Option<u32>) -> Result<ModelConfig, ModelError> {
@@ -29,7 +29,8 @@ fn each_architecture_is_read() {
         );
         assert_eq!((rope.base, rope.scale, rope.attn_factor), (1e4, 1.0, 1.0));
         assert_eq!((rope.dims, rope.factors), (16, None));
-        assert_eq!(config.positions.window, None);
+        let has_windows = config.positions.window.is_some();
+        assert_eq!(has_windows, architecture == Architecture::Gemma3);
         let adjacent = rope.pairs == RopePairs::Adjacent;
         let is_adjacent = [
             Architecture::Llama,
@@ -144,6 +145,54 @@ fn the_temperature_of_mistral3_is_read_with_the_original_context() {
     assert_eq!(read.rope.attn_factor, 1.0);
     let endless = file().meta("mistral3.attention.temperature_scale", f32::INFINITY);
     assert!(refusal(endless).contains("temperature_scale: inf is no factor"));
+}
+
+#[test]
+fn the_windows_of_gemma3_have_a_rotation_of_their_own() {
+    let file = || {
+        tiny_model(Architecture::Gemma3)
+            .meta("gemma3.rope.freq_base", 1e6)
+            .meta("gemma3.rope.scaling.type", "linear")
+            .meta("gemma3.rope.scaling.factor", 8.0)
+    };
+    let read = config(&file(), None).unwrap();
+    let ropes: Vec<_> = read.ropes().map(|rope| (rope.base, rope.scale)).collect();
+    assert_eq!(ropes, [(1e6, 8.0), (1e4, 1.0)]);
+    let layers = [0, 4, 5, 6, 10, 11];
+    let windows = layers.map(|layer| read.positions.window_of(layer));
+    let near = Some(WINDOW as usize);
+    assert_eq!(windows, [near, near, None, near, near, None]);
+    let places = layers.map(|layer| read.rope_of(layer));
+    assert_eq!(places, [1, 1, 0, 1, 1, 0].map(Some));
+    assert_eq!(read.embedding_scale, 8.0);
+    assert_eq!(read.activation, Activation::Gelu);
+
+    let every = file().meta("gemma3.attention.sliding_window_pattern", 2_u32);
+    let own = every.meta("gemma3.rope.freq_base_swa", 500.0);
+    let read = config(&own, None).unwrap();
+    let windows = [0, 1, 2, 3].map(|layer| read.positions.window_of(layer));
+    assert_eq!(windows, [near, None, near, None]);
+    assert_eq!(read.ropes().last().unwrap().base, 500.0);
+
+    let whole = file().without_meta("gemma3.attention.sliding_window");
+    assert!(refusal(whole).contains("gemma3.attention.sliding_window is missing"));
+    let yarn = file().meta("gemma3.rope.scaling.type", "yarn");
+    assert!(refusal(yarn).contains("YaRN beside windows"));
+    let capped = file().meta("gemma3.final_logit_softcapping", 30.0);
+    assert!(refusal(capped).contains("soft-capped logits"));
+}
+
+#[test]
+fn the_largest_gemma3_scales_attention_by_its_width() {
+    let scale = |layers: u32| {
+        let file = tiny_model(Architecture::Gemma3)
+            .meta("gemma3.block_count", layers)
+            .meta("gemma3.attention.key_length", 4_u32)
+            .meta("gemma3.attention.value_length", 4_u32);
+        config(&file, None).unwrap().attention_scale
+    };
+    // 64 values of four heads.
+    assert_eq!([scale(61), scale(62)], [0.5, 0.25]);
 }
 
 #[test]

@@ -38,12 +38,13 @@ fn every_architecture_finds_its_tensors() {
         (Architecture::Qwen3, false, true),
         (Architecture::Phi3, false, false),
         (Architecture::SmolLm3, false, false),
+        (Architecture::Gemma3, false, true),
     ] {
         load(&tiny_model(architecture), |weights| {
-            let layers = if architecture == Architecture::SmolLm3 {
-                4
-            } else {
-                2
+            let layers = match architecture {
+                Architecture::SmolLm3 => 4,
+                Architecture::Gemma3 => 7,
+                _ => 2,
             };
             assert_eq!(weights.layers.len(), layers);
             assert_eq!(weights.output.weight.name, "token_embd.weight", "tied");
@@ -56,6 +57,9 @@ fn every_architecture_finds_its_tensors() {
                     layer.q_norm.is_some() && layer.k_norm.is_some(),
                     has_head_norm
                 );
+                let post_norms = [layer.attn_post_norm, layer.ffn_post_norm];
+                let has_post_norms = architecture == Architecture::Gemma3;
+                assert_eq!(post_norms.map(|norm| norm.is_some()), [has_post_norms; 2]);
             }
         })
         .unwrap();

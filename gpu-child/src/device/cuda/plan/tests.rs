@@ -35,6 +35,8 @@ fn config() -> ModelConfig {
         },
         activation: Activation::Silu,
         positions: Positions::default(),
+        attention_scale: 0.1,
+        embedding_scale: 1.0,
     }
 }
 
