@@ -28,7 +28,7 @@ pub mod weights;
 mod yarn;
 
 pub use architecture::Architecture;
-pub use config::ModelConfig;
+pub use config::{ModelConfig, Windows};
 pub use error::ModelError;
 pub use experts::ExpertsConfig;
 pub use gguf::{GgufError, GgufFile, Header, TensorView};

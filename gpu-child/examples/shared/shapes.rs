@@ -37,7 +37,8 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
             attn_factor: 1.0,
         },
         activation: Activation::Silu,
-        sliding_window: None,
+        has_sinks: false,
+        windows: None,
     })
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The only place that tells one from the other: what is behind it sees configuration and tensors.
 
-use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::RopePairs;
+use worker_orcd_kernels::{Activation, Weighing};
 
 /// `general.architecture`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,7 @@ pub enum Architecture {
     Phi3,
     Qwen2Moe,
     Qwen3Moe,
+    GptOss,
 }
 
 /// Properties of an architecture's files that others have not.
@@ -25,6 +26,14 @@ pub(super) struct Conventions {
     pub(super) rope_factors: Option<RopeFactors>,
     /// Biases of Q, K and V must be there.
     pub(super) has_qkv_bias: bool,
+    /// The bias of attention's output, too.
+    pub(super) has_output_bias: bool,
+    /// A logit of each head in its softmax's denominator.
+    pub(super) has_sinks: bool,
+    /// Most layers see a window. The last of so many, and of the next so many, sees everything.
+    pub(super) sees_all_every: Option<usize>,
+    /// The tensor of the norm in front of the feed-forward part.
+    pub(super) ffn_norm: &'static str,
     /// Norms of each head of Q and K.
     pub(super) has_head_norms: bool,
     /// Gate and up are one tensor, and Q, K and V may be.
@@ -43,10 +52,11 @@ pub(super) enum Experts {
     /// As its files say. An expert is as wide as the dense part would be.
     Optional,
     Always {
-        /// The weights of the chosen add up to 1.
-        renormalized: bool,
+        weighing: Weighing,
         /// One expert more, for every token.
         has_shared: bool,
+        /// Router and experts have biases.
+        has_biases: bool,
     },
 }
 
@@ -60,13 +70,14 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
         Self::Phi3,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
+        Self::GptOss,
     ];
 
     /// The name in `general.architecture` and in front of every key.
@@ -79,6 +90,7 @@ impl Architecture {
             Self::Phi3 => "phi3",
             Self::Qwen2Moe => "qwen2moe",
             Self::Qwen3Moe => "qwen3moe",
+            Self::GptOss => "gpt-oss",
         }
     }
 
@@ -88,6 +100,10 @@ impl Architecture {
             rotates_whole_heads: false,
             rope_factors: None,
             has_qkv_bias: false,
+            has_output_bias: false,
+            has_sinks: false,
+            sees_all_every: None,
+            ffn_norm: "ffn_norm.weight",
             has_head_norms: false,
             is_fused: false,
             has_rank_head: false,
@@ -121,16 +137,32 @@ impl Architecture {
             Self::Qwen2Moe => Conventions {
                 has_qkv_bias: true,
                 experts: Experts::Always {
-                    renormalized: false,
+                    weighing: Weighing::Softmax,
                     has_shared: true,
+                    has_biases: false,
                 },
                 ..plain
             },
             Self::Qwen3Moe => Conventions {
                 has_head_norms: true,
                 experts: Experts::Always {
-                    renormalized: true,
+                    weighing: Weighing::Renormalized,
                     has_shared: false,
+                    has_biases: false,
+                },
+                ..plain
+            },
+            Self::GptOss => Conventions {
+                has_qkv_bias: true,
+                has_output_bias: true,
+                has_sinks: true,
+                sees_all_every: Some(2),
+                ffn_norm: "post_attention_norm.weight",
+                activation: Activation::ClampedSwiglu,
+                experts: Experts::Always {
+                    weighing: Weighing::OfChosen,
+                    has_shared: false,
+                    has_biases: true,
                 },
                 ..plain
             },

@@ -30,10 +30,18 @@ pub struct ModelConfig {
     pub rope: Rope,
     /// The activation of the feed-forward part.
     pub activation: Activation,
-    /// A query sees at most this many positions, itself included; `None` sees all. Always `None`
-    /// for now: llama.cpp disables the window of phi3 (its pull request 13676), because files in
-    /// the wild carry wrong values, and this follows it.
-    pub sliding_window: Option<usize>,
+    /// A score of each head that takes part in its softmax and has no value.
+    pub has_sinks: bool,
+    pub windows: Option<Windows>,
+}
+
+/// Layers whose queries see the newest positions only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    /// Positions that a query sees at most, itself included.
+    pub tokens: usize,
+    /// The last of so many layers, and of the next so many, sees everything; never zero.
+    pub sees_all_every: usize,
 }
 
 impl ModelConfig {
@@ -80,9 +88,47 @@ impl ModelConfig {
             norm_eps: keys.norm_eps()?,
             rope: rope::read(&keys, head_dim, context_length, max_sequence_tokens)?,
             activation: keys.architecture.conventions().activation,
-            sliding_window: None,
+            has_sinks: keys.architecture.conventions().has_sinks,
+            windows: windows(&keys)?,
         })
     }
+
+    /// What a query of the layer sees at most, itself included; `None` is everything.
+    #[must_use]
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        let windows = self.windows?;
+        let sees_all = (layer + 1).is_multiple_of(windows.sees_all_every);
+        (!sees_all).then_some(windows.tokens)
+    }
+}
+
+/// `attention.sliding_window` counts for architectures with windows alone, as for llama.cpp: of phi3 it ignores the key (its
+/// pull request 13676), because files in the wild carry wrong values.
+fn windows(keys: &Keys<'_, '_>) -> Result<Option<Windows>, ModelError> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    const BASE: &str = "rope.freq_base_swa";
+    let Some(sees_all_every) = keys.architecture.conventions().sees_all_every else {
+        return Ok(None);
+    };
+    if keys.header.get(&keys.key(PATTERN)).is_some()
+        && keys.optional_positive(PATTERN)? != Some(sees_all_every)
+    {
+        return Err(ModelError::unsupported(
+            keys.key(PATTERN),
+            format!("windows in other layers than but the last of {sees_all_every}"),
+        ));
+    }
+    let of_windows = keys.header.f32(&keys.key(BASE))?;
+    if of_windows.is_some() && of_windows != keys.header.f32(&keys.key("rope.freq_base"))? {
+        return Err(ModelError::unsupported(
+            keys.key(BASE),
+            "another rotation in layers with a window",
+        ));
+    }
+    Ok(Some(Windows {
+        tokens: keys.positive("attention.sliding_window")?,
+        sees_all_every,
+    }))
 }
 
 /// The vocabulary is as long as the tokenizer's list, which llama.cpp takes for the truth too.

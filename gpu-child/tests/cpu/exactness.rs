@@ -3,7 +3,7 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, options, tokens,
+    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_of_gpt_oss, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -22,8 +22,9 @@ fn neither_chunks_nor_threads_change_a_bit() {
         .to_vec();
     cases.push((config(None), MIXED_SMALL));
     cases.push((config_of_experts(), MIXED));
+    cases.push((config_of_gpt_oss(), MIXED_SMALL));
     for (config, types) in cases {
-        let (window, experts) = (config.sliding_window, config.experts.is_some());
+        let (windows, experts) = (config.windows, config.experts.is_some());
         let model = Model::random(config, types);
         let tokens = tokens(LONG, 1);
         let expected = alone(&mut model.load(1), &model.config, &tokens, 1);
@@ -34,7 +35,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
                 &tokens,
                 &expected,
                 &[1, 7, 32, 33, 256, LONG],
-                &format!("{window:?} {types:?}, experts {experts}: {threads} threads"),
+                &format!("{windows:?} {types:?}, experts {experts}: {threads} threads"),
             );
         }
     }
@@ -53,7 +54,7 @@ fn a_window_changes_what_is_seen_from_its_length_on() {
 
 #[test]
 fn neighbours_do_not_change_a_bit() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_of_gpt_oss()] {
         neighbours_of(Model::random(config, MIXED));
     }
 }
@@ -77,7 +78,7 @@ fn neighbours_of(model: Model) {
 
 #[test]
 fn prefill_beside_decoding_does_not_change_a_bit() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_of_gpt_oss()] {
         let model = Model::random(config, MIXED);
         laws::prefill_beside_decoding_does_not_change_a_bit(&mut model.load(2), &model.config);
     }
@@ -85,7 +86,7 @@ fn prefill_beside_decoding_does_not_change_a_bit() {
 
 #[test]
 fn pages_of_another_request_serve_an_equal_prefix() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_of_gpt_oss()] {
         let model = Model::random(config, MIXED);
         laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);
     }
@@ -116,7 +117,7 @@ fn the_portable_path_keeps_the_law_and_agrees_with_the_fast_one() {
 
 #[test]
 fn a_nan_is_a_fault_that_names_its_request() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_of_gpt_oss()] {
         let mut model = Model::random(config, MIXED);
         model.poison(50);
         laws::a_nan_is_a_fault_that_names_its_request(&mut model.load(2), &model.config);

@@ -10,13 +10,13 @@ use worker_orcd_gpu::device::{
 };
 use worker_orcd_gpu::model::{
     Architecture, Experts, ExpertsConfig, FeedForward, FileLinear, FileWeights, GatedUnit, Layer,
-    Linear, ModelConfig, SharedExpert, TensorView,
+    Linear, ModelConfig, SharedExpert, TensorView, Windows,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::synthetic::random_rows;
-use worker_orcd_kernels::{Activation, TensorType};
+use worker_orcd_kernels::{Activation, TensorType, Weighing};
 
 /// Types of a layer's seven matrices, then of embedding and output.
 pub type Types = [TensorType; 9];
@@ -47,7 +47,7 @@ pub const MIXED_SMALL: Types = [
     TensorType::Q6_K,
 ];
 
-pub fn config(sliding_window: Option<usize>) -> ModelConfig {
+pub fn config(window: Option<usize>) -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Qwen3,
         n_layers: 2,
@@ -69,7 +69,12 @@ pub fn config(sliding_window: Option<usize>) -> ModelConfig {
             attn_factor: 1.0,
         },
         activation: Activation::Silu,
-        sliding_window,
+        has_sinks: false,
+        windows: window.map(|tokens| Windows {
+            tokens,
+            // No layer.
+            sees_all_every: usize::MAX,
+        }),
     }
 }
 
@@ -82,7 +87,30 @@ pub fn config_of_experts() -> ModelConfig {
             used: 3,
             n_ff: 96,
             shared_n_ff: Some(64),
-            renormalized: true,
+            weighing: Weighing::Renormalized,
+            has_biases: false,
+        }),
+        ..config(None)
+    }
+}
+
+/// What gpt-oss has: sinks, biases everywhere, a window in the first of two layers, experts that are weighed among
+/// themselves, a clamped unit.
+pub fn config_of_gpt_oss() -> ModelConfig {
+    ModelConfig {
+        experts: Some(ExpertsConfig {
+            count: 7,
+            used: 3,
+            n_ff: 96,
+            shared_n_ff: None,
+            weighing: Weighing::OfChosen,
+            has_biases: true,
+        }),
+        activation: Activation::ClampedSwiglu,
+        has_sinks: true,
+        windows: Some(Windows {
+            tokens: 40,
+            sees_all_every: 2,
         }),
         ..config(None)
     }
@@ -126,6 +154,9 @@ pub struct Model {
 const PER_LAYER: usize = 7 + 4 + 3;
 /// Tensors of a layer's experts, which lie behind all others.
 const EXPERTS_PER_LAYER: usize = 4 + 4;
+/// What a layer of gpt-oss has more, behind the experts: sinks, the bias of attention's output, those of router, gate, up
+/// and down.
+const MORE_PER_LAYER: usize = 6;
 
 impl Model {
     /// Matrices of the given types; biases on Q, K and V, and norms on the heads of Q and K.
@@ -174,6 +205,7 @@ impl Model {
         model.push(types[8], if tied { 0 } else { vocab_size }, n_embd, 0.3);
         model.push(TensorType::F32, 1, n_embd, 1.0);
         model.push_experts(types);
+        model.push_more();
         model.fill();
         model
     }
@@ -198,6 +230,34 @@ impl Model {
                 self.push(ty, rows, cols, 0.3);
             }
         }
+    }
+
+    fn push_more(&mut self) {
+        let Some(experts) = self.config.experts.filter(|it| it.has_biases) else {
+            return;
+        };
+        let (n_embd, n_heads) = (self.config.n_embd, self.config.n_heads);
+        for _ in 0..self.config.n_layers {
+            for (rows, cols, magnitude) in [
+                (1, n_heads, 2.0),
+                (1, n_embd, 1.0),
+                (1, experts.count, 1.0),
+                // Some beyond the limit of the clamped unit.
+                (experts.count, experts.n_ff, 9.0),
+                (experts.count, experts.n_ff, 9.0),
+                (experts.count, n_embd, 1.0),
+            ] {
+                self.push(TensorType::F32, rows, cols, magnitude);
+            }
+        }
+    }
+
+    /// One of what a layer of gpt-oss has more.
+    fn more(&self, layer: usize, index: usize) -> Option<TensorView<'_>> {
+        self.config.experts.filter(|it| it.has_biases)?;
+        let all = self.config.n_layers * MORE_PER_LAYER;
+        let first = self.tensors.len() - all + layer * MORE_PER_LAYER;
+        Some(self.tensors[first + index].view())
     }
 
     fn push(&mut self, ty: TensorType, rows: usize, cols: usize, magnitude: f32) {
@@ -245,7 +305,11 @@ impl Model {
             let at = |index: usize| n * PER_LAYER + index;
             Layer {
                 qkv: [0, 1, 2].map(|part| linear(at(part), Some(at(11 + part)))),
-                attn_output: linear(at(3), None),
+                sinks: self.more(n, 0),
+                attn_output: Linear {
+                    weight: view(at(3)),
+                    bias: self.more(n, 1),
+                },
                 feed_forward: self.feed_forward(n),
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
@@ -276,10 +340,17 @@ impl Model {
             return FeedForward::Dense(unit(layer * PER_LAYER + 4));
         };
         let first = self.config.n_layers * PER_LAYER + 3 + layer * EXPERTS_PER_LAYER;
+        let biased = |index: usize, bias: usize| FileLinear {
+            bias: self.more(layer, bias),
+            ..linear(index)
+        };
         FeedForward::Experts(Experts {
             config,
-            router: linear(first),
-            unit: unit(first + 1),
+            router: biased(first, 2),
+            unit: GatedUnit {
+                gate_up: [biased(first + 1, 3), biased(first + 2, 4)],
+                down: biased(first + 3, 5),
+            },
             shared: config.shared_n_ff.map(|_| SharedExpert {
                 weigher: linear(first + 4),
                 unit: unit(first + 5),

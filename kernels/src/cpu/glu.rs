@@ -5,16 +5,21 @@ use super::isa::Isa;
 use super::packed::ROWS;
 use crate::Activation;
 
-/// `activation(gate) * up`, vectorized for SiLU.
+/// The unit of `activation`.
 pub fn glu(activation: Activation, isa: Isa, gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
     #[cfg(target_arch = "x86_64")]
-    if activation == Activation::Silu && isa.is_avx2() {
+    if isa.is_avx2() {
         // SAFETY: the token proves the features.
-        return unsafe { silu_avx2(gate, up) };
+        return unsafe {
+            match activation {
+                Activation::Silu => silu_avx2(gate, up),
+                Activation::ClampedSwiglu => clamped_swiglu_avx2(gate, up),
+            }
+        };
     }
     let _ = isa;
     for (gate, up) in gate.as_flattened_mut().iter_mut().zip(up.as_flattened()) {
-        *gate = activation.fast(*gate) * up;
+        *gate = activation.fast(*gate, *up);
     }
 }
 
@@ -32,5 +37,31 @@ fn silu_avx2(gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
         let silu = _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0), e));
         // SAFETY: eight floats.
         unsafe { _mm256_storeu_ps(gate.as_mut_ptr(), _mm256_mul_ps(silu, u)) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn clamped_swiglu_avx2(gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
+    use super::attention::avx2::exp;
+    use crate::activation::{SWIGLU_ALPHA, SWIGLU_LIMIT};
+    use std::arch::x86_64::*;
+    let (one, limit) = (_mm256_set1_ps(1.0), _mm256_set1_ps(SWIGLU_LIMIT));
+    for (gate, up) in gate.iter_mut().zip(up) {
+        // SAFETY: both are eight floats.
+        let (g, u) = unsafe { (_mm256_loadu_ps(gate.as_ptr()), _mm256_loadu_ps(up.as_ptr())) };
+        // Where either is a NaN these give the second.
+        let g = _mm256_min_ps(limit, g);
+        let u = _mm256_max_ps(_mm256_set1_ps(-SWIGLU_LIMIT), _mm256_min_ps(limit, u));
+        // SAFETY: AVX2 and FMA are enabled for this function.
+        let e = unsafe { exp(_mm256_mul_ps(_mm256_set1_ps(-SWIGLU_ALPHA), g)) };
+        let half = _mm256_div_ps(g, _mm256_add_ps(one, e));
+        // SAFETY: eight floats.
+        unsafe {
+            _mm256_storeu_ps(
+                gate.as_mut_ptr(),
+                _mm256_mul_ps(half, _mm256_add_ps(u, one)),
+            )
+        };
     }
 }

@@ -175,6 +175,8 @@ impl Forward<'_> {
             isa: self.device.isa,
             config,
             plan,
+            walk: plan.walk(config.window_of(index)),
+            sinks: layer.sinks.as_ref().map(|it| self.weights.vector(it)),
             kv,
             layer: index,
             qkv,

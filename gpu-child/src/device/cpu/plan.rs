@@ -30,6 +30,13 @@ pub struct Item {
 pub struct Plan<'a> {
     pub sequences: &'a [SequenceWork<'a>],
     pub rows: Vec<Row>,
+    /// One for each window that layers have; `None` is one that sees everything.
+    walks: Vec<Walk>,
+}
+
+/// Attention of the layers with one window.
+#[derive(Debug)]
+pub struct Walk {
     pub items: Vec<Item>,
     pub split: Split,
     window: Option<usize>,
@@ -46,13 +53,10 @@ impl<'a> Plan<'a> {
         partials: &Partials,
     ) -> Self {
         let mut rows = Vec::new();
-        let mut plan = Self {
-            sequences: batch.sequences,
-            rows: Vec::new(),
-            items: Vec::new(),
-            split: Split::Whole,
-            window: config.sliding_window,
-        };
+        let mut windows: Vec<_> = (0..config.n_layers).map(|n| config.window_of(n)).collect();
+        windows.sort_unstable();
+        windows.dedup();
+        let mut walks: Vec<_> = windows.into_iter().map(Walk::new).collect();
         for (index, work) in batch.sequences.iter().enumerate() {
             let start = rows.len();
             // Checks its page table.
@@ -64,11 +68,47 @@ impl<'a> Plan<'a> {
                     token: index_of(*token, config.vocab_size),
                 });
             }
-            plan.add_items(start..rows.len(), work.first_position as usize, config);
+            for walk in &mut walks {
+                walk.add_items(start..rows.len(), work.first_position as usize, config);
+            }
         }
-        plan.rows = rows;
-        plan.share(threads, config, partials);
-        plan
+        for walk in &mut walks {
+            walk.share(threads, config, partials);
+        }
+        Self {
+            sequences: batch.sequences,
+            rows,
+            walks,
+        }
+    }
+
+    /// Of layers with this window.
+    ///
+    /// # Panics
+    /// When no layer has it.
+    #[must_use]
+    pub fn walk(&self, window: Option<usize>) -> &Walk {
+        let mut walks = self.walks.iter();
+        let found = walks.find(|walk| walk.window == window);
+        found.expect("a window of the model")
+    }
+
+    /// Page and slot of a row's own position.
+    #[must_use]
+    pub fn place(&self, row: &Row) -> (PageId, usize) {
+        let position = row.position as usize;
+        let page = self.sequences[row.sequence].pages[position / TILE_TOKENS];
+        (page, position % TILE_TOKENS)
+    }
+}
+
+impl Walk {
+    fn new(window: Option<usize>) -> Self {
+        Self {
+            items: Vec::new(),
+            split: Split::Whole,
+            window,
+        }
     }
 
     /// Adds one item for each key-value head and as many rows as one call of the kernel takes.
@@ -109,13 +149,5 @@ impl<'a> Plan<'a> {
     pub fn first_seen(&self, position: usize) -> usize {
         self.window
             .map_or(0, |window| (position + 1).saturating_sub(window))
-    }
-
-    /// Page and slot of a row's own position.
-    #[must_use]
-    pub fn place(&self, row: &Row) -> (PageId, usize) {
-        let position = row.position as usize;
-        let page = self.sequences[row.sequence].pages[position / TILE_TOKENS];
-        (page, position % TILE_TOKENS)
     }
 }

@@ -190,7 +190,8 @@ mod tests {
                 attn_factor: 1.0,
             },
             activation: Activation::Silu,
-            sliding_window: None,
+            has_sinks: false,
+            windows: None,
         }
     }
 

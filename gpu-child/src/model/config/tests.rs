@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
-use crate::model::tiny_model::{HEAD_DIM, tiny_model};
+use crate::model::tiny_model::{HEAD_DIM, WINDOW, tiny_model};
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 fn config(file: &GgufBuilder, max_sequence_tokens: Option<u32>) -> Result<ModelConfig, ModelError> {
@@ -20,17 +20,19 @@ fn each_architecture_is_read() {
     for architecture in Architecture::ALL {
         let config = config(&tiny_model(architecture), None).unwrap();
         assert_eq!(config.architecture, architecture);
-        let rope = config.rope;
+        let rope = config.rope.clone();
         assert_eq!((config.n_layers, config.n_embd, config.n_ff), (2, 64, 96));
         assert_eq!(
             (config.n_heads, config.n_kv_heads, config.head_dim),
             (4, 2, 16)
         );
         assert_eq!((rope.base, rope.scale, rope.attn_factor), (1e4, 1.0, 1.0));
-        assert_eq!(
-            (rope.dims, rope.factors, config.sliding_window),
-            (16, None, None)
-        );
+        assert_eq!((rope.dims, rope.factors), (16, None));
+        let is_gpt_oss = architecture == Architecture::GptOss;
+        assert_eq!(config.has_sinks, is_gpt_oss);
+        let windows = [0, 1].map(|layer| config.window_of(layer));
+        let window = is_gpt_oss.then_some(WINDOW as usize);
+        assert_eq!(windows, [window, None]);
         let adjacent = rope.pairs == RopePairs::Adjacent;
         assert_eq!(adjacent, architecture == Architecture::Llama);
     }
@@ -149,4 +151,42 @@ fn llama_factors_are_read_and_checked() {
         let refused = stretched(with(half, 8.0), &format!("llama.{key}"));
         assert!(refused.contains("YaRN cannot make"), "{key}: {refused}");
     }
+}
+
+#[test]
+fn windows_are_read_where_the_architecture_has_them() {
+    let with = |name: &str, value: Meta| {
+        let key = format!("gpt-oss.{name}");
+        tiny_model(Architecture::GptOss).meta(&key, value)
+    };
+    for (name, value, expected) in [
+        ("attention.sliding_window", 0_u32.into(), "must not be zero"),
+        (
+            "attention.sliding_window_pattern",
+            6_u32.into(),
+            "windows in other layers",
+        ),
+        (
+            "attention.sliding_window_pattern",
+            Meta::I32s(vec![0, 1]),
+            "differs by layer",
+        ),
+        ("rope.freq_base_swa", 5e5.into(), "another rotation"),
+    ] {
+        let refused = refusal(with(name, value));
+        assert!(
+            refused.contains(name) && refused.contains(expected),
+            "{refused}"
+        );
+    }
+    let missing = tiny_model(Architecture::GptOss).without_meta("gpt-oss.attention.sliding_window");
+    assert!(refusal(missing).contains("sliding_window is missing"));
+    let same = with("attention.sliding_window_pattern", 2_u32.into());
+    let same = same
+        .meta("gpt-oss.rope.freq_base", 5e5)
+        .meta("gpt-oss.rope.freq_base_swa", 5e5);
+    assert!(config(&same, None).is_ok());
+    // As for llama.cpp.
+    let phi3 = tiny_model(Architecture::Phi3).meta("phi3.attention.sliding_window", 8_u32);
+    assert_eq!(config(&phi3, None).unwrap().window_of(0), None);
 }

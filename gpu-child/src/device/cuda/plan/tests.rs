@@ -34,7 +34,8 @@ fn config() -> ModelConfig {
             attn_factor: 1.0,
         },
         activation: Activation::Silu,
-        sliding_window: None,
+        has_sinks: false,
+        windows: None,
     }
 }
 
