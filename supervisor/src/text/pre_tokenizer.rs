@@ -34,6 +34,11 @@ const QWEN2: Patterns = &[
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
+/// As llama.cpp has it: what is written in capitals or small letters is known of ASCII alone, and marks are no letters.
+const O200K: Patterns = &[
+    r"[^\r\n\p{L}\p{N}]?[\p{L}--a-z]*[\p{L}--A-Z]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}--a-z]+[\p{L}--A-Z]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+];
+
 const DEFAULT: Patterns = &[
     r"[\p{P}\$\+<=>\^~\|]+",
     WORDS,
@@ -58,6 +63,7 @@ impl PreTokenizer {
             }
             "dbrx" | "smaug-bpe" | "chatglm-bpe" => (LLAMA3, false),
             "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => (QWEN2, false),
+            "gpt-4o" | "llama4" => (O200K, false),
             "falcon" => (FALCON, false),
             unknown => return Err(TextError::UnknownPreTokenizer(unknown.to_owned())),
         };
@@ -166,7 +172,15 @@ mod tests {
 
     #[test]
     fn every_pattern_compiles() {
-        for name in ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "falcon"] {
+        for name in [
+            "default",
+            "gpt-2",
+            "smollm",
+            "llama-bpe",
+            "qwen2",
+            "gpt-4o",
+            "falcon",
+        ] {
             PreTokenizer::named(name).unwrap().words().unwrap();
         }
     }
