@@ -43,11 +43,15 @@ N_SHARED_FF = 768
 N_EXPERTS = 8
 # How far the experts of a token are ahead of the others.
 LEAD = 6.0
+# gpt-oss's units give large numbers, beside which a row's own experts and its attention would not show.
+GPT_OSS_DOWN = 0.15
 N_HEADS = 4
 N_KV_HEADS = 2
 CONTEXT = 128
 # 256 bytes, a few merges, three control tokens, and filler up to a multiple of nothing special.
 N_VOCAB = 300
+# Tokens that are compared.
+N_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ class Variant:
     experts_used: int = 0
     expert_width: int = N_EXPERT_FF
     shared_expert: bool = False
+    # gpt-oss: sinks, biases everywhere, a window on every second layer, another name of a norm.
+    gpt_oss: bool = False
+    tokens: int = N_TOKENS
     # Rows choose their experts freely. With this seed no two experts are about as likely at the end of the chosen ones:
     # what is rounded in another way (keys and values, by us) sends no row to another expert.
     free_seed: int | None = None
@@ -108,6 +115,19 @@ MAIN = [
     Variant("qwen3moe", "qwen3moe", head_dim=128, qk_norm=True, rope_base=1e6, experts_used=3),
     Variant(
         "qwen2moe", "qwen2moe", head_dim=64, qkv_bias=True, rope_base=1e6, experts_used=3, shared_expert=True
+    ),
+    # The window ends and the original context does within the tokens that are compared.
+    Variant(
+        "gpt-oss",
+        "gpt-oss",
+        head_dim=64,
+        qkv_bias=True,
+        rope_base=150000.0,
+        yarn_scale=4,
+        experts_used=3,
+        gpt_oss=True,
+        window=16,
+        tokens=60,
     ),
     Variant("mixtral", "llama", head_dim=64, rope_base=1e6, experts_used=2, expert_width=N_FF),
     # The fourth layer does not rotate.
@@ -178,6 +198,8 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
         # Gemma multiplies its embedding by the root of the width.
         is_one = name == "token_embd.weight" and variant.architecture != "gemma3"
         scale = 1.0 if is_one else shape[-1] ** -0.5
+        if variant.gpt_oss and "ffn_down_exps" in name:
+            scale *= GPT_OSS_DOWN
         values = rng.standard_normal(shape) * scale
         if routers and name == "token_embd.weight":
             values += routers.leads
@@ -272,7 +294,15 @@ def _vectors(variant, rng):
     for layer in range(variant.layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(N_EMBD)
-        yield block + "ffn_norm.weight", norm(N_EMBD)
+        ffn_norm = "post_attention_norm" if variant.gpt_oss else "ffn_norm"
+        yield f"{block}{ffn_norm}.weight", norm(N_EMBD)
+        if variant.gpt_oss:
+            yield block + "attn_sinks.weight", 2.0 * rng.standard_normal(N_HEADS)
+            yield block + "attn_output.bias", 0.5 * rng.standard_normal(N_EMBD)
+            # Beyond the limit of the clamped unit, too.
+            for kind, width in [("gate", variant.expert_width), ("up", variant.expert_width), ("down", N_EMBD)]:
+                scale = 0.5 if kind == "down" else 4.0
+                yield f"{block}ffn_{kind}_exps.bias", scale * rng.standard_normal((N_EXPERTS, width))
         if variant.qk_norm:
             yield block + "attn_q_norm.weight", norm(variant.head_dim)
             yield block + "attn_k_norm.weight", norm(variant.head_dim)
@@ -316,6 +346,8 @@ class Routers:
         for layer in range(self._variant.layers):
             router = self._rng.standard_normal((N_EXPERTS, N_EMBD)) * N_EMBD**-0.5
             yield f"blk.{layer}.ffn_gate_inp.weight", router if self._is_free else self._directions
+            if self._variant.gpt_oss:
+                yield f"blk.{layer}.ffn_gate_inp.bias", 0.2 * self._rng.standard_normal(N_EXPERTS)
             if self._variant.shared_expert:
                 weigher = self._rng.standard_normal(N_EMBD) * N_EMBD**-0.5
                 yield f"blk.{layer}.ffn_gate_inp_shexp.weight", weigher

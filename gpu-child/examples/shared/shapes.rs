@@ -40,6 +40,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         positions: Positions::default(),
         attention_scale: 1.0 / (head_dim as f64).sqrt(),
         embedding_scale: 1.0,
+        has_sinks: false,
     })
 }
 

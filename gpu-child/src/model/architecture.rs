@@ -2,8 +2,8 @@
 //!
 //! The only place that tells one from the other: what is behind it sees configuration and tensors.
 
-use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::RopePairs;
+use worker_orcd_kernels::{Activation, Weighing};
 
 /// `general.architecture`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +17,7 @@ pub enum Architecture {
     SmolLm3,
     Mistral3,
     Gemma3,
+    GptOss,
 }
 
 /// Properties of an architecture's files that others have not.
@@ -32,14 +33,19 @@ pub(super) struct Conventions {
     pub(super) has_temperature: bool,
     /// Biases of Q, K and V must be there.
     pub(super) has_qkv_bias: bool,
+    /// The bias of attention's output, too.
+    pub(super) has_output_bias: bool,
+    /// A logit of each head in its softmax's denominator.
+    pub(super) has_sinks: bool,
+    /// The tensor of the norm in front of the feed-forward part.
+    pub(super) ffn_norm: &'static str,
     /// Norms of each head of Q and K.
     pub(super) has_head_norms: bool,
     /// Gate and up are one tensor, and Q, K and V may be.
     pub(super) is_fused: bool,
     /// Norms of what attention and feed-forward part give, before it is added.
     pub(super) has_post_norms: bool,
-    /// Layers have windows, but for the last of so many, unless a key says otherwise.
-    pub(super) window_period: Option<usize>,
+    pub(super) windows: Option<Windows>,
     /// A token's embedding is multiplied by the root of its width.
     pub(super) scales_embedding: bool,
     /// Models of so many layers scale attention by the width of a head as the embedding's share.
@@ -59,16 +65,28 @@ const PLAIN: Conventions = Conventions {
     unrotated_every: None,
     has_temperature: false,
     has_qkv_bias: false,
+    has_output_bias: false,
+    has_sinks: false,
     has_head_norms: false,
     is_fused: false,
     has_post_norms: false,
-    window_period: None,
+    windows: None,
+    ffn_norm: "ffn_norm.weight",
     scales_embedding: false,
     layers_scaled_by_width: None,
     has_rank_head: false,
     activation: Activation::Silu,
     experts: Experts::None,
 };
+
+/// Most layers have a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Windows {
+    /// The last of so many layers has none, unless a key says otherwise.
+    pub(super) whole_every: usize,
+    /// Layers with a window rotate by a base of their own, and are not slowed.
+    pub(super) have_rotation: bool,
+}
 
 /// What a file of this architecture may have in place of one feed-forward part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,10 +95,11 @@ pub(super) enum Experts {
     /// As its files say. An expert is as wide as the dense part would be.
     Optional,
     Always {
-        /// The weights of the chosen add up to 1.
-        renormalized: bool,
+        weighing: Weighing,
         /// One expert more, for every token.
         has_shared: bool,
+        /// Router and experts have biases.
+        has_biases: bool,
     },
 }
 
@@ -94,7 +113,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -104,6 +123,7 @@ impl Architecture {
         Self::SmolLm3,
         Self::Mistral3,
         Self::Gemma3,
+        Self::GptOss,
     ];
 
     /// The name in `general.architecture` and in front of every key.
@@ -119,6 +139,7 @@ impl Architecture {
             Self::SmolLm3 => "smollm3",
             Self::Mistral3 => "mistral3",
             Self::Gemma3 => "gemma3",
+            Self::GptOss => "gpt-oss",
         }
     }
 
@@ -150,16 +171,35 @@ impl Architecture {
             Self::Qwen2Moe => Conventions {
                 has_qkv_bias: true,
                 experts: Experts::Always {
-                    renormalized: false,
+                    weighing: Weighing::Softmax,
                     has_shared: true,
+                    has_biases: false,
                 },
                 ..PLAIN
             },
             Self::Qwen3Moe => Conventions {
                 has_head_norms: true,
                 experts: Experts::Always {
-                    renormalized: true,
+                    weighing: Weighing::Renormalized,
                     has_shared: false,
+                    has_biases: false,
+                },
+                ..PLAIN
+            },
+            Self::GptOss => Conventions {
+                has_qkv_bias: true,
+                has_output_bias: true,
+                has_sinks: true,
+                windows: Some(Windows {
+                    whole_every: 2,
+                    have_rotation: false,
+                }),
+                ffn_norm: "post_attention_norm.weight",
+                activation: Activation::ClampedSwiglu,
+                experts: Experts::Always {
+                    weighing: Weighing::OfChosen,
+                    has_shared: false,
+                    has_biases: true,
                 },
                 ..PLAIN
             },
@@ -180,7 +220,10 @@ impl Architecture {
             Self::Gemma3 => Conventions {
                 has_head_norms: true,
                 has_post_norms: true,
-                window_period: Some(6),
+                windows: Some(Windows {
+                    whole_every: 6,
+                    have_rotation: true,
+                }),
                 scales_embedding: true,
                 // The largest, of 27B.
                 layers_scaled_by_width: Some(62),

@@ -37,6 +37,8 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// The activation of the feed-forward part.
     pub activation: Activation,
+    /// A score of each head that takes part in its softmax and has no value.
+    pub has_sinks: bool,
 }
 
 impl ModelConfig {
@@ -106,6 +108,7 @@ impl ModelConfig {
                 false => 1.0,
             },
             activation: keys.architecture.conventions().activation,
+            has_sinks: keys.architecture.conventions().has_sinks,
         })
     }
 }

@@ -117,17 +117,20 @@ fn temperature(
     }))
 }
 
+/// `attention.sliding_window` counts for architectures with windows alone, as for llama.cpp: of phi3 it ignores the key
+/// (its pull request 13676), because files in the wild carry wrong values.
 fn window(keys: &Keys<'_, '_>, rope: &Rope) -> Result<Option<Window>, ModelError> {
     const PATTERN: &str = "attention.sliding_window_pattern";
-    let Some(period) = keys.architecture.conventions().window_period else {
+    let Some(windows) = keys.architecture.conventions().windows else {
         return Ok(None);
     };
     let positions = keys.positive("attention.sliding_window")?;
-    let every = keys.optional_positive(PATTERN)?.unwrap_or(period);
+    let every = keys.optional_positive(PATTERN)?;
+    let own = rope::of_windows(keys, rope, windows.have_rotation)?;
     Ok(Some(Window {
         positions,
-        whole_every: Some(every),
-        rope: Some(rope::of_windows(keys, rope)?),
+        whole_every: Some(every.unwrap_or(windows.whole_every)),
+        rope: own,
     }))
 }
 

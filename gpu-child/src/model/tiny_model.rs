@@ -30,7 +30,7 @@ const SPECIALS: [&str; 3] = ["<|im_start|>", "<|im_end|>", "<unk>"];
 #[must_use]
 pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
     let experts = match architecture {
-        Architecture::Qwen2Moe | Architecture::Qwen3Moe => Some(EXPERT_FF),
+        Architecture::Qwen2Moe | Architecture::Qwen3Moe | Architecture::GptOss => Some(EXPERT_FF),
         _ => None,
     };
     model(architecture, experts)
@@ -52,7 +52,7 @@ fn n_layers(architecture: Architecture) -> u32 {
 }
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
-    use Architecture::{Gemma3, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
+    use Architecture::{Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
     let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
@@ -79,7 +79,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.matrix(file, &name("ffn_gate.weight"), N_FF, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), N_FF, N_EMBD);
         }
-        if matches!(architecture, Qwen2 | Qwen2Moe) {
+        if matches!(architecture, Qwen2 | Qwen2Moe | GptOss) {
             file = random.vector(file, &name("attn_q.bias"), q_dim);
             file = random.vector(file, &name("attn_k.bias"), kv_dim);
             file = random.vector(file, &name("attn_v.bias"), kv_dim);
@@ -93,7 +93,13 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.norm(file, &name("post_attention_norm.weight"), N_EMBD);
             file = random.norm(file, &name("post_ffw_norm.weight"), N_EMBD);
         }
-        file = random.norm(file, &name("ffn_norm.weight"), N_EMBD);
+        if architecture == GptOss {
+            file = random.vector(file, &name("attn_output.bias"), N_EMBD);
+            file = random.vector(file, &name("attn_sinks.weight"), N_HEADS);
+            file = random.expert_biases(file, &name);
+        }
+        let ffn_norm = architecture.conventions().ffn_norm;
+        file = random.norm(file, &name(ffn_norm), N_EMBD);
         file = match experts {
             None => random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF),
             Some(n_ff) => random.experts(file, &name, n_ff),
@@ -117,6 +123,9 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
             .meta(&length, n_ff as u32)
             .meta(&shared, SHARED_FF as u32),
         Architecture::Qwen3Moe => file.meta(&length, n_ff as u32),
+        Architecture::GptOss => file
+            .meta(&length, n_ff as u32)
+            .meta(&key("attention.sliding_window"), WINDOW),
         _ => file,
     }
 }
@@ -197,6 +206,23 @@ impl Random {
         ] {
             let values = self.values(EXPERTS * rows * cols, 0.4);
             file = file.tensor_f32(&name(tensor), &[cols, rows, EXPERTS], &values);
+        }
+        file
+    }
+
+    fn expert_biases(
+        &mut self,
+        mut file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+    ) -> GgufBuilder {
+        file = self.vector(file, &name("ffn_gate_inp.bias"), EXPERTS);
+        for (tensor, rows) in [
+            ("ffn_gate_exps.bias", EXPERT_FF),
+            ("ffn_up_exps.bias", EXPERT_FF),
+            ("ffn_down_exps.bias", N_EMBD),
+        ] {
+            let values = self.values(EXPERTS * rows, 0.4);
+            file = file.tensor_f32(&name(tensor), &[rows, EXPERTS], &values);
         }
         file
     }

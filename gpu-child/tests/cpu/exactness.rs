@@ -3,8 +3,8 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_with_temperature,
-    config_with_windows, config_without_rotations, options, tokens,
+    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_of_gpt_oss,
+    config_with_temperature, config_with_windows, config_without_rotations, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -17,11 +17,12 @@ use worker_orcd_kernels::cpu::Isa;
 const LONG: usize = 300;
 
 /// One of each kind of layer.
-fn models() -> [Model; 3] {
+fn models() -> [Model; 4] {
     let random = |config| Model::random(config, MIXED);
     [
         random(config(None)),
         random(config_of_experts()),
+        random(config_of_gpt_oss()),
         Model::like_gemma(MIXED),
     ]
 }
@@ -33,6 +34,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
         .to_vec();
     cases.push((config(None), MIXED_SMALL));
     cases.push((config_of_experts(), MIXED));
+    cases.push((config_of_gpt_oss(), MIXED_SMALL));
     cases.push((config_without_rotations(), MIXED));
     cases.push((config_with_temperature(), MIXED));
     cases.push((config_with_windows(40), MIXED));
@@ -127,7 +129,7 @@ fn the_portable_path_keeps_the_law_and_agrees_with_the_fast_one() {
 
 #[test]
 fn a_nan_is_a_fault_that_names_its_request() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_of_gpt_oss()] {
         let mut model = Model::random(config, MIXED);
         model.poison(50);
         laws::a_nan_is_a_fault_that_names_its_request(&mut model.load(2), &model.config);

@@ -3,12 +3,12 @@
 
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_of_experts, config_with_temperature, config_with_windows,
-    config_without_rotations, tokens,
+    Model, alone, config, config_of_experts, config_of_gpt_oss, config_with_temperature,
+    config_with_windows, config_without_rotations, tokens,
 };
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
-use worker_orcd_kernels::{TensorType, compare};
+use worker_orcd_kernels::{TensorType, Weighing, compare};
 
 /// Float weights leave rounding and the F16 cache; 2e-3 of the largest value covers both, and a
 /// wrong pair, window or bias is off by a hundred times that.
@@ -54,13 +54,25 @@ fn queries_with_a_temperature_agree_with_the_references() {
 /// up to 1 makes (qwen2moe), which Mixtral and qwen3moe have not.
 #[test]
 fn a_mixture_of_experts_agrees_with_the_references() {
-    for (renormalized, shared_n_ff) in [(true, None), (false, Some(64))] {
+    for (weighing, shared_n_ff) in [
+        (Weighing::Renormalized, None),
+        (Weighing::Softmax, Some(64)),
+    ] {
         let mut config = config_of_experts();
         if let Some(experts) = &mut config.experts {
-            (experts.renormalized, experts.shared_n_ff) = (renormalized, shared_n_ff);
+            (experts.weighing, experts.shared_n_ff) = (weighing, shared_n_ff);
         }
-        agrees(config, &format!("renormalized: {renormalized}"));
+        agrees(config, &format!("{weighing:?}"));
     }
+}
+
+#[test]
+fn gpt_oss_agrees_with_the_references_past_its_window() {
+    let mut config = config_of_gpt_oss();
+    if let Some(window) = &mut config.positions.window {
+        window.positions = 10;
+    }
+    agrees(config, "gpt-oss");
 }
 
 /// The last hidden state at each position, with either set of CPU code.

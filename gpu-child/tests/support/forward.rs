@@ -39,9 +39,10 @@ fn unit(config: &ModelConfig, unit: &Unit<'_>, x: &[f32]) -> Vec<f32> {
 fn expert_of<'a>(linear: &FileLinear<'a>, index: usize, count: usize) -> FileLinear<'a> {
     let rows = linear.weight.rows / count;
     let weight = linear.weight.row_range(index * rows, rows);
+    let bias = linear.bias.map(|bias| bias.row_range(index, 1));
     Linear {
         weight: weight.expect("the rows of an expert"),
-        bias: None,
+        bias: bias.map(|bias| bias.expect("a row for each expert")),
     }
 }
 
@@ -57,7 +58,7 @@ fn mixture(
             .for_each(|(sum, y)| *sum += weight * y);
     };
     let of = experts.config;
-    for (index, weight) in route(&apply(&experts.router, x), of.used, of.renormalized) {
+    for (index, weight) in route(&apply(&experts.router, x), of.used, of.weighing) {
         let part = |linear| expert_of(linear, index, of.count);
         let expert = GatedUnit {
             gate_up: experts.unit.gate_up.each_ref().map(part),
@@ -91,6 +92,7 @@ pub fn forward(
             head_dim: config.head_dim,
             window: config.positions.window_of(index),
         };
+        let sinks = layer.sinks.as_ref().map(values);
         let (mut keys, mut kept) = (Vec::new(), Vec::new());
         for (position, x) in stream.iter_mut().enumerate() {
             let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);
@@ -115,7 +117,7 @@ pub fn forward(
             q.iter_mut().for_each(|q| *q *= temperature * scale as f32);
             keys.extend(turned(k, &layer.k_norm));
             kept.extend(apply(v, &input));
-            let seen = attention(&q, &keys, &kept, &shape);
+            let seen = attention(&q, &keys, &kept, sinks.as_deref(), &shape);
             let normed = |given: Vec<f32>, norm: &Option<TensorView<'_>>| match norm {
                 Some(norm) => rmsnorm(&given, &values(norm), config.norm_eps),
                 None => given,

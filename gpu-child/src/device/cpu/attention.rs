@@ -73,6 +73,8 @@ pub struct Attention<'a> {
     pub plan: &'a Plan<'a>,
     /// That of the layer.
     pub walk: &'a Walk,
+    /// `[n_heads]`, where the layer has them.
+    pub sinks: Option<&'a [f32]>,
     pub kv: &'a KvCache,
     pub layer: usize,
     /// `[tokens, qkv_width]`, queries first, rotated and scaled.
@@ -238,7 +240,7 @@ impl Attention<'_> {
             .zip(partials)
             .zip(accs.chunks_exact_mut(head_dim));
         for (((row, head), &partial), acc) in heads {
-            finish(partial, acc);
+            finish(partial, self.sinks.map(|sinks| sinks[head]), acc);
             // SAFETY: this head of this row belongs to this item alone.
             unsafe { out.part(row * width + head * head_dim, head_dim) }.copy_from_slice(acc);
         }

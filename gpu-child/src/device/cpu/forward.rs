@@ -180,6 +180,7 @@ impl Forward<'_> {
             config,
             plan,
             walk: plan.walk(config.positions.window_of(index)),
+            sinks: layer.sinks.as_ref().map(|it| self.weights.vector(it)),
             kv,
             layer: index,
             qkv,

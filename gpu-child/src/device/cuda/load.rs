@@ -28,8 +28,9 @@ use crate::device::common::kv::KvShape;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, Source};
-use crate::model::{GgufFile, Mapping, ModelConfig, TensorView};
+use crate::model::{ExpertsConfig, GgufFile, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
+use worker_orcd_kernels::{Activation, Weighing};
 
 /// Head sizes that attention.cu is compiled for.
 pub const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
@@ -146,8 +147,10 @@ fn assemble(
 /// `shared_bytes` is what a block may have of a multiprocessor's memory.
 fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
-    if config.experts.is_some() {
-        return refuse("a mixture of experts is not supported on CUDA".to_owned());
+    let missing: Vec<&str> = missing(config).collect();
+    if !missing.is_empty() {
+        let all = missing.join(" and ");
+        return refuse(format!("{all} is not supported on CUDA"));
     }
     if !HEAD_DIMS.contains(&config.head_dim) {
         return refuse(format!(
@@ -170,6 +173,24 @@ fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fau
         }
     }
     Ok(())
+}
+
+/// What the model has and the kernels do not compute.
+fn missing(config: &ModelConfig) -> impl Iterator<Item = &'static str> {
+    let experts = config.experts.as_ref();
+    let of_chosen = |it: &ExpertsConfig| it.weighing == Weighing::OfChosen;
+    let clamped = config.activation == Activation::ClampedSwiglu;
+    let features = [
+        (experts.is_some(), "a mixture of experts"),
+        (experts.is_some_and(|it| it.has_biases), "a bias of experts"),
+        (
+            experts.is_some_and(of_chosen),
+            "a softmax over the chosen experts",
+        ),
+        (clamped, "a clamped SwiGLU"),
+        (config.has_sinks, "an attention sink"),
+    ];
+    features.into_iter().filter(|it| it.0).map(|it| it.1)
 }
 
 /// Bytes that the memory of a model is reckoned from.
@@ -341,7 +362,17 @@ mod tests {
     }
 
     #[test]
-    fn a_mixture_of_experts_is_refused_by_name() {
+    fn what_is_not_computed_is_refused_by_name() {
+        let message = refusal(&tiny_model(Architecture::GptOss)).expect("refused");
+        for missing in [
+            "a mixture of experts",
+            "a bias of experts",
+            "a softmax over the chosen experts",
+            "a clamped SwiGLU",
+            "an attention sink",
+        ] {
+            assert!(message.contains(missing), "{message}");
+        }
         let files = [Architecture::Qwen2Moe, Architecture::Qwen3Moe].map(tiny_model);
         for file in files.iter().chain([&tiny_mixtral()]) {
             let message = refusal(file).expect("refused");

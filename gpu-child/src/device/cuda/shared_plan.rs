@@ -193,6 +193,7 @@ mod tests {
             positions: Positions::default(),
             attention_scale: 0.1,
             embedding_scale: 1.0,
+            has_sinks: false,
         }
     }
 

@@ -29,8 +29,13 @@ fn each_architecture_is_read() {
         );
         assert_eq!((rope.base, rope.scale, rope.attn_factor), (1e4, 1.0, 1.0));
         assert_eq!((rope.dims, rope.factors), (16, None));
+        let is_gpt_oss = architecture == Architecture::GptOss;
+        assert_eq!(config.has_sinks, is_gpt_oss);
         let has_windows = config.positions.window.is_some();
-        assert_eq!(has_windows, architecture == Architecture::Gemma3);
+        assert_eq!(
+            has_windows,
+            is_gpt_oss || architecture == Architecture::Gemma3
+        );
         let adjacent = rope.pairs == RopePairs::Adjacent;
         let is_adjacent = [
             Architecture::Llama,
@@ -246,4 +251,40 @@ fn llama_factors_are_read_and_checked() {
         let refused = stretched(with(half, 8.0), &format!("llama.{key}"));
         assert!(refused.contains("YaRN cannot make"), "{key}: {refused}");
     }
+}
+
+#[test]
+fn windows_are_read_where_the_architecture_has_them() {
+    let with = |name: &str, value: Meta| {
+        let key = format!("gpt-oss.{name}");
+        tiny_model(Architecture::GptOss).meta(&key, value)
+    };
+    for (name, value, expected) in [
+        ("attention.sliding_window", 0_u32.into(), "must not be zero"),
+        (
+            "attention.sliding_window_pattern",
+            Meta::I32s(vec![0, 1]),
+            "differs by layer",
+        ),
+        ("rope.freq_base_swa", 5e5.into(), "another rotation"),
+    ] {
+        let refused = refusal(with(name, value));
+        assert!(
+            refused.contains(name) && refused.contains(expected),
+            "{refused}"
+        );
+    }
+    let missing = tiny_model(Architecture::GptOss).without_meta("gpt-oss.attention.sliding_window");
+    assert!(refusal(missing).contains("sliding_window is missing"));
+    let same = with("attention.sliding_window_pattern", 3_u32.into())
+        .meta("gpt-oss.rope.freq_base", 5e5)
+        .meta("gpt-oss.rope.freq_base_swa", 5e5);
+    let read = config(&same, None).unwrap();
+    let windows = [0, 1, 2].map(|layer| read.positions.window_of(layer));
+    let near = Some(WINDOW as usize);
+    assert_eq!(windows, [near, near, None]);
+    assert_eq!(read.ropes().count(), 1);
+    // As for llama.cpp.
+    let phi3 = tiny_model(Architecture::Phi3).meta("phi3.attention.sliding_window", 8_u32);
+    assert_eq!(config(&phi3, None).unwrap().positions.window, None);
 }

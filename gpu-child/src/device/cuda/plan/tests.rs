@@ -37,6 +37,7 @@ fn config() -> ModelConfig {
         positions: Positions::default(),
         attention_scale: 0.1,
         embedding_scale: 1.0,
+        has_sinks: false,
     }
 }
 
