@@ -1,5 +1,6 @@
 """GGUF files that hold a tokenizer and nothing else, for tokenizers that no small model has."""
 
+import string
 from collections import Counter
 
 import gguf
@@ -30,12 +31,18 @@ def write_all(folder, model):
 
 def byte_level_vocabulary(model):
     """The model's own, and numbers of two and three digits: without them no id would show
-    where a pre-tokenizer cuts a number."""
+    where a pre-tokenizer cuts a number. Before all others a small letter is merged with a capital one, and a letter with
+    an apostrophe, for some cut there and some do not."""
     fields = gguf.GGUFReader(model).fields
     tokens, kinds, merges = (
         list(fields[f"tokenizer.ggml.{key}"].contents()) for key in ("tokens", "token_type", "merges")
     )
     known = set(tokens)
+    small, capital = string.ascii_lowercase, string.ascii_uppercase
+    seams = [(left, right) for left in small for right in capital] + [(left, "'") for left in small + capital]
+    merges[:0] = [f"{left} {right}" for left, right in seams]
+    tokens += [left + right for left, right in seams if left + right not in known]
+    kinds += [gguf.TokenType.NORMAL] * (len(tokens) - len(kinds))
     for left in [str(n) for n in range(10)] + [f"{n:02}" for n in range(100)]:
         for right in range(10):
             merges.append(f"{left} {right}")
