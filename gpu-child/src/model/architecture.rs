@@ -79,6 +79,38 @@ const PLAIN: Conventions = Conventions {
     experts: Experts::None,
 };
 
+const GPT_OSS: Conventions = Conventions {
+    has_qkv_bias: true,
+    has_output_bias: true,
+    has_sinks: true,
+    windows: Some(Windows {
+        whole_every: 2,
+        have_rotation: false,
+    }),
+    ffn_norm: "post_attention_norm.weight",
+    activation: Activation::ClampedSwiglu,
+    experts: Experts::Always {
+        weighing: Weighing::OfChosen,
+        has_shared: false,
+        has_biases: true,
+    },
+    ..PLAIN
+};
+
+const GEMMA_3: Conventions = Conventions {
+    has_head_norms: true,
+    has_post_norms: true,
+    windows: Some(Windows {
+        whole_every: 6,
+        have_rotation: true,
+    }),
+    scales_embedding: true,
+    // The largest, of 27B.
+    layers_scaled_by_width: Some(62),
+    activation: Activation::Gelu,
+    ..PLAIN
+};
+
 /// Most layers have a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Windows {
@@ -186,23 +218,7 @@ impl Architecture {
                 },
                 ..PLAIN
             },
-            Self::GptOss => Conventions {
-                has_qkv_bias: true,
-                has_output_bias: true,
-                has_sinks: true,
-                windows: Some(Windows {
-                    whole_every: 2,
-                    have_rotation: false,
-                }),
-                ffn_norm: "post_attention_norm.weight",
-                activation: Activation::ClampedSwiglu,
-                experts: Experts::Always {
-                    weighing: Weighing::OfChosen,
-                    has_shared: false,
-                    has_biases: true,
-                },
-                ..PLAIN
-            },
+            Self::GptOss => GPT_OSS,
             Self::SmolLm3 => Conventions {
                 rope_pairs: RopePairs::Adjacent,
                 rotates_whole_heads: true,
@@ -217,19 +233,7 @@ impl Architecture {
                 has_temperature: true,
                 ..PLAIN
             },
-            Self::Gemma3 => Conventions {
-                has_head_norms: true,
-                has_post_norms: true,
-                windows: Some(Windows {
-                    whole_every: 6,
-                    have_rotation: true,
-                }),
-                scales_embedding: true,
-                // The largest, of 27B.
-                layers_scaled_by_width: Some(62),
-                activation: Activation::Gelu,
-                ..PLAIN
-            },
+            Self::Gemma3 => GEMMA_3,
         }
     }
 }
