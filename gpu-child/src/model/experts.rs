@@ -9,7 +9,7 @@ use super::config::Keys;
 use super::error::ModelError;
 
 /// llama.cpp's `LLAMA_MAX_EXPERTS`.
-const MAX_EXPERTS: usize = 512;
+pub const MAX_EXPERTS: usize = 512;
 /// `expert_gating_func`: llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`.
 const SOFTMAX: u32 = 1;
 

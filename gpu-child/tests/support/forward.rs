@@ -49,6 +49,7 @@ fn mixture(
     config: &ModelConfig,
     experts: &Experts<TensorView<'_>, TensorView<'_>>,
     x: &[f32],
+    routed: &mut dyn FnMut(&[f32]),
 ) -> Vec<f32> {
     let mut sum = vec![0.0; config.n_embd];
     let mut add_weighted = |weight: f32, y: Vec<f32>| {
@@ -57,7 +58,9 @@ fn mixture(
             .for_each(|(sum, y)| *sum += weight * y);
     };
     let of = experts.config;
-    for (index, weight) in route(&apply(&experts.router, x), of.used, of.renormalized) {
+    let logits = apply(&experts.router, x);
+    routed(&logits);
+    for (index, weight) in route(&logits, of.used, of.renormalized) {
         let part = |linear| expert_of(linear, index, of.count);
         let expert = GatedUnit {
             gate_up: experts.unit.gate_up.each_ref().map(part),
@@ -77,6 +80,35 @@ pub fn forward(
     config: &ModelConfig,
     weights: &FileWeights<'_>,
     tokens: &[TokenId],
+) -> Vec<Vec<f32>> {
+    pass(config, weights, tokens, &mut |_| ())
+}
+
+/// As [`forward`], and how far the last expert that is chosen is before the first that is not: the smallest
+/// difference of any row and layer, as a part of its largest logit. Another rounding chooses alike only where this is
+/// more than what it changes.
+pub fn forward_with_margin(
+    config: &ModelConfig,
+    weights: &FileWeights<'_>,
+    tokens: &[TokenId],
+) -> (Vec<Vec<f32>>, f32) {
+    let used = config.experts.expect("a mixture of experts").used;
+    let mut margin = f32::INFINITY;
+    let stream = pass(config, weights, tokens, &mut |logits| {
+        let mut sorted = logits.to_vec();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let largest = sorted.iter().fold(0.0, |max: f32, it| max.max(it.abs()));
+        margin = margin.min((sorted[used - 1] - sorted[used]) / largest);
+    });
+    (stream, margin)
+}
+
+/// `routed` is shown the logits of every router.
+fn pass(
+    config: &ModelConfig,
+    weights: &FileWeights<'_>,
+    tokens: &[TokenId],
+    routed: &mut dyn FnMut(&[f32]),
 ) -> Vec<Vec<f32>> {
     let table = values(weights.token_embd());
     let row = |token: &TokenId| table[token.index() * config.n_embd..][..config.n_embd].to_vec();
@@ -110,7 +142,9 @@ pub fn forward(
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
             match &layer.feed_forward {
                 FeedForward::Dense(part) => add(x, &unit(config, part, &input)),
-                FeedForward::Experts(experts) => add(x, &mixture(config, experts, &input)),
+                FeedForward::Experts(experts) => {
+                    add(x, &mixture(config, experts, &input, routed));
+                }
             }
         }
     }

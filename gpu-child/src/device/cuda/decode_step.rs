@@ -1,7 +1,7 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
-//! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up). It gives the same bits as the launches of
+//! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, of models without experts, on
+//! devices that have bulk copies (compute capability 9 and up). It gives the same bits as the launches of
 //! [`forward`](super::forward); only time differs.
 
 use super::context::Context;
@@ -137,6 +137,9 @@ impl DecodeStep {
     /// Bytes of the vectors and partial results that blocks publish to each other.
     #[must_use]
     pub fn words_bytes(config: &ModelConfig) -> usize {
+        if config.experts.is_some() {
+            return 0;
+        }
         REPLICAS * replica_words(config) * WORD_BYTES + PARTIAL_BYTES
     }
 
@@ -150,6 +153,9 @@ impl DecodeStep {
         config: &ModelConfig,
         weights: &Weights,
     ) -> Result<Option<Self>, Fault> {
+        if config.experts.is_some() {
+            return Ok(None);
+        }
         let ModelWeights { layers, output, .. } = &weights.tensors;
         let linears = || layers.iter().flat_map(Layer::linears).chain([output]);
         let types: Vec<TensorType> = linears()

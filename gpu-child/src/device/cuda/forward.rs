@@ -5,6 +5,7 @@
 
 use super::board::Stage;
 use super::context::Context;
+use super::experts::Experts;
 use super::head;
 use super::headers::constant;
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs};
@@ -14,10 +15,10 @@ use super::memory::{DevicePtr, read};
 use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS};
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
-use super::weights::{Layer, Linear, Vector, Weights, dense, units};
+use super::weights::{GatedUnit, Layer, Linear, Vector, Weights, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
-use crate::model::ModelConfig;
+use crate::model::{FeedForward, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
@@ -44,6 +45,8 @@ pub struct Forward<'a> {
     pub scratch: &'a Scratch,
     pub ops: &'a Ops,
     pub matmul: &'a Matmul,
+    /// Of a mixture of experts.
+    pub experts: Option<&'a Experts>,
     pub buffers: Buffers,
     pub board: DevicePtr<u32>,
 }
@@ -101,7 +104,8 @@ impl Forward<'_> {
         let (config, buffers) = (self.config, &self.buffers);
         let rows = plan.rows.len();
         let q_width = config.n_heads * config.head_dim;
-        self.normalize(rows, &layer.attn_norm, Stage::Qkv.of(index))?;
+        let norm = self.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
+        self.make_input(&self.ops.rmsnorm, &norm)?;
         let qkv = Output::stored(buffers.qkv, self.scratch.sizes.qkv);
         self.project(rows, &layer.qkv, config.n_embd, qkv)?;
         self.rope_and_append_kv(rows, index, layer)?;
@@ -113,10 +117,27 @@ impl Forward<'_> {
     }
 
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
-        let (n_embd, n_ff, buffers) = (self.config.n_embd, self.config.n_ff, &self.buffers);
-        let unit = dense(layer);
-        self.normalize(rows, &layer.ffn_norm, Stage::GateUp.of(index))?;
-        let ff = self.row_arguments(rows, buffers.ff, n_ff, Stage::Down.of(index));
+        let unit = match &layer.feed_forward {
+            FeedForward::Dense(unit) => unit,
+            FeedForward::Experts(experts) => return self.mixture(rows, index, layer, experts),
+        };
+        let norm = self.norm_arguments(rows, &layer.ffn_norm, Stage::GateUp.of(index));
+        self.make_input(&self.ops.rmsnorm, &norm)?;
+        let stream = Output::added(self.buffers.x, self.config.n_embd);
+        self.gated_unit(rows, unit, Stage::Down.of(index), stream)
+    }
+
+    /// The input at hand through a gated linear unit. `stage` is posted before down.
+    pub fn gated_unit(
+        &self,
+        rows: usize,
+        unit: &GatedUnit,
+        stage: u32,
+        output: Output,
+    ) -> Result<(), Fault> {
+        let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
+        let n_ff = unit.down.weight.cols;
+        let ff = self.row_arguments(rows, buffers.ff, n_ff, stage);
         if self.matmul.pairs(&unit.gate_up) {
             self.project_pair(rows, &unit.gate_up)?;
             self.make_input(&self.ops.scale_rows, &ff)?;
@@ -126,17 +147,15 @@ impl Forward<'_> {
             let in_stride = both.stride as i32;
             self.make_input(&self.ops.glu_rows, &RowArgs { in_stride, ..ff })?;
         }
-        let stream = Output::added(buffers.x, n_embd);
-        self.project(rows, &[unit.down], n_ff, stream)
+        self.project(rows, &[unit.down], n_ff, output)
     }
 
-    fn normalize(&self, rows: usize, weight: &Vector, stage: u32) -> Result<(), Fault> {
-        let n_embd = self.config.n_embd;
-        let arguments = RowArgs {
+    /// The stream's rows on their way through a norm.
+    pub fn norm_arguments(&self, rows: usize, weight: &Vector, stage: u32) -> RowArgs {
+        RowArgs {
             weight: self.weights.vector(weight),
-            ..self.row_arguments(rows, self.buffers.x, n_embd, stage)
-        };
-        self.make_input(&self.ops.rmsnorm, &arguments)
+            ..self.row_arguments(rows, self.buffers.x, self.config.n_embd, stage)
+        }
     }
 
     /// Rows of F32, one behind the other, on their way into a matmul that takes as many.
@@ -163,11 +182,13 @@ impl Forward<'_> {
             stage,
             activation: self.config.activation as i32,
             board: self.board,
+            copy: DevicePtr::NULL,
+            copy_scale: DevicePtr::NULL,
         }
     }
 
     /// F32 rows become the input of the next matmul.
-    fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
+    pub fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
         let geometry = row_geometry(arguments.rows as usize, arguments.cols as usize);
         // SAFETY: one block for two rows; the input holds that many rows of its stride.
         unsafe { kernel.launch(self.context, geometry, arguments) }
@@ -177,7 +198,7 @@ impl Forward<'_> {
     fn project_pair(&self, rows: usize, gate_up: &[Linear; 2]) -> Result<(), Fault> {
         let output = Output {
             glu: Some(self.config.activation),
-            ..Output::stored(self.buffers.ff, self.config.n_ff)
+            ..Output::stored(self.buffers.ff, gate_up[0].weight.rows)
         };
         self.project(rows, gate_up, self.config.n_embd, output)
     }

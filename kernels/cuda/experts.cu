@@ -1,0 +1,7 @@
+// Everything of a mixture of experts, as one translation unit.
+#include "route.cu"
+#include "route_few.cu"
+#include "experts_row.cu"
+#include "experts_walk.cu"
+#include "experts_many.cu"
+#include "combine.cu"
