@@ -8,7 +8,7 @@
 #include "weights.cuh"
 
 // Of one tile in a warp's ring, at most; there are two slots at least.
-constexpr int RING_BYTES = 8192;
+constexpr int RING_BYTES = 6144;
 __host__ __device__ constexpr int ring_stages(int type, int most) {
     const int fit = RING_BYTES / unit_bytes(type);
     return fit < 2 ? 2 : fit > most ? most : fit;
