@@ -124,7 +124,10 @@ fn main() -> Result<(), BoxError> {
     for length in prompts {
         let micros = prompt(&mut executor, length, sampling)?;
         let rate = length as f64 * 1e6 / micros;
-        println!("prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s");
+        println!(
+            "prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s, weights at {:.2} TB/s",
+            read.by(length) / micros / 1e6
+        );
     }
     Ok(())
 }
