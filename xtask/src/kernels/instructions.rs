@@ -140,7 +140,7 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
     // the weights of four tiles.
     ("experts_many_", 128),
     // Rows that are loaded ahead.
-    ("experts_walk_", 48),
+    ("experts_walk_", 96),
     // Runs once, at load.
     ("repack", 64),
 ];
