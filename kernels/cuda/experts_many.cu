@@ -65,10 +65,11 @@ template <int T> DEVICE void experts_many(const ExpertsArgs& a) {
     extern __shared__ __align__(128) uint8_t smem[];
     launch_dependents();
     grid_dependency_wait();
+    const Share share = a.routing.shares[blockIdx.y];
     if (blockIdx.y >= a.routing.counts[0]) return;
     using Block = MatmulBlock<T, 2, EXPERTS_WARP_TILES, 2, 4, ExpertWork<T>>;
     static_assert(Block::BM == EXPERTS_ROWS && Block::TILES == EXPERTS_TILES && Block::THREADS == EXPERTS_THREADS);
-    const ExpertWork<T> work(a, a.routing.shares[blockIdx.y], blockIdx.x);
+    const ExpertWork<T> work(a, share, blockIdx.x);
     Block(work, smem).run();
 }
 

@@ -37,8 +37,9 @@ template <int T, int M> DEVICE void experts_walk(const ExpertsArgs& a) {
     extern __shared__ __align__(128) uint8_t smem[];
     launch_dependents();
     grid_dependency_wait();
-    if (blockIdx.y >= a.routing.counts[0]) return;
+    // Both are on their way at once: there is room for as many shares as there are blocks.
     const Share share = a.routing.shares[blockIdx.y];
+    if (blockIdx.y >= a.routing.counts[0]) return;
     const int tiles = a.parts[0].tiles, own = blockIdx.x * blockDim.y + threadIdx.y;
     const int first = a.paired ? own : 2 * own;
     if (first >= tiles) return;
