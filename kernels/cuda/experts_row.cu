@@ -16,37 +16,6 @@ DEVICE Rows first_row(const __half* x, const Lane& lane) {
     return {lane.g == 0 ? *reinterpret_cast<const uint4*>(x + 8 * lane.t) : none, none};
 }
 
-// A unit of a tile that is in shared memory.
-template <int T> DEVICE void multiply_unit(float (&d)[4], const uint8_t* unit, const Rows (&x)[CHUNKS], const Lane& lane) {
-    constexpr int GROUP = Weights<T>::GROUP;
-#pragma unroll
-    for (int group = 0; group < CHUNKS / GROUP; group++) {
-        Weights<T> w;
-        w.template load<false>(unit, lane, group);
-#pragma unroll
-        for (int c = 0; c < GROUP; c++) multiply<T>(d, x[group * GROUP + c], w, c);
-    }
-}
-
-// The units of some segments, which are `step` apart: a warp has those, and others have the rest.
-struct SomeSegments {
-    int units, count, step;
-    int segment, unit;
-
-    DEVICE SomeSegments(int units, int first, int step)
-        : units(units), count(segments_of(units)), step(step), segment(first), unit(first % count) {}
-    // Of `all` segments, which may be those of several rows of weights one behind the other.
-    DEVICE bool is_there(int all) const { return segment < all; }
-    // Goes to the next unit; false when a segment has ended.
-    DEVICE bool next() {
-        unit += count;
-        if (unit < units) return true;
-        segment += step;
-        unit = segment % count;
-        return false;
-    }
-};
-
 constexpr int ROW_WARPS = 4;
 constexpr int ROW_STAGES = 4;
 
@@ -124,10 +93,12 @@ DEVICE void stage_inputs(const DownArgs& a, int first, __half* x, float* scale) 
     for (int c = warp; c < a.combine.used; c += DOWN_WARPS) {
         const float* from = a.inputs + int64_t(first + c) * a.cols;
         float max = 0.0f;
+#pragma unroll 8
         for (int u = 0; u < units; u++) max = fmaxf(max, largest(four(from, u * UNIT + 4 * lane, a.cols)));
         const int e = row_exponent(warp_max(max));
         const float down = power_of_two(-e);
         if (lane == 0) scale[c] = power_of_two(e);
+#pragma unroll 4
         for (int u = 0; u < units; u++) {
             const Four v = four(from, u * UNIT + 4 * lane, a.cols);
             *reinterpret_cast<uint2*>(x + (c * units + u) * UNIT + 4 * lane) =

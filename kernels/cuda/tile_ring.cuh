@@ -45,3 +45,34 @@ template <int T, int N, int MOST> struct TileRing {
         if (++slot == STAGES) slot = 0;
     }
 };
+
+// A unit of a tile that is in shared memory.
+template <int T> DEVICE void multiply_unit(float (&d)[4], const uint8_t* unit, const Rows (&x)[CHUNKS], const Lane& lane) {
+    constexpr int GROUP = Weights<T>::GROUP;
+#pragma unroll
+    for (int group = 0; group < CHUNKS / GROUP; group++) {
+        Weights<T> w;
+        w.template load<false>(unit, lane, group);
+#pragma unroll
+        for (int c = 0; c < GROUP; c++) multiply<T>(d, x[group * GROUP + c], w, c);
+    }
+}
+
+// The units of some segments, which are `step` apart: a warp has those, and others have the rest.
+struct SomeSegments {
+    int units, count, step;
+    int segment, unit;
+
+    DEVICE SomeSegments(int units, int first, int step)
+        : units(units), count(segments_of(units)), step(step), segment(first), unit(first % count) {}
+    // Of `all` segments, which may be those of several rows of weights one behind the other.
+    DEVICE bool is_there(int all) const { return segment < all; }
+    // Goes to the next unit; false when a segment has ended.
+    DEVICE bool next() {
+        unit += count;
+        if (unit < units) return true;
+        segment += step;
+        unit = segment % count;
+        return false;
+    }
+};

@@ -13,7 +13,8 @@
 //! * [`plan`] lays a batch out; [`launch`] sends a step on its way; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens, and [`shown_rows`] has what
 //!   they were drawn from.
-//! * [`mixture`] is the part of a layer that is a mixture of experts; [`experts`] has its kernels.
+//! * [`mixture`] is the part of a layer that is a mixture of experts; [`experts`] has its kernels, and
+//!   [`products_few`] one for the products of few rows around it.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
 //!   [`shared_plan`] of its blocks' memory); [`graph`] records the launches of larger ones.
 //! * [`kv_custody`] is the KV cache as others may have it: seals of its pages, and copies of theirs.
@@ -57,6 +58,7 @@ mod mixture;
 mod ops;
 mod pack;
 mod plan;
+mod products_few;
 mod purpose;
 mod residency;
 mod sample;

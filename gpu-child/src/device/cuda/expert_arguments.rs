@@ -47,6 +47,16 @@ layout! {
         pub route: RouteArgs,
     }
 
+    pub struct ProductsArgs in "products_few.cu" {
+        pub input: RowArgs,
+        pub parts: [Part; 3],
+        pub n_parts: i32,
+        pub out_stride: i32,
+        pub add: i32,
+        pub unused: i32,
+        pub out: DevicePtr<f32>,
+    }
+
     pub struct ExpertsArgs in "experts.cuh" {
         pub parts: [Part; 2],
         pub routing: Routing,

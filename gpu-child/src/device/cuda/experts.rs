@@ -7,6 +7,7 @@ use super::context::Context;
 use super::expert_arguments::{CombineArgs, DownArgs, ExpertsArgs, RouteArgs, RouteFewArgs};
 use super::headers::constant;
 use super::kernels::{Geometry, Kernel, Module, Part};
+use super::products_few::{FewProducts, MOST_FEW_ROWS, ring_bytes};
 use super::weights::{
     GatedUnit, Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
 };
@@ -15,7 +16,7 @@ use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
 /// Rows up to which each reads the weights of its own experts: few of them choose the same ones.
-const ROWS_ALONE: usize = constant!("route_few.cu", FEW_ROWS);
+const ROWS_ALONE: usize = MOST_FEW_ROWS;
 /// Rows of an expert, on average, from which on many have more than sixteen, and from which on the tensor cores are
 /// what takes the time.
 const SOME: usize = 9;
@@ -86,6 +87,8 @@ pub struct Experts {
     route: Kernel<RouteArgs>,
     route_few: Kernel<RouteFewArgs>,
     combine: Kernel<CombineArgs>,
+    /// The products around them, for as few rows.
+    pub few: FewProducts,
     kernels: Vec<OfType>,
     shared_bytes: usize,
 }
@@ -123,6 +126,7 @@ impl Experts {
             route,
             route_few,
             combine,
+            few: FewProducts::load(context, module)?,
             kernels,
             shared_bytes: context.shared_bytes() as usize - RESERVED_SHARED,
         })
@@ -393,15 +397,6 @@ impl OfType {
         })
     }
 }
-
-/// `TileRing` of `tile_ring.cuh`: a warp's ring of so many tiles.
-fn ring_bytes(ty: TensorType, tiles: usize, most_stages: usize) -> usize {
-    let stages = (RING_UNIT_BYTES / unit_bytes(ty)).clamp(2, most_stages);
-    stages * tiles * unit_bytes(ty)
-}
-
-/// Of one tile in a ring, at most, but for types whose unit is half of that or more.
-const RING_UNIT_BYTES: usize = constant!("tile_ring.cuh", RING_BYTES);
 
 /// `MatmulBlock` of `matmul_block.cuh`: two stages of activations and weights.
 fn many_shared(ty: TensorType) -> usize {

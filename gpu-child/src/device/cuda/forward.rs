@@ -105,15 +105,31 @@ impl Forward<'_> {
         let rows = plan.rows.len();
         let q_width = config.n_heads * config.head_dim;
         let norm = self.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
-        self.make_input(&self.ops.rmsnorm, &norm)?;
         let qkv = Output::stored(buffers.qkv, self.scratch.sizes.qkv);
-        self.project(rows, &layer.qkv, config.n_embd, qkv)?;
+        self.make_and_project(&self.ops.rmsnorm, norm, &layer.qkv, qkv)?;
         self.rope_and_append_kv(rows, index, layer)?;
         self.attention(plan, index)?;
         let attn = self.row_arguments(rows, buffers.attn, q_width, Stage::Output.of(index));
-        self.make_input(&self.ops.scale_rows, &attn)?;
         let stream = Output::added(buffers.x, config.n_embd);
-        self.project(rows, &[layer.attn_output], q_width, stream)
+        self.make_and_project(&self.ops.scale_rows, attn, &[layer.attn_output], stream)
+    }
+
+    /// Makes an input and multiplies it: of very few rows in one launch, where the step is not one.
+    fn make_and_project(
+        &self,
+        kernel: &Kernel<RowArgs>,
+        input: RowArgs,
+        linears: &[Linear],
+        output: Output,
+    ) -> Result<(), Fault> {
+        let (rows, cols) = (input.rows as usize, input.cols as usize);
+        let few = self.experts.map(|experts| &experts.few);
+        if let Some(few) = few.filter(|few| few.takes(linears, rows)) {
+            // SAFETY: as for `make_input` and `project`.
+            return unsafe { few.run(self.context, self.weights, linears, input, output) };
+        }
+        self.make_input(kernel, &input)?;
+        self.project(rows, linears, cols, output)
     }
 
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
