@@ -31,7 +31,7 @@ mod yarn;
 pub use architecture::Architecture;
 pub use config::ModelConfig;
 pub use error::ModelError;
-pub use experts::ExpertsConfig;
+pub use experts::{ExpertsConfig, MAX_EXPERTS};
 pub use gguf::{GgufError, GgufFile, Header, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
 pub use layer::{

@@ -35,9 +35,11 @@ DEVICE void store_eight(const RowArgs& a, int row, int k, const Eight& y, float 
         pack(__fmul_rn(y.low.v[2], down), __fmul_rn(y.low.v[3], down)),
         pack(__fmul_rn(y.high.v[0], down), __fmul_rn(y.high.v[1], down)),
         pack(__fmul_rn(y.high.v[2], down), __fmul_rn(y.high.v[3], down))};
+    const uint4 all = make_uint4(h[0], h[1], h[2], h[3]);
+    const int64_t plain = int64_t(row) * a.units * UNIT + k;
+    if (a.copy) *reinterpret_cast<uint4*>(a.copy + plain) = all;
     if (a.groups == 0) {
-        *reinterpret_cast<uint4*>(a.out + int64_t(row) * a.units * UNIT + k) =
-            make_uint4(h[0], h[1], h[2], h[3]);
+        *reinterpret_cast<uint4*>(a.out + plain) = all;
         return;
     }
     int64_t group = int64_t(k / UNIT) * a.groups + (row >> 3);
@@ -86,7 +88,10 @@ DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const E
     int e = row_exponent(row_max(max, place, smem));
     if (row >= a.rows) return;
     float down = power_of_two(-e);
-    if (threadIdx.x == 16 * place.row) a.scale[row] = power_of_two(e);
+    if (threadIdx.x == 16 * place.row) {
+        a.scale[row] = power_of_two(e);
+        if (a.copy) a.copy_scale[row] = power_of_two(e);
+    }
     lane_columns(a.units, place, [&](int k, int slot) {
         store_eight(a, row, k, slot < KEEP ? kept[slot] : make(k), down);
     });

@@ -10,7 +10,7 @@ use super::error::ModelError;
 use worker_orcd_kernels::Weighing;
 
 /// llama.cpp's `LLAMA_MAX_EXPERTS`.
-const MAX_EXPERTS: usize = 512;
+pub const MAX_EXPERTS: usize = 512;
 /// `expert_gating_func`: llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`.
 const SOFTMAX: u32 = 1;
 /// `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX_WEIGHT`.

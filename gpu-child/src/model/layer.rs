@@ -173,7 +173,7 @@ impl<M, V> Layer<M, V> {
 }
 
 impl<M, V> GatedUnit<M, V> {
-    fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
+    pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
         self.gate_up.iter().chain([&self.down])
     }
 

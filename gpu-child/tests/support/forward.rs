@@ -50,6 +50,7 @@ fn mixture(
     config: &ModelConfig,
     experts: &Experts<TensorView<'_>, TensorView<'_>>,
     x: &[f32],
+    routed: &mut dyn FnMut(&[f32]),
 ) -> Vec<f32> {
     let mut sum = vec![0.0; config.n_embd];
     let mut add_weighted = |weight: f32, y: Vec<f32>| {
@@ -58,7 +59,9 @@ fn mixture(
             .for_each(|(sum, y)| *sum += weight * y);
     };
     let of = experts.config;
-    for (index, weight) in route(&apply(&experts.router, x), of.used, of.weighing) {
+    let logits = apply(&experts.router, x);
+    routed(&logits);
+    for (index, weight) in route(&logits, of.used, of.weighing) {
         let part = |linear| expert_of(linear, index, of.count);
         let expert = GatedUnit {
             gate_up: experts.unit.gate_up.each_ref().map(part),
@@ -78,6 +81,35 @@ pub fn forward(
     config: &ModelConfig,
     weights: &FileWeights<'_>,
     tokens: &[TokenId],
+) -> Vec<Vec<f32>> {
+    pass(config, weights, tokens, &mut |_| ())
+}
+
+/// As [`forward`], and how far the last expert that is chosen is before the first that is not: the smallest
+/// difference of any row and layer, as a part of its largest logit. Another rounding chooses alike only where this is
+/// more than what it changes.
+pub fn forward_with_margin(
+    config: &ModelConfig,
+    weights: &FileWeights<'_>,
+    tokens: &[TokenId],
+) -> (Vec<Vec<f32>>, f32) {
+    let used = config.experts.expect("a mixture of experts").used;
+    let mut margin = f32::INFINITY;
+    let stream = pass(config, weights, tokens, &mut |logits| {
+        let mut sorted = logits.to_vec();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let largest = sorted.iter().fold(0.0, |max: f32, it| max.max(it.abs()));
+        margin = margin.min((sorted[used - 1] - sorted[used]) / largest);
+    });
+    (stream, margin)
+}
+
+/// `routed` is shown the logits of every router.
+fn pass(
+    config: &ModelConfig,
+    weights: &FileWeights<'_>,
+    tokens: &[TokenId],
+    routed: &mut dyn FnMut(&[f32]),
 ) -> Vec<Vec<f32>> {
     let table = values(weights.token_embd());
     let row = |token: &TokenId| {
@@ -127,7 +159,7 @@ pub fn forward(
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
             let given = match &layer.feed_forward {
                 FeedForward::Dense(part) => unit(config, part, &input),
-                FeedForward::Experts(experts) => mixture(config, experts, &input),
+                FeedForward::Experts(experts) => mixture(config, experts, &input, routed),
             };
             add(x, &normed(given, &layer.ffn_post_norm));
         }

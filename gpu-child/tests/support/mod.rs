@@ -125,6 +125,8 @@ impl Model {
             ..
         } = config;
         let (q, kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        // Experts stand in its place.
+        let dense = if config.experts.is_some() { 0 } else { 1 };
         let mut model = Self {
             config,
             tensors: Vec::new(),
@@ -138,9 +140,11 @@ impl Model {
                 (kv, n_embd),
                 (kv, n_embd),
                 (n_embd, q),
-                (n_ff, n_embd),
+                (dense * n_ff, n_embd),
             ];
-            let shapes = shapes.into_iter().chain([(n_ff, n_embd), (n_embd, n_ff)]);
+            let shapes = shapes
+                .into_iter()
+                .chain([(dense * n_ff, n_embd), (dense * n_embd, n_ff)]);
             for (ty, (rows, cols)) in types.into_iter().zip(shapes) {
                 model.push(ty, rows, cols, 0.3);
             }

@@ -59,6 +59,8 @@ layout! {
         pub stage: u32,
         pub activation: i32,
         pub board: DevicePtr<u32>,
+        pub copy: DevicePtr<u16>,
+        pub copy_scale: DevicePtr<f32>,
     }
 
     pub struct Part in "common.cuh" {

@@ -1,7 +1,7 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up), of models without windows, norms behind blocks, a scale
+//! bulk copies (compute capability 9 and up), of models without experts, windows, norms behind blocks, a scale
 //! of the embedding, and any activation but SiLU. It gives the same bits as the launches of
 //! [`forward`](super::forward); only time differs.
 
@@ -138,6 +138,9 @@ impl DecodeStep {
     /// Bytes of the vectors and partial results that blocks publish to each other.
     #[must_use]
     pub fn words_bytes(config: &ModelConfig) -> usize {
+        if config.experts.is_some() {
+            return 0;
+        }
         REPLICAS * replica_words(config) * WORD_BYTES + PARTIAL_BYTES
     }
 
@@ -151,6 +154,9 @@ impl DecodeStep {
         config: &ModelConfig,
         weights: &Weights,
     ) -> Result<Option<Self>, Fault> {
+        if config.experts.is_some() {
+            return Ok(None);
+        }
         let ModelWeights { layers, output, .. } = &weights.tensors;
         let linears = || layers.iter().flat_map(Layer::linears).chain([output]);
         let types: Vec<TensorType> = linears()

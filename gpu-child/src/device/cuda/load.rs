@@ -6,6 +6,7 @@ use super::board::Board;
 use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
+use super::experts::Experts;
 use super::graph::Graphs;
 use super::kernels::Module;
 use super::kv::{KvCache, KvRoom};
@@ -28,7 +29,9 @@ use crate::device::common::kv::KvShape;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, Source};
-use crate::model::{ExpertsConfig, GgufFile, Mapping, ModelConfig, TensorView};
+use crate::model::{
+    ExpertsConfig, FeedForward, GatedUnit, GgufFile, Mapping, ModelConfig, TensorView,
+};
 use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
 use worker_orcd_kernels::{Activation, Weighing};
 
@@ -113,6 +116,18 @@ fn assemble(
     let draws = Draws::load(&context, &module, tokens, vocab, sequence_tokens)?;
     let types = weights.tensors.matrices().map(|matrix| matrix.ty);
     let matmul = Matmul::load(&context, &module, types)?;
+    let experts = match config.experts {
+        Some(of) => {
+            let layers = weights.tensors.layers.iter();
+            let units = layers.filter_map(|layer| match &layer.feed_forward {
+                FeedForward::Experts(experts) => Some(&experts.unit),
+                FeedForward::Dense(_) => None,
+            });
+            let types = units.flat_map(GatedUnit::linears).map(|it| it.weight.ty);
+            Some(Experts::load(&context, &module, of, types)?)
+        }
+        None => None,
+    };
     let decode_step = DecodeStep::load(&context, &module, config, &weights)?;
     let board = Board::new(&context, config.n_layers)?;
     let residency = Residency::new(&context, Checksum::load(&module)?, &weights.arena)?;
@@ -129,6 +144,7 @@ fn assemble(
         scratch,
         ops,
         matmul,
+        experts,
         decode_step,
         graphs: Graphs::default(),
         #[cfg(feature = "fault-injection")]
@@ -165,10 +181,18 @@ fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fau
             config.head_dim
         ));
     }
-    for (what, width) in [("embedding", config.n_embd), ("feed-forward", config.n_ff)] {
+    let mut widths = vec![("embedding", config.n_embd)];
+    match &config.experts {
+        None => widths.push(("feed-forward", config.n_ff)),
+        Some(experts) => {
+            widths.push(("expert", experts.n_ff));
+            widths.extend(experts.shared_n_ff.map(|width| ("shared expert", width)));
+        }
+    }
+    for (what, width) in widths {
         if !width.is_multiple_of(8) {
             return refuse(format!(
-                "a {what} width of {width} is not supported on CUDA"
+                "a width of {what} of {width} is not supported on CUDA: it must be a multiple of 8"
             ));
         }
     }
@@ -181,7 +205,6 @@ fn missing(config: &ModelConfig) -> impl Iterator<Item = &'static str> {
     let of_chosen = |it: &ExpertsConfig| it.weighing == Weighing::OfChosen;
     let clamped = config.activation == Activation::ClampedSwiglu;
     let features = [
-        (experts.is_some(), "a mixture of experts"),
         (experts.is_some_and(|it| it.has_biases), "a bias of experts"),
         (
             experts.is_some_and(of_chosen),
@@ -365,7 +388,6 @@ mod tests {
     fn what_is_not_computed_is_refused_by_name() {
         let message = refusal(&tiny_model(Architecture::GptOss)).expect("refused");
         for missing in [
-            "a mixture of experts",
             "a bias of experts",
             "a softmax over the chosen experts",
             "a clamped SwiGLU",
@@ -373,13 +395,36 @@ mod tests {
         ] {
             assert!(message.contains(missing), "{message}");
         }
+    }
+
+    #[test]
+    fn experts_whose_rows_would_share_a_tile_are_refused_by_name() {
         let files = [Architecture::Qwen2Moe, Architecture::Qwen3Moe].map(tiny_model);
-        for file in files.iter().chain([&tiny_mixtral()]) {
-            let message = refusal(file).expect("refused");
-            let expected = "a mixture of experts is not supported on CUDA";
-            assert!(message.contains(expected), "{message}");
+        for file in files.into_iter().chain([tiny_mixtral()]) {
+            assert_eq!(refusal(&file), None);
         }
-        assert_eq!(refusal(&tiny_model(Architecture::Qwen3)), None);
+        for (architecture, key, what) in [
+            (
+                Architecture::Qwen2Moe,
+                "expert_feed_forward_length",
+                "expert",
+            ),
+            (
+                Architecture::Qwen2Moe,
+                "expert_shared_feed_forward_length",
+                "shared expert",
+            ),
+            (
+                Architecture::Qwen3Moe,
+                "expert_feed_forward_length",
+                "expert",
+            ),
+        ] {
+            let key = format!("{}.{key}", architecture.name());
+            let message = refusal(&tiny_model(architecture).meta(&key, 36_u32)).expect("refused");
+            let expected = format!("a width of {what} of 36 is not supported on CUDA");
+            assert!(message.contains(&expected), "{message}");
+        }
     }
 
     #[test]

@@ -109,16 +109,17 @@ pub struct Vector {
 pub type Linear = model::Linear<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
+pub type Experts = model::Experts<Matrix, Vector>;
 
-/// The feed-forward part of a layer.
+/// The feed-forward part of a layer of a model without experts.
 ///
 /// # Panics
-/// When it has experts, which [`load`](super::load::load) refuses.
+/// When it has some.
 #[must_use]
 pub fn dense(layer: &Layer) -> &GatedUnit {
     match &layer.feed_forward {
         FeedForward::Dense(unit) => unit,
-        FeedForward::Experts(_) => panic!("a mixture of experts on CUDA"),
+        FeedForward::Experts(_) => panic!("a model without experts"),
     }
 }
 
