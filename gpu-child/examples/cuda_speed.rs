@@ -181,17 +181,24 @@ fn decode(
     let tables: Vec<Vec<PageId>> = (0..batch)
         .map(|i| (0..pages).map(|p| PageId((i * pages + p) as u32)).collect())
         .collect();
-    let prompt = tokens(context);
+    // Each has its own tokens, or all would choose the same experts.
+    let prompts: Vec<_> = (0..batch).map(|i| tokens(context, i)).collect();
+    let own = |step: usize| -> Vec<[TokenId; 1]> {
+        let of = |i: usize| [TokenId(((step + 97 * i) % 1000) as u32)];
+        (0..batch).map(of).collect()
+    };
     // As many prompts at a time as a batch has room for.
-    for tables in tables.chunks((BATCH_TOKENS / context).max(1)) {
-        compute(executor, &prompt, tables, sampling)?;
+    let together = (BATCH_TOKENS / context).max(1);
+    for (prompts, tables) in prompts.chunks(together).zip(tables.chunks(together)) {
+        compute(executor, prompts, tables, sampling)?;
     }
     let mut times = Vec::new();
     for step in 0..STEPS {
-        let token = [TokenId(step as u32)];
+        let tokens = own(step);
         let shares: Vec<_> = tables
             .iter()
-            .map(|pages| work(&token, context + step, pages, sampling))
+            .zip(&tokens)
+            .map(|(pages, token)| work(token, context + step, pages, sampling))
             .collect();
         let start = Instant::now();
         run(executor, &shares)?;
@@ -199,13 +206,17 @@ fn decode(
     }
     let mut start = Instant::now();
     for step in 0..=STEPS {
-        let token = [if step == 0 { TokenId(5) } else { TO_BE_DRAWN }];
+        let tokens = match step {
+            0 => own(step),
+            _ => vec![[TO_BE_DRAWN]; batch],
+        };
         let shares: Vec<_> = tables
             .iter()
+            .zip(&tokens)
             .zip(0..)
-            .map(|(pages, request)| SequenceWork {
+            .map(|((pages, token), request)| SequenceWork {
                 request: RequestId(request),
-                ..work(&token, context + step % STEPS, pages, sampling)
+                ..work(token, context + step % STEPS, pages, sampling)
             })
             .collect();
         let batch = Batch {
@@ -230,31 +241,35 @@ fn decode(
 
 fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, BoxError> {
     let pages: Vec<PageId> = (0..length.div_ceil(PAGE) as u32).map(PageId).collect();
-    let tokens = tokens(length);
+    let prompt = [tokens(length, 0)];
     let mut times = Vec::new();
     for _ in 0..7 {
         let start = Instant::now();
-        compute(executor, &tokens, std::slice::from_ref(&pages), sampling)?;
+        compute(executor, &prompt, std::slice::from_ref(&pages), sampling)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     Ok(median(times))
 }
 
-fn tokens(count: usize) -> Vec<TokenId> {
-    (0..count as u32).map(|i| TokenId(i * 37 % 1000)).collect()
+fn tokens(count: usize, seed: usize) -> Vec<TokenId> {
+    let token = |i: usize| TokenId(((i * 37 + seed * 211) % 1000) as u32);
+    (0..count).map(token).collect()
 }
 
-/// Computes a prompt for each of some sequences, in chunks where a batch has no room for all of it.
+/// Computes a prompt of each of some sequences, all as long, in chunks where a batch has no room for all of it.
 fn compute(
     executor: &mut CudaExecutor,
-    prompt: &[TokenId],
+    prompts: &[Vec<TokenId>],
     tables: &[Vec<PageId>],
     sampling: Sampling,
 ) -> Result<(), BoxError> {
-    for (first, chunk) in (0..).step_by(BATCH_TOKENS).zip(prompt.chunks(BATCH_TOKENS)) {
+    let length = prompts.iter().map(Vec::len).max().unwrap_or_default();
+    for first in (0..length).step_by(BATCH_TOKENS) {
+        let end = length.min(first + BATCH_TOKENS);
         let shares: Vec<_> = tables
             .iter()
-            .map(|pages| work(chunk, first, pages, sampling))
+            .zip(prompts)
+            .map(|(pages, prompt)| work(&prompt[first..end], first, pages, sampling))
             .collect();
         run(executor, &shares)?;
     }
