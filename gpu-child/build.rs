@@ -21,6 +21,7 @@ fn main() {
     for name in [
         "kernels.fatbin",
         "decode_step.fatbin",
+        "experts.fatbin",
         "faults.fatbin",
         "architectures",
     ] {

@@ -42,6 +42,12 @@ def f16(raw, size, count):
     raw[1::size] = bytes(raw[1::size]).translate(upper)
 
 
+def f32(raw, size, count):
+    """Sign, and the exponent of 2⁻⁶."""
+    raw[3::size] = bytes(b & 0x80 | 60 for b in raw[3::size])
+    raw[2::size] = bytes(b | 0x80 for b in raw[2::size])
+
+
 def q5_0(raw, size, count):
     put(raw, size, count, 0, 0.0032)
 
@@ -64,7 +70,7 @@ def q6_k(raw, size, count):
     put(raw, size, count, 208, 8.7e-5)
 
 
-SHAPERS = {"F16": f16, "Q5_0": q5_0, "Q8_0": q8_0, "Q4_K": q4_k, "Q6_K": q6_k}
+SHAPERS = {"F32": f32, "F16": f16, "Q5_0": q5_0, "Q8_0": q8_0, "Q4_K": q4_k, "Q6_K": q6_k}
 
 
 def put(raw, size, count, at, number):

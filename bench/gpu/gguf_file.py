@@ -133,8 +133,8 @@ class Reader:
 
 
 def facts(path):
-    """What decides how fast a file can be: bytes that every token reads, and bytes of keys and
-    values that a token leaves behind (as F16)."""
+    """What decides how fast a file can be: bytes that every token reads, those of experts, of which it
+    reads some, and bytes of keys and values that a token leaves behind (as F16)."""
     with open(path, "rb") as file:
         reader = Reader(file)
         magic, _, n_tensors, n_pairs = reader.take("4sIQQ")
@@ -160,9 +160,12 @@ def facts(path):
     head_size = metadata.get(f"{arch}.attention.key_length", width // heads)
     kv_heads = metadata.get(f"{arch}.attention.head_count_kv", heads)
     layers = metadata[f"{arch}.block_count"]
+    of_experts = sum(size for name, size in sizes.items() if "_exps." in name)
     return {
         "file_bytes": os.path.getsize(path),
-        "bytes_per_token": sum(sizes.values()) - skipped,
+        "bytes_per_token": sum(sizes.values()) - skipped - of_experts,
+        "expert_bytes": of_experts,
+        "expert_share": metadata.get(f"{arch}.expert_used_count", 0) / metadata.get(f"{arch}.expert_count", 1),
         "kv_bytes_per_token": 2 * 2 * layers * kv_heads * head_size,
         "context_tokens": metadata[f"{arch}.context_length"],
     }

@@ -7,6 +7,7 @@ Needs nothing but Python. The weights are the same every time.
 
 import argparse
 import json
+import math
 import random
 import struct
 import time
@@ -34,6 +35,10 @@ class Shape:
     context: int
     rope_base: float
     epsilon: float
+    """Experts, those that a token uses, and their width; without them there is a dense part of `ff`."""
+    experts: int = 0
+    used: int = 0
+    expert_ff: int = 0
 
 
 SHAPES = {
@@ -46,18 +51,26 @@ SHAPES = {
     "8b": Shape(
         "Llama-3.1-8B", "llama", 32, 4096, 14_336, 32, 8, 128, 128_256, False, 131_072, 5e5, 1e-5
     ),
+    "30b-a3b": Shape(
+        "Qwen3-30B-A3B", "qwen3moe", 48, 2048, 6144, 32, 4, 128, 151_936, False, 40_960, 1e6, 1e-6,
+        128, 8, 768,
+    ),
 }
 """Whose queries, keys and values have biases."""
 BIASED = ("qwen2",)
+"""Whose heads of queries and keys have norms."""
+NORMED_HEADS = ("qwen3moe",)
 TYPES = ["F16", "Q8_0", "Q4_K_M"]
 
 
 def type_of(tensor, shape, kind, layer, cols):
     """The type of a matrix in a file of this kind."""
+    if tensor == "ffn_gate_inp":
+        return "F32"
     if kind != "Q4_K_M":
         return kind
     is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)
-    is_delicate = tensor in ("attn_v", "ffn_down") and gets_more_bits(layer, shape.layers)
+    is_delicate = tensor in ("attn_v", "ffn_down", "ffn_down_exps") and gets_more_bits(layer, shape.layers)
     wanted = "Q6_K" if is_output or is_delicate else "Q4_K"
     if cols % 256 == 0:
         return wanted
@@ -75,14 +88,16 @@ def tensors(shape, kind):
     random_numbers = random.Random(shape.name)
     found = []
 
-    def matrix(name, cols, rows, layer=0, zero_rows=0):
+    def matrix(name, cols, rows, layer=0, zero_rows=0, experts=()):
+        """Of each of so many experts, if there are any."""
         ty = type_of(name.split(".")[-2], shape, kind, layer, cols)
         number, _, block = blocks.TYPES[ty]
         pattern = blocks.pattern(ty)
         # Each begins elsewhere, so that no matrix is another one's beginning.
         start = (len(found) * 7919 * block) % len(pattern)
+        all_rows = rows * math.prod(experts)
         found.append(gguf_file.Tensor(
-            name, (cols, rows), number, blocks.nbytes(ty, cols, rows), pattern, start,
+            name, (cols, rows, *experts), number, blocks.nbytes(ty, cols, all_rows), pattern, start,
             blocks.nbytes(ty, cols, zero_rows),
         ))
 
@@ -106,9 +121,15 @@ def tensors(shape, kind):
             if shape.arch in BIASED:
                 vector(f"{own}{name}.bias", [random_numbers.gauss(0, 0.1) for _ in range(rows)])
         matrix(own + "attn_output.weight", q, shape.width, layer)
-        matrix(own + "ffn_gate.weight", shape.width, shape.ff, layer)
-        matrix(own + "ffn_up.weight", shape.width, shape.ff, layer)
-        matrix(own + "ffn_down.weight", shape.ff, shape.width, layer)
+        if shape.arch in NORMED_HEADS:
+            vector(own + "attn_q_norm.weight", [1.0] * shape.head_size)
+            vector(own + "attn_k_norm.weight", [1.0] * shape.head_size)
+        ff, kind_of_part, experts = shape.ff, "", ()
+        if shape.experts:
+            matrix(own + "ffn_gate_inp.weight", shape.width, shape.experts, layer)
+            ff, kind_of_part, experts = shape.expert_ff, "_exps", (shape.experts,)
+        for name, cols, rows in (("gate", shape.width, ff), ("up", shape.width, ff), ("down", ff, shape.width)):
+            matrix(f"{own}ffn_{name}{kind_of_part}.weight", cols, rows, layer, experts=experts)
     return found
 
 
@@ -123,9 +144,16 @@ def metadata(shape, kind):
         f"{arch}.feed_forward_length": shape.ff,
         f"{arch}.attention.head_count": shape.heads,
         f"{arch}.attention.head_count_kv": shape.kv_heads,
+        f"{arch}.attention.key_length": shape.head_size,
+        f"{arch}.attention.value_length": shape.head_size,
         f"{arch}.attention.layer_norm_rms_epsilon": shape.epsilon,
         f"{arch}.rope.dimension_count": shape.head_size,
         f"{arch}.rope.freq_base": shape.rope_base,
+        **({
+            f"{arch}.expert_count": shape.experts,
+            f"{arch}.expert_used_count": shape.used,
+            f"{arch}.expert_feed_forward_length": shape.expert_ff,
+        } if shape.experts else {}),
         **vocabulary.metadata(shape.vocabulary),
     }
 

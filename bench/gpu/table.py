@@ -1,7 +1,7 @@
 """Findings as one table: a row for each figure of each model, with what it must be and aims at.
 
-A share is of the bandwidth floor: the time that reading the weights once and every sequence's keys
-and values takes at the bandwidth measured in the same run, over the time that a step took."""
+A share is of the bandwidth floor: the time that reading the weights once (of experts, those that are chosen)
+and every sequence's keys and values takes at the bandwidth measured in the same run, over the time that a step took."""
 
 import json
 import pathlib
@@ -194,7 +194,10 @@ def share_of_floor(model, streams, context, tokens_per_second, results):
     rate = floor_rate(results)
     if not rate or tokens_per_second is None:
         return None
-    step_bytes = model["bytes_per_token"] + streams * context * model["kv_bytes_per_token"]
+    # Of experts that tokens choose evenly, those that at least one of them chooses.
+    chosen = 1 - (1 - model.get("expert_share", 0)) ** streams
+    weights = model["bytes_per_token"] + chosen * model.get("expert_bytes", 0)
+    step_bytes = weights + streams * context * model["kv_bytes_per_token"]
     return step_bytes / rate * tokens_per_second / streams
 
 

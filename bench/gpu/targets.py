@@ -76,6 +76,8 @@ TARGETS = {
         **MIXED,
         **STRUCTURED,
     },
+    "30b-a3b-F16": {("share", 1): Target(0.45, 0.65)},
+    "30b-a3b-Q4_K_M": {("share", 1): Target(0.45, 0.65)},
     "0.5b-F16": {
         ("share", 1): Target(0.55, 0.70),
         ("decode", 8): Target(16_000, 22_000),

@@ -26,7 +26,7 @@ TINY = replace(models.SHAPES["0.5b"], layers=1, vocabulary=1000)
 
 class Weights(unittest.TestCase):
     def test_every_type_has_weights_near_three_hundredths(self):
-        decoders = {"F16": f16, "Q8_0": q8_0, "Q5_0": q5_0, "Q4_K": q4_k, "Q6_K": q6_k}
+        decoders = {"F32": f32, "F16": f16, "Q8_0": q8_0, "Q5_0": q5_0, "Q4_K": q4_k, "Q6_K": q6_k}
         for name, decode in decoders.items():
             size = blocks.TYPES[name][2]
             raw = blocks.pattern(name)
@@ -70,6 +70,16 @@ class Weights(unittest.TestCase):
             matrices = [t for t in models.tensors(shape, kind) if len(t.dims) == 2]
             total = sum(t.nbytes for t in matrices if shape.tied or t.name != "token_embd.weight")
             self.assertAlmostEqual(total / 1e9, gigabytes, delta=0.01)
+
+
+    def test_of_experts_a_token_reads_those_that_it_uses(self):
+        shape = replace(models.SHAPES["30b-a3b"], layers=1, vocabulary=1000)
+        with tempfile.TemporaryDirectory() as folder:
+            facts = models.generate(shape, "F16", pathlib.Path(folder, "x.gguf"))
+        self.assertEqual(facts["expert_bytes"], 128 * 3 * 768 * 2048 * 2)
+        self.assertEqual(facts["expert_share"], 1 / 16)
+        attention = 2 * 2048 * (2 * 4096 + 2 * 512)
+        self.assertAlmostEqual(facts["bytes_per_token"], attention + 4 * 128 * 2048 + 2 * 2048 * 1000, delta=1e5)
 
 
 class Files(unittest.TestCase):
@@ -236,7 +246,7 @@ class Targets(unittest.TestCase):
             results = sample_results(label, whole_findings())
             found = {figure.name for figure in table.figures(results["models"][0], results)}
             self.assertLessEqual(set(wanted), found, label)
-            shape, _, kind = label.partition("-")
+            shape, _, kind = label.rpartition("-")
             self.assertIn(shape, models.SHAPES)
             self.assertIn(kind, models.TYPES)
 
@@ -273,6 +283,13 @@ class Tables(unittest.TestCase):
         rows, _ = self.lines("x", [decoded("bare", 8, 15_679.0)])
         # (1e9 + 8 * 256 * 1e4) bytes at 4e12 bytes/s are 255.12 us: 31,358 tok/s for eight.
         self.assertEqual(rows["8 streams"][:5], ["x", "8 streams", "–", "50%", "15,679"])
+
+    def test_experts_that_nobody_chooses_are_not_read(self):
+        model = {"bytes_per_token": 1e9, "expert_bytes": 8e9, "expert_share": 1 / 4, "kv_bytes_per_token": 0}
+        results = {"bandwidth": [{"median": 1e12}]}
+        # One stream reads 1 + 2 of 9 GB, two of them 1 + 8 * 7 / 16.
+        self.assertAlmostEqual(table.share_of_floor(model, 1, 0, 100.0, results), 0.3)
+        self.assertAlmostEqual(table.share_of_floor(model, 2, 0, 100.0, results), 0.225)
 
     def test_positions_behind_a_stream_are_bytes_too(self):
         rows, _ = self.lines("x", [lengthy(1, 100_000, 2000.0)])
@@ -423,6 +440,10 @@ class HostDriver:
 
 def half(raw, at):
     return struct.unpack_from("<e", raw, at)[0]
+
+
+def f32(raw):
+    return struct.unpack_from("<f", raw)
 
 
 def f16(raw):

@@ -1,10 +1,10 @@
 //! How fast the CUDA device computes, without scheduler, socket or tokenizer around it.
 //!
-//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] \
+//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m|30b-a3b] [F16|Q8_0|...] \
 //!         [decode|prompt|all][=N][@CONTEXT] [greedy|plain|top_k|top_p|both|penalties] [layers=N]
 //!
-//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B or SmolLM2-135M, all layers or the first
-//! N. Decode: 32 steps of a batch behind CONTEXT positions each (128 if nothing is said), a step
+//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M or Qwen3-30B-A3B, all layers or the
+//! first N. Bytes of experts that a step reads are those of as many as tokens choose that choose evenly. Decode: 32 steps of a batch behind CONTEXT positions each (128 if nothing is said), a step
 //! launched behind another (and the median step that is waited for); prompts: the median of several.
 //! Every step draws, greedily if nothing else is said, so its time includes the way to the host and
 //! back.
@@ -15,6 +15,7 @@ use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{
     Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source, TO_BE_DRAWN,
 };
+use worker_orcd_gpu::model::{FeedForward, FileLinear};
 use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
 
 #[path = "../tests/support/mod.rs"]
@@ -104,10 +105,12 @@ fn main() -> Result<(), BoxError> {
         &mut |_, _| (),
     )?;
     let seconds = start.elapsed().as_secs_f64();
-    let weights = executor.memory().weights_bytes;
+    let read = Read::of(&model, executor.memory().weights_bytes);
     println!(
-        "{shape} {}: load {seconds:.3} s, {weights} bytes",
-        ty.name()
+        "{shape} {}: load {seconds:.3} s, {} bytes, {:.0} of a token",
+        ty.name(),
+        read.all,
+        read.by(1)
     );
     for batch in decodes {
         let (alone, micros) = decode(&mut executor, batch, wanted.context, sampling)?;
@@ -115,15 +118,51 @@ fn main() -> Result<(), BoxError> {
             "decode {batch:4}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
              {:.2} TB/s",
             batch as f64 * 1e6 / micros,
-            weights as f64 / micros / 1e6
+            read.by(batch) / micros / 1e6
         );
     }
     for length in prompts {
         let micros = prompt(&mut executor, length, sampling)?;
         let rate = length as f64 * 1e6 / micros;
-        println!("prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s");
+        println!(
+            "prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s, weights at {:.2} TB/s",
+            read.by(length) / micros / 1e6
+        );
     }
     Ok(())
+}
+
+/// Bytes of weights.
+struct Read {
+    all: u64,
+    /// The part of them that is experts, and the part of the experts that a token uses.
+    of_experts: f64,
+    used: f64,
+}
+
+impl Read {
+    fn of(model: &support::Model, all: u64) -> Self {
+        let bytes = |linear: &FileLinear<'_>| linear.weight.data.len();
+        let (weights, mut of_experts) = (model.weights(), 0);
+        for layer in &weights.layers {
+            if let FeedForward::Experts(experts) = &layer.feed_forward {
+                of_experts += experts.unit.linears().map(bytes).sum::<usize>();
+            }
+        }
+        let of_file: usize = weights.matrices().map(|matrix| matrix.data.len()).sum();
+        let experts = model.config.experts;
+        Self {
+            all,
+            of_experts: of_experts as f64 / of_file as f64,
+            used: experts.map_or(0.0, |it| it.used as f64 / it.count as f64),
+        }
+    }
+
+    /// Of a step of so many tokens: what each reads, and the experts that at least one chooses.
+    fn by(&self, tokens: usize) -> f64 {
+        let chosen = 1.0 - (1.0 - self.used).powi(tokens as i32);
+        self.all as f64 * (1.0 - self.of_experts * (1.0 - chosen))
+    }
 }
 
 /// Pages of a sequence that is decoded behind so many positions.
@@ -142,17 +181,24 @@ fn decode(
     let tables: Vec<Vec<PageId>> = (0..batch)
         .map(|i| (0..pages).map(|p| PageId((i * pages + p) as u32)).collect())
         .collect();
-    let prompt = tokens(context);
+    // Each has its own tokens, or all would choose the same experts.
+    let prompts: Vec<_> = (0..batch).map(|i| tokens(context, i)).collect();
+    let own = |step: usize| -> Vec<[TokenId; 1]> {
+        let of = |i: usize| [TokenId(((step + 97 * i) % 1000) as u32)];
+        (0..batch).map(of).collect()
+    };
     // As many prompts at a time as a batch has room for.
-    for tables in tables.chunks((BATCH_TOKENS / context).max(1)) {
-        compute(executor, &prompt, tables, sampling)?;
+    let together = (BATCH_TOKENS / context).max(1);
+    for (prompts, tables) in prompts.chunks(together).zip(tables.chunks(together)) {
+        compute(executor, prompts, tables, sampling)?;
     }
     let mut times = Vec::new();
     for step in 0..STEPS {
-        let token = [TokenId(step as u32)];
+        let tokens = own(step);
         let shares: Vec<_> = tables
             .iter()
-            .map(|pages| work(&token, context + step, pages, sampling))
+            .zip(&tokens)
+            .map(|(pages, token)| work(token, context + step, pages, sampling))
             .collect();
         let start = Instant::now();
         run(executor, &shares)?;
@@ -160,13 +206,17 @@ fn decode(
     }
     let mut start = Instant::now();
     for step in 0..=STEPS {
-        let token = [if step == 0 { TokenId(5) } else { TO_BE_DRAWN }];
+        let tokens = match step {
+            0 => own(step),
+            _ => vec![[TO_BE_DRAWN]; batch],
+        };
         let shares: Vec<_> = tables
             .iter()
+            .zip(&tokens)
             .zip(0..)
-            .map(|(pages, request)| SequenceWork {
+            .map(|((pages, token), request)| SequenceWork {
                 request: RequestId(request),
-                ..work(&token, context + step % STEPS, pages, sampling)
+                ..work(token, context + step % STEPS, pages, sampling)
             })
             .collect();
         let batch = Batch {
@@ -191,31 +241,35 @@ fn decode(
 
 fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, BoxError> {
     let pages: Vec<PageId> = (0..length.div_ceil(PAGE) as u32).map(PageId).collect();
-    let tokens = tokens(length);
+    let prompt = [tokens(length, 0)];
     let mut times = Vec::new();
     for _ in 0..7 {
         let start = Instant::now();
-        compute(executor, &tokens, std::slice::from_ref(&pages), sampling)?;
+        compute(executor, &prompt, std::slice::from_ref(&pages), sampling)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     Ok(median(times))
 }
 
-fn tokens(count: usize) -> Vec<TokenId> {
-    (0..count as u32).map(|i| TokenId(i * 37 % 1000)).collect()
+fn tokens(count: usize, seed: usize) -> Vec<TokenId> {
+    let token = |i: usize| TokenId(((i * 37 + seed * 211) % 1000) as u32);
+    (0..count).map(token).collect()
 }
 
-/// Computes a prompt for each of some sequences, in chunks where a batch has no room for all of it.
+/// Computes a prompt of each of some sequences, all as long, in chunks where a batch has no room for all of it.
 fn compute(
     executor: &mut CudaExecutor,
-    prompt: &[TokenId],
+    prompts: &[Vec<TokenId>],
     tables: &[Vec<PageId>],
     sampling: Sampling,
 ) -> Result<(), BoxError> {
-    for (first, chunk) in (0..).step_by(BATCH_TOKENS).zip(prompt.chunks(BATCH_TOKENS)) {
+    let length = prompts.iter().map(Vec::len).max().unwrap_or_default();
+    for first in (0..length).step_by(BATCH_TOKENS) {
+        let end = length.min(first + BATCH_TOKENS);
         let shares: Vec<_> = tables
             .iter()
-            .map(|pages| work(chunk, first, pages, sampling))
+            .zip(prompts)
+            .map(|(pages, prompt)| work(&prompt[first..end], first, pages, sampling))
             .collect();
         run(executor, &shares)?;
     }

@@ -20,6 +20,7 @@ pub mod gguf;
 pub mod gguf_builder;
 mod layer;
 mod model_facts;
+mod positions;
 mod rerank;
 mod rope;
 mod sampling_advice;
@@ -31,13 +32,14 @@ mod yarn;
 pub use architecture::Architecture;
 pub use config::ModelConfig;
 pub use error::ModelError;
-pub use experts::ExpertsConfig;
+pub use experts::{ExpertsConfig, MAX_EXPERTS};
 pub use gguf::{GgufError, GgufFile, Header, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
 pub use layer::{
     Experts, FeedForward, GatedUnit, Layer, Linear, Mapping, ModelWeights, SharedExpert,
 };
 pub use model_facts::model_facts;
+pub use positions::{Positions, Temperature, Window};
 pub use rerank::rank_head;
 pub use sampling_advice::sampling_advice;
 pub use tokenizer_facts::tokenizer_facts;

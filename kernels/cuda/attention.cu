@@ -1,5 +1,6 @@
 // The kernels of attention.cuh: a block for all splits of a unit, or a block for each split and a kernel
-// that merges them. A unit is a pair of tile and key-value head.
+// that merges them. A unit is a pair of tile and key-value head. Heads whose columns are too many for the registers of a
+// warp (LARGE_HEAD and up) have four warps at one split, also where a block has all splits of a unit.
 #pragma once
 #include "attention_split.cuh"
 #include "hopper.cuh"
@@ -29,6 +30,51 @@ template <int HD, int WARPS> struct BlockPartials {
     }
 };
 
+constexpr int LARGE_HEAD = 256;
+
+// All splits of a unit, one after the other by the block's four warps.
+template <int HD> DEVICE void attention_in_turn(const AttentionArgs& a) {
+    extern __shared__ __align__(128) uint8_t split_memory[];
+    SplitMemory<HD>& my = *reinterpret_cast<SplitMemory<HD>*>(split_memory);
+    launch_dependents();
+    grid_dependency_wait();
+    int unit = gridDim.x - 1 - blockIdx.x, kv_head = unit % a.kv_heads, warp = threadIdx.x / 32;
+    Tile tile = a.tiles[unit / a.kv_heads];
+    Walker<HD> w(a, tile, kv_head);
+    int begin = first_split(a, w.first()), splits = w.last() / SPLIT + 1;
+    float max[2] = {MASKED, MASKED}, sum[2] = {0.0f, 0.0f};
+    float o[SPLIT_COLUMNS<HD>][4] = {};
+#pragma unroll 1
+    for (int split = begin; split < splits; split++) {
+        if (split > begin) __syncthreads();
+        copy_pages(my, a, tile, kv_head, split, seen_of(a, tile, split));
+        SplitPart<HD> part;
+        split_by_block<HD>(part, w, my, split);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (part.max[r] == MASKED) continue;
+            bool is_first = max[r] == MASKED;
+            Rescale f = rescale_factors(max[r], part.max[r]);
+            max[r] = f.max;
+            sum[r] = is_first ? part.sum[r] : __fmaf_rn(sum[r], f.old, __fmul_rn(part.sum[r], f.fresh));
+#pragma unroll
+            for (int c = 0; c < SPLIT_COLUMNS<HD>; c++)
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; i++)
+                    o[c][i] = is_first ? part.o[c][i] : __fmaf_rn(o[c][i], f.old, __fmul_rn(part.o[c][i], f.fresh));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int64_t at;
+        if (!w.place(r, at)) continue;
+#pragma unroll
+        for (int c = 0; c < SPLIT_COLUMNS<HD>; c++)
+            *reinterpret_cast<float2*>(a.out + at * HD + 8 * (warp + c * SPLIT_WARPS) + 2 * w.lane.t) =
+                make_float2(__fdiv_rn(o[c][2 * r], sum[r]), __fdiv_rn(o[c][2 * r + 1], sum[r]));
+    }
+}
+
 template <int HD, int WARPS> DEVICE void attention_together(const AttentionArgs& a) {
     using Partials = BlockPartials<HD, WARPS>;
     __shared__ Partials smem;
@@ -37,12 +83,12 @@ template <int HD, int WARPS> DEVICE void attention_together(const AttentionArgs&
     // The longest rows of a prompt come last and take longest: they begin first.
     int unit = gridDim.x - 1 - blockIdx.x, warp = threadIdx.x / 32;
     Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
-    int splits = w.last() / SPLIT + 1;
+    int begin = first_split(a, w.first()), splits = w.last() / SPLIT + 1;
     int row = threadIdx.x / Partials::THREADS, column = 2 * (threadIdx.x % Partials::THREADS);
     float all_max = MASKED, all_sum = 0.0f;
     float2 o[Partials::EACH] = {};
-    for (int first = 0; first < splits; first += WARPS) {
-        if (first > 0) __syncthreads();
+    for (int first = begin; first < splits; first += WARPS) {
+        if (first > begin) __syncthreads();
         if (first + warp < splits) {
             SoftmaxState<HD> state;
             w.split(state, first + warp);
@@ -74,6 +120,11 @@ template <int HD, int WARPS> DEVICE void attention_together(const AttentionArgs&
             make_float2(__fdiv_rn(o[n].x, all_sum), __fdiv_rn(o[n].y, all_sum));
 }
 
+template <int HD, int WARPS> DEVICE void attention_whole(const AttentionArgs& a) {
+    if constexpr (HD < LARGE_HEAD) attention_together<HD, WARPS>(a);
+    else attention_in_turn<HD>(a);
+}
+
 struct MergeArgs {
     AttentionArgs attention;
     const Row* rows;
@@ -87,7 +138,8 @@ attention_merge(const __grid_constant__ MergeArgs m) {
     grid_dependency_wait();
     int64_t at = int64_t(blockIdx.x) * 4 + threadIdx.x / 32;
     if (at >= int64_t(m.n_rows) * m.attention.heads) return;
-    merge_splits(m.attention, at, m.rows[at / m.attention.heads].position, m.head_dim,
+    int position = m.rows[at / m.attention.heads].position;
+    merge_splits<MAX_HEAD>(m.attention, at, first_split(m.attention, position), position, m.head_dim,
                  [&](int i, float v) { m.attention.out[at * m.head_dim + i] = v; });
 }
 
@@ -95,7 +147,9 @@ attention_merge(const __grid_constant__ MergeArgs m) {
 // (ops.rs says the same). `split`: a block a split of a unit.
 #define ATTENTION(HD, WARPS)                                                                   \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                   \
-    attention_together_##HD(const __grid_constant__ AttentionArgs a) { attention_together<HD, WARPS>(a); } \
+    attention_together_##HD(const __grid_constant__ AttentionArgs a) {                         \
+        attention_whole<HD, WARPS>(a);                                                         \
+    }                                                                                          \
     extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)                                \
     attention_split_##HD(const __grid_constant__ AttentionArgs a) {                            \
         launch_dependents();                                                                   \
@@ -103,4 +157,4 @@ attention_merge(const __grid_constant__ MergeArgs m) {
         int rest = blockIdx.x / a.splits;                                                      \
         attention_split_block<HD>(a, a.tiles[rest / a.kv_heads], rest % a.kv_heads, blockIdx.x % a.splits); \
     }
-ATTENTION(16, 4) ATTENTION(32, 8) ATTENTION(64, 8) ATTENTION(96, 4) ATTENTION(128, 4)
+ATTENTION(16, 4) ATTENTION(32, 8) ATTENTION(64, 8) ATTENTION(96, 4) ATTENTION(128, 4) ATTENTION(256, 4)

@@ -4,7 +4,8 @@
 // fills the tensor core's rows with the heads of a group and prefill with tokens. Keys are walked
 // in splits of four pages.
 //
-// The law of a split, for all kernels and architectures; a row at position p sees the keys k <= p:
+// The law of a split, for all kernels and architectures; a row at position p sees the keys k <= p, with a window only
+// those with p - window < k:
 //   score of a key   steps of 16 dims from the first on, F32; then times the scale (scale = log2(e) / sqrt(head_dim))
 //   maximum          over the split's keys
 //   e of a key       F16(2^(score - maximum)); 0 for a key that is not seen
@@ -12,7 +13,7 @@
 //                    two: x_n. Of page q, a_q = (((0 + x_4q) + x_4q+1) + x_4q+2) + x_4q+3. Of the lane,
 //                    ((a_0 + a_1) + a_2) + a_3. Then a butterfly over t.
 //   output of a dim  steps of 16 keys from the first on, F32. A step that sees no key adds zeros, and may be left out.
-// Splits are merged in ascending order, the first one taken as it is, and divided by the sum at the end. So a
+// Splits that the row sees some of are merged in ascending order, the first one taken as it is, and divided by the sum at the end. So a
 // row's bits depend on its own position alone, whoever computes the splits.
 //
 // Keys and values are read once a tile of 16 rows: for decoding that is once a group of heads.
@@ -40,9 +41,17 @@ struct AttentionArgs {
     KvArgs kv;
     int n_tiles, heads, kv_heads, splits;
     float scale;  // 1 / sqrt(head_dim) * log2(e)
+    int window;   // positions that a row sees, itself included; the largest number: all
 };
 LAYOUT(AttentionArgs, 88, AT(q, 0) AT(out, 8) AT(partial, 16) AT(tiles, 24) AT(kv, 32)
-       AT(n_tiles, 64) AT(heads, 68) AT(kv_heads, 72) AT(splits, 76) AT(scale, 80))
+       AT(n_tiles, 64) AT(heads, 68) AT(kv_heads, 72) AT(splits, 76) AT(scale, 80) AT(window, 84))
+
+// A row that is none has a position of -1, and sees nothing.
+DEVICE bool sees(const AttentionArgs& a, int position, int key) {
+    return uint32_t(position - key) < uint32_t(a.window);
+}
+// The first split of which a row sees anything.
+DEVICE int first_split(const AttentionArgs& a, int position) { return max(position - a.window + 1, 0) / SPLIT; }
 
 // The softmax's state after one or several splits, for the rows g and g + 8 of a tile: maximum, sum of
 // exponentials, and the weighted sum of values.
@@ -110,7 +119,8 @@ template <int HD, bool DECODING = false> struct Walker {
         }
     }
 
-    // Position of the tile's last row.
+    // Position of the tile's first row, and of its last.
+    DEVICE int first() const { return tile.position0 + token_of(tile.first); }
     DEVICE int last() const {
         return tile.position0 + token_of(tile.first + tile.count - 1);
     }
@@ -160,7 +170,7 @@ template <int HD, bool DECODING = false> struct Walker {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int at = start + 8 * n + 2 * lane.t + (i & 1), r = i >> 1;
-                s[n][i] = at <= position[r] ? __fmul_rn(s[n][i], a.scale) : MASKED;
+                s[n][i] = sees(a, position[r], at) ? __fmul_rn(s[n][i], a.scale) : MASKED;
                 state.max[r] = fmaxf(state.max[r], s[n][i]);
             }
 #pragma unroll
@@ -205,7 +215,7 @@ template <int HD, bool DECODING = false> struct Walker {
 template <int HD, bool DECODING = false>
 DEVICE void attention_split(const AttentionArgs& a, const Tile& tile, int kv_head, int s) {
     Walker<HD, DECODING> w(a, tile, kv_head);
-    if (s * SPLIT > w.last()) return;
+    if (s * SPLIT > w.last() || s < first_split(a, w.first())) return;
     SoftmaxState<HD> state;
     w.split(state, s);
 #pragma unroll
@@ -223,25 +233,25 @@ DEVICE void attention_split(const AttentionArgs& a, const Tile& tile, int kv_hea
     }
 }
 
-// One head of one row, merged from its splits by a warp; `position` is the row's. `keep(i, v)` gets its
-// dimensions.
-template <typename Keep>
-DEVICE void merge_splits(const AttentionArgs& a, int64_t at, int position, int head_dim, const Keep& keep) {
-    const float* from = a.partial + at * a.splits * (head_dim + 2);
+// One head of one row at `position`, merged by a warp from its splits, of which `first` is the first. `keep(i, v)` gets
+// its dimensions, of which there are at most MOST.
+template <int MOST, typename Keep>
+DEVICE void merge_splits(const AttentionArgs& a, int64_t at, int first, int position, int head_dim, const Keep& keep) {
+    const float* from = a.partial + (at * a.splits + first) * (head_dim + 2);
     int lane = threadIdx.x & 31, splits = position / SPLIT + 1;
-    float max = from[head_dim], sum = from[head_dim + 1], o[MAX_HEAD / 32];
-    for (int i = 0; i < MAX_HEAD / 32; i++)
+    float max = from[head_dim], sum = from[head_dim + 1], o[MOST / 32];
+    for (int i = 0; i < MOST / 32; i++)
         o[i] = lane + 32 * i < head_dim ? from[lane + 32 * i] : 0.0f;
 #pragma unroll 4
-    for (int s = 1; s < splits; s++) {
+    for (int s = first + 1; s < splits; s++) {
         from += head_dim + 2;
         Rescale f = rescale_factors(max, from[head_dim]);
         max = f.max;
         sum = __fmaf_rn(sum, f.old, __fmul_rn(from[head_dim + 1], f.fresh));
-        for (int i = 0; i < MAX_HEAD / 32; i++)
+        for (int i = 0; i < MOST / 32; i++)
             if (lane + 32 * i < head_dim)
                 o[i] = __fmaf_rn(o[i], f.old, __fmul_rn(from[lane + 32 * i], f.fresh));
     }
-    for (int i = 0; i < MAX_HEAD / 32; i++)
+    for (int i = 0; i < MOST / 32; i++)
         if (lane + 32 * i < head_dim) keep(lane + 32 * i, __fdiv_rn(o[i], sum));
 }

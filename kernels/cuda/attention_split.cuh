@@ -62,7 +62,7 @@ DEVICE void split_by_four(SplitPart<HD>& part, const W& w, const __half* pages, 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int at = first + 8 * n + 2 * lane.t + (i & 1), r = i >> 1;
-            s[n][i] = at <= w.position[r] ? __fmul_rn(s[n][i], w.a.scale) : MASKED;
+            s[n][i] = sees(w.a, w.position[r], at) ? __fmul_rn(s[n][i], w.a.scale) : MASKED;
             max[r] = fmaxf(max[r], s[n][i]);
         }
 #pragma unroll
@@ -134,27 +134,31 @@ template <int HD> struct SplitMemory {
 // As ops.rs computes it.
 static_assert(sizeof(SplitMemory<MAX_HEAD>) == 2 * SPLIT * MAX_HEAD * sizeof(__half) + SPLIT_EXCHANGE_BYTES);
 
-// One split of a tile by a block: each warp copies a page, keys first. Into `partial`, or where there is but one
-// split into `out`.
-template <int HD> DEVICE void attention_split_block(const AttentionArgs& a, const Tile& tile, int kv_head, int index) {
-    extern __shared__ __align__(128) uint8_t split_memory[];
-    SplitMemory<HD>& my = *reinterpret_cast<SplitMemory<HD>*>(split_memory);
-    int group = a.heads / a.kv_heads, warp = threadIdx.x / 32;
-    int seen = tile.position0 + (tile.first + tile.count - 1) / group - index * SPLIT + 1;
-    if (seen <= 0) return;
-    if (warp * PAGE < seen) {
-        int page = a.kv.tables[tile.table + index * SPLIT_PAGES + warp];
-        const __half* from[2] = {key_at(a.kv, page, kv_head, HD), value_at(a.kv, page, kv_head, a.kv_heads, HD)};
+// The position of a tile's last row, counted from the first of a split, and one.
+DEVICE int seen_of(const AttentionArgs& a, const Tile& tile, int index) {
+    int group = a.heads / a.kv_heads;
+    return tile.position0 + (tile.first + tile.count - 1) / group - index * SPLIT + 1;
+}
+
+// Asks for the pages of a split, of which `seen` positions are seen: each warp copies a page, keys first.
+template <int HD>
+DEVICE void copy_pages(SplitMemory<HD>& my, const AttentionArgs& a, const Tile& tile, int kv_head, int index, int seen) {
+    int warp = threadIdx.x / 32;
+    if (warp * PAGE >= seen) return;
+    int page = a.kv.tables[tile.table + index * SPLIT_PAGES + warp];
+    const __half* from[2] = {key_at(a.kv, page, kv_head, HD), value_at(a.kv, page, kv_head, a.kv_heads, HD)};
 #pragma unroll
-        for (int v = 0; v < 2; v++) {
+    for (int v = 0; v < 2; v++) {
 #pragma unroll 8
-            for (int i = threadIdx.x & 31; i < PAGE * HD / 8; i += 32)
-                copy_async_16(my.pages[warp][v] + 8 * i, from[v] + 8 * i);
-            asm volatile("cp.async.commit_group;" ::: "memory");
-        }
+        for (int i = threadIdx.x & 31; i < PAGE * HD / 8; i += 32)
+            copy_async_16(my.pages[warp][v] + 8 * i, from[v] + 8 * i);
+        asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    Walker<HD> w(a, tile, kv_head);
-    SplitPart<HD> part;
+}
+
+// One split whose pages were asked for, by a block.
+template <int HD>
+DEVICE void split_by_block(SplitPart<HD>& part, const Walker<HD>& w, SplitMemory<HD>& my, int index) {
     auto keys_ready = [] {
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncwarp();
@@ -164,6 +168,18 @@ template <int HD> DEVICE void attention_split_block(const AttentionArgs& a, cons
         __syncthreads();
     };
     split_by_four<HD>(part, w, my.pages[0][0], my.exchange, index, keys_ready, sync);
+}
+
+// One split of a tile by a block. Into `partial`, or where there is but one split into `out`.
+template <int HD> DEVICE void attention_split_block(const AttentionArgs& a, const Tile& tile, int kv_head, int index) {
+    extern __shared__ __align__(128) uint8_t split_memory[];
+    SplitMemory<HD>& my = *reinterpret_cast<SplitMemory<HD>*>(split_memory);
+    int group = a.heads / a.kv_heads, warp = threadIdx.x / 32, seen = seen_of(a, tile, index);
+    if (seen <= 0 || index < first_split(a, tile.position0 + tile.first / group)) return;
+    copy_pages(my, a, tile, kv_head, index, seen);
+    Walker<HD> w(a, tile, kv_head);
+    SplitPart<HD> part;
+    split_by_block<HD>(part, w, my, index);
     bool is_alone = a.splits == 1;
 #pragma unroll
     for (int r = 0; r < 2; r++) {

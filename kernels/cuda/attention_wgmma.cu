@@ -81,8 +81,8 @@ template <int HD> struct WidePlaces {
     }
 };
 
-// A tile and its key-value head.
-template <int HD> struct WideUnit {
+// A tile and its key-value head; of a layer that sees all, or only what is near.
+template <int HD, bool NEAR> struct WideUnit {
     const AttentionArgs& a;
     WidePlaces<HD> memory;
     Tile tile;
@@ -97,6 +97,8 @@ template <int HD> struct WideUnit {
     DEVICE int position_of(int row) const { return tile.position0 + (tile.first + row) / group; }
     DEVICE int last() const { return position_of(tile.count - 1); }
     DEVICE int splits() const { return last() / SPLIT + 1; }
+    // The first split of which a row sees anything.
+    DEVICE int begin() const { return NEAR ? first_split(a, position_of(0)) : 0; }
     // Batch row and head of a row of the tile.
     DEVICE int64_t place(int row) const {
         int index = tile.first + row, token = index / group;
@@ -106,8 +108,9 @@ template <int HD> struct WideUnit {
 
 // === the warpgroup that copies: of each split, a page a warp
 
-template <int HD> struct Pager : WideUnit<HD> {
-    using WideUnit<HD>::WideUnit, WideUnit<HD>::a, WideUnit<HD>::memory, WideUnit<HD>::kv_head, WideUnit<HD>::lane;
+template <int HD, bool NEAR> struct Pager : WideUnit<HD, NEAR> {
+    using Unit = WideUnit<HD, NEAR>;
+    using Unit::Unit, Unit::a, Unit::memory, Unit::kv_head, Unit::lane;
     static constexpr int PAGE_BYTES = PAGE * HD * 2;
 
     DEVICE void run() const {
@@ -115,7 +118,7 @@ template <int HD> struct Pager : WideUnit<HD> {
         int q = threadIdx.x / 32 % SPLIT_PAGES, splits = this->splits(), last = this->last();
         const int* pages = a.kv.tables + this->tile.table + q;
 #pragma unroll 1
-        for (int s = 0; s < splits; s++, place.advance()) {
+        for (int s = this->begin(); s < splits; s++, place.advance()) {
             int seen = min(max(last - s * SPLIT - q * PAGE + 1, 0), PAGE);
             int page = seen > 0 ? pages[s * SPLIT_PAGES] : 0;
             place.await_empty(memory.keys_empty());
@@ -160,8 +163,9 @@ template <int HD> struct Pager : WideUnit<HD> {
 
 // === the warpgroups that multiply
 
-template <int HD> struct Attender : WideUnit<HD> {
-    using WideUnit<HD>::WideUnit, WideUnit<HD>::a, WideUnit<HD>::memory, WideUnit<HD>::tile, WideUnit<HD>::lane;
+template <int HD, bool NEAR> struct Attender : WideUnit<HD, NEAR> {
+    using Unit = WideUnit<HD, NEAR>;
+    using Unit::Unit, Unit::a, Unit::memory, Unit::tile, Unit::lane;
     using Scores = float[SPLIT / 2];
     // Exponentials, as wgmma has its left operand: of a step of 16 keys, rows g and g + 8 at 2t, and at 2t + 8.
     using Exponentials = uint32_t[SPLIT / 16][4];
@@ -216,12 +220,15 @@ template <int HD> struct Attender : WideUnit<HD> {
     DEVICE void release(Shared empty) const { barrier_arrive_if(lane.id == 0, empty); }
 
     DEVICE void mask(Scores& s, const Rows& rows, int start) const {
-        if (start + SPLIT - 1 <= this->position_of(first_row())) return;
+        bool is_behind = start + SPLIT - 1 <= this->position_of(first_row());
+        if (is_behind && (!NEAR || this->position_of(first_row() + GROUP_ROWS - 1) - start < a.window)) return;
 #pragma unroll
         for (int n = 0; n < SPLIT / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (start + 8 * n + 2 * lane.t + (i & 1) > rows.position[i >> 1]) s[4 * n + i] = MASKED;
+            for (int i = 0; i < 4; i++) {
+                int key = start + 8 * n + 2 * lane.t + (i & 1), position = rows.position[i >> 1];
+                if (NEAR ? !sees(a, position, key) : key > position) s[4 * n + i] = MASKED;
+            }
     }
 
     // Of the lane's rows: the largest score of a split, to which its exponentials are relative, and the merge.
@@ -245,8 +252,8 @@ template <int HD> struct Attender : WideUnit<HD> {
             max = __fmul_rn(fmaxf(max, __shfl_xor_sync(~0u, max, 2)), a.scale);
             Rescale to = rescale_factors(rows.max[r], max);
             l.base[r] = max;
-            l.merge.old[r] = to.old;
-            // A split that a row does not see leaves its zeros' signs too.
+            // A split that a row does not see leaves what it has, also where that is nothing yet, and its zeros' signs.
+            l.merge.old[r] = NEAR && max == MASKED ? 1.0f : to.old;
             l.merge.fresh[r] = max == MASKED ? -0.0f : to.fresh;
             rows.max[r] = to.max;
         }
@@ -346,7 +353,7 @@ template <int HD> struct Attender : WideUnit<HD> {
         keys.advance();
         int last = this->splits() - 1;
 #pragma unroll 1
-        for (int split = 0; split < last; split++) step<true>(s, rows, split, keys, values);
+        for (int split = this->begin(); split < last; split++) step<true>(s, rows, split, keys, values);
         step<false>(s, rows, last, keys, values);
         write(rows);
     }
@@ -365,7 +372,7 @@ template <int HD> struct Attender : WideUnit<HD> {
 };
 #endif
 
-template <int HD> DEVICE void attention_wide(const AttentionArgs& a) {
+template <int HD, bool NEAR> DEVICE void attention_wide(const AttentionArgs& a) {
 #ifdef HAS_WGMMA
     extern __shared__ __align__(128) uint8_t wide_memory[];
     launch_dependents();
@@ -377,16 +384,19 @@ template <int HD> DEVICE void attention_wide(const AttentionArgs& a) {
     __syncthreads();
     if (threadIdx.x >= 2 * GROUP_THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PAGER_REGISTERS));
-        Pager<HD>(a, unit, at).run();
+        Pager<HD, NEAR>(a, unit, at).run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ATTENDER_REGISTERS));
-        Attender<HD>(a, unit, at).run();
+        Attender<HD, NEAR>(a, unit, at).run();
     }
 #endif
 }
 
-// One block a multiprocessor, for each pair of tile and key-value head.
+// One block a multiprocessor, for each pair of tile and key-value head. Layers that see only what is near have kernels of
+// their own, so that the others' are as they were.
 #define ATTENTION_WIDE(HD)                                        \
     extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1) \
-    attention_wide_##HD(const __grid_constant__ AttentionArgs a) { attention_wide<HD>(a); }
+    attention_wide_##HD(const __grid_constant__ AttentionArgs a) { attention_wide<HD, false>(a); } \
+    extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1) \
+    attention_wide_near_##HD(const __grid_constant__ AttentionArgs a) { attention_wide<HD, true>(a); }
 ATTENTION_WIDE(64) ATTENTION_WIDE(96) ATTENTION_WIDE(128)

@@ -1,5 +1,5 @@
 // Rows of the packed embedding table as F32, as the file defines them (products and sums rounded
-// to F32, not to F16).
+// to F32, not to F16), times the model's scale.
 #pragma once
 #include "weights.cuh"
 
@@ -8,8 +8,9 @@ struct EmbedArgs {
     const Row* rows;
     float* x;
     int ty, units, cols;
+    float scale;  // of every value
 };
-LAYOUT(EmbedArgs, 40, AT(table, 0) AT(rows, 8) AT(x, 16) AT(ty, 24) AT(units, 28) AT(cols, 32))
+LAYOUT(EmbedArgs, 40, AT(table, 0) AT(rows, 8) AT(x, 16) AT(ty, 24) AT(units, 28) AT(cols, 32) AT(scale, 36))
 
 // The step in one launch knows fewer types (decode_step.rs), and has no registers for the others.
 template <bool IN_STEP = false> DEVICE float weight_at(int type, const uint8_t* unit, int g, int k) {
@@ -79,6 +80,6 @@ DEVICE void embed_row(const EmbedArgs& a, int row) {
     int token = a.rows[row].token;
     const uint8_t* tile = a.table + uint64_t(token / TILE_N) * a.units * unit_bytes(a.ty);
     for (int k = threadIdx.x; k < a.cols; k += blockDim.x)
-        a.x[int64_t(row) * a.cols + k] =
-            weight_at(a.ty, tile + (k / UNIT) * unit_bytes(a.ty), token % TILE_N, k % UNIT);
+        a.x[int64_t(row) * a.cols + k] = __fmul_rn(
+            weight_at(a.ty, tile + (k / UNIT) * unit_bytes(a.ty), token % TILE_N, k % UNIT), a.scale);
 }

@@ -7,12 +7,20 @@
 
 enum Activation : int {
     SILU = 0,
+    GELU = 1,
 };
 
 DEVICE float silu(float g) { return __fdividef(g, __fadd_rn(1.0f, __expf(-g))); }
 
+// -2 sqrt(2 / pi) (g + 0.044715 g^3) is what is exponentiated (kernels/src/activation.rs).
+DEVICE float gelu(float g) {
+    float cubed = __fmul_rn(__fmul_rn(g, g), g);
+    return __fdividef(g, __fadd_rn(1.0f, __expf(__fmul_rn(-1.5957691216f, __fmaf_rn(0.044715f, cubed, g)))));
+}
+
 DEVICE float glu(int activation, float gate, float up) {
     switch (activation) {
+        case GELU: return __fmul_rn(gelu(gate), up);
         case SILU:
         default: return __fmul_rn(silu(gate), up);
     }

@@ -1,5 +1,5 @@
-// The operations that are launched one by one, as one translation unit; decode_step.cu is another, and
-// takes the code that they share from headers.
+// The operations that are launched one by one, as one translation unit; decode_step.cu and experts.cu are
+// others, and take the code that they share from headers.
 #include "repack.cu"
 #include "embed.cu"
 #include "norm.cu"

@@ -35,9 +35,11 @@ DEVICE void store_eight(const RowArgs& a, int row, int k, const Eight& y, float 
         pack(__fmul_rn(y.low.v[2], down), __fmul_rn(y.low.v[3], down)),
         pack(__fmul_rn(y.high.v[0], down), __fmul_rn(y.high.v[1], down)),
         pack(__fmul_rn(y.high.v[2], down), __fmul_rn(y.high.v[3], down))};
+    const uint4 all = make_uint4(h[0], h[1], h[2], h[3]);
+    const int64_t plain = int64_t(row) * a.units * UNIT + k;
+    if (a.copy) *reinterpret_cast<uint4*>(a.copy + plain) = all;
     if (a.groups == 0) {
-        *reinterpret_cast<uint4*>(a.out + int64_t(row) * a.units * UNIT + k) =
-            make_uint4(h[0], h[1], h[2], h[3]);
+        *reinterpret_cast<uint4*>(a.out + plain) = all;
         return;
     }
     int64_t group = int64_t(k / UNIT) * a.groups + (row >> 3);
@@ -86,7 +88,10 @@ DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const E
     int e = row_exponent(row_max(max, place, smem));
     if (row >= a.rows) return;
     float down = power_of_two(-e);
-    if (threadIdx.x == 16 * place.row) a.scale[row] = power_of_two(e);
+    if (threadIdx.x == 16 * place.row) {
+        a.scale[row] = power_of_two(e);
+        if (a.copy) a.copy_scale[row] = power_of_two(e);
+    }
     lane_columns(a.units, place, [&](int k, int slot) {
         store_eight(a, row, k, slot < KEEP ? kept[slot] : make(k), down);
     });
@@ -109,8 +114,8 @@ DEVICE void post_stage(const RowArgs& a) {
     if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_STAGE, a.stage);
 }
 
-extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
-rmsnorm(const __grid_constant__ RowArgs a) {
+// The norm of rows. `finish(row, place, kept, make)` gets a row's columns, in `kept` or from `make(k)`.
+template <typename Finish> DEVICE void normalize(const RowArgs& a, const Finish& finish) {
     __shared__ float sums[2][MAX_CHUNKS];
     LanePlace place;
     launch_dependents();
@@ -143,8 +148,33 @@ rmsnorm(const __grid_constant__ RowArgs a) {
     };
 #pragma unroll
     for (int i = 0; i < KEEP; i++) kept[i] = normal(kept[i], weight[i]);
-    write_row(a, row, place, kept, [&](int k) {
-        return normal(eight(x, k, a.cols), eight(a.weight, k, a.cols));
+    finish(row, place, kept, [&](int k) { return normal(eight(x, k, a.cols), eight(a.weight, k, a.cols)); });
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+rmsnorm(const __grid_constant__ RowArgs a) {
+    normalize(a, [&](int row, const LanePlace& place, const Eight (&kept)[KEEP], const auto& make) {
+        write_row(a, row, place, kept, make);
+    });
+}
+
+DEVICE void add_four(float* to, const Four& y) {
+    float4 x = *reinterpret_cast<const float4*>(to);
+    *reinterpret_cast<float4*>(to) = make_float4(residual_sum(x.x, y.v[0]), residual_sum(x.y, y.v[1]),
+                                                 residual_sum(x.z, y.v[2]), residual_sum(x.w, y.v[3]));
+}
+
+// Adds the norm of rows to `plain`, the residual stream.
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+add_norm(const __grid_constant__ RowArgs a) {
+    normalize(a, [&](int row, const LanePlace& place, const Eight (&kept)[KEEP], const auto& make) {
+        if (row >= a.rows) return;
+        lane_columns(a.units, place, [&](int k, int slot) {
+            Eight y = slot < KEEP ? kept[slot] : make(k);
+            float* to = a.plain + int64_t(row) * a.cols + k;
+            if (k < a.cols) add_four(to, y.low);
+            if (k + 4 < a.cols) add_four(to + 4, y.high);
+        });
     });
 }
 

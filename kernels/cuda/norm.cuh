@@ -25,10 +25,13 @@ struct RowArgs {
     uint32_t stage;        // that these rows are the input of (board.cuh)
     int activation;        // of a gated linear unit
     uint32_t* board;
+    __half* copy;          // [rows, units * 128] the same again in rows of k, or null
+    float* copy_scale;     // [rows]
 };
-LAYOUT(RowArgs, 88, AT(input, 0) AT(gather, 8) AT(weight, 16) AT(plain, 24) AT(out, 32)
+LAYOUT(RowArgs, 104, AT(input, 0) AT(gather, 8) AT(weight, 16) AT(plain, 24) AT(out, 32)
        AT(scale, 40) AT(cols, 48) AT(units, 52) AT(in_stride, 56) AT(eps, 60) AT(groups, 64)
-       AT(rows, 68) AT(stage, 72) AT(activation, 76) AT(board, 80))
+       AT(rows, 68) AT(stage, 72) AT(activation, 76) AT(board, 80)
+       AT(copy, 88) AT(copy_scale, 96))
 
 struct Four {
     float v[4];

@@ -45,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_
         y = __fmaf_rn(x, cos_sin.y, __fmul_rn(y, cos_sin.x));
         x = u;
     }
-    *rope_destination(a, row, h, p, r, page) = __float2half_rn(x);
-    *rope_destination(a, row, h, q, r, page) = __float2half_rn(y);
+    float temperature = h < a.heads ? temperature_of(a, r.position) : 1.0f;
+    *rope_destination(a, row, h, p, r, page) = __float2half_rn(__fmul_rn(x, temperature));
+    *rope_destination(a, row, h, q, r, page) = __float2half_rn(__fmul_rn(y, temperature));
 }

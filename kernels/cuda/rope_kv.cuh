@@ -12,14 +12,20 @@ struct RopeArgs {
     const float2* rope_table;  // [positions, dims / 2] cos, sin
     const float* q_norm;  // [head_dim] or null
     const float* k_norm;
+    const float* temperature;  // [positions] that queries are multiplied by, or null
     __half* q;
     KvArgs kv;
-    int heads, kv_heads, head_dim, dims, half_offset;
+    int heads, kv_heads, head_dim;
+    int dims;  // that are rotated; none in some layers of some models
+    int half_offset;
     float eps;
 };
-LAYOUT(RopeArgs, 104, AT(qkv, 0) AT(rows, 8) AT(rope_table, 16) AT(q_norm, 24) AT(k_norm, 32) AT(q, 40)
-       AT(kv, 48) AT(heads, 80) AT(kv_heads, 84) AT(head_dim, 88) AT(dims, 92) AT(half_offset, 96)
-       AT(eps, 100))
+LAYOUT(RopeArgs, 112, AT(qkv, 0) AT(rows, 8) AT(rope_table, 16) AT(q_norm, 24) AT(k_norm, 32)
+       AT(temperature, 40) AT(q, 48) AT(kv, 56) AT(heads, 88) AT(kv_heads, 92) AT(head_dim, 96) AT(dims, 100)
+       AT(half_offset, 104) AT(eps, 108))
+
+// What a query at this position is multiplied by behind its rotation.
+DEVICE float temperature_of(const RopeArgs& a, int position) { return a.temperature ? a.temperature[position] : 1.0f; }
 
 // Norm and RoPE of one head, in place in `head` (shared memory, private to the warp).
 DEVICE void norm_and_rope(const RopeArgs& a, float* head, const float* norm, int position) {
@@ -50,8 +56,9 @@ DEVICE void rope_and_append_kv(const RopeArgs& a, float* head, int row, int h) {
     Row r = a.rows[row];
     if (h < a.heads + a.kv_heads) norm_and_rope(a, head, h < a.heads ? a.q_norm : a.k_norm, r.position);
     if (h < a.heads) {
+        float temperature = temperature_of(a, r.position);
         for (int i = lane; i < a.head_dim; i += 32)
-            a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(head[i]);
+            a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(__fmul_rn(head[i], temperature));
         return;
     }
     int page = a.kv.tables[r.table + r.position / PAGE], slot = r.position % PAGE;

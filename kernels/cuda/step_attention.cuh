@@ -21,7 +21,7 @@ static_assert(MAX_TEAMS == STEP_WARPS / TEAM_WARPS);
 struct RowTables {
     Row rows[STEP_ROWS];
     int last_page[STEP_ROWS];
-    float2 rope[STEP_ROWS][MAX_HEAD / 2];
+    float2 rope[STEP_ROWS][STEP_HEAD / 2];
     TeamMaxima maxima[MAX_TEAMS];
 };
 constexpr int ROW_TABLES_BYTES = 3200;
@@ -198,6 +198,7 @@ template <int HD> struct Attention {
         RopeArgs rope = a.rope;
         int position = tables.rows[row].position, splits = splits_of(row);
         rope.head_dim = HD;
+        if (a.unrotated_every && (layer + 1) % a.unrotated_every == 0) rope.dims = 0;
         rope.rows = tables.rows;
         rope.rope_table = tables.rope[row] - int64_t(position) * (rope.dims / 2);
         rope.q_norm = l.q_norm;
@@ -248,7 +249,7 @@ template <int HD> struct Attention {
         for (int h = warp; h < group; h += STEP_WARPS) {
             Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD);
             int column = (kv * group + h) * HD;
-            merge_splits(args, h, tables.rows[row].position, HD, [&](int i, float v) {
+            merge_splits<HD>(args, h, 0, tables.rows[row].position, HD, [&](int i, float v) {
                 a.exchange.publish_to_replicas(to + word_index(column + i), v, tag_of(a, layer, ATTENTION_TAG));
             });
         }

@@ -20,6 +20,7 @@ constexpr int BLOCK_THREADS = STEP_THREADS + 128;
 constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 112;
 static_assert(STEP_THREADS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= BLOCK_THREADS * 96);
 constexpr int STEP_ROWS = 4;
+constexpr int STEP_HEAD = 128;  // dims of a head, at most
 constexpr int MAX_UNITS = 64;   // of a row that is normalized
 constexpr int PIECE_UNITS = 8;  // of a tile in one piece, at most
 constexpr int ANY = -1;         // tensor types differ between matrices
@@ -85,16 +86,16 @@ struct StepArgs {
     int attention_blocks;
     int parts;                 // of them for a pair
     int partial_splits;        // a head's room for published partial results; 0: none are published
-    int activation;            // glu.cuh
+    int unrotated_every;       // the last of so many layers does not rotate queries and keys; 0: all do
     uint64_t layer_halves;     // of the KV cache
     float eps;
     SharedPlan shared;
 };
-LAYOUT(StepArgs, 464, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 152) AT(head, 240)
-       AT(head_norm, 272) AT(exchange, 280) AT(logits, 328) AT(best, 336) AT(broken, 344)
-       AT(board, 352) AT(first_tag, 360) AT(n_layers, 364) AT(rows, 368) AT(n_embd, 372) AT(n_ff, 376)
-       AT(vocab, 380) AT(attention_blocks, 384) AT(parts, 388) AT(partial_splits, 392)
-       AT(activation, 396) AT(layer_halves, 400) AT(eps, 408) AT(shared, 412))
+LAYOUT(StepArgs, 472, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 160) AT(head, 248)
+       AT(head_norm, 280) AT(exchange, 288) AT(logits, 336) AT(best, 344) AT(broken, 352)
+       AT(board, 360) AT(first_tag, 368) AT(n_layers, 372) AT(rows, 376) AT(n_embd, 380) AT(n_ff, 384)
+       AT(vocab, 388) AT(attention_blocks, 392) AT(parts, 396) AT(partial_splits, 400)
+       AT(unrotated_every, 404) AT(layer_halves, 408) AT(eps, 416) AT(shared, 420))
 
 // Tags of a layer's exchanges, counted from the layer's first; the embedding has the step's first tag.
 enum Tag : int {

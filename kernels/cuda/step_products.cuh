@@ -269,7 +269,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
         } else if (STAGE == QKV) {
             a.exchange.publish_to_replicas(a.exchange.qkv + o.at, v, tag);
         } else if (STAGE == GATE_UP) {
-            v = glu(a.activation, v, scaled(total_of(s, 2 * t + 1), o.has_up_bias, o.up_bias));
+            v = glu(SILU, v, scaled(total_of(s, 2 * t + 1), o.has_up_bias, o.up_bias));
             a.exchange.publish_to_replicas(a.exchange.ff + o.at, v, tag);
         } else {
             // The tag of x is so many exchanges older than the stage's own. x was last written by DOWN of

@@ -1,29 +1,69 @@
-//! The activations of a gated feed-forward part, of which a model's description names one.
+//! The gated units of a feed-forward part, named by their activation, of which a model's description names one.
 //!
-//! A new one is a variant here, a case in `kernels/cuda/glu.cuh`, and a word in the description of
-//! the model that has it. The fast path of the CPU ([`glu`](crate::cpu::glu)) takes any of them.
+//! A new one is a variant here, a case in `kernels/cuda/glu.cuh` (or a refusal on CUDA), and a word in the
+//! description of the model that has it. The fast path of the CPU ([`glu`](crate::cpu::glu)) takes any of them.
+
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Activation {
-    /// `x / (1 + exp(-x))`; the gated unit is SwiGLU.
+    /// `gate / (1 + exp(-gate)) * up`: SwiGLU.
     Silu = 0,
+    /// `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) / 2`, the approximation of Hendrycks and Gimpel (arXiv:1606.08415,
+    /// section 2); the gated unit is GEGLU. Written as `x / (1 + exp(-2 …))`, which is the same number.
+    Gelu = 1,
+    /// gpt-oss's SwiGLU (`swiglu` in the `torch/model.py` of openai/gpt-oss, llama.cpp's `ggml_swiglu_oai`): of a gate that
+    /// is at most [`SWIGLU_LIMIT`] and an `up` within plus and minus that, `gate / (1 + exp(-α gate)) * (up + 1)`, α
+    /// being [`SWIGLU_ALPHA`].
+    ClampedSwiglu = 2,
 }
 
+/// `-2 sqrt(2 / pi)`.
+pub(crate) const GELU_SLOPE: f64 = -2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+/// The factor of the cube.
+pub(crate) const GELU_CUBE: f64 = 0.044_715;
+
+pub const SWIGLU_ALPHA: f32 = 1.702;
+pub const SWIGLU_LIMIT: f32 = 7.0;
+
 impl Activation {
-    /// The definition.
+    /// The unit's definition.
     #[must_use]
-    pub fn exact(self, x: f64) -> f64 {
+    pub fn exact(self, gate: f64, up: f64) -> f64 {
         match self {
-            Self::Silu => x / (1.0 + (-x).exp()),
+            Self::Silu => gate / (1.0 + (-gate).exp()) * up,
+            Self::Gelu => {
+                let cubed = gate * gate * gate;
+                gate / (1.0 + (GELU_SLOPE * (gate + GELU_CUBE * cubed)).exp()) * up
+            }
+            Self::ClampedSwiglu => {
+                let (alpha, limit) = (f64::from(SWIGLU_ALPHA), f64::from(SWIGLU_LIMIT));
+                let gate = if gate > limit { limit } else { gate };
+                gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
+            }
         }
     }
 
     /// The same in single precision.
     #[must_use]
-    pub fn fast(self, x: f32) -> f32 {
+    pub fn fast(self, gate: f32, up: f32) -> f32 {
         match self {
-            Self::Silu => x / (1.0 + (-x).exp()),
+            Self::Silu => gate / (1.0 + (-gate).exp()) * up,
+            Self::Gelu => {
+                let (slope, cube) = (GELU_SLOPE as f32, GELU_CUBE as f32);
+                gate / (1.0 + (slope * (gate + cube * gate * gate * gate)).exp()) * up
+            }
+            Self::ClampedSwiglu => {
+                // Not `min`, which would make a number of a NaN.
+                let gate = if gate > SWIGLU_LIMIT {
+                    SWIGLU_LIMIT
+                } else {
+                    gate
+                };
+                let up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0;
+                gate / (1.0 + (-SWIGLU_ALPHA * gate).exp()) * up
+            }
         }
     }
 }
@@ -32,15 +72,28 @@ impl Activation {
 mod tests {
     use super::*;
 
-    const ALL: [Activation; 1] = [Activation::Silu];
+    /// The others are refused there.
+    const ON_CUDA: [Activation; 2] = [Activation::Silu, Activation::Gelu];
 
     #[test]
     fn the_device_knows_it_by_the_same_number() {
         let header = include_str!("../cuda/glu.cuh");
-        for activation in ALL {
+        for activation in ON_CUDA {
             let name = format!("{activation:?}").to_uppercase();
             let line = format!("{name} = {},", activation as i32);
             assert!(header.contains(&line), "{line}");
+        }
+    }
+
+    #[test]
+    fn gelu_is_its_definition_with_tanh() {
+        for x in [-4.0, -1.0, -0.1, 0.0, 0.5, 1.0, 3.0_f64] {
+            let slope = (2.0 / std::f64::consts::PI).sqrt();
+            let defined = 0.5 * x * (1.0 + (slope * (x + 0.044_715 * x.powi(3))).tanh());
+            assert!(
+                (Activation::Gelu.exact(x, 1.0) - defined).abs() < 1e-14,
+                "{x}"
+            );
         }
     }
 }

@@ -15,6 +15,7 @@ struct Cache {
     tiles: Vec<(Vec<u16>, Vec<u16>)>,
     keys: Vec<f32>,
     values: Vec<f32>,
+    sink: Option<f32>,
 }
 
 impl Cache {
@@ -28,6 +29,7 @@ impl Cache {
             tiles,
             keys: vec![],
             values: vec![],
+            sink: None,
         };
         for p in 0..positions {
             let (k, v) = &mut cache.tiles[p / TILE_TOKENS];
@@ -80,7 +82,7 @@ impl Cache {
         }
         let finished = results.into_iter().map(|result| {
             let (partial, mut acc) = result.expect("every query sees itself");
-            finish(partial, &mut acc);
+            finish(partial, self.sink, &mut acc);
             acc
         });
         finished.collect()
@@ -96,7 +98,9 @@ impl Cache {
             window,
         };
         let end = (position + 1) * self.head_dim;
-        attention(&q, &self.keys[..end], &self.values[..end], &shape)
+        let sink = self.sink.map(|sink| [sink]);
+        let sinks = sink.as_ref().map(<[f32; 1]>::as_slice);
+        attention(&q, &self.keys[..end], &self.values[..end], sinks, &shape)
     }
 }
 
@@ -122,6 +126,22 @@ fn agrees_with_the_reference_at_the_edges_of_tiles_and_spans() {
                         "{isa:?} head_dim {head_dim} position {position} {window:?}: {seen:?}"
                     );
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn agrees_with_the_reference_beside_a_sink_of_any_size() {
+    for isa in Isa::all() {
+        for sink in [-1e9, -3.0, 0.0, 2.5, 40.0] {
+            let mut cache = Cache::random(300, 64, 5);
+            cache.sink = Some(sink);
+            let q = queries(1, 64, 6);
+            for (position, window) in [(0, None), (40, Some(33)), (299, None), (299, Some(128))] {
+                let got = cache.attend(isa, &[(&q[0], position)], window.unwrap_or(usize::MAX));
+                let seen = compare(&cache.expected(&q[0], position, window), &got[0]);
+                assert!(seen.within(1e-5), "{isa:?} {sink} {position}: {seen:?}");
             }
         }
     }

@@ -20,6 +20,7 @@ pub mod keys;
 mod model;
 pub mod model_name;
 pub mod options;
+mod parsers;
 mod pooling;
 mod reader;
 pub mod sources;
@@ -214,12 +215,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let parse_special = reader.switch("parse-special");
     let model_sampling = !reader.switch("no-model-sampling");
     let pooling = reader.optional("pooling", pooling::parse);
-    let calls = reader.optional("tool-call-parser", Choices::parse_calls);
-    let thinking = reader.optional("reasoning-parser", Choices::parse_thinking);
-    let parsers = Choices {
-        calls: calls.unwrap_or_default(),
-        thinking: thinking.unwrap_or_default(),
-    };
+    let parsers = parsers::read(reader);
     let served_model_names = reader.optional("served-model-name", |text| match http::list(text) {
         names if names.is_empty() => Err("no name".to_owned()),
         names => Ok(names),

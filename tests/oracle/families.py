@@ -4,8 +4,10 @@
     python families.py - MODEL          the lines alone
 
 Real vocabularies come from packages of PyPI that hold them (`families.txt`), and templates from axolotl's collection; what
-is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has; Mistral's first one,
-which is of the same kind and size, stands in its place, with Phi-3's own control tokens.
+is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has, and Gemma's; Mistral's
+first one, which is of the same kind, stands in their place, with the family's own control tokens. Nor SmolLM3's template, which
+ChatML stands for (its vocabulary is Llama 3's), nor what gpt-oss has: words of Qwen's with its control tokens, and a template
+of its format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
@@ -43,6 +45,20 @@ QWEN_TEXTS = ["<tool_call>", "</tool_call>"]
 QWEN_TEXTS += [f"<|{name}|>" for name in ("fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "repo_name", "file_sep")]
 QWEN3_TEXTS = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 
+HARMONY_SPECIALS = [f"<|{name}|>" for name in (
+    "startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call",
+)]  # fmt: skip
+HARMONY_TEMPLATE = (
+    "{%- for message in messages %}{{ '<|start|>' + message.role }}"
+    "{%- if message.role == 'assistant' %}{{ '<|channel|>final' }}{% endif %}"
+    "{{- '<|message|>' + message.content + '<|end|>' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+
+TEKKEN_SPECIALS = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
+TEKKEN_SPECIALS += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"]
+TEKKEN_SPECIALS += ["[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"]
+
 PHI3_SPECIALS = ["<|endoftext|>", "<|assistant|>", "<|placeholder1|>", "<|placeholder2|>", "<|placeholder3|>"]
 PHI3_SPECIALS += ["<|placeholder4|>", "<|system|>", "<|end|>", "<|placeholder5|>", "<|placeholder6|>", "<|user|>"]
 
@@ -60,6 +76,8 @@ class Vocabulary:
     add_bos: bool
     merges: list | None = None
     scores: list | None = None
+    # Whether a text gets a space in front; None: as the kind of vocabulary does.
+    adds_space: bool | None = None
     # `general.name`, by which llama.cpp knows that Phi-3's control tokens take the white space behind them.
     model_name: str = "tiny"
 
@@ -77,6 +95,8 @@ class Vocabulary:
         writer.add_bos_token_id(self.bos)
         writer.add_eos_token_id(self.eos)
         writer.add_add_bos_token(self.add_bos)
+        if self.adds_space is not None:
+            writer.add_add_space_prefix(self.adds_space)
 
     def specials(self):
         """Control tokens and those that a user defined, which a prompt of the family is full of."""
@@ -111,12 +131,21 @@ def smollm2(model):
 
 def llama3(model):
     del model
+    return of_llama3("llama-bpe")
+
+
+def smollm3(model):
+    del model
+    return of_llama3("smaug-bpe", FEW)
+
+
+def of_llama3(pre, most=None):
     names = ["begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1"]
     names += ["finetune_right_pad_id", "reserved_special_token_2", "start_header_id", "end_header_id", "eom_id", "eot_id"]
     names += ["python_tag"] + [f"reserved_special_token_{n}" for n in range(3, 248)]
     specials = [f"<|{name}|>" for name in names]
     ranks = DATA / "llama_models/llama3/tokenizer.model"
-    return of_tiktoken(ranks, "llama-bpe", specials, [], "<|begin_of_text|>", "<|eot_id|>", True)
+    return of_tiktoken(ranks, pre, specials, [], "<|begin_of_text|>", "<|eot_id|>", True, most)
 
 
 def qwen2(model):
@@ -159,6 +188,38 @@ def phi3(model):
     )
 
 
+def gemma3(model):
+    del model
+    vocabulary = of_sentence_piece(DATA / "mistral_common/data/tokenizer.model.v1")
+    specials = ["<start_of_turn>", "<end_of_turn>", "<start_of_image>"]
+    return replace(
+        vocabulary,
+        tokens=vocabulary.tokens + specials,
+        kinds=vocabulary.kinds + [CONTROL] * len(specials),
+        scores=vocabulary.scores + [-1000.0] * len(specials),
+        eos=len(vocabulary.tokens) + specials.index("<end_of_turn>"),
+        adds_space=False,
+    )
+
+
+def gpt_oss(model):
+    del model
+    ranks = DATA / "dashscope/resources/qwen.tiktoken"
+    return of_tiktoken(ranks, "gpt-4o", HARMONY_SPECIALS, [], "<|startoftext|>", "<|return|>", False, FEW)
+
+
+def tekken(model):
+    """`tekken.json` of mistral_common: words by rank, behind as many control tokens as it says."""
+    del model
+    file = json.loads((DATA / "mistral_common/data/tekken_240911.json").read_bytes())
+    size, control = (file["config"][f"default_{name}"] for name in ("vocab_size", "num_special_tokens"))
+    specials = TEKKEN_SPECIALS + [f"<SPECIAL_{n}>" for n in range(len(TEKKEN_SPECIALS), control)]
+    words = [base64.b64decode(word["token_bytes"]) for word in file["vocab"][: size - control]]
+    tokens, merges = merged({word: rank for rank, word in enumerate(words)})
+    kinds = [CONTROL] * control + [NORMAL] * len(tokens)
+    return Vocabulary("gpt2", "tekken", specials + tokens, kinds, 1, 2, True, merges=merges)
+
+
 def of_tiktoken(path, pre, specials, texts, bos, eos, add_bos, most=None):
     tokens, merges = byte_level(path, most)
     kinds = [NORMAL] * len(tokens) + [CONTROL] * len(specials) + [USER] * len(texts)
@@ -170,9 +231,13 @@ def of_tiktoken(path, pre, specials, texts, bos, eos, add_bos, most=None):
 
 @functools.cache
 def byte_level(path, most):
-    alphabet = tiny_models.byte_alphabet()
     lines = path.read_bytes().splitlines()[:most]
-    ranks = {base64.b64decode(line.split()[0]): rank for rank, line in enumerate(lines)}
+    return merged({base64.b64decode(line.split()[0]): rank for rank, line in enumerate(lines)})
+
+
+def merged(ranks):
+    """Words as a file has them, and their merges."""
+    alphabet = tiny_models.byte_alphabet()
     written = {piece: "".join(alphabet[byte] for byte in piece) for piece in ranks}
     merges = []
     for piece in ranks:
@@ -240,6 +305,10 @@ FAMILIES = [
     Family("qwen2", "qwen2", qwen2, collected("qwen_25"), has_tools=True),
     Family("qwen3", "qwen3", qwen3, collected("qwen3"), has_tools=True),
     Family("phi3", "phi3", phi3, collected("phi_35"), has_tools=False),
+    Family("gemma3", "gemma3", gemma3, collected("gemma3"), has_tools=False),
+    Family("mistral3", "mistral3", tekken, collected("mistral_v7_tekken"), has_tools=False),
+    Family("smollm3", "smollm3", smollm3, collected("chatml"), has_tools=False),
+    Family("gpt-oss", "gpt-oss", gpt_oss, lambda _: HARMONY_TEMPLATE, has_tools=False),
     Family("qwen2moe", "qwen2moe", few_of_qwen3, collected("qwen_25"), has_tools=True),
     Family("qwen3moe", "qwen3moe", few_of_qwen3, collected("qwen3"), has_tools=True),
 ]

@@ -1,7 +1,7 @@
 """Tiny random GGUF files: every architecture with every tensor type, small enough to write,
 load and compare in a moment.
 
-Two layers, grouped-query attention (four heads on two), widths that are multiples of 256 so
+Two layers or a few, grouped-query attention (four heads on two), widths that are multiples of 256 so
 that K-quants fit, and a byte-level vocabulary that both engines accept. Blocks are made by
 ggml's own quantizers: both engines read the same bytes, so quantization error is no part of
 the comparison.
@@ -43,11 +43,15 @@ N_SHARED_FF = 768
 N_EXPERTS = 8
 # How far the experts of a token are ahead of the others.
 LEAD = 6.0
+# gpt-oss's units give large numbers, beside which a row's own experts and its attention would not show.
+GPT_OSS_DOWN = 0.15
 N_HEADS = 4
 N_KV_HEADS = 2
 CONTEXT = 128
 # 256 bytes, a few merges, three control tokens, and filler up to a multiple of nothing special.
 N_VOCAB = 300
+# Tokens that are compared.
+N_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Variant:
     name: str
     architecture: str
     head_dim: int
+    layers: int = N_LAYERS
     qkv_bias: bool = False
     qk_norm: bool = False
     fused: bool = False
@@ -67,6 +72,16 @@ class Variant:
     linear_rope_scale: float | None = None
     # YaRN: the context is so many times the original one.
     yarn_scale: int | None = None
+    # What the logarithm of that scale is multiplied by where cos and sin are not stretched.
+    yarn_log_multiplier: float | None = None
+    # How much longer queries are behind each original context.
+    temperature_scale: float | None = None
+    # Positions that queries of most layers see, and the period of those that see all where it is not llama.cpp's.
+    window: int | None = None
+    window_period: int | None = None
+    window_rope_base: float | None = None
+    # Norms behind attention and the feed-forward part.
+    post_norms: bool = False
     # Phi-3 long context: factors for sequences within and beyond this length.
     rope_original_context: int | None = None
     rope_base: float = 10000.0
@@ -74,6 +89,9 @@ class Variant:
     experts_used: int = 0
     expert_width: int = N_EXPERT_FF
     shared_expert: bool = False
+    # gpt-oss: sinks, biases everywhere, a window on every second layer, another name of a norm.
+    gpt_oss: bool = False
+    tokens: int = N_TOKENS
     # Rows choose their experts freely. With this seed no two experts are about as likely at the end of the chosen ones:
     # what is rounded in another way (keys and values, by us) sends no row to another expert.
     free_seed: int | None = None
@@ -98,7 +116,30 @@ MAIN = [
     Variant(
         "qwen2moe", "qwen2moe", head_dim=64, qkv_bias=True, rope_base=1e6, experts_used=3, shared_expert=True
     ),
+    # The window ends and the original context does within the tokens that are compared.
+    Variant(
+        "gpt-oss",
+        "gpt-oss",
+        head_dim=64,
+        qkv_bias=True,
+        rope_base=150000.0,
+        yarn_scale=4,
+        experts_used=3,
+        gpt_oss=True,
+        window=16,
+        tokens=60,
+    ),
     Variant("mixtral", "llama", head_dim=64, rope_base=1e6, experts_used=2, expert_width=N_FF),
+    # The fourth layer does not rotate.
+    Variant("smollm3", "smollm3", head_dim=64, layers=5, tied=True, rope_base=5e6),
+    # The third layer sees all.
+    Variant(
+        "gemma3", "gemma3", head_dim=64, layers=4, qk_norm=True, tied=True, window=6, window_period=3, post_norms=True,
+        rope_base=1e6, linear_rope_scale=8.0,
+    ),
+    Variant(
+        "mistral3", "mistral3", head_dim=128, yarn_scale=16, yarn_log_multiplier=1.0, temperature_scale=0.1, rope_base=1e6
+    ),
 ]
 
 # ... and the switches that only change arithmetic in F32, where nothing hides a mistake.
@@ -106,6 +147,20 @@ EXTRA = [
     Variant("llama-rope-freqs", "llama", head_dim=64, rope_freqs=True, rope_base=5e5),
     Variant("llama-linear-rope", "llama", head_dim=64, linear_rope_scale=4.0, tied=True),
     Variant("llama-yarn", "llama", head_dim=64, yarn_scale=8, rope_base=5e5),
+    Variant("smollm3-yarn", "smollm3", head_dim=64, layers=8, yarn_scale=4, rope_base=5e6),
+    # The sixth layer sees all, as no key says.
+    Variant("gemma3-pattern", "gemma3", head_dim=64, layers=7, qk_norm=True, tied=True, window=6, post_norms=True),
+    Variant(
+        "gemma3-large-heads", "gemma3", head_dim=256, layers=3, qk_norm=True, window=9, window_period=3, post_norms=True,
+        rope_base=1e6,
+    ),
+    Variant(
+        "gemma3-near", "gemma3", head_dim=64, layers=4, qk_norm=True, tied=True, window=5, window_period=2, post_norms=True,
+        rope_base=300.0, window_rope_base=77.0,
+    ),
+    Variant("mistral3-plain", "mistral3", head_dim=64, tied=True, rope_freqs=True),
+    Variant("mistral3-yarn", "mistral3", head_dim=64, yarn_scale=8, temperature_scale=0.7),
+    Variant("mistral3-log", "mistral3", head_dim=64, yarn_scale=8, yarn_log_multiplier=0.5, temperature_scale=-0.2),
     Variant("qwen3-yarn", "qwen3", head_dim=128, qk_norm=True, tied=True, yarn_scale=4),
     Variant("phi3-short-factors", "phi3", head_dim=64, fused=True, rope_original_context=4096),
     Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
@@ -151,7 +206,11 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0, vocabu
         writer.add_chat_template(template)
     head = [("cls.output.weight", (2, N_EMBD))] if ranks else []
     for name, shape in [*_matrices(variant, n_vocab), *head]:
-        scale = 1.0 if name == "token_embd.weight" else shape[-1] ** -0.5
+        # Gemma multiplies its embedding by the root of the width.
+        is_one = name == "token_embd.weight" and variant.architecture != "gemma3"
+        scale = 1.0 if is_one else shape[-1] ** -0.5
+        if variant.gpt_oss and "ffn_down_exps" in name:
+            scale *= GPT_OSS_DOWN
         values = rng.standard_normal(shape) * scale
         if routers and name == "token_embd.weight":
             values += routers.leads
@@ -167,7 +226,7 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0, vocabu
 def _hyperparameters(writer, variant, n_vocab, context):
     writer.add_context_length(context)
     writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYERS)
+    writer.add_block_count(variant.layers)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEADS)
     writer.add_head_count_kv(N_KV_HEADS)
@@ -191,6 +250,16 @@ def _hyperparameters(writer, variant, n_vocab, context):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(variant.yarn_scale)
         writer.add_rope_scaling_orig_ctx_len(context // variant.yarn_scale)
+    if variant.yarn_log_multiplier:
+        writer.add_rope_scaling_yarn_log_mul(variant.yarn_log_multiplier)
+    if variant.temperature_scale:
+        writer.add_attn_temperature_scale(variant.temperature_scale)
+    if variant.window:
+        writer.add_sliding_window(variant.window)
+    if variant.window_period:
+        writer.add_sliding_window_pattern(variant.window_period)
+    if variant.window_rope_base:
+        writer.add_rope_freq_base_swa(variant.window_rope_base)
     if variant.rope_original_context:
         writer.add_rope_scaling_orig_ctx_len(variant.rope_original_context)
         writer.add_rope_scaling_attn_factors(1.19)
@@ -201,7 +270,7 @@ def _matrices(variant, n_vocab):
     yield "token_embd.weight", (n_vocab, N_EMBD)
     if not variant.tied:
         yield "output.weight", (n_vocab, N_EMBD)
-    for layer in range(N_LAYERS):
+    for layer in range(variant.layers):
         block = f"blk.{layer}."
         if variant.fused:
             yield block + "attn_qkv.weight", (variant.q_width + 2 * variant.kv_width, N_EMBD)
@@ -231,13 +300,24 @@ def _vectors(variant, rng):
         return 1.0 + 0.2 * rng.standard_normal(width)
 
     yield "output_norm.weight", norm(N_EMBD)
-    for layer in range(N_LAYERS):
+    for layer in range(variant.layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(N_EMBD)
-        yield block + "ffn_norm.weight", norm(N_EMBD)
+        ffn_norm = "post_attention_norm" if variant.gpt_oss else "ffn_norm"
+        yield f"{block}{ffn_norm}.weight", norm(N_EMBD)
+        if variant.gpt_oss:
+            yield block + "attn_sinks.weight", 2.0 * rng.standard_normal(N_HEADS)
+            yield block + "attn_output.bias", 0.5 * rng.standard_normal(N_EMBD)
+            # Beyond the limit of the clamped unit, too.
+            for kind, width in [("gate", variant.expert_width), ("up", variant.expert_width), ("down", N_EMBD)]:
+                scale = 0.5 if kind == "down" else 4.0
+                yield f"{block}ffn_{kind}_exps.bias", scale * rng.standard_normal((N_EXPERTS, width))
         if variant.qk_norm:
             yield block + "attn_q_norm.weight", norm(variant.head_dim)
             yield block + "attn_k_norm.weight", norm(variant.head_dim)
+        if variant.post_norms:
+            yield block + "post_attention_norm.weight", norm(N_EMBD)
+            yield block + "post_ffw_norm.weight", norm(N_EMBD)
         if variant.qkv_bias:
             yield block + "attn_q.bias", 0.5 * rng.standard_normal(variant.q_width)
             yield block + "attn_k.bias", 0.5 * rng.standard_normal(variant.kv_width)
@@ -272,9 +352,11 @@ class Routers:
             self.leads = LEAD * self._directions[order[:, : variant.experts_used]].sum(axis=1)
 
     def tensors(self):
-        for layer in range(N_LAYERS):
+        for layer in range(self._variant.layers):
             router = self._rng.standard_normal((N_EXPERTS, N_EMBD)) * N_EMBD**-0.5
             yield f"blk.{layer}.ffn_gate_inp.weight", router if self._is_free else self._directions
+            if self._variant.gpt_oss:
+                yield f"blk.{layer}.ffn_gate_inp.bias", 0.2 * self._rng.standard_normal(N_EXPERTS)
             if self._variant.shared_expert:
                 weigher = self._rng.standard_normal(N_EMBD) * N_EMBD**-0.5
                 yield f"blk.{layer}.ffn_gate_inp_shexp.weight", weigher

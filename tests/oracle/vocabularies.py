@@ -1,6 +1,7 @@
 """GGUF files that hold a tokenizer and nothing else, for tokenizers that no small model has: every pre-tokenizer with one
 vocabulary, and the real vocabularies of families."""
 
+import string
 from collections import Counter
 
 import gguf
@@ -13,7 +14,7 @@ PRE_TOKENIZERS = [
     "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling",
     "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "llama-bpe",
     "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe",
-    "qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "falcon",
+    "qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "gpt-4o", "llama4", "falcon", "tekken",
 ]  # fmt: skip
 
 
@@ -40,19 +41,26 @@ def write_all(folder, model):
         path = folder / f"{pre}.gguf"
         write_byte_level(path, pre, tokens, kinds, merges)
         yield pre, path
-    path = folder / "sentencepiece.gguf"
-    write_sentence_piece(path)
-    yield "sentencepiece", path
+    for name in ("sentencepiece", "gemma"):
+        path = folder / f"{name}.gguf"
+        write_sentence_piece(path, like_gemma=name == "gemma")
+        yield name, path
 
 
 def byte_level_vocabulary(model):
     """The model's own, and numbers of two and three digits: without them no id would show
-    where a pre-tokenizer cuts a number."""
+    where a pre-tokenizer cuts a number. Before all others a small letter is merged with a capital one, and a letter with
+    an apostrophe, for some cut there and some do not."""
     fields = gguf.GGUFReader(model).fields
     tokens, kinds, merges = (
         list(fields[f"tokenizer.ggml.{key}"].contents()) for key in ("tokens", "token_type", "merges")
     )
     known = set(tokens)
+    small, capital = string.ascii_lowercase, string.ascii_uppercase
+    seams = [(left, right) for left in small for right in capital] + [(left, "'") for left in small + capital]
+    merges[:0] = [f"{left} {right}" for left, right in seams]
+    tokens += [left + right for left, right in seams if left + right not in known]
+    kinds += [gguf.TokenType.NORMAL] * (len(tokens) - len(kinds))
     for left in [str(n) for n in range(10)] + [f"{n:02}" for n in range(100)]:
         for right in range(10):
             merges.append(f"{left} {right}")
@@ -74,10 +82,16 @@ def write_byte_level(path, pre, tokens, kinds, merges):
     _finish(writer)
 
 
-def write_sentence_piece(path):
+# As Gemma's files have them: found in a text before anything is merged.
+USER_DEFINED = ["\n" * n for n in range(1, 8)] + [" " * n for n in range(2, 9)] + ["<table>", "</table>", "\t", "<b>"]
+
+
+def write_sentence_piece(path, like_gemma):
     """Three control tokens, 256 bytes, single characters, then common parts of words. A part of
     two characters or more can only be reached through smaller parts, and some scores are equal,
-    so that the order of merging shows."""
+    so that the order of merging shows.
+
+    Gemma's has no space in front of a text, other control tokens, and tokens that are found before anything is merged."""
     words = Counter("▁" + word for word in prose.text(characters=200_000).split())
     parts, characters = Counter(), Counter()
     for word, count in words.items():
@@ -87,19 +101,24 @@ def write_sentence_piece(path):
                 parts[word[start:end]] += count
     singles = sorted(characters)
     common = [part for part, _ in sorted(parts.items(), key=lambda item: (-item[1], item[0]))[:4000]]
-    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + singles + common
-    scores = [0.0] * (3 + 256) + [-1e6] * len(singles) + [-float(rank // 3) for rank in range(len(common))]
-    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
-    kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * (len(singles) + len(common))
+    controls = ["<pad>", "<eos>", "<bos>", "<start_of_turn>"] if like_gemma else ["<s>", "</s>"]
+    own = USER_DEFINED if like_gemma else []
+    tokens = ["<unk>"] + controls + [f"<0x{byte:02X}>" for byte in range(256)] + own + singles + common
+    scores = [0.0] * (1 + len(controls) + 256) + [-1000.0] * len(own)
+    scores += [-1e6] * len(singles) + [-float(rank // 3) for rank in range(len(common))]
+    kinds = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * len(controls) + [gguf.TokenType.BYTE] * 256
+    kinds += [gguf.TokenType.USER_DEFINED] * len(own) + [gguf.TokenType.NORMAL] * (len(singles) + len(common))
 
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)
     writer.add_token_types(kinds)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    writer.add_bos_token_id(tokens.index("<bos>" if like_gemma else "<s>"))
+    writer.add_eos_token_id(tokens.index("<eos>" if like_gemma else "</s>"))
     writer.add_unk_token_id(0)
+    if like_gemma:
+        writer.add_add_space_prefix(False)
     _finish(writer)
 
 

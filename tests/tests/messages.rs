@@ -322,6 +322,11 @@ fn an_answer_that_was_begun_is_continued() {
         "{}",
         refused.text()
     );
+    let headed = "{{ messages[0].content }}<|start|>assistant";
+    let headed = Worker::scripted(scripted(headed)).start();
+    let refused = headed.client().post(PATH, &asked(Some("xyz")));
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(refused.text().contains("(harmony)"), "{}", refused.text());
     let refused = client.post(PATH, &asked(Some("xyz<|end|>")));
     assert_eq!(refused.status, 400, "{}", refused.text());
     assert!(

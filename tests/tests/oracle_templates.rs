@@ -144,6 +144,124 @@ const NONE: &str = r#"{{ bos_token }}
     {%- if message['role'] == 'tool' %}{{- '<|output|>' + message['content'] }}{%- endif %}
 {%- endfor %}"#;
 
+/// Channels, types as TypeScript has them, thoughts where no answer followed them, the name of a call from the turn before.
+const CHANNELS: &str = r##"
+{%- macro type_of(spec, depth=0) -%}
+    {%- if spec.type == "array" -%}
+        {%- set inner = type_of(spec['items'], depth + 1) if spec['items'] else 'any' -%}
+        {%- if inner | length > 50 -%}{{- 'any[]' -}}{%- else -%}{{- inner + '[]' -}}{%- endif -%}
+    {%- elif spec.type is defined and spec.type is iterable and spec.type is not string and spec.type is not mapping -%}
+        {{- spec.type | join(' | ') -}}
+    {%- elif spec.enum -%}{{- '"' + spec.enum | join('" | "') + '"' -}}
+    {%- elif spec.type == "object" and spec.properties -%}
+        {{- '{
+' }}
+        {%- for name, inner in spec.properties.items() -%}
+            {{- name -}}{%- if name not in (spec.required or []) -%}{{- '?' }}{%- endif -%}{{- ': ' }}
+            {{ type_of(inner, depth + 1) }}{%- if not loop.last -%}{{- ', ' }}{%- endif -%}
+        {%- endfor -%}
+        {{- '}' }}
+    {%- else -%}{{- {'integer': 'number', 'string': 'string'}.get(spec.type, 'any') -}}
+    {%- endif -%}
+{%- endmacro -%}
+{%- macro tools_of(space, tools) -%}
+    {{- '## ' + space + '
+
+namespace ' + space + ' {
+
+' }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- '// ' ~ (tool.description or '-') ~ '
+' }}{{- 'type ' + tool.name + ' = ' }}
+        {%- if tool.parameters and tool.parameters.properties %}
+            {{- '(_: {
+' }}
+            {%- for name, spec in tool.parameters.properties.items() %}
+                {%- if spec.description %}{{- '// ' + spec.description + '
+' }}{%- endif %}
+                {{- name }}{%- if name not in (tool.parameters.required or []) -%}{{- '?' }}{%- endif -%}{{- ': ' }}
+                {{- type_of(spec) }}
+                {%- if spec.default is defined -%}{{- ', // default: ' + spec.default | tojson }}{%- endif -%}
+                {{- ',
+' }}
+            {%- endfor %}
+            {{- '}) => any;
+
+' }}
+        {%- else -%}{{- '() => any;
+
+' }}
+        {%- endif -%}
+    {%- endfor %}
+    {{- '} // ' + space }}
+{%- endmacro -%}
+{%- macro system() -%}
+    {%- if identity is not defined %}{%- set identity = "You are a model." %}{%- endif %}
+    {{- identity + '
+In ' + strftime_now('%Y') + '
+
+' }}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+    {{- 'Reasoning: ' + reasoning_effort + '
+
+# Channels: analysis, commentary, final.' }}
+    {%- if tools -%}{{- "
+Calls go to commentary: 'functions'." }}{%- endif -%}
+{%- endmacro -%}
+{{- '<|start|>system<|message|>' }}{{- system() }}{{- '<|end|>' }}
+{%- if messages[0].role == 'developer' or messages[0].role == 'system' %}
+    {%- set instructions = messages[0].content %}{%- set turns = messages[1:] %}
+{%- else %}{%- set instructions = '' %}{%- set turns = messages %}
+{%- endif %}
+{%- if instructions or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {%- if instructions %}{{- '# Instructions
+
+' }}{{- instructions }}{{- '
+
+' }}{%- endif %}
+    {%- if tools -%}{{- '# Tools
+
+' }}{{- tools_of('functions', tools) }}{%- endif -%}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in turns -%}
+    {%- if message.role == 'assistant' -%}
+        {%- if 'content' in message and '<|channel|>final<|message|>' in message.content %}
+            {{- raise_exception('no channels here') }}
+        {%- endif %}
+        {%- if 'tool_calls' in message %}
+            {%- set answered = namespace(found=false) %}
+            {%- for later in turns[loop.index:] %}
+                {%- if later.role == 'assistant' and 'tool_calls' not in later %}{%- set answered.found = true %}{%- endif %}
+            {%- endfor %}
+            {%- set call = message.tool_calls[0] %}{%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {%- if message.content and message.thinking %}
+                {{- raise_exception('content or thinking, not both') }}
+            {%- elif message.content and not answered.found %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.content + '<|end|>' }}
+            {%- elif message.thinking and not answered.found %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+            {%- endif %}
+            {{- '<|start|>assistant to=' }}{{- 'functions.' + call.name + '<|channel|>commentary ' }}
+            {{- (call.content_type if call.content_type is defined else 'json') + '<|message|>' }}
+            {{- call.arguments | tojson }}{{- '<|call|>' }}{%- set last.name = call.name %}
+        {%- else %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+            {%- set last.name = none %}
+        {%- endif %}
+    {%- elif message.role == 'tool' -%}
+        {%- if last.name is none %}{{- raise_exception('no call') }}{%- endif %}
+        {{- '<|start|>functions.' + last.name }}
+        {{- ' to=assistant<|channel|>commentary<|message|>' + message.content | tojson + '<|end|>' }}
+    {%- elif message.role == 'user' -%}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
+"##;
+
 const USER: &str = r#"{"role": "user", "content": "  Wie warm ist es in Köln? <b>\"&\"</b>\n"}"#;
 
 const CALLED: &str = r#"{"role": "assistant", "content": null, "reasoning_content": "\nHm\n", "tool_calls": [
@@ -157,6 +275,12 @@ const ANSWER: &str = r#"{"role": "assistant", "content": "21 °C."}"#;
 
 const AGAIN: &str = r#"{"role": "user", "content": "Danke"}"#;
 
+/// Thoughts beside a text and a call.
+const REMARKED: &str = r#"{"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [
+    {"id": "abcdefghi", "type": "function", "function": {"name": "now", "arguments": "{}"}}]}"#;
+
+const SYSTEM: &str = r#"{"role": "system", "content": "Be brief."}"#;
+
 /// Keys in the order in which the worker shows them; those of parameters are a client's own.
 const TOOLS: &str = r#"[{"type": "function", "function": {"name": "get_weather", "description": "Says \u00e9.",
     "parameters": {"type": "object", "required": ["city"], "properties": {"city": {"enum": ["Köln"]},
@@ -167,6 +291,16 @@ fn body(messages: &[&str], tools: &str) -> String {
     let messages = messages.join(", ");
     format!("{{\"messages\": [{messages}], \"tools\": {tools}}}")
 }
+/// Of many kinds of types.
+const TYPED: &str = r#"[{"type": "function", "function": {"name": "search", "description": "Finds.",
+    "parameters": {"type": "object", "required": ["query"], "properties": {
+    "query": {"type": "string", "description": "Words."}, "sort": {"type": "string", "enum": ["a", "b\"c"], "default": "a"},
+    "top": {"type": "integer", "default": 10}, "tags": {"type": "array", "items": {"type": "string"}},
+    "deep": {"type": "array", "items": {"type": "array", "items": {"type": "object", "required": ["x"],
+    "properties": {"x": {"type": "integer"}, "y": {"type": "array"}}}}},
+    "long": {"type": "array", "items": {"type": "object", "properties": {"a_long_name": {"type": "string"},
+    "another_long_name": {"type": "string"}}}},
+    "any": {"type": ["string", "null"]}, "other": {}}}}}]"#;
 
 /// Conversations that a template of each kind takes, as texts: the order of keys is part of a prompt.
 fn bodies() -> [(&'static str, String); 4] {
@@ -180,6 +314,28 @@ fn bodies() -> [(&'static str, String); 4] {
         (
             "another turn",
             body(&[USER, CALLED, RESULT, ANSWER, AGAIN], "[]"),
+        ),
+    ]
+}
+
+/// What only a template with channels makes something of.
+fn bodies_of_channels() -> [(&'static str, String); 3] {
+    let with = |messages: &[&str], tools: &str, more: &str| {
+        let messages = messages.join(", ");
+        format!("{{\"messages\": [{messages}], \"tools\": {tools}{more}}}")
+    };
+    [
+        (
+            "an effort and types",
+            with(&[SYSTEM, USER], TYPED, ", \"reasoning_effort\": \"high\""),
+        ),
+        (
+            "thoughts, a text and a call",
+            with(&[USER, REMARKED, RESULT], TOOLS, ""),
+        ),
+        (
+            "the same behind an answer",
+            with(&[USER, REMARKED, RESULT, NEXT], TOOLS, ""),
         ),
     ]
 }
@@ -215,8 +371,11 @@ fn prompts_with_tools_and_calls_are_those_of_python_s_jinja() {
         ("parameters", PARAMETERS),
         ("ids", IDS),
         ("none", NONE),
+        ("channels", CHANNELS),
     ] {
-        for (story, body) in bodies() {
+        let more = bodies_of_channels().into_iter();
+        let more = more.filter(|_| family == "channels");
+        for (story, body) in bodies().into_iter().chain(more) {
             cases.push(json!({
                 "name": format!("{family}: {story}"), "template": template, "body": body,
                 "prompt": prompt(template, &body),

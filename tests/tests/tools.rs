@@ -9,6 +9,14 @@ use worker_orcd_tests::{Act, Moment, Script, Worker};
 const HERMES: &str = "{% if false %}{{ tools }}<tool_call><think>{% endif %}{% for message in messages %}\
                       {{ message.content }}{% endfor %}<|end|>";
 
+/// The same of what gpt-oss writes.
+const CHANNELS: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}<|channel|><|message|>{% endif %}\
+                        {% for message in messages %}{{ message.content }}{% endfor %}<|end|>";
+
+const IN_CHANNELS: &str = "<|channel|>analysis<|message|>Two of \"them\".<|end|><|start|>assistant<|channel|>commentary\
+                           <|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.add \
+                           <|constrain|>json<|message|>{\"a\": 1.0, \"b\": [\"\\u00e9\", {}]}<|call|>";
+
 /// Writes a mark that is a control token.
 const MISTRAL: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}{% endif %}[TOOL_CALLS]\
                        {{ messages[0].content }}<|end|>";
@@ -81,6 +89,57 @@ fn thoughts_text_and_calls_are_told_apart_streamed_and_whole() {
         choice["message"]["tool_calls"].as_array().map(Vec::len),
         Some(1)
     );
+}
+
+#[test]
+fn channels_are_told_apart_in_every_api_and_a_death_changes_no_byte() {
+    let worker = Worker::scripted(scripted(CHANNELS)).start();
+    let client = worker.client();
+    let ready = worker.log.wait_for("ready");
+    assert_eq!(ready["tool_call_parser"], "harmony");
+    assert_eq!(ready["reasoning_parser"], "harmony");
+    let choice = anonymous(&whole(&client, &asking(IN_CHANNELS)));
+    let arguments = "{\"a\": 1.0, \"b\": [\"\\u00e9\", {}]}";
+    assert_eq!(
+        choice["message"],
+        json!({
+            "role": "assistant", "refusal": null, "content": "I look.",
+            "reasoning_content": "Two of \"them\".",
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": arguments}}],
+        })
+    );
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(anonymous(&stream(&client, &asking(IN_CHANNELS))), choice);
+    for said in [3, 60, 130, 250] {
+        let script = Script::once(Moment::MidStream(said), Act::Signal(9));
+        let script = script.chat_template(CHANNELS.to_owned());
+        let worker = Worker::scripted(script).start();
+        let told = anonymous(&stream(&worker.client(), &asking(IN_CHANNELS)));
+        assert_eq!(told, choice, "{said}");
+    }
+
+    let of_types = |list: &Value| {
+        let list = list.as_array().expect("a list").iter();
+        list.map(|it| it["type"].as_str().unwrap_or_default().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let function = json!({"type": "function", "name": "add", "parameters": {"type": "object"}});
+    let body = json!({"input": IN_CHANNELS, "max_output_tokens": 2000, "tools": [function]});
+    let response = client.post("/v1/responses", &body).json();
+    let types = of_types(&response["output"]);
+    assert_eq!(
+        types,
+        ["reasoning", "message", "function_call"],
+        "{response}"
+    );
+    assert_eq!(response["output"][2]["arguments"], arguments);
+    let tool = json!({"name": "add", "input_schema": {"type": "object"}});
+    let mut body = asking(IN_CHANNELS);
+    body["tools"] = json!([tool]);
+    let message = client.post("/v1/messages", &body).json();
+    let types = of_types(&message["content"]);
+    assert_eq!(types, ["thinking", "text", "tool_use"], "{message}");
+    assert_eq!(message["stop_reason"], "tool_use");
 }
 
 #[test]

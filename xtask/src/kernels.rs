@@ -28,7 +28,7 @@ const ARCHITECTURES: [(&str, &str); 5] = [
 ];
 
 /// Translation units; the other files are included by them.
-const UNITS: [&str; 3] = ["kernels", "decode_step", "faults"];
+const UNITS: [&str; 4] = ["kernels", "decode_step", "experts", "faults"];
 
 #[derive(clap::Args)]
 pub struct Arguments {

@@ -1,26 +1,38 @@
 //! Models whose speed is measured: the shapes are real, the weights are random.
 
-use worker_orcd_gpu::model::{Architecture, ModelConfig};
+use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig, Positions};
 use worker_orcd_ipc::Sampling;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
-use worker_orcd_kernels::{Activation, TensorType};
+use worker_orcd_kernels::{Activation, TensorType, Weighing};
 
 /// An error of any kind, for the mains of the examples.
 pub type BoxError = Box<dyn std::error::Error>;
 
-/// The shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M.
+/// The shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B.
 pub fn config(shape: &str) -> Result<ModelConfig, String> {
     let (n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, vocab_size) = match shape {
         "0.5b" => (24, 896, 4864, 14, 2, 64, 151_936),
         "7b" => (28, 3584, 18_944, 28, 4, 128, 152_064),
         "135m" => (30, 576, 1536, 9, 3, 64, 49_152),
+        "30b-a3b" => (48, 2048, 6144, 32, 4, 128, 151_936),
         _ => return Err(format!("no such shape: {shape}")),
     };
+    let experts = (shape == "30b-a3b").then_some(ExpertsConfig {
+        count: 128,
+        used: 8,
+        n_ff: 768,
+        shared_n_ff: None,
+        weighing: Weighing::Renormalized,
+        has_biases: false,
+    });
     Ok(ModelConfig {
-        architecture: Architecture::Qwen2,
+        architecture: match experts {
+            Some(_) => Architecture::Qwen3Moe,
+            None => Architecture::Qwen2,
+        },
         n_layers,
         n_embd,
-        experts: None,
+        experts,
         n_ff,
         n_heads,
         n_kv_heads,
@@ -37,7 +49,10 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
             attn_factor: 1.0,
         },
         activation: Activation::Silu,
-        sliding_window: None,
+        positions: Positions::default(),
+        attention_scale: 1.0 / (head_dim as f64).sqrt(),
+        embedding_scale: 1.0,
+        has_sinks: false,
     })
 }
 

@@ -9,10 +9,12 @@
 //! * [`context`] is one context and one stream; [`memory`] owns every byte of device memory and
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
 //! * [`load`] decides what fits on an open device, copies the file's tensors and has the device pack
-//!   them; [`residency`] looks from then on whether they are still there, and still the same.
+//!   them, and [`tables`] by position behind them; [`residency`] looks from then on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`launch`] sends a step on its way; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens, and [`shown_rows`] has what
 //!   they were drawn from.
+//! * [`mixture`] is the part of a layer that is a mixture of experts; [`experts`] has its kernels, and
+//!   [`products_few`] one for the products of few rows around it.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
 //!   [`shared_plan`] of its blocks' memory); [`graph`] records the launches of larger ones.
 //! * [`kv_custody`] is the KV cache as others may have it: seals of its pages, and copies of theirs.
@@ -33,6 +35,9 @@ mod board;
 mod checksum;
 mod context;
 mod decode_step;
+mod expert_arguments;
+mod expert_room;
+mod experts;
 #[cfg(feature = "fault-injection")]
 mod faults;
 mod feed;
@@ -49,9 +54,11 @@ mod load;
 mod mapping;
 mod matmul;
 mod memory;
+mod mixture;
 mod ops;
 mod pack;
 mod plan;
+mod products_few;
 mod purpose;
 mod residency;
 mod sample;
@@ -59,6 +66,7 @@ mod scratch;
 mod shared_plan;
 mod shown_rows;
 mod step_queue;
+mod tables;
 mod tags;
 mod tensor_map;
 mod warm_up;
@@ -74,6 +82,7 @@ use board::Board;
 use context::Context;
 pub use context::{count_devices, outlook};
 use decode_step::DecodeStep;
+use experts::Experts;
 use graph::Graphs;
 use head::OpenStep;
 pub(crate) use kernels::KERNELS_VARIABLE;
@@ -114,6 +123,7 @@ pub struct CudaExecutor {
     scratch: Scratch,
     ops: Ops,
     matmul: Matmul,
+    experts: Option<Experts>,
     decode_step: Option<DecodeStep>,
     graphs: Graphs,
     #[cfg(feature = "fault-injection")]

@@ -2,8 +2,8 @@
 //!
 //! The only place that tells one from the other: what is behind it sees configuration and tensors.
 
-use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::RopePairs;
+use worker_orcd_kernels::{Activation, Weighing};
 
 /// `general.architecture`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,10 @@ pub enum Architecture {
     Phi3,
     Qwen2Moe,
     Qwen3Moe,
+    SmolLm3,
+    Mistral3,
+    Gemma3,
+    GptOss,
 }
 
 /// Properties of an architecture's files that others have not.
@@ -23,17 +27,97 @@ pub(super) struct Conventions {
     /// RoPE rotates whole heads, as llama.cpp asserts.
     pub(super) rotates_whole_heads: bool,
     pub(super) rope_factors: Option<RopeFactors>,
+    /// [`Positions::unrotated_every`](super::Positions::unrotated_every).
+    pub(super) unrotated_every: Option<usize>,
+    /// Queries may have a [temperature](super::Temperature), and YaRN a multiplier of its logarithm.
+    pub(super) has_temperature: bool,
     /// Biases of Q, K and V must be there.
     pub(super) has_qkv_bias: bool,
+    /// The bias of attention's output, too.
+    pub(super) has_output_bias: bool,
+    /// A logit of each head in its softmax's denominator.
+    pub(super) has_sinks: bool,
+    /// The tensor of the norm in front of the feed-forward part.
+    pub(super) ffn_norm: &'static str,
     /// Norms of each head of Q and K.
     pub(super) has_head_norms: bool,
     /// Gate and up are one tensor, and Q, K and V may be.
     pub(super) is_fused: bool,
+    /// Norms of what attention and feed-forward part give, before it is added.
+    pub(super) has_post_norms: bool,
+    pub(super) windows: Option<Windows>,
+    /// A token's embedding is multiplied by the root of its width.
+    pub(super) scales_embedding: bool,
+    /// Models of so many layers scale attention by the width of a head as the embedding's share.
+    pub(super) layers_scaled_by_width: Option<usize>,
     /// There may be a head that scores, and llama.cpp takes its softmax.
     pub(super) has_rank_head: bool,
     /// The activation of the feed-forward part.
     pub(super) activation: Activation,
     pub(super) experts: Experts,
+}
+
+/// What most architectures have.
+const PLAIN: Conventions = Conventions {
+    rope_pairs: RopePairs::HalfOffset,
+    rotates_whole_heads: false,
+    rope_factors: None,
+    unrotated_every: None,
+    has_temperature: false,
+    has_qkv_bias: false,
+    has_output_bias: false,
+    has_sinks: false,
+    has_head_norms: false,
+    is_fused: false,
+    has_post_norms: false,
+    windows: None,
+    ffn_norm: "ffn_norm.weight",
+    scales_embedding: false,
+    layers_scaled_by_width: None,
+    has_rank_head: false,
+    activation: Activation::Silu,
+    experts: Experts::None,
+};
+
+const GPT_OSS: Conventions = Conventions {
+    has_qkv_bias: true,
+    has_output_bias: true,
+    has_sinks: true,
+    windows: Some(Windows {
+        whole_every: 2,
+        have_rotation: false,
+    }),
+    ffn_norm: "post_attention_norm.weight",
+    activation: Activation::ClampedSwiglu,
+    experts: Experts::Always {
+        weighing: Weighing::OfChosen,
+        has_shared: false,
+        has_biases: true,
+    },
+    ..PLAIN
+};
+
+const GEMMA_3: Conventions = Conventions {
+    has_head_norms: true,
+    has_post_norms: true,
+    windows: Some(Windows {
+        whole_every: 6,
+        have_rotation: true,
+    }),
+    scales_embedding: true,
+    // The largest, of 27B.
+    layers_scaled_by_width: Some(62),
+    activation: Activation::Gelu,
+    ..PLAIN
+};
+
+/// Most layers have a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Windows {
+    /// The last of so many layers has none, unless a key says otherwise.
+    pub(super) whole_every: usize,
+    /// Layers with a window rotate by a base of their own, and are not slowed.
+    pub(super) have_rotation: bool,
 }
 
 /// What a file of this architecture may have in place of one feed-forward part.
@@ -43,10 +127,11 @@ pub(super) enum Experts {
     /// As its files say. An expert is as wide as the dense part would be.
     Optional,
     Always {
-        /// The weights of the chosen add up to 1.
-        renormalized: bool,
+        weighing: Weighing,
         /// One expert more, for every token.
         has_shared: bool,
+        /// Router and experts have biases.
+        has_biases: bool,
     },
 }
 
@@ -60,13 +145,17 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 10] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
         Self::Phi3,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
+        Self::SmolLm3,
+        Self::Mistral3,
+        Self::Gemma3,
+        Self::GptOss,
     ];
 
     /// The name in `general.architecture` and in front of every key.
@@ -79,21 +168,14 @@ impl Architecture {
             Self::Phi3 => "phi3",
             Self::Qwen2Moe => "qwen2moe",
             Self::Qwen3Moe => "qwen3moe",
+            Self::SmolLm3 => "smollm3",
+            Self::Mistral3 => "mistral3",
+            Self::Gemma3 => "gemma3",
+            Self::GptOss => "gpt-oss",
         }
     }
 
     pub(super) fn conventions(self) -> Conventions {
-        let plain = Conventions {
-            rope_pairs: RopePairs::HalfOffset,
-            rotates_whole_heads: false,
-            rope_factors: None,
-            has_qkv_bias: false,
-            has_head_norms: false,
-            is_fused: false,
-            has_rank_head: false,
-            activation: Activation::Silu,
-            experts: Experts::None,
-        };
         match self {
             Self::Llama => Conventions {
                 // GGUF stores rows of Q and K permuted for this.
@@ -102,38 +184,56 @@ impl Architecture {
                 rope_factors: Some(RopeFactors::ByScaling),
                 // Mixtral's files are of this architecture.
                 experts: Experts::Optional,
-                ..plain
+                ..PLAIN
             },
             Self::Qwen2 => Conventions {
                 has_qkv_bias: true,
-                ..plain
+                ..PLAIN
             },
             Self::Qwen3 => Conventions {
                 has_head_norms: true,
                 has_rank_head: true,
-                ..plain
+                ..PLAIN
             },
             Self::Phi3 => Conventions {
                 rope_factors: Some(RopeFactors::ByLength),
                 is_fused: true,
-                ..plain
+                ..PLAIN
             },
             Self::Qwen2Moe => Conventions {
                 has_qkv_bias: true,
                 experts: Experts::Always {
-                    renormalized: false,
+                    weighing: Weighing::Softmax,
                     has_shared: true,
+                    has_biases: false,
                 },
-                ..plain
+                ..PLAIN
             },
             Self::Qwen3Moe => Conventions {
                 has_head_norms: true,
                 experts: Experts::Always {
-                    renormalized: true,
+                    weighing: Weighing::Renormalized,
                     has_shared: false,
+                    has_biases: false,
                 },
-                ..plain
+                ..PLAIN
             },
+            Self::GptOss => GPT_OSS,
+            Self::SmolLm3 => Conventions {
+                rope_pairs: RopePairs::Adjacent,
+                rotates_whole_heads: true,
+                // No key says so: it stands in llama.cpp (`n_no_rope_layer_step`).
+                unrotated_every: Some(4),
+                ..PLAIN
+            },
+            Self::Mistral3 => Conventions {
+                rope_pairs: RopePairs::Adjacent,
+                rotates_whole_heads: true,
+                rope_factors: Some(RopeFactors::ByScaling),
+                has_temperature: true,
+                ..PLAIN
+            },
+            Self::Gemma3 => GEMMA_3,
         }
     }
 }

@@ -39,7 +39,7 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Llama,
         with_key: Some("expert_count"),
         models: "Mixtral: experts in one tensor (`ffn_gate_exps`)",
-        on_cuda: false,
+        on_cuda: true,
         held_by: &["mixtral"],
     },
     Served {
@@ -69,17 +69,50 @@ pub const SERVED: &[Served] = &[
         ],
     },
     Served {
+        architecture: Architecture::Gemma3,
+        with_key: None,
+        models: "Gemma 3, text: windows in five of six layers, norms in front of blocks and behind them",
+        on_cuda: true,
+        held_by: &["gemma3", "gemma3-pattern"],
+    },
+    Served {
+        architecture: Architecture::Mistral3,
+        with_key: None,
+        models: "Ministral 3, Mistral Small and Devstral of 2025: YaRN, and queries that are longer far behind the beginning",
+        on_cuda: true,
+        held_by: &[
+            "mistral3",
+            "mistral3-yarn",
+            "mistral3-log",
+            "mistral3-plain",
+        ],
+    },
+    Served {
+        architecture: Architecture::SmolLm3,
+        with_key: None,
+        models: "SmolLM3, with YaRN too: every fourth layer does not rotate queries and keys",
+        on_cuda: true,
+        held_by: &["smollm3", "smollm3-yarn"],
+    },
+    Served {
+        architecture: Architecture::GptOss,
+        with_key: Some("expert_count"),
+        models: "gpt-oss-20b and -120b",
+        on_cuda: false,
+        held_by: &["gpt-oss"],
+    },
+    Served {
         architecture: Architecture::Qwen2Moe,
         with_key: Some("expert_count"),
         models: "Qwen1.5-MoE, Qwen2-57B-A14B: experts, and one that is shared",
-        on_cuda: false,
+        on_cuda: true,
         held_by: &["qwen2moe"],
     },
     Served {
         architecture: Architecture::Qwen3Moe,
         with_key: Some("expert_count"),
         models: "Qwen3-30B-A3B and its like",
-        on_cuda: false,
+        on_cuda: true,
         held_by: &["qwen3moe"],
     },
 ];
@@ -135,10 +168,6 @@ pub const REFUSED: &[Refused] = &[
         needs: "latent attention (MLA) to the tokens that an indexer chooses",
     },
     Refused {
-        names: &["gpt-oss"],
-        needs: "attention sinks, windows in every second layer, and biased experts with a clamped SwiGLU",
-    },
-    Refused {
         names: &["mimo2"],
         needs: "attention sinks, windows, and a router with sigmoid and biases",
     },
@@ -151,24 +180,12 @@ pub const REFUSED: &[Refused] = &[
         needs: "four norms a layer, windows in every second layer, soft caps, GELU and a scaled embedding",
     },
     Refused {
-        names: &["gemma3"],
-        needs: "four norms a layer, windows in five of six layers with a rotation of their own, GELU and a scaled embedding",
-    },
-    Refused {
         names: &["gemma3n"],
         needs: "embeddings for each layer, AltUp, LAuReL, and layers that share keys and values",
     },
     Refused {
         names: &["gemma4"],
         needs: "heads of two sizes, layers that share keys and values, embeddings for each layer, and soft-capped logits",
-    },
-    Refused {
-        names: &["smollm3"],
-        needs: "layers without rotation",
-    },
-    Refused {
-        names: &["mistral3"],
-        needs: "queries that are scaled by their position",
     },
     Refused {
         names: &["llama4"],

@@ -8,6 +8,7 @@ use super::error::ModelError;
 use super::experts;
 use super::experts::ExpertsConfig;
 use super::gguf::{GgufError, Header, Value};
+use super::positions::Positions;
 use super::rope;
 use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::Rope;
@@ -27,16 +28,36 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     pub context_length: usize,
     pub norm_eps: f32,
+    /// That of layers that see all.
     pub rope: Rope,
+    pub positions: Positions,
+    /// Queries times keys are multiplied by it: mostly `1 / sqrt(head_dim)`.
+    pub attention_scale: f64,
+    /// A token's embedding is multiplied by it.
+    pub embedding_scale: f32,
     /// The activation of the feed-forward part.
     pub activation: Activation,
-    /// A query sees at most this many positions, itself included; `None` sees all. Always `None`
-    /// for now: llama.cpp disables the window of phi3 (its pull request 13676), because files in
-    /// the wild carry wrong values, and this follows it.
-    pub sliding_window: Option<usize>,
+    /// A score of each head that takes part in its softmax and has no value.
+    pub has_sinks: bool,
 }
 
 impl ModelConfig {
+    /// The rotations: that of layers that see all, and that of those with a window, where it is another.
+    pub fn ropes(&self) -> impl Iterator<Item = &Rope> {
+        let of_windows = self.positions.window.as_ref();
+        let of_windows = of_windows.and_then(|window| window.rope.as_ref());
+        [&self.rope].into_iter().chain(of_windows)
+    }
+
+    /// The place of a layer's rotation among these; `None` where it leaves queries and keys as they are.
+    #[must_use]
+    pub fn rope_of(&self, layer: usize) -> Option<usize> {
+        let has_window = self.positions.window_of(layer).is_some();
+        let last = self.ropes().count() - 1;
+        let place = if has_window { last } else { 0 };
+        self.positions.rotates(layer).then_some(place)
+    }
+
     /// `max_sequence_tokens` is the longest sequence that will be served, when that is not the
     /// model's context length: long-context models choose their RoPE factors by it.
     ///
@@ -66,6 +87,7 @@ impl ModelConfig {
             ));
         }
         let head_dim = keys.head_dim(n_embd, n_heads)?;
+        let rope = rope::read(&keys, head_dim, context_length, max_sequence_tokens)?;
         Ok(Self {
             architecture: keys.architecture,
             n_layers,
@@ -78,9 +100,15 @@ impl ModelConfig {
             vocab_size: vocab_size(header)?,
             context_length,
             norm_eps: keys.norm_eps()?,
-            rope: rope::read(&keys, head_dim, context_length, max_sequence_tokens)?,
+            positions: Positions::read(&keys, context_length, &rope)?,
+            rope,
+            attention_scale: keys.attention_scale([n_layers, n_embd, n_heads, head_dim]),
+            embedding_scale: match keys.architecture.conventions().scales_embedding {
+                true => (n_embd as f32).sqrt(),
+                false => 1.0,
+            },
             activation: keys.architecture.conventions().activation,
-            sliding_window: None,
+            has_sinks: keys.architecture.conventions().has_sinks,
         })
     }
 }
@@ -134,6 +162,7 @@ impl<'h, 'a> Keys<'h, 'a> {
             ("residual_scale", "a residual scale"),
             ("embedding_scale", "an embedding scale"),
             ("attention.clamp_kqv", "clamping of Q, K and V"),
+            ("attention.output_scale", "a scale of what attention gives"),
             ("final_logit_softcapping", "soft-capped logits"),
             ("attn_logit_softcapping", "soft-capped attention"),
         ] {
@@ -201,6 +230,17 @@ impl<'h, 'a> Keys<'h, 'a> {
             ));
         }
         Ok(head_dim)
+    }
+
+    /// llama.cpp has no key for it: of the models that its architecture's numbers of layers stand for, one has
+    /// another scale than all others.
+    fn attention_scale(&self, [n_layers, n_embd, n_heads, head_dim]: [usize; 4]) -> f64 {
+        let by_width = self.architecture.conventions().layers_scaled_by_width;
+        let values = match by_width == Some(n_layers) {
+            true => n_embd / n_heads,
+            false => head_dim,
+        };
+        1.0 / (values as f64).sqrt()
     }
 
     fn norm_eps(&self) -> Result<f32, ModelError> {

@@ -1,17 +1,20 @@
 //! Hyperparameters of a mixture of experts: `{arch}.expert_*`.
 //!
-//! What is computed is what llama.cpp computes for these architectures (`build_moe_ffn`): softmax over
-//! all experts, the most likely of them, and their weights renormalized or not, as the architecture
-//! says and whatever a key says. A key that says otherwise is refused.
+//! What is computed is what llama.cpp computes for these architectures (`build_moe_ffn`): the most likely
+//! experts, by a softmax, and their weights as the architecture says and whatever a key says. A key that
+//! says otherwise is refused.
 
 use super::architecture::Experts;
 use super::config::Keys;
 use super::error::ModelError;
+use worker_orcd_kernels::Weighing;
 
 /// llama.cpp's `LLAMA_MAX_EXPERTS`.
-const MAX_EXPERTS: usize = 512;
+pub const MAX_EXPERTS: usize = 512;
 /// `expert_gating_func`: llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`.
 const SOFTMAX: u32 = 1;
+/// `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX_WEIGHT`.
+const SOFTMAX_WEIGHT: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertsConfig {
@@ -22,8 +25,9 @@ pub struct ExpertsConfig {
     pub n_ff: usize,
     /// Width of the expert that every token is sent to, where there is one.
     pub shared_n_ff: Option<usize>,
-    /// The weights of the chosen are divided by their sum.
-    pub renormalized: bool,
+    pub weighing: Weighing,
+    /// The router and the experts have biases.
+    pub has_biases: bool,
 }
 
 impl ExpertsConfig {
@@ -40,19 +44,20 @@ impl ExpertsConfig {
 /// When a key is missing or makes no sense, or asks for what is not implemented.
 pub(super) fn read(keys: &Keys<'_, '_>, n_ff: usize) -> Result<Option<ExpertsConfig>, ModelError> {
     let has_experts = keys.count("expert_count")? > 0;
-    let (renormalized, has_shared) = match keys.architecture.conventions().experts {
+    let (weighing, has_shared, has_biases) = match keys.architecture.conventions().experts {
         Experts::None if has_experts => {
             let key = keys.key("expert_count");
             return Err(ModelError::unsupported(key, "a mixture of experts"));
         }
-        Experts::Optional if has_experts => (true, false),
+        Experts::Optional if has_experts => (Weighing::Renormalized, false, false),
         Experts::None | Experts::Optional => return Ok(None),
         Experts::Always {
-            renormalized,
+            weighing,
             has_shared,
-        } => (renormalized, has_shared),
+            has_biases,
+        } => (weighing, has_shared, has_biases),
     };
-    refuse_unsupported(keys, renormalized, has_shared)?;
+    refuse_unsupported(keys, weighing, has_shared)?;
     let count = keys.positive("expert_count")?;
     let used = keys.positive("expert_used_count")?;
     if count > MAX_EXPERTS {
@@ -70,7 +75,8 @@ pub(super) fn read(keys: &Keys<'_, '_>, n_ff: usize) -> Result<Option<ExpertsCon
         used,
         n_ff: width(keys, n_ff, used)?,
         shared_n_ff: has_shared.then(|| shared.unwrap_or(n_ff)),
-        renormalized,
+        weighing,
+        has_biases,
     }))
 }
 
@@ -95,22 +101,32 @@ fn width(keys: &Keys<'_, '_>, n_ff: usize, used: usize) -> Result<usize, ModelEr
 
 fn refuse_unsupported(
     keys: &Keys<'_, '_>,
-    renormalized: bool,
+    weighing: Weighing,
     has_shared: bool,
 ) -> Result<(), ModelError> {
     let unsupported =
         |name: &str, feature: &str| Err(ModelError::unsupported(keys.key(name), feature));
     let gating = keys.header.u32(&keys.key("expert_gating_func"))?;
-    if gating.is_some_and(|function| function != SOFTMAX) {
-        return unsupported("expert_gating_func", "a router other than softmax");
+    let (computed, name) = match weighing {
+        Weighing::OfChosen => (SOFTMAX_WEIGHT, "softmax over the chosen"),
+        Weighing::Softmax | Weighing::Renormalized => (SOFTMAX, "softmax"),
+    };
+    if gating.is_some_and(|function| function != computed) {
+        let feature = format!("a router other than {name}");
+        return unsupported("expert_gating_func", &feature);
     }
     let norm = keys.header.bool(&keys.key("expert_weights_norm"))?;
-    if norm.is_some_and(|norm| norm != renormalized) {
-        let feature = match renormalized {
-            true => "a router whose weights are not renormalized",
-            false => "a router whose weights are renormalized",
-        };
-        return unsupported("expert_weights_norm", feature);
+    match (weighing, norm) {
+        (Weighing::Softmax, Some(true)) => {
+            let feature = "a router whose weights are renormalized";
+            return unsupported("expert_weights_norm", feature);
+        }
+        (Weighing::Renormalized, Some(false)) => {
+            let feature = "a router whose weights are not renormalized";
+            return unsupported("expert_weights_norm", feature);
+        }
+        // A softmax adds up to 1 anyway.
+        _ => {}
     }
     let scale = keys.header.f32(&keys.key("expert_weights_scale"))?;
     if scale.is_some_and(|scale| scale != 0.0 && scale != 1.0) {

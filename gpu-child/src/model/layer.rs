@@ -20,9 +20,15 @@ pub struct Layer<M, V> {
     /// RMS norms over each head before RoPE, `[head_dim]`.
     pub q_norm: Option<V>,
     pub k_norm: Option<V>,
+    /// A score of each head that takes part in its softmax and has no value, `[n_heads]`.
+    pub sinks: Option<V>,
     pub attn_output: Linear<M, V>,
+    /// The norm of what attention gives, before it is added to the residual stream.
+    pub attn_post_norm: Option<V>,
     pub ffn_norm: V,
     pub feed_forward: FeedForward<M, V>,
+    /// The same of the feed-forward part.
+    pub ffn_post_norm: Option<V>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +46,7 @@ pub struct GatedUnit<M, V> {
 }
 
 /// Gated units of which each row uses a few. A matrix holds the rows of all experts, one expert behind
-/// the other.
+/// the other, and so does a bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Experts<M, V> {
     pub config: ExpertsConfig,
@@ -153,18 +159,21 @@ impl<M, V> Layer<M, V> {
             qkv: [q.try_map(to)?, k.try_map(to)?, v.try_map(to)?],
             q_norm: to.optional(self.q_norm.as_ref())?,
             k_norm: to.optional(self.k_norm.as_ref())?,
+            sinks: to.optional(self.sinks.as_ref())?,
             attn_output: self.attn_output.try_map(to)?,
+            attn_post_norm: to.optional(self.attn_post_norm.as_ref())?,
             ffn_norm: to.vector(&self.ffn_norm)?,
             feed_forward: match &self.feed_forward {
                 FeedForward::Dense(unit) => FeedForward::Dense(unit.try_map(to)?),
                 FeedForward::Experts(experts) => FeedForward::Experts(experts.try_map(to)?),
             },
+            ffn_post_norm: to.optional(self.ffn_post_norm.as_ref())?,
         })
     }
 }
 
 impl<M, V> GatedUnit<M, V> {
-    fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
+    pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
         self.gate_up.iter().chain([&self.down])
     }
 

@@ -46,7 +46,15 @@ pub(super) fn read(
         factors: factors(keys, &scaling, dims, served > original)?,
         attn_factor: positive_f32(keys, "rope.scaling.attn_factor")?.unwrap_or(1.0),
     };
+    let windows = keys.architecture.conventions().windows;
     match scaling {
+        Scaling::Yarn if windows.is_some_and(|windows| windows.have_rotation) => {
+            let key = keys.key("rope.scaling.type");
+            Err(ModelError::unsupported(
+                key,
+                "YaRN beside windows with a rotation of their own",
+            ))
+        }
         Scaling::Yarn => {
             let rope = Yarn::read(keys, original)?.stretch(rope);
             if !yarn::is_a_rotation(&rope) {
@@ -58,6 +66,30 @@ pub(super) fn read(
         }
         Scaling::None | Scaling::Linear | Scaling::LongRope => Ok(rope),
     }
+}
+
+/// The rotation of layers with a window, where they have one of their own, which is not slowed by a scale: `rope` is that of
+/// the others.
+pub(super) fn of_windows(
+    keys: &Keys<'_, '_>,
+    rope: &Rope,
+    is_own: bool,
+) -> Result<Option<Rope>, ModelError> {
+    const BASE: &str = "rope.freq_base_swa";
+    let base = positive_f32(keys, BASE)?;
+    if is_own {
+        let base = base.unwrap_or(10_000.0);
+        return Ok(Some(Rope {
+            base,
+            scale: 1.0,
+            ..rope.clone()
+        }));
+    }
+    if base.is_some_and(|base| base != rope.base) {
+        let feature = "another rotation in layers with a window";
+        return Err(ModelError::unsupported(keys.key(BASE), feature));
+    }
+    Ok(None)
 }
 
 fn dims(keys: &Keys<'_, '_>, head_dim: usize) -> Result<usize, ModelError> {

@@ -4,6 +4,7 @@
 use super::architecture::Architecture;
 use super::gguf_builder::{GgufBuilder, Meta};
 
+/// Of most architectures.
 pub const N_LAYERS: u32 = 2;
 pub const N_EMBD: u64 = 64;
 pub const N_FF: u64 = 96;
@@ -17,6 +18,8 @@ pub const EXPERTS_USED: u64 = 2;
 pub const EXPERT_FF: u64 = 32;
 pub const SHARED_FF: u64 = 48;
 pub const CONTEXT_LENGTH: u32 = 256;
+/// Positions that a query sees in layers with a window.
+pub const WINDOW: u32 = 40;
 /// Tokens: one a byte, and the special ones behind them.
 pub const VOCAB: u64 = 256 + SPECIALS.len() as u64;
 pub const EOS: u32 = 257;
@@ -27,7 +30,7 @@ const SPECIALS: [&str; 3] = ["<|im_start|>", "<|im_end|>", "<unk>"];
 #[must_use]
 pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
     let experts = match architecture {
-        Architecture::Qwen2Moe | Architecture::Qwen3Moe => Some(EXPERT_FF),
+        Architecture::Qwen2Moe | Architecture::Qwen3Moe | Architecture::GptOss => Some(EXPERT_FF),
         _ => None,
     };
     model(architecture, experts)
@@ -39,17 +42,29 @@ pub fn tiny_mixtral() -> GgufBuilder {
     model(Architecture::Llama, Some(N_FF))
 }
 
+/// As many as make a difference between layers.
+fn n_layers(architecture: Architecture) -> u32 {
+    match architecture {
+        Architecture::SmolLm3 => 4,
+        Architecture::Gemma3 => 7,
+        _ => N_LAYERS,
+    }
+}
+
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
-    use Architecture::{Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
+    use Architecture::{Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
     let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
+    if architecture == Gemma3 {
+        file = file.meta("gemma3.attention.sliding_window", WINDOW);
+    }
     if let Some(n_ff) = experts {
         file = expert_metadata(file, architecture, n_ff);
     }
     file = random.matrix(file, "token_embd.weight", VOCAB, N_EMBD);
     file = random.norm(file, "output_norm.weight", N_EMBD);
-    for layer in 0..N_LAYERS {
+    for layer in 0..n_layers(architecture) {
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
         if architecture == Phi3 {
@@ -64,17 +79,27 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.matrix(file, &name("ffn_gate.weight"), N_FF, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), N_FF, N_EMBD);
         }
-        if matches!(architecture, Qwen2 | Qwen2Moe) {
+        if matches!(architecture, Qwen2 | Qwen2Moe | GptOss) {
             file = random.vector(file, &name("attn_q.bias"), q_dim);
             file = random.vector(file, &name("attn_k.bias"), kv_dim);
             file = random.vector(file, &name("attn_v.bias"), kv_dim);
         }
-        if matches!(architecture, Qwen3 | Qwen3Moe) {
+        if matches!(architecture, Qwen3 | Qwen3Moe | Gemma3) {
             file = random.norm(file, &name("attn_q_norm.weight"), HEAD_DIM);
             file = random.norm(file, &name("attn_k_norm.weight"), HEAD_DIM);
         }
         file = random.matrix(file, &name("attn_output.weight"), N_EMBD, q_dim);
-        file = random.norm(file, &name("ffn_norm.weight"), N_EMBD);
+        if architecture == Gemma3 {
+            file = random.norm(file, &name("post_attention_norm.weight"), N_EMBD);
+            file = random.norm(file, &name("post_ffw_norm.weight"), N_EMBD);
+        }
+        if architecture == GptOss {
+            file = random.vector(file, &name("attn_output.bias"), N_EMBD);
+            file = random.vector(file, &name("attn_sinks.weight"), N_HEADS);
+            file = random.expert_biases(file, &name);
+        }
+        let ffn_norm = architecture.conventions().ffn_norm;
+        file = random.norm(file, &name(ffn_norm), N_EMBD);
         file = match experts {
             None => random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF),
             Some(n_ff) => random.experts(file, &name, n_ff),
@@ -98,6 +123,9 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
             .meta(&length, n_ff as u32)
             .meta(&shared, SHARED_FF as u32),
         Architecture::Qwen3Moe => file.meta(&length, n_ff as u32),
+        Architecture::GptOss => file
+            .meta(&length, n_ff as u32)
+            .meta(&key("attention.sliding_window"), WINDOW),
         _ => file,
     }
 }
@@ -112,7 +140,7 @@ fn metadata(architecture: Architecture) -> GgufBuilder {
     GgufBuilder::new()
         .meta("general.architecture", arch)
         .meta("general.name", "tiny")
-        .meta(&key("block_count"), N_LAYERS)
+        .meta(&key("block_count"), n_layers(architecture))
         .meta(&key("embedding_length"), N_EMBD as u32)
         .meta(&key("feed_forward_length"), N_FF as u32)
         .meta(&key("attention.head_count"), N_HEADS as u32)
@@ -178,6 +206,23 @@ impl Random {
         ] {
             let values = self.values(EXPERTS * rows * cols, 0.4);
             file = file.tensor_f32(&name(tensor), &[cols, rows, EXPERTS], &values);
+        }
+        file
+    }
+
+    fn expert_biases(
+        &mut self,
+        mut file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+    ) -> GgufBuilder {
+        file = self.vector(file, &name("ffn_gate_inp.bias"), EXPERTS);
+        for (tensor, rows) in [
+            ("ffn_gate_exps.bias", EXPERT_FF),
+            ("ffn_up_exps.bias", EXPERT_FF),
+            ("ffn_down_exps.bias", N_EMBD),
+        ] {
+            let values = self.values(EXPERTS * rows, 0.4);
+            file = file.tensor_f32(&name(tensor), &[rows, EXPERTS], &values);
         }
         file
     }

@@ -78,17 +78,26 @@ impl<'a> LayerReader<'_, '_, 'a> {
         let attn_norm = self.vector("attn_norm.weight", config.n_embd)?;
         let qkv = self.qkv()?;
         let (q_norm, k_norm) = self.head_norms()?;
+        let sinks = self.conventions.has_sinks;
+        let sinks = sinks.then(|| self.vector("attn_sinks.weight", config.n_heads));
+        let attn_output = self.linear("attn_output", config.n_embd, q_dim)?;
+        if self.conventions.has_output_bias {
+            self.require(attn_output.bias, "attn_output.bias")?;
+        }
         Ok(Layer {
             attn_norm,
             qkv,
             q_norm,
             k_norm,
-            attn_output: self.linear("attn_output", config.n_embd, q_dim)?,
-            ffn_norm: self.vector("ffn_norm.weight", config.n_embd)?,
+            sinks: sinks.transpose()?,
+            attn_output,
+            attn_post_norm: self.post_norm("post_attention_norm.weight")?,
+            ffn_norm: self.vector(self.conventions.ffn_norm, config.n_embd)?,
             feed_forward: match &config.experts {
                 None => FeedForward::Dense(self.dense()?),
                 Some(experts) => FeedForward::Experts(self.experts(experts)?),
             },
+            ffn_post_norm: self.post_norm("post_ffw_norm.weight")?,
         })
     }
 
@@ -115,12 +124,15 @@ impl<'a> LayerReader<'_, '_, 'a> {
                 .iter()
                 .zip(["attn_q.bias", "attn_k.bias", "attn_v.bias"])
             {
-                linear
-                    .bias
-                    .ok_or_else(|| ModelError::MissingTensor(self.name(name)))?;
+                self.require(linear.bias, name)?;
             }
         }
         Ok(qkv)
+    }
+
+    fn require(&self, tensor: Option<TensorView<'a>>, name: &str) -> Result<(), ModelError> {
+        let missing = || ModelError::MissingTensor(self.name(name));
+        tensor.map(drop).ok_or_else(missing)
     }
 
     fn head_norms(
@@ -132,6 +144,13 @@ impl<'a> LayerReader<'_, '_, 'a> {
         let q_norm = self.vector("attn_q_norm.weight", self.config.head_dim)?;
         let k_norm = self.vector("attn_k_norm.weight", self.config.head_dim)?;
         Ok((Some(q_norm), Some(k_norm)))
+    }
+
+    fn post_norm(&mut self, tensor: &str) -> Result<Option<TensorView<'a>>, ModelError> {
+        if !self.conventions.has_post_norms {
+            return Ok(None);
+        }
+        self.vector(tensor, self.config.n_embd).map(Some)
     }
 
     fn dense(&mut self) -> Result<FileUnit<'a>, ModelError> {
@@ -158,12 +177,12 @@ impl<'a> LayerReader<'_, '_, 'a> {
         }
         Ok(Experts {
             config: *config,
-            router: self.without_bias("ffn_gate_inp", [n_embd, config.count, 1, 1])?,
-            unit: self.unit_of_experts("exps", config.n_ff, config.count)?,
+            router: self.of_experts("ffn_gate_inp", [n_embd, config.count, 1, 1], config)?,
+            unit: self.unit_of_experts("exps", config.n_ff, config.count, config)?,
             shared: match config.shared_n_ff {
                 Some(n_ff) => Some(SharedExpert {
-                    weigher: self.without_bias("ffn_gate_inp_shexp", [n_embd, 1, 1, 1])?,
-                    unit: self.unit_of_experts("shexp", n_ff, 1)?,
+                    weigher: self.of_experts("ffn_gate_inp_shexp", [n_embd, 1, 1, 1], config)?,
+                    unit: self.unit_of_experts("shexp", n_ff, 1, config)?,
                 }),
                 None => None,
             },
@@ -175,26 +194,38 @@ impl<'a> LayerReader<'_, '_, 'a> {
         kind: &str,
         n_ff: usize,
         experts: usize,
+        config: &ExpertsConfig,
     ) -> Result<FileUnit<'a>, ModelError> {
         let n_embd = self.config.n_embd;
         let [inner, outer] = [[n_embd, n_ff, experts, 1], [n_ff, n_embd, experts, 1]];
         Ok(GatedUnit {
             gate_up: [
-                self.without_bias(&format!("ffn_gate_{kind}"), inner)?,
-                self.without_bias(&format!("ffn_up_{kind}"), inner)?,
+                self.of_experts(&format!("ffn_gate_{kind}"), inner, config)?,
+                self.of_experts(&format!("ffn_up_{kind}"), inner, config)?,
             ],
-            down: self.without_bias(&format!("ffn_down_{kind}"), outer)?,
+            down: self.of_experts(&format!("ffn_down_{kind}"), outer, config)?,
         })
     }
 
-    /// llama.cpp reads no bias in this place: one that is there has no role.
-    fn without_bias(&mut self, stem: &str, dims: [usize; 4]) -> Result<FileLinear<'a>, ModelError> {
+    /// Its bias must be there where the architecture has biases. Where it has none llama.cpp reads none: one that is
+    /// there has no role.
+    fn of_experts(
+        &mut self,
+        stem: &str,
+        dims: [usize; 4],
+        config: &ExpertsConfig,
+    ) -> Result<FileLinear<'a>, ModelError> {
         let name = format!("{}.weight", self.name(stem));
         let weight = self.tensors.take(&name, dims)?;
-        Ok(Linear {
-            weight: weight.ok_or(ModelError::MissingTensor(name))?,
-            bias: None,
-        })
+        let weight = weight.ok_or(ModelError::MissingTensor(name))?;
+        let mut bias = None;
+        if config.has_biases {
+            let name = format!("{}.bias", self.name(stem));
+            let [_, rows, experts, _] = dims;
+            bias = self.tensors.optional_f32(&name, [rows, experts, 1, 1])?;
+            bias.ok_or(ModelError::MissingTensor(name))?;
+        }
+        Ok(Linear { weight, bias })
     }
 
     fn name(&self, tensor: &str) -> String {
@@ -276,13 +307,21 @@ impl<'a> Tensors<'_, 'a> {
         self.take(name, [cols, rows, 1, 1])
     }
 
-    /// Norms and biases are F32 in every file that llama.cpp writes.
     fn optional_vector(
         &mut self,
         name: &str,
         len: usize,
     ) -> Result<Option<TensorView<'a>>, ModelError> {
-        let Some(view) = self.take(name, [len, 1, 1, 1])? else {
+        self.optional_f32(name, [len, 1, 1, 1])
+    }
+
+    /// Norms and biases are F32 in every file that llama.cpp writes.
+    fn optional_f32(
+        &mut self,
+        name: &str,
+        dims: [usize; 4],
+    ) -> Result<Option<TensorView<'a>>, ModelError> {
+        let Some(view) = self.take(name, dims)? else {
             return Ok(None);
         };
         if view.ty != TensorType::F32 {

@@ -1,6 +1,6 @@
 //! YaRN (Peng et al., arXiv:2309.00071), as llama.cpp's `rope_yarn` computes it: pairs that turn often within the
 //! original context keep their frequency, those that do not turn once are slowed by the scale, those between are
-//! mixed; and cos and sin are stretched.
+//! mixed; and cos and sin are stretched, where the file does not say that they are not.
 
 use super::config::Keys;
 use super::error::ModelError;
@@ -16,6 +16,9 @@ const BETA_SLOW: f64 = 1.0;
 pub(super) struct Yarn {
     /// Positions of the original context.
     original: usize,
+    /// What the logarithm is multiplied by in the stretch that the file takes back; 0: none (`mscale_all_dim` in
+    /// transformers, where `mscale` is 1).
+    log_multiplier: f64,
 }
 
 impl Yarn {
@@ -27,7 +30,6 @@ impl Yarn {
             ("rope.scaling.yarn_attn_factor", 1.0),
             ("rope.scaling.yarn_beta_fast", BETA_FAST),
             ("rope.scaling.yarn_beta_slow", BETA_SLOW),
-            ("rope.scaling.yarn_log_multiplier", 0.0),
         ] {
             let key = keys.key(name);
             if keys
@@ -41,7 +43,17 @@ impl Yarn {
                 ));
             }
         }
-        Ok(Self { original })
+        const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+        let key = keys.key(LOG_MULTIPLIER);
+        let log_multiplier = keys.header.f32(&key)?.unwrap_or(0.0);
+        if log_multiplier != 0.0 && !keys.architecture.conventions().has_temperature {
+            let feature = "a multiplier of YaRN's logarithm";
+            return Err(ModelError::unsupported(key, feature));
+        }
+        Ok(Self {
+            original,
+            log_multiplier: f64::from(log_multiplier),
+        })
     }
 
     /// The rotation as it is with its linear scale taken for that of YaRN.
@@ -62,7 +74,11 @@ impl Yarn {
             (own / (kept + (1.0 - kept) / scale)) as f32
         };
         let factors = (0..rope.dims / 2).map(factor).collect();
-        let stretch = 1.0 + 0.1 * scale.max(1.0).ln();
+        let stretch_by = |multiplier: f64| 1.0 + 0.1 * multiplier * scale.max(1.0).ln();
+        let stretch = match self.log_multiplier {
+            0.0 => stretch_by(1.0),
+            multiplier => stretch_by(1.0) / stretch_by(multiplier),
+        };
         Rope {
             scale: 1.0,
             attn_factor: (f64::from(rope.attn_factor) * stretch) as f32,
@@ -100,7 +116,10 @@ mod tests {
             factors: None,
             attn_factor: 1.0,
         };
-        let yarn = Yarn { original: 4096 };
+        let yarn = Yarn {
+            original: 4096,
+            log_multiplier: 0.0,
+        };
         let stretched = yarn.stretch(plain.clone());
         let own = Rope {
             scale: 1.0,
@@ -113,5 +132,10 @@ mod tests {
         assert_eq!((slower(10), slower(23)), (1.0, 4.0));
         assert!((11..23).all(|pair| slower(pair - 1) < slower(pair)));
         assert!((stretched.attn_factor - 1.138_629_4).abs() < 1e-6);
+        let taken_back = Yarn {
+            log_multiplier: 1.0,
+            ..yarn
+        };
+        assert_eq!(taken_back.stretch(plain).attn_factor, 1.0);
     }
 }

@@ -114,10 +114,11 @@ impl Thoughts {
         self.close_in_time();
     }
 
-    /// The text of a token as the supervisor tells it: of control tokens, only tags have one.
+    /// The text of a token as the supervisor tells it: of control tokens, only tags have one, and parts of the opening one.
     fn text<'a>(&self, token: TokenId, words: &'a Vocabulary) -> &'a [u8] {
         let name = words.name(token);
-        let is_open = self.budget.open.as_deref().map(str::as_bytes) == Some(name);
+        let open = self.budget.open.as_deref().unwrap_or_default().as_bytes();
+        let is_open = !name.is_empty() && open.windows(name.len()).any(|part| part == name);
         match is_open || name == self.budget.close.as_bytes() {
             true => name,
             false => words.bytes(token),

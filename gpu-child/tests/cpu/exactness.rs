@@ -3,7 +3,8 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, options, tokens,
+    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_of_gpt_oss,
+    config_with_temperature, config_with_windows, config_without_rotations, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -15,6 +16,17 @@ use worker_orcd_kernels::cpu::Isa;
 /// Past one span of attention (256) and into the middle of a page.
 const LONG: usize = 300;
 
+/// One of each kind of layer.
+fn models() -> [Model; 4] {
+    let random = |config| Model::random(config, MIXED);
+    [
+        random(config(None)),
+        random(config_of_experts()),
+        random(config_of_gpt_oss()),
+        Model::like_gemma(MIXED),
+    ]
+}
+
 #[test]
 fn neither_chunks_nor_threads_change_a_bit() {
     let mut cases = [None, Some(40), Some(270)]
@@ -22,9 +34,14 @@ fn neither_chunks_nor_threads_change_a_bit() {
         .to_vec();
     cases.push((config(None), MIXED_SMALL));
     cases.push((config_of_experts(), MIXED));
-    for (config, types) in cases {
-        let (window, experts) = (config.sliding_window, config.experts.is_some());
-        let model = Model::random(config, types);
+    cases.push((config_of_gpt_oss(), MIXED_SMALL));
+    cases.push((config_without_rotations(), MIXED));
+    cases.push((config_with_temperature(), MIXED));
+    cases.push((config_with_windows(40), MIXED));
+    cases.push((config_with_windows(270), MIXED));
+    let models = cases.into_iter();
+    let models = models.map(|(config, types)| Model::random(config, types));
+    for (index, model) in models.chain([Model::like_gemma(MIXED)]).enumerate() {
         let tokens = tokens(LONG, 1);
         let expected = alone(&mut model.load(1), &model.config, &tokens, 1);
         for threads in [1, 2, 3] {
@@ -34,7 +51,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
                 &tokens,
                 &expected,
                 &[1, 7, 32, 33, 256, LONG],
-                &format!("{window:?} {types:?}, experts {experts}: {threads} threads"),
+                &format!("model {index}: {threads} threads"),
             );
         }
     }
@@ -53,9 +70,7 @@ fn a_window_changes_what_is_seen_from_its_length_on() {
 
 #[test]
 fn neighbours_do_not_change_a_bit() {
-    for config in [config(None), config_of_experts()] {
-        neighbours_of(Model::random(config, MIXED));
-    }
+    models().into_iter().for_each(neighbours_of);
 }
 
 fn neighbours_of(model: Model) {
@@ -77,16 +92,14 @@ fn neighbours_of(model: Model) {
 
 #[test]
 fn prefill_beside_decoding_does_not_change_a_bit() {
-    for config in [config(None), config_of_experts()] {
-        let model = Model::random(config, MIXED);
+    for model in models() {
         laws::prefill_beside_decoding_does_not_change_a_bit(&mut model.load(2), &model.config);
     }
 }
 
 #[test]
 fn pages_of_another_request_serve_an_equal_prefix() {
-    for config in [config(None), config_of_experts()] {
-        let model = Model::random(config, MIXED);
+    for model in models() {
         laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);
     }
 }
@@ -116,7 +129,7 @@ fn the_portable_path_keeps_the_law_and_agrees_with_the_fast_one() {
 
 #[test]
 fn a_nan_is_a_fault_that_names_its_request() {
-    for config in [config(None), config_of_experts()] {
+    for config in [config(None), config_of_experts(), config_of_gpt_oss()] {
         let mut model = Model::random(config, MIXED);
         model.poison(50);
         laws::a_nan_is_a_fault_that_names_its_request(&mut model.load(2), &model.config);

@@ -1,11 +1,14 @@
 //! The forward pass against one written with the scalar references: what the other engine in
-//! `tests/oracle` cannot show (a sliding window, head norms together with biases) is shown here.
+//! `tests/oracle` cannot show (windows in all layers, head norms together with biases) is shown here.
 
 use crate::support::forward::forward;
-use crate::support::{Model, alone, config, config_of_experts, tokens};
+use crate::support::{
+    Model, alone, config, config_of_experts, config_of_gpt_oss, config_with_temperature,
+    config_with_windows, config_without_rotations, tokens,
+};
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
-use worker_orcd_kernels::{TensorType, compare};
+use worker_orcd_kernels::{TensorType, Weighing, compare};
 
 /// Float weights leave rounding and the F16 cache; 2e-3 of the largest value covers both, and a
 /// wrong pair, window or bias is off by a hundred times that.
@@ -23,22 +26,61 @@ fn the_pass_agrees_with_the_references_at_every_position() {
     }
 }
 
+/// As far apart as above.
+#[test]
+fn layers_that_do_not_rotate_agree_with_the_references() {
+    agrees(config_without_rotations(), "layers without rotation");
+}
+
+/// As far apart as above.
+#[test]
+fn windows_in_some_layers_agree_with_the_references() {
+    agrees(config_with_windows(10), "windows");
+}
+
+/// As far apart as above.
+#[test]
+fn norms_behind_blocks_two_rotations_and_scales_agree_with_the_references() {
+    model_agrees(Model::like_gemma([TensorType::F32; 9]), "like Gemma");
+}
+
+/// As far apart as above.
+#[test]
+fn queries_with_a_temperature_agree_with_the_references() {
+    agrees(config_with_temperature(), "a temperature");
+}
+
 /// As far apart as above. The second choice is what a shared expert beside weights that do not add
 /// up to 1 makes (qwen2moe), which Mixtral and qwen3moe have not.
 #[test]
 fn a_mixture_of_experts_agrees_with_the_references() {
-    for (renormalized, shared_n_ff) in [(true, None), (false, Some(64))] {
+    for (weighing, shared_n_ff) in [
+        (Weighing::Renormalized, None),
+        (Weighing::Softmax, Some(64)),
+    ] {
         let mut config = config_of_experts();
         if let Some(experts) = &mut config.experts {
-            (experts.renormalized, experts.shared_n_ff) = (renormalized, shared_n_ff);
+            (experts.weighing, experts.shared_n_ff) = (weighing, shared_n_ff);
         }
-        agrees(config, &format!("renormalized: {renormalized}"));
+        agrees(config, &format!("{weighing:?}"));
     }
+}
+
+#[test]
+fn gpt_oss_agrees_with_the_references_past_its_window() {
+    let mut config = config_of_gpt_oss();
+    if let Some(window) = &mut config.positions.window {
+        window.positions = 10;
+    }
+    agrees(config, "gpt-oss");
 }
 
 /// The last hidden state at each position, with either set of CPU code.
 fn agrees(config: ModelConfig, what: &str) {
-    let model = Model::random(config, [TensorType::F32; 9]);
+    model_agrees(Model::random(config, [TensorType::F32; 9]), what);
+}
+
+fn model_agrees(model: Model, what: &str) {
     let tokens = tokens(40, 2);
     let expected = forward(&model.config, &model.weights(), &tokens);
     for (portable, mut executor) in [(true, model.load_portable()), (false, model.load(2))] {

@@ -3,7 +3,8 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, pages, step, tokens,
+    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_gemma,
+    config_with_temperature, config_with_windows, config_without_rotations, pages, step, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::model::ModelConfig;
@@ -27,6 +28,29 @@ fn wide() -> ModelConfig {
     }
 }
 
+/// Heads for which prompts have wide tiles.
+fn windowed(positions: usize) -> ModelConfig {
+    ModelConfig {
+        n_layers: 4,
+        positions: config_with_windows(positions).positions,
+        ..wide()
+    }
+}
+
+/// Heads as large as most of Gemma's.
+fn large_heads_like_gemma() -> Model {
+    let small = config_like_gemma();
+    let config = ModelConfig {
+        head_dim: 256,
+        n_heads: 4,
+        n_kv_heads: 1,
+        ..small
+    };
+    let mut model = Model::random(config, [TensorType::Q8_0; 9]);
+    model.has_post_norms = true;
+    model
+}
+
 fn models() -> Vec<Model> {
     let of = |config: &ModelConfig, types: Types| Model::random(config.clone(), types);
     vec![
@@ -35,6 +59,13 @@ fn models() -> Vec<Model> {
         of(&wide(), [TensorType::F16; 9]),
         of(&wide(), [TensorType::Q8_0; 9]),
         of(&wide(), [TensorType::F32; 9]),
+        of(&config_without_rotations(), MIXED),
+        of(&config_with_temperature(), MIXED),
+        of(&config_with_windows(40), MIXED),
+        of(&config(Some(270)), MIXED),
+        of(&windowed(200), [TensorType::F16; 9]),
+        Model::like_gemma(MIXED),
+        large_heads_like_gemma(),
     ]
 }
 

@@ -7,6 +7,7 @@
 mod absent;
 mod ahead;
 mod exactness;
+mod experts;
 mod kept_kv;
 mod parity;
 mod prompts;

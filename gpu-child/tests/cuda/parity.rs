@@ -7,7 +7,10 @@
 
 use crate::load;
 use crate::support::forward::forward;
-use crate::support::{Model, alone, config, tokens};
+use crate::support::{
+    Model, alone, config, config_with_temperature, config_with_windows, config_without_rotations,
+    tokens,
+};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
@@ -17,11 +20,19 @@ use worker_orcd_kernels::{TensorType, compare};
 const TOLERANCE: f32 = 5e-3;
 
 fn assert_close(config: ModelConfig, types: [TensorType; 9], count: usize, chunk: usize) {
-    let what = format!("{types:?} {config:?} chunks of {chunk}");
-    let model = Model::random(config, types);
+    model_is_close(
+        &Model::random(config, types),
+        &format!("{types:?}"),
+        count,
+        chunk,
+    );
+}
+
+fn model_is_close(model: &Model, types: &str, count: usize, chunk: usize) {
+    let what = format!("{types} {:?} chunks of {chunk}", model.config);
     let tokens = tokens(count, 2);
     let expected = forward(&model.config, &model.weights(), &tokens);
-    let seen = alone(&mut load(&model), &model.config, &tokens, chunk);
+    let seen = alone(&mut load(model), &model.config, &tokens, chunk);
     let mut worst = 0.0_f32;
     for (expected, (position, bits)) in expected.iter().zip(&seen.hidden) {
         let got: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
@@ -29,7 +40,7 @@ fn assert_close(config: ModelConfig, types: [TensorType; 9], count: usize, chunk
         worst = worst.max(apart.relative());
         assert!(apart.within(TOLERANCE), "{what} at {position}: {apart:?}");
     }
-    println!("{:?}: worst {worst:.1e}", types[0]);
+    println!("{what}: worst {worst:.1e}");
 }
 
 #[test]
@@ -52,18 +63,56 @@ fn every_type_agrees_in_long_prompts() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_head_size_and_rotation_agrees() {
-    for head_dim in [16, 32, 64, 96, 128] {
+    for head_dim in [16, 32, 64, 96, 128, 256] {
         for pairs in [RopePairs::Adjacent, RopePairs::HalfOffset] {
             for (n_heads, n_kv_heads) in [(4, 4), (6, 2), (7, 1)] {
                 let mut config = config(None);
                 (config.head_dim, config.rope.dims) = (head_dim, head_dim - 8);
                 (config.n_heads, config.n_kv_heads) = (n_heads, n_kv_heads);
+                config.attention_scale = 1.0 / (head_dim as f64).sqrt();
                 config.rope.pairs = pairs;
                 config.rope.scale = 2.0;
                 config.rope.factors =
                     Some((0..config.rope.dims / 2).map(|i| 1.0 + i as f32).collect());
                 config.rope.attn_factor = 1.2;
                 assert_close(config, [TensorType::F16; 9], 100, 33);
+            }
+        }
+    }
+}
+
+/// With norms of heads and without, which other code rotates.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn layers_without_rotation_and_queries_with_a_temperature_agree() {
+    for config in [config_without_rotations(), config_with_temperature()] {
+        for has_head_norms in [true, false] {
+            let mut model = Model::random(config.clone(), [TensorType::F16; 9]);
+            model.has_head_norms = has_head_norms;
+            for chunk in [1, 33] {
+                model_is_close(&model, "F16", 100, chunk);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn norms_behind_blocks_two_rotations_and_scales_agree() {
+    for chunk in [1, 33, 200] {
+        let model = Model::like_gemma([TensorType::F16; 9]);
+        model_is_close(&model, "F16", 200, chunk);
+    }
+}
+
+/// Within a page, across pages, across splits; in all layers and in some.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn windows_agree() {
+    for positions in [1, 10, 40, 129, 200] {
+        for config in [config(Some(positions)), config_with_windows(positions)] {
+            for chunk in [1, 33, 300] {
+                assert_close(config.clone(), [TensorType::F16; 9], 300, chunk);
             }
         }
     }

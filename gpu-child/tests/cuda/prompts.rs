@@ -1,7 +1,9 @@
 //! Attention of prompts in tiles of many rows: the bits of decoding, whatever shares a step with them.
 
 use crate::support::laws::{assert_same, chunks_do_not_change_a_bit};
-use crate::support::{Model, Seen, Share, Watch, alone, config, pages, step, tokens};
+use crate::support::{
+    Model, Seen, Share, Watch, alone, config, config_with_windows, pages, step, tokens,
+};
 use crate::{load, load_with, options};
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::TokenId;
@@ -13,8 +15,16 @@ const HEADS: [(usize, usize); 3] = [(16, 16), (32, 8), (28, 4)];
 /// Heads that the kernel is made for.
 const HEAD_DIMS: [usize; 3] = [64, 96, 128];
 
-fn model(head_dim: usize, (n_heads, n_kv_heads): (usize, usize)) -> Model {
-    let config = config(None);
+/// Every second layer with a window across splits.
+fn model_with_windows(head_dim: usize, heads: (usize, usize)) -> Model {
+    of(config_with_windows(200), head_dim, heads)
+}
+
+fn model(head_dim: usize, heads: (usize, usize)) -> Model {
+    of(config(None), head_dim, heads)
+}
+
+fn of(config: ModelConfig, head_dim: usize, (n_heads, n_kv_heads): (usize, usize)) -> Model {
     let config = ModelConfig {
         n_heads,
         n_kv_heads,
@@ -34,23 +44,25 @@ fn chunks_of_any_size_give_the_bits_of_decoding() {
     const TOKENS: usize = 700;
     for head_dim in HEAD_DIMS {
         for heads in HEADS {
-            let model = model(head_dim, heads);
-            let tokens = tokens(TOKENS, 1);
-            let mut executor = load(&model);
-            let expected = alone(&mut executor, &model.config, &tokens, 1);
-            let what = format!("heads {heads:?} of {head_dim}");
-            let chunks = [33, 65, 128, 200, 256, 300, 384, 500, 512];
-            chunks_do_not_change_a_bit(
-                &mut executor,
-                &model.config,
-                &tokens,
-                &expected,
-                &chunks,
-                &what,
-            );
-            executor.use_portable_kernels();
-            let seen = alone(&mut executor, &model.config, &tokens, 512);
-            assert_same(&expected, &seen, &format!("{what}, portable"));
+            for model in [model(head_dim, heads), model_with_windows(head_dim, heads)] {
+                let tokens = tokens(TOKENS, 1);
+                let mut executor = load(&model);
+                let expected = alone(&mut executor, &model.config, &tokens, 1);
+                let window = &model.config.positions.window;
+                let what = format!("heads {heads:?} of {head_dim}, {window:?}");
+                let chunks = [33, 65, 128, 200, 256, 300, 384, 500, 512];
+                chunks_do_not_change_a_bit(
+                    &mut executor,
+                    &model.config,
+                    &tokens,
+                    &expected,
+                    &chunks,
+                    &what,
+                );
+                executor.use_portable_kernels();
+                let seen = alone(&mut executor, &model.config, &tokens, 512);
+                assert_same(&expected, &seen, &format!("{what}, portable"));
+            }
         }
     }
 }
@@ -63,19 +75,20 @@ fn chunks_far_behind_the_beginning_give_the_same_bits() {
     let mut options = options();
     options.load.max_sequence_tokens = 3200;
     options.load.max_batch_tokens = 2048;
-    let mut model = model(128, (28, 4));
-    model.config.context_length = 4096;
     let tokens = tokens(TOKENS, 2);
-    let mut executor = load_with(&model, &options);
-    let expected = alone(&mut executor, &model.config, &tokens, 1);
-    chunks_do_not_change_a_bit(
-        &mut executor,
-        &model.config,
-        &tokens,
-        &expected,
-        &[217, 500, 1024, 2048],
-        "a long prompt",
-    );
+    for mut model in [model(128, (28, 4)), model_with_windows(128, (28, 4))] {
+        model.config.context_length = 4096;
+        let mut executor = load_with(&model, &options);
+        let expected = alone(&mut executor, &model.config, &tokens, 1);
+        chunks_do_not_change_a_bit(
+            &mut executor,
+            &model.config,
+            &tokens,
+            &expected,
+            &[217, 500, 1024, 2048],
+            "a long prompt",
+        );
+    }
 }
 
 #[test]

@@ -39,9 +39,10 @@ fn unit(config: &ModelConfig, unit: &Unit<'_>, x: &[f32]) -> Vec<f32> {
 fn expert_of<'a>(linear: &FileLinear<'a>, index: usize, count: usize) -> FileLinear<'a> {
     let rows = linear.weight.rows / count;
     let weight = linear.weight.row_range(index * rows, rows);
+    let bias = linear.bias.map(|bias| bias.row_range(index, 1));
     Linear {
         weight: weight.expect("the rows of an expert"),
-        bias: None,
+        bias: bias.map(|bias| bias.expect("a row for each expert")),
     }
 }
 
@@ -49,6 +50,7 @@ fn mixture(
     config: &ModelConfig,
     experts: &Experts<TensorView<'_>, TensorView<'_>>,
     x: &[f32],
+    routed: &mut dyn FnMut(&[f32]),
 ) -> Vec<f32> {
     let mut sum = vec![0.0; config.n_embd];
     let mut add_weighted = |weight: f32, y: Vec<f32>| {
@@ -57,7 +59,9 @@ fn mixture(
             .for_each(|(sum, y)| *sum += weight * y);
     };
     let of = experts.config;
-    for (index, weight) in route(&apply(&experts.router, x), of.used, of.renormalized) {
+    let logits = apply(&experts.router, x);
+    routed(&logits);
+    for (index, weight) in route(&logits, of.used, of.weighing) {
         let part = |linear| expert_of(linear, index, of.count);
         let expert = GatedUnit {
             gate_up: experts.unit.gate_up.each_ref().map(part),
@@ -78,16 +82,49 @@ pub fn forward(
     weights: &FileWeights<'_>,
     tokens: &[TokenId],
 ) -> Vec<Vec<f32>> {
+    pass(config, weights, tokens, &mut |_| ())
+}
+
+/// As [`forward`], and how far the last expert that is chosen is before the first that is not: the smallest
+/// difference of any row and layer, as a part of its largest logit. Another rounding chooses alike only where this is
+/// more than what it changes.
+pub fn forward_with_margin(
+    config: &ModelConfig,
+    weights: &FileWeights<'_>,
+    tokens: &[TokenId],
+) -> (Vec<Vec<f32>>, f32) {
+    let used = config.experts.expect("a mixture of experts").used;
+    let mut margin = f32::INFINITY;
+    let stream = pass(config, weights, tokens, &mut |logits| {
+        let mut sorted = logits.to_vec();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let largest = sorted.iter().fold(0.0, |max: f32, it| max.max(it.abs()));
+        margin = margin.min((sorted[used - 1] - sorted[used]) / largest);
+    });
+    (stream, margin)
+}
+
+/// `routed` is shown the logits of every router.
+fn pass(
+    config: &ModelConfig,
+    weights: &FileWeights<'_>,
+    tokens: &[TokenId],
+    routed: &mut dyn FnMut(&[f32]),
+) -> Vec<Vec<f32>> {
     let table = values(weights.token_embd());
-    let row = |token: &TokenId| table[token.index() * config.n_embd..][..config.n_embd].to_vec();
-    let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();
-    let shape = AttentionShape {
-        n_heads: config.n_heads,
-        n_kv_heads: config.n_kv_heads,
-        head_dim: config.head_dim,
-        window: config.sliding_window,
+    let row = |token: &TokenId| {
+        let row = &table[token.index() * config.n_embd..][..config.n_embd];
+        row.iter().map(|x| x * config.embedding_scale).collect()
     };
-    for layer in &weights.layers {
+    let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();
+    for (index, layer) in weights.layers.iter().enumerate() {
+        let shape = AttentionShape {
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            window: config.positions.window_of(index),
+        };
+        let sinks = layer.sinks.as_ref().map(values);
         let (mut keys, mut kept) = (Vec::new(), Vec::new());
         for (position, x) in stream.iter_mut().enumerate() {
             let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);
@@ -97,21 +134,34 @@ pub fn forward(
                     if let Some(norm) = norm {
                         head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
                     }
-                    rope(head, position as u32, &config.rope);
+                    if let Some(place) = config.rope_of(index) {
+                        let of_layer = config.ropes().nth(place).expect("a rotation");
+                        rope(head, position as u32, of_layer);
+                    }
                 }
                 rows
             };
             let [q, k, v] = &layer.qkv;
-            let q = turned(q, &layer.q_norm);
+            let mut q = turned(q, &layer.q_norm);
+            let temperature = config.positions.temperature_at(position as u32);
+            // The reference divides by the root of `head_dim`.
+            let scale = config.attention_scale * (config.head_dim as f64).sqrt();
+            q.iter_mut().for_each(|q| *q *= temperature * scale as f32);
             keys.extend(turned(k, &layer.k_norm));
             kept.extend(apply(v, &input));
-            let seen = attention(&q, &keys, &kept, &shape);
-            add(x, &apply(&layer.attn_output, &seen));
+            let seen = attention(&q, &keys, &kept, sinks.as_deref(), &shape);
+            let normed = |given: Vec<f32>, norm: &Option<TensorView<'_>>| match norm {
+                Some(norm) => rmsnorm(&given, &values(norm), config.norm_eps),
+                None => given,
+            };
+            let given = apply(&layer.attn_output, &seen);
+            add(x, &normed(given, &layer.attn_post_norm));
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
-            match &layer.feed_forward {
-                FeedForward::Dense(part) => add(x, &unit(config, part, &input)),
-                FeedForward::Experts(experts) => add(x, &mixture(config, experts, &input)),
-            }
+            let given = match &layer.feed_forward {
+                FeedForward::Dense(part) => unit(config, part, &input),
+                FeedForward::Experts(experts) => mixture(config, experts, &input, routed),
+            };
+            add(x, &normed(given, &layer.ffn_post_norm));
         }
     }
     stream

@@ -1,7 +1,10 @@
 //! A small random model held in memory, and a way to run it step by step.
 
+mod configs;
 pub mod forward;
 pub mod laws;
+
+pub use configs::*;
 
 use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -9,14 +12,13 @@ use worker_orcd_gpu::device::{
     Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
 };
 use worker_orcd_gpu::model::{
-    Architecture, Experts, ExpertsConfig, FeedForward, FileLinear, FileWeights, GatedUnit, Layer,
-    Linear, ModelConfig, SharedExpert, TensorView,
+    Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Layer, Linear, ModelConfig,
+    SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
+use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::cpu::Isa;
-use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::synthetic::random_rows;
-use worker_orcd_kernels::{Activation, TensorType};
 
 /// Types of a layer's seven matrices, then of embedding and output.
 pub type Types = [TensorType; 9];
@@ -46,47 +48,6 @@ pub const MIXED_SMALL: Types = [
     TensorType::Q3_K,
     TensorType::Q6_K,
 ];
-
-pub fn config(sliding_window: Option<usize>) -> ModelConfig {
-    ModelConfig {
-        architecture: Architecture::Qwen3,
-        n_layers: 2,
-        n_embd: 256,
-        n_ff: 512,
-        experts: None,
-        n_heads: 8,
-        n_kv_heads: 2,
-        head_dim: 32,
-        vocab_size: 101,
-        context_length: 1024,
-        norm_eps: 1e-5,
-        rope: Rope {
-            pairs: RopePairs::HalfOffset,
-            dims: 24,
-            base: 1e4,
-            scale: 1.0,
-            factors: None,
-            attn_factor: 1.0,
-        },
-        activation: Activation::Silu,
-        sliding_window,
-    }
-}
-
-/// With experts in place of the feed-forward part, one of them shared. Seven of them, of which a row
-/// uses three: some get many rows of a batch, some few, and some none.
-pub fn config_of_experts() -> ModelConfig {
-    ModelConfig {
-        experts: Some(ExpertsConfig {
-            count: 7,
-            used: 3,
-            n_ff: 96,
-            shared_n_ff: Some(64),
-            renormalized: true,
-        }),
-        ..config(None)
-    }
-}
 
 struct Tensor {
     ty: TensorType,
@@ -121,11 +82,18 @@ pub struct Model {
     tensors: Vec<Tensor>,
     /// The output is the embedding table.
     tied: bool,
+    /// Heads of Q and K have norms.
+    pub has_head_norms: bool,
+    /// What a block gives has a norm.
+    pub has_post_norms: bool,
 }
 
 const PER_LAYER: usize = 7 + 4 + 3;
 /// Tensors of a layer's experts, which lie behind all others.
 const EXPERTS_PER_LAYER: usize = 4 + 4;
+/// What a layer of gpt-oss has more, behind the experts: sinks, the bias of attention's output, those of router, gate, up
+/// and down.
+const MORE_PER_LAYER: usize = 6;
 
 impl Model {
     /// Matrices of the given types; biases on Q, K and V, and norms on the heads of Q and K.
@@ -136,6 +104,14 @@ impl Model {
     /// As [`random`](Self::random), with one table for embedding and output.
     pub fn random_tied(config: ModelConfig, types: Types) -> Self {
         Self::of(config, types, true)
+    }
+
+    /// Of [`config_like_gemma`].
+    pub fn like_gemma(types: Types) -> Self {
+        Self {
+            has_post_norms: true,
+            ..Self::random_tied(config_like_gemma(), types)
+        }
     }
 
     fn of(config: ModelConfig, types: Types, tied: bool) -> Self {
@@ -149,10 +125,14 @@ impl Model {
             ..
         } = config;
         let (q, kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        // Experts stand in its place.
+        let dense = if config.experts.is_some() { 0 } else { 1 };
         let mut model = Self {
             config,
             tensors: Vec::new(),
             tied,
+            has_head_norms: true,
+            has_post_norms: false,
         };
         for _ in 0..model.config.n_layers {
             let shapes = [
@@ -160,9 +140,11 @@ impl Model {
                 (kv, n_embd),
                 (kv, n_embd),
                 (n_embd, q),
-                (n_ff, n_embd),
+                (dense * n_ff, n_embd),
             ];
-            let shapes = shapes.into_iter().chain([(n_ff, n_embd), (n_embd, n_ff)]);
+            let shapes = shapes
+                .into_iter()
+                .chain([(dense * n_ff, n_embd), (dense * n_embd, n_ff)]);
             for (ty, (rows, cols)) in types.into_iter().zip(shapes) {
                 model.push(ty, rows, cols, 0.3);
             }
@@ -174,6 +156,10 @@ impl Model {
         model.push(types[8], if tied { 0 } else { vocab_size }, n_embd, 0.3);
         model.push(TensorType::F32, 1, n_embd, 1.0);
         model.push_experts(types);
+        for _ in 0..2 * model.config.n_layers {
+            model.push(TensorType::F32, 1, n_embd, 1.0);
+        }
+        model.push_more();
         model.fill();
         model
     }
@@ -198,6 +184,34 @@ impl Model {
                 self.push(ty, rows, cols, 0.3);
             }
         }
+    }
+
+    fn push_more(&mut self) {
+        let Some(experts) = self.config.experts.filter(|it| it.has_biases) else {
+            return;
+        };
+        let (n_embd, n_heads) = (self.config.n_embd, self.config.n_heads);
+        for _ in 0..self.config.n_layers {
+            for (rows, cols, magnitude) in [
+                (1, n_heads, 2.0),
+                (1, n_embd, 1.0),
+                (1, experts.count, 1.0),
+                // Some beyond the limit of the clamped unit.
+                (experts.count, experts.n_ff, 9.0),
+                (experts.count, experts.n_ff, 9.0),
+                (experts.count, n_embd, 1.0),
+            ] {
+                self.push(TensorType::F32, rows, cols, magnitude);
+            }
+        }
+    }
+
+    /// One of what a layer of gpt-oss has more.
+    fn more(&self, layer: usize, index: usize) -> Option<TensorView<'_>> {
+        self.config.experts.filter(|it| it.has_biases)?;
+        let all = self.config.n_layers * MORE_PER_LAYER;
+        let first = self.tensors.len() - all + layer * MORE_PER_LAYER;
+        Some(self.tensors[first + index].view())
     }
 
     fn push(&mut self, ty: TensorType, rows: usize, cols: usize, magnitude: f32) {
@@ -241,16 +255,25 @@ impl Model {
             weight: view(index),
             bias: bias.map(view),
         };
+        let more = self.more(0, 0).map_or(0, |_| MORE_PER_LAYER);
+        let post_norms = self.tensors.len() - (2 + more) * self.config.n_layers;
+        let post_norm = |n: usize| self.has_post_norms.then(|| view(post_norms + n));
         let layer = |n: usize| {
             let at = |index: usize| n * PER_LAYER + index;
             Layer {
                 qkv: [0, 1, 2].map(|part| linear(at(part), Some(at(11 + part)))),
-                attn_output: linear(at(3), None),
+                sinks: self.more(n, 0),
+                attn_output: Linear {
+                    weight: view(at(3)),
+                    bias: self.more(n, 1),
+                },
+                attn_post_norm: post_norm(2 * n),
                 feed_forward: self.feed_forward(n),
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
-                q_norm: Some(view(at(9))),
-                k_norm: Some(view(at(10))),
+                q_norm: self.has_head_norms.then(|| view(at(9))),
+                k_norm: self.has_head_norms.then(|| view(at(10))),
+                ffn_post_norm: post_norm(2 * n + 1),
             }
         };
         let n_layers = self.config.n_layers;
@@ -276,10 +299,17 @@ impl Model {
             return FeedForward::Dense(unit(layer * PER_LAYER + 4));
         };
         let first = self.config.n_layers * PER_LAYER + 3 + layer * EXPERTS_PER_LAYER;
+        let biased = |index: usize, bias: usize| FileLinear {
+            bias: self.more(layer, bias),
+            ..linear(index)
+        };
         FeedForward::Experts(Experts {
             config,
-            router: linear(first),
-            unit: unit(first + 1),
+            router: biased(first, 2),
+            unit: GatedUnit {
+                gate_up: [biased(first + 1, 3), biased(first + 2, 4)],
+                down: biased(first + 3, 5),
+            },
             shared: config.shared_n_ff.map(|_| SharedExpert {
                 weigher: linear(first + 4),
                 unit: unit(first + 5),

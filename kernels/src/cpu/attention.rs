@@ -110,9 +110,21 @@ pub fn merge(so_far: &mut Partial, acc: &mut [f32], next: Partial, next_acc: &[f
     }
 }
 
-/// Turns the merged accumulator into the attention's output.
-pub fn finish(partial: Partial, acc: &mut [f32]) {
+/// Turns the merged accumulator into the attention's output. A `sink` is a score that takes part in the softmax and
+/// has no value, behind all spans.
+pub fn finish(partial: Partial, sink: Option<f32>, acc: &mut [f32]) {
+    let Some(sink) = sink else {
+        return divide(acc, partial.sum);
+    };
+    // As `merge` with a span of one position, whose value is zeros.
+    let max = partial.max.max(sink);
+    let keep = (partial.max - max).exp();
+    acc.iter_mut().for_each(|acc| *acc *= keep);
+    divide(acc, partial.sum * keep + (sink - max).exp());
+}
+
+fn divide(acc: &mut [f32], sum: f32) {
     for acc in acc {
-        *acc /= partial.sum;
+        *acc /= sum;
     }
 }

@@ -1,6 +1,6 @@
 //! Scaled dot-product attention of one query token (Vaswani et al., arXiv:1706.03762, equation
 //! 1), causal, with grouped query heads (arXiv:2305.13245) and an optional sliding window
-//! (arXiv:2004.05150, as Phi-3 uses it).
+//! (arXiv:2004.05150, as gpt-oss uses it) and optional sinks (`sdpa` in the `torch/model.py` of openai/gpt-oss).
 
 use super::softmax::softmax;
 
@@ -15,9 +15,16 @@ pub struct AttentionShape {
 }
 
 /// `q` is `[n_heads, head_dim]` at the last position; `keys` and `values` are
-/// `[positions, n_kv_heads, head_dim]` up to and including it.
+/// `[positions, n_kv_heads, head_dim]` up to and including it. A head's sink is one more score in its softmax, without
+/// a value.
 #[must_use]
-pub fn attention(q: &[f32], keys: &[f32], values: &[f32], shape: &AttentionShape) -> Vec<f32> {
+pub fn attention(
+    q: &[f32],
+    keys: &[f32],
+    values: &[f32],
+    sinks: Option<&[f32]>,
+    shape: &AttentionShape,
+) -> Vec<f32> {
     let AttentionShape {
         n_heads,
         n_kv_heads,
@@ -37,7 +44,13 @@ pub fn attention(q: &[f32], keys: &[f32], values: &[f32], shape: &AttentionShape
                 .sum();
             (dot / (head_dim as f64).sqrt()) as f32
         };
-        let weights = softmax(&(first..positions).map(score).collect::<Vec<_>>());
+        let sink = sinks.map(|sinks| sinks[h]);
+        let weights = softmax(
+            &(first..positions)
+                .map(score)
+                .chain(sink)
+                .collect::<Vec<_>>(),
+        );
         out.extend((0..head_dim).map(|d| {
             let pairs = (first..positions).zip(&weights);
             pairs
@@ -64,7 +77,7 @@ mod tests {
         let keys = [1.0; 6];
         let values = [0.0, 3.0, 3.0, 0.0, 6.0, 0.0];
         assert_eq!(
-            attention(&[1.0; 4], &keys, &values, &SHAPE),
+            attention(&[1.0; 4], &keys, &values, None, &SHAPE),
             [3.0, 1.0, 3.0, 1.0]
         );
         let narrow = AttentionShape {
@@ -72,7 +85,7 @@ mod tests {
             ..SHAPE
         };
         assert_eq!(
-            attention(&[1.0; 4], &keys, &values, &narrow),
+            attention(&[1.0; 4], &keys, &values, None, &narrow),
             [4.5, 0.0, 4.5, 0.0]
         );
     }
@@ -82,8 +95,24 @@ mod tests {
         let keys = [100.0, 0.0, 0.0, 100.0];
         let values = [1.0, 2.0, 3.0, 4.0];
         assert_eq!(
-            attention(&[9.0, 0.0, 0.0, 9.0], &keys, &values, &SHAPE),
+            attention(&[9.0, 0.0, 0.0, 9.0], &keys, &values, None, &SHAPE),
             [1.0, 2.0, 3.0, 4.0]
         );
+    }
+    #[test]
+    fn a_sink_takes_its_share_and_gives_nothing() {
+        // Two positions and a sink, all equally likely for the first head; the second head's sink takes nothing.
+        let score = 2.0 / 2_f32.sqrt();
+        let sinks = [score, -1e9];
+        let got = attention(
+            &[1.0; 4],
+            &[1.0; 4],
+            &[3.0, 6.0, 3.0, 0.0],
+            Some(&sinks),
+            &SHAPE,
+        );
+        for (got, expected) in got.iter().zip([2.0, 2.0, 3.0, 3.0]) {
+            assert!((got - expected).abs() < 1e-5, "{got} {expected}");
+        }
     }
 }

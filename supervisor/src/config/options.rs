@@ -179,15 +179,15 @@ pub const OPTIONS: &[Spec] = &[
         "tool-call-parser",
         "SYNTAX",
         None,
-        "How the model writes calls of tools: hermes, llama3, mistral, phi or none [default: as its chat template \
-         teaches it]",
+        "How the model writes calls of tools: hermes, llama3, mistral, phi, harmony or none [default: as its chat \
+         template teaches it]",
     ),
     value(
         "reasoning-parser",
         "SYNTAX",
         None,
-        "How the model writes what it thinks: think (<think>…</think>) or none [default: think, where its chat \
-         template has it]",
+        "How the model writes what it thinks: think (<think>…</think>), harmony (gpt-oss's channels) or none [default: \
+         as its chat template has it]",
     ),
     value(
         "reasoning-budget",

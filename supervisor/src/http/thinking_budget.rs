@@ -10,7 +10,7 @@ use super::mistakes::Constraint;
 use super::openapi::schema;
 use super::structure::Asked;
 use crate::config::RequestLimits;
-use crate::text::tools::{Parsing, thinking_budget};
+use crate::text::tools::{Parsing, Thoughts, thinking_budget};
 use crate::text::{Structure, Text};
 use serde_json::json;
 use worker_orcd_ipc::{Grammar, ThinkingBudget};
@@ -52,7 +52,12 @@ impl Budget {
         };
         let budget = thinking_budget(tokens, thoughts, text);
         budget.map(|it| Some(Box::new(it))).ok_or_else(|| {
-            let rule = "cannot be followed: the model's vocabulary cannot write </think>";
+            let rule = match thoughts {
+                Thoughts::Channels => {
+                    "cannot be followed: the model's vocabulary cannot write <|end|>"
+                }
+                _ => "cannot be followed: the model's vocabulary cannot write </think>",
+            };
             ApiError::invalid_field(field, Constraint::Unsupported, rule)
         })
     }
@@ -102,7 +107,6 @@ mod tests {
     use super::*;
     use crate::http::fields::among;
     use crate::http::mistakes::Mistakes;
-    use crate::text::tools::Thoughts;
 
     const LIMITS: RequestLimits = RequestLimits {
         max_tokens_in: None,

@@ -50,18 +50,15 @@ impl Conversation {
         of_messages.sum::<usize>() + self.tools.as_ref().map_or(0, String::len)
     }
 
-    /// Someone said nothing, not even an empty text.
-    pub(super) fn has_no_content(&self) -> bool {
-        self.messages.iter().any(|it| it.content.is_none())
-    }
-
-    /// The same with an empty text where there is none.
-    pub(super) fn with_content(&self) -> Self {
+    /// The same with an empty text where a message has none, not even an empty one, and where a function has no
+    /// description; `None` where nothing is missing.
+    pub(super) fn with_missing_texts(&self) -> Option<Self> {
         let mut same = self.clone();
         for message in &mut same.messages {
             message.content.get_or_insert_default();
         }
-        same
+        same.tools = same.tools.map(|tools| described(&tools).unwrap_or(tools));
+        (same != *self).then_some(same)
     }
 
     /// The same with each text that a client wrote as `change` has it.
@@ -75,6 +72,16 @@ impl Conversation {
                 .and_then(|it| json_texts::map(it, change)),
         }
     }
+}
+
+/// Tools of which each function has a description.
+fn described(tools: &str) -> Option<String> {
+    let mut tools: serde_json::Value = serde_json::from_str(tools).ok()?;
+    for tool in tools.as_array_mut()? {
+        let function = tool.get_mut("function")?.as_object_mut()?;
+        function.entry("description").or_insert("".into());
+    }
+    Some(tools.to_string())
 }
 
 impl ChatMessage {
@@ -111,17 +118,38 @@ impl ChatMessage {
     }
 }
 
+/// The name that gpt-oss's template has for `reasoning_content`.
+const THINKING: &str = "thinking";
+
+/// True for a template that asks messages for what they have under another name.
+pub(super) fn asks_for_thinking(jinja: &str) -> bool {
+    jinja.contains("message.thinking")
+}
+
 /// The message as a template sees it, which is as the OpenAI API has it but for the arguments of calls:
 /// templates of Hugging Face's transformers want values and not text. What is not there has no key, for
 /// templates ask whether it is; but content is none, by which DeepSeek's templates know that there are calls.
-pub(super) fn value_of(message: &ChatMessage) -> Result<Value, TemplateError> {
+///
+/// `asks_for_thinking`: the template is gpt-oss's, which refuses calls beside content and thoughts. As llama.cpp does, it
+/// is given no content then.
+pub(super) fn value_of(
+    message: &ChatMessage,
+    asks_for_thinking: bool,
+) -> Result<Value, TemplateError> {
+    let thinking = message.reasoning.clone().filter(|_| asks_for_thinking);
+    let has_both = thinking.is_some() && !message.tool_calls.is_empty();
+    let content = message.content.as_deref().map(|content| match has_both {
+        true => "",
+        false => content,
+    });
     let mut pairs = vec![
         ("role", Value::from(message.role.as_str())),
-        ("content", Value::from(message.content.as_deref())),
+        ("content", Value::from(content)),
     ];
     for (key, text) in [
         ("name", &message.name),
         ("reasoning_content", &message.reasoning),
+        (THINKING, &thinking),
         ("tool_call_id", &message.tool_call_id),
     ] {
         pairs.extend(text.as_ref().map(|text| (key, Value::from(text.as_str()))));

@@ -34,6 +34,16 @@ const QWEN2: Patterns = &[
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
+/// llama.cpp's reading of Mistral's pattern: whatever is no letter from a to z may begin a word as a capital does.
+const TEKKEN: Patterns = &[
+    r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+];
+
+/// As llama.cpp has it: what is written in capitals or small letters is known of ASCII alone, and marks are no letters.
+const O200K: Patterns = &[
+    r"[^\r\n\p{L}\p{N}]?[\p{L}--a-z]*[\p{L}--A-Z]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}--a-z]+[\p{L}--A-Z]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+];
+
 const DEFAULT: Patterns = &[
     r"[\p{P}\$\+<=>\^~\|]+",
     WORDS,
@@ -58,7 +68,9 @@ impl PreTokenizer {
             }
             "dbrx" | "smaug-bpe" | "chatglm-bpe" => (LLAMA3, false),
             "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => (QWEN2, false),
+            "gpt-4o" | "llama4" => (O200K, false),
             "falcon" => (FALCON, false),
+            "tekken" => (TEKKEN, true),
             unknown => return Err(TextError::UnknownPreTokenizer(unknown.to_owned())),
         };
         Ok(Self {
@@ -166,7 +178,16 @@ mod tests {
 
     #[test]
     fn every_pattern_compiles() {
-        for name in ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "falcon"] {
+        for name in [
+            "default",
+            "gpt-2",
+            "smollm",
+            "llama-bpe",
+            "qwen2",
+            "falcon",
+            "tekken",
+            "gpt-4o",
+        ] {
             PreTokenizer::named(name).unwrap().words().unwrap();
         }
     }

@@ -7,7 +7,7 @@
 //! still do is overflow the stack, fill memory and take long, so all of it is interpreted in
 //! [a process that may die of it](crate::interpreter), never in the supervisor.
 
-use super::conversation::{Conversation, value_of, value_of_json};
+use super::conversation::{Conversation, asks_for_thinking, value_of, value_of_json};
 use super::python_json::tojson;
 use super::python_number;
 use crate::calendar::strftime_now;
@@ -92,6 +92,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     begin: String,
     end: String,
+    asks_for_thinking: bool,
 }
 
 impl TemplateSource {
@@ -116,6 +117,7 @@ impl ChatTemplate {
     /// When it is not Jinja.
     pub fn compile(source: TemplateSource) -> Result<Self, TemplateError> {
         let mut environment = environment();
+        let asks_for_thinking = asks_for_thinking(&source.jinja);
         environment
             .add_template_owned(NAME, source.jinja)
             .map_err(|error| TemplateError::Broken(describe(&error)))?;
@@ -123,6 +125,7 @@ impl ChatTemplate {
             environment,
             begin: source.begin,
             end: source.end,
+            asks_for_thinking,
         })
     }
 
@@ -132,16 +135,18 @@ impl ChatTemplate {
     /// When the template refuses the messages, fails on them, takes too many steps, or makes too
     /// much of them.
     pub fn render(&self, rendering: &Rendering) -> Result<String, TemplateError> {
-        match self.render_as_it_is(rendering) {
-            // Many templates take any content for a text, and clients say null beside calls.
-            Err(TemplateError::Failed(_)) if rendering.conversation.has_no_content() => {
-                let conversation = rendering.conversation.with_content();
-                self.render_as_it_is(&Rendering {
-                    conversation,
-                    ..rendering.clone()
-                })
-            }
-            rendered => rendered,
+        let rendered = self.render_as_it_is(rendering);
+        let Err(TemplateError::Failed(_)) = rendered else {
+            return rendered;
+        };
+        // Many templates take any content for a text, and clients say null beside calls; gpt-oss's does so of
+        // descriptions.
+        match rendering.conversation.with_missing_texts() {
+            Some(conversation) => self.render_as_it_is(&Rendering {
+                conversation,
+                ..rendering.clone()
+            }),
+            None => rendered,
         }
     }
 
@@ -151,7 +156,8 @@ impl ChatTemplate {
             .get_template(NAME)
             .map_err(|error| TemplateError::Broken(describe(&error)))?;
         let Conversation { messages, tools } = &rendering.conversation;
-        let messages = messages.iter().map(value_of);
+        let messages = messages.iter();
+        let messages = messages.map(|it| value_of(it, self.asks_for_thinking));
         let values = context! {
             messages => messages.collect::<Result<Vec<Value>, _>>()?,
             add_generation_prompt => true,
@@ -447,6 +453,26 @@ mod tests {
             render_silent(fails),
             Err(TemplateError::Failed(_))
         ));
+    }
+
+    #[test]
+    fn a_function_without_a_description_has_an_empty_one_where_that_fails() {
+        let tools = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"b\":1.0,\"a\":1e22}}}]";
+        let rendering = Rendering {
+            conversation: Conversation {
+                messages: vec![],
+                tools: Some(tools.to_owned()),
+            },
+            settings: vec![],
+            max_bytes: 1 << 20,
+        };
+        let render = |template: &str| compile(template).unwrap().render(&rendering).unwrap();
+        let text = "// {{ tools[0].function.description + '.' }} {{ tools[0].function.parameters | tojson }}";
+        assert_eq!(render(text), "// . {\"b\": 1.0, \"a\": 1e+22}");
+        assert_eq!(
+            render("{{ tools[0].function.description is defined }}"),
+            "False"
+        );
     }
 
     #[test]

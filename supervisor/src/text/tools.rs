@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! pieces of text ── thinking ──→ calls ──→ events ──→ a stream's deltas, or one message
-//!                   <think>      <tool_call> …
+//!              │    <think>      <tool_call> …   ↑
+//!              └──────────── harmony ────────────┘
 //! ```
 //!
 //! A [`Parser`] is a pure function of the text: where it was cut into pieces changes nothing but where its
@@ -20,6 +21,8 @@
 mod call;
 mod calls;
 mod choice;
+mod harmony;
+mod harmony_rules;
 pub(super) mod json;
 pub(super) mod lark;
 mod lookout;
@@ -29,11 +32,13 @@ mod tests;
 mod thinking;
 
 pub use choice::{ChatTerms, Choice, Choices};
+pub use harmony::ends_in_header;
 pub use lark::{CallRules, Function};
 pub use syntax::Syntax;
 pub use thinking::{budget as thinking_budget, opens_thinking};
 
 use calls::Calls;
+use harmony::Harmony;
 use serde::{Deserialize, Serialize};
 use thinking::Thinking;
 
@@ -53,6 +58,19 @@ pub enum Thoughts {
     Tagged,
     /// With the answer: its prompt has the tag.
     Opened,
+    /// Anywhere: they are messages of their own. All of an answer is messages then, and calls are, too.
+    Channels,
+}
+
+impl Thoughts {
+    /// `--reasoning-parser`'s.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Tagged | Self::Opened => "think",
+            Self::Channels => "harmony",
+        }
+    }
 }
 
 impl Parsing {
@@ -64,14 +82,20 @@ impl Parsing {
 
     /// Says that the prompt [opens thinking](opens_thinking).
     pub fn open_thinking(&mut self) {
-        self.thinking = self.thinking.map(|_| Thoughts::Opened);
+        if self.thinking == Some(Thoughts::Tagged) {
+            self.thinking = Some(Thoughts::Opened);
+        }
     }
 
     /// The texts by which parts are told apart, some of which may be special tokens.
     pub fn marks(&self) -> impl Iterator<Item = &'static str> {
-        let of_thinking = self.thinking.map(|_| [thinking::OPEN, thinking::CLOSE]);
+        let of_thinking: &[_] = match self.thinking {
+            None => &[],
+            Some(Thoughts::Tagged | Thoughts::Opened) => &[thinking::OPEN, thinking::CLOSE],
+            Some(Thoughts::Channels) => harmony::MARKS,
+        };
         let of_calls = self.calls.into_iter().flat_map(Syntax::texts);
-        of_thinking.into_iter().flatten().chain(of_calls)
+        of_thinking.iter().copied().chain(of_calls)
     }
 }
 
@@ -91,48 +115,68 @@ pub enum Event {
 
 /// Takes one answer apart.
 #[derive(Debug, Clone)]
-pub struct Parser {
-    thinking: Option<Thinking>,
-    calls: Option<Calls>,
+pub struct Parser(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// Thoughts first, then text and calls.
+    Parts {
+        thinking: Option<Thinking>,
+        calls: Option<Calls>,
+    },
+    Messages(Harmony),
 }
 
 impl Parser {
     #[must_use]
     pub fn new(parsing: Parsing) -> Self {
-        let thinking = |thoughts| Thinking::new(thoughts == Thoughts::Opened);
-        Self {
-            thinking: parsing.thinking.map(thinking),
-            calls: parsing.calls.map(Calls::new),
-        }
+        let thinking = match parsing.thinking {
+            None => None,
+            Some(Thoughts::Tagged) => Some(Thinking::new(false)),
+            Some(Thoughts::Opened) => Some(Thinking::new(true)),
+            Some(Thoughts::Channels) => {
+                return Self(Kind::Messages(Harmony::new(parsing.calls.is_some())));
+            }
+        };
+        let calls = parsing.calls.map(Calls::new);
+        Self(Kind::Parts { thinking, calls })
     }
 
     /// Appends what is certain after this text.
     pub fn push(&mut self, text: &str, out: &mut Vec<Event>) {
-        match &mut self.thinking {
-            Some(thinking) => {
-                let answer = thinking.push(text, out);
-                self.answer(&answer, out);
-            }
-            None => self.answer(text, out),
+        match &mut self.0 {
+            Kind::Messages(harmony) => harmony.push(text, out),
+            Kind::Parts { thinking, calls } => match thinking {
+                Some(thinking) => {
+                    let rest = thinking.push(text, out);
+                    answer(calls, &rest, out);
+                }
+                None => answer(calls, text, out),
+            },
         }
     }
 
     /// Ends the answer: what was held back is told.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
-        if let Some(thinking) = &mut self.thinking {
-            let answer = thinking.finish(out);
-            self.answer(&answer, out);
-        }
-        if let Some(calls) = &mut self.calls {
-            calls.finish(out);
+        match &mut self.0 {
+            Kind::Messages(harmony) => harmony.finish(out),
+            Kind::Parts { thinking, calls } => {
+                if let Some(thinking) = thinking {
+                    let rest = thinking.finish(out);
+                    answer(calls, &rest, out);
+                }
+                if let Some(calls) = calls {
+                    calls.finish(out);
+                }
+            }
         }
     }
+}
 
-    fn answer(&mut self, text: &str, out: &mut Vec<Event>) {
-        match &mut self.calls {
-            Some(calls) => calls.push(text, out),
-            None => push_content(out, text),
-        }
+fn answer(calls: &mut Option<Calls>, text: &str, out: &mut Vec<Event>) {
+    match calls {
+        Some(calls) => calls.push(text, out),
+        None => push_content(out, text),
     }
 }
 

@@ -100,6 +100,8 @@ const RULES: &[Rule] = &[
         HOPPER_AND_LATER,
         Bound::Uses(TENSOR_CORES),
     ),
+    rule("experts", "experts_", EVERYWHERE, Bound::Uses(TENSOR_CORES)),
+    rule("experts", "experts_", EVERYWHERE, Bound::Uses(COPIES)),
     rule(
         "decode_step",
         "decode_step_",
@@ -130,10 +132,16 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
     ("decode_step_", 128),
     // Two accumulators of 64 rows, scores and outputs, in the registers of a thread.
     ("attention_wide_128", 16),
+    ("attention_wide_near_128", 16),
     // F32 weights, which no file for serving has, take two registers for each of other types.
     ("matmul_few_F32_4", 64),
     // Accumulators of 128 rows in each of four warpgroups leave few registers for what loops share.
     ("matmul_wide_", 232),
+    // Two blocks a multiprocessor, so that one copies while the other multiplies: sums of two accumulators, and
+    // the weights of four tiles.
+    ("experts_many_", 128),
+    // Rows that are loaded ahead.
+    ("experts_walk_", 96),
     // Runs once, at load.
     ("repack", 64),
 ];

@@ -1,7 +1,7 @@
 //! Attention of a batch: items of (rows, key-value head), walked span by span.
 
 use super::kv::KvCache;
-use super::plan::{Item, Plan};
+use super::plan::{Item, Plan, Walk};
 use super::pool::{Disjoint, Pool};
 use crate::model::ModelConfig;
 use std::ops::Range;
@@ -71,6 +71,10 @@ pub struct Attention<'a> {
     pub isa: Isa,
     pub config: &'a ModelConfig,
     pub plan: &'a Plan<'a>,
+    /// That of the layer.
+    pub walk: &'a Walk,
+    /// `[n_heads]`, where the layer has them.
+    pub sinks: Option<&'a [f32]>,
     pub kv: &'a KvCache,
     pub layer: usize,
     /// `[tokens, qkv_width]`, queries first, rotated and scaled.
@@ -80,7 +84,7 @@ pub struct Attention<'a> {
 impl Attention<'_> {
     /// Into `out`, `[tokens, n_heads * head_dim]`.
     pub fn run(&self, pool: &Pool, partials: &mut Partials, out: &mut [f32]) {
-        match self.plan.split {
+        match self.walk.split {
             Split::Whole => self.run_whole(pool, out),
             Split::BySpan { rows_in_slot } => self.run_by_span(pool, rows_in_slot, partials, out),
         }
@@ -88,8 +92,8 @@ impl Attention<'_> {
 
     fn run_whole(&self, pool: &Pool, out: &mut [f32]) {
         let out = Disjoint::new(out);
-        pool.run(self.plan.items.len(), &|index| {
-            let item = &self.plan.items[index];
+        pool.run(self.walk.items.len(), &|index| {
+            let item = &self.walk.items[index];
             let count = self.heads(item).count();
             let mut accs = vec![0.0; count * self.config.head_dim];
             let mut partials = vec![NOTHING; count];
@@ -120,7 +124,7 @@ impl Attention<'_> {
         });
         let out = Disjoint::new(out);
         let mut slot = 0;
-        for item in &self.plan.items {
+        for item in &self.walk.items {
             let count = self.heads(item).count();
             let base = slot * rows_in_slot;
             for _ in item.spans.clone().skip(1) {
@@ -150,7 +154,7 @@ impl Attention<'_> {
     }
 
     fn slots(&self) -> impl Iterator<Item = (&Item, usize)> {
-        self.plan
+        self.walk
             .items
             .iter()
             .flat_map(|item| item.spans.clone().map(move |span| (item, span)))
@@ -204,7 +208,7 @@ impl Attention<'_> {
         let (head_dim, width) = (self.config.head_dim, self.qkv.len() / self.plan.rows.len());
         let position = self.plan.rows[row].position as usize;
         let start = span * SPAN_TOKENS;
-        let from = self.plan.first_seen(position).max(start);
+        let from = self.walk.first_seen(position).max(start);
         let to = (position + 1).min(start + SPAN_TOKENS);
         (from < to).then(|| QueryRow {
             q: &self.qkv[row * width + head * head_dim..][..head_dim],
@@ -236,7 +240,7 @@ impl Attention<'_> {
             .zip(partials)
             .zip(accs.chunks_exact_mut(head_dim));
         for (((row, head), &partial), acc) in heads {
-            finish(partial, acc);
+            finish(partial, self.sinks.map(|sinks| sinks[head]), acc);
             // SAFETY: this head of this row belongs to this item alone.
             unsafe { out.part(row * width + head * head_dim, head_dim) }.copy_from_slice(acc);
         }

@@ -81,7 +81,7 @@ fn choose(
                 choices.part(first, used),
             )
         };
-        route(logits, config.renormalized, chosen);
+        route(logits, config.weighing, chosen);
     });
 }
 

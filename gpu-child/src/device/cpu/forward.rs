@@ -1,7 +1,7 @@
 //! The forward pass of a step: embedding, every layer, and the head once the draws are decided on.
 //!
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
-//! that is there or not, which pairs RoPE rotates, how far a query sees.
+//! that is there or not, which pairs RoPE rotates and in which layers, how far a query sees.
 
 use super::attention::Attention;
 use super::kv::KvCache;
@@ -9,7 +9,7 @@ use super::linear::{Device, Epilogue, FEW_ROWS, Projection, Share};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
-use super::weights::{CpuWeights, GatedUnit, Layer, Linear};
+use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
 use super::{CpuExecutor, OpenStep};
 use super::{experts, head, plan::Row};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
@@ -18,7 +18,7 @@ use crate::model::{FeedForward, ModelConfig};
 use std::convert::Infallible;
 use worker_orcd_ipc::{Drawn, Fault, RequestId};
 use worker_orcd_kernels::cpu::convert::to_f16;
-use worker_orcd_kernels::cpu::{RopeRow, apply_rope, rmsnorm};
+use worker_orcd_kernels::cpu::{Activations, RopeRow, apply_rope, rmsnorm};
 
 /// Tokens whose heads one thread rotates and stores in the time that a job takes.
 const FEW_TOKENS: usize = 4;
@@ -108,13 +108,17 @@ impl Forward<'_> {
             Disjoint::new(&mut scratch.x),
             Disjoint::new(&mut scratch.rope),
         );
-        let rope = &self.config.rope;
+        let (scale, ropes) = (self.config.embedding_scale, self.config.ropes().count());
         self.device.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
             let row = &plan.rows[t];
             // SAFETY: token t's own parts.
-            let (x, angles) = unsafe { (x.part(t * n_embd, n_embd), angles.part(t, 1)) };
+            let (x, angles) =
+                unsafe { (x.part(t * n_embd, n_embd), angles.part(t * ropes, ropes)) };
             table.dequantize_row(row.token, x);
-            angles[0].set(rope, row.position);
+            x.iter_mut().for_each(|x| *x *= scale);
+            for (angles, rope) in angles.iter_mut().zip(self.config.ropes()) {
+                angles.set(rope, row.position);
+            }
         });
     }
 
@@ -175,6 +179,8 @@ impl Forward<'_> {
             isa: self.device.isa,
             config,
             plan,
+            walk: plan.walk(config.positions.window_of(index)),
+            sinks: layer.sinks.as_ref().map(|it| self.weights.vector(it)),
             kv,
             layer: index,
             qkv,
@@ -185,8 +191,42 @@ impl Forward<'_> {
         self.device
             .quantize(attn, q_width, &[output[0].weight], quantized);
         let input = quantized.view(attn, q_width);
-        self.device
-            .project(&input, &Share::all(tokens), &output, x, Epilogue::Add);
+        let post_norm = layer.attn_post_norm.as_ref();
+        self.add_to_stream(&input, &output, post_norm, norm, x);
+    }
+
+    /// What a block's last product gives, through a norm where there is one, to the residual stream. The norm makes use
+    /// of `room` for as many rows.
+    fn add_to_stream(
+        &self,
+        input: &Activations<'_>,
+        output: &[Projection<'_>; 1],
+        post_norm: Option<&Vector>,
+        room: &mut [f32],
+        x: &mut [f32],
+    ) {
+        let n_embd = self.config.n_embd;
+        let tokens = x.len() / n_embd;
+        let (device, all) = (self.device, Share::all(tokens));
+        let Some(weight) = post_norm else {
+            return device.project(input, &all, output, x, Epilogue::Add);
+        };
+        device.project(input, &all, output, room, Epilogue::Store);
+        let (weight, x) = (self.weights.vector(weight), Disjoint::new(x));
+        let (isa, eps) = (device.isa, self.config.norm_eps);
+        device.for_tokens(tokens, FEW_ROWS, &|t| {
+            // SAFETY: token t's own row.
+            let x = unsafe { x.part(t * n_embd, n_embd) };
+            let mut normalized = vec![0.0; n_embd];
+            rmsnorm(
+                isa,
+                &room[t * n_embd..][..n_embd],
+                weight,
+                eps,
+                &mut normalized,
+            );
+            x.iter_mut().zip(normalized).for_each(|(x, y)| *x += y);
+        });
     }
 
     fn feed_forward(&self, tokens: usize, layer: &Layer, scratch: &mut Scratch) {
@@ -195,12 +235,20 @@ impl Forward<'_> {
         let weight = self.weights.vector(&layer.ffn_norm);
         self.normalize(&scratch.x[..values], weight, norm);
         match &layer.feed_forward {
-            FeedForward::Dense(unit) => self.dense(tokens, unit, scratch),
+            FeedForward::Dense(unit) => {
+                self.dense(tokens, unit, layer.ffn_post_norm.as_ref(), scratch);
+            }
             FeedForward::Experts(of_layer) => experts::run(self, of_layer, tokens, scratch),
         }
     }
 
-    fn dense(&self, tokens: usize, unit: &GatedUnit, scratch: &mut Scratch) {
+    fn dense(
+        &self,
+        tokens: usize,
+        unit: &GatedUnit,
+        post_norm: Option<&Vector>,
+        scratch: &mut Scratch,
+    ) {
         let (n_embd, n_ff) = (self.config.n_embd, self.config.n_ff);
         let Scratch {
             x,
@@ -210,7 +258,7 @@ impl Forward<'_> {
             ..
         } = scratch;
         let (x, ff) = (&mut x[..tokens * n_embd], &mut ff[..tokens * n_ff]);
-        let (norm, all) = (&norm[..tokens * n_embd], Share::all(tokens));
+        let (norm, all) = (&mut norm[..tokens * n_embd], Share::all(tokens));
         let gate_up = unit.gate_up.each_ref().map(|it| self.projection(it, 0));
         self.device.quantize(
             norm,
@@ -225,7 +273,7 @@ impl Forward<'_> {
         let down = [self.projection(&unit.down, 0)];
         self.device.quantize(ff, n_ff, &[down[0].weight], quantized);
         let input = quantized.view(ff, n_ff);
-        self.device.project(&input, &all, &down, x, Epilogue::Add);
+        self.add_to_stream(&input, &down, post_norm, norm, x);
     }
 
     pub fn projection<'a>(&'a self, linear: &'a Linear, column: usize) -> Projection<'a> {
@@ -252,7 +300,7 @@ impl Forward<'_> {
     }
 
     /// Head norms and RoPE on queries and keys; keys and values into the cache. Queries take the
-    /// `1 / sqrt(head_dim)` of attention with them.
+    /// attention's scale with them, and their temperature.
     fn rope_and_append_kv(
         &self,
         plan: &Plan<'_>,
@@ -263,33 +311,38 @@ impl Forward<'_> {
         kv: &mut KvCache,
     ) {
         let (config, isa) = (self.config, self.device.isa);
-        let rope = &self.config.rope;
-        let turn = |head: &mut [f32], norm: Option<&[f32]>, angles: &RopeRow| {
+        let (rope, ropes) = (&config.rope, config.ropes().count());
+        let place = config.rope_of(index);
+        let turn = |head: &mut [f32], norm: Option<&[f32]>, token: usize| {
             if let Some(norm) = norm {
                 let plain = head.to_vec();
                 rmsnorm(isa, &plain, norm, config.norm_eps, head);
             }
-            apply_rope(head, rope, angles);
+            if let Some(place) = place {
+                // The same pairs in all rotations.
+                apply_rope(head, rope, &angles[token * ropes + place]);
+            }
         };
         let [q_norm, k_norm] = [&layer.q_norm, &layer.k_norm]
             .map(|norm| norm.as_ref().map(|norm| self.weights.vector(norm)));
         let head_dim = config.head_dim;
         let width = qkv.len() / plan.rows.len();
-        let scale = 1.0 / (head_dim as f32).sqrt();
+        let scale = config.attention_scale as f32;
         let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
         self.device.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
+            let row: &Row = &plan.rows[t];
+            let scale = scale * config.positions.temperature_at(row.position);
             // SAFETY: token t's own row.
             let qkv = unsafe { qkv.part(t * width, width) };
             let (queries, kv) = qkv.split_at_mut(config.n_heads * head_dim);
             let (keys, values) = kv.split_at_mut(config.n_kv_heads * head_dim);
             for q in queries.chunks_exact_mut(head_dim) {
-                turn(q, q_norm, &angles[t]);
+                turn(q, q_norm, t);
                 q.iter_mut().for_each(|q| *q *= scale);
             }
             for k in keys.chunks_exact_mut(head_dim) {
-                turn(k, k_norm, &angles[t]);
+                turn(k, k_norm, t);
             }
-            let row: &Row = &plan.rows[t];
             let (page, slot) = plan.place(row);
             let mut halves = [vec![0; head_dim], vec![0; head_dim]];
             let heads = keys

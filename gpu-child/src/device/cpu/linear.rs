@@ -39,6 +39,7 @@ pub struct Projection<'a> {
     pub weight: PackedMatrix<'a>,
     /// Of `weight`, or of each of the experts that it holds: then they fill groups.
     pub rows: usize,
+    /// Of all experts, one behind the other.
     pub bias: Option<&'a [f32]>,
     /// Column of the output rows at which this matrix' results start.
     pub column: usize,
@@ -61,7 +62,7 @@ impl Projection<'_> {
         let of_weight = expert * self.groups() + group;
         matmul_group(isa, &self.weight, of_weight, x, first, tile);
         if let Some(bias) = self.bias {
-            let bias = &bias[group * ROWS..];
+            let bias = &bias[of_weight * ROWS..];
             tile.iter_mut().for_each(|sums| add(sums, bias));
         }
     }

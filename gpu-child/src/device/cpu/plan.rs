@@ -1,5 +1,5 @@
 //! A batch laid out as rows, and its attention cut into items: decided once a step, used by every
-//! layer.
+//! layer that sees as far.
 
 use super::attention::{Partials, Split};
 use crate::device::common::batch::{index_of, pages_of};
@@ -30,6 +30,13 @@ pub struct Item {
 pub struct Plan<'a> {
     pub sequences: &'a [SequenceWork<'a>],
     pub rows: Vec<Row>,
+    /// One for the layers of each window.
+    walks: Vec<Walk>,
+}
+
+/// The attention of layers that see as far as each other.
+#[derive(Debug)]
+pub struct Walk {
     pub items: Vec<Item>,
     pub split: Split,
     window: Option<usize>,
@@ -46,13 +53,12 @@ impl<'a> Plan<'a> {
         partials: &Partials,
     ) -> Self {
         let mut rows = Vec::new();
-        let mut plan = Self {
-            sequences: batch.sequences,
-            rows: Vec::new(),
-            items: Vec::new(),
-            split: Split::Whole,
-            window: config.sliding_window,
-        };
+        let mut walks: Vec<Walk> = Vec::new();
+        for window in (0..config.n_layers).map(|layer| config.positions.window_of(layer)) {
+            if walks.iter().all(|walk| walk.window != window) {
+                walks.push(Walk::new(window));
+            }
+        }
         for (index, work) in batch.sequences.iter().enumerate() {
             let start = rows.len();
             // Checks its page table.
@@ -64,11 +70,46 @@ impl<'a> Plan<'a> {
                     token: index_of(*token, config.vocab_size),
                 });
             }
-            plan.add_items(start..rows.len(), work.first_position as usize, config);
+            for walk in &mut walks {
+                walk.add_items(start..rows.len(), work.first_position as usize, config);
+            }
         }
-        plan.rows = rows;
-        plan.share(threads, config, partials);
-        plan
+        for walk in &mut walks {
+            walk.share(threads, config, partials);
+        }
+        Self {
+            sequences: batch.sequences,
+            rows,
+            walks,
+        }
+    }
+
+    /// What the layers of a window do.
+    ///
+    /// # Panics
+    /// When no layer has it.
+    #[must_use]
+    pub fn walk(&self, window: Option<usize>) -> &Walk {
+        let found = self.walks.iter().find(|walk| walk.window == window);
+        found.expect("the window of a layer")
+    }
+
+    /// Page and slot of a row's own position.
+    #[must_use]
+    pub fn place(&self, row: &Row) -> (PageId, usize) {
+        let position = row.position as usize;
+        let page = self.sequences[row.sequence].pages[position / TILE_TOKENS];
+        (page, position % TILE_TOKENS)
+    }
+}
+
+impl Walk {
+    fn new(window: Option<usize>) -> Self {
+        Self {
+            items: Vec::new(),
+            split: Split::Whole,
+            window,
+        }
     }
 
     /// Adds one item for each key-value head and as many rows as one call of the kernel takes.
@@ -109,13 +150,5 @@ impl<'a> Plan<'a> {
     pub fn first_seen(&self, position: usize) -> usize {
         self.window
             .map_or(0, |window| (position + 1).saturating_sub(window))
-    }
-
-    /// Page and slot of a row's own position.
-    #[must_use]
-    pub fn place(&self, row: &Row) -> (PageId, usize) {
-        let position = row.position as usize;
-        let page = self.sequences[row.sequence].pages[position / TILE_TOKENS];
-        (page, position % TILE_TOKENS)
     }
 }

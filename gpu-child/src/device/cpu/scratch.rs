@@ -23,6 +23,7 @@ pub struct Scratch {
     /// Normalized rows, `[tokens, n_embd]`.
     pub norm: Vec<f32>,
     pub quantized: Quantized,
+    /// Of every rotation that the model has, for a token behind each other.
     pub rope: Vec<RopeRow>,
     pub partials: Partials,
     pub experts: ExpertRoom,
@@ -109,7 +110,7 @@ impl Scratch {
                 q: vec![0; max_tokens * sizes.widest],
                 meta: vec![BlockMeta::default(); max_tokens * sizes.widest / Q_BLOCK],
             },
-            rope: vec![RopeRow::default(); max_tokens],
+            rope: vec![RopeRow::default(); max_tokens * config.ropes().count()],
             partials,
             experts: ExpertRoom::new(&sizes, max_tokens),
             logits: vec![0.0; HEAD_ROWS * config.vocab_size],
@@ -219,7 +220,8 @@ mod tests {
             let header = gguf::parse(&bytes).expect("a model");
             let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
             let partials = Partials::new(&config, 1, 64);
-            let apart = partials.bytes() + TOKENS * size_of::<RopeRow>();
+            let angles = TOKENS * config.ropes().count() * size_of::<RopeRow>();
+            let apart = partials.bytes() + angles;
             let scratch = Scratch::new(&config, TOKENS, partials);
             // Does not grow with the tokens.
             let shares = scratch.experts.shares.capacity() * size_of::<Share>();

@@ -38,6 +38,7 @@ layout! {
         pub ty: i32,
         pub units: i32,
         pub cols: i32,
+        pub scale: f32,
     }
 
     pub struct RowArgs in "norm.cuh" {
@@ -58,6 +59,8 @@ layout! {
         pub stage: u32,
         pub activation: i32,
         pub board: DevicePtr<u32>,
+        pub copy: DevicePtr<u16>,
+        pub copy_scale: DevicePtr<f32>,
     }
 
     pub struct Part in "common.cuh" {
@@ -104,6 +107,7 @@ layout! {
         pub rope_table: DevicePtr<[f32; 2]>,
         pub q_norm: DevicePtr<f32>,
         pub k_norm: DevicePtr<f32>,
+        pub temperature: DevicePtr<f32>,
         pub q: DevicePtr<u16>,
         pub kv: KvArgs,
         pub heads: i32,
@@ -134,6 +138,7 @@ layout! {
         pub kv_heads: i32,
         pub splits: i32,
         pub scale: f32,
+        pub window: i32,
     }
 
     pub struct MergeArgs in "attention.cu" {

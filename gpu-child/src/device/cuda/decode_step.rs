@@ -1,7 +1,8 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up). It gives the same bits as the launches of
+//! bulk copies (compute capability 9 and up), of models without experts, windows, norms behind blocks, a scale
+//! of the embedding, and any activation but SiLU. It gives the same bits as the launches of
 //! [`forward`](super::forward); only time differs.
 
 use super::context::Context;
@@ -16,7 +17,7 @@ use super::weights::{Layer, Matrix, UNIT, Weights, dense, multiplied_as, unit_by
 use crate::device::{Checkpoint, Tap};
 use crate::model::{ModelConfig, ModelWeights};
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::{Activation, TensorType};
 
 /// Sequences of one step, at most: with more, many launches are faster (`bench/results/cuda.md`).
 pub const MAX_ROWS: usize = constant!("step_plan.cuh", STEP_ROWS);
@@ -66,7 +67,7 @@ layout! {
         attention_blocks: i32,
         parts: i32,
         partial_splits: i32,
-        activation: i32,
+        unrotated_every: i32,
         layer_halves: u64,
         eps: f32,
         shared: SharedPlan,
@@ -137,6 +138,9 @@ impl DecodeStep {
     /// Bytes of the vectors and partial results that blocks publish to each other.
     #[must_use]
     pub fn words_bytes(config: &ModelConfig) -> usize {
+        if config.experts.is_some() {
+            return 0;
+        }
         REPLICAS * replica_words(config) * WORD_BYTES + PARTIAL_BYTES
     }
 
@@ -150,6 +154,9 @@ impl DecodeStep {
         config: &ModelConfig,
         weights: &Weights,
     ) -> Result<Option<Self>, Fault> {
+        if config.experts.is_some() {
+            return Ok(None);
+        }
         let ModelWeights { layers, output, .. } = &weights.tensors;
         let linears = || layers.iter().flat_map(Layer::linears).chain([output]);
         let types: Vec<TensorType> = linears()
@@ -160,7 +167,8 @@ impl DecodeStep {
         let table = multiplied_as(weights.tensors.token_embd().ty);
         let has_kernel = [32, 64, 96, 128].contains(&config.head_dim)
             && types.iter().chain([&table]).all(is_known);
-        if !context.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
+        let is_taken = has_kernel && is_plain(config, layers);
+        if !context.has_bulk_copies() || !fits || !is_taken || config.n_embd > MAX_EMBD {
             return Ok(None);
         }
         let name = format!(
@@ -284,11 +292,11 @@ impl DecodeStep {
             n_embd: config.n_embd as i32,
             n_ff: config.n_ff as i32,
             vocab: config.vocab_size as i32,
-            activation: config.activation as i32,
             attention_blocks: deal.blocks as i32,
             parts: deal.parts as i32,
             partial_splits: deal.published as i32,
             layer_halves: forward.kv.layer_halves(),
+            unrotated_every: config.positions.unrotated_every.unwrap_or(0) as i32,
             eps: config.norm_eps,
             shared,
         };
@@ -319,6 +327,18 @@ impl DecodeStep {
         let table = self.n_layers * size_of::<StepLayer>();
         self.arena.at((table + 8 * MAX_ROWS) as u64, MAX_ROWS)
     }
+}
+
+/// The kernel computes all that the model asks for.
+fn is_plain(config: &ModelConfig, layers: &[Layer]) -> bool {
+    let has_post_norms = |layer: &Layer| {
+        let norms = [&layer.attn_post_norm, &layer.ffn_post_norm];
+        norms.iter().any(|norm| norm.is_some())
+    };
+    config.positions.window.is_none()
+        && config.activation == Activation::Silu
+        && config.embedding_scale == 1.0
+        && !layers.iter().any(has_post_norms)
 }
 
 /// The variant of the kernel: two types have smaller kernels of their own, for models that are made of

@@ -1,10 +1,11 @@
 //! The forward pass of a step: embedding, every layer, and the head, as launches in one stream.
 //!
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
-//! that is there or not, which pairs RoPE rotates.
+//! that is there or not, which pairs RoPE rotates and in which layers.
 
 use super::board::Stage;
 use super::context::Context;
+use super::experts::Experts;
 use super::head;
 use super::headers::constant;
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs};
@@ -14,10 +15,10 @@ use super::memory::{DevicePtr, read};
 use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS};
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
-use super::weights::{Layer, Linear, Vector, Weights, dense, units};
+use super::weights::{GatedUnit, Layer, Linear, Vector, Weights, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
-use crate::model::ModelConfig;
+use crate::model::{FeedForward, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
@@ -44,6 +45,8 @@ pub struct Forward<'a> {
     pub scratch: &'a Scratch,
     pub ops: &'a Ops,
     pub matmul: &'a Matmul,
+    /// Of a mixture of experts.
+    pub experts: Option<&'a Experts>,
     pub buffers: Buffers,
     pub board: DevicePtr<u32>,
 }
@@ -82,6 +85,7 @@ impl Forward<'_> {
             ty: table.ty as i32,
             units: units(table.cols) as i32,
             cols: table.cols as i32,
+            scale: self.config.embedding_scale,
         }
     }
 
@@ -101,22 +105,83 @@ impl Forward<'_> {
         let (config, buffers) = (self.config, &self.buffers);
         let rows = plan.rows.len();
         let q_width = config.n_heads * config.head_dim;
-        self.normalize(rows, &layer.attn_norm, Stage::Qkv.of(index))?;
+        let norm = self.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
         let qkv = Output::stored(buffers.qkv, self.scratch.sizes.qkv);
-        self.project(rows, &layer.qkv, config.n_embd, qkv)?;
+        self.make_and_project(&self.ops.rmsnorm, norm, &layer.qkv, qkv)?;
         self.rope_and_append_kv(rows, index, layer)?;
         self.attention(plan, index)?;
         let attn = self.row_arguments(rows, buffers.attn, q_width, Stage::Output.of(index));
-        self.make_input(&self.ops.scale_rows, &attn)?;
-        let stream = Output::added(buffers.x, config.n_embd);
-        self.project(rows, &[layer.attn_output], q_width, stream)
+        let post_norm = layer.attn_post_norm.as_ref();
+        let output = self.end_of_block(post_norm);
+        self.make_and_project(&self.ops.scale_rows, attn, &[layer.attn_output], output)?;
+        self.add_norm(rows, post_norm, Stage::GateUp.of(index))
+    }
+
+    /// Where the last product of a block goes: to the residual stream, or where it waits for its norm.
+    fn end_of_block(&self, post_norm: Option<&Vector>) -> Output {
+        let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
+        match post_norm {
+            None => Output::added(buffers.x, n_embd),
+            // Nobody has anything there any more.
+            Some(_) => Output::stored(buffers.ff, n_embd),
+        }
+    }
+
+    /// What waits for a norm goes through it to the residual stream. `next` is the stage behind the block.
+    fn add_norm(&self, rows: usize, post_norm: Option<&Vector>, next: u32) -> Result<(), Fault> {
+        let Some(weight) = post_norm else {
+            return Ok(());
+        };
+        let arguments = RowArgs {
+            weight: self.weights.vector(weight),
+            plain: self.buffers.x,
+            ..self.row_arguments(rows, self.buffers.ff, self.config.n_embd, next)
+        };
+        self.make_input(&self.ops.add_norm, &arguments)
+    }
+
+    /// Makes an input and multiplies it: of very few rows in one launch, where the step is not one.
+    fn make_and_project(
+        &self,
+        kernel: &Kernel<RowArgs>,
+        input: RowArgs,
+        linears: &[Linear],
+        output: Output,
+    ) -> Result<(), Fault> {
+        let (rows, cols) = (input.rows as usize, input.cols as usize);
+        let few = self.experts.map(|experts| &experts.few);
+        if let Some(few) = few.filter(|few| few.takes(linears, rows)) {
+            // SAFETY: as for `make_input` and `project`.
+            return unsafe { few.run(self.context, self.weights, linears, input, output) };
+        }
+        self.make_input(kernel, &input)?;
+        self.project(rows, linears, cols, output)
     }
 
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
-        let (n_embd, n_ff, buffers) = (self.config.n_embd, self.config.n_ff, &self.buffers);
-        let unit = dense(layer);
-        self.normalize(rows, &layer.ffn_norm, Stage::GateUp.of(index))?;
-        let ff = self.row_arguments(rows, buffers.ff, n_ff, Stage::Down.of(index));
+        let unit = match &layer.feed_forward {
+            FeedForward::Dense(unit) => unit,
+            FeedForward::Experts(experts) => return self.mixture(rows, index, layer, experts),
+        };
+        let norm = self.norm_arguments(rows, &layer.ffn_norm, Stage::GateUp.of(index));
+        self.make_input(&self.ops.rmsnorm, &norm)?;
+        let post_norm = layer.ffn_post_norm.as_ref();
+        let output = self.end_of_block(post_norm);
+        self.gated_unit(rows, unit, Stage::Down.of(index), output)?;
+        self.add_norm(rows, post_norm, Stage::Qkv.of(index + 1))
+    }
+
+    /// The input at hand through a gated linear unit. `stage` is posted before down.
+    pub fn gated_unit(
+        &self,
+        rows: usize,
+        unit: &GatedUnit,
+        stage: u32,
+        output: Output,
+    ) -> Result<(), Fault> {
+        let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
+        let n_ff = unit.down.weight.cols;
+        let ff = self.row_arguments(rows, buffers.ff, n_ff, stage);
         if self.matmul.pairs(&unit.gate_up) {
             self.project_pair(rows, &unit.gate_up)?;
             self.make_input(&self.ops.scale_rows, &ff)?;
@@ -126,17 +191,15 @@ impl Forward<'_> {
             let in_stride = both.stride as i32;
             self.make_input(&self.ops.glu_rows, &RowArgs { in_stride, ..ff })?;
         }
-        let stream = Output::added(buffers.x, n_embd);
-        self.project(rows, &[unit.down], n_ff, stream)
+        self.project(rows, &[unit.down], n_ff, output)
     }
 
-    fn normalize(&self, rows: usize, weight: &Vector, stage: u32) -> Result<(), Fault> {
-        let n_embd = self.config.n_embd;
-        let arguments = RowArgs {
+    /// The stream's rows on their way through a norm.
+    pub fn norm_arguments(&self, rows: usize, weight: &Vector, stage: u32) -> RowArgs {
+        RowArgs {
             weight: self.weights.vector(weight),
-            ..self.row_arguments(rows, self.buffers.x, n_embd, stage)
-        };
-        self.make_input(&self.ops.rmsnorm, &arguments)
+            ..self.row_arguments(rows, self.buffers.x, self.config.n_embd, stage)
+        }
     }
 
     /// Rows of F32, one behind the other, on their way into a matmul that takes as many.
@@ -163,11 +226,13 @@ impl Forward<'_> {
             stage,
             activation: self.config.activation as i32,
             board: self.board,
+            copy: DevicePtr::NULL,
+            copy_scale: DevicePtr::NULL,
         }
     }
 
-    /// F32 rows become the input of the next matmul.
-    fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
+    /// F32 rows become the input of the next matmul, or are added to the residual stream.
+    pub fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
         let geometry = row_geometry(arguments.rows as usize, arguments.cols as usize);
         // SAFETY: one block for two rows; the input holds that many rows of its stride.
         unsafe { kernel.launch(self.context, geometry, arguments) }
@@ -177,7 +242,7 @@ impl Forward<'_> {
     fn project_pair(&self, rows: usize, gate_up: &[Linear; 2]) -> Result<(), Fault> {
         let output = Output {
             glu: Some(self.config.activation),
-            ..Output::stored(self.buffers.ff, self.config.n_ff)
+            ..Output::stored(self.buffers.ff, gate_up[0].weight.rows)
         };
         self.project(rows, gate_up, self.config.n_embd, output)
     }
@@ -207,19 +272,23 @@ impl Forward<'_> {
     /// Arguments of `rope_kv.cu`, with the head norms of a layer, where it has any.
     pub fn rope_arguments(&self, index: usize, layer: Option<&Layer>) -> RopeArgs {
         let config = self.config;
+        let place = config.rope_of(index);
+        // Without a pair nothing is rotated.
+        let dims = place.map_or(0, |_| config.rope.dims as i32);
         let norm = |vector: Option<&Vector>| self.weights.optional_vector(vector);
         RopeArgs {
             qkv: self.buffers.qkv,
             rows: self.buffers.rows,
-            rope_table: self.weights.rope_table,
+            rope_table: self.weights.tables.ropes[place.unwrap_or(0)],
             q_norm: norm(layer.and_then(|layer| layer.q_norm.as_ref())),
             k_norm: norm(layer.and_then(|layer| layer.k_norm.as_ref())),
+            temperature: self.weights.tables.temperature,
             q: self.buffers.q,
             kv: self.kv.layer(index, self.buffers.tables),
             heads: config.n_heads as i32,
             kv_heads: config.n_kv_heads as i32,
             head_dim: config.head_dim as i32,
-            dims: config.rope.dims as i32,
+            dims,
             half_offset: i32::from(config.rope.pairs == RopePairs::HalfOffset),
             eps: config.norm_eps,
         }
@@ -251,7 +320,10 @@ impl Forward<'_> {
             unsafe { kernel.launch(self.context, geometry, &arguments) }
         };
         if !self.splits_over_blocks(plan) {
-            let geometry = Geometry::line(units, ops.together_threads);
+            let geometry = Geometry {
+                shared_bytes: ops.together_shared_bytes,
+                ..Geometry::line(units, ops.together_threads)
+            };
             return launch(&ops.attention_together, geometry);
         }
         let geometry = Geometry {
@@ -276,7 +348,11 @@ impl Forward<'_> {
 
     /// Attention of the sequences in wide tiles.
     fn wide_attention(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
-        let Some(kernel) = &self.ops.attention_wide else {
+        let kernel = match self.config.positions.window_of(index) {
+            None => &self.ops.attention_wide,
+            Some(_) => &self.ops.attention_wide_near,
+        };
+        let Some(kernel) = kernel else {
             return Ok(());
         };
         let arguments = AttentionArgs {
@@ -311,7 +387,8 @@ impl Forward<'_> {
 
     pub fn attention_arguments(&self, plan: &Plan<'_>, index: usize) -> AttentionArgs {
         let config = self.config;
-        let scale = std::f64::consts::LOG2_E / (config.head_dim as f64).sqrt();
+        let scale = std::f64::consts::LOG2_E * config.attention_scale;
+        let window = config.positions.window_of(index);
         AttentionArgs {
             q: self.buffers.q,
             out: self.buffers.attn,
@@ -323,6 +400,7 @@ impl Forward<'_> {
             kv_heads: config.n_kv_heads as i32,
             splits: plan.splits as i32,
             scale: scale as f32,
+            window: window.map_or(i32::MAX, |it| i32::try_from(it).unwrap_or(i32::MAX)),
         }
     }
 }

@@ -22,7 +22,7 @@ use worker_orcd_ipc::Fault;
 pub struct Aligned<B: ?Sized>(pub B);
 
 /// The compiled kernels, one file for each translation unit of `kernels/cuda`.
-static FATBINS: [(&str, &Aligned<[u8]>); 2] = [
+static FATBINS: [(&str, &Aligned<[u8]>); 3] = [
     (
         "kernels.fatbin",
         &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))),
@@ -33,6 +33,10 @@ static FATBINS: [(&str, &Aligned<[u8]>); 2] = [
             env!("OUT_DIR"),
             "/decode_step.fatbin"
         ))),
+    ),
+    (
+        "experts.fatbin",
+        &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/experts.fatbin"))),
     ),
 ];
 

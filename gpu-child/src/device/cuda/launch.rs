@@ -64,6 +64,7 @@ pub fn draw(
         scratch: &executor.scratch,
         ops: &executor.ops,
         matmul: &executor.matmul,
+        experts: executor.experts.as_ref(),
         buffers: executor.scratch.buffers(),
         board: executor.board.on_device(),
     };
@@ -102,6 +103,7 @@ fn launch_pass(
         scratch: &executor.scratch,
         ops: &executor.ops,
         matmul: &executor.matmul,
+        experts: executor.experts.as_ref(),
         buffers: executor.scratch.buffers(),
         board: executor.board.on_device(),
     };

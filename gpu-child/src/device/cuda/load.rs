@@ -6,19 +6,21 @@ use super::board::Board;
 use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
+use super::experts::Experts;
 use super::graph::Graphs;
 use super::kernels::Module;
 use super::kv::{KvCache, KvRoom};
 use super::kv_custody::KvSharing;
 use super::matmul::Matmul;
 use super::memory::{ALIGNMENT, Arena, Purpose, upload};
-use super::ops::Ops;
+use super::ops::{Ops, split_shared_bytes};
 use super::pack::{pack, staging_bytes};
 use super::residency::Residency;
 use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
 use super::shown_rows::ShownRows;
 use super::step_queue::StepQueue;
+use super::tables::Tables;
 use super::warm_up::warm_up;
 use super::weights::{Matrix, Vector, Weights};
 use super::{CudaExecutor, CudaOptions};
@@ -27,17 +29,17 @@ use crate::device::common::kv::KvShape;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, Source};
-use crate::model::{GgufFile, Mapping, ModelConfig, TensorView};
+use crate::model::{
+    ExpertsConfig, FeedForward, GatedUnit, GgufFile, Mapping, ModelConfig, TensorView,
+};
 use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
+use worker_orcd_kernels::{Activation, Weighing};
 
 /// Head sizes that attention.cu is compiled for.
-pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
+pub const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
 /// Memory kept free whatever was ordered: for graphs, and for what NVIDIA's driver takes beside our
 /// allocations.
 const RESERVE_BYTES: u64 = 256 << 20;
-
-/// The name of RoPE's table in a manifest; no tensor of a file has it.
-const ROPE_TABLE: &str = "rope table";
 
 /// A card that is ready to take a model: a context on it, and the kernels in it.
 #[derive(Debug)]
@@ -65,13 +67,12 @@ pub fn load(
     // It may have been opened by another thread.
     device.context.enter()?;
     let config = source.config;
-    refuse_unsupported(config)?;
+    refuse_unsupported(config, device.context.shared_bytes())?;
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
     let sizes = Sizes::of(config, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
     let tensors = source.weights.try_map(&mut placement)?;
-    let table = rope_table(config, sequence_tokens);
-    let table_offset = placement.place_table(&table);
+    let tables = Tables::place(config, sequence_tokens, &mut placement.layout);
     let shape = KvShape::of(config);
     let needs = Needs {
         once: placement.layout.bytes() + staging_bytes(&placement.matrices) as u64,
@@ -83,10 +84,10 @@ pub fn load(
 
     let (arena, manifest) = match source.kept {
         Some(kept) => placement.attach(&device, kept)?,
-        None => placement.fill(&device, source.file, &table, progress)?,
+        None => placement.fill(&device, source.file, &tables, progress)?,
     };
     let weights = Weights {
-        rope_table: arena.at(table_offset, table.len()),
+        tables: tables.on_device(&arena),
         arena,
         tensors,
         manifest,
@@ -110,11 +111,23 @@ fn assemble(
     scratch: Scratch,
     sequence_tokens: usize,
 ) -> Result<CudaExecutor, Fault> {
-    let ops = Ops::load(&context, &module, config.head_dim)?;
+    let ops = Ops::load(&context, &module, config)?;
     let Sizes { tokens, vocab, .. } = scratch.sizes;
     let draws = Draws::load(&context, &module, tokens, vocab, sequence_tokens)?;
     let types = weights.tensors.matrices().map(|matrix| matrix.ty);
     let matmul = Matmul::load(&context, &module, types)?;
+    let experts = match config.experts {
+        Some(of) => {
+            let layers = weights.tensors.layers.iter();
+            let units = layers.filter_map(|layer| match &layer.feed_forward {
+                FeedForward::Experts(experts) => Some(&experts.unit),
+                FeedForward::Dense(_) => None,
+            });
+            let types = units.flat_map(GatedUnit::linears).map(|it| it.weight.ty);
+            Some(Experts::load(&context, &module, of, types)?)
+        }
+        None => None,
+    };
     let decode_step = DecodeStep::load(&context, &module, config, &weights)?;
     let board = Board::new(&context, config.n_layers)?;
     let residency = Residency::new(&context, Checksum::load(&module)?, &weights.arena)?;
@@ -131,6 +144,7 @@ fn assemble(
         scratch,
         ops,
         matmul,
+        experts,
         decode_step,
         graphs: Graphs::default(),
         #[cfg(feature = "fault-injection")]
@@ -146,10 +160,13 @@ fn assemble(
     })
 }
 
-fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
+/// `shared_bytes` is what a block may have of a multiprocessor's memory.
+fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
-    if config.experts.is_some() {
-        return refuse("a mixture of experts is not supported on CUDA".to_owned());
+    let missing: Vec<&str> = missing(config).collect();
+    if !missing.is_empty() {
+        let all = missing.join(" and ");
+        return refuse(format!("{all} is not supported on CUDA"));
     }
     if !HEAD_DIMS.contains(&config.head_dim) {
         return refuse(format!(
@@ -157,30 +174,46 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
             config.head_dim
         ));
     }
-    for (what, width) in [("embedding", config.n_embd), ("feed-forward", config.n_ff)] {
-        if !width.is_multiple_of(8) {
-            return refuse(format!(
-                "a {what} width of {width} is not supported on CUDA"
-            ));
+    let needed = split_shared_bytes(config.head_dim);
+    if needed > shared_bytes {
+        return refuse(format!(
+            "heads of {} values take {needed} bytes of shared memory, and this card has {shared_bytes}",
+            config.head_dim
+        ));
+    }
+    let mut widths = vec![("embedding", config.n_embd)];
+    match &config.experts {
+        None => widths.push(("feed-forward", config.n_ff)),
+        Some(experts) => {
+            widths.push(("expert", experts.n_ff));
+            widths.extend(experts.shared_n_ff.map(|width| ("shared expert", width)));
         }
     }
-    if config.sliding_window.is_some() {
-        return refuse("a sliding window is not supported on CUDA".to_owned());
+    for (what, width) in widths {
+        if !width.is_multiple_of(8) {
+            return refuse(format!(
+                "a width of {what} of {width} is not supported on CUDA: it must be a multiple of 8"
+            ));
+        }
     }
     Ok(())
 }
 
-/// cos and sin of every pair at every position.
-fn rope_table(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
-    let rope = &config.rope;
-    let frequencies: Vec<f64> = (0..rope.dims / 2).map(|i| rope.frequency(i)).collect();
-    (0..positions as u32)
-        .flat_map(|position| {
-            frequencies
-                .iter()
-                .map(move |&frequency| rope.turn(position, frequency).into())
-        })
-        .collect()
+/// What the model has and the kernels do not compute.
+fn missing(config: &ModelConfig) -> impl Iterator<Item = &'static str> {
+    let experts = config.experts.as_ref();
+    let of_chosen = |it: &ExpertsConfig| it.weighing == Weighing::OfChosen;
+    let clamped = config.activation == Activation::ClampedSwiglu;
+    let features = [
+        (experts.is_some_and(|it| it.has_biases), "a bias of experts"),
+        (
+            experts.is_some_and(of_chosen),
+            "a softmax over the chosen experts",
+        ),
+        (clamped, "a clamped SwiGLU"),
+        (config.has_sinks, "an attention sink"),
+    ];
+    features.into_iter().filter(|it| it.0).map(|it| it.1)
 }
 
 /// Bytes that the memory of a model is reckoned from.
@@ -268,18 +301,12 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
 }
 
 impl Placement<'_> {
-    /// The offset of RoPE's table, `[positions * pairs]`.
-    fn place_table(&mut self, table: &[[f32; 2]]) -> u64 {
-        let (rows, bytes) = (table.len() as u64, size_of_val(table) as u64);
-        self.layout.place_as(ROPE_TABLE, "F32", rows, 2, bytes)
-    }
-
     /// Allocates the arena, gets the weights in place, and seals it.
     fn fill(
         self,
         device: &Device,
         file: Option<&GgufFile>,
-        table: &[[f32; 2]],
+        tables: &Tables,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Arena, WeightsManifest), Fault> {
         let context = &device.context;
@@ -291,9 +318,7 @@ impl Placement<'_> {
             // SAFETY: the vector's own place; pageable memory has been read when this returns.
             unsafe { upload(context, arena.at(vector.offset, vector.len), &values) }?;
         }
-        let placed = self.layout.tensors().last().expect("a table");
-        // SAFETY: the place that was made for the table; as above.
-        unsafe { upload(context, arena.at(placed.offset, table.len()), table) }?;
+        tables.upload(context, &arena)?;
         let total: u64 = self.matrices.iter().map(|(t, _)| t.data.len() as u64).sum();
         let mut done = 0;
         pack(device, &arena, &self.matrices, file, &mut |bytes| {
@@ -349,23 +374,70 @@ mod tests {
     use crate::model::tiny_model::{tiny_mixtral, tiny_model};
     use crate::model::{Architecture, GgufBuilder, gguf};
 
+    /// Of an H200.
+    const SHARED_BYTES: u32 = 227 << 10;
+
     fn refusal(file: &GgufBuilder) -> Option<String> {
         let bytes = file.build();
         let header = gguf::parse(&bytes).expect("a model");
         let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
-        let refused = refuse_unsupported(&config).err();
+        let refused = refuse_unsupported(&config, SHARED_BYTES).err();
         refused.map(|fault| fault.to_string())
     }
 
     #[test]
-    fn a_mixture_of_experts_is_refused_by_name() {
-        let files = [Architecture::Qwen2Moe, Architecture::Qwen3Moe].map(tiny_model);
-        for file in files.iter().chain([&tiny_mixtral()]) {
-            let message = refusal(file).expect("refused");
-            let expected = "a mixture of experts is not supported on CUDA";
-            assert!(message.contains(expected), "{message}");
+    fn what_is_not_computed_is_refused_by_name() {
+        let message = refusal(&tiny_model(Architecture::GptOss)).expect("refused");
+        for missing in [
+            "a bias of experts",
+            "a softmax over the chosen experts",
+            "a clamped SwiGLU",
+            "an attention sink",
+        ] {
+            assert!(message.contains(missing), "{message}");
         }
-        assert_eq!(refusal(&tiny_model(Architecture::Qwen3)), None);
+    }
+
+    #[test]
+    fn experts_whose_rows_would_share_a_tile_are_refused_by_name() {
+        let files = [Architecture::Qwen2Moe, Architecture::Qwen3Moe].map(tiny_model);
+        for file in files.into_iter().chain([tiny_mixtral()]) {
+            assert_eq!(refusal(&file), None);
+        }
+        for (architecture, key, what) in [
+            (
+                Architecture::Qwen2Moe,
+                "expert_feed_forward_length",
+                "expert",
+            ),
+            (
+                Architecture::Qwen2Moe,
+                "expert_shared_feed_forward_length",
+                "shared expert",
+            ),
+            (
+                Architecture::Qwen3Moe,
+                "expert_feed_forward_length",
+                "expert",
+            ),
+        ] {
+            let key = format!("{}.{key}", architecture.name());
+            let message = refusal(&tiny_model(architecture).meta(&key, 36_u32)).expect("refused");
+            let expected = format!("a width of {what} of 36 is not supported on CUDA");
+            assert!(message.contains(&expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn heads_for_which_a_card_has_too_little_shared_memory_are_refused_by_name() {
+        let bytes = tiny_model(Architecture::Gemma3).build();
+        let header = gguf::parse(&bytes).expect("a model");
+        let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        config.head_dim = 256;
+        assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
+        // Of an RTX 4090.
+        let refused = refuse_unsupported(&config, 99 << 10).expect_err("too little");
+        assert!(refused.to_string().contains("heads of 256"), "{refused}");
     }
 
     #[test]

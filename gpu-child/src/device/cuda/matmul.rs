@@ -323,7 +323,7 @@ impl OfType {
 }
 
 /// Geometry of one warp a segment; short rows put several tiles into a block.
-fn few_geometry(tiles: usize, segments: usize, rows: usize) -> Geometry {
+pub fn few_geometry(tiles: usize, segments: usize, rows: usize) -> Geometry {
     let in_block = (FEW_THREADS / 2 / (32 * segments)).clamp(1, tiles);
     Geometry {
         grid: [tiles.div_ceil(in_block) as u32, 1],

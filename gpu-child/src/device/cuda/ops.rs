@@ -7,6 +7,7 @@ use super::kernels::{
     ScatterInputsArgs,
 };
 use super::plan::{SPLIT, SPLIT_PAGES};
+use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 
 #[derive(Debug)]
@@ -16,16 +17,21 @@ pub struct Ops {
     pub rmsnorm: Kernel<RowArgs>,
     pub scale_rows: Kernel<RowArgs>,
     pub glu_rows: Kernel<RowArgs>,
+    pub add_norm: Kernel<RowArgs>,
     pub rope_kv: Kernel<RopeArgs>,
     pub attention_together: Kernel<AttentionArgs>,
     /// Threads of a block of `attention_together`.
     pub together_threads: u32,
+    /// Shared memory of such a block, beside what the kernel has of its own.
+    pub together_shared_bytes: u32,
     pub attention_split: Kernel<AttentionArgs>,
     /// Shared memory of a block of `attention_split`.
     pub split_shared_bytes: u32,
     pub attention_merge: Kernel<MergeArgs>,
     /// Hopper's, for heads that it was made for.
     pub attention_wide: Option<Kernel<AttentionArgs>>,
+    /// The same for layers with a window, where a model has any.
+    pub attention_wide_near: Option<Kernel<AttentionArgs>>,
     /// Shared memory of a block of it.
     pub wide_shared_bytes: u32,
     pub argmax: Kernel<ArgmaxArgs>,
@@ -34,7 +40,8 @@ pub struct Ops {
 impl Ops {
     /// # Errors
     /// When a kernel is missing, or the device has too little shared memory for one.
-    pub fn load(context: &Context, module: &Module, head_dim: usize) -> Result<Self, Fault> {
+    pub fn load(context: &Context, module: &Module, config: &ModelConfig) -> Result<Self, Fault> {
+        let head_dim = config.head_dim;
         // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
         // for what is in front of it.
         unsafe {
@@ -43,30 +50,44 @@ impl Ops {
                 .kernel(&format!("attention_split_{head_dim}"))?
                 .overlapping();
             attention_split.allow_shared(split_shared_bytes)?;
+            // Large heads are too many for the registers of a warp.
+            let together_shared_bytes = match head_dim < LARGE_HEAD {
+                true => 0,
+                false => split_shared_bytes,
+            };
+            let attention_together: Kernel<AttentionArgs> = module
+                .kernel(&format!("attention_together_{head_dim}"))?
+                .overlapping();
+            attention_together.allow_shared(together_shared_bytes)?;
             let has_wide = context.has_wgmma() && WIDE_HEAD_DIMS.contains(&head_dim);
             let wide_shared_bytes = wide_shared_bytes(head_dim);
-            let attention_wide: Option<Kernel<AttentionArgs>> = has_wide
-                .then(|| module.kernel(&format!("attention_wide_{head_dim}")))
-                .transpose()?
-                .map(|kernel| kernel.overlapping());
-            if let Some(kernel) = &attention_wide {
+            let wide = |name: String| {
+                let kernel: Kernel<AttentionArgs> = module.kernel(&name)?.overlapping();
                 kernel.allow_shared(wide_shared_bytes)?;
-            }
+                Ok::<_, Fault>(kernel)
+            };
+            let attention_wide = has_wide
+                .then(|| wide(format!("attention_wide_{head_dim}")))
+                .transpose()?;
+            let attention_wide_near = (has_wide && config.positions.window.is_some())
+                .then(|| wide(format!("attention_wide_near_{head_dim}")))
+                .transpose()?;
             Ok(Self {
                 scatter_inputs: module.kernel("scatter_inputs")?,
                 embed: module.kernel("embed")?.overlapping(),
                 rmsnorm: module.kernel("rmsnorm")?.overlapping(),
                 scale_rows: module.kernel("scale_rows")?.overlapping(),
                 glu_rows: module.kernel("glu_rows")?.overlapping(),
+                add_norm: module.kernel("add_norm")?.overlapping(),
                 rope_kv: module.kernel("rope_kv")?.overlapping(),
-                attention_together: module
-                    .kernel(&format!("attention_together_{head_dim}"))?
-                    .overlapping(),
+                attention_together,
+                together_shared_bytes,
                 together_threads: 32 * together_warps(head_dim),
                 attention_split,
                 split_shared_bytes,
                 attention_merge: module.kernel("attention_merge")?.overlapping(),
                 attention_wide,
+                attention_wide_near,
                 wide_shared_bytes,
                 argmax: module.kernel("argmax")?.overlapping(),
             })
@@ -76,6 +97,7 @@ impl Ops {
     /// Gives up the kernels that only some architectures have.
     pub fn use_portable(&mut self) {
         self.attention_wide = None;
+        self.attention_wide_near = None;
     }
 }
 
@@ -96,8 +118,11 @@ fn wide_shared_bytes(head_dim: usize) -> u32 {
 /// Threads of a block that computes one split.
 pub const SPLIT_THREADS: u32 = 32 * SPLIT_PAGES as u32;
 
+/// Heads from which on a block has all its warps at one split.
+const LARGE_HEAD: usize = constant!("attention.cu", LARGE_HEAD);
+
 /// `SplitMemory` in attention_split.cuh: the split's keys and values, and what its warps exchange.
-fn split_shared_bytes(head_dim: usize) -> u32 {
+pub fn split_shared_bytes(head_dim: usize) -> u32 {
     const EXCHANGE: usize = constant!("attention_split.cuh", SPLIT_EXCHANGE_BYTES);
     (2 * SPLIT * head_dim * size_of::<u16>() + EXCHANGE) as u32
 }

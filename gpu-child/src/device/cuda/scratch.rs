@@ -1,6 +1,7 @@
 //! Activations and inputs of one step, allocated once for the largest batch.
 
 use super::context::Context;
+use super::expert_room::{ExpertBuffers, ExpertPlaces, ExpertSizes};
 use super::kernels::{DrawnTokens, Geometry, Kernel, Row, ScatterInputsArgs, Tile};
 use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose, Taken};
 use super::plan::Plan;
@@ -28,6 +29,7 @@ pub struct Sizes {
     pub n_embd: usize,
     pub q: usize,
     pub qkv: usize,
+    /// Of what every row goes through: in a mixture of experts, the shared one.
     pub n_ff: usize,
     /// Columns of the widest matmul input, in whole units.
     widest: usize,
@@ -36,6 +38,7 @@ pub struct Sizes {
     pub head_rows: usize,
     tables: usize,
     tiles: usize,
+    experts: ExpertSizes,
 }
 
 impl Sizes {
@@ -47,14 +50,18 @@ impl Sizes {
     #[must_use]
     pub fn of(config: &ModelConfig, tokens: usize, sequence_tokens: usize) -> Self {
         let q = config.n_heads * config.head_dim;
-        let widest = config.n_embd.max(q).max(config.n_ff);
+        let n_ff = match &config.experts {
+            Some(experts) => experts.shared_n_ff.unwrap_or(0),
+            None => config.n_ff,
+        };
+        let widest = config.n_embd.max(q).max(n_ff);
         let group = config.n_heads / config.n_kv_heads;
         Self {
             tokens,
             n_embd: config.n_embd,
             q,
             qkv: q + 2 * config.n_kv_heads * config.head_dim,
-            n_ff: config.n_ff,
+            n_ff,
             widest: units(widest) * UNIT,
             vocab: config.vocab_size,
             head_rows: (LOGIT_BYTES / 4 / config.vocab_size)
@@ -64,6 +71,7 @@ impl Sizes {
             // A sequence of one token takes a tile of its own for each 16 heads of a group. Wide tiles are
             // fewer.
             tiles: tokens * group.div_ceil(16) + 1,
+            experts: ExpertSizes::of(config, tokens),
         }
     }
 }
@@ -82,6 +90,7 @@ struct Places {
     logits: u64,
     best: u64,
     partial: u64,
+    experts: ExpertPlaces,
     rows: u64,
     gather: u64,
     tiles: u64,
@@ -96,7 +105,8 @@ impl Places {
         let x = floats(s.tokens * s.n_embd);
         let qkv = floats(s.tokens * s.qkv);
         let attn = floats(s.tokens * s.q);
-        let ff = floats(s.tokens * 2 * s.n_ff);
+        // Gate and up, or what a block gives on its way through a norm.
+        let ff = floats(s.tokens * (2 * s.n_ff).max(s.n_embd));
         let scale = floats(s.tokens);
         let norm = floats(s.head_rows * s.n_embd);
         let logits = floats(s.head_rows * s.vocab);
@@ -105,6 +115,7 @@ impl Places {
         let q = layout.place(2 * (s.tokens * s.q) as u64);
         // Packed, it has whole groups of eight rows.
         let act = layout.place(2 * (s.tokens.next_multiple_of(8) * s.widest) as u64);
+        let experts = ExpertPlaces::of(&mut layout, &s.experts);
         // The step's inputs lie behind each other, so that one copy brings them all; what there is
         // most room for comes last.
         let rows = layout.place((size_of::<Row>() * s.tokens) as u64);
@@ -123,6 +134,7 @@ impl Places {
             logits,
             best,
             partial,
+            experts,
             rows,
             gather,
             tiles,
@@ -150,7 +162,7 @@ pub struct Buffers {
     /// Rotated queries, `[tokens, heads, head_dim]`.
     pub q: DevicePtr<u16>,
     pub attn: DevicePtr<f32>,
-    /// Gate and up beside each other.
+    /// Gate and up beside each other, then what a block gives before its norm.
     pub ff: DevicePtr<f32>,
     /// The matmul input at hand, and its rows' powers of two.
     pub act: DevicePtr<u16>,
@@ -167,6 +179,8 @@ pub struct Buffers {
     /// Those of the plan, then its wide ones.
     pub tiles: DevicePtr<Tile>,
     pub tables: DevicePtr<i32>,
+    /// Of a mixture of experts.
+    pub experts: ExpertBuffers,
 }
 
 /// What a step takes along to the device.
@@ -249,6 +263,7 @@ impl Scratch {
             gather: a.at(p.gather, s.tokens),
             tiles: a.at(p.tiles, s.tiles),
             tables: a.at(p.tables, s.tables),
+            experts: p.experts.buffers(a, &s.experts),
         }
     }
 

@@ -157,7 +157,7 @@ fn attention(config: &ModelConfig, available: usize) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Architecture;
+    use crate::model::{Architecture, Positions};
     use worker_orcd_kernels::Activation;
     use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 
@@ -190,7 +190,10 @@ mod tests {
                 attn_factor: 1.0,
             },
             activation: Activation::Silu,
-            sliding_window: None,
+            positions: Positions::default(),
+            attention_scale: 0.1,
+            embedding_scale: 1.0,
+            has_sinks: false,
         }
     }
 

@@ -3,6 +3,7 @@
 use super::headers::constant;
 use super::kernels::Part;
 use super::memory::{Arena, DevicePtr};
+use super::tables::PlacedTables;
 use crate::model::{self, FeedForward, ModelWeights};
 use worker_orcd_ipc::WeightsManifest;
 use worker_orcd_kernels::TensorType;
@@ -115,16 +116,17 @@ pub struct Vector {
 pub type Linear = model::Linear<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
+pub type Experts = model::Experts<Matrix, Vector>;
 
-/// The feed-forward part of a layer.
+/// The feed-forward part of a layer of a model without experts.
 ///
 /// # Panics
-/// When it has experts, which [`load`](super::load::load) refuses.
+/// When it has some.
 #[must_use]
 pub fn dense(layer: &Layer) -> &GatedUnit {
     match &layer.feed_forward {
         FeedForward::Dense(unit) => unit,
-        FeedForward::Experts(_) => panic!("a mixture of experts on CUDA"),
+        FeedForward::Experts(_) => panic!("a model without experts"),
     }
 }
 
@@ -133,8 +135,7 @@ pub struct Weights {
     pub arena: Arena,
     pub tensors: ModelWeights<Matrix, Vector>,
     pub manifest: WeightsManifest,
-    /// RoPE's cos and sin of every pair at every position.
-    pub rope_table: DevicePtr<[f32; 2]>,
+    pub tables: PlacedTables,
 }
 
 impl Weights {

@@ -1,7 +1,8 @@
 use super::*;
+use crate::model::Temperature;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
-use crate::model::tiny_model::{HEAD_DIM, tiny_model};
+use crate::model::tiny_model::{HEAD_DIM, WINDOW, tiny_model};
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 fn config(file: &GgufBuilder, max_sequence_tokens: Option<u32>) -> Result<ModelConfig, ModelError> {
@@ -21,19 +22,39 @@ fn each_architecture_is_read() {
         let config = config(&tiny_model(architecture), None).unwrap();
         assert_eq!(config.architecture, architecture);
         let rope = config.rope;
-        assert_eq!((config.n_layers, config.n_embd, config.n_ff), (2, 64, 96));
+        assert_eq!((config.n_embd, config.n_ff), (64, 96));
         assert_eq!(
             (config.n_heads, config.n_kv_heads, config.head_dim),
             (4, 2, 16)
         );
         assert_eq!((rope.base, rope.scale, rope.attn_factor), (1e4, 1.0, 1.0));
+        assert_eq!((rope.dims, rope.factors), (16, None));
+        let is_gpt_oss = architecture == Architecture::GptOss;
+        assert_eq!(config.has_sinks, is_gpt_oss);
+        let has_windows = config.positions.window.is_some();
         assert_eq!(
-            (rope.dims, rope.factors, config.sliding_window),
-            (16, None, None)
+            has_windows,
+            is_gpt_oss || architecture == Architecture::Gemma3
         );
         let adjacent = rope.pairs == RopePairs::Adjacent;
-        assert_eq!(adjacent, architecture == Architecture::Llama);
+        let is_adjacent = [
+            Architecture::Llama,
+            Architecture::SmolLm3,
+            Architecture::Mistral3,
+        ];
+        assert_eq!(adjacent, is_adjacent.contains(&architecture));
     }
+}
+
+#[test]
+fn every_fourth_layer_of_smollm3_does_not_rotate() {
+    let rotates = |architecture| {
+        let config = config(&tiny_model(architecture), None).unwrap();
+        [0, 1, 2, 3, 4, 7, 8].map(|layer| config.positions.rotates(layer))
+    };
+    let expected = [true, true, true, false, true, false, true];
+    assert_eq!(rotates(Architecture::SmolLm3), expected);
+    assert_eq!(rotates(Architecture::Llama), [true; 7]);
 }
 
 #[test]
@@ -47,6 +68,16 @@ fn what_is_not_implemented_is_refused_by_name() {
     let yarn = llama().meta("llama.rope.scaling.type", "yarn");
     let fast = yarn.meta("llama.rope.scaling.yarn_beta_fast", 128.0);
     assert!(refusal(fast).contains("yarn_beta_fast"));
+    for (name, value) in [
+        ("rope.scaling.yarn_log_multiplier", Meta::F32(1.0)),
+        ("attention.temperature_scale", Meta::F32(0.1)),
+        ("attention.temperature_length", Meta::U32(8192)),
+        ("attention.output_scale", Meta::F32(0.5)),
+    ] {
+        let key = format!("llama.{name}");
+        let file = llama().meta("llama.rope.scaling.type", "yarn");
+        assert!(refusal(file.meta(&key, value)).contains(&key), "{key}");
+    }
     let by_layer = Meta::I32s(vec![4, 2]);
     assert!(
         refusal(llama().meta("llama.attention.head_count", by_layer)).contains("differs by layer")
@@ -96,6 +127,77 @@ fn scaling_follows_the_type() {
     assert_eq!(config(&with("none"), None).unwrap().rope.scale, 1.0);
     let unnamed = with("linear").without_meta("llama.rope.scaling.type");
     assert_eq!(config(&unnamed, None).unwrap().rope.scale, 4.0);
+}
+
+#[test]
+fn the_temperature_of_mistral3_is_read_with_the_original_context() {
+    let plain = tiny_model(Architecture::Mistral3);
+    let file = || {
+        tiny_model(Architecture::Mistral3)
+            .meta("mistral3.rope.scaling.type", "yarn")
+            .meta("mistral3.rope.scaling.factor", 16.0)
+            .meta("mistral3.rope.scaling.original_context_length", 64_u32)
+            .meta("mistral3.rope.scaling.yarn_log_multiplier", 1.0)
+            .meta("mistral3.attention.temperature_scale", 0.1)
+    };
+    assert_eq!(config(&plain, None).unwrap().positions.temperature, None);
+    let read = config(&file(), None).unwrap();
+    let expected = Temperature {
+        scale: 0.1,
+        original: 64,
+    };
+    assert_eq!(read.positions.temperature, Some(expected));
+    assert_eq!(read.rope.attn_factor, 1.0);
+    let endless = file().meta("mistral3.attention.temperature_scale", f32::INFINITY);
+    assert!(refusal(endless).contains("temperature_scale: inf is no factor"));
+}
+
+#[test]
+fn the_windows_of_gemma3_have_a_rotation_of_their_own() {
+    let file = || {
+        tiny_model(Architecture::Gemma3)
+            .meta("gemma3.rope.freq_base", 1e6)
+            .meta("gemma3.rope.scaling.type", "linear")
+            .meta("gemma3.rope.scaling.factor", 8.0)
+    };
+    let read = config(&file(), None).unwrap();
+    let ropes: Vec<_> = read.ropes().map(|rope| (rope.base, rope.scale)).collect();
+    assert_eq!(ropes, [(1e6, 8.0), (1e4, 1.0)]);
+    let layers = [0, 4, 5, 6, 10, 11];
+    let windows = layers.map(|layer| read.positions.window_of(layer));
+    let near = Some(WINDOW as usize);
+    assert_eq!(windows, [near, near, None, near, near, None]);
+    let places = layers.map(|layer| read.rope_of(layer));
+    assert_eq!(places, [1, 1, 0, 1, 1, 0].map(Some));
+    assert_eq!(read.embedding_scale, 8.0);
+    assert_eq!(read.activation, Activation::Gelu);
+
+    let every = file().meta("gemma3.attention.sliding_window_pattern", 2_u32);
+    let own = every.meta("gemma3.rope.freq_base_swa", 500.0);
+    let read = config(&own, None).unwrap();
+    let windows = [0, 1, 2, 3].map(|layer| read.positions.window_of(layer));
+    assert_eq!(windows, [near, None, near, None]);
+    assert_eq!(read.ropes().last().unwrap().base, 500.0);
+
+    let whole = file().without_meta("gemma3.attention.sliding_window");
+    assert!(refusal(whole).contains("gemma3.attention.sliding_window is missing"));
+    let yarn = file().meta("gemma3.rope.scaling.type", "yarn");
+    assert!(refusal(yarn).contains("YaRN beside windows"));
+    let capped = file().meta("gemma3.final_logit_softcapping", 30.0);
+    assert!(refusal(capped).contains("soft-capped logits"));
+}
+
+#[test]
+fn the_largest_gemma3_scales_attention_by_its_width() {
+    let scale = |layers: u32| {
+        let file = tiny_model(Architecture::Gemma3)
+            .meta("gemma3.block_count", layers)
+            .meta("gemma3.attention.key_length", 4_u32)
+            .meta("gemma3.attention.value_length", 4_u32);
+        config(&file, None).unwrap().attention_scale
+    };
+    // 64 values of four heads.
+    assert_eq!([scale(61), scale(62)], [0.5, 0.25]);
 }
 
 #[test]
@@ -149,4 +251,40 @@ fn llama_factors_are_read_and_checked() {
         let refused = stretched(with(half, 8.0), &format!("llama.{key}"));
         assert!(refused.contains("YaRN cannot make"), "{key}: {refused}");
     }
+}
+
+#[test]
+fn windows_are_read_where_the_architecture_has_them() {
+    let with = |name: &str, value: Meta| {
+        let key = format!("gpt-oss.{name}");
+        tiny_model(Architecture::GptOss).meta(&key, value)
+    };
+    for (name, value, expected) in [
+        ("attention.sliding_window", 0_u32.into(), "must not be zero"),
+        (
+            "attention.sliding_window_pattern",
+            Meta::I32s(vec![0, 1]),
+            "differs by layer",
+        ),
+        ("rope.freq_base_swa", 5e5.into(), "another rotation"),
+    ] {
+        let refused = refusal(with(name, value));
+        assert!(
+            refused.contains(name) && refused.contains(expected),
+            "{refused}"
+        );
+    }
+    let missing = tiny_model(Architecture::GptOss).without_meta("gpt-oss.attention.sliding_window");
+    assert!(refusal(missing).contains("sliding_window is missing"));
+    let same = with("attention.sliding_window_pattern", 3_u32.into())
+        .meta("gpt-oss.rope.freq_base", 5e5)
+        .meta("gpt-oss.rope.freq_base_swa", 5e5);
+    let read = config(&same, None).unwrap();
+    let windows = [0, 1, 2].map(|layer| read.positions.window_of(layer));
+    let near = Some(WINDOW as usize);
+    assert_eq!(windows, [near, near, None]);
+    assert_eq!(read.ropes().count(), 1);
+    // As for llama.cpp.
+    let phi3 = tiny_model(Architecture::Phi3).meta("phi3.attention.sliding_window", 8_u32);
+    assert_eq!(config(&phi3, None).unwrap().positions.window, None);
 }

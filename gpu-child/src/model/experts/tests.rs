@@ -31,7 +31,8 @@ fn each_architecture_with_experts_is_read() {
         used: 2,
         n_ff: 32,
         shared_n_ff: None,
-        renormalized: true,
+        weighing: Weighing::Renormalized,
+        has_biases: false,
     };
     let expected = [
         (qwen3moe(), Some(plain)),
@@ -39,11 +40,19 @@ fn each_architecture_with_experts_is_read() {
             qwen2moe(),
             Some(ExpertsConfig {
                 shared_n_ff: Some(48),
-                renormalized: false,
+                weighing: Weighing::Softmax,
                 ..plain
             }),
         ),
         (tiny_mixtral(), Some(ExpertsConfig { n_ff: 96, ..plain })),
+        (
+            tiny_model(Architecture::GptOss),
+            Some(ExpertsConfig {
+                weighing: Weighing::OfChosen,
+                has_biases: true,
+                ..plain
+            }),
+        ),
         (tiny_model(Architecture::Llama), None),
         (tiny_mixtral().meta("llama.expert_count", 0_u32), None),
     ];
@@ -119,6 +128,8 @@ fn what_is_not_implemented_is_refused_by_key() {
     }
     let renormalized = qwen2moe().meta("qwen2moe.expert_weights_norm", true);
     assert!(refusal(&renormalized).contains("weights are renormalized"));
+    let gpt_oss = tiny_model(Architecture::GptOss).meta("gpt-oss.expert_gating_func", 1_u32);
+    assert!(refusal(&gpt_oss).contains("a router other than softmax over the chosen"));
     let shared = qwen2moe().meta("qwen2moe.expert_shared_count", 2_u32);
     assert!(refusal(&shared).contains("so many shared experts"));
     let narrow = tiny_mixtral().meta("llama.expert_feed_forward_length", 32_u32);
@@ -134,6 +145,11 @@ fn keys_that_say_what_is_computed_are_taken() {
         .meta("qwen3moe.expert_weights_scale", 1.0)
         .meta("qwen3moe.expert_shared_count", 0_u32);
     assert!(read(&file).unwrap().is_some());
+    for norm in [false, true] {
+        let gpt_oss = tiny_model(Architecture::GptOss).meta("gpt-oss.expert_gating_func", 3_u32);
+        let gpt_oss = gpt_oss.meta("gpt-oss.expert_weights_norm", norm);
+        assert!(read(&gpt_oss).unwrap().is_some());
+    }
     let same = tiny_mixtral().meta("llama.expert_feed_forward_length", 96_u32);
     assert!(read(&same).unwrap().is_some());
 }

@@ -32,7 +32,7 @@ fn names(architecture: Architecture) -> Vec<String> {
     let weights = FileWeights::from_gguf(&header, &config).expect("its tensors");
     let mut names = Names::default();
     let Ok(mapped) = weights.try_map(&mut names);
-    assert_eq!(mapped.layers.len(), 2);
+    assert_eq!(mapped.layers.len(), weights.layers.len());
     names.0
 }
 
@@ -43,12 +43,13 @@ fn every_tensor_is_mapped_once_and_in_the_order_of_the_arena() {
         let name = |tensor: &&str| format!("blk.{index}.{tensor}");
         tensors.iter().map(name).collect()
     };
-    let whole = |tensors: &[&str]| {
+    let of_layers = |layers: usize, tensors: &[&str]| {
         let mut names = vec!["output.weight".to_owned(), "token_embd.weight".to_owned()];
-        names.extend([0, 1].into_iter().flat_map(|index| layer(index, tensors)));
+        names.extend((0..layers).flat_map(|index| layer(index, tensors)));
         names.push("output_norm.weight".to_owned());
         names
     };
+    let whole = |tensors: &[&str]| of_layers(2, tensors);
     let qwen2 = [
         "attn_norm.weight",
         "attn_q.bias",
@@ -78,6 +79,14 @@ fn every_tensor_is_mapped_once_and_in_the_order_of_the_arena() {
         "ffn_down.weight",
     ];
     assert_eq!(names(Architecture::Qwen3), whole(&qwen3));
+    let gemma3: Vec<&str> = [
+        &qwen3[..7],
+        &["post_attention_norm.weight"],
+        &qwen3[7..],
+        &["post_ffw_norm.weight"],
+    ]
+    .concat();
+    assert_eq!(names(Architecture::Gemma3), of_layers(7, &gemma3));
     let moe = |attention: &[&'static str], shared: &[&'static str]| {
         let experts = [
             "attn_output.weight",

@@ -37,9 +37,16 @@ fn every_architecture_finds_its_tensors() {
         (Architecture::Qwen2, true, false),
         (Architecture::Qwen3, false, true),
         (Architecture::Phi3, false, false),
+        (Architecture::SmolLm3, false, false),
+        (Architecture::Gemma3, false, true),
     ] {
         load(&tiny_model(architecture), |weights| {
-            assert_eq!(weights.layers.len(), 2);
+            let layers = match architecture {
+                Architecture::SmolLm3 => 4,
+                Architecture::Gemma3 => 7,
+                _ => 2,
+            };
+            assert_eq!(weights.layers.len(), layers);
             assert_eq!(weights.output.weight.name, "token_embd.weight", "tied");
             assert!(weights.token_embd.is_none(), "kept once");
             for layer in &weights.layers {
@@ -50,6 +57,9 @@ fn every_architecture_finds_its_tensors() {
                     layer.q_norm.is_some() && layer.k_norm.is_some(),
                     has_head_norm
                 );
+                let post_norms = [layer.attn_post_norm, layer.ffn_post_norm];
+                let has_post_norms = architecture == Architecture::Gemma3;
+                assert_eq!(post_norms.map(|norm| norm.is_some()), [has_post_norms; 2]);
             }
         })
         .unwrap();
@@ -81,6 +91,7 @@ fn experts_are_rows_of_one_tensor() {
             Some([48, 48, 64]),
         ),
         (tiny_mixtral(), [576, 576, 384], None),
+        (tiny_model(Architecture::GptOss), [192, 192, 384], None),
     ] {
         load(&file, |weights| {
             for layer in &weights.layers {
@@ -182,4 +193,41 @@ fn a_tensor_without_a_role_is_refused() {
 fn a_billion_announced_layers_end_at_the_first_that_is_missing() {
     let file = tiny_model(Architecture::Llama).meta("llama.block_count", u32::MAX);
     assert_eq!(refusal(file), "tensor blk.2.attn_norm.weight is missing");
+}
+
+#[test]
+fn gpt_oss_has_sinks_and_biases_everywhere_and_misses_each_by_name() {
+    let file = || tiny_model(Architecture::GptOss);
+    load(&file(), |weights| {
+        for layer in &weights.layers {
+            let sinks = layer.sinks.as_ref().expect("sinks");
+            assert_eq!((sinks.rows, sinks.cols), (1, 4));
+            assert!(layer.linears().all(|linear| linear.bias.is_some()));
+            let FeedForward::Experts(experts) = &layer.feed_forward else {
+                panic!("a dense part")
+            };
+            let [gate, up] = experts.unit.gate_up;
+            let biases = [gate, up, experts.unit.down].map(|it| it.bias.expect("a bias"));
+            let shapes = biases.map(|bias| (bias.rows, bias.cols));
+            assert_eq!(shapes, [(6, 32), (6, 32), (6, 64)]);
+        }
+    })
+    .unwrap();
+    for tensor in [
+        "attn_sinks.weight",
+        "attn_q.bias",
+        "attn_output.bias",
+        "post_attention_norm.weight",
+        "ffn_gate_inp.bias",
+        "ffn_gate_exps.bias",
+        "ffn_up_exps.bias",
+        "ffn_down_exps.bias",
+    ] {
+        let name = format!("blk.1.{tensor}");
+        let message = refusal(file().without_tensor(&name));
+        assert_eq!(message, format!("tensor {name} is missing"));
+    }
+    let name = "blk.0.ffn_down_exps.bias";
+    let turned = file().tensor_f32(name, &[6, 64], &[0.0; 384]);
+    assert!(refusal(turned).contains("says [64, 6, 1, 1]"));
 }

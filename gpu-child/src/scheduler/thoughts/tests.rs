@@ -139,6 +139,23 @@ fn the_opening_tag_is_counted_no_more_than_what_comes_before() {
     }
 }
 
+/// gpt-oss begins with two control tokens and a word between them.
+#[test]
+fn an_opening_tag_may_be_several_control_tokens_and_words() {
+    let tagged = budget(1, Some("<T>a<T>"));
+    assert_eq!(must(&behind(&tagged, &["<T>", "a", "<T>"])), None);
+    let texts = ["<T>", "a", "<T>", "x</"];
+    assert_eq!(must(&behind(&tagged, &texts)), Some("</"));
+    for texts in [
+        ["<T>", "x</", "<T>"],
+        ["<T>", "<T>", "a"],
+        ["a", "<T>", "a"],
+    ] {
+        let more = [&texts[..], &["a"; 5]].concat();
+        assert_eq!(must(&behind(&tagged, &more)), None, "{more:?}");
+    }
+}
+
 #[test]
 fn a_character_is_written_to_its_end() {
     let opened = budget(1, None);

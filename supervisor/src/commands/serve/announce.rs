@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::exit::WorkerExit;
 use crate::http::App;
 use crate::logging;
+use crate::text::tools::Thoughts;
 use std::net::SocketAddr;
 use worker_orcd_ipc::DeviceSelector;
 
@@ -34,7 +35,7 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
         device_name = model.device.name,
         generation = app.engine.snapshot().child().map(|child| child.generation),
         tool_call_parser = parsing.calls.map_or("none", <&str>::from),
-        reasoning_parser = parsing.thinking.map_or("none", |_| "think"),
+        reasoning_parser = parsing.thinking.map_or("none", Thoughts::word),
         uri,
         "ready"
     );

@@ -10,7 +10,7 @@ use crate::http::mistakes::Constraint;
 use crate::interpreter::MAX_RENDERED_BYTES;
 use crate::logging::TextDigest;
 use crate::text::template::TemplateSetting;
-use crate::text::tools::opens_thinking;
+use crate::text::tools::{ends_in_header, opens_thinking};
 use crate::text::{Conversation, Rendering, TemplateError, Undivided};
 use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
@@ -171,6 +171,10 @@ impl App {
         let (mut prompt, _room) = self.render(model, conversation, settings.clone()).await?;
         if !beginning.is_empty() && opens_thinking(&prompt) {
             let rule = "cannot be continued: the model's chat template has every answer begin with thinking";
+            return Err(not_continued(rule));
+        }
+        if !beginning.is_empty() && ends_in_header(&prompt) {
+            let rule = "cannot be continued: the model begins each answer with a header of its own (harmony)";
             return Err(not_continued(rule));
         }
         prompt.push_str(&beginning);

@@ -1,6 +1,6 @@
 //! Which parsers a model's answers need: by its chat template, unless the operator says.
 
-use super::{Parsing, Syntax, Thoughts, thinking};
+use super::{Parsing, Syntax, Thoughts, harmony, thinking};
 use std::str::FromStr as _;
 use strum::VariantArray as _;
 
@@ -81,18 +81,51 @@ impl Choices {
         match text {
             "none" => Ok(Choice::None),
             "think" => Ok(Choice::One(Thoughts::Tagged)),
-            _ => Err(format!("{text:?} is neither think nor none")),
+            "harmony" => Ok(Choice::One(Thoughts::Channels)),
+            _ => Err(format!("{text:?} is neither think, harmony nor none")),
+        }
+    }
+
+    /// Where the two say different things of what all of an answer is.
+    #[must_use]
+    pub fn conflict(self) -> Option<&'static str> {
+        let are_messages = self.thinking == Choice::One(Thoughts::Channels);
+        match self.calls {
+            Choice::One(Syntax::Harmony) => {
+                let may_be = are_messages || self.thinking == Choice::ByTemplate;
+                (!may_be).then_some("harmony needs --reasoning-parser harmony")
+            }
+            Choice::One(_) if are_messages => {
+                Some("must be harmony beside --reasoning-parser harmony")
+            }
+            _ => None,
         }
     }
 
     /// By a model's chat template; an empty one where there is none.
     #[must_use]
     pub fn resolve(self, jinja: &str) -> ChatTerms {
-        let thinks = thinking::is_taught_by(jinja).then_some(Thoughts::Tagged);
+        let has_channels = match self.calls {
+            Choice::One(syntax) => syntax == Syntax::Harmony,
+            Choice::ByTemplate | Choice::None => harmony::is_taught_by(jinja),
+        };
+        let tagged = thinking::is_taught_by(jinja).then_some(Thoughts::Tagged);
+        let taught = if has_channels {
+            Some(Thoughts::Channels)
+        } else {
+            tagged
+        };
+        let thinking = self.thinking.resolve(taught);
+        let calls = match thinking {
+            Some(Thoughts::Channels) => self.calls.resolve(Some(Syntax::Harmony)),
+            _ => self.calls.resolve(Syntax::of_template(jinja)),
+        };
+        // Of an answer that is messages, calls are, too; of others none is.
+        let fits = |it: &Syntax| (*it == Syntax::Harmony) == (thinking == Some(Thoughts::Channels));
         ChatTerms {
             parsing: Parsing {
-                calls: self.calls.resolve(Syntax::of_template(jinja)),
-                thinking: self.thinking.resolve(thinks),
+                calls: calls.filter(fits),
+                thinking,
             },
             shows_tools: asks_for(jinja, "tools"),
             shows_calls: jinja.contains("tool_calls"),
@@ -146,6 +179,49 @@ mod tests {
     }
 
     #[test]
+    fn messages_are_taken_apart_as_a_whole_or_not_at_all() {
+        let jinja = "{{ '<|channel|>final<|message|>' }}";
+        let of = |calls: Option<&str>, thinking: Option<&str>, jinja: &str| {
+            let choices = Choices {
+                calls: calls.map_or(Choice::ByTemplate, |it| Choices::parse_calls(it).unwrap()),
+                thinking: thinking.map_or(Choice::ByTemplate, |it| {
+                    Choices::parse_thinking(it).unwrap()
+                }),
+            };
+            let parsing = choices.resolve(jinja).parsing;
+            (
+                choices.conflict().is_some(),
+                parsing.calls,
+                parsing.thinking,
+            )
+        };
+        let both = (false, Some(Syntax::Harmony), Some(Thoughts::Channels));
+        assert_eq!(of(None, None, jinja), both);
+        assert_eq!(of(Some("harmony"), None, "<think>"), both);
+        assert_eq!(of(None, Some("harmony"), "<tool_call>"), both);
+        assert_eq!(of(Some("harmony"), Some("harmony"), ""), both);
+        let no_calls = (false, None, Some(Thoughts::Channels));
+        assert_eq!(of(Some("none"), None, jinja), no_calls);
+        assert_eq!(of(None, Some("none"), jinja), (false, None, None));
+        let tagged = (false, None, Some(Thoughts::Tagged));
+        assert_eq!(of(None, Some("think"), jinja), tagged);
+        assert_eq!(
+            of(Some("hermes"), None, jinja),
+            (false, Some(Syntax::Hermes), None)
+        );
+        for (calls, thinking) in [
+            ("harmony", "think"),
+            ("harmony", "none"),
+            ("hermes", "harmony"),
+        ] {
+            assert!(
+                of(Some(calls), Some(thinking), jinja).0,
+                "{calls} {thinking}"
+            );
+        }
+    }
+
+    #[test]
     fn a_template_that_has_no_use_for_tools_is_known() {
         let shows = |jinja: &str| Choices::default().resolve(jinja).shows_tools;
         for jinja in [
@@ -179,7 +255,7 @@ mod tests {
 
     #[test]
     fn every_parser_has_a_word_and_others_are_refused_with_all_of_them() {
-        for word in ["hermes", "llama3", "mistral", "phi"] {
+        for word in ["hermes", "llama3", "mistral", "phi", "harmony"] {
             assert!(
                 matches!(Choices::parse_calls(word), Ok(Choice::One(_))),
                 "{word}"
@@ -187,7 +263,10 @@ mod tests {
         }
         assert_eq!(Choices::parse_calls("none"), Ok(Choice::None));
         let said = Choices::parse_calls("Hermes").unwrap_err();
-        assert!(said.contains("hermes, llama3, mistral, phi"), "{said}");
+        assert!(
+            said.contains("hermes, llama3, mistral, phi, harmony"),
+            "{said}"
+        );
         assert!(Choices::parse_thinking("qwen3").is_err());
     }
 }

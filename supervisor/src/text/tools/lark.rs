@@ -10,7 +10,7 @@
 //! models have learned. The language is llguidance's variant of Lark. A mark that is a control token is named
 //! by its id, any other is text.
 
-use super::{Parsing, Syntax, Thoughts, thinking};
+use super::{Parsing, Syntax, Thoughts, harmony_rules, thinking};
 use crate::text::Tokenizer;
 use crate::text::structure::json_rule;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use worker_orcd_ipc::{Grammar, TokenId};
 
 /// Any text.
-const TEXT: &str = "/(.|\\n)*/";
+pub(super) const TEXT: &str = "/(.|\\n)*/";
 
 /// A function that may be called, as far as calls are held to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Function {
         Grammar::Lark(format!("start: {}\n", self.arguments()))
     }
 
-    fn arguments(&self) -> String {
+    pub(super) fn arguments(&self) -> String {
         let settings = json!({
             "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
             "lenient": !self.is_strict,
@@ -63,6 +63,9 @@ impl CallRules {
     /// The grammar of a whole answer.
     #[must_use]
     pub fn grammar(&self, parsing: Parsing, words: &Words<'_>) -> Grammar {
+        if parsing.thinking == Some(Thoughts::Channels) {
+            return harmony_rules::calls(&self.functions, self.must_call, words);
+        }
         let syntax = parsing.calls.unwrap_or(Syntax::Hermes);
         let form = Form::of(syntax, words, &self.functions);
         let (before, mut rules) = thoughts(parsing.thinking, words);
@@ -179,7 +182,8 @@ impl Form {
                 let close = words.mark("<|/tool_call|>");
                 list("<|tool_call|>", format!("{} {close}", Words::quoted("]")))
             }
-            Syntax::Phi => list("functools", Words::quoted("]")),
+            // Its own grammar goes before, wherever it is spoken.
+            Syntax::Phi | Syntax::Harmony => list("functools", Words::quoted("]")),
         }
     }
 
@@ -225,6 +229,9 @@ pub(in crate::text) fn thoughts(
     let Some(thinks) = thinks else {
         return ("", String::new());
     };
+    if thinks == Thoughts::Channels {
+        return harmony_rules::before_form(words);
+    }
     let mut rules = match words.control(thinking::CLOSE) {
         Some(_) => format!("thinking: {TEXT} {}\n", words.mark(thinking::CLOSE)),
         None => {
@@ -233,14 +240,12 @@ pub(in crate::text) fn thoughts(
         }
     };
     rules.push_str("lines: \"\\n\" | \"\\n\\n\"\n");
-    match thinks {
-        Thoughts::Opened => ("thinking lines? ", rules),
-        Thoughts::Tagged => {
-            let open = words.mark(thinking::OPEN);
-            let _ = writeln!(rules, "thought: {open} thinking lines?");
-            ("thought? ", rules)
-        }
+    if thinks == Thoughts::Opened {
+        return ("thinking lines? ", rules);
     }
+    let open = words.mark(thinking::OPEN);
+    let _ = writeln!(rules, "thought: {open} thinking lines?");
+    ("thought? ", rules)
 }
 
 fn in_regex(text: &str) -> String {
@@ -265,7 +270,11 @@ impl<'a> Words<'a> {
         found.first().copied()
     }
 
-    fn mark(&self, text: &str) -> String {
+    pub(super) fn is_control(&self, text: &str) -> bool {
+        self.control(text).is_some()
+    }
+
+    pub(super) fn mark(&self, text: &str) -> String {
         match self.control(text) {
             Some(TokenId(id)) => format!("<[{id}]>"),
             None => Self::quoted(text),

@@ -1,8 +1,8 @@
 //! Grammars of calls, held against the compiler that masks are made by and the parser that reads calls.
 
 use super::*;
-use crate::text::Structure;
-use crate::text::tools::{Message, Parser};
+use crate::text::tools::{Message, Parser, thinking_budget};
+use crate::text::{Structure, Text};
 use worker_orcd_grammar::Compiler;
 use worker_orcd_ipc::{TokenKind, TokenizerFacts, TokenizerKind};
 
@@ -316,4 +316,94 @@ fn what_nobody_can_follow_is_passed_over_where_a_tool_is_not_strict() {
         let compiled = compiler.compile(&function.grammar());
         assert_eq!(compiled.is_err(), is_refused, "{compiled:?}");
     }
+}
+
+const MESSAGES: Parsing = Parsing {
+    calls: Some(Syntax::Harmony),
+    thinking: Some(Thoughts::Channels),
+};
+const THOUGHT: &str = "<|channel|>analysis<|message|>Is it {\"a\": 1}?\n<|end|><|start|>assistant";
+const REMARK: &str = "<|channel|>commentary<|message|>I add.<|end|><|start|>assistant";
+const ADD: &str = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{\"a\": 1}";
+
+/// With the control tokens of gpt-oss, and where they are text.
+fn channels() -> [Model; 2] {
+    let marks = MESSAGES.marks().collect::<Vec<_>>();
+    [Model::with(&marks), Model::with(&[])]
+}
+
+#[test]
+fn a_form_is_held_in_the_last_message() {
+    let form = Structure::Answer(Grammar::JsonSchema("{\"type\":\"object\"}".to_owned()));
+    let answer = "<|channel|>final<|message|>{\"a\": [1, 2]}";
+    for model in channels() {
+        let grammar = model.grammar(form.clone(), MESSAGES);
+        for before in ["", THOUGHT, &THOUGHT.repeat(2)] {
+            let text = [before, answer].concat();
+            assert!(model.allows(&grammar, &text), "{text}");
+            assert_eq!(read(MESSAGES, &text).content, "{\"a\": [1, 2]}");
+        }
+        for wrong in [
+            "{\"a\": 1}",
+            "<|channel|>final<|message|>Yes.",
+            "<|channel|>commentary<|message|>{}",
+            &[THOUGHT, "{}"].concat(),
+        ] {
+            assert!(!model.allows(&grammar, wrong), "{wrong}");
+        }
+    }
+}
+
+#[test]
+fn messages_to_functions_obey() {
+    for model in channels() {
+        let [must, may] = [true, false].map(|must| model.grammar(rules(must, true), MESSAGES));
+        for before in ["", THOUGHT, &THOUGHT.repeat(2)] {
+            let text = [before, ADD].concat();
+            assert!(
+                model.allows(&must, &text) && model.allows(&may, &text),
+                "{text}"
+            );
+            let message = read(MESSAGES, &text);
+            assert_eq!((&*message.content, message.calls.len()), ("", 1), "{text}");
+            assert!(message.calls[0].is_whole && message.calls[0].name == "add");
+        }
+        let odd = ADD
+            .replace("add", "o\"d\\d/é\u{7f}")
+            .replace("{\"a\": 1}", "{}");
+        assert!(model.allows(&must, &odd) && model.allows(&may, &odd));
+        let remark = [THOUGHT, REMARK, THOUGHT, ADD].concat();
+        let answer = [THOUGHT, "<|channel|>final<|message|>I add {1}.\n"].concat();
+        for text in [&*remark, &answer, "<|channel|>commentary<|message|>I add."] {
+            assert!(
+                model.allows(&may, text) && !model.allows(&must, text),
+                "{text}"
+            );
+        }
+        for wrong in [
+            &*ADD.replace("add", "sub"),
+            &ADD.replace('1', "\"x\""),
+            &ADD.replace("<|constrain|>json", ""),
+            &[ADD, THOUGHT].concat(),
+            "I add.",
+        ] {
+            assert!(
+                !model.allows(&may, wrong) && !model.allows(&must, wrong),
+                "{wrong}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_bound_on_thoughts_ends_their_first_message() {
+    let [model, _] = channels();
+    let text = Text::from_facts(&model.facts).unwrap();
+    let budget = thinking_budget(5, Thoughts::Channels, &text).unwrap();
+    assert_eq!(
+        budget.open.as_deref(),
+        Some("<|channel|>analysis<|message|>")
+    );
+    let end = text.tokenizer().control_of(["<|end|>"].into_iter());
+    assert_eq!((&*budget.close, &budget.closing), ("<|end|>", &end));
 }

@@ -5,8 +5,10 @@
 //! | `hermes` | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` | NousResearch's Hermes, Qwen 2.5 and 3 |
 //! | `llama3` | `{"name": …, "parameters": {…}}`, behind `<|python_tag|>` or as the whole answer; several with `;` | Meta's Llama 3.1 to 3.3 |
 //! | `mistral` | `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` | Mistral |
+//! | `harmony` | messages to `functions.NAME` ([`harmony`](super::harmony)), which have a parser of their own | OpenAI's gpt-oss |
 //! | `phi` | `functools[{"name": …, "arguments": {…}}, …]`, or the list between `<|tool_call|>` and `<|/tool_call|>` | Microsoft's Phi-4-mini |
 
+use super::harmony;
 use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr, VariantArray};
 
@@ -28,6 +30,7 @@ pub enum Syntax {
     Llama3,
     Mistral,
     Phi,
+    Harmony,
 }
 
 /// What is around the calls of one syntax.
@@ -89,6 +92,17 @@ const PHI: Marks = Marks {
     inner: &[],
 };
 
+/// Nothing but messages tells its calls.
+const HARMONY: Marks = Marks {
+    openers: &[],
+    closers: &[],
+    has_lists: false,
+    has_names: false,
+    is_bare: false,
+    separator: None,
+    inner: &[],
+};
+
 impl Syntax {
     pub(super) fn marks(self) -> &'static Marks {
         match self {
@@ -96,6 +110,7 @@ impl Syntax {
             Self::Llama3 => &LLAMA3,
             Self::Mistral => &MISTRAL,
             Self::Phi => &PHI,
+            Self::Harmony => &HARMONY,
         }
     }
 
@@ -111,6 +126,7 @@ impl Syntax {
         // Others write `"parameters":` in schemas, and no such headers.
         let writes_parameters = says("\"parameters\":") && says("<|start_header_id|>");
         let known = [
+            (Self::Harmony, harmony::is_taught_by(jinja)),
             (Self::Mistral, says("[TOOL_CALLS]")),
             (Self::Hermes, says("<tool_call>")),
             (Self::Phi, says("functools[") || says("<|tool_call|>")),
@@ -153,6 +169,10 @@ mod tests {
             ("{{ '[TOOL_CALLS] [' }}", Some(Syntax::Mistral)),
             ("{{ '<|tool_call|>' }}", Some(Syntax::Phi)),
             ("functools[…]", Some(Syntax::Phi)),
+            (
+                "'<|start|>assistant<|channel|>final<|message|>' <tool_call>",
+                Some(Syntax::Harmony),
+            ),
             ("<|START_ACTION_TOKEN|>\"parameters\":", None),
             ("<tool_call>\n<function=name>\n<parameter=a>", None),
             ("<tool_call>{{ name }}<arg_key> \"parameters\":", None),

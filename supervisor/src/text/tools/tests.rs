@@ -285,6 +285,10 @@ fn piece() -> impl Strategy<Value = &'static str> {
         "[ARGS]",
         "[CALL_ID]",
         "functools",
+        "<|channel|>analysis<|message|>",
+        "<|channel|>commentary to=functions.f<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
         "<|tool_call|>",
         "<|/tool_call|>",
         "{\"name\": \"f\", \"arguments\": ",
@@ -318,7 +322,7 @@ fn any_parsing() -> impl Strategy<Value = Parsing> {
     let calls = proptest::option::of(proptest::sample::select(
         <Syntax as strum::VariantArray>::VARIANTS,
     ));
-    const THOUGHTS: &[Thoughts] = &[Thoughts::Tagged, Thoughts::Opened];
+    const THOUGHTS: &[Thoughts] = &[Thoughts::Tagged, Thoughts::Opened, Thoughts::Channels];
     let thinking = proptest::option::of(proptest::sample::select(THOUGHTS));
     (calls, thinking).prop_map(|(calls, thinking)| Parsing { calls, thinking })
 }

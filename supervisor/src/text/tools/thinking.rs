@@ -4,7 +4,7 @@
 //! Some templates open the tag in the prompt. White space around both tags is nobody's text.
 
 use super::lookout::Lookout;
-use super::{Event, Thoughts, push_reasoning};
+use super::{Event, Thoughts, harmony, push_reasoning};
 use crate::text::Text;
 use worker_orcd_ipc::ThinkingBudget;
 
@@ -107,19 +107,22 @@ pub fn opens_thinking(prompt: &str) -> bool {
 /// them.
 #[must_use]
 pub fn budget(tokens: u32, thoughts: Thoughts, text: &Text) -> Option<ThinkingBudget> {
-    let closing = text.tokenizer().encode_plain(CLOSE).ok()?;
+    let (open, close) = match thoughts {
+        Thoughts::Tagged => (Some(OPEN), CLOSE),
+        Thoughts::Opened => (None, CLOSE),
+        // The first message; what a model thinks behind others is not bounded.
+        Thoughts::Channels => (Some(harmony::ANALYSIS), harmony::END),
+    };
+    let closing = text.tokenizer().encode_plain(close).ok()?;
     let written = closing.iter().flat_map(|token| text.bytes_written(*token));
     let written: Vec<u8> = written.copied().collect();
     let budget = ThinkingBudget {
         tokens,
-        open: match thoughts {
-            Thoughts::Tagged => Some(OPEN.to_owned()),
-            Thoughts::Opened => None,
-        },
-        close: CLOSE.to_owned(),
+        open: open.map(str::to_owned),
+        close: close.to_owned(),
         closing,
     };
-    let is_tag = written.trim_ascii_start() == CLOSE.as_bytes();
+    let is_tag = written.trim_ascii_start() == close.as_bytes();
     (is_tag && budget.is_sound(u32::MAX)).then_some(budget)
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::PageId;
-use crate::model::Architecture;
+use crate::model::{Architecture, Positions};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
@@ -34,7 +34,10 @@ fn config() -> ModelConfig {
             attn_factor: 1.0,
         },
         activation: Activation::Silu,
-        sliding_window: None,
+        positions: Positions::default(),
+        attention_scale: 0.1,
+        embedding_scale: 1.0,
+        has_sinks: false,
     }
 }
 

@@ -1,0 +1,93 @@
+//! The arguments of the kernels of a mixture of experts, as `kernels/cuda` declares them
+//! ([`layout!`](super::headers::layout)).
+
+use super::headers::layout;
+use super::kernels::{Part, RowArgs};
+use super::memory::DevicePtr;
+
+layout! {
+    /// An expert of a row.
+    #[derive(PartialEq)]
+    pub struct Choice in "experts.cuh" {
+        pub expert: i32,
+        pub weight: f32,
+    }
+
+    /// Places that are multiplied together.
+    #[derive(PartialEq, Eq)]
+    pub struct Share in "experts.cuh" {
+        pub expert: i32,
+        pub first: i32,
+        pub count: i32,
+    }
+
+    /// What a step's rows chose.
+    pub struct Routing in "experts.cuh" {
+        pub choices: DevicePtr<Choice>,
+        pub places: DevicePtr<i32>,
+        pub rows: DevicePtr<i32>,
+        pub shares: DevicePtr<Share>,
+        pub counts: DevicePtr<i32>,
+    }
+
+    pub struct RouteArgs in "route.cu" {
+        pub logits: DevicePtr<f32>,
+        pub to: Routing,
+        pub stride: i32,
+        pub rows: i32,
+        pub experts: i32,
+        pub used: i32,
+        pub renormalized: i32,
+        pub share_rows: i32,
+    }
+
+    pub struct RouteFewArgs in "route_few.cu" {
+        pub norm: RowArgs,
+        pub router: Part,
+        pub route: RouteArgs,
+    }
+
+    pub struct ProductsArgs in "products_few.cu" {
+        pub input: RowArgs,
+        pub parts: [Part; 3],
+        pub n_parts: i32,
+        pub out_stride: i32,
+        pub add: i32,
+        pub unused: i32,
+        pub out: DevicePtr<f32>,
+    }
+
+    pub struct ExpertsArgs in "experts.cuh" {
+        pub parts: [Part; 2],
+        pub routing: Routing,
+        pub x: DevicePtr<u16>,
+        pub scale: DevicePtr<f32>,
+        pub out: DevicePtr<f32>,
+        pub by_place: i32,
+        pub paired: i32,
+        pub units: i32,
+        pub out_stride: i32,
+        pub activation: i32,
+        pub unused: i32,
+    }
+
+    pub struct CombineArgs in "combine.cuh" {
+        pub routing: Routing,
+        pub results: DevicePtr<f32>,
+        pub shared: DevicePtr<f32>,
+        pub logits: DevicePtr<f32>,
+        pub x: DevicePtr<f32>,
+        pub stride: i32,
+        pub experts: i32,
+        pub used: i32,
+        pub n_embd: i32,
+    }
+
+    pub struct DownArgs in "experts_row.cu" {
+        pub down: ExpertsArgs,
+        pub inputs: DevicePtr<f32>,
+        pub cols: i32,
+        pub unused: i32,
+        pub combine: CombineArgs,
+    }
+}

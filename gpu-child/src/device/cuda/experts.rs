@@ -1,0 +1,412 @@
+//! The kernels of a mixture of experts, and which of them multiply how many rows.
+//!
+//! Every choice gives the same bits (`kernels/cuda/experts.cuh`); only time differs. It follows from the number
+//! of rows alone, not from what they choose: that is known on the device, and recorded launches hold.
+
+use super::context::Context;
+use super::expert_arguments::{CombineArgs, DownArgs, ExpertsArgs, RouteArgs, RouteFewArgs};
+use super::headers::constant;
+use super::kernels::{Geometry, Kernel, Module, Part};
+use super::products_few::{FewProducts, MOST_FEW_ROWS, ring_bytes};
+use super::weights::{
+    GatedUnit, Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
+};
+use crate::model::{ExpertsConfig, MAX_EXPERTS};
+use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::TensorType;
+
+/// Rows up to which each reads the weights of its own experts: few of them choose the same ones.
+const ROWS_ALONE: usize = MOST_FEW_ROWS;
+/// Rows of an expert, on average, from which on many have more than sixteen, and from which on the tensor cores are
+/// what takes the time.
+const SOME: usize = 9;
+const MANY: usize = 24;
+
+const FEW_WARPS: usize = constant!("route_few.cu", FEW_WARPS);
+/// Bytes of rows that a block of `route_few.cu` normalizes, at most: what it may have without asking.
+const FEW_BYTES: usize = 32 << 10;
+const ROUTE_THREADS: u32 = constant!("route.cu", ROUTE_THREADS) as u32;
+const COMBINE_THREADS: u32 = constant!("combine.cu", COMBINE_THREADS) as u32;
+const COMBINE_COLUMNS: usize = 4 * COMBINE_THREADS as usize;
+const ROW_WARPS: usize = constant!("experts_row.cu", ROW_WARPS);
+const ROW_STAGES: usize = constant!("experts_row.cu", ROW_STAGES);
+const DOWN_WARPS: usize = constant!("experts_row.cu", DOWN_WARPS);
+const DOWN_STAGES: usize = constant!("experts_row.cu", DOWN_STAGES);
+const WALK_WARPS: usize = constant!("experts_walk.cu", WALK_WARPS);
+const WALK_STAGES: usize = constant!("experts_walk.cu", WALK_STAGES);
+const MANY_ROWS: usize = constant!("experts_many.cu", EXPERTS_ROWS);
+const MANY_TILES: usize = constant!("experts_many.cu", EXPERTS_TILES);
+const MANY_THREADS: u32 = constant!("experts_many.cu", EXPERTS_THREADS) as u32;
+/// A row's choice is made in the registers of a warp.
+const _: () = assert!(MAX_EXPERTS <= constant!("route.cu", MAX_EXPERTS));
+/// Shared memory that kernels declare themselves, and a little for NVIDIA's driver.
+const RESERVED_SHARED: usize = 2 << 10;
+
+/// How a batch's rows are multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Each row by its own experts: `experts_row.cu`.
+    Row,
+    /// Each expert by its rows, sixteen at a time: `experts_walk.cu`.
+    Walk16,
+    Walk32,
+    /// The same where it has many: `experts_many.cu`.
+    Many,
+}
+
+impl Way {
+    /// Rows of a share, at most.
+    #[must_use]
+    pub fn share_rows(self) -> usize {
+        match self {
+            Self::Row => 1,
+            Self::Walk16 => 16,
+            Self::Walk32 => 32,
+            Self::Many => MANY_ROWS,
+        }
+    }
+}
+
+/// The kernels of one tensor type.
+#[derive(Debug)]
+struct OfType {
+    ty: TensorType,
+    row: Kernel<ExpertsArgs>,
+    down: Kernel<DownArgs>,
+    /// Of shares of 16 rows, and of 32.
+    walk: [Kernel<ExpertsArgs>; 2],
+    /// Warps of a block of `walk` that there is shared memory for.
+    walk_warps: usize,
+    /// Where there is shared memory for it.
+    many: Option<Kernel<ExpertsArgs>>,
+}
+
+#[derive(Debug)]
+pub struct Experts {
+    config: ExpertsConfig,
+    route: Kernel<RouteArgs>,
+    route_few: Kernel<RouteFewArgs>,
+    combine: Kernel<CombineArgs>,
+    /// The products around them, for as few rows.
+    pub few: FewProducts,
+    kernels: Vec<OfType>,
+    shared_bytes: usize,
+}
+
+impl Experts {
+    /// For matrices of experts of these types.
+    ///
+    /// # Errors
+    /// When a kernel is missing, or the device has too little shared memory for one.
+    pub fn load(
+        context: &Context,
+        module: &Module,
+        config: ExpertsConfig,
+        types: impl Iterator<Item = TensorType>,
+    ) -> Result<Self, Fault> {
+        let mut kernels: Vec<OfType> = Vec::new();
+        for ty in types.map(multiplied_as) {
+            if kernels.iter().all(|known| known.ty != ty) {
+                kernels.push(OfType::load(context, module, ty)?);
+            }
+        }
+        // SAFETY: these kernels take these structs, and wait.
+        let (route, route_few, combine) = unsafe {
+            let route: Kernel<RouteArgs> = module.kernel("route")?;
+            let route_few: Kernel<RouteFewArgs> = module.kernel("route_few")?;
+            let combine: Kernel<CombineArgs> = module.kernel("combine")?;
+            (
+                route.overlapping(),
+                route_few.overlapping(),
+                combine.overlapping(),
+            )
+        };
+        Ok(Self {
+            config,
+            route,
+            route_few,
+            combine,
+            few: FewProducts::load(context, module)?,
+            kernels,
+            shared_bytes: context.shared_bytes() as usize - RESERVED_SHARED,
+        })
+    }
+
+    /// Gate and up can be multiplied as one, which gives their gated linear unit.
+    #[must_use]
+    pub fn pairs(&self, unit: &GatedUnit) -> bool {
+        let [gate, up] = unit.gate_up.each_ref().map(|it| it.weight.ty);
+        multiplied_as(gate) == multiplied_as(up)
+    }
+
+    /// The way for so many rows that is estimated to take the least time.
+    #[must_use]
+    pub fn way(&self, unit: &GatedUnit, rows: usize) -> Way {
+        let pairs = rows * self.config.used;
+        let ways = [
+            (Way::Row, rows <= ROWS_ALONE),
+            (Way::Many, pairs >= MANY * self.config.count),
+            (Way::Walk32, pairs >= SOME * self.config.count),
+        ];
+        let fits = ways
+            .into_iter()
+            .find(|(way, fits)| *fits && self.has(*way, unit));
+        fits.map_or(Way::Walk16, |(way, _)| way)
+    }
+
+    /// The way is there for this unit.
+    #[must_use]
+    pub fn has(&self, way: Way, unit: &GatedUnit) -> bool {
+        let [gate, up] = &unit.gate_up;
+        match way {
+            Way::Row => self.pairs(unit) && self.down_shared(unit) <= self.shared_bytes,
+            Way::Walk16 | Way::Walk32 => true,
+            Way::Many => [gate, up, &unit.down]
+                .iter()
+                .all(|linear| self.of_type(linear).many.is_some()),
+        }
+    }
+
+    /// # Panics
+    /// When the type is none of those that kernels were loaded for.
+    fn of_type(&self, linear: &Linear) -> &OfType {
+        let ty = multiplied_as(linear.weight.ty);
+        let found = self.kernels.iter().find(|known| known.ty == ty);
+        found.expect("a type of the model's experts")
+    }
+
+    /// Chooses the experts of each row, and lines up the rows of each expert.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    ///
+    /// # Safety
+    /// `arguments` are of this model, and of memory for as many rows as they say.
+    pub unsafe fn route(&self, context: &Context, arguments: &RouteArgs) -> Result<(), Fault> {
+        let warps = ROUTE_THREADS as usize / 32;
+        let blocks = (arguments.rows as usize).div_ceil(warps);
+        // SAFETY: a warp a row; the rest is the caller's promise.
+        unsafe {
+            let geometry = Geometry::line(blocks, ROUTE_THREADS);
+            self.route.launch(context, geometry, arguments)
+        }
+    }
+
+    /// [`route_few`](Self::route_few) takes so many rows of `cols` columns to this router.
+    #[must_use]
+    pub fn routes_few(&self, router: &Linear, way: Way, rows: usize) -> bool {
+        let bytes = rows * units(router.weight.cols) * UNIT * size_of::<u16>();
+        let alone = self.config.shared_n_ff.is_none();
+        alone && way == Way::Row && router.weight.ty == TensorType::F32 && bytes <= FEW_BYTES
+    }
+
+    /// Normalizes rows, multiplies them by the router and chooses their experts, for [`Way::Row`].
+    ///
+    /// # Errors
+    /// When the launch fails.
+    ///
+    /// # Safety
+    /// As for [`route`](Self::route), of rows for which [`routes_few`](Self::routes_few).
+    pub unsafe fn route_few(
+        &self,
+        context: &Context,
+        arguments: &RouteFewArgs,
+    ) -> Result<(), Fault> {
+        let norm = &arguments.norm;
+        let halves = norm.rows as usize * norm.units as usize * UNIT;
+        let geometry = Geometry {
+            grid: [arguments.router.tiles as u32, 1],
+            block: [32, FEW_WARPS as u32, 1],
+            shared_bytes: (halves * size_of::<u16>()) as u32,
+        };
+        // SAFETY: a block a tile, with room for the rows; the rest is the caller's promise.
+        unsafe { self.route_few.launch(context, geometry, arguments) }
+    }
+
+    /// The kernels' view of an expert of a matrix whose outputs begin at `column`.
+    ///
+    /// # Panics
+    /// When it has a bias: no kernel adds one, and no model has one.
+    #[must_use]
+    pub fn part(&self, weights: &Weights, linear: &Linear, column: usize) -> Part {
+        assert!(linear.bias.is_none(), "an expert without a bias");
+        let (all, count) = (weights.part(linear, column), self.config.count as i32);
+        Part {
+            rows: all.rows / count,
+            tiles: all.tiles / count,
+            ..all
+        }
+    }
+
+    /// Multiplies the rows of each expert, of `rows` rows in all, by a matrix of it, or by two as a pair.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    ///
+    /// # Safety
+    /// What `arguments` say is on the device and as large as they say; the routing is of this way.
+    pub unsafe fn multiply(
+        &self,
+        context: &Context,
+        (way, rows): (Way, usize),
+        linear: &Linear,
+        arguments: &ExpertsArgs,
+    ) -> Result<(), Fault> {
+        let kernels = self.of_type(linear);
+        let ty = kernels.ty;
+        let tiles = arguments.parts[0].tiles as usize;
+        // A warp or a block takes neighbours of one matrix, where there is no pair.
+        let pairs = match arguments.paired {
+            0 => tiles.div_ceil(2),
+            _ => tiles,
+        };
+        let shares = most_shares(rows * self.config.used, self.config.count, way.share_rows());
+        let geometry = |across: usize, block: [u32; 3], shared_bytes: usize| Geometry {
+            grid: [across as u32, shares as u32],
+            block,
+            shared_bytes: shared_bytes as u32,
+        };
+        // SAFETY: shares are as many as there can be; blocks are those that the kernels were compiled for, with
+        // shared memory for them; the rest is the caller's promise.
+        unsafe {
+            match way {
+                Way::Row => {
+                    let bytes = ROW_WARPS * ring_bytes(ty, 2, ROW_STAGES);
+                    let geometry = geometry(tiles, [32, ROW_WARPS as u32, 1], bytes);
+                    kernels.row.launch(context, geometry, arguments)
+                }
+                Way::Walk16 | Way::Walk32 => {
+                    let kernel = &kernels.walk[usize::from(way == Way::Walk32)];
+                    let warps = kernels.walk_warps;
+                    let bytes = warps * ring_bytes(ty, 2, WALK_STAGES);
+                    let across = pairs.div_ceil(warps);
+                    let geometry = geometry(across, [32, warps as u32, 1], bytes);
+                    kernel.launch(context, geometry, arguments)
+                }
+                Way::Many => {
+                    let kernel = kernels.many.as_ref().expect("a way that is there");
+                    let across = pairs.div_ceil(MANY_TILES / 2);
+                    let geometry = geometry(across, [MANY_THREADS, 1, 1], many_shared(ty));
+                    kernel.launch(context, geometry, arguments)
+                }
+            }
+        }
+    }
+
+    /// Multiplies what gate and up left of each row by the matrix `down` of its experts, and adds the results to the
+    /// stream, for [`Way::Row`].
+    ///
+    /// # Errors
+    /// When the launch fails.
+    ///
+    /// # Safety
+    /// As for [`multiply`](Self::multiply). The launch in front is that of gate and up: the kernel reads what rows chose
+    /// before that has ended.
+    pub unsafe fn down(
+        &self,
+        context: &Context,
+        rows: usize,
+        unit: &GatedUnit,
+        arguments: &DownArgs,
+    ) -> Result<(), Fault> {
+        let geometry = Geometry {
+            grid: [arguments.down.parts[0].tiles as u32, rows as u32],
+            block: [32, DOWN_WARPS as u32, 1],
+            shared_bytes: self.down_shared(unit) as u32,
+        };
+        let kernel = &self.of_type(&unit.down).down;
+        // SAFETY: a block a tile of a row, with shared memory for the inputs; the rest is the caller's promise.
+        unsafe { kernel.launch(context, geometry, arguments) }
+    }
+
+    /// Adds the results of `rows` rows to the stream.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    ///
+    /// # Safety
+    /// What `arguments` say is on the device and as large as they say.
+    pub unsafe fn combine(
+        &self,
+        context: &Context,
+        rows: usize,
+        arguments: &CombineArgs,
+    ) -> Result<(), Fault> {
+        let across = (arguments.n_embd as usize).div_ceil(COMBINE_COLUMNS);
+        let geometry = Geometry {
+            grid: [rows as u32, across as u32],
+            ..Geometry::line(rows, COMBINE_THREADS)
+        };
+        // SAFETY: a thread has four columns of a row; the rest is the caller's promise.
+        unsafe { self.combine.launch(context, geometry, arguments) }
+    }
+
+    /// `experts_down`: rings, inputs, sums of segments and powers of two.
+    fn down_shared(&self, unit: &GatedUnit) -> usize {
+        let (units, used) = (units(self.config.n_ff), self.config.used);
+        let inputs = used * units * UNIT * size_of::<u16>();
+        let sums = used * (segments(units) * TILE_ROWS + 1) * size_of::<f32>();
+        DOWN_WARPS * ring_bytes(multiplied_as(unit.down.weight.ty), 1, DOWN_STAGES) + inputs + sums
+    }
+}
+
+impl OfType {
+    fn load(context: &Context, module: &Module, ty: TensorType) -> Result<Self, Fault> {
+        let name = ty.name();
+        let most = context.shared_bytes() as usize - RESERVED_SHARED;
+        let shared = |kernel: Kernel<ExpertsArgs>, bytes: usize| {
+            kernel.allow_shared(bytes as u32)?;
+            Ok::<_, Fault>(kernel)
+        };
+        let of_warp = ring_bytes(ty, 2, WALK_STAGES);
+        let walk_warps = WALK_WARPS.min(most / of_warp);
+        let walk = |rows: usize| {
+            // SAFETY: the kernels of experts_walk.cu take ExpertsArgs, and wait.
+            let kernel = unsafe {
+                module
+                    .kernel(&format!("experts_walk_{name}_{rows}"))?
+                    .overlapping()
+            };
+            shared(kernel, walk_warps * of_warp)
+        };
+        let many = || {
+            // SAFETY: the kernels of experts_many.cu take ExpertsArgs, and wait.
+            let kernel = unsafe {
+                module
+                    .kernel(&format!("experts_many_{name}"))?
+                    .overlapping()
+            };
+            shared(kernel, many_shared(ty))
+        };
+        // SAFETY: experts_row takes ExpertsArgs, and waits.
+        let row = unsafe { module.kernel(&format!("experts_row_{name}"))?.overlapping() };
+        // SAFETY: these kernels take DownArgs, and wait.
+        let down: Kernel<DownArgs> = unsafe {
+            module
+                .kernel(&format!("experts_down_{name}"))?
+                .overlapping()
+        };
+        down.allow_shared(most as u32)?;
+        Ok(Self {
+            ty,
+            row: shared(row, ROW_WARPS * ring_bytes(ty, 2, ROW_STAGES))?,
+            down,
+            walk: [walk(16)?, walk(32)?],
+            walk_warps,
+            many: (many_shared(ty) <= most).then(many).transpose()?,
+        })
+    }
+}
+
+/// `MatmulBlock` of `matmul_block.cuh`: two stages of activations and weights.
+fn many_shared(ty: TensorType) -> usize {
+    2 * (MANY_ROWS * UNIT * size_of::<u16>() + MANY_TILES * unit_bytes(ty))
+}
+
+/// Shares of `pairs` pairs, at most, where `experts` may be chosen.
+fn most_shares(pairs: usize, experts: usize, share_rows: usize) -> usize {
+    (pairs + experts.min(pairs) * (share_rows - 1)) / share_rows
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,426 @@
+//! The choice of experts against the reference, and products of every way against those of one expert alone.
+
+use super::*;
+use crate::device::cuda::context::Context;
+use crate::device::cuda::expert_arguments::{Choice, Routing, Share};
+use crate::device::cuda::kernels::MatmulArgs;
+use crate::device::cuda::load::Device;
+use crate::device::cuda::matmul::few_geometry;
+use crate::device::cuda::memory::{Arena, DevicePtr, Plain, Purpose, download, upload};
+use crate::device::cuda::pack::pack;
+use crate::device::cuda::weights::Matrix;
+use crate::model::TensorView;
+use worker_orcd_kernels::Weighing;
+use worker_orcd_kernels::reference::routing::route;
+use worker_orcd_kernels::synthetic::{Noise, random_rows};
+
+const WAYS: [Way; 4] = [Way::Row, Way::Walk16, Way::Walk32, Way::Many];
+
+#[test]
+fn there_are_no_more_shares_than_are_reckoned_with() {
+    for share_rows in WAYS.map(Way::share_rows) {
+        for experts in [1, 2, 7, 128] {
+            for pairs in 1..300_usize {
+                // The most: experts with one row each, and one with the rest.
+                let chosen = experts.min(pairs);
+                let rest = pairs - (chosen - 1);
+                let shares = chosen - 1 + rest.div_ceil(share_rows);
+                let most = most_shares(pairs, experts, share_rows);
+                assert!(shares <= most && most <= pairs, "{pairs} of {experts}");
+            }
+        }
+    }
+}
+
+/// Memory on the device, given out piece by piece.
+struct Room<'a> {
+    context: &'a Context,
+    arena: Arena,
+    end: u64,
+}
+
+impl<'a> Room<'a> {
+    fn new(context: &'a Context) -> Self {
+        let arena = Arena::new(context, Purpose::Scratch, 512 << 20).expect("memory");
+        arena.clear(context).expect("cleared");
+        Self {
+            context,
+            arena,
+            end: 0,
+        }
+    }
+
+    fn place<T>(&mut self, count: usize) -> DevicePtr<T> {
+        let at = self.end;
+        self.end = (at + (count * size_of::<T>()) as u64).next_multiple_of(256);
+        self.arena.at(at, count)
+    }
+
+    fn hold<T: Plain>(&mut self, values: &[T]) -> DevicePtr<T> {
+        let at = self.place(values.len());
+        // SAFETY: its own place, as large.
+        unsafe { upload(self.context, at, values) }.expect("a copy");
+        at
+    }
+
+    fn get<T: Plain + Default>(&self, at: DevicePtr<T>, count: usize) -> Vec<T> {
+        let mut values = vec![T::default(); count];
+        // SAFETY: places of as many.
+        unsafe { download(self.context, &mut values, at) }.expect("a copy");
+        values
+    }
+
+    fn routing(&mut self, pairs: usize) -> Routing {
+        Routing {
+            choices: self.place::<Choice>(pairs),
+            places: self.place(pairs),
+            rows: self.place(pairs),
+            shares: self.place::<Share>(pairs),
+            counts: self.hold(&[0, 0]),
+        }
+    }
+
+    /// Expert and weight of each pair.
+    fn choices(&self, routing: &Routing, pairs: usize) -> Vec<(usize, f32)> {
+        let words: Vec<u32> = self.get(routing.choices.cast(), 2 * pairs);
+        let of = |two: &[u32]| (two[0] as usize, f32::from_bits(two[1]));
+        words.chunks(2).map(of).collect()
+    }
+
+    /// The shares that are there.
+    fn shares(&self, routing: &Routing) -> Vec<[usize; 3]> {
+        let counts = self.get(routing.counts, 2);
+        assert_eq!(counts[1], 0, "blocks are counted anew in the next step");
+        let words: Vec<i32> = self.get(routing.shares.cast(), 3 * counts[0] as usize);
+        let of = |three: &[i32]| [0, 1, 2].map(|at| three[at] as usize);
+        words.chunks(3).map(of).collect()
+    }
+}
+
+fn weighing(renormalized: bool) -> Weighing {
+    match renormalized {
+        true => Weighing::Renormalized,
+        false => Weighing::Softmax,
+    }
+}
+
+fn config(count: usize, used: usize, renormalized: bool) -> ExpertsConfig {
+    ExpertsConfig {
+        count,
+        used,
+        n_ff: 8,
+        shared_n_ff: Some(8),
+        weighing: weighing(renormalized),
+        has_biases: false,
+    }
+}
+
+/// Rows between others' columns, as the shared expert's logits lie there.
+fn arguments(
+    config: &ExpertsConfig,
+    logits: DevicePtr<f32>,
+    to: Routing,
+    rows: usize,
+    way: Way,
+) -> RouteArgs {
+    RouteArgs {
+        logits,
+        to,
+        stride: config.logits() as i32,
+        rows: rows as i32,
+        experts: config.count as i32,
+        used: config.used as i32,
+        renormalized: i32::from(config.weighing == Weighing::Renormalized),
+        share_rows: way.share_rows() as i32,
+    }
+}
+
+/// Every pair has a place among those of its expert, and every place is in one share.
+fn assert_sorted(room: &Room<'_>, routing: &Routing, (rows, used): (usize, usize), way: Way) {
+    let pairs = rows * used;
+    let choices = room.choices(routing, pairs);
+    let places: Vec<i32> = room.get(routing.places, pairs);
+    let of_place: Vec<i32> = room.get(routing.rows, pairs);
+    let mut expert_of = vec![usize::MAX; pairs];
+    for (pair, &place) in places.iter().enumerate() {
+        assert_eq!(of_place[place as usize] as usize, pair / used);
+        expert_of[place as usize] = choices[pair].0;
+    }
+    let mut next = 0;
+    let shares = room.shares(routing);
+    for [expert, first, count] in &shares {
+        assert_eq!(*first, next);
+        assert!((1..=way.share_rows()).contains(count));
+        assert!(expert_of[*first..][..*count].iter().all(|it| it == expert));
+        next += count;
+    }
+    assert_eq!(next, pairs);
+    if way != Way::Row {
+        assert!(shares.is_sorted(), "experts, and places of each, ascend");
+        // Rows of an expert stay in order.
+        let of_expert = of_place.iter().zip(&expert_of);
+        let keys: Vec<_> = of_expert.map(|(row, expert)| (expert, row)).collect();
+        assert!(keys.is_sorted());
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
+    let Device { context, module } = Device::open(0).expect("a device");
+    let mut noise = Noise::new(5);
+    for (count, used) in [
+        (1, 1),
+        (2, 2),
+        (7, 3),
+        (60, 4),
+        (128, 8),
+        (129, 40),
+        (512, 10),
+    ] {
+        for (rows, renormalized) in [(1, true), (4, false), (9, true), (256, false), (1000, true)] {
+            let config = config(count, used, renormalized);
+            let kernels =
+                Experts::load(&context, &module, config, [].into_iter()).expect("kernels");
+            let mut logits: Vec<f32> = (0..rows * (count + 1))
+                .map(|_| 4.0 * noise.value())
+                .collect();
+            // One row whose experts are equal, and one that is no number.
+            logits[..count].fill(1.5);
+            if rows > 4 {
+                logits[3 * (count + 1) + count / 2] = f32::NAN;
+            }
+            for way in WAYS {
+                let mut room = Room::new(&context);
+                let (held, routing) = (room.hold(&logits), room.routing(rows * used));
+                let arguments = arguments(&config, held, routing, rows, way);
+                // Twice: what one launch leaves is no hindrance to the next.
+                for _ in 0..2 {
+                    // SAFETY: logits and room for every row.
+                    unsafe { kernels.route(&context, &arguments) }.expect("a launch");
+                }
+                let choices = room.choices(&routing, rows * used);
+                for (row, chosen) in choices.chunks(used).enumerate() {
+                    let what = format!("{used} of {count}, row {row} of {rows}, {way:?}");
+                    if rows > 4 && row == 3 {
+                        let mut experts: Vec<_> = chosen.iter().map(|it| it.0).collect();
+                        experts.sort_unstable();
+                        experts.dedup();
+                        assert_eq!(experts.len(), used, "{what}");
+                        assert!(experts.iter().all(|it| *it < count), "{what}");
+                        assert!(chosen.iter().all(|it| it.1.is_nan()), "{what}");
+                        continue;
+                    }
+                    let of_row = &logits[row * (count + 1)..][..count];
+                    let expected = route(of_row, used, weighing(renormalized));
+                    for (chosen, expected) in chosen.iter().zip(expected) {
+                        assert_eq!(chosen.0, expected.0, "{what}");
+                        let apart = (chosen.1 - expected.1).abs();
+                        assert!(
+                            apart <= 1e-5 * expected.1,
+                            "{what}: {chosen:?} {expected:?}"
+                        );
+                    }
+                }
+                assert_sorted(&room, &routing, (rows, used), way);
+            }
+        }
+    }
+}
+
+const COUNT: usize = 6;
+const USED: usize = 2;
+
+/// One product: a matrix of every expert, rows, and what they chose.
+struct Product<'a> {
+    device: &'a Device,
+    ty: TensorType,
+    /// Of an expert.
+    outputs: usize,
+    cols: usize,
+    rows: usize,
+    weights: Arena,
+    x: Vec<u16>,
+    scale: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl<'a> Product<'a> {
+    fn new(device: &'a Device, ty: TensorType, [outputs, cols, rows]: [usize; 3]) -> Self {
+        let (matrix_rows, mut noise) = (COUNT * outputs, Noise::new(9));
+        let data = random_rows(ty, matrix_rows, cols, 0.3, 4);
+        let view = TensorView {
+            name: "random",
+            ty,
+            rows: matrix_rows,
+            cols,
+            data: &data,
+        };
+        let matrix = Matrix {
+            ty,
+            rows: matrix_rows,
+            cols,
+            offset: 0,
+        };
+        let weights =
+            Arena::new(&device.context, Purpose::Scratch, matrix.bytes()).expect("memory");
+        pack(device, &weights, &[(view, matrix)], None, &mut |_| ()).expect("weights");
+        let halves = rows * units(cols) * UNIT;
+        // Signs, exponents of 2^-3 to 1, and fractions of some bits; zero past the last column.
+        let mut half = |at: usize| match at % (units(cols) * UNIT) < cols {
+            true => {
+                let bits = noise.bits() as u16;
+                (bits & 0x8000) | ((12 + (bits & 3)) << 10) | ((bits >> 3) & 0x3FF)
+            }
+            false => 0,
+        };
+        let x = (0..halves).map(&mut half).collect();
+        Self {
+            device,
+            ty,
+            outputs,
+            cols,
+            rows,
+            weights,
+            x,
+            scale: (0..rows)
+                .map(|row| 2.0_f32.powi(row as i32 % 5 - 2))
+                .collect(),
+            // Some experts are chosen by most rows, some by few or none.
+            logits: (0..rows * (COUNT + 1))
+                .map(|at| 2.0 * noise.value() + 2.0 * (at % (COUNT + 1)) as f32)
+                .collect(),
+        }
+    }
+
+    fn matrix(&self) -> Matrix {
+        Matrix {
+            ty: self.ty,
+            rows: COUNT * self.outputs,
+            cols: self.cols,
+            offset: 0,
+        }
+    }
+
+    fn part(&self, expert: usize, column: usize) -> Part {
+        let matrix = self.matrix();
+        let of_expert = matrix.bytes() as usize / COUNT;
+        let offset = (expert * of_expert) as u64;
+        Part {
+            weight: self.weights.at(offset, of_expert),
+            rows: self.outputs as i32,
+            tiles: (self.outputs / TILE_ROWS) as i32,
+            column: column as i32,
+            ..Part::NONE
+        }
+    }
+
+    /// Results by pair.
+    fn by(&self, kernels: &Experts, way: Way, paired: bool) -> Vec<Vec<u32>> {
+        let context = &self.device.context;
+        let (mut room, pairs) = (Room::new(context), self.rows * USED);
+        let (x, scale) = (room.hold(&self.x), room.hold(&self.scale));
+        let (logits, routing) = (room.hold(&self.logits), room.routing(pairs));
+        // Beyond the results nothing may be written.
+        let out = room.hold(&vec![7.0_f32; (pairs + 1) * self.outputs]);
+        let arguments = arguments(&kernels.config, logits, routing, self.rows, way);
+        let linear = Linear {
+            weight: self.matrix(),
+            bias: None,
+        };
+        let product = ExpertsArgs {
+            // As a pair, a matrix is gate and up.
+            parts: [self.part(0, 0); 2],
+            routing,
+            x,
+            scale,
+            out,
+            by_place: 0,
+            paired: i32::from(paired),
+            units: units(self.cols) as i32,
+            out_stride: self.outputs as i32,
+            activation: 0,
+            unused: 0,
+        };
+        // SAFETY: everything is as large as is said.
+        unsafe {
+            kernels.route(context, &arguments).expect("a launch");
+            kernels
+                .multiply(context, (way, self.rows), &linear, &product)
+                .expect("a launch");
+        }
+        let bits: Vec<u32> = room.get(out.cast(), (pairs + 1) * self.outputs);
+        let (results, beyond) = bits.split_at(pairs * self.outputs);
+        assert!(beyond.iter().all(|it| *it == 7.0_f32.to_bits()));
+        let places: Vec<i32> = room.get(routing.places, pairs);
+        let of_pair =
+            |place: &i32| results[*place as usize * self.outputs..][..self.outputs].to_vec();
+        places.iter().map(of_pair).collect()
+    }
+
+    /// The same of an expert's matrix alone, by the kernel for few rows.
+    fn alone(&self, kernels: &Experts) -> Vec<Vec<u32>> {
+        let context = &self.device.context;
+        let (mut room, pairs) = (Room::new(context), self.rows * USED);
+        let (logits, routing) = (room.hold(&self.logits), room.routing(pairs));
+        let arguments = arguments(&kernels.config, logits, routing, self.rows, Way::Row);
+        // SAFETY: logits and room for every row.
+        unsafe { kernels.route(context, &arguments) }.expect("a launch");
+        let name = format!("matmul_few_{}_1", multiplied_as(self.ty).name());
+        // SAFETY: the kernels of matmul_few.cu take MatmulArgs.
+        let few: Kernel<MatmulArgs> =
+            unsafe { self.device.module.kernel(&name) }.expect("a kernel");
+        let (x, scale) = (room.hold(&self.x), room.hold(&self.scale));
+        let out = room.place::<f32>(self.outputs);
+        let choices = room.choices(&routing, pairs);
+        let of_pair = |(pair, (expert, _)): (usize, &(usize, f32))| {
+            let (row, units) = (pair / USED, units(self.cols));
+            let arguments = MatmulArgs {
+                parts: [self.part(*expert, 0), Part::NONE, Part::NONE],
+                n_parts: 1,
+                rows: 1,
+                units: units as i32,
+                out_stride: self.outputs as i32,
+                add: 0,
+                x: x.add(row * units * UNIT),
+                scale: scale.add(row),
+                out,
+            };
+            let geometry = few_geometry(self.outputs / TILE_ROWS, segments(units), 1);
+            // SAFETY: a row, and room for its results.
+            unsafe { few.launch(context, geometry, &arguments) }.expect("a launch");
+            room.get(out.cast::<u32>(), self.outputs)
+        };
+        choices.iter().enumerate().map(of_pair).collect()
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_way_gives_the_bits_of_an_expert_alone() {
+    let device = Device::open(0).expect("a device");
+    let config = config(COUNT, USED, true);
+    for ty in TensorType::ALL {
+        let kernels = Experts::load(&device.context, &device.module, config, [ty].into_iter())
+            .expect("kernels");
+        // Tiles are one, an odd number, and more than a block has; segments have one unit, and several.
+        for shape in [
+            [8, 256, 1],
+            [24, 256, 3],
+            [40, 512, 9],
+            [136, 2304, 70],
+            [200, 1024, 300],
+        ] {
+            let product = Product::new(&device, ty, shape);
+            let expected = product.alone(&kernels);
+            for way in [Way::Walk16, Way::Walk32, Way::Many] {
+                let seen = product.by(&kernels, way, false);
+                assert!(seen == expected, "{ty:?} {shape:?} {way:?}");
+            }
+            let paired = WAYS.map(|way| product.by(&kernels, way, true));
+            for (way, seen) in WAYS.iter().zip(&paired) {
+                assert!(*seen == paired[0], "{ty:?} {shape:?}: a pair by {way:?}");
+            }
+        }
+    }
+}

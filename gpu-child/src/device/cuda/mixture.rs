@@ -1,0 +1,241 @@
+//! The feed-forward part of a layer that is a mixture of experts.
+//!
+//! ```text
+//! norm ─┬─ router ─ choices ─ shares ─┬─ gate, up ─ ff ─ down ─ results ─┐
+//!       └─────────────────────────────┘                                  ├─ added to x
+//!       └─ the expert that is shared ────────────────────────────────────┘
+//! ```
+//!
+//! What a row chooses stays on the device. See `kernels/cuda/experts.cuh` for the order of additions, and
+//! [`experts`](super::experts) for the three ways to multiply.
+
+use super::board::Stage;
+use super::expert_arguments::{CombineArgs, DownArgs, ExpertsArgs, RouteArgs, RouteFewArgs};
+use super::expert_room::ExpertBuffers;
+use super::experts::{Experts as Kernels, Way};
+use super::forward::Forward;
+use super::kernels::{Part, RowArgs};
+use super::matmul::Output;
+use super::memory::DevicePtr;
+use super::weights::{Experts, Layer, Linear, units};
+use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::Weighing;
+
+/// A batch on its way through one layer's experts.
+#[derive(Clone, Copy)]
+struct Mixture<'a> {
+    forward: &'a Forward<'a>,
+    kernels: &'a Kernels,
+    experts: &'a Experts,
+    room: ExpertBuffers,
+    index: usize,
+    rows: usize,
+    way: Way,
+}
+
+impl Forward<'_> {
+    /// Adds to the residual stream what the experts of a layer make of it.
+    ///
+    /// # Panics
+    /// When the model was loaded without experts.
+    pub fn mixture(
+        &self,
+        rows: usize,
+        index: usize,
+        layer: &Layer,
+        experts: &Experts,
+    ) -> Result<(), Fault> {
+        let kernels = self.experts.expect("a model with experts");
+        let room = self.buffers.experts;
+        let mixture = Mixture {
+            forward: self,
+            kernels,
+            experts,
+            room,
+            index,
+            rows,
+            way: kernels.way(&experts.unit, rows),
+        };
+        let norm = RowArgs {
+            copy: room.norm,
+            copy_scale: room.norm_scale,
+            ..self.norm_arguments(rows, &layer.ffn_norm, Stage::GateUp.of(index))
+        };
+        mixture.choose(norm)?;
+        mixture.multiply()
+    }
+}
+
+impl Mixture<'_> {
+    /// The norm and what the router chooses, and what the shared expert makes.
+    fn choose(&self, norm: RowArgs) -> Result<(), Fault> {
+        let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
+        let n_embd = forward.config.n_embd;
+        let route = self.route_arguments();
+        let router = &self.experts.router;
+        if self.kernels.routes_few(router, self.way, self.rows) {
+            let router = forward.weights.part(router, 0);
+            let arguments = RouteFewArgs {
+                norm,
+                router,
+                route,
+            };
+            // SAFETY: the room holds every row of a batch.
+            return unsafe { self.kernels.route_few(forward.context, &arguments) };
+        }
+        forward.make_input(&forward.ops.rmsnorm, &norm)?;
+        let shared = self.experts.shared.as_ref();
+        let weigher = shared.map(|shared| shared.weigher);
+        let weighers: Vec<Linear> = [*router].into_iter().chain(weigher).collect();
+        let logits = Output::stored(room.logits, config.logits());
+        forward.project(self.rows, &weighers, n_embd, logits)?;
+        if let Some(shared) = shared {
+            let stage = Stage::GateUp.of(self.index);
+            let out = Output::stored(room.shared, n_embd);
+            forward.gated_unit(self.rows, &shared.unit, stage, out)?;
+        }
+        // SAFETY: logits of every row were launched before; the room holds every row of a batch.
+        unsafe { self.kernels.route(forward.context, &route) }
+    }
+
+    fn route_arguments(&self) -> RouteArgs {
+        let (room, config) = (&self.room, &self.experts.config);
+        RouteArgs {
+            logits: room.logits,
+            to: room.routing,
+            stride: config.logits() as i32,
+            rows: self.rows as i32,
+            experts: config.count as i32,
+            used: config.used as i32,
+            renormalized: i32::from(config.weighing == Weighing::Renormalized),
+            share_rows: self.way.share_rows() as i32,
+        }
+    }
+
+    fn multiply(&self) -> Result<(), Fault> {
+        let (context, room) = (self.forward.context, &self.room);
+        self.gate_up()?;
+        let down = &self.experts.unit.down;
+        if self.way == Way::Row {
+            let arguments = DownArgs {
+                down: self.arguments([down, down], 0, room.act, room.act_scale),
+                inputs: room.ff,
+                cols: self.experts.config.n_ff as i32,
+                unused: 0,
+                combine: self.combine_arguments(),
+            };
+            // SAFETY: gate and up were launched just before.
+            return unsafe {
+                self.kernels
+                    .down(context, self.rows, &self.experts.unit, &arguments)
+            };
+        }
+        self.make_inputs_of_down()?;
+        let arguments = ExpertsArgs {
+            by_place: 1,
+            ..self.arguments([down, down], 0, room.act, room.act_scale)
+        };
+        // SAFETY: inputs of every pair were launched before; a result takes the place of what they were made of.
+        unsafe {
+            self.kernels
+                .multiply(context, (self.way, self.rows), down, &arguments)?;
+            self.kernels
+                .combine(context, self.rows, &self.combine_arguments())
+        }
+    }
+
+    /// Gate and up of every pair into `ff`: their gated linear unit, where they can be multiplied as one.
+    fn gate_up(&self) -> Result<(), Fault> {
+        let (room, n_ff) = (&self.room, self.experts.config.n_ff);
+        let [gate, up] = &self.experts.unit.gate_up;
+        let paired = self.is_paired();
+        let launch = |linears: [&Linear; 2], column: usize| {
+            let arguments = ExpertsArgs {
+                paired: i32::from(paired),
+                out_stride: self.ff_stride() as i32,
+                ..self.arguments(linears, column, room.norm, room.norm_scale)
+            };
+            let of = (self.way, self.rows);
+            // SAFETY: the room has rows for every pair of a batch; the routing was launched before.
+            unsafe {
+                self.kernels
+                    .multiply(self.forward.context, of, linears[0], &arguments)
+            }
+        };
+        if paired {
+            return launch([gate, up], 0);
+        }
+        launch([gate, gate], 0)?;
+        launch([up, up], n_ff)
+    }
+
+    fn is_paired(&self) -> bool {
+        self.kernels.pairs(&self.experts.unit)
+    }
+
+    fn ff_stride(&self) -> usize {
+        let n_ff = self.experts.config.n_ff;
+        if self.is_paired() { n_ff } else { 2 * n_ff }
+    }
+
+    /// What gate and up left becomes F16.
+    fn make_inputs_of_down(&self) -> Result<(), Fault> {
+        let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
+        let rows = self.rows * config.used;
+        let arguments = RowArgs {
+            out: room.act,
+            scale: room.act_scale,
+            groups: 0,
+            in_stride: self.ff_stride() as i32,
+            ..forward.row_arguments(rows, room.ff, config.n_ff, Stage::Down.of(self.index))
+        };
+        let kernel = match self.is_paired() {
+            true => &forward.ops.scale_rows,
+            false => &forward.ops.glu_rows,
+        };
+        forward.make_input(kernel, &arguments)
+    }
+
+    /// A product of an expert's matrices whose results lie by place, one behind the other.
+    fn arguments(
+        &self,
+        linears: [&Linear; 2],
+        column: usize,
+        x: DevicePtr<u16>,
+        scale: DevicePtr<f32>,
+    ) -> ExpertsArgs {
+        let weights = self.forward.weights;
+        let parts: [Part; 2] = linears.map(|it| self.kernels.part(weights, it, column));
+        ExpertsArgs {
+            parts,
+            routing: self.room.routing,
+            x,
+            scale,
+            out: self.room.ff,
+            by_place: 0,
+            paired: 0,
+            units: units(linears[0].weight.cols) as i32,
+            out_stride: parts[0].rows,
+            activation: self.forward.config.activation as i32,
+            unused: 0,
+        }
+    }
+
+    fn combine_arguments(&self) -> CombineArgs {
+        let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
+        CombineArgs {
+            routing: room.routing,
+            results: room.ff,
+            shared: match self.experts.shared {
+                Some(_) => room.shared,
+                None => DevicePtr::NULL,
+            },
+            logits: room.logits,
+            x: forward.buffers.x,
+            stride: config.logits() as i32,
+            experts: config.count as i32,
+            used: config.used as i32,
+            n_embd: forward.config.n_embd as i32,
+        }
+    }
+}

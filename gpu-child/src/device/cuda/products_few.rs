@@ -1,0 +1,105 @@
+//! Products of very few rows that make their own input, for models whose step is not one launch
+//! (`kernels/cuda/products_few.cu`).
+
+use super::context::Context;
+use super::expert_arguments::ProductsArgs;
+use super::headers::constant;
+use super::kernels::{Geometry, Kernel, Module, Part, RowArgs};
+use super::matmul::Output;
+use super::weights::{Linear, UNIT, Weights, multiplied_as, unit_bytes, units};
+use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::TensorType;
+
+/// Rows that such products take.
+pub const MOST_FEW_ROWS: usize = constant!("few_rows.cuh", FEW_ROWS);
+const PRODUCT_WARPS: usize = constant!("products_few.cu", PRODUCT_WARPS);
+const PRODUCT_STAGES: usize = constant!("products_few.cu", PRODUCT_STAGES);
+/// Of one tile in a ring, at most, but for types whose unit is half of that or more.
+const RING_UNIT_BYTES: usize = constant!("tile_ring.cuh", RING_BYTES);
+/// Shared memory that the kernel declares itself, and a little for NVIDIA's driver.
+const RESERVED_SHARED: u32 = 16 << 10;
+
+#[derive(Debug)]
+pub struct FewProducts {
+    kernel: Kernel<ProductsArgs>,
+    /// Shared memory of a block.
+    most: usize,
+}
+
+impl FewProducts {
+    /// # Errors
+    /// When the kernel is missing.
+    pub fn load(context: &Context, module: &Module) -> Result<Self, Fault> {
+        // SAFETY: the kernel takes ProductsArgs, and waits.
+        let kernel: Kernel<ProductsArgs> = unsafe { module.kernel("products_few")?.overlapping() };
+        let most = context.shared_bytes() - RESERVED_SHARED;
+        kernel.allow_shared(most)?;
+        Ok(Self {
+            kernel,
+            most: most as usize,
+        })
+    }
+
+    /// [`run`](Self::run) takes so many rows to these matrices.
+    #[must_use]
+    pub fn takes(&self, linears: &[Linear], rows: usize) -> bool {
+        rows <= MOST_FEW_ROWS && shared_bytes(linears, rows) <= self.most
+    }
+
+    /// Makes an input of very few rows and multiplies it by some matrices of any types that share it.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    ///
+    /// # Safety
+    /// What the arguments say is on the device and as large as they say, for rows that
+    /// [`takes`](Self::takes).
+    pub unsafe fn run(
+        &self,
+        context: &Context,
+        weights: &Weights,
+        linears: &[Linear],
+        input: RowArgs,
+        output: Output,
+    ) -> Result<(), Fault> {
+        let mut parts = [Part::NONE; 3];
+        let (mut column, mut pairs) = (0, 0);
+        for (part, linear) in parts.iter_mut().zip(linears) {
+            *part = weights.part(linear, column);
+            column += linear.weight.rows;
+            pairs += linear.weight.tiles().div_ceil(2);
+        }
+        let arguments = ProductsArgs {
+            input,
+            parts,
+            n_parts: linears.len() as i32,
+            out_stride: output.stride as i32,
+            add: i32::from(output.add),
+            unused: 0,
+            out: output.out,
+        };
+        let geometry = Geometry {
+            grid: [pairs as u32, 1],
+            block: [32, PRODUCT_WARPS as u32, 1],
+            shared_bytes: shared_bytes(linears, input.rows as usize) as u32,
+        };
+        // SAFETY: a block two tiles, with room for its rows and rings; the rest is the caller's promise.
+        unsafe { self.kernel.launch(context, geometry, &arguments) }
+    }
+}
+
+/// Rows, then rings of the type that asks for most.
+fn shared_bytes(linears: &[Linear], rows: usize) -> usize {
+    let of_linear = |linear: &Linear| {
+        let ring = ring_bytes(multiplied_as(linear.weight.ty), 2, PRODUCT_STAGES);
+        rows * units(linear.weight.cols) * UNIT * size_of::<u16>() + PRODUCT_WARPS * ring
+    };
+    linears.iter().map(of_linear).max().unwrap_or_default()
+}
+
+/// `TileRing` of `tile_ring.cuh`: a warp's ring of so many tiles.
+#[must_use]
+pub fn ring_bytes(ty: TensorType, tiles: usize, most_stages: usize) -> usize {
+    let stages = (RING_UNIT_BYTES / unit_bytes(ty)).clamp(2, most_stages);
+    stages * tiles * unit_bytes(ty)
+}

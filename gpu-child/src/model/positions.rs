@@ -1,0 +1,153 @@
+//! What attention makes of positions beside RoPE's parameters: which layers rotate queries and keys, how far queries
+//! see, and what they are multiplied by.
+
+use super::config::Keys;
+use super::error::ModelError;
+use super::rope;
+use worker_orcd_kernels::reference::rope::Rope;
+
+/// The same in every layer, unless it says otherwise.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Positions {
+    /// The last of so many layers, and of the next so many, leaves queries and keys as they are. Never zero.
+    pub unrotated_every: Option<usize>,
+    pub temperature: Option<Temperature>,
+    pub window: Option<Window>,
+}
+
+/// Most layers see only what is near.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Window {
+    /// Positions that a query sees, itself included.
+    pub positions: usize,
+    /// The last of so many layers, and of the next so many, sees all; `None`: none does. Never zero.
+    pub whole_every: Option<usize>,
+    /// Their rotation, where it is another one than that of layers that see all.
+    pub rope: Option<Rope>,
+}
+
+/// Queries far behind the beginning are longer (Llama 4's "temperature tuning", as llama.cpp computes it in
+/// `llm_graph_input_attn_temp`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    pub scale: f32,
+    /// Positions of the original context: queries within it are as long as ever.
+    pub original: usize,
+}
+
+impl Positions {
+    /// # Errors
+    /// When a key makes no sense, or asks for what the architecture does not have.
+    /// `rope` is the rotation of layers that see all.
+    pub(super) fn read(
+        keys: &Keys<'_, '_>,
+        context_length: usize,
+        rope: &Rope,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
+            unrotated_every: keys.architecture.conventions().unrotated_every,
+            temperature: temperature(keys, context_length)?,
+            window: window(keys, rope)?,
+        })
+    }
+
+    /// Queries and keys of the layer are rotated.
+    #[must_use]
+    pub fn rotates(&self, layer: usize) -> bool {
+        self.unrotated_every
+            .is_none_or(|every| !(layer + 1).is_multiple_of(every))
+    }
+
+    /// A query of the layer sees at most this many positions, itself included; `None` sees all.
+    #[must_use]
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        let window = self.window.as_ref()?;
+        let sees_all = |every| (layer + 1).is_multiple_of(every);
+        (!window.whole_every.is_some_and(sees_all)).then_some(window.positions)
+    }
+
+    /// What a query is multiplied by.
+    #[must_use]
+    pub fn temperature_at(&self, position: u32) -> f32 {
+        self.temperature
+            .map_or(1.0, |temperature| temperature.at(position))
+    }
+}
+
+impl Temperature {
+    #[must_use]
+    pub fn at(self, position: u32) -> f32 {
+        let contexts = position as usize / self.original;
+        let stretch = (contexts as f64 + 1.0).ln() * f64::from(self.scale);
+        (stretch + 1.0) as f32
+    }
+}
+
+fn temperature(
+    keys: &Keys<'_, '_>,
+    context_length: usize,
+) -> Result<Option<Temperature>, ModelError> {
+    const SCALE: &str = "attention.temperature_scale";
+    // Another model's way.
+    const LENGTH: &str = "attention.temperature_length";
+    if keys.count(LENGTH)? > 0 {
+        let feature = "a temperature of attention from a length on";
+        return Err(ModelError::unsupported(keys.key(LENGTH), feature));
+    }
+    let scale = match keys.header.f32(&keys.key(SCALE))? {
+        None | Some(0.0) => return Ok(None),
+        Some(scale) => scale,
+    };
+    if !keys.architecture.conventions().has_temperature {
+        return Err(ModelError::unsupported(
+            keys.key(SCALE),
+            "a temperature of attention by position",
+        ));
+    }
+    if !scale.is_finite() {
+        return Err(ModelError::bad_value(
+            keys.key(SCALE),
+            format!("{scale} is no factor"),
+        ));
+    }
+    let original = keys.optional_positive("rope.scaling.original_context_length")?;
+    Ok(Some(Temperature {
+        scale,
+        original: original.unwrap_or(context_length),
+    }))
+}
+
+/// `attention.sliding_window` counts for architectures with windows alone, as for llama.cpp: of phi3 it ignores the key
+/// (its pull request 13676), because files in the wild carry wrong values.
+fn window(keys: &Keys<'_, '_>, rope: &Rope) -> Result<Option<Window>, ModelError> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let Some(windows) = keys.architecture.conventions().windows else {
+        return Ok(None);
+    };
+    let positions = keys.positive("attention.sliding_window")?;
+    let every = keys.optional_positive(PATTERN)?;
+    let own = rope::of_windows(keys, rope, windows.have_rotation)?;
+    Ok(Some(Window {
+        positions,
+        whole_every: Some(every.unwrap_or(windows.whole_every)),
+        rope: own,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_grow_with_each_original_context_in_front_of_them() {
+        let temperature = Temperature {
+            scale: 0.1,
+            original: 16_384,
+        };
+        let at = |position| temperature.at(position);
+        assert_eq!([at(0), at(16_383)], [1.0, 1.0]);
+        assert!((at(16_384) - (1.0 + 0.1 * 2_f32.ln())).abs() < 1e-6);
+        assert_eq!(at(16_384), at(32_767));
+        assert!((at(262_143) - (1.0 + 0.1 * 16_f32.ln())).abs() < 1e-6);
+    }
+}

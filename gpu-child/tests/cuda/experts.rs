@@ -1,0 +1,291 @@
+//! Mixtures of experts: the law of the device boundary, and the arithmetic behind it.
+//!
+//! Which kernels multiply depends on the number of rows, so batches and chunks here go through all of them: rows by
+//! themselves, a few rows of an expert, many.
+
+use crate::support::forward::forward_with_margin;
+use crate::support::laws::{self, assert_same};
+use crate::support::{
+    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_of_experts, pages,
+    step, tokens,
+};
+use crate::{load, load_with, options};
+use worker_orcd_gpu::device::Executor;
+use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig};
+use worker_orcd_ipc::{Fault, TokenId};
+use worker_orcd_kernels::{TensorType, Weighing, compare};
+
+/// As `qwen3moe` has them: many, weights that are divided by their sum, none shared.
+fn many() -> ModelConfig {
+    let experts = ExpertsConfig {
+        count: 64,
+        used: 8,
+        n_ff: 256,
+        shared_n_ff: None,
+        weighing: Weighing::Renormalized,
+        has_biases: false,
+    };
+    with(Architecture::Qwen3Moe, experts, config(None))
+}
+
+/// As `qwen2moe`: one is shared, and weights are probabilities.
+fn shared() -> ModelConfig {
+    let experts = ExpertsConfig {
+        weighing: Weighing::Softmax,
+        has_biases: false,
+        n_ff: 256,
+        shared_n_ff: Some(256),
+        ..config_of_experts().experts.expect("experts")
+    };
+    with(Architecture::Qwen2Moe, experts, config(None))
+}
+
+/// As Mixtral: few and wide, here so wide that segments have several units, in the middle of which k ends.
+fn wide() -> ModelConfig {
+    let experts = ExpertsConfig {
+        count: 8,
+        used: 2,
+        n_ff: 2336,
+        shared_n_ff: None,
+        weighing: Weighing::Renormalized,
+        has_biases: false,
+    };
+    let config = ModelConfig {
+        n_embd: 288,
+        ..config(None)
+    };
+    with(Architecture::Llama, experts, config)
+}
+
+fn with(architecture: Architecture, experts: ExpertsConfig, config: ModelConfig) -> ModelConfig {
+    ModelConfig {
+        architecture,
+        experts: Some(experts),
+        ..config
+    }
+}
+
+/// Gate and up of one type, and of two.
+fn models() -> Vec<(ModelConfig, Types)> {
+    vec![
+        (many(), [TensorType::F16; 9]),
+        (many(), [TensorType::Q4_K; 9]),
+        (shared(), [TensorType::Q6_K; 9]),
+        (config_of_experts(), MIXED),
+        (shared(), MIXED_SMALL),
+        (wide(), [TensorType::Q8_0; 9]),
+        (wide(), [TensorType::F32; 9]),
+        (wide(), [TensorType::MXFP4; 9]),
+    ]
+}
+
+fn what(config: &ModelConfig, types: Types) -> String {
+    format!("{:?}, {:?}", config.architecture, &types[4..7])
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn decoding_and_prefill_in_any_chunks_give_the_same_bits() {
+    for (config, types) in models() {
+        let what = what(&config, types);
+        let model = Model::random(config, types);
+        let tokens = tokens(500, 1);
+        let mut executor = load(&model);
+        let expected = alone(&mut executor, &model.config, &tokens, 1);
+        laws::chunks_do_not_change_a_bit(
+            &mut executor,
+            &model.config,
+            &tokens,
+            &expected,
+            &[2, 4, 5, 7, 16, 17, 33, 64, 65, 100, 192, 256, 500],
+            &what,
+        );
+        executor.use_portable_kernels();
+        for chunk in [1, 4, 5, 65, 300] {
+            let seen = alone(&mut executor, &model.config, &tokens, chunk);
+            assert_same(
+                &expected,
+                &seen,
+                &format!("{what}, portable, chunks of {chunk}"),
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn neighbours_do_not_change_a_bit() {
+    let lengths: Vec<usize> = (0..256)
+        .map(|i| [1, 2, 31, 32, 33, 63, 64, 65, 95, 17][i % 10])
+        .collect();
+    for (config, types) in models() {
+        let what = what(&config, types);
+        let model = Model::random(config, types);
+        laws::neighbours_do_not_change_a_bit(
+            &mut load(&model),
+            &model.config,
+            &lengths,
+            (1..=20).chain([31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 255, 256]),
+            20,
+            &what,
+        );
+    }
+}
+
+/// Nobody looks at the layers, so that steps are recorded, and what was recorded runs while rows choose
+/// other experts.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn recorded_steps_give_the_same_bits() {
+    const PROMPT: usize = 50;
+    const END: usize = 90;
+    const MOST: usize = 70;
+    for (config, types) in models() {
+        let what = what(&config, types);
+        let model = Model::random(config, types);
+        let config = &model.config;
+        let mut executor = load(&model);
+        let histories: Vec<Vec<TokenId>> = (0..MOST).map(|i| tokens(END, i)).collect();
+        let places: Vec<_> = (0..MOST as u32).map(|i| pages(i * 3, 3)).collect();
+        let expected: Vec<Seen> = histories[..9]
+            .iter()
+            .map(|tokens| alone(&mut executor, config, tokens, 1))
+            .collect();
+        for batch in (1..=9).chain([MOST]) {
+            let share = |i: usize, from: usize, to: usize| Share {
+                request: i,
+                tokens: &histories[i][from..to],
+                first: from,
+                pages: &places[i],
+            };
+            let mut watch = Watch::logits(MOST);
+            for i in 0..batch {
+                step(&mut executor, &[share(i, 0, PROMPT)], &mut watch).expect("prefill");
+            }
+            for at in PROMPT..END {
+                let shares: Vec<_> = (0..batch).map(|i| share(i, at, at + 1)).collect();
+                step(&mut executor, &shares, &mut watch).expect("decode");
+            }
+            for (i, (expected, seen)) in expected.iter().zip(&watch.seen[..batch]).enumerate() {
+                assert_same(expected, seen, &format!("{what}, {i} of {batch}"));
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn prefill_beside_decoding_does_not_change_a_bit() {
+    for (config, types) in models() {
+        let model = Model::random(config, types);
+        laws::prefill_beside_decoding_does_not_change_a_bit(&mut load(&model), &model.config);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn pages_of_another_request_serve_an_equal_prefix() {
+    for (config, types) in models() {
+        let model = Model::random(config, types);
+        laws::pages_of_another_request_serve_an_equal_prefix(&mut load(&model), &model.config);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_nan_is_a_fault_that_names_its_request() {
+    for (config, types) in [(many(), [TensorType::F16; 9]), (config_of_experts(), MIXED)] {
+        let mut model = Model::random(config, types);
+        model.poison(50);
+        laws::a_nan_is_a_fault_that_names_its_request(&mut load(&model), &model.config);
+    }
+}
+
+/// Share of a row's largest value, as for models without experts (`parity.rs`).
+const TOLERANCE: f32 = 5e-3;
+/// Routers of the tokens that are compared are clearer than this, so that other roundings choose the same experts.
+const MARGIN: f32 = 4e-3;
+
+fn assert_close(config: &ModelConfig, types: Types, count: usize, chunks: &[usize]) {
+    let what = what(config, types);
+    let model = Model::random(config.clone(), types);
+    let weights = model.weights();
+    let clear = (0..200).find_map(|seed| {
+        let tokens = tokens(count, seed);
+        let (expected, margin) = forward_with_margin(config, &weights, &tokens);
+        (margin > MARGIN).then_some((tokens, expected))
+    });
+    let (tokens, expected) = clear.unwrap_or_else(|| panic!("{what}: no tokens that are clear"));
+    let mut executor = load(&model);
+    for chunk in chunks {
+        let seen = alone(&mut executor, config, &tokens, *chunk);
+        assert_eq!(seen.hidden.len(), count);
+        let mut worst = 0.0_f32;
+        for (expected, (position, bits)) in expected.iter().zip(&seen.hidden) {
+            let got: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
+            let apart = compare(expected, &got);
+            worst = worst.max(apart.relative());
+            assert!(
+                apart.within(TOLERANCE),
+                "{what}, chunks of {chunk}, at {position}: {apart:?}"
+            );
+        }
+        println!("{what}, chunks of {chunk}: worst {worst:.1e}");
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_type_agrees_with_the_references() {
+    for ty in TensorType::ALL {
+        assert_close(&shared(), [ty; 9], 16, &[5]);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_kind_of_mixture_agrees_with_the_references() {
+    for (config, types) in models() {
+        assert_close(&config, types, 8, &[1, 8]);
+    }
+    // So many rows that an expert has many.
+    let few = ExpertsConfig {
+        count: 2,
+        used: 1,
+        ..shared().experts.expect("experts")
+    };
+    let config = with(Architecture::Qwen2Moe, few, config(None));
+    for types in [[TensorType::F16; 9], [TensorType::Q4_K; 9], MIXED_SMALL] {
+        assert_close(&config, types, 60, &[60]);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn what_experts_need_in_memory_is_known_before_it_is_taken() {
+    let model = Model::random(many(), [TensorType::F16; 9]);
+    let mut options = options();
+    let scratch = |options: &_| load_with(&model, options).memory().scratch_bytes;
+    let few = scratch(&options);
+    options.load.max_batch_tokens *= 2;
+    // A token's pairs have inputs of 256 columns, and results of as many or gate and up.
+    let of_pair = 2 * 256 + 4 * 512;
+    let grown = scratch(&options) - few;
+    assert!(
+        grown > 512 * 8 * of_pair,
+        "{grown} bytes for 512 tokens more"
+    );
+    options.load.max_batch_tokens = 1 << 24;
+    let refused = worker_orcd_gpu::device::cuda::CudaExecutor::load(
+        worker_orcd_gpu::device::cuda::Device::open(0).expect("a device"),
+        worker_orcd_gpu::device::Source {
+            config: &model.config,
+            weights: &model.weights(),
+            file: None,
+            kept: None,
+        },
+        &options,
+        &mut |_, _| (),
+    );
+    assert!(matches!(refused, Err(Fault::InsufficientMemory { .. })));
+}

@@ -1,0 +1,158 @@
+//! Small configurations, each with what one family of models has.
+
+use worker_orcd_gpu::model::{
+    Architecture, ExpertsConfig, ModelConfig, Positions, Temperature, Window,
+};
+use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
+use worker_orcd_kernels::{Activation, Weighing};
+
+/// With this window in all layers.
+pub fn config(window: Option<usize>) -> ModelConfig {
+    ModelConfig {
+        architecture: Architecture::Qwen3,
+        n_layers: 2,
+        n_embd: 256,
+        n_ff: 512,
+        experts: None,
+        n_heads: 8,
+        n_kv_heads: 2,
+        head_dim: 32,
+        vocab_size: 101,
+        context_length: 1024,
+        norm_eps: 1e-5,
+        rope: Rope {
+            pairs: RopePairs::HalfOffset,
+            dims: 24,
+            base: 1e4,
+            scale: 1.0,
+            factors: None,
+            attn_factor: 1.0,
+        },
+        positions: Positions {
+            window: window.map(|positions| Window {
+                positions,
+                whole_every: None,
+                rope: None,
+            }),
+            ..Positions::default()
+        },
+        attention_scale: 1.0 / 32_f64.sqrt(),
+        embedding_scale: 1.0,
+        activation: Activation::Silu,
+        has_sinks: false,
+    }
+}
+
+/// As SmolLM3, but every second of four layers: two do not rotate queries and keys.
+pub fn config_without_rotations() -> ModelConfig {
+    ModelConfig {
+        n_layers: 4,
+        positions: Positions {
+            unrotated_every: Some(2),
+            ..Positions::default()
+        },
+        ..config(None)
+    }
+}
+
+/// Four layers, of which every second sees all and the others so many positions.
+pub fn config_with_windows(positions: usize) -> ModelConfig {
+    ModelConfig {
+        n_layers: 4,
+        positions: Positions {
+            window: Some(Window {
+                positions,
+                whole_every: Some(2),
+                rope: None,
+            }),
+            ..Positions::default()
+        },
+        ..config(None)
+    }
+}
+
+/// As Gemma 3, but every second of three layers sees all. The model has norms behind its blocks
+/// ([`has_post_norms`](super::Model::has_post_norms)).
+pub fn config_like_gemma() -> ModelConfig {
+    let plain = config(None);
+    let rope = Rope {
+        base: 500.0,
+        ..plain.rope.clone()
+    };
+    ModelConfig {
+        n_layers: 3,
+        positions: Positions {
+            window: Some(Window {
+                positions: 40,
+                whole_every: Some(2),
+                rope: Some(rope),
+            }),
+            ..Positions::default()
+        },
+        rope: Rope {
+            base: 1e6,
+            scale: 8.0,
+            ..plain.rope.clone()
+        },
+        attention_scale: 0.11,
+        embedding_scale: 16.0,
+        activation: Activation::Gelu,
+        ..plain
+    }
+}
+
+/// Queries that are longer from position 20 on, and again from 40.
+pub fn config_with_temperature() -> ModelConfig {
+    ModelConfig {
+        positions: Positions {
+            temperature: Some(Temperature {
+                scale: 0.5,
+                original: 20,
+            }),
+            ..Positions::default()
+        },
+        ..config(None)
+    }
+}
+
+/// With experts in place of the feed-forward part, one of them shared. Seven of them, of which a row
+/// uses three: some get many rows of a batch, some few, and some none.
+pub fn config_of_experts() -> ModelConfig {
+    ModelConfig {
+        experts: Some(ExpertsConfig {
+            count: 7,
+            used: 3,
+            n_ff: 96,
+            shared_n_ff: Some(64),
+            weighing: Weighing::Renormalized,
+            has_biases: false,
+        }),
+        ..config(None)
+    }
+}
+
+/// What gpt-oss has: sinks, biases everywhere, a window in the first of two layers, experts that are weighed among
+/// themselves, a clamped unit.
+pub fn config_of_gpt_oss() -> ModelConfig {
+    ModelConfig {
+        experts: Some(ExpertsConfig {
+            count: 7,
+            used: 3,
+            n_ff: 96,
+            shared_n_ff: None,
+            weighing: Weighing::OfChosen,
+            has_biases: true,
+        }),
+        activation: Activation::ClampedSwiglu,
+        has_sinks: true,
+        positions: Positions {
+            window: Some(Window {
+                positions: 40,
+                whole_every: Some(2),
+                rope: None,
+            }),
+            ..Positions::default()
+        },
+        ..config(None)
+    }
+}

@@ -1,0 +1,105 @@
+// Products of very few rows that make their own input: queries, keys and values behind their norm, and what is
+// added to the stream behind attention. For models whose step is not one launch (decode_step.cu): one launch stands
+// for two or three, of weights of every type.
+//
+// Block (32, 8): two neighbouring tiles of a weight, whose segments the warps share. Their first weights are on
+// their way before the launch in front has ended, and while the block makes its rows (few_rows.cuh).
+#pragma once
+#include "few_rows.cuh"
+#include "hopper.cuh"
+#include "matmul.cuh"
+#include "tile_ring.cuh"
+
+constexpr int PRODUCT_WARPS = 8;
+constexpr int PRODUCT_STAGES = 4;
+
+struct ProductsArgs {
+    RowArgs input;         // `out`, `scale` and `groups` are not used; without a weight rows are taken as they are
+    Part parts[MAX_PARTS];
+    int n_parts, out_stride;
+    int add, unused;
+    float* out;            // [rows, out_stride]
+};
+LAYOUT(ProductsArgs, 224, AT(input, 0) AT(parts, 104) AT(n_parts, 200) AT(out_stride, 204) AT(add, 208)
+       AT(unused, 212) AT(out, 216))
+
+typedef float ProductSums[2][MAX_SEGMENTS][FEW_ROWS][TILE_N];
+
+template <int T>
+DEVICE void multiply_few(const ProductsArgs& a, const Part& part, int tile, uint8_t* smem, __half* x, FewRows& few,
+                         ProductSums& sums) {
+    const RowArgs& in = a.input;
+    const int units = in.units, segments = segments_of(units), warp = threadIdx.y;
+    Lane lane;
+    TileRing<T, 2, PRODUCT_STAGES> ring(smem, warp);
+    const int64_t tile_bytes = int64_t(units) * unit_bytes(T);
+    const uint8_t* tiles[2] = {part.weight + tile * tile_bytes, part.weight + min(tile + 1, part.tiles - 1) * tile_bytes};
+    SomeSegments walk(units, warp, PRODUCT_WARPS), ahead = walk;
+    auto ask = [&](int slot) {
+        if (ahead.is_there(segments)) {
+            const uint8_t* const asked[2] = {tiles[0] + ahead.unit * unit_bytes(T), tiles[1] + ahead.unit * unit_bytes(T)};
+            ring.ask(asked, slot, lane);
+            ahead.next();
+        }
+        copies_done();
+    };
+#pragma unroll
+    for (int i = 0; i < ring.STAGES; i++) ask(i);
+    grid_dependency_wait();
+    if (blockIdx.x == 0 && threadIdx.x == 0 && warp == 0) post(in.board + BOARD_STAGE, in.stage);
+    make_few_rows<PRODUCT_WARPS>(in, few, x);
+    float d[2][4] = {};
+    while (walk.is_there(segments)) {
+        const int segment = walk.segment;
+        Rows rows[CHUNKS];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) rows[c] = few_rows_at(x, in.rows, units, walk.unit, c, lane);
+        const uint8_t* unit = ring.wait();
+#pragma unroll
+        for (int k = 0; k < 2; k++) multiply_unit<T>(d[k], unit + k * unit_bytes(T), rows, lane);
+        const int slot = ring.slot;
+        ring.release();
+        ask(slot);
+        if (walk.next()) continue;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            if (lane.g < in.rows)
+                *reinterpret_cast<float2*>(&sums[k][segment][lane.g][2 * lane.t]) = make_float2(d[k][0], d[k][1]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) d[k][i] = 0.0f;
+        }
+    }
+}
+
+DEVICE void products_of_few(const ProductsArgs& a) {
+    extern __shared__ __align__(128) uint8_t smem[];
+    __shared__ FewRows few;
+    __shared__ ProductSums sums;
+    launch_dependents();
+    int tile = 2 * blockIdx.x, p = 0;
+    for (; tile >= a.parts[p].tiles; p++) tile -= (a.parts[p].tiles + 1) / 2 * 2;
+    const Part& part = a.parts[p];
+    // Rows in front of the rings, which are as large as the type asks for.
+    __half* x = reinterpret_cast<__half*>(smem);
+    uint8_t* rings = smem + a.input.rows * a.input.units * UNIT * sizeof(__half);
+    switch (part.ty) {
+#define MULTIPLY_FEW(T) \
+    case T: multiply_few<T>(a, part, tile, rings, x, few, sums); break;
+        EACH_TYPE(MULTIPLY_FEW)
+    }
+    __syncthreads();
+    // An output has a thread: of two tiles, and of every row.
+    const int thread = threadIdx.y * 32 + threadIdx.x, n = thread % TILE_N, k = thread / TILE_N & 1;
+    const int row = thread / (2 * TILE_N), column = (tile + k) * TILE_N + n;
+    if (row >= a.input.rows || column >= part.rows) return;
+    float total = 0.0f;
+    for (int s = 0; s < segments_of(a.input.units); s++) total = __fadd_rn(total, sums[k][s][row][n]);
+    float v = __fmul_rn(total, few.scale[row]);
+    if (part.bias) v = __fadd_rn(v, part.bias[column]);
+    float* out = a.out + int64_t(row) * a.out_stride + part.column + column;
+    *out = a.add ? residual_sum(*out, v) : v;
+}
+
+extern "C" __global__ void __launch_bounds__(32 * PRODUCT_WARPS) products_few(const __grid_constant__ ProductsArgs a) {
+    products_of_few(a);
+}

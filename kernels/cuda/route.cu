@@ -1,0 +1,177 @@
+// Which experts a row uses, and how much of each; then the rows of each expert.
+//
+// A warp has a row. Its lanes share the experts, so the sums of a row have one order whatever else is in
+// the batch (cpu/routing.rs has the same choice: probabilities over all experts, the most likely ones, of
+// equals the lower index). The block that is done last sorts all pairs of row and expert by expert, rows
+// ascending: each warp counts a part of them, the parts are added up, and each warp puts its own in place.
+// Where shares are of one row there is nothing to sort.
+#pragma once
+#include "experts.cuh"
+
+constexpr int ROUTE_THREADS = 256;
+constexpr int ROUTE_WARPS = ROUTE_THREADS / 32;
+constexpr int MAX_EXPERTS = 512;
+
+struct RouteArgs {
+    const float* logits;  // [rows, stride]
+    Routing to;
+    int stride, rows;
+    int experts, used;
+    int renormalized;  // weights are divided by their sum
+    int share_rows;    // rows of a share, at most
+};
+LAYOUT(RouteArgs, 72, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(experts, 56) AT(used, 60)
+       AT(renormalized, 64) AT(share_rows, 68))
+
+// PER experts a lane, 32 apart. Logits may have been written by other blocks of this launch.
+template <int PER> DEVICE void choose(const RouteArgs& a, int row, int lane) {
+    const float* logits = a.logits + int64_t(row) * a.stride;
+    float p[PER], max = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        p[i] = 32 * i + lane < a.experts ? __ldcg(logits + 32 * i + lane) : -INFINITY;
+        max = fmaxf(max, p[i]);
+    }
+    max = warp_max(max);
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        p[i] = expf(__fsub_rn(p[i], max));
+        sum = __fadd_rn(sum, p[i]);
+    }
+    sum = warp_sum(sum);
+    // Probabilities in the order of their bits, NaN above all; zero is none, or taken.
+    uint32_t rank[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        uint32_t bits = __float_as_uint(__fdiv_rn(p[i], sum)) & 0x7FFFFFFF;
+        rank[i] = 32 * i + lane < a.experts ? bits + 1 : 0;
+    }
+    Choice* choices = a.to.choices + int64_t(row) * a.used;
+    float total = 0.0f;
+    for (int c = 0; c < a.used; c++) {
+        uint32_t best = 0;
+        int expert = lane;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (rank[i] > best) best = rank[i], expert = 32 * i + lane;
+        const uint32_t top = __reduce_max_sync(~0u, best);
+        expert = __reduce_min_sync(~0u, best == top ? expert : MAX_EXPERTS);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (32 * i + lane == expert) rank[i] = 0;
+        const float weight = __uint_as_float(top - 1);
+        total = __fadd_rn(total, weight);
+        if (lane == (c & 31)) choices[c] = {expert, weight};
+    }
+    for (int c = lane; c < a.used; c += 32) {
+        // Written by this lane.
+        if (a.renormalized) choices[c].weight = __fdiv_rn(choices[c].weight, total);
+        if (a.share_rows > 1) continue;
+        const int place = row * a.used + c;
+        a.to.places[place] = place;
+        a.to.rows[place] = row;
+        a.to.shares[place] = {choices[c].expert, place, 1};
+    }
+}
+
+DEVICE void choose_row(const RouteArgs& a, int row, int lane) {
+    if (a.experts <= 128) choose<4>(a, row, lane);
+    else choose<MAX_EXPERTS / 32>(a, row, lane);
+}
+
+struct Sort {
+    // Of each warp's part of the pairs: how many each expert has, then where its next one goes.
+    int next[ROUTE_WARPS][MAX_EXPERTS];
+    int count[MAX_EXPERTS], first[MAX_EXPERTS], first_share[MAX_EXPERTS];
+};
+
+// The experts' places and shares one behind the other, by one warp.
+DEVICE void line_up(const RouteArgs& a, Sort& sort, int lane) {
+    const int per = (a.experts + 31) / 32, begin = lane * per, end = min(begin + per, a.experts);
+    int places = 0, shares = 0;
+    for (int e = begin; e < end; e++) {
+        places += sort.count[e];
+        shares += (sort.count[e] + a.share_rows - 1) / a.share_rows;
+    }
+    int place = places, share = shares;
+#pragma unroll
+    for (int d = 1; d < 32; d <<= 1) {
+        const int p = __shfl_up_sync(~0u, place, d), s = __shfl_up_sync(~0u, share, d);
+        if (lane >= d) place += p, share += s;
+    }
+    if (lane == 31) a.to.counts[0] = share;
+    place -= places;
+    share -= shares;
+    for (int e = begin; e < end; e++) {
+        sort.first[e] = place;
+        sort.first_share[e] = share;
+        place += sort.count[e];
+        share += (sort.count[e] + a.share_rows - 1) / a.share_rows;
+    }
+}
+
+DEVICE void sort_by_expert(const RouteArgs& a, Sort& sort) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, pairs = a.rows * a.used;
+    const int part = (pairs + 32 * ROUTE_WARPS - 1) / (32 * ROUTE_WARPS) * 32;
+    const int begin = warp * part, end = min(begin + part, pairs);
+    int* next = sort.next[warp];
+    for (int e = lane; e < a.experts; e += 32) next[e] = 0;
+    __syncwarp();
+    for (int i = begin + lane; i < end; i += 32) atomicAdd(next + __ldcg(&a.to.choices[i].expert), 1);
+    __syncthreads();
+    for (int e = threadIdx.x; e < a.experts; e += ROUTE_THREADS) {
+        int count = 0;
+        for (int w = 0; w < ROUTE_WARPS; w++) count += sort.next[w][e];
+        sort.count[e] = count;
+    }
+    __syncthreads();
+    if (warp == 0) line_up(a, sort, lane);
+    __syncthreads();
+    for (int e = threadIdx.x; e < a.experts; e += ROUTE_THREADS) {
+        int place = sort.first[e], left = sort.count[e];
+        Share* shares = a.to.shares + sort.first_share[e];
+        for (int first = place; left > 0; first += a.share_rows, left -= a.share_rows)
+            *shares++ = {e, first, min(left, a.share_rows)};
+        for (int w = 0; w < ROUTE_WARPS; w++) {
+            const int count = sort.next[w][e];
+            sort.next[w][e] = place;
+            place += count;
+        }
+    }
+    __syncthreads();
+    for (int i = begin + lane; i - lane < end; i += 32) {
+        const bool real = i < end;
+        const int expert = real ? __ldcg(&a.to.choices[i].expert) : MAX_EXPERTS;
+        const uint32_t alike = __match_any_sync(~0u, expert);
+        const int before = __popc(alike & ((1u << lane) - 1));
+        const int place = real ? next[expert] + before : 0;
+        __syncwarp();
+        if (real && before == 0) next[expert] += __popc(alike);
+        __syncwarp();
+        if (!real) continue;
+        a.to.places[i] = place;
+        a.to.rows[place] = i / a.used;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) route(const __grid_constant__ RouteArgs a) {
+    __shared__ Sort sort;
+    __shared__ bool is_last;
+    launch_dependents();
+    grid_dependency_wait();
+    const int row = blockIdx.x * ROUTE_WARPS + threadIdx.x / 32, lane = threadIdx.x & 31;
+    if (row < a.rows) choose_row(a, row, lane);
+    if (a.share_rows == 1) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) a.to.counts[0] = a.rows * a.used;
+        return;
+    }
+    // What the others wrote is seen by who comes last.
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(a.to.counts + 1, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) a.to.counts[1] = 0;
+    sort_by_expert(a, sort);
+}
