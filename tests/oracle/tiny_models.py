@@ -118,8 +118,7 @@ MAIN = [
     ),
     # The window ends and the original context does within the tokens that are compared.
     Variant(
-        "gpt-oss",
-        "gpt-oss",
+        "gpt-oss", "gpt-oss",
         head_dim=64,
         qkv_bias=True,
         rope_base=150000.0,

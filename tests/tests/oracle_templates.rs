@@ -335,7 +335,7 @@ fn bodies_of_channels() -> [(&'static str, String); 3] {
         ),
         (
             "the same behind an answer",
-            with(&[USER, REMARKED, RESULT, NEXT], TOOLS, ""),
+            with(&[USER, REMARKED, RESULT, ANSWER, AGAIN], TOOLS, ""),
         ),
     ]
 }
