@@ -1,39 +1,40 @@
 // A mixture of experts where an expert has few rows: batches that decode. Bound by reading the weights of the
 // experts that are chosen at all, once.
 //
-// Block (32, warps): a warp has two tiles of a share of up to 16 or 32 rows, gate's and up's or two neighbours, and
+// Block (32, warps): a warp has two tiles of a share of up to sixteen rows, gate's and up's or two neighbours, and
 // walks all of k alone (tile_ring.cuh), so no warp waits for another. Rows come through the first-level cache,
-// which the warps of a block fill for each other; sixteen that are not there are not multiplied.
+// which the warps of a block fill for each other, and are on their way while a unit is waited for. Of 32 rows a
+// warp has no registers for that (bench/results/experts.md).
 #pragma once
 #include "experts.cuh"
 #include "tile_ring.cuh"
 
 constexpr int WALK_WARPS = 8;
 constexpr int WALK_STAGES = 4;
+constexpr int WALK_ROWS = 16;
 
-// A lane's rows among those of a share of up to M * 16: g, g + 8, and so on.
-template <int M> struct WalkRows {
-    const __half* x[2 * M];  // null past the end
+// A lane's rows among those of a share: g and g + 8.
+struct WalkRows {
+    const __half* x[2];  // null past the end
 
     DEVICE WalkRows(const ExpertsArgs& a, const Share& share, const Lane& lane) {
 #pragma unroll
-        for (int i = 0; i < 2 * M; i++) {
+        for (int i = 0; i < 2; i++) {
             const int at = 8 * i + lane.g;
             x[i] = nullptr;
             if (at < share.count)
                 x[i] = a.x + int64_t(input_row(a, share.first + at)) * a.units * UNIT + 8 * lane.t;
         }
     }
-    // The m-th sixteen at a chunk of k.
-    DEVICE Rows at(int m, int k) const {
+    // At a chunk of k.
+    DEVICE Rows at(int k) const {
         const uint4 none = make_uint4(0, 0, 0, 0);
-        const __half *low = x[2 * m], *high = x[2 * m + 1];
-        return {low ? *reinterpret_cast<const uint4*>(low + k) : none,
-                high ? *reinterpret_cast<const uint4*>(high + k) : none};
+        return {x[0] ? *reinterpret_cast<const uint4*>(x[0] + k) : none,
+                x[1] ? *reinterpret_cast<const uint4*>(x[1] + k) : none};
     }
 };
 
-template <int T, int M> DEVICE void experts_walk(const ExpertsArgs& a) {
+template <int T> DEVICE void experts_walk(const ExpertsArgs& a) {
     extern __shared__ __align__(128) uint8_t smem[];
     launch_dependents();
     grid_dependency_wait();
@@ -59,17 +60,14 @@ template <int T, int M> DEVICE void experts_walk(const ExpertsArgs& a) {
     };
 #pragma unroll
     for (int i = 0; i < ring.STAGES; i++) ask(i);
-    const WalkRows<M> rows(a, share, lane);
-    const bool all = share.count > 16;
-    float d[M][2][4] = {}, total[M][2][4] = {};
+    const WalkRows rows(a, share, lane);
+    float d[2][4] = {}, total[2][4] = {};
     for (int i = 0; i < a.units; i++) {
         const int k = walk.unit * UNIT;
         const bool goes_on = walk.next();
-        Rows x[M][CHUNKS];
-        // One sixteen is on its way while the unit is waited for.
-        if (M == 1)
+        Rows x[CHUNKS];
 #pragma unroll
-            for (int c = 0; c < CHUNKS; c++) x[0][c] = rows.at(0, k + c * CHUNK);
+        for (int c = 0; c < CHUNKS; c++) x[c] = rows.at(k + c * CHUNK);
         const uint8_t* unit = ring.wait();
         constexpr int GROUP = Weights<T>::GROUP;
 #pragma unroll
@@ -80,23 +78,14 @@ template <int T, int M> DEVICE void experts_walk(const ExpertsArgs& a) {
 #pragma unroll
             for (int j = 0; j < GROUP; j++) {
                 const int c = group * GROUP + j;
-                if (M > 1)
-#pragma unroll
-                    for (int m = 0; m < M; m++)
-                        if (m == 0 || all) x[m][c] = rows.at(m, k + c * CHUNK);
 #pragma unroll
                 for (int plane = 0; plane < Weights<T>::PLANES; plane++)
 #pragma unroll
                     for (int n = 0; n < 2; n++) {
                         uint32_t b[4];
                         w[n].fragment(j, plane, b);
-#pragma unroll
-                        for (int m = 0; m < M; m++) {
-                            if (m > 0 && !all) continue;
-                            const Rows& r = x[m][c];
-                            mma(d[m][n], r.a.x, r.b.x, r.a.y, r.b.y, b[0], b[1]);
-                            mma(d[m][n], r.a.z, r.b.z, r.a.w, r.b.w, b[2], b[3]);
-                        }
+                        mma(d[n], x[c].a.x, x[c].b.x, x[c].a.y, x[c].b.y, b[0], b[1]);
+                        mma(d[n], x[c].a.z, x[c].b.z, x[c].a.w, x[c].b.w, b[2], b[3]);
                     }
             }
         }
@@ -105,20 +94,19 @@ template <int T, int M> DEVICE void experts_walk(const ExpertsArgs& a) {
         ask(slot);
         if (goes_on) continue;
 #pragma unroll
-        for (int j = 0; j < M * 8; j++) {
-            float& t = (&total[0][0][0])[j];
-            float& s = (&d[0][0][0])[j];
+        for (int j = 0; j < 8; j++) {
+            float& t = (&total[0][0])[j];
+            float& s = (&d[0][0])[j];
             t = __fadd_rn(t, s);
             s = 0.0f;
         }
     }
 #pragma unroll
-    for (int j = 0; j < 2 * M; j++) {
+    for (int j = 0; j < 2; j++) {
         const int at = 8 * j + lane.g, column = 2 * lane.t;
         if (at >= share.count) continue;
-        const float* low = &total[j / 2][0][2 * (j & 1)];
-        const float* high = &total[j / 2][1][2 * (j & 1)];
-        const float2 one = make_float2(low[0], low[1]), other = make_float2(high[0], high[1]);
+        const float2 one = make_float2(total[0][2 * j], total[0][2 * j + 1]);
+        const float2 other = make_float2(total[1][2 * j], total[1][2 * j + 1]);
         const int place = share.first + at;
         const float scale = a.scale[input_row(a, place)];
         if (a.paired) {
@@ -130,9 +118,7 @@ template <int T, int M> DEVICE void experts_walk(const ExpertsArgs& a) {
     }
 }
 
-#define EXPERTS_WALK(T)                                                                     \
-    extern "C" __global__ void __launch_bounds__(32 * WALK_WARPS, 3)                        \
-    experts_walk_##T##_16(const __grid_constant__ ExpertsArgs a) { experts_walk<T, 1>(a); } \
-    extern "C" __global__ void __launch_bounds__(32 * WALK_WARPS, 2)                        \
-    experts_walk_##T##_32(const __grid_constant__ ExpertsArgs a) { experts_walk<T, 2>(a); }
+#define EXPERTS_WALK(T)                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * WALK_WARPS, 3)                 \
+    experts_walk_##T(const __grid_constant__ ExpertsArgs a) { experts_walk<T>(a); }
 EACH_TYPE(EXPERTS_WALK)

@@ -15,11 +15,11 @@ use crate::model::{ExpertsConfig, MAX_EXPERTS};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Rows up to which each reads the weights of its own experts: few of them choose the same ones.
-const ROWS_ALONE: usize = MOST_FEW_ROWS;
-/// Rows of an expert, on average, from which on many have more than sixteen, and from which on the tensor cores are
-/// what takes the time.
-const SOME: usize = 9;
+/// Rows up to which each reads the weights of its own experts. More of them choose some together
+/// (`bench/results/experts.md`).
+const ROWS_ALONE: usize = 2;
+const _: () = assert!(ROWS_ALONE <= MOST_FEW_ROWS);
+/// Rows of an expert, on average, from which on the tensor cores are what takes the time.
 const MANY: usize = 24;
 
 const FEW_WARPS: usize = constant!("route_few.cu", FEW_WARPS);
@@ -34,6 +34,7 @@ const DOWN_WARPS: usize = constant!("experts_row.cu", DOWN_WARPS);
 const DOWN_STAGES: usize = constant!("experts_row.cu", DOWN_STAGES);
 const WALK_WARPS: usize = constant!("experts_walk.cu", WALK_WARPS);
 const WALK_STAGES: usize = constant!("experts_walk.cu", WALK_STAGES);
+const WALK_ROWS: usize = constant!("experts_walk.cu", WALK_ROWS);
 const MANY_ROWS: usize = constant!("experts_many.cu", EXPERTS_ROWS);
 const MANY_TILES: usize = constant!("experts_many.cu", EXPERTS_TILES);
 const MANY_THREADS: u32 = constant!("experts_many.cu", EXPERTS_THREADS) as u32;
@@ -48,8 +49,7 @@ pub enum Way {
     /// Each row by its own experts: `experts_row.cu`.
     Row,
     /// Each expert by its rows, sixteen at a time: `experts_walk.cu`.
-    Walk16,
-    Walk32,
+    Walk,
     /// The same where it has many: `experts_many.cu`.
     Many,
 }
@@ -60,8 +60,7 @@ impl Way {
     pub fn share_rows(self) -> usize {
         match self {
             Self::Row => 1,
-            Self::Walk16 => 16,
-            Self::Walk32 => 32,
+            Self::Walk => WALK_ROWS,
             Self::Many => MANY_ROWS,
         }
     }
@@ -73,8 +72,7 @@ struct OfType {
     ty: TensorType,
     row: Kernel<ExpertsArgs>,
     down: Kernel<DownArgs>,
-    /// Of shares of 16 rows, and of 32.
-    walk: [Kernel<ExpertsArgs>; 2],
+    walk: Kernel<ExpertsArgs>,
     /// Warps of a block of `walk` that there is shared memory for.
     walk_warps: usize,
     /// Where there is shared memory for it.
@@ -146,12 +144,11 @@ impl Experts {
         let ways = [
             (Way::Row, rows <= ROWS_ALONE),
             (Way::Many, pairs >= MANY * self.config.count),
-            (Way::Walk32, pairs >= SOME * self.config.count),
         ];
         let fits = ways
             .into_iter()
             .find(|(way, fits)| *fits && self.has(*way, unit));
-        fits.map_or(Way::Walk16, |(way, _)| way)
+        fits.map_or(Way::Walk, |(way, _)| way)
     }
 
     /// The way is there for this unit.
@@ -160,7 +157,7 @@ impl Experts {
         let [gate, up] = &unit.gate_up;
         match way {
             Way::Row => self.pairs(unit) && self.down_shared(unit) <= self.shared_bytes,
-            Way::Walk16 | Way::Walk32 => true,
+            Way::Walk => true,
             Way::Many => [gate, up, &unit.down]
                 .iter()
                 .all(|linear| self.of_type(linear).many.is_some()),
@@ -275,13 +272,12 @@ impl Experts {
                     let geometry = geometry(tiles, [32, ROW_WARPS as u32, 1], bytes);
                     kernels.row.launch(context, geometry, arguments)
                 }
-                Way::Walk16 | Way::Walk32 => {
-                    let kernel = &kernels.walk[usize::from(way == Way::Walk32)];
+                Way::Walk => {
                     let warps = kernels.walk_warps;
                     let bytes = warps * ring_bytes(ty, 2, WALK_STAGES);
                     let across = pairs.div_ceil(warps);
                     let geometry = geometry(across, [32, warps as u32, 1], bytes);
-                    kernel.launch(context, geometry, arguments)
+                    kernels.walk.launch(context, geometry, arguments)
                 }
                 Way::Many => {
                     let kernel = kernels.many.as_ref().expect("a way that is there");
@@ -360,14 +356,11 @@ impl OfType {
         };
         let of_warp = ring_bytes(ty, 2, WALK_STAGES);
         let walk_warps = WALK_WARPS.min(most / of_warp);
-        let walk = |rows: usize| {
-            // SAFETY: the kernels of experts_walk.cu take ExpertsArgs, and wait.
-            let kernel = unsafe {
-                module
-                    .kernel(&format!("experts_walk_{name}_{rows}"))?
-                    .overlapping()
-            };
-            shared(kernel, walk_warps * of_warp)
+        // SAFETY: experts_walk takes ExpertsArgs, and waits.
+        let walk = unsafe {
+            module
+                .kernel(&format!("experts_walk_{name}"))?
+                .overlapping()
         };
         let many = || {
             // SAFETY: the kernels of experts_many.cu take ExpertsArgs, and wait.
@@ -391,7 +384,7 @@ impl OfType {
             ty,
             row: shared(row, ROW_WARPS * ring_bytes(ty, 2, ROW_STAGES))?,
             down,
-            walk: [walk(16)?, walk(32)?],
+            walk: shared(walk, walk_warps * of_warp)?,
             walk_warps,
             many: (many_shared(ty) <= most).then(many).transpose()?,
         })

@@ -14,7 +14,7 @@ use worker_orcd_kernels::Weighing;
 use worker_orcd_kernels::reference::routing::route;
 use worker_orcd_kernels::synthetic::{Noise, random_rows};
 
-const WAYS: [Way; 4] = [Way::Row, Way::Walk16, Way::Walk32, Way::Many];
+const WAYS: [Way; 3] = [Way::Row, Way::Walk, Way::Many];
 
 #[test]
 fn there_are_no_more_shares_than_are_reckoned_with() {
@@ -413,7 +413,7 @@ fn every_way_gives_the_bits_of_an_expert_alone() {
         ] {
             let product = Product::new(&device, ty, shape);
             let expected = product.alone(&kernels);
-            for way in [Way::Walk16, Way::Walk32, Way::Many] {
+            for way in [Way::Walk, Way::Many] {
                 let seen = product.by(&kernels, way, false);
                 assert!(seen == expected, "{ty:?} {shape:?} {way:?}");
             }
