@@ -8,7 +8,7 @@ use std::fmt;
 pub struct ModelFacts {
     /// `general.name`, or the file's stem.
     pub name: String,
-    /// `general.architecture`: `llama`, `qwen2`, `qwen3`, `phi3`, `qwen2moe`, `qwen3moe`, `gpt-oss`.
+    /// `general.architecture`, such as `qwen3moe`.
     pub architecture: String,
     /// The tensor type that most weight bytes have, such as `Q4_1`: what was really loaded, not
     /// what the file's name says.

@@ -14,6 +14,8 @@ constexpr int EXPERTS_THREADS = 256;
 constexpr int EXPERTS_WARP_TILES = 4;
 
 template <int T> struct ExpertWork {
+    static constexpr bool GATHERS = true;
+
     const ExpertsArgs& a;
     Share share;
     int block, units;

@@ -10,6 +10,8 @@
 //   units                      of k
 //   rows()                     of the block, BM at most; the first is always there
 //   row(i)                     where row i begins
+//   GATHERS                    rows lie anywhere, and are often few: a thread keeps where its own begin, and a warp
+//                              without rows multiplies nothing. Others lack the registers for it on Blackwell
 //   tile(i)                    where tile i of the block begins: a real one, also past the last
 //   write(total, row, n, lane) writes a warp's sums, from a row and a tile of the block on
 #pragma once
@@ -29,22 +31,29 @@ template <int T, int MT, int NT, int WM, int WN, typename Work> struct MatmulBlo
 
     const Work& work;
     uint8_t* shared;
-    const __half* from[COPIED];
+    const __half* kept[Work::GATHERS ? COPIED : 1];
     int rows;
 
     DEVICE MatmulBlock(const Work& work, uint8_t* shared) : work(work), shared(shared), rows(work.rows()) {
+        if constexpr (Work::GATHERS)
 #pragma unroll
-        for (int i = 0; i < COPIED; i++) {
-            const int row = (threadIdx.x + i * THREADS) >> 4;
-            from[i] = work.row(row < rows ? row : 0) + 8 * (threadIdx.x & 15);
-        }
+            for (int i = 0; i < COPIED; i++) kept[i] = begin_of(i);
+    }
+
+    // Where the thread's piece of its i-th row begins.
+    DEVICE const __half* begin_of(int i) const {
+        const int row = (threadIdx.x + i * THREADS) >> 4;
+        return work.row(row < rows ? row : 0) + 8 * (threadIdx.x & 15);
     }
 
     DEVICE void fetch(int u, uint8_t* stage) {
 #pragma unroll
         for (int i = 0; i < COPIED; i++) {
             const int row = (threadIdx.x + i * THREADS) >> 4, piece = threadIdx.x & 15;
-            copy_async(stage + swizzled(row, piece), from[i] + u * UNIT, row < rows);
+            const __half* from;
+            if constexpr (Work::GATHERS) from = kept[i];
+            else from = begin_of(i);
+            copy_async(stage + swizzled(row, piece), from + u * UNIT, row < rows);
         }
         constexpr int PIECES = unit_bytes(T) / 16;
         for (int i = threadIdx.x; i < TILES * PIECES; i += THREADS) {
@@ -92,8 +101,7 @@ template <int T, int MT, int NT, int WM, int WN, typename Work> struct MatmulBlo
     DEVICE void run() {
         Lane lane;
         int warp = threadIdx.x / 32, wm = warp / WN, wn = warp % WN;
-        // A warp may have no row that is there.
-        const bool works = wm * MT * 16 < rows;
+        const bool works = !Work::GATHERS || wm * MT * 16 < rows;
         float total[MT][NT][4] = {}, d[MT][NT][4] = {};
         Segments walk(work.units, 0);
         fetch(0, shared);

@@ -5,6 +5,8 @@
 
 // Rows and tiles of a weight from `row0` and `tile0` on.
 template <int T> struct DenseWork {
+    static constexpr bool GATHERS = false;
+
     const MatmulArgs& a;
     const Part& part;
     int row0, tile0, most, units;

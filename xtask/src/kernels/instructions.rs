@@ -137,8 +137,6 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
     ("matmul_few_F32_4", 64),
     // Accumulators of 128 rows in each of four warpgroups leave few registers for what loops share.
     ("matmul_wide_", 232),
-    // Blackwell's way to multiply many rows: sums of two accumulators beside the weights of four tiles.
-    ("matmul_many_", 32),
     // Two blocks a multiprocessor, so that one copies while the other multiplies: sums of two accumulators, and
     // the weights of four tiles.
     ("experts_many_", 128),

@@ -3,9 +3,10 @@
 use super::news::News;
 use crate::child::probe;
 use crate::logging::printable;
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
 
@@ -19,9 +20,21 @@ pub(crate) struct Errand {
     pub(crate) transfer: Transfer,
 }
 
+/// Of what a program complains of, as much as a line can hold.
+const MAX_COMPLAINT_BYTES: u64 = 4096;
+
 /// The program that gets bytes, while there is one, for whoever has to end it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Transfer(Arc<Mutex<Option<Child>>>);
+
+/// What a program that has ended has written.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) succeeded: bool,
+    pub(super) bytes: Vec<u8>,
+    /// What it complained of.
+    pub(super) said: String,
+}
 
 impl Transfer {
     /// A child that waits for a hub would outlive who is told to end.
@@ -30,6 +43,44 @@ impl Transfer {
             // It has ended then.
             let _ = child.kill();
         }
+    }
+
+    /// Runs a program to its end and takes `most_bytes` of it at most: a hub may answer without one.
+    ///
+    /// # Errors
+    /// When it cannot be started, or writes more.
+    pub(super) fn output(&self, command: &mut Command, most_bytes: u64) -> Result<Output> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        // A file takes all that is said while the bytes are read.
+        let mut said = tempfile::tempfile()?;
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(said.try_clone()?)
+            .spawn()
+            .with_context(|| format!("{program} cannot be started; it is needed for this"))?;
+        let written = child.stdout.take();
+        self.begins(child);
+        let mut bytes = Vec::new();
+        let read = written.map(|it| it.take(most_bytes + 1).read_to_end(&mut bytes));
+        let is_too_much = bytes.len() as u64 > most_bytes;
+        if is_too_much {
+            self.kill();
+        }
+        let code = self.ends()?;
+        read.transpose()?;
+        ensure!(
+            !is_too_much,
+            "{program} was given more than {most_bytes} bytes"
+        );
+        let mut words = Vec::new();
+        said.rewind()?;
+        said.take(MAX_COMPLAINT_BYTES).read_to_end(&mut words)?;
+        Ok(Output {
+            succeeded: code == Some(0),
+            bytes,
+            said: printable(String::from_utf8_lossy(&words).trim()),
+        })
     }
 
     pub(super) fn begins(&self, child: Child) {

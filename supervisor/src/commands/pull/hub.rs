@@ -6,12 +6,12 @@
 //! ```
 
 use super::curl::Curl;
-use super::errand::Errand;
+use super::errand::{Errand, Transfer};
 use super::promise::Promise;
 use crate::config::model_name::{Choice, chosen, is_gguf_path};
 use crate::logging::printable;
 use anyhow::{Context, Error, Result, bail, ensure};
-use serde_json::Value;
+use serde::Deserialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 use worker_orcd_ipc::model_parts;
@@ -25,7 +25,9 @@ const BRANCH: &str = "main";
 const MAX_REDIRECTS: usize = 5;
 
 /// Listings of the largest repositories have a few megabytes.
-const MAX_LISTING_BYTES: &str = "33554432";
+const MAX_LISTING_BYTES: u64 = 8 << 20;
+
+const MAX_HEADER_BYTES: u64 = 64 << 10;
 
 /// `owner/name`, in the parts of which is nothing that a path could be made of.
 pub(super) struct Hub {
@@ -34,13 +36,13 @@ pub(super) struct Hub {
 }
 
 impl Hub {
-    pub(super) fn of_environment() -> Result<Self> {
+    pub(super) fn of_environment(transfer: Transfer) -> Result<Self> {
         let endpoint = std::env::var("HF_ENDPOINT").ok();
         let endpoint = endpoint.filter(|it| !it.is_empty());
         let endpoint = endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
         Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
-            curl: Curl::of_environment()?,
+            curl: Curl::of_environment(transfer)?,
         })
     }
 
@@ -133,8 +135,9 @@ impl Hub {
     /// Asks what the repository holds.
     fn listed_file(&self, repository: &str, choice: Choice<'_>) -> Result<String> {
         let listing = self.listing(repository, BRANCH)?;
-        let files: Vec<&str> = siblings(&listing)
-            .filter_map(|sibling| sibling["rfilename"].as_str())
+        let files = listing.siblings.iter();
+        let files: Vec<&str> = files
+            .map(|it| it.rfilename.as_str())
             .filter(|file| is_gguf_path(file))
             .collect();
         let file = chosen(repository, choice, &files).map_err(Error::msg)?;
@@ -185,12 +188,12 @@ impl Hub {
 
     fn listed(&self, repository: &str, revision: &str, file: &str) -> Result<(u64, String)> {
         let listing = self.listing(repository, revision)?;
-        let listed = siblings(&listing).find(|sibling| sibling["rfilename"] == file);
-        let blob = listed.map(|sibling| &sibling["lfs"]);
-        let bytes = blob.and_then(|blob| blob["size"].as_u64());
-        let sha256 = blob.and_then(|blob| blob["sha256"].as_str());
-        match (bytes, sha256.filter(|it| is_hex(it, 64))) {
-            (Some(bytes), Some(sha256)) => Ok((bytes, sha256.to_ascii_lowercase())),
+        let mut siblings = listing.siblings.into_iter();
+        let blob = siblings.find(|it| it.rfilename == file);
+        match blob.and_then(|it| it.lfs) {
+            Some(Blob { size, sha256 }) if is_hex(&sha256, 64) => {
+                Ok((size, sha256.to_ascii_lowercase()))
+            }
             _ => bail!(
                 "{} names no size and SHA-256 of {file:?}: nothing would show that its bytes are \
                  the right ones",
@@ -199,22 +202,12 @@ impl Hub {
         }
     }
 
-    fn listing(&self, repository: &str, revision: &str) -> Result<Value> {
+    fn listing(&self, repository: &str, revision: &str) -> Result<Listing> {
         let endpoint = &self.endpoint;
         let url = format!("{endpoint}/api/models/{repository}/revision/{revision}?blobs=true");
-        let output = self
-            .curl
-            .command()
-            .args(["--fail", "--silent", "--show-error", "--location"])
-            .args(["--max-filesize", MAX_LISTING_BYTES, &url])
-            .output()
-            .context("curl cannot be started; it is needed for this")?;
-        ensure!(
-            output.status.success(),
-            "{url}: {}",
-            printable(String::from_utf8_lossy(&output.stderr).trim())
-        );
-        serde_json::from_slice(&output.stdout).with_context(|| format!("{url}: no JSON"))
+        let options = ["--fail", "--location"];
+        let text = self.curl.ask(&url, &options, MAX_LISTING_BYTES)?;
+        serde_json::from_slice(&text).with_context(|| format!("{url}: no listing"))
     }
 
     fn address(&self, repository: &str, revision: &str, file: &str) -> String {
@@ -239,6 +232,25 @@ impl Hub {
     }
 }
 
+/// What a hub holds of a repository. Of all else that it says nothing is kept.
+#[derive(Debug, Deserialize)]
+struct Listing {
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sibling {
+    rfilename: String,
+    lfs: Option<Blob>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Blob {
+    size: u64,
+    sha256: String,
+}
+
 /// The head of an answer.
 struct Headers {
     status: u16,
@@ -248,19 +260,14 @@ struct Headers {
 
 impl Headers {
     fn of(curl: &Curl, url: &str) -> Result<Self> {
-        let output = curl
-            .command()
-            .args(["--head", "--silent", "--show-error"])
-            .args(["--suppress-connect-headers"])
-            .args(["--header", "Accept-Encoding: identity", url])
-            .output()
-            .context("curl cannot be started; it is needed for this")?;
-        ensure!(
-            output.status.success(),
-            "{url}: {}",
-            printable(String::from_utf8_lossy(&output.stderr).trim())
-        );
-        Self::parse(&String::from_utf8_lossy(&output.stdout))
+        let options = [
+            "--head",
+            "--suppress-connect-headers",
+            "--header",
+            "Accept-Encoding: identity",
+        ];
+        let text = curl.ask(url, &options, MAX_HEADER_BYTES)?;
+        Self::parse(&String::from_utf8_lossy(&text))
             .with_context(|| format!("{url}: the answer is no HTTP"))
     }
 
@@ -314,10 +321,6 @@ impl Headers {
     }
 }
 
-fn siblings(listing: &Value) -> impl Iterator<Item = &Value> {
-    listing["siblings"].as_array().into_iter().flatten()
-}
-
 fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -358,7 +361,7 @@ mod tests {
     fn only_redirects_within_the_hub_are_asked_again() {
         let hub = Hub {
             endpoint: "http://mirror/base".to_owned(),
-            curl: Curl::with_token("").unwrap(),
+            curl: Curl::with_token("", Transfer::default()).unwrap(),
         };
         for (location, own) in [
             (

@@ -22,9 +22,6 @@ use std::time::{Duration, Instant};
 /// curl's number for a server that cannot send a part.
 const CURL_RANGE_ERROR: i32 = 33;
 
-/// Without a byte for so many seconds a transfer has broken off.
-const SILENCE_SECONDS: &str = "30";
-
 /// Before a transfer is tried again; twice as long each time that it brings nothing.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -146,9 +143,7 @@ impl Promise {
             return Ok(End::default());
         }
         let mut command = curl.command();
-        command.args(["--fail", "--location", "--silent", "--show-error"]);
-        command.args(["--speed-limit", "1", "--speed-time", SILENCE_SECONDS]);
-        command.args(["--connect-timeout", SILENCE_SECONDS, "--output", "-"]);
+        command.args(["--fail", "--location", "--output", "-"]);
         if have > 0 {
             command.args(["--continue-at", &have.to_string()]);
         }

@@ -354,7 +354,8 @@ proptest! {
         prop_assert_eq!(&fold(parsing, cut.iter().map(|it| &**it)), &whole, "{}", text);
     }
 
-    /// A whole call has a name and arguments that other parsers read, and no character is told twice.
+    /// A whole call has a name and arguments that other parsers read, and no character is told twice. Only a call whose
+    /// message is empty has arguments that nobody wrote: none.
     #[test]
     fn whole_calls_are_ones_that_a_client_can_read(
         parsing in any_parsing(),
@@ -364,7 +365,9 @@ proptest! {
         let message = fold(parsing, [&*text]);
         let mut told = message.content.len() + message.reasoning.len();
         for call in &message.calls {
-            prop_assert!(!call.name.is_empty() && text.contains(&call.arguments));
+            let has_none = parsing.thinking == Some(Thoughts::Channels) && call.arguments == "{}";
+            prop_assert!(!call.name.is_empty());
+            prop_assert!(has_none || text.contains(&call.arguments), "{}", text);
             let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&call.arguments).is_ok();
             prop_assert_eq!(call.is_whole, is_object, "{}", text);
             told += call.arguments.len();
