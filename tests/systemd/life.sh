@@ -20,7 +20,7 @@ echo "confined: $(grep --extended-regexp '^(CapBnd|NoNewPrivs|Seccomp):' "/proc/
 before=$(child)
 kill -KILL "$before"
 until_true '[ -n "$(child)" ] && [ "$(child)" != "$before" ]'
-until_true 'show StatusText | grep --quiet "1 restarts"'
+until_true 'show StatusText | grep --quiet "1 restarts.*killed by signal 9"'
 say child-killed
 
 kill -STOP "$(show MainPID)"
