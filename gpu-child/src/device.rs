@@ -17,6 +17,7 @@ mod common;
 pub mod cpu;
 pub mod cuda;
 mod kv_custody;
+mod kv_geometry;
 #[cfg(feature = "fault-injection")]
 pub mod misdeed;
 mod open;
@@ -26,21 +27,8 @@ pub use common::arena_layout::ARENA_LAYOUT;
 pub use common::manifest::KeptWeights;
 pub use common::{LoadOptions, Source};
 pub use kv_custody::{KvCustody, PageCopy, PagePart};
+pub use kv_geometry::{KvGeometry, KvGroups, NearGroups, PageId};
 pub(crate) use open::OpenDevice;
-
-/// Index of a KV page in the device's arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PageId(pub u32);
-
-/// Shape of the KV cache; fixed when the model is loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvGeometry {
-    /// Positions per page.
-    pub page_tokens: u32,
-    pub pages: u32,
-    /// Keys and values of one page over all layers.
-    pub page_bytes: u64,
-}
 
 /// Stands for the token that the step before draws for the same request, where a step is launched
 /// before that one has ended: the device puts the token in its place. Never in a prompt, and only
@@ -63,7 +51,8 @@ pub struct SequenceWork<'a> {
     /// Never empty.
     pub tokens: &'a [TokenId],
     pub first_position: u32,
-    /// Page table from position 0 on; covers at least `first_position + tokens.len()`.
+    /// Page table from position 0 on; covers at least `first_position + tokens.len()`. Of block `b` and group `g` of layers at
+    /// `b * groups + g`; where nothing of a block is seen any more, or was written yet, a page of anybody.
     pub pages: &'a [PageId],
     /// Parameters of the draw, when `tokens` ends at the newest token, so that a next one may be drawn.
     pub sample: Option<SampleWork<'a>>,

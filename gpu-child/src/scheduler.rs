@@ -19,7 +19,8 @@
 //!   tokens that is, is said from outside, by those who know the time ([`Company`]).
 //! * A waiting request is admitted when it is its turn and there is room for it ([`room`]), so that
 //!   a long queue holds neither slots nor pages. It takes over pages that hold the same beginning.
-//! * When a decoding sequence needs a page and there is none, another one is parked: its pages
+//! * A running sequence gives back pages that its layers see no more ([`page_table`]).
+//! * When a running sequence needs a page and there is none, another one is parked: its pages
 //!   are freed, its tokens kept. Later it is recomputed, and goes on as if it had not been away,
 //!   because the device computes the same bits either way. The one that runs for longest is never
 //!   parked, so that somebody always gets to the end.
@@ -41,6 +42,7 @@ mod draws;
 mod fair_queue;
 mod gauges;
 mod limits;
+mod page_table;
 mod room;
 mod scoring;
 mod seals;
@@ -195,7 +197,7 @@ impl Scheduler {
     /// Decides the next step. `prompt_tokens` says how many tokens of prompts it may hold, over all
     /// sequences; none only where something decodes. False when there is nothing to compute.
     pub fn plan(&mut self, prompt_tokens: impl FnOnce(Company) -> u32) -> bool {
-        self.make_room_to_decode();
+        let are_short = self.make_room();
         let Self {
             limits,
             cache,
@@ -207,14 +209,14 @@ impl Scheduler {
         let rows = rows_of_each(running.iter().filter(decodes), limits);
         planned.clear();
         planned.extend(running.iter().map(|sequence| match decodes(&sequence) {
-            true => sequence.runnable().min(rows),
+            true => sequence.runnable(cache).min(rows),
             false => 0,
         }));
         let decoding: usize = planned.iter().sum();
         let batch_left = (limits.max_batch_tokens as usize).saturating_sub(decoding);
         let at_least = u32::from(decoding == 0);
         let tokens = prompt_tokens(self.company(decoding)).max(at_least) as usize;
-        self.share_out(batch_left.min(tokens));
+        self.share_out(batch_left.min(tokens), are_short);
         self.planned.iter().any(|tokens| *tokens > 0)
     }
 
@@ -302,19 +304,20 @@ impl Scheduler {
     }
 
     /// Gives prompts what a step has left beside decoding.
-    fn share_out(&mut self, mut left: usize) {
+    fn share_out(&mut self, mut left: usize, pages_are_short: bool) {
         let chunk = left.div_ceil(CHUNKS);
         let mut scored = 0;
         let mut candidates = self.candidates();
         self.queue.retain_clients(&candidates);
         self.keep_admissible(&mut candidates);
+        self.keep_the_first(&mut candidates, pages_are_short);
         while left > 0
             && let Some(next) = self.queue.next(&candidates)
         {
             let Some(index) = self.take_in(next, &mut candidates) else {
                 continue;
             };
-            let pending = self.running[index].runnable() - self.planned[index];
+            let pending = self.running[index].runnable(&self.cache) - self.planned[index];
             let most = next.most_scored(scored).unwrap_or(left);
             let tokens = pending.min(chunk).min(left).min(most);
             scored += if next.scores { tokens } else { 0 };
@@ -333,9 +336,13 @@ impl Scheduler {
     fn candidates(&self) -> Vec<Candidate> {
         let prefills = |it: &&Sequence| !it.decodes() && it.runs(&self.limits, &self.cache);
         let running = self.running.iter().filter(prefills);
-        let running = running.map(|it| it.candidate(false));
+        let running = running.map(|it| it.candidate(false, &self.cache));
         running
-            .chain(self.waiting.iter().map(|it| it.candidate(true)))
+            .chain(
+                self.waiting
+                    .iter()
+                    .map(|it| it.candidate(true, &self.cache)),
+            )
             .collect()
     }
 
@@ -363,11 +370,14 @@ impl Scheduler {
     /// nothing. `from` is where to look first: a step's order is that of those who still run.
     fn advance(&mut self, share: &Share, drawn: Option<Drawn>, from: &mut usize) -> Option<Drawn> {
         let is_it = |sequence: &Sequence| sequence.serial == share.serial;
-        let behind = self.running[*from..].iter().position(is_it);
-        let sequence = match behind {
-            Some(offset) => {
-                *from += offset + 1;
-                &mut self.running[*from - 1]
+        let (before, behind) = self.running.split_at(*from);
+        let behind = behind.iter().position(is_it).map(|offset| *from + offset);
+        // One that was parked and taken in again since has changed its place.
+        let place = behind.or_else(|| before.iter().position(is_it));
+        let sequence = match place {
+            Some(place) => {
+                *from = place + 1;
+                &mut self.running[place]
             }
             // Parked since.
             None => self.waiting.iter_mut().find(|sequence| is_it(sequence))?,

@@ -10,25 +10,38 @@
 use crate::ids::{Generation, RequestId};
 use serde::{Deserialize, Serialize};
 
+/// Layers whose keys and values of some positions lie in pages of their own are in groups, of which there are so many at most.
+pub const MAX_LAYER_GROUPS: usize = 8;
+
 /// A page, as far as it is sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPage {
     /// Index in its child's KV cache.
     pub page: u32,
-    /// Positions that are sealed, from its first on. All of them but in the last page of a request.
+    /// Positions that are sealed, from its first on. All of them but in the last block of a request.
     pub tokens: u32,
     /// Of these positions' bytes, as the device that wrote them takes it.
     pub checksum: u128,
 }
 
-/// Sealed pages in one child's KV cache that hold the first tokens of a request, in order.
+impl SealedPage {
+    /// In place of a page that its request has given back: the windows of its layers have left it behind.
+    pub const GIVEN_BACK: Self = Self {
+        page: 0,
+        tokens: 0,
+        checksum: 0,
+    };
+}
+
+/// Sealed pages in one child's KV cache that hold the first tokens of a request, in order: of each block of positions one
+/// for each group of layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPages {
     pub child: Generation,
     pub pages: Vec<SealedPage>,
 }
 
-/// More sealed pages of a request, or more of its last one; or none, where it has given up its pages.
+/// More sealed pages of a request, or more of its last ones; or none, where it has given up its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sealing {
     pub request: RequestId,

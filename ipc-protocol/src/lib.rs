@@ -64,7 +64,7 @@ pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use grammar::Grammar;
 pub use ids::{ClientId, Generation, RequestId, TokenId};
-pub use kv::{KvReaders, KvSource, SealedPage, SealedPages, Sealing};
+pub use kv::{KvReaders, KvSource, MAX_LAYER_GROUPS, SealedPage, SealedPages, Sealing};
 pub use logprobs::{DrawnLogprobs, Logprobs, MAX_TOP_LOGPROBS, PromptLogprobs, Scored};
 pub use memory::{MemoryBound, MemoryReport};
 pub use model::{

@@ -4,6 +4,7 @@ pub mod arena_layout;
 pub mod batch;
 pub mod budget;
 pub mod kv;
+pub mod layer_groups;
 pub mod manifest;
 pub mod placement;
 
@@ -48,11 +49,5 @@ impl LoadOptions {
     #[must_use]
     pub fn batch_tokens(&self) -> usize {
         self.max_batch_tokens.max(1) as usize
-    }
-
-    /// Pages of the longest sequence.
-    #[must_use]
-    pub fn sequence_pages(&self) -> u64 {
-        u64::from(self.max_sequence_tokens).div_ceil(kv::PAGE_TOKENS as u64)
     }
 }

@@ -1,21 +1,29 @@
 //! Adoption: pages that another child has computed get into the cache before their request is submitted,
-//! which then finds them there as it would find those of an equal beginning. A page that is not full goes
-//! to its request alone.
+//! which then finds them there as it would find those of an equal beginning. Pages of a block that is not full go
+//! to their request alone.
 
 use super::seals::Contents;
 use super::sequence::Tail;
 use super::{Scheduler, SchedulerError};
-use crate::device::{PageCopy, PageId, PagePart};
-use crate::kv_pages::Prefix;
+use crate::device::{KvGeometry, PageCopy, PageId, PagePart};
+use crate::kv_pages::{Prefix, Reach};
 use worker_orcd_ipc::{SealedPage, Submission, TokenId};
 
 /// Room for pages of another child, to be filled by the device.
 #[derive(Debug)]
 pub struct Adoption {
-    pages: Vec<Adopted>,
-    /// The pages before them, which are here already.
+    /// One behind the other.
+    blocks: Vec<AdoptedBlock>,
+    /// The blocks before them, which are here already.
     prefix: Prefix,
     tokens: Vec<TokenId>,
+}
+
+#[derive(Debug)]
+struct AdoptedBlock {
+    /// By group; `None` where there is nothing to adopt.
+    pages: Vec<Option<Adopted>>,
+    tokens: u32,
 }
 
 #[derive(Debug)]
@@ -28,9 +36,54 @@ struct Adopted {
 impl Adoption {
     /// The pages that are still to be copied.
     pub fn copies(&self) -> impl Iterator<Item = PageCopy> {
-        let missing = self.pages.iter().filter(|page| !page.is_here);
+        let pages = self.blocks.iter().flat_map(|block| &block.pages).flatten();
+        let missing = pages.filter(|page| !page.is_here);
         missing.map(|page| page.copy)
     }
+
+    fn pages_mut(&mut self) -> impl Iterator<Item = &mut Adopted> {
+        let blocks = self.blocks.iter_mut();
+        blocks.flat_map(|block| &mut block.pages).flatten()
+    }
+}
+
+impl AdoptedBlock {
+    /// All pages of these groups are here.
+    fn has(&self, groups: impl Iterator<Item = usize>) -> bool {
+        let mut pages = groups.map(|group| &self.pages[group]);
+        pages.all(|page| page.as_ref().is_some_and(|page| page.is_here))
+    }
+
+    fn places(&self) -> impl Iterator<Item = PageId> {
+        self.pages.iter().flatten().map(|page| page.copy.to)
+    }
+}
+
+/// Positions of a block that another child has sealed: of each page equally many, or nothing where the page was given back.
+fn sealed_tokens(block: &[SealedPage]) -> Option<u32> {
+    let tokens = block.iter().map(|page| page.tokens).max()?;
+    let is_it = |page: &SealedPage| page.tokens == tokens || page.tokens == 0;
+    block.iter().all(is_it).then_some(tokens)
+}
+
+/// The blocks behind a prefix that may be adopted, with the positions of each: full ones, and one behind them.
+fn possible_blocks<'a>(
+    sealed: &'a [SealedPage],
+    prefix: &Prefix,
+    geometry: KvGeometry,
+    tokens: usize,
+) -> Vec<(&'a [SealedPage], u32)> {
+    let page_tokens = geometry.page_tokens;
+    let mut left = tokens - prefix.blocks * page_tokens as usize;
+    let mut has_ended = false;
+    let blocks = sealed.chunks_exact(geometry.groups.count());
+    let blocks = blocks.skip(prefix.blocks).map_while(|block| {
+        let tokens = sealed_tokens(block).filter(|tokens| (1..=page_tokens).contains(tokens))?;
+        left = left.checked_sub(tokens as usize)?;
+        let is_behind = std::mem::replace(&mut has_ended, tokens < page_tokens);
+        (!is_behind).then_some((block, tokens))
+    });
+    blocks.collect()
 }
 
 impl Scheduler {
@@ -73,39 +126,49 @@ impl Scheduler {
             tokens.truncate(order.told as usize);
         }
         let prefix = self.cache.find(&tokens);
-        let mut adopted = Vec::new();
-        let pages = (0..).step_by(page_tokens as usize).zip(sealed);
-        for (start, sealed) in pages.skip(prefix.pages.len()) {
-            let is_possible = (1..=page_tokens).contains(&sealed.tokens)
-                && start + sealed.tokens as usize <= tokens.len();
-            if !is_possible {
-                break;
-            }
-            let ahead = self.cache.find_ahead(PageId(sealed.page), sealed.checksum);
-            let Some(to) = ahead.or_else(|| self.cache.allocate()) else {
-                break;
-            };
-            adopted.push(Adopted {
-                copy: PageCopy {
-                    from: sealed.page,
-                    to,
-                    tokens: sealed.tokens,
-                    checksum: sealed.checksum,
-                },
-                is_here: ahead.is_some(),
+        let geometry = self.cache.geometry();
+        let possible = possible_blocks(sealed, &prefix, geometry, tokens.len());
+        let full = possible.iter().filter(|(_, tokens)| *tokens == page_tokens);
+        let near_from = Reach::of(geometry, prefix.blocks + full.count(), 0).near_from();
+        let mut blocks = Vec::new();
+        let mut is_full = false;
+        for (index, (sealed, tokens)) in (prefix.blocks..).zip(possible) {
+            let is_near = |group| group >= geometry.groups.whole();
+            let wanted = sealed.iter().enumerate().map(|(group, page)| {
+                let is_wanted = index >= near_from || !is_near(group);
+                let adopted = (is_wanted && page.tokens > 0 && !is_full).then(|| self.place(page));
+                is_full |= matches!(adopted, Some(None));
+                adopted.flatten()
             });
-            if sealed.tokens < page_tokens {
+            let pages = wanted.collect();
+            blocks.push(AdoptedBlock { pages, tokens });
+            if is_full {
                 break;
             }
         }
         Adoption {
-            pages: adopted,
+            blocks,
             prefix,
             tokens,
         }
     }
 
-    /// Submits the request, with the pages up to the first one that is not intact: `intact` tells it of each of
+    /// A page for what another child has sealed, with a copy of it or without.
+    fn place(&mut self, sealed: &SealedPage) -> Option<Adopted> {
+        let ahead = self.cache.find_ahead(PageId(sealed.page), sealed.checksum);
+        let to = ahead.or_else(|| self.cache.allocate())?;
+        Some(Adopted {
+            copy: PageCopy {
+                from: sealed.page,
+                to,
+                tokens: sealed.tokens,
+                checksum: sealed.checksum,
+            },
+            is_here: ahead.is_some(),
+        })
+    }
+
+    /// Submits the request, with what can be gone on from of the blocks whose pages are intact: `intact` tells it of each of
     /// the [`copies`](Adoption::copies).
     ///
     /// # Errors
@@ -113,42 +176,68 @@ impl Scheduler {
     pub fn submit_with(
         &mut self,
         submission: Submission,
-        adoption: Adoption,
+        mut adoption: Adoption,
         intact: &mut impl Iterator<Item = bool>,
     ) -> Result<(), SchedulerError> {
-        let page_tokens = self.cache.geometry().page_tokens;
-        let Adoption {
-            pages: mut adopted,
-            prefix: Prefix { mut pages, chain },
-            tokens,
-        } = adoption;
-        for page in adopted.iter_mut().filter(|page| !page.is_here) {
+        let geometry = self.cache.geometry();
+        let page_tokens = geometry.page_tokens as usize;
+        for page in adoption.pages_mut().filter(|page| !page.is_here) {
             page.is_here = intact.next() == Some(true);
             self.changed_pages += u64::from(!page.is_here);
         }
-        let whole = adopted.iter().take_while(|page| page.is_here).count();
-        let refused: Vec<_> = adopted.drain(whole..).map(|page| page.copy.to).collect();
+        let Adoption {
+            mut blocks,
+            prefix,
+            tokens,
+        } = adoption;
+        let (whole, groups) = (geometry.groups.whole(), geometry.groups.count());
+        let mut reach = Reach::of(geometry, prefix.blocks, prefix.near_from);
+        let here = blocks.iter().take_while(|block| block.has(0..whole));
+        let full = here.filter(|block| block.tokens as usize == page_tokens);
+        full.for_each(|block| reach.add(block.has(whole..groups)));
+        let count = reach.blocks() - prefix.blocks;
+        let mut rest = blocks.split_off(count);
+        let is_tail =
+            |block: &AdoptedBlock| (block.tokens as usize) < page_tokens && block.has(0..groups);
+        let tail = match rest.first().is_some_and(is_tail) {
+            true => Some(rest.remove(0)),
+            false => None,
+        };
+        let refused: Vec<_> = rest.iter().flat_map(AdoptedBlock::places).collect();
         self.cache.release(&refused);
-        let (mut end, mut tail) = (chain, None);
-        for Adopted { copy, .. } in adopted {
+        for block in blocks.iter().chain(&tail) {
+            self.learn_seals_of(block);
+        }
+        let mut end = prefix.chain;
+        for (index, block) in (prefix.blocks..).zip(&blocks) {
+            let contents = &tokens[index * page_tokens..][..page_tokens];
+            let here = |page: &Option<Adopted>| page.as_ref().map(|page| page.copy.to);
+            let pages: Vec<_> = block.pages.iter().map(here).collect();
+            end = self.cache.publish(end, contents, &pages);
+        }
+        let tail = tail.map(|block| Tail {
+            pages: block.places().collect(),
+            start: reach.blocks() * page_tokens,
+            tokens: block.tokens as usize,
+        });
+        // Whoever submits it next finds them by its tokens.
+        let mut used: Vec<_> = prefix.pages.into_iter().flatten().collect();
+        used.extend(blocks.iter().flat_map(AdoptedBlock::places));
+        self.cache.release(&used);
+        self.submit_behind(submission, tail)
+    }
+
+    /// The checksums of an adopted block are known.
+    fn learn_seals_of(&mut self, block: &AdoptedBlock) {
+        for copy in block.pages.iter().flatten().map(|page| page.copy) {
             let part = PagePart {
                 page: copy.to,
                 tokens: copy.tokens,
             };
             let epoch = self.cache.epoch(copy.to);
             self.seals.learn(Contents { part, epoch }, copy.checksum);
-            self.adopted_tokens += u64::from(copy.tokens);
-            let start = pages.len() * page_tokens as usize;
-            if copy.tokens < page_tokens {
-                tail = Some(Tail { part, start });
-                break;
-            }
-            let contents = &tokens[start..][..page_tokens as usize];
-            end = self.cache.publish(end, contents, copy.to);
-            pages.push(copy.to);
         }
-        self.cache.release(&pages);
-        self.submit_behind(submission, tail)
+        self.adopted_tokens += u64::from(block.tokens);
     }
 
     /// Gives up the pages that are not full of requests that wait: somebody else needs room. True if there

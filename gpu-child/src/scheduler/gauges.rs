@@ -10,7 +10,7 @@ impl Scheduler {
         Load {
             running: self.running.len() as u32,
             waiting: self.waiting.len() as u32,
-            kv_used_tokens: u64::from(self.cache.used_pages()) * u64::from(geometry.page_tokens),
+            kv_used_tokens: geometry.tokens_in(self.cache.used_pages()),
             prefix_hit_tokens: self.prefix_hit_tokens,
             prompt_tokens: self.prompt_tokens,
             generated_tokens: self.generated_tokens,

@@ -23,9 +23,19 @@ pub(super) enum NoRoom {
 
 impl Scheduler {
     pub(super) fn never_fits(&self, sequence: &Sequence) -> Option<FinishReason> {
-        let pages = u64::from(self.cache.geometry().pages);
-        let wanted = sequence.pages_wanted(&self.cache) as u64;
-        (wanted > pages).then(|| self.out_of_memory(sequence))
+        sequence
+            .outgrows(&self.cache)
+            .then(|| self.out_of_memory(sequence))
+    }
+
+    /// Where pages `are_short`, leaves the prompt alone that runs for longest, if there is one: others would be parked again before
+    /// they get to their end, each because of the next.
+    pub(super) fn keep_the_first(&self, candidates: &mut Vec<Candidate>, are_short: bool) {
+        let first = self.running.first().map(|it| it.serial);
+        let is_first = |it: &Candidate| Some(it.serial) == first;
+        if are_short && candidates.iter().any(is_first) {
+            candidates.retain(is_first);
+        }
     }
 
     /// Removes the waiting requests that may not be admitted now.
@@ -63,11 +73,7 @@ impl Scheduler {
             }
             return Err(NoRoom::Pages);
         }
-        while sequence.lacks_pages(&self.cache)
-            && let Some(page) = self.cache.allocate()
-        {
-            sequence.add_page(page);
-        }
+        sequence.take_pages(&mut self.cache);
         if !std::mem::replace(&mut sequence.was_running, true) {
             let cached_tokens = saved.min(sequence.prompt_len()) as u32;
             self.began.push(Began {
@@ -90,19 +96,26 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives each decoding sequence the page that its next position needs, the one that runs for
-    /// longest first.
-    pub(super) fn make_room_to_decode(&mut self) {
+    /// Gives each running sequence the pages that its next positions need, the one that runs for
+    /// longest first. True if somebody had to be parked for it.
+    pub(super) fn make_room(&mut self) -> bool {
+        self.slide(self.seals.are_told());
+        let before = self.running.len();
         let mut index = 0;
         while index < self.running.len() {
-            let sequence = &self.running[index];
-            if !sequence.lacks_pages(&self.cache) || sequence.will_be_full(&self.limits) {
+            let Self {
+                running,
+                cache,
+                limits,
+                ..
+            } = self;
+            let sequence = &mut running[index];
+            let has_hope = !sequence.outgrows(cache);
+            if sequence.will_be_full(limits) || sequence.take_pages(cache) {
                 index += 1;
-            } else if let Some(page) = self.cache.allocate() {
-                self.running[index].add_page(page);
-            } else if self.give_up_tails() {
-                // The same sequence again, which has a page now.
-            } else if let Some(victim) = self.least_deserving() {
+            } else if has_hope && (self.give_up_tails() || self.slide(false)) {
+                // The same sequence again, for which there may be pages now.
+            } else if has_hope && let Some(victim) = self.least_deserving() {
                 self.park(victim);
                 index -= usize::from(victim < index);
             } else if self.running[index].has_unknown() {
@@ -112,6 +125,17 @@ impl Scheduler {
                 self.end_for_lack_of_memory(index);
             }
         }
+        self.running.len() < before
+    }
+
+    /// Has running sequences give back what they see no more. True if there was anything.
+    fn slide(&mut self, waits_for_seals: bool) -> bool {
+        let Self { running, cache, .. } = self;
+        let before = cache.available_pages();
+        for sequence in running {
+            sequence.slide(cache, waits_for_seals);
+        }
+        cache.available_pages() > before
     }
 
     /// The request before which no other is admitted.
@@ -137,11 +161,16 @@ impl Scheduler {
         free > waiting.into_iter().filter(|it| holds(*it) < own).count()
     }
 
-    /// Pages for the sequence are there. Beside its own, one for each that runs already must be
-    /// left: a sequence admitted into the last page would only be parked again.
+    /// Pages for the sequence are there, or where it is alone for what comes next. Beside its own, a block for each that runs
+    /// already must be left: a sequence admitted into the last page would only be parked again.
     fn has_pages_for(&self, sequence: &Sequence) -> bool {
-        let missing = sequence.pages_wanted(&self.cache) - sequence.page_count();
-        missing + self.running.len() <= self.cache.available_pages() as usize
+        let missing = match self.running.is_empty() {
+            true => sequence.missing_pages(&self.cache),
+            false => sequence.pages_to_come(&self.cache),
+        };
+        let groups = self.cache.geometry().groups.count();
+        let wanted = missing + groups * self.running.len();
+        wanted <= self.cache.available_pages() as usize
     }
 
     /// The newest sequence of the client that holds the most pages, not counting the sequence that
@@ -151,7 +180,7 @@ impl Scheduler {
         let mut clients: BTreeMap<ClientId, (usize, usize)> = BTreeMap::new();
         for (index, sequence) in others {
             let (pages, newest) = clients.entry(sequence.client).or_default();
-            *pages += sequence.page_count();
+            *pages += sequence.page_count(&self.cache);
             *newest = index;
         }
         clients.into_values().max().map(|(_, newest)| newest)
@@ -171,7 +200,7 @@ impl Scheduler {
         self.waiting.insert(at, sequence);
     }
 
-    /// The only running sequence has every page and needs another.
+    /// All pages there are would be too few.
     fn end_for_lack_of_memory(&mut self, index: usize) {
         let mut sequence = self.running.remove(index);
         sequence.give_up_pages(&mut self.cache);
@@ -190,7 +219,7 @@ impl Scheduler {
     fn out_of_memory(&self, sequence: &Sequence) -> FinishReason {
         let geometry = self.cache.geometry();
         FinishReason::OutOfMemory {
-            needed_bytes: sequence.pages_wanted(&self.cache) as u64 * geometry.page_bytes,
+            needed_bytes: sequence.least_pages(&self.cache) as u64 * geometry.page_bytes,
             available_bytes: u64::from(geometry.pages) * geometry.page_bytes,
         }
     }

@@ -20,9 +20,15 @@ pub(super) struct Seals {
     last: Vec<Option<(Contents, Option<u128>)>>,
     /// In the order in which the device was asked.
     asked: VecDeque<Contents>,
+    /// Somebody is told.
+    are_told: bool,
 }
 
 impl Seals {
+    pub(super) fn are_told(&self) -> bool {
+        self.are_told
+    }
+
     fn of(&self, contents: Contents) -> Option<u128> {
         let (last, checksum) = self.last(contents.part.page)?;
         checksum.filter(|_| last == contents)
@@ -80,7 +86,9 @@ impl Scheduler {
             seals,
             ..
         } = self;
+        seals.are_told = true;
         let untold = running.iter().flat_map(|it| it.untold(cache, every));
+        let untold = untold.flatten();
         let unsealed = untold.filter(|contents| seals.ask(*contents));
         unsealed.map(|contents| contents.part).collect()
     }
@@ -110,9 +118,12 @@ impl Scheduler {
     }
 }
 
-/// The next sealed pages of a sequence, up to the first whose checksum is not known yet.
+/// The next sealed pages of a sequence, up to the first block of which not all checksums are known yet.
 fn sealing(sequence: &mut Sequence, cache: &KvPages, seals: &Seals, every: u32) -> Sealing {
-    let sealed = |contents: Contents| {
+    let sealed = |contents: Option<Contents>| {
+        let Some(contents) = contents else {
+            return Some(SealedPage::GIVEN_BACK);
+        };
         let PagePart { page, tokens } = contents.part;
         Some(SealedPage {
             page: page.0,
@@ -120,10 +131,14 @@ fn sealing(sequence: &mut Sequence, cache: &KvPages, seals: &Seals, every: u32) 
             checksum: seals.of(contents)?,
         })
     };
-    let pages: Vec<_> = sequence.untold(cache, every).map_while(sealed).collect();
+    let mut pages: Vec<_> = sequence.untold(cache, every).map_while(sealed).collect();
+    let groups = cache.geometry().groups.count();
+    let blocks = pages.len() / groups;
+    pages.truncate(blocks * groups);
+    let first = groups * sequence.tell(cache, blocks, every);
     Sealing {
         request: sequence.request,
-        first: sequence.tell(cache, &pages),
+        first: first as u32,
         pages,
     }
 }

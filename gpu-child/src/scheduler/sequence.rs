@@ -1,27 +1,30 @@
 //! A request on its way: its tokens, how many of them are in the KV cache, and when it ends.
 
 mod drawing;
+mod paging;
 
 use super::Limits;
 use super::constraint::{Constraint, Wish};
 use super::fair_queue::Candidate;
+use super::page_table::PageTable;
 use super::scoring::Scoring;
-use super::seals::Contents;
 use super::thoughts::Thoughts;
-use crate::device::{PageId, PagePart};
+use crate::device::PageId;
 use crate::kv_pages::{ChainId, KvPages};
 use crate::logprobs::WantedPart;
 use crate::pooling::Pool;
 pub(super) use drawing::MOST_FORCED;
 use worker_orcd_ipc::{
-    ClientId, FinishReason, MAX_LOGIT_BIASES, RequestId, Sampling, SealedPage, Submission, TokenId,
+    ClientId, FinishReason, MAX_LOGIT_BIASES, RequestId, Sampling, Submission, TokenId,
 };
 
-/// A page that is not full and holds positions from `start` on.
-#[derive(Debug, Clone, Copy)]
+/// A block that is not full and holds positions from `start` on.
+#[derive(Debug)]
 pub(super) struct Tail {
-    pub part: PagePart,
+    /// One for each group of layers.
+    pub pages: Vec<PageId>,
     pub start: usize,
+    pub tokens: usize,
 }
 
 #[derive(Debug)]
@@ -50,12 +53,12 @@ pub(super) struct Sequence {
     logit_bias: Vec<(TokenId, f32)>,
     /// Where its embedding is wanted, and no token.
     pub(super) pool: Option<Pool>,
-    /// Positions `0 .. computed` are in `pages`.
+    /// Positions `0 .. computed` are in `table`, as far as they are still seen.
     computed: usize,
-    pages: Vec<PageId>,
+    table: PageTable,
     /// All it had when it was admitted is computed, and since then it is one token at a time.
     decodes: bool,
-    /// Names the first `published` pages.
+    /// Names the first `published` blocks.
     chain: ChainId,
     published: usize,
     /// Positions `0 .. told` are sealed, and the supervisor knows.
@@ -116,7 +119,7 @@ impl Sequence {
             pool: embeds
                 .map(|pooling| Pool::new(pooling, prompt_len).with_head(limits.rank_head.clone())),
             computed: 0,
-            pages: Vec::new(),
+            table: PageTable::default(),
             decodes: false,
             chain: ChainId::ROOT,
             published: 0,
@@ -148,13 +151,14 @@ impl Sequence {
 
     /// Of those, what can be run now. A first token that is drawn waits for its mask, and so does one whose
     /// mask was late; other masks come while the step is computed. Whoever has bounded thoughts waits until it is known
-    /// what may come next.
-    pub(super) fn runnable(&self) -> usize {
+    /// what may come next. And a prompt is run as far as it has pages.
+    pub(super) fn runnable(&self, cache: &KvPages) -> usize {
         let comes_soon = self.decodes && self.constraint.expects_mask();
         let is_decided = |thoughts: &Thoughts| thoughts.is_decided(self.unknown);
         let waits = self.constraint.lacks_mask() && !comes_soon
             || !self.thoughts.as_ref().is_none_or(is_decided);
-        self.pending() - usize::from(waits)
+        let room = self.table.room(cache.geometry()) - self.computed;
+        (self.pending() - usize::from(waits)).min(room)
     }
 
     /// Tokens generated so far.
@@ -167,14 +171,14 @@ impl Sequence {
         self.computed
     }
 
-    pub(super) fn candidate(&self, waits: bool) -> Candidate {
+    pub(super) fn candidate(&self, waits: bool, cache: &KvPages) -> Candidate {
         Candidate {
             client: self.client,
             serial: self.serial,
             // One that waits is given a slot, and asks for its mask then.
             left: match waits {
                 true => self.pending(),
-                false => self.runnable(),
+                false => self.runnable(cache),
             },
             waits,
             scores: self.scores_are_missing(),
@@ -213,7 +217,7 @@ impl Sequence {
 
     /// Something of it can be in the next step.
     pub(super) fn runs(&self, limits: &Limits, cache: &KvPages) -> bool {
-        !self.will_be_full(limits) && !self.lacks_pages(cache) && self.runnable() > 0
+        !self.will_be_full(limits) && !self.lacks_pages(cache) && self.runnable(cache) > 0
     }
 
     /// Why it ends before anything is computed, if it does.
@@ -308,105 +312,6 @@ impl Sequence {
         tokens - self.prompt_len >= self.max_tokens || tokens >= limits.max_sequence_tokens as usize
     }
 
-    /// Pages for every token; among them is the one that the next token will be drawn from.
-    pub(super) fn pages_wanted(&self, cache: &KvPages) -> usize {
-        cache.pages_for(self.tokens.len())
-    }
-
-    pub(super) fn page_count(&self) -> usize {
-        self.pages.len()
-    }
-
-    pub(super) fn lacks_pages(&self, cache: &KvPages) -> bool {
-        self.pages.len() < self.pages_wanted(cache)
-    }
-
-    /// Takes over what others have computed, as far as its rows are not wanted. Gives the number of tokens saved.
-    pub(super) fn adopt_prefix(&mut self, cache: &mut KvPages) -> usize {
-        if self.pool.as_ref().is_some_and(|it| !it.may_reuse_prefix()) {
-            self.give_up_tail(cache);
-            return 0;
-        }
-        let reusable = self.reusable();
-        let prefix = cache.find(&self.tokens[..reusable]);
-        self.published = prefix.pages.len();
-        self.computed = prefix.pages.len() * cache.geometry().page_tokens as usize;
-        self.pages = prefix.pages;
-        self.chain = prefix.chain;
-        if let Some(Tail { part, start }) = self.tail.take() {
-            let end = start + part.tokens as usize;
-            if start == self.computed && end <= reusable {
-                self.pages.push(part.page);
-                self.computed = end;
-            } else {
-                cache.release(&[part.page]);
-            }
-        }
-        self.computed
-    }
-
-    pub(super) fn give_up_tail(&mut self, cache: &mut KvPages) {
-        if let Some(tail) = self.tail.take() {
-            cache.release(&[tail.part.page]);
-        }
-    }
-
-    pub(super) fn add_page(&mut self, page: PageId) {
-        self.pages.push(page);
-    }
-
-    /// Forgets what was computed; the tokens stay.
-    pub(super) fn give_up_pages(&mut self, cache: &mut KvPages) {
-        self.give_up_tail(cache);
-        cache.release(&self.pages);
-        self.pages.clear();
-        self.computed = 0;
-        if let Some(pool) = &mut self.pool {
-            pool.restart();
-        }
-        self.decodes = false;
-        self.is_open = false;
-        self.published = 0;
-        self.is_told_too_much |= self.told > 0;
-        self.told = 0;
-        self.chain = ChainId::ROOT;
-    }
-
-    /// What is computed and was not told yet, `every` so many positions, from the first page on that it
-    /// was not told all of.
-    pub(super) fn untold(&self, cache: &KvPages, every: u32) -> impl Iterator<Item = Contents> {
-        let page_tokens = cache.geometry().page_tokens as usize;
-        let known = self.settled();
-        let sealable = known - known % every as usize;
-        let first = self.told / page_tokens;
-        let is_news = sealable > self.told;
-        let pages = self.pages[first..].iter().filter(move |_| is_news);
-        let starts = (first * page_tokens..sealable).step_by(page_tokens);
-        pages.zip(starts).map(move |(&page, start)| {
-            let tokens = page_tokens.min(sealable - start) as u32;
-            Contents {
-                part: PagePart { page, tokens },
-                epoch: cache.epoch(page),
-            }
-        })
-    }
-
-    /// True once where the supervisor is to forget the pages that it was told of.
-    pub(super) fn take_told_too_much(&mut self) -> bool {
-        std::mem::take(&mut self.is_told_too_much)
-    }
-
-    /// The supervisor is told of these, of which [`untold`](Self::untold) was the first. Gives that page's
-    /// place among its pages.
-    pub(super) fn tell(&mut self, cache: &KvPages, pages: &[SealedPage]) -> u32 {
-        let page_tokens = cache.geometry().page_tokens as usize;
-        let first = self.told / page_tokens;
-        if let Some(last) = pages.last() {
-            self.told = (first + pages.len() - 1) * page_tokens + last.tokens as usize;
-        }
-        first as u32
-    }
-
     /// The mask behind that token, where another token is to follow.
     pub(super) fn next_wish(&self, token: TokenId, limits: &Limits) -> Option<Wish> {
         match self.ending(limits) {
@@ -419,18 +324,5 @@ impl Sequence {
     fn settled(&self) -> usize {
         let again = usize::from(self.is_open);
         (self.computed - again).min(self.known().len())
-    }
-
-    /// Offers to others the pages whose tokens are known. What a step under way still writes there
-    /// is there before any later step reads.
-    pub(super) fn publish(&mut self, cache: &mut KvPages) {
-        let page_tokens = cache.geometry().page_tokens as usize;
-        let full = self.settled() / page_tokens;
-        while self.published < full {
-            let start = self.published * page_tokens;
-            let page_content = &self.tokens[start..start + page_tokens];
-            self.chain = cache.publish(self.chain, page_content, self.pages[self.published]);
-            self.published += 1;
-        }
     }
 }

@@ -1,18 +1,19 @@
-//! Tests with a device that knows nothing but what is in its pages: it writes the tokens it is
-//! given there, reads the whole history back through the page table, and draws the next token from
-//! that. A page that is shared wrongly, written twice or freed too early changes the answer.
+//! Tests with a device that knows nothing but what is in its pages ([`paged_device`]).
 
 mod adoption;
 mod biases;
 mod constraint;
 mod embeddings;
 mod fairness;
+mod paged_device;
 mod scoring;
 mod thoughts;
+mod windows;
 
 use super::*;
-use crate::device::{KvGeometry, PageId, SampleWork, TO_BE_DRAWN};
+use crate::device::{KvGeometry, KvGroups, PageId, SampleWork, TO_BE_DRAWN};
 use constraint::Play;
+use paged_device::PagedDevice;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashSet};
 use worker_orcd_ipc::{ClientId, Grammar, Logprobs, Sampling};
@@ -20,84 +21,6 @@ use worker_orcd_ipc::{ClientId, Grammar, Logprobs, Sampling};
 const VOCAB: u32 = 50;
 const EOG: TokenId = TokenId(7);
 const PAGE_TOKENS: u32 = 4;
-
-struct PagedDevice {
-    pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
-    /// Rows of the step begun last that may draw: their requests, pages and ends.
-    open: Vec<(RequestId, Vec<PageId>, u32)>,
-    /// Draws of the step before, by request.
-    drawn: BTreeMap<RequestId, TokenId>,
-}
-
-impl PagedDevice {
-    fn new(pages: u32) -> Self {
-        Self {
-            pages: vec![[None; PAGE_TOKENS as usize]; pages as usize],
-            open: Vec::new(),
-            drawn: BTreeMap::new(),
-        }
-    }
-
-    fn slot(&mut self, pages: &[PageId], position: u32) -> &mut Option<TokenId> {
-        let page = pages[(position / PAGE_TOKENS) as usize];
-        &mut self.pages[page.0 as usize][(position % PAGE_TOKENS) as usize]
-    }
-
-    fn begin(&mut self, work: &[SequenceWork<'_>]) {
-        for sequence in work {
-            assert!(!sequence.tokens.is_empty());
-            for (position, token) in (sequence.first_position..).zip(sequence.tokens) {
-                let token = match *token {
-                    TO_BE_DRAWN => self.drawn[&sequence.request],
-                    known => known,
-                };
-                *self.slot(sequence.pages, position) = Some(token);
-            }
-        }
-        let drawing = work.iter().filter(|sequence| sequence.sample.is_some());
-        self.open = drawing
-            .map(|it| {
-                let end = it.first_position + it.tokens.len() as u32;
-                (it.request, it.pages.to_vec(), end)
-            })
-            .collect();
-    }
-
-    fn draw(&mut self, draws: &[Option<SampleWork<'_>>]) -> Vec<Drawn> {
-        assert_eq!(draws.len(), self.open.len());
-        let open = std::mem::take(&mut self.open);
-        let rows = open.into_iter().zip(draws);
-        let drawn: Vec<Drawn> = rows
-            .filter_map(|((request, pages, end), sample)| {
-                let sample = sample.as_ref()?;
-                Some(sample.drawn(request, self.draw_one(&pages, end, sample)))
-            })
-            .collect();
-        self.drawn = drawn.iter().map(|row| (row.request, row.token)).collect();
-        drawn
-    }
-
-    fn draw_one(&mut self, pages: &[PageId], end: u32, sample: &SampleWork<'_>) -> TokenId {
-        let mut hash = sample.sampling.seed;
-        for position in 0..end {
-            let token = self
-                .slot(pages, position)
-                .expect("the position was computed");
-            hash = (hash ^ u64::from(token.0))
-                .wrapping_mul(0x0100_0000_01b3)
-                .rotate_left(17);
-        }
-        let history = sample.prompt.iter().chain(sample.generated);
-        assert_eq!(history.count(), end as usize);
-        let is_allowed = |token: &u32| match sample.allowed {
-            Some(words) => words[*token as usize / 32] & 1 << (token % 32) != 0,
-            None => true,
-        };
-        let first = (hash % u64::from(VOCAB)) as u32;
-        let token = (first..VOCAB).chain(0..first).find(is_allowed);
-        TokenId(token.expect("something is allowed"))
-    }
-}
 
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Outcome {
@@ -137,14 +60,19 @@ fn limits() -> Limits {
 
 impl Bench {
     fn new(limits: Limits, pages: u32, shares_prefixes: bool) -> Self {
+        Self::with_groups(limits, pages, shares_prefixes, KvGroups::ONE)
+    }
+
+    fn with_groups(limits: Limits, pages: u32, shares_prefixes: bool, groups: KvGroups) -> Self {
         let geometry = KvGeometry {
             page_tokens: PAGE_TOKENS,
             pages,
             page_bytes: 100,
+            groups,
         };
         Self {
             scheduler: Scheduler::new(limits, KvPages::new(geometry, shares_prefixes)),
-            device: PagedDevice::new(pages),
+            device: PagedDevice::new(geometry),
             outcomes: BTreeMap::new(),
             step: 0,
             is_ahead: false,
@@ -290,7 +218,11 @@ fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
 }
 
 fn alone(submission: &Submission, pages: u32) -> Outcome {
-    let mut bench = Bench::new(limits(), pages, false);
+    alone_with_groups(submission, pages, KvGroups::ONE)
+}
+
+fn alone_with_groups(submission: &Submission, pages: u32, groups: KvGroups) -> Outcome {
+    let mut bench = Bench::with_groups(limits(), pages, false, groups);
     bench.submit(submission.clone());
     bench.run();
     bench.outcomes.remove(&submission.request).unwrap()
@@ -553,6 +485,7 @@ proptest! {
 
     #[test]
     fn every_request_gets_what_it_would_get_alone(
+        groups in windows::groups(),
         acts in prop::collection::vec(act(), 1..60),
         pages in 8_u32..24,
         max_running in 1_u32..6,
@@ -561,7 +494,9 @@ proptest! {
         lag in 0_usize..4,
         forces in any::<bool>(),
     ) {
-        let mut bench = Bench::new(Limits { max_running, ..limits() }, pages, shares_prefixes);
+        let pages = pages * groups.count() as u32;
+        let limits = Limits { max_running, ..limits() };
+        let mut bench = Bench::with_groups(limits, pages, shares_prefixes, groups);
         bench.play.lag = lag;
         bench.play.forces = forces;
         if is_ahead {
@@ -588,7 +523,7 @@ proptest! {
         prop_assert_eq!(bench.outcomes.len(), submitted.len());
         for submission in &submitted {
             let outcome = &bench.outcomes[&submission.request];
-            let expected = alone(submission, pages);
+            let expected = alone_with_groups(submission, pages, groups);
             prop_assert_eq!(outcome.reasons.len(), 1);
             if outcome.reasons == [FinishReason::Cancelled] {
                 prop_assert!(expected.tokens.starts_with(&outcome.tokens));

@@ -176,7 +176,7 @@ impl<'a> StepLoop<'a> {
             memory,
             max_running,
             max_sequence_tokens,
-            kv_capacity_tokens: u64::from(geometry.pages) * u64::from(geometry.page_tokens),
+            kv_capacity_tokens: geometry.tokens_in(geometry.pages),
             copies_ahead: executor.kv_custody().is_some_and(|kv| kv.copies_ahead()),
         };
         let steps = Self {

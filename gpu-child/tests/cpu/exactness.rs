@@ -105,6 +105,22 @@ fn pages_of_another_request_serve_an_equal_prefix() {
 }
 
 #[test]
+fn pages_behind_windows_do_not_change_a_bit() {
+    let models = [
+        config(Some(40)),
+        config_with_windows(40),
+        config_of_gpt_oss(),
+    ];
+    let models = models.map(|config| Model::random(config, MIXED_SMALL));
+    for model in models.into_iter().chain([Model::like_gemma(MIXED)]) {
+        for chunk in [1, 10, 64] {
+            let executor = &mut model.load(2);
+            laws::pages_behind_windows_do_not_change_a_bit(executor, &model.config, chunk);
+        }
+    }
+}
+
+#[test]
 fn the_portable_path_keeps_the_law_and_agrees_with_the_fast_one() {
     let model = Model::random(config(None), [TensorType::Q8_0; 9]);
     let tokens = tokens(70, 6);

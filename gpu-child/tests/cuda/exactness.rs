@@ -247,6 +247,23 @@ const MIXED_WIDE: Types = [
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+fn pages_behind_windows_do_not_change_a_bit() {
+    let windowed = windowed(40);
+    let models = [config(Some(40)), config_with_windows(40), windowed];
+    let models = models.map(|config| Model::random(config, [TensorType::F16; 9]));
+    for model in models
+        .into_iter()
+        .chain([Model::like_gemma(MIXED), large_heads_like_gemma()])
+    {
+        for chunk in [1, 10, 64] {
+            let executor = &mut load(&model);
+            laws::pages_behind_windows_do_not_change_a_bit(executor, &model.config, chunk);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn pages_of_another_request_serve_an_equal_prefix() {
     let model = Model::random(config(None), MIXED);
     laws::pages_of_another_request_serve_an_equal_prefix(&mut load(&model), &model.config);

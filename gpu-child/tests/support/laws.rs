@@ -1,7 +1,7 @@
 //! The law of the device boundary, as stories that any device has to pass: nothing but its own
 //! tokens and positions changes a bit of what a sequence gets.
 
-use super::{Seen, Share, Watch, alone, pages, step, tokens};
+use super::{Seen, Share, Watch, alone, page_table, pages, step, step_with_tables, tokens};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::{Fault, RequestId, TokenId};
@@ -152,6 +152,46 @@ pub fn pages_of_another_request_serve_an_equal_prefix(
     };
     step(executor, &[share], &mut watch).expect("the second request");
     assert_same(&expected, &watch.seen[1], "behind shared pages");
+}
+
+/// Pages that no window of a sequence sees any more are another sequence's, which writes them.
+pub fn pages_behind_windows_do_not_change_a_bit(
+    executor: &mut impl Executor,
+    config: &ModelConfig,
+    chunk: usize,
+) {
+    let (tokens, others) = (tokens(150, 6), tokens(150, 7));
+    let expected = alone(executor, config, &tokens, 1);
+    let geometry = executor.kv_geometry();
+    let (whole, groups) = (geometry.groups.whole(), geometry.groups.count());
+    let (own, other) = (pages(0, 5), pages(8, 5));
+    let other_table = page_table(&other, groups as u32);
+    let mut watch = Watch::new(2, config);
+    let mut given_back = 0;
+    for first in (0..tokens.len()).step_by(chunk) {
+        let end = tokens.len().min(first + chunk);
+        let share = |request, tokens, pages| Share {
+            request,
+            tokens,
+            first,
+            pages,
+        };
+        let mut table = page_table(&own, groups as u32);
+        given_back = geometry.near_from(first);
+        for block in 0..given_back {
+            let places = block * groups + whole..(block + 1) * groups;
+            let last = other_table.len() - groups;
+            table[places.clone()].copy_from_slice(&other_table[last + whole..]);
+        }
+        let shares = [
+            share(0, &tokens[first..end], &own),
+            share(1, &others[first..end], &other),
+        ];
+        let tables = [table, other_table.clone()];
+        step_with_tables(executor, &shares, &tables, &mut watch).expect("a step");
+    }
+    assert!(given_back > 1, "windows have left nothing behind");
+    assert_same(&expected, &watch.seen[0], &format!("chunks of {chunk}"));
 }
 
 /// In a model whose embedding of token 50 holds a NaN.

@@ -433,6 +433,7 @@ pub struct Share<'a> {
     pub request: usize,
     pub tokens: &'a [TokenId],
     pub first: usize,
+    /// Of its blocks: a number for each, behind which are the pages of all groups of layers.
     pub pages: &'a [PageId],
 }
 
@@ -461,14 +462,36 @@ pub fn step(
     shares: &[Share<'_>],
     watch: &mut Watch,
 ) -> Result<Vec<Drawn>, Fault> {
+    let groups = executor.kv_geometry().groups.count() as u32;
+    let tables = shares.iter().map(|share| page_table(share.pages, groups));
+    let tables: Vec<_> = tables.collect();
+    step_with_tables(executor, shares, &tables, watch)
+}
+
+/// The pages of blocks.
+pub fn page_table(blocks: &[PageId], groups: u32) -> Vec<PageId> {
+    let pages = blocks
+        .iter()
+        .map(|block| block.0 * groups..(block.0 + 1) * groups);
+    pages.flatten().map(PageId).collect()
+}
+
+/// One step, in which shares have these page tables in place of their own.
+pub fn step_with_tables(
+    executor: &mut impl Executor,
+    shares: &[Share<'_>],
+    tables: &[Vec<PageId>],
+    watch: &mut Watch,
+) -> Result<Vec<Drawn>, Fault> {
     let sampling = SampleWork::new(Sampling::default(), &[], &[]);
     let sequences: Vec<SequenceWork<'_>> = shares
         .iter()
-        .map(|share| SequenceWork {
+        .zip(tables)
+        .map(|(share, pages)| SequenceWork {
             request: RequestId(share.request as u64),
             tokens: share.tokens,
             first_position: share.first as u32,
-            pages: share.pages,
+            pages,
             sample: Some(sampling),
         })
         .collect();

@@ -120,7 +120,8 @@ impl Bare {
             &options,
             &mut |_, _| {},
         )?;
-        let pages_each = CONTEXT.div_ceil(executor.kv_geometry().page_tokens);
+        let geometry = executor.kv_geometry();
+        let pages_each = geometry.table_entries(CONTEXT as usize) as u32;
         Ok(Self {
             executor,
             pages_each,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 use worker_orcd_gpu::custody::Custody;
-use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, SampleWork, Tap};
+use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, KvGroups, SampleWork, Tap};
 use worker_orcd_gpu::serve::{Loaded, Progress};
 use worker_orcd_ipc::{
     DeviceFacts, Drawn, Fault, LoadOrder, MemoryReport, RequestId, SamplingAdvice, TokenId,
@@ -33,6 +33,7 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
             page_tokens: PAGE_TOKENS,
             pages: MAX_SEQUENCE_TOKENS / PAGE_TOKENS * (order.max_running + 1),
             page_bytes: u64::from(PAGE_TOKENS),
+            groups: KvGroups::ONE,
         },
         max_batch_tokens: order.prefill_chunk_tokens + order.max_running,
         step_takes: Duration::from_micros(step_micros.unwrap_or(0)),

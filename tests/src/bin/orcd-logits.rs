@@ -17,7 +17,8 @@ use std::path::PathBuf;
 use worker_orcd_gpu::device::cpu::{self, CpuExecutor};
 use worker_orcd_gpu::device::cuda::{self, CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{
-    Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
+    Batch, Checkpoint, Executor, KvGeometry, LoadOptions, PageId, SampleWork, SequenceWork, Source,
+    Tap,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{DeviceSelector, KvReaders, RequestId, Sampling, TokenId};
@@ -78,7 +79,7 @@ fn main() -> Result<()> {
         let mut seen = Seen {
             rows: group.iter().map(|_| Rows::of(options.output)).collect(),
         };
-        let mut histories = histories(group, &options, executor.kv_geometry().page_tokens)?;
+        let mut histories = histories(group, &options, executor.kv_geometry())?;
         run(&mut *executor, &mut histories, &options, &mut seen)?;
         for rows in seen.rows {
             rows.write(&mut out)?;
@@ -101,9 +102,15 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
     let header = file.header()?;
     let config = ModelConfig::from_gguf(&header, Some(options.context))?;
     let weights = ModelWeights::from_gguf(&header, &config)?;
-    // Both halves of every layer's page, in two bytes a value, for every history of a batch.
+    // Both halves of every layer's page, in two bytes a value, for every history of a batch. Where layers are in groups, some
+    // pages are not full.
     let row = config.n_kv_heads * config.head_dim;
-    let token_bytes = 2 * config.n_layers * row * size_of::<u16>();
+    let groups = if config.positions.window.is_some() {
+        2
+    } else {
+        1
+    };
+    let token_bytes = groups * 2 * config.n_layers * row * size_of::<u16>();
     let page_slack = 64;
     let tokens = options.batch * (options.context as usize + page_slack);
     let load = LoadOptions {
@@ -154,8 +161,8 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
 }
 
 /// Every history gets pages of its own; a group begins with an empty cache.
-fn histories(group: &[Request], options: &Options, page_tokens: u32) -> Result<Vec<History>> {
-    let pages_each = options.context.div_ceil(page_tokens);
+fn histories(group: &[Request], options: &Options, geometry: KvGeometry) -> Result<Vec<History>> {
+    let pages_each = geometry.table_entries(options.context as usize) as u32;
     let history = |(request, index): (&Request, u32)| {
         let length = request.tokens.len();
         ensure!(

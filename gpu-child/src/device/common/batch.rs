@@ -4,16 +4,19 @@ use super::kv::PAGE_TOKENS;
 use crate::device::{Checkpoint, SequenceWork, Tap};
 use worker_orcd_ipc::{RequestId, TokenId};
 
-/// Pages that hold all of a sequence's positions.
+/// Blocks that hold all of a sequence's positions, with a page for each of `groups` groups of layers.
 ///
 /// # Panics
 /// When there are no tokens, or the page table is too short.
 #[must_use]
-pub fn pages_of(work: &SequenceWork<'_>) -> usize {
-    let pages = (work.first_position as usize + work.tokens.len()).div_ceil(PAGE_TOKENS);
+pub fn blocks_of(work: &SequenceWork<'_>, groups: usize) -> usize {
+    let blocks = (work.first_position as usize + work.tokens.len()).div_ceil(PAGE_TOKENS);
     assert!(!work.tokens.is_empty(), "a sequence without tokens");
-    assert!(work.pages.len() >= pages, "a page table too short");
-    pages
+    assert!(
+        work.pages.len() >= blocks * groups,
+        "a page table too short"
+    );
+    blocks
 }
 
 /// # Panics

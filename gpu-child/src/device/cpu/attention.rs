@@ -3,6 +3,7 @@
 use super::kv::KvCache;
 use super::plan::{Item, Plan, Walk};
 use super::pool::{Disjoint, Pool};
+use crate::device::common::layer_groups::Place;
 use crate::model::ModelConfig;
 use std::ops::Range;
 use worker_orcd_kernels::cpu::attention::MAX_ROWS;
@@ -76,7 +77,8 @@ pub struct Attention<'a> {
     /// `[n_heads]`, where the layer has them.
     pub sinks: Option<&'a [f32]>,
     pub kv: &'a KvCache,
-    pub layer: usize,
+    /// Of the layer in the cache.
+    pub place: Place,
     /// `[tokens, qkv_width]`, queries first, rotated and scaled.
     pub qkv: &'a [f32],
 }
@@ -225,11 +227,11 @@ impl Attention<'_> {
     ) -> impl Iterator<Item = KvTile<'_>> {
         let sequence = self.plan.rows[item.rows.start].sequence;
         let first = span * (SPAN_TOKENS / TILE_TOKENS);
-        let pages = &self.plan.sequences[sequence].pages[first..][tiles];
-        let kv_head = item.kv_head;
-        pages
-            .iter()
-            .map(move |&page| self.kv.tile(page, self.layer, kv_head))
+        let Place { group, index } = self.place;
+        tiles.map(move |tile| {
+            let page = self.plan.page(sequence, first + tile, group);
+            self.kv.tile(page, index, item.kv_head)
+        })
     }
 
     fn finish(&self, item: &Item, partials: &[Partial], accs: &mut [f32], out: &Disjoint<'_, f32>) {

@@ -13,6 +13,7 @@ use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
 use super::{CpuExecutor, OpenStep};
 use super::{experts, head, plan::Row};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
+use crate::device::common::layer_groups::Place;
 use crate::device::{Batch, Checkpoint, SampleWork, Tap};
 use crate::model::{FeedForward, ModelConfig};
 use std::convert::Infallible;
@@ -48,7 +49,14 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
         config,
         weights,
     };
-    let plan = Plan::new(batch, config, device.pool.threads(), &scratch.partials);
+    let groups = kv.geometry().groups.count();
+    let plan = Plan::new(
+        batch,
+        config,
+        groups,
+        device.pool.threads(),
+        &scratch.partials,
+    );
     assert!(
         plan.rows.len() <= scratch.max_tokens(),
         "a batch larger than announced"
@@ -182,7 +190,7 @@ impl Forward<'_> {
             walk: plan.walk(config.positions.window_of(index)),
             sinks: layer.sinks.as_ref().map(|it| self.weights.vector(it)),
             kv,
-            layer: index,
+            place: kv.place_of(index),
             qkv,
         };
         attention.run(&self.device.pool, partials, attn);
@@ -312,15 +320,15 @@ impl Forward<'_> {
     ) {
         let (config, isa) = (self.config, self.device.isa);
         let (rope, ropes) = (&config.rope, config.ropes().count());
-        let place = config.rope_of(index);
+        let rotation = config.rope_of(index);
         let turn = |head: &mut [f32], norm: Option<&[f32]>, token: usize| {
             if let Some(norm) = norm {
                 let plain = head.to_vec();
                 rmsnorm(isa, &plain, norm, config.norm_eps, head);
             }
-            if let Some(place) = place {
+            if let Some(rotation) = rotation {
                 // The same pairs in all rotations.
-                apply_rope(head, rope, &angles[token * ropes + place]);
+                apply_rope(head, rope, &angles[token * ropes + rotation]);
             }
         };
         let [q_norm, k_norm] = [&layer.q_norm, &layer.k_norm]
@@ -328,6 +336,7 @@ impl Forward<'_> {
         let head_dim = config.head_dim;
         let width = qkv.len() / plan.rows.len();
         let scale = config.attention_scale as f32;
+        let Place { group, index } = kv.place_of(index);
         let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
         self.device.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
             let row: &Row = &plan.rows[t];
@@ -343,7 +352,7 @@ impl Forward<'_> {
             for k in keys.chunks_exact_mut(head_dim) {
                 turn(k, k_norm, t);
             }
-            let (page, slot) = plan.place(row);
+            let (page, slot) = plan.place(row, group);
             let mut halves = [vec![0; head_dim], vec![0; head_dim]];
             let heads = keys
                 .chunks_exact(head_dim)

@@ -1,11 +1,12 @@
-//! The paged KV cache: an arena of pages, in which a layer's keys are `[kv_head][head_dim][32]` and
+//! The paged KV cache: an arena of pages, in which the keys of a layer of theirs are `[kv_head][head_dim][32]` and
 //! its values `[kv_head][32][head_dim]`.
 //!
 //! Which page belongs to whom is the scheduler's business; this file only finds the bytes.
 
 use super::memory::Arena;
 use super::pool::Disjoint;
-use crate::device::common::kv::{KvShape, PAGE_TOKENS};
+use crate::device::common::kv::{KvLayout, KvShape, PAGE_TOKENS};
+use crate::device::common::layer_groups::Place;
 use crate::device::{KvGeometry, PageId};
 use std::ops::Range;
 use worker_orcd_ipc::Fault;
@@ -13,7 +14,7 @@ use worker_orcd_kernels::cpu::{KvTile, TILE_TOKENS};
 
 const _: () = assert!(TILE_TOKENS == PAGE_TOKENS);
 
-/// First element of a head's keys in a page, and of its values.
+/// First element of a head's keys in a page, and of its values. `layer` is its index among those of the page.
 fn place(shape: &KvShape, page: PageId, layer: usize, head: usize) -> (usize, usize) {
     let layer_start = page.0 as usize * shape.page() + 2 * layer * shape.half_layer();
     let keys = layer_start + head * shape.head();
@@ -23,7 +24,7 @@ fn place(shape: &KvShape, page: PageId, layer: usize, head: usize) -> (usize, us
 /// Elements of a page that some positions of all heads are in.
 pub fn spans(shape: KvShape, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let (from, to, dim) = (slots.start, slots.end, shape.head_dim);
-    (0..shape.n_layers).flat_map(move |layer| {
+    (0..shape.layers).flat_map(move |layer| {
         let keys = 2 * layer * shape.half_layer();
         let values = keys + shape.half_layer();
         let rows = (keys..values).step_by(TILE_TOKENS);
@@ -36,29 +37,29 @@ pub fn spans(shape: KvShape, slots: Range<usize>) -> impl Iterator<Item = Range<
 #[derive(Debug)]
 pub struct KvCache {
     arena: Arena,
-    shape: KvShape,
+    layout: KvLayout,
     pages: u32,
 }
 
 impl KvCache {
     /// # Errors
     /// When the arena cannot be had.
-    pub fn new(shape: KvShape, pages: u32, shares: bool) -> Result<Self, Fault> {
-        let bytes = u64::from(pages) * shape.page_bytes();
+    pub fn new(layout: KvLayout, pages: u32, shares: bool) -> Result<Self, Fault> {
+        let bytes = u64::from(pages) * layout.shape.page_bytes();
         let arena = match shares {
             true => Arena::shareable(bytes)?,
             false => Arena::new(bytes)?,
         };
         Ok(Self {
             arena,
-            shape,
+            layout,
             pages,
         })
     }
 
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        u64::from(self.pages) * self.shape.page_bytes()
+        u64::from(self.pages) * self.layout.shape.page_bytes()
     }
 
     #[must_use]
@@ -72,28 +73,35 @@ impl KvCache {
 
     #[must_use]
     pub fn shape(&self) -> KvShape {
-        self.shape
+        self.layout.shape
+    }
+
+    /// Group and place of a layer.
+    #[must_use]
+    pub fn place_of(&self, layer: usize) -> Place {
+        self.layout.groups.place(layer)
     }
 
     #[must_use]
     pub fn geometry(&self) -> KvGeometry {
-        self.shape.geometry(self.pages)
+        self.layout.geometry(self.pages)
     }
 
-    /// Keys and values of one head over one page.
+    /// Keys and values of one head over one page. `layer` is an index among those of the page.
     #[must_use]
     pub fn tile(&self, page: PageId, layer: usize, head: usize) -> KvTile<'_> {
-        let (k, v) = place(&self.shape, page, layer, head);
+        let shape = &self.layout.shape;
+        let (k, v) = place(shape, page, layer, head);
         let halves = self.arena.halves();
         KvTile {
-            k: &halves[k..][..self.shape.head()],
-            v: &halves[v..][..self.shape.head()],
+            k: &halves[k..][..shape.head()],
+            v: &halves[v..][..shape.head()],
         }
     }
 
     pub fn writer(&mut self) -> KvWriter<'_> {
         KvWriter {
-            shape: self.shape,
+            shape: self.layout.shape,
             halves: Disjoint::new(self.arena.halves_mut()),
         }
     }
@@ -107,7 +115,7 @@ pub struct KvWriter<'a> {
 }
 
 impl KvWriter<'_> {
-    /// Writes one position of one head.
+    /// Writes one position of one head. `layer` is an index among those of the page.
     ///
     /// # Safety
     /// No two calls for one position of a page, layer and head run at the same time.
@@ -138,15 +146,22 @@ impl KvWriter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::common::layer_groups::LayerGroups;
+    use crate::model::Positions;
+
+    fn cache(shape: KvShape, pages: u32) -> KvCache {
+        let groups = LayerGroups::of(shape.layers, &Positions::default(), 1);
+        KvCache::new(KvLayout { shape, groups }, pages, false).expect("arena")
+    }
 
     #[test]
     fn spans_of_positions_are_what_is_written_for_them() {
         let shape = KvShape {
-            n_layers: 2,
+            layers: 2,
             n_kv_heads: 3,
             head_dim: 5,
         };
-        let mut kv = KvCache::new(shape, 1, false).expect("arena");
+        let mut kv = cache(shape, 1);
         let writer = kv.writer();
         for (layer, head) in (0..2).flat_map(|layer| (0..3).map(move |head| (layer, head))) {
             for slot in 0..TILE_TOKENS {
@@ -172,11 +187,11 @@ mod tests {
     #[test]
     fn tiles_fill_the_page_and_do_not_overlap() {
         let shape = KvShape {
-            n_layers: 2,
+            layers: 2,
             n_kv_heads: 3,
             head_dim: 5,
         };
-        let mut kv = KvCache::new(shape, 2, false).expect("arena");
+        let mut kv = cache(shape, 2);
         let writer = kv.writer();
         let mut next = 0;
         for page in [PageId(0), PageId(1)] {

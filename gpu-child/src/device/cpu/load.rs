@@ -12,7 +12,7 @@ use super::scratch::Scratch;
 use super::sealed::{Draft, Sealed};
 use super::weights::{CpuWeights, Matrix, Vector};
 use crate::device::common::budget::Budget;
-use crate::device::common::kv::KvShape;
+use crate::device::common::kv::KvLayout;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, LoadOptions, Source};
@@ -38,16 +38,16 @@ pub fn load(
     let tensors = source.weights.try_map(&mut placement)?;
     let max_tokens = options.batch_tokens();
     let scratch_bytes = Scratch::bytes_for(config, max_tokens);
-    let shape = KvShape::of(config);
+    let layout = KvLayout::of(config, options);
     let in_place = source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
     let fixed = placement.layout.bytes() + scratch_bytes;
-    let pages = kv_pages(shape, options, fixed, in_place)?;
+    let pages = kv_pages(&layout, options, fixed, in_place)?;
 
     let (arena, manifest) = match source.kept {
         Some(kept) => placement.attach(kept, &device.pool, progress)?,
         None => placement.fill(&device.pool, progress)?,
     };
-    let kv = KvCache::new(shape, pages, options.kv_readers.is_shared())?;
+    let kv = KvCache::new(layout, pages, options.kv_readers.is_shared())?;
     let sequence_tokens = options.max_sequence_tokens as usize;
     let partials = Partials::new(config, device.pool.threads(), sequence_tokens);
     Ok(CpuExecutor {
@@ -85,7 +85,7 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
 
 /// `in_place` of the `fixed` bytes are taken already.
 fn kv_pages(
-    shape: KvShape,
+    layout: &KvLayout,
     options: &LoadOptions,
     fixed: u64,
     in_place: u64,
@@ -98,11 +98,11 @@ fn kv_pages(
         }),
         reserve: 0,
         fixed,
-        page_bytes: shape.page_bytes(),
+        page_bytes: layout.shape.page_bytes(),
         // Pages take memory when they are first written, or made ready while as much again is free.
         kv_caches: 1,
     };
-    let unordered = |budget: &Budget| budget.by_sequences(options.sequence_pages());
+    let unordered = |budget: &Budget| budget.by_sequences(layout.sequence_pages(options));
     budget.pages(options, "cpu", unordered)
 }
 
@@ -303,16 +303,21 @@ impl<'a> Meter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::common::kv::KvShape;
+    use crate::device::common::layer_groups::LayerGroups;
+    use crate::model::Positions;
     use worker_orcd_ipc::{KvReaders, Role};
 
     #[test]
     fn memory_that_another_process_gives_back_counts_as_free() {
         let total = memory::room().expect("the machine says").total;
         let shape = KvShape {
-            n_layers: 30,
+            layers: 30,
             n_kv_heads: 3,
             head_dim: 64,
         };
+        let groups = LayerGroups::of(shape.layers, &Positions::default(), 1);
+        let layout = KvLayout { shape, groups };
         let pages = |lent| {
             let options = LoadOptions {
                 kv_cache_bytes: Some(2 * total),
@@ -323,7 +328,7 @@ mod tests {
                 lent,
                 model: "none".to_owned(),
             };
-            kv_pages(shape, &options, 0, 0)
+            kv_pages(&layout, &options, 0, 0)
         };
         let refused = pages(0);
         assert!(

@@ -2,7 +2,7 @@
 //! layer that sees as far.
 
 use super::attention::{Partials, Split};
-use crate::device::common::batch::{index_of, pages_of};
+use crate::device::common::batch::{blocks_of, index_of};
 use crate::device::{Batch, PageId, SequenceWork};
 use crate::model::ModelConfig;
 use std::ops::Range;
@@ -30,6 +30,8 @@ pub struct Item {
 pub struct Plan<'a> {
     pub sequences: &'a [SequenceWork<'a>],
     pub rows: Vec<Row>,
+    /// Columns of page tables: groups of layers.
+    groups: usize,
     /// One for the layers of each window.
     walks: Vec<Walk>,
 }
@@ -49,6 +51,7 @@ impl<'a> Plan<'a> {
     pub fn new(
         batch: &Batch<'a>,
         config: &ModelConfig,
+        groups: usize,
         threads: usize,
         partials: &Partials,
     ) -> Self {
@@ -62,7 +65,7 @@ impl<'a> Plan<'a> {
         for (index, work) in batch.sequences.iter().enumerate() {
             let start = rows.len();
             // Checks its page table.
-            let _ = pages_of(work);
+            let _ = blocks_of(work, groups);
             for (position, token) in (work.first_position..).zip(work.tokens) {
                 rows.push(Row {
                     sequence: index,
@@ -80,6 +83,7 @@ impl<'a> Plan<'a> {
         Self {
             sequences: batch.sequences,
             rows,
+            groups,
             walks,
         }
     }
@@ -94,12 +98,18 @@ impl<'a> Plan<'a> {
         found.expect("the window of a layer")
     }
 
-    /// Page and slot of a row's own position.
+    /// Page and slot of a row's own position, for layers of a group.
     #[must_use]
-    pub fn place(&self, row: &Row) -> (PageId, usize) {
+    pub fn place(&self, row: &Row, group: usize) -> (PageId, usize) {
         let position = row.position as usize;
-        let page = self.sequences[row.sequence].pages[position / TILE_TOKENS];
+        let page = self.page(row.sequence, position / TILE_TOKENS, group);
         (page, position % TILE_TOKENS)
+    }
+
+    /// A sequence's page of a block, for layers of a group.
+    #[must_use]
+    pub fn page(&self, sequence: usize, block: usize, group: usize) -> PageId {
+        self.sequences[sequence].pages[block * self.groups + group]
     }
 }
 

@@ -8,6 +8,8 @@ use super::tensor_map::TensorMap;
 pub const PAGES_AT_ONCE: usize = constant!("kv_pages.cu", PAGES_AT_ONCE);
 /// Positions after which a page may be sealed.
 pub const SEAL_EVERY: usize = constant!("kv_pages.cu", SEAL_EVERY);
+/// Inputs of a step, each to be brought to a place of its own.
+pub const INPUTS: usize = constant!("scatter_inputs.cu", INPUTS);
 
 layout! {
     pub struct RepackArgs in "repack.cu" {
@@ -188,8 +190,8 @@ layout! {
 
     pub struct ScatterInputsArgs in "scatter_inputs.cu" {
         pub from: DevicePtr<i32>,
-        pub to: [DevicePtr<i32>; 4],
-        pub words: [i32; 4],
+        pub to: [DevicePtr<i32>; INPUTS],
+        pub words: [i32; INPUTS],
         pub before: DrawnTokens,
         pub board: DevicePtr<u32>,
         pub step: u32,

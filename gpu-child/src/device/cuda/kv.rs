@@ -4,7 +4,8 @@ use super::context::Context;
 use super::headers::constant;
 use super::kernels::KvArgs;
 use super::memory::{Arena, DevicePtr, Purpose, Taken, clear};
-use crate::device::common::kv::{KvShape, PAGE_TOKENS};
+use crate::device::common::kv::{KvLayout, KvShape, PAGE_TOKENS};
+use crate::device::common::layer_groups::Place;
 use crate::device::{KvGeometry, PageId};
 use worker_orcd_ipc::{Fault, Role};
 
@@ -14,7 +15,7 @@ const _: () = assert!(PAGE_TOKENS == constant!("kv.cuh", PAGE));
 #[derive(Debug)]
 pub struct KvCache {
     arena: Arena,
-    shape: KvShape,
+    layout: KvLayout,
     pages: u32,
     is_shared: bool,
 }
@@ -33,16 +34,21 @@ impl KvCache {
     ///
     /// # Errors
     /// When the memory cannot be had.
-    pub fn new(context: &Context, shape: KvShape, room: KvRoom, role: Role) -> Result<Self, Fault> {
+    pub fn new(
+        context: &Context,
+        layout: KvLayout,
+        room: KvRoom,
+        role: Role,
+    ) -> Result<Self, Fault> {
         let KvRoom { pages, shares } = room;
-        let bytes = u64::from(pages) * shape.page_bytes();
+        let bytes = u64::from(pages) * layout.shape.page_bytes();
         let arena = match (shares, role) {
             (false, Role::Active) => Arena::new(context, Purpose::Kv, bytes)?,
             _ => Arena::promised(context, Purpose::Kv, bytes)?,
         };
         let mut kv = Self {
             arena,
-            shape,
+            layout,
             pages,
             is_shared: shares,
         };
@@ -101,7 +107,7 @@ impl KvCache {
 
     #[must_use]
     pub fn shape(&self) -> KvShape {
-        self.shape
+        self.layout.shape
     }
 
     #[must_use]
@@ -111,13 +117,13 @@ impl KvCache {
 
     #[must_use]
     pub fn geometry(&self) -> KvGeometry {
-        self.shape.geometry(self.pages)
+        self.layout.geometry(self.pages)
     }
 
     /// The first byte of a page.
     #[must_use]
     pub fn page(&self, page: PageId) -> DevicePtr<u8> {
-        let bytes = self.shape.page_bytes();
+        let bytes = self.shape().page_bytes();
         self.arena.at(u64::from(page.0) * bytes, bytes as usize)
     }
 
@@ -126,24 +132,27 @@ impl KvCache {
     /// # Errors
     /// When NVIDIA's driver refuses.
     pub fn clear_page(&self, context: &Context, page: PageId) -> Result<(), Fault> {
-        let (place, bytes) = (self.page(page), self.shape.page_bytes());
+        let (place, bytes) = (self.page(page), self.shape().page_bytes());
         // SAFETY: the whole of a page.
         unsafe { clear(context, place, bytes as usize) }
     }
 
-    /// Halves from one layer to the next.
+    /// Halves from one layer of a page to the next.
     #[must_use]
     pub fn layer_halves(&self) -> u64 {
-        2 * self.shape.half_layer() as u64
+        2 * self.shape().half_layer() as u64
     }
 
+    /// `tables` gives the page tables of a group.
     #[must_use]
-    pub fn layer(&self, layer: usize, tables: DevicePtr<i32>) -> KvArgs {
+    pub fn layer(&self, layer: usize, tables: impl Fn(usize) -> DevicePtr<i32>) -> KvArgs {
+        let Place { group, index } = self.layout.groups.place(layer);
+        let halves = self.shape().page();
         KvArgs {
-            pages: self.arena.at(0, self.pages as usize * self.shape.page()),
-            page_stride: self.shape.page() as u64,
-            layer_offset: layer as u64 * self.layer_halves(),
-            tables,
+            pages: self.arena.at(0, self.pages as usize * halves),
+            page_stride: halves as u64,
+            layer_offset: index as u64 * self.layer_halves(),
+            tables: tables(group),
         }
     }
 }

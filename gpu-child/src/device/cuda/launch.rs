@@ -27,7 +27,8 @@ pub fn begin(
         .attention_wide
         .is_some()
         .then_some(multiprocessors);
-    let plan = Plan::new(batch, &executor.config, requests, wide_on);
+    let groups = executor.kv.geometry().groups.count();
+    let plan = Plan::new(batch, &executor.config, groups, requests, wide_on);
     let (context, scatter_inputs) = (&executor.context, &executor.ops.scatter_inputs);
     let inputs = StepInputs {
         plan: &plan,

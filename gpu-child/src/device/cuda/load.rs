@@ -25,7 +25,7 @@ use super::warm_up::warm_up;
 use super::weights::{Matrix, Vector, Weights};
 use super::{CudaExecutor, CudaOptions};
 use crate::device::common::budget::Budget;
-use crate::device::common::kv::KvShape;
+use crate::device::common::kv::KvLayout;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, Source};
@@ -69,15 +69,17 @@ pub fn load(
     let config = source.config;
     refuse_unsupported(config, device.context.shared_bytes())?;
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
-    let sizes = Sizes::of(config, options.load.batch_tokens(), sequence_tokens);
+    let layout = KvLayout::of(config, &options.load);
+    let groups = layout.groups.groups().count();
+    let sizes = Sizes::of(config, groups, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
     let tensors = source.weights.try_map(&mut placement)?;
     let tables = Tables::place(config, sequence_tokens, &mut placement.layout);
-    let shape = KvShape::of(config);
     let needs = Needs {
         once: placement.layout.bytes() + staging_bytes(&placement.matrices) as u64,
         each: Scratch::bytes_for(&sizes) + DecodeStep::words_bytes(config) as u64,
-        page: shape.page_bytes(),
+        page: layout.shape.page_bytes(),
+        sequence: layout.sequence_pages(&options.load),
         in_place: source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes),
     };
     let room = kv_room(&device.context, options, needs)?;
@@ -93,7 +95,7 @@ pub fn load(
         manifest,
     };
     let role = options.load.role;
-    let kv = KvCache::new(&device.context, shape, room, role)?;
+    let kv = KvCache::new(&device.context, layout, room, role)?;
     let scratch = Scratch::new(&device.context, sizes, kv.taken())?;
     let mut executor = assemble(device, config, weights, kv, scratch, sequence_tokens)?;
     if role == Role::Standby && executor.kv.is_shared() {
@@ -224,6 +226,8 @@ struct Needs {
     /// For each child, beside its KV cache.
     each: u64,
     page: u64,
+    /// Pages of the longest sequence.
+    sequence: u64,
     in_place: u64,
 }
 
@@ -232,7 +236,7 @@ struct Needs {
 fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvRoom, Fault> {
     let (free, total) = context.memory()?;
     let load = &options.load;
-    let useful = load.sequence_pages() * u64::from(options.max_sequences);
+    let useful = needs.sequence * u64::from(options.max_sequences);
     let share = |budget: &Budget| budget.by_share(options.memory_permille, useful);
     let pages = |kv_caches| {
         let budget = Budget {
@@ -250,7 +254,7 @@ fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvR
         budget.pages(load, &context.id(), share)
     };
     let is_enough =
-        |pages: &u32| load.kv_cache_bytes.is_some() || u64::from(*pages) >= load.sequence_pages();
+        |pages: &u32| load.kv_cache_bytes.is_some() || u64::from(*pages) >= needs.sequence;
     let halved = match load.kv_readers {
         KvReaders::Heirs => pages(2).ok().filter(is_enough),
         KvReaders::Siblings | KvReaders::Nobody => None,

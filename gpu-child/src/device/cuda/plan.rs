@@ -4,7 +4,7 @@
 
 use super::headers::constant;
 use super::kernels::{Row, Tile};
-use crate::device::common::batch::{DrawingRow, drawing_rows, index_of, pages_of};
+use crate::device::common::batch::{DrawingRow, blocks_of, drawing_rows, index_of};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::{Batch, SequenceWork, TO_BE_DRAWN};
 use crate::model::ModelConfig;
@@ -29,7 +29,8 @@ pub struct Plan<'a> {
     /// Tokens of the batch. A token that is still to be drawn is the complement of its place among
     /// the draws of the step before.
     pub rows: Vec<Row>,
-    pub tables: Vec<i32>,
+    /// By group of layers: the page tables of all sequences, one behind the other.
+    pub tables: Vec<Vec<i32>>,
     pub tiles: Vec<Tile>,
     /// Tiles of the sequences that have many rows, those with the most splits last.
     pub wide_tiles: Vec<Tile>,
@@ -74,13 +75,14 @@ impl<'a> Plan<'a> {
     pub fn new(
         batch: &Batch<'a>,
         config: &ModelConfig,
+        groups: usize,
         before: &[RequestId],
         wide_on: Option<usize>,
     ) -> Self {
         let mut plan = Self {
             sequences: batch.sequences,
             rows: Vec::new(),
-            tables: Vec::new(),
+            tables: vec![Vec::new(); groups],
             tiles: Vec::new(),
             wide_tiles: Vec::new(),
             narrow: Narrow::default(),
@@ -119,7 +121,8 @@ impl<'a> Plan<'a> {
             plan.narrow.sequences += 1;
             plan.narrow.rows += work.tokens.len();
             plan.narrow.end = plan.rows.len();
-            plan.splits = plan.splits.max(pages_of(work).div_ceil(SPLIT_PAGES));
+            let blocks = blocks_of(work, groups);
+            plan.splits = plan.splits.max(blocks.div_ceil(SPLIT_PAGES));
         }
         let group = (config.n_heads / config.n_kv_heads) as i32;
         plan.wide_tiles
@@ -134,9 +137,13 @@ impl<'a> Plan<'a> {
         config: &ModelConfig,
         place: &mut dyn FnMut(RequestId) -> i32,
     ) -> usize {
-        let table = self.tables.len();
-        let pages = &work.pages[..pages_of(work)];
-        self.tables.extend(pages.iter().map(|page| page.0 as i32));
+        let groups = self.tables.len();
+        let table = self.tables[0].len();
+        let pages = &work.pages[..blocks_of(work, groups) * groups];
+        for (group, tables) in self.tables.iter_mut().enumerate() {
+            let pages = pages.iter().skip(group).step_by(groups);
+            tables.extend(pages.map(|page| page.0 as i32));
+        }
         for (position, token) in (work.first_position..).zip(work.tokens) {
             let token = if *token == TO_BE_DRAWN {
                 !place(work.request)

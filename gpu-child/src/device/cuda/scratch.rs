@@ -2,20 +2,25 @@
 
 use super::context::Context;
 use super::expert_room::{ExpertBuffers, ExpertPlaces, ExpertSizes};
-use super::kernels::{DrawnTokens, Geometry, Kernel, Row, ScatterInputsArgs, Tile};
+use super::kernels::{DrawnTokens, Geometry, INPUTS, Kernel, Row, ScatterInputsArgs, Tile};
 use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose, Taken};
 use super::plan::Plan;
 use super::step_queue::STEPS;
 use super::weights::{UNIT, units};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::model::ModelConfig;
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{Fault, MAX_LAYER_GROUPS};
 
 /// Logits that are kept at a time, in bytes: enough for 256 sequences of a large vocabulary.
 const LOGIT_BYTES: usize = 256 << 20;
 /// Bytes of attention results of single splits: where they do not fit, one block computes all
 /// splits.
 const PARTIAL_BYTES: usize = 64 << 20;
+
+/// Those that are not page tables.
+const OTHER_INPUTS: usize = 3;
+
+const _: () = assert!(OTHER_INPUTS + MAX_LAYER_GROUPS == INPUTS);
 
 /// Blocks that read a row of logits, each at a part.
 pub const ARGMAX_PARTS: usize = 8;
@@ -36,7 +41,9 @@ pub struct Sizes {
     pub vocab: usize,
     /// Rows whose logits are computed at a time.
     pub head_rows: usize,
+    /// Entries of the page tables of a group of layers.
     tables: usize,
+    groups: usize,
     tiles: usize,
     experts: ExpertSizes,
 }
@@ -48,7 +55,7 @@ impl Sizes {
     }
 
     #[must_use]
-    pub fn of(config: &ModelConfig, tokens: usize, sequence_tokens: usize) -> Self {
+    pub fn of(config: &ModelConfig, groups: usize, tokens: usize, sequence_tokens: usize) -> Self {
         let q = config.n_heads * config.head_dim;
         let n_ff = match &config.experts {
             Some(experts) => experts.shared_n_ff.unwrap_or(0),
@@ -68,6 +75,7 @@ impl Sizes {
                 .clamp(16, 256)
                 .min(tokens),
             tables: tokens * sequence_tokens.div_ceil(PAGE_TOKENS),
+            groups,
             // A sequence of one token takes a tile of its own for each 16 heads of a group. Wide tiles are
             // fewer.
             tiles: tokens * group.div_ceil(16) + 1,
@@ -121,7 +129,7 @@ impl Places {
         let rows = layout.place((size_of::<Row>() * s.tokens) as u64);
         let gather = layout.place(4 * s.tokens as u64);
         let tiles = layout.place((size_of::<Tile>() * s.tiles) as u64);
-        let tables = layout.place(4 * s.tables as u64);
+        let tables = layout.place(4 * (s.groups * s.tables) as u64);
         Self {
             x,
             qkv,
@@ -178,7 +186,7 @@ pub struct Buffers {
     pub gather: DevicePtr<i32>,
     /// Those of the plan, then its wide ones.
     pub tiles: DevicePtr<Tile>,
-    pub tables: DevicePtr<i32>,
+    tables: [DevicePtr<i32>; MAX_LAYER_GROUPS],
     /// Of a mixture of experts.
     pub experts: ExpertBuffers,
 }
@@ -193,6 +201,14 @@ pub struct StepInputs<'a> {
     pub before: DrawnTokens,
     pub board: DevicePtr<u32>,
     pub step: u64,
+}
+
+impl Buffers {
+    /// The page tables of a group of layers.
+    #[must_use]
+    pub fn tables(&self, group: usize) -> DevicePtr<i32> {
+        self.tables[group]
+    }
 }
 
 impl Scratch {
@@ -262,7 +278,10 @@ impl Scratch {
             rows: a.at(p.rows, s.tokens),
             gather: a.at(p.gather, s.tokens),
             tiles: a.at(p.tiles, s.tiles),
-            tables: a.at(p.tables, s.tables),
+            tables: std::array::from_fn(|group| {
+                let group = group.min(s.groups - 1);
+                a.at(p.tables + 4 * (group * s.tables) as u64, s.tables)
+            }),
             experts: p.experts.buffers(a, &s.experts),
         }
     }
@@ -292,18 +311,25 @@ impl Scratch {
         assert!(
             plan.rows.len() <= sizes.tokens
                 && plan.tiles.len() + plan.wide_tiles.len() <= sizes.tiles
-                && plan.tables.len() <= sizes.tables,
+                && plan.tables.len() == sizes.groups
+                && plan.tables[0].len() <= sizes.tables,
             "a batch larger than announced"
         );
         let buffers = self.buffers();
         let gather: Vec<i32> = plan.drawing.iter().map(|it| it.row as i32).collect();
         let tiles = [plan.tiles.as_slice(), &plan.wide_tiles].concat();
-        let inputs = [
+        let mut inputs = [&[][..]; INPUTS];
+        inputs[..OTHER_INPUTS].copy_from_slice(&[
             bytes_of(&plan.rows),
             bytes_of(&gather),
             bytes_of(&tiles),
-            bytes_of(&plan.tables),
-        ];
+        ]);
+        let tables = inputs[OTHER_INPUTS..].iter_mut().zip(&plan.tables);
+        tables.for_each(|(input, table)| *input = bytes_of(table));
+        let mut to = [buffers.gather; INPUTS];
+        to[0] = buffers.rows.cast();
+        to[2] = buffers.tiles.cast();
+        to[OTHER_INPUTS..].copy_from_slice(&buffers.tables);
         let mut room = self.pinned[slot].bytes_mut();
         for input in inputs {
             let (here, rest) = room.split_at_mut(input.len());
@@ -312,12 +338,7 @@ impl Scratch {
         }
         let arguments = ScatterInputsArgs {
             from: self.pinned[slot].on_device().cast(),
-            to: [
-                buffers.rows.cast(),
-                buffers.gather,
-                buffers.tiles.cast(),
-                buffers.tables,
-            ],
+            to,
             words: inputs.map(|input| (input.len() / 4) as i32),
             before,
             board,

@@ -50,8 +50,8 @@ fn step(
     tokens: usize,
     first: usize,
 ) -> Result<(), Fault> {
-    let page_tokens = executor.kv_geometry().page_tokens as usize;
-    let pages = vec![PAGE; (first + tokens).div_ceil(page_tokens)];
+    let geometry = executor.kv_geometry();
+    let pages = vec![PAGE; geometry.table_entries(first + tokens)];
     let tokens = vec![TokenId(0); tokens];
     let sampling = Sampling {
         temperature: 1.0,

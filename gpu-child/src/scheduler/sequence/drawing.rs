@@ -2,7 +2,7 @@
 //! step is on its way, or from its grammar, without one.
 
 use super::Sequence;
-use crate::device::{SampleWork, SequenceWork, TO_BE_DRAWN};
+use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::KvPages;
 use crate::scheduler::Limits;
 use worker_orcd_ipc::{Drawn, TokenId};
@@ -23,7 +23,7 @@ impl Sequence {
             request: self.request,
             tokens: &self.tokens[self.computed..end],
             first_position: self.computed as u32,
-            pages: &self.pages,
+            pages: self.table.pages(),
             sample,
         }
     }
@@ -60,12 +60,10 @@ impl Sequence {
         tokens: usize,
         cache: &KvPages,
     ) -> (bool, Option<u32>) {
-        let page_tokens = cache.geometry().page_tokens as usize;
         debug_assert!(
-            self.pages[self.computed / page_tokens..]
-                .iter()
-                .all(|page| cache.is_private(*page)),
-            "a shared page was written"
+            self.writes(tokens, cache)
+                .all(|page| page.is_some_and(|page| cache.is_private(page))),
+            "a page was written that is shared, or not there"
         );
         let may_draw = self.may_draw(tokens);
         let draws = tokens == self.pending() && self.is_continued();
@@ -79,6 +77,14 @@ impl Sequence {
             index as u32
         });
         (may_draw, index)
+    }
+
+    /// The pages that the next `tokens` are written to.
+    fn writes(&self, tokens: usize, cache: &KvPages) -> impl Iterator<Item = Option<PageId>> {
+        let geometry = cache.geometry();
+        let first = self.computed / geometry.page_tokens as usize;
+        let blocks = first..geometry.blocks(self.computed + tokens);
+        blocks.flat_map(move |block| self.table.of_block(block, geometry))
     }
 
     pub(in crate::scheduler) fn is_open(&self) -> bool {
@@ -122,11 +128,6 @@ impl Sequence {
             index: index as u32,
             token,
         }
-    }
-
-    /// It has more tokens than there are pages for.
-    pub(in crate::scheduler) fn outgrows(&self, cache: &KvPages) -> bool {
-        self.pages_wanted(cache) > cache.geometry().pages as usize
     }
 
     /// Tokens that it may take without a draw. None where somebody wants to see what they were drawn from, or

@@ -35,7 +35,7 @@ impl PagedDevice {
 
 impl Bench {
     /// A turn of a child that seals: what the supervisor knows afterwards of each request's pages.
-    fn turn_and_seal(&mut self, known: &mut BTreeMap<RequestId, Vec<SealedPage>>) -> bool {
+    pub fn turn_and_seal(&mut self, known: &mut BTreeMap<RequestId, Vec<SealedPage>>) -> bool {
         let goes_on = self.turn(5);
         let unsealed = self.scheduler.take_unsealed(EVERY);
         let device = &self.device;
@@ -46,15 +46,22 @@ impl Bench {
             assert!(sealing.first as usize <= pages.len(), "no gap");
             pages.truncate(sealing.first as usize);
             pages.extend(sealing.pages);
-            let whole = pages.split_last().map_or(&[][..], |(_, whole)| whole);
-            assert!(whole.iter().all(|page| page.tokens == PAGE_TOKENS));
+            let groups = self.device.geometry.groups.count();
+            let whole = &pages[..pages.len().saturating_sub(groups)];
+            let is_whole = |page: &SealedPage| page.tokens == PAGE_TOKENS;
+            let is_given_back = |page: &SealedPage| *page == SealedPage::GIVEN_BACK;
+            assert!(
+                whole
+                    .iter()
+                    .all(|page| is_whole(page) || is_given_back(page))
+            );
         }
         goes_on
     }
 
     /// Takes a request over from another child; gives the number of pages that were copied up to one that was not
     /// intact.
-    fn take_over(&mut self, submission: Submission, other: &PagedDevice) -> usize {
+    pub fn take_over(&mut self, submission: Submission, other: &PagedDevice) -> usize {
         self.take_over_all(vec![submission], other)
     }
 
@@ -87,7 +94,7 @@ impl Bench {
 }
 
 /// What the next child is given of a request.
-fn rest(first: &Submission, bench: &Bench, pages: &[SealedPage]) -> Submission {
+pub fn rest(first: &Submission, bench: &Bench, pages: &[SealedPage]) -> Submission {
     let outcome = bench.outcomes.get(&first.request);
     Submission {
         generated: outcome.map_or_else(Vec::new, |it| it.tokens.clone()),

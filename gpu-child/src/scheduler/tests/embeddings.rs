@@ -36,8 +36,7 @@ impl PagedDevice {
         for sequence in work.iter().filter(|it| wanted.contains(&it.request)) {
             for position in (sequence.first_position..).take(sequence.tokens.len()) {
                 let mut sum = 0.0;
-                for at in 0..=position {
-                    let token = self.slot(sequence.pages, at).expect("it was computed");
+                for token in self.seen_from(sequence.pages, position) {
                     sum = sum * 0.5 + token.0 as f32;
                 }
                 rows.push(HiddenRow {

@@ -2,7 +2,8 @@
 
 use super::VOCAB;
 use crate::device::{
-    Batch, Checkpoint, Executor, KvGeometry, SampleWork, SequenceWork, TO_BE_DRAWN, Tap, Witness,
+    Batch, Checkpoint, Executor, KvGeometry, KvGroups, SampleWork, SequenceWork, TO_BE_DRAWN, Tap,
+    Witness,
 };
 use crate::serve::Loaded;
 use std::collections::VecDeque;
@@ -94,6 +95,7 @@ impl Executor for Counter {
             page_tokens: 4,
             pages: 64,
             page_bytes: 10,
+            groups: KvGroups::ONE,
         }
     }
 

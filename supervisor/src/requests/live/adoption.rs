@@ -3,7 +3,7 @@
 use super::Requests;
 use super::assignments::Assignments;
 use crate::requests::violation::Violation;
-use worker_orcd_ipc::{Generation, KvSource, SealedPage, SealedPages, Sealing};
+use worker_orcd_ipc::{Generation, KvSource, MAX_LAYER_GROUPS, SealedPage, SealedPages, Sealing};
 use worker_orcd_lifecycle::SeatId;
 
 impl Requests {
@@ -60,8 +60,9 @@ impl Requests {
         let sealed = live.sealed.take().filter(|it| it.child == child);
         let mut pages = sealed.map_or_else(Vec::new, |it| it.pages);
         let first = said.first as usize;
-        // A page holds a token at least.
-        let is_possible = first + said.pages.len() <= live.history() as usize;
+        // A page holds a token at least, which lies in one of each group of layers.
+        let most = MAX_LAYER_GROUPS * live.history() as usize;
+        let is_possible = first + said.pages.len() <= most;
         if first <= pages.len() && is_possible {
             let known = whole_pages(&pages).len().min(first);
             pages.truncate(first);

@@ -5,7 +5,7 @@ use super::{Measure, Settings, check, say, speed};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::json;
 use std::time::Instant;
-use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId};
+use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, NoTap, PageId};
 use worker_orcd_gpu::loader;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
 
@@ -31,7 +31,7 @@ pub fn run(settings: &Settings) -> Result<()> {
 pub struct Bare {
     executor: Box<dyn Executor>,
     pub vocabulary: u32,
-    page_tokens: u32,
+    geometry: KvGeometry,
     pages_each: u32,
     shares: u32,
     steps: u64,
@@ -62,7 +62,7 @@ impl Bare {
         let loaded = loader::load(&order, None, &|_, _| ()).map_err(|fault| anyhow!("{fault}"))?;
         let seconds = start.elapsed().as_secs_f64();
         let geometry = loaded.executor.kv_geometry();
-        let pages_each = (settings.decode_context() as u32).div_ceil(geometry.page_tokens);
+        let pages_each = geometry.table_entries(settings.decode_context() as usize) as u32;
         let memory = loaded.executor.memory();
         say(&json!({
             "what": "loaded", "side": "bare", "seconds": seconds,
@@ -72,7 +72,7 @@ impl Bare {
         Ok(Self {
             vocabulary: loaded.tokenizer.tokens.len() as u32,
             executor: loaded.executor,
-            page_tokens: geometry.page_tokens,
+            geometry,
             pages_each,
             shares: geometry.pages / pages_each,
             steps: 0,
@@ -92,8 +92,8 @@ impl Bare {
 
     /// Pages for so many tokens of a sequence that is alone: over the shares' borders.
     pub fn pages_alone(&self, tokens: usize) -> Vec<PageId> {
-        let count = (tokens as u32).div_ceil(self.page_tokens);
-        (0..count).map(PageId).collect()
+        let count = self.geometry.table_entries(tokens);
+        (0..count as u32).map(PageId).collect()
     }
 
     /// One step: up to `chunk` tokens, over lines in their order, of which `which` are meant.

@@ -65,7 +65,7 @@ fn plan(sequences: &[(usize, u32)], wide_on: Option<usize>) -> Seen {
         step: 0,
         sequences: &sequences,
     };
-    let plan = Plan::new(&batch, &config(), &[], wide_on);
+    let plan = Plan::new(&batch, &config(), 1, &[], wide_on);
     Seen {
         tiles: plan.tiles,
         wide_tiles: plan.wide_tiles,

@@ -1,0 +1,159 @@
+//! Groups of layers: the layers whose keys and values of some positions lie in one page.
+//!
+//! Where some layers see all and others a window, each group has layers of one kind, and as many as other groups: as many as there
+//! are of the rarer kind, or more where there would be more groups than [`MAX_LAYER_GROUPS`]. The last group of a kind may have
+//! fewer; the rest of its pages holds nothing.
+
+use crate::device::{KvGroups, NearGroups};
+use crate::model::Positions;
+use worker_orcd_ipc::MAX_LAYER_GROUPS;
+
+/// Positions of a prompt for which there are pages of windows ahead of what is computed: as many as a chunk has at most.
+const MOST_AHEAD: usize = 1024;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerGroups {
+    groups: KvGroups,
+    /// Of a page.
+    layers: usize,
+    /// Of each layer.
+    places: Vec<Place>,
+}
+
+/// Where a layer's keys and values are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub group: usize,
+    /// Among the layers of a page.
+    pub index: usize,
+}
+
+impl LayerGroups {
+    /// `batch_tokens` is the size of the largest batch.
+    #[must_use]
+    pub fn of(n_layers: usize, positions: &Positions, batch_tokens: usize) -> Self {
+        let windows = (0..n_layers).map(|layer| positions.window_of(layer));
+        let windows: Vec<_> = windows.collect();
+        let near = windows.iter().flatten().count();
+        let whole = n_layers - near;
+        let layers = match (whole, near) {
+            (0, all) | (all, 0) => all,
+            _ => layers_of_a_group(whole, near),
+        };
+        let whole_groups = whole.div_ceil(layers);
+        // Places are given one behind the other, by kind.
+        let (mut next_whole, mut next_near) = (0, whole_groups * layers);
+        let places = windows.iter().map(|window| {
+            let next = match window {
+                None => &mut next_whole,
+                Some(_) => &mut next_near,
+            };
+            *next += 1;
+            Place {
+                group: (*next - 1) / layers,
+                index: (*next - 1) % layers,
+            }
+        });
+        let places = places.collect();
+        let window = windows.iter().flatten().next();
+        let near = window.map(|window| NearGroups {
+            count: near.div_ceil(layers) as u32,
+            window: u32::try_from(*window).unwrap_or(u32::MAX / 2),
+            ahead: batch_tokens.clamp(1, MOST_AHEAD) as u32,
+        });
+        let groups = KvGroups {
+            whole: whole_groups as u32,
+            near,
+        };
+        Self {
+            groups,
+            layers,
+            places,
+        }
+    }
+
+    #[must_use]
+    pub fn groups(&self) -> KvGroups {
+        self.groups
+    }
+
+    /// Layers that a page has room for.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    #[must_use]
+    pub fn place(&self, layer: usize) -> Place {
+        self.places[layer]
+    }
+}
+
+fn layers_of_a_group(whole: usize, near: usize) -> usize {
+    let fits =
+        |layers: &usize| whole.div_ceil(*layers) + near.div_ceil(*layers) <= MAX_LAYER_GROUPS;
+    let rarer = whole.min(near);
+    // All layers of the commoner kind in one group, and the others in another, are two groups.
+    (rarer..whole.max(near))
+        .find(fits)
+        .unwrap_or(whole.max(near))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Window;
+
+    fn groups(n_layers: usize, whole_every: Option<usize>) -> LayerGroups {
+        let window = whole_every.map(|every| Window {
+            positions: 512,
+            whole_every: Some(every),
+            rope: None,
+        });
+        let positions = Positions {
+            window,
+            ..Positions::default()
+        };
+        LayerGroups::of(n_layers, &positions, 64)
+    }
+
+    /// Layers, whole ones every so many; groups of both kinds, and layers of a page.
+    const MODELS: [(usize, Option<usize>, [usize; 3]); 9] = [
+        (28, None, [1, 0, 28]),
+        // gpt-oss-20b.
+        (24, Some(2), [1, 1, 12]),
+        // Gemma 3, from 270M to 27B.
+        (18, Some(6), [1, 5, 3]),
+        (26, Some(6), [1, 6, 4]),
+        (34, Some(6), [1, 6, 5]),
+        (48, Some(6), [1, 5, 8]),
+        (62, Some(6), [1, 6, 10]),
+        // None sees all; and one of many does.
+        (2, Some(6), [0, 1, 2]),
+        (40, Some(40), [1, 7, 6]),
+    ];
+
+    #[test]
+    fn layers_of_a_kind_are_in_few_groups_of_one_size() {
+        for (n_layers, whole_every, [whole, near, layers]) in MODELS {
+            let of = groups(n_layers, whole_every);
+            let found = (of.groups.whole(), of.groups.near(), of.layers());
+            assert_eq!(found, (whole, near, layers), "{n_layers} {whole_every:?}");
+        }
+    }
+
+    #[test]
+    fn each_layer_has_a_place_of_its_own_among_those_of_its_kind() {
+        for (n_layers, whole_every, [whole, near, layers]) in MODELS {
+            let of = groups(n_layers, whole_every);
+            let mut taken = std::collections::BTreeSet::new();
+            for layer in 0..n_layers {
+                let Place { group, index } = of.place(layer);
+                let sees_all = whole_every.is_none_or(|every| (layer + 1).is_multiple_of(every));
+                assert_eq!(group < whole, sees_all, "{layer} of {n_layers}");
+                assert!(group < whole + near && index < layers);
+                assert!(taken.insert((group, index)), "{layer} of {n_layers}");
+            }
+        }
+    }
+}

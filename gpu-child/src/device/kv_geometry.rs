@@ -1,0 +1,180 @@
+//! Shape of the KV cache: what a page holds, and which pages a sequence needs.
+//!
+//! ```text
+//!            block 0   block 1   block 2   block 3          a block: `page_tokens` positions of a sequence
+//!  group 0     page      page      page      page           whole: its layers see the whole sequence
+//!  group 1      ·         ·        page      page           near: its layers see a window, and what has
+//!  group 2      ·         ·        page      page           slid out of it is given back
+//! ```
+//!
+//! Layers are in groups, and a page holds some positions of one group. Groups have equally many layers, so that all pages are
+//! of one size, and any page can be any group's. A model without windows has one group. (vLLM's hybrid KV cache manager has
+//! such groups.)
+
+/// Index of a KV page in the device's arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub u32);
+
+/// Fixed when the model is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvGeometry {
+    /// Positions per page.
+    pub page_tokens: u32,
+    pub pages: u32,
+    /// Keys and values of one page over the layers of its group.
+    pub page_bytes: u64,
+    pub groups: KvGroups,
+}
+
+/// Groups of layers: first those that see all of a sequence, then those that see what is near.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvGroups {
+    pub whole: u32,
+    pub near: Option<NearGroups>,
+}
+
+/// Groups whose layers see a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NearGroups {
+    /// Never zero.
+    pub count: u32,
+    /// Positions that a query sees, itself included. Never zero.
+    pub window: u32,
+    /// Positions of a prompt behind those that are computed for which there are pages. Never zero.
+    pub ahead: u32,
+}
+
+impl KvGroups {
+    /// All layers see all.
+    pub const ONE: Self = Self {
+        whole: 1,
+        near: None,
+    };
+
+    #[must_use]
+    pub fn count(&self) -> usize {
+        (self.whole + self.near.map_or(0, |near| near.count)) as usize
+    }
+
+    #[must_use]
+    pub fn whole(&self) -> usize {
+        self.whole as usize
+    }
+
+    #[must_use]
+    pub fn near(&self) -> usize {
+        self.count() - self.whole()
+    }
+}
+
+impl KvGeometry {
+    /// Tokens whose keys and values so many pages hold, in all layers: of a sequence that is longer than its windows they hold
+    /// more.
+    #[must_use]
+    pub fn tokens_in(&self, pages: u32) -> u64 {
+        u64::from(pages) * u64::from(self.page_tokens) / self.groups.count() as u64
+    }
+
+    /// Blocks of positions `0 .. tokens`.
+    #[must_use]
+    pub fn blocks(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.page_tokens as usize)
+    }
+
+    /// Entries of the page table of a sequence of so many tokens.
+    #[must_use]
+    pub fn table_entries(&self, tokens: usize) -> usize {
+        self.blocks(tokens) * self.groups.count()
+    }
+
+    /// The first block whose near pages are seen from `position` or any position behind it.
+    #[must_use]
+    pub fn near_from(&self, position: usize) -> usize {
+        let sees = |near: NearGroups| (position + 1).saturating_sub(near.window as usize);
+        self.groups.near.map_or(0, sees) / self.page_tokens as usize
+    }
+
+    /// The end of the blocks that want near pages, of a sequence of which so many positions are computed and so many more are to
+    /// be computed next, if it has them.
+    #[must_use]
+    pub fn near_to(&self, computed: usize, ahead: usize, tokens: usize) -> usize {
+        match self.groups.near {
+            Some(_) => self.blocks(tokens.min(computed + ahead)),
+            None => 0,
+        }
+    }
+
+    /// Positions of a prompt for which there are near pages, where there are enough.
+    #[must_use]
+    pub fn ahead(&self) -> usize {
+        self.groups.near.map_or(1, |near| near.ahead as usize)
+    }
+
+    /// The most pages that a sequence of so many tokens has at a time.
+    #[must_use]
+    pub fn sequence_pages(&self, tokens: usize) -> usize {
+        self.pages_with(tokens, self.ahead())
+    }
+
+    /// With fewer pages a sequence of so many tokens cannot be computed.
+    #[must_use]
+    pub fn least_pages(&self, tokens: usize) -> usize {
+        self.pages_with(tokens, 1)
+    }
+
+    fn pages_with(&self, tokens: usize, ahead: usize) -> usize {
+        let blocks = self.blocks(tokens);
+        // What is seen, and what is to be written, begin anywhere in a block.
+        let near = |near: NearGroups| 1 + self.blocks(near.window as usize - 1 + ahead - 1);
+        let near = self.groups.near.map_or(0, near);
+        self.groups.whole() * blocks + self.groups.near() * near.min(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Blocks that are wanted are those that some query sees, and never more than was reckoned with.
+        #[test]
+        fn near_pages_are_those_that_are_seen_or_to_be_written(
+            window in 1_u32..40,
+            ahead in 1_u32..20,
+            tokens in 1_usize..200,
+            at in 0.0..1.0,
+        ) {
+            let near = NearGroups { count: 3, window, ahead };
+            let geometry = KvGeometry {
+                page_tokens: 4,
+                pages: 1000,
+                page_bytes: 1,
+                groups: KvGroups { whole: 2, near: Some(near) },
+            };
+            let computed = (tokens as f64 * at) as usize;
+            let seen_from = (computed + 1).saturating_sub(window as usize);
+            for ahead in [ahead as usize, 1] {
+                let wanted = geometry.near_from(computed)..geometry.near_to(computed, ahead, tokens);
+                for position in 0..tokens.min(computed + ahead) {
+                    prop_assert_eq!(wanted.contains(&(position / 4)), position / 4 >= seen_from / 4);
+                }
+                let pages = 2 * geometry.blocks(tokens) + 3 * wanted.len();
+                prop_assert!(pages <= geometry.pages_with(tokens, ahead));
+            }
+        }
+    }
+
+    #[test]
+    fn without_windows_a_sequence_has_a_page_for_each_block() {
+        let geometry = KvGeometry {
+            page_tokens: 4,
+            pages: 10,
+            page_bytes: 1,
+            groups: KvGroups::ONE,
+        };
+        assert_eq!(geometry.sequence_pages(9), 3);
+        assert_eq!((geometry.near_from(9), geometry.near_to(5, 1, 9)), (0, 0));
+        assert_eq!((geometry.groups.count(), geometry.groups.near()), (1, 0));
+    }
+}

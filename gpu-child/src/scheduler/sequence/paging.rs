@@ -1,0 +1,186 @@
+//! The pages of a sequence: which it has and takes, what it takes over from others, offers to them, and seals.
+
+use super::super::page_table::{PageTable, Wanted};
+use super::super::seals::Contents;
+use super::Sequence;
+use crate::device::PagePart;
+use crate::kv_pages::{ChainId, KvPages};
+
+impl Sequence {
+    /// The pages without which it cannot be computed from its beginning on.
+    pub(in crate::scheduler) fn least_pages(&self, cache: &KvPages) -> usize {
+        cache.geometry().least_pages(self.tokens.len())
+    }
+
+    /// It has more tokens than there are pages for.
+    pub(in crate::scheduler) fn outgrows(&self, cache: &KvPages) -> bool {
+        self.least_pages(cache) > cache.geometry().pages as usize
+    }
+
+    pub(in crate::scheduler) fn page_count(&self, cache: &KvPages) -> usize {
+        self.table.count(cache.geometry())
+    }
+
+    /// All its tokens, among which is the one that the next token will be drawn from, and so many positions next.
+    fn wanted(&self, ahead: usize) -> Wanted {
+        Wanted {
+            tokens: self.tokens.len(),
+            computed: self.computed,
+            ahead,
+        }
+    }
+
+    /// Pages that it lacks for what comes next.
+    pub(in crate::scheduler) fn missing_pages(&self, cache: &KvPages) -> usize {
+        self.table.missing(cache.geometry(), self.wanted(1))
+    }
+
+    /// Pages that it lacks, or will lack until all its tokens are computed.
+    pub(in crate::scheduler) fn pages_to_come(&self, cache: &KvPages) -> usize {
+        let most = cache.geometry().sequence_pages(self.tokens.len());
+        most.saturating_sub(self.page_count(cache))
+    }
+
+    /// It cannot go on.
+    pub(in crate::scheduler) fn lacks_pages(&self, cache: &KvPages) -> bool {
+        self.missing_pages(cache) > 0 || self.outgrows(cache)
+    }
+
+    /// Takes the pages that it lacks, for a whole chunk or for what comes next alone; false where there are too few, and it
+    /// takes none.
+    pub(in crate::scheduler) fn take_pages(&mut self, cache: &mut KvPages) -> bool {
+        let [chunk, least] = [cache.geometry().ahead(), 1].map(|ahead| self.wanted(ahead));
+        !self.outgrows(cache) && (self.table.fill(cache, chunk) || self.table.fill(cache, least))
+    }
+
+    /// Gives back what no position of it sees any more. What the supervisor was told of so far is to be adopted as a whole: where
+    /// it `waits_for_seals`, what is seen from there stays.
+    pub(in crate::scheduler) fn slide(&mut self, cache: &mut KvPages, waits_for_seals: bool) {
+        let page_tokens = cache.geometry().page_tokens as usize;
+        let told = self.told - self.told % page_tokens;
+        let settled = self.settled();
+        let position = if waits_for_seals {
+            told.min(settled)
+        } else {
+            settled
+        };
+        self.table.slide(cache, position);
+    }
+
+    /// Takes over what others have computed, as far as its rows are not wanted. Gives the number of tokens saved.
+    pub(in crate::scheduler) fn adopt_prefix(&mut self, cache: &mut KvPages) -> usize {
+        if self.pool.as_ref().is_some_and(|it| !it.may_reuse_prefix()) {
+            self.give_up_tail(cache);
+            return 0;
+        }
+        let geometry = cache.geometry();
+        let reusable = self.reusable();
+        let prefix = cache.find(&self.tokens[..reusable]);
+        self.published = prefix.blocks;
+        self.computed = prefix.blocks * geometry.page_tokens as usize;
+        self.chain = prefix.chain;
+        self.table = PageTable::of(prefix, geometry);
+        if let Some(tail) = self.tail.take() {
+            let end = tail.start + tail.tokens;
+            if tail.start == self.computed && end <= reusable {
+                self.table.push_block(&tail.pages, geometry);
+                self.computed = end;
+            } else {
+                cache.release(&tail.pages);
+            }
+        }
+        self.computed
+    }
+
+    pub(in crate::scheduler) fn give_up_tail(&mut self, cache: &mut KvPages) {
+        if let Some(tail) = self.tail.take() {
+            cache.release(&tail.pages);
+        }
+    }
+
+    /// Forgets what was computed; the tokens stay.
+    pub(in crate::scheduler) fn give_up_pages(&mut self, cache: &mut KvPages) {
+        self.give_up_tail(cache);
+        self.table.release(cache);
+        self.computed = 0;
+        if let Some(pool) = &mut self.pool {
+            pool.restart();
+        }
+        self.decodes = false;
+        self.is_open = false;
+        self.published = 0;
+        self.is_told_too_much |= self.told > 0;
+        self.told = 0;
+        self.chain = ChainId::ROOT;
+    }
+
+    /// Positions that may be sealed, `every` so many.
+    fn sealable(&self, every: u32) -> usize {
+        let known = self.settled();
+        known - known % every as usize
+    }
+
+    /// What is computed and was not told yet, `every` so many positions, from the first block on that the supervisor was not told all
+    /// of: of each block what its pages hold, by group, and nothing of those that were given back.
+    pub(in crate::scheduler) fn untold(
+        &self,
+        cache: &KvPages,
+        every: u32,
+    ) -> impl Iterator<Item = Option<Contents>> {
+        let geometry = cache.geometry();
+        let page_tokens = geometry.page_tokens as usize;
+        let sealable = self.sealable(every);
+        let first = self.told / page_tokens;
+        let blocks = match sealable > self.told {
+            true => first..geometry.blocks(sealable),
+            false => first..first,
+        };
+        blocks.flat_map(move |block| {
+            let tokens = page_tokens.min(sealable - block * page_tokens) as u32;
+            let pages = self.table.of_block(block, geometry);
+            pages.map(move |page| {
+                let part = PagePart {
+                    page: page?,
+                    tokens,
+                };
+                let epoch = cache.epoch(part.page);
+                Some(Contents { part, epoch })
+            })
+        })
+    }
+
+    /// True once where the supervisor is to forget the pages that it was told of.
+    pub(in crate::scheduler) fn take_told_too_much(&mut self) -> bool {
+        std::mem::take(&mut self.is_told_too_much)
+    }
+
+    /// The supervisor is told of so many blocks, of which [`untold`](Self::untold) was the first. Gives that block's place.
+    pub(in crate::scheduler) fn tell(
+        &mut self,
+        cache: &KvPages,
+        blocks: usize,
+        every: u32,
+    ) -> usize {
+        let page_tokens = cache.geometry().page_tokens as usize;
+        let first = self.told / page_tokens;
+        if blocks > 0 {
+            self.told = self.sealable(every).min((first + blocks) * page_tokens);
+        }
+        first
+    }
+
+    /// Offers to others the blocks whose tokens are known. What a step under way still writes there
+    /// is there before any later step reads.
+    pub(in crate::scheduler) fn publish(&mut self, cache: &mut KvPages) {
+        let geometry = cache.geometry();
+        let page_tokens = geometry.page_tokens as usize;
+        let full = self.settled() / page_tokens;
+        while self.published < full {
+            let start = self.published * page_tokens;
+            let tokens = &self.tokens[start..start + page_tokens];
+            let pages: Vec<_> = self.table.of_block(self.published, geometry).collect();
+            self.chain = cache.publish(self.chain, tokens, &pages);
+            self.published += 1;
+        }
+    }
+}

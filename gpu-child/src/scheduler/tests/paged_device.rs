@@ -1,0 +1,107 @@
+//! A device that knows nothing but what is in its pages: it writes the tokens it is given there, for each group of layers,
+//! reads back through the page table all that each of them sees, and draws the next token from that. A page that is shared
+//! wrongly, written twice or freed too early changes the answer.
+
+use super::*;
+
+pub struct PagedDevice {
+    pub pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
+    pub geometry: KvGeometry,
+    /// Rows of the step begun last that may draw: their requests, pages and ends.
+    open: Vec<(RequestId, Vec<PageId>, u32)>,
+    /// Draws of the step before, by request.
+    drawn: BTreeMap<RequestId, TokenId>,
+}
+
+impl PagedDevice {
+    pub fn new(geometry: KvGeometry) -> Self {
+        Self {
+            pages: vec![[None; PAGE_TOKENS as usize]; geometry.pages as usize],
+            geometry,
+            open: Vec::new(),
+            drawn: BTreeMap::new(),
+        }
+    }
+
+    fn slot(&mut self, pages: &[PageId], position: u32, group: usize) -> &mut Option<TokenId> {
+        let block = (position / PAGE_TOKENS) as usize;
+        let page = pages[block * self.geometry.groups.count() + group];
+        &mut self.pages[page.0 as usize][(position % PAGE_TOKENS) as usize]
+    }
+
+    pub fn begin(&mut self, work: &[SequenceWork<'_>]) {
+        for sequence in work {
+            assert!(!sequence.tokens.is_empty());
+            for (position, token) in (sequence.first_position..).zip(sequence.tokens) {
+                let token = match *token {
+                    TO_BE_DRAWN => self.drawn[&sequence.request],
+                    known => known,
+                };
+                for group in 0..self.geometry.groups.count() {
+                    *self.slot(sequence.pages, position, group) = Some(token);
+                }
+            }
+        }
+        // Attention of every row, whether it draws or not.
+        for sequence in work {
+            let end = sequence.first_position + sequence.tokens.len() as u32;
+            for position in sequence.first_position..end {
+                self.seen_from(sequence.pages, position);
+            }
+        }
+        let drawing = work.iter().filter(|sequence| sequence.sample.is_some());
+        self.open = drawing
+            .map(|it| {
+                let end = it.first_position + it.tokens.len() as u32;
+                (it.request, it.pages.to_vec(), end)
+            })
+            .collect();
+    }
+
+    pub fn draw(&mut self, draws: &[Option<SampleWork<'_>>]) -> Vec<Drawn> {
+        assert_eq!(draws.len(), self.open.len());
+        let open = std::mem::take(&mut self.open);
+        let rows = open.into_iter().zip(draws);
+        let drawn: Vec<Drawn> = rows
+            .filter_map(|((request, pages, end), sample)| {
+                let sample = sample.as_ref()?;
+                Some(sample.drawn(request, self.draw_one(&pages, end, sample)))
+            })
+            .collect();
+        self.drawn = drawn.iter().map(|row| (row.request, row.token)).collect();
+        drawn
+    }
+
+    /// The tokens that layers of each group see from a position.
+    pub fn seen_from(&mut self, pages: &[PageId], position: u32) -> Vec<TokenId> {
+        let KvGroups { whole, near } = self.geometry.groups;
+        let mut seen = Vec::new();
+        for group in 0..self.geometry.groups.count() {
+            let window = near.filter(|_| group >= whole as usize);
+            let from = window.map_or(0, |near| (position + 1).saturating_sub(near.window));
+            for position in from..=position {
+                let token = *self.slot(pages, position, group);
+                seen.push(token.expect("the position was computed"));
+            }
+        }
+        seen
+    }
+
+    fn draw_one(&mut self, pages: &[PageId], end: u32, sample: &SampleWork<'_>) -> TokenId {
+        let mut hash = sample.sampling.seed;
+        for token in self.seen_from(pages, end - 1) {
+            hash = (hash ^ u64::from(token.0))
+                .wrapping_mul(0x0100_0000_01b3)
+                .rotate_left(17);
+        }
+        let history = sample.prompt.iter().chain(sample.generated);
+        assert_eq!(history.count(), end as usize);
+        let is_allowed = |token: &u32| match sample.allowed {
+            Some(words) => words[*token as usize / 32] & 1 << (token % 32) != 0,
+            None => true,
+        };
+        let first = (hash % u64::from(VOCAB)) as u32;
+        let token = (first..VOCAB).chain(0..first).find(is_allowed);
+        TokenId(token.expect("something is allowed"))
+    }
+}

@@ -1,0 +1,118 @@
+//! Layers that see a window: what has slid out of it is given back, and nobody gets another answer for it.
+
+use super::adoption::rest;
+use super::*;
+use crate::device::NearGroups;
+
+pub fn groups() -> impl Strategy<Value = KvGroups> {
+    let near = (1_u32..3, 1_u32..20, 1_u32..12).prop_map(|(count, window, ahead)| NearGroups {
+        count,
+        window,
+        ahead,
+    });
+    let some = (0_u32..3, near).prop_map(|(whole, near)| KvGroups {
+        whole,
+        near: Some(near),
+    });
+    prop_oneof![Just(KvGroups::ONE), some]
+}
+
+const WINDOW: u32 = 6;
+
+/// A group that sees all, and two that see six positions.
+const GROUPS: KvGroups = KvGroups {
+    whole: 1,
+    near: Some(NearGroups {
+        count: 2,
+        window: WINDOW,
+        ahead: 8,
+    }),
+};
+
+fn bench(pages: u32) -> Bench {
+    Bench::with_groups(limits(), pages, true, GROUPS)
+}
+
+#[test]
+fn pages_behind_the_window_are_given_back_while_a_sequence_goes_on() {
+    let mut bench = bench(64);
+    bench.submit(submission(1, &[1; 10], 50));
+    let mut most = 0;
+    while bench.turn(5) {
+        let tokens = 10
+            + bench
+                .outcomes
+                .get(&RequestId(1))
+                .map_or(0, |it| it.tokens.len());
+        let used = bench.scheduler.kv_used_bytes() / 100;
+        // One page for each block of the first group; of the others what is seen, and a chunk.
+        let near = 2 * (1 + (WINDOW as usize + 8).div_ceil(4));
+        let wanted = tokens.div_ceil(4) + 1 + near;
+        assert!(used as usize <= wanted, "{used} pages for {tokens} tokens");
+        most = most.max(used);
+    }
+    assert_eq!(bench.outcome(1).tokens.len(), 50);
+    assert!(most < 3 * 60 / 4, "{most} pages");
+}
+
+#[test]
+fn a_sequence_fits_where_its_windows_do() {
+    // 60 tokens have 15 blocks; a window of six lies in three of them at most.
+    let least = 15 + 2 * 3;
+    for (pages, tokens) in [(least, 50), (least - 1, 47)] {
+        let mut bench = bench(pages);
+        bench.submit(submission(1, &[1; 10], 50));
+        bench.run();
+        assert_eq!(bench.outcome(1).tokens.len(), tokens, "{pages} pages");
+    }
+    // As a prompt it fits, too.
+    let mut bench = bench(least);
+    bench.submit(submission(2, &[1; 58], 2));
+    bench.run();
+    assert_eq!(bench.outcome(2).tokens.len(), 2);
+}
+
+#[test]
+fn a_beginning_is_shared_as_far_as_its_last_window_is_there() {
+    let mut bench = bench(64);
+    bench.submit(submission(1, &[3; 30], 8));
+    bench.run();
+    bench.submit(submission(2, &[3; 30], 2));
+    bench.run();
+    // Seven blocks of 4 before the last token.
+    assert_eq!(bench.scheduler.load().prefix_hit_tokens, 28);
+    let expected = alone_with_groups(&submission(2, &[3; 30], 2), 64, GROUPS);
+    assert_eq!(bench.outcome(2), &expected);
+}
+
+/// Whoever dies has given back what no window sees, and others have written there.
+#[test]
+fn what_windows_see_is_adopted_and_nothing_else_is_needed() {
+    let first = submission(1, &[1; 30], 30);
+    let expected = alone_with_groups(&first, 64, GROUPS);
+    for turns in 2..34 {
+        let mut dead = bench(64);
+        let mut known = BTreeMap::new();
+        dead.submit(first.clone());
+        for _ in 0..turns {
+            dead.turn_and_seal(&mut known);
+        }
+        while let Some(page) = dead.scheduler.cache.allocate() {
+            dead.device.pages[page.0 as usize] = [Some(TokenId(49)); PAGE_TOKENS as usize];
+        }
+        let pages = &known[&first.request];
+        let told: u32 = pages.iter().step_by(3).map(|page| page.tokens).sum();
+        let mut heir = bench(64);
+        heir.take_over(rest(&first, &dead, pages), &dead.device);
+        let load = heir.scheduler.load();
+        assert_eq!(
+            (load.adopted_tokens, load.changed_pages),
+            (u64::from(told), 0)
+        );
+        heir.run();
+        let before = dead.outcomes.get(&first.request);
+        let before = before.map_or(&[][..], |outcome| &outcome.tokens);
+        let tokens = [before, &heir.outcome(1).tokens].concat();
+        assert_eq!(tokens, expected.tokens, "{turns} turns");
+    }
+}
