@@ -137,7 +137,7 @@ impl KvPages {
             chain = block.chain;
             found.push(block);
         }
-        found.truncate(reach.blocks());
+        found.truncate(reach.longest());
         let near_from = reach.near_from();
         let pages = found.iter().enumerate().flat_map(|(index, block)| {
             let pages = block.pages.iter().enumerate();

@@ -37,7 +37,7 @@ impl Reach {
 
     /// Blocks that can be gone on from.
     #[must_use]
-    pub fn blocks(&self) -> usize {
+    pub fn longest(&self) -> usize {
         self.longest
     }
 

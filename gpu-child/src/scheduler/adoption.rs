@@ -195,7 +195,7 @@ impl Scheduler {
         let here = blocks.iter().take_while(|block| block.has(0..whole));
         let full = here.filter(|block| block.tokens as usize == page_tokens);
         full.for_each(|block| reach.add(block.has(whole..groups)));
-        let count = reach.blocks() - prefix.blocks;
+        let count = reach.longest() - prefix.blocks;
         let mut rest = blocks.split_off(count);
         let is_tail =
             |block: &AdoptedBlock| (block.tokens as usize) < page_tokens && block.has(0..groups);
@@ -217,7 +217,7 @@ impl Scheduler {
         }
         let tail = tail.map(|block| Tail {
             pages: block.places().collect(),
-            start: reach.blocks() * page_tokens,
+            start: reach.longest() * page_tokens,
             tokens: block.tokens as usize,
         });
         // Whoever submits it next finds them by its tokens.

@@ -102,6 +102,7 @@ fn layers_of_a_group(whole: usize, near: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::KvGeometry;
     use crate::model::Window;
 
     fn groups(n_layers: usize, whole_every: Option<usize>) -> LayerGroups {
@@ -155,5 +156,32 @@ mod tests {
                 assert!(taken.insert((group, index)), "{layer} of {n_layers}");
             }
         }
+    }
+
+    /// What docs/models.md says of two models.
+    #[test]
+    fn a_long_sequence_takes_a_part_of_the_pages_of_all_its_tokens() {
+        let share = |n_layers, every, window, tokens: usize| {
+            let positions = Positions {
+                window: Some(Window {
+                    positions: window,
+                    whole_every: Some(every),
+                    rope: None,
+                }),
+                ..Positions::default()
+            };
+            let of = LayerGroups::of(n_layers, &positions, 2048);
+            let geometry = KvGeometry {
+                page_tokens: 32,
+                pages: 0,
+                page_bytes: 0,
+                groups: of.groups(),
+            };
+            let all = geometry.table_entries(tokens);
+            (100.0 * geometry.sequence_pages(tokens) as f64 / all as f64).round()
+        };
+        // gpt-oss-20b, and Gemma 3 12B.
+        assert_eq!(share(24, 2, 128, 131_072), 50.0);
+        assert_eq!(share(48, 6, 1024, 32_768), 22.0);
     }
 }

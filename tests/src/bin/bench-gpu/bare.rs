@@ -62,7 +62,7 @@ impl Bare {
         let loaded = loader::load(&order, None, &|_, _| ()).map_err(|fault| anyhow!("{fault}"))?;
         let seconds = start.elapsed().as_secs_f64();
         let geometry = loaded.executor.kv_geometry();
-        let pages_each = geometry.table_entries(settings.decode_context() as usize) as u32;
+        let pages_each = geometry.table_entries(settings.decode_context()) as u32;
         let memory = loaded.executor.memory();
         say(&json!({
             "what": "loaded", "side": "bare", "seconds": seconds,
