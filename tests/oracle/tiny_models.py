@@ -52,6 +52,12 @@ CONTEXT = 128
 N_VOCAB = 300
 # Tokens that are compared.
 N_TOKENS = 24
+# Of cos and sin, where a file has short and long factors.
+LONG_ROPE_STRETCH = 1.19
+# Llama 3.1's own numbers, but for the context, so that waves are short, long and between within a small head.
+LLAMA3_ROPE = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32
+}
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,10 @@ class Variant:
     fused: bool = False
     tied: bool = False
     rope_dims: int | None = None
-    # Llama 3: per-pair divisors in a tensor of their own.
+    # Per-pair divisors in a tensor of their own, evenly rising.
     rope_freqs: bool = False
+    # The same tensor, by the formula of Llama 3.1.
+    llama3_rope: bool = False
     linear_rope_scale: float | None = None
     # YaRN: the context is so many times the original one.
     yarn_scale: int | None = None
@@ -144,6 +152,7 @@ MAIN = [
 # ... and the switches that only change arithmetic in F32, where nothing hides a mistake.
 EXTRA = [
     Variant("llama-rope-freqs", "llama", head_dim=64, rope_freqs=True, rope_base=5e5),
+    Variant("llama3-rope", "llama", head_dim=64, llama3_rope=True, rope_base=5e5),
     Variant("llama-linear-rope", "llama", head_dim=64, linear_rope_scale=4.0, tied=True),
     Variant("llama-yarn", "llama", head_dim=64, yarn_scale=8, rope_base=5e5),
     Variant("smollm3-yarn", "smollm3", head_dim=64, layers=8, yarn_scale=4, rope_base=5e6),
@@ -261,7 +270,7 @@ def _hyperparameters(writer, variant, n_vocab, context):
         writer.add_rope_freq_base_swa(variant.window_rope_base)
     if variant.rope_original_context:
         writer.add_rope_scaling_orig_ctx_len(variant.rope_original_context)
-        writer.add_rope_scaling_attn_factors(1.19)
+        writer.add_rope_scaling_attn_factors(LONG_ROPE_STRETCH)
 
 
 def _matrices(variant, n_vocab):
@@ -322,11 +331,22 @@ def _vectors(variant, rng):
             yield block + "attn_k.bias", 0.5 * rng.standard_normal(variant.kv_width)
             yield block + "attn_v.bias", 0.5 * rng.standard_normal(variant.kv_width)
     pairs = (variant.rope_dims or variant.head_dim) // 2
-    if variant.rope_freqs:
+    if variant.llama3_rope:
+        yield "rope_freqs.weight", _llama3_divisors(variant.rope_base, pairs)
+    elif variant.rope_freqs:
         yield "rope_freqs.weight", np.linspace(1.0, 8.0, pairs)
     if variant.rope_original_context:
         yield "rope_factors_short.weight", np.linspace(1.0, 2.0, pairs)
         yield "rope_factors_long.weight", np.linspace(1.0, 40.0, pairs)
+
+
+def _llama3_divisors(base, pairs):
+    """As llama.cpp's converter writes them: 1 for short waves, the factor for long ones, a mix of rates between."""
+    waves = 2.0 * np.pi * base ** (np.arange(pairs) / pairs)
+    turns = LLAMA3_ROPE["original_max_position_embeddings"] / waves
+    low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
+    unslowed = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return 1.0 / ((1.0 - unslowed) / LLAMA3_ROPE["factor"] + unslowed)
 
 
 def _type_of(name, type_name):

@@ -6,6 +6,7 @@ mod gpu;
 pub mod report;
 mod schemas;
 mod service;
+mod transformers;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -42,6 +43,8 @@ enum Bench {
     Isolation(service::Arguments),
     /// Schemas that are accepted, and whether answers of a random model are valid under them.
     Schemas(schemas::Arguments),
+    /// Logits of tiny random models, of every architecture and type, beside those of Hugging Face's `transformers`.
+    Transformers,
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -57,5 +60,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::GrammarSiege(arguments) => service::run("grammar-siege", arguments),
         Bench::Isolation(arguments) => service::run("isolation", arguments),
         Bench::Schemas(arguments) => schemas::run(arguments),
+        Bench::Transformers => transformers::run(),
     }
 }

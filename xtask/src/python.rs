@@ -1,6 +1,7 @@
 //! What the tests need of Python, each made once, and again when its list of packages changes: `.venv/` of the oracles
-//! (`tests/oracle/requirements.txt`), `.venv-clients/` of the clients (`tests/clients/requirements.txt`), and
-//! `target/families/` with data that packages hold (`tests/oracle/families.txt`).
+//! (`tests/oracle/requirements.txt`), `.venv-clients/` of the clients (`tests/clients/requirements.txt`),
+//! `.venv-transformers/` of what is too large for every run (`tests/oracle/transformers.txt`), and `target/families/` with
+//! data that packages hold (`tests/oracle/families.txt`).
 
 use crate::{paths, process};
 use anyhow::{Context, Result};
@@ -21,6 +22,12 @@ pub fn interpreter() -> Result<PathBuf> {
 pub fn clients() -> Result<PathBuf> {
     let requirements = paths::root().join("tests/clients/requirements.txt");
     environment(".venv-clients", &requirements)
+}
+
+/// A Python that has Hugging Face's `transformers`.
+pub fn transformers() -> Result<PathBuf> {
+    let requirements = paths::oracle_script("transformers.txt");
+    environment(".venv-transformers", &requirements)
 }
 
 /// A folder with vocabularies and chat templates of families of models, in packages without what they depend on.
