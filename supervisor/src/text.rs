@@ -14,12 +14,14 @@
 
 mod byte_level;
 mod conversation;
+mod generation_tags;
 pub mod json_texts;
 mod pieces;
 mod pre_tokenizer;
 pub mod provenance;
 mod python_json;
 mod python_number;
+mod python_repr;
 mod sentence_piece;
 mod special;
 pub mod stop;

@@ -1,74 +1,75 @@
-"""Chat templates by Python's own Jinja, as Hugging Face's transformers run them.
+"""Prompts of conversations by Hugging Face's transformers, beside those of the worker.
 
     python chat_templates.py CASES.json
 
-Each case has a template, the body of a request as text, and the prompt that the worker makes of it. Messages reach the
-template as transformers' users write them: the arguments of calls as values, an absent text as None beside calls and as an
-empty one elsewhere, and where None fails. For gpt-oss's template thoughts are `thinking`, and beside calls there is no text.
+Each case has a template, the texts of the tokens that begin and end a sequence, the body of a request as text, and what the
+worker makes of it: a prompt, or the words in which the template refuses it. A tokenizer of transformers with that template must
+make the same of the same messages (`apply_chat_template`). Templates may ask for the date, which the worker has in UTC.
+
+What the worker does before the template is done here, too (`message_of`).
 """
 
-import datetime
 import json
+import os
 import sys
+import time
+
+os.environ |= {"TZ": "UTC", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+time.tzset()
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-
-def tojson(value, indent=None):
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def raise_exception(message):
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def strftime_now(form):
-    return datetime.datetime.now(datetime.timezone.utc).strftime(form)
+import tokenizers
+import transformers
+from transformers.utils.chat_template_utils import render_jinja_template
 
 
 def message_of(given, has_thinking):
+    """A message as it reaches the template. The arguments of calls are values, as transformers' users write them. gpt-oss's
+    template refuses thoughts and a text beside calls, and is given no text."""
     message = dict(given)
-    if has_thinking and (thoughts := message.get("reasoning_content")):
-        message["thinking"] = thoughts
-        if message.get("tool_calls"):
-            message["content"] = None
-    message["content"] = message.get("content")
-    if message["content"] is None and not message.get("tool_calls"):
-        message["content"] = ""
-    if calls := message.get("tool_calls"):
+    calls = message.get("tool_calls")
+    if calls:
         message["tool_calls"] = [
             call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
             for call in calls
         ]
+    if calls and has_thinking and message.get("reasoning_content"):
+        message["content"] = ""
     return message
 
 
-def render(template, body):
-    has_thinking = "message.thinking" in template
-    messages = [message_of(message, has_thinking) for message in body["messages"]]
-    try:
-        return rendered(template, body, messages)
-    except TypeError:
-        return rendered(template, body, [message | {"content": message["content"] or ""} for message in messages])
-
-
-def rendered(template, body, messages):
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+def settings_of(body):
     effort = body.get("reasoning_effort")
-    return environment.from_string(template).render(
-        messages=messages,
-        tools=body.get("tools") or None,
-        documents=None,
-        add_generation_prompt=True,
-        bos_token="<s>",
-        eos_token="</s>",
-        **({"reasoning_effort": effort} if effort else {}),
+    settings = {"reasoning_effort": effort} if effort else {}
+    return settings | ({"enable_thinking": False} if effort == "none" else {})
+
+
+def made_by_transformers(case):
+    """What the worker should have made, under the same name."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),
+        bos_token=case["begin"],
+        eos_token=case["end"],
+        chat_template=case["template"],
     )
+    body = json.loads(case["body"])
+    has_thinking = "message.thinking" in case["template"]
+    messages = [message_of(message, has_thinking) for message in body["messages"]]
+    tools = body["tools"] or None
+    settings = {"add_generation_prompt": True} | settings_of(body)
+    try:
+        return {"prompt": tokenizer.apply_chat_template(messages, tools, tokenize=False, **settings)}
+    except jinja2.UndefinedError:
+        # It takes away what is None. DeepSeek's templates ask whether a content is, and fail where there is none: its own
+        # renderer gives them what is written here.
+        settings |= tokenizer.special_tokens_map
+        [prompt], _ = render_jinja_template([messages], tools, chat_template=case["template"], **settings)
+        return {"prompt": prompt}
+    except jinja2.TemplateError as error:
+        # What a template raises has no class of its own.
+        if type(error) is not jinja2.TemplateError:
+            raise
+        return {"refusal": error.message}
 
 
 def main(path):
@@ -76,12 +77,14 @@ def main(path):
         cases = json.load(file)
     different = 0
     for case in cases:
-        expected = render(case["template"], json.loads(case["body"]))
-        if expected != case["prompt"]:
+        expected = made_by_transformers(case)
+        made = {name: case[name] for name in ("prompt", "refusal") if name in case}
+        if expected != made:
             different += 1
-            print(f"{case['name']}\n  expected {expected!r}\n  rendered {case['prompt']!r}")
-    print(f"jinja2 {jinja2.__version__}: {len(cases)} prompts, {different} different")
-    return different > 0 or not cases
+            print(f"{case['name']}\n  expected {expected!r}\n  made     {made!r}")
+    refusals = sum("refusal" in case for case in cases)
+    print(f"transformers {transformers.__version__}: {len(cases)} bodies, {refusals} refused, {different} different")
+    return different > 0 or refusals == len(cases)
 
 
 if __name__ == "__main__":

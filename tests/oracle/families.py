@@ -321,12 +321,14 @@ def main(folder, model):
     vocabulary_of = functools.cache(lambda maker: maker(model))
     for seed, family in enumerate(FAMILIES):
         row = {"name": family.name, "variant": family.variant, "has_tools": family.has_tools}
+        vocabulary = vocabulary_of(family.vocabulary)
         row["template"] = family.template(model)
+        row |= {"begin": vocabulary.tokens[vocabulary.bos], "end": vocabulary.tokens[vocabulary.eos]}
         if folder != "-":
             path = Path(folder) / f"{family.name}.gguf"
             # Where a head is the embedding, random weights say the last token again and again.
             variant = replace(tiny_models.named(family.variant), tied=False)
-            own = {"vocabulary": vocabulary_of(family.vocabulary), "template": row["template"], "context": CONTEXT}
+            own = {"vocabulary": vocabulary, "template": row["template"], "context": CONTEXT}
             tiny_models.write(path, variant, "Q8_0", seed, **own)
             row["path"] = str(path)
         print(json.dumps(row), flush=True)

@@ -14,6 +14,9 @@ pub struct Family {
     /// The model of `tests/oracle/tiny_models.py` whose layers it has.
     pub variant: String,
     pub template: String,
+    /// Texts of the tokens that begin and end a sequence.
+    pub begin: String,
+    pub end: String,
     pub has_tools: bool,
     /// Its file, where it was written.
     pub path: Option<PathBuf>,

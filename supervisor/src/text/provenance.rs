@@ -112,8 +112,8 @@ impl Marks {
         }
     }
 
-    /// Templates may write JSON in ASCII, also inside of JSON: there a mark is written in digits, behind one backslash
-    /// or several.
+    /// Templates may write JSON in ASCII, also inside of JSON, and print lists: there a mark is written in digits, behind
+    /// one backslash or several.
     fn surround(self, text: &str, range: &Range<usize>) -> bool {
         let is_written = |c: &char| *c != '\\';
         let before = text[..range.start].chars().rev().take(MARK_CHARS);
@@ -126,13 +126,14 @@ impl Marks {
     }
 }
 
-/// As itself, and as two units of UTF-16 without their backslashes.
-fn spellings(mark: char) -> [String; 2] {
+/// As itself, as two units of UTF-16 and as a number, both without their backslashes: JSON and Python's `repr`.
+fn spellings(mark: char) -> [String; 3] {
     let mut units = [0; 2];
     let units = mark.encode_utf16(&mut units).iter();
     [
         mark.to_string(),
         units.map(|unit| format!("u{unit:04x}")).collect(),
+        format!("U{:08x}", u32::from(mark)),
     ]
 }
 

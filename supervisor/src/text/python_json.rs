@@ -9,15 +9,29 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write as _;
 
-/// The `tojson` filter, with the options that templates use.
+/// The `tojson` filter, with the options that transformers gives it.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let sort_keys: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
+    // A new line follows each item, and Python leaves no space in front of it.
+    let own = [if indent.is_some() { "," } else { ", " }, ": "].map(str::to_owned);
+    let [between, behind_key] = match separators {
+        Some(given) => given.try_into().map_err(|_| {
+            let message = "separators are two";
+            Error::new(ErrorKind::InvalidOperation, message)
+        })?,
+        None => own,
+    };
     let mut out = String::new();
     Writer {
         indent,
         ensure_ascii: ensure_ascii.unwrap_or(false),
+        between: &between,
+        behind_key: &behind_key,
+        sort_keys: sort_keys.unwrap_or(false),
         depth: 0,
         out: &mut out,
     }
@@ -29,6 +43,9 @@ struct Writer<'a> {
     indent: Option<usize>,
     /// Other characters are written as UTF-16, in hexadecimal digits.
     ensure_ascii: bool,
+    between: &'a str,
+    behind_key: &'a str,
+    sort_keys: bool,
     depth: usize,
     out: &'a mut String,
 }
@@ -71,27 +88,28 @@ impl Writer<'_> {
     fn map(&mut self, map: &Value) -> Result<(), Error> {
         self.out.push('{');
         self.depth += 1;
-        let mut items = 0;
-        for key in map.try_iter()? {
-            self.separator(items);
-            self.string(&key.to_string());
-            self.out.push_str(": ");
+        let mut keys: Vec<(String, Value)> =
+            map.try_iter()?.map(|key| (key.to_string(), key)).collect();
+        if self.sort_keys {
+            keys.sort_by(|(a, _), (b, _)| a.cmp(b));
+        }
+        let items = keys.len();
+        for (before, (text, key)) in keys.into_iter().enumerate() {
+            self.separator(before);
+            self.string(&text);
+            self.out.push_str(self.behind_key);
             self.value(&map.get_item(&key)?)?;
-            items += 1;
         }
         self.close(items, '}');
         Ok(())
     }
 
     fn separator(&mut self, items_before: usize) {
-        match (items_before, self.indent) {
-            (0, None) => {}
-            (0, Some(_)) => self.new_line(),
-            (_, None) => self.out.push_str(", "),
-            (_, Some(_)) => {
-                self.out.push(',');
-                self.new_line();
-            }
+        if items_before > 0 {
+            self.out.push_str(self.between);
+        }
+        if self.indent.is_some() {
+            self.new_line();
         }
     }
 

@@ -1,8 +1,11 @@
 //! Numbers as Python writes them, for which chat templates are written.
 //!
+//! A template may print them, make texts of them or JSON. What it joins to a text by `~` is written by the template engine.
+//!
 //! Its `repr` of a float has the fewest digits that tell the float, and a power of ten where that is shorter:
 //! <https://docs.python.org/3/library/stdtypes.html#float>. Rust finds the same digits and writes them otherwise.
 
+use super::python_repr;
 use minijinja::value::ValueKind;
 use minijinja::{Error, Output, State, Value};
 
@@ -43,7 +46,7 @@ pub(super) fn print(
     state: &mut State<'_, '_>,
     value: &Value,
 ) -> Result<(), Error> {
-    match of_float(value) {
+    match shown(value)? {
         Some(text) => Ok(out.write_str(&text)?),
         None => minijinja::escape_formatter(out, state, value),
     }
@@ -51,9 +54,17 @@ pub(super) fn print(
 
 /// The `string` filter.
 pub(super) fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
-    match of_float(value) {
+    match shown(value)? {
         Some(text) => Ok(Value::from(text)),
         None => minijinja::filters::string(state, value),
+    }
+}
+
+/// Of what the template engine writes in another way.
+fn shown(value: &Value) -> Result<Option<String>, Error> {
+    match of_float(value) {
+        Some(text) => Ok(Some(text)),
+        None => python_repr::of_container(value),
     }
 }
 

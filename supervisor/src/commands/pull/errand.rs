@@ -4,7 +4,11 @@ use super::news::News;
 use crate::child::probe;
 use crate::logging::printable;
 use anyhow::{Context as _, Result, anyhow, ensure};
+use nix::sys::signal::Signal::SIGKILL;
+use nix::sys::signal::killpg;
+use nix::unistd::Pid;
 use std::io::{Read as _, Seek as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +29,16 @@ const MAX_COMPLAINT_BYTES: u64 = 4096;
 
 /// The program that gets bytes, while there is one, for whoever has to end it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Transfer(Arc<Mutex<Option<Child>>>);
+pub(crate) struct Transfer(Arc<Mutex<Running>>);
+
+#[derive(Debug, Default)]
+struct Running {
+    program: Option<Child>,
+    /// Programs are leaders of their groups.
+    in_groups: bool,
+    /// No other program may follow.
+    is_over: bool,
+}
 
 /// What a program that has ended has written.
 #[derive(Debug)]
@@ -37,12 +50,26 @@ pub(super) struct Output {
 }
 
 impl Transfer {
-    /// A child that waits for a hub would outlive who is told to end.
+    /// Of somebody who may have to end it. A program that is found by name may be a wrapper that waits for another
+    /// (pyenv's `python3`), so it is ended with all that it has started. A terminal's interrupt does not reach it.
+    pub(crate) fn in_groups() -> Self {
+        let running = Running {
+            in_groups: true,
+            ..Running::default()
+        };
+        Self(Arc::new(Mutex::new(running)))
+    }
+
+    /// For good: a child that waits for a hub would outlive who is told to end.
     pub(crate) fn kill(&self) {
-        if let Some(child) = self.held().as_mut() {
-            // It has ended then.
-            let _ = child.kill();
-        }
+        let mut running = self.held();
+        running.is_over = true;
+        running.kill();
+    }
+
+    /// True once it was killed.
+    pub(super) fn is_over(&self) -> bool {
+        self.held().is_over
     }
 
     /// Runs a program to its end and takes `most_bytes` of it at most: a hub may answer without one.
@@ -53,11 +80,12 @@ impl Transfer {
         let program = command.get_program().to_string_lossy().into_owned();
         // A file takes all that is said while the bytes are read.
         let mut said = tempfile::tempfile()?;
-        let mut child = command
+        let command = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(said.try_clone()?)
-            .spawn()
+            .stderr(said.try_clone()?);
+        let mut child = self
+            .spawn(command)
             .with_context(|| format!("{program} cannot be started; it is needed for this"))?;
         let written = child.stdout.take();
         self.begins(child);
@@ -65,7 +93,7 @@ impl Transfer {
         let read = written.map(|it| it.take(most_bytes + 1).read_to_end(&mut bytes));
         let is_too_much = bytes.len() as u64 > most_bytes;
         if is_too_much {
-            self.kill();
+            self.held().kill();
         }
         let code = self.ends()?;
         read.transpose()?;
@@ -83,19 +111,43 @@ impl Transfer {
         })
     }
 
+    pub(super) fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        if self.held().in_groups {
+            command.process_group(0);
+        }
+        command.spawn()
+    }
+
     pub(super) fn begins(&self, child: Child) {
-        *self.held() = Some(child);
+        let mut running = self.held();
+        running.program = Some(child);
+        if running.is_over {
+            running.kill();
+        }
     }
 
     /// Waits for its end.
     pub(super) fn ends(&self) -> io::Result<Option<i32>> {
-        let child = self.held().take();
+        let child = self.held().program.take();
         let status = child.map(|mut child| child.wait()).transpose()?;
         Ok(status.and_then(|status| status.code()))
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<Child>> {
+    fn held(&self) -> MutexGuard<'_, Running> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    fn kill(&mut self) {
+        let Some(program) = &mut self.program else {
+            return;
+        };
+        // Where this fails it has ended.
+        match self.in_groups {
+            true => drop(killpg(Pid::from_raw(program.id().cast_signed()), SIGKILL)),
+            false => drop(program.kill()),
+        }
     }
 }
 

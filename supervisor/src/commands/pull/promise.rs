@@ -121,7 +121,7 @@ impl Promise {
                 "" => String::new(),
                 said => format!(" ({said})"),
             };
-            if errand.retries.is_none_or(|most| in_vain > most) {
+            if errand.transfer.is_over() || errand.retries.is_none_or(|most| in_vain > most) {
                 bail!("{why}{said}; the same command goes on from there");
             }
             let after = PAUSE * 2_u32.pow(in_vain.min(5));
@@ -147,12 +147,12 @@ impl Promise {
         if have > 0 {
             command.args(["--continue-at", &have.to_string()]);
         }
-        let mut transfer = command
+        command
             .arg(&self.url)
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("curl cannot be started; it is needed for this")?;
+            .stderr(Stdio::piped());
+        let spawned = errand.transfer.spawn(&mut command);
+        let mut transfer = spawned.context("curl cannot be started; it is needed for this")?;
         let (bytes, words) = (transfer.stdout.take(), transfer.stderr.take());
         errand.transfer.begins(transfer);
         let (Some(bytes), Some(mut words)) = (bytes, words) else {

@@ -27,6 +27,12 @@ use tokio::sync::{mpsc, oneshot};
 /// How often in a row a transfer may bring nothing: with the pauses in between about a minute of it.
 const RETRIES: u32 = 5;
 
+/// A getter whose program was killed ends at once, unless its disk hangs, for which nobody waits.
+const REMOVES_WITHIN: Duration = Duration::from_secs(1);
+
+/// What the getter says, if it says anything.
+type Got = Result<anyhow::Result<PathBuf>, oneshot::error::RecvError>;
+
 /// Gets the model that the settings mean, if it is not here.
 ///
 /// # Errors
@@ -40,7 +46,7 @@ pub(super) async fn fetch(
     }
     let name = config.model_ref.clone();
     let child = config.child_binary.clone();
-    let transfer = Transfer::default();
+    let transfer = Transfer::in_groups();
     let of_getter = transfer.clone();
     let (words, told) = channel();
     let (done, got) = oneshot::channel();
@@ -71,8 +77,8 @@ pub(super) async fn fetch(
                 return Err(end_with(WorkerExit::Fetch, &why));
             }
             Some(word) = signals.recv() => match word {
-                Word::Stop(signal) => return Err(stopped(signal, &transfer)),
-                Word::StopWithoutWaiting => return Err(stopped("SIGQUIT", &transfer)),
+                Word::Stop(signal) => return Err(stopped(signal, &transfer, &mut got).await),
+                Word::StopWithoutWaiting => return Err(stopped("SIGQUIT", &transfer, &mut got).await),
                 Word::Reload | Word::Upgrade | Word::Ignored(_) => {
                     tracing::warn!(?word, "signal_before_there_is_a_model");
                 }
@@ -81,9 +87,11 @@ pub(super) async fn fetch(
     }
 }
 
-fn stopped(signal: &str, transfer: &Transfer) -> WorkerExit {
+async fn stopped(signal: &str, transfer: &Transfer, got: impl Future<Output = Got>) -> WorkerExit {
     log_order(signal, true);
     transfer.kill();
+    // Who gets it removes what nobody can go on with. That it comes to nothing is known.
+    let _ = tokio::time::timeout(REMOVES_WITHIN, got).await;
     WorkerExit::Engine(SupervisorExit::Clean)
 }
 
