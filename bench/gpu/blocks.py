@@ -16,9 +16,10 @@ TYPES = {
     "Q8_0": (8, 32, 34),
     "Q4_K": (12, 256, 144),
     "Q6_K": (14, 256, 210),
+    "MXFP4": (39, 32, 17),
 }
 PATTERN_BYTES = 16 << 20
-"""More than any matrix has: as many blocks in a pattern, and each row begins at another one. With
+"""More than any matrix of a type of long blocks has: as many blocks in a pattern, and each row begins at another one. With
 fewer, tokens far apart in a vocabulary would have the same weights, and the same logits."""
 MOST_ROWS = 160_000
 SEED = 20261121
@@ -70,7 +71,14 @@ def q6_k(raw, size, count):
     put(raw, size, count, 208, 8.7e-5)
 
 
-SHAPERS = {"F32": f32, "F16": f16, "Q5_0": q5_0, "Q8_0": q8_0, "Q4_K": q4_k, "Q6_K": q6_k}
+def mxfp4(raw, size, count):
+    """The first byte is the exponent of a power of two, 2⁻⁷ of those behind it."""
+    raw[0::size] = bytes([120]) * count
+
+
+SHAPERS = {
+    "F32": f32, "F16": f16, "Q5_0": q5_0, "Q8_0": q8_0, "Q4_K": q4_k, "Q6_K": q6_k, "MXFP4": mxfp4,
+}
 
 
 def put(raw, size, count, at, number):

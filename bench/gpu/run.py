@@ -37,7 +37,7 @@ REAL_TEXT = "The history of the Roman Empire began when Augustus became"
 # The most telling first: a run that ends early has those.
 ORDER = ["0.5b-F16", "smollm2", "0.5b-Q8_0", "0.5b-Q4_K_M", "7b-F16", "7b-Q8_0", "7b-Q4_K_M"]
 """Larger than what has room beside others in memory: made only when it is asked for (--only)."""
-LARGE = ["30b-a3b-Q4_K_M", "30b-a3b-Q8_0", "30b-a3b-F16"]
+LARGE = ["30b-a3b-Q4_K_M", "30b-a3b-Q8_0", "30b-a3b-F16", "gpt-oss-20b-MXFP4_MOE"]
 MEASURES = ["decode", "prompt", "long", "mixed", "structured"]
 """Programs of each side, each with a start of its own: a worker that may serve 32,768 positions
 is another one than that which serves 256 short streams."""
@@ -220,9 +220,9 @@ class model:
         if self.label == "smollm2":
             return smollm2(self.arguments)
         shape_name, _, kind = self.label.rpartition("-")
-        if shape_name not in models.SHAPES or kind not in models.TYPES:
+        shape = models.SHAPES.get(shape_name)
+        if shape is None or kind not in models.TYPES or not models.has(shape, kind):
             raise RuntimeError(f"no model named {self.label}; there are {', '.join(ORDER + LARGE)}")
-        shape = models.SHAPES[shape_name]
         if self.arguments.layers:
             shape = models.replace(shape, layers=self.arguments.layers)
         self.folder = tempfile.mkdtemp(dir=scratch(self.arguments, shape, kind))

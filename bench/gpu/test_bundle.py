@@ -2,7 +2,9 @@
 
 import argparse
 import ctypes
+import math
 import pathlib
+import re
 import struct
 import sys
 import tempfile
@@ -26,7 +28,8 @@ TINY = replace(models.SHAPES["0.5b"], layers=1, vocabulary=1000)
 
 class Weights(unittest.TestCase):
     def test_every_type_has_weights_near_three_hundredths(self):
-        decoders = {"F32": f32, "F16": f16, "Q8_0": q8_0, "Q5_0": q5_0, "Q4_K": q4_k, "Q6_K": q6_k}
+        decoders = {"F32": f32, "F16": f16, "Q8_0": q8_0, "Q5_0": q5_0, "Q4_K": q4_k, "Q6_K": q6_k,
+                    "MXFP4": mxfp4}
         for name, decode in decoders.items():
             size = blocks.TYPES[name][2]
             raw = blocks.pattern(name)
@@ -52,7 +55,7 @@ class Weights(unittest.TestCase):
         """Tokens with the same weights have the same logits, and which of them is drawn is a
         matter of taste between two engines."""
         for shape in models.SHAPES.values():
-            for kind in models.TYPES:
+            for kind in (kind for kind in models.TYPES if models.has(shape, kind)):
                 # One layer has matrices of every size.
                 for tensor in models.tensors(replace(shape, layers=1), kind):
                     if len(tensor.dims) == 2:
@@ -71,6 +74,30 @@ class Weights(unittest.TestCase):
             total = sum(t.nbytes for t in matrices if shape.tied or t.name != "token_embd.weight")
             self.assertAlmostEqual(total / 1e9, gigabytes, delta=0.01)
 
+    def test_gpt_oss_has_the_parameters_that_openai_names(self):
+        """20.9 billion, of which a token uses 3.6 (model card, table 1): without the embedding's rows of others."""
+        shape = models.SHAPES["gpt-oss-20b"]
+        used, every = 0, 0
+        for tensor in models.tensors(shape, "MXFP4_MOE"):
+            count = math.prod(tensor.dims)
+            share = shape.used / shape.experts if "_exps." in tensor.name else 1
+            every += count
+            used += count * share * (tensor.name != "token_embd.weight")
+        self.assertAlmostEqual(every / 1e9, 20.91, delta=0.01)
+        self.assertAlmostEqual(used / 1e9, 3.61, delta=0.01)
+
+    def test_mxfp4_is_for_experts_alone(self):
+        shape = replace(models.SHAPES["gpt-oss-20b"], layers=1, vocabulary=1000)
+        number = {name: ty[0] for name, ty in blocks.TYPES.items()}
+        for tensor in models.tensors(shape, "MXFP4_MOE"):
+            if tensor.name.endswith("_exps.weight"):
+                self.assertEqual(tensor.kind, number["MXFP4"], tensor.name)
+            elif len(tensor.dims) == 1 or "ffn_gate_inp" in tensor.name or tensor.name.endswith(".bias"):
+                self.assertEqual(tensor.kind, number["F32"], tensor.name)
+            else:
+                self.assertEqual(tensor.kind, number["Q8_0"], tensor.name)
+        self.assertEqual([name for name, shape in models.SHAPES.items() if models.has(shape, "MXFP4_MOE")],
+                         ["30b-a3b", "gpt-oss-20b"])
 
     def test_of_experts_a_token_reads_those_that_it_uses(self):
         shape = replace(models.SHAPES["30b-a3b"], layers=1, vocabulary=1000)
@@ -115,6 +142,9 @@ class Files(unittest.TestCase):
             tokens = made["tokenizer.ggml.tokens"]
             self.assertEqual((len(tokens), len(set(tokens))), (size, size))
             self.assertEqual(len(made["tokenizer.ggml.token_type"]), size)
+            # What the template writes is in the vocabulary, control tokens and characters.
+            template = made["tokenizer.chat_template"]
+            self.assertEqual(set(re.findall(r"<\|\w+\|>", template)), {"<|im_start|>", "<|im_end|>"})
             known = set(tokens)
             for merge in made["tokenizer.ggml.merges"]:
                 left, right = merge.split(" ")
@@ -458,6 +488,13 @@ def q5_0(raw):
     high = struct.unpack_from("<I", raw, 2)[0]
     codes = [b & 15 for b in raw[6:22]] + [b >> 4 for b in raw[6:22]]
     return [half(raw, 0) * ((code | (high >> i & 1) << 4) - 16) for i, code in enumerate(codes)]
+
+
+def mxfp4(raw):
+    """The standard's E2M1: a sign, two bits of exponent, one of fraction."""
+    sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    codes = [b & 15 for b in raw[1:17]] + [b >> 4 for b in raw[1:17]]
+    return [(-1 if code & 8 else 1) * sizes[code & 7] * 2.0 ** (raw[0] - 127) for code in codes]
 
 
 def q4_k(raw):

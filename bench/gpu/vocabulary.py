@@ -12,6 +12,13 @@ import itertools
 import string
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+"""ChatML, in the tokens above: a chat over HTTP needs a template, and so does what puts another in its place."""
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 """Ids at the end that are no text by themselves."""
 SILENT = 128 + len(CONTROL)
 
@@ -51,4 +58,5 @@ def metadata(size):
         "tokenizer.ggml.merges": [f"{a} {b}" for a, b in merges],
         "tokenizer.ggml.bos_token_id": size - 3,
         "tokenizer.ggml.eos_token_id": size - 1,
+        "tokenizer.chat_template": TEMPLATE,
     }

@@ -21,13 +21,20 @@ fn python(script: &str, arguments: &[&str]) -> Output {
     output
 }
 
-/// Two layers and a short vocabulary: the widths are true.
 fn model(kind: &str) -> (TempDir, PathBuf) {
+    model_of("0.5b", kind, &[])
+}
+
+/// Two layers and a short vocabulary: the widths are true.
+fn model_of(shape: &str, kind: &str, flags: &[&str]) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let path = folder.path().join(format!("0.5b-{kind}.gguf"));
+    let path = folder.path().join(format!("{shape}-{kind}.gguf"));
     let name = path.to_str().expect("an ordinary path");
     let shallow = ["--layers", "2", "--vocabulary", "3000"];
-    python("models.py", &[&["0.5b", kind, name], &shallow[..]].concat());
+    python(
+        "models.py",
+        &[&[shape, kind, name], &shallow[..], flags].concat(),
+    );
     (folder, path)
 }
 
@@ -45,6 +52,48 @@ fn models_with_random_weights_answer_with_text() {
         assert_ne!(answers[0], answers[1], "{kind}: the prompt decides nothing");
         let again = ask(&worker.client(), "Q W E R T Y");
         assert_eq!(answers[0], again, "{kind}");
+    }
+}
+
+/// llama.cpp draws the same tokens from such files (`tests/oracle/random_models.py`).
+#[test]
+fn every_shape_answers_a_chat_in_its_own_template() {
+    for (shape, kind, experts) in [
+        ("0.5b", "Q4_K_M", None),
+        ("7b", "Q4_K_M", None),
+        ("8b", "Q4_K_M", None),
+        ("30b-a3b", "Q4_K_M", Some("16")),
+        ("30b-a3b", "MXFP4_MOE", Some("16")),
+        ("gpt-oss-20b", "MXFP4_MOE", Some("8")),
+    ] {
+        let flags: Vec<_> = experts
+            .into_iter()
+            .flat_map(|it| ["--experts", it])
+            .collect();
+        let (_folder, path) = model_of(shape, kind, &flags);
+        let worker = Worker::with_model(path)
+            .arg("--kv-cache-size", "64MiB")
+            .start();
+        let client = worker.client();
+        let chat = |words: &str| {
+            let messages = json!([{"role": "user", "content": words}]);
+            let shown = client.post("/apply-template", &json!({"messages": messages}));
+            let prompt = format!("<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n");
+            assert_eq!(shown.json()["prompt"], prompt, "{shape}");
+            let body = json!({"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+            let answer = client.post("/v1/chat/completions", &body);
+            assert_eq!(answer.status, 200, "{shape}-{kind}: {}", answer.text());
+            let answer = answer.json();
+            assert_eq!(answer["usage"]["completion_tokens"], 12, "{answer}");
+            let said = answer["choices"][0]["message"]["content"].as_str();
+            said.expect("a text").to_owned()
+        };
+        let said = chat("Q W E R T Y");
+        assert!(
+            said.len() >= 12,
+            "{shape}-{kind}: each token is a text: {said:?}"
+        );
+        assert_ne!(said, chat("Z X C V B N"), "{shape}-{kind}");
     }
 }
 

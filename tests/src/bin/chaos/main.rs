@@ -102,6 +102,10 @@ pub struct Arguments {
     /// Requests decoded in one step.
     #[arg(long, default_value_t = 8)]
     max_running: usize,
+    /// Tokens of a conversation. Prompts are computed again after each death, and are short; a vocabulary that knows few
+    /// words makes more tokens of them, as those of bench/gpu/models.py, which want 2048.
+    #[arg(long, default_value_t = 512)]
+    max_context: u32,
     /// The deadlines of heartbeat and step are so many times as long, for a machine that has much else to do.
     #[arg(long, default_value_t = 1)]
     slowness: u32,
@@ -204,6 +208,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         model: ground.model.clone(),
         device: arguments.device.clone(),
         max_running: arguments.max_running,
+        max_context: arguments.max_context,
         max_restarts: match arguments.worn_devices {
             true => OUTLIVED_OF_WORN,
             false => OUTLIVED,

@@ -24,10 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// found by who waits for the end of all.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(600);
 
-/// Prompts short enough to be computed again between two deaths.
-const SETTINGS: [&str; 8] = [
-    "--max-context",
-    "512",
+const SETTINGS: [&str; 6] = [
     // One for each death; a run's verdict reads them all.
     "--max-crash-reports",
     "10000",
@@ -53,6 +50,7 @@ pub struct Setup {
     pub model: PathBuf,
     pub device: String,
     pub max_running: usize,
+    pub max_context: u32,
     /// Deaths within a minute that a device outlives.
     pub max_restarts: u32,
     pub standby: bool,
@@ -109,6 +107,7 @@ impl Worker {
             .args(["--device", &setup.device])
             .args(["--max-restarts", &setup.max_restarts.to_string()])
             .args(["--max-running", &setup.max_running.to_string()])
+            .args(["--max-context", &setup.max_context.to_string()])
             .args([
                 "--kv-cache-size",
                 &format!("{}MiB", KV_CACHE_MIB * setup.max_running),
