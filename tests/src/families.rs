@@ -4,6 +4,7 @@
 use crate::model::{oracle_python, real_model, repository_root};
 use serde::Deserialize;
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -32,6 +33,20 @@ pub fn templates() -> Vec<Family> {
 #[must_use]
 pub fn written_to(folder: &Path) -> Vec<Family> {
     asked_for(folder.as_os_str())
+}
+
+/// A template of the collection that those of families come from.
+///
+/// # Panics
+/// When it is not there.
+#[must_use]
+pub fn collected(name: &str) -> String {
+    let folder = std::env::var_os("WORKER_ORCD_FAMILIES").map(PathBuf::from);
+    let folder = folder.unwrap_or_else(|| repository_root().join("target/families"));
+    let path = folder.join(format!(
+        "axolotl/utils/chat_templates/templates/{name}.jinja"
+    ));
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 fn asked_for(folder: &OsStr) -> Vec<Family> {

@@ -534,6 +534,30 @@ fn prompts_of_each_family_are_those_of_transformers() {
     are_transformers(cases);
 }
 
+/// Of models that are not served, or whose families have another one above: they ask for tools in ways of their own.
+#[test]
+fn prompts_of_other_templates_that_know_tools_are_those_of_transformers() {
+    let mut cases = Vec::new();
+    for name in [
+        "command_a",
+        "exaone4",
+        "jamba",
+        "llama4",
+        "mistral_v3_tekken",
+        "qwen3_5",
+    ] {
+        let source = Source {
+            name,
+            template: &families::collected(name),
+            begin: "<s>",
+            end: "</s>",
+        };
+        let all = bodies().into_iter();
+        cases.extend(all.map(|(story, body)| case(&source, story, &body)));
+    }
+    are_transformers(cases);
+}
+
 fn are_transformers(cases: Vec<Value>) {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let path = folder.path().join("cases.json");
