@@ -540,6 +540,7 @@ fn prompts_of_other_templates_that_know_tools_are_those_of_transformers() {
     let mut cases = Vec::new();
     for name in [
         "command_a",
+        "deepseek_v3",
         "exaone4",
         "jamba",
         "llama4",

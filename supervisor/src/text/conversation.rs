@@ -50,6 +50,11 @@ impl Conversation {
         of_messages.sum::<usize>() + self.tools.as_ref().map_or(0, String::len)
     }
 
+    pub(super) fn has_calls(&self) -> bool {
+        let mut messages = self.messages.iter();
+        messages.any(|message| !message.tool_calls.is_empty())
+    }
+
     /// The same with an empty text where a message has none, not even an empty one, and where a function has no
     /// description; `None` where nothing is missing.
     pub(super) fn with_missing_texts(&self) -> Option<Self> {
@@ -128,6 +133,8 @@ pub(super) struct MessageForm {
     has_thinking: bool,
     /// It asks whether a content is none, by which DeepSeek's templates know that there are calls.
     has_none: bool,
+    /// It takes the arguments of calls for a text.
+    has_arguments_as_text: bool,
 }
 
 impl MessageForm {
@@ -139,6 +146,15 @@ impl MessageForm {
                 let mut behind = behind.map(|it| it.strip_prefix("not").unwrap_or(it).trim_start());
                 behind.any(|it| it.starts_with("none"))
             }),
+            // That is seen when it fails on values.
+            has_arguments_as_text: false,
+        }
+    }
+
+    pub(super) fn with_arguments_as_text(self) -> Self {
+        Self {
+            has_arguments_as_text: true,
+            ..self
         }
     }
 }
@@ -147,7 +163,7 @@ impl MessageForm {
 const CONTENT_IS: &[&str] = &["content is ", "content'] is ", "content\"] is "];
 
 /// The message as a template sees it, which is as the OpenAI API has it but for the arguments of calls:
-/// templates of Hugging Face's transformers want values and not text. What is not there has no key, as in transformers, for
+/// templates of Hugging Face's transformers want values and not text (but [some](MessageForm::with_arguments_as_text)). What is not there has no key, as in transformers, for
 /// templates ask whether it is and print what is there; but a content is none for those that ask that.
 ///
 /// gpt-oss's template refuses calls beside content and thoughts. As llama.cpp does, it is given no content then.
@@ -171,15 +187,18 @@ pub(super) fn value_of(message: &ChatMessage, form: MessageForm) -> Result<Value
         pairs.extend(text.as_ref().map(|text| (key, Value::from(text.as_str()))));
     }
     if !message.tool_calls.is_empty() {
-        let calls = message.tool_calls.iter().map(value_of_call);
+        let calls = message.tool_calls.iter().map(|it| value_of_call(it, form));
         let calls = calls.collect::<Result<Vec<Value>, _>>()?;
         pairs.push(("tool_calls", Value::from(calls)));
     }
     Ok(Value::from_pairs(pairs))
 }
 
-fn value_of_call(call: &ToolCall) -> Result<Value, TemplateError> {
-    let arguments = value_of_json(&call.arguments)?;
+fn value_of_call(call: &ToolCall, form: MessageForm) -> Result<Value, TemplateError> {
+    let arguments = match form.has_arguments_as_text {
+        true => Value::from(call.arguments.as_str()),
+        false => value_of_json(&call.arguments)?,
+    };
     let function = context! { name => &call.name, arguments => arguments };
     Ok(match &call.id {
         Some(id) => context! { id, type => "function", function },

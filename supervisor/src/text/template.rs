@@ -136,29 +136,55 @@ impl ChatTemplate {
     /// When the template refuses the messages, fails on them, takes too many steps, or makes too
     /// much of them.
     pub fn render(&self, rendering: &Rendering) -> Result<String, TemplateError> {
-        let rendered = self.render_as_it_is(rendering);
+        let rendered = self.render_in_form(rendering, self.form);
+        let Err(TemplateError::Failed(_)) = rendered else {
+            return rendered;
+        };
+        if !rendering.conversation.has_calls() {
+            return rendered;
+        }
+        // DeepSeek's templates write arguments behind other text, and want them as a text.
+        match self.render_in_form(rendering, self.form.with_arguments_as_text()) {
+            Err(TemplateError::Failed(_)) => rendered,
+            other => other,
+        }
+    }
+
+    fn render_in_form(
+        &self,
+        rendering: &Rendering,
+        form: MessageForm,
+    ) -> Result<String, TemplateError> {
+        let rendered = self.render_as_it_is(rendering, form);
         let Err(TemplateError::Failed(_)) = rendered else {
             return rendered;
         };
         // Many templates take any content for a text, and clients give none beside calls; gpt-oss's does so of
         // descriptions.
         match rendering.conversation.with_missing_texts() {
-            Some(conversation) => self.render_as_it_is(&Rendering {
-                conversation,
-                ..rendering.clone()
-            }),
+            Some(conversation) => {
+                let rendering = Rendering {
+                    conversation,
+                    ..rendering.clone()
+                };
+                self.render_as_it_is(&rendering, form)
+            }
             None => rendered,
         }
     }
 
-    fn render_as_it_is(&self, rendering: &Rendering) -> Result<String, TemplateError> {
+    fn render_as_it_is(
+        &self,
+        rendering: &Rendering,
+        form: MessageForm,
+    ) -> Result<String, TemplateError> {
         let template = self
             .environment
             .get_template(NAME)
             .map_err(|error| TemplateError::Broken(describe(&error)))?;
         let Conversation { messages, tools } = &rendering.conversation;
         let messages = messages.iter();
-        let messages = messages.map(|it| value_of(it, self.form));
+        let messages = messages.map(|it| value_of(it, form));
         let values = context! {
             messages => messages.collect::<Result<Vec<Value>, _>>()?,
             add_generation_prompt => true,

@@ -311,3 +311,36 @@ fn a_prompt_is_written_up_to_its_bound() {
     assert_eq!(render_within(10, ten).unwrap(), "ababababab");
     assert_eq!(render_within(9, ten), Err(TemplateError::TooLong(9)));
 }
+
+#[test]
+fn a_template_that_writes_arguments_behind_other_text_is_given_them_as_text() {
+    let rendered = |arguments: &str| {
+        let call = ToolCall {
+            id: None,
+            name: "f".to_owned(),
+            arguments: arguments.to_owned(),
+        };
+        let message = ChatMessage {
+            tool_calls: vec![call],
+            ..ChatMessage::default()
+        };
+        let template = "{{ 'a: ' + messages[0].tool_calls[0].function.ARGUMENTS }}";
+        let conversation = Conversation {
+            messages: vec![message],
+            tools: None,
+        };
+        let rendering = Rendering {
+            conversation,
+            settings: vec![],
+            max_bytes: 100,
+        };
+        let render = |name| compile(&template.replace("ARGUMENTS", name))?.render(&rendering);
+        [render("arguments"), render("parameters")]
+    };
+    let [written, missing] = rendered("{\"b\": 1.0}");
+    assert_eq!(written.unwrap(), "a: {\"b\": 1.0}");
+    assert!(
+        matches!(missing, Err(TemplateError::Failed(_))),
+        "{missing:?}"
+    );
+}

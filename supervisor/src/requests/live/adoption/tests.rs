@@ -3,8 +3,8 @@ use crate::requests::testing::{Journal, request, step};
 use crate::requests::violation::Violation;
 use std::num::NonZeroU8;
 use worker_orcd_ipc::{
-    Command, FinishReason, Generation, KvSource, RequestId, SealedPage, SealedPages, Sealing,
-    StepReport,
+    Command, FinishReason, Generation, KvSource, MAX_LAYER_GROUPS, RequestId, SealedPage,
+    SealedPages, Sealing, StepReport,
 };
 use worker_orcd_lifecycle::{DeathCause, SeatId};
 
@@ -110,7 +110,9 @@ fn the_next_child_gets_the_pages_with_the_request_and_is_then_told_to_let_go() {
 fn a_list_that_cannot_be_is_dropped() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
-    for (first, pages) in [(1, &[4][..]), (0, &[1, 2, 3])] {
+    // Two tokens of prompt, each in a page of each group of layers.
+    let too_many = [1; 2 * MAX_LAYER_GROUPS + 1];
+    for (first, pages) in [(1, &[4][..]), (0, &too_many)] {
         say(&mut journal, &sealing(id, 0, &[7])).unwrap();
         say(
             &mut journal,
