@@ -24,13 +24,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 
 def message_of(given, has_thinking, has_values):
-    """A message as it reaches the template. The arguments of calls are values, as transformers' users write them, or text for
+    """A message as it reaches the template. The arguments of calls are values, as transformers' users write them, or JSON for
     templates that fail on values. gpt-oss's template refuses thoughts and a text beside calls, and is given no text."""
     message = dict(given)
     calls = message.get("tool_calls")
-    if calls and has_values:
+    if calls:
+        given_as = (lambda it: it) if has_values else (lambda it: json.dumps(it, ensure_ascii=False))
         message["tool_calls"] = [
-            call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+            call | {"function": call["function"] | {"arguments": given_as(json.loads(call["function"]["arguments"]))}}
             for call in calls
         ]
     if calls and has_thinking and message.get("reasoning_content"):

@@ -4,6 +4,7 @@
 //! of it.
 
 use super::json_texts;
+use super::python_json;
 use super::template::TemplateError;
 use minijinja::{Value, context};
 use serde::{Deserialize, Serialize};
@@ -133,7 +134,7 @@ pub(super) struct MessageForm {
     has_thinking: bool,
     /// It asks whether a content is none, by which DeepSeek's templates know that there are calls.
     has_none: bool,
-    /// It takes the arguments of calls for a text.
+    /// It takes the arguments of calls for a text: JSON as Python writes it.
     has_arguments_as_text: bool,
 }
 
@@ -195,10 +196,11 @@ pub(super) fn value_of(message: &ChatMessage, form: MessageForm) -> Result<Value
 }
 
 fn value_of_call(call: &ToolCall, form: MessageForm) -> Result<Value, TemplateError> {
-    let arguments = match form.has_arguments_as_text {
-        true => Value::from(call.arguments.as_str()),
-        false => value_of_json(&call.arguments)?,
-    };
+    let mut arguments = value_of_json(&call.arguments)?;
+    if form.has_arguments_as_text {
+        let failed = |error: minijinja::Error| TemplateError::Failed(error.to_string());
+        arguments = python_json::written(&arguments).map_err(failed)?;
+    }
     let function = context! { name => &call.name, arguments => arguments };
     Ok(match &call.id {
         Some(id) => context! { id, type => "function", function },

@@ -39,6 +39,12 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(out))
 }
 
+/// As `tojson` writes it without options.
+pub(super) fn written(value: &Value) -> Result<Value, Error> {
+    let options = std::iter::empty::<(&str, Value)>();
+    tojson(value, options.collect())
+}
+
 struct Writer<'a> {
     indent: Option<usize>,
     /// Other characters are written as UTF-16, in hexadecimal digits.
