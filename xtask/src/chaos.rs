@@ -34,7 +34,7 @@ const SIEGE: [&str; 6] = ["--siege", "--steady", "--minutes", "60", "--streams",
 
 /// Variable with the length of each of the two runs of `cargo xtask test`; 0 leaves them out.
 const MINUTES_VARIABLE: &str = "WORKER_ORCD_CHAOS_MINUTES";
-const CI_MINUTES: f64 = 1.5;
+const CI_MINUTES: f64 = 3.0;
 /// The day this runner was written.
 const CI_SEED: &str = "20261121";
 
