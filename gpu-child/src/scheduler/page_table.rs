@@ -108,21 +108,37 @@ impl PageTable {
 
     /// Gives back the near pages that no position from this one on sees.
     pub(super) fn slide(&mut self, cache: &mut KvPages, position: usize) {
-        let geometry = cache.geometry();
-        let (whole, groups) = (geometry.groups.whole(), geometry.groups.count());
-        let from = geometry
+        let from = cache
+            .geometry()
             .near_from(position)
             .clamp(self.near.start, self.near.end.max(self.near.start));
         for block in self.near.start..from {
-            let pages = &mut self.pages[block * groups..(block + 1) * groups];
-            cache.release(&pages[whole..]);
-            if let (own, near) = pages.split_at_mut(whole)
-                && let Some(first) = own.first()
-            {
-                near.fill(*first);
-            }
+            self.give_back_near(cache, block);
         }
         self.near.start = from;
+    }
+
+    /// Gives back the near pages of blocks that are not wanted yet. Nothing was written there.
+    pub(super) fn give_up_ahead(&mut self, cache: &mut KvPages, wanted: Wanted) {
+        let geometry = cache.geometry();
+        let end = wanted.near_to(geometry).max(self.near.start);
+        for block in end..self.near.end {
+            self.give_back_near(cache, block);
+        }
+        self.near.end = self.near.end.min(end);
+    }
+
+    /// Gives back the near pages of a block, which has another page in their place.
+    fn give_back_near(&mut self, cache: &mut KvPages, block: usize) {
+        let groups = cache.geometry().groups;
+        let (whole, count) = (groups.whole(), groups.count());
+        let pages = &mut self.pages[block * count..(block + 1) * count];
+        cache.release(&pages[whole..]);
+        if let (own, near) = pages.split_at_mut(whole)
+            && let Some(first) = own.first()
+        {
+            near.fill(*first);
+        }
     }
 
     /// Gives all of them back.

@@ -113,7 +113,7 @@ impl Scheduler {
             let has_hope = !sequence.outgrows(cache);
             if sequence.will_be_full(limits) || sequence.take_pages(cache) {
                 index += 1;
-            } else if has_hope && (self.give_up_tails() || self.slide(false)) {
+            } else if has_hope && self.give_back_the_spare() {
                 // The same sequence again, for which there may be pages now.
             } else if has_hope && let Some(victim) = self.least_deserving() {
                 self.park(victim);
@@ -126,6 +126,19 @@ impl Scheduler {
             }
         }
         self.running.len() < before
+    }
+
+    /// Gives back what nobody needs for what comes next. True if there was anything.
+    fn give_back_the_spare(&mut self) -> bool {
+        if self.give_up_tails() || self.slide(false) {
+            return true;
+        }
+        let Self { running, cache, .. } = self;
+        let before = cache.available_pages();
+        for sequence in running {
+            sequence.give_up_ahead(cache);
+        }
+        cache.available_pages() > before
     }
 
     /// Has running sequences give back what they see no more. True if there was anything.

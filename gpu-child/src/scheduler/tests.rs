@@ -487,7 +487,7 @@ proptest! {
     fn every_request_gets_what_it_would_get_alone(
         groups in windows::groups(),
         acts in prop::collection::vec(act(), 1..60),
-        pages in 8_u32..24,
+        pages in prop_oneof![6_u32..12, 12_u32..24],
         max_running in 1_u32..6,
         shares_prefixes in any::<bool>(),
         is_ahead in any::<bool>(),

@@ -53,6 +53,11 @@ impl Sequence {
         !self.outgrows(cache) && (self.table.fill(cache, chunk) || self.table.fill(cache, least))
     }
 
+    /// Gives back what it has for positions behind the next.
+    pub(in crate::scheduler) fn give_up_ahead(&mut self, cache: &mut KvPages) {
+        self.table.give_up_ahead(cache, self.wanted(1));
+    }
+
     /// Gives back what no position of it sees any more. What the supervisor was told of so far is to be adopted as a whole: where
     /// it `waits_for_seals`, what is seen from there stays.
     pub(in crate::scheduler) fn slide(&mut self, cache: &mut KvPages, waits_for_seals: bool) {
