@@ -1,14 +1,14 @@
 //! A model hub that may lie: what `worker-orcd pull` asks of one, answered from memory.
 
+use crate::played::{Delivery, serve};
 use crate::worker::binary;
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use std::io::{BufRead, BufReader, Read as _, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
-use std::thread;
 
 /// The commit of everything.
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -21,10 +21,7 @@ pub struct Held {
     bytes: Vec<u8>,
     promised_bytes: usize,
     promised_sha256: String,
-    /// The connection breaks behind this many bytes of one answer.
-    cut: Option<usize>,
-    /// Or it stays, and nothing more comes.
-    stalls: bool,
+    delivery: Delivery,
     ranges: bool,
     /// Headers name size and SHA-256; without them the listing does.
     headers: bool,
@@ -43,8 +40,7 @@ impl Held {
             bytes: bytes.to_vec(),
             promised_bytes: bytes.len(),
             promised_sha256: sha256(bytes),
-            cut: None,
-            stalls: false,
+            delivery: Delivery::Whole,
             ranges: true,
             headers: true,
             endless_listing: false,
@@ -54,14 +50,14 @@ impl Held {
 
     #[must_use]
     pub fn cut_after(mut self, bytes: usize) -> Self {
-        self.cut = Some(bytes);
+        self.delivery = Delivery::CutAfter(bytes);
         self
     }
 
     #[must_use]
     pub fn silent_after(mut self, bytes: usize) -> Self {
-        self.stalls = true;
-        self.cut_after(bytes)
+        self.delivery = Delivery::SilentAfter(bytes);
+        self
     }
 
     /// What comes is something else than what was promised.
@@ -108,20 +104,15 @@ pub struct FakeHub {
 impl FakeHub {
     #[must_use]
     pub fn start(held: Vec<Held>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let hub = Self {
-            address: listener.local_addr().expect("it is bound"),
-            held: Arc::new(Mutex::new(held)),
-            starts: Arc::default(),
-        };
-        let (held, starts) = (Arc::clone(&hub.held), Arc::clone(&hub.starts));
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                // A client that is gone has what it wanted.
-                let _ = answer(stream, &held, &starts);
-            }
-        });
-        hub
+        let held = Arc::new(Mutex::new(held));
+        let starts = Arc::<Mutex<Vec<usize>>>::default();
+        let shared = (Arc::clone(&held), Arc::clone(&starts));
+        let address = serve(move |stream| answer(stream, &shared.0, &shared.1));
+        Self {
+            address,
+            held,
+            starts,
+        }
     }
 
     /// For `HF_ENDPOINT`.
@@ -308,12 +299,7 @@ fn send(out: &mut TcpStream, file: &Held, start: usize) -> std::io::Result<()> {
         out,
         "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     )?;
-    out.write_all(&rest[..file.cut.unwrap_or(length).min(length)])?;
-    if file.stalls {
-        // Until the client is gone.
-        while out.read(&mut [0]).is_ok_and(|read| read > 0) {}
-    }
-    Ok(())
+    file.delivery.send(out, rest)
 }
 
 #[must_use]

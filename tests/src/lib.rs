@@ -35,6 +35,7 @@ pub mod model;
 pub mod model_copy;
 pub mod nvml;
 pub mod package_index;
+mod played;
 pub mod process;
 pub mod script;
 pub mod snippets;

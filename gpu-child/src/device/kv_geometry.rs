@@ -176,5 +176,17 @@ mod tests {
         assert_eq!(geometry.sequence_pages(9), 3);
         assert_eq!((geometry.near_from(9), geometry.near_to(5, 1, 9)), (0, 0));
         assert_eq!((geometry.groups.count(), geometry.groups.near()), (1, 0));
+        assert_eq!(geometry.tokens_in(10), 40);
+        let near = NearGroups {
+            count: 3,
+            window: 8,
+            ahead: 4,
+        };
+        let groups = KvGroups {
+            whole: 1,
+            near: Some(near),
+        };
+        let grouped = KvGeometry { groups, ..geometry };
+        assert_eq!(grouped.tokens_in(10), 10, "a token is in a page of each");
     }
 }

@@ -413,6 +413,25 @@ fn a_step_ahead_keeps_the_device_busy_and_ends_where_it_should() {
     assert_eq!(bench.outcome(1), &alone(&submission(1, &[1, 2, 3], 6), 16));
 }
 
+/// As a sequence is that was parked and taken in again while its step was on its way.
+#[test]
+fn whoever_changes_its_place_hides_nobody_behind_it() {
+    let mut bench = Bench::new(limits(), 16, true);
+    bench.submit(submission(1, &[1, 2], 4));
+    bench.submit(submission(2, &[3, 4], 4));
+    assert!(bench.scheduler.plan(|_| 5));
+    bench.scheduler.launched();
+    let drawn = bench.scheduler.running.iter().map(|sequence| Drawn {
+        request: sequence.request,
+        index: 0,
+        token: TokenId(0),
+    });
+    let drawn: Vec<_> = drawn.collect();
+    bench.scheduler.running.rotate_left(1);
+    let report = bench.scheduler.complete(1, drawn.clone()).unwrap();
+    assert_eq!(report.drawn, drawn);
+}
+
 #[test]
 fn a_live_duplicate_and_a_lying_device_are_errors() {
     let mut bench = Bench::new(limits(), 16, true);

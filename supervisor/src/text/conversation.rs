@@ -164,8 +164,9 @@ impl MessageForm {
 const CONTENT_IS: &[&str] = &["content is ", "content'] is ", "content\"] is "];
 
 /// The message as a template sees it, which is as the OpenAI API has it but for the arguments of calls:
-/// templates of Hugging Face's transformers want values and not text (but [some](MessageForm::with_arguments_as_text)). What is not there has no key, as in transformers, for
-/// templates ask whether it is and print what is there; but a content is none for those that ask that.
+/// templates of Hugging Face's transformers want values and not text, but for [some](MessageForm::with_arguments_as_text).
+/// What is not there has no key, as in transformers, for templates ask whether it is and print what is there; but a content is
+/// none for those that ask that.
 ///
 /// gpt-oss's template refuses calls beside content and thoughts. As llama.cpp does, it is given no content then.
 pub(super) fn value_of(message: &ChatMessage, form: MessageForm) -> Result<Value, TemplateError> {

@@ -17,7 +17,7 @@ impl PagedDevice {
         known.fold(0, |sum, token| sum * 1000 + token)
     }
 
-    fn adopt(&mut self, copy: &PageCopy, other: &Self) -> bool {
+    pub fn adopt(&mut self, copy: &PageCopy, other: &Self) -> bool {
         let sealed = copy.tokens as usize;
         let place = &mut self.pages[copy.to.0 as usize];
         *place = [None; PAGE_TOKENS as usize];
@@ -106,7 +106,7 @@ pub fn rest(first: &Submission, bench: &Bench, pages: &[SealedPage]) -> Submissi
     }
 }
 
-fn has_ended(bench: &Bench, request: RequestId) -> bool {
+pub fn has_ended(bench: &Bench, request: RequestId) -> bool {
     let outcome = bench.outcomes.get(&request);
     outcome.is_some_and(|outcome| !outcome.reasons.is_empty())
 }

@@ -1,8 +1,9 @@
 //! Layers that see a window: what has slid out of it is given back, and nobody gets another answer for it.
 
-use super::adoption::rest;
+use super::adoption::{has_ended, rest};
 use super::*;
 use crate::device::NearGroups;
+use worker_orcd_ipc::SealedPage;
 
 pub fn groups() -> impl Strategy<Value = KvGroups> {
     let near = (1_u32..3, 1_u32..20, 1_u32..12).prop_map(|(count, window, ahead)| NearGroups {
@@ -114,5 +115,66 @@ fn what_windows_see_is_adopted_and_nothing_else_is_needed() {
         let before = before.map_or(&[][..], |outcome| &outcome.tokens);
         let tokens = [before, &heir.outcome(1).tokens].concat();
         assert_eq!(tokens, expected.tokens, "{turns} turns");
+    }
+}
+
+/// What was told and is no whole page, or was given back, is not copied before its request comes.
+#[test]
+fn whole_pages_alone_are_copied_ahead() {
+    let first = submission(1, &[1; 30], 30);
+    let mut dead = bench(64);
+    let mut known = BTreeMap::new();
+    dead.submit(first.clone());
+    while dead.turn_and_seal(&mut known) {
+        let pages = &known[&first.request];
+        let mut heir = bench(64);
+        let mut given_back = 0;
+        for page in pages {
+            let copy = heir.scheduler.make_room_ahead(*page);
+            assert_eq!(copy.is_some(), page.tokens == PAGE_TOKENS, "{page:?}");
+            given_back += u32::from(*page == SealedPage::GIVEN_BACK);
+            if let Some(copy) = copy {
+                let is_intact = heir.device.adopt(&copy, &dead.device);
+                heir.scheduler.keep_ahead(copy, is_intact);
+            }
+        }
+        let tokens: u32 = pages.iter().step_by(3).map(|page| page.tokens).sum();
+        assert!(given_back < tokens, "the first group gives nothing back");
+        if has_ended(&dead, first.request) {
+            break;
+        }
+        heir.take_over(rest(&first, &dead, pages), &dead.device);
+        assert_eq!(heir.scheduler.load().adopted_tokens, u64::from(tokens));
+    }
+}
+
+/// Seals that nobody answers hold no page back that somebody needs.
+#[test]
+fn who_has_no_other_pages_does_not_wait_for_seals() {
+    let mut bench = bench(15 + 2 * 3);
+    bench.submit(submission(1, &[1; 10], 50));
+    while bench.turn(5) {
+        bench.scheduler.take_unsealed(2);
+    }
+    assert_eq!(bench.outcome(1).tokens.len(), 50);
+}
+
+/// Others would get a share of each step, and be parked again before they get to their end.
+#[test]
+fn where_pages_are_short_the_prompt_that_runs_for_longest_goes_first() {
+    for (are_short, expected) in [(false, [2, 3]), (true, [5, 0])] {
+        let mut bench = bench(64);
+        bench.submit(submission(1, &[1; 40], 1));
+        bench.turn(5);
+        let short = Submission {
+            client: ClientId(1),
+            ..submission(2, &[2; 20], 1)
+        };
+        bench.submit(short);
+        bench.turn(5);
+        assert_eq!(bench.scheduler.running.len(), 2);
+        bench.scheduler.planned = vec![0; 2];
+        bench.scheduler.share_out(5, are_short);
+        assert_eq!(bench.scheduler.planned, expected);
     }
 }

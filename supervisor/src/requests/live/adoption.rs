@@ -76,7 +76,8 @@ impl Requests {
     }
 }
 
-/// All but the last, which may be sealed again with more tokens in it.
+/// All but the last, which may be sealed again with more tokens in it. So may others of its block: a child that copies ahead
+/// takes those alone that are full.
 fn whole_pages(pages: &[SealedPage]) -> &[SealedPage] {
     pages.split_last().map_or(&[], |(_, whole)| whole)
 }

@@ -125,6 +125,16 @@ fn a_list_that_cannot_be_is_dropped() {
 }
 
 #[test]
+fn each_token_may_lie_in_a_page_of_each_group_of_layers() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    let pages = [1; 2 * MAX_LAYER_GROUPS];
+    say(&mut journal, &sealing(id, 0, &pages)).unwrap();
+    succeed(&mut journal);
+    assert_eq!(given(&mut journal)[0], Some(pages.to_vec()));
+}
+
+#[test]
 fn pages_of_a_request_that_is_not_there_are_a_violation() {
     let mut journal = with_standby();
     let request = RequestId(99);
