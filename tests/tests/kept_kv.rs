@@ -32,9 +32,14 @@ fn standby(worker: &Worker) -> u32 {
 
 /// Tokens that children have adopted, of pages that had not changed.
 fn adopted(client: &Client) -> u64 {
-    let metric = |name| client.try_metric(name).expect("a metric");
-    assert_eq!(metric("worker_orcd_kv_changed_pages_total"), 0);
-    metric("worker_orcd_kv_adopted_tokens_total")
+    let [changed, tokens] = client
+        .try_metrics([
+            "worker_orcd_kv_changed_pages_total",
+            "worker_orcd_kv_adopted_tokens_total",
+        ])
+        .expect("the metrics");
+    assert_eq!(changed, 0);
+    tokens
 }
 
 #[test]

@@ -182,11 +182,25 @@ impl Client {
     /// # Errors
     /// When there is no answer, or it has no such metric.
     pub fn try_metric(&self, name: &str) -> io::Result<u64> {
+        let [value] = self.try_metrics([name])?;
+        Ok(value)
+    }
+
+    /// The values of metrics without labels at one moment: what is asked for one by one may change between two
+    /// answers.
+    ///
+    /// # Errors
+    /// When there is no answer, or it lacks one of these metrics.
+    pub fn try_metrics<const N: usize>(&self, names: [&str; N]) -> io::Result<[u64; N]> {
         let text = self.try_get("/metrics")?.text();
-        let mut lines = text.lines();
-        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        let value = value.and_then(|value| value.parse().ok());
-        value.ok_or_else(|| io::Error::other(format!("{name} has no value")))
+        let mut values = [0; N];
+        for (value, name) in values.iter_mut().zip(names) {
+            let mut lines = text.lines();
+            let found = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            let found = found.and_then(|it| it.parse().ok());
+            *value = found.ok_or_else(|| io::Error::other(format!("{name} has no value")))?;
+        }
+        Ok(values)
     }
 
     /// Waits until a child computes something for somebody.

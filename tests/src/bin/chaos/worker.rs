@@ -191,13 +191,13 @@ impl Worker {
     /// # Errors
     /// When it does not answer.
     pub fn adopted(&self) -> Result<Adopted> {
+        let [tokens, changed_pages] = self.client.try_metrics([
+            "worker_orcd_kv_adopted_tokens_total",
+            "worker_orcd_kv_changed_pages_total",
+        ])?;
         Ok(Adopted {
-            tokens: self
-                .client
-                .try_metric("worker_orcd_kv_adopted_tokens_total")?,
-            changed_pages: self
-                .client
-                .try_metric("worker_orcd_kv_changed_pages_total")?,
+            tokens,
+            changed_pages,
         })
     }
 
