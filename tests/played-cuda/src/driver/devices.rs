@@ -1,0 +1,231 @@
+//! The devices that there are, what is asked about them, and the context that a thread works in.
+//!
+//! They are A100s with few multiprocessors and little memory. How many there are, and of what size, says the
+//! environment.
+
+use super::errors::{HEALTH, Outcome, Place, answer, expect, give};
+use super::handles::pointer;
+use super::memory::Budget;
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult, CUuuid};
+use std::cell::Cell;
+use std::env;
+use std::ffi::{c_char, c_int, c_uint};
+use std::slice;
+use std::sync::{Arc, LazyLock};
+
+/// CUDA 13.0.
+const DRIVER_VERSION: c_int = 13_000;
+const NAME: &[u8] = b"Played GPU";
+/// Of which the last byte is the device's number.
+const UUID: [u8; 16] = *b"played-cuda-gpu\0";
+const COMPUTE_CAPABILITY: [u32; 2] = [8, 0];
+
+/// Shared memory that a block may ask for.
+pub const MAX_SHARED_BYTES: u32 = 163 << 10;
+
+/// Names the number of devices.
+const DEVICES_VARIABLE: &str = "PLAYED_CUDA_DEVICES";
+/// Names the number of multiprocessors of each.
+const MULTIPROCESSORS_VARIABLE: &str = "PLAYED_CUDA_MULTIPROCESSORS";
+/// Names the bytes of memory of each.
+const MEMORY_VARIABLE: &str = "PLAYED_CUDA_MEMORY";
+
+static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
+    let device = |ordinal| Device {
+        ordinal: ordinal as u8,
+        multiprocessors: setting(MULTIPROCESSORS_VARIABLE, 4) as u32,
+        memory: Arc::new(Budget::new(setting(MEMORY_VARIABLE, 4 << 30))),
+    };
+    (0..setting(DEVICES_VARIABLE, 1)).map(device).collect()
+});
+
+fn setting(variable: &str, default: u64) -> u64 {
+    env::var(variable).map_or(default, |text| {
+        let value = text.parse();
+        value.unwrap_or_else(|_| panic!("{variable}={text} is no number"))
+    })
+}
+
+/// One of them.
+#[derive(Debug)]
+pub struct Device {
+    ordinal: u8,
+    /// As many blocks run at a time, at least.
+    pub multiprocessors: u32,
+    /// What is taken of its memory, by this process.
+    pub memory: Arc<Budget>,
+}
+
+impl Device {
+    /// # Errors
+    /// There is none of that number.
+    pub fn of(ordinal: CUdevice) -> Outcome<&'static Self> {
+        let device = usize::try_from(ordinal).ok().and_then(|at| DEVICES.get(at));
+        device.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// The device of the calling thread's context, in which nothing has failed.
+    ///
+    /// # Errors
+    /// There is no context, or the error that stays.
+    pub fn current() -> Outcome<&'static Self> {
+        HEALTH.check()?;
+        let device = CURRENT.get();
+        device.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+    }
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<&'static Device>> = const { Cell::new(None) };
+}
+
+/// Nothing has to be made ready; there are no flags.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuInit(flags: c_uint) -> CUresult {
+    answer(expect(flags == 0, CUresult::CUDA_ERROR_INVALID_VALUE))
+}
+
+/// The version of CUDA that is played.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDriverGetVersion(version: Place<'_, c_int>) -> CUresult {
+    answer(give(version, DRIVER_VERSION))
+}
+
+/// As many as the environment says.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetCount(count: Place<'_, c_int>) -> CUresult {
+    answer(give(count, DEVICES.len() as c_int))
+}
+
+/// A device is known by its number.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGet(device: Place<'_, CUdevice>, ordinal: c_int) -> CUresult {
+    answer(Device::of(ordinal).and_then(|_| give(device, ordinal)))
+}
+
+/// Cut short where there is little room.
+///
+/// # Safety
+/// There is room for so many characters.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetName(
+    name: *mut c_char,
+    len: c_int,
+    device: CUdevice,
+) -> CUresult {
+    let len = usize::try_from(len).unwrap_or(0);
+    if name.is_null() || len == 0 {
+        return CUresult::CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: the caller's promise.
+    let place = unsafe { slice::from_raw_parts_mut(name.cast::<u8>(), len) };
+    place.fill(0);
+    let bytes = NAME.len().min(len - 1);
+    place[..bytes].copy_from_slice(&NAME[..bytes]);
+    answer(Device::of(device).map(drop))
+}
+
+/// One that no other device has.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetUuid_v2(uuid: Place<'_, CUuuid>, device: CUdevice) -> CUresult {
+    answer(Device::of(device).and_then(|device| {
+        let mut bytes = UUID;
+        bytes[15] = device.ordinal;
+        let bytes = bytes.map(|byte| byte as c_char);
+        give(uuid, CUuuid { bytes })
+    }))
+}
+
+/// The few that the child asks for.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetAttribute(
+    value: Place<'_, c_int>,
+    attribute: Attribute,
+    device: CUdevice,
+) -> CUresult {
+    answer(Device::of(device).and_then(|device| {
+        let found = match attribute {
+            Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => device.multiprocessors,
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => MAX_SHARED_BYTES,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => COMPUTE_CAPABILITY[0],
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => COMPUTE_CAPABILITY[1],
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        };
+        give(value, found as c_int)
+    }))
+}
+
+/// A device has one context, which is known by the device's number, counted from one.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRetain(
+    context: Place<'_, CUcontext>,
+    device: CUdevice,
+) -> CUresult {
+    answer(HEALTH.check().and_then(|()| {
+        let device = Device::of(device)?;
+        give(context, pointer(usize::from(device.ordinal) + 1))
+    }))
+}
+
+/// Makes a device's context the calling thread's, or none.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
+    let device = match context.addr() {
+        0 => Ok(None),
+        handle => DEVICES
+            .get(handle - 1)
+            .map(Some)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+    };
+    answer(device.map(|device| CURRENT.set(device)))
+}
+
+/// Free and total bytes of the current context's device.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemGetInfo_v2(free: Place<'_, usize>, total: Place<'_, usize>) -> CUresult {
+    answer(Device::current().and_then(|device| {
+        let (left, all) = device.memory.free_and_total();
+        give(free, left as usize)?;
+        give(total, all as usize)
+    }))
+}
+
+/// Makes the first device's context the calling thread's.
+#[cfg(test)]
+pub fn enter() {
+    assert_eq!(cuCtxSetCurrent(pointer(1)), CUresult::CUDA_SUCCESS);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::errors::given;
+    use super::*;
+    use std::ffi::CStr;
+    use std::thread;
+
+    #[test]
+    fn a_device_says_what_it_is() {
+        let mut name = [1; 8];
+        // SAFETY: as many characters.
+        let result = unsafe { cuDeviceGetName(name.as_mut_ptr(), 8, 0) };
+        assert_eq!(result, CUresult::CUDA_SUCCESS);
+        // SAFETY: the call has put a zero there.
+        assert_eq!(unsafe { CStr::from_ptr(name.as_ptr()) }, c"Played ");
+        let ask = |attribute| given(|place| cuDeviceGetAttribute(place, attribute, 0));
+        let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        assert_eq!(ask(major), Ok(8));
+        let unknown = Attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH;
+        assert_eq!(ask(unknown), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+        let absent = given(|place| cuDeviceGet(place, -1));
+        assert_eq!(absent, Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
+    }
+
+    #[test]
+    fn a_context_is_a_thread_s() {
+        enter();
+        assert!(Device::current().is_ok());
+        let other = thread::spawn(|| Device::current().map(drop));
+        let without = Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        assert_eq!(other.join().unwrap(), without);
+    }
+}

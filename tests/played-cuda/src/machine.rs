@@ -1,0 +1,106 @@
+//! A device's multiprocessors: runs the blocks of a launch.
+//!
+//! Blocks run to their end one after the other, on a thread for each core of this machine: none may wait for
+//! another. The lanes of a warp go on together as far as they can. Lanes that went another way are run until
+//! they meet again: the group that is furthest back goes first, and an instruction for many lanes waits for
+//! those it names. (Collange: "Stack-less SIMT reconvergence at low cost", 2011.)
+
+mod arithmetic;
+mod block;
+mod execute;
+mod memory;
+mod registers;
+mod together;
+mod warp;
+
+use crate::ptx::Kernel;
+use block::Block;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Memory that a kernel may reach: addresses of this process.
+#[derive(Debug, Clone, Copy)]
+pub struct Range {
+    pub start: u64,
+    pub end: u64,
+    pub writable: bool,
+}
+
+/// What a launch may reach, by address, without overlaps.
+#[derive(Debug, Clone, Default)]
+pub struct AddressSpace {
+    pub ranges: Vec<Range>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Launch {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
+    /// As the kernel lays out its parameters.
+    pub parameters: Vec<u8>,
+}
+
+/// Why a launch ended before its end.
+#[derive(Debug, Clone)]
+pub enum Trouble {
+    IllegalAddress(String),
+    Misaligned(String),
+    Trap,
+    /// Lanes that wait for each other for ever, or the process is to end.
+    Stuck(String),
+}
+
+/// Fewer are computed sooner than a thread begins.
+const BLOCKS_OF_A_THREAD: u64 = 8;
+
+/// Runs a launch to its end. `goes_on` is asked now and then.
+///
+/// # Errors
+/// Why it ended before.
+pub fn run(
+    kernel: &Kernel,
+    launch: &Launch,
+    space: &AddressSpace,
+    goes_on: &(dyn Fn() -> bool + Sync),
+) -> Result<(), Trouble> {
+    let mut space = space.clone();
+    space
+        .ranges
+        .extend(kernel.globals.iter().map(|start| Range {
+            start: *start,
+            end: start + 8,
+            writable: true,
+        }));
+    space.ranges.sort_by_key(|range| range.start);
+    let [x, y, z] = launch.grid.map(u64::from);
+    let (next, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let trouble = Mutex::new(None);
+    let go_on = || goes_on() && !is_over.load(Ordering::Relaxed);
+    let work = || {
+        let mut block = Block::new(kernel, launch, &space);
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= x * y * z || !go_on() {
+                return;
+            }
+            let place = [index % x, index / x % y, index / (x * y)].map(|at| at as u32);
+            if let Err(why) = block.run(place, &go_on) {
+                is_over.store(true, Ordering::Relaxed);
+                let mut first = trouble.lock().unwrap_or_else(PoisonError::into_inner);
+                first.get_or_insert(why);
+                return;
+            }
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, |it| it.get() as u64);
+    std::thread::scope(|scope| {
+        for _ in 1..cores.min(x * y * z / BLOCKS_OF_A_THREAD) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let trouble = trouble.into_inner().unwrap_or_else(PoisonError::into_inner);
+    trouble.map_or(Ok(()), Err)
+}

@@ -1,0 +1,138 @@
+//! Loads, stores, atomic operations, and copies to shared memory.
+
+use super::Lowering;
+use crate::ptx::kernel::bytes_of;
+use crate::ptx::op::{Address, Atomic, AtomicOp, Element, Long, Op, Source, Space, Word};
+use crate::ptx::reader::Operand;
+
+impl Lowering<'_, '_> {
+    pub(super) fn memory(&mut self) -> Result<(), String> {
+        match self.text.opcode[0] {
+            "ld" => self.load(),
+            "st" => self.store(),
+            "cp" => self.copy_async(),
+            _ => self.atomic(),
+        }
+    }
+
+    fn space(&self) -> Space {
+        // `shared.global` of a copy is not asked for here.
+        let mut parts = self.text.opcode.iter();
+        let found = parts.find_map(|part| match *part {
+            "global" => Some(Space::Global),
+            "shared" => Some(Space::Shared),
+            "local" => Some(Space::Local),
+            "param" => Some(Space::Parameter),
+            _ => None,
+        });
+        found.unwrap_or(Space::Generic)
+    }
+
+    fn address(&self, at: usize, space: Space) -> Result<Address, String> {
+        let Operand::Place(name, offset) = self.operand(at)? else {
+            return Err("no place".to_owned());
+        };
+        let base = match self.names.variables.get(name) {
+            Some(variable) if self.names.register(name).is_none() => {
+                Source::Long(Long::Same(*variable))
+            }
+            _ => self.names.source(&Operand::Name(name), 8)?,
+        };
+        let offset = *offset;
+        Ok(Address {
+            space,
+            base,
+            offset,
+        })
+    }
+
+    fn element(&self) -> Result<Element, String> {
+        let kind = self.kind();
+        let bytes = bytes_of(kind)?;
+        let signed = kind.starts_with('s');
+        Ok(Element { bytes, signed })
+    }
+
+    /// The elements of a vector, or the one that stands for itself.
+    fn elements(&self, at: usize) -> Result<Vec<Operand<'_>>, String> {
+        match self.operand(at)? {
+            Operand::Vector(all) => Ok(all.clone()),
+            one => Ok(vec![one.clone()]),
+        }
+    }
+
+    fn load(&mut self) -> Result<(), String> {
+        let targets = self.elements(0)?;
+        let targets = targets
+            .iter()
+            .map(|it| self.names.target(it))
+            .collect::<Result<_, _>>()?;
+        let op = Op::Load(self.element()?, targets, self.address(1, self.space())?);
+        self.push(op)
+    }
+
+    fn store(&mut self) -> Result<(), String> {
+        let element = self.element()?;
+        let sources = self.elements(1)?;
+        let sources = sources
+            .iter()
+            .map(|it| self.names.source(it, element.bytes))
+            .collect::<Result<_, _>>()?;
+        let op = Op::Store(element, sources, self.address(0, self.space())?);
+        self.push(op)
+    }
+
+    fn atomic(&mut self) -> Result<(), String> {
+        let bytes = self.element()?.bytes;
+        let op = match (self.kind(), self.has("add"), self.has("or")) {
+            ("f32", true, _) => AtomicOp::AddFloat,
+            ("u32" | "s32" | "u64", true, _) => AtomicOp::Add,
+            ("b32", _, true) => AtomicOp::Or,
+            _ => return Err("not known".to_owned()),
+        };
+        let returns = usize::from(self.text.opcode[0] == "atom");
+        let to = match returns {
+            1 => Some(self.names.target(self.operand(0)?)?),
+            _ => None,
+        };
+        let address = self.address(returns, self.space())?;
+        let value = self.names.source(self.operand(returns + 1)?, bytes)?;
+        self.push(Op::Atomic(Atomic {
+            op,
+            bytes,
+            to,
+            address,
+            value,
+        }))
+    }
+
+    fn copy_async(&mut self) -> Result<(), String> {
+        if self.has("commit_group") {
+            return self.push(Op::CommitCopies);
+        }
+        if self.has("wait_all") {
+            return self.push(Op::WaitCopies { but: None });
+        }
+        let number = |at| match self.word(at)? {
+            Word::Same(number) => Ok::<_, String>(number as usize),
+            Word::Slot(_) => Err("a number that is none".to_owned()),
+        };
+        if self.has("wait_group") {
+            let but = Some(number(0)?);
+            return self.push(Op::WaitCopies { but });
+        }
+        if self.has("bulk") {
+            return Err("not known".to_owned());
+        }
+        let op = Op::CopyAsync {
+            to: self.address(0, Space::Shared)?,
+            from: self.address(1, Space::Global)?,
+            bytes: number(2)?,
+            read: match self.text.operands.len() {
+                4 => Some(self.word(3)?),
+                _ => None,
+            },
+        };
+        self.push(op)
+    }
+}
