@@ -68,6 +68,13 @@ template <int HD> DEVICE void attention_in_turn(const AttentionArgs& a) {
     for (int r = 0; r < 2; r++) {
         int64_t at;
         if (!w.place(r, at)) continue;
+        if (a.sinks) {
+            const float factor = add_sink(a, at, max[r], sum[r]);
+#pragma unroll
+            for (int c = 0; c < SPLIT_COLUMNS<HD>; c++)
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; i++) o[c][i] = __fmul_rn(o[c][i], factor);
+        }
 #pragma unroll
         for (int c = 0; c < SPLIT_COLUMNS<HD>; c++)
             *reinterpret_cast<float2*>(a.out + at * HD + 8 * (warp + c * SPLIT_WARPS) + 2 * w.lane.t) =
@@ -114,6 +121,12 @@ template <int HD, int WARPS> DEVICE void attention_together(const AttentionArgs&
     if (row >= w.tile.count) return;
     int group = a.heads / a.kv_heads, index = w.tile.first + row;
     int64_t at = int64_t(w.tile.row0 + index / group) * a.heads + w.kv_head * group + index % group;
+    if (a.sinks) {
+        const float factor = add_sink(a, at, all_max, all_sum);
+#pragma unroll
+        for (int n = 0; n < Partials::EACH; n++)
+            o[n] = make_float2(__fmul_rn(o[n].x, factor), __fmul_rn(o[n].y, factor));
+    }
 #pragma unroll
     for (int n = 0; n < Partials::EACH; n++)
         *reinterpret_cast<float2*>(a.out + at * HD + 2 * Partials::THREADS * n + column) =
@@ -130,7 +143,7 @@ struct MergeArgs {
     const Row* rows;
     int n_rows, head_dim;
 };
-LAYOUT(MergeArgs, 104, AT(attention, 0) AT(rows, 88) AT(n_rows, 96) AT(head_dim, 100))
+LAYOUT(MergeArgs, 112, AT(attention, 0) AT(rows, 96) AT(n_rows, 104) AT(head_dim, 108))
 
 extern "C" __global__ void __launch_bounds__(128)
 attention_merge(const __grid_constant__ MergeArgs m) {

@@ -13,8 +13,9 @@
 //                    two: x_n. Of page q, a_q = (((0 + x_4q) + x_4q+1) + x_4q+2) + x_4q+3. Of the lane,
 //                    ((a_0 + a_1) + a_2) + a_3. Then a butterfly over t.
 //   output of a dim  steps of 16 keys from the first on, F32. A step that sees no key adds zeros, and may be left out.
-// Splits that the row sees some of are merged in ascending order, the first one taken as it is, and divided by the sum at the end. So a
-// row's bits depend on its own position alone, whoever computes the splits.
+// Splits that the row sees some of are merged in ascending order, the first one taken as it is. Where heads have sinks, the
+// head's is merged behind them (add_sink). Then outputs are divided by the sum. So a row's bits depend on its own position
+// alone, whoever computes the splits.
 //
 // Keys and values are read once a tile of 16 rows: for decoding that is once a group of heads.
 #pragma once
@@ -42,9 +43,11 @@ struct AttentionArgs {
     int n_tiles, heads, kv_heads, splits;
     float scale;  // 1 / sqrt(head_dim) * log2(e)
     int window;   // positions that a row sees, itself included; the largest number: all
+    const float* sinks;  // [heads] a score in the head's softmax that has no value, or null
 };
-LAYOUT(AttentionArgs, 88, AT(q, 0) AT(out, 8) AT(partial, 16) AT(tiles, 24) AT(kv, 32)
-       AT(n_tiles, 64) AT(heads, 68) AT(kv_heads, 72) AT(splits, 76) AT(scale, 80) AT(window, 84))
+LAYOUT(AttentionArgs, 96, AT(q, 0) AT(out, 8) AT(partial, 16) AT(tiles, 24) AT(kv, 32)
+       AT(n_tiles, 64) AT(heads, 68) AT(kv_heads, 72) AT(splits, 76) AT(scale, 80) AT(window, 84)
+       AT(sinks, 88))
 
 // A row that is none has a position of -1, and sees nothing.
 DEVICE bool sees(const AttentionArgs& a, int position, int key) {
@@ -89,6 +92,17 @@ struct Rescale {
 DEVICE Rescale rescale_factors(float max, float fresh) {
     float m = fmaxf(max, fresh);
     return {exp2_of(max - m), exp2_of(fresh - m), m};
+}
+
+constexpr float LOG2_E = 1.4426950409f;
+
+// A sink takes part in the softmax behind all splits, as a split of one key whose value is zeros would. `at` is batch row
+// and head. Gives the factor of the outputs, and changes the sum that they are divided by. Only where there are sinks.
+DEVICE float add_sink(const AttentionArgs& a, int64_t at, float max, float& sum) {
+    const float sink = a.sinks[uint32_t(at) % uint32_t(a.heads)];
+    const Rescale f = rescale_factors(max, __fmul_rn(sink, LOG2_E));
+    sum = __fmaf_rn(sum, f.old, f.fresh);
+    return f.old;
 }
 
 // DECODING: a tile's rows are heads of one token.
@@ -251,6 +265,10 @@ DEVICE void merge_splits(const AttentionArgs& a, int64_t at, int first, int posi
         for (int i = 0; i < MOST / 32; i++)
             if (lane + 32 * i < head_dim)
                 o[i] = __fmaf_rn(o[i], f.old, __fmul_rn(from[lane + 32 * i], f.fresh));
+    }
+    if (a.sinks) {
+        const float factor = add_sink(a, at, max, sum);
+        for (int i = 0; i < MOST / 32; i++) o[i] = __fmul_rn(o[i], factor);
     }
     for (int i = 0; i < MOST / 32; i++)
         if (lane + 32 * i < head_dim) keep(lane + 32 * i, __fdiv_rn(o[i], sum));

@@ -190,6 +190,13 @@ template <int HD> DEVICE void attention_split_block(const AttentionArgs& a, cons
             to[HD] = part.max[r];
             to[HD + 1] = part.sum[r];
         }
+        if (is_alone && a.sinks) {
+            const float factor = add_sink(a, at, part.max[r], part.sum[r]);
+#pragma unroll
+            for (int c = 0; c < SPLIT_COLUMNS<HD>; c++)
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; i++) part.o[c][i] = __fmul_rn(part.o[c][i], factor);
+        }
 #pragma unroll
         for (int c = 0; c < SPLIT_COLUMNS<HD>; c++) {
             int n = warp + c * SPLIT_WARPS;

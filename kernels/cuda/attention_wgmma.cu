@@ -358,11 +358,19 @@ template <int HD, bool NEAR> struct Attender : WideUnit<HD, NEAR> {
         write(rows);
     }
 
-    DEVICE void write(const Rows& rows) const {
+    DEVICE void write(Rows& rows) const {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             if (row(r) >= tile.count) continue;
-            float* to = a.out + this->place(row(r)) * HD + 2 * lane.t;
+            const int64_t at = this->place(row(r));
+            if (a.sinks) {
+                const float factor = add_sink(a, at, rows.max[r], rows.sum[r]);
+#pragma unroll
+                for (int n = 0; n < HD / 8; n++)
+#pragma unroll
+                    for (int i = 4 * n + 2 * r; i < 4 * n + 2 * r + 2; i++) rows.o[i] = __fmul_rn(rows.o[i], factor);
+            }
+            float* to = a.out + at * HD + 2 * lane.t;
 #pragma unroll
             for (int n = 0; n < HD / 8; n++)
                 *reinterpret_cast<float2*>(to + 8 * n) = make_float2(__fdiv_rn(rows.o[4 * n + 2 * r], rows.sum[r]),

@@ -5,7 +5,7 @@
 // whole batch, but what is made of a row does not: the order of additions is that of matmul.cuh, by the
 // shape of one expert's weight alone.
 //
-// A weight holds the tiles of all experts, one expert behind the other.
+// A weight holds the tiles of all experts, one expert behind the other, and so does a bias its rows.
 #pragma once
 #include "glu.cuh"
 #include "hopper.cuh"
@@ -34,7 +34,7 @@ struct Routing {
 LAYOUT(Routing, 40, AT(choices, 0) AT(places, 8) AT(rows, 16) AT(shares, 24) AT(counts, 32))
 
 struct ExpertsArgs {
-    Part parts[2];       // of one type; `rows` and `tiles` are those of one expert
+    Part parts[2];       // of one type; `rows` and `tiles` are those of one expert, `bias` is [experts, rows]
     Routing routing;
     const __half* x;     // [rows, units * 128], or by place
     const float* scale;
@@ -58,14 +58,37 @@ template <int T> DEVICE const uint8_t* tile_of(const ExpertsArgs& a, int part, i
 // The row of `x` at a place.
 DEVICE int input_row(const ExpertsArgs& a, int place) { return a.by_place ? place : a.routing.rows[place]; }
 
+// The bias of an expert, or null.
+DEVICE const float* bias_of(const Part& p, int expert) {
+    return p.bias ? p.bias + int64_t(expert) * p.rows : nullptr;
+}
+// Of the block's share, whose expert is read again: a register less for the loop in front of the ends.
+DEVICE const float* bias_of_share(const ExpertsArgs& a, int part) {
+    const Part& p = a.parts[part];
+    return p.bias ? bias_of(p, a.routing.shares[blockIdx.y].expert) : nullptr;
+}
+
+// The end of an expert's output: the row's power of two, the bias.
+DEVICE float ended(const float* bias, int column, float total, float scale) {
+    const float v = __fmul_rn(total, scale);
+    return bias ? __fadd_rn(v, bias[column]) : v;
+}
+// Of two neighbours: an expert's rows are a multiple of 8.
+DEVICE float2 ended(const float* bias, int column, float2 total, float scale) {
+    const float2 v = make_float2(__fmul_rn(total.x, scale), __fmul_rn(total.y, scale));
+    if (!bias) return v;
+    const float2 b = *reinterpret_cast<const float2*>(bias + column);
+    return make_float2(__fadd_rn(v.x, b.x), __fadd_rn(v.y, b.y));
+}
+
 // Two neighbouring outputs of a lane, of both parts of a pair or of one.
 DEVICE void write_pair(const ExpertsArgs& a, int place, int column, float2 gate, float2 up, float scale) {
-    float2 v;
-    v.x = glu(a.activation, __fmul_rn(gate.x, scale), __fmul_rn(up.x, scale));
-    v.y = glu(a.activation, __fmul_rn(gate.y, scale), __fmul_rn(up.y, scale));
+    gate = ended(bias_of_share(a, 0), column, gate, scale);
+    up = ended(bias_of_share(a, 1), column, up, scale);
+    const float2 v = make_float2(glu(a.activation, gate.x, up.x), glu(a.activation, gate.y, up.y));
     *reinterpret_cast<float2*>(a.out + int64_t(place) * a.out_stride + column) = v;
 }
 DEVICE void write_one(const ExpertsArgs& a, int place, int column, float2 total, float scale) {
-    float2 v = make_float2(__fmul_rn(total.x, scale), __fmul_rn(total.y, scale));
+    const float2 v = ended(bias_of_share(a, 0), column, total, scale);
     *reinterpret_cast<float2*>(a.out + int64_t(place) * a.out_stride + a.parts[0].column + column) = v;
 }

@@ -72,8 +72,10 @@ template <int T> DEVICE void experts_row(const ExpertsArgs& a) {
         up = __fadd_rn(up, sums[1][s][lane.id]);
     }
     const float scale = a.scale[row];
-    a.out[int64_t(share.first) * a.out_stride + blockIdx.x * TILE_N + lane.id] =
-        glu(a.activation, __fmul_rn(gate, scale), __fmul_rn(up, scale));
+    const int column = blockIdx.x * TILE_N + lane.id;
+    gate = ended(bias_of_share(a, 0), column, gate, scale);
+    up = ended(bias_of_share(a, 1), column, up, scale);
+    a.out[int64_t(share.first) * a.out_stride + column] = glu(a.activation, gate, up);
 }
 
 struct DownArgs {
@@ -163,7 +165,8 @@ template <int T> DEVICE void experts_down(const DownArgs& a) {
         float* own = sums + i / TILE_N * segments * TILE_N + i % TILE_N;
         float v = 0.0f;
         for (int s = 0; s < segments; s++) v = __fadd_rn(v, own[s * TILE_N]);
-        *own = __fmul_rn(v, scale[i / TILE_N]);
+        const float* bias = bias_of(d.parts[0], d.routing.choices[first + i / TILE_N].expert);
+        *own = ended(bias, tile * TILE_N + i % TILE_N, v, scale[i / TILE_N]);
     }
     __syncthreads();
     const int column = tile * TILE_N + lane.id;

@@ -8,6 +8,7 @@
 enum Activation : int {
     SILU = 0,
     GELU = 1,
+    CLAMPED_SWIGLU = 2,
 };
 
 DEVICE float silu(float g) { return __fdividef(g, __fadd_rn(1.0f, __expf(-g))); }
@@ -18,8 +19,21 @@ DEVICE float gelu(float g) {
     return __fdividef(g, __fadd_rn(1.0f, __expf(__fmul_rn(-1.5957691216f, __fmaf_rn(0.044715f, cubed, g)))));
 }
 
+constexpr float SWIGLU_ALPHA = 1.702f;
+constexpr float SWIGLU_LIMIT = 7.0f;
+
+// The whole unit. Not fminf and fmaxf, which would make a number of a NaN.
+DEVICE float clamped_swiglu(float gate, float up) {
+    gate = gate > SWIGLU_LIMIT ? SWIGLU_LIMIT : gate;
+    up = up > SWIGLU_LIMIT ? SWIGLU_LIMIT : up;
+    up = up < -SWIGLU_LIMIT ? -SWIGLU_LIMIT : up;
+    const float half = __fdividef(gate, __fadd_rn(1.0f, __expf(__fmul_rn(-SWIGLU_ALPHA, gate))));
+    return __fmul_rn(half, __fadd_rn(up, 1.0f));
+}
+
 DEVICE float glu(int activation, float gate, float up) {
     switch (activation) {
+        case CLAMPED_SWIGLU: return clamped_swiglu(gate, up);
         case GELU: return __fmul_rn(gelu(gate), up);
         case SILU:
         default: return __fmul_rn(silu(gate), up);

@@ -53,7 +53,9 @@ DEVICE void route_few_rows(const RouteFewArgs& a) {
     if (row < rows && column < a.router.rows) {
         float total = 0.0f;
         for (int s = 0; s < segments; s++) total = __fadd_rn(total, sums[s][row][thread % TILE_N]);
-        const_cast<float*>(a.route.logits)[int64_t(row) * a.route.stride + column] = __fmul_rn(total, few.scale[row]);
+        float logit = __fmul_rn(total, few.scale[row]);
+        if (a.router.bias) logit = __fadd_rn(logit, a.router.bias[column]);
+        const_cast<float*>(a.route.logits)[int64_t(row) * a.route.stride + column] = logit;
     }
     // What the others wrote is seen by who comes last.
     __threadfence();

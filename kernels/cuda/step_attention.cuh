@@ -245,6 +245,8 @@ template <int HD> struct Attention {
         AttentionArgs args = a.attention;
         args.partial = kept;
         args.splits = splits_of(row);
+        // Models with sinks take other kernels (decode_step.rs), so nothing is compiled for them.
+        args.sinks = nullptr;
 #pragma unroll 1
         for (int h = warp; h < group; h += STEP_WARPS) {
             Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD);

@@ -91,11 +91,11 @@ struct StepArgs {
     float eps;
     SharedPlan shared;
 };
-LAYOUT(StepArgs, 472, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 160) AT(head, 248)
-       AT(head_norm, 280) AT(exchange, 288) AT(logits, 336) AT(best, 344) AT(broken, 352)
-       AT(board, 360) AT(first_tag, 368) AT(n_layers, 372) AT(rows, 376) AT(n_embd, 380) AT(n_ff, 384)
-       AT(vocab, 388) AT(attention_blocks, 392) AT(parts, 396) AT(partial_splits, 400)
-       AT(unrotated_every, 404) AT(layer_halves, 408) AT(eps, 416) AT(shared, 420))
+LAYOUT(StepArgs, 480, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 160) AT(head, 256)
+       AT(head_norm, 288) AT(exchange, 296) AT(logits, 344) AT(best, 352) AT(broken, 360)
+       AT(board, 368) AT(first_tag, 376) AT(n_layers, 380) AT(rows, 384) AT(n_embd, 388) AT(n_ff, 392)
+       AT(vocab, 396) AT(attention_blocks, 400) AT(parts, 404) AT(partial_splits, 408)
+       AT(unrotated_every, 412) AT(layer_halves, 416) AT(eps, 424) AT(shared, 428))
 
 // Tags of a layer's exchanges, counted from the layer's first; the embedding has the step's first tag.
 enum Tag : int {

@@ -1,6 +1,6 @@
 //! The gated units of a feed-forward part, named by their activation, of which a model's description names one.
 //!
-//! A new one is a variant here, a case in `kernels/cuda/glu.cuh` (or a refusal on CUDA), and a word in the
+//! A new one is a variant here, a case in `kernels/cuda/glu.cuh`, and a word in the
 //! description of the model that has it. The fast path of the CPU ([`glu`](crate::cpu::glu)) takes any of them.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
@@ -72,15 +72,22 @@ impl Activation {
 mod tests {
     use super::*;
 
-    /// The others are refused there.
-    const ON_CUDA: [Activation; 2] = [Activation::Silu, Activation::Gelu];
-
     #[test]
     fn the_device_knows_it_by_the_same_number() {
         let header = include_str!("../cuda/glu.cuh");
-        for activation in ON_CUDA {
-            let name = format!("{activation:?}").to_uppercase();
+        for (activation, name) in [
+            (Activation::Silu, "SILU"),
+            (Activation::Gelu, "GELU"),
+            (Activation::ClampedSwiglu, "CLAMPED_SWIGLU"),
+        ] {
             let line = format!("{name} = {},", activation as i32);
+            assert!(header.contains(&line), "{line}");
+        }
+        for (name, value) in [
+            ("SWIGLU_ALPHA", SWIGLU_ALPHA),
+            ("SWIGLU_LIMIT", SWIGLU_LIMIT),
+        ] {
+            let line = format!("float {name} = {value:?}f;");
             assert!(header.contains(&line), "{line}");
         }
     }

@@ -4,7 +4,8 @@
 use crate::support::laws::{self, assert_same};
 use crate::support::{
     MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_gemma,
-    config_with_temperature, config_with_windows, config_without_rotations, pages, step, tokens,
+    config_of_gpt_oss, config_with_temperature, config_with_windows, config_without_rotations,
+    pages, step, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::model::ModelConfig;
@@ -51,6 +52,19 @@ fn large_heads_like_gemma() -> Model {
     model
 }
 
+/// Sinks, in heads of this size, which have kernels of their own, and windows in every second layer.
+fn with_sinks(head_dim: usize, positions: usize) -> ModelConfig {
+    let mut config = ModelConfig {
+        head_dim,
+        attention_scale: 1.0 / (head_dim as f64).sqrt(),
+        ..config_of_gpt_oss()
+    };
+    if let Some(window) = &mut config.positions.window {
+        window.positions = positions;
+    }
+    config
+}
+
 fn models() -> Vec<Model> {
     let of = |config: &ModelConfig, types: Types| Model::random(config.clone(), types);
     vec![
@@ -66,6 +80,10 @@ fn models() -> Vec<Model> {
         of(&windowed(200), [TensorType::F16; 9]),
         Model::like_gemma(MIXED),
         large_heads_like_gemma(),
+        of(&config_of_gpt_oss(), MIXED),
+        of(&with_sinks(64, 128), [TensorType::F16; 9]),
+        of(&with_sinks(64, 200), [TensorType::MXFP4; 9]),
+        of(&with_sinks(256, 40), [TensorType::Q8_0; 9]),
     ]
 }
 
@@ -249,7 +267,8 @@ const MIXED_WIDE: Types = [
 #[ignore = "needs an NVIDIA GPU"]
 fn pages_behind_windows_do_not_change_a_bit() {
     let windowed = windowed(40);
-    let models = [config(Some(40)), config_with_windows(40), windowed];
+    let sinks = with_sinks(64, 40);
+    let models = [config(Some(40)), config_with_windows(40), windowed, sinks];
     let models = models.map(|config| Model::random(config, [TensorType::F16; 9]));
     for model in models
         .into_iter()

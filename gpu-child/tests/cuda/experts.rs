@@ -6,8 +6,8 @@
 use crate::support::forward::forward_with_margin;
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_of_experts, pages,
-    step, tokens,
+    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_of_experts,
+    config_of_gpt_oss, pages, step, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::device::Executor;
@@ -57,6 +57,18 @@ fn wide() -> ModelConfig {
     with(Architecture::Llama, experts, config)
 }
 
+/// As gpt-oss: many, of which the chosen are weighed among themselves, biases, a clamped unit, sinks and windows.
+fn gpt_oss(count: usize, used: usize) -> ModelConfig {
+    let plain = config_of_gpt_oss();
+    let experts = ExpertsConfig {
+        count,
+        used,
+        n_ff: 160,
+        ..plain.experts.expect("experts")
+    };
+    with(Architecture::GptOss, experts, plain)
+}
+
 fn with(architecture: Architecture, experts: ExpertsConfig, config: ModelConfig) -> ModelConfig {
     ModelConfig {
         architecture,
@@ -76,6 +88,9 @@ fn models() -> Vec<(ModelConfig, Types)> {
         (wide(), [TensorType::Q8_0; 9]),
         (wide(), [TensorType::F32; 9]),
         (wide(), [TensorType::MXFP4; 9]),
+        (gpt_oss(32, 4), [TensorType::MXFP4; 9]),
+        (gpt_oss(32, 4), MIXED_SMALL),
+        (config_of_gpt_oss(), MIXED),
     ]
 }
 
@@ -257,6 +272,15 @@ fn every_kind_of_mixture_agrees_with_the_references() {
     let config = with(Architecture::Qwen2Moe, few, config(None));
     for types in [[TensorType::F16; 9], [TensorType::Q4_K; 9], MIXED_SMALL] {
         assert_close(&config, types, 60, &[60]);
+    }
+}
+
+/// Every expert is chosen, so that no rounding chooses others: of so many tokens some would be.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn gpt_oss_agrees_with_the_references_past_its_window_and_splits() {
+    for types in [[TensorType::F16; 9], [TensorType::MXFP4; 9], MIXED] {
+        assert_close(&gpt_oss(3, 3), types, 200, &[1, 33, 200]);
     }
 }
 

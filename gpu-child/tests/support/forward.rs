@@ -99,7 +99,10 @@ pub fn forward_with_margin(
         let mut sorted = logits.to_vec();
         sorted.sort_by(|a, b| b.total_cmp(a));
         let largest = sorted.iter().fold(0.0, |max: f32, it| max.max(it.abs()));
-        margin = margin.min((sorted[used - 1] - sorted[used]) / largest);
+        // Where all are chosen there is nothing else to choose.
+        if let Some(next) = sorted.get(used) {
+            margin = margin.min((sorted[used - 1] - next) / largest);
+        }
     });
     (stream, margin)
 }

@@ -4,14 +4,15 @@ use super::softmax::softmax;
 
 /// What an expert's result is multiplied by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
 pub enum Weighing {
     /// Its probability among all experts.
-    Softmax,
+    Softmax = 0,
     /// The same, divided by the sum of those of the chosen. llama.cpp does not divide by less than 2⁻¹⁴; the most
     /// likely of its 512 experts at most has 2⁻⁹ alone.
-    Renormalized,
+    Renormalized = 1,
     /// Its probability among the chosen (`LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX_WEIGHT`).
-    OfChosen,
+    OfChosen = 2,
 }
 
 /// Expert and weight, the most likely first; of equally likely ones the lower index.
@@ -46,6 +47,19 @@ pub fn route(logits: &[f32], used: usize, weighing: Weighing) -> Vec<(usize, f32
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_device_knows_it_by_the_same_number() {
+        let source = include_str!("../../cuda/route.cu");
+        for (weighing, name) in [
+            (Weighing::Softmax, "SOFTMAX"),
+            (Weighing::Renormalized, "RENORMALIZED"),
+            (Weighing::OfChosen, "OF_CHOSEN"),
+        ] {
+            let line = format!("{name} = {},", weighing as i32);
+            assert!(source.contains(&line), "{line}");
+        }
+    }
 
     #[test]
     fn the_likely_ones_are_chosen_and_the_lower_of_equals() {

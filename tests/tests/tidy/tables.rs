@@ -84,7 +84,11 @@ fn served() -> String {
         "| architecture | what is served | CPU | CUDA | held by |\n|---|---|---|---|---|\n",
     );
     for row in SERVED {
-        let cuda = if row.on_cuda { "yes" } else { "refused" };
+        let cuda = if row.ran_on_cuda {
+            "yes"
+        } else {
+            "not yet run on a card"
+        };
         let Served { models, .. } = row;
         let held_by: Vec<_> = row.held_by.iter().map(|name| format!("`{name}`")).collect();
         let (name, held_by) = (name_of(row), held_by.join(", "));

@@ -138,8 +138,8 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
     // Accumulators of 128 rows in each of four warpgroups leave few registers for what loops share.
     ("matmul_wide_", 232),
     // Two blocks a multiprocessor, so that one copies while the other multiplies: sums of two accumulators, and
-    // the weights of four tiles.
-    ("experts_many_", 128),
+    // the weights of four tiles. What is spilled is loaded at one of two ends, that of pairs or that of one part.
+    ("experts_many_", 144),
     // On Blackwell: its rows, which it makes itself, beside the weights of two tiles.
     ("products_few", 48),
     // Rows that are loaded ahead.

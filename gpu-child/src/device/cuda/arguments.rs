@@ -141,6 +141,7 @@ layout! {
         pub splits: i32,
         pub scale: f32,
         pub window: i32,
+        pub sinks: DevicePtr<f32>,
     }
 
     pub struct MergeArgs in "attention.cu" {

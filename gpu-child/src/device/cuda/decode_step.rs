@@ -1,8 +1,8 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up), of models without experts, windows, norms behind blocks, a scale
-//! of the embedding, and any activation but SiLU. It gives the same bits as the launches of
+//! bulk copies (compute capability 9 and up), of models without experts, windows, sinks, norms behind
+//! blocks, a scale of the embedding, and any activation but SiLU. It gives the same bits as the launches of
 //! [`forward`](super::forward); only time differs.
 
 use super::context::Context;
@@ -336,6 +336,7 @@ fn is_plain(config: &ModelConfig, layers: &[Layer]) -> bool {
         norms.iter().any(|norm| norm.is_some())
     };
     config.positions.window.is_none()
+        && !config.has_sinks
         && config.activation == Activation::Silu
         && config.embedding_scale == 1.0
         && !layers.iter().any(has_post_norms)

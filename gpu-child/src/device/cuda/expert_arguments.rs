@@ -37,7 +37,7 @@ layout! {
         pub rows: i32,
         pub experts: i32,
         pub used: i32,
-        pub renormalized: i32,
+        pub weighing: i32,
         pub share_rows: i32,
     }
 

@@ -220,13 +220,10 @@ impl Experts {
         unsafe { self.route_few.launch(context, geometry, arguments) }
     }
 
-    /// The kernels' view of an expert of a matrix whose outputs begin at `column`.
-    ///
-    /// # Panics
-    /// When it has a bias: no kernel adds one, and no model has one.
+    /// The kernels' view of an expert of a matrix whose outputs begin at `column`. A bias is that of all experts, as the
+    /// weight.
     #[must_use]
     pub fn part(&self, weights: &Weights, linear: &Linear, column: usize) -> Part {
-        assert!(linear.bias.is_none(), "an expert without a bias");
         let (all, count) = (weights.part(linear, column), self.config.count as i32);
         Part {
             rows: all.rows / count,

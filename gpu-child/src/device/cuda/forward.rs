@@ -389,6 +389,7 @@ impl Forward<'_> {
         let config = self.config;
         let scale = std::f64::consts::LOG2_E * config.attention_scale;
         let window = config.positions.window_of(index);
+        let sinks = &self.weights.tensors.layers[index].sinks;
         AttentionArgs {
             q: self.buffers.q,
             out: self.buffers.attn,
@@ -401,6 +402,7 @@ impl Forward<'_> {
             splits: plan.splits as i32,
             scale: scale as f32,
             window: window.map_or(i32::MAX, |it| i32::try_from(it).unwrap_or(i32::MAX)),
+            sinks: self.weights.optional_vector(sinks.as_ref()),
         }
     }
 }

@@ -19,7 +19,6 @@ use super::matmul::Output;
 use super::memory::DevicePtr;
 use super::weights::{Experts, Layer, Linear, units};
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::Weighing;
 
 /// A batch on its way through one layer's experts.
 #[derive(Clone, Copy)]
@@ -107,7 +106,7 @@ impl Mixture<'_> {
             rows: self.rows as i32,
             experts: config.count as i32,
             used: config.used as i32,
-            renormalized: i32::from(config.weighing == Weighing::Renormalized),
+            weighing: config.weighing as i32,
             share_rows: self.way.share_rows() as i32,
         }
     }

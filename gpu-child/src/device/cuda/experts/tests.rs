@@ -10,9 +10,9 @@ use crate::device::cuda::memory::{Arena, DevicePtr, Plain, Purpose, download, up
 use crate::device::cuda::pack::pack;
 use crate::device::cuda::weights::Matrix;
 use crate::model::TensorView;
-use worker_orcd_kernels::Weighing;
 use worker_orcd_kernels::reference::routing::route;
 use worker_orcd_kernels::synthetic::{Noise, random_rows};
+use worker_orcd_kernels::{Activation, Weighing};
 
 const WAYS: [Way; 3] = [Way::Row, Way::Walk, Way::Many];
 
@@ -97,20 +97,13 @@ impl<'a> Room<'a> {
     }
 }
 
-fn weighing(renormalized: bool) -> Weighing {
-    match renormalized {
-        true => Weighing::Renormalized,
-        false => Weighing::Softmax,
-    }
-}
-
-fn config(count: usize, used: usize, renormalized: bool) -> ExpertsConfig {
+fn config(count: usize, used: usize, weighing: Weighing) -> ExpertsConfig {
     ExpertsConfig {
         count,
         used,
         n_ff: 8,
         shared_n_ff: Some(8),
-        weighing: weighing(renormalized),
+        weighing,
         has_biases: false,
     }
 }
@@ -130,7 +123,7 @@ fn arguments(
         rows: rows as i32,
         experts: config.count as i32,
         used: config.used as i32,
-        renormalized: i32::from(config.weighing == Weighing::Renormalized),
+        weighing: config.weighing as i32,
         share_rows: way.share_rows() as i32,
     }
 }
@@ -178,17 +171,31 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
         (129, 40),
         (512, 10),
     ] {
-        for (rows, renormalized) in [(1, true), (4, false), (9, true), (256, false), (1000, true)] {
-            let config = config(count, used, renormalized);
+        for (rows, weighing) in [
+            (1, Weighing::Renormalized),
+            (4, Weighing::Softmax),
+            (9, Weighing::Renormalized),
+            (256, Weighing::Softmax),
+            (1000, Weighing::Renormalized),
+            (1, Weighing::OfChosen),
+            (9, Weighing::OfChosen),
+            (1000, Weighing::OfChosen),
+        ] {
+            let config = config(count, used, weighing);
             let kernels =
                 Experts::load(&context, &module, config, [].into_iter()).expect("kernels");
             let mut logits: Vec<f32> = (0..rows * (count + 1))
                 .map(|_| 4.0 * noise.value())
                 .collect();
-            // One row whose experts are equal, and one that is no number.
+            // One row whose experts are equal, and one that is no number. Of one the probabilities but the largest are
+            // zero, by which nobody could tell which are likelier.
             logits[..count].fill(1.5);
             if rows > 4 {
                 logits[3 * (count + 1) + count / 2] = f32::NAN;
+                if weighing == Weighing::OfChosen {
+                    let unlikely = &mut logits[2 * (count + 1)..][..count];
+                    unlikely.iter_mut().for_each(|it| *it *= 100.0);
+                }
             }
             for way in WAYS {
                 let mut room = Room::new(&context);
@@ -212,12 +219,13 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
                         continue;
                     }
                     let of_row = &logits[row * (count + 1)..][..count];
-                    let expected = route(of_row, used, weighing(renormalized));
+                    let expected = route(of_row, used, weighing);
                     for (chosen, expected) in chosen.iter().zip(expected) {
                         assert_eq!(chosen.0, expected.0, "{what}");
                         let apart = (chosen.1 - expected.1).abs();
+                        // Below the smallest normal number there are few bits.
                         assert!(
-                            apart <= 1e-5 * expected.1,
+                            apart <= 1e-5 * expected.1.max(f32::MIN_POSITIVE),
                             "{what}: {chosen:?} {expected:?}"
                         );
                     }
@@ -243,6 +251,10 @@ struct Product<'a> {
     x: Vec<u16>,
     scale: Vec<f32>,
     logits: Vec<f32>,
+    /// Of each expert's outputs, where there are any.
+    bias: Option<Vec<f32>>,
+    /// Of pairs.
+    activation: Activation,
 }
 
 impl<'a> Product<'a> {
@@ -290,7 +302,26 @@ impl<'a> Product<'a> {
             logits: (0..rows * (COUNT + 1))
                 .map(|at| 2.0 * noise.value() + 2.0 * (at % (COUNT + 1)) as f32)
                 .collect(),
+            bias: None,
+            activation: Activation::Silu,
         }
+    }
+
+    /// As those of gpt-oss: some outputs are beyond the limit of the unit.
+    fn with_biases(self) -> Self {
+        let mut noise = Noise::new(7);
+        let bias = (0..COUNT * self.outputs).map(|_| 9.0 * noise.value());
+        Self {
+            bias: Some(bias.collect()),
+            activation: Activation::ClampedSwiglu,
+            ..self
+        }
+    }
+
+    /// That of all experts, on the device.
+    fn hold_bias(&self, room: &mut Room<'_>) -> DevicePtr<f32> {
+        let bias = self.bias.as_ref();
+        bias.map_or(DevicePtr::NULL, |bias| room.hold(bias))
     }
 
     fn matrix(&self) -> Matrix {
@@ -302,7 +333,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    fn part(&self, expert: usize, column: usize) -> Part {
+    fn part(&self, expert: usize, bias: DevicePtr<f32>) -> Part {
         let matrix = self.matrix();
         let of_expert = matrix.bytes() as usize / COUNT;
         let offset = (expert * of_expert) as u64;
@@ -310,7 +341,7 @@ impl<'a> Product<'a> {
             weight: self.weights.at(offset, of_expert),
             rows: self.outputs as i32,
             tiles: (self.outputs / TILE_ROWS) as i32,
-            column: column as i32,
+            bias,
             ..Part::NONE
         }
     }
@@ -323,6 +354,7 @@ impl<'a> Product<'a> {
         let (logits, routing) = (room.hold(&self.logits), room.routing(pairs));
         // Beyond the results nothing may be written.
         let out = room.hold(&vec![7.0_f32; (pairs + 1) * self.outputs]);
+        let bias = self.hold_bias(&mut room);
         let arguments = arguments(&kernels.config, logits, routing, self.rows, way);
         let linear = Linear {
             weight: self.matrix(),
@@ -330,7 +362,7 @@ impl<'a> Product<'a> {
         };
         let product = ExpertsArgs {
             // As a pair, a matrix is gate and up.
-            parts: [self.part(0, 0); 2],
+            parts: [self.part(0, bias); 2],
             routing,
             x,
             scale,
@@ -339,7 +371,7 @@ impl<'a> Product<'a> {
             paired: i32::from(paired),
             units: units(self.cols) as i32,
             out_stride: self.outputs as i32,
-            activation: 0,
+            activation: self.activation as i32,
             unused: 0,
         };
         // SAFETY: everything is as large as is said.
@@ -371,12 +403,16 @@ impl<'a> Product<'a> {
         let few: Kernel<MatmulArgs> =
             unsafe { self.device.module.kernel(&name) }.expect("a kernel");
         let (x, scale) = (room.hold(&self.x), room.hold(&self.scale));
-        let out = room.place::<f32>(self.outputs);
+        let (out, bias) = (room.place::<f32>(self.outputs), self.hold_bias(&mut room));
+        let bias_of = |expert: usize| match self.bias {
+            Some(_) => bias.add(expert * self.outputs),
+            None => bias,
+        };
         let choices = room.choices(&routing, pairs);
         let of_pair = |(pair, (expert, _)): (usize, &(usize, f32))| {
             let (row, units) = (pair / USED, units(self.cols));
             let arguments = MatmulArgs {
-                parts: [self.part(*expert, 0), Part::NONE, Part::NONE],
+                parts: [self.part(*expert, bias_of(*expert)), Part::NONE, Part::NONE],
                 n_parts: 1,
                 rows: 1,
                 units: units as i32,
@@ -395,11 +431,24 @@ impl<'a> Product<'a> {
     }
 }
 
+/// Gate and up are the same matrix, which gives `of_one`.
+fn assert_gated(activation: Activation, of_one: &[Vec<u32>], seen: &[Vec<u32>], what: &str) {
+    let pairs = of_one.iter().flatten().zip(seen.iter().flatten());
+    for (one, seen) in pairs.map(|(one, seen)| (f32::from_bits(*one), f32::from_bits(*seen))) {
+        let expected = activation.exact(f64::from(one), f64::from(one));
+        let apart = (f64::from(seen) - expected).abs();
+        assert!(
+            apart <= 1e-30 + 2e-5 * expected.abs(),
+            "{what}: {seen} of {one}"
+        );
+    }
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_way_gives_the_bits_of_an_expert_alone() {
     let device = Device::open(0).expect("a device");
-    let config = config(COUNT, USED, true);
+    let config = config(COUNT, USED, Weighing::Renormalized);
     for ty in TensorType::ALL {
         let kernels = Experts::load(&device.context, &device.module, config, [ty].into_iter())
             .expect("kernels");
@@ -411,15 +460,19 @@ fn every_way_gives_the_bits_of_an_expert_alone() {
             [136, 2304, 70],
             [200, 1024, 300],
         ] {
-            let product = Product::new(&device, ty, shape);
-            let expected = product.alone(&kernels);
-            for way in [Way::Walk, Way::Many] {
-                let seen = product.by(&kernels, way, false);
-                assert!(seen == expected, "{ty:?} {shape:?} {way:?}");
-            }
-            let paired = WAYS.map(|way| product.by(&kernels, way, true));
-            for (way, seen) in WAYS.iter().zip(&paired) {
-                assert!(*seen == paired[0], "{ty:?} {shape:?}: a pair by {way:?}");
+            let product = || Product::new(&device, ty, shape);
+            for product in [product(), product().with_biases()] {
+                let what = format!("{ty:?} {shape:?} {:?}", product.activation);
+                let expected = product.alone(&kernels);
+                for way in [Way::Walk, Way::Many] {
+                    let seen = product.by(&kernels, way, false);
+                    assert!(seen == expected, "{what} {way:?}");
+                }
+                let paired = WAYS.map(|way| product.by(&kernels, way, true));
+                for (way, seen) in WAYS.iter().zip(&paired) {
+                    assert!(*seen == paired[0], "{what}: a pair by {way:?}");
+                }
+                assert_gated(product.activation, &expected, &paired[0], &what);
             }
         }
     }
