@@ -36,6 +36,7 @@ pub mod model_copy;
 pub mod nvml;
 pub mod package_index;
 mod played;
+pub mod played_cuda;
 pub mod process;
 pub mod script;
 pub mod snippets;

@@ -57,12 +57,13 @@ pub fn for_ci(model: &Path) -> Result<()> {
     if minutes == 0.0 {
         return Ok(());
     }
-    let minutes = ["--minutes".to_owned(), minutes.to_string()];
+    let of = |minutes: f64| ["--minutes".to_owned(), minutes.to_string()];
     let seed = ["--seed", CI_SEED, "--successors"].map(str::to_owned);
-    let seeded = [&minutes[..], &seed].concat();
+    let seeded = [&of(minutes)[..], &seed].concat();
     process::run(&mut runner("debug", model, &seeded)?)?;
+    // No supervisor is replaced there, which takes the longest to come about.
     let standby = ["--standby", "--kinds", "any|flipped-page"].map(str::to_owned);
-    let with_standby = [&minutes[..], &standby].concat();
+    let with_standby = [&of(minutes / 2.0)[..], &standby].concat();
     process::run(&mut runner("debug", model, &with_standby)?)
 }
 

@@ -20,6 +20,7 @@ mod install;
 mod javascript;
 mod kernels;
 mod paths;
+mod played;
 mod process;
 mod python;
 mod schemathesis;
@@ -51,6 +52,8 @@ enum Command {
     Tables,
     /// Compile the CUDA kernels, with a toolkit that is here or from PyPI. No GPU is needed.
     Kernels(kernels::Arguments),
+    /// The child's tests for a card, with an interpreter of its kernels. No GPU is needed.
+    Played(played::Arguments),
     /// Put programs, units, man page, completions and settings below a folder.
     Install(install::Arguments),
     /// Make a Debian package of that.
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Tables => tables::run(),
         Command::Kernels(arguments) => kernels::run(&arguments),
+        Command::Played(arguments) => played::run(&arguments),
         Command::Install(arguments) => install::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::FetchModel => fetch_model::run().map(drop),

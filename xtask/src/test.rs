@@ -1,6 +1,6 @@
 //! `cargo xtask test`: what a change has to pass, in the order in which it fails fastest.
 
-use crate::{chaos, fetch_model, javascript, kernels, paths, process, python};
+use crate::{chaos, fetch_model, javascript, kernels, paths, played, process, python};
 use anyhow::Result;
 use std::path::PathBuf;
 use std::process::Command;
@@ -48,6 +48,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut shipped = process::cargo();
     shipped.args(["test", "--no-fail-fast"]);
     phase("what ships", || process::run(&mut shipped))?;
+    if left_out.is_none() && !arguments.quick {
+        phase("kernels on a played card", played::for_ci)?;
+    }
     match &oracles {
         Some(environment) => {
             let mut others = everything_else(environment);
@@ -126,6 +129,8 @@ fn failing_on_command(oracles: &Oracles) -> Command {
             "faults",
             "--test",
             "gpu_faults",
+            "--test",
+            "played_faults",
             "--test",
             "escapes",
         ])

@@ -86,6 +86,7 @@ use experts::Experts;
 use graph::Graphs;
 use head::OpenStep;
 pub(crate) use kernels::KERNELS_VARIABLE;
+pub use kernels::are_at_hand as kernels_are_at_hand;
 use kv::KvCache;
 use kv_custody::KvSharing;
 pub use load::Device;

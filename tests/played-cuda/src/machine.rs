@@ -10,6 +10,8 @@ mod block;
 mod execute;
 mod memory;
 mod registers;
+#[cfg(test)]
+mod tests;
 mod together;
 mod warp;
 

@@ -1,0 +1,86 @@
+//! The CUDA device through the programs that ship, on a card that is played: the kernels themselves run, by
+//! an interpreter of their PTX. What they compute is compared with the CPU device.
+
+use serde_json::{Value, json};
+use worker_orcd_tests::Worker;
+use worker_orcd_tests::families::{Family, written_to};
+use worker_orcd_tests::played_cuda::PlayedCuda;
+use worker_orcd_tests::told::Answer;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Each is the only one with something: experts beside a shared one, and gpt-oss's sinks, biases of experts and
+/// clamped unit; windows, norms behind blocks and two rotations.
+const FAMILIES: [&str; 3] = ["qwen2moe", "gpt-oss", "gemma3"];
+
+/// Of natural logarithms, in the mean, of logits that are some tens apart. Activations are F16 on a card, and F32
+/// on the CPU; where two experts are as good for a token, each may choose another.
+const TOLERANCE: f64 = 0.03;
+
+/// What the model makes of each token of a prompt.
+fn of_prompt(worker: &Worker) -> Vec<f64> {
+    let body = json!({
+        "prompt": "  Wie warm ist es in Köln, 12345 \u{1f321}? ".repeat(6),
+        "echo": true, "logprobs": 1, "max_tokens": 1, "temperature": 0.0,
+    });
+    let answer = worker.client().post("/v1/completions", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let answer = answer.json();
+    let all = answer["choices"][0]["logprobs"]["token_logprobs"].as_array();
+    all.expect("a list")
+        .iter()
+        .filter_map(Value::as_f64)
+        .collect()
+}
+
+fn goes_on_behind_a_death(name: &str, worker: &Worker) {
+    let body = json!({
+        "messages": [{"role": "user", "content": "Wie warm ist es?"}], "stream": true,
+        "max_tokens": 16, "seed": 11, "temperature": 0.9, "ignore_eos": true,
+    });
+    let client = worker.client();
+    let calm = Answer::whole(&client, CHAT, &body);
+    let (mut disturbed, rest) = Answer::begin(&client, CHAT, &body, 5);
+    worker.kill_child();
+    disturbed.extend(rest);
+    assert_eq!(disturbed.told(), calm, "{name}");
+    let reports = worker.crash_reports();
+    assert_eq!(reports.len(), 1, "{name}");
+    assert_eq!(reports[0]["requests"]["count"], 1, "{name}: in its middle");
+}
+
+fn agrees_with_the_cpu(card: &PlayedCuda, family: &Family) {
+    let name = &family.name;
+    let path = family.path.as_ref().expect("it was written");
+    let worker = || Worker::with_model(path).arg("--kv-cache-size", "64MiB");
+    let on_card = card.seen_by(worker()).start();
+    let health = on_card.client().health();
+    assert_eq!(health["device"]["id"], "cuda:0", "{health}");
+    let found = of_prompt(&on_card);
+    let expected = of_prompt(&worker().start());
+    assert!(expected.len() > 40, "{name}: {} tokens", expected.len());
+    assert_eq!(found.len(), expected.len(), "{name}");
+    let apart = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    let worst = apart.clone().fold(0.0, f64::max);
+    let mean = apart.sum::<f64>() / expected.len() as f64;
+    println!(
+        "{name}: {} tokens, apart by {mean:.1e}, at most {worst:.1e}",
+        expected.len()
+    );
+    assert!(mean < TOLERANCE, "{name}: {mean}");
+    goes_on_behind_a_death(name, &on_card);
+}
+
+#[test]
+fn models_compute_what_they_compute_on_the_cpu_and_go_on_behind_a_death() {
+    let Some(card) = PlayedCuda::of_this_build() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let families = written_to(folder.path());
+    for name in FAMILIES {
+        let mut all = families.iter();
+        let family = all.find(|family| family.name == name);
+        agrees_with_the_cpu(&card, family.expect("a family of this name"));
+    }
+}
