@@ -56,9 +56,6 @@ def main():
     options = arguments.parse_args()
 
     jobs = every_job()
-    if options.device != "cpu":
-        # Refused there by name.
-        jobs = [job for job in jobs if not job.variant.gpt_oss]
     jobs.append(Job(IN_PARTS, tiny_models.MAIN[2], "Q4_K", 7, tensors_a_file=10))
     jobs = [job for job in jobs if not options.only or options.only in job.name]
     compared = functools.partial(compare, program=options.program, device=options.device)

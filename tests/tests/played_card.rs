@@ -2,10 +2,10 @@
 //! an interpreter of their PTX. What they compute is compared with the CPU device.
 
 use serde_json::{Value, json};
-use worker_orcd_tests::Worker;
 use worker_orcd_tests::families::{Family, written_to};
 use worker_orcd_tests::played_cuda::PlayedCuda;
 use worker_orcd_tests::told::Answer;
+use worker_orcd_tests::{Bystander, Worker, wait};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -83,4 +83,49 @@ fn models_compute_what_they_compute_on_the_cpu_and_go_on_behind_a_death() {
         let family = all.find(|family| family.name == name);
         agrees_with_the_cpu(&card, family.expect("a family of this name"));
     }
+}
+
+/// With sinks, windows and experts; its pages hold one of two groups of layers each.
+#[test]
+fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
+    let Some(card) = PlayedCuda::of_this_build() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let families = written_to(folder.path());
+    let family = families.iter().find(|family| family.name == "gpt-oss");
+    let path = family.and_then(|it| it.path.as_ref()).expect("its file");
+    let worker = Worker::with_model(path)
+        .arg("--kv-cache-size", "16MiB")
+        .flag("--standby");
+    let worker = card.seen_by(worker).start();
+    let client = worker.client();
+    let prompt = "Tell me of the sea and of the ships. ".repeat(20);
+    let body = json!({
+        "prompt": prompt, "max_tokens": 60, "temperature": 0.7, "seed": 3, "ignore_eos": true,
+    });
+    let bystander = Bystander::new(client.clone(), body);
+    let alone = bystander.alone();
+    let mut stream = bystander.begin();
+    stream.more(10);
+    wait::until("a child to stand by", || {
+        let health = client.health();
+        let standby = &health["standby"];
+        let is_behind = standby["adopts_from"] == health["child"]["generation"];
+        (standby["state"] == "standing_by" && is_behind).then_some(())
+    });
+    worker.kill_child();
+    let (text, end) = stream.end();
+    assert_eq!(end["recoveries"], 1, "{end}");
+    assert_eq!(text, alone);
+    let [adopted, changed] = wait::until("a word of what was adopted", || {
+        let counted = client.try_metrics([
+            "worker_orcd_kv_adopted_tokens_total",
+            "worker_orcd_kv_changed_pages_total",
+        ]);
+        counted.ok().filter(|[adopted, _]| *adopted > 0)
+    });
+    println!("adopted {adopted} tokens");
+    assert!(adopted > 64, "{adopted}");
+    assert_eq!(changed, 0);
 }

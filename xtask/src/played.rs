@@ -28,6 +28,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 pub fn for_ci() -> Result<()> {
+    process::run(process::cargo().args(["test", "-p", "worker-orcd-played-cuda"]))?;
     process::run(&mut tests(&IN_CI)?)
 }
 

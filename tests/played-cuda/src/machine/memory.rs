@@ -44,8 +44,12 @@ struct Copy {
     lane: usize,
     group: usize,
     to: u64,
-    bytes: Vec<u8>,
+    count: usize,
+    bytes: [u8; MOST_COPIED],
 }
+
+/// Bytes that one lane copies with an instruction, at most.
+const MOST_COPIED: usize = 16;
 
 impl Copies {
     pub fn commit(&mut self, active: Mask) {
@@ -108,6 +112,37 @@ impl<'a> Memory<'a> {
             return illegal("a write to what is read only", at, bytes);
         }
         Ok(at as *mut u8)
+    }
+
+    /// What is added to all of these addresses, where each can be reached and that is seen at once.
+    fn reach_warp(
+        &mut self,
+        addresses: &Longs,
+        active: Mask,
+        space: Space,
+        bytes: usize,
+        writes: bool,
+    ) -> Option<*mut u8> {
+        let (mut least, mut most, mut bits) = (u64::MAX, 0, 0);
+        for lane in lanes(active) {
+            let at = addresses[lane];
+            (least, most, bits) = (least.min(at), most.max(at), bits | at);
+        }
+        let end = most.checked_add(bytes as u64)?;
+        if bits & (bytes as u64 - 1) != 0 {
+            return None;
+        }
+        match space {
+            Space::Shared => {
+                (end <= self.shared.all().len() as u64).then(|| self.shared.all().as_mut_ptr())
+            }
+            Space::Global => {
+                let range = self.last;
+                let is_inside = least >= range.start && end <= range.end;
+                (is_inside && (range.writable || !writes)).then(std::ptr::null_mut)
+            }
+            _ => None,
+        }
     }
 
     /// # Errors
@@ -196,6 +231,9 @@ impl Warp<'_> {
         writes: bool,
     ) -> Result<[*mut u8; LANES], Trouble> {
         let addresses = self.addresses(address);
+        if let Some(first) = memory.reach_warp(&addresses, active, address.space, bytes, writes) {
+            return Ok(addresses.map(|at| first.wrapping_add(at as usize)));
+        }
         let mut places = [std::ptr::null_mut(); LANES];
         for lane in lanes(active) {
             let place = Self::resolve(address.space, addresses[lane]);
@@ -302,7 +340,7 @@ impl Warp<'_> {
                     "a copy from {from:#x} to {to:#x}"
                 )));
             }
-            let mut copied = vec![0; bytes];
+            let mut copied = [0; MOST_COPIED];
             let count = (reads[lane] as usize).min(bytes);
             if count > 0 {
                 let from = memory.reach(from, count, false)?;
@@ -314,6 +352,7 @@ impl Warp<'_> {
                 lane,
                 group,
                 to,
+                count: bytes,
                 bytes: copied,
             });
         }
@@ -327,7 +366,7 @@ impl Warp<'_> {
         but: Option<usize>,
     ) -> Result<(), Trouble> {
         for copy in self.copies.take(active, but) {
-            memory.write_shared(copy.to, &copy.bytes)?;
+            memory.write_shared(copy.to, &copy.bytes[..copy.count])?;
         }
         Ok(())
     }

@@ -124,10 +124,14 @@ impl Lowering<'_, '_> {
         if self.has("bulk") {
             return Err("not known".to_owned());
         }
+        let bytes = number(2)?;
+        if !matches!(bytes, 4 | 8 | 16) {
+            return Err(format!("copies of {bytes} bytes"));
+        }
         let op = Op::CopyAsync {
             to: self.address(0, Space::Shared)?,
             from: self.address(1, Space::Global)?,
-            bytes: number(2)?,
+            bytes,
             read: match self.text.operands.len() {
                 4 => Some(self.word(3)?),
                 _ => None,
