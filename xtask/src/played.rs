@@ -1,17 +1,21 @@
-//! `cargo xtask played`: the child's tests for a card, on one that is played (`tests/played-cuda`).
+//! `cargo xtask played`: the child's tests for a card, on one that is played (`tests/played-cuda`); or logits there.
 //!
 //! Kernels are interpreted, and some of these tests were written for a card that takes a second for what the
 //! interpreter takes many minutes for. CI runs those that say most in little time.
 
-use crate::{paths, process};
+use crate::{paths, process, python};
 use anyhow::{Context, Result};
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Only tests whose name contains one of these.
     names: Vec<String>,
+    /// Instead of tests: logits of every architecture and tensor type, against llama.cpp.
+    #[arg(long, conflicts_with = "names")]
+    logits: bool,
 }
 
 /// What CI runs.
@@ -24,7 +28,10 @@ const IN_CI: [&str; 5] = [
 ];
 
 pub fn run(arguments: &Arguments) -> Result<()> {
-    process::run(&mut tests(&arguments.names)?)
+    match arguments.logits {
+        true => logits(),
+        false => process::run(&mut tests(&arguments.names)?),
+    }
 }
 
 pub fn for_ci() -> Result<()> {
@@ -32,7 +39,23 @@ pub fn for_ci() -> Result<()> {
     process::run(&mut tests(&IN_CI)?)
 }
 
-fn tests(names: &[impl AsRef<str>]) -> Result<Command> {
+fn logits() -> Result<()> {
+    let folder = library()?;
+    // With what the tests are built with: alone its dependencies would have other features.
+    let beside = ["--quiet", "--test", "oracle_logits", "--no-run"];
+    let mut build = process::cargo();
+    process::run(build.args(["test", "-p", "worker-orcd-tests"]).args(beside))?;
+    process::run(
+        Command::new(python::interpreter()?)
+            .arg(paths::root().join("tests/oracle/architectures.py"))
+            .arg(paths::target().join("debug/orcd-logits"))
+            .args(["--device", "cuda:0"])
+            .env("LD_LIBRARY_PATH", folder),
+    )
+}
+
+/// The folder in which programs find the played driver.
+fn library() -> Result<PathBuf> {
     process::run(process::cargo().args(["build", "--quiet", "-p", "worker-orcd-played-cuda"]))?;
     let folder = paths::target().join("played-cuda");
     fs::create_dir_all(&folder)?;
@@ -42,6 +65,11 @@ fn tests(names: &[impl AsRef<str>]) -> Result<Command> {
     fs::copy(paths::target().join("debug/libplayed_cuda.so"), &unfinished)
         .context("the played driver")?;
     fs::rename(unfinished, library)?;
+    Ok(folder)
+}
+
+fn tests(names: &[impl AsRef<str>]) -> Result<Command> {
+    let folder = library()?;
     let mut command = process::cargo();
     command
         .args(["test", "--no-fail-fast", "-p", "worker-orcd-gpu", "--lib"])
