@@ -1,6 +1,7 @@
 //! Streams in the middle of which their worker loses its child, or is replaced by another supervisor.
 
 use crate::process;
+use crate::told::Answer;
 use crate::worker::Worker;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -39,4 +40,23 @@ impl Disturbance {
         all.extend(stream);
         all
     }
+}
+
+/// A streamed answer whose child is killed behind its first five events is the one that nothing happened to.
+///
+/// # Panics
+/// When it is another one, or the child died beside it.
+pub fn goes_on_behind_a_death(name: &str, worker: &Worker, path: &'static str, body: &Value) {
+    let client = worker.client();
+    let calm = Answer::whole(&client, path, body);
+    // A few tokens may be told in one event.
+    let least = body["max_tokens"].as_u64().expect("a limit") / 3;
+    assert!(calm.len() as u64 > least.max(10), "{name}: {calm:?}");
+    let (mut disturbed, rest) = Answer::begin(&client, path, body, 5);
+    worker.kill_child();
+    disturbed.extend(rest);
+    assert_eq!(disturbed.told(), calm, "{name}");
+    let reports = worker.crash_reports();
+    assert_eq!(reports.len(), 1, "{name}");
+    assert_eq!(reports[0]["requests"]["count"], 1, "{name}: in its middle");
 }

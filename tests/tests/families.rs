@@ -10,8 +10,8 @@ use std::sync::Mutex;
 use std::thread;
 use worker_orcd_gpu::model::catalogue::SERVED;
 use worker_orcd_tests::chat::{anonymous, stream, whole};
+use worker_orcd_tests::disturbed::goes_on_behind_a_death;
 use worker_orcd_tests::families::{Family, written_to};
-use worker_orcd_tests::told::Answer;
 use worker_orcd_tests::{Client, Worker};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -105,26 +105,13 @@ fn talk(family: &Family) -> Vec<Value> {
             );
         }
     }
-    goes_on_behind_a_death(name, &worker);
-    cases
-}
-
-fn goes_on_behind_a_death(name: &str, worker: &Worker) {
-    let mut body = json!({"messages": [{"role": "user", "content": WORDS}], "stream": true});
-    body["max_tokens"] = json!(150);
-    body["seed"] = json!(11);
+    let mut long = json!({"messages": [{"role": "user", "content": WORDS}], "stream": true});
+    long["max_tokens"] = json!(150);
+    long["seed"] = json!(11);
     // Random weights may end at once.
-    body["ignore_eos"] = json!(true);
-    let client = worker.client();
-    let calm = Answer::whole(&client, CHAT, &body);
-    assert!(calm.len() > 50, "{name}: {calm:?}");
-    let (mut disturbed, rest) = Answer::begin(&client, CHAT, &body, 5);
-    worker.kill_child();
-    disturbed.extend(rest);
-    assert_eq!(disturbed.told(), calm, "{name}");
-    let reports = worker.crash_reports();
-    assert_eq!(reports.len(), 1, "{name}");
-    assert_eq!(reports[0]["requests"]["count"], 1, "{name}: in its middle");
+    long["ignore_eos"] = json!(true);
+    goes_on_behind_a_death(name, &worker, CHAT, &long);
+    cases
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //! an interpreter of their PTX. What they compute is compared with the CPU device.
 
 use serde_json::{Value, json};
+use worker_orcd_tests::disturbed::goes_on_behind_a_death;
 use worker_orcd_tests::families::{Family, written_to};
 use worker_orcd_tests::played_cuda::PlayedCuda;
-use worker_orcd_tests::told::Answer;
 use worker_orcd_tests::{Bystander, Worker, wait};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -33,22 +33,6 @@ fn of_prompt(worker: &Worker) -> Vec<f64> {
         .collect()
 }
 
-fn goes_on_behind_a_death(name: &str, worker: &Worker) {
-    let body = json!({
-        "messages": [{"role": "user", "content": "Wie warm ist es?"}], "stream": true,
-        "max_tokens": 16, "seed": 11, "temperature": 0.9, "ignore_eos": true,
-    });
-    let client = worker.client();
-    let calm = Answer::whole(&client, CHAT, &body);
-    let (mut disturbed, rest) = Answer::begin(&client, CHAT, &body, 5);
-    worker.kill_child();
-    disturbed.extend(rest);
-    assert_eq!(disturbed.told(), calm, "{name}");
-    let reports = worker.crash_reports();
-    assert_eq!(reports.len(), 1, "{name}");
-    assert_eq!(reports[0]["requests"]["count"], 1, "{name}: in its middle");
-}
-
 fn agrees_with_the_cpu(card: &PlayedCuda, family: &Family) {
     let name = &family.name;
     let path = family.path.as_ref().expect("it was written");
@@ -68,7 +52,11 @@ fn agrees_with_the_cpu(card: &PlayedCuda, family: &Family) {
         expected.len()
     );
     assert!(mean < TOLERANCE, "{name}: {mean}");
-    goes_on_behind_a_death(name, &on_card);
+    let stream = json!({
+        "messages": [{"role": "user", "content": "Wie warm ist es?"}], "stream": true,
+        "max_tokens": 16, "seed": 11, "temperature": 0.9, "ignore_eos": true,
+    });
+    goes_on_behind_a_death(name, &on_card, CHAT, &stream);
 }
 
 #[test]

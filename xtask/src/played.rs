@@ -78,3 +78,25 @@ fn tests(names: &[impl AsRef<str>]) -> Result<Command> {
         .env("LD_LIBRARY_PATH", folder);
     Ok(command)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name of nothing would leave nothing to run, and pass.
+    #[test]
+    fn what_ci_runs_is_there() {
+        for name in IN_CI {
+            let path = name.replace("::", "/");
+            let (module, test) = path.rsplit_once('/').expect("a module and a name");
+            let source =
+                |file: String| fs::read_to_string(paths::root().join("gpu-child").join(file));
+            let is_there = match source(format!("tests/cuda/{module}.rs")) {
+                Ok(text) => text.contains(&format!("fn {test}()")),
+                Err(_) => source(format!("src/{module}.rs"))
+                    .is_ok_and(|text| text.contains("mod tests {") && text.contains("#[ignore")),
+            };
+            assert!(is_there, "{name}");
+        }
+    }
+}

@@ -36,7 +36,7 @@ fn the_scan_sees_the_repository() {
 }
 
 #[test]
-fn only_the_child_and_its_kernels_may_use_unsafe() {
+fn only_the_child_its_kernels_and_a_played_driver_may_use_unsafe() {
     for crate_root in [
         "supervisor/src/lib.rs",
         "supervisor/src/main.rs",

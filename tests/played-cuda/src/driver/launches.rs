@@ -7,8 +7,8 @@ use super::modules::Function;
 use super::streams::{Stream, Work};
 use crate::machine::{self, Launch, Trouble};
 use cudarc::driver::sys::{
-    CUfunction, CUlaunchAttribute, CUlaunchAttributeID as AttributeId, CUlaunchConfig, CUresult,
-    CUstream, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUfunction, CUlaunchAttributeID as AttributeId, CUlaunchConfig, CUresult, CUstream,
+    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
     CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 use std::ffi::{c_uint, c_void};
@@ -23,6 +23,8 @@ const THREADS_OF_MULTIPROCESSOR: u32 = 2048;
 const SHARED_BYTES_OF_MULTIPROCESSOR: u32 = 164 << 10;
 /// What a block takes of it for itself.
 const RESERVED_SHARED_BYTES: u32 = 1 << 10;
+
+const OVERLAP: AttributeId = AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
@@ -64,7 +66,8 @@ impl Geometry {
     }
 }
 
-/// A launch, of which all attributes but one are ignored.
+/// A launch. That it may begin before the one in front of it has ended says nothing where it never does; other
+/// attributes are refused.
 ///
 /// # Safety
 /// The configuration has as many attributes as it says, and each of the kernel's parameters is as large as
@@ -74,7 +77,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     config: Option<&CUlaunchConfig>,
     function: CUfunction,
     parameters: *mut *mut c_void,
-    _extra: *mut *mut c_void,
+    extra: *mut *mut c_void,
 ) -> CUresult {
     let Some(config) = config else {
         return INVALID;
@@ -90,8 +93,11 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         false => unsafe { slice::from_raw_parts(config.attrs, config.numAttrs as usize) },
     };
     answer(HEALTH.check().and_then(|()| {
-        let is_cluster = attributes.iter().any(is_cluster);
-        expect(!is_cluster, CUresult::CUDA_ERROR_NOT_SUPPORTED)?;
+        let are_known = attributes.iter().all(|it| it.id == OVERLAP);
+        expect(
+            are_known && extra.is_null(),
+            CUresult::CUDA_ERROR_NOT_SUPPORTED,
+        )?;
         let function = Function::of(function)?;
         geometry.check(&function)?;
         // SAFETY: the caller's promise.
@@ -130,16 +136,6 @@ pub unsafe extern "C" fn cuLaunchCooperativeKernel(
         // SAFETY: the caller's promise.
         unsafe { launch(function, geometry, parameters, stream) }
     }))
-}
-
-/// More than one block in a cluster, which devices before compute capability 9 do not know.
-fn is_cluster(attribute: &CUlaunchAttribute) -> bool {
-    if attribute.id != AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION {
-        return false;
-    }
-    // SAFETY: the value that goes with this attribute; any number is one.
-    let size = unsafe { attribute.value.clusterDim };
-    size.x * size.y * size.z > 1
 }
 
 /// Takes a copy of the parameters, and puts the launch into the stream.

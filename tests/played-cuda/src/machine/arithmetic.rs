@@ -97,6 +97,9 @@ fn of_floats(op: WordOp, of: &[Word; 4], registers: &Registers) -> Words {
         WordOp::NegateFloat => mapped(word(0), |a| a ^ 0x8000_0000),
         WordOp::Exp2 => float1(word(0), |a| f64::from(a).exp2() as f32),
         WordOp::Exp2Flushed => float1(word(0), |a| flushed(f64::from(flushed(a)).exp2() as f32)),
+        WordOp::ReciprocalRootFlushed => {
+            float1(word(0), |a| f64::from(flushed(a)).sqrt().recip() as f32)
+        }
         WordOp::ReciprocalRoot => float1(word(0), |a| f64::from(a).sqrt().recip() as f32),
         WordOp::Saturate => float1(word(0), |a| if a > 0.0 { a.min(1.0) } else { 0.0 }),
         WordOp::SubtractHalves => both(word(0), word(1), |a, b| {

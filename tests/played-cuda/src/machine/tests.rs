@@ -197,10 +197,30 @@ fn a_matrix_product_is_that_of_its_fragments() {
 
 #[test]
 fn what_is_not_known_is_named() {
-    let text = format!(
-        "{HEAD}.visible .entry k(\n.param .u64 k_param_0\n)\n{{\nwgmma.fence.sync.aligned;\nret;\n}}\n"
-    );
-    let module = Module::new(text).expect("PTX");
-    let error = module.kernel("k").expect_err("not known");
-    assert!(error.contains("wgmma.fence"), "{error}");
+    for (opcode, operands) in [
+        ("wgmma.fence.sync.aligned", ""),
+        ("add.cc.u32", "%r1, %r2, %r3"),
+        ("add.rz.f32", "%f1, %f2, %f3"),
+        ("mul.ftz.f32", "%f1, %f2, %f3"),
+        ("mul.hi.u32", "%r1, %r2, %r3"),
+        ("setp.lt.and.s32", "%p1, %r1, %r2, %p2"),
+        ("ld.acquire.gpu.global.u32", "%r1, [%rd1]"),
+        ("atom.global.exch.u32", "%r1, [%rd1], %r2"),
+        ("cp.async.ca.shared.global", "[%r1], [%rd1], 16"),
+        ("bar.sync", "1"),
+    ] {
+        let body = format!(
+            ".reg .pred %p<4>;\n.reg .b32 %r<4>;\n.reg .f32 %f<4>;\n.reg .b64 %rd<4>;\n{opcode} {operands};"
+        );
+        let error = kernel("k", ".param .u64 k_param_0", &body).expect_err(opcode);
+        assert!(error.contains(opcode), "{error}");
+    }
+    let parameters = ".param .u64 k_param_0,\n.param .u64 k_param_1";
+    let error = kernel("k", parameters, "ret;").expect_err("two parameters");
+    assert!(error.contains("more than one parameter"), "{error}");
+}
+
+fn kernel(name: &str, parameters: &str, body: &str) -> Result<(), String> {
+    let text = format!("{HEAD}.visible .entry {name}(\n{parameters}\n)\n{{\n{body}\nret;\n}}\n");
+    Module::new(text)?.kernel(name).map(drop)
 }

@@ -86,7 +86,7 @@ impl Kernel {
     }
 }
 
-/// `.param .align 8 .b8 name[56]` or `.param .u64 name`, one behind the other.
+/// `.param .align 8 .b8 name[56]` or `.param .u64 name`.
 fn parameters<'a>(head: &'a str, names: &mut Names<'a>) -> Result<usize, String> {
     let (_, list) = head.split_once('(').ok_or("no parameters")?;
     let list = list.rsplit_once(')').map_or(list, |(list, _)| list);
@@ -99,6 +99,10 @@ fn parameters<'a>(head: &'a str, names: &mut Names<'a>) -> Result<usize, String>
         let rest = text
             .strip_prefix(".param")
             .ok_or_else(|| format!("{text} is no parameter"))?;
+        if end > 0 {
+            // The driver copies one.
+            return Err("more than one parameter".to_owned());
+        }
         variable(rest, &mut end, names)?;
     }
     Ok(end as usize)

@@ -124,6 +124,7 @@ pub enum WordOp {
     Exp2,
     Exp2Flushed,
     ReciprocalRoot,
+    ReciprocalRootFlushed,
     Saturate,
     /// Of two halves each, as are those that follow.
     SubtractHalves,

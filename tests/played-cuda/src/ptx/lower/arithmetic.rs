@@ -7,6 +7,7 @@ use crate::ptx::op::{
 
 impl Lowering<'_, '_> {
     pub(super) fn arithmetic(&mut self) -> Result<(), String> {
+        self.expect_plain()?;
         match self.kind() {
             "pred" => self.of_predicates(),
             "b64" | "s64" | "u64" => self.of_longs(),
@@ -18,6 +19,20 @@ impl Lowering<'_, '_> {
             }
             _ => self.of_words(),
         }
+    }
+
+    /// Integers and predicates without a carry, a saturation or anything else that would change the result.
+    fn expect_plain(&self) -> Result<(), String> {
+        let [name, parts @ .., kind] = self.text.opcode.as_slice() else {
+            return Err("not known".to_owned());
+        };
+        let is_plain = match *name {
+            _ if matches!(*kind, "f32" | "f16x2") => true,
+            "mul" | "mad" => matches!(parts, ["lo" | "hi" | "wide"]),
+            "bfind" => parts == ["shiftamt"],
+            _ => parts.is_empty(),
+        };
+        is_plain.then_some(()).ok_or_else(|| "not known".to_owned())
     }
 
     fn long_or_word(&self) -> Result<usize, String> {
@@ -110,21 +125,22 @@ impl Lowering<'_, '_> {
     }
 
     fn of_floats(&mut self) -> Result<(), String> {
-        let op = match self.text.opcode[0] {
-            "add" if self.has("ftz") => WordOp::AddFloatFlushed,
-            "add" => WordOp::AddFloat,
-            "sub" => WordOp::SubtractFloat,
-            "mul" => WordOp::MultiplyFloat,
-            "div" => WordOp::DivideFloat,
-            "fma" if self.has("rm") => WordOp::FusedFloatDown,
-            "fma" => WordOp::FusedFloat,
-            "max" => WordOp::MaxFloat,
-            "min" => WordOp::MinFloat,
-            "abs" => WordOp::AbsoluteFloat,
-            "neg" => WordOp::NegateFloat,
-            "ex2" if self.has("ftz") => WordOp::Exp2Flushed,
-            "ex2" => WordOp::Exp2,
-            "rsqrt" => WordOp::ReciprocalRoot,
+        let op = match self.text.opcode.as_slice() {
+            ["add", "rn", "ftz", "f32"] => WordOp::AddFloatFlushed,
+            ["add", "f32"] | ["add", "rn", "f32"] => WordOp::AddFloat,
+            ["sub", "f32"] | ["sub", "rn", "f32"] => WordOp::SubtractFloat,
+            ["mul", "f32"] | ["mul", "rn", "f32"] => WordOp::MultiplyFloat,
+            ["div", "rn" | "approx", "f32"] => WordOp::DivideFloat,
+            ["fma", "rn", "f32"] => WordOp::FusedFloat,
+            ["fma", "rm", "f32"] => WordOp::FusedFloatDown,
+            ["max", "f32"] => WordOp::MaxFloat,
+            ["min", "f32"] => WordOp::MinFloat,
+            ["abs", "f32"] => WordOp::AbsoluteFloat,
+            ["neg", "f32"] => WordOp::NegateFloat,
+            ["ex2", "approx", "f32"] => WordOp::Exp2,
+            ["ex2", "approx", "ftz", "f32"] => WordOp::Exp2Flushed,
+            ["rsqrt", "approx", "f32"] => WordOp::ReciprocalRoot,
+            ["rsqrt", "approx", "ftz", "f32"] => WordOp::ReciprocalRootFlushed,
             _ => return Err("not known".to_owned()),
         };
         self.words_to_word(op)
@@ -207,7 +223,13 @@ impl Lowering<'_, '_> {
     }
 
     pub(super) fn compare(&mut self) -> Result<(), String> {
-        let name = self.text.opcode[1];
+        // With a third part or a fourth operand, another predicate decides, too.
+        let [_, name, _] = *self.text.opcode.as_slice() else {
+            return Err("not known".to_owned());
+        };
+        if self.text.operands.len() != 3 {
+            return Err("not three operands".to_owned());
+        }
         let (relation, unordered) = match name.strip_suffix('u') {
             Some(relation) if relation.len() > 1 => (relation, true),
             _ => (name, false),

@@ -7,12 +7,45 @@ use crate::ptx::reader::Operand;
 
 impl Lowering<'_, '_> {
     pub(super) fn memory(&mut self) -> Result<(), String> {
+        self.expect_known()?;
         match self.text.opcode[0] {
             "ld" => self.load(),
             "st" => self.store(),
             "cp" => self.copy_async(),
             _ => self.atomic(),
         }
+    }
+
+    /// What is between name and type says where, how many, and how caches are used, which changes no result here.
+    fn expect_known(&self) -> Result<(), String> {
+        let [name, parts @ .., _] = self.text.opcode.as_slice() else {
+            return Err("not known".to_owned());
+        };
+        let is_known = |part: &&str| match *name {
+            "ld" | "st" => matches!(
+                *part,
+                "global"
+                    | "shared"
+                    | "local"
+                    | "param"
+                    | "v2"
+                    | "v4"
+                    | "volatile"
+                    | "relaxed"
+                    | "gpu"
+                    | "cg"
+                    | "cs"
+                    | "nc"
+                    | "L1::no_allocate"
+            ),
+            "atom" | "red" => matches!(
+                *part,
+                "global" | "shared" | "relaxed" | "gpu" | "add" | "or"
+            ),
+            _ => true,
+        };
+        let unknown = parts.iter().find(|part| !is_known(part));
+        unknown.map_or(Ok(()), |part| Err(format!("{part} is not known")))
     }
 
     fn space(&self) -> Space {
@@ -107,21 +140,21 @@ impl Lowering<'_, '_> {
     }
 
     fn copy_async(&mut self) -> Result<(), String> {
-        if self.has("commit_group") {
+        if self.text.opcode == ["cp", "async", "commit_group"] {
             return self.push(Op::CommitCopies);
         }
-        if self.has("wait_all") {
+        if self.text.opcode == ["cp", "async", "wait_all"] {
             return self.push(Op::WaitCopies { but: None });
         }
         let number = |at| match self.word(at)? {
             Word::Same(number) => Ok::<_, String>(number as usize),
             Word::Slot(_) => Err("a number that is none".to_owned()),
         };
-        if self.has("wait_group") {
+        if self.text.opcode == ["cp", "async", "wait_group"] {
             let but = Some(number(0)?);
             return self.push(Op::WaitCopies { but });
         }
-        if self.has("bulk") {
+        if self.text.opcode != ["cp", "async", "cg", "shared", "global"] {
             return Err("not known".to_owned());
         }
         let bytes = number(2)?;
