@@ -33,6 +33,8 @@ const LONG: u32 = 8;
 
 /// Until each stream has said something, or a supervisor has a successor.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// For answers in one piece behind their requests, of which nothing is heard; half as long in each further round,
+/// because a fast machine has told a short answer by then.
 const HEAD_START: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(5);
 
@@ -123,8 +125,9 @@ impl Succession {
 
     fn replace(&mut self, worker: &Worker, together: &[Reference<'_>], round: usize) -> Result<()> {
         let stage = Stage::new(&worker.client, together);
-        let (outcome, followed) =
-            stage.play(&format!("replaced-{round}"), together, || worker.upgrade());
+        let name = format!("replaced-{round}");
+        let head_start = HEAD_START / 2_u32.pow(round as u32);
+        let (outcome, followed) = stage.play(&name, together, head_start, || worker.upgrade());
         outcome?;
         self.supervisors[0] += 1;
         self.count(together, followed, End::Replaced);
@@ -144,7 +147,7 @@ impl Succession {
             ..setup.clone()
         };
         let stage = Stage::new(&first.client, together);
-        let (second, followed) = stage.play("killed", together, || {
+        let (second, followed) = stage.play("killed", together, Duration::ZERO, || {
             first.kill();
             let second = Worker::start(&second, Some(faults))?;
             stage.go_on_with(&second.client);
@@ -227,8 +230,8 @@ fn is_long_stream((request, answer): &(Request, Answer)) -> bool {
 struct Stage {
     client: Mutex<Option<Client>>,
     changed: Condvar,
-    /// Streams that are to say something before the supervisor ends, and have not.
-    silent: AtomicUsize,
+    /// Before the supervisor ends these streams are to say something, and these answers in one piece to be asked for.
+    awaited: AtomicUsize,
     is_over: AtomicBool,
 }
 
@@ -242,20 +245,21 @@ struct Followed {
 
 impl Stage {
     fn new(client: &Client, together: &[Reference<'_>]) -> Self {
-        let streams = together.iter().filter(|(request, _)| request.is_streamed);
         Self {
             client: Mutex::new(Some(client.clone())),
             changed: Condvar::new(),
-            silent: AtomicUsize::new(streams.count()),
+            awaited: AtomicUsize::new(together.len()),
             is_over: AtomicBool::new(false),
         }
     }
 
-    /// Asks for all of them, lets the supervisor end when each stream has said something, and reads to the end.
+    /// Asks for all of them, lets the supervisor end when each stream has said something and answers in one piece
+    /// had their head start, and reads to the end.
     fn play<T>(
         &self,
         name: &str,
         together: &[Reference<'_>],
+        head_start: Duration,
         end: impl FnOnce() -> Result<T>,
     ) -> (Result<T>, Vec<Result<Followed, String>>) {
         let client = self.client().clone().expect("a supervisor serves");
@@ -270,12 +274,11 @@ impl Stage {
                 })
                 .collect();
             let began = Instant::now();
-            while self.silent.load(Ordering::Relaxed) > 0 && began.elapsed() < PATIENCE {
+            while self.awaited.load(Ordering::Relaxed) > 0 && began.elapsed() < PATIENCE {
                 thread::sleep(POLL);
             }
             if together.iter().any(|(request, _)| !request.is_streamed) {
-                // Answers in one piece have been asked for by then.
-                thread::sleep(HEAD_START);
+                thread::sleep(head_start);
             }
             self.is_over.store(true, Ordering::Relaxed);
             *self.client() = None;
@@ -309,9 +312,12 @@ impl Stage {
 
     fn follow(&self, client: &Client, request: &Request, job: &str) -> Result<Followed, String> {
         if !request.is_streamed {
+            let was_asked_for = !self.is_over.load(Ordering::Relaxed);
+            self.awaited.fetch_sub(1, Ordering::Relaxed);
             let answer = ask(client, job, request, Manner::Reads)?;
             return Ok(Followed {
-                was_under_way: answer.end == Ending::Complete
+                was_under_way: was_asked_for
+                    && answer.end == Ending::Complete
                     && self.is_over.load(Ordering::Relaxed),
                 has_rested: false,
                 answer,
@@ -322,7 +328,7 @@ impl Stage {
         loop {
             let ended = stream.read(|words| {
                 if words == 1 {
-                    self.silent.fetch_sub(1, Ordering::Relaxed);
+                    self.awaited.fetch_sub(1, Ordering::Relaxed);
                 }
                 was_under_way |= self.is_over.load(Ordering::Relaxed);
             })?;
