@@ -152,8 +152,10 @@ attention_merge(const __grid_constant__ MergeArgs m) {
     int64_t at = int64_t(blockIdx.x) * 4 + threadIdx.x / 32;
     if (at >= int64_t(m.n_rows) * m.attention.heads) return;
     int position = m.rows[at / m.attention.heads].position;
-    merge_splits<MAX_HEAD>(m.attention, at, first_split(m.attention, position), position, m.head_dim,
-                 [&](int i, float v) { m.attention.out[at * m.head_dim + i] = v; });
+    int first = first_split(m.attention, position);
+    auto keep = [&](int i, float v) { m.attention.out[at * m.head_dim + i] = v; };
+    if (m.head_dim < LARGE_HEAD) merge_splits<LARGE_HEAD / 2>(m.attention, at, first, position, m.head_dim, keep);
+    else merge_splits<MAX_HEAD>(m.attention, at, first, position, m.head_dim, keep);
 }
 
 // `together`: a block a unit, with as many warps as shared memory and the columns of a row are enough for

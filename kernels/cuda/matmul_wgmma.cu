@@ -24,12 +24,11 @@ struct WideArgs {
     int stages;
     int cluster_sums;  // where the cluster's sums of segments lie in shared memory, in bytes
     int paired;        // part 0 is gate, part 1 up, of as many rows
-    int activation;    // of a pair
     int shares;        // clusters are two blocks that multiply the same weights, and load half of them each
     TensorMap weights[MAX_PARTS];  // [tiles][units * lines][line], boxes of half a block's tiles of one unit
 };
 LAYOUT(WideArgs, 576, AT(matmul, 0) AT(stages, 144) AT(cluster_sums, 148) AT(paired, 152)
-       AT(activation, 156) AT(shares, 160) AT(weights, 192))
+       AT(shares, 156) AT(weights, 192))
 
 #ifdef HAS_WGMMA
 constexpr int MAX_STAGES = 12;
@@ -254,11 +253,11 @@ template <int T, int WG, int NB> struct Wide {
 
     DEVICE void write_tile(const float (&total)[NB / 2], int tile, int warp, const Lane& lane) {
         Place at = place(tile);
-        Outputs writer(a, w.paired, w.activation, at.part, at.tile0, warp, lane);
+        Outputs writer(a, w.paired, at.part, at.tile0, warp, lane);
         // Groups of eight rows at an edge whose loads are under way together.
         constexpr int EDGE = NB >= 64 ? 8 : 2;
         const bool is_whole = at.row0 + NB <= a.rows && __all_sync(~0u, writer.is_whole());
-        if (is_whole && w.paired) writer.template write_whole<GLU, NB / 8>(total, at.row0);
+        if (is_whole && w.paired) writer.template write_whole<UNIT_OF_PAIR, NB / 8>(total, at.row0);
         else if (is_whole && a.add) writer.template write_whole<ADD, NB / 8>(total, at.row0);
         else if (is_whole) writer.template write_whole<SET, NB / 8>(total, at.row0);
         else
@@ -301,7 +300,7 @@ template <int T, int WG, int NB> struct Wide {
         for (int own = threadIdx.x / 32;; own += WARPS) {
             int piece = own * split + rank;
             if (piece >= PIECES) break;
-            Outputs writer(a, w.paired, w.activation, at.part, at.tile0, piece / (NB / 8), lane);
+            Outputs writer(a, w.paired, at.part, at.tile0, piece / (NB / 8), lane);
             const uint8_t* from = shared + w.cluster_sums + own * 512 + lane.id * 16;
             float total[4] = {};
             for (int s = 0; s < n_segments; s++, from += step) {

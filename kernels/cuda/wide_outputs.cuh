@@ -1,18 +1,18 @@
 // The end of a tile of matmul_wgmma.cu: its sums become outputs (matmul.cuh).
 //
-// Tensor cores wait meanwhile. So a tile without edges is written by as few instructions as there can be.
+// Tensor cores wait meanwhile. So a tile without edges is written by as few instructions as there can be, and the unit of a
+// pair is SiLU's: to choose one for each value takes longer than to compute it.
 #pragma once
 #include "glu.cuh"
 #include "matmul.cuh"
 
 // An output is set, added to, or one of a pair.
-enum WideEnding { SET, ADD, GLU };
+enum WideEnding { SET, ADD, UNIT_OF_PAIR };
 
 // A lane's outputs: a row of two tiles, at two of every eight rows of activations.
 template <int WARPS> struct WideOutputs {
     const MatmulArgs& a;
     bool paired;  // part 0 is gate, part 1 up
-    int activation;
     const Part* part[2];
     bool has_bias[2];
     float bias[2];
@@ -20,9 +20,8 @@ template <int WARPS> struct WideOutputs {
     int t;
 
     // Of a tile whose weights begin with `tile0` of `first`.
-    DEVICE WideOutputs(const MatmulArgs& args, bool paired, int activation, const Part* first, int tile0, int warp,
-                       const Lane& lane)
-        : a(args), paired(paired), activation(activation), t(lane.t) {
+    DEVICE WideOutputs(const MatmulArgs& args, bool paired, const Part* first, int tile0, int warp, const Lane& lane)
+        : a(args), paired(paired), t(lane.t) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int n = (tile0 + warp + (paired ? 0 : i * WARPS)) * TILE_N + lane.g;
@@ -67,8 +66,8 @@ template <int WARPS> struct WideOutputs {
                 for (int i = 0; i < 2; i++) {
                     float s = i == 0 ? scale[j].x : scale[j].y, *at = to + i * stride;
                     float low = finish(sums[i], s, 0), high = finish(sums[2 + i], s, 1);
-                    if (ENDING == GLU) {
-                        *at = glu(activation, low, high);
+                    if (ENDING == UNIT_OF_PAIR) {
+                        *at = glu(SILU, low, high);
                     } else if (ENDING == ADD) {
                         add_to_residual(at, low);
                         add_to_residual(at + WARPS * TILE_N, high);
@@ -103,7 +102,7 @@ template <int WARPS> struct WideOutputs {
                 float high = finish(total[4 * j + 2 + i], scale[j][i], 1);
                 float* to = a.out + int64_t(r) * a.out_stride;
                 if (paired) {
-                    if (column[0] >= 0) to[column[0]] = glu(activation, low, high);
+                    if (column[0] >= 0) to[column[0]] = glu(SILU, low, high);
                     continue;
                 }
                 if (column[0] >= 0) put(to + column[0], low);

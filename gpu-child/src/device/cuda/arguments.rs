@@ -91,7 +91,6 @@ layout! {
         pub stages: i32,
         pub cluster_sums: i32,
         pub paired: i32,
-        pub activation: i32,
         pub shares: i32,
         pub weights: [TensorMap; 3],
     }

@@ -182,7 +182,7 @@ impl Forward<'_> {
         let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
         let n_ff = unit.down.weight.cols;
         let ff = self.row_arguments(rows, buffers.ff, n_ff, stage);
-        if self.matmul.pairs(&unit.gate_up) {
+        if self.matmul.pairs(self.config.activation, &unit.gate_up) {
             self.project_pair(rows, &unit.gate_up)?;
             self.make_input(&self.ops.scale_rows, &ff)?;
         } else {
@@ -241,7 +241,7 @@ impl Forward<'_> {
     /// Gate and up of `act` through their gated linear unit, into `ff`.
     fn project_pair(&self, rows: usize, gate_up: &[Linear; 2]) -> Result<(), Fault> {
         let output = Output {
-            glu: Some(self.config.activation),
+            paired: true,
             ..Output::stored(self.buffers.ff, gate_up[0].weight.rows)
         };
         self.project(rows, gate_up, self.config.n_embd, output)

@@ -58,8 +58,8 @@ pub struct Output {
     pub stride: usize,
     /// Results are added to what is there, instead of replacing it.
     pub add: bool,
-    /// The activation of a gated linear unit of two linears for which [`Matmul::pairs`].
-    pub glu: Option<Activation>,
+    /// Of two linears for which [`Matmul::pairs`]: their gated linear unit.
+    pub paired: bool,
 }
 
 impl Output {
@@ -69,7 +69,7 @@ impl Output {
             out,
             stride,
             add: false,
-            glu: None,
+            paired: false,
         }
     }
 
@@ -114,11 +114,13 @@ impl Matmul {
         if self.has_wide { rows.div_ceil(8) } else { 0 }
     }
 
-    /// Gate and up can be multiplied as one: [`run`](Self::run) then gives their gated linear unit.
+    /// Gate and up can be multiplied as one: [`run`](Self::run) then gives their gated linear unit. Only SiLU's: a choice
+    /// of it in that kernel costs every model some microseconds a layer (bench/results/cuda.md).
     #[must_use]
-    pub fn pairs(&self, [gate, up]: &[Linear; 2]) -> bool {
+    pub fn pairs(&self, activation: Activation, [gate, up]: &[Linear; 2]) -> bool {
+        let is_silu = activation == Activation::Silu;
         let same_type = multiplied_as(gate.weight.ty) == multiplied_as(up.weight.ty);
-        self.has_wide && same_type && gate.weight.rows == up.weight.rows
+        self.has_wide && is_silu && same_type && gate.weight.rows == up.weight.rows
     }
 
     /// `out[:, column of each] = input x its weight`; the linears share their number of columns
@@ -166,7 +168,7 @@ impl Matmul {
             // caller's promise.
             unsafe {
                 if self.has_wide {
-                    of_type.launch_wide(context, arguments, output.glu)?;
+                    of_type.launch_wide(context, arguments, output.paired)?;
                 } else {
                     of_type.launch(context, &arguments)?;
                 }
@@ -221,7 +223,7 @@ impl OfType {
         &self,
         context: &Context,
         matmul: MatmulArgs,
-        glu: Option<Activation>,
+        paired: bool,
     ) -> Result<(), Fault> {
         let parts = &matmul.parts[..matmul.n_parts as usize];
         let tiles: Vec<usize> = parts.iter().map(|part| part.tiles as usize).collect();
@@ -230,7 +232,7 @@ impl OfType {
             tiles: &tiles,
             units: matmul.units as usize,
             rows: matmul.rows as usize,
-            paired: glu.is_some(),
+            paired,
         };
         let capacity = Capacity {
             multiprocessors: context.multiprocessors() as usize,
@@ -241,8 +243,7 @@ impl OfType {
             matmul,
             stages: tiling.stages as i32,
             cluster_sums: tiling.cluster_sums as i32,
-            paired: i32::from(glu.is_some()),
-            activation: glu.map_or(0, |activation| activation as i32),
+            paired: i32::from(paired),
             shares: i32::from(tiling.cluster == Cluster::Weights),
             weights: self.tensor_maps(&matmul, BLOCKS[tiling.block].tiles() / 2)?,
         };
