@@ -14,8 +14,6 @@ pub struct Served {
     pub with_key: Option<&'static str>,
     /// In words, in Markdown.
     pub models: &'static str,
-    /// A card has computed such a model. What none has computed yet compiles for every architecture.
-    pub ran_on_cuda: bool,
     /// Tiny models of `tests/oracle/tiny_models.py`, whose logits are held against llama.cpp's; with one of them a chat is
     /// held over HTTP.
     pub held_by: &'static [&'static str],
@@ -27,7 +25,6 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Llama,
         with_key: None,
         models: "Llama 2 and 3, SmolLM2, Mistral 7B, … with a factor for each pair of RoPE, linear scaling, or YaRN",
-        ran_on_cuda: true,
         held_by: &[
             "llama",
             "llama-rope-freqs",
@@ -39,28 +36,24 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Llama,
         with_key: Some("expert_count"),
         models: "Mixtral: experts in one tensor (`ffn_gate_exps`)",
-        ran_on_cuda: true,
         held_by: &["mixtral"],
     },
     Served {
         architecture: Architecture::Qwen2,
         with_key: None,
         models: "Qwen2, Qwen2.5, with YaRN too",
-        ran_on_cuda: true,
         held_by: &["qwen2"],
     },
     Served {
         architecture: Architecture::Qwen3,
         with_key: None,
         models: "Qwen3, with YaRN too; Qwen3-Reranker ([rerank.md](rerank.md))",
-        ran_on_cuda: true,
         held_by: &["qwen3", "qwen3-yarn"],
     },
     Served {
         architecture: Architecture::Phi3,
         with_key: None,
         models: "Phi-3, Phi-4",
-        ran_on_cuda: true,
         held_by: &[
             "phi3",
             "phi3-short-factors",
@@ -72,14 +65,12 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Gemma3,
         with_key: None,
         models: "Gemma 3, text: windows in five of six layers, norms in front of blocks and behind them",
-        ran_on_cuda: true,
         held_by: &["gemma3", "gemma3-pattern"],
     },
     Served {
         architecture: Architecture::Mistral3,
         with_key: None,
         models: "Ministral 3, Mistral Small and Devstral of 2025: YaRN, and queries that are longer far behind the beginning",
-        ran_on_cuda: true,
         held_by: &[
             "mistral3",
             "mistral3-yarn",
@@ -91,28 +82,24 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::SmolLm3,
         with_key: None,
         models: "SmolLM3, with YaRN too: every fourth layer does not rotate queries and keys",
-        ran_on_cuda: true,
         held_by: &["smollm3", "smollm3-yarn"],
     },
     Served {
         architecture: Architecture::GptOss,
         with_key: Some("expert_count"),
         models: "gpt-oss-20b and -120b",
-        ran_on_cuda: false,
         held_by: &["gpt-oss"],
     },
     Served {
         architecture: Architecture::Qwen2Moe,
         with_key: Some("expert_count"),
         models: "Qwen1.5-MoE, Qwen2-57B-A14B: experts, and one that is shared",
-        ran_on_cuda: true,
         held_by: &["qwen2moe"],
     },
     Served {
         architecture: Architecture::Qwen3Moe,
         with_key: Some("expert_count"),
         models: "Qwen3-30B-A3B and its like",
-        ran_on_cuda: true,
         held_by: &["qwen3moe"],
     },
 ];
