@@ -24,6 +24,7 @@ mod played;
 mod process;
 mod python;
 mod schemathesis;
+mod side_by_side;
 mod tables;
 mod test;
 mod up;

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: what a change has to pass, in the order in which it fails fastest.
 
-use crate::{chaos, fetch_model, javascript, kernels, paths, played, process, python};
+use crate::{chaos, fetch_model, javascript, kernels, played, process, python, side_by_side};
 use anyhow::Result;
 use std::path::PathBuf;
 use std::process::Command;
@@ -53,8 +53,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     match &oracles {
         Some(environment) => {
-            let mut others = everything_else(environment);
-            phase("through the programs", || process::run(&mut others))?;
+            phase("through the programs", || everything_else(environment))?;
             let mut failing = failing_on_command(environment);
             phase("children that fail", || process::run(&mut failing))?;
             phase("chaos", || chaos::for_ci(&environment.model))?;
@@ -101,16 +100,14 @@ fn oracles() -> Result<Oracles> {
 }
 
 /// The tests that run real binaries and compare with other engines.
-fn everything_else(oracles: &Oracles) -> Command {
-    let mut command = process::cargo();
-    command
-        .args(["test", "--no-fail-fast", "-p", "worker-orcd-tests"])
-        .env("WORKER_ORCD_PYTHON", &oracles.python)
-        .env("WORKER_ORCD_JAVASCRIPT", &oracles.javascript)
-        .env("WORKER_ORCD_FAMILIES", &oracles.families)
-        .env("WORKER_ORCD_MODEL", &oracles.model)
-        .current_dir(paths::root());
-    command
+fn everything_else(oracles: &Oracles) -> Result<()> {
+    let settings = [
+        ("WORKER_ORCD_PYTHON", oracles.python.as_path()),
+        ("WORKER_ORCD_JAVASCRIPT", &oracles.javascript),
+        ("WORKER_ORCD_FAMILIES", &oracles.families),
+        ("WORKER_ORCD_MODEL", &oracles.model),
+    ];
+    side_by_side::test("worker-orcd-tests", &settings)
 }
 
 /// The same package again, with a child that was built to fail: what ships is tested without.
