@@ -87,9 +87,11 @@ impl Dispatch {
         self.end_copies_ahead();
     }
 
+    /// The child ends. The next one of its seat knows of nothing, and copies nothing ahead, until it says so.
     pub(super) fn close(&mut self) {
         self.stop();
         self.orders.clear();
+        self.copies_ahead = false;
     }
 
     /// The child gets what is on its way to it, and nothing more.
@@ -141,7 +143,7 @@ impl Dispatch {
         self.end_copies_ahead();
     }
 
-    /// The child stands by, and is told of pages from now on until it serves.
+    /// The child stands by, and is told of pages from now on until it serves or ends.
     pub(super) fn begin_copies_ahead(&mut self) {
         self.copies_ahead = true;
     }

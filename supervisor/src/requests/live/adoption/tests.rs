@@ -262,6 +262,30 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
     }
 }
 
+/// It would take pages before its order to load for a breach of the protocol, and die of that.
+#[test]
+fn the_child_behind_one_that_stood_by_is_told_of_no_pages_before_it_stands_by() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
+    say(&mut journal, &step(&drawn, &[])).unwrap();
+    say(&mut journal, &sealing(id, 0, &[1, 2])).unwrap();
+    journal.requests.copies_ahead(HEIR);
+    assert_eq!(copied_ahead(&mut journal), [[1]]);
+    journal.requests.suspend(HEIR);
+    say(&mut journal, &sealing(id, 2, &[3])).unwrap();
+    assert!(
+        copied_ahead(&mut journal).is_empty(),
+        "no order to load yet"
+    );
+    let source = Some(kv_of(CHILD));
+    journal.requests.loads(HEIR, Generation(3), source);
+    say(&mut journal, &sealing(id, 3, &[4])).unwrap();
+    assert!(copied_ahead(&mut journal).is_empty(), "it loads");
+    journal.requests.copies_ahead(HEIR);
+    assert_eq!(copied_ahead(&mut journal), [[1, 2, 3]]);
+}
+
 /// Seats of the first children of three devices, which know each other's KV caches.
 const SIBLINGS: [SeatId; 3] = [SeatId(0), SeatId(2), SeatId(4)];
 
