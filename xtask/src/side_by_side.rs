@@ -1,7 +1,7 @@
 //! The test programs of a package, two at a time: most of them wait for other processes more than they compute.
 //!
 //! What a program says is shown when it has ended, whole. One that holds streams to a pace has the machine to itself, and so has
-//! one that computes on all cores, which would take twice as long beside others.
+//! one that computes on all cores.
 
 use crate::paths;
 use crate::process::{self, Running};
@@ -20,7 +20,7 @@ const AT_ONCE: usize = 2;
 /// The call by which a test measures (`tests/src/beside.rs`).
 const MEASURES: &str = "keeps_pace";
 
-/// Compares a hundred models, some at a time.
+/// The program that computes on all cores: it compares many models, some at a time.
 const COMPUTES: &str = "oracle_logits.rs";
 
 /// Variables of the environment, and what they name.
@@ -206,8 +206,10 @@ mod tests {
             ("last", "false"),
         ];
         let programs = programs.map(like);
-        let mut failed = run_all(&programs.each_ref(), 2, &[]).expect("all start");
-        failed.sort();
-        assert_eq!(failed, ["first", "last"]);
+        for at_once in [1, AT_ONCE] {
+            let mut failed = run_all(&programs.each_ref(), at_once, &[]).expect("all start");
+            failed.sort();
+            assert_eq!(failed, ["first", "last"]);
+        }
     }
 }

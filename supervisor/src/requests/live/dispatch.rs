@@ -91,7 +91,7 @@ impl Dispatch {
     pub(super) fn close(&mut self) {
         self.stop();
         self.orders.clear();
-        self.copies_ahead = false;
+        self.end_copies_ahead();
     }
 
     /// The child gets what is on its way to it, and nothing more.

@@ -1,4 +1,5 @@
 use crate::requests::scene::Scene;
+use crate::requests::stream::RequestStream;
 use crate::requests::testing::{Journal, request, step};
 use crate::requests::violation::Violation;
 use std::num::NonZeroU8;
@@ -47,6 +48,15 @@ fn with_standby() -> Journal {
 
 fn say(journal: &mut Journal, report: &StepReport) -> Result<(), Violation> {
     journal.requests.step(FIRST, report, journal.now)
+}
+
+/// Of a request with tokens enough for more.
+fn seal_two_pages(journal: &mut Journal) -> (RequestId, RequestStream) {
+    let (id, stream) = journal.submit(request("a"));
+    let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
+    say(journal, &step(&drawn, &[])).unwrap();
+    say(journal, &sealing(id, 0, &[1, 2])).unwrap();
+    (id, stream)
 }
 
 fn succeed(journal: &mut Journal) {
@@ -220,10 +230,7 @@ fn the_kv_cache_is_kept_for_those_who_wait_for_the_burial() {
 #[test]
 fn a_child_that_stands_by_is_told_of_each_whole_page_once() {
     let mut journal = with_standby();
-    let (id, _stream) = journal.submit(request("a"));
-    let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
-    say(&mut journal, &step(&drawn, &[])).unwrap();
-    say(&mut journal, &sealing(id, 0, &[1, 2])).unwrap();
+    let (id, _stream) = seal_two_pages(&mut journal);
     assert!(copied_ahead(&mut journal).is_empty(), "it loads");
     journal.requests.copies_ahead(HEIR);
     assert_eq!(copied_ahead(&mut journal), [[1]], "what was sealed by then");
@@ -247,10 +254,7 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
         journal
             .requests
             .loads(HEIR, Generation(2), Some(kv_of(child)));
-        let (id, _stream) = journal.submit(request("a"));
-        let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
-        say(&mut journal, &step(&drawn, &[])).unwrap();
-        say(&mut journal, &sealing(id, 0, &[1, 2])).unwrap();
+        let (id, _stream) = seal_two_pages(&mut journal);
         journal.requests.copies_ahead(HEIR);
         if serves {
             journal.serve(HEIR);
@@ -266,10 +270,7 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
 #[test]
 fn the_child_behind_one_that_stood_by_is_told_of_no_pages_before_it_stands_by() {
     let mut journal = with_standby();
-    let (id, _stream) = journal.submit(request("a"));
-    let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
-    say(&mut journal, &step(&drawn, &[])).unwrap();
-    say(&mut journal, &sealing(id, 0, &[1, 2])).unwrap();
+    let (id, _stream) = seal_two_pages(&mut journal);
     journal.requests.copies_ahead(HEIR);
     assert_eq!(copied_ahead(&mut journal), [[1]]);
     journal.requests.suspend(HEIR);
