@@ -29,7 +29,7 @@ pub(crate) mod spawn;
 pub(crate) mod succession;
 
 use crate::child::custody::{Custody, Mailbox};
-use crate::child::link::{Link, LinkError};
+use crate::child::link::{Link, LinkError, is_hang_up};
 use crate::child::output::Outputs;
 use crate::child::reap::Process;
 use crate::child::socket::Door;
@@ -310,13 +310,6 @@ impl Line {
             }
         }
     }
-}
-
-fn is_hang_up(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
-    )
 }
 
 #[cfg(test)]

@@ -241,18 +241,7 @@ impl<'a> StepLoop<'a> {
             let launches = self.may_launch_ahead() && self.plan();
             // A grammar is compiled while the prompt is computed.
             self.ask_for_masks()?;
-            // Requests that ended for another reason than a token need not wait for one, and requests that
-            // begin are reported at once.
-            let report = StepReport {
-                step: self.step,
-                began: self.scheduler.take_began(),
-                scored: vec![],
-                drawn: self.scheduler.take_forced(),
-                logprobs: vec![],
-                finished: self.scheduler.take_finished(),
-                sealed: vec![],
-            };
-            if !self.send(report) {
+            if !self.report_between_steps() {
                 return Ok(());
             }
             // Set before anything else can happen: a loop that waits for a command while a step is in
@@ -277,6 +266,21 @@ impl<'a> StepLoop<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// Reports what needs no step: requests that begin, and those that ended for another reason than a token.
+    /// False when the supervisor is gone.
+    fn report_between_steps(&mut self) -> bool {
+        let finished = self.scheduler.take_finished();
+        self.drop_scores_of(&finished);
+        let report = StepReport {
+            step: self.step,
+            began: self.scheduler.take_began(),
+            drawn: self.scheduler.take_forced(),
+            finished,
+            ..StepReport::default()
+        };
+        self.send(report)
     }
 
     /// Inspects the device between steps. It is watched as steps are: a device that hangs under it

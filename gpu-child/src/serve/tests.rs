@@ -4,7 +4,7 @@ mod ahead;
 pub(super) mod counter;
 mod embeddings;
 mod logprobs;
-mod prompts;
+pub(super) mod prompts;
 mod standby;
 mod watched;
 

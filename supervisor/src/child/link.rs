@@ -208,24 +208,24 @@ impl Link {
     }
 
     fn write(&mut self) -> Result<(), LinkError> {
-        while !self.outgoing.is_empty() {
-            match socket(&self.stream).try_write(self.outgoing.rest()) {
-                Ok(count) => self.outgoing.advance(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // The reading side will find the end, behind the words that are still to come.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                    self.outgoing = Outgoing::default();
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+        let socket = socket(&self.stream);
+        Ok(self.outgoing.write_to(|bytes| socket.try_write(bytes))?)
     }
 }
 
 fn socket(stream: &Stream) -> &UnixStream {
     let Stream::UdSocket(stream) = stream;
     stream.inner()
+}
+
+/// A peer that is gone. A write to a Unix socket usually fails with EPIPE then, and with ECONNRESET where the peer
+/// is killed between two checks of the same `sendmsg`; a read fails with ECONNRESET where the peer has left
+/// messages unread.
+pub(crate) fn is_hang_up(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
 }
 
 impl Outgoing {
@@ -239,6 +239,20 @@ impl Outgoing {
             self.written = 0;
         }
         self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Writes as much as the socket takes. A hang-up is no error here: the reading side finds it, after the
+    /// messages that are still to be read.
+    fn write_to(&mut self, mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
+        while !self.is_empty() {
+            match write(self.rest()) {
+                Ok(count) => self.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if is_hang_up(&error) => *self = Self::default(),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn advance(&mut self, count: usize) {
@@ -400,6 +414,21 @@ mod tests {
             assert!(link.stir().await.unwrap());
         }
         while link.stir().await.unwrap_or(false) {}
+    }
+
+    /// The kernel answers with ECONNRESET only where the child dies in the middle of the system call.
+    #[test]
+    fn a_child_that_dies_while_it_is_written_to_has_hung_up() {
+        for kind in [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe] {
+            let mut outgoing = Outgoing::default();
+            outgoing.push(b"command");
+            outgoing.write_to(|_| Err(kind.into())).expect("a hang-up");
+            assert!(outgoing.is_empty(), "{kind}");
+        }
+        let mut outgoing = Outgoing::default();
+        outgoing.push(b"command");
+        let failed = outgoing.write_to(|_| Err(io::ErrorKind::OutOfMemory.into()));
+        assert!(failed.is_err());
     }
 
     #[tokio::test]

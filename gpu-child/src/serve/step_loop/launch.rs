@@ -10,7 +10,7 @@ use crate::scheduler::StepShape;
 use crate::trace::LogitsTrace;
 use std::time::Instant;
 use worker_orcd_ipc::flight::{Moment, Who};
-use worker_orcd_ipc::{Fault, Scored, StepReport};
+use worker_orcd_ipc::{Fault, Finished, Scored, StepReport};
 
 /// A step in flight.
 pub(super) struct StepInFlight {
@@ -103,6 +103,15 @@ impl StepLoop<'_> {
         Ok(())
     }
 
+    /// Drops what steps in flight computed of prompts whose requests have ended: a report names no request
+    /// after its end.
+    pub(super) fn drop_scores_of(&mut self, ended: &[Finished]) {
+        for step in &mut self.in_flight {
+            let has_ended = |part: &Scored| ended.iter().any(|it| it.request == part.request);
+            step.scored.retain(|part| !has_ended(part));
+        }
+    }
+
     /// Waits for the oldest step, whose draws are on their way.
     pub(super) fn wait(&mut self, mut step: StepInFlight) -> Result<StepReport, Fault> {
         let patience = self.step_times.patience(step.shape);
@@ -141,3 +150,6 @@ fn trace_or<'a>(trace: &'a mut Option<LogitsTrace>, none: &'a mut NoTap) -> &'a 
         None => none,
     }
 }
+
+#[cfg(test)]
+mod tests;

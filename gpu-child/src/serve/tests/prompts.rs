@@ -5,7 +5,8 @@ use super::*;
 use crate::logprobs::logprobs;
 use worker_orcd_ipc::PromptLogprobs;
 
-fn scoring(request: u64, prompt: &[u32], max_tokens: u32) -> Command {
+/// A request that wants log probabilities of its prompt.
+pub fn scoring(request: u64, prompt: &[u32], max_tokens: u32) -> Command {
     Command::Submit(Box::new(Submission {
         request: RequestId(request),
         client: ClientId(request),
