@@ -14,7 +14,7 @@
 //! * [`seat`] where a child lives, and all that dies with it: [`vitals`] what is known of the child and
 //!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
 //!   told that it is overdue, and [`doubt`] what of theirs goes on elsewhere then.
-//! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
+//! * [`births`] what is told of a child's beginning, [`words`] what its messages mean, [`progress`] what counts as its progress; [`keeping`] what
 //!   outlives it, [`keepings`] on each device, [`devices`] how one goes out of use, [`mps`] where one at a time is all, [`program`] when their program is another,
 //!   [`succession`] when another child serves, [`estate`] when another driver does; [`handles`]
 //!   what clients' tasks want and see.
@@ -37,6 +37,7 @@ mod mps;
 mod news;
 mod post_mortem;
 mod program;
+mod progress;
 mod rate;
 mod seat;
 mod seats;
@@ -253,18 +254,6 @@ impl Driver {
         self.tell(Event::Tick);
     }
 
-    fn judge_silence(&mut self, seat: SeatId) {
-        let due = self.seats[seat].silence.deadline();
-        if self.seats[seat].silence.is_overdue(self.now) {
-            self.requests.hesitate(seat);
-            // What a child has said while this task did not run was not heard yet.
-            let is_in_time = due.is_some_and(|due| self.now < due + silence::OWN_DELAY);
-            if is_in_time {
-                doubt::doubt(&mut self.seats[seat], &mut self.requests, "it is silent");
-            }
-        }
-    }
-
     fn wake_at(&self) -> Instant {
         let worker = self.worker.poll_deadline().map(|at| self.started + at);
         let of_seats = self.seats.iter().flat_map(|seat| {
@@ -309,6 +298,7 @@ impl Driver {
             self.tell_of(seat, event);
             self.do_effects();
         }
+        self.note_idle_service(seat);
     }
 
     fn listener(&mut self, seat: SeatId) -> Listener<'_> {

@@ -52,8 +52,8 @@ use worker_orcd_lifecycle::{RecoveryAction, Xid};
 /// Figures are taken once a second; five that are missing are no coincidence.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(5);
 
-/// Deaths that wait to be examined. The restart intensity allows five a minute, so a queue that
-/// is full belongs to a thread that is lost.
+/// Deaths that wait to be examined, each for as long as the driver takes to answer. A queue that is full belongs to
+/// a thread that is lost.
 const ORDERS: usize = 8;
 
 /// The driver's end of both channels. The threads end when it is dropped, if they can.

@@ -115,7 +115,7 @@ impl Worker {
         wait::until("the next child to serve", || {
             let health = self.client().health();
             let is_next = health["child"]["generation"].as_u64() > Some(generation);
-            (is_next && health["status"] == "healthy").then_some(())
+            (is_next && health["state"] == "serving").then_some(())
         });
     }
 

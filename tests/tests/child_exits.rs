@@ -148,7 +148,7 @@ fn too_little_memory_ends_the_worker_and_names_four_things() {
 #[test]
 fn a_child_that_always_dies_ends_the_worker() {
     let script = Script::always(Moment::Serving, Act::Exit(72));
-    Worker::scripted(script).ends_with(82, &["children died"]);
+    Worker::scripted(script).ends_with(82, &["children in a row died"]);
 }
 
 /// Deaths are told where operators look: in the log, with generation and cause.

@@ -145,6 +145,34 @@ impl DeathCause {
         }
     }
 
+    /// A signal that the child did not earn by what it computed: a person or a service manager sent it, or a limit
+    /// that was set to the process. The kernel keeps no record of the sender, so a signal that a program can
+    /// earn counts as earned.
+    #[must_use]
+    pub fn is_from_outside(&self) -> bool {
+        matches!(self, Self::Signalled(signal) if !OF_A_PROGRAM.contains(signal))
+    }
+
+    /// The cause lies in the machine's condition: another child at once would find it unchanged.
+    #[must_use]
+    pub fn needs_time(&self) -> bool {
+        matches!(
+            self,
+            Self::Said(
+                Fault::ModelLoad { .. }
+                    | Fault::InsufficientMemory { .. }
+                    | Fault::DeviceUnavailable { .. }
+                    | Fault::OutOfMemory { .. }
+                    | Fault::Io { .. }
+            ) | Self::Exited(_)
+                | Self::OomKilled
+                | Self::SpawnFailed { .. }
+                | Self::Unservable(_)
+                | Self::LoadStalled { .. }
+                | Self::HandshakeDeadline { .. }
+        )
+    }
+
     /// The child found that weights are not what they were, or not where they were.
     #[must_use]
     pub fn is_of_kept_weights(&self) -> bool {
@@ -164,7 +192,7 @@ impl DeathCause {
             Self::Said(Fault::NonFiniteLogits { request, .. }) => Blame::Request(*request),
             Self::Said(fault) => blame_of_fault(fault.kind()),
             Self::Exited(code) => blame_of_code(*code),
-            Self::Signalled(signal) if !OF_A_PROGRAM.contains(signal) => Blame::Nobody,
+            Self::Signalled(_) if self.is_from_outside() => Blame::Nobody,
             Self::Signalled(_)
             | Self::OomKilled
             | Self::ExitedUnknown(_)

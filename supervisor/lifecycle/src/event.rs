@@ -20,6 +20,9 @@ pub enum Event {
     },
     /// About a device, whichever child used it.
     Gpu(DeviceId, Testimony),
+    /// So many of the latest deaths on a device do not count against it: a request that ran alone caused them, or
+    /// a signal had stopped the child.
+    Absolve { device: DeviceId, deaths: u32 },
     /// Take no new work, finish what there is within `timeout`, then end.
     Drain { timeout: Duration },
     /// The last request has ended. The driver says so whenever none is left while draining.
@@ -68,6 +71,11 @@ pub enum ChildEvent {
     Heartbeat {
         step_elapsed: Option<Duration>,
     },
+    /// It has delivered something to a client, or has served for [`RestartPolicy::steady`] with no request. Told
+    /// once of each child.
+    ///
+    /// [`RestartPolicy::steady`]: crate::RestartPolicy::steady
+    Progress,
     Fault(Fault),
     Goodbye,
     /// Anything that a child of this protocol would never say.

@@ -26,7 +26,7 @@ pub enum SupervisorExit {
     ChildIncompatible = 80,
     /// The child's binary cannot be started.
     SpawnImpossible = 81,
-    /// More deaths than the restart intensity allows.
+    /// More children in a row died without progress than the restart policy allows.
     CrashLoop = 82,
     /// A child survived SIGKILL: the kernel holds it, in NVIDIA's driver most likely, and only a
     /// reboot helps.
@@ -64,7 +64,9 @@ impl SupervisorExit {
             Self::DeviceUnavailable => "the device that was asked for is not there",
             Self::ChildIncompatible => "the child's program is of another version or build",
             Self::SpawnImpossible => "the child's program is missing or cannot be executed",
-            Self::CrashLoop => "children died more often than --max-restarts allows",
+            Self::CrashLoop => {
+                "more than --max-restarts children in a row died and delivered nothing"
+            }
             Self::Unreapable => "a child survived SIGKILL: the node needs a reboot",
             Self::DrainIncomplete => "told to stop, and jobs were left when the time was over",
             Self::StoppedAtOnce => "told twice to stop: nothing was waited for",

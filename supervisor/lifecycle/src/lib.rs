@@ -23,7 +23,7 @@
 //!   on it, `seats` whose each one is, `generations` their numbers, `standby` whether one is wanted; [`life`] one child's transitions, [`state`] what can be true of it;
 //!   [`event`] what can happen, [`effect`] what to do.
 //! * [`watchdog`] the deadlines of a child that lives; [`death`] why it ended; [`restart_policy`] what
-//!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] how many died lately.
+//!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] how many died lately, and whether anything came of them.
 //!
 //! Deliberately absent: clocks (time is an argument: a [`Duration`](std::time::Duration) since
 //! the supervisor's start), I/O, threads, tokio, requests, and logging.
@@ -55,7 +55,7 @@ pub use event::{ChildEvent, Event};
 pub use exit::SupervisorExit;
 pub use gpu::{Condemnation, Need, RecoveryAction, Remedy, Testimony, Xid};
 pub use ledger::Ledger;
-pub use life::Life;
+pub use life::{Achieved, Life};
 pub use restart_policy::{RestartPolicy, WorkerFailure};
 pub use standing::{Absence, Standing};
 pub use state::{KillStage, LoadProgress, State};

@@ -16,6 +16,15 @@ use worker_orcd_ipc::{Generation, Role};
 
 pub type Deeds = Vec<Deed>;
 
+/// How far a child has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Achieved {
+    Nothing,
+    Service,
+    /// See [`ChildEvent::Progress`].
+    Progress,
+}
+
 #[derive(Debug)]
 pub struct Life {
     deadlines: Deadlines,
@@ -26,6 +35,7 @@ pub struct Life {
     role: Role,
     /// How its child loads, if not as what it is to be.
     loads_as: Option<Role>,
+    achieved: Achieved,
     state: State,
 }
 
@@ -39,6 +49,7 @@ impl Life {
             accept_features: settings.accept_features.clone(),
             generation: Generation(0),
             loads_as: None,
+            achieved: Achieved::Nothing,
             state: State::Vacant {
                 since: now,
                 spawn_at: None,
@@ -60,6 +71,12 @@ impl Life {
     #[must_use]
     pub fn role(&self) -> Role {
         self.role
+    }
+
+    /// How far the child that is or was here last has come.
+    #[must_use]
+    pub fn achieved(&self) -> Achieved {
+        self.achieved
     }
 
     /// The moment at which [`Life::tick`] has something to do.
@@ -87,6 +104,7 @@ impl Life {
         loads_as: Option<Role>,
     ) -> Deeds {
         (self.generation, self.loads_as) = (generation, loads_as);
+        self.achieved = Achieved::Nothing;
         self.state = State::Spawning {
             since: now,
             deadline: now + self.deadlines.spawn,
@@ -107,6 +125,7 @@ impl Life {
         };
         let since = now;
         self.state = State::Serving { since, pid, watch };
+        self.achieved = Achieved::Service;
         vec![Deed::Promote, Deed::Serve]
     }
 
@@ -160,6 +179,7 @@ impl Life {
             }
             ChildEvent::SpawnStarved => return self.starved(now),
             ChildEvent::Exited(exit) => return self.exited(now, exit),
+            ChildEvent::Progress => self.progress(),
             ChildEvent::LinkClosed => self.link_closed(now),
             ChildEvent::Fault(fault) => self.last_words(now, DeathCause::Said(fault)),
             // A child that is on its way out may still say things, or say them badly; its end
@@ -244,7 +264,10 @@ impl Life {
             Role::Standby => State::StandingBy { since, pid, watch },
         };
         match (role, self.role) {
-            (Role::Active, _) => vec![Deed::Serve],
+            (Role::Active, _) => {
+                self.achieved = Achieved::Service;
+                vec![Deed::Serve]
+            }
             (Role::Standby, Role::Standby) => vec![Deed::StandBy],
             (Role::Standby, Role::Active) => self.promote(now),
         }
@@ -261,6 +284,13 @@ impl Life {
         };
         let overdue = watch.overdue(now, &deadlines);
         overdue.map_or(vec![], |cause| self.kill(now, cause))
+    }
+
+    fn progress(&mut self) -> Deeds {
+        if self.state.believes_tokens() && self.achieved == Achieved::Service {
+            self.achieved = Achieved::Progress;
+        }
+        vec![]
     }
 
     fn out_of_place(&mut self, now: Duration, word: &str) -> Deeds {

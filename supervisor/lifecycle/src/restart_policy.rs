@@ -3,17 +3,20 @@
 use crate::death::{DeathCause, HandshakeRefusal};
 use crate::exit::SupervisorExit;
 use crate::gpu::{Condemnation, Need};
+use crate::life::Achieved;
 use serde::{Deserialize, Serialize};
-use std::fmt::Display;
 use std::time::Duration;
-use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
+use worker_orcd_ipc::{ExitCode, FaultKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
-    /// Deaths within `window`, or in a row without service between, after which the next one
-    /// is not answered by a restart.
+    /// Children in a row that may die without progress; the next one is not replaced.
     pub max_deaths: u32,
+    /// Deaths within `window` that are no burst yet. More make the device unsteady, for another `window`.
+    pub burst: u32,
     pub window: Duration,
+    /// Service without a request that counts as progress.
+    pub steady: Duration,
     pub first_delay: Duration,
     pub max_delay: Duration,
 }
@@ -21,15 +24,18 @@ pub struct RestartPolicy {
 impl Default for RestartPolicy {
     fn default() -> Self {
         Self {
-            // Five deaths a minute are survived, the sixth is not. On a machine that is well a
-            // query of death costs three children and two at once cost four, so neither ends a
-            // worker (requests/live/probation/tests.rs). A card that faults by itself does so at
-            // every load, and comes to six deaths soon.
+            // A query of death costs five children at most, and only those count that die before it runs
+            // alone (`Event::Absolve`). A card that faults by itself does so at every load, and comes to
+            // six deaths soon.
             max_deaths: 5,
+            // A pause every twelve seconds is what clients may be asked to bear where another worker could
+            // serve them without any.
+            burst: 5,
             window: Duration::from_secs(60),
-            // The delay of a first death whose cause needs time (`needs_time`: memory that is not
-            // back yet, a full disk). Each further death doubles it, whatever its cause: see
-            // `a_delay_doubles_with_each_death`.
+            steady: Duration::from_secs(10),
+            // The delay of a first death whose cause needs time (`DeathCause::needs_time`: memory that is not
+            // back yet, a full disk). Each further one doubles it, and so does each death without progress,
+            // whatever its cause: see `a_delay_doubles_with_each_death`.
             first_delay: Duration::from_millis(250),
             max_delay: Duration::from_secs(8),
         }
@@ -80,42 +86,81 @@ impl Verdict {
     }
 }
 
+/// Deaths of a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Children in a row that died without progress.
+    pub fruitless: u32,
+    /// Children in a row that died before they served.
+    pub unserved: u32,
+    /// Deaths within the window whose cause needs time.
+    pub slow: u32,
+}
+
+impl Tally {
+    /// One death more, whose cause may not be known yet.
+    #[must_use]
+    pub(crate) fn and(self, cause: Option<&DeathCause>, achieved: Achieved) -> Self {
+        let is_from_outside = cause.is_some_and(DeathCause::is_from_outside);
+        let needs_time = cause.is_some_and(DeathCause::needs_time);
+        Self {
+            fruitless: match achieved {
+                Achieved::Progress => 0,
+                Achieved::Nothing | Achieved::Service => {
+                    self.fruitless.saturating_add(u32::from(!is_from_outside))
+                }
+            },
+            unserved: match achieved {
+                Achieved::Nothing => self.unserved.saturating_add(1),
+                Achieved::Service | Achieved::Progress => self.unserved,
+            },
+            slow: self.slow.saturating_add(u32::from(needs_time)),
+        }
+    }
+}
+
 impl RestartPolicy {
-    /// `deaths` is [`Ledger::intensity`](crate::Ledger::intensity), this one included; `has_served`
-    /// says whether any child ever got as far as serving, which proves that model, device and memory
+    /// `tally` includes the death that is judged. `has_served` says whether any child ever got as far as serving, which proves that model, device and memory
     /// were good.
     #[must_use]
-    pub fn judge(&self, cause: &DeathCause, deaths: u32, has_served: bool) -> Verdict {
+    pub fn judge(&self, cause: &DeathCause, tally: Tally, has_served: bool) -> Verdict {
         if let Some(exit) = hopeless(cause, has_served) {
             return Verdict::Fail(WorkerFailure {
                 exit,
                 reason: cause.to_string(),
             });
         }
-        self.judge_number(deaths, needs_time(cause), cause)
-    }
-
-    /// The same of a death whose cause is not known yet, if there is nothing special about it.
-    #[must_use]
-    pub(crate) fn judge_unknown(&self, deaths: u32) -> Verdict {
-        self.judge_number(deaths, false, &"not known yet")
-    }
-
-    fn judge_number(&self, deaths: u32, needs_time: bool, cause: &dyn Display) -> Verdict {
-        if deaths > self.max_deaths {
+        if tally.fruitless > self.max_deaths {
             let reason = format!(
-                "{deaths} children died within {} s or without serving, the last because: {cause}",
-                self.window.as_secs()
+                "{} children in a row died and delivered nothing, the last because: {cause}",
+                tally.fruitless
             );
             return Verdict::Fail(WorkerFailure {
                 exit: SupervisorExit::CrashLoop,
                 reason,
             });
         }
-        if deaths <= 1 && !needs_time {
-            return Verdict::RestartNow;
+        if cause.is_from_outside() {
+            return self.pause(tally.unserved);
         }
-        Verdict::RestartAfter(self.delay(deaths))
+        match cause.needs_time() {
+            true => Verdict::RestartAfter(self.delay(tally.fruitless.max(tally.slow))),
+            false => self.pause(tally.fruitless),
+        }
+    }
+
+    /// The same of a death whose cause is not known yet, if there is nothing special about it.
+    #[must_use]
+    pub(crate) fn judge_unknown(&self, tally: Tally) -> Verdict {
+        self.pause(tally.fruitless)
+    }
+
+    /// Nothing behind a single death; from the second in a row on it grows.
+    fn pause(&self, deaths: u32) -> Verdict {
+        match deaths {
+            0 | 1 => Verdict::RestartNow,
+            _ => Verdict::RestartAfter(self.delay(deaths)),
+        }
     }
 
     fn delay(&self, deaths: u32) -> Duration {
@@ -153,43 +198,56 @@ fn permanent(kind: FaultKind) -> Option<SupervisorExit> {
     }
 }
 
-/// Causes that lie in the machine's condition: another child at once would find it unchanged.
-fn needs_time(cause: &DeathCause) -> bool {
-    matches!(
-        cause,
-        DeathCause::Said(
-            Fault::ModelLoad { .. }
-                | Fault::InsufficientMemory { .. }
-                | Fault::DeviceUnavailable { .. }
-                | Fault::OutOfMemory { .. }
-                | Fault::Io { .. }
-        ) | DeathCause::Exited(_)
-            | DeathCause::OomKilled
-            | DeathCause::SpawnFailed { .. }
-            | DeathCause::Unservable(_)
-            | DeathCause::LoadStalled { .. }
-            | DeathCause::HandshakeDeadline { .. }
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn verdicts(cause: &DeathCause, tally: impl Fn(u32) -> Tally) -> Vec<Option<u128>> {
+        let policy = RestartPolicy::default();
+        let judge = |deaths| match policy.judge(cause, tally(deaths), true) {
+            Verdict::RestartNow => Some(0),
+            Verdict::RestartAfter(delay) => Some(delay.as_millis()),
+            Verdict::Fail(_) => None,
+        };
+        (1..=6).map(judge).collect()
+    }
+
     #[test]
     fn a_delay_doubles_with_each_death() {
-        let policy = RestartPolicy::default();
-        let verdicts = |cause: &DeathCause| -> Vec<_> {
-            let judge = |deaths| match policy.judge(cause, deaths, true) {
-                Verdict::RestartNow => Some(0),
-                Verdict::RestartAfter(delay) => Some(delay.as_millis()),
-                Verdict::Fail(_) => None,
-            };
-            (1..=6).map(judge).collect()
+        let fruitless = |deaths| Tally {
+            fruitless: deaths,
+            ..Tally::default()
         };
         let [second, third, fourth, fifth] = [500, 1000, 2000, 4000].map(Some);
         let expected = |first| [Some(first), second, third, fourth, fifth, None];
-        assert_eq!(verdicts(&DeathCause::Signalled(9)), expected(0));
-        assert_eq!(verdicts(&DeathCause::OomKilled), expected(250));
+        assert_eq!(verdicts(&DeathCause::Signalled(11), fruitless), expected(0));
+        assert_eq!(verdicts(&DeathCause::OomKilled, fruitless), expected(250));
+    }
+
+    #[test]
+    fn with_progress_between_only_a_cause_that_needs_time_delays_the_next_child() {
+        let slow = |slow| Tally {
+            slow,
+            ..Tally::default()
+        };
+        assert_eq!(verdicts(&DeathCause::Signalled(11), slow), [Some(0); 6]);
+        let growing = [250, 500, 1000, 2000, 4000, 8000].map(Some);
+        assert_eq!(verdicts(&DeathCause::OomKilled, slow), growing);
+    }
+
+    #[test]
+    fn a_signal_from_outside_delays_the_next_child_only_where_none_came_to_serve() {
+        let killed = DeathCause::Signalled(9);
+        let unserved = |unserved| Tally {
+            unserved,
+            ..Tally::default()
+        };
+        let growing = [0, 500, 1000, 2000, 4000, 8000].map(Some);
+        assert_eq!(verdicts(&killed, unserved), growing);
+        let after_faults = |fruitless| Tally {
+            fruitless: fruitless - 1,
+            ..Tally::default()
+        };
+        assert_eq!(verdicts(&killed, after_faults), [Some(0); 6]);
     }
 }

@@ -8,7 +8,7 @@ use crate::effect::{Deed, DeviceId, Effect, SeatId};
 use crate::exit::SupervisorExit;
 use crate::generations::Generations;
 use crate::ledger::Ledger;
-use crate::life::Life;
+use crate::life::{Achieved, Life};
 use crate::restart_policy::WorkerFailure;
 use crate::seats::Seats;
 use crate::standby::{self, Standby};
@@ -78,6 +78,18 @@ impl Staff {
         self.failure.take()
     }
 
+    /// The child of a seat has made progress, if it is one that can.
+    pub(crate) fn progressed(&mut self, seat: SeatId) {
+        if self.seats.get(seat).achieved() == Achieved::Progress {
+            self.ledger.progressed();
+        }
+    }
+
+    /// So many of the latest deaths had another cause than the device.
+    pub(crate) fn absolve(&mut self, deaths: u32) {
+        self.ledger.absolve(deaths);
+    }
+
     pub(crate) fn tick(&mut self, now: Duration, seat: SeatId) -> Effects {
         match self.seats.get(seat).state() {
             State::Vacant {
@@ -121,10 +133,18 @@ impl Staff {
                 let served = noticed_in.takes_work();
                 self.replace_dying(now, seat, served)
             }
+            Deed::Suspend {
+                noticed_in: State::StandingBy { since, .. },
+            } if now >= *since + self.settings.restart.steady => {
+                self.standby.progressed();
+                vec![]
+            }
             Deed::Bury(cause) => {
                 self.ledger.count(cause);
                 if is_active && *cause != DeathCause::Dismissed {
-                    self.ledger.record(now, self.settings.restart.window);
+                    let achieved = self.seats.get(seat).achieved();
+                    let policy = &self.settings.restart;
+                    self.ledger.record(now, cause, achieved, policy);
                 }
                 self.succeed(now, seat, cause)
             }
@@ -158,8 +178,8 @@ impl Staff {
 
     fn replace_dead(&mut self, now: Duration, seat: SeatId, cause: &DeathCause) -> Effects {
         let policy = self.settings.restart;
-        let deaths = self.ledger.intensity(now, policy.window);
-        let verdict = policy.judge(cause, deaths, self.has_served);
+        let tally = self.ledger.tally(now, policy.window);
+        let verdict = policy.judge(cause, tally, self.has_served);
         let Some(delay) = verdict.delay() else {
             self.failure = verdict.failure();
             return vec![];
@@ -214,6 +234,7 @@ impl Staff {
 
     fn promote(&mut self, now: Duration, of: SeatId, heir: SeatId) -> Effects {
         self.successions += 1;
+        self.standby.progressed();
         let mut effects = vec![Effect::Succession { of, heir }];
         let deeds = self.seats.get_mut(heir).promote(now);
         effects.extend(self.follow(now, heir, deeds));
@@ -224,11 +245,15 @@ impl Staff {
     /// cause by now forbids it. Whether there is to be a next one at all is decided at the burial.
     fn begin_heir(&mut self, now: Duration, of: SeatId) -> Effects {
         let policy = self.settings.restart;
-        let deaths = self.ledger.intensity(now, policy.window) + 1;
-        let verdict = match self.seats.get(of).state().cause_so_far() {
+        let (dying, tally) = (self.seats.get(of), self.ledger.tally(now, policy.window));
+        let (cause, achieved) = (dying.state().cause_so_far(), dying.achieved());
+        let verdict = match cause {
             Some(cause) if cause.is_of_kept_weights() => return vec![],
-            Some(cause) => policy.judge(&cause, deaths, self.has_served),
-            None => policy.judge_unknown(deaths),
+            Some(cause) => {
+                let tally = tally.and(Some(&cause), achieved);
+                policy.judge(&cause, tally, self.has_served)
+            }
+            None => policy.judge_unknown(tally.and(None, achieved)),
         };
         let (Some(heir), Some(delay)) = (self.seats.spare(), verdict.delay()) else {
             return vec![];

@@ -2,6 +2,7 @@
 
 use crate::death::DeathCause;
 use crate::ledger::Ledger;
+use crate::life::Achieved;
 use crate::restart_policy::{RestartPolicy, Verdict};
 use std::time::Duration;
 
@@ -48,6 +49,11 @@ impl Standby {
         std::mem::take(&mut self.replaces)
     }
 
+    /// One was promoted, or stood by for long: those before it were worth their loads.
+    pub(crate) fn progressed(&mut self) {
+        self.ledger.progressed();
+    }
+
     /// A child begins to serve: what kept a standby from loading may be gone.
     pub(crate) fn try_again(&mut self) {
         self.given_up = None;
@@ -63,9 +69,9 @@ impl Standby {
         if *cause == DeathCause::Dismissed {
             return self.is_wanted().then_some(Duration::ZERO);
         }
-        self.ledger.record(now, policy.window);
-        let deaths = self.ledger.intensity(now, policy.window);
-        match policy.judge(cause, deaths, false) {
+        self.ledger.record(now, cause, Achieved::Nothing, policy);
+        let tally = self.ledger.tally(now, policy.window);
+        match policy.judge(cause, tally, false) {
             Verdict::RestartNow => self.is_wanted().then_some(PAUSE),
             Verdict::RestartAfter(delay) => self.is_wanted().then_some(delay.max(PAUSE)),
             Verdict::Fail(failure) => {

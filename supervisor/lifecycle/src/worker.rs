@@ -7,7 +7,8 @@
 //!
 //! The deaths of children of one device that serve, or are to, count together: a device that kills one
 //! child kills the others too. A standby takes over as soon as such a child's end begins; its own deaths
-//! cost no stream anything, and end nothing but the wish for one. [`looking`] is what others see of it.
+//! cost no stream anything, and end nothing but the wish for one. Deaths between which children deliver make a
+//! device unsteady, and end nothing. [`looking`] is what others see of it.
 
 mod devices;
 mod looking;
@@ -103,6 +104,10 @@ impl Worker {
             Event::Child { generation, event } => self.child(now, generation, event),
             _ if self.is_over() => vec![],
             Event::Tick => self.tick(now),
+            Event::Absolve { device, deaths } => {
+                self.staff_mut(device).absolve(deaths);
+                vec![]
+            }
             Event::Gpu(device, testimony) => self.testimony(now, device, &testimony),
             Event::Drain { timeout } => self.drain(now, timeout),
             Event::Idle => self.idle(now),
@@ -155,6 +160,7 @@ impl Worker {
 
     fn child(&mut self, now: Duration, generation: Generation, event: ChildEvent) -> Effects {
         let is_new = matches!(event, ChildEvent::Spawned { .. });
+        let is_progress = event == ChildEvent::Progress;
         let mut staffs = self.staffs.iter();
         let seat = staffs.find_map(|staff| staff.seats.of(generation));
         let heard = seat.filter(|_| !self.is_over()).and_then(|seat| {
@@ -162,6 +168,10 @@ impl Worker {
             Some((seat, deeds))
         });
         match heard {
+            Some((seat, deeds)) if is_progress => {
+                self.staff_mut(seat.device()).progressed(seat);
+                self.follow(now, seat, deeds)
+            }
             Some((seat, deeds)) if is_new => self.greet(now, seat, deeds),
             Some((seat, deeds)) => self.follow(now, seat, deeds),
             None => self.stale(seat, generation, is_new),

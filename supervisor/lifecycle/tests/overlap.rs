@@ -91,17 +91,35 @@ fn a_cause_that_needs_time_is_given_it() {
 }
 
 #[test]
-fn a_second_death_waits_as_long_as_it_would_have() {
+fn a_second_death_in_a_row_waits_as_long_as_it_would_have() {
     let mut sim = overlapping();
-    die_in(&mut sim, FIRST, Exit::Signal(9));
+    die_in(&mut sim, FIRST, Exit::Signal(11));
     sim.reach_loading_in(STANDBY);
     sim.child_in(STANDBY, ChildEvent::Ready);
-    let effects = die_in(&mut sim, STANDBY, Exit::Signal(9));
+    let effects = die_in(&mut sim, STANDBY, Exit::Signal(11));
     assert!(!has(&effects, FIRST, &Deed::Spawn));
     let effects = sim.pass(Duration::from_millis(400));
     assert!(!has(&effects, FIRST, &Deed::Spawn));
     let effects = sim.pass(Duration::from_millis(100));
     assert!(has(&effects, FIRST, &Deed::Spawn));
+}
+
+#[test]
+fn a_child_that_delivered_is_followed_at_once_although_the_one_before_is_not_buried_yet() {
+    let mut sim = overlapping();
+    let mut seats = [FIRST, STANDBY].into_iter().cycle();
+    let mut dying = seats.next().expect("without end");
+    for _ in 0..20 {
+        let heir = seats.next().expect("without end");
+        sim.child_in(dying, ChildEvent::Progress);
+        let effects = sim.child_in(dying, ChildEvent::LinkClosed);
+        assert!(has(&effects, heir, &Deed::Spawn));
+        sim.reach_loading_in(heir);
+        sim.child_in(heir, ChildEvent::Ready);
+        sim.child_in(heir, ChildEvent::Progress);
+        sim.child_in(dying, ChildEvent::Exited(Exit::Signal(11)));
+        dying = heir;
+    }
 }
 
 #[test]

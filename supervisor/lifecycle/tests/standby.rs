@@ -153,13 +153,29 @@ fn its_deaths_end_nothing_but_the_wish_for_one() {
         .worker
         .standby_given_up(DeviceId(0))
         .expect("six deaths");
-    assert!(why.contains("6 children died"), "{why}");
+    assert!(why.contains("6 children in a row died"), "{why}");
     assert_eq!(sim.state(), "serving");
     assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 6);
     let effects = sim.pass_with(Duration::from_secs(60), beat_all);
     assert_eq!(spawns(&effects), [], "it is given up");
     // Not one of these counts against the child that serves.
     assert_eq!(spawns(&die_in(&mut sim, FIRST, Exit::Signal(9))), [FIRST]);
+}
+
+#[test]
+fn one_that_is_killed_from_outside_or_stood_by_for_long_is_followed_by_another_however_often() {
+    let mut sim = standing_by();
+    let mut follow = |exit, stood_by| {
+        sim.pass_with(stood_by, beat_all);
+        die_in(&mut sim, STANDBY, exit);
+        sim.pass_with(Duration::from_millis(500), beat_all);
+        sim.reach_loading_in(STANDBY);
+        sim.child_in(STANDBY, ChildEvent::Ready);
+    };
+    for _ in 0..20 {
+        follow(Exit::Signal(9), Duration::ZERO);
+        follow(Exit::Signal(11), Duration::from_secs(10));
+    }
 }
 
 #[test]

@@ -298,38 +298,6 @@ fn a_silent_exit_with_a_permanent_code_counts_like_the_words() {
 }
 
 #[test]
-fn five_deaths_a_minute_are_survived_and_the_sixth_is_not() {
-    let (mut sim, _) = Sim::start();
-    for death in 1..=6 {
-        sim.reach_serving();
-        let effects = sim.die(Exit::Signal(11));
-        match death {
-            1 => assert_eq!(sim.state(), "spawning"),
-            2..=5 => {
-                assert_eq!(sim.state(), "backoff", "death {death}");
-                sim.pass(Duration::from_secs(8));
-            }
-            _ => assert_eq!(ended(&effects), Some(SupervisorExit::CrashLoop)),
-        }
-    }
-    assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 6);
-}
-
-#[test]
-fn deaths_far_apart_never_add_up() {
-    let (mut sim, _) = Sim::start();
-    for _ in 0..50 {
-        sim.reach_serving();
-        sim.pass_with(RestartPolicy::default().window, |sim| {
-            sim.child(beat());
-        });
-        sim.die(Exit::Signal(11));
-        assert_eq!(sim.state(), "spawning");
-    }
-    assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 50);
-}
-
-#[test]
 fn last_words_that_arrive_after_the_exit_still_name_the_cause() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
@@ -337,49 +305,6 @@ fn last_words_that_arrive_after_the_exit_still_name_the_cause() {
     sim.child(ChildEvent::Fault(device_fault()));
     let effects = sim.child(ChildEvent::LinkClosed);
     assert_eq!(buried(&effects), Some(DeathCause::Said(device_fault())));
-}
-
-#[test]
-fn children_that_die_too_slowly_for_any_window_are_given_up_all_the_same() {
-    let (mut sim, _) = Sim::start();
-    let mut lives = 0;
-    while sim.state() != "failed" {
-        lives += 1;
-        assert!(lives <= 6, "restarted for ever");
-        sim.reach_loading();
-        sim.pass_with(Deadlines::default().load, |sim| {
-            sim.child(beat());
-        });
-        sim.child(ChildEvent::Exited(Exit::Signal(9)));
-        sim.pass(RestartPolicy::default().max_delay);
-    }
-    assert_eq!(lives, 6);
-}
-
-#[test]
-fn backoff_doubles_up_to_its_limit() {
-    let restart = RestartPolicy {
-        max_deaths: 100,
-        ..RestartPolicy::default()
-    };
-    let (mut sim, _) = Sim::with(Settings {
-        restart,
-        ..Settings::default()
-    });
-    let mut delays = vec![];
-    for _ in 0..9 {
-        sim.reach_serving();
-        sim.die(Exit::Code(71));
-        if let State::Vacant {
-            since,
-            spawn_at: Some(until),
-        } = *sim.life()
-        {
-            delays.push((until - since).as_millis());
-            sim.pass(until - since);
-        }
-    }
-    assert_eq!(delays, [250, 500, 1000, 2000, 4000, 8000, 8000, 8000, 8000]);
 }
 
 #[test]

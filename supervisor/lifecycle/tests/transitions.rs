@@ -256,6 +256,7 @@ fn is_the_workers(event: &Event) -> bool {
             | ChildEvent::SpawnFailed { .. }
             | ChildEvent::SpawnStarved
             | ChildEvent::Ready
+            | ChildEvent::Progress
             | ChildEvent::LinkClosed
             | ChildEvent::Exited(_)
     )

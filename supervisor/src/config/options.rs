@@ -303,7 +303,7 @@ pub const OPTIONS: &[Spec] = &[
         "max-restarts",
         "N",
         Some("5"),
-        "Deaths within a minute after which the worker gives up",
+        "Children in a row that may die without a token delivered; after one more the worker gives up",
     ),
     value(
         "max-restart-delay",

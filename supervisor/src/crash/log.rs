@@ -12,8 +12,7 @@ use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport};
 use worker_orcd_lifecycle::{DeathCause, Exit, SeatId};
 
 /// Deaths that are kept: their successors may be coming up still, and the GPU's witness may find out
-/// more. More than the restart intensity ever lets children die in a row; past it the oldest stay as
-/// they are.
+/// more. Past it the oldest stay as they are.
 const DEATHS_KEPT: usize = 16;
 
 #[derive(Debug)]

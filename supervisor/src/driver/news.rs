@@ -267,7 +267,7 @@ impl News {
             started_at: self.started,
             state,
             state_since: self.started + since,
-            reason: reason(from),
+            reason: reason(from, now - self.started),
             serving: from.worker.foremost().state().takes_work(),
             interrupted_at: self.interrupted_at,
             draining: from.worker.is_draining(),
@@ -324,6 +324,8 @@ impl News {
                 custody: None,
                 kv_capacity_tokens: None,
                 deaths_in_window: ledger.within(now - self.started, window),
+                deaths_in_a_row: ledger.fruitless(),
+                unsteady_until: ledger.unsteady_until().map(|until| self.started + until),
             }
         };
         each.map(snapshot).collect()
@@ -359,8 +361,10 @@ impl News {
         FaultsSnapshot {
             deaths_by_cause,
             deaths_in_window: ledgers.iter().map(within).max().unwrap_or(0),
-            deaths_allowed: policy.max_deaths,
             window: policy.window,
+            burst: policy.burst,
+            deaths_in_a_row: ledgers.iter().map(|it| it.fruitless()).max().unwrap_or(0),
+            deaths_allowed: policy.max_deaths,
             last: from.last_death.clone(),
             restarts: worker.successions(),
             recoveries: totals.recoveries,
@@ -377,7 +381,7 @@ impl News {
 }
 
 /// The reason in words, for a person.
-fn reason(from: &Sources<'_>) -> String {
+fn reason(from: &Sources<'_>, now: Duration) -> String {
     let worker = from.worker;
     if worker.is_over() {
         let failure = worker.failure();
@@ -385,7 +389,9 @@ fn reason(from: &Sources<'_>) -> String {
     }
     let doing = match worker.foremost().state() {
         State::Serving { .. } if worker.is_draining() => "finishing what was accepted",
-        state @ State::Serving { .. } => return state.in_words().to_owned() + &without(worker),
+        state @ State::Serving { .. } => {
+            return state.in_words().to_owned() + &without(worker) + &burst(from, now);
+        }
         State::Killing { cause, .. } if *cause != DeathCause::Dismissed => {
             return format!("the child is being killed: {cause}");
         }
@@ -396,6 +402,31 @@ fn reason(from: &Sources<'_>) -> String {
     match unrecovered.and_then(|death| death.burial.as_ref()) {
         Some(burial) => format!("{doing}, after this: {}", burial.cause),
         None => doing.to_owned(),
+    }
+}
+
+/// The devices whose children die often, and why the last one did.
+fn burst(from: &Sources<'_>, now: Duration) -> String {
+    let worker = from.worker;
+    let window = worker.settings().restart.window;
+    let is_one_of_several = worker.devices().count() > 1;
+    let of_device = |device: DeviceId| {
+        let place = match is_one_of_several {
+            true => format!(" on device {device}"),
+            false => String::new(),
+        };
+        let deaths = worker.ledger(device).within(now, window);
+        let seconds = window.as_secs();
+        let is_unsteady = worker.is_unsteady(device, now);
+        is_unsteady.then(|| format!(", in a burst of deaths{place} ({deaths} within {seconds} s)"))
+    };
+    let devices: String = worker.devices().filter_map(of_device).collect();
+    let last = from.last_death.as_ref();
+    match last.and_then(|death| death.burial.as_ref()) {
+        Some(burial) if !devices.is_empty() => {
+            format!("{devices}, the last because: {}", burial.cause)
+        }
+        _ => devices,
     }
 }
 

@@ -101,9 +101,10 @@ impl Driver {
         let (chronicle, keeping) = (&mut self.chronicle, &mut self.keeping[seat]);
         chronicle.gpu[seat].keeps(keeping.bytes());
         let scene = chronicle.buried(now, bereft, generation, cause, requests);
-        requests.bury(seat, cause, &scene, now);
+        let ascribed = requests.bury(seat, cause, &scene, now);
         let unfinished = bereft.takes_over_to_serve();
         bereft.clear();
         keeping.bury(cause, unfinished, others);
+        self.absolve(seat, cause, &scene, ascribed);
     }
 }

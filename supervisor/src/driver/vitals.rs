@@ -18,6 +18,8 @@ pub(super) struct Vitals {
     milestones: usize,
     /// Tokens that were accepted from it.
     tokens: u64,
+    /// The lifecycle knows that it has made progress.
+    has_progressed: bool,
     rate: Rate,
     /// What it counted until its first heartbeat was another supervisor's.
     is_resumed: bool,
@@ -47,6 +49,7 @@ impl Vitals {
             known: ChildSnapshot::begun(pid, generation.0, now),
             milestones: 0,
             tokens: 0,
+            has_progressed: false,
             rate: Rate::default(),
             is_resumed: false,
             arena_layout: None,
@@ -139,7 +142,16 @@ impl Vitals {
         self.tokens += tokens;
     }
 
+    /// It makes progress: true the first time, which is what the lifecycle wants to know.
+    pub(super) fn progresses(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_progressed, true)
+    }
+
     // === looking ===
+
+    pub(super) fn has_progressed(&self) -> bool {
+        self.has_progressed
+    }
 
     pub(super) fn known(&self) -> &ChildSnapshot {
         &self.known

@@ -5,6 +5,7 @@ use crate::child::succession::Once;
 use crate::driver::chronicle::Chronicle;
 use crate::driver::doubt::{doubt, trust};
 use crate::driver::keepings::Keepings;
+use crate::driver::progress;
 use crate::driver::seat::Seat;
 use crate::engine::{EngineSettings, LoadedModel};
 use crate::requests::Requests;
@@ -159,8 +160,10 @@ impl Listener<'_> {
         let step = self.requests.step(self.seat.id, report, self.now);
         let accepted = self.requests.totals().tokens - before;
         self.chronicle.stepped(self.now, self.seat, accepted);
-        let violation = step.err()?;
-        Some(ChildEvent::Violation(violation.to_string()))
+        match step {
+            Ok(()) => progress::of_report(self.seat, report, accepted),
+            Err(violation) => Some(ChildEvent::Violation(violation.to_string())),
+        }
     }
 
     /// Ready means that requests can be answered, so the tokenizer comes first.

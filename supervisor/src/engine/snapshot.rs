@@ -71,8 +71,12 @@ pub struct DeviceSnapshot {
     pub custody: Option<CustodySnapshot>,
     /// KV cache of the child that serves, or served last, in tokens.
     pub kv_capacity_tokens: Option<u64>,
-    /// Deaths that count against the restart intensity now.
+    /// Deaths in the last minute that interrupted it.
     pub deaths_in_window: u32,
+    /// Children in a row that died and delivered nothing.
+    pub deaths_in_a_row: u32,
+    /// Its children die in a burst until then, as far as is known; that may be over.
+    pub unsteady_until: Option<Instant>,
 }
 
 #[derive(Debug, Clone)]
@@ -172,10 +176,14 @@ pub struct LoadSnapshot {
 #[derive(Debug, Clone, Default)]
 pub struct FaultsSnapshot {
     pub deaths_by_cause: BTreeMap<&'static str, u64>,
-    /// Deaths that count against the restart intensity now.
+    /// Deaths within the window, on the device that has most.
     pub deaths_in_window: u32,
-    pub deaths_allowed: u32,
     pub window: Duration,
+    /// With more deaths within the window a device is unsteady.
+    pub burst: u32,
+    /// Children in a row that died and delivered nothing, on the device that has most.
+    pub deaths_in_a_row: u32,
+    pub deaths_allowed: u32,
     pub last: Option<Arc<Death>>,
     /// Times that a child was ordered, or promoted, to serve in place of one before.
     pub restarts: u64,
@@ -203,7 +211,8 @@ pub struct FaultsSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
 pub enum Status {
     Healthy,
-    /// Every request is answered, by fewer devices than there are to be.
+    /// Every request is answered, by fewer devices than there are to be, or with a pause each time that a child of an
+    /// unsteady device dies.
     Degraded,
     /// A child is being replaced, and clients see a pause.
     Recovering,
@@ -250,7 +259,20 @@ impl DeviceSnapshot {
             custody: None,
             kv_capacity_tokens: None,
             deaths_in_window: 0,
+            deaths_in_a_row: 0,
+            unsteady_until: None,
         }
+    }
+
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.out_since.is_none()
+    }
+
+    /// It is in use, and its children die in a burst.
+    #[must_use]
+    pub fn is_unsteady(&self, now: Instant) -> bool {
+        self.is_in_use() && self.unsteady_until.is_some_and(|until| now < until)
     }
 }
 
@@ -366,17 +388,25 @@ impl EngineSnapshot {
             Status::Failed
         } else if self.draining {
             Status::Draining
-        } else if self.serving {
-            let in_use = |device: &DeviceSnapshot| device.out_since.is_none();
-            match self.devices.iter().all(in_use) {
-                true => Status::Healthy,
-                false => Status::Degraded,
-            }
-        } else if self.interrupted_at.is_some_and(patience_left) {
-            Status::Recovering
-        } else {
+        } else if !self.serving && !self.interrupted_at.is_some_and(patience_left) {
             Status::Unhealthy
+        } else if self.devices.iter().any(|it| it.is_unsteady(now)) {
+            // The pauses of a burst are told as one state.
+            Status::Degraded
+        } else if !self.serving {
+            Status::Recovering
+        } else if self.devices.iter().all(DeviceSnapshot::is_in_use) {
+            Status::Healthy
+        } else {
+            Status::Degraded
         }
+    }
+
+    /// New requests are better sent here than elsewhere: they will be answered, and not on unsteady devices alone.
+    #[must_use]
+    pub fn is_ready(&self, now: Instant) -> bool {
+        let is_steady = |device: &DeviceSnapshot| device.is_in_use() && !device.is_unsteady(now);
+        self.status(now).can_serve() && self.devices.iter().any(is_steady)
     }
 }
 
@@ -413,6 +443,28 @@ mod tests {
     }
 
     #[test]
+    fn an_unsteady_device_makes_a_worker_degraded_and_one_without_a_steady_device_not_ready() {
+        let start = Instant::now();
+        let burst = Duration::from_secs(60);
+        let mut snapshot = EngineSnapshot::before_anything(start);
+        snapshot.devices.push(DeviceSnapshot::before_anything());
+        snapshot.serving = true;
+        let at = |snapshot: &EngineSnapshot, now| (snapshot.status(now), snapshot.is_ready(now));
+        assert_eq!(at(&snapshot, start), (Status::Healthy, true));
+        snapshot.devices[0].unsteady_until = Some(start + burst);
+        assert_eq!(at(&snapshot, start), (Status::Degraded, true));
+        snapshot.devices[1].unsteady_until = Some(start + burst);
+        assert_eq!(at(&snapshot, start), (Status::Degraded, false));
+        assert_eq!(at(&snapshot, start + burst), (Status::Healthy, true));
+        snapshot.devices[1].out_since = Some(start);
+        assert_eq!(at(&snapshot, start), (Status::Degraded, false));
+        snapshot.serving = false;
+        assert_eq!(at(&snapshot, start), (Status::Unhealthy, false));
+        snapshot.interrupted_at = Some(start);
+        assert_eq!(at(&snapshot, start), (Status::Degraded, false));
+    }
+
+    #[test]
     fn recovering_is_a_promise_with_an_end() {
         let start = Instant::now();
         let mut snapshot = EngineSnapshot::before_anything(start);
@@ -428,6 +480,7 @@ mod tests {
         assert_eq!(snapshot.status(start + RECOVERY_PROMISE), Status::Healthy);
         snapshot.devices[0].out_since = Some(start);
         assert_eq!(snapshot.status(start), Status::Degraded);
+        assert!(!snapshot.is_ready(start), "no device is in use");
         snapshot.draining = true;
         assert_eq!(snapshot.status(start), Status::Draining);
         snapshot.failed = true;

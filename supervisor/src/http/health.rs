@@ -66,13 +66,14 @@ pub async fn livez(State(app): State<Arc<App>>) -> Response {
     probe(!app.engine.snapshot().failed, "ok", "failed")
 }
 
-/// New requests are taken and will be answered, if need be after a pause.
+/// New requests are taken and will be answered, if need be after a pause. A worker whose devices are all unsteady takes
+/// them too, but another one would answer without pauses.
 pub async fn readyz(State(app): State<Arc<App>>) -> Response {
-    let status = app.engine.snapshot().status(Instant::now());
+    let (snapshot, now) = (app.engine.snapshot(), Instant::now());
     probe(
-        status.can_serve() && app.engine.model().is_some(),
+        snapshot.is_ready(now) && app.engine.model().is_some(),
         "ready",
-        status.as_str(),
+        snapshot.status(now).as_str(),
     )
 }
 
@@ -322,8 +323,10 @@ fn faults_report(faults: &FaultsSnapshot, clock: &Clock) -> Value {
     json!({
         "deaths_by_cause": faults.deaths_by_cause,
         "deaths_in_window": faults.deaths_in_window,
-        "deaths_allowed": faults.deaths_allowed,
         "window_seconds": faults.window.as_secs(),
+        "degraded_above": faults.burst,
+        "deaths_in_a_row": faults.deaths_in_a_row,
+        "deaths_allowed": faults.deaths_allowed,
         "restarts": faults.restarts,
         "recoveries": faults.recoveries,
         "overdue_children": faults.overdue_children,

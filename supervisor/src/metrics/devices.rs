@@ -80,8 +80,14 @@ const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_device_deaths_in_window",
         None,
-        "Deaths of the device's children that count against --max-restarts now.",
+        "Deaths of the device's children in the last minute; more than 5 make it unsteady.",
         |now| gauge(now.device.deaths_in_window.into()),
+    ),
+    figure(
+        "worker_orcd_device_deaths_in_a_row",
+        None,
+        "Children of the device in a row that died and delivered nothing.",
+        |now| gauge(now.device.deaths_in_a_row.into()),
     ),
     figure(
         "worker_orcd_device_custody",
@@ -230,6 +236,7 @@ mod tests {
         out.place = 1;
         (out.standing, out.out_since, out.may_readmit) = ("failed", Some(now), true);
         out.deaths_in_window = 6;
+        out.deaths_in_a_row = 4;
         out.gpu.xids.insert(Xid(Some(79)), 1);
         snapshot.devices[0].serving = true;
         snapshot.devices[0].kv_capacity_tokens = Some(1000);
@@ -278,6 +285,7 @@ mod tests {
             format!("kv_capacity_tokens{{{first}}} 1000"),
             format!("tokens_per_second{{{first}}} 12.5"),
             format!("deaths_in_window{{{second}}} 6"),
+            format!("deaths_in_a_row{{{second}}} 4"),
             format!("memory_by_purpose_bytes{{{first},purpose=\"weights\"}} 100"),
             format!("xids_total{{{second},xid=\"79\"}} 1"),
         ] {

@@ -18,10 +18,9 @@ pub(super) const FIGURES: &[Figure] = &[
         None,
         "1 while requests are answered, 0 while a child is loaded or replaced, and while draining.",
         |now| {
-            gauge(u64::from(matches!(
-                now.snapshot.status(now.at),
-                Status::Healthy | Status::Degraded
-            )))
+            let status = now.snapshot.status(now.at);
+            let answers = matches!(status, Status::Healthy | Status::Degraded);
+            gauge(u64::from(answers && now.snapshot.serving))
         },
     ),
     figure(
@@ -167,13 +166,19 @@ pub(super) const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_child_deaths_in_window",
         None,
-        "Deaths that count against --max-restarts now, on the device that has most.",
+        "Deaths of children in the last minute, on the device that has most; more than 5 make the worker degraded.",
         |now| gauge(now.snapshot.faults.deaths_in_window.into()),
+    ),
+    figure(
+        "worker_orcd_child_deaths_in_a_row",
+        None,
+        "Children in a row that died and delivered nothing, on the device that has most.",
+        |now| gauge(now.snapshot.faults.deaths_in_a_row.into()),
     ),
     figure(
         "worker_orcd_child_deaths_allowed",
         None,
-        "Deaths in a window that are survived; one more takes the device out, and ends the worker with exit 82 if it has no other.",
+        "Children in a row that may die and deliver nothing, as --max-restarts says; one more takes the device out, and ends the worker with exit 82 if it has no other.",
         |now| gauge(now.snapshot.faults.deaths_allowed.into()),
     ),
     figure(

@@ -85,18 +85,19 @@ struct Tally {
 }
 
 impl Suspicion {
-    pub(super) fn note(&mut self, sighting: Sighting) {
+    /// True for a death at a place in the request that may be the fatal one.
+    pub(super) fn note(&mut self, sighting: Sighting) -> bool {
         if self.is_acquitted_at(sighting.history) {
             *self = Self::default();
         }
         let Some(spot) = sighting.spot else {
             self.elsewhere += 1;
             self.history = sighting.history;
-            return;
+            return false;
         };
         if self.lies_ahead_of(&spot) {
             self.missed += u32::from(sighting.alone);
-            return;
+            return false;
         }
         self.history = sighting.history;
         self.missed = 0;
@@ -106,6 +107,7 @@ impl Suspicion {
             signature: sighting.signature,
             alone: sighting.alone,
         });
+        true
     }
 
     pub(super) fn is_proven(&self, toll: Toll) -> bool {

@@ -87,6 +87,13 @@ impl Worker {
         &self.staff(device).ledger
     }
 
+    /// The device is in use, and its children die in a burst.
+    #[must_use]
+    pub fn is_unsteady(&self, device: DeviceId, now: Duration) -> bool {
+        let until = self.ledger(device).unsteady_until();
+        self.standing(device).is_in_use() && until.is_some_and(|until| now < until)
+    }
+
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings

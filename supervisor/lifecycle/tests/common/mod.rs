@@ -231,6 +231,13 @@ pub fn every_event(seat: SeatId, generation: Generation) -> Vec<(&'static str, E
             "After death (reset)",
             after_death(seat, RecoveryAction::GpuReset),
         ),
+        (
+            "Absolve",
+            Event::Absolve {
+                device: seat.device(),
+                deaths: 1,
+            },
+        ),
         ("Replace", Event::Replace),
         ("Withdraw", Event::Withdraw(seat.device())),
         ("Vacated", Event::Vacated(seat)),
@@ -293,6 +300,7 @@ pub fn every_event(seat: SeatId, generation: Generation) -> Vec<(&'static str, E
                 step_elapsed: Some(Duration::from_secs(60)),
             }),
         ),
+        ("Progress", child(ChildEvent::Progress)),
         ("Fault (device)", child(ChildEvent::Fault(device_fault()))),
         (
             "Fault (model)",

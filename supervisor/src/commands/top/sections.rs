@@ -151,12 +151,16 @@ fn deaths(faults: &Value) -> Section {
             format!("{age} ago ({at}): {cause}")
         }
     };
-    let [recent, allowed] =
-        ["in_window", "allowed"].map(|it| words(&faults[format!("deaths_{it}")]));
+    let [recent, row, allowed] =
+        ["in_window", "in_a_row", "allowed"].map(|it| words(&faults[format!("deaths_{it}")]));
     let window = told(&faults["window_seconds"], time);
     let rows = [
         ("deaths", deaths),
-        ("lately", format!("{recent} in {window}, {allowed} allowed")),
+        ("lately", format!("{recent} in {window}")),
+        (
+            "in a row",
+            format!("{row} without a token, {allowed} allowed"),
+        ),
         ("the last", last),
         ("restarts", words(&faults["restarts"])),
         ("recoveries", words(&faults["recoveries"])),

@@ -19,7 +19,7 @@ fn of_device(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) 
         "name": identity.and_then(|it| it.name.as_ref()),
         "uuid": identity.and_then(|it| it.uuid.as_ref()),
         "driver": identity.and_then(|it| it.driver.as_ref()),
-        "in_use": device.out_since.is_none(),
+        "in_use": device.is_in_use(),
         "standing": device.standing,
         "reason": device.reason,
         "out_since": device.out_since.map(|since| clock.stamp(since)),
@@ -36,5 +36,7 @@ fn of_device(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) 
         "kv_capacity_tokens": device.kv_capacity_tokens,
         "tokens_per_second": snapshot.tokens_per_second_on(device),
         "deaths_in_window": device.deaths_in_window,
+        "deaths_in_a_row": device.deaths_in_a_row,
+        "unsteady": device.is_unsteady(clock.now),
     })
 }

@@ -38,6 +38,8 @@ fn device() -> Shape {
             ("kv_capacity_tokens", known(Type::Integer)),
             ("tokens_per_second", of_type(Type::Number)),
             ("deaths_in_window", count()),
+            ("deaths_in_a_row", count()),
+            ("unsteady", boolean()),
         ],
     )
 }

@@ -343,11 +343,12 @@ impl Assignments {
         if spot.is_none() && !of.may_be_beside_a_step() {
             return Verdict::Unchanged;
         }
-        live.suspicion.note(Sighting {
+        let alone = of.alone && self.suspects.contains(&id);
+        let is_at_its_place = live.suspicion.note(Sighting {
             spot,
             history,
             signature: (of.cause.label(), of.scene.within),
-            alone: of.alone && self.suspects.contains(&id),
+            alone,
         });
         let is_suspect = live.suspicion.is_suspect();
         let job_id = live.record.job_id.as_str();
@@ -366,7 +367,10 @@ impl Assignments {
         if !is_suspect && self.suspects.remove(&id) {
             info!(job_id, request = id.0, "job_off_probation");
         }
-        Verdict::Unchanged
+        match alone && is_at_its_place {
+            true => Verdict::AloneAtItsPlace,
+            false => Verdict::Unchanged,
+        }
     }
 
     /// The same request in other jobs would kill as many children again; one that got past the fatal step

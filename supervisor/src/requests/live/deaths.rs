@@ -21,18 +21,26 @@ impl Requests {
         self.assigned.hand_out();
     }
 
-    /// The child is gone. What it had goes on with the next one, or ends.
-    pub(crate) fn bury(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) {
+    /// The child is gone. What it had goes on with the next one, or ends. Returns how many of the latest deaths were
+    /// the doing of a request.
+    pub(crate) fn bury(
+        &mut self,
+        seat: SeatId,
+        cause: &DeathCause,
+        scene: &Scene,
+        now: Instant,
+    ) -> u32 {
         self.suspend(seat);
         let bereft = self.assigned.bereft(seat);
         let dispatch = self.assigned.seat(seat);
         let alone = dispatch.awaits_nobody() && bereft.len() == 1;
         dispatch.bury();
         let inquest = self.probation.look_into(seat, cause, scene, alone, now);
+        let mut ascribed = 0;
         for id in bereft {
             self.interrupt(id, seat);
             if inquest.suspects(id) {
-                self.judge(id, &inquest, now);
+                ascribed = ascribed.max(self.judge(id, &inquest, now));
             }
             self.outlive(id, cause, now);
         }
@@ -40,6 +48,7 @@ impl Requests {
         self.end_hopeless(now);
         // Where another child serves already, nobody waits for the next one.
         self.assigned.hand_out();
+        ascribed
     }
 
     /// Nothing happens to who has left that seat already.
@@ -51,12 +60,21 @@ impl Requests {
         }
     }
 
-    fn judge(&mut self, id: RequestId, inquest: &Inquest<'_>, now: Instant) {
+    /// Returns how many deaths are this request's doing. The proof takes few of them, so children do not die of it
+    /// for ever.
+    fn judge(&mut self, id: RequestId, inquest: &Inquest<'_>, now: Instant) -> u32 {
         let toll = self.probation.toll(now);
         match self.assigned.accuse(id, inquest, toll) {
-            Verdict::Unchanged => {}
-            Verdict::OnProbation => self.totals.probations += 1,
-            Verdict::Proven { deaths } => self.convict(id, deaths, inquest.cause, now),
+            Verdict::Unchanged => 0,
+            Verdict::OnProbation => {
+                self.totals.probations += 1;
+                0
+            }
+            Verdict::AloneAtItsPlace => 1,
+            Verdict::Proven { deaths } => {
+                self.convict(id, deaths, inquest.cause, now);
+                deaths
+            }
         }
     }
 

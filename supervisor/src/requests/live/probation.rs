@@ -53,6 +53,8 @@ pub(super) enum Verdict {
     Unchanged,
     /// The request runs alone from now on.
     OnProbation,
+    /// The suspect ran alone, and its child died at its place; that is no proof yet.
+    AloneAtItsPlace,
     /// The request killed: so many children died at one place of it, the last when it ran alone.
     Proven {
         deaths: u32,

@@ -27,7 +27,7 @@ pub(crate) fn answers(model: &str) -> Answers {
             },
             "faults": {
                 "deaths_by_cause": {"signalled": 2, "exited": 1}, "deaths_in_window": 1,
-                "deaths_allowed": 5, "window_seconds": 60, "restarts": 2, "recoveries": 8,
+                "deaths_in_a_row": 0, "deaths_allowed": 5, "window_seconds": 60, "restarts": 2, "recoveries": 8,
                 "last_death": {"at": "11:59", "age_ms": 66_000, "cause": "killed by signal 9"},
             },
             "impaired": [{"what": "crash_reports", "because": "disk full", "since": "11:58"}],
@@ -179,7 +179,8 @@ memory of the device
 
 deaths of children
   deaths      3 (signalled 2, exited 1)
-  lately      1 in 1 min, 5 allowed
+  lately      1 in 1 min
+  in a row    0 without a token, 5 allowed
   the last    1 min 6 s ago (11:59): killed by signal 9
   restarts    2
   recoveries  8

@@ -346,7 +346,7 @@ fn a_request_that_the_child_names_is_the_only_suspect() {
 }
 
 #[test]
-fn two_queries_of_death_at_once_stay_within_the_restart_intensity() {
+fn two_queries_of_death_at_once_cost_four_children() {
     let mut journal = Journal::serving();
     let (_, mut one) = journal.submit(killer());
     let mut other = killer();
@@ -357,6 +357,30 @@ fn two_queries_of_death_at_once_stay_within_the_restart_intensity() {
         die(&mut journal, &crash());
     }
     assert!(failure(&mut one).is_some() && failure(&mut two).is_some());
+}
+
+/// As [`die`]: how many deaths the journal ascribes to requests.
+fn ascribed(journal: &mut Journal, cause: &DeathCause) -> u32 {
+    journal.commands();
+    journal.requests.suspend(SEAT);
+    let ascribed = journal
+        .requests
+        .bury(SEAT, cause, &Scene::default(), journal.now);
+    journal.serve(SEAT);
+    ascribed
+}
+
+#[test]
+fn deaths_of_a_suspect_alone_are_ascribed_to_it_and_those_in_company_to_no_request() {
+    let mut journal = Journal::serving();
+    five_deaths_of_nobodys_doing(&mut journal);
+    let (_, mut stream) = journal.submit(killer());
+    let deaths: Vec<_> = (0..5).map(|_| ascribed(&mut journal, &crash())).collect();
+    assert_eq!(deaths, [0, 0, 1, 1, 5], "the proof takes five");
+    assert!(failure(&mut stream).is_some());
+    let (_, _stream) = journal.submit(request("other"));
+    let killed = DeathCause::Signalled(9);
+    assert_eq!(ascribed(&mut journal, &killed), 0, "from outside");
 }
 
 #[test]

@@ -1,0 +1,46 @@
+//! Progress of a child, as the restart policy counts it: something of it was delivered, or it has served for long
+//! with no request.
+
+use super::Driver;
+use super::seat::Seat;
+use crate::requests::scene::Scene;
+use worker_orcd_ipc::{FinishReason, Role, StepReport};
+use worker_orcd_lifecycle::{ChildEvent, DeathCause, Event, SeatId, State};
+
+/// A report was accepted, with so many tokens.
+pub(super) fn of_report(seat: &mut Seat, report: &StepReport, tokens: u64) -> Option<ChildEvent> {
+    let mut ends = report.finished.iter();
+    let is_vector = |reason: &FinishReason| matches!(reason, FinishReason::Embedded { .. });
+    let delivers = tokens > 0 || ends.any(|end| is_vector(&end.reason));
+    let vitals = seat.vitals.as_mut().filter(|_| delivers)?;
+    vitals.progresses().then_some(ChildEvent::Progress)
+}
+
+impl Driver {
+    /// The child of a seat has spoken.
+    pub(super) fn note_idle_service(&mut self, seat: SeatId) {
+        let now = self.now - self.started;
+        let State::Serving { since, .. } = self.worker.seat(seat).state() else {
+            return;
+        };
+        let is_due = now >= *since + self.settings.restart.steady;
+        let vitals = self.seats[seat].vitals.as_mut();
+        let Some(vitals) = vitals.filter(|it| is_due && !it.has_progressed()) else {
+            return;
+        };
+        if self.requests.in_flight(seat).next().is_none() && vitals.progresses() {
+            self.tell_of(seat, ChildEvent::Progress);
+        }
+    }
+
+    /// The journal ascribes so many of the latest deaths on this seat's device to requests. A signal that stopped the
+    /// child is no doing of the device either.
+    pub(super) fn absolve(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, deaths: u32) {
+        let was_stopped = scene.stopped && !cause.is_from_outside();
+        let deaths = deaths.max(u32::from(was_stopped));
+        if deaths > 0 && self.seats[seat].role == Role::Active {
+            let device = seat.device();
+            self.tell(Event::Absolve { device, deaths });
+        }
+    }
+}
