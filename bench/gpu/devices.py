@@ -37,7 +37,7 @@ class Worker:
         program = pathlib.Path(folder, "tested-worker-orcd")
         self.process = subprocess.Popen(
             [program, "--child-binary", f"{program}-gpu", "--model", str(model), "--device", device,
-             "--port", str(self.port), "--max-restarts", "1000", "--max-restart-delay", "1ms",
+             "--port", str(self.port), "--max-restart-delay", "1ms",
              "--max-queue", "1000", "--log-format", "json", *flags],
             stderr=self.log, env={**os.environ, **(env or {})}, start_new_session=True,
         )

@@ -14,7 +14,7 @@ const REQUESTS: u64 = 3000;
 /// Of each step of a child, without end.
 const FAULTS: &str = "any@chance=0.002,seed=20261124";
 
-/// The unit with this machine's paths; restarts without limit, and short deadlines.
+/// The unit with this machine's paths; short deadlines.
 fn service(model: &str) -> String {
     let (worker, child) = (
         binary("tested-worker-orcd"),
@@ -24,7 +24,7 @@ fn service(model: &str) -> String {
     format!(
         "ExecStart=\nExecStart={worker} --model {model} --device cpu --child-binary {child} \
          --log-format json --max-running 16 --max-queue 64 --kv-cache-size 16MiB \
-         --heartbeat-timeout 1s --step-timeout 2s --max-restarts 1000 --max-restart-delay 50ms \
+         --heartbeat-timeout 1s --step-timeout 2s \
          --max-crash-reports 3 --quarantine-for 0s --accept-fault-injection\n\
          Environment=WORKER_ORCD_FAULTS={FAULTS}\nRestartSec=100ms\n"
     )

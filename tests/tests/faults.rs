@@ -17,7 +17,6 @@ fn failing(faults: &str) -> WorkerBuilder {
         .flag("--accept-fault-injection")
         .arg("--heartbeat-timeout", "1s")
         .arg("--step-timeout", "2s")
-        .arg("--max-restarts", 100)
         .arg("--max-restart-delay", "50ms")
         .env("WORKER_ORCD_FAULTS", faults)
 }

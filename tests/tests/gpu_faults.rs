@@ -28,7 +28,6 @@ fn on_the_card(faults: &str) -> WorkerBuilder {
         .flag("--accept-fault-injection")
         .arg("--heartbeat-timeout", "1s")
         .arg("--step-timeout", "2s")
-        .arg("--max-restarts", 100)
         .arg("--max-restart-delay", "50ms")
         .env("WORKER_ORCD_FAULTS", faults)
 }
@@ -297,8 +296,7 @@ fn a_bit_that_flipped_in_kept_weights_is_found_on_a_card() {
     let serving = |generation: u64| {
         wait::until("the next child", || {
             let health = client.health();
-            let is_it =
-                health["status"] == "healthy" && health["child"]["generation"] == generation;
+            let is_it = health["state"] == "serving" && health["child"]["generation"] == generation;
             is_it.then_some(health)
         })
     };

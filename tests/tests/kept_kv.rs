@@ -10,7 +10,7 @@ use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, wait};
 const EVERY: u64 = 2;
 
 fn with_standby() -> WorkerBuilder {
-    Worker::real().flag("--standby").arg("--max-restarts", 100)
+    Worker::real().flag("--standby")
 }
 
 /// A request whose prompt has so many words, and more tokens.

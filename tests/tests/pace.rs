@@ -42,7 +42,6 @@ fn body() -> Value {
 
 /// However often its children are killed, the next one comes soon.
 fn mortal(worker: WorkerBuilder) -> WorkerBuilder {
-    let worker = worker.arg("--max-restarts", 100);
     worker.arg("--max-restart-delay", "200ms")
 }
 

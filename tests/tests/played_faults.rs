@@ -52,7 +52,6 @@ fn a_stream_outlives_every_fault_of_the_device() {
         .arg("--kv-cache-size", "16MiB")
         .flag("--accept-fault-injection")
         .arg("--step-timeout", "15s")
-        .arg("--max-restarts", 100)
         .arg("--max-restart-delay", "50ms")
         .env("WORKER_ORCD_FAULTS", &rules(&ON_A_GPU));
     let worker = card.seen_by(worker).start();

@@ -69,7 +69,6 @@ fn it_shows_state_memory_and_streams_and_a_chat_that_outlives_its_child() {
     let worker = Worker::real()
         .arg("--served-model-name", markup)
         .arg("--max-tokens-out", 200)
-        .arg("--max-restarts", 100)
         .start();
     browser.go(&url(&worker));
     browser.wait_for("#status", "healthy");

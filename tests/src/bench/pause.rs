@@ -167,7 +167,6 @@ pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
             "--heartbeat-timeout",
             format!("{}ms", HEARTBEAT_DEADLINE.as_millis()),
         )
-        .arg("--max-restarts", 1000)
         .arg("--max-restart-delay", "1ms");
     if !faults.is_empty() {
         let rule = |fault: &Death| format!("{}@file={}", fault.name, fault.trigger().display());
@@ -302,7 +301,7 @@ pub(super) fn ready_child(client: &Client, mode: Mode) -> u32 {
         let health = client.health();
         let is_ready = !mode.has_standby() || health["standby"]["state"] == "standing_by";
         let child = health["child"]["pid"].as_u64().map(|pid| pid as u32);
-        child.filter(|_| is_ready && health["status"] == "healthy")
+        child.filter(|_| is_ready && health["state"] == "serving")
     })
 }
 

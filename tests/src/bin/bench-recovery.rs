@@ -86,11 +86,8 @@ fn main() {
         return;
     }
     let cold_starts = cold_starts(options.cold_starts);
-    // A second death within a minute would be answered late on purpose.
-    let worker = Worker::real()
-        .arg("--max-restarts", 1000)
-        .arg("--max-restart-delay", "1ms")
-        .start();
+    // A child that is killed before it serves is followed late on purpose.
+    let worker = Worker::real().arg("--max-restart-delay", "1ms").start();
     let kills = kills(&worker, options.kills);
     let stopped = stops(&worker, options.stops);
     let result = json!({
@@ -308,6 +305,7 @@ fn endless(count: usize) -> Latencies {
         .env("NULL_CHILD_STEP_MICROS", "30000000")
         .arg("--step-timeout", format!("{}ms", STEP_DEADLINE.as_millis()))
         .arg("--on-fault", "fail")
+        // None of its children ever delivers a token.
         .arg("--max-restarts", 1000)
         .arg("--max-restart-delay", "1ms")
         .arg("--quarantine-for", "0s")

@@ -14,6 +14,8 @@ pub struct Device {
     pub reason: Option<String>,
     /// Its child answers requests.
     pub serves: bool,
+    /// Its children die in a burst.
+    pub is_unsteady: bool,
     /// A standby is there, or none is to be.
     pub is_complete: bool,
     /// It is empty, and can be used again.
@@ -36,6 +38,7 @@ impl Device {
             standing: words("standing").unwrap_or_default(),
             reason: words("reason"),
             serves: told["state"] == "serving",
+            is_unsteady: told["unsteady"] == true,
             // A standby that is on its way has fewer descriptors than one that waits.
             is_complete: standby.is_null() || standby["state"] == "standing_by",
             may_return: told["may_readmit"] == true,
@@ -45,6 +48,11 @@ impl Device {
 
     pub fn is_in_use(&self) -> bool {
         self.standing == "in_use"
+    }
+
+    /// Of a worker with one at least `/readyz` succeeds.
+    pub fn is_steady(&self) -> bool {
+        self.is_in_use() && !self.is_unsteady
     }
 
     /// In use, at rest and with all its children.

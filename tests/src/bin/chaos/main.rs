@@ -47,6 +47,7 @@ use mix::kinds::{self, Kind};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use report::Report;
+use serde_json::Value;
 use siege::{Ground, Ledger, Siege};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -158,11 +159,6 @@ impl Mix {
     }
 }
 
-/// Deaths within a minute that a device outlives: any number; and, where devices are to wear out, more than faults
-/// at random come to.
-const OUTLIVED: u32 = 1000;
-const OUTLIVED_OF_WORN: u32 = 80;
-
 /// After the storm: what runs may finish.
 const CALM: Duration = Duration::from_secs(180);
 
@@ -209,10 +205,6 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         device: arguments.device.clone(),
         max_running: arguments.max_running,
         max_context: arguments.max_context,
-        max_restarts: match arguments.worn_devices {
-            true => OUTLIVED_OF_WORN,
-            false => OUTLIVED,
-        },
         standby: arguments.standby,
         slowness: arguments.slowness,
         small_disk: ground.small_disk.clone(),
@@ -290,7 +282,9 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
             watch.peak_bytes()
         ));
     }
-    let (told, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
+    let health = worker.health()?;
+    violations.extend(honesty(&health));
+    let (told, deaths) = (health["faults"].clone(), worker.deaths());
     let (injected, changes) = (worker.injected(), worker.changes());
     let adopted = worker.adopted()?;
     if arguments.standby && adopted.tokens == 0 {
@@ -305,8 +299,11 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     let of_child = injected.iter().map(|it| (it.kind.clone(), it.at));
     let hits: Vec<_> = of_child.chain(signals).collect();
     violations.extend(worker.stop().err().map(|error| format!("{error:#}")));
-    if deaths == 0 {
-        violations.push("no child died, so nothing was shown".to_owned());
+    let wanted = arguments.faults.unwrap_or(1);
+    if deaths < wanted {
+        violations.push(format!(
+            "{deaths} of {wanted} children died, so less was shown"
+        ));
     }
     let succession = match arguments.successors {
         true => Some(Succession::run(&setup, &faults, &references)?),
@@ -341,6 +338,15 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         slowness: arguments.slowness,
         violations,
     })
+}
+
+/// What `/health` should say of deaths, and does not.
+fn honesty(health: &Value) -> Option<String> {
+    let faults = &health["faults"];
+    let figure = |name: &str| faults[name].as_u64();
+    let is_burst = figure("deaths_in_window") > figure("degraded_above");
+    let is_told = health["status"] == "degraded" || !is_burst;
+    (!is_told).then(|| format!("it says {} behind these: {faults}", health["status"]))
 }
 
 fn died(changes: &[(Change, Instant)]) -> Vec<Instant> {

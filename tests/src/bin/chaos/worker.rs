@@ -42,8 +42,6 @@ pub const STEP_SECONDS: u32 = 2;
 /// For each request that runs. A size of its own, whatever is free, so that device memory in use
 /// is the same after every start.
 const KV_CACHE_MIB: usize = 8;
-const NO_DELAY: [&str; 3] = ["--max-restart-delay", "50ms", "--accept-fault-injection"];
-
 /// What is served, and where.
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -51,8 +49,6 @@ pub struct Setup {
     pub device: String,
     pub max_running: usize,
     pub max_context: u32,
-    /// Deaths within a minute that a device outlives.
-    pub max_restarts: u32,
     pub standby: bool,
     /// The deadlines of workers with faults are so many times as long.
     pub slowness: u32,
@@ -103,9 +99,8 @@ impl Worker {
         command
             .args(AT_A_FREE_PORT)
             .args(SETTINGS)
-            .args(NO_DELAY)
+            .arg("--accept-fault-injection")
             .args(["--device", &setup.device])
-            .args(["--max-restarts", &setup.max_restarts.to_string()])
             .args(["--max-running", &setup.max_running.to_string()])
             .args(["--max-context", &setup.max_context.to_string()])
             .args([
