@@ -107,7 +107,9 @@ use uuid::Uuid;
 use worker_orcd_ipc::Pooling;
 
 /// Paths that orchestrators and scrapers ask for, answered even when every place is taken.
-const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
+const PROBES: [&str; 4] = ["/livez", READY, "/health", "/metrics"];
+
+const READY: &str = "/readyz";
 
 /// Everything that all handlers share.
 #[derive(Debug)]

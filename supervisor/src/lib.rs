@@ -42,5 +42,5 @@ mod metrics;
 mod nvml;
 pub mod outgoing;
 pub mod requests;
-mod signals;
+pub mod signals;
 pub mod text;

@@ -6,9 +6,14 @@ use std::process::ExitCode;
 use worker_orcd::commands;
 use worker_orcd::commands::serve::upgrade::COMMAND as TAKES_OVER;
 use worker_orcd::interpreter::process;
+use worker_orcd::signals;
 
 fn main() -> ExitCode {
+    signals::block();
     let arguments = commands::command_line().get_matches();
+    if !matches!(arguments.subcommand(), None | Some(("serve", _))) {
+        signals::unblock();
+    }
     match arguments.subcommand() {
         Some(("pull", arguments)) => told(&commands::pull::run(arguments)),
         Some(("upgrade", arguments)) => told(&commands::upgrade::run(arguments)),

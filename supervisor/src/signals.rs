@@ -1,5 +1,5 @@
-//! Signals and what they ask for. No signal that somebody sends ends the worker without a word to
-//! its clients, but for those that nobody can refuse and those that tell of a fault of our own.
+//! Signals and what they ask for. No signal from outside ends the worker without an answer to its clients, except
+//! SIGKILL, which cannot be refused, and those that report a fault of the program itself.
 //!
 //! | signal | meaning |
 //! |---|---|
@@ -7,27 +7,51 @@
 //! | SIGQUIT | drain without time: what runs ends with an error |
 //! | SIGHUP | read keys and log level again |
 //! | SIGUSR2 | let the program that the path leads to now go on in this one's place |
-//! | the others that would end a program | nothing, said once each |
+//! | the others that would end a program | nothing, logged once each |
 //!
-//! Handlers, not dispositions: a child starts with none of them, and ends as a program should.
+//! All of them are blocked from the first instruction of `main` on, and read from a signalfd. A blocked signal is
+//! pending until it is read, also across `exec`: the next program reads what this one did not. Programs are started with no
+//! signal blocked ([`unblocked`]), because the mask is inherited.
 
 use nix::libc::{SIGRTMAX, SIGRTMIN};
-use signal_hook::consts::{
-    SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
-    SIGVTALRM, SIGXCPU, SIGXFSZ,
-};
-use signal_hook::iterator::Signals;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::Pid;
+use parking_lot::Mutex;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR2};
+use signal_hook::flag;
 use signal_hook::low_level::signal_name;
 use std::collections::BTreeSet;
 use std::io;
-use tokio::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
-/// SIGSTKFLT and SIGPWR, which have no name on every system.
-const NAMELESS: [i32; 2] = [16, 30];
-
-const MEANINGLESS: [i32; 8] = [
-    SIGALRM, SIGIO, SIGPIPE, SIGPROF, SIGUSR1, SIGVTALRM, SIGXCPU, SIGXFSZ,
+/// Signals of the kernel's own, or without effect where nothing handles them. Everything else is blocked.
+const LEFT_ALONE: [Signal; 15] = [
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGILL,
+    Signal::SIGFPE,
+    Signal::SIGABRT,
+    Signal::SIGTRAP,
+    Signal::SIGSYS,
+    Signal::SIGCHLD,
+    Signal::SIGCONT,
+    Signal::SIGTSTP,
+    Signal::SIGTTIN,
+    Signal::SIGTTOU,
+    Signal::SIGURG,
+    Signal::SIGWINCH,
+    Signal::SIGKILL,
 ];
+
+/// One program at a time is started, or executed.
+static STARTING: Mutex<()> = Mutex::new(());
+
+/// Signals that arrived while none was blocked.
+static CAUGHT: OnceLock<Vec<(i32, Arc<AtomicBool>)>> = OnceLock::new();
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Word {
@@ -39,43 +63,140 @@ pub(crate) enum Word {
     Reload,
     /// SIGUSR2.
     Upgrade,
-    /// Said for the first time only.
+    /// Reported for the first time only.
     Ignored(String),
 }
 
-/// One item for each signal that comes from now on.
-///
-/// # Errors
-/// When the handlers cannot be installed.
-pub(crate) fn watch() -> io::Result<mpsc::UnboundedReceiver<Word>> {
-    let meaningful = [SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR2];
-    let all = meaningful
-        .into_iter()
-        .chain(MEANINGLESS)
-        .chain(NAMELESS)
-        .chain(SIGRTMIN()..=SIGRTMAX());
-    let mut signals = Signals::new(all)?;
-    let (sender, receiver) = mpsc::unbounded_channel();
-    std::thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(move || {
-            let mut ignored = BTreeSet::new();
-            for signal in signals.forever() {
-                let word = match signal {
-                    SIGTERM => Word::Stop("SIGTERM"),
-                    SIGINT => Word::Stop("SIGINT"),
-                    SIGQUIT => Word::StopWithoutWaiting,
-                    SIGHUP => Word::Reload,
-                    SIGUSR2 => Word::Upgrade,
-                    other if ignored.insert(other) => Word::Ignored(name(other)),
-                    _ => continue,
-                };
-                if sender.send(word).is_err() {
-                    return;
-                }
+/// Signals in the order in which the kernel gives them out.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    descriptor: AsyncFd<SignalFd>,
+    ignored: BTreeSet<i32>,
+}
+
+fn handled() -> SigSet {
+    let mut set = SigSet::all();
+    for signal in LEFT_ALONE {
+        set.remove(signal);
+    }
+    set
+}
+
+/// Blocks every signal that this module handles, in this thread and those that it starts. The first act of `main`.
+pub fn block() {
+    // It fails for an unknown operation only.
+    let _ = handled().thread_block();
+}
+
+/// Ends [`block`], for commands that any signal may end.
+pub fn unblock() {
+    let _ = handled().thread_unblock();
+}
+
+impl Signals {
+    /// # Errors
+    /// When the kernel has no descriptor for it.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub(crate) fn open() -> io::Result<Self> {
+        catch()?;
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let descriptor = SignalFd::with_flags(&handled(), flags)?;
+        Ok(Self {
+            descriptor: watch(descriptor)?,
+            ignored: BTreeSet::new(),
+        })
+    }
+
+    /// The next signal. Cancel-safe. What is not asked for stays pending.
+    pub(crate) async fn recv(&mut self) -> Word {
+        loop {
+            let Ok(mut ready) = self.descriptor.readable().await else {
+                return std::future::pending().await;
+            };
+            let read = ready.try_io(|descriptor| {
+                let signal = descriptor.get_ref().read_signal()?;
+                signal.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+            });
+            let Ok(Ok(signal)) = read else {
+                continue;
+            };
+            if let Some(word) = self.word(signal.ssi_signo.cast_signed()) {
+                return word;
             }
-        })?;
-    Ok(receiver)
+        }
+    }
+
+    fn word(&mut self, signal: i32) -> Option<Word> {
+        Some(match signal {
+            SIGTERM => Word::Stop("SIGTERM"),
+            SIGINT => Word::Stop("SIGINT"),
+            SIGQUIT => Word::StopWithoutWaiting,
+            SIGHUP => Word::Reload,
+            SIGUSR2 => Word::Upgrade,
+            other if self.ignored.insert(other) => Word::Ignored(name(other)),
+            _ => return None,
+        })
+    }
+}
+
+// Its successor is `unsafe`, for types that may lie about the descriptor they own. A `SignalFd` owns exactly the one
+// that it shows, until it is dropped.
+#[expect(
+    deprecated,
+    reason = "the supervisor has no unsafe code, and needs none here"
+)]
+fn watch(descriptor: SignalFd) -> io::Result<AsyncFd<SignalFd>> {
+    AsyncFd::with_interest(descriptor, Interest::READABLE)
+}
+
+/// Installs handlers that note a signal which arrives while [`unblocked`] runs.
+fn catch() -> io::Result<()> {
+    if CAUGHT.get().is_some() {
+        return Ok(());
+    }
+    let handled = handled();
+    // The standard library ignores SIGPIPE from the start.
+    let is_caught = |signal: &Signal| {
+        handled.contains(*signal) && !matches!(signal, Signal::SIGSTOP | Signal::SIGPIPE)
+    };
+    let named = Signal::iterator().filter(is_caught);
+    let all = named.map(|signal| signal as i32);
+    let mut caught = Vec::new();
+    for signal in all.chain(SIGRTMIN()..=SIGRTMAX()) {
+        let flag = Arc::new(AtomicBool::new(false));
+        flag::register(signal, Arc::clone(&flag))?;
+        caught.push((signal, flag));
+    }
+    // Another caller was first.
+    drop(CAUGHT.set(caught));
+    Ok(())
+}
+
+/// Starts a program with no signal blocked. A signal that arrives in that moment is sent again behind it.
+pub(crate) fn unblocked<T>(start: impl FnOnce() -> T) -> T {
+    let _turn = STARTING.lock();
+    let Ok(before) = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK) else {
+        return start();
+    };
+    let started = start();
+    let _ = before.thread_set_mask();
+    for (signal, flag) in CAUGHT.get().into_iter().flatten() {
+        if flag.swap(false, Ordering::AcqRel)
+            && let Ok(signal) = Signal::try_from(*signal)
+        {
+            let _ = kill(Pid::this(), signal);
+        }
+    }
+    started
+}
+
+/// Executes a program in this one's place while no other is started. All signals are blocked: what arrives is for it.
+pub(crate) fn blocked<T>(execute: impl FnOnce() -> T) -> T {
+    let _turn = STARTING.lock();
+    block();
+    execute()
 }
 
 fn name(signal: i32) -> String {

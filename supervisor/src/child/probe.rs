@@ -6,6 +6,7 @@
 //! [`PATIENCE`], but for a whole file to be read.
 
 use crate::child::reap::Process;
+use crate::signals::unblocked;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -139,14 +140,15 @@ impl Question<'_> {
     }
 
     async fn put_to(&self, program: &Path) -> io::Result<(Exit, String)> {
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(self.arguments)
             // Killed as a group.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
+            .stderr(Stdio::null());
+        let mut child = unblocked(|| command.spawn())?;
         let stdout = child.stdout.take().map(OwnedFd::from);
         let mut process = Process::new(child)?;
         let mut text = Vec::new();

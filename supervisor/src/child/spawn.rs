@@ -6,6 +6,7 @@
 //! Where another program is executed, the thread that does so is the only one that goes on: as it is the same
 //! one, the children live.
 
+use crate::signals::{blocked, unblocked};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -94,7 +95,9 @@ impl Orders {
         for order in self.0 {
             match order {
                 Order::Spawn(order) => make(order),
-                Order::Execute(mut command, failure) => drop(failure.send(command.exec())),
+                Order::Execute(mut command, failure) => {
+                    drop(failure.send(blocked(|| command.exec())));
+                }
                 Order::End => return,
             }
         }
@@ -131,8 +134,8 @@ fn spawn(order: SpawnOrder) -> io::Result<StdChild> {
         .process_group(0)
         .stdin(order.recorder.map_or_else(Stdio::null, Stdio::from))
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
+        .stderr(Stdio::piped());
+    unblocked(|| command.spawn())
 }
 
 /// Kills a new process that nobody is left to look after.

@@ -30,7 +30,7 @@ use crate::http::listen::Server;
 use crate::http::{App, probe_router, router};
 use crate::logging;
 use crate::nvml::device_nodes_are_there;
-use crate::signals::{self, Word};
+use crate::signals::{Signals, Word};
 use announce::announce;
 use clap::ArgMatches;
 use doors::Doors;
@@ -45,7 +45,7 @@ use std::thread;
 use std::time::Duration;
 use store::Stored;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use upgrade::{Holdings, Program};
 use worker_orcd_ipc::DeviceSelector;
 
@@ -225,7 +225,7 @@ async fn serve(
     mut inherited: Option<Inherited>,
     spawner: Spawner,
 ) -> WorkerExit {
-    let mut signals = match signals::watch() {
+    let mut signals = match Signals::open() {
         Ok(signals) => signals,
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
@@ -281,7 +281,6 @@ async fn serve(
         listeners_given: sockets.given,
         stored,
         read_timeout: config.http.read_timeout,
-        drain_timeout: config.life.drain_timeout,
     };
     let exit = live(
         &config,
@@ -316,7 +315,7 @@ async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {
 /// What takes its time before anything can be loaded.
 async fn prepare(
     config: &mut Config,
-    signals: &mut mpsc::UnboundedReceiver<Word>,
+    signals: &mut Signals,
     known: Option<Vec<DeviceSelector>>,
 ) -> Result<DecidedDevices, WorkerExit> {
     fetch(config, signals).await?;
@@ -356,7 +355,7 @@ async fn live(
     config: &Config,
     holdings: &Holdings,
     addresses: &[SocketAddr],
-    signals: &mut mpsc::UnboundedReceiver<Word>,
+    signals: &mut Signals,
     arguments: &Arc<ArgMatches>,
 ) -> WorkerExit {
     let app = &holdings.app;
@@ -381,7 +380,7 @@ async fn live(
                     engine.drain(config.life.drain_timeout);
                 }
             }
-            Some(word) = signals.recv() => match word {
+            word = signals.recv() => match word {
                 Word::Stop(signal) => {
                     stops_seen += 1;
                     log_order(signal, stops_seen > 1);

@@ -11,11 +11,12 @@
 //! * An open connection may be handed to another supervisor ([`super::handover`]), at any byte of an answer.
 //!   The next supervisor asks itself for the rest of it, and leaves out the head that the client has.
 //!
-//! [`client`] is who is at the other end and what it was told, [`bodies`] is how that is seen, and [`wire`] the
-//! socket itself.
+//! [`client`] is who is at the other end and what it was told, [`bodies`] is how that is seen, [`replay`] is
+//! a request that is asked again, and [`wire`] the socket itself.
 
 mod bodies;
 mod client;
+mod replay;
 mod wire;
 
 pub use client::Attachment;
@@ -27,6 +28,7 @@ use super::places::{Place, Stage};
 use super::resume::HandedOver;
 use super::routes;
 use super::tls::Tls;
+use super::{PROBES, READY};
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Request, Response};
@@ -264,22 +266,31 @@ pub async fn told_to_close(mut closing: watch::Receiver<bool>) {
 async fn answer(
     client: Arc<Client>,
     router: TowerToHyperService<Router>,
-    mut request: Request<Incoming>,
+    request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
+    let mut request = request.map(|body| Arc::new(Mutex::new(body)));
     client.asked(&request);
     // Whoever asks many things at once lets everybody else have a turn before each of them.
     tokio::task::yield_now().await;
+    let path = request.uri().path();
+    let is_probe = PROBES.contains(&path);
+    let is_resumed = request.extensions().get::<HandedOver>().is_some();
+    if path == READY {
+        client.handover.about_to_serve().await;
+    }
+    client.begins(is_probe || is_resumed).await;
     request
         .extensions_mut()
         .insert(Attachment(Arc::clone(&client)));
-    let mut request = request.map(|body| {
-        let body = Sent::new(body, Arc::clone(&client));
-        Body::new(body)
-    });
+    let mut request = request.map(|body| Body::new(Sent::new(body, Arc::clone(&client))));
     if let Some(plain) = routes::plain(request.uri()) {
         *request.uri_mut() = plain;
     }
     let response = router.call(request).await?;
+    let is_known = client.turn.lock().known;
+    if !is_known && !is_probe && !is_resumed && !client.is_secured {
+        client.handover.may_answer().await;
+    }
     client.turn.lock().begun = true;
     let is_stream = response
         .headers()

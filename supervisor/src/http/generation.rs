@@ -191,6 +191,10 @@ impl App {
         };
         let context = model.max_sequence_tokens;
         let ask = |it: Place| of_choice(&common, it, &prompts[it.prompt], context);
+        let entering = match &connection {
+            Some(connection) => Some(connection.enter().await),
+            None => None,
+        };
         let submitted = self.engine.submit(layout.places().map(ask).collect());
         let streams = submitted.map_err(|refusal| {
             tracing::debug!(
@@ -204,6 +208,7 @@ impl App {
         if let Some(connection) = connection {
             connection.attach(&answer, &correlation.0, Position::of(&streams));
         }
+        drop(entering);
         let choices = streams.into_iter().zip(layout.places());
         let begin = |(stream, choice): (RequestStream, Place)| {
             let name = stream.job_id().to_owned();

@@ -2,10 +2,14 @@
 //!
 //! ```text
 //! serving ──→ quiet ──────────────────→ leaving
-//!             no new request is read,   each connection stops where it is and says what is left of it:
-//!             those that are being      the socket, bytes on either side, and the job whose answer it
-//!             read come in              was told
+//!             a moment: no request      each connection stops where it is and leaves the socket, bytes on either
+//!             enters the journal,       side, and the job whose answer it was told. A request that the journal
+//!             probes are answered       does not know is left as the bytes that it came in
 //! ```
+//!
+//! Nothing waits for a slow client: what has come of a request is handed over and read again, and an answer that
+//! is not from the journal (embeddings, tokens) is computed again. Two kinds of request cannot be handed over and are
+//! waited for while everything else goes on: one over TLS, and one whose body comes in chunks, until it is whole.
 //!
 //! Answers that run go on through `quiet`. In `leaving` nothing more is taken from the journal, however much of an
 //! answer lies there unread, so what goes along is what hyper had taken, and the pieces that are in it are counted:
@@ -15,13 +19,19 @@ use crate::engine::Skip;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::timeout;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout, timeout_at};
 
-/// Time for a moment in which nobody is sending a request. Then new ones wait.
-const UNHURRIED: Duration = Duration::from_secs(1);
+/// Time for requests that are entering the journal to be in it. They need no more than a turn of their task.
+const SHORT: Duration = Duration::from_millis(20);
+
+/// Pause between two attempts to be quiet.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Time for which `/readyz` waits for a supervisor that is about to serve.
+const ABOUT_TO_SERVE: Duration = Duration::from_millis(80);
 
 /// Time for connections to stop. They need a turn of their task.
 const LEAVE: Duration = Duration::from_secs(2);
@@ -73,11 +83,10 @@ pub struct Left {
 #[derive(Debug)]
 pub struct Handover {
     stage: watch::Sender<Stage>,
-    /// Requests that are neither answered nor known to the journal.
-    open: AtomicUsize,
-    /// Those among them whose connection cannot be handed over: they are open until they are answered.
-    bound: AtomicUsize,
-    none_open: Notify,
+    /// Requests that are on their way into the journal.
+    entering: watch::Sender<usize>,
+    /// Requests whose connection cannot be handed over as it is.
+    bound: watch::Sender<usize>,
     /// Whoever holds one may still leave something.
     leave: Mutex<Option<mpsc::UnboundedSender<Left>>>,
     left: Mutex<Option<mpsc::UnboundedReceiver<Left>>>,
@@ -88,9 +97,8 @@ impl Default for Handover {
         let (leave, left) = mpsc::unbounded_channel();
         Self {
             stage: watch::Sender::new(Stage::Serving),
-            open: AtomicUsize::new(0),
-            bound: AtomicUsize::new(0),
-            none_open: Notify::new(),
+            entering: watch::Sender::new(0),
+            bound: watch::Sender::new(0),
             leave: Mutex::new(Some(leave)),
             left: Mutex::new(Some(left)),
         }
@@ -114,21 +122,50 @@ impl Handover {
         self.leave.lock().clone()
     }
 
-    pub fn request_opens(&self, is_bound: bool) {
-        self.bound
-            .fetch_add(usize::from(is_bound), Ordering::AcqRel);
-        self.open.fetch_add(1, Ordering::AcqRel);
+    /// Keeps connections from being handed over until it is dropped.
+    #[must_use]
+    pub fn bind(self: &Arc<Self>) -> Held {
+        Held::new(self, |handover| &handover.bound)
     }
 
-    pub fn request_is_known(&self, is_bound: bool) {
-        self.bound
-            .fetch_sub(usize::from(is_bound), Ordering::AcqRel);
-        if self.open.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.none_open.notify_waiters();
+    /// Waits until requests may begin, and then [binds](Self::bind) this one where it cannot be handed over.
+    pub async fn begin(self: &Arc<Self>, binds: bool) -> Option<Held> {
+        let mut stages = self.stages();
+        loop {
+            let held = binds.then(|| self.bind());
+            if *stages.borrow_and_update() == Stage::Serving {
+                return held;
+            }
+            drop(held);
+            serving(&mut stages).await;
         }
     }
 
-    /// Lets no new request begin: nobody could answer it yet.
+    /// Waits until requests may enter the journal. This one is entering until the answer is dropped.
+    pub async fn enter(self: &Arc<Self>) -> Held {
+        let mut stages = self.stages();
+        loop {
+            let held = Held::new(self, |handover| &handover.entering);
+            if *stages.borrow_and_update() == Stage::Serving {
+                return held;
+            }
+            drop(held);
+            serving(&mut stages).await;
+        }
+    }
+
+    /// Waits until an answer that is not the journal's may be given. When everything leaves it never may: the next
+    /// supervisor gives it.
+    pub async fn may_answer(&self) {
+        serving(&mut self.stages()).await;
+    }
+
+    /// Waits for a supervisor that is about to serve, for a short time.
+    pub async fn about_to_serve(&self) {
+        let _ = timeout(ABOUT_TO_SERVE, serving(&mut self.stages())).await;
+    }
+
+    /// Lets no new request begin: nothing could answer it yet.
     pub fn hold(&self) {
         self.stage.send_replace(Stage::Quiet);
     }
@@ -138,29 +175,25 @@ impl Handover {
         self.stage.send_replace(Stage::Serving);
     }
 
-    /// Waits until every request that is being sent has come in, and lets no new one begin. False when that
-    /// takes longer than `patience`; then everything is as before. Nobody waits for answers whose connection
-    /// cannot be handed over: while there are any, new requests begin.
+    /// Waits, with everything open, until no request is bound to this supervisor, and lets none begin then. False when
+    /// that takes longer than `patience`; then everything is as before. Cancelled, it leaves the stage as it is.
     pub async fn hush(&self, patience: Duration) -> bool {
-        // Under load too there are such moments, and then nobody waits.
-        let _ = timeout(UNHURRIED, self.nothing_open()).await;
-        if self.bound.load(Ordering::Acquire) > 0 {
-            let _ = timeout(patience, self.nothing_open()).await;
-            if self.bound.load(Ordering::Acquire) > 0 {
+        let until = Instant::now() + patience;
+        loop {
+            if timeout_at(until, none(&self.bound)).await.is_err() {
                 return false;
             }
+            self.stage.send_replace(Stage::Quiet);
+            let none_is_left = async {
+                none(&self.entering).await;
+                none(&self.bound).await;
+            };
+            if timeout(SHORT, none_is_left).await.is_ok() {
+                return true;
+            }
+            self.release();
+            tokio::time::sleep(PAUSE).await;
         }
-        self.stage.send_replace(Stage::Quiet);
-        let patience = match self.bound.load(Ordering::Acquire) {
-            0 => patience,
-            // One that has begun a moment ago.
-            _ => UNHURRIED,
-        };
-        let is_quiet = timeout(patience, self.nothing_open()).await.is_ok();
-        if !is_quiet {
-            self.stage.send_replace(Stage::Serving);
-        }
-        is_quiet
     }
 
     /// Stops all connections and collects what is left of them. It is called once.
@@ -181,15 +214,43 @@ impl Handover {
         }
         all
     }
+}
 
-    async fn nothing_open(&self) {
-        loop {
-            let notified = self.none_open.notified();
-            if self.open.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            notified.await;
+/// Counts as long as it lives.
+#[derive(Debug)]
+pub struct Held {
+    handover: Arc<Handover>,
+    count: fn(&Handover) -> &watch::Sender<usize>,
+}
+
+impl Held {
+    fn new(handover: &Arc<Handover>, count: fn(&Handover) -> &watch::Sender<usize>) -> Self {
+        count(handover).send_modify(|count| *count += 1);
+        Self {
+            handover: Arc::clone(handover),
+            count,
         }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        (self.count)(&self.handover).send_modify(|count| *count -= 1);
+    }
+}
+
+async fn none(count: &watch::Sender<usize>) {
+    drop(count.subscribe().wait_for(|count| *count == 0).await);
+}
+
+/// Never returns once everything leaves.
+async fn serving(stages: &mut watch::Receiver<Stage>) {
+    if stages
+        .wait_for(|stage| *stage == Stage::Serving)
+        .await
+        .is_err()
+    {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -267,25 +328,31 @@ mod tests {
         assert_eq!(request, expected);
     }
 
+    const SOON: Duration = Duration::from_millis(1);
+
     #[tokio::test]
-    async fn a_request_on_its_way_is_waited_for_and_a_new_one_is_not_let_in() {
-        let handover = Handover::default();
-        handover.request_opens(false);
-        assert!(!handover.hush(Duration::from_millis(1)).await);
+    async fn a_request_that_enters_the_journal_is_waited_for_and_a_new_one_is_not_let_in() {
+        let handover = Arc::new(Handover::default());
+        let entering = handover.enter().await;
+        assert!(!handover.hush(SOON).await);
         assert_eq!(handover.stage(), Stage::Serving, "nothing happened");
-        handover.request_is_known(false);
-        assert!(handover.hush(Duration::from_millis(1)).await);
+        drop(entering);
+        assert!(handover.hush(SOON).await);
         assert_eq!(handover.stage(), Stage::Quiet);
+        assert!(timeout(SOON, handover.enter()).await.is_err());
+        assert!(timeout(SOON, handover.begin(true)).await.is_err());
+        assert_eq!(*handover.bound.borrow(), 0);
+        assert!(timeout(SOON, handover.may_answer()).await.is_err());
         assert!(handover.collect().await.is_empty());
         assert!(handover.door().is_none());
     }
 
     #[tokio::test]
-    async fn an_answer_that_cannot_be_handed_over_delays_nobody_else() {
-        let handover = std::sync::Arc::new(Handover::default());
-        handover.request_opens(true);
+    async fn a_request_that_cannot_be_handed_over_delays_no_other() {
+        let handover = Arc::new(Handover::default());
+        let bound = handover.begin(true).await;
         let hushing = tokio::spawn({
-            let handover = std::sync::Arc::clone(&handover);
+            let handover = Arc::clone(&handover);
             async move { handover.hush(Duration::from_millis(300)).await }
         });
         while !hushing.is_finished() {
@@ -293,8 +360,8 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(!hushing.await.expect("it ends"));
-        handover.request_is_known(true);
-        assert!(handover.hush(Duration::from_millis(1)).await);
+        drop(bound);
+        assert!(handover.hush(SOON).await);
     }
 
     #[test]

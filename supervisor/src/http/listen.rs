@@ -184,7 +184,7 @@ impl Server {
             let accepted = tokio::select! {
                 () = told_to_close(closing.clone()) => return,
                 _ = stages.changed() => continue,
-                accepted = listener.accept(), if stage == HandoverStage::Serving => accepted,
+                accepted = listener.accept(), if self.accepts_in(stage) => accepted,
                 () = std::future::ready(()), if stage == HandoverStage::Leaving => return,
             };
             let stream = match accepted {
@@ -216,14 +216,22 @@ impl Server {
     }
 
     /// Goes on with a connection of an earlier supervisor.
-    pub async fn take_over(
+    pub fn take_over(
         &self,
         stream: TcpStream,
         note: ConnectionNote,
         closing: &watch::Receiver<bool>,
     ) {
-        if let Some((place, terms)) = self.find_place().await {
-            spawn(stream, place, terms, closing, note);
+        let place = self.places.take_over();
+        spawn(stream, place, &self.everything, closing, note);
+    }
+
+    /// What TLS agrees on cannot be handed over, so its connections wait in the kernel.
+    fn accepts_in(&self, stage: HandoverStage) -> bool {
+        match stage {
+            HandoverStage::Serving => true,
+            HandoverStage::Quiet => self.everything.tls.is_none(),
+            HandoverStage::Leaving => false,
         }
     }
 

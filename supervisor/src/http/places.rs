@@ -73,6 +73,10 @@ impl Places {
     /// being answered.
     pub async fn take(self: &Arc<Self>) -> Option<Place> {
         let permit = self.permit().await?;
+        Some(self.place(Some(permit)))
+    }
+
+    fn place(self: &Arc<Self>, permit: Option<OwnedSemaphorePermit>) -> Place {
         let holder = Holder {
             leave: Arc::new(Notify::new()),
             safe_until: Instant::now() + GRACE,
@@ -84,7 +88,15 @@ impl Places {
             _permit: permit,
         };
         place.enter(Stage::Waiting);
-        Some(place)
+        place
+    }
+
+    /// A place for a connection that an earlier supervisor served, beyond the limit where there is none: it is not
+    /// dropped because the limit is a smaller one now.
+    #[must_use]
+    pub fn take_over(self: &Arc<Self>) -> Place {
+        let permit = Arc::clone(&self.free).try_acquire_owned().ok();
+        self.place(permit)
     }
 
     #[must_use]
@@ -147,7 +159,8 @@ pub struct Place {
     /// The rank by which it may be told to leave; `None` while it may not.
     order: Mutex<Option<Order>>,
     holder: Holder,
-    _permit: OwnedSemaphorePermit,
+    /// `None` beyond the limit.
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Place {
@@ -231,6 +244,23 @@ mod tests {
         assert!(began.elapsed() >= GRACE);
         drop(first);
         assert!(newcomer.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_taken_over_gets_a_place_beyond_the_limit() {
+        let places = Places::new(1);
+        let within = places.take_over();
+        let beyond = places.take_over();
+        within.enter(Stage::Answered);
+        beyond.enter(Stage::Answered);
+        assert!(
+            places.take().await.is_none(),
+            "the limit holds for new ones"
+        );
+        drop(beyond);
+        assert!(places.take().await.is_none());
+        drop(within);
+        assert!(places.take().await.is_some());
     }
 
     #[tokio::test]

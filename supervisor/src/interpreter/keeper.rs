@@ -12,6 +12,7 @@
 use super::Answer;
 use super::channel::{Channel, ChannelError};
 use super::process::{COMMAND, CPU_SECONDS, PARENT};
+use crate::signals::unblocked;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use std::io;
@@ -153,7 +154,8 @@ struct Process {
 impl Process {
     fn spawn(cpu_time: Duration) -> Result<Self, OrderError> {
         let (ours, theirs) = UnixStream::pair().map_err(OrderError::NotStarted)?;
-        let child = Command::new(OWN_PROGRAM)
+        let mut command = Command::new(OWN_PROGRAM);
+        command
             .arg0("worker-orcd")
             .arg(COMMAND)
             .args([format!("--{PARENT}"), std::process::id().to_string()])
@@ -168,9 +170,8 @@ impl Process {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             // Nobody would read them, and a full pipe stops who writes.
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(OrderError::NotStarted)?;
+            .stderr(Stdio::null());
+        let child = unblocked(|| command.spawn()).map_err(OrderError::NotStarted)?;
         info!(pid = child.id(), "interpreter_started");
         Ok(Self {
             child,

@@ -3,6 +3,7 @@
 use super::news::News;
 use crate::child::probe;
 use crate::logging::printable;
+use crate::signals::unblocked;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::sys::signal::Signal::SIGKILL;
 use nix::sys::signal::killpg;
@@ -115,7 +116,7 @@ impl Transfer {
         if self.held().in_groups {
             command.process_group(0);
         }
-        command.spawn()
+        unblocked(|| command.spawn())
     }
 
     pub(super) fn begins(&self, child: Child) {

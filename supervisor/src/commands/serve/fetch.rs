@@ -17,12 +17,12 @@ use crate::config::model_name::cache_directory;
 use crate::driver::service_manager::ServiceManager;
 use crate::engine::SupervisorExit;
 use crate::exit::WorkerExit;
-use crate::signals::Word;
+use crate::signals::{Signals, Word};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 /// How often in a row a transfer may bring nothing: with the pauses in between about a minute of it.
 const RETRIES: u32 = 5;
@@ -37,10 +37,7 @@ type Got = Result<anyhow::Result<PathBuf>, oneshot::error::RecvError>;
 ///
 /// # Errors
 /// How the worker ends: it was told to, or the model cannot be had.
-pub(super) async fn fetch(
-    config: &mut Config,
-    signals: &mut mpsc::UnboundedReceiver<Word>,
-) -> Result<(), WorkerExit> {
+pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<(), WorkerExit> {
     if !config.must_be_got {
         return Ok(());
     }
@@ -76,7 +73,7 @@ pub(super) async fn fetch(
                 let why = format!("{} is not here and cannot be got: {why}", config.model_ref);
                 return Err(end_with(WorkerExit::Fetch, &why));
             }
-            Some(word) = signals.recv() => match word {
+            word = signals.recv() => match word {
                 Word::Stop(signal) => return Err(stopped(signal, &transfer, &mut got).await),
                 Word::StopWithoutWaiting => return Err(stopped("SIGQUIT", &transfer, &mut got).await),
                 Word::Reload | Word::Upgrade | Word::Ignored(_) => {

@@ -39,8 +39,6 @@ pub(super) struct Inherited {
     listeners: Vec<TcpListener>,
     listeners_given: bool,
     pub(super) connections: Vec<(TcpStream, ConnectionNote)>,
-    /// It was told to end when it could not any more: the time to do so.
-    pub(super) stops: Option<Duration>,
     /// Number of the parcel in the descriptor store.
     pub(super) number: u64,
     ending: Ending,
@@ -58,7 +56,6 @@ struct Inventory {
     /// A service manager has made them.
     listeners_given: bool,
     connections: Vec<ConnectionNote>,
-    stops: Option<Duration>,
 }
 
 /// What is left.
@@ -71,7 +68,6 @@ pub(super) struct Estate<'a> {
     pub(super) listeners: &'a [TcpListener],
     pub(super) listeners_given: bool,
     pub(super) connections: Vec<Left>,
-    pub(super) stops: Option<Duration>,
 }
 
 impl Estate<'_> {
@@ -94,7 +90,6 @@ impl Estate<'_> {
             listeners: self.listeners.len(),
             listeners_given: self.listeners_given,
             connections,
-            stops: self.stops,
         };
         pack(&serde_json::to_vec(&inventory)?, &descriptors)
     }
@@ -184,7 +179,6 @@ fn read(parcel: Parcel, ending: Ending) -> io::Result<Inherited> {
         listeners,
         listeners_given: inventory.listeners_given,
         connections: connections?,
-        stops: inventory.stops,
         number: inventory.number,
         ending,
         engine,
@@ -277,7 +271,7 @@ impl Inherited {
         Inheritance { estate, requests }
     }
 
-    /// Goes on with connections, and with an order to end. Whoever asks while the first child starts waits a
+    /// Goes on with connections. Whoever asks while the first child starts waits a
     /// little: clients were served a moment ago.
     pub(super) async fn go_on(
         self,
@@ -295,11 +289,8 @@ impl Inherited {
         for (stream, note) in self.connections {
             // One of which the kernel knows nothing more is gone.
             if let Ok(stream) = tokio::net::TcpStream::from_std(stream) {
-                server.take_over(stream, note, closing).await;
+                server.take_over(stream, note, closing);
             }
-        }
-        if let Some(drain_timeout) = self.stops {
-            app.engine.drain(drain_timeout);
         }
     }
 }

@@ -49,7 +49,6 @@ pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: S
                 engine: &engine,
                 listeners: &listeners,
                 connections: Vec::new(),
-                stops: None,
                 listeners_given: false,
             };
             let parcel = parcel.pack()?;

@@ -18,7 +18,7 @@ use crate::exit::WorkerExit;
 use crate::http::App;
 use crate::http::listen::Server;
 use crate::logging;
-use crate::signals::Word;
+use crate::signals::{Signals, unblocked};
 use clap::Command as Cli;
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -30,7 +30,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc::UnboundedReceiver;
 
 /// Of everything that one supervisor leaves to another: raised whenever any of it changes.
 pub(super) const FORMAT: u32 = 8;
@@ -76,8 +75,14 @@ impl Program {
             .args(&self.arguments[usize::from(serve)..]);
         let answer = question
             .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
             .kill_on_drop(true);
-        let answer = match tokio::time::timeout(ANSWER, answer.output()).await {
+        let asked = match unblocked(|| answer.spawn()) {
+            Ok(asked) => asked.wait_with_output(),
+            Err(error) => return Err(format!("{path} cannot be started: {error}")),
+        };
+        let answer = match tokio::time::timeout(ANSWER, asked).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(format!("{path} cannot be started: {error}")),
             Err(_) => return Err(format!("{path} did not answer")),
@@ -155,14 +160,13 @@ pub(super) struct Holdings {
     pub(super) listeners_given: bool,
     pub(super) stored: Stored,
     pub(super) read_timeout: Duration,
-    pub(super) drain_timeout: Duration,
 }
 
 impl Holdings {
     /// Returns only when it was refused, or, with the exit code, when it failed.
     pub(super) async fn hand_over(
         &self,
-        signals: &mut UnboundedReceiver<Word>,
+        _signals: &mut Signals,
     ) -> Result<Infallible, Option<WorkerExit>> {
         let refused = |reason: &str| {
             tracing::error!(reason, "upgrade_refused");
@@ -191,14 +195,6 @@ impl Holdings {
         let connections = handover.collect().await;
         let unsent_bytes: usize = connections.iter().map(|left| left.note.unsent.len()).sum();
         tracing::info!(count = connections.len(), unsent_bytes, "connections_left");
-        let mut stops = None;
-        while let Ok(word) = signals.try_recv() {
-            match word {
-                Word::Stop(_) => stops = stops.or(Some(self.drain_timeout)),
-                Word::StopWithoutWaiting => stops = Some(Duration::ZERO),
-                _ => {}
-            }
-        }
         let estate = Estate {
             number: self.stored.number(),
             listeners_given: self.listeners_given,
@@ -206,7 +202,6 @@ impl Holdings {
             engine: &engine,
             listeners: &self.listeners,
             connections,
-            stops,
         };
         let parcel = estate.pack();
         logging::settle(LAST_LINES);

@@ -3,6 +3,7 @@
 use super::client::Client;
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, Incoming, SizeHint};
+use parking_lot::Mutex;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -11,17 +12,18 @@ const COMMENT: &[u8] = b":\n\n";
 
 /// A request's body, which says when it is whole.
 pub(super) struct Sent {
-    body: Incoming,
+    body: Arc<Mutex<Incoming>>,
     client: Option<Arc<Client>>,
 }
 
 impl Sent {
-    pub(super) fn new(body: Incoming, client: Arc<Client>) -> Self {
+    pub(super) fn new(body: Arc<Mutex<Incoming>>, client: Arc<Client>) -> Self {
+        let is_whole = body.lock().is_end_stream();
         let mut sent = Self {
             body,
             client: Some(client),
         };
-        if sent.body.is_end_stream() {
+        if is_whole {
             sent.is_whole();
         }
         sent
@@ -42,19 +44,25 @@ impl HttpBody for Sent {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        if frame.is_none() || self.body.is_end_stream() {
+        let mut body = self.body.lock();
+        let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
+        let is_whole = frame.is_none() || body.is_end_stream();
+        drop(body);
+        if let (Some(client), Some(Ok(frame))) = (&self.client, &frame) {
+            client.heard(frame);
+        }
+        if is_whole {
             self.is_whole();
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.lock().is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.lock().size_hint()
     }
 }
 

@@ -1,12 +1,14 @@
 //! The client of a connection, and how far its present request is.
 
+use super::replay::Replay;
 use crate::engine::Position;
-use crate::http::handover::{Answer, ConnectionNote, Handover, Left, Stage};
+use crate::http::handover::{Answer, ConnectionNote, Handover, Held, Left, Stage};
 use crate::http::places::{self, Place};
 use crate::http::resume::HandedOver;
+use axum::body::Bytes;
 use axum::http::header::{CONNECTION, ORIGIN};
 use axum::http::{Method, Request, Version};
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming};
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd as _;
@@ -36,8 +38,12 @@ pub(super) struct Client {
 
 #[derive(Default)]
 pub(super) struct Turn {
-    /// Something is being read of which a request may come. It counts as one that is open.
+    /// Something is being read of which a request may come, over TLS.
     pub(super) reads: bool,
+    /// While the connection cannot be handed over.
+    pub(super) bound: Option<Held>,
+    /// What was asked, until the journal has it.
+    pub(super) replay: Option<Replay>,
     /// What was asked, as long as its answer is not complete.
     pub(super) asked: Option<Answer>,
     /// The journal has it.
@@ -67,6 +73,11 @@ pub(super) struct Turn {
 pub struct Attachment(pub(super) Arc<Client>);
 
 impl Attachment {
+    /// Waits until requests may enter the journal. To be held until the request is [attached](Self::attach).
+    pub async fn enter(&self) -> Held {
+        self.0.handover.enter().await
+    }
+
     /// The journal has the request: from now on its answer can be told by another supervisor.
     pub fn attach(&self, job_id: &str, correlation_id: &str, position: Position) {
         // Behind TLS nobody else can tell the answer: who wants to go on elsewhere waits for its end.
@@ -100,7 +111,7 @@ impl std::fmt::Debug for Attachment {
 }
 
 impl Client {
-    pub(super) fn asked(&self, request: &Request<Incoming>) {
+    pub(super) fn asked(&self, request: &Request<Arc<Mutex<Incoming>>>) {
         let text = |name| {
             let value = request.headers().get(name);
             value.and_then(|value| value.to_str().ok())
@@ -122,28 +133,54 @@ impl Client {
         let mut turn = self.turn.lock();
         // Whoever asks again has the answer before, flushed or not.
         self.is_known(&mut turn);
-        let is_open = turn.reads;
+        let bound = self.is_secured.then(|| turn.bound.take());
+        let bound = bound.map(|bound| bound.unwrap_or_else(|| self.handover.bind()));
+        let replay = (!self.is_secured && resumed.is_none()).then(|| Replay::of(request));
         *turn = Turn {
             asked: Some(answer),
+            bound,
+            replay,
             begun,
             writing: turn.writing,
             leaves: turn.leaves,
             unsent: std::mem::take(&mut turn.unsent),
             ..Turn::default()
         };
-        if !is_open {
-            self.handover.request_opens(self.is_secured);
-        }
         drop(turn);
         self.place.enter(places::Stage::Sending);
     }
 
-    /// Whether the socket may be read. From before that is decided until what was read is a request, or is none yet,
-    /// a request counts as open: whoever has everybody hold back, and then finds none open, is right.
+    /// Waits until the request may begin, unless it is answered in any case.
+    pub(super) async fn begins(&self, is_let_in: bool) {
+        // Whoever waits for everything over TLS to end waits for this one.
+        if !is_let_in && !self.is_secured {
+            let is_chunked = {
+                let replay = &self.turn.lock().replay;
+                replay.as_ref().is_some_and(Replay::is_chunked)
+            };
+            let held = self.handover.begin(is_chunked).await;
+            self.turn.lock().bound = held;
+        }
+        if let Some(replay) = &mut self.turn.lock().replay {
+            replay.has_begun = true;
+        }
+    }
+
+    pub(super) fn heard(&self, frame: &Frame<Bytes>) {
+        if let Some(replay) = &mut self.turn.lock().replay {
+            replay.heard(frame);
+        }
+    }
+
+    /// Whether the socket may be read. Over TLS, the connection is bound from before that is decided until what was read
+    /// is a request that is answered, or is none yet: if none is bound once everything is quiet, none becomes so.
     pub(super) fn begins_to_read(&self) -> bool {
+        if !self.is_secured {
+            return self.handover.stage() != Stage::Leaving;
+        }
         let mut turn = self.turn.lock();
         if turn.asked.is_none() && !std::mem::replace(&mut turn.reads, true) {
-            self.handover.request_opens(self.is_secured);
+            turn.bound = Some(self.handover.bind());
         }
         let may_read = match self.handover.stage() {
             Stage::Serving => true,
@@ -159,30 +196,34 @@ impl Client {
     /// No request has come of what was read.
     pub(super) fn has_read(&self, turn: &mut Turn) {
         if std::mem::take(&mut turn.reads) {
-            self.handover.request_is_known(self.is_secured);
+            turn.bound = None;
         }
     }
 
     /// Nothing is lost of what was asked, whoever answers.
     pub(super) fn is_known(&self, turn: &mut Turn) {
-        if !std::mem::replace(&mut turn.known, true) && turn.asked.is_some() {
-            self.handover.request_is_known(self.is_secured);
+        turn.known = true;
+        turn.replay = None;
+        if turn.asked.is_some() {
+            turn.bound = None;
         }
     }
 
-    /// What was asked is with the journal, or answered.
+    /// What was asked is with the journal, answered, or can be asked again.
     pub(super) fn is_settled(&self) -> bool {
         let turn = self.turn.lock();
-        turn.asked.is_none() || turn.known
+        turn.asked.is_none() || turn.known || !turn.begun
     }
 
     /// What is left of the connection. `None` while nobody knows what was asked.
-    pub(super) fn note(&self, unread: Vec<u8>) -> Option<ConnectionNote> {
+    pub(super) fn note(&self, mut unread: Vec<u8>) -> Option<ConnectionNote> {
         let mut turn = self.turn.lock();
-        let answer = match turn.asked.take() {
-            Some(_) if !turn.known => return None,
-            asked => asked,
-        };
+        let mut answer = turn.asked.take();
+        if answer.is_some() && !turn.known {
+            answer = None;
+            let replay = turn.replay.take().filter(|_| !turn.begun)?;
+            unread = [replay.into_bytes()?, unread].concat();
+        }
         let position = turn.position.take().filter(|_| turn.begun);
         let told = position.map(|position| position.told());
         Some(ConnectionNote {
@@ -206,7 +247,13 @@ impl Client {
     }
 
     pub(super) fn request_is_whole(&self) {
-        self.turn.lock().whole = true;
+        let mut turn = self.turn.lock();
+        turn.whole = true;
+        if let Some(replay) = &mut turn.replay {
+            replay.is_whole = true;
+            turn.bound = None;
+        }
+        drop(turn);
         self.place.enter(self.while_answered);
     }
 
@@ -282,27 +329,20 @@ impl Client {
     }
 }
 
-impl Drop for Client {
-    fn drop(&mut self) {
-        let mut turn = std::mem::take(self.turn.get_mut());
-        self.has_read(&mut turn);
-        self.is_known(&mut turn);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use tokio::net::TcpListener;
 
     #[tokio::test]
-    async fn what_is_being_read_is_waited_for_and_nothing_is_read_behind_that() -> io::Result<()> {
+    async fn what_is_being_read_over_tls_is_waited_for_and_nothing_is_read_behind_that()
+    -> io::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let handover = Arc::new(Handover::default());
         let client = Client {
             socket: TcpStream::connect(listener.local_addr()?).await?,
             place: places::Places::new(1).take().await.expect("one is free"),
-            is_secured: false,
+            is_secured: true,
             while_answered: places::Stage::Answered,
             handover: Arc::clone(&handover),
             turn: Mutex::default(),

@@ -1,0 +1,94 @@
+//! A request that is being read or answered, as bytes from which another supervisor reads it again.
+
+use axum::body::Bytes;
+use axum::http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use axum::http::{HeaderMap, Method, Request, Uri, Version};
+use hyper::body::{Body as _, Frame, Incoming};
+use parking_lot::Mutex;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// Its head as it was understood, and what was heard of its body.
+pub(super) struct Replay {
+    method: Method,
+    uri: Uri,
+    version: Version,
+    headers: HeaderMap,
+    body: Arc<Mutex<Incoming>>,
+    heard: Vec<Bytes>,
+    /// Its handler was called, so hyper may have read of its body.
+    pub(super) has_begun: bool,
+    pub(super) is_whole: bool,
+}
+
+impl Replay {
+    pub(super) fn of(request: &Request<Arc<Mutex<Incoming>>>) -> Self {
+        Self {
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            version: request.version(),
+            headers: request.headers().clone(),
+            body: Arc::clone(request.body()),
+            heard: Vec::new(),
+            has_begun: false,
+            is_whole: false,
+        }
+    }
+
+    pub(super) fn heard(&mut self, frame: &Frame<Bytes>) {
+        self.heard.extend(frame.data_ref().cloned());
+    }
+
+    /// The length of the body is not known before it is whole.
+    pub(super) fn is_chunked(&self) -> bool {
+        self.headers.contains_key(TRANSFER_ENCODING)
+    }
+
+    /// Its bytes, as far as they have come. `None` for a part of a body in chunks: what was read ahead of it has a
+    /// meaning that hyper alone knows.
+    pub(super) fn into_bytes(mut self) -> Option<Vec<u8>> {
+        if !self.has_begun {
+            return Some(self.head());
+        }
+        if self.is_chunked() {
+            if !self.is_whole {
+                return None;
+            }
+            let length: usize = self.heard.iter().map(Bytes::len).sum();
+            self.headers.remove(TRANSFER_ENCODING);
+            self.headers.insert(CONTENT_LENGTH, length.into());
+        } else {
+            self.hear_the_rest();
+        }
+        let mut bytes = self.head();
+        self.heard.iter().for_each(|it| bytes.extend_from_slice(it));
+        Some(bytes)
+    }
+
+    /// What hyper has read of the body and the handler has not.
+    fn hear_the_rest(&mut self) {
+        let body = Arc::clone(&self.body);
+        let mut body = body.lock();
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut *body).poll_frame(&mut context) {
+            self.heard(&frame);
+        }
+    }
+
+    fn head(&self) -> Vec<u8> {
+        let version = match self.version {
+            Version::HTTP_10 => "1.0",
+            _ => "1.1",
+        };
+        let mut head = format!("{} {} HTTP/{version}\r\n", self.method, self.uri).into_bytes();
+        for (name, value) in &self.headers {
+            head.extend_from_slice(name.as_str().as_bytes());
+            head.extend_from_slice(b": ");
+            head.extend_from_slice(value.as_bytes());
+            head.extend_from_slice(b"\r\n");
+        }
+        head.extend_from_slice(b"\r\n");
+        head
+    }
+}
