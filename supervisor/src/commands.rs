@@ -54,7 +54,7 @@ pub fn command_line() -> Command {
         .subcommand(top::command_line())
         .subcommand(bench::command_line())
         .subcommand(process::command_line())
-        .subcommand(sources::arguments(serve::upgrade::command_line()));
+        .subcommand(sources::arguments(serve::rehearsal::command_line()));
     sources::arguments(command)
 }
 
@@ -80,5 +80,6 @@ fn child_program(arguments: &ArgMatches) -> PathBuf {
 /// Says why the worker ends, with the number that it leaves behind.
 fn end_with(exit: WorkerExit, reason: &dyn Display) -> WorkerExit {
     tracing::error!(exit = exit.name(), %reason, "error");
+    serve::lifeline::note(&reason.to_string());
     exit
 }

@@ -144,6 +144,7 @@ impl Driver {
     }
 
     pub(crate) async fn run(mut self) {
+        self.handles.has_begun();
         self.perform();
         let timer = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(timer);
@@ -156,9 +157,7 @@ impl Driver {
             let occasion = tokio::select! {
                 (seat, happening) = self.seats.next() => Occasion::InSeat(seat, happening),
                 control = self.handles.next() => Occasion::Control(control),
-                (device, sighting) = self.chronicle.gpu.next() => {
-                    Occasion::Sighting(device, sighting)
-                }
+                (card, seen) = self.chronicle.gpu.next() => Occasion::Sighting(card, seen),
                 () = &mut timer => Occasion::Tick,
             };
             self.now = Instant::now();

@@ -143,6 +143,8 @@ pub(crate) struct Shared {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Milestones {
+    /// The driver has had its first turn.
+    pub begun: bool,
     /// A model was loaded at least once.
     pub ready: bool,
     /// Number of times that what would be left to another engine has changed.
@@ -344,6 +346,13 @@ impl Engine {
         let is_over = seen.ended.is_some();
         *known = seen.estates;
         !is_over
+    }
+
+    /// Waits for the first turn of the driver.
+    pub async fn wait_begun(&self) {
+        let mut milestones = self.milestones.clone();
+        // A driver that was lost has panicked.
+        drop(milestones.wait_for(|milestones| milestones.begun).await);
     }
 
     /// Waits for the first model.

@@ -1,8 +1,10 @@
 //! What an engine leaves to the engine of another supervisor: the journal's log, and memory that outlives
-//! children, and a child that [lives on](living). [`parcel`] is how it gets there.
+//! children, and a child that [lives on](living). [`passage`] is how it gets through `exec`, and
+//! [`parcel`] how it gets into the descriptor store of a service manager.
 
 pub(crate) mod living;
 pub(crate) mod parcel;
+pub(crate) mod passage;
 
 use living::{ChildNote, LivingChild};
 use serde::{Deserialize, Serialize};

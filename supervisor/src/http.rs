@@ -107,9 +107,7 @@ use uuid::Uuid;
 use worker_orcd_ipc::Pooling;
 
 /// Paths that orchestrators and scrapers ask for, answered even when every place is taken.
-const PROBES: [&str; 4] = ["/livez", READY, "/health", "/metrics"];
-
-const READY: &str = "/readyz";
+const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
 
 /// Everything that all handlers share.
 #[derive(Debug)]
@@ -145,6 +143,8 @@ pub struct App {
     pub created: u64,
     /// Another supervisor goes on with every request: none of them ends here.
     handed_over: AtomicBool,
+    /// Behind an upgrade, until the model is ready again: requests are taken and wait.
+    pub goes_on: AtomicBool,
 }
 
 impl App {
@@ -179,6 +179,7 @@ impl App {
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |it| it.as_secs()),
             handed_over: AtomicBool::new(false),
+            goes_on: AtomicBool::new(false),
         }
     }
 

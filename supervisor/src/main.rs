@@ -4,15 +4,26 @@
 
 use std::process::ExitCode;
 use worker_orcd::commands;
-use worker_orcd::commands::serve::upgrade::COMMAND as TAKES_OVER;
+use worker_orcd::commands::serve::{lifeline, rehearsal};
 use worker_orcd::interpreter::process;
 use worker_orcd::signals;
 
 fn main() -> ExitCode {
     signals::block();
-    let arguments = commands::command_line().get_matches();
-    if !matches!(arguments.subcommand(), None | Some(("serve", _))) {
-        signals::unblock();
+    let received = lifeline::receive();
+    let arguments = match commands::command_line().try_get_matches() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            lifeline::end(&error.to_string());
+            error.exit();
+        }
+    };
+    match arguments.subcommand() {
+        None => return ExitCode::from(commands::serve::run(&arguments, received).code()),
+        Some(("serve", arguments)) => {
+            return ExitCode::from(commands::serve::run(arguments, received).code());
+        }
+        _ => signals::unblock(),
     }
     match arguments.subcommand() {
         Some(("pull", arguments)) => told(&commands::pull::run(arguments)),
@@ -21,10 +32,9 @@ fn main() -> ExitCode {
         Some(("bench", arguments)) => told(&commands::bench::run(arguments)),
         Some(("top", arguments)) => commands::top::run(arguments),
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
-        Some(("serve", arguments)) => ExitCode::from(commands::serve::run(arguments).code()),
-        Some((TAKES_OVER, arguments)) => ExitCode::from(commands::serve::check(arguments).code()),
+        Some((rehearsal::COMMAND, arguments)) => ExitCode::from(rehearsal::run(arguments).code()),
         Some((process::COMMAND, arguments)) => process::run(arguments),
-        _ => ExitCode::from(commands::serve::run(&arguments).code()),
+        _ => ExitCode::FAILURE,
     }
 }
 

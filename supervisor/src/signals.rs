@@ -67,6 +67,13 @@ pub(crate) enum Word {
     Ignored(String),
 }
 
+impl Word {
+    /// It asks for the worker's end.
+    pub(crate) fn ends(&self) -> bool {
+        matches!(self, Self::Stop(_) | Self::StopWithoutWaiting)
+    }
+}
+
 /// Signals in the order in which the kernel gives them out.
 #[derive(Debug)]
 pub(crate) struct Signals {

@@ -6,7 +6,7 @@
 //! Where another program is executed, the thread that does so is the only one that goes on: as it is the same
 //! one, the children live.
 
-use crate::signals::{blocked, unblocked};
+use crate::signals::unblocked;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -46,16 +46,17 @@ pub(crate) struct Spawner {
     orders: mpsc::Sender<Order>,
 }
 
-#[derive(Debug)]
 enum Order {
     Spawn(SpawnOrder),
-    /// The answer is why it could not be executed.
-    Execute(Box<Command>, oneshot::Sender<io::Error>),
+    /// Become another program. The answer is why it could not be executed.
+    Execute(
+        Box<dyn FnOnce() -> io::Error + Send>,
+        Box<dyn FnOnce(io::Error) + Send>,
+    ),
     End,
 }
 
 /// What the thread that makes processes is to do.
-#[derive(Debug)]
 pub(crate) struct Orders(mpsc::Receiver<Order>);
 
 impl Spawner {
@@ -70,12 +71,28 @@ impl Spawner {
         self.give(Order::Spawn(order));
     }
 
-    /// Becomes another program; returns only when that failed.
-    pub(crate) async fn execute(&self, command: Command) -> io::Error {
+    /// Becomes another program, as `execute` does; returns only when that failed.
+    pub(crate) async fn execute(
+        &self,
+        execute: Box<dyn FnOnce() -> io::Error + Send>,
+    ) -> io::Error {
         let (sender, failure) = oneshot::channel();
-        self.give(Order::Execute(Box::new(command), sender));
-        let gone = |_| io::Error::other("the thread that makes processes has ended");
-        failure.await.unwrap_or_else(gone)
+        self.give(Order::Execute(
+            execute,
+            Box::new(|error| drop(sender.send(error))),
+        ));
+        failure.await.unwrap_or_else(|_| gone())
+    }
+
+    /// The same, for a thread outside the runtime.
+    pub(crate) fn execute_and_wait(
+        &self,
+        execute: impl FnOnce() -> io::Error + Send + 'static,
+    ) -> io::Error {
+        let (sender, failure) = mpsc::channel();
+        let answer = Box::new(move |error| drop(sender.send(error)));
+        self.give(Order::Execute(Box::new(execute), answer));
+        failure.recv().unwrap_or_else(|_| gone())
     }
 
     /// Ends [`Orders::carry_out`], however many could still give one.
@@ -95,13 +112,15 @@ impl Orders {
         for order in self.0 {
             match order {
                 Order::Spawn(order) => make(order),
-                Order::Execute(mut command, failure) => {
-                    drop(failure.send(blocked(|| command.exec())));
-                }
+                Order::Execute(execute, failed) => failed(execute()),
                 Order::End => return,
             }
         }
     }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the thread that makes processes has ended")
 }
 
 fn make(order: SpawnOrder) {

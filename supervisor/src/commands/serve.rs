@@ -9,18 +9,20 @@ mod announce;
 mod doors;
 mod fetch;
 mod inheritance;
+pub mod lifeline;
+pub mod rehearsal;
 mod settings;
+mod sockets;
 mod store;
 pub mod upgrade;
 
 use crate::child::probe;
-use crate::child::socket::PrivateDir;
 use crate::child::spawn::Spawner;
 use crate::commands::reload::reload;
 use crate::commands::{end_with, usage};
+use crate::config::Config;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevices, DeviceChoice};
 use crate::config::environment::Environment;
-use crate::config::{Config, ConfigErrors, HttpConfig};
 use crate::descriptors;
 use crate::engine::{Ended, SupervisorExit};
 use crate::exit::WorkerExit;
@@ -35,18 +37,20 @@ use announce::announce;
 use clap::ArgMatches;
 use doors::Doors;
 use fetch::fetch;
+use futures_util::future::BoxFuture;
 use inheritance::{Found, Inherited, Sockets};
+use lifeline::Received;
 use settings::engine_settings;
+use sockets::sockets;
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use store::Stored;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use upgrade::{Holdings, Program};
+use upgrade::{Holdings, Program, Report};
 use worker_orcd_ipc::DeviceSelector;
 
 /// Time for connections to take the last events of their streams.
@@ -60,36 +64,18 @@ pub const LONGEST_END: Duration = FAREWELL.saturating_mul(3).saturating_add(LAST
 
 /// Runs until the end; the log says why, the number says how.
 #[must_use]
-pub fn run(arguments: &ArgMatches) -> WorkerExit {
-    let exit = run_logged(arguments);
+pub fn run(arguments: &ArgMatches, received: io::Result<Option<Received>>) -> WorkerExit {
+    let exit = run_logged(arguments, received);
+    lifeline::end(&format!(
+        "it ended with code {} ({})",
+        exit.code(),
+        exit.name()
+    ));
     logging::settle(LAST_LINES);
     exit
 }
 
-/// Says whether this program could go on with these settings, for a running one that asks.
-#[must_use]
-pub fn check(arguments: &ArgMatches) -> WorkerExit {
-    let environment = Environment::of_this_process();
-    match Config::gather(arguments, &environment) {
-        Ok(config) if config.must_be_got => {
-            eprintln!(
-                "{} is not here: streams would wait for it",
-                config.model_ref
-            );
-            WorkerExit::Usage
-        }
-        Ok(_) => {
-            upgrade::answer();
-            WorkerExit::Engine(SupervisorExit::Clean)
-        }
-        Err(ConfigErrors(mistakes)) => {
-            eprintln!("{}", mistakes.join("; "));
-            WorkerExit::Usage
-        }
-    }
-}
-
-fn run_logged(arguments: &ArgMatches) -> WorkerExit {
+fn run_logged(arguments: &ArgMatches, received: io::Result<Option<Received>>) -> WorkerExit {
     // Before there are threads, and children.
     let handed = handed::descriptors();
     let has_room = descriptors::make_room();
@@ -103,7 +89,7 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         Ok(HandedDescriptors { listeners, parcels }) => (Ok(listeners), parcels),
         Err(error) => (Err(error), Vec::new()),
     };
-    let found = inheritance::find(&parcels);
+    let found = received.and_then(|received| inheritance::find(received, &parcels));
     if let Ok(Found {
         last: Some(last), ..
     }) = &found
@@ -115,6 +101,7 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         eprintln!("the log cannot be started: {error}");
         return WorkerExit::Startup;
     }
+    lifeline::guard_against_panics();
     if let Err(error) = has_room {
         tracing::warn!(%error, "no_room_for_descriptors");
     }
@@ -143,6 +130,7 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
     };
     let arguments = Arc::new(arguments.clone());
     let (spawner, orders) = Spawner::new();
+    lifeline::reach_main_by(&spawner);
     let serving = thread::Builder::new()
         .name("serve".to_owned())
         .spawn(move || {
@@ -173,50 +161,6 @@ impl Drop for Over {
     }
 }
 
-/// Sockets of a service manager, or else those of an earlier supervisor, if they are still asked for.
-fn sockets(
-    config: &mut Config,
-    handed: Vec<StdListener>,
-    inherited: &mut Option<Inherited>,
-) -> Result<Sockets, String> {
-    let given = !handed.is_empty();
-    listen_at(&mut config.http, &handed)?;
-    check_places(config)?;
-    Ok(match inherited {
-        Some(last) if !given => last.sockets(&config.http),
-        _ => Sockets {
-            listeners: handed,
-            given,
-        },
-    })
-}
-
-/// Checks the places that every child will need, and for whose lack no child can be blamed.
-fn check_places(config: &Config) -> Result<(), String> {
-    PrivateDir::create().map_err(|error| error.to_string())?;
-    let Some(trace) = &config.load.trace else {
-        return Ok(());
-    };
-    let opened = std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        // Nobody may be reading a FIFO yet.
-        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
-        .open(&trace.path);
-    let named = |error| format!("--trace-logits {}: {error}", trace.path.display());
-    opened.map(drop).map_err(named)
-}
-
-/// Where sockets were handed over, they say where the worker listens.
-fn listen_at(http: &mut HttpConfig, handed: &[StdListener]) -> Result<(), String> {
-    if handed.is_empty() {
-        return Ok(());
-    }
-    let addresses: io::Result<Vec<_>> = handed.iter().map(StdListener::local_addr).collect();
-    let addresses = addresses.map_err(|error| format!("a socket that was handed over: {error}"))?;
-    http.listen_at(&addresses)
-}
-
 async fn serve(
     mut config: Config,
     sockets: Sockets,
@@ -229,7 +173,10 @@ async fn serve(
         Ok(signals) => signals,
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
-    let doors = match Doors::open(&mut config.http, sockets.listeners).await {
+    let report = Report::new();
+    let goes_on = inherited.as_ref().is_some_and(Inherited::is_of_an_upgrade);
+    let given = sockets.given;
+    let doors = match Doors::open(&mut config.http, sockets, goes_on).await {
         Ok(doors) => doors,
         Err(exit) => return exit,
     };
@@ -254,7 +201,12 @@ async fn serve(
     let (close, closing) = watch::channel(false);
     let stored = Stored::behind(inherited.as_ref().map_or(0, |it| it.number));
     if let Some(inherited) = inherited {
-        inherited.go_on(&app, &server, &closing).await;
+        engine.wait_begun().await;
+        let undone = inherited.undone.clone();
+        inherited.go_on(&app, &server, &closing);
+        if goes_on {
+            tell_of_upgrade(&report, undone);
+        }
     }
     let admin = AdminServer::new(router(Arc::clone(&app)), &config.http);
     // Held to the end, because it is removed then.
@@ -278,8 +230,10 @@ async fn serve(
         app: Arc::clone(&app),
         server: Arc::clone(&server),
         listeners: doors.duplicates,
-        listeners_given: sockets.given,
+        listeners_given: given,
+        admin_socket: config.http.admin_socket.clone(),
         stored,
+        report,
         read_timeout: config.http.read_timeout,
     };
     let exit = live(
@@ -295,6 +249,17 @@ async fn serve(
     say_farewell(&app, &server, &admin).await;
     tracing::info!(exit_code = exit.code(), "shutdown_complete");
     exit
+}
+
+/// Tells whoever asked for the upgrade.
+fn tell_of_upgrade(report: &Report, undone: Option<String>) {
+    match undone {
+        Some(reason) => {
+            tracing::error!(reason, "goes_on_as_before");
+            report.tell(&format!("undone: {reason}"));
+        }
+        None => report.tell(upgrade::TAKEN_OVER),
+    }
 }
 
 fn say_where(listener: &TcpListener) {
@@ -364,8 +329,25 @@ async fn live(
     let mut announcing = true;
     let mut undelivered = false;
     let mut stops_seen = 0;
+    let mut preparing: Option<BoxFuture<'_, Result<(), String>>> = None;
     loop {
+        let prepared = async {
+            match &mut preparing {
+                Some(preparing) => preparing.await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            prepared = prepared => {
+                preparing = None;
+                match prepared {
+                    Ok(()) if engine.is_closed() => holdings.call_off("the worker is ending"),
+                    Ok(()) => if let Some(exit) = holdings.hand_over().await {
+                        return exit;
+                    },
+                    Err(reason) => holdings.refuse(&reason),
+                }
+            }
             ended = engine.wait_ended() => {
                 log_failure(&ended);
                 return match undelivered {
@@ -380,29 +362,31 @@ async fn live(
                     engine.drain(config.life.drain_timeout);
                 }
             }
-            word = signals.recv() => match word {
-                Word::Stop(signal) => {
-                    stops_seen += 1;
-                    log_order(signal, stops_seen > 1);
-                    if stops_seen > 1 {
-                        engine.stop_now();
-                    } else {
-                        engine.drain(config.life.drain_timeout);
+            word = signals.recv() => {
+                if word.ends() && preparing.take().is_some() {
+                    holdings.call_off("the worker was told to end");
+                }
+                match word {
+                    Word::Stop(signal) => {
+                        stops_seen += 1;
+                        log_order(signal, stops_seen > 1);
+                        if stops_seen > 1 {
+                            engine.stop_now();
+                        } else {
+                            engine.drain(config.life.drain_timeout);
+                        }
                     }
-                }
-                Word::StopWithoutWaiting => {
-                    log_order("SIGQUIT", true);
-                    engine.drain(Duration::ZERO);
-                }
-                Word::Reload => {
-                    tokio::spawn(reload(Arc::clone(app), Arc::clone(arguments)));
-                }
-                Word::Upgrade => {
-                    if let Err(Some(exit)) = holdings.hand_over(signals).await {
-                        return exit;
+                    Word::StopWithoutWaiting => {
+                        log_order("SIGQUIT", true);
+                        engine.drain(Duration::ZERO);
                     }
+                    Word::Reload => {
+                        tokio::spawn(reload(Arc::clone(app), Arc::clone(arguments)));
+                    }
+                    Word::Upgrade if preparing.is_some() => tracing::info!("upgrade_under_way"),
+                    Word::Upgrade => preparing = Some(Box::pin(holdings.prepare())),
+                    Word::Ignored(signal) => tracing::warn!(signal, "signal_ignored"),
                 }
-                Word::Ignored(signal) => tracing::warn!(signal, "signal_ignored"),
             }
         }
     }

@@ -1,10 +1,11 @@
 //! `worker-orcd upgrade PID`: has a running worker go on as the program that is on the disk now.
 //!
-//! It sends SIGUSR2 and looks at which file the process runs. Why a worker refuses is in that worker's log.
+//! It sends SIGUSR2 and waits for the worker's report, which lies in memory among the worker's descriptors: whoever may
+//! see which program a process runs may read it.
 
 #![expect(clippy::disallowed_methods, reason = "somebody waits for it")]
 
-use crate::commands::serve::upgrade::as_named;
+use crate::commands::serve::upgrade::{REPORT_NAME, TAKEN_OVER, as_named};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use nix::sys::signal::{Signal, kill};
@@ -56,16 +57,41 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
         "process {pid} runs {} as it is already",
         path.display()
     );
+    let before = report_of(pid);
     kill(Pid::from_raw(pid), Signal::SIGUSR2).with_context(|| format!("process {pid}"))?;
     let told_at = Instant::now();
     while told_at.elapsed() < PATIENCE {
         sleep(GLANCE);
-        if program_of(pid).context("it has ended")?.1 == next {
+        let running = program_of(pid).context("it has ended")?.1;
+        let Some(report) = report_of(pid).filter(|report| Some(report) != before.as_ref()) else {
+            continue;
+        };
+        let outcome = report.lines().next().unwrap_or_default();
+        if outcome == TAKEN_OVER && running == next {
             println!("process {pid} goes on as {}", path.display());
             return Ok(());
         }
+        if outcome != TAKEN_OVER {
+            bail!("process {pid} goes on as before: {outcome}");
+        }
     }
-    bail!("process {pid} goes on as before; upgrade_refused in its log says why")
+    bail!(
+        "process {pid} has not reported within {} s; its log says how far it is",
+        PATIENCE.as_secs()
+    )
+}
+
+/// What a worker last reported of an upgrade. `None` where it has not, or is writing.
+fn report_of(pid: i32) -> Option<String> {
+    let name = format!("/memfd:{REPORT_NAME}");
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let is_it = |path: &PathBuf| {
+        let target = fs::read_link(path).unwrap_or_default();
+        target.to_string_lossy().starts_with(&name)
+    };
+    let mut paths = descriptors.flatten().map(|entry| entry.path());
+    let report = fs::read_to_string(paths.find(is_it)?).ok()?;
+    (report.lines().count() == 2).then_some(report)
 }
 
 type File = (u64, u64);

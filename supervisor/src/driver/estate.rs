@@ -11,8 +11,8 @@ use crate::estate::{DeviceEstate, DeviceNote, EngineEstate, EngineNote};
 use crate::requests::Failure;
 use crate::requests::control::Control;
 use crate::requests::orphans::PATIENCE;
-use crate::requests::record::Record;
-use crate::requests::wal::{Clock, Wal};
+use crate::requests::record::{Record, StreamEvent};
+use crate::requests::wal::{Clock, Restored, Wal};
 use futures_util::future::BoxFuture;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -166,6 +166,7 @@ impl Driver {
         let shared = &self.handles.shared;
         for mut request in requests {
             let sealed = request.sealed.take();
+            self.refuse_what_does_not_fit(&mut request);
             let has_ended = request.end.is_some();
             let record = Record::restored(request, clock);
             // The log keeps what has ended for a while, by its number.
@@ -182,6 +183,22 @@ impl Driver {
         self.requests.wake();
         let shared = Arc::clone(shared);
         tokio::spawn(async move { shared.orphans.give_up(PATIENCE, controls).await });
+    }
+
+    /// It was let in by a supervisor whose requests could be longer.
+    fn refuse_what_does_not_fit(&self, request: &mut Restored) {
+        let most = self.settings.load.max_sequence_tokens;
+        let Some(most) = most.filter(|most| request.most_tokens() > u64::from(*most)) else {
+            return;
+        };
+        if request.end.is_none() {
+            let message = format!(
+                "the worker was upgraded to --max-context {most}, and this request needs {} tokens",
+                request.most_tokens()
+            );
+            let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
+            request.end = Some(StreamEvent::Failed(failure));
+        }
     }
 
     /// Ends everything, also for whoever submitted in the last moment.

@@ -64,6 +64,11 @@ impl Handles {
         *self.shared.snapshot.write() = Arc::new(snapshot);
     }
 
+    pub(super) fn has_begun(&self) {
+        self.milestones
+            .send_modify(|milestones| milestones.begun = true);
+    }
+
     pub(super) fn estate_changed(&self) {
         self.milestones
             .send_modify(|milestones| milestones.estates += 1);

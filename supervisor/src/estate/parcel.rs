@@ -27,6 +27,9 @@ const MAGIC: [u8; 8] = *b"orcdprcl";
 /// The kernel takes 253 in one message (`SCM_MAX_FD`).
 const PER_MESSAGE: usize = 250;
 
+/// A sparse file may be as long as it likes. Documents in parcels are some kilobytes long.
+const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Parcel {
     pub(crate) document: Vec<u8>,
@@ -86,7 +89,11 @@ pub(crate) fn unpack(parcel: &UnixDatagram) -> io::Result<Parcel> {
         return Err(invalid("a parcel without a document"));
     }
     let memory = File::from(descriptors.remove(0));
-    let length = usize::try_from(memory.metadata()?.len()).map_err(|_| invalid("too long"))?;
+    let length = memory.metadata()?.len();
+    if length > MAX_DOCUMENT_BYTES {
+        return Err(invalid("a parcel whose document is too long"));
+    }
+    let length = usize::try_from(length).map_err(|_| invalid("too long"))?;
     let mut document = vec![0; length];
     memory.read_exact_at(&mut document, 0)?;
     Ok(Parcel {
@@ -169,6 +176,17 @@ mod tests {
             assert_eq!(read.document, b"a document");
             assert_eq!(read.descriptors.len(), 1);
         }
+    }
+
+    #[test]
+    fn a_document_that_is_sparse_and_too_long_is_refused_and_not_read() {
+        let (sender, parcel) = UnixDatagram::pair().unwrap();
+        let memory = tempfile::tempfile().unwrap();
+        memory.set_len(1 << 40).unwrap();
+        let label = [MAGIC, 1_u64.to_le_bytes()].concat();
+        send(&sender, &label, &[memory.as_fd()]).unwrap();
+        let error = unpack(&parcel).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod wire;
 
 pub use client::Attachment;
 
+use super::PROBES;
 use super::client::Address;
 use super::guarded::Guarded;
 use super::handover::{ConnectionNote, Handover, Left, Stage as HandoverStage};
@@ -28,7 +29,6 @@ use super::places::{Place, Stage};
 use super::resume::HandedOver;
 use super::routes;
 use super::tls::Tls;
-use super::{PROBES, READY};
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Request, Response};
@@ -275,9 +275,6 @@ async fn answer(
     let path = request.uri().path();
     let is_probe = PROBES.contains(&path);
     let is_resumed = request.extensions().get::<HandedOver>().is_some();
-    if path == READY {
-        client.handover.about_to_serve().await;
-    }
     client.begins(is_probe || is_resumed).await;
     request
         .extensions_mut()

@@ -30,9 +30,6 @@ const SHORT: Duration = Duration::from_millis(20);
 /// Pause between two attempts to be quiet.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Time for which `/readyz` waits for a supervisor that is about to serve.
-const ABOUT_TO_SERVE: Duration = Duration::from_millis(80);
-
 /// Time for connections to stop. They need a turn of their task.
 const LEAVE: Duration = Duration::from_secs(2);
 
@@ -158,11 +155,6 @@ impl Handover {
     /// supervisor gives it.
     pub async fn may_answer(&self) {
         serving(&mut self.stages()).await;
-    }
-
-    /// Waits for a supervisor that is about to serve, for a short time.
-    pub async fn about_to_serve(&self) {
-        let _ = timeout(ABOUT_TO_SERVE, serving(&mut self.stages())).await;
     }
 
     /// Lets no new request begin: nothing could answer it yet.

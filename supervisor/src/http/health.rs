@@ -26,6 +26,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::{MemoryBound, TokenizerKind};
 
@@ -66,12 +67,13 @@ pub async fn livez(State(app): State<Arc<App>>) -> Response {
     probe(!app.engine.snapshot().failed, "ok", "failed")
 }
 
-/// New requests are taken and will be answered, if need be after a pause. A worker whose devices are all unsteady takes
-/// them too, but another one would answer without pauses.
+/// New requests are taken and will be answered, if need be after a pause: that of an upgrade, too. A worker whose devices
+/// are all unsteady takes them as well, but another one would answer without pauses.
 pub async fn readyz(State(app): State<Arc<App>>) -> Response {
     let (snapshot, now) = (app.engine.snapshot(), Instant::now());
+    let is_ready = snapshot.is_ready(now) && app.engine.model().is_some();
     probe(
-        snapshot.is_ready(now) && app.engine.model().is_some(),
+        is_ready || app.goes_on.load(Ordering::Acquire),
         "ready",
         snapshot.status(now).as_str(),
     )

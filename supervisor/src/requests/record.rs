@@ -228,8 +228,7 @@ impl Record {
         let accepted_at = clock.instant(request.accepted_at_ms);
         let told = request.logprobs.map(|_| request.told_logprobs);
         let progress = Progress::new(accepted_at, &request.stop, &request.shown, told);
-        // The child that had it died with its supervisor.
-        let recoveries = request.recoveries + u32::from(!request.generated.is_empty());
+        let recoveries = request.recoveries;
         let first_token_at = request.first_token_at_ms.map(|at| clock.instant(at));
         let progress =
             progress.restored(request.generated, first_token_at, recoveries, request.end);

@@ -129,6 +129,11 @@ pub(crate) struct Restored {
 }
 
 impl Restored {
+    /// So many tokens it may have in the end.
+    pub(crate) fn most_tokens(&self) -> u64 {
+        self.prompt.len() as u64 + u64::from(self.max_tokens)
+    }
+
     /// Forgets tokens whose log probabilities a kill cut off. They are drawn again, and are the same.
     fn forget_unsure(&mut self) {
         let known = self.told_logprobs.len();

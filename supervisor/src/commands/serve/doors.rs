@@ -1,11 +1,13 @@
 //! Where clients and the operator come in: sockets that are listened at, before anything is loaded.
 
+use super::inheritance::Sockets;
 use crate::commands::end_with;
 use crate::config::HttpConfig;
 use crate::descriptors::{self, TooFew};
 use crate::exit::WorkerExit;
 use crate::http::admin_socket::{self, Name};
 use crate::http::listen::listeners;
+use std::fmt::Display;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::num::NonZeroUsize;
@@ -24,17 +26,30 @@ pub(super) struct Doors {
 
 impl Doors {
     /// Listens, at sockets that were handed over or at new ones, and bounds connections by what is left.
+    ///
+    /// `goes_on` is true behind an upgrade: what cannot be had then is logged, and the worker goes on without it.
     pub(super) async fn open(
         http: &mut HttpConfig,
-        handed: Vec<StdListener>,
+        sockets: Sockets,
+        goes_on: bool,
     ) -> Result<Self, WorkerExit> {
-        let listeners = listeners(http, handed)
-            .await
-            .map_err(|error| end_with(WorkerExit::Listen, &error))?;
+        let not_listening = |error: &dyn Display| end_with(WorkerExit::Listen, error);
+        let opened = match listeners(http, sockets.listeners).await {
+            Err(error) if !sockets.before.is_empty() => {
+                tracing::error!(reason = %error, "listening_as_before");
+                listeners(http, sockets.before).await
+            }
+            opened => opened,
+        };
+        let listeners = opened.map_err(|error| not_listening(&error))?;
         let admin = http.admin_socket.as_deref().map(admin_socket::listen);
-        let admin = admin
-            .transpose()
-            .map_err(|error| end_with(WorkerExit::Listen, &error))?;
+        let admin = match admin.transpose() {
+            Err(error) if goes_on => {
+                tracing::error!(reason = %error, "no_admin_socket");
+                None
+            }
+            admin => admin.map_err(|error| not_listening(&error))?,
+        };
         let duplicates =
             duplicate(&listeners).map_err(|error| end_with(WorkerExit::Startup, &error))?;
         bound_connections(http, listeners.len())

@@ -1,27 +1,28 @@
 //! What this supervisor finds of an earlier one, and what it leaves.
 //!
-//! It comes in a [`parcel`]: after an upgrade in this process's own descriptor 0, after a crash in the
-//! descriptor store of the service manager.
+//! After an upgrade it comes through `exec` ([`lifeline`]), after a crash in a [`parcel`] from the descriptor store of the
+//! service manager.
 
+use super::lifeline::{self, Received};
 use crate::commands::serve::upgrade;
 use crate::config::{Config, HttpConfig};
 use crate::engine::Inheritance;
-use crate::estate::parcel::{Parcel, pack, unpack};
+use crate::estate::parcel::{pack, unpack};
 use crate::estate::{EngineEstate, EngineNote};
 use crate::http::App;
 use crate::http::handover::{ConnectionNote, Left};
 use crate::http::listen::Server;
 use crate::http::presentation::Presentation;
-use crate::requests::wal::{self, Ending};
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use crate::requests::wal::{self, Ending, Restored};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -38,17 +39,25 @@ pub(super) struct Inherited {
     worker_id: Uuid,
     listeners: Vec<TcpListener>,
     listeners_given: bool,
-    pub(super) connections: Vec<(TcpStream, ConnectionNote)>,
+    /// Of each connection that [`lifeline::release`] returns.
+    connections: Vec<ConnectionNote>,
+    pub(super) admin_socket: Option<PathBuf>,
+    /// Which rehearsal this is for.
+    pub(super) nonce: Uuid,
+    /// Why the upgrade was undone in which this program was to be replaced.
+    pub(super) undone: Option<String>,
     /// Number of the parcel in the descriptor store.
     pub(super) number: u64,
     ending: Ending,
     engine: EngineEstate,
 }
 
-/// The document of a parcel. The descriptors are those of the engine, listeners and connections, in this order.
+/// The document. The descriptors are those of the engine, listeners and connections, in this order.
 #[derive(Debug, Serialize, Deserialize)]
 struct Inventory {
     format: u32,
+    nonce: Uuid,
+    admin_socket: Option<PathBuf>,
     number: u64,
     worker_id: Uuid,
     engine: EngineNote,
@@ -60,38 +69,50 @@ struct Inventory {
 
 /// What is left.
 #[derive(Debug)]
-pub(super) struct Estate<'a> {
+pub(super) struct Estate {
     /// Those of one worker are numbered, in the order in which they were made.
     pub(super) number: u64,
+    pub(super) nonce: Uuid,
     pub(super) worker_id: Uuid,
-    pub(super) engine: &'a EngineEstate,
-    pub(super) listeners: &'a [TcpListener],
+    pub(super) admin_socket: Option<PathBuf>,
+    pub(super) engine: EngineEstate,
+    pub(super) listeners: Arc<[TcpListener]>,
     pub(super) listeners_given: bool,
     pub(super) connections: Vec<Left>,
 }
 
-impl Estate<'_> {
+impl Estate {
     /// # Errors
     /// When the kernel has no memory or no descriptor for it.
-    pub(super) fn pack(self) -> io::Result<UnixDatagram> {
+    pub(super) fn pack(&self) -> io::Result<UnixDatagram> {
+        let (document, descriptors) = self.parts()?;
+        pack(&document, &descriptors)
+    }
+
+    /// The document, and the descriptors that go with it.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub(super) fn parts(&self) -> io::Result<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
         let (engine, mut descriptors) = self.engine.parts();
         descriptors.extend(self.listeners.iter().map(|it| it.as_fd()));
-        let (connections, sockets): (Vec<_>, Vec<_>) = self
-            .connections
-            .into_iter()
-            .map(|left| (left.note, left.socket))
-            .unzip();
-        descriptors.extend(sockets.iter().map(|it| it.as_fd()));
+        descriptors.extend(self.connections.iter().map(|left| left.socket.as_fd()));
         let inventory = Inventory {
             format: upgrade::FORMAT,
+            nonce: self.nonce,
+            admin_socket: self.admin_socket.clone(),
             number: self.number,
             worker_id: self.worker_id,
             engine,
             listeners: self.listeners.len(),
             listeners_given: self.listeners_given,
-            connections,
+            connections: self
+                .connections
+                .iter()
+                .map(|left| left.note.clone())
+                .collect(),
         };
-        pack(&serde_json::to_vec(&inventory)?, &descriptors)
+        Ok((serde_json::to_vec(&inventory)?, descriptors))
     }
 }
 
@@ -109,6 +130,8 @@ pub(super) struct Sockets {
     pub(super) listeners: Vec<TcpListener>,
     /// A service manager has made them.
     pub(super) given: bool,
+    /// Those of the supervisor before, where it listened elsewhere: for the case that nothing else can be had.
+    pub(super) before: Vec<TcpListener>,
 }
 
 /// What an upgrade has left, or else the last that lies in the descriptor store. To be called before anything
@@ -116,14 +139,17 @@ pub(super) struct Sockets {
 ///
 /// # Errors
 /// When an upgrade has left something that cannot be read.
-pub(super) fn find(stored: &[UnixDatagram]) -> io::Result<Found> {
-    if let Some(last) = of_an_upgrade()? {
+pub(super) fn find(received: Option<Received>, stored: &[UnixDatagram]) -> io::Result<Found> {
+    if let Some(received) = received {
         return Ok(Found {
-            last: Some(last),
+            last: Some(of_an_upgrade(received)?),
             unreadable: Vec::new(),
         });
     }
-    let read = |parcel| unpack(parcel).and_then(|parcel| read(parcel, Ending::Crash));
+    let read = |parcel| {
+        let parcel = unpack(parcel)?;
+        read(&parcel.document, parcel.descriptors, Ending::Crash)
+    };
     let (mut all, mut unreadable) = (Vec::new(), Vec::new());
     for parcel in stored {
         match read(parcel) {
@@ -135,50 +161,44 @@ pub(super) fn find(stored: &[UnixDatagram]) -> io::Result<Found> {
     Ok(Found { last, unreadable })
 }
 
-/// From descriptor 0, which is nobody's any more then.
-fn of_an_upgrade() -> io::Result<Option<Inherited>> {
-    let stdin = io::stdin();
-    let socket = stdin.as_fd();
-    let is_datagram = sockopt::socket_type(socket) == Ok(SocketType::DGRAM);
-    if !is_datagram || sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
-        return Ok(None);
-    }
-    let socket = UnixDatagram::from(socket.try_clone_to_owned()?);
-    let parcel = match unpack(&socket) {
-        Ok(parcel) => parcel,
-        // Somebody else's socket.
-        Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-        Err(error) => return Err(error),
+/// From the program that was executed in this process before.
+fn of_an_upgrade(received: Received) -> io::Result<Inherited> {
+    let Received {
+        document,
+        descriptors,
+        undone,
+    } = received;
+    let inherited = Inherited {
+        undone,
+        ..read(&document, descriptors, Ending::Upgrade)?
     };
-    rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
-    let inherited = read(parcel, Ending::Upgrade)?;
     let devices = inherited.engine.devices.iter();
     let children = devices.filter_map(|it| it.child.as_ref());
     let pids: Vec<_> = children.map(|it| it.note.pid).collect();
     reap_last_children(&pids)?;
-    Ok(Some(inherited))
+    Ok(inherited)
 }
 
-fn read(parcel: Parcel, ending: Ending) -> io::Result<Inherited> {
-    let inventory: Inventory = serde_json::from_slice(&parcel.document)?;
+fn read(document: &[u8], descriptors: Vec<OwnedFd>, ending: Ending) -> io::Result<Inherited> {
+    let inventory: Inventory = serde_json::from_slice(document)?;
     if inventory.format != upgrade::FORMAT {
         let what = format!("an estate of format {}", inventory.format);
         return Err(io::Error::new(ErrorKind::InvalidData, what));
     }
-    let mut descriptors = parcel.descriptors.into_iter();
+    let mut descriptors = descriptors.into_iter();
     let engine = EngineEstate::from_parts(inventory.engine, &mut descriptors)?;
     let mut next = || descriptors.next().ok_or(ErrorKind::UnexpectedEof);
     let listeners: Result<_, _> = (0..inventory.listeners)
         .map(|_| next().map(TcpListener::from))
         .collect();
-    let listeners = listeners?;
-    let connection = |note| next().map(|socket| (TcpStream::from(socket), note));
-    let connections: Result<_, _> = inventory.connections.into_iter().map(connection).collect();
     Ok(Inherited {
         worker_id: inventory.worker_id,
-        listeners,
+        listeners: listeners?,
         listeners_given: inventory.listeners_given,
-        connections: connections?,
+        connections: inventory.connections,
+        admin_socket: inventory.admin_socket,
+        nonce: inventory.nonce,
+        undone: None,
         number: inventory.number,
         ending,
         engine,
@@ -224,16 +244,24 @@ impl Inherited {
         let addresses = listeners.iter().map(TcpListener::local_addr);
         let addresses: io::Result<Vec<_>> = addresses.collect();
         let are_asked_for = addresses.is_ok_and(|addresses| http.asks_for(&addresses));
-        match are_asked_for || self.listeners_given {
-            true => Sockets {
-                listeners,
-                given: self.listeners_given,
-            },
-            false => Sockets {
-                listeners: Vec::new(),
-                given: false,
-            },
+        let (listeners, before) = match are_asked_for || self.listeners_given {
+            true => (listeners, Vec::new()),
+            false => (Vec::new(), listeners),
+        };
+        Sockets {
+            given: self.listeners_given && before.is_empty(),
+            listeners,
+            before,
         }
+    }
+
+    /// An upgrade, and not a crash.
+    pub(super) fn is_of_an_upgrade(&self) -> bool {
+        self.ending == Ending::Upgrade
+    }
+
+    pub(super) fn model_path(&self) -> &str {
+        &self.engine.note.model_path
     }
 
     /// The devices that were decided on, if they were for this process.
@@ -243,23 +271,27 @@ impl Inherited {
         devices.filter(|it| !it.is_empty() && self.ending == Ending::Upgrade)
     }
 
+    /// Requests that the journal had.
+    ///
+    /// # Errors
+    /// When its log cannot be read.
+    pub(super) fn requests(&mut self) -> io::Result<Vec<Restored>> {
+        let log = self.engine.wal.take();
+        log.map_or(Ok(Vec::new()), |log| wal::read(log, self.ending))
+    }
+
     /// The engine's part.
     pub(super) fn engine(&mut self) -> Inheritance {
-        let mut estate = std::mem::take(&mut self.engine);
-        let requests = estate.wal.take().map(|wal| wal::read(wal, self.ending));
-        let mut requests = match requests {
-            Some(Ok(requests)) => requests,
-            Some(Err(error)) => {
-                tracing::error!(%error, "wal_unreadable");
-                Vec::new()
-            }
-            None => Vec::new(),
-        };
+        let mut requests = self.requests().unwrap_or_else(|error| {
+            tracing::error!(%error, "wal_unreadable");
+            Vec::new()
+        });
+        let estate = std::mem::take(&mut self.engine);
         let connected = |job_id: &str| {
             let mut answers = self
                 .connections
                 .iter()
-                .filter_map(|(_, note)| note.answer.as_ref());
+                .filter_map(|note| note.answer.as_ref());
             answers.any(|answer| answer.job_id == job_id)
         };
         // Nobody can ask for the rest of an answer whose name was never told.
@@ -271,22 +303,26 @@ impl Inherited {
         Inheritance { estate, requests }
     }
 
-    /// Goes on with connections. Whoever asks while the first child starts waits a
+    /// Goes on with connections, for good: the driver has begun. Whoever asks while the first child starts waits a
     /// little: clients were served a moment ago.
-    pub(super) async fn go_on(
+    pub(super) fn go_on(
         self,
         app: &Arc<App>,
         server: &Arc<Server>,
         closing: &watch::Receiver<bool>,
     ) {
         server.handover().hold();
-        let (engine, handover) = (app.engine.clone(), Arc::clone(server.handover()));
+        app.goes_on
+            .store(self.is_of_an_upgrade(), Ordering::Release);
+        let (held, handover) = (Arc::clone(app), Arc::clone(server.handover()));
         tokio::spawn(async move {
             // However it ends, there is an answer then.
-            let _ = timeout(HELD_FOR, engine.wait_ready()).await;
+            let _ = timeout(HELD_FOR, held.engine.wait_ready()).await;
+            held.goes_on.store(false, Ordering::Release);
             handover.release();
         });
-        for (stream, note) in self.connections {
+        let streams = lifeline::release().into_iter().map(TcpStream::from);
+        for (stream, note) in streams.zip(self.connections) {
             // One of which the kernel knows nothing more is gone.
             if let Ok(stream) = tokio::net::TcpStream::from_std(stream) {
                 server.take_over(stream, note, closing);

@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{info, warn};
+use uuid::Uuid;
 
 /// Number of the parcel in the store; 0 where there is none.
 #[derive(Debug, Clone)]
@@ -45,9 +46,11 @@ pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: S
         let store = move || {
             let parcel = Estate {
                 number,
+                nonce: Uuid::nil(),
                 worker_id,
-                engine: &engine,
-                listeners: &listeners,
+                admin_socket: None,
+                engine,
+                listeners,
                 connections: Vec::new(),
                 listeners_given: false,
             };

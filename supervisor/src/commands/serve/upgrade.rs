@@ -1,45 +1,62 @@
 //! SIGUSR2: another program takes the place of this one, in the same process, and no client notices.
 //!
 //! ```text
-//! ask the new program ─→ hush ─→ the driver leaves ─→ connections leave ─→ exec
-//!   settings, format     requests on       children end,     sockets, and where    descriptor 0 is the parcel
-//!                        their way come    the log is whole  in which answer
-//!                        in
+//! rehearse ──────────→ hush ─→ the driver leaves ─→ connections leave ─→ exec ─→ first turn of the next driver
+//!   in a process of     TLS      children end,        sockets, and where    │
+//!   its own, on a copy  ends     the log is whole     in which answer       └─ or this program again (lifeline)
 //! ```
 //!
-//! Until the driver leaves, an upgrade that is not possible is refused, and nothing has happened. After
-//! that, this program itself is what takes over when the new one cannot be executed.
+//! Until the driver leaves, an upgrade that is not possible is refused, and nothing has happened; a signal that ends the
+//! worker calls it off. After that, this program itself goes on where the new one cannot be executed, or does not come
+//! to the first turn of its driver ([`lifeline`]).
 
 use super::inheritance::Estate;
+use super::lifeline;
 use super::store::Stored;
+use crate::child::reap::Process;
 use crate::child::spawn::Spawner;
 use crate::commands::end_with;
+use crate::estate::passage::Label;
 use crate::exit::WorkerExit;
 use crate::http::App;
 use crate::http::listen::Server;
-use crate::logging;
-use crate::signals::{Signals, unblocked};
-use clap::Command as Cli;
-use std::convert::Infallible;
+use crate::logging::{self, printable};
+use crate::signals::unblocked;
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe::Receiver;
+use tokio::time::timeout;
+use uuid::Uuid;
+use worker_orcd_lifecycle::Exit;
 
 /// Of everything that one supervisor leaves to another: raised whenever any of it changes.
-pub(super) const FORMAT: u32 = 8;
+pub(super) const FORMAT: u32 = 9;
 
-pub const COMMAND: &str = "takes-over";
+/// The name of the memory that says how the last upgrade went ([`Report`]).
+pub(in crate::commands) const REPORT_NAME: &str = "worker-orcd-upgrade";
 
-/// Time for the new program to say whether it can take over.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How a report of success begins.
+pub(in crate::commands) const TAKEN_OVER: &str = "taken over";
 
-/// Time beyond the read timeout for requests that are being sent.
+/// Time for the new program's rehearsal.
+const REHEARSAL: Duration = Duration::from_secs(10);
+
+/// So much of what a rehearsal writes is read.
+const MAX_SAID_BYTES: u64 = 4096;
+
+/// Time beyond the read timeout for requests that cannot be handed over.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Time for the last lines of the log to be read.
@@ -65,64 +82,82 @@ impl Program {
         })
     }
 
-    /// Whether the program that the path leads to now can go on with these settings.
-    async fn takes_over(&self) -> Result<(), String> {
+    /// Has the program that the path leads to now rehearse its start, on a copy of what it would go on with.
+    async fn rehearse(&self, parcel: OwnedFd, nonce: Uuid) -> Result<(), String> {
         let path = self.path.display();
-        let mut question = tokio::process::Command::new(&self.path);
+        let mut command = Command::new(&self.path);
         let serve = self.arguments.first().is_some_and(|it| it == "serve");
-        question
-            .arg(COMMAND)
-            .args(&self.arguments[usize::from(serve)..]);
-        let answer = question
-            .stdin(std::process::Stdio::null())
-            .stdout(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::piped())
-            .kill_on_drop(true);
-        let asked = match unblocked(|| answer.spawn()) {
-            Ok(asked) => asked.wait_with_output(),
-            Err(error) => return Err(format!("{path} cannot be started: {error}")),
+        command
+            .arg(super::rehearsal::COMMAND)
+            .args(&self.arguments[usize::from(serve)..])
+            // Killed with everything that it starts.
+            .process_group(0)
+            .stdin(parcel)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        without_descriptors_of_systemd(&mut command);
+        let not_started = |error| format!("{path} cannot be started: {error}");
+        let mut started = unblocked(|| command.spawn()).map_err(not_started)?;
+        // It holds the parcel.
+        drop(command);
+        let outputs = (started.stdout.take(), started.stderr.take());
+        let mut process = Process::new(started).map_err(not_started)?;
+        let answer = async {
+            let (said, complaint) = tokio::join!(read_out(outputs.0), read_err(outputs.1));
+            (process.exited().await, said, complaint)
         };
-        let answer = match tokio::time::timeout(ANSWER, asked).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Err(format!("{path} cannot be started: {error}")),
-            Err(_) => return Err(format!("{path} did not answer")),
+        let Ok((exit, said, complaint)) = timeout(REHEARSAL, answer).await else {
+            let seconds = REHEARSAL.as_secs();
+            return Err(format!(
+                "{path} did not finish its rehearsal within {seconds} s"
+            ));
         };
-        let said = String::from_utf8_lossy(&answer.stdout);
-        if said.trim().parse() == Ok(FORMAT) {
+        if exit == Exit::Code(0) && said == answer_to(nonce) {
             return Ok(());
         }
-        let complaint = String::from_utf8_lossy(&answer.stderr);
-        let complaint = complaint.trim();
         Err(match complaint.is_empty() {
             true => format!(
-                "{path} cannot go on with what this version leaves: {}",
-                said.trim()
+                "{path} did not rehearse its start, or reads another format: {exit:?} {said}"
             ),
             false => format!("{path}: {complaint}"),
         })
     }
 
-    /// Becomes it. Returns only when there is nothing that could be executed.
-    async fn execute(&self, parcel: OwnedFd, spawner: &Spawner) -> io::Error {
-        let first = match parcel.try_clone() {
-            Ok(parcel) => spawner.execute(self.command(&self.path, parcel)).await,
-            Err(error) => return error,
-        };
-        tracing::error!(error = %first, "upgrade_failed");
-        logging::settle(LAST_LINES);
-        let this = Path::new("/proc/self/exe");
-        spawner.execute(self.command(this, parcel)).await
-    }
-
-    fn command(&self, path: &Path, parcel: OwnedFd) -> Command {
+    fn command(&self, path: &Path) -> Command {
         let mut command = Command::new(path);
-        command.args(&self.arguments).stdin(parcel);
-        // Those descriptors are in the parcel.
-        for variable in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
-            command.env_remove(variable);
-        }
+        command.args(&self.arguments);
         command
     }
+}
+
+async fn read_out(pipe: Option<ChildStdout>) -> String {
+    read(pipe.map(OwnedFd::from)).await
+}
+
+async fn read_err(pipe: Option<ChildStderr>) -> String {
+    read(pipe.map(OwnedFd::from)).await
+}
+
+/// What a process writes, up to a bound. One that writes more finds the pipe closed.
+async fn read(pipe: Option<OwnedFd>) -> String {
+    let mut said = Vec::new();
+    if let Some(Ok(pipe)) = pipe.map(Receiver::from_owned_fd) {
+        // What came until then is what there is.
+        let _ = pipe.take(MAX_SAID_BYTES).read_to_end(&mut said).await;
+    }
+    printable(String::from_utf8_lossy(&said).trim())
+}
+
+/// The sockets that they name are handed over otherwise.
+pub(super) fn without_descriptors_of_systemd(command: &mut Command) {
+    for variable in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
+        command.env_remove(variable);
+    }
+}
+
+/// The answer of a program that could go on with what was asked about by this number.
+pub(super) fn answer_to(nonce: Uuid) -> String {
+    format!("{FORMAT} {nonce}")
 }
 
 /// The path of a program as it was found, whatever has become of the file since.
@@ -133,18 +168,29 @@ pub(in crate::commands) fn as_named(path: &Path) -> PathBuf {
     OsStr::from_bytes(path).into()
 }
 
-/// The command by which a running program asks this one.
-#[must_use]
-pub fn command_line() -> Cli {
-    Cli::new(COMMAND)
-        .about("Says whether this program could take over from a running one with these settings")
-        .args_override_self(true)
-        .hide(true)
-}
+/// How the last upgrade went, in memory that `worker-orcd upgrade` finds among this process's descriptors.
+#[derive(Debug)]
+pub(super) struct Report(Option<File>);
 
-/// The answer to [`Program::takes_over`].
-pub fn answer() {
-    println!("{FORMAT}");
+impl Report {
+    /// Empty, or with the outcome of the upgrade that made this process.
+    pub(super) fn new() -> Self {
+        let memory = memfd_create(REPORT_NAME, MemfdFlags::CLOEXEC);
+        Self(memory.ok().map(File::from))
+    }
+
+    pub(super) fn tell(&self, outcome: &str) {
+        let Some(file) = &self.0 else { return };
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "so that no two reports are equal"
+        )]
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let text = format!("{outcome}\n{}", since.unwrap_or_default().as_nanos());
+        // Its reader waits for a report that is whole.
+        let _ = file.set_len(0);
+        let _ = file.write_all_at(text.as_bytes(), 0);
+    }
 }
 
 /// Everything that is handed over.
@@ -158,58 +204,129 @@ pub(super) struct Holdings {
     pub(super) listeners: Arc<[TcpListener]>,
     /// A service manager has made them.
     pub(super) listeners_given: bool,
+    pub(super) admin_socket: Option<PathBuf>,
     pub(super) stored: Stored,
+    pub(super) report: Report,
     pub(super) read_timeout: Duration,
 }
 
 impl Holdings {
-    /// Returns only when it was refused, or, with the exit code, when it failed.
-    pub(super) async fn hand_over(
-        &self,
-        _signals: &mut Signals,
-    ) -> Result<Infallible, Option<WorkerExit>> {
-        let refused = |reason: &str| {
-            tracing::error!(reason, "upgrade_refused");
-            None
-        };
+    /// Everything that can fail, while this program serves. Requests wait when it has succeeded. Dropped before that,
+    /// it leaves no trace once [`call_off`](Self::call_off) was called.
+    ///
+    /// # Errors
+    /// Why an upgrade is not possible.
+    pub(super) async fn prepare(&self) -> Result<(), String> {
         if self.app.engine.is_closed() {
-            return Err(refused("the worker is ending"));
+            return Err("the worker is ending".to_owned());
         }
         if self.app.engine.model().is_none() {
-            return Err(refused("the worker is starting"));
+            return Err("the worker is starting".to_owned());
         }
-        if let Err(reason) = self.program.takes_over().await {
-            return Err(refused(&reason));
+        let engine = self.app.engine.copy_estate().await;
+        let engine = engine.ok_or("the engine has ended")?;
+        let nonce = Uuid::new_v4();
+        let estate = self.estate(engine, nonce);
+        let parcel = estate
+            .pack()
+            .map_err(|error| format!("nothing can be handed over: {error}"))?;
+        drop(estate);
+        self.program.rehearse(parcel.into(), nonce).await?;
+        match self.server.handover().hush(self.read_timeout + GRACE).await {
+            true => Ok(()),
+            false => Err("requests are still sent in chunks, or answered over TLS".to_owned()),
         }
-        let handover = self.server.handover();
-        if !handover.hush(self.read_timeout + GRACE).await {
-            return Err(refused(
-                "requests are still being sent, or answered over TLS",
-            ));
-        }
-        tracing::info!(program = %self.program.path.display(), "upgrade");
-        let Some(engine) = self.app.engine.leave().await else {
-            return Err(refused("the engine has ended"));
-        };
-        self.app.leaves();
-        let connections = handover.collect().await;
-        let unsent_bytes: usize = connections.iter().map(|left| left.note.unsent.len()).sum();
-        tracing::info!(count = connections.len(), unsent_bytes, "connections_left");
-        let estate = Estate {
+    }
+
+    fn estate(&self, engine: crate::estate::EngineEstate, nonce: Uuid) -> Estate {
+        Estate {
             number: self.stored.number(),
+            nonce,
             listeners_given: self.listeners_given,
             worker_id: self.app.worker_id,
-            engine: &engine,
-            listeners: &self.listeners,
-            connections,
+            admin_socket: self.admin_socket.clone(),
+            engine,
+            listeners: Arc::clone(&self.listeners),
+            connections: Vec::new(),
+        }
+    }
+
+    /// Everything goes on as before.
+    pub(super) fn refuse(&self, reason: &str) {
+        tracing::error!(reason, "upgrade_refused");
+        self.report.tell(&format!("refused: {reason}"));
+    }
+
+    /// Ends what [`prepare`](Self::prepare) has begun.
+    pub(super) fn call_off(&self, reason: &str) {
+        self.server.handover().release();
+        self.refuse(reason);
+    }
+
+    /// Becomes the other program, for which everything was prepared. Returns when the engine has ended meanwhile, or, with
+    /// an exit code, when neither program can be executed.
+    pub(super) async fn hand_over(&self) -> Option<WorkerExit> {
+        tracing::info!(program = %self.program.path.display(), "upgrade");
+        let Some(engine) = self.app.engine.leave().await else {
+            self.call_off("the engine has ended");
+            return None;
         };
-        let parcel = estate.pack();
+        self.app.leaves();
+        let connections = self.server.handover().collect().await;
+        let unsent_bytes: usize = connections.iter().map(|left| left.note.unsent.len()).sum();
+        tracing::info!(count = connections.len(), unsent_bytes, "connections_left");
         logging::settle(LAST_LINES);
-        let error = match parcel {
-            Ok(parcel) => self.program.execute(parcel.into(), &self.spawner).await,
-            Err(error) => error,
+        let estate = Estate {
+            connections,
+            ..self.estate(engine, Uuid::nil())
         };
+        let departure = Arc::new(Departure {
+            estate,
+            program: File::open("/proc/self/exe").ok(),
+        });
+        let next = self.execute(&self.program.path, &departure, None).await;
+        tracing::error!(error = %next, "upgrade_failed");
+        logging::settle(LAST_LINES);
+        let reason = format!("it cannot be executed: {next}");
+        let this = Path::new("/proc/self/exe");
+        let error = self.execute(this, &departure, Some(reason)).await;
         let reason = format!("nothing could take over: {error}");
-        Err(Some(end_with(WorkerExit::Startup, &reason)))
+        Some(end_with(WorkerExit::Startup, &reason))
+    }
+
+    async fn execute(
+        &self,
+        path: &Path,
+        departure: &Arc<Departure>,
+        undone: Option<String>,
+    ) -> io::Error {
+        let (command, departure) = (self.program.command(path), Arc::clone(departure));
+        let execute = move || departure.execute(command, undone);
+        self.spawner.execute(Box::new(execute)).await
+    }
+}
+
+/// Everything that goes through `exec`.
+struct Departure {
+    estate: Estate,
+    /// This program, for the next one's way back.
+    program: Option<File>,
+}
+
+impl Departure {
+    fn execute(&self, command: Command, undone: Option<String>) -> io::Error {
+        let program = self.program.as_ref().filter(|_| undone.is_none());
+        let label = Label {
+            has_program: program.is_some(),
+            connections: self.estate.connections.len(),
+            undone,
+        };
+        let (document, descriptors) = match self.estate.parts() {
+            Ok(parts) => parts,
+            Err(error) => return error,
+        };
+        let program = program.map(|it| it.as_fd());
+        let all: Vec<BorrowedFd<'_>> = program.into_iter().chain(descriptors).collect();
+        lifeline::execute(command, &label, &document, &all)
     }
 }

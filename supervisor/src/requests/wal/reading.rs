@@ -88,6 +88,8 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
     if ending == Ending::Crash {
         requests.retain_mut(|request| {
             request.crashes += 1;
+            // The child that had it died with its supervisor.
+            request.recoveries += u32::from(!request.generated.is_empty());
             if request.end.is_none() && request.on_fault == OnFault::Fail {
                 let message = "the worker lost its supervisor, and its child with it";
                 let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
