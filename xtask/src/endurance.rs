@@ -1,4 +1,5 @@
-//! `cargo xtask endurance`: the test of `tests/tests/endurance.rs`, with many more requests and an optimised build.
+//! `cargo xtask endurance`: the test of `tests/tests/endurance.rs`, with many more requests, and those of
+//! `tests/tests/upgrade_failing.rs`, with many more upgrades; an optimised build.
 
 use crate::{process, python};
 use anyhow::Result;
@@ -7,6 +8,9 @@ use anyhow::Result;
 pub struct Arguments {
     #[arg(long, default_value_t = 100_000)]
     requests: u32,
+    /// Upgrades that fail, of every kind, beside streams that are compared.
+    #[arg(long, default_value_t = 200)]
+    failing_upgrades: u32,
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -14,11 +18,16 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         process::cargo()
             .args(["test", "--release", "-p", "worker-orcd-tests"])
             .args(["--features", "fault-injection", "--bins"])
-            .args(["--test", "endurance", "--", "--nocapture"])
+            .args(["--test", "endurance", "--test", "upgrade_failing"])
+            .args(["--", "--nocapture"])
             .env("WORKER_ORCD_PYTHON", python::interpreter()?)
             .env(
                 "WORKER_ORCD_ENDURANCE_REQUESTS",
                 arguments.requests.to_string(),
+            )
+            .env(
+                "WORKER_ORCD_FAILING_UPGRADES",
+                arguments.failing_upgrades.to_string(),
             ),
     )
 }

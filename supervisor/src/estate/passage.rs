@@ -16,6 +16,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
@@ -45,6 +46,9 @@ pub(crate) struct Label {
     pub(crate) has_program: bool,
     /// The last descriptors are so many connections.
     pub(crate) connections: usize,
+    /// The arguments and the environment of the program that leaves, as it was started.
+    pub(crate) arguments: Vec<OsString>,
+    pub(crate) variables: Vec<(OsString, OsString)>,
     /// Why the program that was to go on did not. The one that reads this is the one before it.
     pub(crate) undone: Option<String>,
 }

@@ -67,6 +67,7 @@ enum State {
 struct Held {
     /// `None`: this is the program before, which has no way back.
     program: Option<OwnedFd>,
+    label: Label,
     document: Vec<u8>,
     /// Without connections.
     descriptors: Vec<OwnedFd>,
@@ -104,8 +105,10 @@ pub fn receive() -> io::Result<Option<Received>> {
     let connections = descriptors.split_off(few.ok_or(io::ErrorKind::UnexpectedEof)?);
     let duplicates: io::Result<_> = descriptors.iter().map(OwnedFd::try_clone).collect();
     let has_program = program.is_some();
+    let undone = label.undone.clone();
     let held = Held {
         program,
+        label,
         document: document.clone(),
         descriptors,
         connections,
@@ -128,7 +131,7 @@ pub fn receive() -> io::Result<Option<Received>> {
     Ok(Some(Received {
         document,
         descriptors: duplicates?,
-        undone: label.undone,
+        undone,
     }))
 }
 
@@ -211,18 +214,20 @@ impl Held {
         };
         let label = Label {
             has_program: false,
-            connections: self.connections.len(),
             undone: Some(undone.to_owned()),
+            ..self.label.clone()
         };
         let all = self.descriptors.iter().chain(&self.connections);
         let all: Vec<BorrowedFd<'_>> = all.map(|it| it.as_fd()).collect();
         let path = format!("/proc/self/fd/{}", program.as_raw_fd());
         let mut command = Command::new(path);
-        let mut arguments = std::env::args_os();
+        // As it was started: what is wrong may be in these.
+        let mut arguments = label.arguments.iter();
         if let Some(name) = arguments.next() {
             command.arg0(name);
         }
-        command.args(arguments);
+        command.args(arguments).env_clear();
+        command.envs(label.variables.iter().cloned());
         execute(command, &label, &self.document, &all)
     }
 }

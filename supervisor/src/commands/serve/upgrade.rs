@@ -186,6 +186,8 @@ impl Report {
             reason = "so that no two reports are equal"
         )]
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        // One line each.
+        let outcome = outcome.split_whitespace().collect::<Vec<_>>().join(" ");
         let text = format!("{outcome}\n{}", since.unwrap_or_default().as_nanos());
         // Its reader waits for a report that is whole.
         let _ = file.set_len(0);
@@ -319,6 +321,8 @@ impl Departure {
         let label = Label {
             has_program: program.is_some(),
             connections: self.estate.connections.len(),
+            arguments: std::env::args_os().collect(),
+            variables: std::env::vars_os().collect(),
             undone,
         };
         let (document, descriptors) = match self.estate.parts() {

@@ -1,0 +1,471 @@
+//! Upgrades that fail, one after the other on one worker: each is refused or undone, named in the log and in the answer
+//! of `worker-orcd upgrade`, and no stream beside them differs.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use worker_orcd_tests::client::{Client, READ_TIMEOUT};
+use worker_orcd_tests::worker::{binary, request};
+use worker_orcd_tests::{Script, Worker, process, wait};
+
+/// Variable with the number of upgrades that fail; without it each kind fails once.
+const UPGRADES_VARIABLE: &str = "WORKER_ORCD_FAILING_UPGRADES";
+
+const STREAMS: usize = 4;
+
+/// What waits for something that nobody answers takes seconds, and what waits for a slow client took 14 of them.
+/// Generous, because a busy machine runs many tests.
+const PROBE_WITHIN: Duration = Duration::from_secs(3);
+
+fn real() -> PathBuf {
+    binary("tested-worker-orcd")
+}
+
+fn body(job: &str) -> Value {
+    json!({
+        "job_id": job,
+        "prompt": "Once upon a time there was a worker that was upgraded",
+        "max_tokens": 120, "ignore_eos": true, "metrics": false,
+    })
+}
+
+/// A place of its own for a program, a directory of sockets, and what stands in the way of an upgrade.
+struct Stage {
+    directory: tempfile::TempDir,
+    program: PathBuf,
+    /// A link to where sockets are made.
+    runtime: PathBuf,
+    taken: TcpListener,
+    _admin: UnixListener,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let path = |name: &str| directory.path().join(name);
+        fs::create_dir(path("sockets")).expect("a directory");
+        symlink(path("sockets"), path("runtime")).expect("a link");
+        let made = Command::new("mkfifo").arg(path("fifo")).status();
+        assert!(made.expect("it is a part of coreutils").success());
+        let stage = Self {
+            program: path("worker-orcd"),
+            runtime: path("runtime"),
+            taken: TcpListener::bind("127.0.0.1:0").expect("a port"),
+            _admin: UnixListener::bind(path("admin")).expect("a socket"),
+            directory,
+        };
+        stage.place_real();
+        stage
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn place(&self, bytes: &[u8]) {
+        let next = self.path("next");
+        fs::write(&next, bytes).expect("written");
+        fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("ours");
+        fs::rename(&next, &self.program).expect("replaced");
+    }
+
+    fn place_real(&self) {
+        let next = self.path("next");
+        fs::copy(real(), &next).expect("copied");
+        fs::rename(&next, &self.program).expect("replaced");
+    }
+
+    /// The real program, with these words behind its own.
+    fn place_with(&self, words: &str) {
+        let real = real();
+        self.place(format!("#!/bin/sh\nexec {} \"$@\" {words}\n", real.display()).as_bytes());
+    }
+
+    /// One that rehearses as the real program does, and starts otherwise.
+    fn place_after_rehearsal(&self, start: &str) {
+        let script = format!(
+            "#!/bin/sh\nreal={}\nif [ \"$1\" = rehearses ]; then exec $real \"$@\"; fi\n{start}\n",
+            real().display()
+        );
+        self.place(script.as_bytes());
+    }
+
+    fn lead_sockets_to(&self, target: &Path) {
+        fs::remove_file(&self.runtime).expect("it is a link");
+        symlink(target, &self.runtime).expect("a link");
+    }
+}
+
+/// A way to fail: what it is called, how it is brought about, and what the answer says.
+type Failure = (&'static str, fn(&Stage), &'static str);
+
+const FAILURES: &[Failure] = &[
+    (
+        "a taken port",
+        |it| {
+            let port = it.taken.local_addr().expect("it listens").port();
+            it.place_with(&format!("--port {port}"));
+        },
+        "cannot be listened on",
+    ),
+    (
+        "an address of another machine",
+        |it| it.place_with("--host 192.0.2.1 --insecure"),
+        "192.0.2.1",
+    ),
+    (
+        "an admin socket of another worker",
+        |it| it.place_with(&format!("--admin-socket {}", it.path("admin").display())),
+        "--admin-socket",
+    ),
+    (
+        "another model that is none",
+        |it| it.place_with("--model /etc/passwd"),
+        "--model /etc/passwd",
+    ),
+    (
+        "a context that is too short for what runs",
+        |it| it.place_with("--max-context 64"),
+        "--max-context 64",
+    ),
+    (
+        "a setting that there is not",
+        |it| it.place_with("--no-such-setting"),
+        "--no-such-setting",
+    ),
+    (
+        "a trace in no directory",
+        |it| it.place_with("--trace-logits /nonexistent/trace"),
+        "/nonexistent/trace",
+    ),
+    (
+        "no directory for sockets",
+        |it| {
+            it.place_real();
+            it.lead_sockets_to(Path::new("/nonexistent/sockets"));
+        },
+        "socket",
+    ),
+    (
+        "a directory in which none can be made",
+        |it| {
+            it.place_real();
+            it.lead_sockets_to(Path::new("/proc/self"));
+        },
+        "socket",
+    ),
+    (
+        "a program that is cut off",
+        |it| {
+            let mut start = vec![0; 100_000];
+            let file = fs::File::open(real());
+            file.and_then(|mut file| file.read_exact(&mut start))
+                .expect("it is longer");
+            it.place(&start);
+        },
+        "worker-orcd",
+    ),
+    ("no program", |it| it.place(b""), "worker-orcd"),
+    (
+        "another program",
+        |it| it.place(&fs::read("/bin/true").expect("it is there")),
+        "did not rehearse",
+    ),
+    (
+        "a program of another format",
+        |it| it.place(b"#!/bin/sh\necho 9\n"),
+        "another format",
+    ),
+    (
+        "a program that floods its output",
+        |it| it.place(b"#!/bin/sh\nexec yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n"),
+        "did not rehearse",
+    ),
+    (
+        "a program that floods its complaints",
+        |it| it.place(b"#!/bin/sh\nexec yes bbbbbbbbbbbbbbbbbbbbbbbbbbbbbb >&2\n"),
+        "bbbb",
+    ),
+    (
+        "a program that exits before it serves",
+        |it| it.place_after_rehearsal("exec $real \"$@\" --no-such-setting"),
+        "--no-such-setting",
+    ),
+    (
+        "a program that panics before it serves",
+        |it| it.place_after_rehearsal("exec env TOKIO_WORKER_THREADS=0 $real \"$@\""),
+        "panicked",
+    ),
+    (
+        "a program that hangs before it serves",
+        |it| {
+            let fifo = it.path("fifo").display().to_string();
+            it.place_after_rehearsal(&format!("exec $real \"$@\" --config {fifo}"));
+        },
+        "did not serve within 2 s",
+    ),
+    (
+        "a program that is gone behind its rehearsal",
+        |it| {
+            let real = real().display().to_string();
+            it.place(format!("#!/bin/sh\nrm \"$0\"\nexec {real} \"$@\"\n").as_bytes());
+        },
+        "cannot be executed",
+    ),
+];
+
+/// The answer of `worker-orcd upgrade`.
+fn upgrade(pid: u32) -> (bool, String) {
+    let output = Command::new(real())
+        .args(["upgrade", &pid.to_string()])
+        .output();
+    let output = output.expect("it starts");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    (output.status.success(), said)
+}
+
+/// What clients see while upgrades fail.
+#[derive(Default)]
+struct Seen {
+    over: AtomicBool,
+    whole: AtomicUsize,
+    wrong: Mutex<Vec<String>>,
+}
+
+impl Seen {
+    fn complain(&self, what: String) {
+        self.wrong.lock().expect("no panic").push(what);
+    }
+
+    /// Asks for the same again and again.
+    fn read_streams(&self, client: &Client, number: usize, expected: &str) {
+        for turn in 0.. {
+            if self.over.load(Ordering::Acquire) {
+                return;
+            }
+            let job = format!("beside-{number}-{turn}");
+            let told = client.execute(&body(&job)).transcript();
+            match told.text() == expected && told.last().name == "end" {
+                true => self.whole.fetch_add(1, Ordering::AcqRel),
+                false => return self.complain(format!("{turn}: {:?}", told.last())),
+            };
+        }
+    }
+
+    /// The longest that a probe took.
+    fn probe(&self, client: &Client) -> Duration {
+        let mut longest = Duration::ZERO;
+        while !self.over.load(Ordering::Acquire) {
+            for path in ["/livez", "/readyz"] {
+                let asked_at = Instant::now();
+                let answer = client.get(path);
+                longest = longest.max(asked_at.elapsed());
+                if answer.status != 200 {
+                    self.complain(format!("{path}: {} {}", answer.status, answer.text()));
+                }
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        longest
+    }
+}
+
+/// A request whose head is there, and half of its body.
+fn send_half(client: &Client, head: &str, half: &[u8]) -> TcpStream {
+    let mut slow = TcpStream::connect(client.address).expect("a connection");
+    slow.set_read_timeout(Some(READ_TIMEOUT))
+        .expect("it is one");
+    let head = format!(
+        "POST /execute HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{head}\r\n\r\n"
+    );
+    slow.write_all(head.as_bytes()).expect("sent");
+    slow.write_all(half).expect("sent");
+    slow
+}
+
+fn answer(mut slow: TcpStream) -> String {
+    let mut answer = String::new();
+    slow.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn every_upgrade_that_fails_is_refused_or_undone_by_name_and_no_stream_differs() {
+    let stage = Stage::new();
+    let runtime = stage.runtime.display().to_string();
+    let script = || Script::behave().token_interval_ms(10);
+    let expected = {
+        let reference = Worker::scripted(script()).start();
+        reference
+            .client()
+            .execute(&body("reference"))
+            .transcript()
+            .text()
+    };
+    let worker = Worker::scripted(script())
+        .program_at(&stage.program)
+        .env("XDG_RUNTIME_DIR", &runtime)
+        .env("TMPDIR", &runtime)
+        .arg("--read-timeout", "300s")
+        .start();
+    let client = worker.client();
+    let pid = worker.pid();
+    let text = body("slow").to_string();
+    let (half, rest) = text.split_at(text.len() / 2);
+    let length = format!("content-length: {}", text.len());
+    let mut slow = send_half(&client, &length, half.as_bytes());
+    let count = std::env::var(UPGRADES_VARIABLE).ok();
+    let count = count.map_or(FAILURES.len(), |text| text.parse().expect("a number"));
+
+    let seen = Seen::default();
+    let longest = thread::scope(|scope| {
+        let (seen, client, expected) = (&seen, &client, &expected);
+        for number in 0..STREAMS {
+            scope.spawn(move || seen.read_streams(client, number, expected));
+        }
+        let probing = scope.spawn(move || seen.probe(client));
+        let failing = scope.spawn(|| {
+            for (name, fail, reason) in FAILURES.iter().cycle().take(count) {
+                fail(&stage);
+                let (is_done, said) = upgrade(pid);
+                assert!(!is_done && said.contains(reason), "{name}: {said}");
+                stage.lead_sockets_to(&stage.path("sockets"));
+                // Undone or refused, it serves.
+                wait::until("the worker to serve", || {
+                    (client.get("/readyz").status == 200).then_some(())
+                });
+            }
+            stage.place_real();
+            let (is_done, said) = upgrade(pid);
+            assert!(is_done, "{said}");
+        });
+        let failed = failing.join();
+        let before = seen.whole.load(Ordering::Acquire);
+        // Streams that were begun behind the last of them.
+        wait::until("streams behind the upgrades", || {
+            let is_enough = seen.whole.load(Ordering::Acquire) >= before + 2 * STREAMS;
+            let is_wrong = !seen.wrong.lock().expect("no panic").is_empty();
+            (is_enough || is_wrong || failed.is_err()).then_some(())
+        });
+        seen.over.store(true, Ordering::Release);
+        let longest = probing.join().expect("probes are answered");
+        if let Err(panic) = failed {
+            std::panic::resume_unwind(panic);
+        }
+        longest
+    });
+    let wrong = seen.wrong.into_inner().expect("no panic");
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert_eq!(worker.pid(), pid);
+    println!("the longest probe took {longest:?}");
+    assert!(longest < PROBE_WITHIN, "{longest:?}");
+    slow.write_all(rest.as_bytes()).expect("sent");
+    let answer = answer(slow);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("event: end"), "{answer}");
+}
+
+#[test]
+fn a_body_in_chunks_is_waited_for_while_everything_else_is_answered() {
+    let worker = Worker::scripted(Script::behave())
+        .arg("--read-timeout", "300s")
+        .start();
+    let client = worker.client();
+    let text = body("slow").to_string();
+    let (half, rest) = text.split_at(text.len() / 2);
+    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    let mut slow = send_half(
+        &client,
+        "transfer-encoding: chunked",
+        chunk(half).as_bytes(),
+    );
+    thread::sleep(Duration::from_millis(100));
+    worker.signal(Signal::SIGUSR2);
+    worker.signal(Signal::SIGUSR2);
+    for _ in 0..20 {
+        let asked_at = Instant::now();
+        assert_eq!(client.get("/livez").status, 200);
+        worker.assert_serves();
+        assert!(asked_at.elapsed() < PROBE_WITHIN);
+    }
+    assert!(worker.log.events("upgrade").is_empty());
+    slow.write_all(chunk(rest).as_bytes()).expect("sent");
+    slow.write_all(b"0\r\n\r\n").expect("sent");
+    assert!(answer(slow).contains("event: end"));
+    worker.log.wait_for_many("ready", 2);
+}
+
+#[test]
+fn a_signal_beside_an_upgrade_neither_ends_the_worker_nor_is_lost() {
+    let script = Script::behave().token_interval_ms(20);
+    let worker = Worker::scripted(script).start();
+    let mut stream = worker.client().execute(&request("job", 400));
+    stream.wait_for("token");
+    let others = [Signal::SIGUSR2, Signal::SIGHUP, Signal::SIGUSR1];
+    let mut reloads = 0;
+    for (turn, other) in (1_u64..=12).zip(others.into_iter().cycle()) {
+        let before = worker.log.events("upgrade").len();
+        worker.signal(Signal::SIGUSR2);
+        thread::sleep(Duration::from_millis(turn * 7 % 60));
+        worker.signal(other);
+        wait::until("an upgrade", || {
+            // The one before may have been under way, or the worker still starting.
+            worker.signal(Signal::SIGUSR2);
+            thread::sleep(Duration::from_millis(100));
+            (worker.log.events("upgrade").len() > before).then_some(())
+        });
+        if other == Signal::SIGHUP {
+            reloads += 1;
+            worker.log.wait_for_many("reload", reloads);
+        }
+    }
+    let numbers = stream.by_ref().take_while(|event| event.name == "token");
+    let numbers: Vec<_> = numbers.map(|event| event.json()["i"].clone()).collect();
+    assert!(numbers.into_iter().eq((1..400).map(Value::from)));
+}
+
+#[test]
+fn sigterm_beside_an_upgrade_drains_and_a_second_one_ends() {
+    let script = || Script::behave().token_interval_ms(20);
+    for pause in [0, 15, 40, 80] {
+        let mut worker = Worker::scripted(script()).start();
+        let mut stream = worker.client().execute(&request("job", 100));
+        stream.wait_for("token");
+        worker.signal(Signal::SIGUSR2);
+        thread::sleep(Duration::from_millis(pause));
+        worker.signal(Signal::SIGTERM);
+        assert_eq!(stream.last().expect("an end").name, "end", "{pause}");
+        assert_eq!(worker.wait_exit().code(), Some(0), "{pause}");
+    }
+    let stage = Stage::new();
+    let mut worker = Worker::scripted(script())
+        .program_at(&stage.program)
+        .start();
+    let mut stream = worker.client().execute(&request("job", 2000));
+    stream.wait_for("token");
+    stage.place(b"#!/bin/sh\nexec sleep 600\n");
+    let children = process::children(worker.pid()).len();
+    worker.signal(Signal::SIGUSR2);
+    wait::until("the rehearsal", || {
+        (process::children(worker.pid()).len() > children).then_some(())
+    });
+    worker.signal(Signal::SIGTERM);
+    worker.log.wait_for("upgrade_refused");
+    worker.log.wait_for("shutdown");
+    let asked_at = Instant::now();
+    worker.signal(Signal::SIGTERM);
+    assert_eq!(stream.last().expect("an end").name, "error");
+    worker.wait_exit();
+    assert!(asked_at.elapsed() < Duration::from_secs(20));
+}
