@@ -26,7 +26,7 @@ use crate::config::environment::Environment;
 use crate::descriptors;
 use crate::engine::{Ended, SupervisorExit};
 use crate::exit::WorkerExit;
-use crate::http::admin_socket::AdminServer;
+use crate::http::admin_socket::{AdminServer, Name};
 use crate::http::handed::{self, HandedDescriptors};
 use crate::http::listen::Server;
 use crate::http::{App, probe_router, router};
@@ -48,7 +48,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use store::Stored;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use upgrade::{Holdings, Program, Report};
 use worker_orcd_ipc::DeviceSelector;
@@ -202,23 +202,14 @@ async fn serve(
     let stored = Stored::behind(inherited.as_ref().map_or(0, |it| it.number));
     if let Some(inherited) = inherited {
         engine.wait_begun().await;
-        let undone = inherited.undone.clone();
+        tell_of_upgrade(&inherited, &report);
         inherited.go_on(&app, &server, &closing);
-        if goes_on {
-            tell_of_upgrade(&report, undone);
-        }
     }
     let admin = AdminServer::new(router(Arc::clone(&app)), &config.http);
     // Held to the end, because it is removed then.
-    let _name = doors.admin.map(|(listener, name)| {
-        tracing::info!(path = %name.path().display(), "admin_socket");
-        tokio::spawn(Arc::clone(&admin).run(listener, closing.clone()));
-        name
-    });
-    for listener in doors.listeners {
-        say_where(&listener);
-        tokio::spawn(Arc::clone(&server).run(listener, closing.clone()));
-    }
+    let accept_admin = |door| accept_admin(door, &admin, &closing);
+    let _name = doors.admin.map(accept_admin);
+    accept(doors.listeners, &server, &closing);
     tokio::spawn(store::keep(
         Arc::clone(&app),
         Arc::clone(&doors.duplicates),
@@ -252,19 +243,33 @@ async fn serve(
 }
 
 /// Tells whoever asked for the upgrade.
-fn tell_of_upgrade(report: &Report, undone: Option<String>) {
-    match undone {
+fn tell_of_upgrade(inherited: &Inherited, report: &Report) {
+    match &inherited.undone {
         Some(reason) => {
             tracing::error!(reason, "goes_on_as_before");
             report.tell(&format!("undone: {reason}"));
         }
-        None => report.tell(upgrade::TAKEN_OVER),
+        None if inherited.is_of_an_upgrade() => report.tell(upgrade::TAKEN_OVER),
+        None => {}
     }
 }
 
-fn say_where(listener: &TcpListener) {
-    if let Ok(address) = listener.local_addr() {
-        tracing::info!(address = %address, port = address.port(), "listening");
+fn accept_admin(
+    (listener, name): (UnixListener, Name),
+    admin: &Arc<AdminServer>,
+    closing: &watch::Receiver<bool>,
+) -> Name {
+    tracing::info!(path = %name.path().display(), "admin_socket");
+    tokio::spawn(Arc::clone(admin).run(listener, closing.clone()));
+    name
+}
+
+fn accept(listeners: Vec<TcpListener>, server: &Arc<Server>, closing: &watch::Receiver<bool>) {
+    for listener in listeners {
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!(address = %address, port = address.port(), "listening");
+        }
+        tokio::spawn(Arc::clone(server).run(listener, closing.clone()));
     }
 }
 

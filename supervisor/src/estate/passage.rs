@@ -215,7 +215,9 @@ mod tests {
         let document = vec![b'a'; 3 << 20];
         let memory = File::from(pack(&label, &document, &borrowed).unwrap());
         // As `exec` leaves them.
-        readers.into_iter().for_each(|it| drop(it.into_raw_fd()));
+        for reader in readers {
+            let _ = reader.into_raw_fd();
+        }
 
         let passage = unpack(&memory).unwrap().expect("a passage");
         assert_eq!(passage.label, label);

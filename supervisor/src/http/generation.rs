@@ -9,6 +9,7 @@ use super::client;
 use super::connection::Attachment;
 use super::correlation::CorrelationId;
 use super::error::ApiError;
+use super::handover::Held;
 use super::job::Job;
 use super::presentation::{Form, Presentation};
 use super::structure::Asked;
@@ -191,10 +192,7 @@ impl App {
         };
         let context = model.max_sequence_tokens;
         let ask = |it: Place| of_choice(&common, it, &prompts[it.prompt], context);
-        let entering = match &connection {
-            Some(connection) => Some(connection.enter().await),
-            None => None,
-        };
+        let _entering = entering(connection.as_ref()).await;
         let submitted = self.engine.submit(layout.places().map(ask).collect());
         let streams = submitted.map_err(|refusal| {
             tracing::debug!(
@@ -208,7 +206,6 @@ impl App {
         if let Some(connection) = connection {
             connection.attach(&answer, &correlation.0, Position::of(&streams));
         }
-        drop(entering);
         let choices = streams.into_iter().zip(layout.places());
         let begin = |(stream, choice): (RequestStream, Place)| {
             let name = stream.job_id().to_owned();
@@ -221,6 +218,14 @@ impl App {
             }
         };
         Ok(choices.map(begin).collect())
+    }
+}
+
+/// Held until the journal has the request.
+async fn entering(connection: Option<&Attachment>) -> Option<Held> {
+    match connection {
+        Some(connection) => Some(connection.enter().await),
+        None => None,
     }
 }
 

@@ -184,6 +184,9 @@ impl Handover {
                 return true;
             }
             self.release();
+            if Instant::now() >= until {
+                return false;
+            }
             tokio::time::sleep(PAUSE).await;
         }
     }

@@ -11,8 +11,6 @@
 //! The kernel ends children with the thread that made them ([`spawn`](crate::child::spawn)), so the main thread
 //! executes where it can be reached. Where it hangs, another thread does, and children are replaced as after a death.
 
-#![expect(clippy::disallowed_methods, reason = "a watchdog waits")]
-
 use super::upgrade::without_descriptors_of_systemd;
 use crate::child::spawn::Spawner;
 use crate::estate::passage::{self, Label, Passage};

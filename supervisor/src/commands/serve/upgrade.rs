@@ -53,6 +53,9 @@ pub(in crate::commands) const TAKEN_OVER: &str = "taken over";
 /// Time for the new program's rehearsal.
 const REHEARSAL: Duration = Duration::from_secs(10);
 
+/// Time for a worker that has just begun to serve.
+const STARTING: Duration = Duration::from_secs(2);
+
 /// So much of what a rehearsal writes is read.
 const MAX_SAID_BYTES: u64 = 4096;
 
@@ -222,8 +225,11 @@ impl Holdings {
         if self.app.engine.is_closed() {
             return Err("the worker is ending".to_owned());
         }
-        if self.app.engine.model().is_none() {
-            return Err("the worker is starting".to_owned());
+        // Behind another upgrade that takes a moment.
+        match timeout(STARTING, self.app.engine.wait_ready()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err("the engine has ended".to_owned()),
+            Err(_) => return Err("the worker is starting".to_owned()),
         }
         let engine = self.app.engine.copy_estate().await;
         let engine = engine.ok_or("the engine has ended")?;
