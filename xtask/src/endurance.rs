@@ -25,9 +25,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                 "WORKER_ORCD_ENDURANCE_REQUESTS",
                 arguments.requests.to_string(),
             )
-            .env(
-                "WORKER_ORCD_FAILING_UPGRADES",
-                arguments.failing_upgrades.to_string(),
-            ),
+            .env("FAILING_UPGRADES", arguments.failing_upgrades.to_string()),
     )
 }
