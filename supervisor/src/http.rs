@@ -34,6 +34,7 @@ pub mod access;
 pub mod admin;
 pub mod admin_socket;
 pub mod anthropic;
+pub mod begun;
 pub mod body;
 mod call_ids;
 pub mod choices;

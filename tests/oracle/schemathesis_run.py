@@ -18,7 +18,7 @@ MAX_CHARS = int(sys.argv.pop(1))
 
 
 # Fields by which an answer is held to something, and what a refusal of it says.
-HOLDING = ("response_format", "structured_outputs", "tool_choice", "tools", "parallel_tool_calls")
+HOLDING = ("response_format", "json_schema", "structured_outputs", "tool_choice", "tools", "parallel_tool_calls")
 NOT_HELD = (
     "cannot be followed",
     "cannot be given together with",
@@ -79,7 +79,11 @@ def filter_failure(_context, _failure, case, response):
     messages = messages if isinstance(messages, list) else []
     roles = [it.get("role") for it in messages if isinstance(it, dict)]
     speakers = [role for role in roles if role != "system"]
-    is_begun = speakers[-1:] == ["assistant"] and "continued" in response.text
+    is_prefix = any(it.get("prefix") is True for it in messages if isinstance(it, dict))
+    begins = speakers[-1:] == ["assistant"] or is_prefix or body.get("continue_final_message") is True
+    is_begun = begins and "continued" in response.text
+    # Two fields that mean the same may say the same.
+    is_begun |= "says something else" in response.text
     # Inside of an object of any kind.
     is_wide = has_wide_number(body) and "no integer beyond 64 bits" in response.text
     is_not_held = any(map(body.get, HOLDING)) and any(words in response.text for words in NOT_HELD)

@@ -210,6 +210,60 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
     assert!(worker.generation() > Some(1), "no child died");
 }
 
+/// Data of a response's events, without what names this very response.
+fn response_events(events: impl Iterator<Item = String>) -> Vec<Value> {
+    let mut events: Vec<Value> = events
+        .map(|data| serde_json::from_str(&data).expect("JSON"))
+        .collect();
+    let own = events[0]["response"]["id"].as_str().expect("an id");
+    let own = own.trim_start_matches("resp_").to_owned();
+    for event in &mut events {
+        let text = event.to_string().replace(&own, "ID");
+        *event = serde_json::from_str(&text).expect("JSON");
+        if let Some(response) = event.get_mut("response") {
+            response["created_at"] = json!(0);
+        }
+    }
+    events
+}
+
+#[test]
+fn a_response_lists_what_a_chat_lists_and_a_death_changes_no_byte() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let chat = json!({
+        "messages": [{"role": "user", "content": "Tell a long story of a caf\u{e9} by a river."}],
+        "max_tokens": 120, "temperature": 0.9, "seed": 3, "logprobs": true, "top_logprobs": 2,
+    });
+    let mut asked = json!({
+        "input": chat["messages"][0]["content"], "max_output_tokens": 120, "temperature": 0.9, "seed": 3,
+        "include": ["message.output_text.logprobs"], "top_logprobs": 2,
+    });
+    let expected = whole(&client, CHAT, &chat)["logprobs"]["content"].clone();
+    assert!(expected.as_array().expect("tokens").len() > 60);
+    let told = client.post("/v1/responses", &asked);
+    assert_eq!(told.status, 200, "{}", told.text());
+    let part = &told.json()["output"][0]["content"][0];
+    assert_eq!(part["logprobs"], expected);
+
+    asked["stream"] = json!(true);
+    let calm = client.stream("/v1/responses", &asked).map(|it| it.data);
+    let calm = response_events(calm);
+    let deltas = calm
+        .iter()
+        .filter(|it| it["type"] == "response.output_text.delta");
+    let of_deltas = deltas.filter_map(|it| it["logprobs"].as_array()).flatten();
+    assert_eq!(of_deltas.cloned().collect::<Value>(), expected);
+    let last = calm.last().expect("an end");
+    let part = &last["response"]["output"][0]["content"][0];
+    assert_eq!(part["logprobs"], expected);
+    for disturbance in Disturbance::ALL {
+        let all = disturbance.of_stream(&worker, "/v1/responses", &asked, 12);
+        assert_eq!(response_events(all.into_iter()), calm, "{disturbance:?}");
+    }
+    assert!(worker.generation() > Some(1), "no child died");
+}
+
 /// A prompt that takes many steps, and one token behind it.
 fn long_prompt() -> Value {
     let text: String = (0..60)

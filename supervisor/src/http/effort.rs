@@ -1,15 +1,37 @@
-//! How much a model is to think, as far as its chat template has words for it: `reasoning_effort` of chat, and
-//! `reasoning.effort` of the Responses API.
+//! How much a model is to think and to say, as far as its chat template has words for it.
 //!
-//! Templates ask for `reasoning_effort` (gpt-oss) or `enable_thinking` (Qwen). One that asks for neither is not changed:
-//! an effort is advice, and no bound ([`thinking_budget`](super::thinking_budget) has those).
+//! | field of chat | whose | what templates are told |
+//! |---|---|---|
+//! | `reasoning_effort`; `effort` of `reasoning` | OpenAI; OpenRouter, and the Responses API | `reasoning_effort`, and with `none` also `enable_thinking: false` |
+//! | `enable_thinking` | Qwen's hosts | `enable_thinking` |
+//! | `thinking: {"type": "enabled"}`, or `disabled` | DeepSeek, GLM | `enable_thinking`, `thinking` |
+//! | `enabled` of `reasoning` | OpenRouter | `enable_thinking` |
+//! | `verbosity` | OpenAI; `text.verbosity` of the Responses API | `verbosity` |
+//!
+//! A template that asks for none of these is not changed: they are advice, and no bound
+//! ([`thinking_budget`](super::thinking_budget) has those).
 
-use super::fields::Fields;
-use super::mistakes::Constraint;
+use super::fields::{Fields, Names, among, nested};
+use super::json::Json;
+use super::mistakes::{Constraint, Mistakes};
+use super::openapi::schema;
 use crate::text::template::TemplateSetting;
 
-/// Chat's field, and what templates call it.
-pub const FIELD: &str = "reasoning_effort";
+/// Chat's fields.
+pub const FIELDS: &[&str] = &[EFFORT, THINKS, THINKING, REASONING, VERBOSITY];
+
+const EFFORT: &str = "reasoning_effort";
+const THINKS: &str = "enable_thinking";
+const THINKING: &str = "thinking";
+const REASONING: &str = "reasoning";
+pub const VERBOSITY: &str = "verbosity";
+
+const OF_THINKING: Names = |name| among(name, &[&["type"]]);
+const OF_REASONING: Names = |name| among(name, &[&["effort", "enabled", "exclude"]]);
+
+pub const VERBOSITIES: &[(&str, &str)] = &[("low", "low"), ("medium", "medium"), ("high", "high")];
+
+type Setting = (String, TemplateSetting);
 
 /// As the OpenAI API has it.
 pub const EFFORTS: &[(&str, &str)] = &[
@@ -22,52 +44,175 @@ pub const EFFORTS: &[(&str, &str)] = &[
     ("max", "max"),
 ];
 
-/// What the template is told of it.
+/// What the template is told of an effort.
 #[must_use]
-pub fn settings_of(effort: &str) -> Vec<(String, TemplateSetting)> {
-    let word = TemplateSetting::Word(effort.to_owned());
-    let mut settings = vec![(FIELD.to_owned(), word)];
+pub fn settings_of(effort: &str) -> Vec<Setting> {
+    let mut settings = vec![word(EFFORT, effort)];
     if effort == "none" {
-        let off = TemplateSetting::Flag(false);
-        settings.push(("enable_thinking".to_owned(), off));
+        settings.push(flag(THINKS, false));
     }
     settings
 }
 
-/// Reads chat's field. `settings`: what the client has set for the template by its names.
-pub fn read(fields: &mut Fields<'_>, settings: &mut Vec<(String, TemplateSetting)>) {
-    let Some(effort) = fields.word(FIELD, EFFORTS) else {
-        return;
-    };
-    for (name, setting) in settings_of(effort) {
+/// What the template is told of a verbosity.
+#[must_use]
+pub fn verbosity(word_of_it: &str) -> Setting {
+    word(VERBOSITY, word_of_it)
+}
+
+/// Reads chat's fields. `settings`: what the client has set for the template by its names.
+pub fn read(fields: &mut Fields<'_>, settings: &mut Vec<Setting>) {
+    let effort = fields.word(EFFORT, EFFORTS);
+    let of_effort = effort.map(settings_of);
+    let thinks = fields.boolean(THINKS);
+    let of_flag = thinks.map(|thinks| vec![flag(THINKS, thinks)]);
+    let of_thinking = nested(fields, THINKING, OF_THINKING, |mut inside| {
+        let kinds = [("enabled", true), ("disabled", false)];
+        let thinks = inside.word("type", &kinds);
+        let thinks = inside.required("type", thinks);
+        inside.finish().map(|()| thinks)
+    });
+    let both = |thinks| vec![flag(THINKS, thinks), flag(THINKING, thinks)];
+    let of_thinking = of_thinking.flatten().map(both);
+    let of_reasoning = nested(fields, REASONING, OF_REASONING, read_reasoning);
+    let verbosity = fields.word(VERBOSITY, VERBOSITIES);
+    let of_verbosity = verbosity.map(|it| vec![word(VERBOSITY, it)]);
+    for (field, told) in [
+        (EFFORT, of_effort),
+        (THINKS, of_flag),
+        (THINKING, of_thinking),
+        (REASONING, of_reasoning),
+        (VERBOSITY, of_verbosity),
+    ] {
+        add(fields, field, told.unwrap_or_default(), settings);
+    }
+}
+
+fn read_reasoning(mut inside: Fields<'_>) -> Result<Vec<Setting>, Mistakes> {
+    let effort = inside.word("effort", EFFORTS);
+    let thinks = inside.boolean("enabled");
+    let no = |value: Json<'_>| value.boolean() == Some(false);
+    let rule = "may be false only: thoughts are told beside the answer";
+    inside.only("exclude", || schema::values([false]), no, rule);
+    let mut settings = effort.map(settings_of).unwrap_or_default();
+    if let Some(thinks) = thinks {
+        let told = vec![flag(THINKS, thinks)];
+        add(&mut inside, "enabled", told, &mut settings);
+    }
+    inside.finish().map(|()| settings)
+}
+
+/// Adds what a field says to what was said before it.
+fn add(fields: &mut Fields<'_>, field: &str, told: Vec<Setting>, settings: &mut Vec<Setting>) {
+    for (name, setting) in told {
         match settings.iter().find(|(known, _)| *known == name) {
             None => settings.push((name, setting)),
             Some((_, given)) if *given == setting => {}
             Some(_) => {
-                let rule = format!("says something else than chat_template_kwargs.{name}");
-                fields.error(FIELD, Constraint::Conflict, rule);
+                let rule = format!("says something else of {name} than another field");
+                fields.error(field, Constraint::Conflict, rule);
             }
         }
     }
 }
 
+fn flag(name: &str, flag: bool) -> Setting {
+    (name.to_owned(), TemplateSetting::Flag(flag))
+}
+
+fn word(name: &str, word: &str) -> Setting {
+    (name.to_owned(), TemplateSetting::Word(word.to_owned()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::fields::among;
 
-    fn settings(effort: &str, given: &[(&str, TemplateSetting)]) -> Result<Vec<String>, String> {
-        let body = format!("{{\"{FIELD}\": {effort}}}");
-        let mut fields = Fields::parse(&body, |name| among(name, &[&[FIELD]])).unwrap();
+    /// What templates are told by the fields of a body, beside what is set for them.
+    fn read_body(body: &str, given: &[(&str, TemplateSetting)]) -> Result<Vec<String>, String> {
+        let mut fields = Fields::parse(body, |name| among(name, &[FIELDS])).unwrap();
         let own = |(name, setting): &(&str, TemplateSetting)| ((*name).to_owned(), setting.clone());
         let mut settings = given.iter().map(own).collect();
         read(&mut fields, &mut settings);
-        let told = |wrong: crate::http::mistakes::Mistakes| wrong.listed()[0].field.clone();
+        let told = |wrong: Mistakes| wrong.listed()[0].field.clone();
         fields.finish().map_err(told)?;
         Ok(settings
             .into_iter()
             .map(|(name, it)| format!("{name}: {it:?}"))
             .collect())
+    }
+
+    fn settings(effort: &str, given: &[(&str, TemplateSetting)]) -> Result<Vec<String>, String> {
+        read_body(&format!("{{\"{EFFORT}\": {effort}}}"), given)
+    }
+
+    #[test]
+    fn switches_of_other_hosts_become_what_templates_ask_for() {
+        let (on, off) = (
+            "enable_thinking: Flag(true)",
+            "enable_thinking: Flag(false)",
+        );
+        let low = "reasoning_effort: Word(\"low\")";
+        for (body, told) in [
+            ("{\"enable_thinking\": false}", vec![off]),
+            (
+                "{\"thinking\": {\"type\": \"enabled\"}}",
+                vec![on, "thinking: Flag(true)"],
+            ),
+            (
+                "{\"thinking\": {\"type\": \"disabled\"}}",
+                vec![off, "thinking: Flag(false)"],
+            ),
+            (
+                "{\"reasoning\": {\"effort\": \"low\", \"exclude\": false}}",
+                vec![low],
+            ),
+            ("{\"reasoning\": {\"enabled\": true}}", vec![on]),
+            ("{\"reasoning\": {}, \"thinking\": null}", vec![]),
+            (
+                "{\"verbosity\": \"high\"}",
+                vec!["verbosity: Word(\"high\")"],
+            ),
+            (
+                "{\"reasoning_effort\": \"low\", \"reasoning\": {\"effort\": \"low\"}}",
+                vec![low],
+            ),
+        ] {
+            assert_eq!(read_body(body, &[]).unwrap(), told, "{body}");
+        }
+    }
+
+    #[test]
+    fn other_words_and_contradictions_are_refused_by_name() {
+        for (body, field) in [
+            ("{\"enable_thinking\": \"no\"}", "enable_thinking"),
+            ("{\"thinking\": true}", "thinking"),
+            ("{\"thinking\": {}}", "thinking.type"),
+            (
+                "{\"thinking\": {\"type\": \"enabled\", \"budget\": 5}}",
+                "thinking.budget",
+            ),
+            (
+                "{\"reasoning\": {\"max_tokens\": 5}}",
+                "reasoning.max_tokens",
+            ),
+            ("{\"reasoning\": {\"exclude\": true}}", "reasoning.exclude"),
+            (
+                "{\"reasoning\": {\"effort\": \"none\", \"enabled\": true}}",
+                "reasoning.enabled",
+            ),
+            ("{\"verbosity\": \"loud\"}", "verbosity"),
+            (
+                "{\"enable_thinking\": true, \"thinking\": {\"type\": \"disabled\"}}",
+                "thinking",
+            ),
+            (
+                "{\"reasoning_effort\": \"low\", \"reasoning\": {\"effort\": \"high\"}}",
+                "reasoning",
+            ),
+        ] {
+            assert_eq!(read_body(body, &[]).unwrap_err(), field, "{body}");
+        }
     }
 
     #[test]
@@ -81,7 +226,7 @@ mod tests {
         ];
         assert_eq!(settings("\"none\"", &[]).unwrap(), none);
         for wrong in ["\"much\"", "3", "true"] {
-            assert_eq!(settings(wrong, &[]).unwrap_err(), FIELD, "{wrong}");
+            assert_eq!(settings(wrong, &[]).unwrap_err(), EFFORT, "{wrong}");
         }
     }
 
@@ -90,9 +235,9 @@ mod tests {
         let thinks = |flag| [("enable_thinking", TemplateSetting::Flag(flag))];
         assert_eq!(settings("\"none\"", &thinks(false)).unwrap().len(), 2);
         assert_eq!(settings("\"low\"", &thinks(false)).unwrap().len(), 2);
-        assert_eq!(settings("\"none\"", &thinks(true)).unwrap_err(), FIELD);
-        let word = [(FIELD, TemplateSetting::Word("low".to_owned()))];
+        assert_eq!(settings("\"none\"", &thinks(true)).unwrap_err(), EFFORT);
+        let word = [(EFFORT, TemplateSetting::Word("low".to_owned()))];
         assert_eq!(settings("\"low\"", &word).unwrap().len(), 1);
-        assert_eq!(settings("\"high\"", &word).unwrap_err(), FIELD);
+        assert_eq!(settings("\"high\"", &word).unwrap_err(), EFFORT);
     }
 }

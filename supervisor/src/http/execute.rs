@@ -2,6 +2,7 @@
 
 pub mod events;
 
+use super::begun;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::{Fields, Names, among};
@@ -13,7 +14,6 @@ use super::{App, client};
 use crate::config::RequestLimits;
 use crate::engine::OnFault;
 use crate::error_code::ErrorCode;
-use crate::text::Conversation;
 use crate::text::tools::ChatTerms;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -127,10 +127,8 @@ pub fn read_request(
 
 fn read_input(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<Input> {
     let prompt = fields.text("prompt", &(1..=max_chars)).map(Input::Prompt);
-    let messages = read_messages(fields, max_chars, terms).map(|messages| {
-        let tools = None;
-        Input::Messages(Conversation { messages, tools }, Vec::new())
-    });
+    let history = read_messages(fields, max_chars, terms);
+    let messages = history.map(|it| begun::input(fields, it, None, Vec::new(), false));
     fields.either("prompt", "messages", prompt.or(messages))
 }
 

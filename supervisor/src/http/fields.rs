@@ -10,7 +10,7 @@ use super::json::{self, Json, Kind};
 use super::mistakes::{Constraint, FieldError, Mistakes, shortened};
 use super::openapi::description::Description;
 use super::openapi::schema::{self, Shape};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
@@ -31,6 +31,8 @@ pub struct Fields<'a> {
     mistakes: Mistakes,
     /// Told behind the mistakes in what was read.
     strangers: Mistakes,
+    /// Unknown names are passed over where they have no value.
+    drops_hollow: bool,
     /// Where each question is noted, for a reader that is described.
     notes: Option<&'a RefCell<Description>>,
 }
@@ -61,6 +63,29 @@ impl<'a> Fields<'a> {
             .then_some(fields)
     }
 
+    /// [`Fields::of`] for an object of a conversation's history. Servers and clients add keys of their own to
+    /// these; a key that is unknown is passed over where its value is `null`, `[]` or `{}`.
+    #[must_use]
+    pub fn of_history(object: Json<'a>, names: Names, outside: &Mistakes) -> Option<Self> {
+        let mut fields = Self {
+            drops_hollow: true,
+            ..Self::none(names, outside)
+        };
+        object
+            .each_member(|name, value| fields.add(name, value))
+            .then_some(fields)
+    }
+
+    /// [`Fields::described`] for a reader of [`Fields::of_history`].
+    pub fn described_of_history(
+        names: Names,
+        read: impl for<'d> FnOnce(Fields<'d>),
+    ) -> Description {
+        let mut description = Self::described(names, read);
+        description.others(hollow());
+        description
+    }
+
     /// What `read` asks for, when it is given nothing.
     pub fn described(names: Names, read: impl for<'d> FnOnce(Fields<'d>)) -> Description {
         let notes = RefCell::default();
@@ -77,6 +102,7 @@ impl<'a> Fields<'a> {
             given: Vec::new(),
             mistakes: outside.inside(),
             strangers: outside.inside(),
+            drops_hollow: false,
             notes: None,
         }
     }
@@ -85,6 +111,11 @@ impl<'a> Fields<'a> {
     pub fn says(&self, name: &str, shape: impl FnOnce() -> Shape) {
         debug_assert!((self.names)(name).is_some(), "{name} is read but not known");
         self.note(|notes| notes.field(name, shape()));
+    }
+
+    /// Says that a field is read and changes no answer.
+    pub fn says_no_effect(&self, name: &str) {
+        self.note(|notes| notes.no_effect(name));
     }
 
     /// Says what holds between fields.
@@ -100,6 +131,9 @@ impl<'a> Fields<'a> {
 
     fn add(&mut self, name: &str, value: Json<'a>) {
         let Some(name) = (self.names)(name) else {
+            if self.drops_hollow && is_hollow(value) {
+                return;
+            }
             return self.strangers.note(|| {
                 let message = "is no field of this request";
                 FieldError::new(shortened(name), Constraint::Unknown, message)
@@ -125,6 +159,21 @@ impl<'a> Fields<'a> {
         }
         given.taken = true;
         Some(given.value).filter(|value| !value.is_null())
+    }
+
+    /// Takes out a field that holds `[]` or `{}`, where a text is read.
+    pub fn drop_hollow(&mut self, name: &str) {
+        self.says(name, hollow);
+        if self.peek(name).is_some_and(is_hollow) {
+            self.take(name);
+        }
+    }
+
+    /// Takes out a field that changes no answer, whatever it holds.
+    pub fn pass_over(&mut self, name: &str) {
+        self.says(name, schema::anything);
+        self.says_no_effect(name);
+        self.take(name);
     }
 
     /// A field that is still there to be taken.
@@ -263,7 +312,11 @@ impl<'a> Fields<'a> {
         if chars.contains(&text.chars().count()) {
             return Some(text.into_owned());
         }
-        let message = format!("must have {} to {} characters", chars.start(), chars.end());
+        let message = match (*chars.start(), *chars.end()) {
+            (1, usize::MAX) => "must not be empty".to_owned(),
+            (least, usize::MAX) => format!("must have at least {least} characters"),
+            (least, most) => format!("must have {least} to {most} characters"),
+        };
         self.error(name, Constraint::Length, message);
         None
     }
@@ -295,6 +348,7 @@ impl<'a> Fields<'a> {
         message: &'static str,
     ) {
         self.says(name, shape);
+        self.says_no_effect(name);
         if let Some(value) = self.take(name)
             && !harmless(value)
         {
@@ -356,6 +410,38 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Reads the fields of an object inside of another. `None` where it is absent or wrong.
+pub fn nested<T>(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    names: Names,
+    read: impl Fn(Fields<'_>) -> Result<T, Mistakes>,
+) -> Option<T> {
+    fields.says(name, || {
+        Fields::described(names, |fields| drop(read(fields))).into_shape()
+    });
+    let given = fields.take(name)?;
+    let Some(inside) = Fields::of(given, names, fields.mistakes()) else {
+        fields.error(name, Constraint::Type, "must be an object");
+        return None;
+    };
+    let wrong = match read(inside) {
+        Ok(it) => return Some(it),
+        Err(wrong) => wrong,
+    };
+    fields.mistakes().extend(|| format!("{name}."), wrong);
+    None
+}
+
+/// `null`, and a list or an object that holds nothing.
+fn is_hollow(value: Json<'_>) -> bool {
+    value.is_null() || (value.kind() != Kind::Text && value.is_empty())
+}
+
+fn hollow() -> Shape {
+    schema::values([json!([]), json!({}), Value::Null])
+}
+
 /// The rule that a value broke which is no text.
 fn text_rule(value: Json<'_>) -> &'static str {
     match value.kind() {
@@ -365,86 +451,4 @@ fn text_rule(value: Json<'_>) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NAMES: Names = |name| among(name, &[&["a", "b", "c"], &["d", "e", "f"]]);
-
-    #[test]
-    fn every_mistake_is_noted_and_no_value_is_echoed() {
-        let text = "{\"a\": \"secret\", \"b\": 3, \"c\": -1, \"d\": 1.5, \"secret-field\": 1, \
-                    \"e\": \"xyz\", \"f\": null}";
-        let mut fields = Fields::parse(text, NAMES).unwrap();
-        assert_eq!(fields.number("a", 0.0..=1.0), None);
-        assert_eq!(fields.number("b", 0.0..=2.0), None);
-        assert_eq!(fields.integer("c", 0..=9), None);
-        assert_eq!(fields.integer("d", 0..=9), None);
-        assert_eq!(fields.text("e", &(1..=2)), None);
-        let f = fields.boolean("f");
-        assert_eq!(fields.required("f", f), None);
-        let mistakes = fields.finish().unwrap_err();
-        let found: Vec<_> = mistakes
-            .listed()
-            .iter()
-            .map(|error| (error.field.as_str(), error.constraint))
-            .collect();
-        assert_eq!(
-            found,
-            [
-                ("a", Constraint::Type),
-                ("b", Constraint::Range),
-                ("c", Constraint::Range),
-                ("d", Constraint::Type),
-                ("e", Constraint::Length),
-                ("f", Constraint::Required),
-                ("secret-field", Constraint::Unknown),
-            ]
-        );
-        let mut errors = mistakes.listed().iter();
-        assert!(errors.all(|error| !error.message.contains("secret")));
-    }
-
-    #[test]
-    fn whole_floats_are_integers_and_u64_is_kept_exactly() {
-        let mut fields = Fields::parse("{\"a\": 2.0, \"b\": 18446744073709551615}", NAMES).unwrap();
-        assert_eq!(fields.integer("a", 0..=9), Some(2));
-        assert_eq!(fields.integer("b", 0..=u64::MAX), Some(u64::MAX));
-    }
-
-    #[test]
-    fn a_wrong_value_is_not_also_missing() {
-        let mut fields = Fields::parse("{\"a\": 1}", NAMES).unwrap();
-        let a = fields.text("a", &(1..=2));
-        assert_eq!(fields.required("a", a), None);
-        assert_eq!(fields.finish().unwrap_err().count(), 1);
-    }
-
-    #[test]
-    fn a_name_that_comes_twice_is_refused_however_it_is_written() {
-        let mut fields = Fields::parse("{\"a\": 1, \"\\u0061\": 1, \"a\": null}", NAMES).unwrap();
-        assert_eq!(fields.integer("a", 0..=9), Some(1));
-        let mistakes = fields.finish().unwrap_err();
-        assert_eq!(mistakes.count(), 2);
-        assert_eq!(mistakes.listed()[0].constraint, Constraint::Duplicate);
-    }
-
-    #[test]
-    fn what_is_known_and_not_read_is_not_supported_unless_it_is_null() {
-        let fields = Fields::parse("{\"a\": [1], \"b\": null}", NAMES).unwrap();
-        let mistakes = fields.finish().unwrap_err();
-        assert_eq!(mistakes.count(), 1);
-        assert_eq!(mistakes.listed()[0].field, "a");
-        assert_eq!(mistakes.listed()[0].constraint, Constraint::Unsupported);
-    }
-
-    #[test]
-    fn a_text_of_half_a_character_is_none() {
-        let mut fields = Fields::parse("{\"a\": \"\\ud800\"}", NAMES).unwrap();
-        assert_eq!(fields.text("a", &(0..=9)), None);
-        let mistakes = fields.finish().unwrap_err();
-        assert!(
-            mistakes.listed()[0].message.contains("halves"),
-            "{mistakes:?}"
-        );
-    }
-}
+mod tests;

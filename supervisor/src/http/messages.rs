@@ -1,9 +1,10 @@
 //! `messages: [{role, content}, …]`, as chat clients send them.
 //!
-//! Clients send back what servers once gave them, with fields that were empty then and say
-//! nothing now; those are accepted while they are empty. Parts of a text are joined. What an assistant
+//! Clients send back what servers once gave them. Fields of other servers that can change no answer are passed over
+//! ([`PASSED_OVER`]), and so is a field of any name without a value. Parts of a text are joined. What an assistant
 //! called and thought, and the results of its calls, are the template's to show.
 
+use super::begun;
 use super::fields::{Fields, Names, among};
 use super::json::{Json, Kind};
 use super::mistakes::{Constraint, FieldError, Mistakes};
@@ -29,16 +30,25 @@ const ROLES: &[(&str, &str)] = &[
 ];
 
 /// Fields that assistants' messages come back with, and that must be empty.
-const EMPTY: &[&str] = &[
+const EMPTY: &[&str] = &["audio", "function_call", "refusal"];
+
+/// Fields of messages, their parts and calls that can change no answer: marks of what is worth caching, what another server keeps
+/// of its own, and numbers. Thoughts are read from `reasoning_content` or `reasoning`.
+pub(super) const PASSED_OVER: &[&str] = &[
     "annotations",
-    "audio",
-    "function_call",
-    "reasoning",
-    "refusal",
+    "cache_control",
+    "id",
+    "index",
+    "provider_specific_fields",
+    "reasoning_details",
+    "thinking_blocks",
 ];
 
 /// Fields of some roles.
-const OF_ROLES: &[&str] = &["tool_calls", "reasoning_content", "tool_call_id"];
+const OF_ROLES: &[&str] = &["tool_calls", "tool_call_id", begun::PREFIX];
+
+/// Names of what an assistant thought: llama-server's and DeepSeek's, and vLLM's and OpenRouter's.
+pub(super) const THOUGHTS: [&str; 2] = ["reasoning_content", "reasoning"];
 
 /// What OpenAI's packages make of an answer's text for their callers, and send back with it.
 const PARSED: &str = "parsed";
@@ -46,28 +56,51 @@ const PARSED: &str = "parsed";
 const MESSAGE: Names = |name| {
     among(
         name,
-        &[&["role", "content", "name", PARSED], OF_ROLES, EMPTY],
+        &[
+            &["role", "content", "name", PARSED],
+            OF_ROLES,
+            &THOUGHTS,
+            EMPTY,
+            PASSED_OVER,
+        ],
     )
 };
-const PART: Names = |name| among(name, &[&["type", "text"]]);
+const PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
+
+/// Messages of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    pub messages: Vec<ChatMessage>,
+    /// The last one is marked as the beginning of the answer.
+    pub is_prefix: bool,
+}
+
+/// A message, and its mark.
+struct Marked {
+    message: ChatMessage,
+    is_prefix: bool,
+}
 
 /// All mistakes are noted in `fields`; `max_chars` bounds all texts together.
-pub fn read_messages(
-    fields: &mut Fields,
-    max_chars: usize,
-    terms: &ChatTerms,
-) -> Option<Vec<ChatMessage>> {
+pub fn read_messages(fields: &mut Fields, max_chars: usize, terms: &ChatTerms) -> Option<History> {
     fields.says("messages", || {
         let read = |fields: Fields<'_>| drop(read_fields_of_message(fields, terms));
-        let message = Fields::described(MESSAGE, read).into_shape();
+        let message = Fields::described_of_history(MESSAGE, read).into_shape();
         schema::list(message, &(1..=MAX_MESSAGES))
     });
     let list = fields.take("messages")?;
     let mistakes = fields.mistakes();
     let mut messages = Vec::new();
-    let (mut count, mut chars) = (0, 0);
+    let (mut count, mut chars, mut is_prefix) = (0, 0, false);
     let is_list = list.each_element(|item| {
-        if let Some(message) = read_message(item, count, mistakes, terms) {
+        if is_prefix {
+            let place = format!("messages[{}].{}", count - 1, begun::PREFIX);
+            mistakes.note(|| FieldError::new(place, Constraint::Conflict, begun::NOT_LAST));
+        }
+        is_prefix = false;
+        if let Some(read) = read_message(item, count, mistakes, terms) {
+            let message = read.message;
+            is_prefix = read.is_prefix;
             chars += length(&message);
             if messages.len() < MAX_MESSAGES {
                 messages.push(message);
@@ -89,7 +122,10 @@ pub fn read_messages(
         let rule = format!("must have at most {max_chars} characters in all");
         wrong(Constraint::Length, rule);
     }
-    Some(messages)
+    Some(History {
+        messages,
+        is_prefix,
+    })
 }
 
 /// Characters of all texts of a message.
@@ -112,8 +148,8 @@ fn read_message(
     index: usize,
     mistakes: &mut Mistakes,
     terms: &ChatTerms,
-) -> Option<ChatMessage> {
-    let Some(fields) = Fields::of(item, MESSAGE, mistakes) else {
+) -> Option<Marked> {
+    let Some(fields) = Fields::of_history(item, MESSAGE, mistakes) else {
         mistakes.note(|| {
             let rule = "must be an object with role and content";
             FieldError::new(format!("messages[{index}]"), Constraint::Type, rule)
@@ -132,20 +168,19 @@ fn read_message(
 fn read_fields_of_message(
     mut fields: Fields<'_>,
     terms: &ChatTerms,
-) -> Result<Option<ChatMessage>, Mistakes> {
+) -> Result<Option<Marked>, Mistakes> {
+    for name in ["name", "tool_call_id"].iter().chain(&THOUGHTS) {
+        fields.drop_hollow(name);
+    }
     let role = fields.word("role", ROLES);
     let role = fields.required("role", role);
     let is_assistant = role == Some("assistant");
     let tool_calls = read_tool_calls(&mut fields, is_assistant, terms);
     let content = read_content(&mut fields, is_assistant, tool_calls.is_some());
-    let reasoning = fields.text("reasoning_content", &(0..=usize::MAX));
-    let reasoning = reasoning.filter(|text| !text.is_empty());
-    if reasoning.is_some() && role.is_some_and(|role| role != "assistant") {
-        fields.error(
-            "reasoning_content",
-            Constraint::Conflict,
-            "is an assistant's",
-        );
+    let reasoning = read_thoughts(&mut fields, role);
+    let is_prefix = fields.boolean(begun::PREFIX).unwrap_or(false);
+    if is_prefix && !is_assistant {
+        fields.error(begun::PREFIX, Constraint::Conflict, begun::NOT_LAST);
     }
     let tool_call_id = read_tool_call_id(&mut fields, role);
     fields.says_of_all(rule_of_roles);
@@ -155,8 +190,9 @@ fn read_fields_of_message(
         let rule = "is not supported, unless it is empty";
         fields.only(name, empty, Json::is_empty, rule);
     }
-    fields.says(PARSED, schema::anything);
-    fields.take(PARSED);
+    for name in [PARSED].iter().chain(PASSED_OVER) {
+        fields.pass_over(name);
+    }
     fields.finish()?;
     let message = |(role, content): (&str, Option<String>)| ChatMessage {
         role: role.to_owned(),
@@ -166,7 +202,27 @@ fn read_fields_of_message(
         tool_calls: tool_calls.unwrap_or_default(),
         tool_call_id,
     };
-    Ok(role.zip(content).map(message))
+    let marked = |message| Marked { message, is_prefix };
+    Ok(role.zip(content).map(message).map(marked))
+}
+
+/// Under either name, or the same under both.
+fn read_thoughts(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
+    let mut thoughts: Option<String> = None;
+    for name in THOUGHTS {
+        let text = fields.text(name, &(0..=usize::MAX));
+        let Some(text) = text.filter(|text| !text.is_empty()) else {
+            continue;
+        };
+        if role.is_some_and(|role| role != "assistant") {
+            fields.error(name, Constraint::Conflict, "is an assistant's");
+        }
+        if thoughts.get_or_insert_with(|| text.clone()) != &text {
+            let rule = format!("says something else than {}", THOUGHTS[0]);
+            fields.error(name, Constraint::Conflict, rule);
+        }
+    }
+    thoughts
 }
 
 /// `None` where there are none. Where one is wrong, those that are right.
@@ -217,20 +273,23 @@ fn read_tool_call_id(fields: &mut Fields<'_>, role: Option<&str>) -> Option<Stri
 /// Which fields each role may and must have.
 fn rule_of_roles() -> Shape {
     let role = |roles: &[&'static str]| ("role", schema::values(roles.iter().copied()));
-    let no_id = ("tool_call_id", schema::null());
-    let no_calls = ("tool_calls", schema::or_null(empty()));
-    let no_thoughts = (
-        "reasoning_content",
-        schema::values([json!(""), json!(null)]),
+    let no_id = (
+        "tool_call_id",
+        schema::values([json!([]), json!({}), json!(null)]),
     );
+    let no_calls = ("tool_calls", schema::or_null(empty()));
+    // Of an assistant alone.
+    let not_prefix = (begun::PREFIX, schema::or_null(schema::values([false])));
+    let no_thoughts = THOUGHTS.map(|name| (name, schema::or_null(empty())));
+    let others = [no_calls, not_prefix].into_iter().chain(no_thoughts);
     let of_assistant = schema::object_with([role(&["assistant"])], [no_id.clone()]);
     let of_tool = schema::object_with(
         [role(&["tool"]), ("tool_call_id", schema::text())],
-        [no_calls.clone(), no_thoughts.clone()],
+        others.clone(),
     );
     let of_others = schema::object_with(
         [role(&["system", "developer", "user"])],
-        [no_id, no_calls, no_thoughts],
+        others.chain([no_id]),
     );
     schema::any_of([of_assistant, of_tool, of_others])
 }
@@ -249,7 +308,7 @@ fn read_content(
 ) -> Option<Option<String>> {
     fields.says("content", || {
         let part = |fields: Fields<'_>| drop(read_fields_of_part(fields));
-        let part = Fields::described(PART, part).into_shape();
+        let part = Fields::described_of_history(PART, part).into_shape();
         schema::any_of([schema::text(), schema::list_of(part), schema::null()])
     });
     fields.says_of_all(|| {
@@ -295,7 +354,7 @@ fn join_parts(list: Json<'_>, mistakes: &mut Mistakes) -> String {
 }
 
 fn read_part(part: Json<'_>, outside: &Mistakes) -> Result<String, Mistakes> {
-    match Fields::of(part, PART, outside) {
+    match Fields::of_history(part, PART, outside) {
         Some(fields) => read_fields_of_part(fields),
         None => {
             let mut mistakes = outside.inside();
@@ -319,6 +378,9 @@ fn read_fields_of_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
     fields.required("type", kind);
     let text = fields.text("text", &(0..=usize::MAX));
     let text = fields.required("text", text);
+    for name in PASSED_OVER {
+        fields.pass_over(name);
+    }
     match fields.finish() {
         Ok(()) => Ok(text.unwrap_or_default()),
         Err(wrong) => {

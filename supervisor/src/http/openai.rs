@@ -82,6 +82,8 @@ pub struct Header {
     pub fingerprint: String,
     /// How its text is taken apart.
     pub parsing: Parsing,
+    /// It is held to calls.
+    pub must_call: bool,
 }
 
 pub async fn chat(
@@ -127,12 +129,15 @@ async fn try_respond(
         parsing,
         more,
     } = request;
+    let asked = generation.structure.as_ref();
+    let must_call = asked.is_some_and(|it| it.structure.must_call());
     let mut form = Form::OpenAi {
         kind,
         created: unix_seconds(),
         fingerprint: model.fingerprint(),
         stream,
         parsing,
+        must_call,
         layout: more.layout(),
     };
     let started = app.start_all(&model, generation, more, &mut form, asker);

@@ -40,6 +40,9 @@ pub enum Form {
         stream: Option<StreamOptions>,
         /// How its text is taken apart.
         parsing: Parsing,
+        /// It is held to calls.
+        #[serde(default)]
+        must_call: bool,
         /// Of how many choices it is.
         layout: Layout,
     },
@@ -176,6 +179,7 @@ impl Form {
                 fingerprint,
                 stream: options,
                 parsing,
+                must_call,
                 layout,
             } => {
                 let first = accepted.first();
@@ -187,6 +191,7 @@ impl Form {
                     model: app.model_id.clone(),
                     fingerprint,
                     parsing,
+                    must_call,
                 };
                 let needs_all = parsing.is_any() || options.is_none() || layout.count() > 1;
                 for Accepted { stream, .. } in accepted.iter().filter(|_| needs_all) {
@@ -307,6 +312,7 @@ mod tests {
             fingerprint: String::new(),
             stream: None,
             parsing: Parsing::default(),
+            must_call: false,
             layout: Layout::default(),
         };
         let answer = form.respond(&app, accepted, true).await.unwrap();
@@ -333,6 +339,7 @@ mod tests {
                     calls: Some(Syntax::Mistral),
                     thinking: Some(Thoughts::Opened),
                 },
+                must_call: true,
                 layout: Layout { prompts: 1, n: 3 },
             },
             Form::OpenAi {
@@ -341,6 +348,7 @@ mod tests {
                 fingerprint: String::new(),
                 stream: None,
                 parsing: Parsing::default(),
+                must_call: false,
                 layout: Layout::default(),
             },
             Form::Messages {
@@ -363,6 +371,7 @@ mod tests {
                     effort: Some("low".to_owned()),
                     format: Some(json!({"type": "json_object"})),
                     verbosity: None,
+                    top_logprobs: 2,
                     metadata: [("a".to_owned(), "\"b\"".to_owned())].into(),
                 }),
                 from: 0,

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! "response_format": {"type": "json_schema", "json_schema": {"name": "point", "schema": {…}}}
+//! "response_format": {"type": "json_object", "schema": {…}}                         as Together and llama-server have it
+//! "json_schema": {…}                                                                llama-server's
 //! "structured_outputs": {"regex": "[0-9]+"}         or json, json_object, choice, grammar
 //! ```
 //!
@@ -22,6 +24,7 @@ use crate::interpreter::GrammarFault;
 use crate::text::Structure;
 use crate::text::tools::Parsing;
 use serde::de::IgnoredAny;
+use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -30,16 +33,17 @@ use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
 use worker_orcd_ipc::Grammar;
 
 /// Fields of both kinds of completion.
-pub const FIELDS: &[&str] = &[FORMAT, OUTPUTS];
+pub const FIELDS: &[&str] = &[FORMAT, SCHEMA, OUTPUTS];
 
 /// Where the Responses API and Anthropic's say the same.
 pub(super) const TEXT_FORMAT: &str = "text.format";
 pub(super) const OUTPUT_FORMAT: &str = "output_config.format";
 
 const FORMAT: &str = "response_format";
+const SCHEMA: &str = "json_schema";
 const OUTPUTS: &str = "structured_outputs";
 
-const OF_FORMAT: Names = |name| among(name, &[&["type", "json_schema"]]);
+const OF_FORMAT: Names = |name| among(name, &[&["type", "json_schema", "schema"]]);
 const OF_SCHEMA: Names = |name| among(name, &[&["name", "description", "schema", "strict"]]);
 const OF_OUTPUTS: Names = |name| among(name, &[KINDS]);
 
@@ -63,17 +67,19 @@ pub struct Asked {
 
 /// Notes all mistakes; `None` for text without bounds. `has_tools`: the model may call.
 pub fn read(fields: &mut Fields<'_>, has_tools: bool) -> Option<Asked> {
-    let format = read_format(fields);
-    let outputs = read_outputs(fields);
+    let given = [
+        (FORMAT, read_format(fields)),
+        (SCHEMA, read_top_schema(fields)),
+        (OUTPUTS, read_outputs(fields)),
+    ];
     fields.says_of_all(rule_of_others);
-    if format.is_some() && outputs.is_some() {
-        let rule = format!("cannot be given together with {FORMAT}");
-        fields.error(OUTPUTS, Constraint::Conflict, rule);
+    let given = given.into_iter();
+    let mut given = given.filter_map(|(field, grammar)| grammar.map(|grammar| (field, grammar)));
+    let (field, grammar) = given.next()?;
+    for (other, _) in given {
+        let rule = format!("cannot be given together with {field}");
+        fields.error(other, Constraint::Conflict, rule);
     }
-    let (field, grammar) = match (format, outputs) {
-        (Some(grammar), _) => (FORMAT, grammar),
-        (None, outputs) => (OUTPUTS, outputs?),
-    };
     if has_tools {
         let rule = "cannot be given together with tools that may be called";
         fields.error(field, Constraint::Conflict, rule);
@@ -97,6 +103,12 @@ fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
         );
         let kind = format.required("type", kind);
         let schema = match kind {
+            Some(1) => {
+                let given = format.take("schema");
+                let schema = given.map(|it| read_schema(&mut format, "schema", it));
+                let free = || Some(ANY_OBJECT.to_owned());
+                schema.unwrap_or_else(free).map(Grammar::JsonSchema)
+            }
             Some(2) => {
                 let given = format.take("json_schema");
                 let given = format.required("json_schema", given);
@@ -106,29 +118,32 @@ fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
             }
             _ => None,
         };
-        format.finish()?;
-        Ok(match kind {
-            Some(1) => Some(Grammar::JsonSchema(ANY_OBJECT.to_owned())),
-            _ => schema,
-        })
+        format.finish().map(|()| schema)
     })
 }
 
-fn read_named_schema(mut fields: Fields<'_>) -> Result<Option<Grammar>, Mistakes> {
-    let named = take_named_schema(&mut fields);
-    fields.finish()?;
-    Ok(named.map(|(_, schema)| Grammar::JsonSchema(schema)))
+/// An empty one asks for nothing.
+fn read_top_schema(fields: &mut Fields<'_>) -> Option<Grammar> {
+    fields.says(SCHEMA, || schema::of_type(Type::Object));
+    let given = fields.take(SCHEMA)?;
+    let is_empty = given.kind() == Kind::Object && given.is_empty();
+    let schema = (!is_empty).then(|| read_schema(fields, SCHEMA, given));
+    schema.flatten().map(Grammar::JsonSchema)
 }
 
-/// The name and the schema.
-fn take_named_schema(fields: &mut Fields<'_>) -> Option<(String, String)> {
+fn read_named_schema(mut fields: Fields<'_>) -> Result<Option<Grammar>, Mistakes> {
+    let (_, schema) = take_named_schema(&mut fields);
+    fields.finish()?;
+    Ok(schema.map(Grammar::JsonSchema))
+}
+
+/// The name, which llama-server and vLLM do not ask for, and the schema.
+fn take_named_schema(fields: &mut Fields<'_>) -> (Option<String>, Option<String>) {
     let name = fields.text("name", &NAME_CHARS);
-    let name = fields.required("name", name);
     // Both say nothing: an answer is held to a schema whatever they are.
     let _ = fields.text("description", &(0..=usize::MAX));
     let _ = fields.boolean("strict");
-    let schema = take_schema(fields);
-    name.zip(schema)
+    (name, take_schema(fields))
 }
 
 fn take_schema(fields: &mut Fields<'_>) -> Option<String> {
@@ -264,13 +279,17 @@ fn inside<'a, T>(
 /// What is held has an end, and is no call. One alternative more, and Schemathesis makes no case of the body:
 /// that both fields are not given together is not said.
 fn rule_of_others() -> Shape {
-    let no_tools = schema::or_null(schema::values([serde_json::json!([])]));
+    let no_tools = schema::or_null(schema::values([json!([])]));
     let ends = schema::or_null(schema::values([false]));
     let text = schema::closed_object([("type", schema::values(["text"]))], &["type"]);
     schema::any_of([
         schema::object_with(
             [],
-            [(FORMAT, schema::or_null(text)), (OUTPUTS, schema::null())],
+            [
+                (FORMAT, schema::or_null(text)),
+                (SCHEMA, schema::values([json!({}), json!(null)])),
+                (OUTPUTS, schema::null()),
+            ],
         ),
         schema::object_with([], [("tools", no_tools), ("ignore_eos", ends)]),
     ])
@@ -285,16 +304,17 @@ fn format_shape() -> Shape {
             ("schema", schema::of_type(Type::Object)),
             ("strict", schema::or_null(schema::boolean())),
         ],
-        &["name", "schema"],
+        &["schema"],
     );
-    let typed = |kind: &str| schema::closed_object([("type", schema::values([kind]))], &["type"]);
+    let typed = |kind: &str| ("type", schema::values([kind]));
+    let of_object = schema::or_null(schema::of_type(Type::Object));
     let held = [
         ("type", schema::values(["json_schema"])),
         ("json_schema", schema),
     ];
     schema::any_of([
-        typed("text"),
-        typed("json_object"),
+        schema::closed_object([typed("text")], &["type"]),
+        schema::closed_object([typed("json_object"), ("schema", of_object)], &["type"]),
         schema::closed_object(held, &["type", "json_schema"]),
     ])
 }
@@ -375,7 +395,7 @@ fn refusal(field: &str, fault: &GrammarFault) -> ApiError {
         GrammarFault::Refused(why) => {
             let rule = format!("cannot be followed: {why}");
             let code = match field {
-                FORMAT | TEXT_FORMAT | OUTPUT_FORMAT => "invalid_json_schema",
+                FORMAT | SCHEMA | TEXT_FORMAT | OUTPUT_FORMAT => "invalid_json_schema",
                 OUTPUTS => "invalid_grammar",
                 _ => "invalid_function_parameters",
             };

@@ -69,10 +69,13 @@ async fn try_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Respon
 
 async fn try_apply_template(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
     let (model, input, room) = app.receive(request, TEMPLATE_NAMES, read_template).await?;
-    let Input::Messages(conversation, settings) = input else {
-        return Err(ApiError::unreadable());
+    let (conversation, settings, beginning) = match input {
+        Input::Messages(conversation, settings) => (conversation, settings, String::new()),
+        Input::Begun(conversation, settings, beginning) => (conversation, settings, beginning),
+        Input::Prompt(_) | Input::Tokens(_) => return Err(ApiError::unreadable()),
     };
-    let (prompt, more_room) = app.render(&model, conversation, settings).await?;
+    let rendered = app.render_begun(&model, conversation, settings, &beginning);
+    let (prompt, more_room) = rendered.await?;
     let (bytes, answer) = (prompt.len(), written::Templated { prompt });
     let rooms = (room, more_room);
     app.answered("messages", bytes, answer, rooms).await

@@ -2,6 +2,7 @@
 
 use super::fields::{Fields, Names, among};
 use super::json::Json;
+use super::messages::PASSED_OVER;
 use super::mistakes::{Constraint, FieldError, Mistakes};
 use super::openapi::schema::{self, Shape};
 use crate::text::ToolCall;
@@ -17,16 +18,15 @@ pub(super) const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=128;
 pub(super) const NUMBERS: &str =
     "must have no integer beyond 64 bits and no number that is not finite";
 
-/// `index` is what streams number their calls by, and comes back from clients that keep it.
-const CALL: Names = |name| among(name, &[&["id", "type", "function", "index"]]);
-const FUNCTION: Names = |name| among(name, &[&["name", "arguments", PARSED]]);
+const CALL: Names = |name| among(name, &[&["id", "type", "function", "index"], PASSED_OVER]);
+const FUNCTION: Names = |name| among(name, &[&["name", "arguments", PARSED], PASSED_OVER]);
 
 /// What OpenAI's packages make of `arguments` for their callers, and send back with them.
 const PARSED: &str = "parsed_arguments";
 
 pub(super) fn shape() -> Shape {
     let read = |fields: Fields<'_>| drop(read_call(fields));
-    let call = Fields::described(CALL, read).into_shape();
+    let call = Fields::described_of_history(CALL, read).into_shape();
     schema::list(call, &(0..=MAX_CALLS))
 }
 
@@ -34,7 +34,7 @@ pub(super) fn shape() -> Shape {
 pub(super) fn read(list: Json<'_>, mistakes: &mut Mistakes) -> Vec<ToolCall> {
     let (mut calls, mut index) = (Vec::new(), 0);
     let is_list = list.each_element(|item| {
-        let read = match Fields::of(item, CALL, mistakes) {
+        let read = match Fields::of_history(item, CALL, mistakes) {
             Some(fields) => read_call(fields),
             None => Err(wrong(
                 mistakes,
@@ -63,16 +63,18 @@ fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
     let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
     let shape = || schema::values(["function"]);
     fields.only("type", shape, is_function, "must be function");
-    fields.integer("index", 0..=u64::from(u32::MAX));
+    for name in PASSED_OVER.iter().filter(|name| **name != "id") {
+        fields.pass_over(name);
+    }
     fields.says("function", || {
         let read = |fields: Fields<'_>| drop(read_function(fields));
-        Fields::described(FUNCTION, read).into_shape()
+        Fields::described_of_history(FUNCTION, read).into_shape()
     });
     let given = fields.take("function");
     let given = fields.required("function", given);
     let mut inside = fields.mistakes().inside();
     let function = given.and_then(|given| {
-        let read = match Fields::of(given, FUNCTION, &inside) {
+        let read = match Fields::of_history(given, FUNCTION, &inside) {
             Some(function) => read_function(function),
             None => Err(wrong(
                 &inside,
@@ -103,9 +105,7 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mis
     let name = fields.required("name", name);
     let text = fields.text("arguments", &(0..=usize::MAX));
     let text = fields.required("arguments", text);
-    let arguments = text
-        .as_ref()
-        .and_then(|text| json_texts::map_object(text, &mut str::to_owned));
+    let arguments = text.as_deref().and_then(json_texts::arguments);
     if text.is_some() && arguments.is_none() {
         let rule = "must be the text of a JSON object, not nested too deep";
         fields.error("arguments", Constraint::Json, rule);
@@ -116,8 +116,9 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mis
     {
         fields.error("arguments", Constraint::Range, NUMBERS);
     }
-    fields.says(PARSED, schema::anything);
-    fields.take(PARSED);
+    for name in [PARSED].iter().chain(PASSED_OVER) {
+        fields.pass_over(name);
+    }
     let outside = fields.mistakes().inside();
     fields
         .finish()
@@ -172,6 +173,18 @@ mod tests {
     }
 
     #[test]
+    fn calls_without_arguments_and_calls_that_were_cut_are_read() {
+        let with = |arguments: &str| {
+            let function =
+                json!({"name": "f", "arguments": arguments, "provider_specific_fields": {"a": 1}});
+            json!({"function": function, "cache_control": {"type": "ephemeral"}, "extra": null})
+        };
+        let calls = read_list(&json!([with(""), with("{\"a\": \"b")])).unwrap();
+        let arguments: Vec<_> = calls.iter().map(|call| &*call.arguments).collect();
+        assert_eq!(arguments, ["{}", "{\"a\":\"b\"}"]);
+    }
+
+    #[test]
     fn numbers_that_would_change_are_refused() {
         let with = |arguments: &str| json!({"function": {"name": "f", "arguments": arguments}});
         let wrong = read_list(&json!([
@@ -188,7 +201,7 @@ mod tests {
         let with =
             |arguments: &str| json!({"id": "a", "function": {"name": "f", "arguments": arguments}});
         let wrong = read_list(&json!([
-            with(""), with("[]"), with("{\"a\": }"), with(&"{\"a\":".repeat(70)), 3,
+            with("1"), with("[]"), with("{\"a\": }"), with(&"{\"a\":".repeat(70)), 3,
             {"id": "a", "type": "custom", "function": {"name": "f", "arguments": "{}"}},
             {"id": "a"},
             {"id": "a", "function": 3},

@@ -6,7 +6,7 @@
 //! numbers stay as they are, but for `-0`: to Python that is an integer.
 
 use super::python_number;
-use super::tools::json::{Json, Number, Place};
+use super::tools::json::{Escape, Json, Number, Place};
 
 /// The same object with each text in it, keys too, as `change` has it. `None` for a text that is no JSON
 /// object, that nests too deep, or that holds halves of characters.
@@ -40,6 +40,55 @@ pub(super) fn map(text: &str, change: &mut dyn FnMut(&str) -> String) -> Option<
         }
     }
     (json.place() == Place::End).then_some(out)
+}
+
+/// Arguments of a call, as a template is given them: the same object. A text of nothing is an object without members, as other
+/// servers write and read it. Of a text that ends too early, as `length` ends that of a call, it is what is whole of it.
+pub fn arguments(text: &str) -> Option<String> {
+    if text.trim().is_empty() {
+        return Some("{}".to_owned());
+    }
+    let mut same = |text: &str| text.to_owned();
+    map_object(text, &mut same).or_else(|| {
+        let ended = ended(text)?;
+        ended.iter().find_map(|text| map_object(text, &mut same))
+    })
+}
+
+/// Two ways to end the beginning of an object: within the value that is being written, and behind the last whole one.
+fn ended(text: &str) -> Option<[String; 2]> {
+    let mut json = Json::default();
+    let (mut whole, mut escape_began) = (String::new(), text.len());
+    for (at, c) in text.char_indices() {
+        json.push(c).ok()?;
+        let behind = at + c.len_utf8();
+        match json.place() {
+            Place::Separator
+            | Place::Key { may_close: true }
+            | Place::Value { may_close: true } => {
+                whole = format!("{}{}", &text[..behind], json.closing());
+            }
+            // Where a number ends is known by what follows it.
+            Place::Key { may_close: false } | Place::Value { may_close: false } if c == ',' => {
+                whole = format!("{}{}", &text[..at], json.closing());
+            }
+            Place::Text {
+                escape: Escape::Begun,
+                ..
+            } => escape_began = at,
+            _ => {}
+        }
+    }
+    let closing = json.closing();
+    let within = match json.place() {
+        Place::Text {
+            escape: Escape::None,
+            ..
+        } => format!("{text}\"{closing}"),
+        Place::Text { .. } => format!("{}\"{closing}", &text[..escape_began]),
+        _ => format!("{text}{closing}"),
+    };
+    Some([within, whole])
 }
 
 /// True for one JSON value that [`map_object`]'s bounds would take as a part of an object.
@@ -101,6 +150,31 @@ mod tests {
         }
         let zeros = same("{\"a\":[-0,-0.0,1e-0,-0 ,10,0]}");
         assert_eq!(zeros.as_deref(), Some("{\"a\":[0,-0.0,1e-0,0,10,0]}"));
+    }
+
+    #[test]
+    fn arguments_that_were_cut_end_behind_what_is_whole_of_them() {
+        for (text, read) in [
+            ("", "{}"),
+            (" \n", "{}"),
+            ("{", "{}"),
+            ("{\"a\": 1}", "{\"a\":1}"),
+            ("{\"a\": \"b", "{\"a\":\"b\"}"),
+            ("{\"a\": \"b\\", "{\"a\":\"b\"}"),
+            ("{\"a\": \"b\\u00e", "{\"a\":\"b\"}"),
+            ("{\"a\": 12", "{\"a\":12}"),
+            ("{\"a\": true, \"b\": 1.", "{\"a\":true}"),
+            ("{\"a\": [1, {\"b\": nul", "{\"a\":[1,{}]}"),
+            ("{\"a\": 1, \"b", "{\"a\":1}"),
+            ("{\"a\": 1, \"b\":", "{\"a\":1}"),
+            ("{\"a\": [[], ", "{\"a\":[[]]}"),
+            ("{\"a\": 1, \"b\": \"\\ud83d", "{\"a\":1}"),
+        ] {
+            assert_eq!(arguments(text).as_deref(), Some(read), "{text}");
+        }
+        for wrong in ["[]", "[", "1", "{a", "{} {", "{\"a\": }", "\"", "x"] {
+            assert_eq!(arguments(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

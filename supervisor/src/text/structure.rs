@@ -28,6 +28,12 @@ pub enum Structure {
 }
 
 impl Structure {
+    /// The answer is calls and nothing else.
+    #[must_use]
+    pub fn must_call(&self) -> bool {
+        matches!(self, Self::Calls(rules) if rules.must_call)
+    }
+
     /// The grammar of all that the model writes. `parsing`: how its text is taken apart.
     #[must_use]
     pub fn grammar(self, parsing: Parsing, tokenizer: &Tokenizer) -> Grammar {

@@ -165,7 +165,7 @@ fn of_assistant(blocks: Vec<Block>) -> ChatMessage {
     }
 }
 
-pub(super) fn message(role: &str, text: String) -> ChatMessage {
+fn message(role: &str, text: String) -> ChatMessage {
     ChatMessage {
         role: role.to_owned(),
         content: Some(text),

@@ -3,6 +3,7 @@
 use super::settings::{self, Settings};
 use super::{conversation, tools};
 use crate::config::RequestLimits;
+use crate::http::begun;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
@@ -14,8 +15,8 @@ use crate::http::reading::{
 };
 use crate::http::structure::{Asked, OUTPUT_FORMAT, formats};
 use crate::http::thinking_budget::Budget;
+use crate::text::Conversation;
 use crate::text::tools::Parsing;
-use crate::text::{ChatMessage, Conversation};
 use uuid::Uuid;
 use worker_orcd_ipc::Sampling;
 
@@ -118,36 +119,21 @@ fn read_prompt(
         return (None, None, None);
     };
     let last = messages.pop_if(|last| last.role == "assistant");
-    if messages.is_empty() {
-        // Most templates look at the first message, whatever is in it.
-        messages.push(conversation::message("user", String::new()));
-    }
     let conversation = Conversation {
-        messages,
+        messages: begun::with_one(messages),
         tools: tools.shown,
     };
     let input = match last {
         None => Input::Messages(conversation, of_template),
         Some(last) => {
             if structure.is_some() {
-                let rule = "may not end with an assistant's text, which is continued, where the answer is held";
-                fields.error("messages", Constraint::Conflict, rule);
+                begun::refuse_held(fields);
             }
-            let beginning = beginning(fields, last);
+            let beginning = begun::beginning(fields, last);
             Input::Begun(conversation, of_template, beginning)
         }
     };
     (Some(input), structure, budget)
-}
-
-/// The text of an answer that the client has begun, and the model goes on with.
-fn beginning(fields: &mut Fields<'_>, last: ChatMessage) -> String {
-    if last.reasoning.is_some() || !last.tool_calls.is_empty() {
-        let rule =
-            "may end with an assistant's text, which is continued, and with nothing else of it";
-        fields.error("messages", Constraint::Unsupported, rule);
-    }
-    last.content.unwrap_or_default()
 }
 
 /// Clients ask for more than most contexts have. It is a bound, and an answer ends before it where there is no

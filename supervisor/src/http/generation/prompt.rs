@@ -1,6 +1,7 @@
 //! From what a client wrote to the tokens of a prompt.
 
 use super::{Input, lost};
+use crate::calendar::strftime_now;
 use crate::engine::LoadedModel;
 use crate::error_code::ErrorCode;
 use crate::http::App;
@@ -151,6 +152,8 @@ impl App {
         settings: Vec<(String, TemplateSetting)>,
         beginning: String,
     ) -> Result<Encoded, ApiError> {
+        // Once, so that both renderings are of one day.
+        let settings = with_today(settings);
         let text = Arc::clone(&model.text);
         let bytes = conversation.cost() + beginning.len();
         let parse_special = self.parse_special;
@@ -168,16 +171,8 @@ impl App {
         let beginning = beginning.ok_or_else(|| {
             not_continued("holds a special token's text, and what is begun so is not continued")
         })?;
-        let (mut prompt, _room) = self.render(model, conversation, settings.clone()).await?;
-        if !beginning.is_empty() && opens_thinking(&prompt) {
-            let rule = "cannot be continued: the model's chat template has every answer begin with thinking";
-            return Err(not_continued(rule));
-        }
-        if !beginning.is_empty() && ends_in_header(&prompt) {
-            let rule = "cannot be continued: the model begins each answer with a header of its own (harmony)";
-            return Err(not_continued(rule));
-        }
-        prompt.push_str(&beginning);
+        let rendered = self.render_begun(model, conversation, settings.clone(), &beginning);
+        let (prompt, _room) = rendered.await?;
         let (text, bytes) = (Arc::clone(&model.text), prompt.len());
         let Some(mut marked) = marked else {
             let work = move || {
@@ -205,6 +200,31 @@ impl App {
                 message,
             ))
         })
+    }
+
+    /// The prompt that a conversation becomes, and behind it the text with which the answer has begun.
+    ///
+    /// # Errors
+    /// When the template refuses it, it is surely too long, or its answer cannot begin so.
+    pub async fn render_begun(
+        &self,
+        model: &LoadedModel,
+        conversation: Conversation,
+        settings: Vec<(String, TemplateSetting)>,
+        beginning: &str,
+    ) -> Result<(String, Room), ApiError> {
+        let settings = with_today(settings);
+        let (mut prompt, room) = self.render(model, conversation, settings).await?;
+        if !beginning.is_empty() && opens_thinking(&prompt) {
+            let rule = "cannot be continued: the model's chat template has every answer begin with thinking";
+            return Err(not_continued(rule));
+        }
+        if !beginning.is_empty() && ends_in_header(&prompt) {
+            let rule = "cannot be continued: the model begins each answer with a header of its own (harmony)";
+            return Err(not_continued(rule));
+        }
+        prompt.push_str(beginning);
+        Ok((prompt, room))
     }
 
     /// The prompt that a conversation becomes.
@@ -266,6 +286,18 @@ impl App {
     }
 }
 
+/// With the day for templates that ask for `date_string`, as Llama 3.1 to 3.3 do, in the form that they and llama-server write it
+/// in; a client may set another. A prompt is rendered once, and a stream goes on with its tokens whatever day it is.
+fn with_today(mut settings: Vec<(String, TemplateSetting)>) -> Vec<(String, TemplateSetting)> {
+    const NAME: &str = "date_string";
+    if settings.iter().all(|(name, _)| name != NAME)
+        && let Ok(today) = strftime_now("%d %b %Y")
+    {
+        settings.push((NAME.to_owned(), TemplateSetting::Word(today)));
+    }
+    settings
+}
+
 pub(super) struct Encoded {
     pub(super) tokens: Vec<TokenId>,
     /// Digest of the text, where there was one.
@@ -316,6 +348,19 @@ fn template_failure(error: &TemplateError) -> ApiError {
 mod tests {
     use super::*;
     use crate::http::error::Dialect;
+
+    #[test]
+    fn a_template_is_told_the_day_unless_the_client_says_another() {
+        let name = || "date_string".to_owned();
+        let other = vec![(name(), TemplateSetting::Word("1".to_owned()))];
+        assert_eq!(with_today(other.clone()), other);
+        let told = with_today(Vec::new());
+        let [(told_name, TemplateSetting::Word(day))] = &told[..] else {
+            panic!("{told:?}");
+        };
+        assert_eq!((told_name, day.len()), (&name(), "26 Jul 2024".len()));
+        assert_eq!(with_today(told.clone()), told);
+    }
 
     #[test]
     fn a_word_that_no_piece_decides_is_refused_and_its_field_named() {

@@ -9,8 +9,8 @@ const NAMES: Names = |name| among(name, &[&["messages"]]);
 fn read(messages: &Value, max_chars: usize) -> Result<Vec<ChatMessage>, Mistakes> {
     let body = json!({"messages": messages}).to_string();
     let mut fields = Fields::parse(&body, NAMES).unwrap();
-    let messages = read_messages(&mut fields, max_chars, &ChatTerms::UNKNOWN);
-    fields.finish().map(|()| messages.unwrap())
+    let history = read_messages(&mut fields, max_chars, &ChatTerms::UNKNOWN);
+    fields.finish().map(|()| history.unwrap().messages)
 }
 
 fn wrong(messages: &Value) -> Vec<String> {
@@ -67,6 +67,75 @@ fn what_is_empty_says_nothing_and_what_is_not_is_named() {
 }
 
 #[test]
+fn what_other_servers_and_clients_add_to_a_history_changes_nothing() {
+    let plain = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    let mut with_more = plain.clone();
+    for message in with_more.as_array_mut().unwrap() {
+        for name in PASSED_OVER {
+            message[*name] = json!({"a": [1]});
+        }
+        for (name, value) in [("x", json!(null)), ("y", json!([])), ("z", json!({}))] {
+            message[name] = value;
+        }
+        for name in ["name", "reasoning", "reasoning_content", "tool_call_id"] {
+            message[name] = json!([]);
+        }
+        let mark = json!({"type": "ephemeral"});
+        let part =
+            json!({"type": "text", "text": message["content"], "cache_control": mark, "x": []});
+        message["content"] = json!([part]);
+    }
+    assert_eq!(read(&with_more, 9).unwrap(), read(&plain, 9).unwrap());
+    for value in [
+        json!(0),
+        json!(""),
+        json!(false),
+        json!([1]),
+        json!({"a": 1}),
+    ] {
+        let message = json!([{"role": "user", "content": "a", "x": value}]);
+        assert_eq!(wrong(&message), ["messages[0].x"]);
+    }
+}
+
+#[test]
+fn thoughts_have_two_names() {
+    let thought = |more: Value| {
+        let mut message = json!({"role": "assistant", "content": "a"});
+        message
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        json!([message])
+    };
+    for same in [
+        json!({"reasoning": "Hm"}),
+        json!({"reasoning": "Hm", "reasoning_content": "Hm"}),
+        json!({"reasoning": "", "reasoning_content": "Hm"}),
+    ] {
+        let messages = read(&thought(same), 9).unwrap();
+        assert_eq!(messages[0].reasoning.as_deref(), Some("Hm"));
+    }
+    let other = json!({"reasoning": "Oh", "reasoning_content": "Hm"});
+    assert_eq!(wrong(&thought(other)), ["messages[0].reasoning"]);
+    let user = json!([{"role": "user", "content": "a", "reasoning": "Hm"}]);
+    assert_eq!(wrong(&user), ["messages[0].reasoning"]);
+}
+
+#[test]
+fn only_the_last_message_is_the_beginning_of_an_answer() {
+    let user = json!({"role": "user", "content": "a"});
+    let begun = json!({"role": "assistant", "content": "b", "prefix": true});
+    let body = json!({"messages": [user, begun]}).to_string();
+    let mut fields = Fields::parse(&body, NAMES).unwrap();
+    let history = read_messages(&mut fields, 9, &ChatTerms::UNKNOWN).unwrap();
+    assert!(history.is_prefix);
+    assert_eq!(wrong(&json!([begun, user])), ["messages[0].prefix"]);
+    let of_user = json!([{"role": "user", "content": "a", "prefix": true}]);
+    assert_eq!(wrong(&of_user), ["messages[0].prefix"]);
+}
+
+#[test]
 fn each_mistake_is_named_with_its_place() {
     let named = wrong(&json!([
         3,
@@ -74,7 +143,7 @@ fn each_mistake_is_named_with_its_place() {
         {"role": "user"},
         {"role": "user", "content": null},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}, 1]},
-        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache": {"a": 1}}]},
         {"role": "user", "content": "a", "nam": "b", "name": "x".repeat(65)},
         {"content": "0123456789"},
         {"role": "user", "content": "0123456789"},
@@ -88,7 +157,7 @@ fn each_mistake_is_named_with_its_place() {
             "messages[3].content",
             "messages[4].content[1].type",
             "messages[4].content[2]",
-            "messages[5].content[0].cache_control",
+            "messages[5].content[0].cache",
             "messages[6].name",
             "messages[6].nam",
             "messages[7].role",

@@ -60,6 +60,7 @@ const EVERYWHERE: &[Harmless] = &[
     may_be("use_beam_search", &["false"]),
     may_be("length_penalty", &["1"]),
     may_be("priority", &["0"]),
+    may_be("include_reasoning", &["true"]),
     // llama-server's.
     // Read before, for the sake of models that advise a penalty.
     must_be(
@@ -71,11 +72,6 @@ const EVERYWHERE: &[Harmless] = &[
         "grammar",
         &["\"\""],
         "is not supported: structured_outputs.grammar takes Lark",
-    ),
-    must_be(
-        "json_schema",
-        &["{}"],
-        "is not supported: it is called response_format here",
     ),
     may_be("typical_p", &["1"]),
     may_be("mirostat", &["0"]),
@@ -95,9 +91,11 @@ const CHAT: &[Harmless] = &[
         "is not supported: it is called tool_choice now",
     ),
     must_be("modalities", &["[\"text\"]"], "may be [\"text\"] only"),
-    must_be("verbosity", &["\"medium\""], "may be medium only"),
-    must_be("add_generation_prompt", &["true"], "may be true only"),
-    must_be("continue_final_message", &["false"], "may be false only"),
+    must_be(
+        "best_of",
+        &["1"],
+        "is not supported: n is the number of choices",
+    ),
     may_be("add_special_tokens", &["false"]),
     may_be("documents", &["[]"]),
     may_be("echo", &["false"]),
@@ -116,6 +114,8 @@ const LABELS: &[(&str, JsonKind, &str)] = &[
     ("prompt_cache_key", JsonKind::Text, "must be a string"),
     ("prompt_cache_retention", JsonKind::Text, "must be a string"),
     ("prediction", JsonKind::Object, "must be an object"),
+    // Answers have ids of their own, and X-Correlation-Id is the client's.
+    ("request_id", JsonKind::Text, "must be a string"),
 ];
 
 /// Known to the OpenAI API and refused whatever they say, so that the refusal can tell them from

@@ -21,6 +21,7 @@ use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema;
 use crate::http::sse::write_json;
 use serde::Serialize;
+use serde_json::value::RawValue;
 use std::fmt::Write as _;
 use worker_orcd_ipc::{Logprobs, MAX_TOP_LOGPROBS, TokenId};
 
@@ -98,11 +99,7 @@ impl List {
         for token in &listed.tokens {
             match self {
                 // The first token of a prompt is in no chat.
-                Self::Chat { content } => {
-                    if let Some(logprobs) = &token.logprobs {
-                        content.add(&ChatToken::of(listed, token.token, logprobs));
-                    }
-                }
+                Self::Chat { content } => content.add_chat_token(listed, token),
                 Self::Completion {
                     tokens,
                     logprobs,
@@ -167,12 +164,40 @@ impl List {
 }
 
 /// Items of a JSON list, with commas between them.
-#[derive(Debug, Default)]
-pub(super) struct Column {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::http) struct Column {
     items: Vec<u8>,
 }
 
 impl Column {
+    /// Adds what a chat lists of a piece's tokens.
+    pub(in crate::http) fn add_chat(&mut self, listed: &Listed) {
+        for token in &listed.tokens {
+            self.add_chat_token(listed, token);
+        }
+    }
+
+    /// Nothing of a token of which nothing is known.
+    fn add_chat_token(&mut self, listed: &Listed, token: &ListedToken) {
+        if let Some(logprobs) = &token.logprobs {
+            self.add(&ChatToken::of(listed, token.token, logprobs));
+        }
+    }
+
+    /// Adds the items of another.
+    pub(in crate::http) fn append(&mut self, other: &Self) {
+        if !other.items.is_empty() {
+            self.add_text(&other.items);
+        }
+    }
+
+    /// The list as it is written.
+    pub(in crate::http) fn list(&self) -> Box<RawValue> {
+        let text = String::from_utf8_lossy(&self.items);
+        // It is JSON: it was written as JSON.
+        RawValue::from_string(format!("[{text}]")).unwrap_or_default()
+    }
+
     fn add(&mut self, item: &impl Serialize) {
         self.separate();
         write_json(&mut self.items, item);

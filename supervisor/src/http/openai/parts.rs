@@ -1,12 +1,14 @@
 //! An answer that is taken apart: thoughts, text and calls, in the words of the OpenAI API.
 //!
-//! `reasoning_content` is the name that vLLM, llama-server and DeepSeek's API gave to thoughts. Each piece of text
+//! `reasoning_content` is the name that llama-server and DeepSeek's API gave to thoughts, and vLLM once; vLLM and OpenRouter
+//! call them `reasoning`. Both keys are there, with the same text. Each piece of text
 //! becomes one delta, which may be empty: then what it says is not known yet. So the number of chunks tells
 //! how far a client is, as it does where nothing is taken apart.
 
 use super::finish_reason;
 use crate::engine::StopReason;
 use crate::http::call_ids::CallIds;
+use crate::http::messages::THOUGHTS;
 use crate::text::tools::{Event, Message, Parser, Parsing};
 use serde_json::{Map, Value, json};
 
@@ -70,7 +72,9 @@ impl Parts {
         };
         let mut told = json!({"role": "assistant", "content": content, "refusal": null});
         if !message.reasoning.is_empty() {
-            told["reasoning_content"] = json!(message.reasoning);
+            for name in THOUGHTS {
+                told[name] = json!(message.reasoning);
+            }
         }
         if !message.calls.is_empty() {
             let calls = message.calls.iter().enumerate();
@@ -96,7 +100,11 @@ impl Parts {
         for event in self.events.drain(..) {
             match event {
                 Event::Content(text) => add("content", text),
-                Event::Reasoning(text) => add("reasoning_content", text),
+                Event::Reasoning(text) => {
+                    THOUGHTS
+                        .into_iter()
+                        .for_each(|name| add(name, text.clone()));
+                }
                 Event::CallBegins { name } => {
                     calls.push(json!({
                         "index": self.begun,
@@ -150,7 +158,7 @@ mod tests {
     fn accumulate(deltas: &[Value]) -> Value {
         let mut message = json!({"role": "assistant", "content": null, "refusal": null});
         for delta in deltas {
-            for key in ["content", "reasoning_content"] {
+            for key in ["content", "reasoning_content", "reasoning"] {
                 if let Some(text) = delta[key].as_str() {
                     let before = message[key].as_str().unwrap_or_default();
                     message[key] = json!(format!("{before}{text}"));
@@ -196,6 +204,7 @@ mod tests {
     fn a_message_has_what_there_is_and_null_for_a_text_that_is_not() {
         let (message, _) = parts(Syntax::Hermes).message(TEXT, StopReason::Eos);
         assert_eq!(message["reasoning_content"], "Hm");
+        assert_eq!(message["reasoning"], "Hm");
         assert_eq!(message["content"], "I look.");
         assert_eq!(
             message["tool_calls"][1]["function"],

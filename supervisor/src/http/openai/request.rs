@@ -3,6 +3,7 @@
 use super::{Kind, harmless, logprobs, template_settings, tools};
 use crate::config::RequestLimits;
 use crate::engine::SamplingDefaults;
+use crate::http::begun;
 use crate::http::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::http::effort;
 use crate::http::error::ApiError;
@@ -16,7 +17,6 @@ use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, rea
 use crate::http::received::Read;
 use crate::http::structure::{self, Asked};
 use crate::http::thinking_budget;
-use crate::text::Conversation;
 use crate::text::tools::Parsing;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -57,12 +57,15 @@ const CHAT: &[&str] = &[
     logprobs::FIELD,
     logprobs::TOP_FIELD,
     template_settings::FIELD,
-    effort::FIELD,
 ];
 const COMPLETION: &[&str] = &["prompt", "best_of", "echo", logprobs::FIELD];
 /// Fields that [`read_conversation`] reads beside `messages`.
-pub(in crate::http) const CONVERSATION: [&[&str]; 2] =
-    [tools::FIELDS, &[template_settings::FIELD, effort::FIELD]];
+pub(in crate::http) const CONVERSATION: [&[&str]; 4] = [
+    tools::FIELDS,
+    &[template_settings::FIELD],
+    effort::FIELDS,
+    begun::FIELDS,
+];
 const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
 const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
     "include_usage",
@@ -85,20 +88,16 @@ fn known(kind: Kind, name: &str) -> Option<&'static str> {
 
 /// Lists of the fields that an endpoint does something about.
 #[must_use]
-pub fn supported(kind: Kind) -> [&'static [&'static str]; 6] {
-    let (own, of_tools, of_thoughts) = match kind {
-        Kind::Chat => (CHAT, tools::FIELDS, thinking_budget::FIELDS),
-        Kind::Completion => (COMPLETION, &[][..], &[][..]),
-    };
-    let of_drawing = reading::NAMES;
-    [
-        of_drawing,
-        SHARED,
-        structure::FIELDS,
-        own,
-        of_tools,
-        of_thoughts,
-    ]
+pub fn supported(kind: Kind) -> Vec<&'static [&'static str]> {
+    let mut lists = vec![reading::NAMES, SHARED, structure::FIELDS];
+    match kind {
+        Kind::Chat => {
+            lists.extend([CHAT, thinking_budget::FIELDS]);
+            lists.extend(CONVERSATION);
+        }
+        Kind::Completion => lists.push(COMPLETION),
+    }
+    lists
 }
 
 /// [`read`] for one of both endpoints.
@@ -143,6 +142,9 @@ pub fn read(
     let first = prompts.as_ref().and_then(|it| it.first());
     let has_tools = first.is_some_and(Input::has_tools);
     let structure = structure::read(&mut fields, has_tools).or(calls);
+    if structure.is_some() && matches!(first, Some(Input::Begun(..))) {
+        begun::refuse_held(&mut fields);
+    }
     let thinking = match kind {
         Kind::Chat => thinking_budget::read(&mut fields, limits, parsing, structure.as_ref()),
         Kind::Completion => None,
@@ -197,13 +199,10 @@ fn read_chat(
 ) -> (Option<Input>, Option<Asked>) {
     let mut settings = template_settings::read(fields);
     effort::read(fields, &mut settings);
-    let messages = read_messages(fields, max_chars, &model.chat);
+    let continues = begun::read(fields);
+    let history = read_messages(fields, max_chars, &model.chat);
     let tools = tools::read(fields, max_chars, &model.chat);
-    let conversation = |messages| Conversation {
-        messages,
-        tools: tools.shown,
-    };
-    let input = messages.map(|it| Input::Messages(conversation(it), settings));
+    let input = history.map(|it| begun::input(fields, it, tools.shown, settings, continues));
     (input, tools.asked)
 }
 
@@ -319,7 +318,8 @@ pub(in crate::http) fn token(id: Json<'_>, vocabulary: u32) -> Option<TokenId> {
     (id < u64::from(vocabulary)).then_some(TokenId(id as u32))
 }
 
-/// The newer name and the older one for the same thing.
+/// The newer name and the older one for the same thing. Clients ask for more than most contexts have. It is a bound,
+/// and an answer ends before it where there is no more room, or where the operator allows no more.
 fn read_max_tokens(
     fields: &mut Fields<'_>,
     limits: &RequestLimits,
@@ -329,7 +329,7 @@ fn read_max_tokens(
     let most = limits.max_tokens_out.unwrap_or(context).min(context);
     // Of a completion, the prompt alone may be wanted.
     let least = u64::from(kind == Kind::Chat);
-    let range = least..=u64::from(most);
+    let range = least..=u64::from(u32::MAX);
     let mut read = |name: &str| match fields.take_number(name, -1.0) {
         // What llama-server calls "as many as fit".
         true => Some(u64::from(most)),
@@ -353,7 +353,8 @@ fn read_max_tokens(
         Kind::Chat => most,
         Kind::Completion => most.min(DEFAULT_COMPLETION_TOKENS),
     };
-    newer.or(older).map_or(default, |tokens| tokens as u32)
+    let wanted = newer.or(older).map(|tokens| tokens as u32);
+    wanted.map_or(default, |tokens| tokens.min(most))
 }
 
 fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {

@@ -238,6 +238,7 @@ mod tests {
             model: "m".to_owned(),
             fingerprint: "fp".to_owned(),
             parsing: Parsing::default(),
+            must_call: false,
         };
         let options = StreamOptions {
             include_usage: true,

@@ -26,6 +26,8 @@ pub struct Chunks {
     tokens_in: u32,
     /// `None` where the text is told as it is.
     parts: Option<Parts>,
+    /// It is held to calls.
+    must_call: bool,
 }
 
 impl Chunks {
@@ -62,6 +64,7 @@ impl Chunks {
             options,
             tokens_in,
             parts: Parts::of(header.parsing, name),
+            must_call: header.must_call,
         }
     }
 
@@ -176,9 +179,11 @@ impl Render for Chunks {
         if self.kind == Kind::Completion {
             return;
         }
+        // Some clients make an empty text of an empty string, in front of the calls.
+        let content = (!self.must_call).then_some("");
         let role = json!({
             "index": self.index,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": "assistant", "content": content},
             "logprobs": null,
             "finish_reason": null,
         });
@@ -258,6 +263,7 @@ mod tests {
             model: "m \"q\"".to_owned(),
             fingerprint: "fp_1".to_owned(),
             parsing: Parsing::default(),
+            must_call: false,
         }
     }
 
@@ -407,6 +413,20 @@ mod tests {
         assert_eq!(deltas[3], more);
         assert_eq!(deltas[4], json!({}));
         assert_eq!(chunks[4]["choices"][0]["finish_reason"], "tool_calls");
+    }
+
+    #[test]
+    fn an_answer_that_is_held_to_calls_begins_without_a_text() {
+        for (must_call, content) in [(true, Value::Null), (false, json!(""))] {
+            let header = Header {
+                must_call,
+                ..header(Kind::Chat)
+            };
+            let mut out = Vec::new();
+            Chunks::new(&header, USAGE, 5).begin(&mut out);
+            let delta = json!({"role": "assistant", "content": content});
+            assert_eq!(chunks(&out)[0]["choices"][0]["delta"], delta);
+        }
     }
 
     /// Where another supervisor, or another connection, goes on.

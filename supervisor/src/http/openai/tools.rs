@@ -23,8 +23,14 @@ pub(in crate::http) const MAX_TOOLS: usize = 128;
 
 const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
 
-const TOOL: Names = |name| among(name, &[&["type", "function"]]);
-const FUNCTION: Names = |name| among(name, &[&["name", "description", "parameters", "strict"]]);
+const TOOL: Names = |name| among(name, &[&["type", "function", CACHE_CONTROL]]);
+const FUNCTION: Names = |name| {
+    let own = &["name", "description", "parameters", "strict"];
+    among(name, &[own, &[CACHE_CONTROL]])
+};
+
+/// A mark of what is worth caching, which everything is. Clients set it on either object.
+pub(in crate::http) const CACHE_CONTROL: &str = "cache_control";
 
 /// What a request says of tools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -134,6 +140,7 @@ fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
     let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
     let shape = || schema::values(["function"]);
     fields.only("type", shape, is_function, "must be function");
+    fields.pass_over(CACHE_CONTROL);
     fields.says("function", || {
         let read = |fields: Fields<'_>| drop(read_function(fields));
         Fields::described(FUNCTION, read).into_shape()
@@ -187,6 +194,7 @@ pub(in crate::http) fn read_function(
         object
     });
     let is_strict = fields.boolean("strict").unwrap_or(false);
+    fields.pass_over(CACHE_CONTROL);
     fields.finish().map_err(|others| {
         outside.extend(|| ".".to_owned(), others);
         outside

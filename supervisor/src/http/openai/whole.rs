@@ -219,6 +219,7 @@ mod tests {
             model: "m".to_owned(),
             fingerprint: "fp".to_owned(),
             parsing: Parsing::default(),
+            must_call: false,
         };
         let completion = Completion {
             stop_reason: StopReason::MaxTokens,

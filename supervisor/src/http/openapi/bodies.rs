@@ -172,6 +172,7 @@ fn chat_completion() -> Shape {
         ],
         [
             ("reasoning_content", text()),
+            ("reasoning", text()),
             ("tool_calls", list_of(called(&["id", "type", "function"]))),
         ],
     );
@@ -190,8 +191,9 @@ fn chat_chunk() -> Shape {
         [],
         [
             ("role", values(["assistant"])),
-            ("content", text()),
+            ("content", or_null(text())),
             ("reasoning_content", text()),
+            ("reasoning", text()),
             ("tool_calls", list_of(called(&["index", "function"]))),
         ],
     );
@@ -243,6 +245,11 @@ fn answer<const M: usize, const N: usize>(
 
 /// Of each token whose text begins here.
 fn chat_logprobs() -> Shape {
+    object([("content", chat_tokens()), ("refusal", null())])
+}
+
+/// The list of them.
+pub(super) fn chat_tokens() -> Shape {
     let name = || {
         [
             ("token", text()),
@@ -252,7 +259,7 @@ fn chat_logprobs() -> Shape {
     };
     let most_likely = list(object(name()), &(0..=usize::from(MAX_TOP_LOGPROBS)));
     let token = object(name().into_iter().chain([("top_logprobs", most_likely)]));
-    object([("content", list_of(token)), ("refusal", null())])
+    list_of(token)
 }
 
 fn completion_logprobs() -> Shape {

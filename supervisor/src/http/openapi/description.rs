@@ -13,6 +13,10 @@ pub struct Description {
     required: Vec<String>,
     /// What holds between fields.
     rules: Vec<Shape>,
+    /// Fields that are accepted and change no answer.
+    no_effect: Vec<String>,
+    /// What a field may be that is not among these.
+    others: Option<Shape>,
 }
 
 impl Description {
@@ -27,6 +31,29 @@ impl Description {
 
     pub fn required(&mut self, name: &str) {
         self.required.push(name.to_owned());
+    }
+
+    /// Notes that a field is accepted and changes no answer.
+    pub fn no_effect(&mut self, name: &str) {
+        self.no_effect.push(name.to_owned());
+    }
+
+    /// Whether a field changes no answer.
+    #[must_use]
+    pub fn has_no_effect(&self, name: &str) -> bool {
+        self.no_effect.iter().any(|known| known == name)
+    }
+
+    /// What a field may be; `None` where it is not read.
+    #[must_use]
+    pub fn shape_of(&self, name: &str) -> Option<Shape> {
+        let field = self.fields.iter().find(|(known, _)| known == name);
+        field.map(|(_, shapes)| schema::any_of(shapes.iter().cloned()))
+    }
+
+    /// Notes what a field may be that has no name here.
+    pub fn others(&mut self, shape: Shape) {
+        self.others = Some(shape);
     }
 
     pub fn rule(&mut self, rule: Shape) {
@@ -50,7 +77,10 @@ impl Description {
             };
             (name.as_str(), shape)
         });
-        let object = schema::closed_object(fields, &required);
+        let object = match self.others {
+            None => schema::closed_object(fields, &required),
+            Some(others) => schema::half_open_object(fields, &required, others),
+        };
         if self.rules.is_empty() {
             return object;
         }

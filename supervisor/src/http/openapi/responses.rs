@@ -1,6 +1,7 @@
 //! Schemas of what `/v1/responses` answers. Items, and events, are one shape each: which of its fields one has
 //! follows from its `type`.
 
+use super::bodies::chat_tokens;
 use super::schema::{
     Shape, boolean, count, json_text, list, list_of, named, null, number, object, object_with,
     of_type, or_null, text, values,
@@ -48,7 +49,7 @@ pub(super) fn data() -> Shape {
             ("text", text()),
             ("name", text()),
             ("arguments", text()),
-            ("logprobs", nothing()),
+            ("logprobs", chat_tokens()),
         ],
     )
 }
@@ -84,6 +85,7 @@ pub(super) fn response() -> Shape {
         ),
         ("tool_choice", super::schema::anything()),
         ("tools", nothing()),
+        ("top_logprobs", count()),
         ("top_p", number(&(0.0..=1.0))),
         ("truncation", values(["disabled"])),
         ("usage", or_null(usage())),
@@ -115,7 +117,7 @@ fn part() -> Shape {
             ("type", values(["reasoning_text", "output_text"])),
             ("text", text()),
         ],
-        [("annotations", nothing()), ("logprobs", nothing())],
+        [("annotations", nothing()), ("logprobs", chat_tokens())],
     )
 }
 

@@ -193,9 +193,27 @@ pub fn closed_object<'a>(
     fields: impl IntoIterator<Item = (&'a str, Shape)>,
     required: &[&str],
 ) -> Shape {
+    object_of(fields, required, AdditionalProperties::FreeForm(false))
+}
+
+/// An object with some of these fields, and of other names with such values alone.
+#[must_use]
+pub fn half_open_object<'a>(
+    fields: impl IntoIterator<Item = (&'a str, Shape)>,
+    required: &[&str],
+    others: Shape,
+) -> Shape {
+    object_of(fields, required, AdditionalProperties::RefOr(others))
+}
+
+fn object_of<'a>(
+    fields: impl IntoIterator<Item = (&'a str, Shape)>,
+    required: &[&str],
+    others: AdditionalProperties<Schema>,
+) -> Shape {
     let object = ObjectBuilder::new()
         .schema_type(Type::Object)
-        .additional_properties(Some(AdditionalProperties::FreeForm(false)));
+        .additional_properties(Some(others));
     let add = |object: ObjectBuilder, (name, shape)| object.property(name, shape);
     let object = fields.into_iter().fold(object, add);
     let require = |object: ObjectBuilder, name: &&str| object.required(*name);

@@ -7,6 +7,7 @@ use super::output::{Item, Kind, Status};
 use crate::engine::{Completion, StopReason};
 use crate::text::tools::Parsing;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Number, Value, json};
 use std::collections::BTreeMap;
 
@@ -22,6 +23,8 @@ pub struct Echo {
     /// What it is held to; `None`: text.
     pub format: Option<Value>,
     pub verbosity: Option<String>,
+    #[serde(default)]
+    pub top_logprobs: u8,
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -54,6 +57,53 @@ pub(super) struct Usage {
     pub(super) reasoning: u32,
 }
 
+/// The whole object.
+#[derive(Debug, Serialize)]
+pub(super) struct Response<'a> {
+    #[serde(flatten)]
+    fields: Value,
+    output: Vec<Told<'a>>,
+}
+
+/// An item as it is now.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Told<'a> {
+    Reasoning {
+        id: String,
+        summary: [(); 0],
+        content: Vec<Part<'a>>,
+        status: &'static str,
+    },
+    Message {
+        id: String,
+        role: &'static str,
+        content: Vec<Part<'a>>,
+        status: &'static str,
+    },
+    FunctionCall {
+        id: String,
+        call_id: &'a str,
+        name: &'a str,
+        arguments: &'a str,
+        status: &'static str,
+    },
+}
+
+/// The one part of a thought or of a message.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Part<'a> {
+    ReasoningText {
+        text: &'a str,
+    },
+    OutputText {
+        text: &'a str,
+        annotations: [(); 0],
+        logprobs: Box<RawValue>,
+    },
+}
+
 impl Progress {
     pub(super) fn ended(completion: &Completion, reasoning_tokens: u32) -> Self {
         Self::Ends {
@@ -81,7 +131,7 @@ impl Usage {
 }
 
 impl Header {
-    pub(super) fn response(&self, items: &[Item], progress: &Progress) -> Value {
+    pub(super) fn response<'a>(&self, items: &'a [Item], progress: &Progress) -> Response<'a> {
         let (status, incomplete, usage, error) = match progress {
             Progress::Runs => ("in_progress", Value::Null, Value::Null, Value::Null),
             Progress::Ends { is_cut, usage } => {
@@ -104,8 +154,8 @@ impl Header {
             .clone()
             .unwrap_or_else(|| json!({"type": "text"}));
         let output = items.iter().enumerate();
-        let output: Vec<Value> = output.map(|(at, item)| self.item(at, item)).collect();
-        json!({
+        let output = output.map(|(at, item)| self.item(at, item)).collect();
+        let fields = json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created,
@@ -116,7 +166,6 @@ impl Header {
             "max_output_tokens": echo.max_output_tokens,
             "metadata": echo.metadata,
             "model": self.model,
-            "output": output,
             "parallel_tool_calls": echo.parallel_tool_calls,
             "previous_response_id": null,
             "reasoning": {"effort": echo.effort, "summary": null},
@@ -125,30 +174,38 @@ impl Header {
             "text": {"format": format, "verbosity": echo.verbosity},
             "tool_choice": echo.tool_choice,
             "tools": [],
+            "top_logprobs": echo.top_logprobs,
             "top_p": echo.top_p,
             "truncation": "disabled",
             "usage": usage,
-        })
+        });
+        Response { fields, output }
     }
 
-    /// An item as it is now.
-    pub(super) fn item(&self, at: usize, item: &Item) -> Value {
+    pub(super) fn item<'a>(&self, at: usize, item: &'a Item) -> Told<'a> {
         let (id, status) = (self.item_id(at, &item.kind), item.status.name());
         let has_begun = !(item.text.is_empty() && item.status == Status::InProgress);
-        let content = has_begun.then(|| part(&item.kind, &item.text));
-        let content: Vec<Value> = content.into_iter().collect();
+        let content = || has_begun.then(|| part(item)).into_iter().collect();
         match &item.kind {
-            Kind::Reasoning => json!({
-                "id": id, "type": "reasoning", "summary": [], "content": content, "status": status,
-            }),
-            Kind::Message => json!({
-                "id": id, "type": "message", "role": "assistant", "content": content,
-                "status": status,
-            }),
-            Kind::Call { name, call_id } => json!({
-                "id": id, "type": "function_call", "call_id": call_id, "name": name,
-                "arguments": item.text, "status": status,
-            }),
+            Kind::Reasoning => Told::Reasoning {
+                id,
+                summary: [],
+                content: content(),
+                status,
+            },
+            Kind::Message => Told::Message {
+                id,
+                role: "assistant",
+                content: content(),
+                status,
+            },
+            Kind::Call { name, call_id } => Told::FunctionCall {
+                id,
+                call_id,
+                name,
+                arguments: &item.text,
+                status,
+            },
         }
     }
 
@@ -164,13 +221,15 @@ impl Header {
     }
 }
 
-/// The one part of a thought or of a message.
-pub(super) fn part(kind: &Kind, text: &str) -> Value {
-    match kind {
-        Kind::Reasoning => json!({"type": "reasoning_text", "text": text}),
-        Kind::Message | Kind::Call { .. } => {
-            json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-        }
+pub(super) fn part(item: &Item) -> Part<'_> {
+    let text = &item.text;
+    match &item.kind {
+        Kind::Reasoning => Part::ReasoningText { text },
+        Kind::Message | Kind::Call { .. } => Part::OutputText {
+            text,
+            annotations: [],
+            logprobs: item.logprobs.list(),
+        },
     }
 }
 

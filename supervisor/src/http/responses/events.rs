@@ -5,12 +5,13 @@
 //!
 //! Events have no `id:` line, for the reason that chunks have none ([`stream`](crate::http::openai::stream)).
 
-use super::answer::{Header, Progress, part};
-use super::output::{Kind, Output, Status, Step};
+use super::answer::{Header, Part, Progress, Response, Told, part};
+use super::output::{Item, Kind, Output, Step};
 use crate::engine::{Completion, Failure, Piece, StopReason};
+use crate::http::openai::logprobs::Column;
 use crate::http::sse::{Render, write_event};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::value::RawValue;
 
 /// Of `response.created` and `response.in_progress`, with which every stream begins.
 const BEGINNING: u64 = 2;
@@ -19,26 +20,82 @@ const BEGINNING: u64 = 2;
 pub(super) struct Events {
     header: Header,
     output: Output,
-    /// Number of the next event.
-    sequence: u64,
-    /// Events before this one are not told: the client has them.
-    from: u64,
+    sequence: Sequence,
     /// Reused between pieces.
     steps: Vec<Step>,
 }
 
-/// More of a text; most events are these.
+/// Numbers of events, and which of them are told.
+#[derive(Debug)]
+struct Sequence {
+    /// Number of the next event.
+    next: u64,
+    /// Events before this one are not told: the client has them.
+    from: u64,
+}
+
+/// An event, with the fields that every event has.
 #[derive(Serialize)]
-struct Delta<'a> {
+struct Event<'a, T> {
     r#type: &'a str,
     sequence_number: u64,
+    #[serde(flatten)]
+    data: T,
+}
+
+/// What is said of an item.
+#[derive(Serialize)]
+struct OfItem<'a> {
+    output_index: usize,
+    item: Told<'a>,
+}
+
+/// What is said of a part of an item.
+#[derive(Serialize)]
+struct OfPart<'a> {
+    item_id: &'a str,
+    output_index: usize,
+    content_index: u32,
+    part: Part<'a>,
+}
+
+/// What is said of a text, or of a piece of it; most events are these. Arguments of a call have no index and no log
+/// probabilities, and a call has a name at its end.
+#[derive(Default, Serialize)]
+struct OfText<'a> {
     item_id: &'a str,
     output_index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     content_index: Option<u32>,
-    delta: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<[(); 0]>,
+    delta: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arguments: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Box<RawValue>>,
+}
+
+#[derive(Serialize)]
+struct OfResponse<'a> {
+    response: Response<'a>,
+}
+
+impl Sequence {
+    fn event(&mut self, name: &str, out: &mut Vec<u8>, data: impl Serialize) {
+        let event = Event {
+            r#type: name,
+            sequence_number: self.next,
+            data,
+        };
+        if self.next >= self.from {
+            write_event(out, name, &event);
+        }
+        self.next += 1;
+    }
 }
 
 impl Events {
@@ -48,8 +105,10 @@ impl Events {
         Self {
             header,
             output,
-            sequence: BEGINNING,
-            from,
+            sequence: Sequence {
+                next: BEGINNING,
+                from,
+            },
             steps: Vec::new(),
         }
     }
@@ -64,101 +123,104 @@ impl Events {
     fn tell(&mut self, step: Step, out: &mut Vec<u8>) {
         match step {
             Step::Begins(at) => self.begins(at, out),
-            Step::More(at, text) => self.more(at, &text, out),
+            Step::More(at, text, logprobs) => self.more(at, &text, &logprobs, out),
             Step::Ends(at) => self.ends(at, out),
         }
     }
 
     fn begins(&mut self, at: usize, out: &mut Vec<u8>) {
-        let mut item = self.output.items[at].clone();
         // What has come since is told behind it.
-        item.text.clear();
-        item.status = Status::InProgress;
-        let told = self.header.item(at, &item);
-        self.event(
-            "response.output_item.added",
-            out,
-            json!({"output_index": at, "item": told}),
-        );
-        if !matches!(item.kind, Kind::Call { .. }) {
-            let id = self.header.item_id(at, &item.kind);
-            self.event("response.content_part.added", out, json!({"item_id": id, "output_index": at, "content_index": 0, "part": part(&item.kind, "")}));
-        }
+        let item = Item {
+            kind: self.output.items[at].kind.clone(),
+            ..Item::nothing()
+        };
+        let told = OfItem {
+            output_index: at,
+            item: self.header.item(at, &item),
+        };
+        self.sequence.event("response.output_item.added", out, told);
+        self.of_part("response.content_part.added", at, &item, out);
     }
 
-    fn more(&mut self, at: usize, text: &str, out: &mut Vec<u8>) {
+    fn of_part(&mut self, name: &str, at: usize, item: &Item, out: &mut Vec<u8>) {
+        if matches!(item.kind, Kind::Call { .. }) {
+            return;
+        }
+        let told = OfPart {
+            item_id: &self.header.item_id(at, &item.kind),
+            output_index: at,
+            content_index: 0,
+            part: part(item),
+        };
+        self.sequence.event(name, out, told);
+    }
+
+    fn more(&mut self, at: usize, text: &str, logprobs: &Column, out: &mut Vec<u8>) {
         let kind = &self.output.items[at].kind;
         let (name, content_index) = match kind {
             Kind::Reasoning => ("response.reasoning_text.delta", Some(0)),
             Kind::Message => ("response.output_text.delta", Some(0)),
             Kind::Call { .. } => ("response.function_call_arguments.delta", None),
         };
-        let delta = Delta {
-            r#type: name,
-            sequence_number: self.sequence,
+        let told = OfText {
             item_id: &self.header.item_id(at, kind),
             output_index: at,
             content_index,
-            delta: text,
-            logprobs: (*kind == Kind::Message).then_some([]),
+            delta: Some(text),
+            logprobs: (*kind == Kind::Message).then(|| logprobs.list()),
+            ..OfText::default()
         };
-        if self.sequence >= self.from {
-            write_event(out, name, &delta);
-        }
-        self.sequence += 1;
+        self.sequence.event(name, out, told);
     }
 
     fn ends(&mut self, at: usize, out: &mut Vec<u8>) {
-        let item = self.output.items[at].clone();
-        let (id, text) = (self.header.item_id(at, &item.kind), item.text.as_str());
-        let (name, done) = match &item.kind {
-            Kind::Reasoning => (
-                "response.reasoning_text.done",
-                json!({"item_id": id, "output_index": at, "content_index": 0, "text": text}),
-            ),
-            Kind::Message => (
-                "response.output_text.done",
-                json!({
-                    "item_id": id, "output_index": at, "content_index": 0, "text": text,
-                    "logprobs": [],
-                }),
-            ),
+        // It grows no more, and is put back behind its events.
+        let item = std::mem::replace(&mut self.output.items[at], Item::nothing());
+        let id = self.header.item_id(at, &item.kind);
+        let text = item.text.as_str();
+        let told = OfText {
+            item_id: &id,
+            output_index: at,
+            content_index: Some(0),
+            text: Some(text),
+            ..OfText::default()
+        };
+        let (name, told) = match &item.kind {
+            Kind::Reasoning => ("response.reasoning_text.done", told),
+            Kind::Message => {
+                let logprobs = Some(item.logprobs.list());
+                ("response.output_text.done", OfText { logprobs, ..told })
+            }
             Kind::Call { name, .. } => (
                 "response.function_call_arguments.done",
-                json!({"item_id": id, "output_index": at, "name": name, "arguments": text}),
+                OfText {
+                    content_index: None,
+                    text: None,
+                    name: Some(name),
+                    arguments: Some(text),
+                    ..told
+                },
             ),
         };
-        self.event(name, out, done);
-        if !matches!(item.kind, Kind::Call { .. }) {
-            self.event("response.content_part.done", out, json!({"item_id": id, "output_index": at, "content_index": 0, "part": part(&item.kind, text)}));
-        }
-        let told = self.header.item(at, &item);
-        self.event(
-            "response.output_item.done",
-            out,
-            json!({"output_index": at, "item": told}),
-        );
+        self.sequence.event(name, out, told);
+        self.of_part("response.content_part.done", at, &item, out);
+        let told = OfItem {
+            output_index: at,
+            item: self.header.item(at, &item),
+        };
+        self.sequence.event("response.output_item.done", out, told);
+        self.output.items[at] = item;
     }
 
     fn response(&mut self, name: &'static str, progress: &Progress, out: &mut Vec<u8>) {
         let response = self.header.response(&self.output.items, progress);
-        self.event(name, out, json!({"response": response}));
-    }
-
-    /// One event, with the fields that every event has.
-    fn event(&mut self, name: &str, out: &mut Vec<u8>, mut data: Value) {
-        data["type"] = json!(name);
-        data["sequence_number"] = json!(self.sequence);
-        if self.sequence >= self.from {
-            write_event(out, name, &data);
-        }
-        self.sequence += 1;
+        self.sequence.event(name, out, OfResponse { response });
     }
 }
 
 impl Render for Events {
     fn begin(&mut self, out: &mut Vec<u8>) {
-        self.sequence = 0;
+        self.sequence.next = 0;
         for name in ["response.created", "response.in_progress"] {
             self.response(name, &Progress::Runs, out);
         }

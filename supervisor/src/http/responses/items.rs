@@ -6,6 +6,7 @@
 
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind as JsonKind};
+use crate::http::messages::PASSED_OVER;
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::tool_calls::{NAME_CHARS, NUMBERS};
@@ -33,33 +34,37 @@ struct Kind {
 const KINDS: [Kind; 4] = [
     Kind {
         name: "message",
-        names: |name| among(name, &[LABELS, &["role", "content", "phase", "end_turn"]]),
+        names: |name| {
+            let own = &["role", "content", "phase", "end_turn"];
+            among(name, &[LABELS, own, PASSED_OVER])
+        },
         read: read_message,
     },
     Kind {
         name: "function_call",
-        names: |name| among(name, &[LABELS, &["call_id", "name", "arguments"]]),
+        names: |name| {
+            let own = &["call_id", "name", "arguments"];
+            among(name, &[LABELS, own, PASSED_OVER])
+        },
         read: read_call,
     },
     Kind {
         name: "function_call_output",
-        names: |name| among(name, &[LABELS, &["call_id", "output"]]),
+        names: |name| among(name, &[LABELS, &["call_id", "output"], PASSED_OVER]),
         read: read_output,
     },
     Kind {
         name: "reasoning",
         names: |name| {
-            among(
-                name,
-                &[LABELS, &["summary", "content", "encrypted_content"]],
-            )
+            let own = &["summary", "content", "encrypted_content"];
+            among(name, &[LABELS, own, PASSED_OVER])
         },
         read: read_reasoning,
     },
 ];
 
 /// What every item may have.
-const LABELS: &[&str] = &["type", "id", "status"];
+const LABELS: &[&str] = &["type", "status"];
 
 const ROLES: &[(&str, &str)] = &[
     ("user", "user"),
@@ -72,8 +77,11 @@ const ROLES: &[(&str, &str)] = &[
 const STATUSES: &[(&str, ())] = &[("in_progress", ()), ("completed", ()), ("incomplete", ())];
 const PHASES: &[(&str, ())] = &[("commentary", ()), ("final_answer", ())];
 
-const PART: Names = |name| among(name, &[&["type", "text", "annotations", "logprobs"]]);
-const PLAIN_PART: Names = |name| among(name, &[&["type", "text"]]);
+const PART: Names = |name| among(name, &[&["type", "text", LOGPROBS], PASSED_OVER]);
+const PLAIN_PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
+
+/// Those of an answer, which come back with it.
+const LOGPROBS: &str = "logprobs";
 
 pub(super) fn shape(terms: &ChatTerms) -> Shape {
     let kinds = KINDS.iter();
@@ -81,7 +89,7 @@ pub(super) fn shape(terms: &ChatTerms) -> Shape {
     let kinds = kinds.filter(|kind| terms.shows_calls || kind.name != "function_call");
     schema::any_of(kinds.map(|kind| {
         let read = |fields: Fields<'_>| drop((kind.read)(fields, terms));
-        Fields::described(kind.names, read).into_shape()
+        Fields::described_of_history(kind.names, read).into_shape()
     }))
 }
 
@@ -107,7 +115,7 @@ pub(super) fn read(item: Json<'_>, outside: &Mistakes, terms: &ChatTerms) -> Tur
                     are not supported";
         return one(".type", Constraint::Unsupported, rule);
     };
-    let Some(fields) = Fields::of(item, kind.names, outside) else {
+    let Some(fields) = Fields::of_history(item, kind.names, outside) else {
         return one("", Constraint::Type, "must be an object");
     };
     (kind.read)(fields, terms).map_err(|wrong| {
@@ -126,8 +134,10 @@ fn read_labels(fields: &mut Fields<'_>, kind: &'static str) {
     if kind != "message" {
         fields.required("type", given);
     }
-    fields.text("id", &(0..=usize::MAX));
     fields.word("status", STATUSES);
+    for name in PASSED_OVER {
+        fields.pass_over(name);
+    }
 }
 
 fn read_message(mut fields: Fields<'_>, _: &ChatTerms) -> Turned {
@@ -154,9 +164,7 @@ fn read_call(mut fields: Fields<'_>, terms: &ChatTerms) -> Turned {
     let name = fields.required("name", name);
     let text = fields.text("arguments", &(0..=usize::MAX));
     let text = fields.required("arguments", text);
-    let arguments = text
-        .as_ref()
-        .and_then(|text| json_texts::map_object(text, &mut str::to_owned));
+    let arguments = text.as_deref().and_then(json_texts::arguments);
     if text.is_some() && arguments.is_none() {
         let rule = "must be the text of a JSON object, not nested too deep";
         fields.error("arguments", Constraint::Json, rule);
@@ -220,13 +228,13 @@ fn read_parts(
 ) -> Option<String> {
     fields.says(name, || {
         let read = |fields: Fields<'_>| drop(read_part(fields, names, kinds));
-        schema::list_of(Fields::described(names, read).into_shape())
+        schema::list_of(Fields::described_of_history(names, read).into_shape())
     });
     let list = fields.take(name)?;
     let mistakes = fields.mistakes();
     let (mut text, mut index) = (String::new(), 0);
     let is_list = list.each_element(|part| {
-        let read = match Fields::of(part, names, mistakes) {
+        let read = match Fields::of_history(part, names, mistakes) {
             Some(fields) => read_part(fields, names, kinds),
             None => {
                 let mut wrong = mistakes.inside();
@@ -276,12 +284,11 @@ fn read_part(
     fields.required("type", kind);
     let text = fields.text("text", &(0..=usize::MAX));
     let text = fields.required("text", text);
-    for name in ["annotations", "logprobs"] {
-        if names(name).is_some() {
-            let empty = || schema::values([json!(""), json!([]), json!({})]);
-            let rule = "is not supported, unless it is empty";
-            fields.only(name, empty, Json::is_empty, rule);
-        }
+    if names(LOGPROBS).is_some() {
+        fields.pass_over(LOGPROBS);
+    }
+    for name in PASSED_OVER {
+        fields.pass_over(name);
     }
     match fields.finish() {
         Ok(()) => Ok(text.unwrap_or_default()),

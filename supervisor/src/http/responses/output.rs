@@ -4,11 +4,15 @@
 //! pieces of text ── text::tools::Parser ──→ events ──→ items, and the steps by which they grow
 //! ```
 //!
+//! Log probabilities are those of a message's tokens. While it is not known what a piece says its tokens wait; those of tags, thoughts
+//! and calls are left out.
+//!
 //! At most one item is open, the last. A pure function of the answer's id and of its pieces, so a stream
 //! that goes on elsewhere goes on with the same items and ids.
 
 use crate::engine::{Piece, StopReason};
 use crate::http::call_ids::CallIds;
+use crate::http::openai::logprobs::Column;
 use crate::text::tools::{Event, Parser, Parsing};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +20,21 @@ pub(super) struct Item {
     pub(super) kind: Kind,
     /// Of a call: its arguments.
     pub(super) text: String,
+    /// Of a message, where they are wanted.
+    pub(super) logprobs: Column,
     pub(super) status: Status,
+}
+
+impl Item {
+    /// In the place of an item that is elsewhere for a moment.
+    pub(super) fn nothing() -> Self {
+        Self {
+            kind: Kind::Message,
+            text: String::new(),
+            logprobs: Column::default(),
+            status: Status::InProgress,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +55,7 @@ pub(super) enum Status {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
     Begins(usize),
-    More(usize, String),
+    More(usize, String, Column),
     Ends(usize),
 }
 
@@ -53,6 +71,8 @@ pub(super) struct Output {
     only_one_call: bool,
     /// The call that began last is left out.
     is_left_out: bool,
+    /// Log probabilities of pieces of which it is not known what they say, with the lengths of their texts in bytes.
+    waiting: Vec<(usize, Column)>,
     /// Reused between pieces.
     events: Vec<Event>,
 }
@@ -67,6 +87,7 @@ impl Output {
             calls: 0,
             only_one_call,
             is_left_out: false,
+            waiting: Vec::new(),
             events: Vec::new(),
         }
     }
@@ -77,7 +98,16 @@ impl Output {
         if events.iter().any(|it| matches!(it, Event::Reasoning(_))) {
             self.reasoning_tokens = piece.index.saturating_add(1);
         }
+        if let Some(listed) = &piece.logprobs {
+            let mut of_piece = Column::default();
+            of_piece.add_chat(listed);
+            self.waiting.push((piece.text.len(), of_piece));
+        }
+        let is_known = !events.is_empty();
         events.drain(..).for_each(|event| self.add(event, steps));
+        if is_known {
+            self.waiting.clear();
+        }
         self.events = events;
     }
 
@@ -101,7 +131,7 @@ impl Output {
             Event::CallBegins { name } => self.begin_call(name, steps),
             Event::CallArguments(text) => {
                 if !self.is_left_out {
-                    self.append(text, steps);
+                    self.append(text, Column::default(), steps);
                 }
             }
             Event::CallEnds => {
@@ -129,7 +159,26 @@ impl Output {
             self.close(false, steps);
             self.begin(kind, steps);
         }
-        self.append(text, steps);
+        let logprobs = match self.items.last().map(|item| &item.kind) {
+            Some(Kind::Message) => self.take_logprobs(text.len()),
+            _ => Column::default(),
+        };
+        self.append(text, logprobs, steps);
+    }
+
+    /// Those of the last pieces that so many bytes of text came of.
+    fn take_logprobs(&mut self, bytes: usize) -> Column {
+        let mut pieces = std::mem::take(&mut self.waiting);
+        let (mut first, mut covered) = (pieces.len(), 0);
+        while covered < bytes && first > 0 {
+            first -= 1;
+            covered += pieces[first].0;
+        }
+        let mut logprobs = Column::default();
+        for (_, of_piece) in pieces.drain(first..) {
+            logprobs.append(&of_piece);
+        }
+        logprobs
     }
 
     fn open(&mut self) -> Option<&mut Item> {
@@ -142,15 +191,17 @@ impl Output {
         self.items.push(Item {
             kind,
             text: String::new(),
+            logprobs: Column::default(),
             status: Status::InProgress,
         });
     }
 
-    fn append(&mut self, text: String, steps: &mut Vec<Step>) {
+    fn append(&mut self, text: String, logprobs: Column, steps: &mut Vec<Step>) {
         let place = self.items.len().saturating_sub(1);
         if let Some(item) = self.open() {
             item.text.push_str(&text);
-            steps.push(Step::More(place, text));
+            item.logprobs.append(&logprobs);
+            steps.push(Step::More(place, text, logprobs));
         }
     }
 

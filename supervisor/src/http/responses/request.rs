@@ -5,6 +5,7 @@ use super::settings::{self, Reasoning};
 use super::tools::OwnNames;
 use super::{ID_PREFIX, input, tools};
 use crate::config::RequestLimits;
+use crate::http::effort;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
@@ -56,17 +57,23 @@ pub fn read(
     let parsing = model.chat.parsing_of(tools.shown.is_some());
     let most = limits.max_tokens_out.unwrap_or(model.context);
     let most = u64::from(most.min(model.context));
-    let max_tokens = fields.integer("max_output_tokens", 1..=most);
-    let max_tokens = max_tokens.unwrap_or(most) as u32;
+    // A bound, as chat's `max_tokens`.
+    let max_tokens = fields.integer("max_output_tokens", 1..=u64::from(u32::MAX));
+    let max_tokens = max_tokens.unwrap_or(most).min(most) as u32;
     let sampling = read_sampling(&mut fields, model);
     let logit_bias = read_logit_bias(&mut fields, model);
     let stop = read_stop(&mut fields);
     let is_streamed = fields.boolean("stream").unwrap_or(false);
-    let Reasoning { effort, settings } = settings::read_reasoning(&mut fields);
+    let Reasoning {
+        effort,
+        mut settings,
+    } = settings::read_reasoning(&mut fields);
     let text = settings::read_text(&mut fields);
+    settings.extend(text.verbosity.as_deref().map(effort::verbosity));
     let (format, told_format) = text.format.unzip();
     let has_tools = tools.shown.is_some();
     let structure = formats::settle(&mut fields, TEXT_FORMAT, format, has_tools, tools.asked);
+    let logprobs = settings::read_logprobs(&mut fields);
     let metadata = settings::read_metadata(&mut fields);
     settings::accept(&mut fields);
     fields.finish().map_err(ApiError::invalid)?;
@@ -80,6 +87,7 @@ pub fn read(
         effort,
         format: told_format,
         verbosity: text.verbosity,
+        top_logprobs: logprobs.unwrap_or(0),
         metadata,
     };
     let conversation = Conversation {
@@ -93,7 +101,7 @@ pub fn read(
         max_tokens,
         stop,
         ignore_eos: false,
-        logprobs: None,
+        logprobs,
         echo: false,
         logit_bias,
         thinking: Budget::of_operator(limits),

@@ -1,16 +1,16 @@
 //! Settings of a response, and fields that change no answer.
 
 use crate::http::effort;
-use crate::http::fields::{Fields, Names, among};
+use crate::http::fields::{Fields, Names, among, nested};
 use crate::http::json::{Json, Kind};
-use crate::http::mistakes::{Constraint, Mistakes};
+use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::structure::formats;
 use crate::text::template::TemplateSetting;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use utoipa::openapi::Type;
-use worker_orcd_ipc::Grammar;
+use worker_orcd_ipc::{Grammar, MAX_TOP_LOGPROBS};
 
 pub(super) const FIELDS: &[&str] = &[
     "reasoning",
@@ -32,6 +32,8 @@ pub(super) const LABELS: &[&str] = &[
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    // vLLM's.
+    "request_id",
     CLIENT_METADATA,
 ];
 
@@ -48,8 +50,12 @@ pub(super) const REFUSED: &[&str] = &[
     "moderation",
 ];
 
-/// What no answer of this worker has, so that nothing is missing without it.
+/// Beside each text, the log probabilities of its tokens.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// What else may be included: all that no answer of this worker has, so that nothing is missing without it.
 const INCLUDABLE: &[&str] = &[
+    LOGPROBS,
     "reasoning.encrypted_content",
     "file_search_call.results",
     "web_search_call.results",
@@ -60,7 +66,6 @@ const INCLUDABLE: &[&str] = &[
 ];
 
 const SUMMARIES: &[(&str, ())] = &[("auto", ()), ("concise", ()), ("detailed", ())];
-const VERBOSITIES: &[(&str, &str)] = &[("low", "low"), ("medium", "medium"), ("high", "high")];
 
 /// As the OpenAI API has it.
 const MAX_METADATA: usize = 16;
@@ -68,7 +73,7 @@ const MAX_KEY_CHARS: usize = 64;
 const MAX_VALUE_CHARS: usize = 512;
 
 const REASONING: Names = |name| among(name, &[&["effort", "summary", "context", "mode"]]);
-const TEXT: Names = |name| among(name, &[&["format", "verbosity"]]);
+const TEXT: Names = |name| among(name, &[&["format", effort::VERBOSITY]]);
 const STREAM_OPTIONS: Names = |name| among(name, &[&["include_obfuscation"]]);
 
 #[derive(Debug, Default)]
@@ -104,11 +109,13 @@ pub(super) struct TextSettings {
     pub(super) verbosity: Option<String>,
 }
 
-/// `text`: its format, and its verbosity, which is repeated and of which the model is not told.
+/// `text`: its format, and its verbosity, which is repeated, and which a template is told that asks for it.
 pub(super) fn read_text(fields: &mut Fields<'_>) -> TextSettings {
     let text = nested(fields, "text", TEXT, |mut inside| {
         let format = formats::read_of_text(&mut inside);
-        let verbosity = inside.word("verbosity", VERBOSITIES).map(str::to_owned);
+        let verbosity = inside
+            .word(effort::VERBOSITY, effort::VERBOSITIES)
+            .map(str::to_owned);
         inside.finish().map(|()| TextSettings { format, verbosity })
     });
     text.unwrap_or_default()
@@ -146,9 +153,16 @@ pub(super) fn read_metadata(fields: &mut Fields<'_>) -> BTreeMap<String, String>
     pairs
 }
 
+/// How many most likely tokens are wanted beside each; `None` where no log probabilities are. A number asks for them, too.
+pub(super) fn read_logprobs(fields: &mut Fields<'_>) -> Option<u8> {
+    let is_included = read_include(fields);
+    let top = fields.integer("top_logprobs", 0..=u64::from(MAX_TOP_LOGPROBS));
+    let top = top.unwrap_or(0) as u8;
+    (is_included || top > 0).then_some(top)
+}
+
 /// Takes out all that changes no answer, and notes what would.
 pub(super) fn accept(fields: &mut Fields<'_>) {
-    read_include(fields);
     nested(fields, "stream_options", STREAM_OPTIONS, |mut options| {
         let rule = "is not supported: events are not padded";
         let no = |value: Json<'_>| value.boolean() == Some(false);
@@ -157,6 +171,7 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     });
     // Nothing is kept, whatever is asked for, and the answer says so.
     fields.boolean("store");
+    fields.says_no_effect("store");
     let no = |value: Json<'_>| value.boolean() == Some(false);
     let rule = "is not supported: an answer is told at once or not at all";
     fields.only("background", || schema::values([false]), no, rule);
@@ -164,11 +179,9 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     fields.only_words("truncation", &["disabled"], rule);
     let rule = "may be auto or default only";
     fields.only_words("service_tier", &["auto", "default"], rule);
-    let zero = |value: Json<'_>| value.whole() == Some(0);
-    let rule = "is not supported here: /v1/chat/completions has log probabilities";
-    fields.only("top_logprobs", || schema::values([0]), zero, rule);
     // Of tools that the server runs, and this one runs none.
     fields.integer("max_tool_calls", 0..=u64::from(u32::MAX));
+    fields.says_no_effect("max_tool_calls");
     for label in LABELS {
         let (kind, shape, rule): (_, fn() -> Shape, _) = match *label {
             CLIENT_METADATA => (
@@ -182,16 +195,17 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     }
 }
 
-/// What is not there cannot be included. Log probabilities could be, and are refused.
-fn read_include(fields: &mut Fields<'_>) {
+/// Whether log probabilities are.
+fn read_include(fields: &mut Fields<'_>) -> bool {
     fields.says("include", || {
         schema::list_of(schema::values(INCLUDABLE.iter().copied()))
     });
     let Some(list) = fields.take("include") else {
-        return;
+        return false;
     };
-    let mut is_known = true;
+    let (mut is_known, mut has_logprobs) = (true, false);
     let is_list = list.each_element(|item| {
+        has_logprobs |= is_text(item, LOGPROBS);
         is_known &= INCLUDABLE.iter().any(|known| is_text(item, known));
     });
     if !is_list {
@@ -200,29 +214,7 @@ fn read_include(fields: &mut Fields<'_>) {
         let rule = format!("may hold only {}", INCLUDABLE.join(", "));
         fields.error("include", Constraint::Unsupported, rule);
     }
-}
-
-/// Reads the fields of an object inside of another. `None` where it is absent or wrong.
-fn nested<T>(
-    fields: &mut Fields<'_>,
-    name: &'static str,
-    names: Names,
-    read: impl Fn(Fields<'_>) -> Result<T, Mistakes>,
-) -> Option<T> {
-    fields.says(name, || {
-        Fields::described(names, |fields| drop(read(fields))).into_shape()
-    });
-    let given = fields.take(name)?;
-    let Some(inside) = Fields::of(given, names, fields.mistakes()) else {
-        fields.error(name, Constraint::Type, "must be an object");
-        return None;
-    };
-    let wrong = match read(inside) {
-        Ok(it) => return Some(it),
-        Err(wrong) => wrong,
-    };
-    fields.mistakes().extend(|| format!("{name}."), wrong);
-    None
+    has_logprobs
 }
 
 fn is_text(value: Json<'_>, text: &str) -> bool {

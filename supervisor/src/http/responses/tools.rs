@@ -22,10 +22,8 @@ use std::fmt::Write as _;
 pub(super) const FIELDS: &[&str] = &["tools", "tool_choice", "parallel_tool_calls"];
 
 const FUNCTION: Names = |name| {
-    among(
-        name,
-        &[&["type", "name", "description", "parameters", "strict"]],
-    )
+    let own = &["type", "name", "description", "parameters", "strict"];
+    among(name, &[own, &[chat::CACHE_CONTROL]])
 };
 
 /// What the model may call.

@@ -33,7 +33,10 @@ pub(in crate::http) fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar,
         let kind = format.word("type", &kinds);
         let kind = format.required("type", kind);
         let named = match kind {
-            Some(2) => take_named_schema(&mut format),
+            Some(2) => {
+                let (name, schema) = take_named_schema(&mut format);
+                format.required("name", name).zip(schema)
+            }
             _ => None,
         };
         format.finish()?;

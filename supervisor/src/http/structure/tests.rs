@@ -38,6 +38,22 @@ fn each_way_to_hold_an_answer_is_read() {
             of_schema(),
         ),
         (
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            FORMAT,
+            of_schema(),
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+            FORMAT,
+            of_schema(),
+        ),
+        (json!({"json_schema": schema}), SCHEMA, of_schema()),
+        (
+            json!({"json_schema": {}, "structured_outputs": {"json": schema}}),
+            OUTPUTS,
+            of_schema(),
+        ),
+        (
             json!({"response_format": {"type": "text"}, "structured_outputs": {"json": schema}}),
             OUTPUTS,
             of_schema(),
@@ -79,6 +95,7 @@ fn each_way_to_hold_an_answer_is_read() {
     for text in [
         json!({}),
         json!({"response_format": null, "structured_outputs": null}),
+        json!({"json_schema": {}}),
         json!({"response_format": {"type": "text"}, "ignore_eos": true}),
     ] {
         assert_eq!(read_body(&text, true), Ok(None), "{text}");
@@ -104,8 +121,21 @@ fn each_mistake_is_named_with_its_place() {
             "response_format.json_schema",
         ),
         (
-            schema(json!({"schema": {}})),
-            "response_format.json_schema.name",
+            format(json!({"type": "json_object", "schema": "a"})),
+            "response_format.schema",
+        ),
+        (
+            format(json!({"type": "text", "schema": {}})),
+            "response_format.schema",
+        ),
+        (json!({"json_schema": []}), "json_schema"),
+        (
+            json!({"json_schema": {"a": 1}, "structured_outputs": {"json": {}}}),
+            "structured_outputs",
+        ),
+        (
+            json!({"json_schema": {"a": 1}, "response_format": {"type": "json_object"}}),
+            "json_schema",
         ),
         (
             schema(json!({"name": "a"})),

@@ -35,22 +35,22 @@ const TOKENIZE: &[&str] = &[
     "messages",
     "add_special",
     "add_special_tokens",
-    "add_generation_prompt",
     "parse_special",
     "with_pieces",
     "return_token_strs",
 ];
 
 /// Every field of `/tokenize`.
-pub const TOKENIZE_NAMES: Names = |name| among(name, &[TOKENIZE, CONVERSATION[0], CONVERSATION[1]]);
+pub const TOKENIZE_NAMES: Names =
+    |name| among(name, &[TOKENIZE]).or_else(|| among(name, &CONVERSATION));
 
 /// Every field of `/detokenize`.
 pub const TOKENS_NAMES: Names = |name| among(name, &[&["model", "tokens"]]);
 
 /// Every field of `/apply-template`.
 pub const TEMPLATE_NAMES: Names = |name| {
-    let own: &[&str] = &["model", "messages", "add_generation_prompt"];
-    among(name, &[own, CONVERSATION[0], CONVERSATION[1]])
+    let own: &[&str] = &["model", "messages"];
+    among(name, &[own]).or_else(|| among(name, &CONVERSATION))
 };
 
 /// # Errors
@@ -69,7 +69,6 @@ pub fn read_tokenize(
     let messages = read_conversation(&mut fields, max_chars, model);
     let input = content.or(prompt).or(messages);
     let adds_special = read_adds_special(&mut fields, !is_content, is_messages);
-    read_generation_prompt(&mut fields);
     fields.only(
         "parse_special",
         || schema::values([true]),
@@ -115,10 +114,7 @@ fn check_one_input(fields: &mut Fields<'_>) -> &'static str {
 /// What says how a conversation is rendered says nothing of a text. And `parse_special` says nothing of a conversation,
 /// whose texts of special tokens are the client's own.
 fn check_conversation(fields: &mut Fields<'_>) {
-    let of_messages = || {
-        let own = CONVERSATION.into_iter().flatten();
-        own.copied().chain(["add_generation_prompt"])
-    };
+    let of_messages = || CONVERSATION.into_iter().flatten().copied();
     fields.says_of_all(|| {
         let nulls = of_messages().map(|name| (name, schema::null()));
         schema::any_of([schema::object_with([], nulls), schema::with("messages", [])])
@@ -170,15 +166,6 @@ fn read_adds_special(fields: &mut Fields<'_>, default: bool, is_messages: bool) 
     wanted.unwrap_or(default)
 }
 
-fn read_generation_prompt(fields: &mut Fields<'_>) {
-    fields.only(
-        "add_generation_prompt",
-        || schema::values([true]),
-        |value| value.boolean() == Some(true),
-        "may be true only",
-    );
-}
-
 /// # Errors
 /// Everything that is wrong with the request.
 pub fn read_tokens(
@@ -218,7 +205,6 @@ pub fn read_template(
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let input = read_conversation(&mut fields, max_chars, model);
     let input = fields.required("messages", input);
-    read_generation_prompt(&mut fields);
     fields.finish().map_err(ApiError::invalid)?;
     input.ok_or_else(ApiError::unreadable)
 }

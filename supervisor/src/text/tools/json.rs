@@ -88,6 +88,15 @@ impl Json {
         self.nests.len()
     }
 
+    /// What closes all that is open, the innermost first.
+    pub(in crate::text) fn closing(&self) -> String {
+        let close = |nest: &Nest| match nest {
+            Nest::Object => '}',
+            Nest::List => ']',
+        };
+        self.nests.iter().rev().map(close).collect()
+    }
+
     pub(in crate::text) fn push(&mut self, c: char) -> Result<(), Broken> {
         if let Place::Number(number) = self.place {
             match number.next(c) {

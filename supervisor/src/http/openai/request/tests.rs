@@ -76,14 +76,16 @@ fn what_is_not_supported_is_refused_by_name() {
     for (field, value) in [
         ("n", json!(0)),
         ("n", json!(9)),
-        ("best_of", json!(1)),
+        ("best_of", json!(2)),
+        ("include_reasoning", json!(false)),
+        ("request_id", json!(3)),
         ("tools", json!([{"type": "function"}])),
         ("logit_bias", json!({"5": 101})),
         ("response_format", json!({"type": "xml"})),
         ("grammar", json!("root ::= \"a\"")),
-        ("json_schema", json!({"type": "object"})),
+        ("json_schema", json!("object")),
         ("reasoning_effort", json!("lots")),
-        ("max_tokens", json!(101)),
+        ("max_tokens", json!(0)),
         ("max_tokens", json!(-2)),
         ("seed", json!(-2)),
         ("top_k", json!(-2)),
@@ -96,6 +98,79 @@ fn what_is_not_supported_is_refused_by_name() {
     }
     let message = chat(&json!({"stream": true, "stream_options": {"x": 1}})).unwrap_err();
     assert!(message.contains("stream_options.x"), "{message}");
+}
+
+#[test]
+fn what_happens_anyway_may_be_asked_for() {
+    for extra in [
+        json!({"best_of": 1, "request_id": "r-1", "include_reasoning": true}),
+        json!({"verbosity": "low", "enable_thinking": true, "thinking": {"type": "enabled"}}),
+        json!({"stop": vec!["a"; 32], "json_schema": {}}),
+        json!({"continue_final_message": false, "add_generation_prompt": true}),
+    ] {
+        assert!(chat(&extra).is_ok(), "{extra}");
+    }
+    assert!(chat(&json!({"stop": vec!["a"; 33]})).is_err());
+    assert!(completion(&json!({"request_id": "r-1", "best_of": 1})).is_ok());
+}
+
+#[test]
+fn a_bound_beyond_the_context_is_the_context() {
+    for name in ["max_tokens", "max_completion_tokens"] {
+        let request = chat(&json!({ name: 16_384 })).unwrap();
+        assert_eq!(request.generation.max_tokens, 100, "{name}");
+    }
+    let request = completion(&json!({"max_tokens": 16_384})).unwrap();
+    assert_eq!(request.generation.max_tokens, 100);
+}
+
+#[test]
+fn an_answer_is_begun_by_the_request_or_by_its_last_message() {
+    let begun = |extra: &Value, last: &Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}, last]});
+        body = with(body, extra);
+        let read = read_within(&LIMITS, Kind::Chat, &body)?;
+        Ok::<_, String>(match read.generation.input {
+            Input::Begun(conversation, _, text) => {
+                assert_eq!(conversation.messages.len(), 1);
+                Some(text)
+            }
+            _ => None,
+        })
+    };
+    let last = json!({"role": "assistant", "content": "Sure, "});
+    let marked = json!({"role": "assistant", "content": "Sure, ", "prefix": true});
+    let text = || Ok(Some("Sure, ".to_owned()));
+    let both = json!({"continue_final_message": true, "add_generation_prompt": false});
+    assert_eq!(begun(&json!({}), &last), Ok(None), "a turn of its own");
+    assert_eq!(begun(&json!({}), &marked), text());
+    assert_eq!(begun(&both, &last), text());
+    assert_eq!(begun(&both, &marked), text());
+    assert_eq!(
+        begun(&json!({"continue_final_message": true}), &last),
+        text()
+    );
+    let user = json!({"role": "user", "content": "a"});
+    let thought = json!({"role": "assistant", "content": "a", "reasoning": "b"});
+    let open = json!({"continue_final_message": true, "add_generation_prompt": true});
+    let held = with(
+        both.clone(),
+        &json!({"response_format": {"type": "json_object"}}),
+    );
+    for (extra, last, field) in [
+        (&both, &user, "continue_final_message"),
+        (&both, &thought, "messages"),
+        (&open, &last, "add_generation_prompt"),
+        (
+            &json!({"add_generation_prompt": false}),
+            &last,
+            "add_generation_prompt",
+        ),
+        (&held, &last, "messages"),
+    ] {
+        let message = begun(extra, last).unwrap_err();
+        assert!(message.contains(field), "{extra} {last}: {message}");
+    }
 }
 
 #[test]
@@ -202,8 +277,8 @@ fn what_the_operator_bounds_is_bounded_here_too() {
     let hello = json!({"messages": [{"role": "user", "content": "hello"}]});
     let request = read(Kind::Chat, hello.clone()).unwrap();
     assert_eq!(request.generation.max_tokens, 50);
-    let longer = with(hello, &json!({"max_tokens": 51}));
-    assert!(read(Kind::Chat, longer).unwrap_err().contains("max_tokens"));
+    let longer = read(Kind::Chat, with(hello, &json!({"max_tokens": 51}))).unwrap();
+    assert_eq!(longer.generation.max_tokens, 50);
     let named = json!({"messages": [{"role": "user", "content": "hello", "name": "A"}]});
     assert!(read(Kind::Chat, named).unwrap_err().contains("messages"));
     for prompt in [json!("hello!"), json!(["hello!"])] {

@@ -3,10 +3,14 @@
 use super::super::answer::Echo;
 use super::super::output::tests::{PARSING, TEXT, pieces};
 use super::*;
+use crate::engine::{Listed, ListedToken};
+use crate::requests::testing;
 use crate::text::tools::{Parsing, Syntax, Thoughts};
 use proptest::prelude::*;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
+use worker_orcd_ipc::{Logprobs, TokenId};
 
 fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {
     Header {
@@ -23,6 +27,7 @@ fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {
             effort: None,
             format: Some(json!({"type": "json_object"})),
             verbosity: None,
+            top_logprobs: 0,
             metadata: BTreeMap::new(),
         },
     }
@@ -94,6 +99,10 @@ fn added_up(events: &[Value]) -> [Vec<Value>; 2] {
                 let item = &mut grown[place(event)];
                 assert_eq!(item["id"], event["item_id"]);
                 append(&mut item["content"][0]["text"], &event["delta"]);
+                if let Some(more) = event["logprobs"].as_array() {
+                    let list = item["content"][0]["logprobs"].as_array_mut();
+                    list.unwrap().extend(more.clone());
+                }
             }
             "response.function_call_arguments.delta" => {
                 let item = &mut grown[place(event)];
@@ -128,7 +137,49 @@ fn whole(header: &Header, pieces: &[Piece], reason: StopReason) -> Value {
     pieces.iter().for_each(|it| output.push(it, &mut steps));
     output.finish(reason, &mut steps);
     let ended = Progress::ended(&completion(reason), output.reasoning_tokens);
-    header.response(&output.items, &ended)
+    serde_json::to_value(header.response(&output.items, &ended)).unwrap()
+}
+
+/// Each piece with a token of its own, whose logarithm tells its number.
+fn listed(mut pieces: Vec<Piece>) -> Vec<Piece> {
+    for piece in &mut pieces {
+        let logprobs = Logprobs {
+            of_token: -(piece.number as f32),
+            top: vec![(TokenId(1), -0.5)],
+        };
+        let token = ListedToken {
+            token: TokenId(0),
+            offset: 0,
+            logprobs: Some(logprobs),
+        };
+        piece.logprobs = Some(Box::new(Listed {
+            tokens: vec![token],
+            text: testing::text(),
+        }));
+    }
+    pieces
+}
+
+#[test]
+fn the_tokens_of_a_text_have_their_log_probabilities_and_those_of_thoughts_and_calls_none() {
+    let text =
+        "<think>Hm</think>I a <to b <tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>";
+    let pieces = listed(pieces(text, 3));
+    let header = header(PARSING, true);
+    let told = read(&tell(&header, &pieces, 0, StopReason::Eos));
+    let whole = whole(&header, &pieces, StopReason::Eos);
+    let [grown, done] = added_up(&told);
+    assert_eq!(json!(grown), whole["output"]);
+    assert_eq!(json!(done), whole["output"]);
+    let content = &whole["output"][1]["content"][0];
+    let text = content["text"].as_str().unwrap();
+    assert!(text.starts_with("I a <to b"), "{text}");
+    let of_tokens = content["logprobs"].as_array().unwrap().iter();
+    let numbers: Vec<_> = of_tokens
+        .map(|it| -it["logprob"].as_f64().unwrap())
+        .collect();
+    // `k>I` ends the thought and begins the text; `<to` is held, and is text once ` b ` has come; the next one is a call's.
+    assert_eq!(numbers, [5.0, 6.0, 7.0, 8.0]);
 }
 
 #[test]

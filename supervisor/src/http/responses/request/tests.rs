@@ -85,7 +85,12 @@ fn codex_is_served() {
         "{tools}"
     );
     let effort = TemplateSetting::Word("medium".to_owned());
-    assert_eq!(settings, [("reasoning_effort".to_owned(), effort)]);
+    let low = TemplateSetting::Word("low".to_owned());
+    let told = [
+        ("reasoning_effort".to_owned(), effort),
+        ("verbosity".to_owned(), low),
+    ];
+    assert_eq!(settings, told);
     assert_eq!(request.generation.max_tokens, 100);
     assert!(request.generation.job_id.starts_with("resp_"));
 }
@@ -103,7 +108,7 @@ fn settings_are_read_and_repeated() {
     let echo = serde_json::to_value(&request.echo).unwrap();
     let expected = json!({
         "temperature": 0.8, "top_p": 0.3, "max_output_tokens": 9, "tool_choice": "none",
-        "parallel_tool_calls": true, "effort": "none", "format": null, "verbosity": "high", "metadata": {"a": "b"},
+        "parallel_tool_calls": true, "effort": "none", "format": null, "verbosity": "high", "top_logprobs": 0, "metadata": {"a": "b"},
     });
     assert_eq!(echo, expected);
     assert_eq!(request.generation.max_tokens, 9);
@@ -112,7 +117,34 @@ fn settings_are_read_and_repeated() {
         panic!("no messages");
     };
     let off = ("enable_thinking".to_owned(), TemplateSetting::Flag(false));
-    assert_eq!(settings.last(), Some(&off));
+    let loud = TemplateSetting::Word("high".to_owned());
+    assert_eq!(settings[1..], [off, ("verbosity".to_owned(), loud)]);
+}
+
+#[test]
+fn log_probabilities_are_included_or_counted() {
+    let included = json!([
+        "message.output_text.logprobs",
+        "reasoning.encrypted_content"
+    ]);
+    for (extra, wanted) in [
+        (json!({}), None),
+        (json!({"top_logprobs": 0}), None),
+        (json!({"include": included}), Some(0)),
+        (json!({"include": included, "top_logprobs": 3}), Some(3)),
+        (json!({"top_logprobs": 20}), Some(20)),
+    ] {
+        let request = read_body(&with(&extra)).unwrap();
+        assert_eq!(request.generation.logprobs, wanted, "{extra}");
+        assert_eq!(request.echo.top_logprobs, wanted.unwrap_or(0));
+    }
+}
+
+#[test]
+fn a_bound_beyond_the_context_is_the_context() {
+    let request = read_body(&with(&json!({"max_output_tokens": 16_384}))).unwrap();
+    assert_eq!(request.generation.max_tokens, 100);
+    assert_eq!(request.echo.max_output_tokens, 100);
 }
 
 #[test]
@@ -128,11 +160,8 @@ fn what_is_not_done_is_refused_by_name() {
         (json!({"background": true}), "background"),
         (json!({"truncation": "auto"}), "truncation"),
         (json!({"service_tier": "flex"}), "service_tier"),
-        (json!({"top_logprobs": 2}), "top_logprobs"),
-        (
-            json!({"include": ["message.output_text.logprobs"]}),
-            "include",
-        ),
+        (json!({"top_logprobs": 21}), "top_logprobs"),
+        (json!({"include": ["a"]}), "include"),
         (json!({"include": "a"}), "include"),
         (json!({"text": {"format": format}}), "text.format.type"),
         (json!({"text": {"format": {}}}), "text.format.type"),
@@ -153,7 +182,7 @@ fn what_is_not_done_is_refused_by_name() {
             json!({"text": {"format": {"type": "json_schema", "name": "a"}}}),
             "text.format.schema",
         ),
-        (json!({"max_output_tokens": 101}), "max_output_tokens"),
+        (json!({"max_output_tokens": 0}), "max_output_tokens"),
         (json!({"metadata": {"a": 3}}), "metadata"),
         (json!({"metadata": {"a": "x".repeat(513)}}), "metadata"),
         (json!({"metadata": {"x".repeat(65): "a"}}), "metadata"),
