@@ -62,6 +62,8 @@ pub struct Config {
     pub child_confinement: bool,
     /// Control tokens are parsed in what clients write into messages, too.
     pub parse_special: bool,
+    /// Requests may name no model but this one.
+    pub strict_model_name: bool,
     /// True if sampling fields that a request omits are as the model file advises.
     pub model_sampling: bool,
     /// How texts become embeddings, instead of as the model file says.
@@ -213,6 +215,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         _ => Err(format!("{text:?} is neither on nor off")),
     });
     let parse_special = reader.switch("parse-special");
+    let strict_model_name = reader.switch("strict-model-name");
     let model_sampling = !reader.switch("no-model-sampling");
     let pooling = reader.optional("pooling", pooling::parse);
     let parsers = parsers::read(reader);
@@ -246,6 +249,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         accept_fault_injection,
         child_confinement: child_confinement?,
         parse_special,
+        strict_model_name,
         model_sampling,
         pooling,
         parsers,

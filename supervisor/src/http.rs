@@ -123,6 +123,8 @@ pub struct App {
     pub lanes: Lanes,
     /// Control tokens are parsed in what clients write into messages, too.
     pub parse_special: bool,
+    /// Requests may name no model but this one.
+    pub strict_model_name: bool,
     /// How texts become embeddings, instead of as the model file says.
     pub pooling: Option<Pooling>,
     /// Places of all connections, but for probes that found none.
@@ -166,6 +168,7 @@ impl App {
             }),
             lanes: Lanes::default(),
             parse_special: config.parse_special,
+            strict_model_name: config.strict_model_name,
             pooling: config.pooling,
             places: Places::new(config.http.max_connections.get()),
             devices,

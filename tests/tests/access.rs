@@ -436,10 +436,25 @@ fn a_model_answers_to_every_name_that_it_was_given() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(client.get(&format!("/v1/models/{name}")).json()["id"], name);
     }
+    let other = json!({ "model": "gpt-4", "prompt": "abc", "max_tokens": 2 });
+    let answer = client.post("/v1/completions", &other);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.json()["model"], "gpt-4o-mini");
+    assert_eq!(client.get("/v1/models/gpt-4").status, 404);
+}
+
+#[test]
+fn a_strict_worker_refuses_other_names() {
+    let worker = scripted().flag("--strict-model-name").start();
+    let client = worker.client();
     let other = json!({ "model": "gpt-4", "prompt": "abc" });
     let answer = client.post("/v1/completions", &other);
-    assert_eq!(answer.status, 404);
-    assert!(answer.text().contains("gpt-4o-mini"), "{}", answer.text());
+    assert_eq!(answer.status, 404, "{}", answer.text());
+    let own = client.get("/v1/models").json()["data"][0]["id"].clone();
+    let named = answer.json()["error"]["message"].to_string();
+    assert!(named.contains(own.as_str().unwrap()), "{named}");
+    let right = json!({ "model": own, "prompt": "abc", "max_tokens": 2 });
+    assert_eq!(client.post("/v1/completions", &right).status, 200);
 }
 
 #[test]

@@ -342,6 +342,7 @@ fn refusals_have_anthropic_s_shape_and_a_key_may_come_as_x_api_key() {
     writeln!(keys, "secret").expect("it is ours");
     let worker = Worker::scripted(Script::behave())
         .arg("--api-key-file", keys.path().display())
+        .flag("--strict-model-name")
         .start();
     let client = worker.client();
     let ask = |path: &str, headers: &[(&str, &str)], body: &Value| {

@@ -101,7 +101,9 @@ fn a_text_that_is_too_long_is_refused_by_the_name_it_was_given() {
 
 #[test]
 fn another_model_and_no_text_are_refused_by_name() {
-    let worker = Worker::scripted(Script::behave()).start();
+    let worker = Worker::scripted(Script::behave())
+        .flag("--strict-model-name")
+        .start();
     let client = worker.client();
     for (path, body, status, word) in [
         ("/tokenize", json!({}), 400, "content"),

@@ -56,6 +56,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "max-queue",
             "inference-timeout",
             "parse-special",
+            "strict-model-name",
             "no-model-sampling",
             "tool-call-parser",
             "reasoning-parser",

@@ -169,6 +169,12 @@ pub const OPTIONS: &[Spec] = &[
         default: None,
     },
     Spec {
+        name: "strict-model-name",
+        syntax: Syntax::Switch,
+        help: "Requests that name a model by none of its names are refused",
+        default: None,
+    },
+    Spec {
         name: "no-model-sampling",
         syntax: Syntax::Switch,
         help: "Sampling defaults are the documented ones, whatever general.sampling.* of the model \

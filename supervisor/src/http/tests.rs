@@ -189,11 +189,15 @@ async fn wrong_paths_methods_and_types_have_bodies_in_the_caller_s_dialect() {
     let form = ask(&app, form.body(Body::from("{}")).unwrap()).await;
     assert_eq!(form.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
 
-    let model = json!({"model": "gpt-5", "prompt": "a"});
-    assert_eq!(
-        post(&app, "/v1/completions", model).await.status,
-        StatusCode::NOT_FOUND
-    );
+    let other = || json!({"model": "gpt-5", "prompt": "a"});
+    let strict = self::app(&["--strict-model-name"]).await;
+    for (app, status) in [
+        (&strict, StatusCode::NOT_FOUND),
+        (&app, StatusCode::SERVICE_UNAVAILABLE),
+    ] {
+        let answer = post(app, "/v1/completions", other()).await;
+        assert_eq!(answer.status, status);
+    }
 }
 
 #[tokio::test]

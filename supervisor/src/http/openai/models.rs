@@ -65,19 +65,25 @@ impl App {
         self.model_names(loaded).any(|known| known == name)
     }
 
-    /// A request may leave the model out, since there is one; it may not name another.
+    /// A request may leave the model out, since there is one, and call it as it likes: the answer has its name. Where
+    /// `--strict-model-name` is given it may not name another.
     pub(in crate::http) fn check_model_name(
         &self,
         fields: &mut Fields<'_>,
         loaded: Option<&LoadedModel>,
     ) -> Result<(), ApiError> {
-        fields.says("model", || schema::values(self.model_names(loaded)));
+        fields.says("model", || match self.strict_model_name {
+            true => schema::values(self.model_names(loaded)),
+            false => schema::text(),
+        });
         let Some(given) = fields.take("model") else {
             return Ok(());
         };
         match given.text() {
-            Some(name) if self.is_model_name(&name, loaded) => Ok(()),
-            Some(_) => Err(no_such_model(self)),
+            Some(name) if self.strict_model_name && !self.is_model_name(&name, loaded) => {
+                Err(no_such_model(self))
+            }
+            Some(_) => Ok(()),
             None => {
                 fields.error("model", Constraint::Type, "must be a string");
                 Ok(())
