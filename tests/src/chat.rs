@@ -54,7 +54,7 @@ pub fn streamed(events: impl Iterator<Item = String>) -> Value {
         let choice = &chunk["choices"][0];
         reason = choice["finish_reason"].clone();
         let delta = &choice["delta"];
-        for key in ["content", "reasoning_content"] {
+        for key in ["content", "reasoning_content", "reasoning"] {
             if delta[key].as_str().is_some_and(|text| !text.is_empty()) {
                 add(&mut message[key], &delta[key]);
             }

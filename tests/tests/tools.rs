@@ -59,6 +59,7 @@ fn thoughts_text_and_calls_are_told_apart_streamed_and_whole() {
             "message": {
                 "role": "assistant", "refusal": null, "content": "I look.",
                 "reasoning_content": "Two of \"them\".",
+                "reasoning": "Two of \"them\".",
                 "tool_calls": [
                     {"type": "function", "function": {
                         "name": "add", "arguments": "{\"a\": 1.0, \"b\": [\"\\u00e9\", {}]}",
@@ -105,6 +106,7 @@ fn channels_are_told_apart_in_every_api_and_a_death_changes_no_byte() {
         json!({
             "role": "assistant", "refusal": null, "content": "I look.",
             "reasoning_content": "Two of \"them\".",
+            "reasoning": "Two of \"them\".",
             "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": arguments}}],
         })
     );

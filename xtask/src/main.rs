@@ -49,7 +49,7 @@ enum Command {
     Up(up::Arguments),
     /// Formatting, lints, every test, and the comparisons with llama.cpp.
     Test(test::Arguments),
-    /// Write the tables of models and tensor types into README.md and docs/, from the code.
+    /// Write the tables of models, tensor types and fields into README.md and docs/, from the code.
     Tables,
     /// Compile the CUDA kernels, with a toolkit that is here or from PyPI. No GPU is needed.
     Kernels(kernels::Arguments),

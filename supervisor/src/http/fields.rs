@@ -131,7 +131,7 @@ impl<'a> Fields<'a> {
 
     fn add(&mut self, name: &str, value: Json<'a>) {
         let Some(name) = (self.names)(name) else {
-            if self.drops_hollow && is_hollow(value) {
+            if self.drops_hollow && value.is_hollow() {
                 return;
             }
             return self.strangers.note(|| {
@@ -164,7 +164,7 @@ impl<'a> Fields<'a> {
     /// Takes out a field that holds `[]` or `{}`, where a text is read.
     pub fn drop_hollow(&mut self, name: &str) {
         self.says(name, hollow);
-        if self.peek(name).is_some_and(is_hollow) {
+        if self.peek(name).is_some_and(Json::is_hollow) {
             self.take(name);
         }
     }
@@ -431,11 +431,6 @@ pub fn nested<T>(
     };
     fields.mistakes().extend(|| format!("{name}."), wrong);
     None
-}
-
-/// `null`, and a list or an object that holds nothing.
-fn is_hollow(value: Json<'_>) -> bool {
-    value.is_null() || (value.kind() != Kind::Text && value.is_empty())
 }
 
 fn hollow() -> Shape {

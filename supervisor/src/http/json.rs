@@ -60,6 +60,12 @@ impl<'a> Json<'a> {
         }
     }
 
+    /// `null`, and a list or an object that holds nothing.
+    #[must_use]
+    pub fn is_hollow(self) -> bool {
+        self.kind() != Kind::Text && self.is_empty()
+    }
+
     #[must_use]
     pub fn boolean(self) -> Option<bool> {
         match self.0 {

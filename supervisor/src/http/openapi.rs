@@ -15,6 +15,7 @@ mod answers;
 mod anthropic;
 mod bodies;
 pub mod description;
+pub mod fates;
 mod health;
 pub mod operations;
 mod requests;

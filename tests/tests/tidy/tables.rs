@@ -2,6 +2,8 @@
 //!
 //! `cargo xtask tables` runs these tests with [`WRITE`], and they write what else they compare.
 
+mod fields;
+
 use crate::repository::{read, rust_sources};
 use std::fmt::Write as _;
 use std::fs;
