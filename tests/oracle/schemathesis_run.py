@@ -81,7 +81,8 @@ def filter_failure(_context, _failure, case, response):
     speakers = [role for role in roles if role != "system"]
     is_prefix = any(it.get("prefix") is True for it in messages if isinstance(it, dict))
     begins = speakers[-1:] == ["assistant"] or is_prefix or body.get("continue_final_message") is True
-    is_begun = begins and "continued" in response.text
+    begins |= body.get("add_generation_prompt") is False
+    is_begun = begins and any(word in response.text for word in ("continued", "continue_final_message"))
     # Two fields that mean the same may say the same.
     is_begun |= "says something else" in response.text
     # Inside of an object of any kind.
