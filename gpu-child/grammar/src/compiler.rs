@@ -123,4 +123,4 @@ pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T, GrammarError>) -> Result
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

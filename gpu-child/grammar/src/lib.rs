@@ -25,6 +25,7 @@ mod bias;
 mod captures;
 mod compiler;
 mod error;
+mod gbnf;
 mod held;
 mod inline;
 mod kept;
@@ -41,5 +42,6 @@ mod walk;
 
 pub use compiler::Compiler;
 pub use error::GrammarError;
+pub use gbnf::gbnf_to_lark;
 pub use mask::Mask;
 pub use matcher::Matcher;

@@ -55,7 +55,7 @@ fn grammar((kind, text): (&str, &str)) -> Grammar {
 }
 
 /// Below a limit, by SplitMix64.
-fn random(state: &mut u64, limit: usize) -> usize {
+pub(crate) fn random(state: &mut u64, limit: usize) -> usize {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -64,7 +64,7 @@ fn random(state: &mut u64, limit: usize) -> usize {
 }
 
 /// Bytes, and texts of what grammars and strings are made of, some of them twice.
-fn facts() -> TokenizerFacts {
+pub(crate) fn facts() -> TokenizerFacts {
     let mut tokens: Vec<(String, TokenKind)> = (0..=255_u8)
         .map(|byte| (format!("<0x{byte:02X}>"), TokenKind::Byte))
         .collect();
