@@ -14,6 +14,8 @@ pub enum Grammar {
     Choice(Vec<String>),
     /// A context-free grammar in llguidance's variant of Lark.
     Lark(String),
+    /// A context-free grammar in GBNF, as llama.cpp has it.
+    Gbnf(String),
 }
 
 impl Grammar {
@@ -21,7 +23,9 @@ impl Grammar {
     #[must_use]
     pub fn text_bytes(&self) -> usize {
         match self {
-            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => {
+                text.len()
+            }
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
         }
     }

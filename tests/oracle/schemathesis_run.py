@@ -18,7 +18,7 @@ MAX_CHARS = int(sys.argv.pop(1))
 
 
 # Fields by which an answer is held to something, and what a refusal of it says.
-HOLDING = ("response_format", "json_schema", "structured_outputs", "tool_choice", "tools", "parallel_tool_calls")
+HOLDING = ("response_format", "json_schema", "grammar", "structured_outputs", "tool_choice", "tools", "parallel_tool_calls")
 NOT_HELD = (
     "cannot be followed",
     "cannot be given together with",

@@ -193,6 +193,30 @@ fn an_answer_that_is_begun_goes_on_with_the_same_text() {
 }
 
 #[test]
+fn a_gbnf_grammar_is_followed_and_a_wrong_one_refused_by_name() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let user = json!([{"role": "user", "content": "Is water wet?"}]);
+    let grammar = "root ::= word (\", \" word)* \".\"\nword ::= \"yes\" | \"no\"\n";
+    let body = json!({"messages": user, "grammar": grammar, "max_tokens": 40, "seed": 3});
+    let choice = choice(&client, &body);
+    let text = choice["message"]["content"].as_str().expect("a text");
+    let words = text.trim_end_matches('.').split(", ");
+    assert!(
+        words.clone().all(|it| ["yes", "no"].contains(&it)),
+        "{text}"
+    );
+    let completion = json!({"prompt": "a", "grammar": "root ::= \"b\" [c-d]", "max_tokens": 9});
+    let completion = client.post("/v1/completions", &completion).json();
+    let text = completion["choices"][0]["text"].as_str().expect("a text");
+    assert!(["bc", "bd"].contains(&text), "{text}");
+    let wrong = json!({"messages": user, "grammar": "root ::= other"});
+    let answer = client.post(CHAT, &wrong);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert_eq!(answer.json()["error"]["param"], "grammar");
+}
+
+#[test]
 fn an_answer_is_held_by_each_host_s_own_field() {
     let worker = Worker::real().start();
     let client = worker.client();

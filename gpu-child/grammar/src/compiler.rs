@@ -102,7 +102,7 @@ fn may_have_schemas(grammar: &Grammar) -> bool {
     match grammar {
         Grammar::JsonSchema(_) => true,
         Grammar::Lark(text) => text.contains(inline::JSON),
-        Grammar::Regex(_) | Grammar::Choice(_) => false,
+        Grammar::Regex(_) | Grammar::Choice(_) | Grammar::Gbnf(_) => false,
     }
 }
 

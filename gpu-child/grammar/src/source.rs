@@ -5,6 +5,7 @@
 //! [`MAX_INDENT`] characters: a model that has nothing to say must not go on with white space for ever.
 
 use crate::error::GrammarError;
+use crate::gbnf::gbnf_to_lark;
 use crate::inline::{self, ESCAPES, SETTINGS};
 use crate::limits::{MAX_GRAMMAR_BYTES, MAX_LARK_ALTERNATIVES, MAX_LARK_LINES, MAX_LARK_NESTING};
 use llguidance::JsonCompileOptions;
@@ -29,6 +30,11 @@ pub(crate) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarErr
         Grammar::Lark(text) => {
             check_lark(text)?;
             Ok(TopLevelGrammar::from_lark(inline::followed(text)?))
+        }
+        // Its own limits bound what is written.
+        Grammar::Gbnf(text) => {
+            let lark = gbnf_to_lark(text).map_err(GrammarError::new)?;
+            Ok(TopLevelGrammar::from_lark(lark))
         }
     }
 }

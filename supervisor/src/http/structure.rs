@@ -3,7 +3,7 @@
 //! ```text
 //! "response_format": {"type": "json_schema", "json_schema": {"name": "point", "schema": {…}}}
 //! "response_format": {"type": "json_object", "schema": {…}}                         as Together and llama-server have it
-//! "json_schema": {…}                                                                llama-server's
+//! "json_schema": {…}, or "grammar": "root ::= …" (GBNF)                              llama-server's
 //! "structured_outputs": {"regex": "[0-9]+"}         or json, json_object, choice, grammar
 //! ```
 //!
@@ -33,7 +33,7 @@ use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
 use worker_orcd_ipc::Grammar;
 
 /// Fields of both kinds of completion.
-pub const FIELDS: &[&str] = &[FORMAT, SCHEMA, OUTPUTS];
+pub const FIELDS: &[&str] = &[FORMAT, SCHEMA, GBNF, OUTPUTS];
 
 /// Where the Responses API and Anthropic's say the same.
 pub(super) const TEXT_FORMAT: &str = "text.format";
@@ -41,6 +41,7 @@ pub(super) const OUTPUT_FORMAT: &str = "output_config.format";
 
 const FORMAT: &str = "response_format";
 const SCHEMA: &str = "json_schema";
+const GBNF: &str = "grammar";
 const OUTPUTS: &str = "structured_outputs";
 
 const OF_FORMAT: Names = |name| among(name, &[&["type", "json_schema", "schema"]]);
@@ -70,6 +71,7 @@ pub fn read(fields: &mut Fields<'_>, has_tools: bool) -> Option<Asked> {
     let given = [
         (FORMAT, read_format(fields)),
         (SCHEMA, read_top_schema(fields)),
+        (GBNF, read_gbnf(fields)),
         (OUTPUTS, read_outputs(fields)),
     ];
     fields.says_of_all(rule_of_others);
@@ -129,6 +131,13 @@ fn read_top_schema(fields: &mut Fields<'_>) -> Option<Grammar> {
     let is_empty = given.kind() == Kind::Object && given.is_empty();
     let schema = (!is_empty).then(|| read_schema(fields, SCHEMA, given));
     schema.flatten().map(Grammar::JsonSchema)
+}
+
+/// An empty one asks for nothing.
+fn read_gbnf(fields: &mut Fields<'_>) -> Option<Grammar> {
+    let text = fields.text(GBNF, &(0..=usize::MAX))?;
+    let is_followed = !text.is_empty() && is_short(fields, GBNF, text.len());
+    is_followed.then_some(Grammar::Gbnf(text))
 }
 
 fn read_named_schema(mut fields: Fields<'_>) -> Result<Option<Grammar>, Mistakes> {
@@ -288,6 +297,7 @@ fn rule_of_others() -> Shape {
             [
                 (FORMAT, schema::or_null(text)),
                 (SCHEMA, schema::values([json!({}), json!(null)])),
+                (GBNF, schema::values([json!(""), json!(null)])),
                 (OUTPUTS, schema::null()),
             ],
         ),
@@ -396,7 +406,7 @@ fn refusal(field: &str, fault: &GrammarFault) -> ApiError {
             let rule = format!("cannot be followed: {why}");
             let code = match field {
                 FORMAT | SCHEMA | TEXT_FORMAT | OUTPUT_FORMAT => "invalid_json_schema",
-                OUTPUTS => "invalid_grammar",
+                GBNF | OUTPUTS => "invalid_grammar",
                 _ => "invalid_function_parameters",
             };
             ApiError::invalid_field(field, Constraint::Unsupported, rule).with_openai_code(code)

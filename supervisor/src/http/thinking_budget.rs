@@ -89,11 +89,15 @@ pub fn read(
         }
     }
     // It is about thoughts, too, and has perhaps no place for the tag.
-    let is_whole =
-        structure.is_some_and(|it| matches!(it.structure, Structure::Answer(Grammar::Lark(_))));
+    let is_whole = structure.is_some_and(|it| {
+        matches!(
+            it.structure,
+            Structure::Answer(Grammar::Lark(_) | Grammar::Gbnf(_))
+        )
+    });
     match smallest {
         Some(Budget { field, .. }) if is_whole => {
-            let rule = "cannot be given together with structured_outputs.grammar, which is about thoughts, too";
+            let rule = "cannot be given together with a grammar, which is about thoughts, too";
             fields.error(field, Constraint::Conflict, rule);
             None
         }

@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_a_child_would_compute_differently_is_another_request() {
-        let changes: [fn(&mut NewRequest); 15] = [
+        let changes: [fn(&mut NewRequest); 16] = [
             |request| request.prompt.push(TokenId(0)),
             |request| request.prompt.reverse(),
             |request| request.max_tokens += 1,
@@ -140,6 +140,7 @@ mod tests {
             |request| request.sampling.frequency_penalty = 0.5,
             |request| request.grammar = Some(Box::new(Grammar::Regex("a".to_owned()))),
             |request| request.grammar = Some(Box::new(Grammar::Lark("a".to_owned()))),
+            |request| request.grammar = Some(Box::new(Grammar::Gbnf("a".to_owned()))),
             |request| request.logit_bias.push((TokenId(1), 0.5)),
             |request| request.logit_bias.push((TokenId(1), 1.0)),
             |request| request.thinking = Some(budget(1)),

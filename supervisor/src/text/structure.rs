@@ -60,7 +60,7 @@ fn behind_thoughts(grammar: &Grammar, parsing: Parsing, words: &Words<'_>) -> Op
             let texts: Vec<String> = texts.iter().map(|text| Words::quoted(text)).collect();
             format!("answer: ANSWER\nANSWER: {}\n", texts.join("\n  | "))
         }
-        Grammar::Lark(_) => return None,
+        Grammar::Lark(_) | Grammar::Gbnf(_) => return None,
     };
     let (before, rules) = thoughts(parsing.thinking, words);
     Some(Grammar::Lark(format!(

@@ -68,11 +68,6 @@ const EVERYWHERE: &[Harmless] = &[
         &["1"],
         "is called repetition_penalty here",
     ),
-    must_be(
-        "grammar",
-        &["\"\""],
-        "is not supported: structured_outputs.grammar takes Lark",
-    ),
     may_be("typical_p", &["1"]),
     may_be("mirostat", &["0"]),
     may_be("dry_multiplier", &["0"]),

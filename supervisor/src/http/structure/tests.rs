@@ -49,6 +49,11 @@ fn each_way_to_hold_an_answer_is_read() {
         ),
         (json!({"json_schema": schema}), SCHEMA, of_schema()),
         (
+            json!({"grammar": "root ::= \"a\"", "json_schema": {}}),
+            GBNF,
+            Grammar::Gbnf("root ::= \"a\"".to_owned()),
+        ),
+        (
             json!({"json_schema": {}, "structured_outputs": {"json": schema}}),
             OUTPUTS,
             of_schema(),
@@ -95,7 +100,7 @@ fn each_way_to_hold_an_answer_is_read() {
     for text in [
         json!({}),
         json!({"response_format": null, "structured_outputs": null}),
-        json!({"json_schema": {}}),
+        json!({"json_schema": {}, "grammar": ""}),
         json!({"response_format": {"type": "text"}, "ignore_eos": true}),
     ] {
         assert_eq!(read_body(&text, true), Ok(None), "{text}");
@@ -129,6 +134,9 @@ fn each_mistake_is_named_with_its_place() {
             "response_format.schema",
         ),
         (json!({"json_schema": []}), "json_schema"),
+        (json!({"grammar": 3}), "grammar"),
+        (json!({"grammar": long}), "grammar"),
+        (json!({"grammar": "a", "json_schema": {"a": 1}}), "grammar"),
         (
             json!({"json_schema": {"a": 1}, "structured_outputs": {"json": {}}}),
             "structured_outputs",
