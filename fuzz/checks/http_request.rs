@@ -154,7 +154,7 @@ fn is_json_without_repeats(body: &[u8]) {
 fn is_within_bounds(request: &GenerationRequest) {
     assert!((1..=128).contains(&request.job_id.chars().count()));
     assert!((1..=1000).contains(&request.max_tokens));
-    assert!(request.stop.len() <= 4);
+    assert!(request.stop.len() <= 32);
     for stop in &request.stop {
         assert!((1..=256).contains(&stop.chars().count()));
     }
@@ -179,7 +179,8 @@ fn is_short(input: &Input) {
         }
         Input::Messages(conversation, settings) | Input::Begun(conversation, settings, _) => {
             let messages = &conversation.messages;
-            assert!(settings.len() <= 16);
+            // Those of `chat_template_kwargs`, and what other fields set.
+            assert!(settings.len() <= 20);
             let contents = messages.iter().filter_map(|it| it.content.as_ref());
             let chars = contents.map(|content| content.chars().count());
             assert!(!messages.is_empty() && chars.sum::<usize>() <= 200);

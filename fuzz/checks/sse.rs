@@ -125,6 +125,7 @@ fn chunks(kind: Kind, bits: u8) -> Chunks {
         model: "m\n\ndata: x".to_owned(),
         fingerprint: "fp_1".to_owned(),
         parsing: Parsing::default(),
+        must_call: false,
     };
     let options = StreamOptions {
         include_usage: bits & 64 != 0,
