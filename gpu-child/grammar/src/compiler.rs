@@ -6,6 +6,7 @@ use crate::error::GrammarError;
 use crate::kept::Kept;
 use crate::limits::parser_limits;
 use crate::matcher::Matcher;
+use crate::rehearsal::rehearsed;
 use crate::scout::scouted;
 use crate::source::top_level;
 use crate::tokens::token_env;
@@ -75,9 +76,14 @@ impl Compiler {
         parser.start_without_prompt();
         // What goes wrong there is none of the answer's.
         let scouted = caught(|| Ok(scouted(&parser.parser, &self.words)));
-        if let Ok(Some((scouted, bias))) = scouted {
-            parser.parser = scouted;
-            parser.bias_computer = Arc::new(bias);
+        let mut is_done = false;
+        if let Ok(Some(scouted)) = scouted {
+            parser.parser = scouted.parser;
+            parser.bias_computer = Arc::new(scouted.bias);
+            is_done = scouted.is_done;
+        }
+        if !is_done {
+            rehearsed(Matcher::new(parser.deep_clone(), self.vocabulary))?;
         }
         Ok(parser)
     }

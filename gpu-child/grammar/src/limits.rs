@@ -52,6 +52,12 @@ pub(crate) const MAX_SCOUTED_STATES: usize = 160;
 /// States looked at in advance for the work that one mask may have.
 pub(crate) const SCOUTED_AT_ONCE: usize = 16;
 
+/// Tokens of the answer that is begun when a grammar is compiled.
+pub(crate) const REHEARSED_TOKENS: usize = 12;
+
+/// Lexer work for it, in llguidance's units: two masks that have all that one may have.
+pub(crate) const MAX_REHEARSED_FUEL: usize = 2 * STEP_LEXER_FUEL as usize;
+
 /// Parts of masks that the matchers of one grammar share. One is some four bytes for each token that it allows, or a
 /// bit for each of the vocabulary. What finds no room is made again each time.
 pub const MAX_TABLE_BYTES: usize = 4 << 20;
@@ -66,8 +72,9 @@ pub const MAX_KEPT_BYTES: usize = 64 << 20;
 /// States of a matcher's lexer, also those of one mask.
 const MAX_LEXER_STATES: usize = 16_000;
 
-/// Lexer work of one mask, in llguidance's units.
-const STEP_LEXER_FUEL: u64 = 60_000;
+/// Lexer work of one mask, in llguidance's units. Names of up to 255 characters beside other names
+/// (`"patternProperties": {"^.{1,255}$": …}`) take some 120,000; a mask of so much takes some 20 ms.
+const STEP_LEXER_FUEL: u64 = 200_000;
 
 /// Parser items of one mask. One that comes near takes longer than a step; those are left to another thread.
 const STEP_MAX_ITEMS: usize = 50_000;

@@ -122,6 +122,16 @@ impl Matcher {
         parser.map_or(0, |parser| parser.parser.lexer_stats().num_bytes)
     }
 
+    /// Lexer work by now; none where it cannot go on.
+    pub(crate) fn fuel(&self) -> usize {
+        let parser = self.parser.as_ref();
+        parser.map_or(0, |parser| parser.parser.lexer_stats().total_fuel_spent)
+    }
+
+    pub(crate) fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
     /// What limits count: lexer fuel, items and rows of the parser.
     #[cfg(test)]
     pub(crate) fn work(&self) -> Option<(usize, usize, usize)> {

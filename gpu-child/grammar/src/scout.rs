@@ -14,30 +14,43 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The parser with what its lexer has learned, and the masks that go with it. None where a limit is exceeded on the
-/// way: then its matchers do without.
-pub(crate) fn scouted(parser: &Parser, words: &Arc<Words>) -> Option<(Parser, Bias)> {
+pub(crate) struct Scouted {
+    /// With what its lexer has learned.
+    pub(crate) parser: Parser,
+    /// The masks that go with it.
+    pub(crate) bias: Bias,
+    /// There was room for all states that are looked at.
+    pub(crate) is_done: bool,
+}
+
+/// None where a limit is exceeded on the way: then its matchers do without.
+pub(crate) fn scouted(parser: &Parser, words: &Arc<Words>) -> Option<Scouted> {
     let mut parser = parser.deep_clone();
     let most = parser.lexer_stats().num_bytes + MAX_SCOUTED_BYTES;
     let scout = Scout {
         words: Arc::clone(words),
         found: Mutex::default(),
     };
-    loop {
+    let is_done = loop {
         // Fuel and items are counted as those of one mask.
         parser.compute_bias(&scout, &[]);
         parser.invalidate_bias_cache();
         if parser.get_error().is_some() {
             return None;
         }
-        if scout.found().is_done() || parser.lexer_stats().num_bytes > most {
-            break;
+        let is_done = scout.found().is_done();
+        let has_no_room = parser.lexer_stats().num_bytes > most;
+        if is_done || has_no_room {
+            break is_done;
         }
-    }
+    };
     let found = mem::take(&mut *scout.found());
     let states = found.closed();
-    let bias = Bias::new(scout.words, found.first?, states.into_iter());
-    Some((parser, bias))
+    Some(Scouted {
+        bias: Bias::new(scout.words, found.first?, states.into_iter()),
+        parser,
+        is_done,
+    })
 }
 
 struct Scout {

@@ -9,7 +9,7 @@ use worker_orcd_grammar::limits::{
     MAX_LEXER_BYTES, MAX_MESSAGE_BYTES, STACK_BYTES,
 };
 use worker_orcd_grammar::{Compiler, GrammarError};
-use worker_orcd_ipc::{Grammar, TokenId, TokenKind};
+use worker_orcd_ipc::{Grammar, TokenId, TokenKind, TokenizerFacts};
 
 /// On such a stack as the limits are made for.
 fn on_its_stack<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
@@ -369,21 +369,18 @@ fn what_a_lexer_keeps_is_bounded() {
     });
 }
 
-/// What the fuel of one mask and the states leave room for, far below what a whole lexer may have.
-const MOST_OF_ONE_MASK: usize = 4 << 20;
-
-#[test]
-fn one_mask_adds_a_bounded_part_to_a_lexer() {
-    // Tokens that lead to many states from each place.
+/// A vocabulary with words of 12 letters: tokens that lead to many states from each place. The first of them, and
+/// how many there are.
+fn wide(letters: &[&str], words: usize) -> (TokenizerFacts, usize, usize) {
     let mut wide = facts();
     let ends = wide.tokens.split_off(wide.tokens.len() - ENDS.len());
     wide.kinds.truncate(wide.tokens.len());
     let mut random = Random(3);
     let word = |_| {
-        let letters = (0..12).map(|_| ["a", "b"][random.below(2)]);
+        let letters = (0..12).map(|_| letters[random.below(letters.len())]);
         letters.collect::<String>()
     };
-    let words: Vec<String> = (0..5000).map(word).collect();
+    let words: Vec<String> = (0..words).map(word).collect();
     wide.kinds
         .resize(wide.tokens.len() + words.len(), TokenKind::Normal);
     wide.kinds.extend([TokenKind::Control; 2]);
@@ -393,12 +390,63 @@ fn one_mask_adds_a_bounded_part_to_a_lexer() {
     wide.end_of_generation = vec![TokenId(last - 2), TokenId(last - 1)];
     wide.eos = None;
     wide.scores = vec![0.0; wide.tokens.len()];
+    (wide, first, words_count)
+}
+
+/// Names of any letters up to a length, beside names that are free.
+#[test]
+fn names_that_are_counted_are_followed_to_the_end_of_an_answer() {
+    let letters = ["a", "é", "日", "n", "\\n", "B", " ", "_", "\u{1F600}"];
+    let (wide, first, words) = wide(&letters, 20_000);
     on_its_stack(move || {
         let compiler = Compiler::new(&wide).unwrap();
-        let mut most = 0;
+        let grammar = schema(r#"{"type": "object", "patternProperties": {"^.{1,255}$": {}}}"#);
+        let mut random = Random(5);
+        let mut matcher = compiler.compile(&grammar).unwrap();
+        matcher.replay(&ids("{\"")).unwrap();
+        for _ in 0..12 {
+            let mask = matcher.mask().unwrap();
+            let word = TokenId((first + random.below(words)) as u32);
+            if mask.allows(word) {
+                matcher.accept(word).unwrap();
+            }
+        }
+    });
+}
+
+/// An answer under it would end in its middle.
+#[test]
+fn a_schema_whose_lexer_has_too_much_work_is_refused_when_it_is_compiled() {
+    let letters = ["a", "é", "日", "n", "b", "B", " ", "_", "\u{1F600}"];
+    let (wide, ..) = wide(&letters, 20_000);
+    on_its_stack(move || {
+        let compiler = Compiler::new(&wide).unwrap();
+        for text in [
+            r#"{"type": "object", "patternProperties": {"^(.{1,255}a.{1,255}b){1,255}$": {}}}"#,
+            r#"{"type": "object", "patternProperties": {"^(.*a.{30}){5}$": {}}}"#,
+        ] {
+            let refused = compiler.compile(&schema(text)).map(drop);
+            let refused = refused.expect_err(text).to_string();
+            assert!(refused.contains("could not go on"), "{text}: {refused}");
+        }
+    });
+}
+
+/// What the fuel of one mask and the states leave room for, far below what a whole lexer may have.
+const MOST_OF_ONE_MASK: usize = 4 << 20;
+
+#[test]
+fn one_mask_adds_a_bounded_part_to_a_lexer() {
+    let (wide, first, words_count) = wide(&["a", "b"], 5000);
+    on_its_stack(move || {
+        let compiler = Compiler::new(&wide).unwrap();
+        let (mut most, mut random) = (0, Random(3));
         for text in [
             "(a|b)*a(a|b){3000}c",
+            "(a|b)*a(a|b){11}c",
             "(.*a.{30}){5}",
+            "(.*a.{6}){3}",
+            "(a|b){200}(a|b)*a(a|b){3000}c",
             "((a{1,100}b{1,100}){1,100}c?){1,100}",
             "((a|b)*a(a|b|c){300}){20}",
         ] {

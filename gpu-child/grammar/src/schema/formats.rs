@@ -1,14 +1,14 @@
 //! Formats of strings, as regular expressions whose every text is valid for whoever checks the format.
 //!
 //! Each is narrower than its standard where validators differ: no leap seconds, capital `T` and `Z`, names of
-//! hosts without two hyphens beside each other, no percent in a host.
+//! hosts without two hyphens beside each other, no percent in a host, at most six digits of a second.
 
 const MONTH_AND_DAY: &str = "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])\
     |(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))";
 const YEAR: &str = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})";
 const LEAP_YEAR: &str = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])\
     |(?:0[48]|[2468][048]|[13579][26])00)";
-const TIME: &str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
+const TIME: &str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 const NUMBER: &str = "[0-9]{1,9}";
 
 /// Labels of at most 49 characters; five of them and the points between are below the 253 of a name.
