@@ -59,17 +59,28 @@ pub(crate) fn read_keys(path: &Path) -> Result<Vec<String>, String> {
     if keys.is_empty() {
         return Err(named("holds no key".to_owned()));
     }
-    Ok(keys)
+    if let Some(line) = keys.iter().position(|(_, key)| !can_be_sent(key)) {
+        let line = keys[line].0;
+        return Err(named(format!(
+            "holds a key in line {line} that no header can carry: it may have ASCII letters, digits, signs and spaces"
+        )));
+    }
+    Ok(keys.into_iter().map(|(_, key)| key).collect())
 }
 
-fn parse(text: &str) -> Vec<String> {
-    text.strip_prefix(BYTE_ORDER_MARK)
-        .unwrap_or(text)
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(str::to_owned)
+/// Each with the number of its line.
+fn parse(text: &str) -> Vec<(usize, String)> {
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
+    let lines = text.lines().map(str::trim).zip(1..);
+    lines
+        .filter(|(line, _)| !line.is_empty() && !line.starts_with('#'))
+        .map(|(line, number)| (number, line.to_owned()))
         .collect()
+}
+
+/// A client sends its key in a header. One that cannot be sent would lock out everybody who was given it.
+fn can_be_sent(key: &str) -> bool {
+    key.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
 pub(super) fn read_private(path: &Path) -> Result<String, String> {
@@ -141,6 +152,21 @@ mod tests {
         for mode in [0o600, 0o400, 0o700] {
             assert!(read_keys(file("key\n", mode).path()).is_ok(), "{mode:o}");
         }
+    }
+
+    #[test]
+    fn a_key_that_no_header_can_carry_is_refused_by_its_line() {
+        for (text, line) in [
+            ("\u{ff}\u{fe}", 1),
+            ("# key\none\nschlüssel\n", 3),
+            ("a\tb", 1),
+        ] {
+            let keys = file(text, 0o600);
+            let why = read_keys(keys.path()).unwrap_err();
+            assert!(why.contains(&format!("in line {line} that")), "{why}");
+            assert!(!why.contains("schl"), "{why}");
+        }
+        assert_eq!(read_keys(file("a b~!\n", 0o600).path()).unwrap(), ["a b~!"]);
     }
 
     #[test]
