@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::time::Instant;
-use tracing::error;
+use tracing::{error, warn};
 use worker_orcd_ipc::{FrameReader, Preamble, RequestId, decode};
 
 /// The end of the supervisor that wrote a log.
@@ -123,14 +123,33 @@ fn read_entries(mut log: File, mut each: impl FnMut(Entry)) -> io::Result<()> {
     // A log may begin anywhere, so it tells its version in its header instead.
     frames.push(&Preamble::OURS.to_bytes());
     let mut chunk = vec![0; 1 << 20];
+    let mut entries = 0_u64;
     loop {
         let bytes = log.read(&mut chunk)?;
         if bytes == 0 {
             return Ok(());
         }
         frames.push(&chunk[..bytes]);
-        while let Some(frame) = frames.next_frame().map_err(|it| invalid(it.to_string()))? {
-            each(decode(frame).map_err(|it| invalid(it.to_string()))?);
+        loop {
+            match next_entry(&mut frames) {
+                Ok(Some(entry)) => each(entry),
+                Ok(None) => break,
+                Err(reason) if entries == 0 => return Err(invalid(reason)),
+                // What came before is as good as if the writer had died there: tokens behind it are drawn again.
+                Err(reason) => {
+                    warn!(entries, reason, "wal_torn");
+                    return Ok(());
+                }
+            }
+            entries += 1;
         }
     }
+}
+
+fn next_entry(frames: &mut FrameReader) -> Result<Option<Entry>, String> {
+    let frame = frames.next_frame().map_err(|error| error.to_string())?;
+    frame
+        .map(decode)
+        .transpose()
+        .map_err(|error| error.to_string())
 }

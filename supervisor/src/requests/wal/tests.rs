@@ -327,6 +327,34 @@ fn an_entry_that_was_cut_off_is_the_last_and_is_ignored() {
 }
 
 #[test]
+fn what_no_entry_is_behind_whole_ones_is_ignored() {
+    let mut log = Log::new();
+    log.accept(1, 10);
+    log.accept(2, 10);
+    log.flush();
+    let whole = log.wal.end;
+    for garbage in [
+        &[0xFF; 64][..],
+        &[0; 64],
+        b"0123456789",
+        &[1, 0, 0, 0, 0xFF],
+        &[5, 0, 0, 0, 0, 0, 0, 0, 0],
+    ] {
+        log.wal.file.set_len(whole).unwrap();
+        log.wal.file.write_all_at(garbage, whole).unwrap();
+        assert_eq!(log.ids(), [1, 2], "{garbage:?}");
+    }
+    // Where the first entry is none there is nothing to go on with, and that is told.
+    log.wal
+        .file
+        .write_all_at(&[0xFF; 64], super::HEADER_BYTES)
+        .unwrap();
+    let copy = log.wal.file.try_clone().unwrap();
+    let error = read(copy.into(), Ending::Upgrade).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidData);
+}
+
+#[test]
 fn a_request_that_was_there_in_every_crash_is_not_tried_for_ever() {
     let mut crashes = 0;
     loop {
