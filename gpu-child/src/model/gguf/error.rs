@@ -54,8 +54,14 @@ pub enum GgufError {
         said: u64,
         said_of: u64,
     },
-    #[error("the files of the model have {found} tensors, and the first one says {said}")]
-    TensorsOfParts { found: usize, said: u64 },
+    #[error("the files of the model have {found} tensors, and file {number} says {said}")]
+    TensorsOfParts {
+        number: usize,
+        found: usize,
+        said: u64,
+    },
+    #[error("file {number} is of another model than the first one: {key} is not the same")]
+    OtherModel { number: usize, key: String },
     #[error("tensor {0} occurs twice")]
     DuplicateTensor(String),
     #[error("key {0} is missing")]

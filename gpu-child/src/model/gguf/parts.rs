@@ -1,13 +1,17 @@
 //! The files of one model: the first has the metadata and says how many there are, each has some of the tensors.
 
 use super::GgufError;
-use super::header::{Header, TensorInfo, parse};
+use super::header::{Header, TensorInfo, parse, wrong_type};
 use super::value::Value;
 
 /// Of a model in several files: how many they are, which one this is, and tensors of all.
 const PARTS_KEY: &str = "split.count";
 const PART_KEY: &str = "split.no";
 const TENSORS_KEY: &str = "split.tensors.count";
+
+/// What a file says of itself and no other.
+const OF_ONE_FILE: [&str; 2] = ["split.", "general."];
+const ARCHITECTURE_KEY: &str = "general.architecture";
 
 /// Of a model's files, whose order is theirs.
 ///
@@ -18,23 +22,40 @@ pub(super) fn join<'a>(
 ) -> Result<Header<'a>, GgufError> {
     let of = files.len();
     let mut all: Option<Header<'a>> = None;
+    let mut counts = Vec::new();
     for (number, bytes) in (1..).zip(files) {
-        let header = parse(bytes).and_then(|header| header.check_part(number, of).map(|()| header));
-        let header = header.map_err(|error| match of {
+        let part = parse(bytes).and_then(|header| {
+            header.check_part(number, of)?;
+            let count = header.tensors_of_all()?;
+            Ok((header, count))
+        });
+        let (header, count) = part.map_err(|error| match of {
             1 => error,
             _ => GgufError::Part {
                 number,
                 source: Box::new(error),
             },
         })?;
+        counts.extend(count.map(|count| (number, count)));
         match &mut all {
             None => all = Some(header),
-            Some(all) => all.take_in(header)?,
+            Some(all) => {
+                all.check_same_model(&header, number)?;
+                all.take_in(header)?;
+            }
         }
     }
     let all = all.ok_or_else(|| GgufError::MissingKey(PARTS_KEY.to_owned()))?;
-    all.check_tensor_count(of)?;
-    Ok(all)
+    let found = all.tensors.len();
+    let wrong = counts.iter().find(|(_, said)| *said != found as u64);
+    match wrong.filter(|_| of > 1) {
+        Some(&(number, said)) => Err(GgufError::TensorsOfParts {
+            number,
+            found,
+            said,
+        }),
+        None => Ok(all),
+    }
 }
 
 impl<'a> Header<'a> {
@@ -68,11 +89,28 @@ impl<'a> Header<'a> {
         Ok(())
     }
 
-    fn check_tensor_count(&self, of: usize) -> Result<(), GgufError> {
-        let said = self.get(TENSORS_KEY).and_then(Value::as_u64);
-        let found = self.tensors.len();
-        match said.filter(|said| of > 1 && *said != found as u64) {
-            Some(said) => Err(GgufError::TensorsOfParts { found, said }),
+    /// How many tensors all files have, where this one says so.
+    fn tensors_of_all(&self) -> Result<Option<u64>, GgufError> {
+        let count = |value: &Value<'_>| {
+            let count = value.as_u64();
+            count.ok_or_else(|| wrong_type(TENSORS_KEY, "a count", value))
+        };
+        self.get(TENSORS_KEY).map(count).transpose()
+    }
+
+    /// Files that repeat what the first says must say the same: tensors of another model may have fitting names and shapes.
+    fn check_same_model(&self, next: &Self, number: usize) -> Result<(), GgufError> {
+        let is_of_one = |key: &str| OF_ONE_FILE.iter().any(|start| key.starts_with(start));
+        let differs = |key: &&str| {
+            let both = (self.get(key), next.get(key));
+            let is_of_model = *key == ARCHITECTURE_KEY || !is_of_one(key);
+            is_of_model && both.0.is_some() && both.0 != both.1
+        };
+        match next.keys().filter(differs).min() {
+            Some(key) => Err(GgufError::OtherModel {
+                number,
+                key: key.to_owned(),
+            }),
             None => Ok(()),
         }
     }

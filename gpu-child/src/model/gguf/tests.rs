@@ -318,10 +318,56 @@ fn files_that_do_not_belong_together_are_refused() {
     let why = refused(std::slice::from_ref(&first));
     assert!(why.contains("-00001-of-00002.gguf"), "{why}");
     let why = refused(&[first.clone(), second.clone().without_tensor("q")]);
-    assert!(why.contains("1 tensors, and the first one says 2"), "{why}");
+    assert!(why.contains("1 tensors, and file 1 says 2"), "{why}");
     let twice = second.clone().tensor_f32("t", &[1], &[0.0]);
     let why = refused(&[first.clone(), twice]);
     assert!(why.contains("tensor t occurs twice"), "{why}");
+    for count in [0x7fff_ffff_u32, 0] {
+        let why = refused(&[
+            first.clone(),
+            second.clone().meta("split.tensors.count", count),
+        ]);
+        assert!(
+            why.contains(&format!("2 tensors, and file 2 says {count}")),
+            "{why}"
+        );
+    }
+    for parts in [
+        [
+            first.clone(),
+            second.clone().meta("split.tensors.count", Meta::I32(-1)),
+        ],
+        [
+            first.clone().meta("split.tensors.count", Meta::I32(-1)),
+            second.clone(),
+        ],
+    ] {
+        let why = refused(&parts);
+        assert!(
+            why.contains("split.tensors.count: a count expected"),
+            "{why}"
+        );
+    }
+    // As it is repeated by some, and as it is of another model.
+    let same = second
+        .clone()
+        .meta("a.number", 7_u32)
+        .meta("general.name", "of a part");
+    let file = open_parts(dir.path(), &[first.clone(), same]).unwrap();
+    assert!(file.header().is_ok());
+    let first_of_llama = first.clone().meta("general.architecture", "llama");
+    for (first, second, key) in [
+        (&first, second.clone().meta("a.number", 8_u32), "a.number"),
+        (
+            &first_of_llama,
+            second.clone().meta("general.architecture", "qwen2"),
+            "general.architecture",
+        ),
+    ] {
+        let why = refused(&[first.clone(), second]);
+        let expected = format!("file 2 is of another model than the first one: {key}");
+        assert!(why.contains(&expected), "{why}");
+    }
     let misaligned = second.meta("general.alignment", 3_u32);
     let why = refused(&[first, misaligned]);
     assert!(
