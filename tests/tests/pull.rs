@@ -119,15 +119,18 @@ fn what_is_not_as_promised_gets_no_name_and_is_removed() {
 
 #[test]
 fn what_is_no_model_or_none_that_can_be_served_never_gets_a_name() {
-    for (bytes, why) in [
-        (b"<html>".to_vec(), "GGUF"),
-        ([b"GGUF".as_slice(), &[0; 100]].concat(), "version"),
+    for (bytes, why, is_kept) in [
+        (Vec::new(), "is empty", false),
+        (b"<html>".to_vec(), "no GGUF file", false),
+        // Another version may serve it.
+        ([b"GGUF".as_slice(), &[0; 100]].concat(), "version", true),
     ] {
         let cache = tempfile::tempdir().unwrap();
         let hub = FakeHub::start(vec![Held::new("a/b", "m.gguf", &bytes)]);
         let said = refused(&pull(&hub, cache.path(), "a/b:m.gguf"));
-        assert!(said.contains("cannot be served"), "{said}");
         assert!(said.contains(why), "{said}");
+        let left = files(cache.path());
+        assert_eq!(left.len(), usize::from(is_kept), "{why}: {left:?}");
         let named = cache.path().join("worker-orcd/a/b/m.gguf");
         assert!(!named.exists());
     }

@@ -159,6 +159,7 @@ fn run_program<const N: usize>(
     command.args(options).args(operands);
     // A program that is killed removes nothing of its own.
     command.env("TMPDIR", scratch);
+    command.stdin(std::process::Stdio::null());
     let output = errand.transfer.output(&mut command, MAX_SAID_BYTES)?;
     ensure!(output.succeeded, "{program} failed: {}", output.said);
     Ok(())

@@ -81,10 +81,7 @@ impl Transfer {
         let program = command.get_program().to_string_lossy().into_owned();
         // A file takes all that is said while the bytes are read.
         let mut said = tempfile::tempfile()?;
-        let command = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(said.try_clone()?);
+        let command = command.stdout(Stdio::piped()).stderr(said.try_clone()?);
         let mut child = self
             .spawn(command)
             .with_context(|| format!("{program} cannot be started; it is needed for this"))?;

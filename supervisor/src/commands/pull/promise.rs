@@ -25,6 +25,9 @@ const CURL_RANGE_ERROR: i32 = 33;
 /// Before a transfer is tried again; twice as long each time that it brings nothing.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// What a model begins with.
+const GGUF_MAGIC: [u8; 4] = *b"GGUF";
+
 /// Bytes that are written at a time.
 const CHUNK_BYTES: usize = 1 << 18;
 
@@ -59,6 +62,7 @@ impl Promise {
 
     /// Leaves the whole file at `partial`, or what has come of it so far.
     pub(super) fn transfer(&self, curl: &Curl, partial: &Path, errand: &Errand) -> Result<()> {
+        ensure!(self.bytes > 0, "{} is empty, and no model is", self.url);
         let file = OpenOptions::new().append(true).create(true).open(partial)?;
         // Two that write would mix their bytes.
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock)
@@ -71,7 +75,11 @@ impl Promise {
         let what = self.url.clone();
         errand.tell(News::Begins { what, at });
         let mut meter = Meter::new(at, Instant::now());
-        self.get_all(curl, &file, &mut meter, errand)?;
+        let got = self.get_all(curl, &file, &mut meter, errand);
+        if file.metadata()?.len() == 0 {
+            fs::remove_file(partial)?;
+        }
+        got?;
         file.sync_all()?;
         let have = file.metadata()?.len();
         let found = errand.digest(partial)?;
@@ -142,7 +150,7 @@ impl Promise {
         if have == self.bytes {
             return Ok(End::default());
         }
-        let mut command = curl.command();
+        let mut command = curl.command()?;
         command.args(["--fail", "--location", "--output", "-"]);
         if have > 0 {
             command.args(["--continue-at", &have.to_string()]);
@@ -160,22 +168,41 @@ impl Promise {
         };
         // One byte more than there may be tells a file that is too long.
         let mut bytes = bytes.take(self.bytes - have + 1);
-        let copied = copy(&mut bytes, file, |length| {
-            if let Some(progress) = meter.came(length, Instant::now()) {
-                let what = self.name();
-                errand.tell(News::Goes { what, progress });
-            }
+        let begun = match have {
+            0 => beginning(&mut bytes),
+            _ => Ok(Vec::new()),
+        };
+        let copied = begun.and_then(|begun| {
+            copy(&mut begun.as_slice().chain(&mut bytes), file, |length| {
+                if let Some(progress) = meter.came(length, Instant::now()) {
+                    let what = self.name();
+                    errand.tell(News::Goes { what, progress });
+                }
+            })
         });
         drop(bytes);
         // It has ended, or is told by its closed pipe to end.
         let mut said = String::new();
         words.read_to_string(&mut said)?;
         let code = errand.transfer.ends()?;
-        copied?;
+        copied.with_context(|| self.url.clone())?;
         Ok(End {
             code: code.filter(|code| *code != 0),
             said: printable(said.trim()),
         })
+    }
+}
+
+/// What a model begins with. Of anything else nothing is written.
+fn beginning(from: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut magic = Vec::new();
+    from.take(GGUF_MAGIC.len() as u64).read_to_end(&mut magic)?;
+    match GGUF_MAGIC.starts_with(&magic) {
+        true => Ok(magic),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it is no GGUF file",
+        )),
     }
 }
 
