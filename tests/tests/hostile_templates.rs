@@ -224,6 +224,77 @@ fn an_interpreter_that_is_killed_while_idle_costs_nobody_anything() {
     }
 }
 
+/// A signal from outside is not the request's fault.
+#[test]
+fn interpreters_that_are_stopped_cost_no_request_its_answer() {
+    let worker = Worker::scripted(on_the_beat().chat_template(arsenal(&[]))).start();
+    let client = worker.client();
+    let bystander = Bystander::of_a_script(client.clone());
+    let alone = bystander.alone();
+    let begun = bystander.begin();
+    for _ in 0..3 {
+        // Asked first, so that none of them is just being started.
+        said(&client);
+        for pid in process::interpreters(worker.pid()) {
+            process::signal(pid, nix::sys::signal::Signal::SIGSTOP);
+        }
+        for _ in 0..4 {
+            said(&client);
+        }
+    }
+    assert_eq!(begun.end().0, alone);
+}
+
+/// Each is answered, or asked to come again.
+#[test]
+fn interpreters_that_are_killed_all_the_time_refuse_no_request_as_wrong() {
+    let worker = Worker::scripted(on_the_beat().chat_template(arsenal(&[]))).start();
+    let client = worker.client();
+    let bystander = Bystander::of_a_script(client.clone());
+    let alone = bystander.alone();
+    let begun = bystander.begin();
+    said(&client);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for pid in process::interpreters(worker.pid()) {
+                    process::signal(pid, nix::sys::signal::Signal::SIGKILL);
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let mut again = 0;
+        for number in 0..60 {
+            let answer = match number % 2 {
+                0 => chat(&client, "hello"),
+                _ => {
+                    let regex = json!({"regex": format!("[a-z]{{2}}{number}")});
+                    let body = json!({"prompt": "a", "max_tokens": 2, "structured_outputs": regex});
+                    client.post("/v1/completions", &body)
+                }
+            };
+            let text = answer.text();
+            assert!(
+                matches!(answer.status, 200 | 429 | 503),
+                "{}: {text}",
+                answer.status
+            );
+            if answer.status == 503 {
+                let has_time = answer.headers.iter().any(|(name, _)| name == "retry-after");
+                assert!(has_time, "{text}");
+                again += 1;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(again > 0, "no kill met a request");
+    });
+    assert_eq!(begun.end().0, alone);
+    wait::until("an answer afterwards", || {
+        (chat(&client, "hello").status == 200).then_some(())
+    });
+}
+
 #[test]
 fn interpreters_end_with_a_supervisor_that_is_killed() {
     let (_dir, path) = model_with(&arsenal(&[]));

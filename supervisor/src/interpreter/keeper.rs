@@ -3,9 +3,12 @@
 //! Each process is told one thing before all others: a template, or a vocabulary. Whoever keeps it asks
 //! then, one order at a time.
 //!
-//! An order whose process died is given to one more: when memory is short, the kernel takes this
+//! An order whose process died, or was stopped by a signal, is given to one more: when memory is short, the kernel takes this
 //! process first, and an idle one may have been gone before the order came. An order that was late
 //! had its time.
+//!
+//! An order is not to blame for a process that somebody else killed or stopped, or that hardly ran. So errors say which it
+//! was, by the signal and by the processor time that the process used for the order.
 
 #![expect(clippy::disallowed_methods, reason = "an order has a deadline")]
 
@@ -13,6 +16,8 @@ use super::Answer;
 use super::channel::{Channel, ChannelError};
 use super::process::{COMMAND, CPU_SECONDS, PARENT};
 use crate::signals::unblocked;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use std::io;
@@ -27,8 +32,14 @@ use tracing::{info, warn};
 /// Path of this program, even if its file was replaced since.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// From one look at how much of its processor time is used to the next.
+/// From one look at a process to the next: whether it is stopped, and how much of its processor time is used.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// An order that used less processor time has not filled the memory of a machine: a SIGKILL has another cause.
+const SMALL_WORK: Duration = Duration::from_millis(100);
+
+/// The part of its time that a process must have run to be late by itself.
+const RUNNING_PART: u32 = 2;
 
 /// A thread's process, while there is one.
 #[derive(Debug)]
@@ -90,7 +101,7 @@ impl Keeper {
         attempt: impl Fn(&mut Self) -> Result<T, OrderError>,
     ) -> Result<T, OrderError> {
         match attempt(self) {
-            Err(OrderError::Died(_)) => attempt(self),
+            Err(OrderError::Died(_) | OrderError::Outside(_)) => attempt(self),
             outcome => outcome,
         }
     }
@@ -130,6 +141,10 @@ pub(super) enum OrderError {
         in_words(*.0)
     )]
     Died(ExitStatus),
+    #[error("the process that interprets it was ended or stopped from outside ({0})")]
+    Outside(String),
+    #[error("the process that interprets it hardly ran for {} ms", .0.as_millis())]
+    Starved(Duration),
     #[error("{0}")]
     Garbled(String),
     /// Its first order was answered otherwise than with [`Answer::Ready`].
@@ -144,11 +159,28 @@ fn in_words(status: ExitStatus) -> String {
     }
 }
 
+/// A process sends itself none of these signals, and the kernel does for no fault of its order. SIGKILL comes from the kernel
+/// too, where memory is short: an order that used some processor time may be why.
+fn is_from_outside(status: ExitStatus, used: Duration) -> bool {
+    use Signal::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGTRAP, SIGXCPU};
+    let signal = status.signal().map(Signal::try_from);
+    match signal {
+        Some(Ok(SIGKILL)) => used < SMALL_WORK,
+        Some(Ok(SIGABRT | SIGBUS | SIGFPE | SIGILL | SIGSEGV | SIGSYS | SIGTRAP | SIGXCPU)) => {
+            false
+        }
+        Some(_) => true,
+        None => false,
+    }
+}
+
 /// Killed and waited for when dropped.
 #[derive(Debug)]
 struct Process {
     child: Child,
     channel: Channel,
+    /// Processor time that was used before the order.
+    used_before: Duration,
 }
 
 impl Process {
@@ -176,11 +208,13 @@ impl Process {
         Ok(Self {
             child,
             channel: Channel::new(ours),
+            used_before: Duration::ZERO,
         })
     }
 
     fn ask(&mut self, order: &[u8], patience: Patience) -> Result<Answer, OrderError> {
         let deadline = Instant::now() + patience.wait;
+        self.used_before = self.processor_time();
         let sent = self.channel.send(order, Some(deadline));
         let answer = match sent {
             Ok(()) => self.receive(deadline, patience),
@@ -191,23 +225,35 @@ impl Process {
         })
     }
 
-    /// Looks now and then whether it has used its processor time; not where that is what the wall's clock tells.
     fn receive(&mut self, deadline: Instant, patience: Patience) -> Result<Answer, OrderError> {
-        let before = self.processor_time();
         loop {
-            let soon = match patience.work < patience.wait {
-                true => deadline.min(Instant::now() + LOOK),
-                false => deadline,
-            };
+            let soon = deadline.min(Instant::now() + LOOK);
             match self.channel.receive(Some(soon)) {
                 Ok(answer) => return Ok(answer),
                 Err(ChannelError::Late) if soon < deadline => {}
                 Err(error) => return Err(self.explain(error, patience)),
             }
-            let used = self.processor_time().saturating_sub(before);
-            if used >= patience.work {
+            if let Some(signal) = self.stopped_by() {
+                return Err(OrderError::Outside(signal.to_string()));
+            }
+            if patience.work < patience.wait && self.used() >= patience.work {
                 return Err(OrderError::Costly(patience.work));
             }
+        }
+    }
+
+    /// Processor time of the order.
+    fn used(&self) -> Duration {
+        self.processor_time().saturating_sub(self.used_before)
+    }
+
+    /// The signal, while it is stopped.
+    fn stopped_by(&self) -> Option<Signal> {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(pid), flags) {
+            Ok(WaitStatus::Stopped(_, signal)) => Some(signal),
+            _ => None,
         }
     }
 
@@ -220,9 +266,18 @@ impl Process {
 
     /// The reason for which the process gave no answer. It is not asked again, whatever it was.
     fn explain(&mut self, error: ChannelError, patience: Patience) -> OrderError {
+        // One that has ended can be asked until it is waited for.
+        let used = self.used();
         match error {
-            ChannelError::Late => OrderError::Late(patience.wait),
+            ChannelError::Late => match self.stopped_by() {
+                Some(signal) => OrderError::Outside(signal.to_string()),
+                None if used < patience.wait / RUNNING_PART => OrderError::Starved(patience.wait),
+                None => OrderError::Late(patience.wait),
+            },
             ChannelError::Closed => match self.end() {
+                Ok(status) if is_from_outside(status, used) => {
+                    OrderError::Outside(in_words(status))
+                }
                 Ok(status) => OrderError::Died(status),
                 Err(error) => OrderError::Garbled(error.to_string()),
             },

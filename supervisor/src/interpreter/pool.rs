@@ -204,7 +204,9 @@ impl Worker {
 fn of_template(failure: OrderError) -> TemplateError {
     match failure {
         OrderError::Answered(Answer::Failed(error)) => error,
-        OrderError::NotStarted(_) => TemplateError::Unavailable(failure.to_string()),
+        OrderError::NotStarted(_) | OrderError::Outside(_) | OrderError::Starved(_) => {
+            TemplateError::Unavailable(failure.to_string())
+        }
         OrderError::Late(_)
         | OrderError::Costly(_)
         | OrderError::Died(_)
@@ -220,7 +222,9 @@ fn of_messages(failure: OrderError) -> TemplateError {
             TemplateError::Unavailable(why)
         }
         OrderError::Answered(Answer::Failed(error)) => error,
-        OrderError::NotStarted(_) => TemplateError::Unavailable(failure.to_string()),
+        OrderError::NotStarted(_) | OrderError::Outside(_) | OrderError::Starved(_) => {
+            TemplateError::Unavailable(failure.to_string())
+        }
         OrderError::Late(_)
         | OrderError::Costly(_)
         | OrderError::Died(_)
