@@ -252,6 +252,22 @@ fn alternatives_that_exclude_each_other_are_followed() {
 }
 
 #[test]
+fn multiples_of_a_decimal_fraction_are_those_that_the_schema_states() {
+    let price = json!({"type": "number", "multipleOf": 0.01, "minimum": 0});
+    assert_allows(
+        &price,
+        &["19.99", "0.07", "1100.1", "3"],
+        &["19.999", "0.001", "-0.01"],
+    );
+    let coins = json!({"type": "number", "multipleOf": 0.05});
+    assert_allows(&coins, &["19.95", "-0.1", "2"], &["19.99", "0.01"]);
+    let both = json!({"allOf": [{"multipleOf": 0.1}, {"multipleOf": 0.15}], "type": "number"});
+    assert_allows(&both, &["0.3", "-0.6"], &["0.1", "0.15"]);
+    let whole = json!({"type": "integer", "multipleOf": 2.5});
+    assert_allows(&whole, &["5", "-10"], &["2", "3"]);
+}
+
+#[test]
 fn what_cannot_be_followed_is_refused_with_its_place() {
     for (schema, words) in [
         (
@@ -264,7 +280,7 @@ fn what_cannot_be_followed_is_refused_with_its_place() {
             json!({"patternProperties": {"^a$": {}}, "additionalProperties": {"type": "null"}}),
             "readers differ",
         ),
-        (json!({"multipleOf": 0.01}), "multipleOf"),
+        (json!({"multipleOf": 0.000_01}), "multipleOf"),
         (
             json!({"enum": [1, 9_007_199_254_740_993_i64]}),
             "not held exactly",

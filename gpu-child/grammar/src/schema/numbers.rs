@@ -169,7 +169,10 @@ fn integer(number: &Number) -> Option<i128> {
         .or(number.as_u64().map(i128::from))
 }
 
-/// How large a number may be so that all agree on whether it is a multiple.
+/// The largest number whose multiples are told apart: every one of them is read back as it was written.
+///
+/// Multiples are those of the decimal fraction that the schema states, as JSON Schema defines them. A validator that
+/// divides two binary fractions does not know all of those: 0.07 / 0.01 is 7.000000000000001.
 fn exact_multiples(value: &Value) -> Result<f64, String> {
     let wrong = |why: &str| Err(format!("multipleOf {value}: {why}"));
     let Some(multiple) = value.as_f64().filter(|it| *it > 0.0) else {
@@ -181,11 +184,24 @@ fn exact_multiples(value: &Value) -> Result<f64, String> {
             false => wrong("it is too large"),
         };
     }
-    // Of 0.01 no reader knows the multiples: 0.07 / 0.01 is 7.000000000000001.
-    if (multiple / LEAST_FRACTION).fract() != 0.0 || multiple > 8.0 {
-        return wrong("multiples of such a fraction are not exact in binary");
+    if (multiple / LEAST_FRACTION).fract() == 0.0 && multiple <= 8.0 {
+        return Ok(EXACT_FRACTIONS);
     }
-    Ok(EXACT_FRACTIONS)
+    match decimal_scale(multiple) {
+        Some(scale) => Ok((EXACT / scale).floor()),
+        None => wrong("it has too many digits"),
+    }
+}
+
+/// The power of ten that makes an integer of a decimal fraction. `None` where a common multiple with another one
+/// may exceed 32 bits.
+fn decimal_scale(fraction: f64) -> Option<f64> {
+    // Rust writes a float with as few digits as tell it from others, and without an exponent.
+    let text = fraction.to_string();
+    let (whole, decimals) = text.split_once('.')?;
+    let scale = 10_f64.powi(i32::try_from(decimals.len()).ok()?);
+    let digits: f64 = format!("{whole}{decimals}").parse().ok()?;
+    (digits * scale <= MAX_MULTIPLE).then_some(scale)
 }
 
 /// A count may be written with a fraction that is zero.
@@ -274,13 +290,18 @@ mod tests {
                 json!({"multipleOf": 0.5, "minimum": 0}),
                 json!({"multipleOf": 0.5, "minimum": 0.0, "maximum": EXACT_FRACTIONS}),
             ),
+            (
+                json!({"multipleOf": 0.01, "minimum": 0}),
+                json!({"multipleOf": 0.01, "minimum": 0.0, "maximum": 90_071_992_547_409.0}),
+            ),
         ] {
             assert_eq!(written(&schema), Ok(expected), "{schema}");
         }
         for wrong in [
             json!({"minimum": u64::MAX}),
             json!({"maximum": "1"}),
-            json!({"multipleOf": 0.01}),
+            json!({"multipleOf": 0.000_01}),
+            json!({"multipleOf": 12.34}),
             json!({"multipleOf": 0}),
             json!({"multipleOf": 70_000}),
         ] {
