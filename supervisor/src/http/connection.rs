@@ -82,10 +82,8 @@ pub async fn serve(
     terms: Terms,
     closing: watch::Receiver<bool>,
     note: ConnectionNote,
+    door: mpsc::UnboundedSender<Left>,
 ) -> Result<(), hyper::Error> {
-    let Some(door) = terms.handover.door() else {
-        return Ok(());
-    };
     // Tokens are small and must not wait for each other.
     if stream.set_nodelay(true).is_err() {
         return Ok(());
@@ -102,6 +100,7 @@ pub async fn serve(
         while_answered: terms.while_answered,
         handover: Arc::clone(&terms.handover),
         turn: Mutex::default(),
+        unread: Mutex::default(),
     });
     if let Some(tls) = tls {
         // Apart, because a session is large, and most connections have none.
@@ -231,7 +230,9 @@ where
         }
     });
     timeout(SETTLE, unconstrained(settled)).await.ok()?;
-    let unread = connection.into_parts().read_buf.to_vec();
+    // What hyper has read ahead, and what it has not asked for yet.
+    let ahead = connection.into_parts().read_buf;
+    let unread = [&ahead[..], &client.unread.lock()[..]].concat();
     client.note(unread)
 }
 

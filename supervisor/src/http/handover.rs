@@ -125,17 +125,9 @@ impl Handover {
         Held::new(self, |handover| &handover.bound)
     }
 
-    /// Waits until requests may begin, and then [binds](Self::bind) this one where it cannot be handed over.
-    pub async fn begin(self: &Arc<Self>, binds: bool) -> Option<Held> {
-        let mut stages = self.stages();
-        loop {
-            let held = binds.then(|| self.bind());
-            if *stages.borrow_and_update() == Stage::Serving {
-                return held;
-            }
-            drop(held);
-            serving(&mut stages).await;
-        }
+    /// Waits until requests may begin.
+    pub async fn begin(&self) {
+        serving(&mut self.stages()).await;
     }
 
     /// Waits until requests may enter the journal. This one is entering until the answer is dropped.
@@ -335,8 +327,7 @@ mod tests {
         assert!(handover.hush(SOON).await);
         assert_eq!(handover.stage(), Stage::Quiet);
         assert!(timeout(SOON, handover.enter()).await.is_err());
-        assert!(timeout(SOON, handover.begin(true)).await.is_err());
-        assert_eq!(*handover.bound.borrow(), 0);
+        assert!(timeout(SOON, handover.begin()).await.is_err());
         assert!(timeout(SOON, handover.may_answer()).await.is_err());
         assert!(handover.collect().await.is_empty());
         assert!(handover.door().is_none());
@@ -345,7 +336,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_cannot_be_handed_over_delays_no_other() {
         let handover = Arc::new(Handover::default());
-        let bound = handover.begin(true).await;
+        let bound = handover.bind();
         let hushing = tokio::spawn({
             let handover = Arc::clone(&handover);
             async move { handover.hush(Duration::from_millis(300)).await }

@@ -210,7 +210,9 @@ impl Server {
             }
             // Nobody in the probes' lane can be told to leave: a connection without a place is closed.
             if let Some((place, terms)) = place {
-                spawn(stream, place, terms, &closing, ConnectionNote::default());
+                // From here on it is waited for when everything leaves.
+                let note = ConnectionNote::default();
+                spawn(stream, (place, terms), &closing, note, door.clone());
             }
         }
     }
@@ -222,8 +224,11 @@ impl Server {
         note: ConnectionNote,
         closing: &watch::Receiver<bool>,
     ) {
-        let place = self.places.take_over();
-        spawn(stream, place, &self.everything, closing, note);
+        let Some(door) = self.handover.door() else {
+            return;
+        };
+        let place = (self.places.take_over(), &self.everything);
+        spawn(stream, place, closing, note, door);
     }
 
     /// What TLS agrees on cannot be handed over, so its connections wait in the kernel.
@@ -251,14 +256,14 @@ impl Server {
 
 fn spawn(
     stream: TcpStream,
-    place: Place,
-    terms: &Terms,
+    (place, terms): (Place, &Terms),
     closing: &watch::Receiver<bool>,
     note: ConnectionNote,
+    door: mpsc::UnboundedSender<Left>,
 ) {
     let (terms, closing) = (terms.clone(), closing.clone());
     tokio::spawn(async move {
-        if let Err(error) = serve(stream, place, terms, closing, note).await {
+        if let Err(error) = serve(stream, place, terms, closing, note, door).await {
             tracing::debug!(reason = %error, "connection_ended");
         }
     });

@@ -34,6 +34,8 @@ pub(super) struct Client {
     pub(super) while_answered: places::Stage,
     pub(super) handover: Arc<Handover>,
     pub(super) turn: Mutex<Turn>,
+    /// Bytes that are read before those of the socket.
+    pub(super) unread: Mutex<Vec<u8>>,
 }
 
 #[derive(Default)]
@@ -133,9 +135,10 @@ impl Client {
         let mut turn = self.turn.lock();
         // Whoever asks again has the answer before, flushed or not.
         self.is_known(&mut turn);
-        let bound = self.is_secured.then(|| turn.bound.take());
-        let bound = bound.map(|bound| bound.unwrap_or_else(|| self.handover.bind()));
         let replay = (!self.is_secured && resumed.is_none()).then(|| Replay::of(request));
+        let is_chunked = replay.as_ref().is_some_and(Replay::is_chunked);
+        let bound = (self.is_secured || is_chunked).then(|| turn.bound.take());
+        let bound = bound.map(|bound| bound.unwrap_or_else(|| self.handover.bind()));
         *turn = Turn {
             asked: Some(answer),
             bound,
@@ -154,15 +157,7 @@ impl Client {
     pub(super) async fn begins(&self, is_let_in: bool) {
         // Whoever waits for everything over TLS to end waits for this one.
         if !is_let_in && !self.is_secured {
-            let is_chunked = {
-                let replay = &self.turn.lock().replay;
-                replay.as_ref().is_some_and(Replay::is_chunked)
-            };
-            let held = self.handover.begin(is_chunked).await;
-            self.turn.lock().bound = held;
-        }
-        if let Some(replay) = &mut self.turn.lock().replay {
-            replay.has_begun = true;
+            self.handover.begin().await;
         }
     }
 
@@ -346,6 +341,7 @@ mod tests {
             while_answered: places::Stage::Answered,
             handover: Arc::clone(&handover),
             turn: Mutex::default(),
+            unread: Mutex::default(),
         };
         let patience = Duration::from_millis(1);
         assert!(client.begins_to_read());

@@ -17,8 +17,6 @@ pub(super) struct Replay {
     headers: HeaderMap,
     body: Arc<Mutex<Incoming>>,
     heard: Vec<Bytes>,
-    /// Its handler was called, so hyper may have read of its body.
-    pub(super) has_begun: bool,
     pub(super) is_whole: bool,
 }
 
@@ -31,7 +29,6 @@ impl Replay {
             headers: request.headers().clone(),
             body: Arc::clone(request.body()),
             heard: Vec::new(),
-            has_begun: false,
             is_whole: false,
         }
     }
@@ -48,9 +45,6 @@ impl Replay {
     /// Its bytes, as far as they have come. `None` for a part of a body in chunks: what was read ahead of it has a
     /// meaning that hyper alone knows.
     pub(super) fn into_bytes(mut self) -> Option<Vec<u8>> {
-        if !self.has_begun {
-            return Some(self.head());
-        }
         if self.is_chunked() {
             if !self.is_whole {
                 return None;

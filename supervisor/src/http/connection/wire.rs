@@ -13,8 +13,6 @@ const END_OF_HEAD: &[u8; 4] = b"\r\n\r\n";
 
 pub(super) struct Wire {
     client: Arc<Client>,
-    /// Bytes that are read before those of the socket.
-    unread: Vec<u8>,
     /// The client has the head of the answer that comes next: so much of its end was seen and left out.
     leaves_out: Option<usize>,
 }
@@ -23,7 +21,6 @@ impl Wire {
     pub(super) fn new(client: Arc<Client>) -> Self {
         Self {
             client,
-            unread: Vec::new(),
             leaves_out: None,
         }
     }
@@ -31,7 +28,7 @@ impl Wire {
     /// Goes on where another supervisor stopped: the next request is for the rest of the answer, if there was one.
     pub(super) fn go_on(&mut self, note: ConnectionNote) -> Option<HandedOver> {
         let request = note.answer.as_ref().map(Answer::request);
-        self.unread = [request.unwrap_or_default(), note.unread].concat();
+        *self.client.unread.lock() = [request.unwrap_or_default(), note.unread].concat();
         let answer = note.answer?;
         self.leaves_out = answer.told.as_ref().map(|_| 0);
         Some(HandedOver { told: answer.told })
@@ -69,16 +66,18 @@ impl Wire {
 
 impl AsyncRead for Wire {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if !self.unread.is_empty() {
-            let bytes = self.unread.len().min(buffer.remaining());
-            buffer.put_slice(&self.unread[..bytes]);
-            self.unread.drain(..bytes);
+        let mut unread = self.client.unread.lock();
+        if !unread.is_empty() {
+            let bytes = unread.len().min(buffer.remaining());
+            buffer.put_slice(&unread[..bytes]);
+            unread.drain(..bytes);
             return Poll::Ready(Ok(()));
         }
+        drop(unread);
         if !self.client.begins_to_read() {
             // The connection's task looks again when the stage changes.
             return Poll::Pending;
