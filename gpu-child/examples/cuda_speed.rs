@@ -1,12 +1,13 @@
 //! How fast the CUDA device computes, without scheduler, socket or tokenizer around it.
 //!
-//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m|30b-a3b] [F16|Q8_0|...] \
-//!         [decode|prompt|all][=N][@CONTEXT] [greedy|plain|top_k|top_p|both|penalties] [layers=N]
+//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m|30b-a3b|gpt-oss-20b] [F16|Q8_0|...] \
+//!         [decode|prompt|all][=N][@CONTEXT] [greedy|plain|top_k|top_p|both|penalties] [layers=N] [chunk=N] [rounds=N]
 //!
-//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M or Qwen3-30B-A3B, all layers or the
-//! first N. Bytes of experts that a step reads are those of as many as tokens choose that choose evenly. Decode: 32 steps of a batch behind CONTEXT positions each (128 if nothing is said), a step
-//! launched behind another (and the median step that is waited for); prompts: the median of several.
-//! Every step draws, greedily if nothing else is said, so its time includes the way to the host and
+//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B or gpt-oss-20b, all layers or the
+//! first N. Bytes of experts that a step reads are those of as many as tokens choose that choose evenly. Decode: 32 steps
+//! of a batch behind CONTEXT positions each (128 if nothing is said), a step launched behind another (and the median step
+//! that is waited for); prompts: the median of several, in chunks of N tokens (1,280 if nothing is said). Each is measured
+//! once, or N times. Every step draws, greedily if nothing else is said, so its time includes the way to the host and
 //! back.
 
 use shapes::BoxError;
@@ -25,7 +26,6 @@ mod support;
 #[path = "shared/shapes.rs"]
 mod shapes;
 
-const BATCH_TOKENS: usize = 1280;
 const STEPS: usize = 32;
 const PAGE: usize = 32;
 
@@ -59,17 +59,34 @@ impl Wanted {
     }
 }
 
+/// The number behind `name=` among the arguments.
+fn number(options: &[String], name: &str) -> Result<Option<usize>, BoxError> {
+    let of = |option: &String| {
+        option
+            .strip_prefix(name)?
+            .strip_prefix('=')
+            .map(str::to_owned)
+    };
+    Ok(options
+        .iter()
+        .find_map(of)
+        .map(|text| text.parse())
+        .transpose()?)
+}
+
 fn main() -> Result<(), BoxError> {
-    let (layers, args): (Vec<String>, Vec<String>) = std::env::args()
-        .skip(1)
-        .partition(|arg| arg.starts_with("layers="));
+    const OPTIONS: [&str; 3] = ["layers=", "chunk=", "rounds="];
+    let is_option = |arg: &String| OPTIONS.iter().any(|option| arg.starts_with(option));
+    let (options, args): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(is_option);
+    let chunk = number(&options, "chunk")?.unwrap_or(1280);
+    let rounds = number(&options, "rounds")?.unwrap_or(1);
     let shape = args.first().map_or("0.5b", String::as_str);
     let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
     let wanted = Wanted::parse(args.get(2).map_or("all", String::as_str))?;
     let sampling = shapes::sampling(args.get(3).map_or("greedy", String::as_str))?;
     let mut config = shapes::config(shape)?;
-    if let Some(layers) = layers.first() {
-        config.n_layers = layers["layers=".len()..].parse()?;
+    if let Some(layers) = number(&options, "layers")? {
+        config.n_layers = layers;
     }
     let decodes = wanted.sizes("decode", &[1, 2, 4, 8, 16, 32, 64, 128, 256]);
     let prompts = wanted.sizes("prompt", &[128, 512, 1024]);
@@ -78,13 +95,13 @@ fn main() -> Result<(), BoxError> {
     let positions = positions.chain(prompts.iter().copied()).max();
     let halves = 2 * config.n_layers * config.n_kv_heads * config.head_dim;
     let longest = prompts.iter().copied().chain([per_sequence, 2048]).max();
-    let model = support::Model::random_tied(config, [ty; 9]);
+    let model = support::Model::random_tied(config, shapes::types(shape, ty));
     let options = CudaOptions {
         memory_permille: 900,
-        max_sequences: BATCH_TOKENS as u32,
+        max_sequences: chunk as u32,
         load: LoadOptions {
             kv_cache_bytes: Some((2 * positions.unwrap_or(0) * halves).max(4 << 30) as u64),
-            max_batch_tokens: BATCH_TOKENS as u32,
+            max_batch_tokens: chunk as u32,
             max_sequence_tokens: longest.unwrap_or(0) as u32,
             role: worker_orcd_ipc::Role::Active,
             kv_readers: KvReaders::Nobody,
@@ -93,7 +110,7 @@ fn main() -> Result<(), BoxError> {
         },
     };
     let start = Instant::now();
-    let mut executor = CudaExecutor::load(
+    let executor = CudaExecutor::load(
         Device::open(0)?,
         Source {
             config: &model.config,
@@ -112,8 +129,14 @@ fn main() -> Result<(), BoxError> {
         read.all,
         read.by(1)
     );
-    for batch in decodes {
-        let (alone, micros) = decode(&mut executor, batch, wanted.context, sampling)?;
+    let repeated = |sizes: Vec<usize>| sizes.into_iter().flat_map(move |size| vec![size; rounds]);
+    let mut run = Run {
+        executor,
+        chunk,
+        sampling,
+    };
+    for batch in repeated(decodes) {
+        let (alone, micros) = run.decode(batch, wanted.context)?;
         println!(
             "decode {batch:4}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
              {:.2} TB/s",
@@ -121,8 +144,8 @@ fn main() -> Result<(), BoxError> {
             read.by(batch) / micros / 1e6
         );
     }
-    for length in prompts {
-        let micros = prompt(&mut executor, length, sampling)?;
+    for length in repeated(prompts) {
+        let micros = run.prompt(length)?;
         let rate = length as f64 * 1e6 / micros;
         println!(
             "prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s, weights at {:.2} TB/s",
@@ -170,110 +193,126 @@ fn pages_behind(context: usize) -> usize {
     (context + STEPS).div_ceil(PAGE) + 1
 }
 
-/// Microseconds of the median step that is waited for, and of a step with another one behind it.
-fn decode(
-    executor: &mut CudaExecutor,
-    batch: usize,
-    context: usize,
+/// What is measured on a device.
+struct Run {
+    executor: CudaExecutor,
+    /// Tokens of a batch.
+    chunk: usize,
     sampling: Sampling,
-) -> Result<(f64, f64), BoxError> {
-    let pages = pages_behind(context);
-    let tables: Vec<Vec<PageId>> = (0..batch)
-        .map(|i| (0..pages).map(|p| PageId((i * pages + p) as u32)).collect())
-        .collect();
-    // Each has its own tokens, or all would choose the same experts.
-    let prompts: Vec<_> = (0..batch).map(|i| tokens(context, i)).collect();
-    let own = |step: usize| -> Vec<[TokenId; 1]> {
-        let of = |i: usize| [TokenId(((step + 97 * i) % 1000) as u32)];
-        (0..batch).map(of).collect()
-    };
-    // As many prompts at a time as a batch has room for.
-    let together = (BATCH_TOKENS / context).max(1);
-    for (prompts, tables) in prompts.chunks(together).zip(tables.chunks(together)) {
-        compute(executor, prompts, tables, sampling)?;
-    }
-    let mut times = Vec::new();
-    for step in 0..STEPS {
-        let tokens = own(step);
-        let shares: Vec<_> = tables
-            .iter()
-            .zip(&tokens)
-            .map(|(pages, token)| work(token, context + step, pages, sampling))
-            .collect();
-        let start = Instant::now();
-        run(executor, &shares)?;
-        times.push(start.elapsed().as_secs_f64() * 1e6);
-    }
-    let mut start = Instant::now();
-    for step in 0..=STEPS {
-        let tokens = match step {
-            0 => own(step),
-            _ => vec![[TO_BE_DRAWN]; batch],
-        };
-        let shares: Vec<_> = tables
-            .iter()
-            .zip(&tokens)
-            .zip(0..)
-            .map(|((pages, token), request)| SequenceWork {
-                request: RequestId(request),
-                ..work(token, context + step % STEPS, pages, sampling)
-            })
-            .collect();
-        let batch = Batch {
-            step: 1,
-            sequences: &shares,
-        };
-        executor.begin(&batch, &mut NoTap)?;
-        let draws: Vec<_> = shares.iter().map(|work| work.sample).collect();
-        executor.draw(&draws, &mut NoTap)?;
-        if step == 0 {
-            continue;
-        }
-        executor.finish(&mut NoTap)?;
-        if step == 1 {
-            start = Instant::now();
-        }
-    }
-    let each = start.elapsed().as_secs_f64() * 1e6 / (STEPS - 1) as f64;
-    executor.finish(&mut NoTap)?;
-    Ok((median(times), each))
 }
 
-fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, BoxError> {
-    let pages: Vec<PageId> = (0..length.div_ceil(PAGE) as u32).map(PageId).collect();
-    let prompt = [tokens(length, 0)];
-    let mut times = Vec::new();
-    for _ in 0..7 {
-        let start = Instant::now();
-        compute(executor, &prompt, std::slice::from_ref(&pages), sampling)?;
-        times.push(start.elapsed().as_secs_f64() * 1e6);
+impl Run {
+    /// Microseconds of the median step that is waited for, and of a step with another one behind it.
+    fn decode(&mut self, batch: usize, context: usize) -> Result<(f64, f64), BoxError> {
+        let (pages, sampling) = (self.groups() * pages_behind(context), self.sampling);
+        let tables: Vec<Vec<PageId>> = (0..batch)
+            .map(|i| (0..pages).map(|p| PageId((i * pages + p) as u32)).collect())
+            .collect();
+        // Each has its own tokens, or all would choose the same experts.
+        let prompts: Vec<_> = (0..batch).map(|i| tokens(context, i)).collect();
+        let own = |step: usize| -> Vec<[TokenId; 1]> {
+            let of = |i: usize| [TokenId(((step + 97 * i) % 1000) as u32)];
+            (0..batch).map(of).collect()
+        };
+        // As many prompts at a time as a batch has room for.
+        let together = (self.chunk / context).max(1);
+        for (prompts, tables) in prompts.chunks(together).zip(tables.chunks(together)) {
+            self.compute(prompts, tables)?;
+        }
+        let mut times = Vec::new();
+        for step in 0..STEPS {
+            let tokens = own(step);
+            let shares: Vec<_> = tables
+                .iter()
+                .zip(&tokens)
+                .map(|(pages, token)| work(token, context + step, pages, sampling))
+                .collect();
+            let start = Instant::now();
+            self.step(&shares)?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        let mut start = Instant::now();
+        for step in 0..=STEPS {
+            let tokens = match step {
+                0 => own(step),
+                _ => vec![[TO_BE_DRAWN]; batch],
+            };
+            let shares: Vec<_> = tables
+                .iter()
+                .zip(&tokens)
+                .zip(0..)
+                .map(|((pages, token), request)| SequenceWork {
+                    request: RequestId(request),
+                    ..work(token, context + step % STEPS, pages, sampling)
+                })
+                .collect();
+            let batch = Batch {
+                step: 1,
+                sequences: &shares,
+            };
+            self.executor.begin(&batch, &mut NoTap)?;
+            let draws: Vec<_> = shares.iter().map(|work| work.sample).collect();
+            self.executor.draw(&draws, &mut NoTap)?;
+            if step == 0 {
+                continue;
+            }
+            self.executor.finish(&mut NoTap)?;
+            if step == 1 {
+                start = Instant::now();
+            }
+        }
+        let each = start.elapsed().as_secs_f64() * 1e6 / (STEPS - 1) as f64;
+        self.executor.finish(&mut NoTap)?;
+        Ok((median(times), each))
     }
-    Ok(median(times))
+
+    /// Pages of a sequence for each block of positions.
+    fn groups(&self) -> usize {
+        self.executor.kv_geometry().groups.count()
+    }
+
+    fn prompt(&mut self, length: usize) -> Result<f64, BoxError> {
+        let pages = self.groups() * length.div_ceil(PAGE);
+        let pages: Vec<PageId> = (0..pages as u32).map(PageId).collect();
+        let prompt = [tokens(length, 0)];
+        let mut times = Vec::new();
+        for _ in 0..7 {
+            let start = Instant::now();
+            self.compute(&prompt, std::slice::from_ref(&pages))?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok(median(times))
+    }
+
+    /// Computes a prompt of each of some sequences, all as long, in chunks where a batch has no room for all of it.
+    fn compute(
+        &mut self,
+        prompts: &[Vec<TokenId>],
+        tables: &[Vec<PageId>],
+    ) -> Result<(), BoxError> {
+        let length = prompts.iter().map(Vec::len).max().unwrap_or_default();
+        for first in (0..length).step_by(self.chunk) {
+            let end = length.min(first + self.chunk);
+            let shares: Vec<_> = tables
+                .iter()
+                .zip(prompts)
+                .map(|(pages, prompt)| work(&prompt[first..end], first, pages, self.sampling))
+                .collect();
+            self.step(&shares)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, sequences: &[SequenceWork<'_>]) -> Result<(), BoxError> {
+        let batch = Batch { step: 1, sequences };
+        self.executor.step(&batch, &mut NoTap)?;
+        Ok(())
+    }
 }
 
 fn tokens(count: usize, seed: usize) -> Vec<TokenId> {
     let token = |i: usize| TokenId(((i * 37 + seed * 211) % 1000) as u32);
     (0..count).map(token).collect()
-}
-
-/// Computes a prompt of each of some sequences, all as long, in chunks where a batch has no room for all of it.
-fn compute(
-    executor: &mut CudaExecutor,
-    prompts: &[Vec<TokenId>],
-    tables: &[Vec<PageId>],
-    sampling: Sampling,
-) -> Result<(), BoxError> {
-    let length = prompts.iter().map(Vec::len).max().unwrap_or_default();
-    for first in (0..length).step_by(BATCH_TOKENS) {
-        let end = length.min(first + BATCH_TOKENS);
-        let shares: Vec<_> = tables
-            .iter()
-            .zip(prompts)
-            .map(|(pages, prompt)| work(&prompt[first..end], first, pages, sampling))
-            .collect();
-        run(executor, &shares)?;
-    }
-    Ok(())
 }
 
 fn work<'a>(
@@ -289,12 +328,6 @@ fn work<'a>(
         pages,
         sample: Some(SampleWork::new(sampling, tokens, &[])),
     }
-}
-
-fn run(executor: &mut CudaExecutor, sequences: &[SequenceWork<'_>]) -> Result<(), BoxError> {
-    let batch = Batch { step: 1, sequences };
-    executor.step(&batch, &mut NoTap)?;
-    Ok(())
 }
 
 fn median(mut times: Vec<f64>) -> f64 {

@@ -1,6 +1,6 @@
 //! Models whose speed is measured: the shapes are real, the weights are random.
 
-use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig, Positions};
+use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig, Positions, Window};
 use worker_orcd_ipc::Sampling;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::{Activation, TensorType, Weighing};
@@ -8,31 +8,21 @@ use worker_orcd_kernels::{Activation, TensorType, Weighing};
 /// An error of any kind, for the mains of the examples.
 pub type BoxError = Box<dyn std::error::Error>;
 
-/// The shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B.
+/// The shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B, gpt-oss-20b.
 pub fn config(shape: &str) -> Result<ModelConfig, String> {
     let (n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, vocab_size) = match shape {
         "0.5b" => (24, 896, 4864, 14, 2, 64, 151_936),
         "7b" => (28, 3584, 18_944, 28, 4, 128, 152_064),
         "135m" => (30, 576, 1536, 9, 3, 64, 49_152),
         "30b-a3b" => (48, 2048, 6144, 32, 4, 128, 151_936),
+        "gpt-oss-20b" => (24, 2880, 2880, 64, 8, 64, 201_088),
         _ => return Err(format!("no such shape: {shape}")),
     };
-    let experts = (shape == "30b-a3b").then_some(ExpertsConfig {
-        count: 128,
-        used: 8,
-        n_ff: 768,
-        shared_n_ff: None,
-        weighing: Weighing::Renormalized,
-        has_biases: false,
-    });
-    Ok(ModelConfig {
-        architecture: match experts {
-            Some(_) => Architecture::Qwen3Moe,
-            None => Architecture::Qwen2,
-        },
+    let plain = ModelConfig {
+        architecture: Architecture::Qwen2,
         n_layers,
         n_embd,
-        experts,
+        experts: None,
         n_ff,
         n_heads,
         n_kv_heads,
@@ -53,7 +43,55 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         attention_scale: 1.0 / (head_dim as f64).sqrt(),
         embedding_scale: 1.0,
         has_sinks: false,
+    };
+    Ok(match shape {
+        "30b-a3b" => ModelConfig {
+            architecture: Architecture::Qwen3Moe,
+            experts: Some(ExpertsConfig {
+                count: 128,
+                used: 8,
+                n_ff: 768,
+                shared_n_ff: None,
+                weighing: Weighing::Renormalized,
+                has_biases: false,
+            }),
+            ..plain
+        },
+        "gpt-oss-20b" => ModelConfig {
+            architecture: Architecture::GptOss,
+            experts: Some(ExpertsConfig {
+                count: 32,
+                used: 4,
+                n_ff: 2880,
+                shared_n_ff: None,
+                weighing: Weighing::OfChosen,
+                has_biases: true,
+            }),
+            activation: Activation::ClampedSwiglu,
+            has_sinks: true,
+            positions: Positions {
+                window: Some(Window {
+                    positions: 128,
+                    whole_every: Some(2),
+                    rope: None,
+                }),
+                ..Positions::default()
+            },
+            ..plain
+        },
+        _ => plain,
     })
+}
+
+/// The types of a model's matrices, in the order of the tests' models: Q, K, V, output of attention, gate, up, down,
+/// embedding and head. Beside experts in MXFP4 the rest is Q8_0, as in the published files of gpt-oss.
+#[allow(dead_code, reason = "not all examples make a model")]
+pub fn types(shape: &str, ty: TensorType) -> [TensorType; 9] {
+    let rest = match shape {
+        "gpt-oss-20b" if ty == TensorType::MXFP4 => TensorType::Q8_0,
+        _ => ty,
+    };
+    [rest, rest, rest, rest, ty, ty, ty, rest, rest]
 }
 
 /// By the name that llama.cpp gives it.
