@@ -111,7 +111,8 @@ pub struct LoadConfig {
     pub memory_permille: Option<u16>,
     pub max_running: u32,
     pub max_context_tokens: Option<u32>,
-    pub prefill_chunk_tokens: u32,
+    /// Where the command line names them.
+    pub prefill_chunk_tokens: Option<u32>,
     /// In microseconds; `None` lets the child follow what decoding alone takes.
     pub step_budget_us: Option<u32>,
     pub threads: Option<u32>,
@@ -333,7 +334,7 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
         memory_permille,
         max_running: max_running?,
         max_context_tokens,
-        prefill_chunk_tokens: prefill_chunk_tokens?,
+        prefill_chunk_tokens,
         step_budget_us,
         threads,
         prefix_cache,

@@ -17,6 +17,14 @@ use std::time::Duration;
 /// for the way there.
 const TARGET: Duration = Duration::from_millis(70);
 
+/// A step may be longer than wanted by this factor before chunks become smaller, and has to be shorter by more than that
+/// before they grow: the tokens of the longest steps take more time than those of the first, and chunks that follow each
+/// of them would be of ragged sizes.
+const BAND: f64 = 1.15;
+
+/// Larger chunks are whole multiples of this: rows of the largest blocks of a device, twice.
+const ROUND_TOKENS: u32 = 256;
+
 /// Smaller chunks would read all weights for almost nothing.
 const MIN_TOKENS: u32 = 8;
 
@@ -79,10 +87,14 @@ impl Alone {
         let ratio = TARGET.as_secs_f64() / took.as_secs_f64().max(1e-6);
         // A step that was not full says little about how much more would have been possible.
         let was_full = prompt_tokens >= self.tokens as usize;
-        if prompt_tokens > 0 && (ratio < 1.0 || (was_full && ratio > 1.2)) {
-            let wanted = f64::from(self.tokens) * ratio.clamp(0.5, 2.0);
+        if prompt_tokens > 0 && (ratio * BAND < 1.0 || (was_full && ratio > BAND)) {
+            let wanted = (f64::from(self.tokens) * ratio.clamp(0.5, 2.0)) as u32;
             let min_tokens = MIN_TOKENS.min(self.max_tokens);
-            self.tokens = (wanted as u32).clamp(min_tokens, self.max_tokens);
+            let round = match wanted / ROUND_TOKENS {
+                0 | 1 => wanted,
+                whole => whole * ROUND_TOKENS,
+            };
+            self.tokens = round.clamp(min_tokens, self.max_tokens);
         }
     }
 }
@@ -121,6 +133,17 @@ mod tests {
         assert!(settle(&mut pacer, 3000).as_millis() <= 70);
         settle(&mut pacer, 1_000_000);
         assert_eq!(pacer.tokens, 8);
+    }
+
+    #[test]
+    fn a_step_within_the_band_keeps_its_chunk_and_a_longer_one_takes_a_whole_multiple() {
+        let mut pacer = Alone::new(1792, 1792);
+        pacer.observe(1792, Duration::from_millis(79));
+        assert_eq!(pacer.tokens, 1792);
+        pacer.observe(1792, Duration::from_millis(90));
+        assert_eq!(pacer.tokens, 1280);
+        pacer.observe(1280, Duration::from_millis(35));
+        assert_eq!(pacer.tokens, 1792);
     }
 
     #[test]

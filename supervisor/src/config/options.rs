@@ -253,8 +253,8 @@ pub const OPTIONS: &[Spec] = &[
     value(
         "prefill-chunk",
         "N",
-        Some("512"),
-        "Prompt tokens computed in one step, at most",
+        None,
+        "Prompt tokens computed in one step, at most [default: 1792 with a CUDA device, 512 without]",
     ),
     value(
         "step-budget",

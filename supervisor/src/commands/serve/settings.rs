@@ -1,6 +1,6 @@
 //! Settings of the worker as the engine takes them.
 
-use crate::config::device::DecidedDevices;
+use crate::config::device::{DecidedDevices, default_prefill_chunk};
 use crate::config::{Config, DEFAULT_MEMORY_PERMILLE};
 use crate::engine::{Deadlines, EngineSettings, RestartPolicy};
 use worker_orcd_ipc::{KvReaders, LoadOrder, ModelFile, Role, TraceOrder};
@@ -21,7 +21,9 @@ pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> Engi
             memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
             max_running: load.max_running,
             max_sequence_tokens: load.max_context_tokens,
-            prefill_chunk_tokens: load.prefill_chunk_tokens,
+            prefill_chunk_tokens: load
+                .prefill_chunk_tokens
+                .unwrap_or_else(|| default_prefill_chunk(&devices.selectors)),
             step_budget_us: load.step_budget_us,
             threads: load.threads,
             prefix_cache: load.prefix_cache,

@@ -5,6 +5,7 @@ use super::{Measure, Settings, check, say, speed};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::json;
 use std::time::Instant;
+use worker_orcd::config::device::default_prefill_chunk;
 use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, NoTap, PageId};
 use worker_orcd_gpu::loader;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
@@ -34,11 +35,16 @@ pub struct Bare {
     geometry: KvGeometry,
     pages_each: u32,
     shares: u32,
+    /// Prompt tokens computed in one step.
+    pub chunk: usize,
     steps: u64,
 }
 
 impl Bare {
     fn load(settings: &Settings) -> Result<Self> {
+        let selector = device(&settings.device)?;
+        let default = || default_prefill_chunk(&[selector]);
+        let chunk = settings.chunk.unwrap_or_else(default);
         let order = LoadOrder {
             model_path: settings.model.display().to_string(),
             model_file: ModelFile::AtPath,
@@ -46,12 +52,12 @@ impl Bare {
             kv_readers: KvReaders::Nobody,
             adopts_from: None,
             has_mailbox: false,
-            device: device(&settings.device)?,
+            device: selector,
             kv_cache_bytes: Some(settings.kv_cache << 20),
             memory_permille: 1000,
             max_running: settings.largest_batch() as u32,
             max_sequence_tokens: Some(settings.context() as u32),
-            prefill_chunk_tokens: settings.chunk,
+            prefill_chunk_tokens: chunk,
             step_budget_us: None,
             threads: None,
             prefix_cache: false,
@@ -75,6 +81,7 @@ impl Bare {
             geometry,
             pages_each,
             shares: geometry.pages / pages_each,
+            chunk: chunk as usize,
             steps: 0,
         })
     }

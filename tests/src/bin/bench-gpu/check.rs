@@ -23,7 +23,7 @@ const SMALL_CHUNK: usize = 37;
 /// When two answers differ, or the device fails.
 pub fn run(bare: &mut Bare, settings: &Settings) -> Result<()> {
     let count = settings.largest_batch().min(bare.room());
-    let chunk = settings.chunk as usize;
+    let chunk = bare.chunk;
     let lines = |bare: &Bare| -> Vec<Line> {
         let line = |index| subject(bare, index, index);
         (0..count).map(line).collect()
@@ -94,7 +94,7 @@ fn replayed(bare: &mut Bare, index: usize, wanted: &[TokenId], settings: &Settin
     let length = 11 + index * 29 % (LONGEST_PROMPT - 11);
     let prompt = [&token_ids(index as u64, length, bare.vocabulary), known].concat();
     let mut lines = [Line::new(prompt, sampling(index), bare.pages(0))];
-    let got = answers(bare, &mut lines, settings.chunk as usize, rest.len())?;
+    let got = answers(bare, &mut lines, bare.chunk, rest.len())?;
     same(&got, &[rest.to_vec()], "replayed", 1)
 }
 

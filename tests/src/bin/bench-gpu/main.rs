@@ -80,9 +80,9 @@ pub struct Settings {
     /// Tokens that are decoded.
     #[arg(long, default_value_t = 256)]
     tokens: usize,
-    /// Prompt tokens computed in one step.
-    #[arg(long, default_value_t = 2048)]
-    chunk: u32,
+    /// Prompt tokens computed in one step [default: the worker's].
+    #[arg(long)]
+    chunk: Option<u32>,
     /// In MiB.
     #[arg(long, default_value_t = 16 << 10)]
     kv_cache: u64,

@@ -84,8 +84,11 @@ impl Arguments {
             .arg("--max-queue", 2 * running)
             .arg("--max-context", self.context())
             .arg("--max-prompt-chars", TOKEN_CHARS * self.context())
-            .arg("--prefill-chunk", settings.chunk)
             .arg("--kv-cache-size", format!("{}MiB", settings.kv_cache));
+        let builder = match settings.chunk {
+            Some(chunk) => builder.arg("--prefill-chunk", chunk),
+            None => builder,
+        };
         let began = Instant::now();
         let worker = builder.start();
         // It answers that it is ready before its log's line has come through the pipe.

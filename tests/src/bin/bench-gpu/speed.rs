@@ -37,7 +37,7 @@ pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
             .collect();
         let has_prompt = |line: &Line| line.generated().is_empty();
         while lines.iter().any(has_prompt) {
-            bare.step(&mut lines, settings.chunk as usize, has_prompt)?;
+            bare.step(&mut lines, bare.chunk, has_prompt)?;
         }
         for _ in 0..WARM_UP_STEPS.min(settings.tokens - 1) {
             bare.step(&mut lines, usize::MAX, |_| true)?;
@@ -75,7 +75,7 @@ pub fn prompts(bare: &mut Bare, settings: &Settings) -> Result<()> {
             let mut line = [greedy(bare, 1000 + round as u64, *length, pages)];
             let start = Instant::now();
             while line[0].generated().is_empty() {
-                bare.step(&mut line, settings.chunk as usize, |_| true)?;
+                bare.step(&mut line, bare.chunk, |_| true)?;
             }
             if round > 0 {
                 times.push(start.elapsed().as_secs_f64() * 1e3);
