@@ -20,8 +20,10 @@ fn main() {
     println!("cargo::rerun-if-changed={}", folder.display());
     for name in [
         "kernels.fatbin",
+        "matmul_wide.fatbin",
         "decode_step.fatbin",
         "experts.fatbin",
+        "experts_wide.fatbin",
         "faults.fatbin",
         "architectures",
     ] {

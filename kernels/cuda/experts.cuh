@@ -27,7 +27,7 @@ LAYOUT(Share, 12, AT(expert, 0) AT(first, 4) AT(count, 8))
 struct Routing {
     Choice* choices;  // [rows, used], the most likely first
     int* places;      // [rows, used]
-    int* rows;        // [rows * used], of each place
+    int* rows;        // of each place
     Share* shares;
     int* counts;      // shares; blocks of route.cu that are done
 };

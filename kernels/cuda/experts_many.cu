@@ -1,9 +1,7 @@
 // A mixture of experts where an expert has many rows: prompts. A block multiplies a share of up to 64 rows by
 // sixteen tiles (matmul_block.cuh): of gate and up eight each, in the same warps, or sixteen neighbours. Blocks
-// of a share are neighbours of the grid, as are shares of one expert, so its weights are read once.
-//
-// wgmma would take the rows of a share as matmul_wgmma.cu does, packed by eight: they would have to be gathered
-// into that layout by expert first.
+// of a share are neighbours of the grid, as are shares of one expert, so its weights are read once. Hopper has
+// experts_wide.cu instead.
 #pragma once
 #include "experts.cuh"
 #include "matmul_block.cuh"

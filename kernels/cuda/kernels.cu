@@ -1,11 +1,10 @@
-// The operations that are launched one by one, as one translation unit; decode_step.cu and experts.cu are
-// others, and take the code that they share from headers.
+// The operations that are launched one by one, as one translation unit. matmul_wide.cu, decode_step.cu, experts.cu and
+// experts_wide.cu are others, and take the code that they share from headers.
 #include "repack.cu"
 #include "embed.cu"
 #include "norm.cu"
 #include "matmul_few.cu"
 #include "matmul_many.cu"
-#include "matmul_wgmma.cu"
 #include "rope_kv.cu"
 #include "attention.cu"
 #include "attention_wgmma.cu"

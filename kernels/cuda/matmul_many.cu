@@ -1,5 +1,5 @@
 // Matmul for many rows: prompts and large batches, on every architecture but Hopper, which has
-// matmul_wgmma.cu. Bound by the tensor cores. A block is one of matmul_block.cuh.
+// matmul_wgmma.cuh. Bound by the tensor cores. A block is one of matmul_block.cuh.
 #pragma once
 #include "matmul_block.cuh"
 

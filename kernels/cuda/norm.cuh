@@ -20,7 +20,7 @@ struct RowArgs {
     float* scale;          // [rows] 2^e
     int cols, units, in_stride;
     float eps;
-    int groups;            // of eight rows, in the layout of matmul_wgmma.cu; 0: rows of k
+    int groups;            // of eight rows, in the layout of matmul_wgmma.cuh; 0: rows of k
     int rows;
     uint32_t stage;        // that these rows are the input of (board.cuh)
     int activation;        // of a gated linear unit

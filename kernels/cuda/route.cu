@@ -26,10 +26,12 @@ struct RouteArgs {
     int stride, rows;
     int experts, used;
     int weighing;
-    int share_rows;  // rows of a share, at most
+    int share_rows;   // rows of a share, at most
+    int place_group;  // places of an expert begin at a multiple of it, and shares but the last are multiples of it
+    int unused;
 };
-LAYOUT(RouteArgs, 72, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(experts, 56) AT(used, 60)
-       AT(weighing, 64) AT(share_rows, 68))
+LAYOUT(RouteArgs, 80, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(experts, 56) AT(used, 60)
+       AT(weighing, 64) AT(share_rows, 68) AT(place_group, 72) AT(unused, 76))
 
 // Probabilities over all experts, of which a lane has PER logits, in the order of their bits, NaN above all; never zero.
 template <int PER> DEVICE void rank_probabilities(float (&p)[PER], uint32_t (&rank)[PER]) {
@@ -115,12 +117,15 @@ struct Sort {
     int count[MAX_EXPERTS], first[MAX_EXPERTS], first_share[MAX_EXPERTS];
 };
 
+// Places that an expert takes of so many pairs.
+DEVICE int places_of(const RouteArgs& a, int pairs) { return (pairs + a.place_group - 1) / a.place_group * a.place_group; }
+
 // The experts' places and shares one behind the other, by one warp.
 DEVICE void line_up(const RouteArgs& a, Sort& sort, int lane) {
     const int per = (a.experts + 31) / 32, begin = lane * per, end = min(begin + per, a.experts);
     int places = 0, shares = 0;
     for (int e = begin; e < end; e++) {
-        places += sort.count[e];
+        places += places_of(a, sort.count[e]);
         shares += (sort.count[e] + a.share_rows - 1) / a.share_rows;
     }
     int place = places, share = shares;
@@ -135,7 +140,7 @@ DEVICE void line_up(const RouteArgs& a, Sort& sort, int lane) {
     for (int e = begin; e < end; e++) {
         sort.first[e] = place;
         sort.first_share[e] = share;
-        place += sort.count[e];
+        place += places_of(a, sort.count[e]);
         share += (sort.count[e] + a.share_rows - 1) / a.share_rows;
     }
 }

@@ -1,4 +1,4 @@
-// The end of a tile of matmul_wgmma.cu: its sums become outputs (matmul.cuh).
+// The end of a tile of matmul_wgmma.cuh: its sums become outputs (matmul.cuh).
 //
 // Tensor cores wait meanwhile. So a tile without edges is written by as few instructions as there can be, and the unit of a
 // pair is SiLU's: to choose one for each value takes longer than to compute it.

@@ -28,7 +28,14 @@ const ARCHITECTURES: [(&str, &str); 5] = [
 ];
 
 /// Translation units; the other files are included by them.
-const UNITS: [&str; 4] = ["kernels", "decode_step", "experts", "faults"];
+const UNITS: [&str; 6] = [
+    "kernels",
+    "matmul_wide",
+    "decode_step",
+    "experts",
+    "experts_wide",
+    "faults",
+];
 
 #[derive(clap::Args)]
 pub struct Arguments {

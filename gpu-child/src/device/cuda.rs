@@ -13,8 +13,8 @@
 //! * [`plan`] lays a batch out; [`launch`] sends a step on its way; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens, and [`shown_rows`] has what
 //!   they were drawn from.
-//! * [`mixture`] is the part of a layer that is a mixture of experts; [`experts`] has its kernels, and
-//!   [`products_few`] one for the products of few rows around it.
+//! * [`mixture`] is the part of a layer that is a mixture of experts; [`experts`] has its kernels ([`expert_way`] names the
+//!   ways to multiply, [`experts_wide`] has the one of Hopper), and [`products_few`] one for the products of few rows around it.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
 //!   [`shared_plan`] of its blocks' memory); [`graph`] records the launches of larger ones.
 //! * [`kv_custody`] is the KV cache as others may have it: seals of its pages, and copies of theirs.
@@ -37,7 +37,9 @@ mod context;
 mod decode_step;
 mod expert_arguments;
 mod expert_room;
+mod expert_way;
 mod experts;
+mod experts_wide;
 #[cfg(feature = "fault-injection")]
 mod faults;
 mod feed;
@@ -176,6 +178,9 @@ impl CudaExecutor {
     pub fn use_portable_kernels(&mut self) {
         self.matmul.use_portable();
         self.ops.use_portable();
+        if let Some(experts) = &mut self.experts {
+            experts.use_portable();
+        }
         self.decode_step = None;
         self.graphs = Graphs::default();
     }

@@ -67,9 +67,24 @@ const RULES: &[Rule] = &[
         Bound::Uses(TENSOR_CORES),
     ),
     rule("kernels", "matmul_many_", EVERYWHERE, Bound::Uses(COPIES)),
-    rule("kernels", "matmul_wide_", HOPPER, Bound::Uses(&["HGMMA"])),
-    rule("kernels", "matmul_wide_", HOPPER, Bound::Uses(&["UBLKCP"])),
-    rule("kernels", "matmul_wide_", HOPPER, Bound::Uses(&["UTMALDG"])),
+    rule(
+        "matmul_wide",
+        "matmul_wide_",
+        HOPPER,
+        Bound::Uses(&["HGMMA"]),
+    ),
+    rule(
+        "matmul_wide",
+        "matmul_wide_",
+        HOPPER,
+        Bound::Uses(&["UBLKCP"]),
+    ),
+    rule(
+        "matmul_wide",
+        "matmul_wide_",
+        HOPPER,
+        Bound::Uses(&["UTMALDG"]),
+    ),
     rule(
         "kernels",
         "attention_wide_",
@@ -102,6 +117,24 @@ const RULES: &[Rule] = &[
     ),
     rule("experts", "experts_", EVERYWHERE, Bound::Uses(TENSOR_CORES)),
     rule("experts", "experts_", EVERYWHERE, Bound::Uses(COPIES)),
+    rule(
+        "experts_wide",
+        "experts_wide_",
+        HOPPER,
+        Bound::Uses(&["HGMMA"]),
+    ),
+    rule(
+        "experts_wide",
+        "experts_wide_",
+        HOPPER,
+        Bound::Uses(&["UBLKCP"]),
+    ),
+    rule(
+        "experts_wide",
+        "experts_wide_",
+        HOPPER,
+        Bound::Uses(&["UTMALDG"]),
+    ),
     rule(
         "decode_step",
         "decode_step_",
@@ -140,6 +173,10 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
     // Two blocks a multiprocessor, so that one copies while the other multiplies: sums of two accumulators, and
     // the weights of four tiles. What is spilled is loaded at one of two ends, that of pairs or that of one part.
     ("experts_many_", 144),
+    // Three warpgroups, of which each holds the sums of a share; units of F32 take twice the registers. What is spilled are
+    // places of a piece of work, at its ends.
+    ("experts_wide_F32_", 288),
+    ("experts_wide_", 144),
     // On Blackwell: its rows, which it makes itself, beside the weights of two tiles.
     ("products_few", 48),
     // Rows that are loaded ahead.
@@ -149,7 +186,7 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
 ];
 
 /// Kernels that may use `wgmma`, because they were shown to give the bits of `mma.sync`.
-const WGMMA_KERNELS: &[&str] = &["matmul_wide_", "attention_wide_"];
+const WGMMA_KERNELS: &[&str] = &["matmul_wide_", "experts_wide_", "attention_wide_"];
 
 /// One kernel of one architecture, and how often each instruction appears in it.
 type Counts = BTreeMap<(String, String), BTreeMap<String, usize>>;

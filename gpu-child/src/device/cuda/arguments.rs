@@ -86,7 +86,7 @@ layout! {
         pub out: DevicePtr<f32>,
     }
 
-    pub struct WideArgs in "matmul_wgmma.cu" {
+    pub struct WideArgs in "matmul_wgmma.cuh" {
         pub matmul: MatmulArgs,
         pub stages: i32,
         pub cluster_sums: i32,

@@ -2,7 +2,7 @@
 //! ([`layout!`](super::headers::layout)).
 
 use super::headers::layout;
-use super::kernels::{Part, RowArgs};
+use super::kernels::{Part, RowArgs, WideArgs};
 use super::memory::DevicePtr;
 
 layout! {
@@ -39,6 +39,8 @@ layout! {
         pub used: i32,
         pub weighing: i32,
         pub share_rows: i32,
+        pub place_group: i32,
+        pub unused: i32,
     }
 
     pub struct RouteFewArgs in "route_few.cu" {
@@ -67,6 +69,24 @@ layout! {
         pub paired: i32,
         pub units: i32,
         pub out_stride: i32,
+        pub activation: i32,
+        pub unused: i32,
+    }
+
+    pub struct ExpertsPackArgs in "experts_wide.cu" {
+        pub x: DevicePtr<u16>,
+        pub scale: DevicePtr<f32>,
+        pub rows: DevicePtr<i32>,
+        pub out: DevicePtr<u16>,
+        pub out_scale: DevicePtr<f32>,
+        pub units: i32,
+        pub groups: i32,
+    }
+
+    pub struct ExpertsWideArgs in "experts_wide.cu" {
+        pub wide: WideArgs,
+        pub shares: DevicePtr<Share>,
+        pub counts: DevicePtr<i32>,
         pub activation: i32,
         pub unused: i32,
     }

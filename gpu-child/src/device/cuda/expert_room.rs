@@ -3,6 +3,7 @@
 //! A row and an expert that it chose are a pair. All of it is there for every pair of the largest batch.
 
 use super::expert_arguments::{Choice, Routing, Share};
+use super::experts_wide::most_places;
 use super::memory::{Arena, DevicePtr, Layout};
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
@@ -12,6 +13,8 @@ use crate::model::ModelConfig;
 pub struct ExpertSizes {
     tokens: usize,
     pairs: usize,
+    /// Places, at most: those of an expert are whole groups.
+    places: usize,
     n_embd: usize,
     /// Columns of an input of gate and up, and of one of down, in whole units.
     input: usize,
@@ -31,6 +34,7 @@ impl ExpertSizes {
         Self {
             tokens,
             pairs: tokens * experts.used,
+            places: most_places(tokens * experts.used, experts.count),
             n_embd: config.n_embd,
             input: units(config.n_embd) * UNIT,
             inner: units(experts.n_ff) * UNIT,
@@ -74,17 +78,17 @@ impl ExpertPlaces {
         Self {
             logits: words(s.tokens * s.logits),
             norm_scale: words(s.tokens),
-            ff: words(s.pairs * s.widest),
-            act_scale: words(s.pairs),
+            ff: words(s.places * s.widest),
+            act_scale: words(s.places),
             shared: words(s.shared()),
             choices: words(s.pairs * size_of::<Choice>() / 4),
             places: words(s.pairs),
-            rows: words(s.pairs),
+            rows: words(s.places),
             shares: words(s.pairs * size_of::<Share>() / 4),
             counts: words(COUNTS),
             // Halves.
             norm: words(s.tokens * s.input / 2),
-            act: words(s.pairs * s.inner / 2),
+            act: words(s.places * s.input.max(s.inner) / 2),
         }
     }
 
@@ -94,14 +98,14 @@ impl ExpertPlaces {
             logits: arena.at(self.logits, s.tokens * s.logits),
             norm: arena.at(self.norm, s.tokens * s.input),
             norm_scale: arena.at(self.norm_scale, s.tokens),
-            ff: arena.at(self.ff, s.pairs * s.widest),
-            act: arena.at(self.act, s.pairs * s.inner),
-            act_scale: arena.at(self.act_scale, s.pairs),
+            ff: arena.at(self.ff, s.places * s.widest),
+            act: arena.at(self.act, s.places * s.input.max(s.inner)),
+            act_scale: arena.at(self.act_scale, s.places),
             shared: arena.at(self.shared, s.shared()),
             routing: Routing {
                 choices: arena.at(self.choices, s.pairs),
                 places: arena.at(self.places, s.pairs),
-                rows: arena.at(self.rows, s.pairs),
+                rows: arena.at(self.rows, s.places),
                 shares: arena.at(self.shares, s.pairs),
                 counts: arena.at(self.counts, COUNTS),
             },
@@ -119,7 +123,7 @@ pub struct ExpertBuffers {
     pub norm_scale: DevicePtr<f32>,
     /// By place: gate and up, or their gated linear unit; then results.
     pub ff: DevicePtr<f32>,
-    /// By place: inputs of down, and their powers of two.
+    /// By place: rows of `norm`, where they are packed; then inputs of down. And their powers of two.
     pub act: DevicePtr<u16>,
     pub act_scale: DevicePtr<f32>,
     /// What the shared expert made, `[tokens, n_embd]`.

@@ -5,6 +5,8 @@
 
 use super::context::Context;
 use super::expert_arguments::{CombineArgs, DownArgs, ExpertsArgs, RouteArgs, RouteFewArgs};
+use super::expert_way::{MANY_ROWS, Way};
+use super::experts_wide::{self, ExpertsWide, Pack};
 use super::headers::constant;
 use super::kernels::{Geometry, Kernel, Module, Part};
 use super::products_few::{FewProducts, MOST_FEW_ROWS, ring_bytes};
@@ -19,6 +21,8 @@ use worker_orcd_kernels::TensorType;
 /// (`bench/results/experts.md`).
 const ROWS_ALONE: usize = 2;
 const _: () = assert!(ROWS_ALONE <= MOST_FEW_ROWS);
+/// Rows of an expert, on average, from which on a block of Hopper multiplies them (`bench/results/experts.md`).
+const WIDE: usize = 4;
 /// Rows of an expert, on average, from which on the tensor cores are what takes the time.
 const MANY: usize = 24;
 
@@ -34,37 +38,12 @@ const DOWN_WARPS: usize = constant!("experts_row.cu", DOWN_WARPS);
 const DOWN_STAGES: usize = constant!("experts_row.cu", DOWN_STAGES);
 const WALK_WARPS: usize = constant!("experts_walk.cu", WALK_WARPS);
 const WALK_STAGES: usize = constant!("experts_walk.cu", WALK_STAGES);
-const WALK_ROWS: usize = constant!("experts_walk.cu", WALK_ROWS);
-const MANY_ROWS: usize = constant!("experts_many.cu", EXPERTS_ROWS);
 const MANY_TILES: usize = constant!("experts_many.cu", EXPERTS_TILES);
 const MANY_THREADS: u32 = constant!("experts_many.cu", EXPERTS_THREADS) as u32;
 /// A row's choice is made in the registers of a warp.
 const _: () = assert!(MAX_EXPERTS <= constant!("route.cu", MAX_EXPERTS));
 /// Shared memory that kernels declare themselves, and a little for NVIDIA's driver.
 const RESERVED_SHARED: usize = 2 << 10;
-
-/// How a batch's rows are multiplied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Each row by its own experts: `experts_row.cu`.
-    Row,
-    /// Each expert by its rows, sixteen at a time: `experts_walk.cu`.
-    Walk,
-    /// The same where it has many: `experts_many.cu`.
-    Many,
-}
-
-impl Way {
-    /// Rows of a share, at most.
-    #[must_use]
-    pub fn share_rows(self) -> usize {
-        match self {
-            Self::Row => 1,
-            Self::Walk => WALK_ROWS,
-            Self::Many => MANY_ROWS,
-        }
-    }
-}
 
 /// The kernels of one tensor type.
 #[derive(Debug)]
@@ -77,6 +56,8 @@ struct OfType {
     walk_warps: usize,
     /// Where there is shared memory for it.
     many: Option<Kernel<ExpertsArgs>>,
+    /// On Hopper.
+    wide: Option<ExpertsWide>,
 }
 
 #[derive(Debug)]
@@ -87,8 +68,11 @@ pub struct Experts {
     combine: Kernel<CombineArgs>,
     /// The products around them, for as few rows.
     pub few: FewProducts,
+    /// Brings rows to their places, for [`Way::Wide`]; on Hopper.
+    pub pack: Option<Pack>,
     kernels: Vec<OfType>,
     shared_bytes: usize,
+    has_wide: bool,
 }
 
 impl Experts {
@@ -125,9 +109,25 @@ impl Experts {
             route_few,
             combine,
             few: FewProducts::load(context, module)?,
+            pack: context
+                .has_wgmma()
+                .then(|| Pack::load(module))
+                .transpose()?,
             kernels,
             shared_bytes: context.shared_bytes() as usize - RESERVED_SHARED,
+            has_wide: context.has_wgmma(),
         })
+    }
+
+    /// Gives up the kernels that only some architectures have.
+    pub fn use_portable(&mut self) {
+        self.has_wide = false;
+    }
+
+    /// Places of so many rows, at most.
+    #[must_use]
+    pub fn places(&self, way: Way, rows: usize) -> usize {
+        way.places(rows * self.config.used, self.config.count)
     }
 
     /// Gate and up can be multiplied as one, which gives their gated linear unit.
@@ -141,8 +141,10 @@ impl Experts {
     #[must_use]
     pub fn way(&self, unit: &GatedUnit, rows: usize) -> Way {
         let pairs = rows * self.config.used;
+        let wide = experts_wide::block_for(pairs / self.config.count);
         let ways = [
             (Way::Row, rows <= ROWS_ALONE),
+            (Way::Wide(wide), pairs >= WIDE * self.config.count),
             (Way::Many, pairs >= MANY * self.config.count),
         ];
         let fits = ways
@@ -161,6 +163,13 @@ impl Experts {
             Way::Many => [gate, up, &unit.down]
                 .iter()
                 .all(|linear| self.of_type(linear).many.is_some()),
+            Way::Wide(block) => {
+                let fits = |linear: &Linear| {
+                    let wide = self.of_type(linear).wide.as_ref();
+                    wide.is_some_and(|wide| wide.has(block))
+                };
+                self.has_wide && [gate, up, &unit.down].into_iter().all(fits)
+            }
         }
     }
 
@@ -247,6 +256,12 @@ impl Experts {
         arguments: &ExpertsArgs,
     ) -> Result<(), Fault> {
         let kernels = self.of_type(linear);
+        if let (Way::Wide(block), Some(wide)) = (way, &kernels.wide) {
+            let experts = self.config.count;
+            let places = self.places(way, rows);
+            // SAFETY: the caller's promise.
+            return unsafe { wide.multiply(context, block, (experts, places), arguments) };
+        }
         let ty = kernels.ty;
         let tiles = arguments.parts[0].tiles as usize;
         // A warp or a block takes neighbours of one matrix, where there is no pair.
@@ -282,6 +297,7 @@ impl Experts {
                     let geometry = geometry(across, [MANY_THREADS, 1, 1], many_shared(ty));
                     kernel.launch(context, geometry, arguments)
                 }
+                Way::Wide(_) => unreachable!("kernels of Hopper on another device"),
             }
         }
     }
@@ -384,6 +400,7 @@ impl OfType {
             walk: shared(walk, walk_warps * of_warp)?,
             walk_warps,
             many: (many_shared(ty) <= most).then(many).transpose()?,
+            wide: ExpertsWide::load(context, module, ty)?,
         })
     }
 }

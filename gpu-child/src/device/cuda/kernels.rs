@@ -22,10 +22,17 @@ use worker_orcd_ipc::Fault;
 pub struct Aligned<B: ?Sized>(pub B);
 
 /// The compiled kernels, one file for each translation unit of `kernels/cuda`.
-static FATBINS: [(&str, &Aligned<[u8]>); 3] = [
+static FATBINS: [(&str, &Aligned<[u8]>); 5] = [
     (
         "kernels.fatbin",
         &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))),
+    ),
+    (
+        "matmul_wide.fatbin",
+        &Aligned(*include_bytes!(concat!(
+            env!("OUT_DIR"),
+            "/matmul_wide.fatbin"
+        ))),
     ),
     (
         "decode_step.fatbin",
@@ -37,6 +44,13 @@ static FATBINS: [(&str, &Aligned<[u8]>); 3] = [
     (
         "experts.fatbin",
         &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/experts.fatbin"))),
+    ),
+    (
+        "experts_wide.fatbin",
+        &Aligned(*include_bytes!(concat!(
+            env!("OUT_DIR"),
+            "/experts_wide.fatbin"
+        ))),
     ),
 ];
 

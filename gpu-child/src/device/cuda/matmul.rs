@@ -17,7 +17,7 @@ use worker_orcd_kernels::{Activation, TensorType};
 
 /// Rows up to which reading the weights is what takes the time.
 const FEW: usize = 64;
-/// Shared memory that matmul_wgmma.cu declares itself, and a little for NVIDIA's driver.
+/// Shared memory that matmul_wgmma.cuh declares itself, and a little for NVIDIA's driver.
 const RESERVED_SHARED: u32 = 2 << 10;
 /// Threads of a `matmul_few` block at most.
 const FEW_THREADS: usize = constant!("matmul_few.cu", FEW_THREADS);
@@ -204,7 +204,7 @@ impl OfType {
         let mut wide = Vec::new();
         for block in BLOCKS.iter().filter(|_| context.has_wgmma()) {
             let name = format!("matmul_wide_{name}_{}_{}", block.warpgroups, block.rows);
-            // SAFETY: every kernel of matmul_wgmma.cu takes WideArgs, and waits.
+            // SAFETY: every kernel of matmul_wgmma.cuh takes WideArgs, and waits.
             let kernel: Kernel<WideArgs> = unsafe { module.kernel(&name)?.overlapping() };
             kernel.allow_shared(context.shared_bytes() - RESERVED_SHARED)?;
             wide.push(kernel);

@@ -7,12 +7,16 @@
 //! ```
 //!
 //! What a row chooses stays on the device. See `kernels/cuda/experts.cuh` for the order of additions, and
-//! [`experts`](super::experts) for the three ways to multiply.
+//! [`experts`](super::experts) for the ways to multiply.
 
 use super::board::Stage;
-use super::expert_arguments::{CombineArgs, DownArgs, ExpertsArgs, RouteArgs, RouteFewArgs};
+use super::expert_arguments::{
+    CombineArgs, DownArgs, ExpertsArgs, ExpertsPackArgs, RouteArgs, RouteFewArgs,
+};
 use super::expert_room::ExpertBuffers;
-use super::experts::{Experts as Kernels, Way};
+use super::expert_way::Way;
+use super::experts::Experts as Kernels;
+use super::experts_wide::PLACE_GROUP;
 use super::forward::Forward;
 use super::kernels::{Part, RowArgs};
 use super::matmul::Output;
@@ -108,11 +112,14 @@ impl Mixture<'_> {
             used: config.used as i32,
             weighing: config.weighing as i32,
             share_rows: self.way.share_rows() as i32,
+            place_group: self.way.place_group() as i32,
+            unused: 0,
         }
     }
 
     fn multiply(&self) -> Result<(), Fault> {
         let (context, room) = (self.forward.context, &self.room);
+        self.bring_to_places()?;
         self.gate_up()?;
         let down = &self.experts.unit.down;
         if self.way == Way::Row {
@@ -143,16 +150,39 @@ impl Mixture<'_> {
         }
     }
 
+    /// Normalized rows to their places, where those are multiplied.
+    fn bring_to_places(&self) -> Result<(), Fault> {
+        let (room, places) = (&self.room, self.kernels.places(self.way, self.rows));
+        let (Way::Wide(_), Some(pack)) = (self.way, &self.kernels.pack) else {
+            return Ok(());
+        };
+        let arguments = ExpertsPackArgs {
+            x: room.norm,
+            scale: room.norm_scale,
+            rows: room.routing.rows,
+            out: room.act,
+            out_scale: room.act_scale,
+            units: units(self.forward.config.n_embd) as i32,
+            groups: places.div_ceil(PLACE_GROUP) as i32,
+        };
+        // SAFETY: the room has rows for every place of a batch; the routing was launched before.
+        unsafe { pack.run(self.forward.context, &arguments) }
+    }
+
     /// Gate and up of every pair into `ff`: their gated linear unit, where they can be multiplied as one.
     fn gate_up(&self) -> Result<(), Fault> {
         let (room, n_ff) = (&self.room, self.experts.config.n_ff);
         let [gate, up] = &self.experts.unit.gate_up;
         let paired = self.is_paired();
         let launch = |linears: [&Linear; 2], column: usize| {
+            let (x, scale) = match self.way {
+                Way::Wide(_) => (room.act, room.act_scale),
+                Way::Row | Way::Walk | Way::Many => (room.norm, room.norm_scale),
+            };
             let arguments = ExpertsArgs {
                 paired: i32::from(paired),
                 out_stride: self.ff_stride() as i32,
-                ..self.arguments(linears, column, room.norm, room.norm_scale)
+                ..self.arguments(linears, column, x, scale)
             };
             let of = (self.way, self.rows);
             // SAFETY: the room has rows for every pair of a batch; the routing was launched before.
@@ -180,11 +210,14 @@ impl Mixture<'_> {
     /// What gate and up left becomes F16.
     fn make_inputs_of_down(&self) -> Result<(), Fault> {
         let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
-        let rows = self.rows * config.used;
+        let rows = self.kernels.places(self.way, self.rows);
         let arguments = RowArgs {
             out: room.act,
             scale: room.act_scale,
-            groups: 0,
+            groups: match self.way {
+                Way::Wide(_) => rows.div_ceil(PLACE_GROUP) as i32,
+                Way::Row | Way::Walk | Way::Many => 0,
+            },
             in_stride: self.ff_stride() as i32,
             ..forward.row_arguments(rows, room.ff, config.n_ff, Stage::Down.of(self.index))
         };

@@ -1,6 +1,6 @@
 //! A weight as Hopper's copy engine sees it: a tensor, and the box of it that one copy brings.
 //!
-//! A block of `matmul_wgmma.cu` asks for a unit of all its tiles in two copies: to ask for one a tile held the
+//! A block of `matmul_wgmma.cuh` asks for a unit of all its tiles in two copies: to ask for one a tile held the
 //! tensor cores up (`bench/results/cuda.md`).
 //!
 //! Source: CUDA driver API, "Tensor Map Object Management".
@@ -14,7 +14,7 @@ use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
 /// Bytes of a line of the tensor, at most: a box has no more than 256 elements in a line, of 8 bytes here.
-const LINE_BYTES: usize = constant!("matmul_wgmma.cu", LINE_BYTES);
+const LINE_BYTES: usize = constant!("matmul_wgmma.cuh", LINE_BYTES);
 const ELEMENT: usize = 8;
 
 /// `TensorMap` of `hopper.cuh`.

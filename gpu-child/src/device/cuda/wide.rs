@@ -1,8 +1,8 @@
-//! Division of a product among the blocks of `matmul_wgmma.cu`.
+//! Division of a product among the blocks of `matmul_wgmma.cuh`.
 //!
 //! A block has so many warpgroups (64 weight rows each) and so many rows of activations; blocks
 //! walk tiles, or the blocks of a cluster share the segments of one tile. Which of it is fastest
-//! depends on the shape, and is estimated from what was measured on an H200; the bits are the same.
+//! depends on the shape, and is estimated from what was measured; the bits are the same.
 
 use super::headers::constant;
 use super::weights::{TILE_ROWS, UNIT, segments, unit_bytes};
@@ -10,7 +10,7 @@ use worker_orcd_kernels::TensorType;
 
 /// Weight rows of a warpgroup.
 const GROUP_ROWS: usize = 64;
-const MAX_STAGES: usize = constant!("matmul_wgmma.cu", MAX_STAGES);
+pub const MAX_STAGES: usize = constant!("matmul_wgmma.cuh", MAX_STAGES);
 /// Blocks of a cluster that every device has room for.
 const MAX_CLUSTER: usize = 8;
 /// Fewer, and a block waits for every unit that it multiplies.
@@ -31,7 +31,7 @@ pub struct Block {
     unit: f64,
 }
 
-const fn block(warpgroups: usize, rows: usize, together: usize, unit: f64) -> Block {
+pub const fn block(warpgroups: usize, rows: usize, together: usize, unit: f64) -> Block {
     Block {
         warpgroups,
         rows,
@@ -40,7 +40,7 @@ const fn block(warpgroups: usize, rows: usize, together: usize, unit: f64) -> Bl
     }
 }
 
-/// `MATMUL_WIDE` in `matmul_wgmma.cu`.
+/// `MATMUL_WIDE` in `matmul_wide.cu`.
 pub const BLOCKS: [Block; 5] = [
     block(1, 16, 3, 489.0),
     block(1, 32, 3, 483.0),
@@ -54,7 +54,7 @@ impl Block {
     /// gives the others its registers.
     #[must_use]
     pub fn threads(&self) -> u32 {
-        let is_large = (self.warpgroups, self.rows) == (2, 128);
+        let is_large = self.warpgroups > 1 && self.rows > 64;
         (self.warpgroups * 128 + if is_large { 128 } else { 32 }) as u32
     }
 
@@ -63,7 +63,9 @@ impl Block {
         self.warpgroups * GROUP_ROWS / TILE_ROWS
     }
 
-    fn stage_bytes(&self, ty: TensorType) -> usize {
+    /// Bytes of a unit of a block, and of its rows.
+    #[must_use]
+    pub fn stage_bytes(&self, ty: TensorType) -> usize {
         let weights = (self.tiles() / 2 * unit_bytes(ty)).next_multiple_of(BOX_ALIGNMENT);
         self.rows * UNIT * size_of::<u16>() + 2 * weights
     }

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::device::cuda::context::Context;
-use crate::device::cuda::expert_arguments::{Choice, Routing, Share};
+use crate::device::cuda::expert_arguments::{Choice, ExpertsPackArgs, Routing, Share};
+use crate::device::cuda::experts_wide::PLACE_GROUP;
 use crate::device::cuda::kernels::MatmulArgs;
 use crate::device::cuda::load::Device;
 use crate::device::cuda::matmul::few_geometry;
@@ -14,7 +15,29 @@ use worker_orcd_kernels::reference::routing::route;
 use worker_orcd_kernels::synthetic::{Noise, random_rows};
 use worker_orcd_kernels::{Activation, Weighing};
 
-const WAYS: [Way; 3] = [Way::Row, Way::Walk, Way::Many];
+const WAYS: [Way; 3 + experts_wide::BLOCKS.len()] = {
+    let mut ways = [Way::Row; 3 + experts_wide::BLOCKS.len()];
+    (ways[1], ways[2]) = (Way::Walk, Way::Many);
+    let mut block = 0;
+    while block < experts_wide::BLOCKS.len() {
+        ways[3 + block] = Way::Wide(block);
+        block += 1;
+    }
+    ways
+};
+
+/// Those that the device has for a matrix of this type.
+fn ways_of(kernels: &Experts, ty: TensorType) -> impl Iterator<Item = Way> {
+    WAYS.into_iter().filter(move |way| match way {
+        Way::Wide(block) => {
+            let mut of_type = kernels.kernels.iter();
+            let kernels = of_type.find(|it| it.ty == multiplied_as(ty));
+            let wide = kernels.and_then(|it| it.wide.as_ref());
+            wide.is_some_and(|wide| wide.has(*block))
+        }
+        Way::Row | Way::Walk | Way::Many => true,
+    })
+}
 
 #[test]
 fn there_are_no_more_shares_than_are_reckoned_with() {
@@ -70,11 +93,12 @@ impl<'a> Room<'a> {
         values
     }
 
-    fn routing(&mut self, pairs: usize) -> Routing {
+    /// Of so many pairs, at so many places.
+    fn routing(&mut self, pairs: usize, places: usize) -> Routing {
         Routing {
             choices: self.place::<Choice>(pairs),
             places: self.place(pairs),
-            rows: self.place(pairs),
+            rows: self.hold(&vec![-1; places]),
             shares: self.place::<Share>(pairs),
             counts: self.hold(&[0, 0]),
         }
@@ -125,34 +149,47 @@ fn arguments(
         used: config.used as i32,
         weighing: config.weighing as i32,
         share_rows: way.share_rows() as i32,
+        place_group: way.place_group() as i32,
+        unused: 0,
     }
 }
 
-/// Every pair has a place among those of its expert, and every place is in one share.
-fn assert_sorted(room: &Room<'_>, routing: &Routing, (rows, used): (usize, usize), way: Way) {
+/// Every pair has a place among those of its expert, which begin at a multiple of the way's groups, and every place of a
+/// pair is in one share.
+fn assert_sorted(
+    room: &Room<'_>,
+    routing: &Routing,
+    (rows, used): (usize, usize),
+    (way, places): (Way, usize),
+) {
     let pairs = rows * used;
     let choices = room.choices(routing, pairs);
-    let places: Vec<i32> = room.get(routing.places, pairs);
-    let of_place: Vec<i32> = room.get(routing.rows, pairs);
-    let mut expert_of = vec![usize::MAX; pairs];
-    for (pair, &place) in places.iter().enumerate() {
+    let of_pair: Vec<i32> = room.get(routing.places, pairs);
+    let of_place: Vec<i32> = room.get(routing.rows, places);
+    let mut expert_of = vec![usize::MAX; places];
+    for (pair, &place) in of_pair.iter().enumerate() {
         assert_eq!(of_place[place as usize] as usize, pair / used);
         expert_of[place as usize] = choices[pair].0;
     }
-    let mut next = 0;
+    let (mut next, mut in_shares) = (0, 0);
     let shares = room.shares(routing);
     for [expert, first, count] in &shares {
         assert_eq!(*first, next);
         assert!((1..=way.share_rows()).contains(count));
         assert!(expert_of[*first..][..*count].iter().all(|it| it == expert));
-        next += count;
+        next = (next + count).next_multiple_of(way.place_group());
+        in_shares += count;
     }
-    assert_eq!(next, pairs);
+    assert_eq!(in_shares, pairs);
     if way != Way::Row {
         assert!(shares.is_sorted(), "experts, and places of each, ascend");
         // Rows of an expert stay in order.
         let of_expert = of_place.iter().zip(&expert_of);
-        let keys: Vec<_> = of_expert.map(|(row, expert)| (expert, row)).collect();
+        let keys: Vec<_> = of_expert
+            .filter(|(row, _)| **row >= 0)
+            .map(|(row, expert)| (expert, row))
+            .collect();
+        assert_eq!(keys.len(), pairs);
         assert!(keys.is_sorted());
     }
 }
@@ -199,7 +236,8 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
             }
             for way in WAYS {
                 let mut room = Room::new(&context);
-                let (held, routing) = (room.hold(&logits), room.routing(rows * used));
+                let places = way.places(rows * used, count);
+                let (held, routing) = (room.hold(&logits), room.routing(rows * used, places));
                 let arguments = arguments(&config, held, routing, rows, way);
                 // Twice: what one launch leaves is no hindrance to the next.
                 for _ in 0..2 {
@@ -230,7 +268,7 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
                         );
                     }
                 }
-                assert_sorted(&room, &routing, (rows, used), way);
+                assert_sorted(&room, &routing, (rows, used), (way, places));
             }
         }
     }
@@ -351,23 +389,33 @@ impl<'a> Product<'a> {
         let context = &self.device.context;
         let (mut room, pairs) = (Room::new(context), self.rows * USED);
         let (x, scale) = (room.hold(&self.x), room.hold(&self.scale));
-        let (logits, routing) = (room.hold(&self.logits), room.routing(pairs));
+        let places = way.places(pairs, COUNT);
+        let (logits, routing) = (room.hold(&self.logits), room.routing(pairs, places));
         // Beyond the results nothing may be written.
-        let out = room.hold(&vec![7.0_f32; (pairs + 1) * self.outputs]);
+        let out = room.hold(&vec![7.0_f32; (places + 1) * self.outputs]);
         let bias = self.hold_bias(&mut room);
         let arguments = arguments(&kernels.config, logits, routing, self.rows, way);
         let linear = Linear {
             weight: self.matrix(),
             bias: None,
         };
+        let packed = matches!(way, Way::Wide(_)).then(|| ExpertsPackArgs {
+            x,
+            scale,
+            rows: routing.rows,
+            out: room.place(places * units(self.cols) * UNIT),
+            out_scale: room.place(places),
+            units: units(self.cols) as i32,
+            groups: (places / PLACE_GROUP) as i32,
+        });
         let product = ExpertsArgs {
             // As a pair, a matrix is gate and up.
             parts: [self.part(0, bias); 2],
             routing,
-            x,
-            scale,
+            x: packed.map_or(x, |packed| packed.out),
+            scale: packed.map_or(scale, |packed| packed.out_scale),
             out,
-            by_place: 0,
+            by_place: i32::from(packed.is_some()),
             paired: i32::from(paired),
             units: units(self.cols) as i32,
             out_stride: self.outputs as i32,
@@ -377,24 +425,28 @@ impl<'a> Product<'a> {
         // SAFETY: everything is as large as is said.
         unsafe {
             kernels.route(context, &arguments).expect("a launch");
+            if let Some(packed) = &packed {
+                let pack = kernels.pack.as_ref().expect("on Hopper");
+                pack.run(context, packed).expect("a launch");
+            }
             kernels
                 .multiply(context, (way, self.rows), &linear, &product)
                 .expect("a launch");
         }
-        let bits: Vec<u32> = room.get(out.cast(), (pairs + 1) * self.outputs);
-        let (results, beyond) = bits.split_at(pairs * self.outputs);
+        let bits: Vec<u32> = room.get(out.cast(), (places + 1) * self.outputs);
+        let (results, beyond) = bits.split_at(places * self.outputs);
         assert!(beyond.iter().all(|it| *it == 7.0_f32.to_bits()));
-        let places: Vec<i32> = room.get(routing.places, pairs);
+        let of_pairs: Vec<i32> = room.get(routing.places, pairs);
         let of_pair =
             |place: &i32| results[*place as usize * self.outputs..][..self.outputs].to_vec();
-        places.iter().map(of_pair).collect()
+        of_pairs.iter().map(of_pair).collect()
     }
 
     /// The same of an expert's matrix alone, by the kernel for few rows.
     fn alone(&self, kernels: &Experts) -> Vec<Vec<u32>> {
         let context = &self.device.context;
         let (mut room, pairs) = (Room::new(context), self.rows * USED);
-        let (logits, routing) = (room.hold(&self.logits), room.routing(pairs));
+        let (logits, routing) = (room.hold(&self.logits), room.routing(pairs, pairs));
         let arguments = arguments(&kernels.config, logits, routing, self.rows, Way::Row);
         // SAFETY: logits and room for every row.
         unsafe { kernels.route(context, &arguments) }.expect("a launch");
@@ -464,15 +516,16 @@ fn every_way_gives_the_bits_of_an_expert_alone() {
             for product in [product(), product().with_biases()] {
                 let what = format!("{ty:?} {shape:?} {:?}", product.activation);
                 let expected = product.alone(&kernels);
-                for way in [Way::Walk, Way::Many] {
+                for way in ways_of(&kernels, ty).skip(1) {
                     let seen = product.by(&kernels, way, false);
                     assert!(seen == expected, "{what} {way:?}");
                 }
-                let paired = WAYS.map(|way| product.by(&kernels, way, true));
-                for (way, seen) in WAYS.iter().zip(&paired) {
-                    assert!(*seen == paired[0], "{what}: a pair by {way:?}");
+                let of_rows = product.by(&kernels, Way::Row, true);
+                for way in ways_of(&kernels, ty) {
+                    let seen = product.by(&kernels, way, true);
+                    assert!(seen == of_rows, "{what}: a pair by {way:?}");
                 }
-                assert_gated(product.activation, &expected, &paired[0], &what);
+                assert_gated(product.activation, &expected, &of_rows, &what);
             }
         }
     }
