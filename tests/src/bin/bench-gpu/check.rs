@@ -42,7 +42,7 @@ pub fn run(bare: &mut Bare, settings: &Settings) -> Result<()> {
             let got = answers(bare, &mut alone, chunk, settings.check_tokens)?;
             same(&got, std::slice::from_ref(wanted), "alone", 1)?;
         }
-        replayed(bare, index, wanted, settings)?;
+        replayed(bare, index, wanted)?;
     }
     for batch in &settings.batches {
         let mut lines = lines(bare);
@@ -89,7 +89,7 @@ fn answers(
 }
 
 /// What a supervisor does after a death: the tokens so far are computed as a prompt is.
-fn replayed(bare: &mut Bare, index: usize, wanted: &[TokenId], settings: &Settings) -> Result<()> {
+fn replayed(bare: &mut Bare, index: usize, wanted: &[TokenId]) -> Result<()> {
     let (known, rest) = wanted.split_at(wanted.len() / 2);
     let length = 11 + index * 29 % (LONGEST_PROMPT - 11);
     let prompt = [&token_ids(index as u64, length, bare.vocabulary), known].concat();
