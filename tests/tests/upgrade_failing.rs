@@ -336,7 +336,10 @@ fn every_upgrade_that_fails_is_refused_or_undone_by_name_and_no_stream_differs()
         }
         let probing = scope.spawn(move || seen.probe(client));
         let failing = scope.spawn(|| {
-            for (name, fail, reason) in FAILURES.iter().cycle().take(count) {
+            for (number, (name, fail, reason)) in (0..count).zip(FAILURES.iter().cycle()) {
+                // The other streams may all be between two requests.
+                let mut runs = client.execute(&request(&format!("runs-{number}"), 2000));
+                runs.wait_for("token");
                 fail(&stage);
                 let (is_done, said) = upgrade(pid);
                 assert!(!is_done && said.contains(reason), "{name}: {said}");
