@@ -23,6 +23,8 @@ const ROWS_ALONE: usize = 2;
 const _: () = assert!(ROWS_ALONE <= MOST_FEW_ROWS);
 /// Rows of an expert, on average, from which on a block of Hopper multiplies them (`bench/results/experts.md`).
 const WIDE: usize = 4;
+/// The same where a weight has sixteen bits or more: it takes longer to come than to multiply.
+const WIDE_OF_HALVES: usize = 16;
 /// Rows of an expert, on average, from which on the tensor cores are what takes the time.
 const MANY: usize = 24;
 
@@ -141,10 +143,15 @@ impl Experts {
     #[must_use]
     pub fn way(&self, unit: &GatedUnit, rows: usize) -> Way {
         let pairs = rows * self.config.used;
+        let unit_bytes = unit_bytes(multiplied_as(unit.gate_up[0].weight.ty));
+        let least = match unit_bytes >= UNIT * TILE_ROWS * size_of::<u16>() {
+            true => WIDE_OF_HALVES,
+            false => WIDE,
+        };
         let wide = experts_wide::block_for(pairs / self.config.count);
         let ways = [
             (Way::Row, rows <= ROWS_ALONE),
-            (Way::Wide(wide), pairs >= WIDE * self.config.count),
+            (Way::Wide(wide), pairs >= least * self.config.count),
             (Way::Many, pairs >= MANY * self.config.count),
         ];
         let fits = ways
