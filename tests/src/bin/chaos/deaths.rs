@@ -18,6 +18,9 @@ const TOLERANCE_BYTES: u64 = 16 << 20;
 /// The supervisor looks for the memory of the dead for five seconds.
 const PATIENCE: Duration = Duration::from_secs(8);
 
+/// The label of a child that broke the protocol.
+const PROTOCOL_VIOLATION: &str = "protocol_violation";
+
 /// One crash report, as far as it matters here.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Death {
@@ -96,7 +99,8 @@ impl Deaths {
     }
 
     /// What a run may not show. `disturbed`: signals came from outside, or there was a neighbour on the
-    /// card, so that a child may have died of another thing than it was told to.
+    /// card, so that a child may have died of another thing than it was told to; but no signal makes a child violate
+    /// the protocol.
     pub fn violations(&self, disturbed: bool) -> Vec<String> {
         let mut violations = Vec::new();
         for death in &self.deaths {
@@ -108,7 +112,8 @@ impl Deaths {
             let fits = |kind: &String| {
                 expected(kind).is_some_and(|row| row.fits(&death.label, &death.words))
             };
-            if !disturbed && !kinds.iter().any(fits) {
+            let is_excused = disturbed && death.label != PROTOCOL_VIOLATION;
+            if !is_excused && !kinds.iter().any(fits) {
                 violations.push(format!(
                     "child {generation} was told {kinds:?} and died of {}: {}{}",
                     death.label, death.words, death.stands
@@ -359,6 +364,15 @@ mod tests {
         );
         assert!(table.contains("They died in: decode 2."), "{table}");
         assert!(table.contains("4.0 MiB"), "{table}");
+    }
+
+    #[test]
+    fn a_signal_excuses_no_violation_of_the_protocol() {
+        let killed = report(1, PROTOCOL_VIOLATION, "a token of request 3", Some(0));
+        let flooded = report(2, PROTOCOL_VIOLATION, "a flood", Some(0));
+        let violations = deaths(&[killed, flooded], &[("flood", 2)]).violations(true);
+        assert_eq!(violations.len(), 1, "{violations:?}");
+        assert!(violations[0].contains("child 1"), "{violations:?}");
     }
 
     #[test]
