@@ -99,7 +99,7 @@ fn kernels_are_compiled_for_what_the_host_asks_for() {
     for block in BLOCKS {
         let (groups, rows, together) = (block.warpgroups, block.rows, block.together);
         let text = format!("MATMUL_WIDE_OF(T, {groups}, {rows}, {together})");
-        stands("matmul_wgmma.cuh", &text);
+        stands("matmul_wide.cu", &text);
     }
     for ty in TensorType::ALL {
         let (name, number) = (ty.name(), ty as u32);
