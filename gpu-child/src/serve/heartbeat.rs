@@ -23,7 +23,7 @@ pub(super) fn beat(link: &Link, status: &Status) {
         if now < beat_at && !is_news {
             continue;
         }
-        if !status.events(now).all(|event| link.send(event)) {
+        if !link.send_each(|| status.events(now)) {
             return;
         }
         was_overdue = is_overdue;

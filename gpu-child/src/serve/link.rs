@@ -48,15 +48,26 @@ impl Link {
     /// False when the conversation is over; then there is nothing more to do for the caller. A
     /// supervisor that does not listen any more is a supervisor that is gone.
     pub(super) fn send(&self, event: Event) -> bool {
+        self.send_each(|| [event])
+    }
+
+    /// The same of several events, which are made when no other thread can send: they are never older than what was
+    /// sent before them.
+    pub(super) fn send_each<I: IntoIterator<Item = Event>>(
+        &self,
+        events: impl FnOnce() -> I,
+    ) -> bool {
         let mut sink = self.lock();
         if sink.is_closed {
             return false;
         }
-        if let Err(error) = sink.write_event(self.generation, event) {
-            eprintln!("worker-orcd-gpu: the supervisor cannot be reached: {error}");
-            sink.is_closed = true;
-            (self.exit)(ExitCode::SupervisorLost);
-            return false;
+        for event in events() {
+            if let Err(error) = sink.write_event(self.generation, event) {
+                eprintln!("worker-orcd-gpu: the supervisor cannot be reached: {error}");
+                sink.is_closed = true;
+                (self.exit)(ExitCode::SupervisorLost);
+                return false;
+            }
         }
         true
     }
@@ -130,5 +141,44 @@ impl fmt::Debug for Link {
         f.debug_struct("Link")
             .field("generation", &self.generation)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, pipe};
+    use std::sync::Arc;
+    use std::thread;
+    use worker_orcd_ipc::{FrameReader, decode};
+
+    /// A report of a load that was made before the child was ready would come after its Ready.
+    #[test]
+    fn events_are_made_when_no_other_thread_can_send() {
+        let (mut reader, writer) = pipe().expect("a pipe");
+        let link = Arc::new(Link::new(writer, Generation(3), Arc::new(|_| {})));
+        let other = Arc::clone(&link);
+        let mut sending = None;
+        let is_sent = link.send_each(|| {
+            sending = Some(thread::spawn(move || other.send(Event::Goodbye)));
+            thread::sleep(Duration::from_millis(50));
+            [Event::LoadProgress {
+                bytes_done: 1,
+                bytes_total: 2,
+            }]
+        });
+        assert!(is_sent);
+        assert!(sending.expect("a thread").join().expect("it ends"));
+        drop(link);
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).expect("frames");
+        let mut frames = FrameReader::new();
+        frames.push(&bytes);
+        let mut next = || {
+            let payload = frames.next_frame().expect("frames").expect("a frame");
+            decode::<Envelope>(payload).expect("an event").event
+        };
+        assert!(matches!(next(), Event::LoadProgress { .. }));
+        assert_eq!(next(), Event::Goodbye);
     }
 }

@@ -271,7 +271,7 @@ impl<'a, T> Disjoint<'a, T> {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn every_item_runs_once_whatever_the_number_of_threads() {
@@ -298,11 +298,11 @@ mod tests {
     fn parked_workers_wake_for_the_next_job() {
         let pool = Pool::new(2).expect("threads");
         for _ in 0..3 {
-            thread::sleep(Duration::from_millis(20));
-            assert!(
-                pool.workers[0].sleeping.load(Ordering::SeqCst),
-                "parks when idle"
-            );
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !pool.workers[0].sleeping.load(Ordering::SeqCst) {
+                assert!(Instant::now() < deadline, "an idle worker parks");
+                thread::sleep(Duration::from_millis(1));
+            }
             let seen = Mutex::new(Vec::new());
             // Items long enough that the worker is awake before the caller has run them all.
             pool.run(8, &|_| {
