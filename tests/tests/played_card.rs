@@ -83,8 +83,11 @@ fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
     let families = written_to(folder.path());
     let family = families.iter().find(|family| family.name == "gpt-oss");
     let path = family.and_then(|it| it.path.as_ref()).expect("its file");
+    // A standby computes a chunk before it stands by, and an interpreted one of the default size takes longer than
+    // the stream.
     let worker = Worker::with_model(path)
         .arg("--kv-cache-size", "16MiB")
+        .arg("--prefill-chunk", 128)
         .flag("--standby");
     let worker = card.seen_by(worker).start();
     let client = worker.client();
