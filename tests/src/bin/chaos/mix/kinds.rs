@@ -346,7 +346,7 @@ fn calling(random: &mut Random) -> Value {
 fn bias(random: &mut Random) -> Value {
     let mut bias = json!({});
     for _ in 0..20 {
-        let token = 100 + random.below(900);
+        let token = 100 + random.below(150);
         bias[token.to_string()] = json!(10.0 * random.unit() - 5.0);
     }
     bias
