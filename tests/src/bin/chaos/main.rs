@@ -57,7 +57,7 @@ use storm::{Storm, Weather};
 use succession::Succession;
 use watch::Watch;
 use wear::{Wear, Worn};
-use worker::{Change, Setup, Worker};
+use worker::{Change, Faults, Setup, Worker};
 
 /// Streams against the real worker while its children die.
 #[derive(Debug, Parser)]
@@ -226,10 +226,11 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     let mut cold_starts = vec![calm.cold_start];
     calm.stop()?;
 
-    let faults = format!(
-        "{}@chance={},seed={seed}",
-        arguments.kinds, arguments.fault_chance
-    );
+    let faults = Faults {
+        kinds: arguments.kinds.clone(),
+        chance: arguments.fault_chance,
+        seed,
+    };
     let worker = Arc::new(Worker::start(&setup, Some(&faults))?);
     cold_starts.push(worker.cold_start);
     references.warm(&worker)?;

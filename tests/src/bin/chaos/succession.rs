@@ -9,7 +9,7 @@ use super::lanes::References;
 use super::mix::{Expects, Manner, Request};
 use super::stream::{Answer, Ending, ask};
 use super::tally::{check, difference};
-use super::worker::{Setup, Worker};
+use super::worker::{Faults, Setup, Worker};
 use anyhow::Result;
 use rest::Stream;
 use std::collections::BTreeMap;
@@ -65,7 +65,7 @@ pub struct Succession {
 impl Succession {
     /// # Errors
     /// When a supervisor does not start.
-    pub fn run(setup: &Setup, faults: &str, references: &References) -> Result<Self> {
+    pub fn run(setup: &Setup, faults: &Faults, references: &References) -> Result<Self> {
         let mut succession = Self::default();
         let mut longest = BTreeMap::<&str, &(Request, Answer)>::new();
         let served =
@@ -88,7 +88,7 @@ impl Succession {
             "chaos: supervisors are replaced under {} requests",
             all.len()
         );
-        let worker = Worker::start(setup, Some(faults))?;
+        let worker = Worker::start(setup, Some(&faults.of_worker(1)))?;
         for round in 0..ROUNDS {
             let left = succession.left(&all, End::Replaced);
             for together in left.chunks(TOGETHER.div_ceil(1 + round)) {
@@ -134,13 +134,14 @@ impl Succession {
         Ok(())
     }
 
-    fn kill(&mut self, setup: &Setup, faults: &str, together: &[Reference<'_>]) -> Result<()> {
+    fn kill(&mut self, setup: &Setup, faults: &Faults, together: &[Reference<'_>]) -> Result<()> {
+        let nth = 2 * (1 + self.supervisors[1]);
         let store = DescriptorStore::default();
         let first = Setup {
             notified: Some(store.socket()),
             ..setup.clone()
         };
-        let first = Worker::start(&first, Some(faults))?;
+        let first = Worker::start(&first, Some(&faults.of_worker(nth)))?;
         let kept = store.stored();
         let second = Setup {
             program: Some(store.heir(&kept)),
@@ -149,7 +150,7 @@ impl Succession {
         let stage = Stage::new(&first.client, together);
         let (second, followed) = stage.play("killed", together, Duration::ZERO, || {
             first.kill();
-            let second = Worker::start(&second, Some(faults))?;
+            let second = Worker::start(&second, Some(&faults.of_worker(nth + 1)))?;
             stage.go_on_with(&second.client);
             Ok(second)
         });

@@ -60,6 +60,37 @@ pub struct Setup {
     pub notified: Option<PathBuf>,
 }
 
+/// What children do to themselves, by chance.
+#[derive(Debug, Clone)]
+pub struct Faults {
+    /// As in the child's grammar.
+    pub kinds: String,
+    /// At each step, as a probability.
+    pub chance: f64,
+    pub seed: u64,
+}
+
+impl Faults {
+    /// The faults of the `nth` worker of a run. The draws of a child depend on its generation and its step, so workers
+    /// with one seed would lose their first children in the same ways.
+    #[must_use]
+    pub fn of_worker(&self, nth: u64) -> Self {
+        Self {
+            seed: self.seed.wrapping_add(nth),
+            ..self.clone()
+        }
+    }
+
+    fn rule(&self) -> String {
+        let Self {
+            kinds,
+            chance,
+            seed,
+        } = self;
+        format!("{kinds}@chance={chance},seed={seed}")
+    }
+}
+
 #[derive(Debug)]
 pub struct Worker {
     launched: Launched,
@@ -86,7 +117,7 @@ impl Worker {
     ///
     /// # Errors
     /// When it does not become ready.
-    pub fn start(setup: &Setup, faults: Option<&str>) -> Result<Self> {
+    pub fn start(setup: &Setup, faults: Option<&Faults>) -> Result<Self> {
         let began = Instant::now();
         let crashes = tempfile::tempdir()?;
         let mut command = match &setup.program {
@@ -126,7 +157,7 @@ impl Worker {
                 command.arg(format!("--{name}-timeout"));
                 command.arg(format!("{}s", seconds * setup.slowness));
             }
-            command.env(worker_orcd_gpu::fault_injection::VARIABLE, faults);
+            command.env(worker_orcd_gpu::fault_injection::VARIABLE, faults.rule());
         }
         let seen = Arc::new(Mutex::new(Seen::default()));
         let noted = Arc::clone(&seen);
