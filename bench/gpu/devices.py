@@ -31,12 +31,12 @@ MEASURES = ["sigkill", FAULT, "rate"]
 class Worker:
     """The programs of a folder, as a user starts them."""
 
-    def __init__(self, folder, model, device, flags=(), env=None):
+    def __init__(self, folder, model, device, flags=(), env=None, child="tested-worker-orcd-gpu"):
         self.port = free_port()
         self.log = tempfile.TemporaryFile("w+")
         program = pathlib.Path(folder, "tested-worker-orcd")
         self.process = subprocess.Popen(
-            [program, "--child-binary", f"{program}-gpu", "--model", str(model), "--device", device,
+            [program, "--child-binary", pathlib.Path(folder, child), "--model", str(model), "--device", device,
              "--port", str(self.port), "--max-restart-delay", "1ms",
              "--max-queue", "1000", "--log-format", "json", *flags],
             stderr=self.log, env={**os.environ, **(env or {})}, start_new_session=True,
@@ -182,11 +182,12 @@ def percentile(values, percent):
 def deaths(folder, model, device, rounds, flags=(), fault=False):
     """Deaths of the children of each device in turn."""
     trigger = pathlib.Path(tempfile.mkdtemp(), "now")
-    env, more = {}, []
+    env, more, child = {}, [], "tested-worker-orcd-gpu"
     if fault:
+        child = "faulty-worker-orcd-gpu"
         env = {"WORKER_ORCD_FAULTS": f"{FAULT}@file={trigger}"}
         more = ["--accept-fault-injection", "--quarantine-for", "0s"]
-    with Worker(folder, model, device, [*flags, *more], env) as worker:
+    with Worker(folder, model, device, [*flags, *more], env, child) as worker:
         crowd(worker, requests(999, tokens=64))
         for number in range(rounds):
             children = worker.health()["devices"]
@@ -261,13 +262,13 @@ def run(arguments, steps_of, model_of, machine):
 
     for label in arguments.only.split(","):
         with model_of(label) as model:
-            for kind, folder, fault in [("SIGKILL", "bin", False), (FAULT, "faults", True)]:
+            for kind, fault in [("SIGKILL", False), (FAULT, True)]:
                 if kind.lower() not in measures:
                     continue
                 found = []
                 tables.append((f"{label}: {kind}", found))
                 fit = ["--max-running", str(2 * STREAMS), "--max-context", "2048", *flags]
-                for it in deaths(here / folder, model, arguments.device, arguments.deaths, fit, fault):
+                for it in deaths(here / "bin", model, arguments.device, arguments.deaths, fit, fault):
                     print(json.dumps(it), flush=True)
                     found.append(it)
                     keep()

@@ -270,7 +270,7 @@ def smollm2(arguments):
 
 def real_faults(arguments):
     """The chaos runner on the device: every stream is compared with a run without faults."""
-    steps = Steps(HERE / "faults", arguments.seconds)
+    steps = Steps(HERE / "bin", arguments.seconds)
     labels = ["smollm2"] if arguments.only == ",".join(ORDER) else arguments.only.split(",")
     with model(labels[0], {}, arguments) as path:
         return faults.run(arguments, steps, path, commit(), machine(arguments.device))

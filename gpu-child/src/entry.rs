@@ -56,12 +56,39 @@ struct Serving {
     parent: Option<i32>,
 }
 
-/// Works until the conversation ends; never returns. `features` are told to the supervisor, which
-/// refuses those it was not told to expect.
-pub fn run<L>(features: &[&str], loader: L) -> !
+/// Works until the conversation ends; never returns.
+pub fn run<L>(loader: L) -> !
 where
     L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
 {
+    let (serving, allowed) = begin();
+    let (connection, loader) = Connection::open(serving, &allowed, loader);
+    let socket = connection.socket.clone();
+    connection.converse(&[], socket, loader)
+}
+
+/// The same in a child that fails where `WORKER_ORCD_FAULTS` asks for it. Its hello names the feature, and the
+/// supervisor refuses it unless it was started with `--accept-fault-injection`.
+#[cfg(feature = "fault-injection")]
+pub fn run_with_faults<L>(loader: L) -> !
+where
+    L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
+{
+    let (serving, mut allowed) = begin();
+    let rules = fault_injection::rules();
+    let rules = rules.unwrap_or_else(|error| end(ExitCode::Usage, &error.to_string()));
+    // The files that rules wait for.
+    allowed
+        .removable
+        .extend(fault_injection::directories(&rules));
+    let (connection, loader) = Connection::open(serving, &allowed, loader);
+    let socket = connection.socket.clone();
+    let (socket, loader) = fault_injection::arm(rules, connection.generation, socket, loader);
+    connection.converse(&[fault_injection::FEATURE], socket, loader)
+}
+
+/// Answers a question and ends, or returns what it was started to serve with.
+fn begin() -> (Serving, Allowed) {
     exit::end_process_on_panic(|_| {});
     let Arguments {
         questions,
@@ -69,58 +96,85 @@ where
         serving,
     } = Arguments::parse();
     questions.answer();
-    let Some(arguments) = serving else {
+    let Some(serving) = serving else {
         end(ExitCode::Usage, "--socket and --generation are needed");
     };
     stand_in_for_the_supervisor();
     make_room_for_descriptors();
-    if let Err(error) = tie_to_parent(arguments.parent) {
+    if let Err(error) = tie_to_parent(serving.parent) {
         end(
             ExitCode::Fault(FaultKind::Io),
             &format!("the signals cannot be set up: {error}"),
         );
     }
-    #[cfg(feature = "fault-injection")]
-    let (rules, allowed) = with_faults(allowed);
-    let mut gaps = confinement::begin(&allowed);
-    let lost = |what: &str, error: io::Error| -> ! {
-        end(ExitCode::Fault(FaultKind::Io), &format!("{what}: {error}"))
-    };
-    let socket = connect(arguments.socket);
-    let socket = socket.unwrap_or_else(|error| lost("the control socket", error));
-    let custody = arguments.custody.as_deref().map(Custody::connect);
-    let custody = custody.transpose();
-    let custody = custody.unwrap_or_else(|error| lost("the socket for descriptors", error));
-    gaps.extend(confinement::enter(&allowed));
-    let is_watched = custody.as_ref().is_some_and(post_sentinel);
-    let loader = move |order: &LoadOrder, progress: Progress<'_>| {
-        let loaded = loader(order, custody.as_ref(), progress);
-        if !is_watched {
-            // Its end would be taken for this process's.
-            std::mem::forget(custody);
-        }
-        loaded
-    };
-    let (generation, reader) = (Generation(arguments.generation), socket.clone());
-    #[cfg(feature = "fault-injection")]
-    let (socket, loader) = fault_injection::arm(rules, generation, socket, loader);
-    let link = Arc::new(Link::new(socket, generation, exit::end_process()));
-    let speaker = Arc::clone(&link);
-    // The panicking thread may be the one that was speaking: then nobody speaks again.
-    exit::end_process_on_panic(move |fault| speaker.try_last_words(fault));
-    let hello = hello(features, gaps);
-    serve(reader, link, hello, FlightRecorder::at_stdin(), loader);
-    exit::end_now(ExitCode::SupervisorLost);
+    (serving, allowed)
 }
 
-/// The faults that are asked for, and a child that may remove the files that they wait for.
-#[cfg(feature = "fault-injection")]
-fn with_faults(mut allowed: Allowed) -> (Vec<fault_injection::Rule>, Allowed) {
-    let rules = fault_injection::rules();
-    let rules = rules.unwrap_or_else(|error| end(ExitCode::Usage, &error.to_string()));
-    let directories = fault_injection::directories(&rules);
-    allowed.removable.extend(directories);
-    (rules, allowed)
+/// A confined process with its control socket.
+struct Connection {
+    socket: Socket,
+    generation: Generation,
+    confinement_gaps: Vec<String>,
+}
+
+impl Connection {
+    /// Connects to the supervisor, then confines the process. The loader that it returns has the socket for descriptors.
+    fn open<L>(
+        serving: Serving,
+        allowed: &Allowed,
+        loader: L,
+    ) -> (
+        Self,
+        impl FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault> + use<L>,
+    )
+    where
+        L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
+    {
+        let mut confinement_gaps = confinement::begin(allowed);
+        let lost = |what: &str, error: io::Error| -> ! {
+            end(ExitCode::Fault(FaultKind::Io), &format!("{what}: {error}"))
+        };
+        let socket = connect(serving.socket);
+        let socket = socket.unwrap_or_else(|error| lost("the control socket", error));
+        let custody = serving.custody.as_deref().map(Custody::connect);
+        let custody = custody.transpose();
+        let custody = custody.unwrap_or_else(|error| lost("the socket for descriptors", error));
+        confinement_gaps.extend(confinement::enter(allowed));
+        let is_watched = custody.as_ref().is_some_and(post_sentinel);
+        let loader = move |order: &LoadOrder, progress: Progress<'_>| {
+            let loaded = loader(order, custody.as_ref(), progress);
+            if !is_watched {
+                // Its end would be taken for this process's.
+                std::mem::forget(custody);
+            }
+            loaded
+        };
+        let connection = Self {
+            socket,
+            generation: Generation(serving.generation),
+            confinement_gaps,
+        };
+        (connection, loader)
+    }
+
+    /// Serves until the supervisor is gone. Events go to `writer`.
+    fn converse<W>(
+        self,
+        features: &[&str],
+        writer: W,
+        loader: impl FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
+    ) -> !
+    where
+        W: Write + Send + 'static,
+    {
+        let link = Arc::new(Link::new(writer, self.generation, exit::end_process()));
+        let speaker = Arc::clone(&link);
+        // The panicking thread may be the one that was speaking: then nobody speaks again.
+        exit::end_process_on_panic(move |fault| speaker.try_last_words(fault));
+        let hello = hello(features, self.confinement_gaps);
+        serve(self.socket, link, hello, FlightRecorder::at_stdin(), loader);
+        exit::end_now(ExitCode::SupervisorLost);
+    }
 }
 
 /// Without one, a death by a signal is noticed some milliseconds later.

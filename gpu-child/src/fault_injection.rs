@@ -1,6 +1,7 @@
 //! A child that fails on command, for the tests and the chaos runner. Behind the cargo feature
-//! `fault-injection`, which default builds lack, which the hello names, and which the supervisor
-//! refuses unless it was told `--accept-fault-injection`.
+//! `fault-injection`, which what ships lacks. Nothing here acts unless the program begins with
+//! [`run_with_faults`](crate::entry::run_with_faults): the hello of such a child names the feature, and the
+//! supervisor refuses it unless it was started with `--accept-fault-injection`.
 //!
 //! ```text
 //! WORKER_ORCD_FAULTS ─ grammar ─ Rule ─ strike? ─┬─ deeds: in the step (dies, hangs, lies)
@@ -42,6 +43,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use wire::Wire;
 use worker_orcd_ipc::{Fault, Generation, LoadOrder};
+
+/// The name of the feature in a hello.
+pub const FEATURE: &str = "fault-injection";
 
 /// The rules of this child; unset means none.
 pub const VARIABLE: &str = "WORKER_ORCD_FAULTS";

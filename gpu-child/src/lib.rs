@@ -39,11 +39,3 @@ pub mod scheduler;
 mod sentinel;
 pub mod serve;
 pub mod trace;
-
-/// Compile-time features that change what this process may do; told to the supervisor, which
-/// refuses those it was not told to accept.
-pub const FEATURES: &[&str] = if cfg!(feature = "fault-injection") {
-    &["fault-injection"]
-} else {
-    &[]
-};

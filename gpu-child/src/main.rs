@@ -1,5 +1,5 @@
 //! `worker-orcd-gpu`: see the library's first page.
 
 fn main() {
-    worker_orcd_gpu::entry::run(worker_orcd_gpu::FEATURES, worker_orcd_gpu::loader::load)
+    worker_orcd_gpu::entry::run(worker_orcd_gpu::loader::load)
 }

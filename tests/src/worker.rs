@@ -17,6 +17,8 @@ use worker_orcd_harness::{Client, Launched, Log};
 #[derive(Debug, Clone)]
 enum Player {
     Real,
+    /// The real child, which fails on command.
+    Faulty,
     Scripted(Script),
     /// Computes nothing, as fast as it can.
     Null,
@@ -251,6 +253,14 @@ impl WorkerBuilder {
         self
     }
 
+    /// The real child fails as `rules` say, in the grammar of `worker_orcd_gpu::fault_injection`.
+    #[must_use]
+    pub fn faults(mut self, rules: &str) -> Self {
+        self.player = Player::Faulty;
+        self.flag("--accept-fault-injection")
+            .env(worker_orcd_gpu::fault_injection::VARIABLE, rules)
+    }
+
     #[must_use]
     pub fn flag(mut self, name: &str) -> Self {
         self.arguments.push(name.to_owned());
@@ -401,6 +411,7 @@ impl WorkerBuilder {
     fn child_program(&self, directory: &Path) -> PathBuf {
         match &self.player {
             Player::Real => binary("tested-worker-orcd-gpu"),
+            Player::Faulty => binary("faulty-worker-orcd-gpu"),
             Player::Null => binary("null-child"),
             Player::Program(path) => path.clone(),
             Player::Scripted(script) => scripted_child(script, directory),

@@ -1,6 +1,6 @@
 //! Faults on command: a build that has them is refused unless asked for, nonsense is refused at
-//! once, and sixty of all of them under requests of every kind cost no answer a byte and no worker its life, nor does a
-//! siege, nor a device that goes out of use.
+//! once, and sixty of all of them under requests of every kind cost no answer a byte and no worker its life. Nor, in the deep
+//! run, does a standby, a supervisor that is replaced or killed, a siege, or a device that goes out of use.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -23,7 +23,7 @@ fn serve(flags: &[&str], faults: &str) -> Output {
             "/dev/null",
         ])
         .arg("--child-binary")
-        .arg(env!("CARGO_BIN_EXE_tested-worker-orcd-gpu"))
+        .arg(env!("CARGO_BIN_EXE_faulty-worker-orcd-gpu"))
         .args(flags)
         .env("WORKER_ORCD_FAULTS", faults)
         .output()
@@ -91,22 +91,32 @@ static ALONE: Mutex<()> = Mutex::new(());
 #[test]
 fn sixty_faults_of_every_kind_cost_no_answer_a_byte() {
     let _alone = ALONE.lock();
-    a_minute(&[&SIXTY_FAULTS[..], &["--successors"]].concat());
+    a_minute(&SIXTY_FAULTS);
 }
 
 #[test]
+#[ignore = "deep: takes minutes; `cargo xtask test --deep` runs it"]
 fn sixty_faults_of_every_kind_beside_a_standby_cost_no_answer_a_byte() {
     let _alone = ALONE.lock();
     a_minute(&[&SIXTY_FAULTS[..], &["--standby", "--mix", "execute"]].concat());
 }
 
 #[test]
+#[ignore = "deep: takes minutes; `cargo xtask test --deep` runs it"]
+fn supervisors_that_are_replaced_and_killed_under_every_kind_of_request_cost_no_answer_a_byte() {
+    let _alone = ALONE.lock();
+    a_minute(&[&SIXTY_FAULTS[..], &["--faults", "20", "--successors"]].concat());
+}
+
+#[test]
+#[ignore = "deep: takes minutes; `cargo xtask test --deep` runs it"]
 fn a_minute_of_everything_at_once_costs_no_stream_a_byte() {
     let _alone = ALONE.lock();
     a_minute(&["--siege", "--steady"]);
 }
 
 #[test]
+#[ignore = "deep: takes minutes; `cargo xtask test --deep` runs it"]
 fn two_devices_of_which_one_is_drained_and_worn_out_under_faults_cost_no_answer_a_byte() {
     let _alone = ALONE.lock();
     a_minute(&[

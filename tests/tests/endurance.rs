@@ -18,7 +18,7 @@ const FAULTS: &str = "any@chance=0.002,seed=20261124";
 fn service(model: &str) -> String {
     let (worker, child) = (
         binary("tested-worker-orcd"),
-        binary("tested-worker-orcd-gpu"),
+        binary("faulty-worker-orcd-gpu"),
     );
     let (worker, child) = (worker.display(), child.display());
     format!(

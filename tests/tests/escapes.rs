@@ -19,9 +19,8 @@ fn tempted() -> WorkerBuilder {
             format!("{kind}@generation=1,prompt-tokens={tokens},position={position}")
         });
     Worker::real()
-        .flag("--accept-fault-injection")
+        .faults(&rules.collect::<Vec<_>>().join(";"))
         .arg("--max-restart-delay", "50ms")
-        .env("WORKER_ORCD_FAULTS", &rules.collect::<Vec<_>>().join(";"))
 }
 
 /// Text and recoveries of a request with so many prompt tokens.

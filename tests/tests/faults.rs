@@ -14,11 +14,10 @@ use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder, wai
 /// Short deadlines: what hangs is to be noticed soon.
 fn failing(faults: &str) -> WorkerBuilder {
     Worker::real()
-        .flag("--accept-fault-injection")
+        .faults(faults)
         .arg("--heartbeat-timeout", "1s")
         .arg("--step-timeout", "2s")
         .arg("--max-restart-delay", "50ms")
-        .env("WORKER_ORCD_FAULTS", faults)
 }
 
 /// A prompt of exactly so many tokens of SmolLM2's: rules tell requests apart by it.
@@ -138,8 +137,7 @@ fn streams_leave_a_child_that_hangs_before_it_is_given_up() {
         .arg("--device", "cpu,cpu")
         .arg("--threads", 1)
         .arg("--kv-cache-size", "96MiB")
-        .flag("--accept-fault-injection")
-        .env("WORKER_ORCD_FAULTS", "hang@generation=2,step=60")
+        .faults("hang@generation=2,step=60")
         .start();
     let client = worker.client();
     wait::until("both devices to serve", || {
@@ -215,9 +213,7 @@ fn labels(worker: &Worker) -> Vec<String> {
 /// The first child's weights change once it has placed them. The second finds it before it serves, and
 /// the third begins with the file.
 fn flipped(copy: &ModelCopy) -> WorkerBuilder {
-    Worker::with_model(&copy.path)
-        .flag("--accept-fault-injection")
-        .env("WORKER_ORCD_FAULTS", "flipped-bit@generation=1")
+    Worker::with_model(&copy.path).faults("flipped-bit@generation=1")
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The real child on a real card, built to fail there: faults of the device itself, one after the
 //! other, and what its driver says of each.
 //!
-//! Needs a card: `cargo xtask kernels`, then `cargo test -p worker-orcd-tests --features
-//! fault-injection --test gpu_faults -- --ignored --test-threads 1`. A hundred of them under 32
+//! Needs a card: `cargo xtask kernels`, then `cargo test -p worker-orcd-tests
+//! --test gpu_faults -- --ignored --test-threads 1`. A hundred of them under 32
 //! streams are the chaos runner's (`bench/gpu/run.py faults`).
 
 use nix::sys::signal::Signal;
@@ -25,11 +25,10 @@ fn on_the_card(faults: &str) -> WorkerBuilder {
     Worker::real()
         .arg("--device", "cuda:0")
         .arg("--kv-cache-size", "256MiB")
-        .flag("--accept-fault-injection")
+        .faults(faults)
         .arg("--heartbeat-timeout", "1s")
         .arg("--step-timeout", "2s")
         .arg("--max-restart-delay", "50ms")
-        .env("WORKER_ORCD_FAULTS", faults)
 }
 
 fn request(prompt_tokens: usize, max_tokens: u32) -> Value {

@@ -50,10 +50,9 @@ fn a_stream_outlives_every_fault_of_the_device() {
     let path = family.and_then(|it| it.path.as_ref()).expect("its file");
     let worker = Worker::with_model(path)
         .arg("--kv-cache-size", "16MiB")
-        .flag("--accept-fault-injection")
+        .faults(&rules(&ON_A_GPU))
         .arg("--step-timeout", "15s")
-        .arg("--max-restart-delay", "50ms")
-        .env("WORKER_ORCD_FAULTS", &rules(&ON_A_GPU));
+        .arg("--max-restart-delay", "50ms");
     let worker = card.seen_by(worker).start();
     let client = worker.client();
     let ask = |n: usize| client.execute(&request(n + PROMPT_TOKENS)).transcript();

@@ -3,7 +3,7 @@
 
 use crate::bench::report;
 use crate::{fetch_model, paths, process};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use std::path::Path;
 use std::process::Command;
 
@@ -32,9 +32,16 @@ pub fn siege(arguments: &Arguments) -> Result<()> {
 /// Every honest client reads to the end: what it does not get is a loss.
 const SIEGE: [&str; 6] = ["--siege", "--steady", "--minutes", "60", "--streams", "16"];
 
-/// Variable with the length of the run of `cargo xtask test`; 0 leaves it out.
-const MINUTES_VARIABLE: &str = "WORKER_ORCD_CHAOS_MINUTES";
-const CI_MINUTES: f64 = 1.5;
+/// The seed of `tests/tests/chaos.rs`, for its reason.
+const SEED: &str = "20261393";
+
+/// The runner, and what it starts.
+const PROGRAMS: [&str; 4] = [
+    "chaos",
+    "tested-worker-orcd",
+    "tested-worker-orcd-gpu",
+    "faulty-worker-orcd-gpu",
+];
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     let model = fetch_model::run()?;
@@ -42,40 +49,30 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     process::run(&mut runner("release", &model, &arguments.arguments)?)
 }
 
-/// A run with a fresh seed, with a child that stands by and with pages that change before they are adopted; the seeded
-/// runs are in `tests/tests/chaos.rs`. It takes what the tests before it built: a build of these binaries alone has
-/// other features, and would compile most of the workspace once more.
+/// A minute of requests of every kind, whose children die, with a child that stands by and pages that change before they are
+/// adopted. It takes what the tests before it built: a build of these binaries alone has other features, and would compile most
+/// of the workspace once more.
 pub fn for_ci(model: &Path) -> Result<()> {
-    let minutes = match std::env::var(MINUTES_VARIABLE) {
-        Ok(text) => text
-            .parse()
-            .with_context(|| format!("{MINUTES_VARIABLE} is no number"))?,
-        Err(_) => CI_MINUTES,
-    };
-    if minutes == 0.0 {
-        return Ok(());
-    }
-    let minutes = minutes.to_string();
-    let run = [
-        "--minutes",
-        &minutes,
-        "--standby",
-        "--kinds",
-        "any|flipped-page",
-    ];
-    process::run(&mut runner("debug", model, &run.map(str::to_owned))?)
+    beside_a_standby(model, &["--minutes", "1", "--seed", SEED])
+}
+
+/// The same for longer, with a seed of its own.
+pub fn fresh(model: &Path) -> Result<()> {
+    beside_a_standby(model, &["--minutes", "5"])
+}
+
+fn beside_a_standby(model: &Path, flags: &[&str]) -> Result<()> {
+    let all = [&["--standby", "--kinds", "any|flipped-page"], flags].concat();
+    let all: Vec<_> = all.into_iter().map(str::to_owned).collect();
+    process::run(&mut runner("debug", model, &all)?)
 }
 
 fn build() -> Command {
     let mut command = process::cargo();
     command.args(["build", "--release", "--package", "worker-orcd-tests"]);
-    command.args(["--features", "fault-injection", "--bin", "chaos"]);
-    command.args([
-        "--bin",
-        "tested-worker-orcd",
-        "--bin",
-        "tested-worker-orcd-gpu",
-    ]);
+    for program in PROGRAMS {
+        command.args(["--bin", program]);
+    }
     command
 }
 

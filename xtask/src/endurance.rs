@@ -17,7 +17,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     process::run(
         process::cargo()
             .args(["test", "--release", "-p", "worker-orcd-tests"])
-            .args(["--features", "fault-injection", "--bins"])
+            .arg("--bins")
             .args(["--test", "endurance", "--test", "upgrade_failing"])
             .args(["--", "--nocapture"])
             .env("WORKER_ORCD_PYTHON", python::interpreter()?)

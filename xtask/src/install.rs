@@ -132,7 +132,7 @@ pub fn below(root: &Path, prefix: &str, source: &Source) -> Result<()> {
 
 /// Two builds, because an example turns on features of what it needs itself.
 fn build() -> Result<()> {
-    if let Some(why) = kernels::for_ci(false)? {
+    if let Some(why) = kernels::for_ci(false, true)? {
         println!("the child has no kernels, and serves on the CPU: {why}");
     }
     worker::build()?;

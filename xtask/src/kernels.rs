@@ -27,6 +27,10 @@ const ARCHITECTURES: [(&str, &str); 5] = [
     ("compute_80", "compute_80"),
 ];
 
+/// What a check of a change compiles: each of the ways that kernels are written in, for mma.sync and for wgmma, and the text that
+/// the tests interpret. The others are compiled from the same lines.
+const IN_A_CHECK: [&str; 3] = ["sm_80", "sm_90a", "compute_80"];
+
 /// Translation units; the other files are included by them.
 const UNITS: [&str; 6] = [
     "kernels",
@@ -52,10 +56,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Found::Here(toolkit) => toolkit,
         Found::Unreachable(why) => anyhow::bail!("nvcc cannot be installed: {why}"),
     };
-    compile(&toolkit, arguments.only.as_deref())?;
+    let codes = codes(arguments.only.as_deref())?;
+    compile(&toolkit, &codes)?;
     if arguments.check {
         match toolkit::disassembler(&toolkit)? {
-            Found::Here(disassembler) => check(&disassembler, arguments.only.as_deref())?,
+            Found::Here(disassembler) => check(&disassembler, &codes)?,
             Found::Unreachable(why) => anyhow::bail!("cuobjdump cannot be installed: {why}"),
         }
     }
@@ -63,9 +68,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// All kernels for all architectures, and their instructions. `Some` says why it was left out,
-/// which only happens where PyPI cannot be reached and `required` is false.
-pub fn for_ci(required: bool) -> Result<Option<String>> {
+/// All kernels for the architectures of a check, or for `all`, and their instructions. `Some` is the reason why they were left
+/// out, which only happens where PyPI cannot be reached and `required` is false.
+pub fn for_ci(required: bool, all: bool) -> Result<Option<String>> {
     let leave_out = |why: String| {
         ensure!(!required, "the kernels cannot be compiled: {why}");
         println!("the kernels are left out, for PyPI cannot be reached: {why}");
@@ -75,9 +80,13 @@ pub fn for_ci(required: bool) -> Result<Option<String>> {
         Found::Here(toolkit) => toolkit,
         Found::Unreachable(why) => return leave_out(why),
     };
-    compile(&toolkit, None)?;
+    let codes = match all || is_current(&toolkit, &codes(None)?)? {
+        true => codes(None)?,
+        false => IN_A_CHECK.to_vec(),
+    };
+    compile(&toolkit, &codes)?;
     match toolkit::disassembler(&toolkit)? {
-        Found::Here(disassembler) => check(&disassembler, None).map(|()| None),
+        Found::Here(disassembler) => check(&disassembler, &codes).map(|()| None),
         Found::Unreachable(why) => leave_out(why),
     }
 }
@@ -89,8 +98,8 @@ pub fn for_this_machine() -> Result<()> {
         return Ok(());
     };
     match toolkit::compiler()? {
-        Found::Here(toolkit) if is_current(&toolkit, None)? => Ok(()),
-        Found::Here(toolkit) => compile(&toolkit, only),
+        Found::Here(toolkit) if is_current(&toolkit, &codes(None)?)? => Ok(()),
+        Found::Here(toolkit) => compile(&toolkit, &codes(only)?),
         Found::Unreachable(why) => {
             println!("no kernels for the GPU, for nvcc cannot be installed: {why}");
             Ok(())
@@ -132,12 +141,12 @@ fn code_for(capabilities: &str) -> Option<Option<&'static str>> {
     }
 }
 
-fn is_current(toolkit: &Toolkit, only: Option<&str>) -> Result<bool> {
+fn is_current(toolkit: &Toolkit, codes: &[&str]) -> Result<bool> {
     for unit in UNITS {
         let stem = folder().join(unit);
         let hash = hash(
             &toolkit.version,
-            &flags(only),
+            &flags(codes),
             &sources().join(unit).with_extension("cu"),
         )?;
         let known = fs::read_to_string(stem.with_extension("sha256"));
@@ -149,15 +158,14 @@ fn is_current(toolkit: &Toolkit, only: Option<&str>) -> Result<bool> {
 }
 
 /// Leaves `target/kernels/*.fatbin`, and what they were compiled for.
-fn compile(toolkit: &Toolkit, only: Option<&str>) -> Result<()> {
-    let codes = codes(only)?;
+fn compile(toolkit: &Toolkit, codes: &[&str]) -> Result<()> {
     let folder = folder();
     fs::create_dir_all(&folder)?;
     thread::scope(|scope| {
         let units: Vec<_> = UNITS
             .map(|unit| folder.join(unit))
             .into_iter()
-            .map(|stem| scope.spawn(move || compile_unit(toolkit, only, &stem)))
+            .map(|stem| scope.spawn(move || compile_unit(toolkit, codes, &stem)))
             .collect();
         units
             .into_iter()
@@ -168,10 +176,10 @@ fn compile(toolkit: &Toolkit, only: Option<&str>) -> Result<()> {
 }
 
 /// Leaves `stem.fatbin`, made by this compiler from these sources.
-fn compile_unit(toolkit: &Toolkit, only: Option<&str>, stem: &Path) -> Result<()> {
+fn compile_unit(toolkit: &Toolkit, codes: &[&str], stem: &Path) -> Result<()> {
     let name = stem.file_name().unwrap_or_default();
     let source = sources().join(name).with_extension("cu");
-    let flags = flags(only);
+    let flags = flags(codes);
     let hash = hash(&toolkit.version, &flags, &source)?;
     let (fatbin, stamp) = (stem.with_extension("fatbin"), stem.with_extension("sha256"));
     if fatbin.exists() && fs::read_to_string(&stamp).is_ok_and(|known| known == hash) {
@@ -200,8 +208,7 @@ fn compile_unit(toolkit: &Toolkit, only: Option<&str>, stem: &Path) -> Result<()
 }
 
 /// Looks into every fatbin once.
-fn check(disassembler: &Path, only: Option<&str>) -> Result<()> {
-    let codes = codes(only)?;
+fn check(disassembler: &Path, codes: &[&str]) -> Result<()> {
     for unit in UNITS {
         let stem = folder().join(unit);
         let mut hasher = Sha256::new();
@@ -213,7 +220,7 @@ fn check(disassembler: &Path, only: Option<&str>) -> Result<()> {
             continue;
         }
         let fatbin = stem.with_extension("fatbin");
-        let kernels = instructions::check(disassembler, unit, &fatbin, &codes)?;
+        let kernels = instructions::check(disassembler, unit, &fatbin, codes)?;
         println!("{unit}: {kernels} kernels use the instructions that they are meant to use");
         fs::write(stamp, hash)?;
     }
@@ -252,11 +259,11 @@ fn codes(only: Option<&str>) -> Result<Vec<&'static str>> {
 }
 
 /// Everything that decides what comes out.
-fn flags(only: Option<&str>) -> Vec<String> {
+fn flags(codes: &[&str]) -> Vec<String> {
     let fixed = "-ccbin g++ -std=c++17 -O3 -fatbin --compress-mode=size";
     let mut flags: Vec<String> = fixed.split(' ').map(str::to_owned).collect();
     for (arch, code) in ARCHITECTURES {
-        if only.is_none_or(|only| only == code) {
+        if codes.contains(&code) {
             flags.push(format!("-gencode=arch={arch},code={code}"));
         }
     }

@@ -14,6 +14,7 @@ mod compare;
 mod deb;
 mod endurance;
 mod fetch_model;
+mod flaky;
 mod fuzz;
 mod haiku;
 mod install;
@@ -49,6 +50,8 @@ enum Command {
     Up(up::Arguments),
     /// Formatting, lints, every test, and the comparisons with llama.cpp.
     Test(test::Arguments),
+    /// Run the test programs again and again beside busy processes, and list those that failed.
+    Flaky(flaky::Arguments),
     /// Write the tables of models, tensor types and fields into README.md and docs/, from the code.
     Tables,
     /// Compile the CUDA kernels, with a toolkit that is here or from PyPI. No GPU is needed.
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Up(arguments) => up::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
+        Command::Flaky(arguments) => flaky::run(&arguments),
         Command::Tables => tables::run(),
         Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Played(arguments) => played::run(&arguments),

@@ -3,10 +3,11 @@
 //! Kernels are interpreted, and some of these tests were written for a card that takes a second for what the
 //! interpreter takes many minutes for. CI runs those that say most in little time.
 
+use crate::side_by_side::Program;
 use crate::{paths, process, python};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[derive(clap::Args)]
@@ -17,6 +18,11 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "names")]
     logits: bool,
 }
+
+const LIBRARY: &str = "libplayed_cuda.so";
+
+/// The child's programs with tests for a card.
+const PROGRAMS: [&str; 2] = ["gpu-child/src/lib.rs", "gpu-child/tests/cuda/main.rs"];
 
 /// What CI runs.
 const IN_CI: [&str; 5] = [
@@ -34,9 +40,23 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-pub fn for_ci() -> Result<()> {
-    process::run(process::cargo().args(["test", "-p", "worker-orcd-played-cuda"]))?;
-    process::run(&mut tests(&IN_CI)?)
+/// The tests that CI runs, of the programs that were built, with the library that was built with them.
+pub fn for_ci(programs: &[Program]) -> Result<Vec<Program>> {
+    let of_child = |program: &&Program| PROGRAMS.contains(&program.name().as_str());
+    let programs: Vec<_> = programs.iter().filter(of_child).collect();
+    ensure!(
+        programs.len() == PROGRAMS.len(),
+        "{PROGRAMS:?} are not built"
+    );
+    let folder = put(&programs[0].folder().join(LIBRARY))?;
+    let arguments = ["--ignored", "--test-threads", "1"]
+        .into_iter()
+        .chain(IN_CI);
+    let played = |program: &Program| {
+        let program = program.with_arguments(arguments.clone());
+        program.with_variable("LD_LIBRARY_PATH", &folder)
+    };
+    Ok(programs.into_iter().map(played).collect())
 }
 
 fn logits() -> Result<()> {
@@ -57,13 +77,17 @@ fn logits() -> Result<()> {
 /// The folder in which programs find the played driver.
 fn library() -> Result<PathBuf> {
     process::run(process::cargo().args(["build", "--quiet", "-p", "worker-orcd-played-cuda"]))?;
+    put(&paths::built("debug", LIBRARY))
+}
+
+/// Copies the played driver where programs find it.
+fn put(built: &Path) -> Result<PathBuf> {
     let folder = paths::target().join("played-cuda");
     fs::create_dir_all(&folder)?;
     // Under the name that is looked for first, and alone in its folder. Written anew beside it: a program
     // that has it open keeps what it has.
     let (library, unfinished) = (folder.join("libcuda.so"), folder.join("unfinished"));
-    fs::copy(paths::target().join("debug/libplayed_cuda.so"), &unfinished)
-        .context("the played driver")?;
+    fs::copy(built, &unfinished).context("the played driver")?;
     fs::rename(unfinished, library)?;
     Ok(folder)
 }

@@ -13,6 +13,15 @@ pub struct Arguments {
     seed: Option<u32>,
 }
 
+impl Default for Arguments {
+    fn default() -> Self {
+        Self {
+            minutes: 10,
+            seed: None,
+        }
+    }
+}
+
 pub fn run(arguments: &Arguments) -> Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = arguments.seed.unwrap_or(now.subsec_nanos());
@@ -20,7 +29,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let model = fetch_model::run()?;
     process::run(
         process::cargo()
-            .args(["test", "-p", "worker-orcd-tests", "--test", "openapi"])
+            .args(["test", "--workspace", "--test", "openapi"])
             .args(["--", "--nocapture", "schemathesis_finds_nothing"])
             .env("WORKER_ORCD_PYTHON", python::interpreter()?)
             .env("WORKER_ORCD_MODEL", model)

@@ -1,14 +1,16 @@
-//! The test programs of a package, two at a time: most of them wait for other processes more than they compute.
+//! The test programs of the workspace, two at a time: most of them wait for other processes more than they compute.
 //!
-//! What a program says is shown when it has ended, whole. One that holds streams to a pace has the machine to itself, and so has
-//! one that computes on all cores.
+//! They are built at once, so that all have the same features and each dependency is compiled once. The output of a program is
+//! shown when it has ended, whole. A program that holds streams to a pace has the machine to itself, and so has one that
+//! computes on all cores or whose children have short deadlines.
 
 use crate::paths;
 use crate::process::{self, Running};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::ffi::OsString;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Seek, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -20,41 +22,50 @@ const AT_ONCE: usize = 2;
 /// The call by which a test measures (`tests/src/beside.rs`).
 const MEASURES: &str = "keeps_pace";
 
-/// The program that computes on all cores: it compares many models, some at a time.
-const COMPUTES: &str = "oracle_logits.rs";
+/// Programs that run alone: `oracle_logits` compares many models on all cores, the others start children that are killed
+/// where a step takes two seconds.
+const ALONE: [&str; 6] = [
+    "oracle_logits.rs",
+    "chaos.rs",
+    "endurance.rs",
+    "escapes.rs",
+    "faults.rs",
+    "played_faults.rs",
+];
+
+/// Tests that are named at the end.
+const SLOWEST: usize = 10;
 
 /// Variables of the environment, and what they name.
 pub type Settings<'a> = [(&'a str, &'a Path)];
 
-#[derive(Debug, PartialEq, Eq)]
-struct Program {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
     source: PathBuf,
     executable: PathBuf,
     package: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, OsString)>,
 }
 
-/// Builds all tests of a package, and runs them.
+/// One run of a program.
+pub struct Ended {
+    pub passed: bool,
+    /// What it printed.
+    pub output: Vec<u8>,
+    /// Seconds.
+    took: f64,
+}
+
+/// Builds test programs of the workspace: all, or those that `selection` (flags of `cargo test`) leaves.
 ///
 /// # Errors
-/// When they cannot be built; at the end, with their names, when some of them fail.
-pub fn test(package: &str, settings: &Settings) -> Result<()> {
-    let programs = build(package)?;
-    let (alone, others): (Vec<_>, Vec<_>) = programs.iter().partition(|it| it.runs_alone());
-    let mut failed = run_all(&others, AT_ONCE, settings)?;
-    failed.extend(run_all(&alone, 1, settings)?);
-    let mut documentation = process::cargo();
-    documentation.args(["test", "--doc", "--package", package]);
-    process::run(&mut documentation)?;
-    if !failed.is_empty() {
-        bail!("failed: {}", failed.join(", "));
-    }
-    Ok(())
-}
-
-fn build(package: &str) -> Result<Vec<Program>> {
+/// When they cannot be built.
+pub fn build(selection: &[String]) -> Result<Vec<Program>> {
     let mut command = process::cargo();
     command
-        .args(["test", "--no-run", "--package", package])
+        .args(["test", "--no-run", "--workspace"])
+        .args(selection)
         .args(["--message-format", "json-render-diagnostics"])
         .stdout(Stdio::piped());
     println!("$ {}", process::shown(&command));
@@ -69,9 +80,36 @@ fn build(package: &str) -> Result<Vec<Program>> {
         bail!("cargo ended with {status}");
     }
     if programs.is_empty() {
-        bail!("{package} has no tests");
+        bail!("there are no tests");
     }
     Ok(programs)
+}
+
+/// Runs programs, and prints the slowest of their tests.
+///
+/// # Errors
+/// At the end, with their names, when some of them fail.
+pub fn run(programs: &[Program], settings: &Settings) -> Result<()> {
+    let (alone, others): (Vec<_>, Vec<_>) = programs.iter().partition(|it| it.runs_alone());
+    let mut ended = run_all(&others, AT_ONCE, settings)?;
+    ended.extend(run_all(&alone, 1, settings)?);
+    let of_program = |(name, it): &(String, Ended)| {
+        let text = String::from_utf8_lossy(&it.output).into_owned();
+        let tests = text.lines().filter_map(time_of_test);
+        let named = tests.map(|(seconds, test)| (seconds, format!("{name}: {test}")));
+        named.collect::<Vec<_>>()
+    };
+    let mut tests: Vec<_> = ended.iter().flat_map(of_program).collect();
+    tests.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+    for (seconds, name) in tests.iter().take(SLOWEST) {
+        println!("{seconds:8.1} s  {name}");
+    }
+    let failed = ended.iter().filter(|(_, it)| !it.passed);
+    let failed: Vec<_> = failed.map(|(name, _)| name.as_str()).collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
 }
 
 /// The test program of a message of cargo's: <https://doc.rust-lang.org/cargo/reference/external-tools.html>.
@@ -84,25 +122,30 @@ fn program(message: &Value) -> Option<Program> {
         source: path(&message["target"]["src_path"])?,
         executable: path(&message["executable"])?,
         package: path(&message["manifest_path"])?.parent()?.to_owned(),
+        arguments: Vec::new(),
+        environment: Vec::new(),
     })
 }
 
-/// The names of those that failed.
-fn run_all(programs: &[&Program], at_once: usize, settings: &Settings) -> Result<Vec<String>> {
+fn run_all(
+    programs: &[&Program],
+    at_once: usize,
+    settings: &Settings,
+) -> Result<Vec<(String, Ended)>> {
     let left = Mutex::new(programs.iter());
-    let failed = Mutex::new(Vec::new());
+    let ended = Mutex::new(Vec::new());
     let lane = || -> Result<()> {
         loop {
             let next = left.lock().expect("no holder panics").next();
             let Some(program) = next else {
                 return Ok(());
             };
-            if !program.run(settings)? {
-                failed
-                    .lock()
-                    .expect("no holder panics")
-                    .push(program.name());
-            }
+            // Before it ends too: of a program that hangs nothing else is seen.
+            println!("     Running {}", program.name());
+            let run = program.run(settings)?;
+            program.show(&run)?;
+            let mut ended = ended.lock().expect("no holder panics");
+            ended.push((program.name(), run));
         }
     };
     thread::scope(|scope| {
@@ -110,41 +153,85 @@ fn run_all(programs: &[&Program], at_once: usize, settings: &Settings) -> Result
         let mut lanes = lanes.into_iter();
         lanes.try_for_each(|it| it.join().expect("a lane does not panic"))
     })?;
-    Ok(failed.into_inner().expect("no holder panics"))
+    Ok(ended.into_inner().expect("no holder panics"))
 }
 
 impl Program {
-    fn name(&self) -> String {
+    /// Its first file, from the repository's root.
+    pub fn name(&self) -> String {
         let name = self.source.strip_prefix(paths::root());
         name.unwrap_or(&self.source).display().to_string()
     }
 
-    fn runs_alone(&self) -> bool {
-        let measures = |text: String| text.contains(MEASURES);
-        self.source.ends_with(COMPUTES) || fs::read_to_string(&self.source).is_ok_and(measures)
+    /// The folder of the program, and of the libraries that it is linked with.
+    pub fn folder(&self) -> &Path {
+        self.executable.parent().unwrap_or(Path::new("."))
     }
 
-    /// Whether all its tests passed. In the package's folder, as cargo would.
-    fn run(&self, settings: &Settings) -> Result<bool> {
-        let mut said = tempfile::tempfile()?;
+    #[must_use]
+    pub fn with_arguments<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Self {
+        let arguments = arguments.into_iter().map(str::to_owned).collect();
+        Self {
+            arguments,
+            ..self.clone()
+        }
+    }
+
+    #[must_use]
+    pub fn with_variable(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
+    fn runs_alone(&self) -> bool {
+        let is_listed = ALONE.iter().any(|name| self.source.ends_with(name));
+        let measures = |text: String| text.contains(MEASURES);
+        is_listed || fs::read_to_string(&self.source).is_ok_and(measures)
+    }
+
+    /// In the package's folder, as cargo would.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn run(&self, settings: &Settings) -> Result<Ended> {
+        let mut printed = tempfile::tempfile()?;
         let mut command = Command::new(&self.executable);
         command
+            .args(&self.arguments)
+            // The seconds of each test; stable programs need the variable for it.
+            .args(["-Z", "unstable-options", "--report-time"])
+            .env("RUSTC_BOOTSTRAP", "1")
             .current_dir(&self.package)
             .envs(settings.iter().copied())
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .env("CARGO_MANIFEST_DIR", &self.package)
-            .stdout(said.try_clone()?)
-            .stderr(said.try_clone()?);
-        // Now too: of one that hangs nothing else is seen.
-        println!("     Running {}", self.name());
+            .stdout(printed.try_clone()?)
+            .stderr(printed.try_clone()?);
         let start = Instant::now();
         let status = Running::start(&mut command)?.wait()?;
-        let seconds = start.elapsed().as_secs();
-        said.rewind()?;
-        let mut shown = io::stdout().lock();
-        writeln!(shown, "       Ended {} in {seconds} s", self.name())?;
-        io::copy(&mut said, &mut shown)?;
-        Ok(status.success())
+        let took = start.elapsed().as_secs_f64();
+        printed.rewind()?;
+        let mut output = Vec::new();
+        printed.read_to_end(&mut output)?;
+        Ok(Ended {
+            passed: status.success(),
+            output,
+            took,
+        })
     }
+
+    fn show(&self, ended: &Ended) -> io::Result<()> {
+        let mut shown = io::stdout().lock();
+        writeln!(shown, "       Ended {} in {:.0} s", self.name(), ended.took)?;
+        shown.write_all(&ended.output)
+    }
+}
+
+/// Seconds and name, of a line such as `test module::name ... ok <1.234s>`.
+fn time_of_test(line: &str) -> Option<(f64, &str)> {
+    let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let (_, time) = outcome.split_once('<')?;
+    Some((time.strip_suffix("s>")?.parse().ok()?, name))
 }
 
 #[cfg(test)]
@@ -167,6 +254,8 @@ mod tests {
             source: "/work/tests/tests/pace.rs".into(),
             executable: "/work/target/debug/deps/pace-1".into(),
             package: "/work/tests".into(),
+            arguments: vec![],
+            environment: vec![],
         };
         assert_eq!(found, Some(expected));
         assert_eq!(
@@ -180,24 +269,26 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_streams_to_a_pace_or_computes_runs_alone() {
+    fn programs_that_measure_or_compute_or_have_short_deadlines_run_alone() {
         let runs_alone = |name: &str| {
             let source = paths::root().join("tests/tests").join(name);
             assert!(source.exists(), "{name}");
             let message = message(true, &source.display().to_string());
             program(&message).expect("a program").runs_alone()
         };
-        assert!(runs_alone("pace.rs") && runs_alone(COMPUTES));
+        assert!(runs_alone("pace.rs") && ALONE.iter().all(|name| runs_alone(name)));
         assert!(!runs_alone("cancel.rs"));
     }
 
     #[test]
-    fn all_of_them_run_and_those_that_fail_are_named() {
+    fn all_programs_run_and_those_that_fail_are_named() {
         let folder = tempfile::tempdir().expect("a folder");
         let like = |(name, executable): (&str, &str)| Program {
             source: name.into(),
             executable: executable.into(),
             package: folder.path().to_owned(),
+            arguments: vec![],
+            environment: vec![],
         };
         let programs = [
             ("first", "false"),
@@ -205,11 +296,28 @@ mod tests {
             ("third", "true"),
             ("last", "false"),
         ];
-        let programs = programs.map(like);
-        for at_once in [1, AT_ONCE] {
-            let mut failed = run_all(&programs.each_ref(), at_once, &[]).expect("all start");
-            failed.sort();
-            assert_eq!(failed, ["first", "last"]);
-        }
+        let error = run(&programs.map(like), &[]).expect_err("two fail");
+        let mut failed: Vec<_> = error.to_string().split(", ").map(str::to_owned).collect();
+        failed.sort();
+        assert!(failed.concat().contains("first") && failed.concat().contains("last"));
+        assert!(!failed.concat().contains("second"), "{failed:?}");
+        assert!(
+            run(
+                &programs[1..3].iter().copied().map(like).collect::<Vec<_>>(),
+                &[]
+            )
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_test_has_the_time_that_its_line_ends_with() {
+        assert_eq!(
+            time_of_test("test a::b ... ok <1.250s>"),
+            Some((1.25, "a::b"))
+        );
+        assert_eq!(time_of_test("test c ... FAILED <0.1s>"), Some((0.1, "c")));
+        assert_eq!(time_of_test("test d ... ignored, needs a card"), None);
+        assert_eq!(time_of_test("running 3 tests"), None);
     }
 }

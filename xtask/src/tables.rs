@@ -12,7 +12,7 @@ const WRITE: &str = "ORCD_WRITE_TABLES";
 pub fn run() -> Result<()> {
     let mut command = process::cargo();
     command
-        .args(["test", "--quiet", "-p", "worker-orcd-tests"])
+        .args(["test", "--quiet", "--workspace"])
         .args(["--test", "tidy", "--", "tables::"])
         .env(WRITE, "1")
         .current_dir(paths::root());

@@ -1,16 +1,23 @@
 //! `cargo xtask test`: what a change has to pass, in the order in which it fails fastest.
 
-use crate::{chaos, fetch_model, javascript, kernels, played, process, python, side_by_side};
-use anyhow::Result;
-use std::path::PathBuf;
-use std::process::Command;
+mod deep;
+
+use crate::side_by_side::{self, Program};
+use crate::{chaos, fetch_model, javascript, kernels, played, process, python};
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Only formatting, lints and the tests that need neither Python, nor Node, nor a model.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "deep")]
     quick: bool,
+    /// Then what takes long: kernels for every architecture, long and fresh runs of chaos, siege, Schemathesis and endurance.
+    #[arg(long)]
+    deep: bool,
     /// Leave out formatting and lints.
     #[arg(long)]
     no_lint: bool,
@@ -26,45 +33,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         fmt.args(["fmt", "--all", "--check"]);
         phase("formatting", || process::run(&mut fmt))?;
     }
-    // Before anything is compiled: a machine that cannot have the oracles should say so now.
-    let oracles = if arguments.quick {
-        None
-    } else {
-        Some(phase("oracles", oracles)?)
-    };
-    // Before the child is built, which embeds them.
     let left_out = match arguments.quick {
-        true => None,
-        false => phase("kernels", || kernels::for_ci(arguments.require_kernels))?,
+        true => {
+            lints(arguments)?;
+            quick()?;
+            None
+        }
+        false => whole(arguments)?,
     };
-    if !arguments.no_lint {
-        let mut clippy = process::cargo();
-        clippy
-            .args(["clippy", "--quiet", "--workspace", "--all-targets", "--"])
-            .args(["--deny", "warnings"]);
-        phase("lints", || process::run(&mut clippy))?;
-    }
-    // The binaries that ship, without the features that `tests` turns on.
-    let mut shipped = process::cargo();
-    shipped.args(["test", "--no-fail-fast"]);
-    phase("what ships", || process::run(&mut shipped))?;
-    if left_out.is_none() && !arguments.quick {
-        phase("kernels on a played card", played::for_ci)?;
-    }
-    match &oracles {
-        Some(environment) => {
-            phase("through the programs", || everything_else(environment))?;
-            let mut failing = failing_on_command(environment);
-            phase("children that fail", || process::run(&mut failing))?;
-            phase("chaos", || chaos::for_ci(&environment.model))?;
-        }
-        // Static checks of the repository need neither.
-        None => {
-            let mut tidy = process::cargo();
-            tidy.args(["test", "-p", "worker-orcd-tests", "--test", "tidy"]);
-            phase("tidy", || process::run(&mut tidy))?;
-        }
-    }
     let seconds = start.elapsed().as_secs();
     match left_out {
         None => println!("all of it passed in {seconds} s"),
@@ -73,7 +49,81 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Says how long it took, for whoever wants it shorter.
+/// Everything. Returns why the kernels were left out, if they were.
+fn whole(arguments: &Arguments) -> Result<Option<String>> {
+    // The child embeds the kernels. The oracles are mostly waited for.
+    let (oracles, kernels) = thread::scope(|scope| {
+        let oracles = scope.spawn(|| phase("oracles", oracles));
+        let kernels = phase("kernels", || {
+            kernels::for_ci(arguments.require_kernels, arguments.deep)
+        });
+        (oracles.join().expect("it does not panic"), kernels)
+    });
+    let (oracles, left_out) = (oracles?, kernels?);
+    lints(arguments)?;
+    let mut programs = phase("build", || side_by_side::build(&[]))?;
+    if left_out.is_none() {
+        // First, because they take longest.
+        programs.splice(0..0, played::for_ci(&programs)?);
+    }
+    let settings = oracles.settings();
+    phase("tests", || side_by_side::run(&programs, &settings))?;
+    let mut documentation = process::cargo();
+    documentation.args(["test", "--doc", "--workspace"]);
+    phase("documentation", || process::run(&mut documentation))?;
+    phase("chaos", || chaos::for_ci(&oracles.model))?;
+    if arguments.deep {
+        deep::run(&programs, &oracles)?;
+    }
+    Ok(left_out)
+}
+
+fn lints(arguments: &Arguments) -> Result<()> {
+    if arguments.no_lint {
+        return Ok(());
+    }
+    // What ships is checked again without the features that `tests` turns on.
+    for packages in [&["--workspace"][..], &[]] {
+        let mut clippy = process::cargo();
+        clippy
+            .args(["clippy", "--quiet", "--all-targets"])
+            .args(packages)
+            .args(["--", "--deny", "warnings"]);
+        phase("lints", || process::run(&mut clippy))?;
+    }
+    Ok(())
+}
+
+/// Unit tests, and the static checks of the repository.
+fn quick() -> Result<()> {
+    let mut selection: Vec<_> = ["--lib", "--bins", "--test", "tidy"]
+        .map(str::to_owned)
+        .into();
+    for name in tests_beside_sources()? {
+        selection.extend(["--test".to_owned(), name]);
+    }
+    let programs = phase("build", || side_by_side::build(&selection))?;
+    phase("tests", || side_by_side::run(&programs, &[]))
+}
+
+/// The test programs of all packages but `tests`.
+fn tests_beside_sources() -> Result<Vec<String>> {
+    let mut metadata = process::cargo();
+    metadata.args(["metadata", "--format-version", "1", "--no-deps"]);
+    let metadata: Value = serde_json::from_str(&process::output(&mut metadata)?)?;
+    let packages = metadata["packages"].as_array().context("packages")?;
+    let others = packages
+        .iter()
+        .filter(|it| it["name"] != "worker-orcd-tests");
+    let targets = others.filter_map(|it| it["targets"].as_array()).flatten();
+    let tests = targets.filter(|target| target["kind"][0] == "test");
+    Ok(tests
+        .filter_map(|it| it["name"].as_str())
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Prints how long it took.
 fn phase<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let done = run();
@@ -82,14 +132,16 @@ fn phase<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// Python and model for the tests of real models; vocabularies of others; the clients of docs/clients.md.
-struct Oracles {
+pub struct Oracles {
     python: PathBuf,
     families: PathBuf,
     javascript: PathBuf,
     model: PathBuf,
 }
 
-fn oracles() -> Result<Oracles> {
+/// # Errors
+/// When one of them cannot be had.
+pub fn oracles() -> Result<Oracles> {
     python::clients()?;
     Ok(Oracles {
         model: fetch_model::run()?,
@@ -99,41 +151,13 @@ fn oracles() -> Result<Oracles> {
     })
 }
 
-/// The tests that run real binaries and compare with other engines.
-fn everything_else(oracles: &Oracles) -> Result<()> {
-    let settings = [
-        ("WORKER_ORCD_PYTHON", oracles.python.as_path()),
-        ("WORKER_ORCD_JAVASCRIPT", &oracles.javascript),
-        ("WORKER_ORCD_FAMILIES", &oracles.families),
-        ("WORKER_ORCD_MODEL", &oracles.model),
-    ];
-    side_by_side::test("worker-orcd-tests", &settings)
-}
-
-/// The same package again, with a child that was built to fail: what ships is tested without.
-fn failing_on_command(oracles: &Oracles) -> Command {
-    let mut command = process::cargo();
-    command
-        .args([
-            "test",
-            "-p",
-            "worker-orcd-tests",
-            "--features",
-            "fault-injection",
-        ])
-        .args([
-            "--test",
-            "faults",
-            "--test",
-            "gpu_faults",
-            "--test",
-            "played_faults",
-            "--test",
-            "escapes",
-        ])
-        .args(["--test", "endurance", "--bin", "endurance"])
-        .args(["--test", "chaos", "--bin", "chaos"])
-        .env("WORKER_ORCD_PYTHON", &oracles.python)
-        .env("WORKER_ORCD_MODEL", &oracles.model);
-    command
+impl Oracles {
+    pub fn settings(&self) -> [(&str, &Path); 4] {
+        [
+            ("WORKER_ORCD_PYTHON", self.python.as_path()),
+            ("WORKER_ORCD_JAVASCRIPT", &self.javascript),
+            ("WORKER_ORCD_FAMILIES", &self.families),
+            ("WORKER_ORCD_MODEL", &self.model),
+        ]
+    }
 }

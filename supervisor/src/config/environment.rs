@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 
 /// Read by the build, by the tests, and by a child that was built to fail: no settings, and no
 /// mistakes either.
-const OTHERS: [&str; 6] = [
-    "WORKER_ORCD_CHAOS_MINUTES",
+const OTHERS: [&str; 5] = [
     "WORKER_ORCD_FAMILIES",
     "WORKER_ORCD_FAULTS",
     "WORKER_ORCD_JAVASCRIPT",

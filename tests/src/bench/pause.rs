@@ -173,8 +173,7 @@ pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
         let rules: Vec<_> = faults.iter().map(rule).collect();
         let step_deadline = format!("{}ms", STEP_DEADLINE.as_millis());
         builder = builder
-            .flag("--accept-fault-injection")
-            .env("WORKER_ORCD_FAULTS", &rules.join(";"))
+            .faults(&rules.join(";"))
             .arg("--step-timeout", step_deadline)
             // The same prompts meet them again and again.
             .arg("--quarantine-for", "0s");

@@ -55,8 +55,7 @@ struct Options {
         default_value = "cold,upgrade,upgrade-with-standby,weights-kept,standby-without-adoption,standby"
     )]
     modes: Vec<Mode>,
-    /// Faults of the child's own in that table, instead of signals, and no steady stream; it must be built to
-    /// fail (`fault-injection`).
+    /// Faults of the child's own in that table, instead of signals, and no steady stream.
     #[arg(long, value_delimiter = ',', value_parser = fault, requires = "pauses_only", conflicts_with = "llama_server")]
     faults: Vec<Death>,
     /// Rounds of a stream that nothing happens to, with a standby and without.

@@ -212,9 +212,7 @@ fn happen(what: Happening, arguments: &Arguments) -> Result<()> {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let reference = Worker::with_model(&arguments.model)
-        .flag("--accept-fault-injection")
-        .start();
+    let reference = Worker::with_model(&arguments.model).start();
     let counts = Counts::default();
     let expected: Vec<_> = (0..KINDS)
         .map(|kind| follow(&reference.client(), "reference", kind, &counts))

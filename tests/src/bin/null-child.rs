@@ -21,7 +21,7 @@ const MAX_SEQUENCE_TOKENS: u32 = 4096;
 const PAGE_TOKENS: u32 = 16;
 
 fn main() {
-    worker_orcd_gpu::entry::run(&[], load)
+    worker_orcd_gpu::entry::run(load)
 }
 
 fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loaded, Fault> {

@@ -3,8 +3,7 @@
 //!
 //! ```text
 //! target/gpu-bundle/   run.py and its modules, read.ptx, COMMIT
-//!     bin/             bench-gpu, and the two programs as they ship
-//!     faults/          chaos, and the two programs with a child that fails on command
+//!     bin/             bench-gpu, chaos, the two programs as they ship, and a child that fails on command
 //! ```
 //!
 //! The models are not in it: `run.py` makes those with random weights where it runs, and
@@ -30,26 +29,12 @@ pub struct Arguments {
 /// Size of a bundle, which is carried in one go.
 const MAX_BYTES: u64 = 60 << 20;
 
-const CHILD_AND_SUPERVISOR: [&str; 2] = ["tested-worker-orcd", "tested-worker-orcd-gpu"];
-
-/// A folder of the bundle: which programs, built how.
-struct Programs {
-    folder: &'static str,
-    first: &'static str,
-    features: &'static [&'static str],
-}
-
-const PROGRAMS: [Programs; 2] = [
-    Programs {
-        folder: "bin",
-        first: "bench-gpu",
-        features: &[],
-    },
-    Programs {
-        folder: "faults",
-        first: "chaos",
-        features: &["--features", "fault-injection"],
-    },
+const PROGRAMS: [&str; 5] = [
+    "bench-gpu",
+    "chaos",
+    "tested-worker-orcd",
+    "tested-worker-orcd-gpu",
+    "faulty-worker-orcd-gpu",
 ];
 
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -59,10 +44,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if bundle.exists() {
         fs::remove_dir_all(&bundle)?;
     }
-    for programs in &PROGRAMS {
-        programs.build()?;
-        programs.copy_to(&bundle)?;
-    }
+    build()?;
+    copy_to(&bundle.join("bin"))?;
     lay_out(&bundle, &report::commit()?)?;
     let bytes = size(&bundle)?;
     ensure!(
@@ -86,36 +69,28 @@ fn bundle() -> PathBuf {
     paths::target().join("gpu-bundle")
 }
 
-impl Programs {
-    fn names(&self) -> impl Iterator<Item = &'static str> {
-        std::iter::once(self.first).chain(CHILD_AND_SUPERVISOR)
+fn build() -> Result<()> {
+    let mut command = process::cargo();
+    command.args(["build", "--release", "--package", "worker-orcd-tests"]);
+    for name in PROGRAMS {
+        command.args(["--bin", name]);
     }
+    process::run(&mut command)
+}
 
-    fn build(&self) -> Result<()> {
-        let mut command = process::cargo();
-        command.args(["build", "--release", "--package", "worker-orcd-tests"]);
-        command.args(self.features);
-        for name in self.names() {
-            command.args(["--bin", name]);
-        }
-        process::run(&mut command)
+/// Copies the programs without symbols, which are most of them.
+fn copy_to(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    for name in PROGRAMS {
+        process::run(
+            Command::new("strip")
+                .arg("-o")
+                .arg(folder.join(name))
+                .arg(paths::built("release", name)),
+        )
+        .context("strip, of binutils, is needed")?;
     }
-
-    /// Copies a program without symbols, which nobody reads there and which are most of it.
-    fn copy_to(&self, bundle: &Path) -> Result<()> {
-        let folder = bundle.join(self.folder);
-        fs::create_dir_all(&folder)?;
-        for name in self.names() {
-            process::run(
-                Command::new("strip")
-                    .arg("-o")
-                    .arg(folder.join(name))
-                    .arg(paths::built("release", name)),
-            )
-            .context("strip, of binutils, is needed")?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Everything that is not compiled.

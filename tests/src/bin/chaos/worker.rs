@@ -148,10 +148,11 @@ impl Worker {
         if let Some(disk) = &setup.small_disk {
             command.arg("--trace-logits").arg(disk.join("trace.jsonl"));
         }
-        command
-            .arg("--child-binary")
-            .arg(beside_this("tested-worker-orcd-gpu")?);
-        command.env_remove(worker_orcd_gpu::fault_injection::VARIABLE);
+        let child = match faults {
+            Some(_) => "faulty-worker-orcd-gpu",
+            None => "tested-worker-orcd-gpu",
+        };
+        command.arg("--child-binary").arg(beside_this(child)?);
         if let Some(faults) = faults {
             for (name, seconds) in [("heartbeat", HEARTBEAT_SECONDS), ("step", STEP_SECONDS)] {
                 command.arg(format!("--{name}-timeout"));

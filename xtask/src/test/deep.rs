@@ -1,0 +1,33 @@
+//! `cargo xtask test --deep`: what takes long and rarely finds anything, behind everything else.
+
+use super::{Oracles, Program, phase};
+use crate::{chaos, schemathesis, side_by_side};
+use anyhow::Result;
+
+/// The program whose ignored tests are those that take minutes.
+const CHAOS: &str = "tests/tests/chaos.rs";
+
+/// Programs that run again, and how much more they do then.
+const LONGER: [(&str, &str, &str); 2] = [
+    (
+        "tests/tests/endurance.rs",
+        "WORKER_ORCD_ENDURANCE_REQUESTS",
+        "20000",
+    ),
+    ("tests/tests/upgrade_failing.rs", "FAILING_UPGRADES", "72"),
+];
+
+pub(super) fn run(programs: &[Program], oracles: &Oracles) -> Result<()> {
+    let named = |name: &'static str| programs.iter().filter(move |it| it.name() == name);
+    let chaos = named(CHAOS).map(|program| program.with_arguments(["--ignored"]));
+    let mut long: Vec<_> = chaos.collect();
+    for (name, variable, more) in LONGER {
+        long.extend(named(name).map(|it| it.clone().with_variable(variable, more)));
+    }
+    let settings = oracles.settings();
+    phase("long tests", || side_by_side::run(&long, &settings))?;
+    phase("fresh chaos", || chaos::fresh(&oracles.model))?;
+    phase("schemathesis", || {
+        schemathesis::run(&schemathesis::Arguments::default())
+    })
+}
