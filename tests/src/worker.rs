@@ -3,15 +3,19 @@
 use crate::script::{SCRIPT_VARIABLE, Script};
 use crate::{model, process, wait};
 use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
 use serde_json::Value;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use std::{env, fs};
 use tempfile::TempDir;
 use worker_orcd_harness::{Client, Launched, Log};
+
+/// `nobody`: the user and the group that a worker has which is not root's.
+const NOBODY: u32 = 65534;
 
 /// What plays the part of the GPU child.
 #[derive(Debug, Clone)]
@@ -37,6 +41,7 @@ pub struct WorkerBuilder {
     /// What `ulimit` is given.
     open_files: Vec<String>,
     in_a_loop: bool,
+    unprivileged: bool,
     program: Option<PathBuf>,
 }
 
@@ -236,6 +241,7 @@ impl WorkerBuilder {
             hosts: &["--host", "127.0.0.1"],
             open_files: Vec::new(),
             in_a_loop: false,
+            unprivileged: false,
             program: None,
         }
     }
@@ -294,6 +300,13 @@ impl WorkerBuilder {
         self
     }
 
+    /// Runs without root's capabilities: as nobody where the test runs as root.
+    #[must_use]
+    pub fn unprivileged(mut self) -> Self {
+        self.unprivileged = true;
+        self
+    }
+
     /// Another file as the supervisor's program.
     #[must_use]
     pub fn program_at(mut self, program: impl Into<PathBuf>) -> Self {
@@ -344,6 +357,11 @@ impl WorkerBuilder {
     pub fn spawn(self) -> Worker {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut command = self.command(directory.path());
+        if self.unprivileged && geteuid().is_root() {
+            chown(directory.path(), Some(NOBODY), Some(NOBODY)).expect("root may");
+            command.uid(NOBODY).gid(NOBODY);
+            command.env("TMPDIR", directory.path());
+        }
         let launched = Launched::start(&mut command, Log::default()).expect("worker-orcd starts");
         Worker {
             log: launched.log.clone(),

@@ -1,15 +1,17 @@
 //! More connections than the worker has descriptors or places for, and connections that are half
-//! closed: what they cost those who are served.
+//! closed: what they cost those who are served. Upgrades of workers that are full.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
-use serde_json::json;
-use std::io::Read;
+use serde_json::{Value, json};
+use std::io::{Read, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Bystander, Script, Worker, on_the_beat, process, wait};
+use worker_orcd_tests::{
+    Bystander, Client, EventStream, Script, Worker, on_the_beat, process, wait,
+};
 
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
 
@@ -183,6 +185,100 @@ fn clients_that_ask_many_things_at_once_take_turns_with_a_stream() {
             assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 300);
         }
     });
+}
+
+// === Upgrades ===
+
+/// Waits until the worker has accepted so many connections, or gone on with them.
+fn wait_open(client: &Client, count: usize) {
+    wait::until("the connections to be the worker's", || {
+        let open = client.health()["connections"]["open"].as_u64()?;
+        (open >= count as u64).then_some(())
+    });
+}
+
+/// A full worker in mid-stream.
+struct Full {
+    worker: Worker,
+    crowd: Vec<TcpStream>,
+    job: Value,
+    stream: EventStream,
+}
+
+impl Full {
+    fn start() -> Self {
+        let worker = Worker::scripted(Script::behave().token_interval_ms(20))
+            .unprivileged()
+            .open_files(1024)
+            .arg("--read-timeout", "300s")
+            .start();
+        let client = worker.client();
+        let places = client.health()["connections"]["limit"].as_u64().unwrap();
+        assert!(places > 700, "{places}");
+        let mut crowd = Vec::new();
+        // The test itself needs some. The kernel delays those that the worker does not accept soon enough.
+        while crowd.len() < places as usize - 60 {
+            crowd.extend(idle(client.address, 50));
+            wait_open(&client, crowd.len());
+        }
+        let job = request("abcdefghijklmnopqrstuvwxyz ", 2000);
+        let stream = client.execute(&job);
+        client.wait_until_it_computes();
+        Self {
+            worker,
+            crowd,
+            job,
+            stream,
+        }
+    }
+
+    fn wait_tokens(&self) {
+        wait::until("tokens", || {
+            let client = self.worker.client();
+            let tokens = client.try_metric("worker_orcd_generated_tokens_total");
+            (tokens.unwrap() > 20).then_some(())
+        });
+    }
+
+    /// Asserts that no connection was lost, and that the stream lacks nothing.
+    fn end(self) {
+        let client = self.worker.client();
+        let question = client.request("GET", "/livez", &[], b"");
+        for mut connection in &self.crowd {
+            connection.write_all(&question).unwrap();
+        }
+        for mut connection in &self.crowd {
+            let mut line = [0; 15];
+            connection.read_exact(&mut line).unwrap();
+            assert_eq!(&line, b"HTTP/1.1 200 OK");
+        }
+        let cancelled = client.post("/cancel", &json!({"job_id": self.job["job_id"]}));
+        assert_eq!(cancelled.status, 202, "{}", cancelled.text());
+        let told = self.stream.transcript();
+        told.error("CANCELLED");
+        let text = told.text();
+        let prompt = self.job["prompt"].as_str().unwrap();
+        assert_eq!(text, scripted_text(prompt, text.len()));
+    }
+}
+
+/// The kernel bounds the descriptors that a user's processes have in flight together by the limit of each of them.
+#[test]
+fn full_workers_of_one_user_that_upgrade_at_once_lose_no_connection() {
+    let full: Vec<_> = (0..3).map(|_| Full::start()).collect();
+    for upgrades in 1..=2 {
+        for it in &full {
+            it.worker.signal(Signal::SIGUSR2);
+        }
+        for it in &full {
+            it.worker.log.wait_for_many("ready", 1 + upgrades);
+            wait_open(&it.worker.client(), it.crowd.len() + 1);
+        }
+    }
+    for it in full {
+        it.wait_tokens();
+        it.end();
+    }
 }
 
 // === Half closed ===
