@@ -40,6 +40,7 @@ pub mod played_cuda;
 pub mod process;
 pub mod script;
 pub mod snippets;
+pub mod stage;
 pub mod systemd;
 pub mod told;
 pub mod tools_model;

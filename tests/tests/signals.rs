@@ -6,9 +6,11 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd::exit::WorkerExit;
 use worker_orcd_tests::model::repository_root;
+use worker_orcd_tests::stage::Stage;
 use worker_orcd_tests::worker::{binary, describe, request};
 use worker_orcd_tests::{Bystander, Script, Worker, WorkerBuilder, on_the_beat, process, wait};
 
@@ -91,6 +93,70 @@ fn no_other_signal_ends_the_worker_and_each_is_said_once() {
     assert_eq!(worker.wait_exit().code(), Some(0), "{}", worker.log.text());
     let said = worker.log.events("signal_ignored");
     assert_eq!(said.len(), named.len() + 2, "{said:#?}");
+}
+
+#[test]
+fn a_signal_beside_an_upgrade_neither_ends_the_worker_nor_is_lost() {
+    let script = Script::behave().token_interval_ms(20);
+    let worker = Worker::scripted(script).start();
+    let mut stream = worker.client().execute(&request("job", 400));
+    stream.wait_for("token");
+    let others = [Signal::SIGUSR2, Signal::SIGHUP, Signal::SIGUSR1];
+    let mut reloads = 0;
+    for (turn, other) in (1_u64..=12).zip(others.into_iter().cycle()) {
+        let before = worker.log.events("upgrade").len();
+        worker.signal(Signal::SIGUSR2);
+        thread::sleep(Duration::from_millis(turn * 7 % 60));
+        worker.signal(other);
+        wait::until("an upgrade", || {
+            // The one before may have been under way, or the worker still starting.
+            worker.signal(Signal::SIGUSR2);
+            thread::sleep(Duration::from_millis(100));
+            (worker.log.events("upgrade").len() > before).then_some(())
+        });
+        if other == Signal::SIGHUP {
+            reloads += 1;
+            worker.log.wait_for_many("reload", reloads);
+        }
+    }
+    let numbers = stream.by_ref().take_while(|event| event.name == "token");
+    let numbers: Vec<_> = numbers.map(|event| event.json()["i"].clone()).collect();
+    assert!(numbers.into_iter().eq((1..400).map(Value::from)));
+}
+
+#[test]
+fn sigterm_beside_an_upgrade_drains_and_a_second_one_ends() {
+    let script = || Script::behave().token_interval_ms(20);
+    for pause in [0, 15, 40, 80] {
+        let mut worker = Worker::scripted(script()).start();
+        let mut stream = worker.client().execute(&request("job", 100));
+        stream.wait_for("token");
+        worker.signal(Signal::SIGUSR2);
+        thread::sleep(Duration::from_millis(pause));
+        worker.signal(Signal::SIGTERM);
+        assert_eq!(stream.last().expect("an end").name, "end", "{pause}");
+        assert_eq!(worker.wait_exit().code(), Some(0), "{pause}");
+    }
+    let stage = Stage::below(env!("CARGO_TARGET_TMPDIR"));
+    let mut worker = Worker::scripted(script())
+        .program_at(&stage.program)
+        .start();
+    let mut stream = worker.client().execute(&request("job", 2000));
+    stream.wait_for("token");
+    stage.place(b"#!/bin/sh\nexec sleep 600\n");
+    let children = process::children(worker.pid()).len();
+    worker.signal(Signal::SIGUSR2);
+    wait::until("the rehearsal", || {
+        (process::children(worker.pid()).len() > children).then_some(())
+    });
+    worker.signal(Signal::SIGTERM);
+    worker.log.wait_for("upgrade_refused");
+    worker.log.wait_for("shutdown");
+    let asked_at = Instant::now();
+    worker.signal(Signal::SIGTERM);
+    assert_eq!(stream.last().expect("an end").name, "error");
+    worker.wait_exit();
+    assert!(asked_at.elapsed() < Duration::from_secs(20));
 }
 
 // === What is left ===

@@ -4,19 +4,18 @@
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::client::{Client, READ_TIMEOUT};
-use worker_orcd_tests::worker::{binary, request};
-use worker_orcd_tests::{Script, Worker, process, wait};
+use worker_orcd_tests::stage::{Stage, real};
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Script, Worker, wait};
 
 /// Variable with the number of upgrades that fail; without it each kind fails once. Its name is none of a setting.
 const UPGRADES_VARIABLE: &str = "FAILING_UPGRADES";
@@ -27,8 +26,12 @@ const STREAMS: usize = 4;
 /// client took 14 seconds and more.
 const PROBE_WITHIN: Duration = Duration::from_secs(8);
 
-fn real() -> PathBuf {
-    binary("tested-worker-orcd")
+/// The longest that an answer may take while a child or the program is replaced. The rehearsal of the test takes longer,
+/// and waiting for a slow client took 14 seconds.
+const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+
+fn stage() -> Stage {
+    Stage::below(env!("CARGO_TARGET_TMPDIR"))
 }
 
 fn body(job: &str) -> Value {
@@ -37,73 +40,6 @@ fn body(job: &str) -> Value {
         "prompt": "Once upon a time there was a worker that was upgraded",
         "max_tokens": 120, "ignore_eos": true, "metrics": false,
     })
-}
-
-/// A place of its own for a program, a directory of sockets, and what stands in the way of an upgrade.
-struct Stage {
-    directory: tempfile::TempDir,
-    program: PathBuf,
-    /// A link to where sockets are made.
-    runtime: PathBuf,
-    taken: TcpListener,
-    _admin: UnixListener,
-}
-
-impl Stage {
-    fn new() -> Self {
-        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-        let path = |name: &str| directory.path().join(name);
-        fs::create_dir(path("sockets")).expect("a directory");
-        symlink(path("sockets"), path("runtime")).expect("a link");
-        let made = Command::new("mkfifo").arg(path("fifo")).status();
-        assert!(made.expect("it is a part of coreutils").success());
-        let stage = Self {
-            program: path("worker-orcd"),
-            runtime: path("runtime"),
-            taken: TcpListener::bind("127.0.0.1:0").expect("a port"),
-            _admin: UnixListener::bind(path("admin")).expect("a socket"),
-            directory,
-        };
-        stage.place_real();
-        stage
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn place(&self, bytes: &[u8]) {
-        let next = self.path("next");
-        fs::write(&next, bytes).expect("written");
-        fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("ours");
-        fs::rename(&next, &self.program).expect("replaced");
-    }
-
-    fn place_real(&self) {
-        let next = self.path("next");
-        fs::copy(real(), &next).expect("copied");
-        fs::rename(&next, &self.program).expect("replaced");
-    }
-
-    /// The real program, with these words behind its own.
-    fn place_with(&self, words: &str) {
-        let real = real();
-        self.place(format!("#!/bin/sh\nexec {} \"$@\" {words}\n", real.display()).as_bytes());
-    }
-
-    /// One that rehearses as the real program does, and starts otherwise.
-    fn place_after_rehearsal(&self, start: &str) {
-        let script = format!(
-            "#!/bin/sh\nreal={}\nif [ \"$1\" = rehearses ]; then exec $real \"$@\"; fi\n{start}\n",
-            real().display()
-        );
-        self.place(script.as_bytes());
-    }
-
-    fn lead_sockets_to(&self, target: &Path) {
-        fs::remove_file(&self.runtime).expect("it is a link");
-        symlink(target, &self.runtime).expect("a link");
-    }
 }
 
 /// A way to fail: what it is called, how it is brought about, and what the answer says.
@@ -263,6 +199,29 @@ impl Seen {
         }
     }
 
+    /// The longest that a probe or a new request took.
+    fn ask(&self, client: &Client) -> Duration {
+        let mut longest = Duration::ZERO;
+        while !self.over.load(Ordering::Acquire) {
+            let asked_at = Instant::now();
+            let alive = client.get("/livez").status;
+            let alive_at = asked_at.elapsed();
+            // It is not ready while one child follows another, but answers at once.
+            let ready = client.get("/readyz").status;
+            let ready_at = asked_at.elapsed();
+            let told = client.execute(&request("a new one", 1)).transcript();
+            let took = asked_at.elapsed();
+            longest = longest.max(took);
+            if alive != 200 || told.last().name != "end" || took > ANSWER_WITHIN {
+                let last = told.last();
+                self.complain(format!(
+                    "{alive} {alive_at:?}, {ready} {ready_at:?}, {took:?} {last:?}"
+                ));
+            }
+        }
+        longest
+    }
+
     /// The longest that a probe took.
     fn probe(&self, client: &Client) -> Duration {
         let mut longest = Duration::ZERO;
@@ -303,7 +262,7 @@ fn answer(mut slow: TcpStream) -> String {
 
 #[test]
 fn every_upgrade_that_fails_is_refused_or_undone_by_name_and_no_stream_differs() {
-    let stage = Stage::new();
+    let stage = stage();
     let runtime = stage.runtime.display().to_string();
     let script = || Script::behave().token_interval_ms(10);
     let expected = {
@@ -410,66 +369,73 @@ fn a_body_in_chunks_is_waited_for_while_everything_else_is_answered() {
     worker.log.wait_for_many("ready", 2);
 }
 
-#[test]
-fn a_signal_beside_an_upgrade_neither_ends_the_worker_nor_is_lost() {
-    let script = Script::behave().token_interval_ms(20);
-    let worker = Worker::scripted(script).start();
-    let mut stream = worker.client().execute(&request("job", 400));
-    stream.wait_for("token");
-    let others = [Signal::SIGUSR2, Signal::SIGHUP, Signal::SIGUSR1];
-    let mut reloads = 0;
-    for (turn, other) in (1_u64..=12).zip(others.into_iter().cycle()) {
-        let before = worker.log.events("upgrade").len();
-        worker.signal(Signal::SIGUSR2);
-        thread::sleep(Duration::from_millis(turn * 7 % 60));
-        worker.signal(other);
-        wait::until("an upgrade", || {
-            // The one before may have been under way, or the worker still starting.
-            worker.signal(Signal::SIGUSR2);
-            thread::sleep(Duration::from_millis(100));
-            (worker.log.events("upgrade").len() > before).then_some(())
-        });
-        if other == Signal::SIGHUP {
-            reloads += 1;
-            worker.log.wait_for_many("reload", reloads);
-        }
-    }
-    let numbers = stream.by_ref().take_while(|event| event.name == "token");
-    let numbers: Vec<_> = numbers.map(|event| event.json()["i"].clone()).collect();
-    assert!(numbers.into_iter().eq((1..400).map(Value::from)));
+/// Has the next child take the place of the one that serves.
+fn restart(worker: &Worker) {
+    let client = worker.client();
+    let serving = || {
+        let health = client.health();
+        let generation = health["child"]["generation"].as_u64();
+        generation.filter(|_| health["state"] == "serving")
+    };
+    let before = wait::until("a child to serve", serving);
+    assert_eq!(client.post("/restart", &json!({})).status, 202);
+    wait::until("the next child to serve", || {
+        serving().filter(|generation| *generation > before)
+    });
 }
 
 #[test]
-fn sigterm_beside_an_upgrade_drains_and_a_second_one_ends() {
-    let script = || Script::behave().token_interval_ms(20);
-    for pause in [0, 15, 40, 80] {
-        let mut worker = Worker::scripted(script()).start();
-        let mut stream = worker.client().execute(&request("job", 100));
-        stream.wait_for("token");
-        worker.signal(Signal::SIGUSR2);
-        thread::sleep(Duration::from_millis(pause));
-        worker.signal(Signal::SIGTERM);
-        assert_eq!(stream.last().expect("an end").name, "end", "{pause}");
-        assert_eq!(worker.wait_exit().code(), Some(0), "{pause}");
-    }
-    let stage = Stage::new();
-    let mut worker = Worker::scripted(script())
+fn restarts_and_upgrades_beside_a_slow_client_delay_no_answer() {
+    let stage = stage();
+    let script = Script::behave().token_interval_ms(10);
+    let worker = Worker::scripted(script)
         .program_at(&stage.program)
+        .arg("--read-timeout", "300s")
         .start();
-    let mut stream = worker.client().execute(&request("job", 2000));
-    stream.wait_for("token");
-    stage.place(b"#!/bin/sh\nexec sleep 600\n");
-    let children = process::children(worker.pid()).len();
-    worker.signal(Signal::SIGUSR2);
-    wait::until("the rehearsal", || {
-        (process::children(worker.pid()).len() > children).then_some(())
+    let client = worker.client();
+    let expected = client.execute(&body("reference")).transcript().text();
+    let slow = send_half(&client, "content-length: 1000", b"");
+    let begun = stage.path("begun");
+    let rehearsal = format!(
+        "#!/bin/sh\necho > {}\nsleep {}\necho not today >&2\nexit 1\n",
+        begun.display(),
+        (ANSWER_WITHIN + Duration::from_secs(2)).as_secs(),
+    );
+
+    let seen = Seen::default();
+    let longest = thread::scope(|scope| {
+        let (seen, client, expected) = (&seen, &client, &expected);
+        for number in 0..STREAMS {
+            scope.spawn(move || seen.read_streams(client, number, expected));
+        }
+        let asking = scope.spawn(|| seen.ask(client));
+        let happening = scope.spawn(|| {
+            restart(&worker);
+            stage.place(rehearsal.as_bytes());
+            worker.signal(Signal::SIGUSR2);
+            wait::until("the rehearsal", || begun.exists().then_some(()));
+            restart(&worker);
+            assert!(worker.log.events("upgrade_refused").is_empty());
+            let refused = worker.log.wait_for("upgrade_refused");
+            let reason = refused["reason"].as_str().expect("a reason");
+            assert!(reason.ends_with("not today"), "{reason}");
+            stage.place_real();
+            worker.upgrade();
+            restart(&worker);
+        });
+        let happened = happening.join();
+        seen.over.store(true, Ordering::Release);
+        let longest = asking.join().expect("answers");
+        if let Err(panic) = happened {
+            std::panic::resume_unwind(panic);
+        }
+        longest
     });
-    worker.signal(Signal::SIGTERM);
-    worker.log.wait_for("upgrade_refused");
-    worker.log.wait_for("shutdown");
-    let asked_at = Instant::now();
-    worker.signal(Signal::SIGTERM);
-    assert_eq!(stream.last().expect("an end").name, "error");
-    worker.wait_exit();
-    assert!(asked_at.elapsed() < Duration::from_secs(20));
+    println!("the longest answer took {longest:?}");
+    let wrong = seen.wrong.into_inner().expect("no panic");
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(seen.whole.into_inner() > STREAMS);
+    slow.set_nonblocking(true).expect("it is a socket");
+    let waiting = (&slow).read(&mut [0]).map_err(|error| error.kind());
+    assert_eq!(waiting, Err(ErrorKind::WouldBlock));
 }
