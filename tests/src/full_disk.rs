@@ -7,7 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-const SCRIPT: &str = "mount -t tmpfs -o size=64k tmpfs \"$0\" && echo mounted && exec sleep 600";
+const SCRIPT: &str =
+    "mount -t tmpfs -o size=64k,nr_inodes=100 tmpfs \"$0\" && echo mounted && exec sleep 600";
+
+/// More than there are.
+const INODES: usize = 101;
 
 /// 64 KiB that are all taken. It is gone when dropped.
 #[derive(Debug)]
@@ -18,9 +22,17 @@ pub struct FullDisk {
 }
 
 impl FullDisk {
-    /// `None`, and a word about it, where this machine lets us have no namespace.
+    /// Full. `None`, and a word about it, where this machine lets us have no namespace.
     #[must_use]
     pub fn mount() -> Option<Self> {
+        let disk = Self::with_room()?;
+        disk.fill();
+        Some(disk)
+    }
+
+    /// Empty until it is filled.
+    #[must_use]
+    pub fn with_room() -> Option<Self> {
         let mount_point = TempDir::new().expect("a temporary directory");
         let resident = Command::new("unshare")
             .args(["--user", "--map-root-user", "--mount", "sh", "-c", SCRIPT])
@@ -43,9 +55,34 @@ impl FullDisk {
             eprintln!("SKIPPED: a file system cannot be mounted here");
             return None;
         }
-        let filled = fs::write(disk.filler(), vec![0; 128 << 10]);
-        assert!(filled.is_err(), "it has room");
         Some(disk)
+    }
+
+    /// Takes every byte.
+    pub fn fill(&self) {
+        let filled = fs::write(self.filler(), vec![0; 128 << 10]);
+        assert!(filled.is_err(), "it has room");
+    }
+
+    /// Takes every inode, so that no file can be made.
+    pub fn take_inodes(&self) {
+        let made = self.inodes().map(|path| fs::write(path, ""));
+        assert!(
+            made.take_while(Result::is_ok).count() < INODES,
+            "it has room"
+        );
+    }
+
+    /// Undoes the other two.
+    pub fn free(&self) {
+        for path in self.inodes().chain([self.filler()]) {
+            // Some were not made.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    fn inodes(&self) -> impl Iterator<Item = PathBuf> {
+        (0..INODES).map(|number| self.path.join(format!("inode-{number}")))
     }
 
     #[must_use]

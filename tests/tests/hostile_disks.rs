@@ -6,7 +6,11 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
-use worker_orcd_tests::{Bystander, Client, FullDisk, Worker, WorkerBuilder, process, wait};
+use worker_orcd_tests::script::scripted_text;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{
+    Bystander, Client, FullDisk, Script, Worker, WorkerBuilder, process, wait,
+};
 
 /// `Exit::Usage`.
 const USAGE: i32 = 2;
@@ -150,7 +154,11 @@ fn a_fifo_with_a_reports_name_does_not_hold_the_start_up() {
 
 /// Its sockets lie below this directory and nowhere else.
 fn below(temporary: &Path) -> WorkerBuilder {
-    Worker::real()
+    sockets_below(Worker::real(), temporary)
+}
+
+fn sockets_below(worker: WorkerBuilder, temporary: &Path) -> WorkerBuilder {
+    worker
         .env("RUNTIME_DIRECTORY", "/no/such/dir")
         .env("XDG_RUNTIME_DIR", "/no/such/dir")
         .env("TMPDIR", temporary.to_str().expect("UTF-8"))
@@ -212,4 +220,51 @@ fn a_temporary_directory_that_cannot_hold_a_socket_is_a_usage_error_that_names_i
         assert!(named, "{log}");
         assert!(worker.log.events("child_spawn").is_empty(), "{log}");
     }
+}
+
+/// The reason where it is refused; `None` where the next program serves.
+fn upgrade(worker: &Worker) -> Option<String> {
+    let (ready, refused) = ("ready", "upgrade_refused");
+    let before = [ready, refused].map(|name| worker.log.events(name).len());
+    worker.signal(Signal::SIGUSR2);
+    wait::until("the upgrade's outcome", || {
+        if worker.log.events(ready).len() > before[0] {
+            return Some(None);
+        }
+        let line = worker.log.events(refused).get(before[1])?.clone();
+        Some(line["reason"].as_str().map(str::to_owned))
+    })
+}
+
+#[test]
+fn an_upgrade_on_a_full_disk_goes_through_or_is_refused_and_touches_no_stream() {
+    let Some(disk) = FullDisk::with_room() else {
+        return;
+    };
+    let crashes = disk.path().join("crashes");
+    fs::create_dir(&crashes).expect("it has room");
+    let script = Script::behave().token_interval_ms(20);
+    let worker = sockets_below(Worker::scripted(script), disk.path())
+        .env("XDG_STATE_HOME", disk.path().to_str().expect("UTF-8"))
+        .arg("--crash-dir", crashes.display())
+        .start();
+    let stream = Bystander::new(worker.client(), request("abc", 200)).begin();
+    let child = worker.child_pid();
+
+    let path = disk.path().to_str().expect("UTF-8");
+    let is_named = |reason: &String| reason.contains(path) && reason.contains("No space left");
+    disk.fill();
+    // A directory for sockets may need a byte of this file system, or none.
+    let refused = upgrade(&worker);
+    assert!(refused.as_ref().is_none_or(is_named), "{refused:?}");
+    disk.take_inodes();
+    let refused = upgrade(&worker);
+    assert!(refused.as_ref().is_some_and(is_named), "{refused:?}");
+    worker.assert_serves();
+    disk.free();
+    assert_eq!(upgrade(&worker), None);
+    let (text, end) = stream.end();
+    assert_eq!(text, scripted_text("abc", 200));
+    assert_eq!(end["recoveries"], 0, "{end}");
+    assert_eq!(worker.child_pid(), child);
 }
