@@ -15,6 +15,9 @@ use worker_orcd_harness::Client;
 pub(super) const TOKENS_BEFORE: usize = 8;
 pub(super) const TOKENS_AFTER: usize = 24;
 
+/// So many more in an upgrade, whose rehearsal streams outlast.
+const TOKENS_OF_AN_UPGRADE: usize = 200;
+
 /// Time for the prompts of a case to be computed.
 const PROMPTS_WITHIN: Duration = Duration::from_secs(300);
 
@@ -201,12 +204,16 @@ impl Seen {
         self.arrivals.windows(2).map(|pair| pair[1] - pair[0])
     }
 
-    /// The longest time between two tokens of which the second came after that moment. `None`: the child had
-    /// nothing more to do for it.
-    pub(super) fn pause_after(&self, moment: Instant) -> Option<Duration> {
-        if self.interruptions == 0 {
-            return None;
+    /// It was interrupted before this moment, as far as it is known when, and then went on.
+    fn went_on(&self, behind: Option<Instant>) -> bool {
+        match behind {
+            Some(moment) => self.arrivals.last() > Some(&moment),
+            None => self.interruptions > 0,
         }
+    }
+
+    /// The longest time between two tokens of which the second came after that moment.
+    fn pause_after(&self, moment: Instant) -> Option<Duration> {
         let gaps = self.arrivals.windows(2).filter(|pair| pair[1] > moment);
         gaps.map(|pair| pair[1] - pair[0]).max()
     }
@@ -220,7 +227,13 @@ pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
         (_, true) => worker.pid(),
         (child, false) => child,
     };
-    let toll = kill_amid(case, ready, |begun| read(&client, case, begun));
+    // The answers of an upgrade count no recovery.
+    let went_on = |killed_at| {
+        let ready = || worker.log.next("ready", killed_at);
+        mode.is_upgrade()
+            .then(|| wait::until("the next program", ready).0)
+    };
+    let toll = kill_amid(case, ready, |begun| read(&client, case, begun), went_on);
     toll.row(case, mode.name())
 }
 
@@ -254,11 +267,13 @@ impl Toll {
     }
 }
 
-/// Kills a process in the midst of streams, so many times: that which `ready` gives when it is.
+/// Kills a process in the midst of streams, so many times: that which `ready` gives when it is. `went_on`: when another
+/// one served behind that moment, where streams do not count interruptions.
 pub(super) fn kill_amid(
     case: Case,
     ready: impl Fn() -> u32,
     read: impl Fn(&AtomicUsize) -> Vec<Seen> + Sync,
+    went_on: impl Fn(Instant) -> Option<Instant>,
 ) -> Toll {
     let expected = read(&AtomicUsize::new(0));
     let prompt_tokens = expected.iter().map(|seen| seen.prompt_tokens).max();
@@ -283,14 +298,18 @@ pub(super) fn kill_amid(
             case.death.strike(victim);
             (killed_at, seen.join().expect("it reads"))
         });
+        let behind = went_on(killed_at);
         for (seen, expected) in seen.iter().zip(&expected) {
-            match seen.pause_after(killed_at) {
+            let pause = seen.pause_after(killed_at);
+            match pause.filter(|_| seen.went_on(behind)) {
                 Some(pause) => toll.pauses.push(pause.saturating_sub(case.death.deadline)),
                 None => toll.ended += 1,
             }
             toll.differing += usize::from(seen.text != expected.text);
         }
     }
+    let measures = toll.ended == 0 || toll.ended < case.deaths * case.streams;
+    assert!(measures, "{}: no stream was interrupted", case.death.name);
     toll
 }
 
@@ -304,7 +323,7 @@ pub(super) fn ready_child(client: &Client, mode: Mode) -> u32 {
     })
 }
 
-fn ms(time: Duration) -> f64 {
+pub(super) fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e4).round() / 10.0
 }
 
@@ -335,8 +354,12 @@ pub(super) fn prompt(case: Case, place: usize) -> String {
 }
 
 fn body(case: Case, place: usize) -> Value {
-    let max_tokens = (TOKENS_BEFORE + TOKENS_AFTER) as u32;
-    let mut body = request(&prompt(case, place), max_tokens);
+    let more = match case.death.cause {
+        Cause::Signal(Signal::SIGUSR2) => TOKENS_OF_AN_UPGRADE,
+        _ => 0,
+    };
+    let max_tokens = TOKENS_BEFORE + TOKENS_AFTER + more;
+    let mut body = request(&prompt(case, place), max_tokens as u32);
     body["ignore_eos"] = json!(true);
     body["temperature"] = json!(0.0);
     body

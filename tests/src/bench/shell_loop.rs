@@ -101,7 +101,7 @@ impl ShellLoop {
             self.wait();
             self.server()
         };
-        let toll = kill_amid(case, ready, |begun| self.read(case, begun));
+        let toll = kill_amid(case, ready, |begun| self.read(case, begun), |_| None);
         toll.row(case, self.mode)
     }
 
