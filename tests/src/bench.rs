@@ -2,6 +2,7 @@
 
 pub mod burst;
 pub mod pause;
+pub mod probes;
 pub mod pump;
 pub mod shell_loop;
 pub mod siege;

@@ -28,7 +28,7 @@ pub struct Stage {
 impl Stage {
     /// In a directory of its own below this one, whose file system may execute programs.
     #[must_use]
-    pub fn below(directory: &str) -> Self {
+    pub fn below(directory: impl AsRef<Path>) -> Self {
         let directory = tempfile::tempdir_in(directory).expect("a directory");
         let path = |name: &str| directory.path().join(name);
         fs::create_dir(path("sockets")).expect("a directory");

@@ -126,6 +126,22 @@ impl Worker {
         });
     }
 
+    /// Has the next child take the place of the one that serves, and waits until it serves.
+    pub fn restart(&self) {
+        let client = self.client();
+        let serving = || {
+            let health = client.health();
+            let generation = health["child"]["generation"].as_u64();
+            generation.filter(|_| health["state"] == "serving")
+        };
+        let before = wait::until("a child to serve", serving);
+        let answer = client.post("/restart", &serde_json::json!({}));
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        wait::until("the next child to serve", || {
+            serving().filter(|generation| *generation > before)
+        });
+    }
+
     pub fn signal(&self, signal: Signal) {
         process::signal(self.pid(), signal);
     }

@@ -369,21 +369,6 @@ fn a_body_in_chunks_is_waited_for_while_everything_else_is_answered() {
     worker.log.wait_for_many("ready", 2);
 }
 
-/// Has the next child take the place of the one that serves.
-fn restart(worker: &Worker) {
-    let client = worker.client();
-    let serving = || {
-        let health = client.health();
-        let generation = health["child"]["generation"].as_u64();
-        generation.filter(|_| health["state"] == "serving")
-    };
-    let before = wait::until("a child to serve", serving);
-    assert_eq!(client.post("/restart", &json!({})).status, 202);
-    wait::until("the next child to serve", || {
-        serving().filter(|generation| *generation > before)
-    });
-}
-
 #[test]
 fn restarts_and_upgrades_beside_a_slow_client_delay_no_answer() {
     let stage = stage();
@@ -410,18 +395,18 @@ fn restarts_and_upgrades_beside_a_slow_client_delay_no_answer() {
         }
         let asking = scope.spawn(|| seen.ask(client));
         let happening = scope.spawn(|| {
-            restart(&worker);
+            worker.restart();
             stage.place(rehearsal.as_bytes());
             worker.signal(Signal::SIGUSR2);
             wait::until("the rehearsal", || begun.exists().then_some(()));
-            restart(&worker);
+            worker.restart();
             assert!(worker.log.events("upgrade_refused").is_empty());
             let refused = worker.log.wait_for("upgrade_refused");
             let reason = refused["reason"].as_str().expect("a reason");
             assert!(reason.ends_with("not today"), "{reason}");
             stage.place_real();
             worker.upgrade();
-            restart(&worker);
+            worker.restart();
         });
         let happened = happening.join();
         seen.over.store(true, Ordering::Release);

@@ -18,6 +18,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
 use worker_orcd_tests::bench::pause::{self, Case, Death, Mode};
+use worker_orcd_tests::bench::probes;
 use worker_orcd_tests::bench::shell_loop::ShellLoop;
 use worker_orcd_tests::bench::steady;
 use worker_orcd_tests::worker::request;
@@ -64,6 +65,12 @@ struct Options {
     /// Nothing but the table of pauses, and the steady stream.
     #[arg(long)]
     pauses_only: bool,
+    /// Restarts, refused upgrades and upgrades beside which probes and new requests are timed.
+    #[arg(long, default_value_t = 10)]
+    probed: usize,
+    /// Nothing but those.
+    #[arg(long, conflicts_with = "pauses_only")]
+    probes_only: bool,
 }
 
 /// With the tokens before the kill, 200.
@@ -75,6 +82,11 @@ const STEP_DEADLINE: Duration = Duration::from_secs(1);
 
 fn main() {
     let options = Options::parse();
+    if options.probes_only {
+        let answers = probes::measure(options.probed);
+        println!("{}", json!({"bench": "recovery", "answers": answers}));
+        return;
+    }
     if options.pauses_only {
         let pauses = pauses(&options);
         // Its workers have children that ship.
@@ -100,6 +112,7 @@ fn main() {
         "stop_to_noticed_with_a_deadline_of_2_s": stopped.summary(),
         "endless_step_noticed_after_its_deadline_of_1_s": endless(options.endless_steps).summary(),
         "steady": steady::measure(&options.device, options.steady),
+        "answers": probes::measure(options.probed),
         "pauses": pauses(&options),
     });
     println!("{result}");
