@@ -6,6 +6,7 @@ use crate::error::GrammarError;
 use crate::kept::Kept;
 use crate::limits::parser_limits;
 use crate::matcher::Matcher;
+use crate::narrow::Narrow;
 use crate::rehearsal::rehearsed;
 use crate::scout::scouted;
 use crate::source::top_level;
@@ -23,6 +24,7 @@ use worker_orcd_ipc::{Grammar, TokenizerFacts};
 pub struct Compiler {
     factory: ParserFactory,
     words: Arc<Words>,
+    narrow: Arc<Narrow>,
     vocabulary: usize,
     kept: Mutex<Kept>,
 }
@@ -32,17 +34,18 @@ impl Compiler {
     /// When the facts contradict themselves, or no token ends a generation.
     pub fn new(facts: &TokenizerFacts) -> Result<Self, GrammarError> {
         // A file can have a vocabulary that nobody has thought of.
-        let (factory, words) = caught(|| {
+        let (factory, words, narrow) = caught(|| {
             let tokens = token_env(facts)?;
             let mut factory = ParserFactory::new_simple(&tokens).map_err(GrammarError::new)?;
             *factory.limits_mut() = parser_limits();
             factory.quiet();
             let words = Words::new(&tokens, factory.slicer())?;
-            Ok((factory, Arc::new(words)))
+            Ok((factory, Arc::new(words), Arc::new(Narrow::new(&tokens))))
         })?;
         Ok(Self {
             factory,
             words,
+            narrow,
             vocabulary: facts.tokens.len(),
             kept: Mutex::default(),
         })
@@ -56,12 +59,12 @@ impl Compiler {
             let parser = match kept {
                 Some(parser) => parser,
                 None => {
-                    let parser = Arc::new(self.prepared(grammar)?);
+                    let parser = self.prepared(grammar)?;
                     self.kept().keep(grammar, &parser);
                     parser
                 }
             };
-            Ok(Matcher::new(parser.deep_clone(), self.vocabulary))
+            Ok(Matcher::new(parser, self.vocabulary).with_narrow(&self.narrow))
         })
     }
 
@@ -70,7 +73,7 @@ impl Compiler {
     }
 
     /// A parser before its first token, to make copies of.
-    fn prepared(&self, grammar: &Grammar) -> Result<TokenParser, GrammarError> {
+    fn prepared(&self, grammar: &Grammar) -> Result<Arc<TokenParser>, GrammarError> {
         let mut parser = self.parser(grammar)?;
         captures::refuse(parser.parser.grammar())?;
         parser.start_without_prompt();
@@ -82,8 +85,9 @@ impl Compiler {
             parser.bias_computer = Arc::new(scouted.bias);
             is_done = scouted.is_done;
         }
+        let parser = Arc::new(parser);
         if !is_done {
-            rehearsed(Matcher::new(parser.deep_clone(), self.vocabulary))?;
+            rehearsed(Matcher::new(Arc::clone(&parser), self.vocabulary))?;
         }
         Ok(parser)
     }

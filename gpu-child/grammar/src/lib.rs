@@ -32,6 +32,7 @@ mod kept;
 pub mod limits;
 mod mask;
 mod matcher;
+mod narrow;
 mod rehearsal;
 mod schema;
 mod scout;

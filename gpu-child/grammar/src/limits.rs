@@ -69,8 +69,18 @@ pub const MAX_KEPT_GRAMMARS: usize = 32;
 /// [`MAX_KEPT_GRAMMARS`] * [`MAX_TABLE_BYTES`] more.
 pub const MAX_KEPT_BYTES: usize = 64 << 20;
 
-/// States of a matcher's lexer, also those of one mask.
-const MAX_LEXER_STATES: usize = 16_000;
+/// States that masks add to a matcher's lexer before it is renewed.
+pub(crate) const RENEWED_STATES: usize = 12_000;
+
+/// Bytes, likewise.
+pub(crate) const RENEWED_BYTES: usize = 32 << 20;
+
+/// Masks of [few tokens](crate::narrow) behind one of all that exceeded its limits.
+pub(crate) const NARROW_TOKENS: usize = 32;
+
+/// States of a matcher's lexer, also those of one mask. Where characters are counted, the answer itself has one for each
+/// of its bytes.
+const MAX_LEXER_STATES: usize = 48_000;
 
 /// Lexer work of one mask, in llguidance's units. Names of up to 255 characters beside other names
 /// (`"patternProperties": {"^.{1,255}$": …}`) take some 120,000; a mask of so much takes some 20 ms.

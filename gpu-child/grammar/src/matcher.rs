@@ -1,17 +1,38 @@
 //! One answer on its way through a grammar.
+//!
+//! A lexer keeps each state that a mask looked at. Where they are many, the matcher begins again from the compiled grammar
+//! and takes the tokens of the answer without their masks: what is left then are the states of the answer itself. It does
+//! so too where one mask exceeds its limits, and then allows [few tokens](crate::narrow) for a while.
 
 use crate::compiler::caught;
 use crate::error::GrammarError;
-use crate::limits::{ITEMS_OF_A_ROW, MAX_KEPT_ITEMS, MAX_LEXER_BYTES};
+use crate::limits::{
+    ITEMS_OF_A_ROW, MAX_KEPT_ITEMS, MAX_LEXER_BYTES, NARROW_TOKENS, RENEWED_BYTES, RENEWED_STATES,
+};
 use crate::mask::Mask;
+use crate::narrow::{Idle, Narrow};
 use llguidance::TokenParser;
-use std::fmt;
+use llguidance::toktrie::SimpleVob;
+use std::sync::Arc;
+use std::{fmt, mem};
 use worker_orcd_ipc::TokenId;
 
 /// Asked in turns: a mask, the token that was drawn of it, the next mask.
 pub struct Matcher {
     /// Or why it cannot go on.
     parser: Result<TokenParser, GrammarError>,
+    /// Before its first token.
+    compiled: Arc<TokenParser>,
+    /// What was accepted.
+    tokens: Vec<TokenId>,
+    /// States and bytes of the lexer that it is renewed at.
+    most: (usize, usize),
+    /// What it does where a mask of all tokens is too much; without it that is an error.
+    narrow: Option<Arc<Narrow>>,
+    /// Tokens to come whose masks are narrow.
+    narrow_tokens: usize,
+    /// The last step exceeded a limit of the lexer.
+    is_exhausted: bool,
     vocabulary: usize,
     /// Tokens that end a generation.
     ends: Vec<u32>,
@@ -20,30 +41,59 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    /// `parser` has been started.
-    pub(crate) fn new(parser: TokenParser, vocabulary: usize) -> Self {
+    /// `compiled` has been started.
+    pub(crate) fn new(compiled: Arc<TokenParser>, vocabulary: usize) -> Self {
+        let parser = compiled.deep_clone();
         Self {
             ends: parser.token_env.tok_trie().eos_tokens().to_vec(),
+            most: most(&parser),
             parser: Ok(parser),
+            compiled,
+            tokens: Vec::new(),
+            narrow: None,
+            narrow_tokens: 0,
+            is_exhausted: false,
             vocabulary,
             kept_items: 0,
         }
     }
 
+    pub(crate) fn with_narrow(mut self, narrow: &Arc<Narrow>) -> Self {
+        self.narrow = Some(Arc::clone(narrow));
+        self
+    }
+
     /// The tokens that may come next: those that ends generation exactly where the grammar is complete, and
-    /// after its end no others.
+    /// after its end no others. Not all of them, where looking at all exceeds a limit.
     ///
     /// # Errors
-    /// When a limit is exceeded, or the vocabulary has no token to go on with. The matcher cannot be used
+    /// When a limit is exceeded nevertheless, or the vocabulary has no token to go on with. The matcher cannot be used
     /// any more.
     pub fn mask(&mut self) -> Result<Mask, GrammarError> {
-        let words = self.ask(|parser| {
-            if parser.stopped() {
-                return Ok(parser.token_env.tok_trie().eos_token_set());
+        if self.is_full() {
+            self.begin_again()?;
+        }
+        if self.narrow_tokens == 0 {
+            let wide = self.ask(mask_of);
+            // Where the answer itself fills the lexer, beginning again frees nothing.
+            let is_hopeless = self.most.1 > MAX_LEXER_BYTES;
+            if self.narrow.is_none() || !self.is_exhausted || is_hopeless {
+                return Ok(Mask::new(wide?.into(), self.vocabulary));
             }
-            parser.compute_mask().map_err(GrammarError::new)
-        })?;
-        Ok(Mask::new(words.into(), self.vocabulary))
+            self.begin_again()?;
+            self.narrow_tokens = NARROW_TOKENS;
+        }
+        let narrow = self.narrow.clone();
+        let words = self.ask(|parser| {
+            if let Some(narrow) = narrow {
+                parser.bias_computer = narrow;
+            }
+            mask_of(parser)
+        });
+        if let Ok(parser) = &mut self.parser {
+            parser.bias_computer = Arc::clone(&self.compiled.bias_computer);
+        }
+        Ok(Mask::new(words?.into(), self.vocabulary))
     }
 
     /// The next mask, and before it the tokens that masks of a single token leave no choice about, `most` of
@@ -80,18 +130,42 @@ impl Matcher {
                 return Ok(kept);
             }
             let before = items(parser);
-            let back = parser.consume_token(token.0);
-            if back.map_err(GrammarError::new)? != 0 {
-                return Err(GrammarError::new("unexpected backtracking"));
-            }
+            take(parser, token)?;
             let kept = kept + items(parser) - before;
-            parser.check_stop().map_err(GrammarError::new)?;
             if kept > MAX_KEPT_ITEMS {
                 let why = format!("the answer has more than {MAX_KEPT_ITEMS} items of its parser");
                 return Err(GrammarError::new(why));
             }
             Ok(kept)
         })?;
+        self.tokens.push(token);
+        self.narrow_tokens = self.narrow_tokens.saturating_sub(1);
+        Ok(())
+    }
+
+    /// Masks have left much in the lexer.
+    fn is_full(&self) -> bool {
+        self.parser.as_ref().is_ok_and(|parser| {
+            let (states, bytes) = lexer_size(parser);
+            (states > self.most.0 || bytes > self.most.1) && !parser.stopped()
+        })
+    }
+
+    /// From the compiled grammar, with the tokens that were accepted and without what masks have left behind.
+    fn begin_again(&mut self) -> Result<(), GrammarError> {
+        let tokens = mem::take(&mut self.tokens);
+        self.parser = Ok(self.compiled.deep_clone());
+        self.most = self.ask(|parser| {
+            let idle = Idle(parser.token_env.clone());
+            for token in &tokens {
+                // Fuel as for a mask.
+                parser.parser.compute_bias(&idle, &[]);
+                parser.parser.invalidate_bias_cache();
+                take(parser, *token)?;
+            }
+            Ok(most(parser))
+        })?;
+        self.tokens = tokens;
         Ok(())
     }
 
@@ -149,17 +223,57 @@ impl Matcher {
         let parser = self.parser.as_mut().map_err(|error| error.clone())?;
         let answer = caught(|| {
             let answer = step(parser)?;
-            if parser.parser.lexer_stats().num_bytes > MAX_LEXER_BYTES {
+            if lexer_size(parser).1 > MAX_LEXER_BYTES {
                 let why = format!("its lexer has more than {MAX_LEXER_BYTES} bytes");
                 return Err(GrammarError::new(why));
             }
             Ok(answer)
         });
+        self.is_exhausted = answer.is_err() && is_exhausted(parser);
         if let Err(error) = &answer {
             self.parser = Err(error.clone());
         }
         answer
     }
+}
+
+/// After the end of the answer, its end alone.
+fn mask_of(parser: &mut TokenParser) -> Result<SimpleVob, GrammarError> {
+    if parser.stopped() {
+        return Ok(parser.token_env.tok_trie().eos_token_set());
+    }
+    parser.compute_mask().map_err(GrammarError::new)
+}
+
+/// A limit of its lexer is exceeded.
+fn is_exhausted(parser: &TokenParser) -> bool {
+    let stats = parser.parser.lexer_stats();
+    stats.error || stats.num_bytes > MAX_LEXER_BYTES
+}
+
+fn take(parser: &mut TokenParser, token: TokenId) -> Result<(), GrammarError> {
+    let back = parser.consume_token(token.0);
+    if back.map_err(GrammarError::new)? != 0 {
+        return Err(GrammarError::new("unexpected backtracking"));
+    }
+    parser.check_stop().map_err(GrammarError::new)?;
+    Ok(())
+}
+
+/// States and bytes.
+fn lexer_size(parser: &TokenParser) -> (usize, usize) {
+    let stats = parser.parser.lexer_stats();
+    (stats.num_states, stats.num_bytes)
+}
+
+/// What the lexer of a parser that has made no mask may grow to before it is renewed. At least to twice its size, so that the
+/// work of renewals is a share of the whole.
+fn most(parser: &TokenParser) -> (usize, usize) {
+    let (states, bytes) = lexer_size(parser);
+    (
+        states + states.max(RENEWED_STATES),
+        bytes + bytes.max(RENEWED_BYTES),
+    )
 }
 
 /// What the parser has made by now. Where a token is accepted it keeps what it makes; of a mask it keeps nothing.

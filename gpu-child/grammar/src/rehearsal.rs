@@ -1,8 +1,8 @@
 //! The beginning of an answer under a grammar whose lexer has more states than are found in advance, drawn when it is compiled: where
-//! its masks exceed a limit it is refused then, and not in the middle of an answer.
+//! its masks exceed a limit it is refused then, instead of being followed by [few tokens](crate::narrow).
 //!
 //! Tokens are drawn by a fixed sequence of numbers, so that the same grammar meets the same end everywhere. What the
-//! matcher learns is dropped. A longer answer may still meet a limit: of memory, and of states.
+//! matcher learns is dropped. A longer answer may still meet a limit: of memory, or of states.
 
 use crate::error::GrammarError;
 use crate::limits::{MAX_REHEARSED_FUEL, REHEARSED_TOKENS};

@@ -112,7 +112,7 @@ impl Compiler {
     fn plain(&self, grammar: &Grammar) -> Matcher {
         let mut parser = self.parser(grammar).expect("a grammar");
         parser.start_without_prompt();
-        Matcher::new(parser, self.vocabulary)
+        Matcher::new(Arc::new(parser), self.vocabulary)
     }
 }
 
