@@ -21,6 +21,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const GLANCE: Duration = Duration::from_millis(20);
 
+/// A process has no program for a moment where another thread than its first executes one, as it does to undo an upgrade
+/// that hangs. Without one for this long, it has ended.
+const WITHOUT_PROGRAM: Duration = Duration::from_secs(1);
+
 #[must_use]
 pub fn command_line() -> Command {
     let pid = Arg::new("pid")
@@ -60,9 +64,15 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
     let before = report_of(pid);
     kill(Pid::from_raw(pid), Signal::SIGUSR2).with_context(|| format!("process {pid}"))?;
     let told_at = Instant::now();
+    let mut seen_at = told_at;
     while told_at.elapsed() < PATIENCE {
         sleep(GLANCE);
-        let running = program_of(pid).context("it has ended")?.1;
+        let running = match program_of(pid) {
+            Ok((_, running)) => running,
+            Err(_) if seen_at.elapsed() < WITHOUT_PROGRAM => continue,
+            Err(error) => return Err(error.context("it has ended")),
+        };
+        seen_at = Instant::now();
         let Some(report) = report_of(pid).filter(|report| Some(report) != before.as_ref()) else {
             continue;
         };
