@@ -97,4 +97,6 @@ struct Rules<T> {
 }
 
 #[cfg(test)]
+mod llama_cpp;
+#[cfg(test)]
 mod tests;

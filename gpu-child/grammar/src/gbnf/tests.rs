@@ -6,12 +6,12 @@ use crate::compiler::tests::{facts, random};
 use std::collections::HashSet;
 use worker_orcd_ipc::{Grammar, TokenId};
 
-fn compiler() -> Compiler {
+pub(super) fn compiler() -> Compiler {
     Compiler::new(&facts()).expect("a vocabulary")
 }
 
 /// Byte by byte: a lexeme must not depend on how a text is cut into tokens.
-fn accepts(compiler: &Compiler, lark: &str, text: &str) -> bool {
+pub(super) fn accepts(compiler: &Compiler, lark: &str, text: &str) -> bool {
     let grammar = Grammar::Lark(lark.to_owned());
     let matcher = compiler.compile(&grammar);
     let mut matcher = matcher.unwrap_or_else(|error| panic!("{error}: {lark}"));
