@@ -73,6 +73,27 @@ fn a_name_that_only_some_readers_find_an_expression_in_is_held_to_its_schema_or_
 }
 
 #[test]
+fn a_class_that_excludes_a_mark_excludes_its_escape() {
+    let texts = |pattern: &str| json!({"type": "string", "pattern": pattern});
+    for pattern in [
+        r#"^[^,"]+$"#,
+        "^[^\\x22]+$",
+        "^[\\0-!#-~]+$",
+        r#"^[^\n"]+$"#,
+    ] {
+        assert_allows(&texts(pattern), &[r#""a\\""#], &[r#""a\"""#, r#""\"""#]);
+    }
+    let path = texts("^[^\\\\]*$");
+    assert_allows(&path, &[r#""a\"\n""#], &[r#""a\\""#, r#""\\n""#]);
+    let not = json!({"type": "string", "not": {"const": "\""}});
+    assert_allows(&not, &[r#""\"a""#, r#""\\""#], &[r#""\"""#]);
+    let names = json!({"type": "object", "properties": {"\"": {"type": "integer"}}});
+    assert_allows(&names, &[r#"{"\"":1,"\\":"x"}"#], &[r#"{"\"":"x"}"#]);
+    let names = json!({"patternProperties": {"^[^\"]+$": {}}, "additionalProperties": false, "type": "object"});
+    assert_allows(&names, &[r#"{"a":1}"#], &[r#"{"a\"":1}"#]);
+}
+
+#[test]
 fn items_of_older_drafts_are_held_to_what_stands_beside_them() {
     let schema = json!({
         "type": "array", "items": [{"type": "integer"}], "anyOf": [{"minItems": 1}],

@@ -24,6 +24,10 @@ const ANY_WORD: &str = r"\p{L}\p{N}_";
 /// Characters that mean something to the engine, inside a class or outside.
 const MARKS: &str = r"\.+*?()|[]{}^$#&-~";
 
+/// Excluded by each class that excludes something. No text has it, for it has no short escape. llguidance writes a class that
+/// has all control characters with all short escapes, those of `"` and `\` too, though the class may exclude them.
+pub(super) const NUL: &str = r"\x00";
+
 /// What stands at one place.
 enum Atom {
     Char(char),
@@ -167,7 +171,11 @@ impl Translation<'_> {
         if self.rest.peek() == Some(&']') {
             return Err("a class that begins with \"]\"".to_owned());
         }
-        self.out += if is_negated { "[^" } else { "[" };
+        self.out.push('[');
+        if is_negated {
+            self.out.push('^');
+            self.out += NUL;
+        }
         loop {
             let first = match self.member(is_negated)? {
                 None => break,
@@ -177,13 +185,16 @@ impl Translation<'_> {
                 }
                 Some(Atom::Char(c)) => c,
             };
-            self.literal(first);
             let mut ahead = self.rest.clone();
             let is_range = ahead.next() == Some('-') && ahead.next() != Some(']');
-            if is_range {
+            if !is_range {
+                self.literal(first);
+            } else {
                 self.rest.next();
                 match self.member(is_negated)? {
                     Some(Atom::Char(last)) if first <= last => {
+                        // See `NUL`.
+                        self.literal(first.max('\u{1}').min(last));
                         self.out.push('-');
                         self.literal(last);
                     }
@@ -291,8 +302,9 @@ mod tests {
         for (pattern, expected) in [
             (r"^a/b\/c-[x-z-]$", r"^a/b/c\-[x-z\-]$"),
             (r"\d{2,}x*?", r"[0-9]{2,}x*"),
-            (r"[^\d]\W", r"[^\p{Nd}][[^\p{L}\p{N}_]]"),
-            (r"[^\W_]", r"[^[^0-9a-zA-Z_]_]"),
+            (r"[^\d]\W", r"[^\x00\p{Nd}][[^\p{L}\p{N}_]]"),
+            (r"[^\W_]", r"[^\x00[^0-9a-zA-Z_]_]"),
+            (r"[\0-!]", "[\u{1}-!]"),
             (r"(?<year>a)|(b)|(?:c)", r"(?:a)|(?:b)|(?:c)"),
             (r"(?P<stop>a)", r"(?:a)"),
             (r"{a}[[&&~]", r"\{a\}[\[\&\&\~]"),

@@ -77,7 +77,7 @@ fn other_than(texts: &[&[char]]) -> String {
         return format!("{ANY}+");
     }
     let written: Vec<String> = firsts.iter().map(|c| pattern::written(*c)).collect();
-    let mut ways = vec![format!("[^{}]{ANY}*", written.concat())];
+    let mut ways = vec![format!("[^{}{}]{ANY}*", pattern::NUL, written.concat())];
     for (first, written) in firsts.iter().zip(written) {
         let of_first = texts.iter().filter(|it| it.first() == Some(first));
         let rests: Vec<&[char]> = of_first.map(|it| &it[1..]).collect();
