@@ -146,9 +146,20 @@ impl Worker {
         process::signal(self.pid(), signal);
     }
 
+    /// Waits until the present program is ready in the log, which another thread reads.
+    pub fn wait_ready_in_log(&self) {
+        wait::until("the present program to be ready in the log", || {
+            let records = self.log.records();
+            let mut names = records.iter().rev().filter_map(|it| it["event"].as_str());
+            let last = names.find(|name| ["startup", "ready"].contains(name));
+            (last == Some("ready")).then_some(())
+        });
+    }
+
     /// Has another program take its place, and waits until that one serves.
     pub fn upgrade(&self) {
         let ready = || self.log.events("ready").len();
+        self.wait_ready_in_log();
         let before = ready();
         self.signal(Signal::SIGUSR2);
         wait::until("the next supervisor to be ready", || {

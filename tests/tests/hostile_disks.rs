@@ -225,6 +225,7 @@ fn a_temporary_directory_that_cannot_hold_a_socket_is_a_usage_error_that_names_i
 /// The reason where it is refused; `None` where the next program serves.
 fn upgrade(worker: &Worker) -> Option<String> {
     let (ready, refused) = ("ready", "upgrade_refused");
+    worker.wait_ready_in_log();
     let before = [ready, refused].map(|name| worker.log.events(name).len());
     worker.signal(Signal::SIGUSR2);
     wait::until("the upgrade's outcome", || {

@@ -156,10 +156,17 @@ pub fn shown(command: &Command) -> String {
         .join(" ")
 }
 
-/// `cargo`, the one that started us, in the repository root.
+/// `cargo`, the one that started us, in the repository root. Without the variables that it set for xtask's package: ring's build
+/// script runs again where they change, and all that needs ring is compiled again.
 pub fn cargo() -> Command {
     let mut command = Command::new(cargo_path());
     command.current_dir(crate::paths::root());
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
     command
 }
 
