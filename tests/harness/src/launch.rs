@@ -28,11 +28,11 @@ impl Launched {
     /// # Errors
     /// When there is no such program.
     pub fn start(command: &mut Command, log: Log) -> io::Result<Self> {
-        let mut process = command
+        command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+            .stderr(Stdio::piped());
+        let mut process = spawn(command)?;
         log.follow(process.stdout.take().expect("piped"));
         log.follow(process.stderr.take().expect("piped"));
         Ok(Self {
@@ -143,4 +143,19 @@ impl Drop for Launched {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Starts a program, which a test may have copied just now: a process that another thread has forked meanwhile has the copy open
+/// for writing until it executes its own program, and the kernel executes no such file.
+fn spawn(command: &mut Command) -> io::Result<Child> {
+    const TRIES: u32 = 500;
+    for _ in 1..TRIES {
+        match command.spawn() {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            outcome => return outcome,
+        }
+    }
+    command.spawn()
 }
