@@ -223,6 +223,20 @@ impl DeathCause {
             other => CauseKind::from(other).into(),
         }
     }
+
+    /// What two deaths have in common that one fault may have caused: the label and, of a violation of the protocol, which
+    /// one it was, without numbers.
+    #[must_use]
+    pub fn manner(&self) -> String {
+        match self {
+            Self::ProtocolViolation(reason) => {
+                let reason = reason.split(|c: char| c.is_ascii_digit());
+                let words: Vec<_> = reason.filter(|part| !part.is_empty()).collect();
+                format!("{}: {}", self.label(), words.concat())
+            }
+            other => other.label().to_owned(),
+        }
+    }
 }
 
 /// The label of an exit code that names no fault.

@@ -10,7 +10,7 @@
 //!
 //! | deaths at one place | few others died lately | more did | others die every two seconds |
 //! |---|---|---|---|
-//! | of one signature: cause and layer | 3, one of them alone | 5, two of them alone | 5, two of them alone |
+//! | of one signature: manner of the cause, and layer | 3, one of them alone | 5, two of them alone | 5, two of them alone |
 //! | of several | 5, two of them alone | 5, three of them alone | 7, three of them alone |
 
 use crate::requests::scene::{Spot, Within};
@@ -34,8 +34,8 @@ const DEATHS_OF_A_BAD_MACHINE: u32 = 3;
 /// Deaths in a minute that a request had no part in, from which on several at one place are nothing rare.
 const HAIL: u32 = 30;
 
-/// Kind of a death, apart from where in the request.
-pub(crate) type Signature = (&'static str, Option<Within>);
+/// The [manner](worker_orcd_lifecycle::DeathCause::manner) of a death, and where in a step it was.
+pub(crate) type Signature = (String, Option<Within>);
 
 /// One death, as one request met it.
 #[derive(Debug, Clone)]
@@ -197,7 +197,6 @@ mod tests {
     use std::ops::Range;
 
     const HISTORY: u32 = 2000;
-    const CRASH: Signature = ("signalled", Some(Within::Layer(3)));
 
     fn in_prompt(positions: Range<u32>) -> Option<Spot> {
         Some(Spot {
@@ -213,6 +212,10 @@ mod tests {
         })
     }
 
+    fn crash() -> Signature {
+        ("signalled".to_owned(), Some(Within::Layer(3)))
+    }
+
     /// Deaths of others, beside so many that the request took part in.
     fn toll(own: u32, others: u32) -> Toll {
         let all = own + others;
@@ -223,13 +226,13 @@ mod tests {
     }
 
     /// Deaths with the same history; alone as soon as it is a suspect.
-    fn deaths(suspicion: &mut Suspicion, spots: &[Option<Spot>], signature: Signature) {
+    fn deaths(suspicion: &mut Suspicion, spots: &[Option<Spot>], signature: &Signature) {
         for spot in spots {
             let alone = suspicion.is_suspect();
             suspicion.note(Sighting {
                 spot: spot.clone(),
                 history: HISTORY,
-                signature,
+                signature: signature.clone(),
                 alone,
             });
         }
@@ -238,14 +241,14 @@ mod tests {
     #[test]
     fn two_deaths_at_one_place_make_a_suspect_and_a_third_alone_proves_it() {
         let mut suspicion = Suspicion::default();
-        deaths(&mut suspicion, &[decoding(HISTORY)], CRASH);
+        deaths(&mut suspicion, &[decoding(HISTORY)], &crash());
         assert!(!suspicion.is_suspect());
-        deaths(&mut suspicion, &[in_prompt(1990..HISTORY)], CRASH);
+        deaths(&mut suspicion, &[in_prompt(1990..HISTORY)], &crash());
         assert!(suspicion.is_suspect(), "the replay's last part is the step");
         assert!(!suspicion.is_proven(toll(2, 0)), "it was never alone");
         assert!(!suspicion.is_acquitted_at(HISTORY + 1));
         assert!(suspicion.is_acquitted_at(HISTORY + 2));
-        deaths(&mut suspicion, &[in_prompt(1984..HISTORY)], CRASH);
+        deaths(&mut suspicion, &[in_prompt(1984..HISTORY)], &crash());
         assert!(suspicion.is_proven(toll(3, 0)));
     }
 
@@ -254,7 +257,7 @@ mod tests {
         let mut suspicion = Suspicion::default();
         for round in 0..40 {
             let at = 7 * round % 61 * 32;
-            deaths(&mut suspicion, &[in_prompt(at..at + 32)], CRASH);
+            deaths(&mut suspicion, &[in_prompt(at..at + 32)], &crash());
             assert!(!suspicion.is_suspect(), "round {round}");
         }
     }
@@ -263,11 +266,11 @@ mod tests {
     fn a_part_of_a_prompt_is_the_same_whatever_the_parts_are_cut_into() {
         let mut suspicion = Suspicion::default();
         let parts = [640..704, 672..680, 600..700];
-        deaths(&mut suspicion, &parts.map(in_prompt), CRASH);
+        deaths(&mut suspicion, &parts.map(in_prompt), &crash());
         assert!(suspicion.is_proven(toll(3, 0)));
         let mut other = Suspicion::default();
         let parts = [640..704, 672..680, 600..672];
-        deaths(&mut other, &parts.map(in_prompt), CRASH);
+        deaths(&mut other, &parts.map(in_prompt), &crash());
         assert!(
             !other.is_proven(toll(3, 0)),
             "the third is not where both others were"
@@ -282,7 +285,7 @@ mod tests {
             suspicion.note(Sighting {
                 spot: decoding(history),
                 history,
-                signature: CRASH,
+                signature: crash(),
                 alone: suspicion.is_suspect(),
             });
         }
@@ -296,7 +299,7 @@ mod tests {
             suspicion.note(Sighting {
                 spot: decoding(history),
                 history,
-                signature: CRASH,
+                signature: crash(),
                 alone: false,
             });
             assert!(!suspicion.is_suspect());
@@ -305,8 +308,8 @@ mod tests {
 
     #[test]
     fn where_others_die_too_or_in_other_ways_it_takes_more() {
-        let other = ("panic", Some(Within::Layer(3)));
-        let elsewhere = ("signalled", Some(Within::Layer(4)));
+        let other = ("panic".to_owned(), Some(Within::Layer(3)));
+        let elsewhere = ("signalled".to_owned(), Some(Within::Layer(4)));
         for (others, alike, mixed) in [
             (0, 3, 5),
             (2, 3, 5),
@@ -317,11 +320,12 @@ mod tests {
             let mut suspicion = Suspicion::default();
             let mut of_many = Suspicion::default();
             for death in 1..=7 {
-                deaths(&mut suspicion, &[decoding(HISTORY)], CRASH);
+                deaths(&mut suspicion, &[decoding(HISTORY)], &crash());
                 let proven = suspicion.is_proven(toll(death, others));
                 assert_eq!(proven, death >= alike, "{others}");
-                let signature = [CRASH, other, elsewhere][death as usize % 3];
-                deaths(&mut of_many, &[decoding(HISTORY)], signature);
+                let signature =
+                    [crash(), other.clone(), elsewhere.clone()][death as usize % 3].clone();
+                deaths(&mut of_many, &[decoding(HISTORY)], &signature);
                 let proven = of_many.is_proven(toll(death, others));
                 assert_eq!(proven, death >= mixed, "{others}");
             }
@@ -332,14 +336,18 @@ mod tests {
     fn deaths_on_the_way_to_its_place_say_nothing_and_end_its_turns_alone() {
         let mut suspicion = Suspicion::default();
         let place = in_prompt(1024..1056);
-        deaths(&mut suspicion, &[place.clone(), place.clone()], CRASH);
+        deaths(&mut suspicion, &[place.clone(), place.clone()], &crash());
         let at_start = in_prompt(0..32);
-        deaths(&mut suspicion, &[at_start.clone(), at_start.clone()], CRASH);
+        deaths(
+            &mut suspicion,
+            &[at_start.clone(), at_start.clone()],
+            &crash(),
+        );
         assert!(suspicion.is_suspect() && !suspicion.is_proven(toll(4, 0)));
         let mut guilty = suspicion.clone();
-        deaths(&mut guilty, &[place], CRASH);
+        deaths(&mut guilty, &[place], &crash());
         assert!(guilty.is_proven(toll(3, 0)), "it is where it was");
-        deaths(&mut suspicion, &[at_start], CRASH);
+        deaths(&mut suspicion, &[at_start], &crash());
         assert!(!suspicion.is_suspect());
     }
 
@@ -347,15 +355,15 @@ mod tests {
     fn who_went_back_to_the_others_is_a_suspect_again_as_soon_as_its_place_kills() {
         let mut suspicion = Suspicion::default();
         let place = in_prompt(1024..1056);
-        deaths(&mut suspicion, &[place.clone(), place.clone()], CRASH);
+        deaths(&mut suspicion, &[place.clone(), place.clone()], &crash());
         let at_start = in_prompt(0..32);
         let missed = [at_start.clone(), at_start.clone(), at_start];
-        deaths(&mut suspicion, &missed, CRASH);
+        deaths(&mut suspicion, &missed, &crash());
         assert!(!suspicion.is_suspect());
-        deaths(&mut suspicion, std::slice::from_ref(&place), CRASH);
+        deaths(&mut suspicion, std::slice::from_ref(&place), &crash());
         assert!(suspicion.is_suspect());
         assert!(!suspicion.is_proven(toll(3, 0)), "it was not alone");
-        deaths(&mut suspicion, &[place], CRASH);
+        deaths(&mut suspicion, &[place], &crash());
         assert!(suspicion.is_proven(toll(4, 0)));
     }
 
@@ -364,16 +372,16 @@ mod tests {
         let mut suspicion = Suspicion::default();
         // Its place is 37; another's death met it while it computed 29 to 31.
         let spots = [31..38, 29..32, 32..49, 36..39].map(in_prompt);
-        deaths(&mut suspicion, &spots, CRASH);
+        deaths(&mut suspicion, &spots, &crash());
         assert_eq!(suspicion.deaths(), 3);
     }
 
     #[test]
     fn whoever_was_not_in_the_step_is_suspected_and_never_convicted() {
         let mut suspicion = Suspicion::default();
-        deaths(&mut suspicion, &[None, None], CRASH);
+        deaths(&mut suspicion, &[None, None], &crash());
         assert!(suspicion.is_suspect());
-        deaths(&mut suspicion, &vec![None; 20], CRASH);
+        deaths(&mut suspicion, &vec![None; 20], &crash());
         assert!(!suspicion.is_proven(toll(22, 0)));
     }
 }

@@ -347,7 +347,7 @@ impl Assignments {
         let is_at_its_place = live.suspicion.note(Sighting {
             spot,
             history,
-            signature: (of.cause.label(), of.scene.within),
+            signature: (of.cause.manner(), of.scene.within),
             alone,
         });
         let is_suspect = live.suspicion.is_suspect();

@@ -112,6 +112,31 @@ fn another_way_to_die_is_no_proof_until_the_fifth() {
     assert_eq!(quarantined.code, ErrorCode::Quarantined);
 }
 
+/// A wrong token, garbage and a flood are three faults, whatever label they have in common.
+#[test]
+fn three_violations_of_the_protocol_convict_only_where_they_are_the_same() {
+    let violation = |reason: &str| DeathCause::ProtocolViolation(reason.to_owned());
+    for (reasons, is_proof) in [
+        (["token id 7 of 9", "a frame of 1 byte", "a flood"], false),
+        (
+            ["token id 7 of 9", "token id 8 of 9", "token id 70 of 9"],
+            true,
+        ),
+    ] {
+        let mut journal = Journal::serving();
+        let (only, mut stream) = journal.submit(killer());
+        for reason in reasons {
+            die(&mut journal, &violation(reason));
+        }
+        assert_eq!(failure(&mut stream).is_some(), is_proof, "{reasons:?}");
+        assert_eq!(
+            journal.requests.on_probation(),
+            usize::from(!is_proof),
+            "{only:?}"
+        );
+    }
+}
+
 /// Somebody is there, and moves on between them.
 fn five_deaths_of_nobodys_doing(journal: &mut Journal) {
     let (walker, _stream) = journal.submit(NewRequest {
