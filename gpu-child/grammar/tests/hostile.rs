@@ -8,7 +8,7 @@ use worker_orcd_grammar::limits::{
     ITEMS_OF_A_ROW, MAX_GRAMMAR_BYTES, MAX_KEPT_ITEMS, MAX_LARK_ALTERNATIVES, MAX_LARK_LINES,
     MAX_LEXER_BYTES, MAX_MESSAGE_BYTES, STACK_BYTES,
 };
-use worker_orcd_grammar::{Compiler, GrammarError, Matcher};
+use worker_orcd_grammar::{Compiler, GrammarError, Mask, Matcher};
 use worker_orcd_ipc::{Grammar, TokenId, TokenKind, TokenizerFacts};
 
 /// On such a stack as the limits are made for.
@@ -414,12 +414,18 @@ fn names_that_are_counted_are_followed_to_the_end_of_an_answer() {
     });
 }
 
+/// `limits::NARROW_TOKENS`.
+const NARROW_TOKENS: usize = 32;
+
 /// A token of an answer: of the mask, by a fixed sequence of numbers.
 fn drawn(matcher: &mut Matcher, random: &mut Random) -> Result<TokenId, GrammarError> {
-    let mask = matcher.mask()?;
+    Ok(of_mask(&matcher.mask()?, random))
+}
+
+fn of_mask(mask: &Mask, random: &mut Random) -> TokenId {
     let count: u32 = mask.words().iter().map(|word| word.count_ones()).sum();
     let token = mask.tokens().nth(random.below(count as usize));
-    Ok(token.expect("a mask allows a token"))
+    token.expect("a mask allows a token")
 }
 
 #[test]
@@ -455,34 +461,55 @@ fn an_answer_goes_on_by_single_bytes_where_a_mask_of_all_tokens_is_too_much() {
     let (wide, first, words) = wide(&letters, 20_000);
     on_its_stack(move || {
         let compiler = Compiler::new(&wide).unwrap();
-        let patterns = (90..110).map(|count| format!(r#"{{"pattern": "a.{{{count}}}$"}}"#));
-        let patterns: Vec<String> = patterns.collect();
-        let text = format!(
-            r#"{{"type": "string", "anyOf": [{}]}}"#,
-            patterns.join(", ")
-        );
+        let lines: Vec<_> = (90..110)
+            .map(|count| format!("[^;]*a[^;]{{{count}}}"))
+            .collect();
+        let grammar = regex(&format!("(({});)*", lines.join("|")));
+        let is_narrow = |mask: &Mask| {
+            let mut words = (first..first + words).map(|word| TokenId(word as u32));
+            !words.any(|word| mask.allows(word))
+        };
+        let semicolon = wide
+            .tokens
+            .iter()
+            .position(|token| token == "<0x3B>")
+            .unwrap();
+        let semicolon = TokenId(semicolon as u32);
+        // A line that ends as soon as it may, and what follows it.
         let run = || {
-            let mut matcher = compiler.compile(&schema(&text)).unwrap();
-            let (mut random, mut taken, mut narrow) = (Random(1), Vec::new(), 0);
-            for _ in 0..150 {
+            let mut matcher = compiler.compile(&grammar).unwrap();
+            let (mut random, mut taken, mut masks) = (Random(1), Vec::new(), Vec::new());
+            let mut line_end = usize::MAX;
+            while taken.len() < line_end.saturating_add(NARROW_TOKENS) {
                 let mask = matcher.mask().unwrap();
-                let in_text =
-                    taken.len() > 1 && !wide.end_of_generation.iter().any(|it| mask.allows(*it));
-                let words = (first..first + words).map(|word| TokenId(word as u32));
-                narrow += usize::from(in_text && !words.clone().any(|word| mask.allows(word)));
-                let token = drawn(&mut matcher, &mut random).unwrap();
-                if matcher.is_complete().unwrap() || wide.end_of_generation.contains(&token) {
-                    break;
-                }
+                let token = match mask.allows(semicolon) {
+                    true => semicolon,
+                    false => of_mask(&mask, &mut random),
+                };
+                masks.push(mask);
                 matcher.accept(token).unwrap();
                 taken.push(token);
+                if token == semicolon && line_end == usize::MAX {
+                    line_end = taken.len();
+                }
             }
-            (taken, narrow, matcher.mask().unwrap())
+            (taken, masks, line_end)
         };
-        let (taken, narrow, mask) = run();
-        assert!(narrow > 0, "each mask of {} had room", taken.len());
-        // Another child makes the same masks.
-        assert_eq!(run(), (taken, narrow, mask));
+        let (taken, masks, line_end) = run();
+        let narrow: Vec<_> = masks.iter().map(is_narrow).collect();
+        assert!(!narrow[0] && narrow[line_end - 1], "{narrow:?}");
+        // Behind a line all tokens could be looked at, but the narrow masks are not over.
+        assert!(
+            narrow[line_end] && narrow[line_end..].contains(&false),
+            "{narrow:?}"
+        );
+        // Another child makes the same masks, from the beginning and behind a death at any token.
+        for (died_behind, mask) in masks.iter().enumerate().skip(line_end) {
+            let mut replayed = compiler.compile(&grammar).unwrap();
+            replayed.replay(&taken[..died_behind]).unwrap();
+            assert_eq!(replayed.mask().as_ref(), Ok(mask), "{died_behind}");
+        }
+        assert_eq!(run(), (taken, masks, line_end));
     });
 }
 
