@@ -464,7 +464,7 @@ fn an_answer_goes_on_by_single_bytes_where_a_mask_of_all_tokens_is_too_much() {
         let lines: Vec<_> = (90..110)
             .map(|count| format!("[^;]*a[^;]{{{count}}}"))
             .collect();
-        let grammar = regex(&format!("(({});)*", lines.join("|")));
+        let grammar = regex(format!("(({});)*", lines.join("|")));
         let is_narrow = |mask: &Mask| {
             let mut words = (first..first + words).map(|word| TokenId(word as u32));
             !words.any(|word| mask.allows(word))
