@@ -14,7 +14,8 @@
 //! and is the same.
 //!
 //! A segment that has grown is followed by another one, which begins with the requests that live. The
-//! segment before it stays for those that have just ended, and what is older is given back. An entry
+//! segment before it stays for those that have just ended, and what is older is given back. A log that is handed to
+//! another supervisor begins with its last segment: a request that has ended and is read no more has no reader there. An entry
 //! that a kill cut off in the middle is the last, and is ignored; so are tokens of a request whose log
 //! probabilities should have come behind it.
 
@@ -148,7 +149,6 @@ impl Restored {
 #[derive(Debug)]
 pub(crate) struct Wal {
     file: File,
-    segment_before: u64,
     segment: u64,
     end: u64,
     /// Length at which the present segment is followed by another one.
@@ -169,7 +169,6 @@ impl Wal {
         file.write_all_at(&HEADER_BYTES.to_le_bytes(), MAGIC.len() as u64)?;
         Ok(Self {
             file,
-            segment_before: HEADER_BYTES,
             segment: HEADER_BYTES,
             end: HEADER_BYTES,
             segment_limit: SEGMENT_BYTES,
@@ -266,12 +265,29 @@ impl Wal {
         }
         let image = self.end - self.segment;
         self.segment_limit = SEGMENT_BYTES.max(2 * image);
-        self.segment_before = before;
-        let start = before.to_le_bytes();
-        self.file.write_all_at(&start, MAGIC.len() as u64)?;
+        self.begin_at(before)
+    }
+
+    /// Writes every request as it is now, and those that have ended and are still read, for a supervisor to which every
+    /// connection goes. A request that has no reader here has none there, so no entry before these is read.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    pub(crate) fn finish<'a>(
+        &mut self,
+        live: impl Iterator<Item = (&'a Record, Option<&'a SealedPages>)>,
+    ) -> io::Result<()> {
+        self.begin_segment(live)?;
+        self.begin_at(self.segment)
+    }
+
+    /// Has the log begin at this byte, and gives back what is before it.
+    fn begin_at(&self, start: u64) -> io::Result<()> {
+        self.file
+            .write_all_at(&start.to_le_bytes(), MAGIC.len() as u64)?;
         let given_back = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if before > HEADER_BYTES {
-            fallocate(&self.file, given_back, HEADER_BYTES, before - HEADER_BYTES)?;
+        if start > HEADER_BYTES {
+            fallocate(&self.file, given_back, HEADER_BYTES, start - HEADER_BYTES)?;
         }
         Ok(())
     }

@@ -19,10 +19,10 @@ impl Requests {
         self.wal.as_ref()
     }
 
-    /// The log, with every request in it as it is.
+    /// The log, with every request in it as it is, and nothing of those that have ended and are read no more.
     pub(crate) fn take_log(&mut self) -> Option<Wal> {
         let mut wal = self.wal.take()?;
-        match wal.begin_segment(self.assigned.records_with_pages()) {
+        match wal.finish(self.assigned.records_with_pages()) {
             Ok(()) => Some(wal),
             Err(error) => {
                 error!(%error, "wal_not_finished");

@@ -440,3 +440,18 @@ fn what_has_ended_stays_as_long_as_it_is_read_however_many_segments_begin() {
     begin_two(&mut log);
     assert_eq!(log.ids(), [1]);
 }
+
+#[test]
+fn a_finished_log_holds_the_running_requests_and_the_ended_ones_that_are_still_read() {
+    let mut log = Log::new();
+    for id in 1..=3 {
+        log.accept(id, 1);
+    }
+    let _reader = log.end(2, Some(failed()), log.now);
+    drop(log.end(3, Some(failed()), log.now));
+    assert_eq!(log.ids(), [1, 2, 3], "a crash may have cut off any of them");
+    let live = log.live.values().map(|record| (&**record, None));
+    log.wal.finish(live).unwrap();
+    assert_eq!(log.ids(), [1, 2]);
+    assert_eq!(log.read(Ending::Upgrade)[1].end, Some(failed()));
+}
