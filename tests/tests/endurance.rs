@@ -8,7 +8,7 @@ use worker_orcd_tests::systemd::{Stay, lack};
 use worker_orcd_tests::worker::binary;
 
 /// Variable with the number of requests.
-const REQUESTS_VARIABLE: &str = "WORKER_ORCD_ENDURANCE_REQUESTS";
+const REQUESTS_VARIABLE: &str = "ENDURANCE_REQUESTS";
 const REQUESTS: u64 = 3000;
 
 /// Of each step of a child, without end.

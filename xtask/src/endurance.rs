@@ -21,10 +21,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             .args(["--test", "endurance", "--test", "upgrade_failing"])
             .args(["--", "--nocapture"])
             .env("WORKER_ORCD_PYTHON", python::interpreter()?)
-            .env(
-                "WORKER_ORCD_ENDURANCE_REQUESTS",
-                arguments.requests.to_string(),
-            )
+            .env("ENDURANCE_REQUESTS", arguments.requests.to_string())
             .env("FAILING_UPGRADES", arguments.failing_upgrades.to_string()),
     )
 }
