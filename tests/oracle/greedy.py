@@ -1,6 +1,6 @@
-"""Greedy ids equal llama.cpp's: 40 varied prompts, 64 tokens each.
+"""Greedy ids equal llama.cpp's: 40 varied prompts, and so many tokens each.
 
-    python greedy.py MODEL ORCD_LOGITS
+    python greedy.py MODEL ORCD_LOGITS [--steps 64]
 
 Step by step on the history that llama.cpp writes with the file as it is (teacher forcing), so that one early
 difference is one difference and not sixty-four. Two engines that round differently may swap two nearly equal
@@ -29,7 +29,6 @@ import dequantized
 import llama_cpp
 import ours
 
-STEPS = 64
 CLEAR_MARGIN = 0.3
 CLEAR_MARGIN_UNROUNDED = 0.05
 
@@ -88,12 +87,13 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("model")
     arguments.add_argument("program")
+    arguments.add_argument("--steps", type=int, default=64)
     arguments.add_argument("--threads", type=int, default=2)
     arguments.add_argument("--device", default="cpu", help="ours: cpu or cuda:N")
     options = arguments.parse_args()
 
     with llama_cpp.Model(options.model, n_ctx=512, threads=options.threads) as reference:
-        runs = [generate(reference, prompt) for prompt in PROMPTS]
+        runs = [generate(reference, prompt, options.steps) for prompt in PROMPTS]
     with llama_cpp.Model(options.model, n_ctx=512, threads=options.threads, exact_kv=True) as reference:
         sure = [confirm(reference, run) for run in runs]
     counted = compare("the file as it is", options.model, options, runs, sure, CLEAR_MARGIN)
@@ -102,7 +102,7 @@ def main():
         dequantized.write(options.model, plain)
         with llama_cpp.Model(plain, n_ctx=512, threads=options.threads) as reference:
             runs = [follow(reference, run) for run in runs]
-        sure = [[True] * STEPS] * len(PROMPTS)
+        sure = [[True] * options.steps] * len(PROMPTS)
         counted += compare("weights as F32", plain, options, runs, sure, CLEAR_MARGIN_UNROUNDED)
     return 0 if counted == 0 and len(PROMPTS) >= 40 else 1
 
@@ -121,7 +121,7 @@ class Run:
 def compare(what, model, options, runs, sure, clear):
     """How many differences count."""
     requests = [
-        {"tokens": run.history[:-1], "positions": list(range(run.start - 1, run.start - 1 + STEPS))}
+        {"tokens": run.history[:-1], "positions": list(range(run.start - 1, len(run.history) - 1))}
         for run in runs
     ]
     answers = ours.next_tokens(
@@ -143,7 +143,7 @@ def compare(what, model, options, runs, sure, clear):
                 counted += 1
                 print(f"{prompt!r} step {step}: ours {mine}, llama.cpp {theirs}, margin {margin:.2f}")
     print(
-        f"{what}: {len(PROMPTS)} prompts x {STEPS} tokens: {counted} differences where llama.cpp is sure by "
+        f"{what}: {len(PROMPTS)} prompts x {options.steps} tokens: {counted} differences where llama.cpp is sure by "
         f"more than {clear}, {told(one_way)} where it is sure one way only, "
         f"{told(close_calls)} where it is not"
     )
@@ -154,14 +154,14 @@ def told(margins):
     return f"{len(margins)} (up to {max(margins):.3f})" if margins else "0"
 
 
-def generate(reference, prompt):
+def generate(reference, prompt, steps):
     """Goes on past an end token: the comparison is of the arithmetic, not of when to stop."""
     reference.reset()
     history = reference.tokenize(prompt)
     start = len(history)
     row = reference.run(history)
     margins = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         second, best = np.partition(row, -2)[-2:]
         margins.append(float(best - second))
         history.append(int(row.argmax()))

@@ -3,7 +3,7 @@
     python logit_bias.py write MODEL PLAIN     the model's weights as plain F32 numbers
     python logit_bias.py compare PLAIN URL     a worker that serves PLAIN answers at URL
 
-llama.cpp is given the worker's tokens one by one, and says at each step which token it would take.
+llama.cpp is given the worker's tokens, and says at each step which token it would take.
 """
 
 import json
@@ -40,16 +40,17 @@ def compare(path, url):
             model.reset()
             row = model.run(model.tokenize(prompt, whole=True))
             biases = some_biases(row)
-            for name in ask(url, prompt, biases):
+            told = [ids[piece(name)] for name in ask(url, prompt, biases)]
+            rows = [row, *model.run(told[:-1], all_positions=True)] if len(told) > 1 else [row]
+            for row, token in zip(rows, told, strict=True):
                 biased = llama_cpp.biased(row, biases)
-                token, expected = ids[piece(name)], int(biased.argmax())
+                expected = int(biased.argmax())
                 moved += expected != row.argmax()
                 if token != expected:
                     margin = biased[expected] - biased[token]
                     close_calls += margin <= CLEAR_MARGIN
                     assert margin <= CLEAR_MARGIN, f"{prompt!r}: {token} instead of {expected} by {margin}"
                 counted += 1
-                row = model.run([token])
     print(f"{len(prompts)} prompts, {counted} tokens, {moved} of them others than the largest logit's, "
           f"{close_calls} close calls")
     assert counted >= len(prompts) * TOKENS / 2, "too few were compared"

@@ -5,7 +5,7 @@
 
 With weights as F32, and llama.cpp's keys and values as F32 too, llama.cpp rounds nothing, and what is
 left is what our F16 keys and values cost. Each answer is greedy and begins with its prompt; llama.cpp is given
-the tokens of both one by one, and its log-softmax is compared at each token, and at each of the most likely ones.
+the tokens of both, and its log-softmax is compared at each token, and at each of the most likely ones.
 """
 
 import json
@@ -61,24 +61,23 @@ def ask(url, prompt):
 
 
 def of_answer(model, ids, prompt, answer):
-    model.reset()
     given = model.tokenize(prompt, whole=True)
     names, logprobs, tops = (answer[it] for it in ("tokens", "token_logprobs", "top_logprobs"))
     assert [piece(name) for name in names[: len(given)]] == [model.piece(token) for token in given]
     assert logprobs[0] is None and tops[0] is None, "nothing comes before the first"
-    row = model.run(given[:1])
-    for at, (name, logprob, top) in enumerate(zip(names[1:], logprobs[1:], tops[1:]), 1):
+    told = given + [ids[piece(name)] for name in names[len(given) :]]
+    model.reset()
+    rows = model.run(told[:-1], all_positions=True)
+    for at, (row, logprob, top) in enumerate(zip(rows, logprobs[1:], tops[1:], strict=True), 1):
         expected = log_softmax(row)
         of_prompt = at < len(given)
-        token = given[at] if of_prompt else ids[piece(name)]
-        yield of_prompt, abs(logprob - expected[token])
+        yield of_prompt, abs(logprob - expected[told[at]])
         assert len(top) in (TOP, TOP + 1), top
         for name, logprob in top.items():
             yield of_prompt, abs(logprob - expected[ids[piece(name)]])
         # All that is left out is less likely, but for what rounding may turn.
         likely = np.sort(expected)[::-1]
         assert abs(min(sorted(top.values())[-TOP:]) - likely[TOP - 1]) < 0.01
-        row = model.run([token])
 
 
 def piece(name):

@@ -13,10 +13,12 @@ fn with_standby() -> WorkerBuilder {
     Worker::real().flag("--standby")
 }
 
-/// A request whose prompt has so many words, and more tokens.
-fn body(words: usize) -> Value {
+/// A request whose prompt has so many words, and more tokens, and whose answer has so many tokens.
+fn body(words: usize, max_tokens: u32) -> Value {
     let prompt = "Tell me of the sea and of the ships. ".repeat(words / 9 + 1);
-    json!({"prompt": prompt, "max_tokens": 250, "temperature": 0.7, "seed": 3, "ignore_eos": true})
+    json!({
+        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.7, "seed": 3, "ignore_eos": true,
+    })
 }
 
 /// The child that stands by, which can adopt from the one that serves.
@@ -46,7 +48,7 @@ fn adopted(client: &Client) -> u64 {
 fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
     let worker = with_standby().start();
     let client = worker.client();
-    let bystander = Bystander::new(client.clone(), body(200));
+    let bystander = Bystander::new(client.clone(), body(200, 250));
     let alone = bystander.alone();
     standby(&worker);
     let mut stream = bystander.begin();
@@ -76,7 +78,7 @@ fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
 fn streams_that_begin_alike_share_the_pages_that_are_adopted() {
     let worker = with_standby().start();
     let client = worker.client();
-    let bystander = Bystander::new(client.clone(), body(200));
+    let bystander = Bystander::new(client.clone(), body(200, 60));
     let alone = bystander.alone();
     standby(&worker);
     let mut streams: Vec<_> = (0..6).map(|_| bystander.begin()).collect();
@@ -100,7 +102,7 @@ fn a_standby_takes_memory_for_what_the_other_computes() {
     let client = worker.client();
     let taken = || client.health()["standby"]["memory_bytes"].as_u64();
     let before = taken().expect("it is told");
-    let text = Bystander::new(client.clone(), body(200)).alone();
+    let text = Bystander::new(client.clone(), body(200, 60)).alone();
     assert!(!text.is_empty());
     wait::until("memory to be taken", || taken().filter(|now| *now > before));
 }
@@ -108,7 +110,7 @@ fn a_standby_takes_memory_for_what_the_other_computes() {
 #[test]
 fn nobody_has_the_memory_of_a_dead_child_once_its_streams_have_gone_on() {
     let worker = with_standby().start();
-    let bystander = Bystander::new(worker.client(), body(100));
+    let bystander = Bystander::new(worker.client(), body(100, 60));
     let supervisor = worker.pid();
     let mut dead = BTreeSet::new();
     for _ in 0..3 {
@@ -140,7 +142,7 @@ fn without_a_child_that_stands_by_nothing_is_shared_and_nothing_is_adopted() {
         let worker = builder.start();
         let client = worker.client();
         assert_eq!(kv_caches_of(worker.pid()).len(), 0);
-        let bystander = Bystander::new(client.clone(), body(100));
+        let bystander = Bystander::new(client.clone(), body(100, 60));
         let mut stream = bystander.begin();
         stream.more(10);
         worker.kill_child();

@@ -136,27 +136,30 @@ fn a_killed_child_and_a_replaced_supervisor_leave_biased_bytes_and_cached_tokens
             "stream": true, "stream_options": {"include_usage": true},
         });
         let body = body(path, &extra);
-        let all = |stream: &mut dyn Iterator<Item = String>| chunks(stream);
+        let mut whole_body = body.clone();
+        whole_body["stream"] = json!(false);
+        whole_body.as_object_mut().unwrap().remove("stream_options");
+        let answer = client.post(path, &whole_body).json();
+        // The prompt's pages are there by now.
+        let expected = chunks(client.stream(path, &body).map(|it| it.data));
+        let usage = &expected.last().expect("chunks")[1];
+        assert!(cached_tokens(usage) > 0, "{usage}");
+        let texts = expected.iter().filter_map(|chunk| {
+            let choice = &chunk[0][0];
+            choice["delta"]["content"]
+                .as_str()
+                .or(choice["text"].as_str())
+        });
+        assert_eq!(said(&answer), texts.collect::<String>());
         for disturbance in Disturbance::ALL {
-            // The second time its prompt's pages are there.
-            all(&mut client.stream(path, &body).map(|it| it.data));
-            let expected = all(&mut client.stream(path, &body).map(|it| it.data));
-            let usage = &expected.last().expect("chunks")[1];
-            assert!(cached_tokens(usage) > 0, "{usage}");
+            // They are there again, whichever child has died.
+            whole(&client, path, &json!({"max_tokens": 1}));
             let found = disturbance.of_stream(&worker, path, &body, 6);
-            let found = all(&mut found.into_iter());
-            assert_eq!(found, expected, "{path}, {disturbance:?}");
-            let mut whole_body = body.clone();
-            whole_body["stream"] = json!(false);
-            whole_body.as_object_mut().unwrap().remove("stream_options");
-            let answer = client.post(path, &whole_body).json();
-            let texts = found.iter().filter_map(|chunk| {
-                let choice = &chunk[0][0];
-                choice["delta"]["content"]
-                    .as_str()
-                    .or(choice["text"].as_str())
-            });
-            assert_eq!(said(&answer), texts.collect::<String>());
+            assert_eq!(
+                chunks(found.into_iter()),
+                expected,
+                "{path}, {disturbance:?}"
+            );
         }
     }
     assert!(worker.generation() > Some(1), "no child died");

@@ -154,12 +154,11 @@ fn a_killed_child_and_a_replaced_supervisor_leave_bounded_thoughts_as_they_are()
             "{extra}"
         );
         // In the thoughts, and behind them.
-        for events in [10, 40] {
-            for disturbance in Disturbance::ALL {
-                let found = disturbance.of_stream(worker, CHAT, &body, events);
-                let found = sorted(chunks(found));
-                assert_eq!(found, expected, "{extra}, {events}, {disturbance:?}");
-            }
+        let [killed, replaced] = Disturbance::ALL;
+        for (events, disturbance) in [(10, replaced), (40, killed), (10, killed)] {
+            let found = disturbance.of_stream(worker, CHAT, &body, events);
+            let found = sorted(chunks(found));
+            assert_eq!(found, expected, "{extra}, {events}, {disturbance:?}");
         }
     }
     assert!(worker.generation() > Some(1), "no child died");

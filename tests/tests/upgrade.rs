@@ -12,6 +12,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 use worker_orcd_tests::client::{Client, READ_TIMEOUT, Transcript};
+use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::{binary, request};
 use worker_orcd_tests::{Script, Worker, wait};
 
@@ -105,19 +106,17 @@ fn streams_and_answers_go_on_byte_for_byte_on_their_own_connections() {
 
 #[test]
 fn a_client_that_reads_nothing_meanwhile_finds_every_byte() {
-    let worker = Worker::real().start();
+    let script = Script::behave().token_interval_ms(3);
+    let worker = Worker::scripted(script).start();
     let client = worker.client();
-    let mut request = execute(1);
-    request["max_tokens"] = json!(600);
-    let expected = client.execute(&request).transcript();
-    let stream = client.execute(&request);
+    let stream = client.execute(&request("a stream ", 1500));
     wait_for_load(&client, 1);
     thread::sleep(Duration::from_millis(300));
     worker.upgrade();
     worker.upgrade();
     let told = stream.transcript();
     told.assert_well_formed();
-    assert_eq!(told.text(), expected.text());
+    assert_eq!(told.text(), scripted_text("a stream ", 1500));
 }
 
 #[test]

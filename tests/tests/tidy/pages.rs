@@ -14,9 +14,13 @@ const NVML: &str = "docs/nvml.md";
 /// ARCHITECTURE.md is read in a quarter of an hour; what it does not say has a page of its own.
 const MAX_ARCHITECTURE_WORDS: usize = 2_500;
 
-/// A promise that names a test that is gone is a promise that nothing holds.
+/// How a test begins that the check of a change leaves out, because it takes minutes.
+const DEEP: &str = "#[ignore = \"deep: ";
+
+/// A promise that names a test that is gone is a promise that nothing holds, and one whose test a check leaves out is held by
+/// no check, unless its row has the flag that runs it.
 #[test]
-fn every_test_that_a_page_names_is_there() {
+fn every_test_that_a_page_names_is_there_and_runs_in_a_check() {
     let sources: Vec<_> = [
         "supervisor",
         "gpu-child",
@@ -37,24 +41,28 @@ fn every_test_that_a_page_names_is_there() {
         NVML,
     ] {
         let text = read(Path::new(page));
-        let names: Vec<_> = text
+        let proofs: Vec<_> = text
             .lines()
             .filter(|line| line.starts_with('|'))
             .filter_map(|row| cells(row).pop())
-            .flat_map(words_of_code)
-            .filter(|word| is_test_name(word))
-            .filter(|word| !Path::new(&format!("tests/{word}.rs")).is_file())
+            .flat_map(|cell| words_of_code(cell).map(move |word| (cell, word)))
+            .filter(|(_, word)| is_test_name(word))
+            .filter(|(_, word)| !Path::new(&format!("tests/{word}.rs")).is_file())
             .collect();
-        assert!(names.len() > 5, "{page} names no tests: {names:?}");
-        for name in names {
+        assert!(proofs.len() > 5, "{page} names no tests: {proofs:?}");
+        for (cell, name) in proofs {
             let (open, prefix) = match name.strip_suffix(['…', '*']) {
                 Some(prefix) => ("", prefix),
                 None => ("(", name),
             };
             let declared = format!("fn {prefix}{open}");
+            let before = sources.iter().find_map(|it| it.split_once(&declared));
+            let (before, _) = before
+                .unwrap_or_else(|| panic!("{page} names the test {name}, which is not there"));
+            let attributes = before.rsplit("\n\n").next();
             assert!(
-                sources.iter().any(|source| source.contains(&declared)),
-                "{page} names the test {name}, which is not there"
+                !attributes.is_some_and(|it| it.contains(DEEP)) || cell.contains("--deep"),
+                "{page} names the test {name}, which runs with --deep alone"
             );
         }
     }

@@ -8,13 +8,10 @@ use anyhow::Result;
 const CHAOS: &str = "tests/tests/chaos.rs";
 
 /// Programs that run again, and how much more they do then.
-const LONGER: [(&str, &str, &str); 2] = [
-    (
-        "tests/tests/endurance.rs",
-        "WORKER_ORCD_ENDURANCE_REQUESTS",
-        "20000",
-    ),
+const LONGER: [(&str, &str, &str); 3] = [
+    ("tests/tests/endurance.rs", "ENDURANCE_REQUESTS", "20000"),
     ("tests/tests/upgrade_failing.rs", "FAILING_UPGRADES", "72"),
+    ("tests/tests/oracle_logits.rs", "LONG_ORACLES", "1"),
 ];
 
 pub(super) fn run(programs: &[Program], oracles: &Oracles) -> Result<()> {
