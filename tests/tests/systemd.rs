@@ -13,7 +13,7 @@ fn service(device: &str) -> String {
     let (worker, child, model) = (worker.display(), child.display(), real_model());
     format!(
         "ExecStart=\nExecStart={worker} --model {} --device {device} --child-binary {child} \
-         --log-format json\nWatchdogSec=2s\nRestartSec=100ms\n",
+         --log-format json\nWatchdogSec=5s\nRestartSec=100ms\n",
         model.display()
     )
 }
