@@ -107,7 +107,7 @@ fn talk(family: &Family) -> Vec<Value> {
         }
     }
     let mut long = json!({"messages": [{"role": "user", "content": WORDS}], "stream": true});
-    long["max_tokens"] = json!(60);
+    long["max_tokens"] = json!(100);
     long["seed"] = json!(11);
     // Random weights may end at once.
     long["ignore_eos"] = json!(true);

@@ -78,7 +78,7 @@ fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
 fn streams_that_begin_alike_share_the_pages_that_are_adopted() {
     let worker = with_standby().start();
     let client = worker.client();
-    let bystander = Bystander::new(client.clone(), body(200, 60));
+    let bystander = Bystander::new(client.clone(), body(200, 120));
     let alone = bystander.alone();
     standby(&worker);
     let mut streams: Vec<_> = (0..6).map(|_| bystander.begin()).collect();
@@ -102,7 +102,7 @@ fn a_standby_takes_memory_for_what_the_other_computes() {
     let client = worker.client();
     let taken = || client.health()["standby"]["memory_bytes"].as_u64();
     let before = taken().expect("it is told");
-    let text = Bystander::new(client.clone(), body(200, 60)).alone();
+    let text = Bystander::new(client.clone(), body(200, 120)).alone();
     assert!(!text.is_empty());
     wait::until("memory to be taken", || taken().filter(|now| *now > before));
 }
@@ -110,7 +110,7 @@ fn a_standby_takes_memory_for_what_the_other_computes() {
 #[test]
 fn nobody_has_the_memory_of_a_dead_child_once_its_streams_have_gone_on() {
     let worker = with_standby().start();
-    let bystander = Bystander::new(worker.client(), body(100, 60));
+    let bystander = Bystander::new(worker.client(), body(100, 120));
     let supervisor = worker.pid();
     let mut dead = BTreeSet::new();
     for _ in 0..3 {
@@ -142,7 +142,7 @@ fn without_a_child_that_stands_by_nothing_is_shared_and_nothing_is_adopted() {
         let worker = builder.start();
         let client = worker.client();
         assert_eq!(kv_caches_of(worker.pid()).len(), 0);
-        let bystander = Bystander::new(client.clone(), body(100, 60));
+        let bystander = Bystander::new(client.clone(), body(100, 120));
         let mut stream = bystander.begin();
         stream.more(10);
         worker.kill_child();
