@@ -68,9 +68,6 @@ fn whole(arguments: &Arguments) -> Result<Option<String>> {
     }
     let settings = oracles.settings();
     phase("tests", || side_by_side::run(&programs, &settings))?;
-    let mut documentation = process::cargo();
-    documentation.args(["test", "--doc", "--workspace"]);
-    phase("documentation", || process::run(&mut documentation))?;
     phase("chaos", || chaos::for_ci(&oracles.model))?;
     if arguments.deep {
         deep::run(&programs, &oracles)?;

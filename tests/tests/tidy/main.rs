@@ -106,6 +106,33 @@ fn the_lifecycle_reads_no_clock_and_does_no_input_or_output() {
     }
 }
 
+/// `cargo xtask test` runs no documentation tests: they would compile most of the workspace once more.
+#[test]
+fn comments_hold_text_and_no_code_that_a_check_does_not_run() {
+    let mut blocks = 0;
+    for folder in [
+        "supervisor",
+        "gpu-child",
+        "ipc-protocol",
+        "kernels",
+        "tests",
+        "xtask",
+    ] {
+        for (path, text) in rust_sources(folder) {
+            let comments = text.lines().map(str::trim_start).filter_map(|line| {
+                line.strip_prefix("//!")
+                    .or_else(|| line.strip_prefix("///"))
+            });
+            let fences = comments.filter_map(|line| line.trim_start().strip_prefix("```"));
+            for language in fences.step_by(2) {
+                blocks += 1;
+                assert_eq!(language, "text", "a block of code in a comment of {path:?}");
+            }
+        }
+    }
+    assert!(blocks > 20, "{blocks} blocks");
+}
+
 #[test]
 fn bincode_is_named_in_one_file() {
     // The codec says why; elsewhere in code the word would be a second wire format.
