@@ -1,9 +1,9 @@
-"""Greedy ids equal llama.cpp's: 40 varied prompts, and so many tokens each.
+"""Greedy ids equal llama.cpp's: 40 varied prompts, 64 tokens each unless told otherwise.
 
     python greedy.py MODEL ORCD_LOGITS [--steps 64]
 
 Step by step on the history that llama.cpp writes with the file as it is (teacher forcing), so that one early
-difference is one difference and not sixty-four. Two engines that round differently may swap two nearly equal
+difference is one difference and not as many as there are steps behind it. Two engines that round differently may swap two nearly equal
 logits, so a difference counts only where llama.cpp's own two best are more than 0.3 apart.
 
 Twice. With the model's weights as plain F32 numbers both engines do the same arithmetic, and differ

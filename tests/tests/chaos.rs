@@ -1,7 +1,8 @@
-//! Faults on command: a build that has them is refused unless asked for, nonsense is refused at
-//! once. In the deep run sixty of all of them under requests of every kind cost no answer a byte and no worker its life, nor does
-//! a standby, a supervisor that is replaced or killed, a siege, or a device that goes out of use; `cargo xtask test` ends with a
-//! minute of it.
+//! Fault injection. A child built with it is refused unless the worker accepts it, and rules that do not parse are refused at start.
+//!
+//! The ignored tests run with `cargo xtask test --deep`: no answer differs by a byte and no worker ends under sixty faults of every
+//! kind, with and without a standby, under supervisors that are replaced or killed, under siege, and with a device that goes out of
+//! use. `cargo xtask test` ends with a minute of chaos in their place (`xtask/src/chaos.rs`).
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -68,7 +69,7 @@ fn a_minute(flags: &[&str]) {
     assert!(status.success(), "{status}; what happened is above");
 }
 
-/// As many faults as are behind these, most of them the children's own.
+/// Flags of a run that ends after a number of faults, which is the next argument. Children inject most of the faults themselves.
 const FAULTS: [&str; 9] = [
     "--minutes",
     "5",

@@ -99,26 +99,25 @@ fn wait_for_streams_on_both(client: &Client) {
     });
 }
 
-/// What the streams of a crowd are to say: the same of each worker.
-static SAID: OnceLock<Vec<String>> = OnceLock::new();
+/// The texts of a crowd without a disturbance, which are the same from each worker.
+static TEXTS: OnceLock<Vec<String>> = OnceLock::new();
 
-/// Streams that run, some of them on each device.
+/// Running streams, some of them on each device.
 struct Crowd {
-    said: Vec<String>,
+    texts: &'static [String],
     streams: Vec<Begun>,
 }
 
 impl Crowd {
     fn begin(client: &Client) -> Self {
         let bystander = Bystander::new(client.clone(), body()).in_company(STREAMS);
-        let said = SAID.get_or_init(|| {
-            let calm = bystander.begin_all().into_iter();
-            calm.map(|it| it.end().0).collect()
+        let texts = TEXTS.get_or_init(|| {
+            let undisturbed = bystander.begin_all().into_iter();
+            undisturbed.map(|it| it.end().0).collect()
         });
-        let said = said.clone();
         let streams = bystander.begin_all();
         wait_for_streams_on_both(client);
-        Self { said, streams }
+        Self { texts, streams }
     }
 
     fn more(&mut self, tokens: usize) {
@@ -128,9 +127,9 @@ impl Crowd {
     /// Reads on: all are as they were without a fault. How often a child took over from another.
     fn end(self) -> u64 {
         let mut recoveries = 0;
-        for (stream, said) in self.streams.into_iter().zip(self.said) {
+        for (stream, expected) in self.streams.into_iter().zip(self.texts) {
             let (text, end) = stream.end();
-            assert_eq!(text, said);
+            assert_eq!(text, *expected);
             recoveries += end["recoveries"].as_u64().expect("a number");
         }
         recoveries

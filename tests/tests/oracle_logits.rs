@@ -11,14 +11,14 @@ use worker_orcd_gpu::model::Architecture;
 use worker_orcd_gpu::model::catalogue::REFUSED;
 use worker_orcd_tests::model::real_model;
 
-/// Set where a check has time for all tokens that bench/results/correctness.md has.
+/// If set, as many tokens are compared as bench/results/correctness.md reports.
 const LONG_VARIABLE: &str = "LONG_ORACLES";
 
 static MACHINE: Mutex<()> = Mutex::new(());
 
 const ORCD_LOGITS: &str = env!("CARGO_BIN_EXE_orcd-logits");
 
-/// Compares the real model, as briefly as this unless the check is a long one.
+/// Runs a comparison of the real model, with the flag `fewer` unless [`LONG_VARIABLE`] is set.
 fn with_fewer(script: &str, fewer: [&str; 2]) {
     let model = real_model();
     let mut arguments = vec![model.as_os_str(), ORCD_LOGITS.as_ref()];

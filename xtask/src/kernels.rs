@@ -27,8 +27,8 @@ const ARCHITECTURES: [(&str, &str); 5] = [
     ("compute_80", "compute_80"),
 ];
 
-/// What a check of a change compiles: the machine code of Hopper, which has kernels for mma.sync and for wgmma, and the text for
-/// Ampere, which the tests interpret. The machine code of the others is made of the same lines.
+/// Architectures that `cargo xtask test` compiles: machine code for Hopper, whose kernels use mma.sync and wgmma, and PTX for Ampere,
+/// which the tests interpret. Machine code for the others comes from the same sources, and is compiled with `--deep`.
 const IN_A_CHECK: [&str; 2] = ["sm_90a", "compute_80"];
 
 /// Translation units; the other files are included by them.

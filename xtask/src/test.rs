@@ -100,7 +100,7 @@ fn quick() -> Result<()> {
         selection.extend(["--test".to_owned(), name]);
     }
     let mut programs = phase("build", || side_by_side::build(&selection))?;
-    // Some programs of `tests`, which need models, have the name of one beside the sources.
+    // `--test NAME` selects every program of that name in the workspace, also those of `tests`, which need a model.
     programs.retain(|it| {
         let name = it.name();
         !name.starts_with("tests/tests/") || name.starts_with("tests/tests/tidy/")

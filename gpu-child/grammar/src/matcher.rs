@@ -169,8 +169,8 @@ impl Matcher {
         Ok(())
     }
 
-    /// Goes on by tokens that were drawn elsewhere, as if they had been drawn here: with a mask before each:
-    /// limits count the work of masks too, and which masks are narrow depends on those before.
+    /// Goes on by tokens that were drawn elsewhere, as if they had been drawn here. It computes a mask before each
+    /// token, because limits count the work of masks too, and because which masks are narrow depends on the masks before.
     ///
     /// # Errors
     /// As [`Self::mask`] and [`Self::accept`].

@@ -14,8 +14,9 @@
 //! and is the same.
 //!
 //! A segment that has grown is followed by another one, which begins with the requests that live. The
-//! segment before it stays for those that have just ended, and what is older is given back. A log that is handed to
-//! another supervisor begins with its last segment: a request that has ended and is read no more has no reader there. An entry
+//! segment before it stays for those that have just ended, and what is older is given back. A log that an
+//! upgrade hands to the next supervisor begins with its last segment, because a request that has ended and has no reader here has
+//! none there. An entry
 //! that a kill cut off in the middle is the last, and is ignored; so are tokens of a request whose log
 //! probabilities should have come behind it.
 
@@ -268,8 +269,8 @@ impl Wal {
         self.begin_at(before)
     }
 
-    /// Writes every request as it is now, and those that have ended and are still read, for a supervisor to which every
-    /// connection goes. A request that has no reader here has none there, so no entry before these is read.
+    /// Ends the log for an upgrade: the next supervisor takes over every connection. The log then holds the requests that
+    /// run and those that have ended and still have a reader, and nothing that was written before.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
@@ -281,7 +282,7 @@ impl Wal {
         self.begin_at(self.segment)
     }
 
-    /// Has the log begin at this byte, and gives back what is before it.
+    /// Makes the log begin at the byte `start`, and gives the memory before it back.
     fn begin_at(&self, start: u64) -> io::Result<()> {
         self.file
             .write_all_at(&start.to_le_bytes(), MAGIC.len() as u64)?;

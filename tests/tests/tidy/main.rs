@@ -110,24 +110,15 @@ fn the_lifecycle_reads_no_clock_and_does_no_input_or_output() {
 #[test]
 fn comments_hold_text_and_no_code_that_a_check_does_not_run() {
     let mut blocks = 0;
-    for folder in [
-        "supervisor",
-        "gpu-child",
-        "ipc-protocol",
-        "kernels",
-        "tests",
-        "xtask",
-    ] {
-        for (path, text) in rust_sources(folder) {
-            let comments = text.lines().map(str::trim_start).filter_map(|line| {
-                line.strip_prefix("//!")
-                    .or_else(|| line.strip_prefix("///"))
-            });
-            let fences = comments.filter_map(|line| line.trim_start().strip_prefix("```"));
-            for language in fences.step_by(2) {
-                blocks += 1;
-                assert_eq!(language, "text", "a block of code in a comment of {path:?}");
-            }
+    for (path, text) in rust_sources("") {
+        let comments = text.lines().map(str::trim_start).filter_map(|line| {
+            line.strip_prefix("//!")
+                .or_else(|| line.strip_prefix("///"))
+        });
+        let fences = comments.filter_map(|line| line.trim_start().strip_prefix("```"));
+        for language in fences.step_by(2) {
+            blocks += 1;
+            assert_eq!(language, "text", "a block of code in a comment of {path:?}");
         }
     }
     assert!(blocks > 20, "{blocks} blocks");

@@ -19,7 +19,7 @@ impl Requests {
         self.wal.as_ref()
     }
 
-    /// The log, with every request in it as it is, and nothing of those that have ended and are read no more.
+    /// The log for the supervisor that an upgrade starts ([`Wal::finish`]). `None` where it could not be written.
     pub(crate) fn take_log(&mut self) -> Option<Wal> {
         let mut wal = self.wal.take()?;
         match wal.finish(self.assigned.records_with_pages()) {
@@ -98,12 +98,13 @@ mod tests {
     use super::*;
     use crate::error_code::ErrorCode;
     use crate::requests::logprobs::ListedToken;
-    use crate::requests::progress::Skip;
+    use crate::requests::progress::{Progress, Skip};
     use crate::requests::record::{OnFault, StreamEvent};
     use crate::requests::stream::RequestStream;
     use crate::requests::testing::{Journal, SEAT, read, request, step};
-    use crate::requests::wal::{Clock, Restored};
+    use crate::requests::wal::{self, Clock, Ending, Restored};
     use std::num::NonZeroU8;
+    use std::os::fd::AsFd as _;
     use worker_orcd_ipc::{
         Command, DrawnLogprobs, Generation, KvSource, Logprobs, RequestId, SealedPage, StepReport,
         TokenId,
@@ -259,6 +260,33 @@ mod tests {
         let (events, _) = read(&mut stream);
         assert_eq!(texts(&events), [("a", 0), ("b", 1)]);
         assert_eq!(events.last(), Some(&end));
+    }
+
+    #[test]
+    fn an_upgrade_hands_over_no_request_that_has_ended_and_has_no_reader() {
+        let mut journal = Journal::serving();
+        let now = journal.now;
+        journal.requests.keep_log(Wal::create(now).unwrap());
+        let (running, _running) = journal.submit(request("running"));
+        let (unread, _unread) = journal.submit(request("unread"));
+        let (gone, stream) = journal.submit(request("gone"));
+        journal.commands();
+        let failure = Failure::new(ErrorCode::Cancelled, "no");
+        for id in [unread, gone] {
+            let end = |progress: &mut Progress, _: &Record| progress.disown(&failure);
+            journal.requests.end_here(id, now, end);
+        }
+        journal.requests.write_ahead();
+        drop(stream);
+        let in_log = |wal: &Wal| -> Vec<RequestId> {
+            let log = wal.as_fd().try_clone_to_owned().unwrap();
+            let requests = wal::read(log, Ending::Upgrade).unwrap();
+            requests.iter().map(|request| request.id).collect()
+        };
+        let wal = journal.requests.log().expect("it is kept");
+        assert_eq!(in_log(wal), [running, unread, gone], "after a crash");
+        let wal = journal.requests.take_log().expect("it is kept");
+        assert_eq!(in_log(&wal), [running, unread]);
     }
 
     #[test]
