@@ -88,7 +88,7 @@ def main():
     arguments.add_argument("model")
     arguments.add_argument("program")
     arguments.add_argument("--steps", type=int, default=64)
-    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument("--device", default="cpu", help="ours: cpu or cuda:N")
     options = arguments.parse_args()
 

@@ -166,12 +166,13 @@ _LIB.llama_backend_init()
 class Model:
     """One model with one context; positions always start at 0."""
 
-    def __init__(self, path, n_ctx=1024, threads=2, exact_kv=False, vocab_only=False,
+    def __init__(self, path, n_ctx=1024, threads=1, exact_kv=False, vocab_only=False,
                  pooling=None):
         """`vocab_only` loads no weights: text functions work, `run` does not. `pooling` is a number of
         `enum llama_pooling_type`, for a model that gives embeddings and no logits. `exact_kv` keeps keys and values in F32 and computes attention without the fused
         kernel: the reference for tiny models, where F16 rounding would be most of the
-        difference."""
+        difference. Threads wait for each other by spinning: with more than one, other tests on the same cores would
+        slow them down."""
         model_params = _model_params()
         if vocab_only:
             model_params.set_bool(_VOCAB_ONLY, True)

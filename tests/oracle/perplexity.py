@@ -26,7 +26,7 @@ def main():
     arguments.add_argument("model")
     arguments.add_argument("program")
     arguments.add_argument("--windows", type=int, default=17)
-    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--threads", type=int, default=1)
     options = arguments.parse_args()
 
     with llama_cpp.Model(options.model, n_ctx=WINDOW, threads=options.threads) as reference:

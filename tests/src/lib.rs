@@ -34,6 +34,7 @@ pub mod inheritance;
 pub mod model;
 pub mod model_copy;
 pub mod nvml;
+pub mod oracle;
 pub mod package_index;
 mod played;
 pub mod played_cuda;

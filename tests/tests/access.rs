@@ -201,42 +201,6 @@ fn only_the_first_key_shuts_the_worker_down() {
 }
 
 #[test]
-fn a_page_of_another_site_cannot_shut_the_worker_down() {
-    let mut worker = Worker::scripted(on_the_beat()).start();
-    let client = worker.client();
-    let host = client.address.to_string();
-    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
-        for headers in [
-            &[
-                ("Origin", "https://evil.example"),
-                ("Content-Type", "text/plain"),
-                ("Sec-Fetch-Site", "cross-site"),
-            ][..],
-            &[("Origin", "https://evil.example")],
-            &[("Origin", "null")],
-            &[("Sec-Fetch-Site", "same-site")],
-        ] {
-            for (method, path) in [
-                ("POST", "/shutdown"),
-                ("POST", "/restart"),
-                ("GET", "/crashes"),
-            ] {
-                let answer = client.try_request(method, path, headers, b"").unwrap();
-                assert_eq!(answer.status, 403, "{path} {headers:?}");
-                assert_eq!(answer.json()["code"], "FORBIDDEN");
-            }
-        }
-    });
-    let own = format!("http://{host}");
-    let headers = [("Origin", own.as_str()), ("Sec-Fetch-Site", "same-origin")];
-    let answer = client
-        .try_request("POST", "/shutdown", &headers, b"")
-        .unwrap();
-    assert_eq!(answer.status, 202);
-    assert_eq!(worker.wait_exit().code(), Some(0));
-}
-
-#[test]
 fn a_foreign_host_is_refused_on_loopback_unless_it_is_named() {
     let worker = scripted().start();
     let client = worker.client();
@@ -468,5 +432,46 @@ fn a_name_loses_its_ending_and_no_version() {
             worker.client().get("/v1/models").json()["data"][0]["id"],
             name
         );
+    }
+}
+
+/// Alone on the machine.
+mod pace {
+    use super::*;
+
+    #[test]
+    fn a_page_of_another_site_cannot_shut_the_worker_down() {
+        let mut worker = Worker::scripted(on_the_beat()).start();
+        let client = worker.client();
+        let host = client.address.to_string();
+        Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+            for headers in [
+                &[
+                    ("Origin", "https://evil.example"),
+                    ("Content-Type", "text/plain"),
+                    ("Sec-Fetch-Site", "cross-site"),
+                ][..],
+                &[("Origin", "https://evil.example")],
+                &[("Origin", "null")],
+                &[("Sec-Fetch-Site", "same-site")],
+            ] {
+                for (method, path) in [
+                    ("POST", "/shutdown"),
+                    ("POST", "/restart"),
+                    ("GET", "/crashes"),
+                ] {
+                    let answer = client.try_request(method, path, headers, b"").unwrap();
+                    assert_eq!(answer.status, 403, "{path} {headers:?}");
+                    assert_eq!(answer.json()["code"], "FORBIDDEN");
+                }
+            }
+        });
+        let own = format!("http://{host}");
+        let headers = [("Origin", own.as_str()), ("Sec-Fetch-Site", "same-origin")];
+        let answer = client
+            .try_request("POST", "/shutdown", &headers, b"")
+            .unwrap();
+        assert_eq!(answer.status, 202);
+        assert_eq!(worker.wait_exit().code(), Some(0));
     }
 }

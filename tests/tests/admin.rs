@@ -175,32 +175,37 @@ fn an_upgrade_has_the_socket_too() {
     assert!(!socket.exists(), "it is removed at the end");
 }
 
-#[test]
-fn idle_and_slow_peers_of_the_admin_socket_keep_neither_operator_nor_clients_out() {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("admin");
-    let worker = Worker::scripted(on_the_beat())
-        .arg("--admin-socket", socket.display())
-        .arg("--read-timeout", "1s")
-        .start();
-    let bystander = Bystander::of_a_script(worker.client());
-    bystander.keeps_pace_beside(|| {
-        for _ in 0..3 {
-            let mut crowd: Vec<_> = (0..10)
-                .map(|_| UnixStream::connect(&socket).unwrap())
-                .collect();
-            for half in &mut crowd[..5] {
-                // Who was told to leave already cannot be written to.
-                let _ = half.write_all(b"GET /health HT");
+/// Alone on the machine.
+mod pace {
+    use super::*;
+
+    #[test]
+    fn idle_and_slow_peers_of_the_admin_socket_keep_neither_operator_nor_clients_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("admin");
+        let worker = Worker::scripted(on_the_beat())
+            .arg("--admin-socket", socket.display())
+            .arg("--read-timeout", "1s")
+            .start();
+        let bystander = Bystander::of_a_script(worker.client());
+        bystander.keeps_pace_beside(|| {
+            for _ in 0..3 {
+                let mut crowd: Vec<_> = (0..10)
+                    .map(|_| UnixStream::connect(&socket).unwrap())
+                    .collect();
+                for half in &mut crowd[..5] {
+                    // Who was told to leave already cannot be written to.
+                    let _ = half.write_all(b"GET /health HT");
+                }
+                assert_eq!(ask(&socket, "GET", "/health").0, 200);
             }
-            assert_eq!(ask(&socket, "GET", "/health").0, 200);
-        }
-    });
-    let mut alone = UnixStream::connect(&socket).unwrap();
-    alone.write_all(b"GET /health HT").unwrap();
-    let mut rest = Vec::new();
-    wait::until("a half request to be given up", || {
-        alone.read_to_end(&mut rest).ok()
-    });
-    worker.assert_serves();
+        });
+        let mut alone = UnixStream::connect(&socket).unwrap();
+        alone.write_all(b"GET /health HT").unwrap();
+        let mut rest = Vec::new();
+        wait::until("a half request to be given up", || {
+            alone.read_to_end(&mut rest).ok()
+        });
+        worker.assert_serves();
+    }
 }

@@ -24,40 +24,6 @@ fn idle(address: SocketAddr, count: usize) -> Vec<TcpStream> {
 }
 
 #[test]
-fn a_thousand_idle_connections_cost_no_stream_its_next_child() {
-    for limit in [1024, 256] {
-        let worker = Worker::scripted(on_the_beat()).open_files(limit).start();
-        let client = worker.client();
-        let bystander = Bystander::of_a_script(worker.client());
-        let mut crowd = Vec::new();
-        bystander.keeps_pace_beside(|| crowd = idle(client.address, 1000));
-        let stream = bystander.begin();
-        let open = process::open_files(worker.pid());
-        assert!(open < limit as usize, "{open} of {limit}");
-        for _ in 0..2 {
-            let child = worker.child_pid().expect("a child");
-            process::signal(child, Signal::SIGKILL);
-            wait::until("the next child", || {
-                crowd.extend(idle(client.address, 10));
-                assert_eq!(client.get("/livez").status, 200);
-                worker.child_pid().filter(|pid| *pid != child)
-            });
-        }
-        let (text, end) = stream.end();
-        assert_eq!(text, bystander.alone(), "limit {limit}");
-        assert!(end["recoveries"].as_u64() >= Some(1), "{end}");
-        let health = client.health();
-        assert_eq!(
-            health["faults"]["deaths_by_cause"]["spawn_failed"],
-            json!(null)
-        );
-        let places = health["connections"]["limit"].as_u64().unwrap();
-        assert!(places < u64::from(limit) - 100, "{}", health["connections"]);
-        assert!(!worker.log_until_now().contains("accept_failed"));
-    }
-}
-
-#[test]
 fn the_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
     let places = |worker: &Worker| worker.client().health()["connections"]["limit"].clone();
     let scripted = || Worker::scripted(Script::behave()).open_files(1024);
@@ -163,28 +129,6 @@ fn idle_connections_give_way_and_busy_ones_do_not() {
     let text = format!("{}{}", first.as_str().unwrap(), stream.transcript().text());
     assert_eq!(text, scripted_text("abc", 300));
     assert!(client.health()["connections"]["evicted"].as_u64().unwrap() >= 46);
-}
-
-/// Each answer takes little, so only whoever takes no turns notices that there are thousands.
-#[test]
-fn clients_that_ask_many_things_at_once_take_turns_with_a_stream() {
-    let worker = Worker::scripted(on_the_beat()).start();
-    let client = worker.client();
-    let questions = client.request("GET", "/metrics", &[], b"").repeat(300);
-    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
-        let crowd: Vec<_> = (0..10)
-            .map(|_| {
-                let mut connection = client.connect().unwrap();
-                connection.send(&questions).unwrap();
-                connection.socket().shutdown(Shutdown::Write).unwrap();
-                std::thread::spawn(move || connection.read_to_close().unwrap())
-            })
-            .collect();
-        for reader in crowd {
-            let answers = String::from_utf8(reader.join().unwrap()).unwrap();
-            assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 300);
-        }
-    });
 }
 
 // === Upgrades ===
@@ -305,4 +249,65 @@ fn a_half_closed_client_gets_its_whole_answer() {
     let answer = interim.unwrap_or(&whole);
     assert!(answer.starts_with("HTTP/1.1 200"), "{whole}");
     assert!(answer.contains(&scripted_text("abc", 30)), "{whole}");
+}
+
+/// Alone on the machine.
+mod pace {
+    use super::*;
+
+    #[test]
+    fn a_thousand_idle_connections_cost_no_stream_its_next_child() {
+        for limit in [1024, 256] {
+            let worker = Worker::scripted(on_the_beat()).open_files(limit).start();
+            let client = worker.client();
+            let bystander = Bystander::of_a_script(worker.client());
+            let mut crowd = Vec::new();
+            bystander.keeps_pace_beside(|| crowd = idle(client.address, 1000));
+            let stream = bystander.begin();
+            let open = process::open_files(worker.pid());
+            assert!(open < limit as usize, "{open} of {limit}");
+            for _ in 0..2 {
+                let child = worker.child_pid().expect("a child");
+                process::signal(child, Signal::SIGKILL);
+                wait::until("the next child", || {
+                    crowd.extend(idle(client.address, 10));
+                    assert_eq!(client.get("/livez").status, 200);
+                    worker.child_pid().filter(|pid| *pid != child)
+                });
+            }
+            let (text, end) = stream.end();
+            assert_eq!(text, bystander.alone(), "limit {limit}");
+            assert!(end["recoveries"].as_u64() >= Some(1), "{end}");
+            let health = client.health();
+            assert_eq!(
+                health["faults"]["deaths_by_cause"]["spawn_failed"],
+                json!(null)
+            );
+            let places = health["connections"]["limit"].as_u64().unwrap();
+            assert!(places < u64::from(limit) - 100, "{}", health["connections"]);
+            assert!(!worker.log_until_now().contains("accept_failed"));
+        }
+    }
+
+    /// Each answer takes little, so only whoever takes no turns notices that there are thousands.
+    #[test]
+    fn clients_that_ask_many_things_at_once_take_turns_with_a_stream() {
+        let worker = Worker::scripted(on_the_beat()).start();
+        let client = worker.client();
+        let questions = client.request("GET", "/metrics", &[], b"").repeat(300);
+        Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+            let crowd: Vec<_> = (0..10)
+                .map(|_| {
+                    let mut connection = client.connect().unwrap();
+                    connection.send(&questions).unwrap();
+                    connection.socket().shutdown(Shutdown::Write).unwrap();
+                    std::thread::spawn(move || connection.read_to_close().unwrap())
+                })
+                .collect();
+            for reader in crowd {
+                let answers = String::from_utf8(reader.join().unwrap()).unwrap();
+                assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 300);
+            }
+        });
+    }
 }

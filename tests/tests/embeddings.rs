@@ -1,13 +1,12 @@
 //! Embeddings through the real programs: right by llama.cpp, and the same bytes whatever happens beside or under a
 //! request.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::client::Client;
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::{Worker, WorkerBuilder};
 
 const PATH: &str = "/v1/embeddings";

@@ -1,9 +1,8 @@
 //! Many requests to the unit under a real systemd, while children die of faults of their own, and the supervisor is
 //! killed twice and replaced twice: none is lost, none is told twice, and every stream is the one of a calm worker.
 
-mod oracle;
-
 use serde_json::Value;
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::systemd::{Stay, lack};
 use worker_orcd_tests::worker::binary;
 

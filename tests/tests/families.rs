@@ -1,8 +1,6 @@
 //! A file of each family that is served answers chats over HTTP, by the programs that ship: the family's real vocabulary
 //! and chat template (`tests/oracle/families.py`), and two layers of random weights.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,6 +10,7 @@ use worker_orcd_gpu::model::catalogue::SERVED;
 use worker_orcd_tests::chat::{anonymous, stream, whole};
 use worker_orcd_tests::disturbed::goes_on_behind_a_death;
 use worker_orcd_tests::families::{Family, written_to};
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::{Client, Worker};
 
 const CHAT: &str = "/v1/chat/completions";

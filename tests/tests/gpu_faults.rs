@@ -1,8 +1,8 @@
 //! The real child on a real card, built to fail there: faults of the device itself, one after the
 //! other, and what its driver says of each.
 //!
-//! Needs a card: `cargo xtask kernels`, then `cargo test -p worker-orcd-tests
-//! --test gpu_faults -- --ignored --test-threads 1`. A hundred of them under 32
+//! Needs a card: `cargo xtask kernels`, then `cargo test --workspace
+//! --test end_to_end -- --ignored --test-threads 1 gpu_faults::`. A hundred of them under 32
 //! streams are the chaos runner's (`bench/gpu/run.py faults`).
 
 use nix::sys::signal::Signal;

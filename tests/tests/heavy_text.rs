@@ -23,51 +23,6 @@ fn scripted() -> WorkerBuilder {
     Worker::scripted(on_the_beat()).env("TOKIO_WORKER_THREADS", "1")
 }
 
-fn eight_clients_send(worker: &Worker, body: &str) {
-    let send = || {
-        let client = worker.client();
-        let answer = client.post_bytes("/v1/chat/completions", body.as_bytes());
-        assert!(answer.status >= 400, "{}", answer.status);
-        assert!(answer.body.len() < 10_000, "{} bytes", answer.body.len());
-    };
-    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
-        thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(send);
-            }
-        });
-    });
-}
-
-#[test]
-fn messages_without_a_word_hold_up_nobody() {
-    let worker = scripted().start();
-    let body = messages(140_000, 0);
-    assert!(body.len() > 4_000_000 && body.len() < 4 << 20);
-    eight_clients_send(&worker, &body);
-}
-
-/// As many as there may be, as long as they can be without being refused for it at once.
-#[test]
-fn messages_that_are_rendered_and_tokenized_hold_up_nobody() {
-    let worker = scripted().arg("--template-timeout", "60s").start();
-    let body = messages(16_000, 45);
-    eight_clients_send(&worker, &body);
-}
-
-#[test]
-fn a_prompt_that_is_tokenized_holds_up_nobody_while_it_is() {
-    let worker = scripted().arg("--max-prompt-chars", ANY_LENGTH).start();
-    let (client, body) = (worker.client(), letters());
-    // So often that one that holds everybody up is not the hundredth gap.
-    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
-        for _ in 0..5 {
-            let answer = client.post_bytes("/v1/completions", body.as_bytes());
-            assert_eq!(answer.status, 400, "{}", answer.text());
-        }
-    });
-}
-
 /// A token a character, as many as might fit the context.
 fn letters() -> String {
     json!({"prompt": "a b ".repeat(225_000), "max_tokens": 1}).to_string()
@@ -259,4 +214,54 @@ fn memory_comes_back_after_a_burst_of_large_bodies() {
     });
     println!("anonymous memory: {before} before, {during} during, {after} after");
     assert!(during > before + SLACK, "{during} bytes are no burst");
+}
+
+/// Alone on the machine.
+mod pace {
+    use super::*;
+
+    fn eight_clients_send(worker: &Worker, body: &str) {
+        let send = || {
+            let client = worker.client();
+            let answer = client.post_bytes("/v1/chat/completions", body.as_bytes());
+            assert!(answer.status >= 400, "{}", answer.status);
+            assert!(answer.body.len() < 10_000, "{} bytes", answer.body.len());
+        };
+        Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+            thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(send);
+                }
+            });
+        });
+    }
+
+    #[test]
+    fn messages_without_a_word_hold_up_nobody() {
+        let worker = scripted().start();
+        let body = messages(140_000, 0);
+        assert!(body.len() > 4_000_000 && body.len() < 4 << 20);
+        eight_clients_send(&worker, &body);
+    }
+
+    /// As many as there may be, as long as they can be without being refused for it at once.
+    #[test]
+    fn messages_that_are_rendered_and_tokenized_hold_up_nobody() {
+        let worker = scripted().arg("--template-timeout", "60s").start();
+        let body = messages(16_000, 45);
+        eight_clients_send(&worker, &body);
+    }
+
+    #[test]
+    fn a_prompt_that_is_tokenized_holds_up_nobody_while_it_is() {
+        let worker = scripted().arg("--max-prompt-chars", ANY_LENGTH).start();
+        let (client, body) = (worker.client(), letters());
+        // So often that one that holds everybody up is not the hundredth gap.
+        Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+            for _ in 0..5 {
+                let answer = client.post_bytes("/v1/completions", body.as_bytes());
+                assert_eq!(answer.status, 400, "{}", answer.text());
+            }
+        });
+    }
 }

@@ -155,33 +155,6 @@ fn hostile() -> Vec<(&'static str, &'static str, String)> {
 }
 
 #[test]
-fn a_hostile_body_costs_at_most_eight_times_itself_and_its_answer_is_short() {
-    /// What a process that was used keeps. Less than all of the bodies once.
-    const KEPT: u64 = 48 * MIB;
-    let worker = worker();
-    let rss = || process::rss_bytes(worker.pid()).unwrap();
-    let before = rss();
-    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
-        for (name, path, body) in hostile() {
-            let (response, grown) = cost(&worker, || send(&worker.client(), path, &body));
-            assert_eq!(response.status, 400, "{name}: {}", response.text());
-            assert!(
-                response.body.len() <= LONGEST_ANSWER,
-                "{name}: an answer of {} bytes",
-                response.body.len()
-            );
-            let allowed = TIMES * body.len() as u64 + BESIDE;
-            assert!(grown <= allowed, "{name}: {} MiB", grown / MIB);
-            println!("{name}: {} KiB more", grown >> 10);
-        }
-    });
-    wait::until("the memory to be given back", || {
-        (rss() <= before + KEPT).then_some(())
-    });
-    println!("{} KiB kept", rss().saturating_sub(before) >> 10);
-}
-
-#[test]
 fn the_first_mistakes_are_listed_and_the_rest_is_counted() {
     let worker = worker();
     let native = send(&worker.client(), EXECUTE, &wrong_messages()).json();
@@ -196,37 +169,6 @@ fn the_first_mistakes_are_listed_and_the_rest_is_counted() {
     assert_eq!(openai["more_errors"], wrong + 1 - 32, "{openai}");
     assert_eq!(openai["param"], "messages[0]", "{openai}");
     worker.assert_serves();
-}
-
-#[test]
-fn many_hostile_bodies_at_once_cost_what_bodies_may_cost_together() {
-    const CLIENTS: usize = 64;
-    let worker = worker();
-    let body = wrong_messages();
-    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
-        let (answers, grown) = cost(&worker, || {
-            thread::scope(|scope| {
-                let clients: Vec<_> = (0..CLIENTS)
-                    .map(|_| scope.spawn(|| send(&worker.client(), EXECUTE, &body)))
-                    .collect();
-                clients
-                    .into_iter()
-                    .map(|client| client.join().unwrap())
-                    .collect::<Vec<_>>()
-            })
-        });
-        for answer in &answers {
-            match answer.status {
-                400 => assert!(answer.body.len() <= LONGEST_ANSWER),
-                429 => assert!(answer.header("retry-after").is_some()),
-                other => panic!("{other}: {}", answer.text()),
-            }
-        }
-        assert!(answers.iter().any(|answer| answer.status == 400));
-        // All of them hold 256 MiB; the default for all together is 32.
-        println!("{} MiB", grown / MIB);
-        assert!(grown <= 176 * MIB, "{} MiB", grown / MIB);
-    });
 }
 
 #[test]
@@ -284,4 +226,67 @@ fn cost<T>(worker: &Worker, act: impl FnOnce() -> T) -> (T, u64) {
     let result = act();
     let peak = process::peak_rss_bytes(pid).unwrap();
     (result, peak.saturating_sub(before))
+}
+
+/// Alone on the machine.
+mod pace {
+    use super::*;
+
+    #[test]
+    fn a_hostile_body_costs_at_most_eight_times_itself_and_its_answer_is_short() {
+        /// What a process that was used keeps. Less than all of the bodies once.
+        const KEPT: u64 = 48 * MIB;
+        let worker = worker();
+        let rss = || process::rss_bytes(worker.pid()).unwrap();
+        let before = rss();
+        Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+            for (name, path, body) in hostile() {
+                let (response, grown) = cost(&worker, || send(&worker.client(), path, &body));
+                assert_eq!(response.status, 400, "{name}: {}", response.text());
+                assert!(
+                    response.body.len() <= LONGEST_ANSWER,
+                    "{name}: an answer of {} bytes",
+                    response.body.len()
+                );
+                let allowed = TIMES * body.len() as u64 + BESIDE;
+                assert!(grown <= allowed, "{name}: {} MiB", grown / MIB);
+                println!("{name}: {} KiB more", grown >> 10);
+            }
+        });
+        wait::until("the memory to be given back", || {
+            (rss() <= before + KEPT).then_some(())
+        });
+        println!("{} KiB kept", rss().saturating_sub(before) >> 10);
+    }
+
+    #[test]
+    fn many_hostile_bodies_at_once_cost_what_bodies_may_cost_together() {
+        const CLIENTS: usize = 64;
+        let worker = worker();
+        let body = wrong_messages();
+        Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+            let (answers, grown) = cost(&worker, || {
+                thread::scope(|scope| {
+                    let clients: Vec<_> = (0..CLIENTS)
+                        .map(|_| scope.spawn(|| send(&worker.client(), EXECUTE, &body)))
+                        .collect();
+                    clients
+                        .into_iter()
+                        .map(|client| client.join().unwrap())
+                        .collect::<Vec<_>>()
+                })
+            });
+            for answer in &answers {
+                match answer.status {
+                    400 => assert!(answer.body.len() <= LONGEST_ANSWER),
+                    429 => assert!(answer.header("retry-after").is_some()),
+                    other => panic!("{other}: {}", answer.text()),
+                }
+            }
+            assert!(answers.iter().any(|answer| answer.status == 400));
+            // All of them hold 256 MiB; the default for all together is 32.
+            println!("{} MiB", grown / MIB);
+            assert!(grown <= 176 * MIB, "{} MiB", grown / MIB);
+        });
+    }
 }

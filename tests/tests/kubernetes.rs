@@ -1,7 +1,5 @@
 //! The manifests of `docs/kubernetes/`: what Kubernetes takes, and what agrees with the worker.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -13,6 +11,7 @@ use worker_orcd::commands::serve::LONGEST_END;
 use worker_orcd::config::options;
 use worker_orcd_lifecycle::Deadlines;
 use worker_orcd_tests::model::repository_root;
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::worker::{binary, request};
 use worker_orcd_tests::{Script, Worker, wait};
 

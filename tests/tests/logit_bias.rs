@@ -1,13 +1,12 @@
 //! `logit_bias` through the real programs: right by llama.cpp, and the same bytes whatever happens under a
 //! request; and `cached_tokens`, which is said once.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use worker_orcd_tests::Worker;
 use worker_orcd_tests::client::Client;
 use worker_orcd_tests::disturbed::Disturbance;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::oracle;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";

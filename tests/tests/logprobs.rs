@@ -1,13 +1,12 @@
 //! Log probabilities through the real programs: right by llama.cpp, and the same bytes whatever
 //! happens beside or under a request.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::thread;
 use worker_orcd_tests::client::Client;
 use worker_orcd_tests::disturbed::Disturbance;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::wait::until;
 use worker_orcd_tests::{Script, Worker};
 

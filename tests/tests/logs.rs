@@ -35,34 +35,6 @@ fn figure(client: &Client, name: &str) -> f64 {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_nothing_and_what_is_lost_is_counted() {
-    let worker = Worker::scripted(on_the_beat()).start();
-    let client = worker.client();
-    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
-        worker.log.hold();
-        log_more_than_fits(&client);
-        // Until a stream beside it wanted to log its own beginning and end.
-        std::thread::sleep(Duration::from_secs(5));
-        let lost = figure(&client, DROPPED);
-        worker.log.release();
-        wait::until("the count to be logged", || {
-            let lines = worker.log.events("log_lines_dropped");
-            let told: u64 = lines.iter().filter_map(|it| it["count"].as_u64()).sum();
-            (told as f64 >= lost).then_some(())
-        });
-    });
-    // Lines flow again.
-    let body = request("x", 2);
-    let _ = client.execute(&body).transcript();
-    wait::until("new lines", || {
-        let ends = worker.log.events("execute_end");
-        ends.iter()
-            .any(|it| it["job_id"] == body["job_id"])
-            .then_some(())
-    });
-}
-
-#[test]
 fn sigterm_ends_a_worker_whose_log_nobody_reads() {
     let mut worker = Worker::scripted(Script::behave()).start();
     worker.log.hold();
@@ -206,4 +178,37 @@ fn a_person_at_a_terminal_is_told_what_to_type_next() {
     let client = Client::new(([127, 0, 0, 1], port).into());
     assert_eq!(client.post("/shutdown", &json!({})).status, 202);
     assert!(terminal.wait().expect("our own child").success());
+}
+
+/// Alone on the machine.
+mod pace {
+    use super::*;
+
+    #[test]
+    fn a_log_that_nobody_reads_stops_nothing_and_what_is_lost_is_counted() {
+        let worker = Worker::scripted(on_the_beat()).start();
+        let client = worker.client();
+        Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+            worker.log.hold();
+            log_more_than_fits(&client);
+            // Until a stream beside it wanted to log its own beginning and end.
+            std::thread::sleep(Duration::from_secs(5));
+            let lost = figure(&client, DROPPED);
+            worker.log.release();
+            wait::until("the count to be logged", || {
+                let lines = worker.log.events("log_lines_dropped");
+                let told: u64 = lines.iter().filter_map(|it| it["count"].as_u64()).sum();
+                (told as f64 >= lost).then_some(())
+            });
+        });
+        // Lines flow again.
+        let body = request("x", 2);
+        let _ = client.execute(&body).transcript();
+        wait::until("new lines", || {
+            let ends = worker.log.events("execute_end");
+            ends.iter()
+                .any(|it| it["job_id"] == body["job_id"])
+                .then_some(())
+        });
+    }
 }

@@ -1,10 +1,9 @@
 //! Anthropic's Messages API. The scripted model repeats its prompt, so a message says what the model will write.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::io::Write as _;
 use worker_orcd_tests::client::{Client, SseEvent};
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::{Act, Moment, Script, Worker};
 
 /// Knows tools, and shows nothing but contents and an end. It names what Hermes and Qwen write.

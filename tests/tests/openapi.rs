@@ -1,13 +1,12 @@
 //! The document at `/openapi.json` against a running worker: what it says is what is there.
 
-mod oracle;
-
 use nix::sys::signal::Signal;
 use std::env;
 use std::ffi::OsStr;
 use std::io::Write as _;
 use tempfile::NamedTempFile;
 use worker_orcd_tests::facts::CHAT_TEMPLATE;
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::worker::WorkerBuilder;
 use worker_orcd_tests::{Client, Script, Worker, process, wait};
 

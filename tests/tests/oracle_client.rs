@@ -2,11 +2,10 @@
 //! Prometheus' own client reads the metrics, and that every streamed token can be derived again from
 //! the logits trace.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::fs;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Script, Worker, wait};
 

@@ -1,15 +1,13 @@
 //! The child's arithmetic against llama.cpp, through `orcd-logits`.
 //!
-//! One test at a time is enough for two cores, and llama.cpp's threads spin: run with others
-//! beside them they only get slower, so each test takes the lock.
-
-mod oracle;
+//! One test at a time: several of them compute on all cores.
 
 use std::ffi::OsStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use worker_orcd_gpu::model::Architecture;
 use worker_orcd_gpu::model::catalogue::REFUSED;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::oracle;
 
 /// If set, as many tokens are compared as bench/results/correctness.md reports.
 const LONG_VARIABLE: &str = "LONG_ORACLES";

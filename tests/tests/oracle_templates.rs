@@ -3,8 +3,6 @@
 //! Templates that ask for tools and calls each in its own way, and those of the families that are served. What a template
 //! refuses must be refused by both, in the same words.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::fs;
 use worker_orcd::config::RequestLimits;
@@ -18,6 +16,7 @@ use worker_orcd::text::template::{ChatTemplate, TemplateError};
 use worker_orcd::text::tools::ChatTerms;
 use worker_orcd::text::{Conversation, Rendering, TemplateSource};
 use worker_orcd_tests::families;
+use worker_orcd_tests::oracle;
 
 const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,

@@ -1,8 +1,7 @@
 //! Token ids and detokenized text against llama.cpp: `tests/oracle/tokenizer_ids.py`.
 
-mod oracle;
-
 use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::oracle;
 
 #[test]
 fn ids_and_text_equal_llama_cpp() {

@@ -1,13 +1,12 @@
 //! Scores of documents through the real programs: right by llama.cpp, and the same bits whatever happens beside or under
 //! a request.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::thread;
 use tempfile::TempDir;
 use worker_orcd_tests::client::Client;
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::{Worker, WorkerBuilder};
 
 const PATH: &str = "/v1/rerank";

@@ -60,42 +60,6 @@ fn sigquit_ends_what_runs_with_an_error_and_waits_for_nothing() {
 }
 
 #[test]
-fn no_other_signal_ends_the_worker_and_each_is_said_once() {
-    let mut worker = Worker::scripted(on_the_beat()).start();
-    let named = [
-        Signal::SIGUSR1,
-        Signal::SIGALRM,
-        Signal::SIGPIPE,
-        Signal::SIGVTALRM,
-        Signal::SIGPROF,
-        Signal::SIGIO,
-        Signal::SIGSTKFLT,
-        Signal::SIGPWR,
-        Signal::SIGXCPU,
-        Signal::SIGXFSZ,
-    ];
-    let mut rounds = 0;
-    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
-        for _ in 0..30 {
-            for signal in named {
-                worker.signal(signal);
-            }
-            for number in [libc::SIGRTMIN(), libc::SIGRTMAX()] {
-                let words = [format!("-{number}"), worker.pid().to_string()];
-                assert!(Command::new("kill").args(words).status().unwrap().success());
-            }
-            rounds += 1;
-            worker.signal(Signal::SIGHUP);
-            worker.log.wait_for_many("reload", rounds);
-        }
-    });
-    worker.signal(Signal::SIGTERM);
-    assert_eq!(worker.wait_exit().code(), Some(0), "{}", worker.log.text());
-    let said = worker.log.events("signal_ignored");
-    assert_eq!(said.len(), named.len() + 2, "{said:#?}");
-}
-
-#[test]
 fn a_signal_beside_an_upgrade_neither_ends_the_worker_nor_is_lost() {
     let script = Script::behave().token_interval_ms(20);
     let worker = Worker::scripted(script).start();
@@ -283,4 +247,45 @@ fn every_exit_code_is_in_help_and_readme() {
     let all = WorkerExit::all().into_iter();
     let known: BTreeMap<_, _> = all.map(|exit| (exit.code(), exit.meaning())).collect();
     assert_eq!(helped, known);
+}
+
+/// Alone on the machine.
+mod pace {
+    use super::*;
+
+    #[test]
+    fn no_other_signal_ends_the_worker_and_each_is_said_once() {
+        let mut worker = Worker::scripted(on_the_beat()).start();
+        let named = [
+            Signal::SIGUSR1,
+            Signal::SIGALRM,
+            Signal::SIGPIPE,
+            Signal::SIGVTALRM,
+            Signal::SIGPROF,
+            Signal::SIGIO,
+            Signal::SIGSTKFLT,
+            Signal::SIGPWR,
+            Signal::SIGXCPU,
+            Signal::SIGXFSZ,
+        ];
+        let mut rounds = 0;
+        Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+            for _ in 0..30 {
+                for signal in named {
+                    worker.signal(signal);
+                }
+                for number in [libc::SIGRTMIN(), libc::SIGRTMAX()] {
+                    let words = [format!("-{number}"), worker.pid().to_string()];
+                    assert!(Command::new("kill").args(words).status().unwrap().success());
+                }
+                rounds += 1;
+                worker.signal(Signal::SIGHUP);
+                worker.log.wait_for_many("reload", rounds);
+            }
+        });
+        worker.signal(Signal::SIGTERM);
+        assert_eq!(worker.wait_exit().code(), Some(0), "{}", worker.log.text());
+        let said = worker.log.events("signal_ignored");
+        assert_eq!(said.len(), named.len() + 2, "{said:#?}");
+    }
 }

@@ -1,8 +1,6 @@
 //! Answers that are held to a schema, an expression, a choice, a grammar or to calls, through the real programs
 //! and the real model.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::thread;
 use std::time::Duration;
@@ -10,6 +8,7 @@ use worker_orcd_tests::Worker;
 use worker_orcd_tests::client::{Client, Response};
 use worker_orcd_tests::disturbed::Disturbance;
 use worker_orcd_tests::hostile_grammars::{hostile, refused};
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::tools_model::with_tools;
 
 const CHAT: &str = "/v1/chat/completions";

@@ -1,11 +1,10 @@
 //! `/tokenize`, `/detokenize`, `/apply-template`.
 
-mod oracle;
-
 use serde_json::{Value, json};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::oracle;
 use worker_orcd_tests::{Client, Script, Worker, wait};
 
 #[test]

@@ -18,8 +18,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         process::cargo()
             .args(["test", "--release", "-p", "worker-orcd-tests"])
             .arg("--bins")
-            .args(["--test", "endurance", "--test", "upgrade_failing"])
-            .args(["--", "--nocapture"])
+            .args(["--test", "end_to_end", "--", "--nocapture"])
+            .args(["endurance::", "upgrade_failing::"])
             .env("WORKER_ORCD_PYTHON", python::interpreter()?)
             .env("ENDURANCE_REQUESTS", arguments.requests.to_string())
             .env("FAILING_UPGRADES", arguments.failing_upgrades.to_string()),

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -20,6 +22,9 @@ pub struct Arguments {
     /// Processes that keep the cores busy meanwhile.
     #[arg(long, default_value_t = 4)]
     load: u32,
+    /// Programs that run beside each other.
+    #[arg(long, default_value_t = 2)]
+    at_once: usize,
     /// Only programs whose path contains one of these.
     #[arg(long)]
     only: Vec<String>,
@@ -46,18 +51,30 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let _busy = (0..arguments.load)
         .map(|_| Running::start(Command::new("sh").args(["-c", "while :; do :; done"])))
         .collect::<Result<Vec<_>>>()?;
-    let mut done = read()?;
-    for round in 0..arguments.rounds {
-        for program in &chosen {
-            let entry = done.entry(program.name()).or_default();
-            if entry.iter().sum::<u32>() > round {
+    let runs = (0..arguments.rounds).flat_map(|round| chosen.iter().map(move |it| (round, it)));
+    let (left, done) = (Mutex::new(runs), Mutex::new(read()?));
+    let lane = || -> Result<()> {
+        loop {
+            let next = left.lock().expect("no holder panics").next();
+            let Some((round, program)) = next else {
+                return Ok(());
+            };
+            let before = |done: &Done| done.get(&program.name()).map_or(0, |it| it.iter().sum());
+            if before(&done.lock().expect("no holder panics")) > round {
                 continue;
             }
             let failed = !once(program, round, &oracles.settings())?;
-            entry[usize::from(failed)] += 1;
-            fs::write(folder.join("done.json"), serde_json::to_vec_pretty(&done)?)?;
+            let mut done = done.lock().expect("no holder panics");
+            done.entry(program.name()).or_default()[usize::from(failed)] += 1;
+            fs::write(folder.join("done.json"), serde_json::to_vec_pretty(&*done)?)?;
         }
-    }
+    };
+    thread::scope(|scope| {
+        let lanes: Vec<_> = (0..arguments.at_once).map(|_| scope.spawn(lane)).collect();
+        let mut lanes = lanes.into_iter();
+        lanes.try_for_each(|it| it.join().expect("a lane does not panic"))
+    })?;
+    let done = done.into_inner().expect("no holder panics");
     let chosen = done.iter().filter(|(name, _)| is_chosen(name));
     let failed: Vec<_> = chosen.filter(|(_, [_, failed])| *failed > 0).collect();
     for (name, [passed, failed]) in &failed {

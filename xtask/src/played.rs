@@ -62,7 +62,7 @@ pub fn for_ci(programs: &[Program]) -> Result<Vec<Program>> {
 fn logits() -> Result<()> {
     let folder = library()?;
     // With what the tests are built with: alone its dependencies would have other features.
-    let beside = ["--quiet", "--test", "oracle_logits", "--no-run"];
+    let beside = ["--quiet", "--test", "end_to_end", "--no-run"];
     let mut build = process::cargo();
     process::run(build.args(["test", "-p", "worker-orcd-tests"]).args(beside))?;
     process::run(

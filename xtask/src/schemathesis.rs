@@ -29,8 +29,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let model = fetch_model::run()?;
     process::run(
         process::cargo()
-            .args(["test", "--workspace", "--test", "openapi"])
-            .args(["--", "--nocapture", "schemathesis_finds_nothing"])
+            .args(["test", "--workspace", "--test", "end_to_end"])
+            .args(["--", "--nocapture", "openapi::schemathesis_finds_nothing"])
             .env("WORKER_ORCD_PYTHON", python::interpreter()?)
             .env("WORKER_ORCD_MODEL", model)
             .env("OPENAPI_TEST_SECONDS", seconds.to_string())

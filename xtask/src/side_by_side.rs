@@ -1,15 +1,15 @@
 //! The test programs of the workspace, two at a time: most of them wait for other processes more than they compute.
 //!
-//! They are built at once, so that all have the same features and each dependency is compiled once. The output of a program is
-//! shown when it has ended, whole. A program that holds streams to a pace has the machine to itself, and so has one that
-//! computes on all cores or whose children have short deadlines.
+//! They are built at once, so that all have the same features and each dependency is compiled once. Each module of the program
+//! `end_to_end` is a program here: it runs in a process of its own. The output of a program is shown when it has ended, whole. Tests
+//! that hold streams to a pace have the machine to themselves, and so has a program whose children have short deadlines.
 
 use crate::paths;
 use crate::process::{self, Running};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,19 +19,20 @@ use std::time::Instant;
 
 const AT_ONCE: usize = 2;
 
-/// The call by which a test measures (`tests/src/beside.rs`).
-const MEASURES: &str = "keeps_pace";
+/// The module of the tests that hold streams to a pace (`tests/src/beside.rs`).
+const MEASURES: &str = "pace";
 
-/// Programs that run alone: `oracle_logits` compares many models on all cores, the others start children that are killed
-/// where a step takes two seconds.
-const ALONE: [&str; 6] = [
-    "oracle_logits.rs",
+/// Programs that run alone: they start children that are killed where a step takes two seconds.
+const ALONE: [&str; 5] = [
     "chaos.rs",
     "endurance.rs",
     "escapes.rs",
     "faults.rs",
     "played_faults.rs",
 ];
+
+/// The program whose modules run one by one.
+const OF_MODULES: &str = "tests/tests/main.rs";
 
 /// Tests that are named at the end.
 const SLOWEST: usize = 10;
@@ -44,6 +45,8 @@ pub struct Program {
     source: PathBuf,
     executable: PathBuf,
     package: PathBuf,
+    /// Names; all if there are none.
+    tests: Vec<String>,
     arguments: Vec<String>,
     environment: Vec<(String, OsString)>,
 }
@@ -62,6 +65,13 @@ pub struct Ended {
 /// # Errors
 /// When they cannot be built.
 pub fn build(selection: &[String]) -> Result<Vec<Program>> {
+    // Without examples, which the lints check.
+    let all = ["--tests".to_owned()];
+    let selection = if selection.is_empty() {
+        &all
+    } else {
+        selection
+    };
     let mut command = process::cargo();
     command
         .args(["test", "--no-run", "--workspace"])
@@ -82,7 +92,8 @@ pub fn build(selection: &[String]) -> Result<Vec<Program>> {
     if programs.is_empty() {
         bail!("there are no tests");
     }
-    Ok(programs)
+    let by_module = programs.into_iter().map(Program::by_module);
+    Ok(by_module.collect::<Result<Vec<_>>>()?.concat())
 }
 
 /// Runs programs, and prints the slowest of their tests.
@@ -122,6 +133,7 @@ fn program(message: &Value) -> Option<Program> {
         source: path(&message["target"]["src_path"])?,
         executable: path(&message["executable"])?,
         package: path(&message["manifest_path"])?.parent()?.to_owned(),
+        tests: Vec::new(),
         arguments: Vec::new(),
         environment: Vec::new(),
     })
@@ -160,7 +172,11 @@ impl Program {
     /// Its first file, from the repository's root.
     pub fn name(&self) -> String {
         let name = self.source.strip_prefix(paths::root());
-        name.unwrap_or(&self.source).display().to_string()
+        let name = name.unwrap_or(&self.source).display().to_string();
+        match self.measures() {
+            true => format!("{name} ({MEASURES})"),
+            false => name,
+        }
     }
 
     /// The folder of the program, and of the libraries that it is linked with.
@@ -183,10 +199,28 @@ impl Program {
         self
     }
 
+    /// The program itself, or one for each of its modules.
+    fn by_module(self) -> Result<Vec<Self>> {
+        if self.name() != OF_MODULES {
+            return Ok(vec![self]);
+        }
+        let mut command = Command::new(&self.executable);
+        let listed = process::output(command.args(["--list", "--format", "terse"]))?;
+        let modules = modules(&listed).into_iter();
+        let programs = modules.map(|((module, _), tests)| Self {
+            source: self.source.with_file_name(format!("{module}.rs")),
+            tests,
+            ..self.clone()
+        });
+        Ok(programs.collect())
+    }
+
     fn runs_alone(&self) -> bool {
-        let is_listed = ALONE.iter().any(|name| self.source.ends_with(name));
-        let measures = |text: String| text.contains(MEASURES);
-        is_listed || fs::read_to_string(&self.source).is_ok_and(measures)
+        self.measures() || ALONE.iter().any(|name| self.source.ends_with(name))
+    }
+
+    fn measures(&self) -> bool {
+        self.tests.first().is_some_and(|test| measures(test))
     }
 
     /// In the package's folder, as cargo would.
@@ -196,6 +230,9 @@ impl Program {
     pub fn run(&self, settings: &Settings) -> Result<Ended> {
         let mut printed = tempfile::tempfile()?;
         let mut command = Command::new(&self.executable);
+        if !self.tests.is_empty() {
+            command.arg("--exact").args(&self.tests);
+        }
         command
             .args(&self.arguments)
             // The seconds of each test; stable programs need the variable for it.
@@ -227,6 +264,21 @@ impl Program {
     }
 }
 
+/// Tests by module and by whether they measure, of lines such as `module::name: test`.
+fn modules(listed: &str) -> BTreeMap<(String, bool), Vec<String>> {
+    let mut modules = BTreeMap::<_, Vec<_>>::new();
+    for test in listed.lines().filter_map(|it| it.strip_suffix(": test")) {
+        let (module, _) = test.split_once("::").unwrap_or((test, ""));
+        let tests = modules.entry((module.to_owned(), measures(test)));
+        tests.or_default().push(test.to_owned());
+    }
+    modules
+}
+
+fn measures(test: &str) -> bool {
+    test.split("::").any(|part| part == MEASURES)
+}
+
 /// Seconds and name, of a line such as `test module::name ... ok <1.234s>`.
 fn time_of_test(line: &str) -> Option<(f64, &str)> {
     let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
@@ -254,6 +306,7 @@ mod tests {
             source: "/work/tests/tests/pace.rs".into(),
             executable: "/work/target/debug/deps/pace-1".into(),
             package: "/work/tests".into(),
+            tests: vec![],
             arguments: vec![],
             environment: vec![],
         };
@@ -269,15 +322,37 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_measure_or_compute_or_have_short_deadlines_run_alone() {
-        let runs_alone = |name: &str| {
+    fn modules_are_those_of_the_names_that_a_program_lists() {
+        let found = modules("chat::first: test\nchat::pace::second: test\npace::third: test\n");
+        let expected = [
+            (("chat", false), "chat::first"),
+            (("chat", true), "chat::pace::second"),
+            (("pace", true), "pace::third"),
+        ];
+        let expected =
+            expected.map(|((name, alone), test)| ((name.to_owned(), alone), vec![test.to_owned()]));
+        assert_eq!(found, expected.into());
+    }
+
+    #[test]
+    fn tests_that_measure_and_programs_with_short_deadlines_run_alone() {
+        let program = |name: &str, test: &str| {
             let source = paths::root().join("tests/tests").join(name);
             assert!(source.exists(), "{name}");
             let message = message(true, &source.display().to_string());
-            program(&message).expect("a program").runs_alone()
+            let program = program(&message).expect("a program");
+            Program {
+                tests: vec![test.to_owned()],
+                ..program
+            }
         };
-        assert!(runs_alone("pace.rs") && ALONE.iter().all(|name| runs_alone(name)));
-        assert!(!runs_alone("cancel.rs"));
+        assert!(program("logs.rs", "logs::pace::it_is_held").runs_alone());
+        assert!(
+            ALONE
+                .iter()
+                .all(|name| program(name, "a::test").runs_alone())
+        );
+        assert!(!program("logs.rs", "logs::it_is_long").runs_alone());
     }
 
     #[test]
@@ -287,6 +362,7 @@ mod tests {
             source: name.into(),
             executable: executable.into(),
             package: folder.path().to_owned(),
+            tests: vec![],
             arguments: vec![],
             environment: vec![],
         };

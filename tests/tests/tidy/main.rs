@@ -11,7 +11,9 @@ mod rooms;
 mod sizes;
 mod tables;
 
-use repository::{code_lines, committed_files, dependencies_of, read, rust_sources};
+use repository::{
+    code_lines, committed_files, dependencies_of, read, rust_sources, targets_without_tests,
+};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -154,6 +156,52 @@ fn every_module_opens_with_a_page() {
             "{path:?} does not say what lives there"
         );
     }
+}
+
+/// A file that is no module of the program, or a target that is built without its tests, would pass unseen.
+#[test]
+fn every_test_is_in_a_program_that_is_built() {
+    let modules = read(Path::new("tests/tests/main.rs"));
+    for (path, _) in rust_sources("tests/tests") {
+        let name = path.file_stem().and_then(|it| it.to_str()).expect("a name");
+        let is_module = path.parent() == Some(Path::new("tests/tests")) && name != "main";
+        let declaration = format!("mod {name};");
+        assert!(
+            !is_module || modules.lines().any(|line| line == declaration),
+            "{path:?} is no module of tests/tests/main.rs"
+        );
+    }
+    let mut untested = 0;
+    for source in targets_without_tests() {
+        untested += 1;
+        // Modules of a `main.rs` that has a folder of its own.
+        let folder = match source.ends_with("main.rs") && !source.ends_with("src/main.rs") {
+            true => source.parent().expect("a folder"),
+            false => &source,
+        };
+        for file in committed_files() {
+            let has_tests = file.starts_with(folder) && read(&file).contains("#[test]");
+            assert!(!has_tests, "{file:?} has tests that are not built");
+        }
+    }
+    assert!(untested > 10, "{untested} targets without tests");
+}
+
+/// `cargo xtask test` runs these alone, by their module.
+#[test]
+fn a_test_that_measures_is_in_a_module_pace() {
+    let mut measured = 0;
+    for (path, text) in rust_sources("tests/tests") {
+        if path.ends_with("tests/pace.rs") {
+            continue;
+        }
+        let (others, pace) = text.split_once("\nmod pace {").unwrap_or((&text, ""));
+        // In two parts, so that this file does not find itself.
+        let call = concat!(".keeps", "_pace_beside(");
+        assert!(!others.contains(call), "{path:?} measures beside others");
+        measured += pace.matches(call).count();
+    }
+    assert!(measured > 5, "{measured} tests measure");
 }
 
 /// `http.rs` beside `http/`: a tab or a stack trace then says which module it shows.

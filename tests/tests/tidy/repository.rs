@@ -1,5 +1,6 @@
 //! The repository as the tests look at it: what is committed, and what is linked into what.
 
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,4 +75,25 @@ pub fn dependencies_of(package: &str) -> Vec<String> {
         .filter_map(|line| line.split(' ').next())
         .map(str::to_owned)
         .collect()
+}
+
+/// First files of the workspace's programs and libraries that have `test = false`.
+pub fn targets_without_tests() -> Vec<PathBuf> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(repository_root())
+        .output()
+        .expect("cargo metadata");
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON of cargo metadata");
+    let packages = metadata["packages"].as_array().expect("packages");
+    let targets = packages.iter().flat_map(|it| it["targets"].as_array());
+    let untested = targets.flatten().filter(|target| {
+        let is_checked_by_lints = ["example", "custom-build"]
+            .iter()
+            .any(|it| target["kind"][0] == *it);
+        target["test"] == false && !is_checked_by_lints
+    });
+    let sources = untested.map(|target| Path::new(target["src_path"].as_str().expect("a path")));
+    let relative = sources.map(|it| it.strip_prefix(repository_root()).unwrap_or(it));
+    relative.map(Path::to_owned).collect()
 }

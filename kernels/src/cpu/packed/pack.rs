@@ -112,17 +112,40 @@ fn spread_halves(blocks: &Rows<'_>, at: usize, halves: usize, out: &mut [u8]) {
 }
 
 fn legacy_codes(ty: TensorType, block: &[u8]) -> [u8; 32] {
-    let nibble = |qs: &[u8], i: usize| if i < 16 { qs[i] & 15 } else { qs[i - 16] >> 4 };
-    let five = |qh: &[u8], i: usize| (qh[i / 8] >> (i % 8) & 1) << 4;
-    std::array::from_fn(|i| match ty {
-        TensorType::Q8_0 => block[2 + i],
-        TensorType::Q4_0 | TensorType::IQ4_NL => nibble(&block[2..], i),
-        TensorType::MXFP4 => nibble(&block[1..], i),
-        TensorType::Q4_1 => nibble(&block[4..], i),
-        TensorType::Q5_0 => nibble(&block[6..], i) | five(&block[2..], i),
-        TensorType::Q5_1 => nibble(&block[8..], i) | five(&block[4..], i),
+    let mut codes = [0; 32];
+    match ty {
+        TensorType::Q8_0 => codes.copy_from_slice(&block[2..34]),
+        TensorType::Q4_0 | TensorType::IQ4_NL => put_nibbles(&block[2..], &mut codes),
+        TensorType::MXFP4 => put_nibbles(&block[1..], &mut codes),
+        TensorType::Q4_1 => put_nibbles(&block[4..], &mut codes),
+        TensorType::Q5_0 => {
+            put_nibbles(&block[6..], &mut codes);
+            add_fifth_bits(&block[2..6], &mut codes);
+        }
+        TensorType::Q5_1 => {
+            put_nibbles(&block[8..], &mut codes);
+            add_fifth_bits(&block[4..8], &mut codes);
+        }
         _ => unreachable!("not a legacy type"),
-    })
+    }
+    codes
+}
+
+/// The low halves of sixteen bytes, then the high ones.
+fn put_nibbles(packed: &[u8], codes: &mut [u8; 32]) {
+    let (low, high) = codes.split_at_mut(16);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(packed) {
+        [*low, *high] = [byte & 15, byte >> 4];
+    }
+}
+
+/// One bit for each code.
+fn add_fifth_bits(bits: &[u8], codes: &mut [u8; 32]) {
+    for (codes, bits) in codes.chunks_exact_mut(8).zip(bits) {
+        for (i, code) in codes.iter_mut().enumerate() {
+            *code |= (bits >> i & 1) << 4;
+        }
+    }
 }
 
 fn k_codes(ty: TensorType, block: &[u8], sub: usize) -> [u8; 32] {
@@ -176,8 +199,12 @@ fn k_scales(ty: TensorType, block: &[u8], sub: usize) -> [u8; 2] {
 
 /// The codes of one block of eight rows, in quads.
 fn put_codes(ty: TensorType, codes: &[[u8; 32]; ROWS], out: &mut [u8]) {
-    let quads: [[u8; 32]; 8] =
-        std::array::from_fn(|j| std::array::from_fn(|b| codes[b / 4][4 * j + b % 4]));
+    let mut quads = [[0; 32]; 8];
+    for (j, quads) in quads.iter_mut().enumerate() {
+        for (quad, codes) in quads.chunks_exact_mut(4).zip(codes) {
+            quad.copy_from_slice(&codes[4 * j..][..4]);
+        }
+    }
     let nibbles = |out: &mut [u8]| {
         for (j, out) in out.chunks_exact_mut(32).enumerate() {
             for (b, out) in out.iter_mut().enumerate() {

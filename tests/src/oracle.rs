@@ -1,8 +1,8 @@
 //! Runs a script of `tests/oracle/` with the Python that has llama.cpp.
 
+use crate::model::{oracle_python, repository_root};
 use std::ffi::OsStr;
 use std::process::Command;
-use worker_orcd_tests::model::{oracle_python, repository_root};
 
 /// The script prints what it compared and ends non-zero when something differs.
 pub fn run(script: &str, arguments: &[&OsStr]) {
