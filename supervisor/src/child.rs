@@ -425,7 +425,11 @@ mod tests {
         let mut child = Child::resume(found).unwrap();
         assert!(matches!(next(&mut child).await, Sign::Stirred));
         assert_eq!(child.next_word().unwrap(), Some(&b"hello"[..]));
-        assert_eq!(child.next_word().unwrap(), None, "it was not told to load");
+        assert_eq!(
+            child.next_word().unwrap(),
+            None,
+            "no order to load was sent"
+        );
         child.retell();
         assert!(matches!(next(&mut child).await, Sign::Stirred));
         assert_eq!(child.next_word().unwrap(), Some(&b"ready"[..]));

@@ -22,20 +22,20 @@ use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
-  worker-orcd pull                                gets SmolLM2-135M (98 MB)
+  worker-orcd pull                                download SmolLM2-135M (98 MB)
   worker-orcd --model smollm2 --port 8080
   worker-orcd --model m.gguf --device cuda:0 --api-key-file keys.txt
-  worker-orcd doctor --model m.gguf               can this machine serve?
-  worker-orcd chat                                talks to one that runs
-  worker-orcd top                                 how is it doing?
-  worker-orcd bench --request-rate 4              how fast is it?";
+  worker-orcd doctor --model m.gguf               check this machine
+  worker-orcd chat                                talk to a running worker
+  worker-orcd top                                 watch a running worker
+  worker-orcd bench --request-rate 4              measure a running worker";
 
 /// The command line.
 #[must_use]
 pub fn command_line() -> Command {
     let command = Command::new("worker-orcd")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Serves a language model over HTTP; the device lives in a child that may die")
+        .about("Serves a language model over HTTP; a child process owns the device, and streams outlive its death")
         .before_help(EXAMPLES)
         .after_help(WorkerExit::help())
         .subcommand_negates_reqs(true)
@@ -44,7 +44,7 @@ pub fn command_line() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand(sources::arguments(
             Command::new("serve")
-                .about("Serve, as without any word")
+                .about("Serve a model (the default command)")
                 .args_override_self(true),
         ))
         .subcommand(pull::command_line())

@@ -230,7 +230,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         .is_none_or(|it| callback::is_reachable(&it.hosts));
     if callback_url.is_some() && advertise_url.is_none() && !is_reachable {
         let (one, other) = (reader.origin("callback-url"), reader.origin("host"));
-        let why = "nobody can call a worker at such an address";
+        let why = "no client can connect to such an address";
         reader.error(format!("{one} with {other} needs --advertise-url: {why}"));
     }
     let limits = read_limits(reader);

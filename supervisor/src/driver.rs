@@ -22,7 +22,7 @@
 //!   a report says of a child, [`witness`] what NVIDIA's library adds to it, [`witnesses`] of each card; [`service_manager`] what systemd
 //!   is told.
 
-#![expect(clippy::disallowed_methods, reason = "once a turn, for everybody")]
+#![expect(clippy::disallowed_methods, reason = "once a turn, for all requests")]
 
 mod births;
 mod chronicle;

@@ -65,11 +65,11 @@ impl WorkerExit {
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::Startup => "signal handlers, threads or file descriptors could not be had",
+            Self::Startup => "signal handlers, threads or file descriptors are not available",
             Self::Usage => "the command line, environment or configuration file is wrong",
-            Self::Listen => "an address is taken, or not this machine's",
-            Self::Callback => "nobody at --callback-url took the registration",
-            Self::Fetch => "the model is not here and could not be got",
+            Self::Listen => "an address is in use or not local",
+            Self::Callback => "the registration at --callback-url failed",
+            Self::Fetch => "the model could not be downloaded",
             Self::Engine(exit) => exit.meaning(),
         }
     }

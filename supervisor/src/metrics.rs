@@ -13,7 +13,7 @@
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "gauges are told as of the question"
+    reason = "gauges are those at the time of the request"
 )]
 
 mod devices;

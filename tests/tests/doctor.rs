@@ -237,7 +237,7 @@ fn places_that_cannot_be_written_are_named() {
     Said::with(&["--admin-socket", &socket]).likes("admin socket", &socket);
     assert!(!Path::new(&socket).exists(), "it was only looked at");
     let listener = UnixListener::bind(&socket).unwrap();
-    Said::with(&["--admin-socket", &socket]).refuses("admin socket", "somebody listens");
+    Said::with(&["--admin-socket", &socket]).refuses("admin socket", "in use by another process");
     drop(listener);
     Said::with(&["--admin-socket", &socket]).likes("admin socket", &socket);
 }

@@ -20,7 +20,7 @@ const TOLERANCE: f64 = 0.03;
 /// What the model makes of each token of a prompt.
 fn of_prompt(worker: &Worker) -> Vec<f64> {
     let body = json!({
-        "prompt": "  Wie warm ist es in Köln, 12345 \u{1f321}? ".repeat(6),
+        "prompt": "  Wie warm ist es in Köln, 12345 \u{1f321}? ".repeat(3),
         "echo": true, "logprobs": 1, "max_tokens": 1, "temperature": 0.0,
     });
     let answer = worker.client().post("/v1/completions", &body);
@@ -91,7 +91,7 @@ fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
         .flag("--standby");
     let worker = card.seen_by(worker).start();
     let client = worker.client();
-    let prompt = "Tell me of the sea and of the ships. ".repeat(20);
+    let prompt = "Tell me of the sea and of the ships. ".repeat(10);
     let body = json!({
         "prompt": prompt, "max_tokens": 60, "temperature": 0.7, "seed": 3, "ignore_eos": true,
     });

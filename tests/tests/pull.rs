@@ -391,7 +391,7 @@ fn a_worker_that_is_told_to_end_does_not_wait_for_its_model_and_what_has_come_st
     };
     wait::until("most of 70,000 bytes", has_come);
     worker.signal(Signal::SIGHUP);
-    worker.log.wait_for("signal_before_there_is_a_model");
+    worker.log.wait_for("signal_before_model_ready");
     worker.signal(Signal::SIGTERM);
     assert_eq!(worker.wait_exit().code(), Some(0), "{}", worker.log.text());
     let bytes = has_come().expect("it stays");

@@ -82,14 +82,14 @@ fn it_shows_state_memory_and_streams_and_a_chat_that_outlives_its_child() {
         memory.contains("MiB") && memory.contains("KV cache, in use"),
         "{memory}"
     );
-    browser.wait_for("#deaths-told", "None is on record");
+    browser.wait_for("#deaths-told", "No reports");
 
     // A small model may be done before its child is killed.
     let is_interrupted = (1..=5).any(|death| is_interrupted(&browser, &worker, death));
     assert!(is_interrupted, "{}", browser.text("#deaths"));
     let asked = browser.text("article.you p");
     assert!(asked.ends_with("<b>All of it!</b>"), "{asked}");
-    browser.wait_for("#streams", "1 (a stream went on with another child)");
+    browser.wait_for("#streams", "1 (streams resumed on another child)");
 
     browser.find("#deaths summary").click();
     browser.wait_for("#deaths dl", "first token");
@@ -192,7 +192,7 @@ fn it_goes_on_where_crashes_may_not_be_asked() {
     };
     let worker = Worker::scripted(Script::behave()).start();
     browser.go(&url(&worker));
-    browser.wait_for("#deaths-told", "None is on record");
+    browser.wait_for("#deaths-told", "No reports");
     let _ = browser.run(
         "const ask = window.fetch;
          window.fetch = (path, options) => path.startsWith('/crashes')

@@ -163,14 +163,14 @@ fn each_caller_sees_what_the_worker_tells_it_and_why_not_more() {
     let (is_healthy, text) = once(&["--url", &url]);
     assert!(is_healthy && text.contains("(--api-key-file)"), "{text}");
     assert!(
-        !text.contains(SHOWN) && text.contains("not told (401)"),
+        !text.contains(SHOWN) && text.contains("not available (401)"),
         "{text}"
     );
 
     let (_, text) = once(&["--url", &url, "--api-key-file", path(&client)]);
     assert!(text.contains(SHOWN), "{text}");
     assert!(
-        text.contains("not told (403): only a key of --admin-key-file"),
+        text.contains("not available (403): only a key of --admin-key-file"),
         "{text}"
     );
 
@@ -180,7 +180,7 @@ fn each_caller_sees_what_the_worker_tells_it_and_why_not_more() {
     ] {
         let (is_healthy, text) = once(operator);
         assert!(is_healthy && text.contains(SHOWN), "{text}");
-        assert!(!text.contains("not told"), "{text}");
+        assert!(!text.contains("not available"), "{text}");
     }
 }
 

@@ -251,7 +251,9 @@ fn check_size(tokens: &[&str], merges: &[&str]) -> Result<(), ModelError> {
     if bytes <= MAX_VOCABULARY_BYTES {
         return Ok(());
     }
-    let message = format!("a vocabulary of {bytes} bytes; at most {MAX_VOCABULARY_BYTES} are told");
+    let message = format!(
+        "a vocabulary of {bytes} bytes; at most {MAX_VOCABULARY_BYTES} are sent to the supervisor"
+    );
     Err(ModelError::bad_value(TOKENS, message))
 }
 

@@ -49,7 +49,7 @@ impl Doing {
             Self::Computes => "launches or computes a step",
             Self::WaitsForDevice => "waits for the device",
             Self::Inspects => "looks whether the weights are the same",
-            Self::Sends => "tells the supervisor",
+            Self::Sends => "sends to the supervisor",
         }
     }
 }
@@ -177,6 +177,6 @@ mod tests {
             assert!(!is_overdue(&status), "{doing:?}");
         }
         status.calls_device(Doing::Computes, None);
-        assert!(!is_overdue(&status), "nobody knows how long it may take");
+        assert!(!is_overdue(&status), "it has no deadline");
     }
 }

@@ -353,7 +353,7 @@ fn microseconds(count: u32) -> Duration {
 
 fn untold(error: CodecError) -> Fault {
     Fault::ModelLoad {
-        message: format!("the tokenizer cannot be told: {error}"),
+        message: format!("the tokenizer cannot be sent to the supervisor: {error}"),
     }
 }
 

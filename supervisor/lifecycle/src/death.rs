@@ -78,7 +78,7 @@ pub enum DeathCause {
 pub enum HandshakeRefusal {
     #[error("{0}")]
     Preamble(String),
-    #[error("the child was built with `{}`, which this supervisor was not told to accept", .0.join("`, `"))]
+    #[error("the child was built with `{}`, which this supervisor accepts only with --accept-fault-injection", .0.join("`, `"))]
     Features(Vec<String>),
     #[error("the child says that it is process {said}, but it was started as {spawned}")]
     Pid { said: u32, spawned: u32 },

@@ -58,22 +58,20 @@ impl SupervisorExit {
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::Clean => "everything that was accepted was finished",
+            Self::Clean => "all accepted requests finished",
             Self::ModelLoad => "the model file cannot be served",
             Self::InsufficientMemory => "too little memory for the model on this device",
-            Self::DeviceUnavailable => "the device that was asked for is not there",
-            Self::ChildIncompatible => "the child's program is of another version or build",
+            Self::DeviceUnavailable => "the selected device is not available",
+            Self::ChildIncompatible => "the child's program has another version or build",
             Self::SpawnImpossible => "the child's program is missing or cannot be executed",
-            Self::CrashLoop => {
-                "more than --max-restarts children in a row died and delivered nothing"
-            }
+            Self::CrashLoop => "more than --max-restarts children in a row died without a token",
             Self::Unreapable => "a child survived SIGKILL: the node needs a reboot",
-            Self::DrainIncomplete => "told to stop, and jobs were left when the time was over",
-            Self::StoppedAtOnce => "told twice to stop: nothing was waited for",
+            Self::DrainIncomplete => "requests still ran at the end of --drain-timeout",
+            Self::StoppedAtOnce => "a second signal stopped the worker at once",
             Self::GpuNeedsReset => "the driver asks for a reset of the GPU",
             Self::NodeNeedsReboot => "the driver asks for a reboot of the node",
             Self::ModelChanged => {
-                "the model file was edited in place; the next start takes it as it is"
+                "the model file was edited in place; a restart serves the new contents"
             }
         }
     }

@@ -178,7 +178,7 @@ impl Custody {
             if u32::try_from(peer) == Ok(pid) && uid == rustix::process::geteuid() {
                 self.line = Line::Connected(stream);
             } else {
-                warn!(pid = peer, "custody_stranger_turned_away");
+                warn!(pid = peer, "custody_peer_rejected");
             }
         }
         match &self.line {

@@ -111,7 +111,7 @@ mod tests {
             drop(UnixListener::bind(with_socket.join(name)).unwrap());
         }
         let in_use = directory(parent, "worker-orcd-inUse0", 0o700);
-        let lock = claim(&in_use).unwrap().expect("nobody else has it");
+        let lock = claim(&in_use).unwrap().expect("no other process has it");
         let with_file = directory(parent, "worker-orcd-filed0", 0o700);
         fs::write(with_file.join("3.sock"), "no socket").unwrap();
         let kept = [
@@ -136,11 +136,17 @@ mod tests {
     fn a_directory_that_was_taken_for_left_over_is_not_claimed() {
         let parent = tempfile::tempdir().unwrap();
         let path = directory(parent.path(), "worker-orcd-abcdef", 0o700);
-        let cleaner = lock(&path).unwrap().expect("nobody else has it");
-        assert!(claim(&path).unwrap().is_none(), "somebody removes it now");
+        let cleaner = lock(&path).unwrap().expect("no other process has it");
+        assert!(
+            claim(&path).unwrap().is_none(),
+            "another process removes it now"
+        );
         drop(cleaner);
         assert!(claim(&path).unwrap().is_some());
         fs::remove_dir(&path).unwrap();
-        assert!(claim(&path).unwrap().is_none(), "somebody has removed it");
+        assert!(
+            claim(&path).unwrap().is_none(),
+            "another process has removed it"
+        );
     }
 }

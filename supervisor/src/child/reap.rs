@@ -129,7 +129,7 @@ impl Process {
             }
             Ok(None) => None,
             Err(error) => {
-                error!(%error, pid = self.pid(), "child_not_waited_for");
+                error!(%error, pid = self.pid(), "child_wait_failed");
                 self.reaped = true;
                 Some(Exit::Code(-1))
             }

@@ -134,7 +134,7 @@ impl Door {
             let stream = self.listener.accept().await?;
             match check_peer(&stream, pid) {
                 Ok(()) => return Ok(stream),
-                Err(why) => warn!(%why, "stranger_turned_away"),
+                Err(why) => warn!(%why, "child_peer_rejected"),
             }
         }
     }

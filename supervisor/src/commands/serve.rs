@@ -246,7 +246,7 @@ async fn serve(
 fn tell_of_upgrade(inherited: &Inherited, report: &Report) {
     match &inherited.undone {
         Some(reason) => {
-            tracing::error!(reason, "goes_on_as_before");
+            tracing::error!(reason, "resumed_after_failed_upgrade");
             report.tell(&format!("undone: {reason}"));
         }
         None if inherited.is_of_an_upgrade() => report.tell(upgrade::TAKEN_OVER),
@@ -369,7 +369,7 @@ async fn live(
             }
             word = signals.recv() => {
                 if word.ends() && preparing.take().is_some() {
-                    holdings.call_off("the worker was told to end");
+                    holdings.call_off("the worker is shutting down");
                 }
                 match word {
                     Word::Stop(signal) => {

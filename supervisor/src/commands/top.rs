@@ -59,7 +59,7 @@ pub fn command_line() -> Command {
                 .value_name("PATH")
                 .value_hint(ValueHint::FilePath)
                 .conflicts_with_all(["url", "api-key-file"])
-                .help("Ask at the worker's --admin-socket instead, where no key is needed"),
+                .help("Ask at the worker's --admin-socket, which needs no key"),
         )
         .arg(
             Arg::new("interval")
@@ -67,14 +67,14 @@ pub fn command_line() -> Command {
                 .value_name("SECONDS")
                 .default_value("1")
                 .value_parser(interval)
-                .help("Time between an answer and the next question"),
+                .help("Time between two updates"),
         )
         .arg(
             Arg::new("once")
                 .long("once")
                 .action(ArgAction::SetTrue)
                 .conflicts_with("interval")
-                .help("Print everything once, as text [default where stdout is no terminal]"),
+                .help("Print once as text and exit [default if stdout is not a terminal]"),
         )
 }
 
@@ -94,7 +94,7 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
     let is_once = arguments.get_flag("once");
     let is_terminal = io::stdout().is_terminal();
     if !is_once && !is_terminal {
-        eprintln!("stdout is no terminal: everything is told once, as with --once");
+        eprintln!("stdout is not a terminal: printing once, as with --once");
     }
     let outcome = match is_once || !is_terminal {
         true => once(arguments),

@@ -3,7 +3,7 @@
 //! It sends SIGUSR2 and waits for the worker's report, which lies in memory among the worker's descriptors: whoever may
 //! see which program a process runs may read it.
 
-#![expect(clippy::disallowed_methods, reason = "somebody waits for it")]
+#![expect(clippy::disallowed_methods, reason = "the operator waits for it")]
 
 use crate::commands::serve::upgrade::{REPORT_NAME, TAKEN_OVER, as_named};
 use anyhow::{Context, Result, bail, ensure};
@@ -31,10 +31,10 @@ pub fn command_line() -> Command {
         .value_name("PID")
         .required(true)
         .value_parser(value_parser!(i32).range(1..))
-        .help("The worker; systemctl show --property=MainPID --value UNIT tells it");
+        .help("PID of the worker; systemctl show --property=MainPID --value UNIT prints it");
     Command::new("upgrade")
         .about(
-            "Has a running worker go on as the program that is in its place now; no stream is lost",
+            "Replace the program of a running worker by the installed one, without losing a stream",
         )
         .arg(pid)
 }

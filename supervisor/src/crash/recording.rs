@@ -139,9 +139,9 @@ mod tests {
             torn: 1,
             note: None,
         };
-        let told = told(&read, 10_000_000);
-        let steps = told["last_steps"].as_array().unwrap();
-        assert_eq!(steps.len(), 2, "loading is no step: {told}");
+        let report = told(&read, 10_000_000);
+        let steps = report["last_steps"].as_array().unwrap();
+        assert_eq!(steps.len(), 2, "loading is no step: {report}");
         assert_eq!(steps[0]["ended"], true);
         assert_eq!(steps[0]["recorded_ms"], 2.0);
         assert_eq!(steps[1]["ended"], false);
@@ -149,8 +149,11 @@ mod tests {
         assert_eq!(steps[1]["phases"], json!(["decode"]));
         assert_eq!(steps[1]["began_ms_before_report"], 4.0);
         assert_eq!(steps[1]["requests"], json!([7]));
-        assert_eq!((&told["records"], &told["torn"]), (&json!(8), &json!(1)));
-        assert_eq!(told["last_records"][7]["ms_before_report"], 2.0);
+        assert_eq!(
+            (&report["records"], &report["torn"]),
+            (&json!(8), &json!(1))
+        );
+        assert_eq!(report["last_records"][7]["ms_before_report"], 2.0);
     }
 
     #[test]

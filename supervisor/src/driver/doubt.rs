@@ -38,6 +38,6 @@ impl Driver {
 pub(super) fn trust(seat: &mut Seat, requests: &mut Requests) {
     if requests.trust(seat.id) {
         seat.released = Bereft::default();
-        info!(device = seat.id.device().0, "child_goes_on");
+        info!(device = seat.id.device().0, "child_recovered");
     }
 }

@@ -119,7 +119,7 @@ fn end(child: LivingChild) {
     info!(pid, "inherited_child_ended");
     match Process::resume(pid) {
         Ok(process) => drop(tokio::spawn(see_off(process))),
-        Err(error) => warn!(%error, "child_not_seen_off"),
+        Err(error) => warn!(%error, "child_exit_not_observed"),
     }
 }
 

@@ -246,7 +246,7 @@ impl Keeping {
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return Err(ChildEvent::Violation(error.to_string()));
                 }
-                Err(error) => warn!(%error, "not_kept"),
+                Err(error) => warn!(%error, "descriptor_not_kept"),
             }
         }
         child.watch_custody();
@@ -302,7 +302,7 @@ fn hand_out(seat: &mut Seat, article: Article, descriptor: &impl AsFd) -> bool {
     };
     child
         .hand_out(article, descriptor)
-        .inspect_err(|error| warn!(%error, ?article, "not_handed_on"))
+        .inspect_err(|error| warn!(%error, ?article, "descriptor_not_sent"))
         .is_ok()
 }
 

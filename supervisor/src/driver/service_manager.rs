@@ -201,7 +201,7 @@ fn send_all(words: &Receiver<Word>) {
         if let Err(error) = send(&word) {
             // Once is enough.
             if !std::mem::replace(&mut is_told, true) {
-                warn!(%error, "service_manager_not_told");
+                warn!(%error, "service_manager_notify_failed");
             }
         }
     }
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(said(&inbox).len(), ROOM);
         manager.tell(start, &snapshot);
         let [Word::Ready, Word::Status(_)] = &said(&inbox)[..] else {
-            panic!("told again");
+            panic!("notified again");
         };
         drop(inbox);
         manager.say(Word::Watchdog);

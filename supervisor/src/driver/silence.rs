@@ -57,7 +57,7 @@ mod tests {
         assert!(!silence.pulse(start, None));
         assert!(!silence.is_overdue(start + SILENCE - Duration::from_millis(1)));
         assert!(silence.is_overdue(start + SILENCE));
-        assert!(!silence.is_overdue(start + 2 * SILENCE), "told already");
+        assert!(!silence.is_overdue(start + 2 * SILENCE), "reported already");
         assert!(
             !silence.pulse(start + 2 * SILENCE, Some(LONG_STEP)),
             "known"

@@ -114,7 +114,7 @@ impl GpuWatch {
                 self.figures(gauges, at, children, examined);
             }
             Sighting::Deaf(reason) => {
-                warn!(reason, "nvml_deaf");
+                warn!(reason, "nvml_xid_events_unavailable");
                 self.snapshot.deaf = Some(reason);
             }
             Sighting::Xid(seen) => return Some(self.xid(seen)),

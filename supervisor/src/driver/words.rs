@@ -113,7 +113,7 @@ impl Listener<'_> {
             Word::Fault(fault @ Fault::ModelLoad { .. })
                 if self.keeping[self.seat.id].has_model() =>
             {
-                warn!(reason = %fault, "model_not_loaded_again");
+                warn!(reason = %fault, "model_reload_failed");
                 Some(ChildEvent::ModelChanged)
             }
             Word::Fault(fault) => Some(ChildEvent::Fault(fault)),

@@ -239,7 +239,7 @@ mod tests {
     fn what_is_no_passage_is_left_alone_and_one_that_is_not_whole_is_refused() {
         assert!(unpack(&File::open("/dev/null").unwrap()).unwrap().is_none());
         let mut file = tempfile::tempfile().unwrap();
-        file.write_all(b"a file that somebody gave to it").unwrap();
+        file.write_all(b"a file from another process").unwrap();
         assert!(unpack(&file).unwrap().is_none());
         let mut cut = tempfile::tempfile().unwrap();
         cut.write_all(&MAGIC).unwrap();

@@ -230,7 +230,7 @@ mod tests {
         let taken = listen(&path).unwrap_err().to_string();
         assert!(taken.contains("in use") && taken.contains("own"), "{taken}");
         drop(listener);
-        let (_second, other) = listen(&path).expect("nobody listens there any more");
+        let (_second, other) = listen(&path).expect("no process listens there any more");
         drop(name);
         assert!(path.exists(), "it is the second one's");
         drop(other);

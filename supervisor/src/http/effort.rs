@@ -92,7 +92,7 @@ fn read_reasoning(mut inside: Fields<'_>) -> Result<Vec<Setting>, Mistakes> {
     let effort = inside.word("effort", EFFORTS);
     let thinks = inside.boolean("enabled");
     let no = |value: Json<'_>| value.boolean() == Some(false);
-    let rule = "may be false only: thoughts are told beside the answer";
+    let rule = "may be false only: thinking is returned beside the answer";
     inside.only("exclude", || schema::values([false]), no, rule);
     let mut settings = effort.map(settings_of).unwrap_or_default();
     if let Some(thinks) = thinks {

@@ -5,7 +5,7 @@
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "ages are told as of the question"
+    reason = "ages are those at the time of the request"
 )]
 
 mod devices;

@@ -161,7 +161,7 @@ mod tests {
         let mut mistakes = Mistakes::default();
         for number in 0..100 {
             mistakes.note(|| {
-                assert!(number < LISTED, "made for nobody");
+                assert!(number < LISTED, "made without a reader");
                 FieldError::new(number.to_string(), Constraint::Type, "is wrong")
             });
         }

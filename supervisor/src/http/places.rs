@@ -220,7 +220,7 @@ mod tests {
         for place in [&first, &second, &fourth] {
             place.enter(Stage::Answered);
         }
-        assert!(places.take().await.is_none(), "nobody may be told to leave");
+        assert!(places.take().await.is_none(), "no connection may be closed");
         first.enter(Stage::Waiting);
         let newcomer = tokio::spawn({
             let places = Arc::clone(&places);

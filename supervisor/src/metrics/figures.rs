@@ -209,7 +209,7 @@ pub(super) const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_device_memory_free",
         BYTES,
-        "Memory of the device that nobody uses.",
+        "Free memory of the device.",
         |now| gauge(now.memory_there()?.free_bytes?),
     ),
     figure(
@@ -240,7 +240,7 @@ pub(super) const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_log_lines_dropped",
         None,
-        "Log lines that were dropped because whoever reads them was too slow or gone.",
+        "Log lines that were dropped because their reader was too slow or had closed the pipe.",
         |_| count(crate::logging::dropped_lines()),
     ),
     figure(

@@ -55,7 +55,7 @@ fn start_listening(gpu: &Arc<dyn Gpu>, outbox: &UnboundedSender<Sighting>) {
     let refused = outbox.clone();
     let thread = std::thread::Builder::new().name("nvml-events".to_owned());
     if let Err(error) = thread.spawn(move || listen(&*gpu, &outbox)) {
-        warn!(%error, "xids_unheard");
+        warn!(%error, "xid_thread_failed");
         drop(refused.send(Sighting::Deaf(error.to_string())));
     }
 }

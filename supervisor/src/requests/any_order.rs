@@ -234,7 +234,7 @@ impl World {
     fn obey(&mut self, device: DeviceId, command: Command) {
         match command {
             Command::Submit(submission) => {
-                assert!(self.child(device).serving, "given to nobody");
+                assert!(self.child(device).serving, "given to no child");
                 assert!(!self.child(device).withdrawn, "given to who is to leave");
                 let (id, next) = (submission.request, submission.generated.len() as u32);
                 let mut elsewhere = self.children.iter();

@@ -50,7 +50,7 @@ impl Orphans {
         tokio::time::sleep(patience).await;
         let given_up: Vec<_> = self.0.lock().drain().flat_map(|(_, parts)| parts).collect();
         if !given_up.is_empty() {
-            info!(count = given_up.len(), "clients_did_not_return");
+            info!(count = given_up.len(), "unclaimed_streams_dropped");
         }
         for record in given_up {
             if record.progress.lock().close()
@@ -124,6 +124,6 @@ mod tests {
             inbox.try_recv(),
             Ok(Control::Abandon(RequestId(2)))
         ));
-        assert!(inbox.try_recv().is_err(), "nobody else");
+        assert!(inbox.try_recv().is_err(), "no other stream");
     }
 }

@@ -179,7 +179,7 @@ pub(crate) struct Record {
     /// Supervisors that died under it.
     pub crashes: u8,
     /// For what is told of its prompt.
-    #[expect(dead_code, reason = "held for as long as somebody has the record")]
+    #[expect(dead_code, reason = "held for as long as the record is referenced")]
     pub room: Option<ToldRoom>,
     pub progress: Mutex<Progress>,
 }

@@ -22,7 +22,7 @@ pub enum Violation {
     Vocabulary { token: TokenId, vocabulary: usize },
     #[error("more than the {max_tokens} tokens that request {request} asked for")]
     TooMany { request: RequestId, max_tokens: u32 },
-    #[error("request {0} was called cancelled, and nobody had")]
+    #[error("request {0} was reported as cancelled without a cancellation")]
     NotCancelled(RequestId),
     #[error("log probabilities of request {0} that are not as asked for")]
     Logprobs(RequestId),

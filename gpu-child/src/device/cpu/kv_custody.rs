@@ -174,6 +174,6 @@ mod tests {
         assert!(leaves_as_much(room(130), 30, 100));
         assert!(!leaves_as_much(room(129), 30, 100));
         assert!(!leaves_as_much(room(129), 30, u64::MAX));
-        assert!(leaves_as_much(None, 30, 100), "nobody says");
+        assert!(leaves_as_much(None, 30, 100), "no reader is known");
     }
 }

@@ -134,7 +134,7 @@ impl Graphs {
             Ok(made) => made,
             Err(TryRecvError::Empty) => return Ok(()),
             Err(TryRecvError::Disconnected) => Err(Fault::Io {
-                message: "nobody makes graphs any more".to_owned(),
+                message: "the thread that makes graphs has ended".to_owned(),
             }),
         };
         let key = *key;

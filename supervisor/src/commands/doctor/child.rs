@@ -40,7 +40,7 @@ pub(super) fn confinement(checked: Option<Result<String, String>>) -> Finding {
         None => Finding::note(
             SUBJECT,
             "off",
-            "--child-confinement on: whoever takes a child over has all that this user has",
+            "--child-confinement on: without it, code that takes over a child has the rights of this user",
         ),
         Some(Ok(words)) => Finding::good(SUBJECT, words),
         Some(Err(why)) => Finding::note(

@@ -113,7 +113,7 @@ fn admin_socket(path: &Path) -> Finding {
     if is_listened_at(path) {
         return Finding::bad(
             SUBJECT,
-            format!("{name}: somebody listens there"),
+            format!("{name}: already in use by another process"),
             "each worker needs a socket of its own; fuser names whose it is",
         );
     }

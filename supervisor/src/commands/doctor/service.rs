@@ -44,7 +44,7 @@ pub(super) fn from_inside() -> Vec<Finding> {
     let stored = variable("FDSTORE").and_then(|text| text.parse().ok());
     findings.extend(stored.and_then(descriptor_store));
     if findings.is_empty() {
-        findings.push(Finding::good(SUBJECT, "it is told, and agrees"));
+        findings.push(Finding::good(SUBJECT, "it is notified, and agrees"));
     }
     findings
 }
@@ -148,7 +148,7 @@ const NEEDS: &[Need] = &[
         key: "Restart",
         default: "no",
         is_met: |it| matches!(it, "on-failure" | "on-abnormal" | "always"),
-        remedy: "Restart=on-failure: nobody else starts a supervisor again",
+        remedy: "Restart=on-failure: without it, a supervisor that dies is not started again",
     },
     Need {
         key: "KillMode",

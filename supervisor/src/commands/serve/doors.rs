@@ -36,7 +36,7 @@ impl Doors {
         let not_listening = |error: &dyn Display| end_with(WorkerExit::Listen, error);
         let opened = match listeners(http, sockets.listeners).await {
             Err(error) if !sockets.before.is_empty() => {
-                tracing::error!(reason = %error, "listening_as_before");
+                tracing::error!(reason = %error, "listen_addresses_kept");
                 listeners(http, sockets.before).await
             }
             opened => opened,

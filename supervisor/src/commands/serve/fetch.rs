@@ -47,7 +47,7 @@ pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<
     let of_getter = transfer.clone();
     let (words, told) = channel();
     let (done, got) = oneshot::channel();
-    let manager = thread::Builder::new().name("fetch-told".to_owned());
+    let manager = thread::Builder::new().name("fetch-news".to_owned());
     let getter = thread::Builder::new().name("fetch".to_owned());
     let started = manager
         .spawn(move || tell_the_service_manager(&told))
@@ -77,7 +77,7 @@ pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<
                 Word::Stop(signal) => return Err(stopped(signal, &transfer, &mut got).await),
                 Word::StopWithoutWaiting => return Err(stopped("SIGQUIT", &transfer, &mut got).await),
                 Word::Reload | Word::Upgrade | Word::Ignored(_) => {
-                    tracing::warn!(?word, "signal_before_there_is_a_model");
+                    tracing::warn!(?word, "signal_before_model_ready");
                 }
             }
         }

@@ -18,7 +18,7 @@ pub(super) fn sockets(
     match (check_places(config), &inherited) {
         // The child has what it needs, and a directory is made again for the next one.
         (Err(reason), Some(last)) if last.is_of_an_upgrade() => {
-            tracing::error!(reason, "place_missing");
+            tracing::error!(reason, "directory_missing");
         }
         (checked, _) => checked?,
     }

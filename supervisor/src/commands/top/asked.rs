@@ -43,7 +43,7 @@ async fn all(remote: &Remote) -> Outcome {
         Some(crashes) => Ok(crashes.clone()),
         None => {
             let why = why(&told).unwrap_or_default();
-            Err(format!("not told ({status}): {why}"))
+            Err(format!("not available ({status}): {why}"))
         }
     };
     Ok(Answers {

@@ -25,7 +25,7 @@ pub(super) fn columns(answers: &Answers) -> [Vec<Section>; 2] {
 }
 
 fn outline(health: &Value) -> Section {
-    let why = "told to whoever has a key (--api-key-file), or asks at --admin-socket";
+    let why = "needs a key (--api-key-file), or a request at --admin-socket";
     let rows = [("version", version(health)), ("more", why.to_owned())];
     Section::new("worker", rows)
 }

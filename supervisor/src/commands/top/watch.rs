@@ -89,7 +89,7 @@ mod tests {
         assert!(!view.is_healthy());
         let text = view.to_string();
         assert!(text.contains("1970-01-01T00:00:02.000Z: reset"), "{text}");
-        assert!(text.contains("12.4"), "what was last told stays: {text}");
+        assert!(text.contains("12.4"), "the last value stays: {text}");
         assert_eq!(view.rates, [Some(12), None, None]);
         watch.take(answer(0.0), at(4));
         assert!(watch.view().is_healthy());

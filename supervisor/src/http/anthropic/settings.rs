@@ -115,7 +115,7 @@ fn read_thinking(fields: &mut Fields<'_>) -> Option<(bool, Option<u32>)> {
     let thinks = fields.word("type", &kinds);
     let thinks = fields.required("type", thinks);
     let tokens = fields.integer("budget_tokens", 0..=u64::MAX);
-    let rule = "may be summarized or updates only: thoughts are told as they are";
+    let rule = "may be summarized or updates only: thinking is returned as it is generated";
     fields.only_words("display", &["summarized", "updates"], rule);
     // More than an answer can have is no bound.
     let tokens = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));

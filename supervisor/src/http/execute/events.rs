@@ -5,7 +5,7 @@
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "an answer tells how long it took"
+    reason = "an answer contains how long it took"
 )]
 
 use crate::calendar::rfc3339;

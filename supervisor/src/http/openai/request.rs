@@ -233,7 +233,7 @@ fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
         });
         let best_of = fields.integer("best_of", range);
         if best_of.is_some_and(|best_of| best_of != n) {
-            let message = "must be n: every choice that is made is told";
+            let message = "must equal n: every generated choice is returned";
             fields.error("best_of", Constraint::Unsupported, message);
         }
     }

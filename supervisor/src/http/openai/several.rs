@@ -355,6 +355,10 @@ mod tests {
             "{text}"
         );
         told.journal.run_controls();
-        assert_eq!(told.journal.registry.live(), 0, "nobody works on the first");
+        assert_eq!(
+            told.journal.registry.live(),
+            0,
+            "no child works on the first"
+        );
     }
 }

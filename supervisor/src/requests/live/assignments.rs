@@ -388,7 +388,7 @@ impl Assignments {
             return;
         };
         if live.suspicion.is_acquitted_at(live.history()) {
-            info!(job_id = live.record.job_id, request = id.0, "job_acquitted");
+            info!(job_id = live.record.job_id, request = id.0, "job_cleared");
             self.suspects.remove(&id);
             self.hand_out();
         }

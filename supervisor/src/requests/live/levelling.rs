@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(
             submitted(&mut journal, ONE),
             [id],
-            "with somebody ahead of it"
+            "with another request ahead of it"
         );
         let now = journal.now;
         journal.requests.suspend(ONE);

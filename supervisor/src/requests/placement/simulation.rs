@@ -150,7 +150,11 @@ impl Host {
     }
 
     fn score(mut self) -> Waits {
-        assert_eq!(self.waits.len(), self.submitted, "everybody has an answer");
+        assert_eq!(
+            self.waits.len(),
+            self.submitted,
+            "every request has an answer"
+        );
         self.waits.sort_unstable();
         let count = self.waits.len();
         Waits {

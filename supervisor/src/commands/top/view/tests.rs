@@ -97,7 +97,7 @@ fn what_is_null_or_not_told_is_unknown_and_who_has_no_key_hears_why() {
             "uptime_seconds": 5,
         }),
         metrics: String::new(),
-        crashes: Err("not told (401): a valid key is needed".to_owned()),
+        crashes: Err("not available (401): a valid key is needed".to_owned()),
     };
     let view = View::new("here", Some(&outline), None, Vec::new());
     assert!(!view.is_healthy() && view.tone == Tone::Uneasy);
