@@ -20,8 +20,14 @@ fn main() {
     println!("cargo::rerun-if-changed={}", folder.display());
     for name in [
         "kernels.fatbin",
+        "matmul_few.fatbin",
+        "matmul_many.fatbin",
         "matmul_wide.fatbin",
+        "attention.fatbin",
+        "attention_wgmma.fatbin",
         "decode_step.fatbin",
+        "decode_step_any.fatbin",
+        "decode_step_large.fatbin",
         "experts.fatbin",
         "experts_wide.fatbin",
         "faults.fatbin",

@@ -1,7 +1,6 @@
 // The kernels of attention.cuh: a block for all splits of a unit, or a block for each split and a kernel
 // that merges them. A unit is a pair of tile and key-value head. Heads whose columns are too many for the registers of a
 // warp (LARGE_HEAD and up) have four warps at one split, also where a block has all splits of a unit.
-#pragma once
 #include "attention_split.cuh"
 #include "hopper.cuh"
 

@@ -12,7 +12,6 @@
 // A warpgroup asks for a split's output a page at a time, while it computes the exponentials of the next page, and
 // then for the scores of the next split, under which it merges. Nothing makes the two warpgroups take turns: in an
 // earlier order of the same steps turns were slower (bench/results/cuda.md).
-#pragma once
 #include "attention.cuh"
 #include "hopper.cuh"
 

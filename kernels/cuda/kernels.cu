@@ -1,13 +1,9 @@
-// The operations that are launched one by one, as one translation unit. matmul_wide.cu, decode_step.cu, experts.cu and
-// experts_wide.cu are others, and take the code that they share from headers.
+// The operations that are small, as one translation unit: a product, attention, and everything of a mixture of experts are
+// others, and take the code that they share from headers.
 #include "repack.cu"
 #include "embed.cu"
 #include "norm.cu"
-#include "matmul_few.cu"
-#include "matmul_many.cu"
 #include "rope_kv.cu"
-#include "attention.cu"
-#include "attention_wgmma.cu"
 #include "argmax.cu"
 #include "checksum.cu"
 #include "kv_pages.cu"

@@ -5,7 +5,6 @@
 // short row's bytes are in flight at once; partial sums go to shared memory and are added by
 // one thread an output. Activations come through the caches. The 16 rows of a tensor-core step
 // cost nothing when most are empty: the kernel waits for memory.
-#pragma once
 #include "hopper.cuh"
 #include "matmul.cuh"
 

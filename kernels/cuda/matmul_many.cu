@@ -1,6 +1,5 @@
 // Matmul for many rows: prompts and large batches, on every architecture but Hopper, which has
 // matmul_wgmma.cuh. Bound by the tensor cores. A block is one of matmul_block.cuh.
-#pragma once
 #include "matmul_block.cuh"
 
 // Rows and tiles of a weight from `row0` and `tile0` on.

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use toolkit::{Found, Toolkit};
 
@@ -31,13 +32,20 @@ const ARCHITECTURES: [(&str, &str); 5] = [
 /// which the tests interpret. Machine code for the others comes from the same sources, and is compiled with `--deep`.
 const IN_A_CHECK: [&str; 2] = ["sm_90a", "compute_80"];
 
-/// Translation units; the other files are included by them.
-const UNITS: [&str; 6] = [
-    "kernels",
+/// Translation units; the other files are included by them. A change compiles its own family of kernels. Those that take longest
+/// come first, so that none of them is left to be compiled alone.
+const UNITS: [&str; 12] = [
+    "decode_step_large",
+    "decode_step_any",
     "matmul_wide",
-    "decode_step",
     "experts",
+    "decode_step",
     "experts_wide",
+    "matmul_few",
+    "matmul_many",
+    "attention",
+    "attention_wgmma",
+    "kernels",
     "faults",
 ];
 
@@ -161,15 +169,20 @@ fn is_current(toolkit: &Toolkit, codes: &[&str]) -> Result<bool> {
 fn compile(toolkit: &Toolkit, codes: &[&str]) -> Result<()> {
     let folder = folder();
     fs::create_dir_all(&folder)?;
+    let next = AtomicUsize::new(0);
+    // As many compilers as there are processors, each with one unit at a time.
+    let compile_some = || {
+        while let Some(unit) = UNITS.get(next.fetch_add(1, Ordering::Relaxed)) {
+            compile_unit(toolkit, codes, &folder.join(unit))?;
+        }
+        Ok::<_, anyhow::Error>(())
+    };
     thread::scope(|scope| {
-        let units: Vec<_> = UNITS
-            .map(|unit| folder.join(unit))
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let compilers: Vec<_> = (0..processors).map(|_| scope.spawn(compile_some)).collect();
+        compilers
             .into_iter()
-            .map(|stem| scope.spawn(move || compile_unit(toolkit, codes, &stem)))
-            .collect();
-        units
-            .into_iter()
-            .try_for_each(|unit| unit.join().expect("no compilation panics"))
+            .try_for_each(|compiler| compiler.join().expect("no compilation panics"))
     })?;
     // For the child, which tells a device that it has nothing for before it makes a context there.
     write_if_new(&folder.join("architectures"), &codes.join(" "))
@@ -193,11 +206,9 @@ fn compile_unit(toolkit: &Toolkit, codes: &[&str], stem: &Path) -> Result<()> {
     );
     // Beside the result, and renamed when it is whole.
     let unfinished = stem.with_extension("unfinished");
-    let threads = thread::available_parallelism().map_or(1, usize::from);
     process::run(
         Command::new(&toolkit.nvcc)
             .args(&flags)
-            .args(["--threads", &threads.to_string()])
             .arg("-o")
             .arg(&unfinished)
             .arg(source),
@@ -324,7 +335,7 @@ mod tests {
     fn a_unit_is_made_of_everything_that_it_includes() {
         for (unit, deep) in [
             ("kernels", "common.cuh"),
-            ("decode_step", "common.cuh"),
+            ("decode_step_large", "common.cuh"),
             ("faults", "faults.cu"),
         ] {
             assert!(UNITS.contains(&unit));

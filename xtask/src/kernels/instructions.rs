@@ -53,20 +53,30 @@ const fn rule(
     }
 }
 
+/// For the step in one launch, of which there are several units.
+const fn step_rule(unit: &'static str, uses: &'static [&'static str]) -> Rule {
+    rule(unit, "decode_step_", HOPPER_AND_LATER, Bound::Uses(uses))
+}
+
 const RULES: &[Rule] = &[
     rule(
-        "kernels",
+        "matmul_few",
         "matmul_few_",
         EVERYWHERE,
         Bound::Uses(TENSOR_CORES),
     ),
     rule(
-        "kernels",
+        "matmul_many",
         "matmul_many_",
         EVERYWHERE,
         Bound::Uses(TENSOR_CORES),
     ),
-    rule("kernels", "matmul_many_", EVERYWHERE, Bound::Uses(COPIES)),
+    rule(
+        "matmul_many",
+        "matmul_many_",
+        EVERYWHERE,
+        Bound::Uses(COPIES),
+    ),
     rule(
         "matmul_wide",
         "matmul_wide_",
@@ -86,33 +96,27 @@ const RULES: &[Rule] = &[
         Bound::Uses(&["UTMALDG"]),
     ),
     rule(
-        "kernels",
+        "attention_wgmma",
         "attention_wide_",
         HOPPER,
         Bound::Uses(&["HGMMA"]),
     ),
     rule(
-        "kernels",
+        "attention_wgmma",
         "attention_wide_",
         HOPPER,
         Bound::Uses(&["UBLKCP"]),
     ),
     rule(
-        "kernels",
+        "attention",
         "attention_together_",
         EVERYWHERE,
         Bound::Uses(TENSOR_CORES),
     ),
     rule(
-        "kernels",
+        "attention",
         "attention_split_",
         EVERYWHERE,
-        Bound::Uses(TENSOR_CORES),
-    ),
-    rule(
-        "decode_step",
-        "decode_step_",
-        HOPPER_AND_LATER,
         Bound::Uses(TENSOR_CORES),
     ),
     rule("experts", "experts_", EVERYWHERE, Bound::Uses(TENSOR_CORES)),
@@ -135,18 +139,15 @@ const RULES: &[Rule] = &[
         HOPPER,
         Bound::Uses(&["UTMALDG"]),
     ),
-    rule(
-        "decode_step",
-        "decode_step_",
-        HOPPER_AND_LATER,
-        Bound::Uses(&["UBLKCP"]),
-    ),
-    rule(
-        "decode_step",
-        "decode_step_",
-        HOPPER_AND_LATER,
-        Bound::Uses(&["USETMAXREG"]),
-    ),
+    step_rule("decode_step", TENSOR_CORES),
+    step_rule("decode_step", &["UBLKCP"]),
+    step_rule("decode_step", &["USETMAXREG"]),
+    step_rule("decode_step_any", TENSOR_CORES),
+    step_rule("decode_step_any", &["UBLKCP"]),
+    step_rule("decode_step_any", &["USETMAXREG"]),
+    step_rule("decode_step_large", TENSOR_CORES),
+    step_rule("decode_step_large", &["UBLKCP"]),
+    step_rule("decode_step_large", &["USETMAXREG"]),
 ];
 
 /// A handful at a kernel's ends is some architecture's way to find its registers; a loop that
@@ -354,7 +355,7 @@ arch = sm_80
     #[test]
     fn what_is_missing_or_too_much_is_said_by_name() {
         let mut counts = counts();
-        let all = complaints("kernels", &counts, &["sm_90a"]).join("\n");
+        let all = complaints("matmul_few", &counts, &["sm_90a"]).join("\n");
         let words = "sm_90a: no kernel is called matmul_few_…";
         assert!(all.contains(words), "{words} is not in:\n{all}");
         assert!(

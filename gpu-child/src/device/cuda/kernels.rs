@@ -21,37 +21,34 @@ use worker_orcd_ipc::Fault;
 #[repr(align(16))]
 pub struct Aligned<B: ?Sized>(pub B);
 
+/// The name of a unit's file, and what is in it.
+macro_rules! fatbin {
+    ($unit:literal) => {
+        (
+            concat!($unit, ".fatbin"),
+            &Aligned(*include_bytes!(concat!(
+                env!("OUT_DIR"),
+                "/",
+                $unit,
+                ".fatbin"
+            ))),
+        )
+    };
+}
+
 /// The compiled kernels, one file for each translation unit of `kernels/cuda`.
-static FATBINS: [(&str, &Aligned<[u8]>); 5] = [
-    (
-        "kernels.fatbin",
-        &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))),
-    ),
-    (
-        "matmul_wide.fatbin",
-        &Aligned(*include_bytes!(concat!(
-            env!("OUT_DIR"),
-            "/matmul_wide.fatbin"
-        ))),
-    ),
-    (
-        "decode_step.fatbin",
-        &Aligned(*include_bytes!(concat!(
-            env!("OUT_DIR"),
-            "/decode_step.fatbin"
-        ))),
-    ),
-    (
-        "experts.fatbin",
-        &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/experts.fatbin"))),
-    ),
-    (
-        "experts_wide.fatbin",
-        &Aligned(*include_bytes!(concat!(
-            env!("OUT_DIR"),
-            "/experts_wide.fatbin"
-        ))),
-    ),
+static FATBINS: [(&str, &Aligned<[u8]>); 11] = [
+    fatbin!("kernels"),
+    fatbin!("matmul_few"),
+    fatbin!("matmul_many"),
+    fatbin!("matmul_wide"),
+    fatbin!("attention"),
+    fatbin!("attention_wgmma"),
+    fatbin!("decode_step"),
+    fatbin!("decode_step_any"),
+    fatbin!("decode_step_large"),
+    fatbin!("experts"),
+    fatbin!("experts_wide"),
 ];
 
 /// Names a folder whose fatbins are loaded instead of the embedded ones: for work on kernels, on
