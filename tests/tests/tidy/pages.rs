@@ -8,8 +8,8 @@ use worker_orcd_ipc::ExitCode;
 use worker_orcd_lifecycle::{DeathCause, Remedy, Xid};
 use worker_orcd_tests::model::repository_root;
 
-const DEATHS: &str = "docs/deaths.md";
-const NVML: &str = "docs/nvml.md";
+const DEATHS: &str = "docs/operate/deaths.md";
+const NVML: &str = "docs/operate/nvml.md";
 
 /// ARCHITECTURE.md is read in a quarter of an hour; what it does not say has a page of its own.
 const MAX_ARCHITECTURE_WORDS: usize = 2_500;
@@ -102,7 +102,7 @@ fn architecture_stays_short() {
         .count();
     assert!(
         words < MAX_ARCHITECTURE_WORDS,
-        "{words} words: decisions go to docs/decisions, deaths to {DEATHS}"
+        "{words} words: decisions go to docs/internals/decisions, deaths to {DEATHS}"
     );
 }
 

@@ -24,21 +24,21 @@ const TINY_MODELS: &str = "tests/oracle/tiny_models.py";
 
 #[test]
 fn the_models_of_the_readme_are_those_of_the_code() {
-    // The rows are written for docs/, where their links begin.
-    let table = served().replace("](", "](docs/");
+    // The rows are written for docs/guide/, where their links begin.
+    let table = served().replace("](", "](docs/guide/");
     is_in("README.md", "models", &table);
 }
 
 #[test]
 fn the_page_on_models_shows_what_is_served_and_what_others_need() {
-    is_in("docs/models.md", "models", &served());
+    is_in("docs/guide/models.md", "models", &served());
     let mut table = String::from("| architecture | what it needs |\n|---|---|\n");
     for kind in REFUSED {
         let names: Vec<_> = kind.names.iter().map(|name| format!("`{name}`")).collect();
         let (names, needs) = (names.join(", "), kind.needs);
         writeln!(table, "| {names} | {needs} |").expect("a string takes everything");
     }
-    is_in("docs/models.md", "refused", &table);
+    is_in("docs/guide/models.md", "refused", &table);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn the_page_on_tensor_types_shows_what_each_takes() {
         )
         .expect("a string takes everything");
     }
-    is_in("docs/tensor-types.md", "types", &table);
+    is_in("docs/guide/tensor-types.md", "types", &table);
 }
 
 #[test]
