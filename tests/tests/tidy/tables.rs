@@ -1,4 +1,4 @@
-//! Tables of models and tensor types: what the pages show is what the code says.
+//! Tables of models, tensor types, settings and fields: what the pages show is what the code says.
 //!
 //! `cargo xtask tables` runs these tests with [`WRITE`], and they write what else they compare.
 
@@ -8,6 +8,7 @@ use crate::repository::{read, rust_sources};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
+use worker_orcd::config::options::{OPTIONS, Syntax};
 use worker_orcd_gpu::device::cuda;
 use worker_orcd_gpu::model::catalogue::{REFUSED, SERVED, Served};
 use worker_orcd_kernels::TensorType;
@@ -23,10 +24,20 @@ const LOGITS: &str = "every_architecture_and_tensor_type_agrees_with_llama_cpp";
 const TINY_MODELS: &str = "tests/oracle/tiny_models.py";
 
 #[test]
-fn the_models_of_the_readme_are_those_of_the_code() {
-    // The rows are written for docs/guide/, where their links begin.
-    let table = served().replace("](", "](docs/guide/");
-    is_in("README.md", "models", &table);
+fn the_page_on_settings_shows_every_option() {
+    let mut table = String::from("| setting | default | description |\n|---|---|---|\n");
+    for spec in OPTIONS {
+        let value = match spec.syntax {
+            Syntax::Value(name) | Syntax::List(name) => format!(" {name}"),
+            Syntax::Switch => String::new(),
+        };
+        let default = spec.default.map(|it| format!("`{it}`")).unwrap_or_default();
+        let help = spec.help.replace('<', "&lt;").replace('|', "\\|");
+        let name = spec.name;
+        writeln!(table, "| `--{name}{value}` | {default} | {help} |")
+            .expect("a string takes everything");
+    }
+    is_in("docs/guide/settings.md", "settings", &table);
 }
 
 #[test]
