@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Both are inherited by each later thread, and neither can be taken off. [`limits`] is the first half,
-//! [`files`] and [`calls`] are the second; `docs/confinement.md` has all of it row by row, with reasons.
+//! [`files`] and [`calls`] are the second; `docs/internals/confinement.md` has all of it row by row, with reasons.
 //!
 //! A kernel that lacks a part has the rest enforced, and what is missing is told in the
 //! [hello](worker_orcd_ipc::ChildHello). Deliberately absent: namespaces and another user, which are for

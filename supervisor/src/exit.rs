@@ -1,7 +1,7 @@
 //! The numbers that `worker-orcd` leaves behind when it could not serve.
 //!
 //! How serving itself ends is the lifecycle's [`SupervisorExit`]. [`WorkerExit::all`] is all of them:
-//! what `--help` shows, and what a test compares with README.md.
+//! what `--help` shows, and what a test compares with docs/operate/deaths.md.
 
 use strum::VariantArray as _;
 use worker_orcd_lifecycle::SupervisorExit;

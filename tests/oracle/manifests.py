@@ -1,4 +1,4 @@
-"""Validates docs/kubernetes/ against Kubernetes' own schemas, and compares it with the worker.
+"""Validates docs/operate/kubernetes/ against Kubernetes' own schemas, and compares it with the worker.
 
 manifests.py FOLDER FACTS SETTINGS: FACTS is JSON that the test makes of the worker's constants and answers; the settings of each
 ConfigMap are written to SETTINGS/FILE.toml, for the worker to read.

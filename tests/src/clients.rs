@@ -1,4 +1,4 @@
-//! What the snippets of `docs/clients.md` talk to, and what they have to print. The model says what it likes, so
+//! What the snippets of `docs/guide/clients.md` talk to, and what they have to print. The model says what it likes, so
 //! each kind of output is known by its meaning.
 
 use crate::Worker;

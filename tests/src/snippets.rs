@@ -1,9 +1,9 @@
-//! The snippets of docs/clients.md, which the tests run as they stand there.
+//! The snippets of docs/guide/clients.md, which the tests run as they stand there.
 
 use crate::model::repository_root;
 use std::fs;
 
-const PAGE: &str = "docs/clients.md";
+const PAGE: &str = "docs/guide/clients.md";
 
 /// A fenced block, with the name that its first line has as a comment.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Each snippet of docs/clients.md in Python and for a shell, run as it stands there. What it prints is checked by
+//! Each snippet of docs/guide/clients.md in Python and for a shell, run as it stands there. What it prints is checked by
 //! its meaning: that text came, that a call's arguments are as the tool wants them, that an object is of its class.
 //!
 //! The clients are in an environment of their own, which `cargo xtask test` makes, and speak with nobody but the

@@ -1,4 +1,4 @@
-//! Each JavaScript snippet of `docs/clients.md`, run by Node against a worker.
+//! Each JavaScript snippet of `docs/guide/clients.md`, run by Node against a worker.
 
 use std::io::Write as _;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Each Rust snippet of `docs/clients.md`: what is compiled is what the page shows, and it runs against a worker.
+//! Each Rust snippet of `docs/guide/clients.md`: what is compiled is what the page shows, and it runs against a worker.
 
 use std::fs;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! `docs/container/Containerfile`, as far as it can be checked without an engine: what it copies is there, what it
+//! `docs/operate/container/Containerfile`, as far as it can be checked without an engine: what it copies is there, what it
 //! calls exists, and its numbers are those of the worker.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use worker_orcd_tests::{Script, Worker};
 
 /// Instructions and their arguments in order, lines joined, comments left out.
 fn instructions() -> Vec<(String, String)> {
-    let file = repository_root().join("docs/container/Containerfile");
+    let file = repository_root().join("docs/operate/container/Containerfile");
     let text = fs::read_to_string(file).expect("it is there");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let joined = lines.collect::<Vec<_>>().join("\n").replace("\\\n", " ");
@@ -129,7 +129,7 @@ fn it_runs_as_nobody_at_the_workers_own_port() {
     let folders = all("RUN").into_iter().find(|it| it.starts_with("install "));
     let folders = folders.expect("folders are made");
     assert!(folders.contains("--owner=65532 --group=65532"));
-    let deployment = repository_root().join("docs/kubernetes/worker.yaml");
+    let deployment = repository_root().join("docs/operate/kubernetes/worker.yaml");
     let deployment = fs::read_to_string(deployment).expect("it is there");
     for key in ["runAsUser", "runAsGroup", "fsGroup"] {
         assert!(deployment.contains(&format!("{key}: 65532\n")), "{key}");

@@ -129,7 +129,7 @@ fn every_file_has_its_place_and_its_mode() {
         "README.md",
         "LICENSE",
         "systemd/README.md",
-        "docs/deaths.md",
+        "docs/operate/deaths.md",
     ] {
         assert!(
             found.contains_key(&Path::new("usr/share/doc/worker-orcd").join(page)),

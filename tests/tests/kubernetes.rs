@@ -1,4 +1,4 @@
-//! The manifests of `docs/kubernetes/`: what Kubernetes takes, and what agrees with the worker.
+//! The manifests of `docs/operate/kubernetes/`: what Kubernetes takes, and what agrees with the worker.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -105,7 +105,7 @@ fn mistakes(settings: &Path) -> String {
 #[test]
 fn kubernetes_takes_the_manifests_and_they_agree_with_the_worker() {
     let settings = tempfile::tempdir().expect("a temporary directory");
-    let folder = repository_root().join("docs/kubernetes");
+    let folder = repository_root().join("docs/operate/kubernetes");
     let facts = facts().to_string();
     let arguments = [
         folder.as_os_str(),

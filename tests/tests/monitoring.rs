@@ -17,7 +17,7 @@ const PREFIXES: [&str; 3] = ["worker_orcd_", "process_", "vllm:"];
 const OF_PROMETHEUS: &str = "up{";
 
 fn monitoring() -> PathBuf {
-    repository_root().join("docs/monitoring")
+    repository_root().join("docs/operate/monitoring")
 }
 
 fn page(name: &str) -> String {

@@ -9,7 +9,6 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd::exit::WorkerExit;
-use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::stage::Stage;
 use worker_orcd_tests::worker::{binary, describe, request};
 use worker_orcd_tests::{Bystander, Script, Worker, WorkerBuilder, on_the_beat, process, wait};
@@ -225,7 +224,7 @@ fn help_groups_its_options_and_gives_examples_with_and_without_the_word_serve() 
 }
 
 #[test]
-fn every_exit_code_is_in_help_and_readme() {
+fn every_exit_code_is_in_help() {
     let output = Command::new(binary("tested-worker-orcd"))
         .arg("--help")
         .output()
@@ -235,15 +234,6 @@ fn every_exit_code_is_in_help_and_readme() {
         .split_once("Exit codes:")
         .expect("the section is there");
     let helped = codes(help, |line| line.trim().split_once("  "));
-    let readme = std::fs::read_to_string(repository_root().join("README.md")).unwrap();
-    let (_, readme) = readme
-        .split_once("## Exit codes")
-        .expect("the section is there");
-    let readme = readme.split("\n## ").next().unwrap();
-    let told = codes(readme, |line| {
-        line.strip_prefix('|')?.strip_suffix('|')?.split_once('|')
-    });
-    assert_eq!(helped, told);
     let all = WorkerExit::all().into_iter();
     let known: BTreeMap<_, _> = all.map(|exit| (exit.code(), exit.meaning())).collect();
     assert_eq!(helped, known);

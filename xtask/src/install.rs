@@ -62,20 +62,24 @@ const MADE: [(&str, &str); 4] = [
 const SETTINGS: [&str; 2] = ["0.toml", "cpu.toml"];
 
 /// Pages, by their path in the repository; links between them stay right.
-const DOCUMENTS: [&str; 13] = [
+const DOCUMENTS: [&str; 17] = [
     "README.md",
     "CHANGELOG.md",
     "LICENSE",
     "systemd/README.md",
-    "docs/arenas.md",
-    "docs/deaths.md",
-    "docs/kubernetes/README.md",
-    "docs/kubernetes/gateway.yaml",
-    "docs/kubernetes/keys.yaml",
-    "docs/kubernetes/worker.yaml",
-    "docs/nvml.md",
-    "docs/standby.md",
-    "docs/upgrade.md",
+    "docs/README.md",
+    "docs/guide/settings.md",
+    "docs/internals/arenas.md",
+    "docs/internals/promises.md",
+    "docs/internals/standby.md",
+    "docs/operate/deaths.md",
+    "docs/operate/install.md",
+    "docs/operate/kubernetes/README.md",
+    "docs/operate/kubernetes/gateway.yaml",
+    "docs/operate/kubernetes/keys.yaml",
+    "docs/operate/kubernetes/worker.yaml",
+    "docs/operate/nvml.md",
+    "docs/operate/upgrade.md",
 ];
 
 pub fn run(arguments: &Arguments) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What runs the JavaScript of `docs/clients.md`: Node out of a wheel and packages of npm, in `target/javascript/`.
+//! What runs the JavaScript of `docs/guide/clients.md`: Node out of a wheel and packages of npm, in `target/javascript/`.
 //! Made once, and again when a version of `tests/clients` changes. Node comes as the oracles do, so that a machine
 //! needs no other tool, and every machine runs the same one.
 

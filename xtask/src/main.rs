@@ -52,7 +52,7 @@ enum Command {
     Test(test::Arguments),
     /// Run the test programs again and again beside busy processes, and list those that failed.
     Flaky(flaky::Arguments),
-    /// Write the tables of models, tensor types and fields into README.md and docs/, from the code.
+    /// Write the tables of models, tensor types, settings and fields into docs/guide/, from the code.
     Tables,
     /// Compile the CUDA kernels, with a toolkit that is here or from PyPI. No GPU is needed.
     Kernels(kernels::Arguments),

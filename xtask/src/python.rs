@@ -17,7 +17,7 @@ pub fn interpreter() -> Result<PathBuf> {
     }
 }
 
-/// A Python that has the clients of `docs/clients.md`, apart from the oracles: some of them want older versions
+/// A Python that has the clients of `docs/guide/clients.md`, apart from the oracles: some of them want older versions
 /// of the same packages.
 pub fn clients() -> Result<PathBuf> {
     let requirements = paths::root().join("tests/clients/requirements.txt");

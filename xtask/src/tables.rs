@@ -1,4 +1,4 @@
-//! `cargo xtask tables`: tables of README.md and docs/ that say what the code serves.
+//! `cargo xtask tables`: tables of docs/guide/ that say what the code serves.
 //!
 //! What makes them is the test that holds the pages to them: it knows the code, which this program need not be
 //! built with.

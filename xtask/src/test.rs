@@ -133,7 +133,7 @@ fn phase<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// Python and model for the tests of real models; vocabularies of others; the clients of docs/clients.md.
+/// Python and model for the tests of real models; vocabularies of others; the clients of docs/guide/clients.md.
 pub struct Oracles {
     python: PathBuf,
     families: PathBuf,

@@ -2,7 +2,7 @@
 //!
 //! A list of what is refused, and not of what is allowed: which calls NVIDIA's driver makes is NVIDIA's to
 //! decide and differs from release to release, and a list that stops a driver in the middle of a stream
-//! costs more than it keeps. What is refused is named with its reason in `docs/confinement.md`.
+//! costs more than it keeps. What is refused is named with its reason in `docs/internals/confinement.md`.
 
 use super::Allowed;
 use nix::libc;

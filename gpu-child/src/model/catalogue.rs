@@ -1,6 +1,6 @@
 //! Which files are served, and of those that llama.cpp knows besides, what they would need.
 //!
-//! One row a kind of file. README.md and docs/models.md show the rows (`cargo xtask tables` writes them there), and
+//! One row a kind of file. docs/guide/models.md shows the rows (`cargo xtask tables` writes them there), and
 //! a refusal quotes them. Deliberately absent: what tells one architecture's arithmetic from another's
 //! ([`architecture`](super::architecture)), and tensor types, which are the same for all.
 

@@ -11,7 +11,7 @@
 //!                                                                 └───→ whole  (their sum)
 //! ```
 //!
-//! A field that would change the answer and is not done is refused by name; docs/messages.md has all of them.
+//! A field that would change the answer and is not done is refused by name; docs/guide/messages.md has all of them.
 //! Deliberately absent: images and documents, tools that Anthropic's servers run, and a budget for thoughts.
 
 mod blocks;

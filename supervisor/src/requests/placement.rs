@@ -1,4 +1,4 @@
-//! Placement: which child gives a request its first token soonest. Pure; `docs/devices.md` states the policy.
+//! Placement: which child gives a request its first token soonest. Pure; `docs/operate/devices.md` states the policy.
 //!
 //! Everything is counted in tokens of a prompt that a child computes, and none of it need be exact: whatever is
 //! estimated wrongly costs time, and levelling ([`super::live`]) mends what turns out otherwise.

@@ -1,4 +1,4 @@
-//! The Rust of `docs/clients.md`: `rust-snippets NAME` runs one of its snippets, as
+//! The Rust of `docs/guide/clients.md`: `rust-snippets NAME` runs one of its snippets, as
 //! `tests/tests/clients_rust.rs` has it do.
 
 use std::error::Error;

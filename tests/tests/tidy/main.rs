@@ -1,10 +1,12 @@
 //! What can be checked by looking at the repository: invariants of ARCHITECTURE.md here, and in
-//! [`pages`] whether its pages say what is there, in [`tables`] whether tables of models are the code's, in [`rooms`]
+//! [`pages`] whether its pages say what is there, in [`links`] whether their links lead somewhere, in [`tables`] whether
+//! tables of models, settings and fields are the code's, in [`rooms`]
 //! who needs whom, in [`sizes`] how long files and functions are.
 //!
 //! Each test here names what must be absent, and where. The first one checks the checker: a scan that
 //! finds no files would pass everything.
 
+mod links;
 mod pages;
 mod repository;
 mod rooms;

@@ -1,4 +1,4 @@
-//! Tables of models and tensor types: what the pages show is what the code says.
+//! Tables of models, tensor types, settings and fields: what the pages show is what the code says.
 //!
 //! `cargo xtask tables` runs these tests with [`WRITE`], and they write what else they compare.
 
@@ -8,6 +8,7 @@ use crate::repository::{read, rust_sources};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
+use worker_orcd::config::options::{OPTIONS, Syntax};
 use worker_orcd_gpu::device::cuda;
 use worker_orcd_gpu::model::catalogue::{REFUSED, SERVED, Served};
 use worker_orcd_kernels::TensorType;
@@ -23,22 +24,32 @@ const LOGITS: &str = "every_architecture_and_tensor_type_agrees_with_llama_cpp";
 const TINY_MODELS: &str = "tests/oracle/tiny_models.py";
 
 #[test]
-fn the_models_of_the_readme_are_those_of_the_code() {
-    // The rows are written for docs/, where their links begin.
-    let table = served().replace("](", "](docs/");
-    is_in("README.md", "models", &table);
+fn the_page_on_settings_shows_every_option() {
+    let mut table = String::from("| setting | default | description |\n|---|---|---|\n");
+    for spec in OPTIONS {
+        let value = match spec.syntax {
+            Syntax::Value(name) | Syntax::List(name) => format!(" {name}"),
+            Syntax::Switch => String::new(),
+        };
+        let default = spec.default.map(|it| format!("`{it}`")).unwrap_or_default();
+        let help = spec.help.replace('<', "&lt;").replace('|', "\\|");
+        let name = spec.name;
+        writeln!(table, "| `--{name}{value}` | {default} | {help} |")
+            .expect("a string takes everything");
+    }
+    is_in("docs/guide/settings.md", "settings", &table);
 }
 
 #[test]
 fn the_page_on_models_shows_what_is_served_and_what_others_need() {
-    is_in("docs/models.md", "models", &served());
+    is_in("docs/guide/models.md", "models", &served());
     let mut table = String::from("| architecture | what it needs |\n|---|---|\n");
     for kind in REFUSED {
         let names: Vec<_> = kind.names.iter().map(|name| format!("`{name}`")).collect();
         let (names, needs) = (names.join(", "), kind.needs);
         writeln!(table, "| {names} | {needs} |").expect("a string takes everything");
     }
-    is_in("docs/models.md", "refused", &table);
+    is_in("docs/guide/models.md", "refused", &table);
 }
 
 #[test]
@@ -56,7 +67,7 @@ fn the_page_on_tensor_types_shows_what_each_takes() {
         )
         .expect("a string takes everything");
     }
-    is_in("docs/tensor-types.md", "types", &table);
+    is_in("docs/guide/tensor-types.md", "types", &table);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! copies that run beside it, or that spills registers to memory, is still correct, and slow.
 //!
 //! `HMMA` is `mma.sync` and `HGMMA` Hopper's `wgmma`, which only kernels may use that were shown to
-//! add in the same order (`docs/decisions/cuda.md`). `LDGSTS` is `cp.async`, `UBLKCP` a bulk copy,
+//! add in the same order (`docs/internals/decisions/cuda.md`). `LDGSTS` is `cp.async`, `UBLKCP` a bulk copy,
 //! `UTMALDG` one of a tensor map's box, `LDL` and `STL` are memory that stands in for registers.
 
 use super::toolkit::path_with;

@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// What docs/models.md says of two models.
+    /// What docs/guide/models.md says of two models.
     #[test]
     fn a_long_sequence_takes_a_part_of_the_pages_of_all_its_tokens() {
         let share = |n_layers, every, window, tokens: usize| {

@@ -1,4 +1,4 @@
-//! What is done with a field of a request, as the reader of its endpoint describes it: for docs/fields.md.
+//! What is done with a field of a request, as the reader of its endpoint describes it: for docs/guide/fields.md.
 
 use super::schema::Shape;
 use crate::config::RequestLimits;

@@ -1,4 +1,4 @@
-//! Fields of `POST /v1/responses`. `docs/responses.md` has the table of what is done with each.
+//! Fields of `POST /v1/responses`. `docs/guide/responses.md` has the table of what is done with each.
 
 use super::answer::Echo;
 use super::settings::{self, Reasoning};

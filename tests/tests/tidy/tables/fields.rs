@@ -1,4 +1,4 @@
-//! docs/fields.md: what the readers do with each field that other servers have.
+//! docs/guide/fields.md: what the readers do with each field that other servers have.
 
 use super::is_in;
 use crate::repository::read;
@@ -11,7 +11,7 @@ use worker_orcd::http::openapi::fates::{self, Endpoint, Fate};
 /// Fields of other servers, with their sources.
 const PEERS: &str = "tests/tests/tidy/peers.json";
 
-const PAGE: &str = "docs/fields.md";
+const PAGE: &str = "docs/guide/fields.md";
 
 const ENDPOINTS: [(&str, Endpoint); 5] = [
     ("chat", Endpoint::Chat),
