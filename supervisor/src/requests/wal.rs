@@ -9,7 +9,7 @@
 //! ```
 //!
 //! It lies in a memfd, so it is memory, as private as this process's own, and outlives the process as long
-//! as somebody holds its descriptor ([`handover`](crate::handover)). An entry is written before the
+//! as a process or systemd holds its descriptor ([`estate`](crate::estate)). An entry is written before the
 //! client can read what it tells. A token that was sent and is not in it does no harm: it is drawn again,
 //! and is the same.
 //!
