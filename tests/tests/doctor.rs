@@ -365,7 +365,7 @@ fn a_service_manager_that_disagrees_is_told_from_inside() {
     };
     run("30000000", "4").notes("systemd", "NOTIFY_SOCKET");
     let _listener = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
-    run("30000000", "4").likes("systemd", "it is told");
+    run("30000000", "4").likes("systemd", "it is notified");
     let said = run("3000000", "1");
     said.notes("systemd", "a watchdog of 3000 ms")
         .notes("systemd", "room for 1 stored");

@@ -97,7 +97,7 @@ fn once_tells_how_a_worker_does_and_what_became_of_its_child() {
     let output = top(&["--url", &url]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        output.status.success() && said.contains("stdout is no terminal"),
+        output.status.success() && said.contains("stdout is not a terminal"),
         "{said}"
     );
     let text = String::from_utf8(output.stdout).unwrap();

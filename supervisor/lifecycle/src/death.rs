@@ -342,8 +342,8 @@ mod tests {
         let text = "the child exited with code 71 (OutOfMemory) and said nothing";
         assert_eq!(cause.to_string(), text);
         let refusal = HandshakeRefusal::Features(vec!["fault-injection".to_owned()]);
-        let text = "the child was built with `fault-injection`, which this supervisor was not \
-                    told to accept";
+        let text = "the child was built with `fault-injection`, which this supervisor accepts only \
+                    with --accept-fault-injection";
         assert_eq!(DeathCause::HandshakeRefused(refusal).to_string(), text);
     }
 }

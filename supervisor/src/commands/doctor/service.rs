@@ -35,7 +35,7 @@ pub(super) fn from_inside() -> Vec<Finding> {
             SUBJECT,
             format!("NOTIFY_SOCKET {socket}: {error}"),
             "NotifyAccess=main, and a mount of that socket where the unit has a root of its own: \
-             systemd is not told that the worker is ready",
+             systemd does not learn that the worker is ready",
         ));
     }
     let micros = variable("WATCHDOG_USEC").and_then(|text| text.parse().ok());
