@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Script, Worker, process, wait};
 
-/// Sixteen streams that nobody reads, beside one that is read.
+/// Sixteen streams that are not read, beside one that is read.
 #[test]
 fn clients_that_do_not_read_slow_nobody_and_hold_bounded_memory() {
     let script = Script::behave().max_running(32).token_interval_ms(0);

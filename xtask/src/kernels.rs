@@ -28,9 +28,16 @@ const ARCHITECTURES: [(&str, &str); 5] = [
     ("compute_80", "compute_80"),
 ];
 
-/// Architectures that `cargo xtask test` compiles: machine code for Hopper, whose kernels use mma.sync and wgmma, and PTX for Ampere,
-/// which the tests interpret. Machine code for the others comes from the same sources, and is compiled with `--deep`.
-const IN_A_CHECK: [&str; 2] = ["sm_90a", "compute_80"];
+/// PTX for Ampere, which the tests interpret: `cargo xtask test` compiles it.
+const INTERPRETED: &str = "compute_80";
+
+/// Machine code for Hopper, whose kernels use mma.sync and wgmma: `cargo xtask test` compiles it where [`CHECKED`] does not have these
+/// sources. Machine code for the others comes from the same sources, and is compiled with `--deep`.
+const HOPPER: &str = "sm_90a";
+
+/// A committed file: a hash for each unit whose machine code for Hopper has the instructions that it is meant to have. A hash is of all
+/// that decides this: sources, compiler, flags, rules. `cargo xtask kernels --check` writes it.
+const CHECKED: &str = "kernels/checked.sha256";
 
 /// Translation units; the other files are included by them. A change compiles its own family of kernels. Those that take longest
 /// come first, so that none of them is left to be compiled alone.
@@ -68,7 +75,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     compile(&toolkit, &codes)?;
     if arguments.check {
         match toolkit::disassembler(&toolkit)? {
-            Found::Here(disassembler) => check(&disassembler, &codes)?,
+            Found::Here(disassembler) => {
+                check(&disassembler, &codes)?;
+                if codes.contains(&HOPPER) {
+                    write_if_new(&paths::root().join(CHECKED), &checked(&toolkit)?)?;
+                }
+            }
             Found::Unreachable(why) => anyhow::bail!("cuobjdump cannot be installed: {why}"),
         }
     }
@@ -88,11 +100,18 @@ pub fn for_ci(required: bool, all: bool) -> Result<Option<String>> {
         Found::Here(toolkit) => toolkit,
         Found::Unreachable(why) => return leave_out(why),
     };
+    let committed = fs::read_to_string(paths::root().join(CHECKED)).unwrap_or_default();
+    let is_checked = committed == checked(&toolkit)?;
     let codes = match all || is_current(&toolkit, &codes(None)?)? {
         true => codes(None)?,
-        false => IN_A_CHECK.to_vec(),
+        false if is_checked => vec![INTERPRETED],
+        false => vec![HOPPER, INTERPRETED],
     };
     compile(&toolkit, &codes)?;
+    if codes == [INTERPRETED] {
+        println!("machine code of these kernels was checked before ({CHECKED})");
+        return Ok(None);
+    }
     match toolkit::disassembler(&toolkit)? {
         Found::Here(disassembler) => check(&disassembler, &codes).map(|()| None),
         Found::Unreachable(why) => leave_out(why),
@@ -238,6 +257,18 @@ fn check(disassembler: &Path, codes: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// The text of [`CHECKED`] for the sources as they are.
+fn checked(toolkit: &Toolkit) -> Result<String> {
+    let line = |unit: &str| {
+        let source = sources().join(unit).with_extension("cu");
+        let mut hasher = Sha256::new();
+        hasher.update(hash(&toolkit.version, &flags(&[HOPPER]), &source)?);
+        hasher.update(instructions::THIS_FILE);
+        Ok(format!("{}  {unit}\n", hex(hasher)))
+    };
+    UNITS.into_iter().map(line).collect()
+}
+
 fn folder() -> PathBuf {
     paths::target().join("kernels")
 }
@@ -344,6 +375,25 @@ mod tests {
             add_with_includes(&source, &mut files).expect("our own files");
             assert!(files.contains_key(deep), "{unit}: {:?}", files.keys());
         }
+    }
+
+    #[test]
+    fn what_was_checked_names_every_unit_and_the_compiler() {
+        let by = |version: &str| {
+            let version = version.to_owned();
+            let nvcc = PathBuf::new();
+            checked(&Toolkit { nvcc, version }).expect("our own files")
+        };
+        let text = by("13.0");
+        let lines: Vec<_> = text.lines().filter_map(|it| it.split_once("  ")).collect();
+        assert_eq!(
+            lines.iter().map(|(_, unit)| *unit).collect::<Vec<_>>(),
+            UNITS
+        );
+        let hashes: BTreeSet<_> = lines.iter().map(|(hash, _)| *hash).collect();
+        assert_eq!(hashes.len(), UNITS.len());
+        let other = by("13.1");
+        assert!(hashes.iter().all(|hash| !other.contains(hash)));
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Report {
         out.push_str(&self.pause_table());
         let _ = writeln!(out, "Supervisor: {}.\n", self.memory);
         if let Some(vram) = &self.vram {
-            let _ = writeln!(out, "Device memory, as nvidia-smi tells it: {vram}.\n");
+            let _ = writeln!(out, "Device memory, by nvidia-smi: {vram}.\n");
         }
         if let Some(worn) = &self.worn {
             out.push_str(worn);
@@ -143,7 +143,7 @@ impl Report {
              when that had been asked for. Of all of them:\n\n\
              | answers | |\n|---|---|\n\
              | complete, byte for byte the reference | {} |\n\
-             | … of which over at least one death, where the worker tells that (`/execute`) | {} |\n\
+             | … of which over at least one death, where the worker reports that (`/execute`) | {} |\n\
              | refused, as a hostile grammar should be | {} |\n\
              | cancelled by their client | {} |\n\
              | left by their client | {} |\n\

@@ -126,7 +126,7 @@ impl Tally {
 
     /// `deaths`: when children died.
     pub fn markdown(&self, deaths: &[Instant]) -> String {
-        let mut out = "| asked for | told to the end, equal and valid | … of which a child died under | left or \
+        let mut out = "| asked for | completed, equal and valid | … of which a child died under | left or \
                        cancelled, equal so far | different | failed |\n|---|---|---|---|---|---|\n"
             .to_owned();
         for (what, kind) in &self.kinds {

@@ -167,7 +167,7 @@ pub const ATTACKS: [Attack; 17] = [
         loiter(to, random, 300, b"")
     }),
     ignored(
-        "answers that nobody reads, 4 times",
+        "answers that are not read, 4 times",
         15.0,
         |to, _, random| {
             let body = filled("{\"job_id\":\"a\",\"messages\":[0", ",0", "]}");
@@ -175,7 +175,7 @@ pub const ATTACKS: [Attack; 17] = [
             loiter(to, random, 4, &request)
         },
     ),
-    ignored("streams that nobody reads", 10.0, |to, _, random| {
+    ignored("streams that are not read", 10.0, |to, _, random| {
         let job = format!("unread-{}", random.below(usize::MAX));
         let body = json!({"job_id": job, "prompt": "Once", "max_tokens": 64}).to_string();
         let request = [head("/execute", body.len()), body].concat();
