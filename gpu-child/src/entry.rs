@@ -1,5 +1,5 @@
-//! The way from `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the
-//! socket, the [confinement](crate::confinement); or to the [answer of a question](crate::questions).
+//! The way from `main` to [`serve`]: arguments, the tie to the parent, the
+//! socket, the [`confinement`]; or to the [answer of a question](crate::questions).
 
 use crate::confinement::{self, Allowed};
 use crate::custody::Custody;

@@ -85,7 +85,7 @@ impl Command {
 /// The order to load: which model, where, and how much of the machine may be used for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadOrder {
-    /// Path of a GGUF file, readable by the child, or of the first of [several](crate::model_parts). The supervisor
+    /// Path of a GGUF file, readable by the child, or of the first of [several](mod@crate::model_parts). The supervisor
     /// never opens them.
     pub model_path: String,
     pub model_file: ModelFile,
@@ -125,7 +125,7 @@ pub struct LoadOrder {
     pub role: Role,
 }
 
-/// The file that is the model, or all [its files](crate::model_parts).
+/// The file that is the model, or all [its files](mod@crate::model_parts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelFile {
     /// The one at the path. The child that opens it hands it over

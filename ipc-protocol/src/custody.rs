@@ -13,7 +13,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Article {
     /// The open model file, read-only. Up from the child that opened it, down to the next ones. A model in
-    /// [several files](crate::model_parts) is as many of these, in their order.
+    /// [several files](mod@crate::model_parts) is as many of these, in their order.
     ModelFile,
     /// The memory that the weights lie in, which nobody can write any more. Up from the child that
     /// wrote it, down to the next ones with its [`WeightsManifest`].

@@ -1,7 +1,7 @@
 //! The gated units of a feed-forward part, named by their activation, of which a model's description names one.
 //!
 //! A new one is a variant here, a case in `kernels/cuda/glu.cuh`, and a word in the
-//! description of the model that has it. The fast path of the CPU ([`glu`](crate::cpu::glu)) takes any of them.
+//! description of the model that has it. The fast path of the CPU ([`glu`](mod@crate::cpu::glu)) takes any of them.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 

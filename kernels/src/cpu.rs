@@ -12,7 +12,7 @@
 //! * [`matmul`]: one group of eight weight rows against any number of tokens.
 //! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
 //! * [`routing`]: which experts a row is sent to.
-//! * [`rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer.
+//! * [`mod@rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer.
 //!
 //! Each operation has a portable body, and an AVX2 body where that pays. The two may differ in
 //! rounding; each of them keeps the law.

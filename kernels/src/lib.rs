@@ -5,7 +5,7 @@
 //! * [`mod@reference`]: scalar code, written to be read, that defines what correct is.
 //! * [`cpu`]: fast paths of the same operations, AVX2 where the machine has it and portable
 //!   where it has not, each tested against the reference.
-//! * [`compare`]: how far two rows are apart, for tests and for the trace comparison.
+//! * [`mod@compare`]: how far two rows are apart, for tests and for the trace comparison.
 //! * [`synthetic`]: random but well-formed rows of any type, for tests and benchmarks.
 //!
 //! Deliberately absent: models, threads, memory. An operation here reads slices and writes

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! llguidance does the work: an Earley parser over lexemes that are derivatives of regular expressions, walked
-//! along a trie of the vocabulary. Around it this crate has the vocabulary of our models, [limits](limits),
+//! along a trie of the vocabulary. Around it this crate has the vocabulary of our models, [`limits`],
 //! and one error of bounded length.
 //!
 //! What of a mask the lexer alone says is found once for each of its states, and shared by all matchers of a grammar

@@ -6,7 +6,7 @@
 //!                                                 └─ tensors by name   (TensorView)
 //! ```
 //!
-//! A model may lie in [several files](worker_orcd_ipc::model_parts): the first has the metadata, each has some of the
+//! A model may lie in [several files](mod@worker_orcd_ipc::model_parts): the first has the metadata, each has some of the
 //! tensors.
 //!
 //! The file is untrusted. [`parse`] works on plain bytes, so that it can be fuzzed; it allocates

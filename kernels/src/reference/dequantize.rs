@@ -1,7 +1,7 @@
 //! Rows of a GGUF tensor as `f32`.
 //!
 //! Block layouts and formulas: `ggml-common.h` (`block_q4_0` and its siblings) and
-//! `ggml-quants.c` (`dequantize_row_*`) of https://github.com/ggml-org/ggml. Multi-byte fields
+//! `ggml-quants.c` (`dequantize_row_*`) of <https://github.com/ggml-org/ggml>. Multi-byte fields
 //! are little endian. Every product and sum is rounded to `f32` in ggml's order, so that the
 //! result equals ggml's bit for bit.
 

@@ -138,7 +138,7 @@ fn found_in(
     Ok(name.map(|name| folder.join(name)))
 }
 
-/// The file that is meant, of those that a repository has, or the first of [several](model_parts); `None` when there
+/// The file that is meant, of those that a repository has, or the first of [several](mod@model_parts); `None` when there
 /// is none.
 ///
 /// # Errors
