@@ -94,12 +94,16 @@ DEVICE void stage_inputs(const DownArgs& a, int first, __half* x, float* scale) 
     const int warp = threadIdx.y, lane = threadIdx.x, units = a.down.units;
     for (int c = warp; c < a.combine.used; c += DOWN_WARPS) {
         const float* from = a.inputs + int64_t(first + c) * a.cols;
-        float max = 0.0f;
+        float down = SWIGLU_UP, up = 1.0f / SWIGLU_UP;
+        if (a.down.activation != CLAMPED_SWIGLU) {
+            float max = 0.0f;
 #pragma unroll 8
-        for (int u = 0; u < units; u++) max = fmaxf(max, largest(four(from, u * UNIT + 4 * lane, a.cols)));
-        const int e = row_exponent(warp_max(max));
-        const float down = power_of_two(-e);
-        if (lane == 0) scale[c] = power_of_two(e);
+            for (int u = 0; u < units; u++) max = fmaxf(max, largest(four(from, u * UNIT + 4 * lane, a.cols)));
+            const int e = row_exponent(warp_max(max));
+            down = power_of_two(-e);
+            up = power_of_two(e);
+        }
+        if (lane == 0) scale[c] = up;
 #pragma unroll 4
         for (int u = 0; u < units; u++) {
             const Four v = four(from, u * UNIT + 4 * lane, a.cols);

@@ -41,13 +41,14 @@ extern "C" __global__ void experts_pack(const __grid_constant__ ExpertsPackArgs 
 }
 
 struct ExpertsWideArgs {
-    WideArgs wide;        // parts and bias are those of an expert, tensor maps of all; rows are places, out is by place
+    WideArgs wide;        // parts and bias are those of an expert, tensor maps of all; rows are places, out is by place.
+                          // Without a scale rows are outputs of a clamped unit
     const Share* shares;
     const int* counts;    // of shares
-    int activation;
-    int unused;
+    int activation;       // of a pair. Some blocks write outputs of a clamped unit as inputs of a product
+    int out_units;        // of such a row
 };
-LAYOUT(ExpertsWideArgs, 640, AT(wide, 0) AT(shares, 576) AT(counts, 584) AT(activation, 592) AT(unused, 596))
+LAYOUT(ExpertsWideArgs, 640, AT(wide, 0) AT(shares, 576) AT(counts, 584) AT(activation, 592) AT(out_units, 596))
 
 #ifdef HAS_WGMMA
 // One matrix, without a gated linear unit.
@@ -60,6 +61,10 @@ template <int T, int WG, int NB> struct ExpertsWide : Wide<T, WG, NB> {
     static constexpr bool LARGE = NB > 64;
     static constexpr int COPIER = 32, MULTIPLIER = 160;
     static_assert(WG == 3 && COPIER + WG * MULTIPLIER == (WG + 1) * 128);
+
+    // Outputs of a clamped unit are written as inputs of the next product, and taken as such. Only where it pays: a block of
+    // 128 rows has no registers for it, and gpt-oss's experts are of this type.
+    static constexpr bool BOUNDED = T == MXFP4 && NB <= 64;
 
     const ExpertsWideArgs& e;
     int blocks;  // of tiles of an expert
@@ -120,7 +125,57 @@ template <int T, int WG, int NB> struct ExpertsWide : Wide<T, WG, NB> {
             if (!w.paired) write<NO_UNIT>(total, p, warp, lane);
             else if (e.activation == SILU) write<SILU>(total, p, warp, lane);
             else if (e.activation == GELU) write<GELU>(total, p, warp, lane);
+            else if (BOUNDED) write_inputs(total, p, warp, lane);
             else write<CLAMPED_SWIGLU>(total, p, warp, lane);
+        }
+    }
+
+    // Outputs of a clamped unit as `store_eight` packs rows. Their power of two is known, so nothing waits for a row.
+    DEVICE void write_inputs(const float (&total)[NB / 2], const Piece& p, int warp, const Lane& lane) const {
+        const int tiles = a.parts[0].tiles, groups = (a.rows + 7) / 8;
+        __half* const out = reinterpret_cast<__half*>(a.out);
+        // Of the first eight places: a lane has one of a column's two rows, with its neighbour of the next column.
+        auto place_of = [&](int tile) {
+            const int64_t group = int64_t(tile / 16) * groups + p.share.first / 8;
+            const int piece = tile % 16 / 4 * 4 + lane.g / 2, row = 2 * lane.t + (lane.g & 1);
+            return reinterpret_cast<uint32_t*>(out + (group * 16 + piece) * 64 + row * 8 + tile % 4 * 2);
+        };
+        constexpr int STEP = 16 * 64 / 2;  // words of eight places
+        // Columns behind the last one are zero.
+        if (p.tile0 + Base::TILES / 2 >= tiles)
+            for (int tile = tiles + warp; tile < e.out_units * 16; tile += Base::WARPS) {
+                uint32_t* to = place_of(tile);
+                for (int j = 0; 8 * j < p.share.count; j++) to[j * STEP] = 0;
+            }
+        const int tile = p.tile0 + warp;
+        if (tile >= tiles) return;
+        const float* bias[2];
+        float b[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            bias[i] = bias_of(a.parts[i], p.share.expert);
+            b[i] = bias[i] ? bias[i][tile * TILE_N + lane.g] : 0.0f;
+        }
+        auto finish = [&](float sum, float scale, int i) {
+            const float v = __fmul_rn(sum, scale);
+            return bias[i] ? __fadd_rn(v, b[i]) : v;
+        };
+        const float* scales = a.scale + p.share.first + 2 * lane.t;
+        uint32_t* to = place_of(tile);
+#pragma unroll
+        for (int j = 0; j < NB / 8; j++, to += STEP) {
+            if (8 * j >= p.share.count) return;
+            const float2 scale = *reinterpret_cast<const float2*>(scales + 8 * j);
+            float v[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float s = i == 0 ? scale.x : scale.y;
+                v[i] = clamped_swiglu(finish(total[4 * j + i], s, 0), finish(total[4 * j + 2 + i], s, 1));
+            }
+            const bool odd = lane.g & 1;
+            const float other = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 4);
+            const float low = odd ? other : v[0], high = odd ? v[1] : other;
+            *to = pack(__fmul_rn(low, SWIGLU_UP), __fmul_rn(high, SWIGLU_UP));
         }
     }
 
@@ -144,12 +199,13 @@ template <int T, int WG, int NB> struct ExpertsWide : Wide<T, WG, NB> {
             return bias[i] ? __fadd_rn(v, b[i]) : v;
         };
         const int64_t stride = a.out_stride;
-        const float* scales = a.scale + p.share.first + 2 * lane.t;
+        const float* scales = BOUNDED && !a.scale ? nullptr : a.scale + p.share.first + 2 * lane.t;
         float* to = a.out + (p.share.first + 2 * lane.t) * stride + a.parts[0].column + tile[0] * TILE_N + lane.g;
 #pragma unroll
         for (int j = 0; j < NB / 8; j++, to += 8 * stride) {
             if (8 * j >= p.share.count) return;
-            const float2 scale = *reinterpret_cast<const float2*>(scales + 8 * j);
+            float2 scale = make_float2(1.0f / SWIGLU_UP, 1.0f / SWIGLU_UP);
+            if (!BOUNDED || scales) scale = *reinterpret_cast<const float2*>(scales + 8 * j);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const float s = i == 0 ? scale.x : scale.y;

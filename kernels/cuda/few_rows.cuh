@@ -5,6 +5,14 @@
 #pragma once
 #include "norm.cuh"
 
+// Of kernels that make such rows. On Blackwell the compiler takes 64 registers where it is not told how many blocks there are, and
+// spills.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define FEW_BOUNDS(THREADS) __launch_bounds__(THREADS, 1)
+#else
+#define FEW_BOUNDS(THREADS) __launch_bounds__(THREADS)
+#endif
+
 constexpr int FEW_ROWS = 4;
 constexpr int MOST_FEW_WARPS = 16;
 
@@ -24,8 +32,82 @@ DEVICE Four finished(const RowArgs& a, int row, int k, float inverse) {
     return v;
 }
 
+// Chunks of a single row that a warp keeps in registers.
+constexpr int FEW_CHUNKS = 4;
+
+// A norm's weights, which nothing before this launch writes.
+template <int WARPS> struct FewWeights {
+    Four w[FEW_CHUNKS];
+    DEVICE FewWeights(const RowArgs& a) {
+#pragma unroll
+        for (int i = 0; i < FEW_CHUNKS; i++) {
+            const int u = threadIdx.y + i * WARPS;
+            if (a.weight && a.rows == 1 && u < a.units) w[i] = four(a.weight, u * UNIT + 4 * threadIdx.x, a.cols);
+        }
+    }
+};
+
+// `make_few_rows` of a single row that the warps' registers have room for.
+template <int WARPS>
+DEVICE void make_one_row(const RowArgs& a, FewRows& few, __half* x, const FewWeights<WARPS>& weights) {
+    const int warp = threadIdx.y, lane = threadIdx.x;
+    const bool copies = a.copy && blockIdx.x == 0;
+    Four v[FEW_CHUNKS];
+#pragma unroll
+    for (int i = 0; i < FEW_CHUNKS; i++) v[i] = four(a.input, (warp + i * WARPS) * UNIT + 4 * lane, a.cols);
+    if (a.weight) {
+#pragma unroll
+        for (int i = 0; i < FEW_CHUNKS; i++) {
+            const int u = warp + i * WARPS;
+            if (u >= a.units) break;
+            const float sum = warp_sum(sum_of_squares(v[i]));
+            if (lane == 0) few.squares[0][u] = sum;
+        }
+        __syncthreads();
+        float sum = 0.0f;
+        for (int u = 0; u < a.units; u++) sum = __fadd_rn(sum, few.squares[0][u]);
+        const float inverse = inverse_norm(sum, a.cols, a.eps);
+#pragma unroll
+        for (int i = 0; i < FEW_CHUNKS; i++)
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                if (warp + i * WARPS < a.units) v[i].v[n] = __fmul_rn(__fmul_rn(v[i].v[n], weights.w[i].v[n]), inverse);
+            }
+    }
+    float max = 0.0f;
+#pragma unroll
+    for (int i = 0; i < FEW_CHUNKS; i++) max = fmaxf(max, largest(v[i]));
+    max = warp_max(max);
+    if (lane == 0) few.most[0][warp] = max;
+    __syncthreads();
+    max = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) max = fmaxf(max, few.most[0][w]);
+    const int e = row_exponent(max);
+    const float down = power_of_two(-e);
+    if (lane == 0 && warp == 0) {
+        few.scale[0] = power_of_two(e);
+        if (copies) a.copy_scale[0] = power_of_two(e);
+    }
+#pragma unroll
+    for (int i = 0; i < FEW_CHUNKS; i++) {
+        const int u = warp + i * WARPS;
+        if (u >= a.units) break;
+        const uint2 halves = make_uint2(pack(__fmul_rn(v[i].v[0], down), __fmul_rn(v[i].v[1], down)),
+                                        pack(__fmul_rn(v[i].v[2], down), __fmul_rn(v[i].v[3], down)));
+        const int at = u * UNIT + 4 * lane;
+        *reinterpret_cast<uint2*>(x + at) = halves;
+        if (copies) *reinterpret_cast<uint2*>(a.copy + at) = halves;
+    }
+    __syncthreads();
+}
+
 // Rows as F16 under one power of two each, `x` [rows][units * 128]; where there is a copy, one block writes it.
-template <int WARPS> DEVICE void make_few_rows(const RowArgs& a, FewRows& few, __half* x) {
+template <int WARPS> DEVICE void make_few_rows(const RowArgs& a, FewRows& few, __half* x, const FewWeights<WARPS>& weights) {
+    if (a.rows == 1 && a.units <= WARPS * FEW_CHUNKS) {
+        make_one_row(a, few, x, weights);
+        return;
+    }
     // With few warps a warp has several chunks, whose loads are under way together.
     constexpr int AHEAD = WARPS < MOST_FEW_WARPS ? 4 : 1;
     const int warp = threadIdx.y, lane = threadIdx.x;

@@ -70,8 +70,8 @@ DEVICE float row_max(float v, const LanePlace& place, float (*smem)[MAX_ROW_THRE
 }
 
 // The rest of a row's way: scale, F16, memory. `make(k)` gives columns that are not in `kept`; all of
-// them are finished but for the scale.
-template <typename Make>
+// them are finished but for the scale, which is that of a clamped unit where they are BOUNDED.
+template <bool BOUNDED = false, typename Make>
 DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const Eight (&kept)[KEEP],
                       const Make& make) {
     __shared__ float smem[2][MAX_ROW_THREADS / 32];
@@ -85,12 +85,12 @@ DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const E
         if (k < a.cols) *reinterpret_cast<float4*>(to) = make_float4(l[0], l[1], l[2], l[3]);
         if (k + 4 < a.cols) *reinterpret_cast<float4*>(to + 4) = make_float4(h[0], h[1], h[2], h[3]);
     });
-    int e = row_exponent(row_max(max, place, smem));
+    int e = BOUNDED ? 0 : row_exponent(row_max(max, place, smem));
     if (row >= a.rows) return;
-    float down = power_of_two(-e);
+    const float down = BOUNDED ? SWIGLU_UP : power_of_two(-e), scale = BOUNDED ? 1.0f / SWIGLU_UP : power_of_two(e);
     if (threadIdx.x == 16 * place.row) {
-        a.scale[row] = power_of_two(e);
-        if (a.copy) a.copy_scale[row] = power_of_two(e);
+        a.scale[row] = scale;
+        if (a.copy) a.copy_scale[row] = scale;
     }
     lane_columns(a.units, place, [&](int k, int slot) {
         store_eight(a, row, k, slot < KEEP ? kept[slot] : make(k), down);
@@ -178,7 +178,7 @@ add_norm(const __grid_constant__ RowArgs a) {
     });
 }
 
-template <typename Make> DEVICE void scale_and_write(const RowArgs& a, const Make& make) {
+template <bool BOUNDED, typename Make> DEVICE void scale_and_write(const RowArgs& a, const Make& make) {
     LanePlace place;
     launch_dependents();
     grid_dependency_wait();
@@ -189,18 +189,14 @@ template <typename Make> DEVICE void scale_and_write(const RowArgs& a, const Mak
     lane_columns(a.units, place, [&](int k, int slot) {
         if (slot < KEEP) kept[slot] = make(x, k);
     });
-    write_row(a, row, place, kept, [&](int k) { return make(x, k); });
+    write_row<BOUNDED>(a, row, place, kept, [&](int k) { return make(x, k); });
 }
 
-extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
-scale_rows(const __grid_constant__ RowArgs a) {
-    scale_and_write(a, [&](const float* x, int k) { return eight(x, k, a.cols); });
+template <bool BOUNDED> DEVICE void scale_all(const RowArgs& a) {
+    scale_and_write<BOUNDED>(a, [&](const float* x, int k) { return eight(x, k, a.cols); });
 }
-
-// `input` holds gate in its first `cols` columns and up behind them.
-extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
-glu_rows(const __grid_constant__ RowArgs a) {
-    scale_and_write(a, [&](const float* gate, int k) {
+template <bool BOUNDED> DEVICE void glu_all(const RowArgs& a) {
+    scale_and_write<BOUNDED>(a, [&](const float* gate, int k) {
         Eight g = eight(gate, k, a.cols), u = eight(gate + a.cols, k, a.cols);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -210,3 +206,14 @@ glu_rows(const __grid_constant__ RowArgs a) {
         return g;
     });
 }
+
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+scale_rows(const __grid_constant__ RowArgs a) { scale_all<false>(a); }
+// Of outputs of a clamped unit.
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+scale_bounded_rows(const __grid_constant__ RowArgs a) { scale_all<true>(a); }
+// `input` holds gate in its first `cols` columns and up behind them.
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+glu_rows(const __grid_constant__ RowArgs a) { glu_all<false>(a); }
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+glu_bounded_rows(const __grid_constant__ RowArgs a) { glu_all<true>(a); }

@@ -11,7 +11,12 @@
 #include "tile_ring.cuh"
 
 constexpr int PRODUCT_WARPS = 8;
+// Slots of a warp's ring; fewer of large units, so that three blocks of Q8_0 fit a multiprocessor, and all of a wide weight are
+// there at once.
 constexpr int PRODUCT_STAGES = 4;
+constexpr int LARGE_STAGES = 3;
+constexpr int LARGE_BYTES = 1024;
+__host__ __device__ constexpr int product_stages(int type) { return unit_bytes(type) < LARGE_BYTES ? PRODUCT_STAGES : LARGE_STAGES; }
 
 struct ProductsArgs {
     RowArgs input;         // `out`, `scale` and `groups` are not used; without a weight rows are taken as they are
@@ -31,7 +36,7 @@ DEVICE void multiply_few(const ProductsArgs& a, const Part& part, int tile, uint
     const RowArgs& in = a.input;
     const int units = in.units, segments = segments_of(units), warp = threadIdx.y;
     Lane lane;
-    TileRing<T, 2, PRODUCT_STAGES> ring(smem, warp);
+    TileRing<T, 2, product_stages(T)> ring(smem, warp);
     const int64_t tile_bytes = int64_t(units) * unit_bytes(T);
     const uint8_t* tiles[2] = {part.weight + tile * tile_bytes, part.weight + min(tile + 1, part.tiles - 1) * tile_bytes};
     SomeSegments walk(units, warp, PRODUCT_WARPS), ahead = walk;
@@ -45,9 +50,10 @@ DEVICE void multiply_few(const ProductsArgs& a, const Part& part, int tile, uint
     };
 #pragma unroll
     for (int i = 0; i < ring.STAGES; i++) ask(i);
+    const FewWeights<PRODUCT_WARPS> weights(in);
     grid_dependency_wait();
     if (blockIdx.x == 0 && threadIdx.x == 0 && warp == 0) post(in.board + BOARD_STAGE, in.stage);
-    make_few_rows<PRODUCT_WARPS>(in, few, x);
+    make_few_rows(in, few, x, weights);
     float d[2][4] = {};
     while (walk.is_there(segments)) {
         const int segment = walk.segment;
@@ -100,6 +106,6 @@ DEVICE void products_of_few(const ProductsArgs& a) {
     *out = a.add ? residual_sum(*out, v) : v;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * PRODUCT_WARPS) products_few(const __grid_constant__ ProductsArgs a) {
+extern "C" __global__ void FEW_BOUNDS(32 * PRODUCT_WARPS) products_few(const __grid_constant__ ProductsArgs a) {
     products_of_few(a);
 }

@@ -34,9 +34,10 @@ DEVICE void route_few_rows(const RouteFewArgs& a) {
         for (int c = 0; c < CHUNKS; c++) w[c].template load<true>(tile + u * unit_bytes(F32), lane, c);
     };
     if (segment < segments) load(segment);
+    const FewWeights<FEW_WARPS> weights(a.norm);
     grid_dependency_wait();
     if (blockIdx.x == 0 && threadIdx.x == 0 && segment == 0) post(a.norm.board + BOARD_STAGE, a.norm.stage);
-    make_few_rows<FEW_WARPS>(a.norm, few, x);
+    make_few_rows(a.norm, few, x, weights);
     if (segment < segments) {
         float d[4] = {};
         for (int u = segment; u < units; u += segments) {
@@ -71,6 +72,6 @@ DEVICE void route_few_rows(const RouteFewArgs& a) {
     if (threadIdx.y < rows) choose_row(a.route, threadIdx.y, lane.id);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * FEW_WARPS) route_few(const __grid_constant__ RouteFewArgs a) {
+extern "C" __global__ void FEW_BOUNDS(32 * FEW_WARPS) route_few(const __grid_constant__ RouteFewArgs a) {
     route_few_rows(a);
 }

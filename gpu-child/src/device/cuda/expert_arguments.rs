@@ -88,7 +88,7 @@ layout! {
         pub shares: DevicePtr<Share>,
         pub counts: DevicePtr<i32>,
         pub activation: i32,
-        pub unused: i32,
+        pub out_units: i32,
     }
 
     pub struct CombineArgs in "combine.cuh" {

@@ -7,6 +7,7 @@ use super::experts_wide::most_places;
 use super::memory::{Arena, DevicePtr, Layout};
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
+use worker_orcd_kernels::Activation;
 
 /// All zero where the model has no experts.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,7 +39,10 @@ impl ExpertSizes {
             n_embd: config.n_embd,
             input: units(config.n_embd) * UNIT,
             inner: units(experts.n_ff) * UNIT,
-            widest: config.n_embd.max(2 * experts.n_ff),
+            widest: (2 * experts.n_ff).max(match is_bounded(config) {
+                true => config.n_embd + units(experts.n_ff) * UNIT / 2,
+                false => config.n_embd,
+            }),
             logits: experts.logits(),
             has_shared: experts.shared_n_ff.is_some(),
         }
@@ -71,6 +75,12 @@ pub struct ExpertPlaces {
 
 /// Words of `counts`: shares, and blocks of `route.cu` that are done.
 const COUNTS: usize = 2;
+
+/// What gate and up leave has a bound (`glu.cuh`): they may write inputs of down.
+#[must_use]
+pub fn is_bounded(config: &ModelConfig) -> bool {
+    config.activation == Activation::ClampedSwiglu
+}
 
 impl ExpertPlaces {
     pub fn of(layout: &mut Layout, s: &ExpertSizes) -> Self {
@@ -121,7 +131,8 @@ pub struct ExpertBuffers {
     /// Normalized rows, in rows of k, and their powers of two.
     pub norm: DevicePtr<u16>,
     pub norm_scale: DevicePtr<f32>,
-    /// By place: gate and up, or their gated linear unit; then results.
+    /// By place: gate and up, or their gated linear unit; then results, and behind those of all places inputs of down that have a
+    /// bound.
     pub ff: DevicePtr<f32>,
     /// By place: rows of `norm`, where they are packed; then inputs of down. And their powers of two.
     pub act: DevicePtr<u16>,

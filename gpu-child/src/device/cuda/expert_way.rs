@@ -2,9 +2,13 @@
 
 use super::experts_wide::{self, PLACE_GROUP};
 use super::headers::constant;
+use worker_orcd_kernels::TensorType;
 
 const WALK_ROWS: usize = constant!("experts_walk.cu", WALK_ROWS);
 pub const MANY_ROWS: usize = constant!("experts_many.cu", EXPERTS_ROWS);
+
+/// Rows of the largest block of `experts_wide.cu` that does so.
+const BOUNDED_ROWS: usize = 64;
 
 /// How a batch's rows are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +41,17 @@ impl Way {
         match self {
             Self::Row | Self::Walk | Self::Many => 1,
             Self::Wide(_) => PLACE_GROUP,
+        }
+    }
+
+    /// Outputs of a clamped unit of weights of this type are written as inputs of the next product.
+    #[must_use]
+    pub fn is_bounded(self, ty: TensorType) -> bool {
+        match self {
+            Self::Row | Self::Walk | Self::Many => false,
+            Self::Wide(block) => {
+                ty == TensorType::MXFP4 && experts_wide::BLOCKS[block].rows <= BOUNDED_ROWS
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use super::context::Context;
 use super::expert_arguments::{ExpertsArgs, ExpertsPackArgs, ExpertsWideArgs};
 use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part, WideArgs};
 use super::tensor_map::TensorMap;
+use super::weights::units;
 use super::wide::{Block, MAX_STAGES, block};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
@@ -129,12 +130,12 @@ impl ExpertsWide {
     ) -> Result<(), Fault> {
         let block = BLOCKS[index];
         let [first, second] = arguments.parts;
-        let units = arguments.units as usize;
+        let units_of_row = arguments.units as usize;
         let mut weights = [TensorMap::NONE; 3];
         for (map, part) in weights.iter_mut().zip([first, second]) {
             let tiles = part.tiles * experts as i32;
             let all = Part { tiles, ..part };
-            *map = TensorMap::of_weight(&all, self.ty, units, block.tiles() / 2)?;
+            *map = TensorMap::of_weight(&all, self.ty, units_of_row, block.tiles() / 2)?;
         }
         let stages = self.stages(index);
         let arguments = ExpertsWideArgs {
@@ -159,7 +160,7 @@ impl ExpertsWide {
             shares: arguments.routing.shares,
             counts: arguments.routing.counts,
             activation: arguments.activation,
-            unused: 0,
+            out_units: units(first.rows as usize) as i32,
         };
         let geometry = Geometry {
             grid: [context.multiprocessors(), 1],

@@ -25,7 +25,7 @@ use worker_orcd_kernels::reference::rope::RopePairs;
 /// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
 const KEPT_CHUNKS: usize = constant!("norm.cu", KEEP);
 const MAX_ROW_WARPS: usize = constant!("norm.cu", MAX_ROW_THREADS) / 32;
-/// Threads of a block of rope_kv.cu, a pair of columns each.
+/// Threads of a block of rope_kv.cu.
 const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
 /// Threads of a block whose warps work on their own.
 const WARPS_THREADS: u32 = 128;
@@ -298,9 +298,14 @@ impl Forward<'_> {
     fn rope_and_append_kv(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         let arguments = self.rope_arguments(index, Some(layer));
         let config = self.config;
-        let pairs = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim / 2;
+        let heads = config.n_heads + 2 * config.n_kv_heads;
+        // A warp a head where heads have norms, else a thread a pair of columns.
+        let threads = match layer.q_norm.is_some() || layer.k_norm.is_some() {
+            true => 32 * heads,
+            false => heads * config.head_dim / 2,
+        };
         let geometry = Geometry {
-            grid: [rows as u32, (pairs as u32).div_ceil(ROPE_THREADS)],
+            grid: [rows as u32, (threads as u32).div_ceil(ROPE_THREADS)],
             ..Geometry::line(rows, ROPE_THREADS)
         };
         // SAFETY: positions are inside the RoPE table and their pages inside the arena: the

@@ -13,7 +13,7 @@ use super::board::Stage;
 use super::expert_arguments::{
     CombineArgs, DownArgs, ExpertsArgs, ExpertsPackArgs, RouteArgs, RouteFewArgs,
 };
-use super::expert_room::ExpertBuffers;
+use super::expert_room::{ExpertBuffers, is_bounded};
 use super::expert_way::Way;
 use super::experts::Experts as Kernels;
 use super::experts_wide::PLACE_GROUP;
@@ -136,10 +136,16 @@ impl Mixture<'_> {
                     .down(context, self.rows, &self.experts.unit, &arguments)
             };
         }
-        self.make_inputs_of_down()?;
+        let (inputs, scale) = match self.writes_inputs() {
+            true => (self.bounded_inputs(), DevicePtr::NULL),
+            false => {
+                self.make_inputs_of_down()?;
+                (room.act, room.act_scale)
+            }
+        };
         let arguments = ExpertsArgs {
             by_place: 1,
-            ..self.arguments([down, down], 0, room.act, room.act_scale)
+            ..self.arguments([down, down], 0, inputs, scale)
         };
         // SAFETY: inputs of every pair were launched before; a result takes the place of what they were made of.
         unsafe {
@@ -179,7 +185,12 @@ impl Mixture<'_> {
                 Way::Wide(_) => (room.act, room.act_scale),
                 Way::Row | Way::Walk | Way::Many => (room.norm, room.norm_scale),
             };
+            let out = match self.writes_inputs() {
+                true => self.bounded_inputs().cast(),
+                false => room.ff,
+            };
             let arguments = ExpertsArgs {
+                out,
                 paired: i32::from(paired),
                 out_stride: self.ff_stride() as i32,
                 ..self.arguments(linears, column, x, scale)
@@ -202,6 +213,22 @@ impl Mixture<'_> {
         self.kernels.pairs(&self.experts.unit)
     }
 
+    fn is_bounded(&self) -> bool {
+        is_bounded(self.forward.config)
+    }
+
+    /// Gate and up leave inputs of down.
+    fn writes_inputs(&self) -> bool {
+        let mut linears = self.experts.unit.linears();
+        self.is_bounded() && linears.all(|it| self.way.is_bounded(it.weight.ty))
+    }
+
+    /// Behind the results of all places.
+    fn bounded_inputs(&self) -> DevicePtr<u16> {
+        let places = self.kernels.places(self.way, self.rows);
+        self.room.ff.add(places * self.forward.config.n_embd).cast()
+    }
+
     fn ff_stride(&self) -> usize {
         let n_ff = self.experts.config.n_ff;
         if self.is_paired() { n_ff } else { 2 * n_ff }
@@ -221,9 +248,11 @@ impl Mixture<'_> {
             in_stride: self.ff_stride() as i32,
             ..forward.row_arguments(rows, room.ff, config.n_ff, Stage::Down.of(self.index))
         };
-        let kernel = match self.is_paired() {
-            true => &forward.ops.scale_rows,
-            false => &forward.ops.glu_rows,
+        let kernel = match (self.is_paired(), self.is_bounded()) {
+            (true, false) => &forward.ops.scale_rows,
+            (true, true) => &forward.ops.scale_bounded_rows,
+            (false, false) => &forward.ops.glu_rows,
+            (false, true) => &forward.ops.glu_bounded_rows,
         };
         forward.make_input(kernel, &arguments)
     }

@@ -17,6 +17,9 @@ pub struct Ops {
     pub rmsnorm: Kernel<RowArgs>,
     pub scale_rows: Kernel<RowArgs>,
     pub glu_rows: Kernel<RowArgs>,
+    /// Both, of outputs of a clamped unit.
+    pub scale_bounded_rows: Kernel<RowArgs>,
+    pub glu_bounded_rows: Kernel<RowArgs>,
     pub add_norm: Kernel<RowArgs>,
     pub rope_kv: Kernel<RopeArgs>,
     pub attention_together: Kernel<AttentionArgs>,
@@ -78,6 +81,8 @@ impl Ops {
                 rmsnorm: module.kernel("rmsnorm")?.overlapping(),
                 scale_rows: module.kernel("scale_rows")?.overlapping(),
                 glu_rows: module.kernel("glu_rows")?.overlapping(),
+                scale_bounded_rows: module.kernel("scale_bounded_rows")?.overlapping(),
+                glu_bounded_rows: module.kernel("glu_bounded_rows")?.overlapping(),
                 add_norm: module.kernel("add_norm")?.overlapping(),
                 rope_kv: module.kernel("rope_kv")?.overlapping(),
                 attention_together,

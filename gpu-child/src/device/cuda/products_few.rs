@@ -14,6 +14,8 @@ use worker_orcd_kernels::TensorType;
 pub const MOST_FEW_ROWS: usize = constant!("few_rows.cuh", FEW_ROWS);
 const PRODUCT_WARPS: usize = constant!("products_few.cu", PRODUCT_WARPS);
 const PRODUCT_STAGES: usize = constant!("products_few.cu", PRODUCT_STAGES);
+const LARGE_STAGES: usize = constant!("products_few.cu", LARGE_STAGES);
+const LARGE_BYTES: usize = constant!("products_few.cu", LARGE_BYTES);
 /// Of one tile in a ring, at most, but for types whose unit is half of that or more.
 const RING_UNIT_BYTES: usize = constant!("tile_ring.cuh", RING_BYTES);
 /// Shared memory that the kernel declares itself, and a little for NVIDIA's driver.
@@ -91,7 +93,12 @@ impl FewProducts {
 /// Rows, then rings of the type that asks for most.
 fn shared_bytes(linears: &[Linear], rows: usize) -> usize {
     let of_linear = |linear: &Linear| {
-        let ring = ring_bytes(multiplied_as(linear.weight.ty), 2, PRODUCT_STAGES);
+        let ty = multiplied_as(linear.weight.ty);
+        let stages = match unit_bytes(ty) < LARGE_BYTES {
+            true => PRODUCT_STAGES,
+            false => LARGE_STAGES,
+        };
+        let ring = ring_bytes(ty, 2, stages);
         rows * units(linear.weight.cols) * UNIT * size_of::<u16>() + PRODUCT_WARPS * ring
     };
     linears.iter().map(of_linear).max().unwrap_or_default()

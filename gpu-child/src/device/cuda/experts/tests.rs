@@ -11,6 +11,7 @@ use crate::device::cuda::memory::{Arena, DevicePtr, Plain, Purpose, download, up
 use crate::device::cuda::pack::pack;
 use crate::device::cuda::weights::Matrix;
 use crate::model::TensorView;
+use half::f16;
 use worker_orcd_kernels::reference::routing::route;
 use worker_orcd_kernels::synthetic::{Noise, random_rows};
 use worker_orcd_kernels::{Activation, Weighing};
@@ -391,8 +392,12 @@ impl<'a> Product<'a> {
         let (x, scale) = (room.hold(&self.x), room.hold(&self.scale));
         let places = way.places(pairs, COUNT);
         let (logits, routing) = (room.hold(&self.logits), room.routing(pairs, places));
+        let width = match paired && self.is_bounded(way) {
+            true => units(self.outputs) * UNIT / 2,
+            false => self.outputs,
+        };
         // Beyond the results nothing may be written.
-        let out = room.hold(&vec![7.0_f32; (places + 1) * self.outputs]);
+        let out = room.hold(&vec![7.0_f32; places * width + self.outputs]);
         let bias = self.hold_bias(&mut room);
         let arguments = arguments(&kernels.config, logits, routing, self.rows, way);
         let linear = Linear {
@@ -433,13 +438,32 @@ impl<'a> Product<'a> {
                 .multiply(context, (way, self.rows), &linear, &product)
                 .expect("a launch");
         }
-        let bits: Vec<u32> = room.get(out.cast(), (places + 1) * self.outputs);
-        let (results, beyond) = bits.split_at(places * self.outputs);
+        let bits: Vec<u32> = room.get(out.cast(), places * width + self.outputs);
+        let (results, beyond) = bits.split_at(places * width);
         assert!(beyond.iter().all(|it| *it == 7.0_f32.to_bits()));
         let of_pairs: Vec<i32> = room.get(routing.places, pairs);
-        let of_pair =
-            |place: &i32| results[*place as usize * self.outputs..][..self.outputs].to_vec();
+        let of_pair = |place: &i32| match paired && self.is_bounded(way) {
+            true => self.unpacked(results, places, *place as usize),
+            false => results[*place as usize * self.outputs..][..self.outputs].to_vec(),
+        };
         of_pairs.iter().map(of_pair).collect()
+    }
+
+    /// The way writes units as inputs of the next product.
+    fn is_bounded(&self, way: Way) -> bool {
+        self.activation == Activation::ClampedSwiglu && way.is_bounded(self.ty)
+    }
+
+    /// A row of inputs as `store_eight` packs them, as numbers of F32.
+    fn unpacked(&self, words: &[u32], places: usize, place: usize) -> Vec<u32> {
+        let of_column = |column: usize| {
+            let group = column / UNIT * (places / PLACE_GROUP) + place / PLACE_GROUP;
+            let piece = group * 16 + column % UNIT / 32 * 4 + column % 8 / 2;
+            let word = words[(piece * 64 + place % 8 * 8 + column % 32 / 8 * 2) / 2];
+            let bits = (word >> (16 * (column % 2))) as u16;
+            (f16::from_bits(bits).to_f32() / SWIGLU_UP).to_bits()
+        };
+        (0..self.outputs).map(of_column).collect()
     }
 
     /// The same of an expert's matrix alone, by the kernel for few rows.
@@ -483,6 +507,19 @@ impl<'a> Product<'a> {
     }
 }
 
+/// `SWIGLU_UP` of `glu.cuh`.
+const SWIGLU_UP: f32 = 512.0;
+
+/// What is left of units as inputs of a product.
+fn inputs(of_pairs: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let input = |bits: &u32| {
+        let half = f16::from_f32(f32::from_bits(*bits) * SWIGLU_UP);
+        (half.to_f32() / SWIGLU_UP).to_bits()
+    };
+    let of_pair = |bits: &Vec<u32>| bits.iter().map(input).collect();
+    of_pairs.iter().map(of_pair).collect()
+}
+
 /// Gate and up are the same matrix, which gives `of_one`.
 fn assert_gated(activation: Activation, of_one: &[Vec<u32>], seen: &[Vec<u32>], what: &str) {
     let pairs = of_one.iter().flatten().zip(seen.iter().flatten());
@@ -523,7 +560,11 @@ fn every_way_gives_the_bits_of_an_expert_alone() {
                 let of_rows = product.by(&kernels, Way::Row, true);
                 for way in ways_of(&kernels, ty) {
                     let seen = product.by(&kernels, way, true);
-                    assert!(seen == of_rows, "{what}: a pair by {way:?}");
+                    let expected = match product.is_bounded(way) {
+                        true => &inputs(&of_rows),
+                        false => &of_rows,
+                    };
+                    assert!(seen == *expected, "{what}: a pair by {way:?}");
                 }
                 assert_gated(product.activation, &expected, &of_rows, &what);
             }
