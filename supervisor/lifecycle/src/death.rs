@@ -173,6 +173,19 @@ impl DeathCause {
         )
     }
 
+    /// Memory was short, and a dying child has its own until it is reaped.
+    #[must_use]
+    pub(crate) fn is_of_memory(&self) -> bool {
+        matches!(
+            self,
+            Self::Said(Fault::InsufficientMemory { .. } | Fault::OutOfMemory { .. })
+                | Self::OomKilled
+                | Self::Exited(ExitCode::Fault(
+                    FaultKind::InsufficientMemory | FaultKind::OutOfMemory
+                ))
+        )
+    }
+
     /// The child found that weights are not what they were, or not where they were.
     #[must_use]
     pub fn is_of_kept_weights(&self) -> bool {

@@ -248,7 +248,7 @@ impl Staff {
         let (dying, tally) = (self.seats.get(of), self.ledger.tally(now, policy.window));
         let (cause, achieved) = (dying.state().cause_so_far(), dying.achieved());
         let verdict = match cause {
-            Some(cause) if cause.is_of_kept_weights() => return vec![],
+            Some(cause) if cause.is_of_kept_weights() || cause.is_of_memory() => return vec![],
             Some(cause) => {
                 let tally = tally.and(Some(&cause), achieved);
                 policy.judge(&cause, tally, self.has_served)

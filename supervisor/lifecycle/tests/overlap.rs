@@ -79,15 +79,36 @@ fn the_next_child_begins_at_the_first_sign_and_serves_before_the_dead_is_reaped(
 #[test]
 fn a_cause_that_needs_time_is_given_it() {
     let mut sim = overlapping();
-    let no_memory = ChildEvent::Fault(Fault::OutOfMemory {
-        message: "2 GiB".to_owned(),
+    let full_disk = ChildEvent::Fault(Fault::Io {
+        message: "no space left on device".to_owned(),
     });
-    let effects = sim.child(no_memory);
+    let effects = sim.child(full_disk);
     assert!(!has(&effects, STANDBY, &Deed::Spawn));
     let effects = sim.pass(Duration::from_millis(200));
     assert!(!has(&effects, STANDBY, &Deed::Spawn));
     let effects = sim.pass(Duration::from_millis(100));
     assert!(has(&effects, STANDBY, &Deed::Spawn));
+}
+
+/// Beside the dying child, the next one would find as little.
+#[test]
+fn a_child_that_had_too_little_memory_is_followed_behind_its_burial() {
+    for short in [
+        ChildEvent::Fault(Fault::OutOfMemory {
+            message: "2 GiB".to_owned(),
+        }),
+        ChildEvent::Exited(Exit::OomKilled),
+    ] {
+        let mut sim = overlapping();
+        sim.child(short.clone());
+        let effects = sim.pass_with(Duration::from_millis(800), beat_all);
+        assert!(!has(&effects, STANDBY, &Deed::Spawn), "{short:?}");
+        die_in(&mut sim, FIRST, Exit::Code(71));
+        let effects = sim.pass(Duration::from_millis(200));
+        assert!(!has(&effects, FIRST, &Deed::Spawn), "{short:?}");
+        let effects = sim.pass(Duration::from_millis(100));
+        assert!(has(&effects, FIRST, &Deed::Spawn), "{short:?}");
+    }
 }
 
 #[test]

@@ -126,9 +126,10 @@ impl Tally {
 
     /// `deaths`: when children died.
     pub fn markdown(&self, deaths: &[Instant]) -> String {
-        let mut out = "| asked for | completed, equal and valid | … of which a child died under | left or \
+        let mut out =
+            "| asked for | completed, equal and valid | … of which a child died under | left or \
                        cancelled, equal so far | different | failed |\n|---|---|---|---|---|---|\n"
-            .to_owned();
+                .to_owned();
         for (what, kind) in &self.kinds {
             let disturbed = |(from, to): &&(Instant, Instant)| {
                 deaths.iter().any(|at| (*from..=*to).contains(at))
