@@ -51,17 +51,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 /// Everything. Returns why the kernels were left out, if they were.
 fn whole(arguments: &Arguments) -> Result<Option<String>> {
-    // The child embeds the kernels. The oracles are mostly waited for.
-    let (oracles, kernels) = thread::scope(|scope| {
+    let (oracles, compiled) = thread::scope(|scope| {
+        // They are mostly waited for.
         let oracles = scope.spawn(|| phase("oracles", oracles));
-        let kernels = phase("kernels", || {
-            kernels::for_ci(arguments.require_kernels, arguments.deep)
-        });
-        (oracles.join().expect("it does not panic"), kernels)
+        let compiled = compiled(arguments);
+        (oracles.join().expect("it does not panic"), compiled)
     });
-    let (oracles, left_out) = (oracles?, kernels?);
-    lints(arguments)?;
-    let mut programs = phase("build", || side_by_side::build(&[]))?;
+    let (oracles, (mut programs, left_out)) = (oracles?, compiled?);
     if left_out.is_none() {
         // First, because they take longest.
         programs.splice(0..0, played::for_ci(&programs)?);
@@ -73,6 +69,17 @@ fn whole(arguments: &Arguments) -> Result<Option<String>> {
         deep::run(&programs, &oracles)?;
     }
     Ok(left_out)
+}
+
+/// The test programs, and why the kernels were left out, if they were.
+fn compiled(arguments: &Arguments) -> Result<(Vec<Program>, Option<String>)> {
+    // The child embeds them.
+    let left_out = phase("kernels", || {
+        kernels::for_ci(arguments.require_kernels, arguments.deep)
+    })?;
+    lints(arguments)?;
+    let programs = phase("build", || side_by_side::build(&[]))?;
+    Ok((programs, left_out))
 }
 
 fn lints(arguments: &Arguments) -> Result<()> {
