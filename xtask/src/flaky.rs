@@ -5,14 +5,14 @@
 
 use crate::process::Running;
 use crate::side_by_side::{self, Program};
-use crate::{paths, test};
+use crate::{lanes, paths, test};
 use anyhow::{Result, bail};
+use clap::value_parser;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
-use std::thread;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -22,9 +22,9 @@ pub struct Arguments {
     /// Processes that keep the cores busy meanwhile.
     #[arg(long, default_value_t = 4)]
     load: u32,
-    /// Programs that run beside each other.
-    #[arg(long, default_value_t = 2)]
-    at_once: usize,
+    /// Programs that run beside each other, but for those that a check runs alone.
+    #[arg(long, default_value_t = 2, value_parser = value_parser!(u8).range(1..))]
+    at_once: u8,
     /// Only programs whose path contains one of these.
     #[arg(long)]
     only: Vec<String>,
@@ -48,32 +48,34 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part))
     };
     let chosen: Vec<_> = programs.iter().filter(|it| is_chosen(&it.name())).collect();
+    if chosen.is_empty() {
+        bail!(
+            "no test program has a path that contains {:?}",
+            arguments.only
+        );
+    }
     let _busy = (0..arguments.load)
         .map(|_| Running::start(Command::new("sh").args(["-c", "while :; do :; done"])))
         .collect::<Result<Vec<_>>>()?;
-    let runs = (0..arguments.rounds).flat_map(|round| chosen.iter().map(move |it| (round, it)));
-    let (left, done) = (Mutex::new(runs), Mutex::new(read()?));
-    let lane = || -> Result<()> {
-        loop {
-            let next = left.lock().expect("no holder panics").next();
-            let Some((round, program)) = next else {
-                return Ok(());
-            };
-            let before = |done: &Done| done.get(&program.name()).map_or(0, |it| it.iter().sum());
-            if before(&done.lock().expect("no holder panics")) > round {
-                continue;
-            }
-            let failed = !once(program, round, &oracles.settings())?;
-            let mut done = done.lock().expect("no holder panics");
-            done.entry(program.name()).or_default()[usize::from(failed)] += 1;
-            fs::write(folder.join("done.json"), serde_json::to_vec_pretty(&*done)?)?;
+    let done = Mutex::new(read()?);
+    let settings = oracles.settings();
+    let (alone, others): (Vec<&Program>, Vec<_>) =
+        chosen.into_iter().partition(|it| it.runs_alone());
+    for round in 0..arguments.rounds {
+        for (programs, at_once) in [(&others, arguments.at_once), (&alone, 1)] {
+            lanes::run(programs, at_once.into(), |program| {
+                let runs = |done: &Done| done.get(&program.name()).map_or(0, |it| it.iter().sum());
+                if runs(&done.lock().expect("no holder panics")) > round {
+                    return Ok(());
+                }
+                let failed = !once(program, round, &settings)?;
+                let mut done = done.lock().expect("no holder panics");
+                done.entry(program.name()).or_default()[usize::from(failed)] += 1;
+                fs::write(folder.join("done.json"), serde_json::to_vec_pretty(&*done)?)?;
+                Ok(())
+            })?;
         }
-    };
-    thread::scope(|scope| {
-        let lanes: Vec<_> = (0..arguments.at_once).map(|_| scope.spawn(lane)).collect();
-        let mut lanes = lanes.into_iter();
-        lanes.try_for_each(|it| it.join().expect("a lane does not panic"))
-    })?;
+    }
     let done = done.into_inner().expect("no holder panics");
     let chosen = done.iter().filter(|(name, _)| is_chosen(name));
     let failed: Vec<_> = chosen.filter(|(_, [_, failed])| *failed > 0).collect();

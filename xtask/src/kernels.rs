@@ -8,14 +8,13 @@
 mod instructions;
 mod toolkit;
 
-use crate::{paths, process};
+use crate::{lanes, paths, process};
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use toolkit::{Found, Toolkit};
 
@@ -38,6 +37,9 @@ const HOPPER: &str = "sm_90a";
 /// A committed file: a hash for each unit whose machine code for Hopper has the instructions that it is meant to have. A hash is of all
 /// that decides this: sources, compiler, flags, rules. `cargo xtask kernels --check` writes it.
 const CHECKED: &str = "kernels/checked.sha256";
+
+/// Below `target/kernels`: the architectures that they were compiled for.
+const BUILT: &str = "architectures";
 
 /// Translation units; the other files are included by them. A change compiles its own family of kernels. Those that take longest
 /// come first, so that none of them is left to be compiled alone.
@@ -102,11 +104,15 @@ pub fn for_ci(required: bool, all: bool) -> Result<Option<String>> {
     };
     let committed = fs::read_to_string(paths::root().join(CHECKED)).unwrap_or_default();
     let is_checked = committed == checked(&toolkit)?;
-    let codes = match all || is_current(&toolkit, &codes(None)?)? {
-        true => codes(None)?,
-        false if is_checked => vec![INTERPRETED],
-        false => vec![HOPPER, INTERPRETED],
+    // What was built of these sources stays: the next build of the child embeds it.
+    let built = built();
+    let stays = !built.is_empty() && is_current(&toolkit, &built)?;
+    let is_wanted = |code: &&str| match *code {
+        INTERPRETED => true,
+        HOPPER if !is_checked => true,
+        code => all || stays && built.contains(&code),
     };
+    let codes: Vec<_> = codes(None)?.into_iter().filter(is_wanted).collect();
     compile(&toolkit, &codes)?;
     if codes == [INTERPRETED] {
         println!("machine code of these kernels was checked before ({CHECKED})");
@@ -116,6 +122,15 @@ pub fn for_ci(required: bool, all: bool) -> Result<Option<String>> {
         Found::Here(disassembler) => check(&disassembler, &codes).map(|()| None),
         Found::Unreachable(why) => leave_out(why),
     }
+}
+
+/// Architectures of the kernels in `target/kernels`.
+fn built() -> Vec<&'static str> {
+    let file = folder().join(BUILT);
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let all = ARCHITECTURES.into_iter().map(|(_, code)| code);
+    all.filter(|code| text.split_whitespace().any(|it| it == *code))
+        .collect()
 }
 
 /// Builds what the cards of this machine need, where it has any. Without a compiler to be had, the
@@ -188,23 +203,12 @@ fn is_current(toolkit: &Toolkit, codes: &[&str]) -> Result<bool> {
 fn compile(toolkit: &Toolkit, codes: &[&str]) -> Result<()> {
     let folder = folder();
     fs::create_dir_all(&folder)?;
-    let next = AtomicUsize::new(0);
-    // As many compilers as there are processors, each with one unit at a time.
-    let compile_some = || {
-        while let Some(unit) = UNITS.get(next.fetch_add(1, Ordering::Relaxed)) {
-            compile_unit(toolkit, codes, &folder.join(unit))?;
-        }
-        Ok::<_, anyhow::Error>(())
-    };
-    thread::scope(|scope| {
-        let processors = thread::available_parallelism().map_or(1, usize::from);
-        let compilers: Vec<_> = (0..processors).map(|_| scope.spawn(compile_some)).collect();
-        compilers
-            .into_iter()
-            .try_for_each(|compiler| compiler.join().expect("no compilation panics"))
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    lanes::run(&UNITS, processors, |unit| {
+        compile_unit(toolkit, codes, &folder.join(unit))
     })?;
     // For the child, which tells a device that it has nothing for before it makes a context there.
-    write_if_new(&folder.join("architectures"), &codes.join(" "))
+    write_if_new(&folder.join(BUILT), &codes.join(" "))
 }
 
 /// Leaves `stem.fatbin`, made by this compiler from these sources.

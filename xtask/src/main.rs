@@ -20,6 +20,7 @@ mod haiku;
 mod install;
 mod javascript;
 mod kernels;
+mod lanes;
 mod paths;
 mod played;
 mod process;

@@ -4,6 +4,7 @@
 //! `end_to_end` is a program here: it runs in a process of its own. The output of a program is shown when it has ended, whole. Tests
 //! that hold streams to a pace have the machine to themselves, and so has a program whose children have short deadlines.
 
+use crate::lanes;
 use crate::paths;
 use crate::process::{self, Running};
 use anyhow::{Context, Result, bail};
@@ -14,7 +15,6 @@ use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use std::thread;
 use std::time::Instant;
 
 const AT_ONCE: usize = 2;
@@ -144,26 +144,15 @@ fn run_all(
     at_once: usize,
     settings: &Settings,
 ) -> Result<Vec<(String, Ended)>> {
-    let left = Mutex::new(programs.iter());
     let ended = Mutex::new(Vec::new());
-    let lane = || -> Result<()> {
-        loop {
-            let next = left.lock().expect("no holder panics").next();
-            let Some(program) = next else {
-                return Ok(());
-            };
-            // Before it ends too: of a program that hangs nothing else is seen.
-            println!("     Running {}", program.name());
-            let run = program.run(settings)?;
-            program.show(&run)?;
-            let mut ended = ended.lock().expect("no holder panics");
-            ended.push((program.name(), run));
-        }
-    };
-    thread::scope(|scope| {
-        let lanes: Vec<_> = (0..at_once).map(|_| scope.spawn(lane)).collect();
-        let mut lanes = lanes.into_iter();
-        lanes.try_for_each(|it| it.join().expect("a lane does not panic"))
+    lanes::run(programs, at_once, |program| {
+        // Before it ends too: of a program that hangs nothing else is seen.
+        println!("     Running {}", program.name());
+        let run = program.run(settings)?;
+        program.show(&run)?;
+        let mut ended = ended.lock().expect("no holder panics");
+        ended.push((program.name(), run));
+        Ok(())
     })?;
     Ok(ended.into_inner().expect("no holder panics"))
 }
@@ -215,7 +204,8 @@ impl Program {
         Ok(programs.collect())
     }
 
-    fn runs_alone(&self) -> bool {
+    /// With nothing beside it.
+    pub fn runs_alone(&self) -> bool {
         self.measures() || ALONE.iter().any(|name| self.source.ends_with(name))
     }
 

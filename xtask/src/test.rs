@@ -106,12 +106,7 @@ fn quick() -> Result<()> {
     for name in tests_beside_sources()? {
         selection.extend(["--test".to_owned(), name]);
     }
-    let mut programs = phase("build", || side_by_side::build(&selection))?;
-    // `--test NAME` selects every program of that name in the workspace, also those of `tests`, which need a model.
-    programs.retain(|it| {
-        let name = it.name();
-        !name.starts_with("tests/tests/") || name.starts_with("tests/tests/tidy/")
-    });
+    let programs = phase("build", || side_by_side::build(&selection))?;
     phase("tests", || side_by_side::run(&programs, &[]))
 }
 

@@ -96,7 +96,7 @@ pub const OPTIONS: &[Spec] = &[
         "admin-key-file",
         "FILE",
         None,
-        "Keys for /shutdown, /restart and /crashes, which other keys may not use then; they are valid everywhere else too",
+        "Keys that /shutdown, /restart and /crashes require then; they are valid everywhere else too",
     ),
     value(
         "admin-socket",
@@ -235,7 +235,7 @@ pub const OPTIONS: &[Spec] = &[
         "kv-cache-size",
         "BYTES",
         None,
-        "Size of the KV cache, such as 512MiB [default: the memory that is free after loading]",
+        "Size of the KV cache, such as 512MiB [default: CUDA: by --gpu-memory-utilization; CPU: some sequences, in at most a quarter of the free memory]",
     ),
     value(
         "gpu-memory-utilization",
@@ -271,7 +271,7 @@ pub const OPTIONS: &[Spec] = &[
         "on-fault",
         "WHAT",
         Some("resume"),
-        "When a child dies, resume its streams or fail them: resume or fail",
+        "When a child dies, streams continue on the next one (resume) or end with an error (fail)",
     ),
     value(
         "drain-timeout",
@@ -331,7 +331,7 @@ pub const OPTIONS: &[Spec] = &[
         "quarantine-for",
         "TIME",
         Some("10min"),
-        "Time for which a request that kills a child on its own is refused",
+        "Time for which a request that kills a child while it runs alone is refused",
     ),
     value(
         "max-body-size",

@@ -74,7 +74,7 @@ pub fn read(
     let mut smallest: Option<Budget> = None;
     for field in FIELDS.iter().copied() {
         if parsing.thinking.is_none() {
-            let rule = "is not supported: this model has no thinking tags";
+            let rule = "is not supported: the reasoning syntax of this model is none";
             let is_no_bound = |value: Json<'_>| {
                 let number = value.number().and_then(|it| it.as_f64());
                 number == Some(NO_BOUND)

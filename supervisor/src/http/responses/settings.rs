@@ -173,7 +173,7 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     fields.boolean("store");
     fields.says_no_effect("store");
     let no = |value: Json<'_>| value.boolean() == Some(false);
-    let rule = "is not supported: an answer is streamed or returned whole";
+    let rule = "is not supported: an answer is computed while its client waits";
     fields.only("background", || schema::values([false]), no, rule);
     let rule = "may be disabled only: nothing is left out of a conversation";
     fields.only_words("truncation", &["disabled"], rule);
