@@ -2,6 +2,7 @@
 //! an interpreter of their PTX. What they compute is compared with the CPU device.
 
 use serde_json::{Value, json};
+use std::time::Duration;
 use worker_orcd_tests::disturbed::goes_on_behind_a_death;
 use worker_orcd_tests::families::{Family, written_to};
 use worker_orcd_tests::played_cuda::PlayedCuda;
@@ -83,8 +84,7 @@ fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
     let families = written_to(folder.path());
     let family = families.iter().find(|family| family.name == "gpt-oss");
     let path = family.and_then(|it| it.path.as_ref()).expect("its file");
-    // A standby computes a chunk before it stands by, and an interpreted one of the default size takes longer than
-    // the stream.
+    // A standby computes a chunk before it stands by, which is interpreted.
     let worker = Worker::with_model(path)
         .arg("--kv-cache-size", "16MiB")
         .arg("--prefill-chunk", 128)
@@ -97,14 +97,14 @@ fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
     });
     let bystander = Bystander::new(client.clone(), body);
     let alone = bystander.alone();
-    let mut stream = bystander.begin();
-    stream.more(10);
-    wait::until("a child to stand by", || {
+    wait::within(Duration::from_secs(180), "a child to stand by", || {
         let health = client.health();
         let standby = &health["standby"];
         let is_behind = standby["adopts_from"] == health["child"]["generation"];
         (standby["state"] == "standing_by" && is_behind).then_some(())
     });
+    let mut stream = bystander.begin();
+    stream.more(10);
     worker.kill_child();
     let (text, end) = stream.end();
     assert_eq!(end["recoveries"], 1, "{end}");

@@ -37,7 +37,7 @@ CHARACTER, LINE = 8.4, 20
 """Width and height of a character cell, for a monospaced font of 14 px."""
 MARGIN = 16
 SHOWN_LINES = 14
-"""Lines of the stream; what scrolls out at the top is not drawn."""
+"""Lines of the stream that are drawn, from its beginning."""
 HOLD = 4.0
 """Seconds for which the last frame stays before the animation repeats."""
 
