@@ -90,6 +90,13 @@ fn it_shows_state_memory_and_streams_and_a_chat_that_outlives_its_child() {
     let asked = browser.text("article.you p");
     assert!(asked.ends_with("<b>All of it!</b>"), "{asked}");
     browser.wait_for("#streams", "1 (streams resumed on another child)");
+    for chart in ["tokens", "streams", "kv", "first"] {
+        browser.wait_for(&format!("#chart-{chart}"), "at most");
+    }
+    let drawn = "return ['line', 'deaths'].map((it) => document.querySelector('path.' + it).getAttribute('d'))";
+    let drawn = browser.run(drawn);
+    let has = |n: usize, part| drawn[n].as_str().is_some_and(|it| it.contains(part));
+    assert!(has(0, "L") && has(1, "V40"), "{drawn}");
 
     browser.find("#deaths summary").click();
     browser.wait_for("#deaths dl", "first token");
@@ -102,7 +109,7 @@ fn it_shows_state_memory_and_streams_and_a_chat_that_outlives_its_child() {
     ] {
         prefer(&browser, scheme);
         resize(&browser, width, is_phone);
-        // Once more: the height depends on the width.
+        // Again: the height depends on the width.
         resize(&browser, width, is_phone);
         let widest = browser.run("return document.documentElement.scrollWidth");
         assert_eq!(widest, width, "it is wider than its window");
@@ -130,7 +137,10 @@ fn it_asks_for_a_key_where_the_worker_does_and_keeps_it_no_longer_than_the_tab()
     browser.wait_for("#status", "healthy");
     let is_seen =
         "return [...document.querySelectorAll('.keyed')].map((it) => it.checkVisibility())";
-    assert_eq!(browser.run(is_seen), json!([false, false, false, false]));
+    assert_eq!(
+        browser.run(is_seen),
+        json!([false, false, false, false, false])
+    );
     browser.find("#key-input").type_in("a-guess\u{e007}");
     browser.wait_for("#key-told", "not accepted");
     browser.picture(&picture("key"));
@@ -141,7 +151,7 @@ fn it_asks_for_a_key_where_the_worker_does_and_keeps_it_no_longer_than_the_tab()
 
     browser.go(&url(&worker));
     browser.wait_for("#streams", "Running");
-    assert_eq!(browser.run(is_seen), json!([true, true, true, true]));
+    assert_eq!(browser.run(is_seen), json!([true, true, true, true, true]));
     let kept =
         browser.run("return [sessionStorage.getItem('key'), localStorage.length, document.cookie]");
     assert_eq!(kept, json!(["a-client", 0, ""]));
@@ -213,8 +223,17 @@ fn it_says_so_when_the_worker_is_gone() {
     let worker = Worker::scripted(Script::behave()).start();
     browser.go(&url(&worker));
     browser.wait_for("#status", "healthy");
+    let icon = || browser.run("return document.querySelector('#icon').getAttribute('href')");
+    let healthy = icon();
+    assert!(
+        healthy
+            .as_str()
+            .is_some_and(|it| it.starts_with("data:image/svg+xml,")),
+        "{healthy}"
+    );
     drop(worker);
     browser.wait_for("#status", "does not answer");
+    assert_ne!(icon(), healthy);
     assert_eq!(
         browser.run("return document.title"),
         "does not answer \u{2013} worker-orcd"

@@ -111,8 +111,9 @@ mod tests {
             assert_eq!(PAGE.matches(&format!("{opened}>")).count(), 1, "{element}");
         }
         // `X-Frame-Options` and the like are for headers, and `http` is in no other word.
+        let page = PAGE.replace("http://www.w3.org/2000/svg", "");
         for forbidden in FORBIDDEN {
-            assert!(!PAGE.contains(forbidden), "{forbidden}");
+            assert!(!page.contains(forbidden), "{forbidden}");
         }
     }
 
