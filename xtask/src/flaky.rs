@@ -1,14 +1,17 @@
 //! `cargo xtask flaky`: the test programs again and again beside busy processes, to find tests that fail now and then.
 //!
-//! What was done is written after each program to `target/flaky/done.json`, so that a run that was stopped goes on where it was;
-//! the output of each failure lies beside it.
+//! The runs are counted in `bench/results/flaky.md` after each program, so a sitting goes on where the one before was stopped. The
+//! output of a failure lies in `target/flaky/`.
 
+mod report;
+
+use self::report::Report;
+use crate::bench::report::{commit, date, typed_command};
 use crate::process::Running;
 use crate::side_by_side::{self, Program};
 use crate::{lanes, paths, test};
 use anyhow::{Result, bail};
 use clap::value_parser;
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,7 +19,7 @@ use std::sync::Mutex;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Runs of each program.
+    /// Runs of each program, earlier sittings included.
     #[arg(long, default_value_t = 10)]
     rounds: u32,
     /// Processes that keep the cores busy meanwhile.
@@ -28,20 +31,14 @@ pub struct Arguments {
     /// Only programs whose path contains one of these.
     #[arg(long)]
     only: Vec<String>,
-    /// Forget what earlier runs have done.
+    /// Forget earlier runs of these programs.
     #[arg(long)]
     again: bool,
 }
 
-/// By program, the rounds that passed and that failed.
-type Done = BTreeMap<String, [u32; 2]>;
-
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let folder = folder();
-    if arguments.again && folder.exists() {
-        fs::remove_dir_all(&folder)?;
-    }
-    fs::create_dir_all(&folder)?;
+    fs::create_dir_all(folder())?;
+    let path = paths::bench_results().join("flaky.md");
     let oracles = test::oracles()?;
     let programs = side_by_side::build(&[])?;
     let is_chosen = |name: &str| {
@@ -57,36 +54,42 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let _busy = (0..arguments.load)
         .map(|_| Running::start(Command::new("sh").args(["-c", "while :; do :; done"])))
         .collect::<Result<Vec<_>>>()?;
-    let done = Mutex::new(read()?);
+    let mut report = Report::read(&path);
+    if arguments.again {
+        report.forget(is_chosen);
+    }
+    report.begin(&date()?, &commit()?, &typed_command());
+    let report = Mutex::new(report);
     let settings = oracles.settings();
     let (alone, others): (Vec<&Program>, Vec<_>) =
         chosen.into_iter().partition(|it| it.runs_alone());
     for round in 0..arguments.rounds {
         for (programs, at_once) in [(&others, arguments.at_once), (&alone, 1)] {
             lanes::run(programs, at_once.into(), |program| {
-                let runs = |done: &Done| done.get(&program.name()).map_or(0, |it| it.iter().sum());
-                if runs(&done.lock().expect("no holder panics")) > round {
+                let name = program.name();
+                if report.lock().expect("no holder panics").runs(&name) > round {
                     return Ok(());
                 }
-                let failed = !once(program, round, &settings)?;
-                let mut done = done.lock().expect("no holder panics");
-                done.entry(program.name()).or_default()[usize::from(failed)] += 1;
-                fs::write(folder.join("done.json"), serde_json::to_vec_pretty(&*done)?)?;
-                Ok(())
+                let passed = once(program, round, &settings)?;
+                let mut report = report.lock().expect("no holder panics");
+                report.add(&name, passed);
+                report.write(&path)
             })?;
         }
     }
-    let done = done.into_inner().expect("no holder panics");
-    let chosen = done.iter().filter(|(name, _)| is_chosen(name));
-    let failed: Vec<_> = chosen.filter(|(_, [_, failed])| *failed > 0).collect();
-    for (name, [passed, failed]) in &failed {
+    let report = report.into_inner().expect("no holder panics");
+    let failed: Vec<_> = report
+        .failed()
+        .filter(|(name, ..)| is_chosen(name))
+        .collect();
+    for (name, passed, failed) in &failed {
         println!("{name}: failed {failed} of {} times", passed + failed);
     }
     match failed.len() {
         0 => Ok(()),
         count => bail!(
             "{count} programs failed; their output lies in {}",
-            folder.display()
+            folder().display()
         ),
     }
 }
@@ -104,13 +107,6 @@ fn once(program: &Program, round: u32, settings: &side_by_side::Settings) -> Res
         )?;
     }
     Ok(ended.passed)
-}
-
-fn read() -> Result<Done> {
-    match fs::read(folder().join("done.json")) {
-        Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
-        Err(_) => Ok(Done::new()),
-    }
 }
 
 fn folder() -> PathBuf {

@@ -34,7 +34,8 @@ pub fn typed_command() -> String {
     format!("cargo xtask {}", words.join(" "))
 }
 
-fn date() -> Result<String> {
+/// The present time, in minutes of UTC.
+pub fn date() -> Result<String> {
     process::output(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]))
 }
 
