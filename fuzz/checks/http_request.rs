@@ -12,8 +12,8 @@ use worker_orcd::http::openai::{Kind, request};
 use worker_orcd::http::reading::ModelTerms;
 use worker_orcd::http::received::Read;
 use worker_orcd::http::{embeddings, execute, rerank, responses, texts};
-use worker_orcd::requests::OnFault;
-use worker_orcd::text::tools::ChatTerms;
+use worker_orcd_requests::OnFault;
+use worker_orcd_text::tools::ChatTerms;
 
 const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,

@@ -1,10 +1,8 @@
 //! Used by the fuzz target and by the tests that replay its seeds.
 
-use worker_orcd::text::template::ChatTemplate;
-use worker_orcd::text::{
-    ChatMessage, Conversation, Rendering, TemplateError, TemplateSource, Text,
-};
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
+use worker_orcd_text::template::ChatTemplate;
+use worker_orcd_text::{ChatMessage, Conversation, Rendering, TemplateError, TemplateSource, Text};
 
 /// Longer ones may overflow the stack, which the process that runs them is for.
 const MAX_TEMPLATE_BYTES: usize = 2 << 10;

@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_batch_tokens: PROMPT,
         max_sequence_tokens: 1024,
         role: worker_orcd_ipc::Role::Active,
-        kv_readers: KvReaders::Nobody,
+        kv_readers: KvReaders::None,
         lent: 0,
         model: path.clone(),
     };

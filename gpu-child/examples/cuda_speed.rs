@@ -104,7 +104,7 @@ fn main() -> Result<(), BoxError> {
             max_batch_tokens: chunk as u32,
             max_sequence_tokens: longest.unwrap_or(0) as u32,
             role: worker_orcd_ipc::Role::Active,
-            kv_readers: KvReaders::Nobody,
+            kv_readers: KvReaders::None,
             lent: 0,
             model: shape.to_owned(),
         },

@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use worker_orcd_gpu::flight_recorder::FlightRecorder;
-use worker_orcd_ipc::flight::{Header, Moment, RING_CAPACITY, Who, ring_bytes};
+use worker_orcd_ipc::flight::{Header, Moment, RING_CAPACITY, StepRequests, ring_bytes};
 use worker_orcd_ipc::{Generation, RequestId};
 
 const RECORDS: u32 = 1_000_000;
@@ -29,10 +29,10 @@ fn main() -> std::io::Result<()> {
 
     let recorder = FlightRecorder::at(&file);
     assert!(recorder.is_recording(), "the ring was not accepted");
-    let who = Who::new((1..=16).map(RequestId));
+    let requests = StepRequests::new((1..=16).map(RequestId));
     show("a record, its clock included", || {
         for number in 0..RECORDS {
-            recorder.record(u64::from(number), Moment::Layer(number), who);
+            recorder.record(u64::from(number), Moment::Layer(number), requests);
         }
     })?;
     show("the clock alone", || {

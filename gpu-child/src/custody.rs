@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use worker_orcd_ipc::Article;
+use worker_orcd_ipc::FdKind;
 
 #[derive(Debug)]
 pub struct Custody {
@@ -56,7 +56,7 @@ impl Custody {
     ///
     /// # Errors
     /// When the socket does not take it.
-    pub fn hand_over(&self, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
+    pub fn hand_over(&self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
         let descriptors = [descriptor.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -74,7 +74,7 @@ impl Custody {
     ///
     /// # Errors
     /// When nothing is there, or something else.
-    pub fn take(&self, article: Article) -> io::Result<OwnedFd> {
+    pub fn take(&self, article: FdKind) -> io::Result<OwnedFd> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut name = [0];
@@ -94,7 +94,7 @@ impl Custody {
         });
         match (
             message.bytes,
-            Article::from_byte(name[0]),
+            FdKind::from_byte(name[0]),
             descriptors.next(),
         ) {
             (1, Ok(named), Some(descriptor)) if named == article => Ok(descriptor),
@@ -116,10 +116,10 @@ mod tests {
         let (here, there) = Custody::pair();
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         file.write_all(b"weights").expect("written");
-        here.hand_over(Article::ModelFile, file.as_file())
+        here.hand_over(FdKind::ModelFile, file.as_file())
             .expect("handed over");
         file.close().expect("removed");
-        let mut taken = File::from(there.take(Article::ModelFile).expect("taken"));
+        let mut taken = File::from(there.take(FdKind::ModelFile).expect("taken"));
         let mut text = String::new();
         taken.rewind().expect("a file");
         taken.read_to_string(&mut text).expect("readable");
@@ -129,13 +129,13 @@ mod tests {
     #[test]
     fn what_was_not_handed_out_is_not_waited_for() {
         let (here, there) = Custody::pair();
-        let error = there.take(Article::ModelFile).unwrap_err();
+        let error = there.take(FdKind::ModelFile).unwrap_err();
         assert!(error.to_string().contains("nothing was handed out"));
         (&here.stream)
             .write_all(&[1])
             .expect("a name without a descriptor");
-        assert!(there.take(Article::ModelFile).is_err());
+        assert!(there.take(FdKind::ModelFile).is_err());
         drop(here);
-        assert!(there.take(Article::ModelFile).is_err());
+        assert!(there.take(FdKind::ModelFile).is_err());
     }
 }

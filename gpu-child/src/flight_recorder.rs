@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use worker_orcd_ipc::RequestId;
 use worker_orcd_ipc::flight::{
-    Header, Moment, NOTES, Note, Phase, RECORD_BYTES, Record, Who, ring_bytes,
+    Header, Moment, NOTES, Note, Phase, RECORD_BYTES, Record, StepRequests, ring_bytes,
 };
 
 /// Belongs to the one thread that computes.
@@ -84,9 +84,9 @@ impl FlightRecorder {
         self.ring.is_some()
     }
 
-    pub fn record(&self, step: u64, moment: Moment, who: Who) {
+    pub fn record(&self, step: u64, moment: Moment, requests: StepRequests) {
         if let Some(ring) = &self.ring {
-            ring.record(step, moment, who);
+            ring.record(step, moment, requests);
         }
     }
 }
@@ -145,7 +145,7 @@ impl Ring {
         })
     }
 
-    fn record(&self, step: u64, moment: Moment, who: Who) {
+    fn record(&self, step: u64, moment: Moment, requests: StepRequests) {
         let number = self.written.get() + 1;
         self.written.set(number);
         let record = Record {
@@ -153,7 +153,7 @@ impl Ring {
             time_ns: monotonic_ns(),
             step,
             moment,
-            who,
+            requests,
         };
         let at = Record::offset(number, self.capacity);
         store(&self.map, at, &record.encode());
@@ -206,16 +206,21 @@ pub struct Watched<'a> {
     inner: &'a mut dyn Tap,
     recorder: &'a FlightRecorder,
     step: u64,
-    who: Who,
+    requests: StepRequests,
 }
 
 impl<'a> Watched<'a> {
-    pub fn new(inner: &'a mut dyn Tap, recorder: &'a FlightRecorder, step: u64, who: Who) -> Self {
+    pub fn new(
+        inner: &'a mut dyn Tap,
+        recorder: &'a FlightRecorder,
+        step: u64,
+        requests: StepRequests,
+    ) -> Self {
         Self {
             inner,
             recorder,
             step,
-            who,
+            requests,
         }
     }
 }
@@ -238,7 +243,7 @@ impl Tap for Watched<'_> {
             Checkpoint::Layer(layer) => Moment::Layer(*layer),
             Checkpoint::Logits => Moment::Phase(Phase::Sample),
         };
-        self.recorder.record(self.step, moment, self.who);
+        self.recorder.record(self.step, moment, self.requests);
     }
 }
 
@@ -275,8 +280,8 @@ mod tests {
         assert!(recorder.is_recording());
         let before = monotonic_ns();
         for step in 1..=6 {
-            let who = Who::new([RequestId(step)].into_iter());
-            recorder.record(step, Moment::StepEnd, who);
+            let requests = StepRequests::new([RequestId(step)].into_iter());
+            recorder.record(step, Moment::StepEnd, requests);
         }
         drop(recorder);
         let read = recording(&file);
@@ -294,7 +299,7 @@ mod tests {
         let mut notes = recorder.notes();
         for step in 1..=5 {
             notes.write(step, &format!("stands in {step}\u{1b}"));
-            recorder.record(step, Moment::StepEnd, Who::NOBODY);
+            recorder.record(step, Moment::StepEnd, StepRequests::NONE);
             let read = recording(&file);
             let note = read.note.expect("a note");
             assert_eq!(
@@ -313,7 +318,7 @@ mod tests {
         for file in [unsealed, foreign, File::open("/dev/null").unwrap()] {
             let recorder = FlightRecorder::at(&file);
             assert!(!recorder.is_recording());
-            recorder.record(1, Moment::StepEnd, Who::NOBODY);
+            recorder.record(1, Moment::StepEnd, StepRequests::NONE);
         }
     }
 
@@ -322,7 +327,7 @@ mod tests {
         let file = ring(8, SealFlag::F_SEAL_SHRINK);
         let recorder = FlightRecorder::at(&file);
         let mut inner = NoTap;
-        let mut tap = Watched::new(&mut inner, &recorder, 5, Who::NOBODY);
+        let mut tap = Watched::new(&mut inner, &recorder, 5, StepRequests::NONE);
         for checkpoint in [
             Checkpoint::Embedding,
             Checkpoint::Layer(0),

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::thread;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{
-    Article, DeviceSelector, Fault, Generation, KvSource, LoadOrder, ModelFile, ModelIdentity,
+    DeviceSelector, Fault, FdKind, Generation, KvSource, LoadOrder, ModelFile, ModelIdentity,
     WeightsManifest, model_stem,
 };
 
@@ -99,11 +99,11 @@ fn load_on(
     if let Some(custody) = custody {
         if order.model_file == ModelFile::AtPath {
             for file in file.files() {
-                hand_over(custody, Article::ModelFile, file);
+                hand_over(custody, FdKind::ModelFile, file);
             }
         }
         if let Some(memory) = &placed.memory {
-            hand_over(custody, Article::Weights, memory);
+            hand_over(custody, FdKind::Weights, memory);
         }
     }
     let adopts_from = share_kv(&mut *placed.executor, other, custody);
@@ -122,7 +122,7 @@ fn load_on(
 }
 
 /// The supervisor notices what it was not given, says so, and has the next child begin with the file.
-fn hand_over(custody: &Custody, article: Article, descriptor: &impl AsFd) {
+fn hand_over(custody: &Custody, article: FdKind, descriptor: &impl AsFd) {
     if let Err(error) = custody.hand_over(article, descriptor) {
         eprintln!("worker-orcd-gpu: {article:?} cannot be handed over: {error}");
     }
@@ -138,13 +138,13 @@ fn other_kv(order: &LoadOrder, custody: Option<&Custody>) -> Result<Option<Other
     let Some(source) = order.adopts_from else {
         return Ok(None);
     };
-    let memory = take(custody, Article::KvCache)?;
+    let memory = take(custody, FdKind::KvCache)?;
     Ok(Some(OtherKv { source, memory }))
 }
 
 fn mailbox(order: &LoadOrder, custody: Option<&Custody>) -> Result<Option<Custody>, Fault> {
-    match order.has_mailbox {
-        true => take(custody, Article::Mailbox).map(|socket| Some(Custody::of(socket))),
+    match order.has_second_fd_socket {
+        true => take(custody, FdKind::SecondSocket).map(|socket| Some(Custody::of(socket))),
         false => Ok(None),
     }
 }
@@ -165,7 +165,7 @@ fn share_kv(
 ) -> Option<Generation> {
     let (kv, custody) = (executor.kv_custody()?, custody?);
     match kv.share() {
-        Ok(memory) => hand_over(custody, Article::KvCache, &memory),
+        Ok(memory) => hand_over(custody, FdKind::KvCache, &memory),
         Err(fault) => eprintln!("worker-orcd-gpu: the KV cache cannot be handed over: {fault}"),
     }
     let OtherKv { source, memory } = other?;
@@ -181,7 +181,7 @@ fn kept_weights(
     let Some(manifest) = order.weights.clone() else {
         return Ok(None);
     };
-    let memory = take(custody, Article::Weights)?;
+    let memory = take(custody, FdKind::Weights)?;
     Ok(Some(KeptWeights { memory, manifest }))
 }
 
@@ -193,7 +193,7 @@ fn model_file(
     let file = match order.model_file {
         ModelFile::AtPath => GgufFile::open(path),
         ModelFile::HandedOver { parts } => {
-            let take = |_| take(custody, Article::ModelFile).map(File::from);
+            let take = |_| take(custody, FdKind::ModelFile).map(File::from);
             let files: Result<_, _> = (0..parts).map(take).collect();
             GgufFile::map(files?, path)
         }
@@ -201,7 +201,7 @@ fn model_file(
     file.map_err(|error| fault(error.into()))
 }
 
-fn take(custody: Option<&Custody>, article: Article) -> Result<OwnedFd, Fault> {
+fn take(custody: Option<&Custody>, article: FdKind) -> Result<OwnedFd, Fault> {
     let none = || std::io::Error::other("there is no socket for descriptors");
     let taken = custody.ok_or_else(none).and_then(|it| it.take(article));
     taken.map_err(|error| Fault::Io {

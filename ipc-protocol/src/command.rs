@@ -1,6 +1,6 @@
-//! Everything a supervisor can ask of a child.
+//! Commands from the supervisor to a child.
 
-use crate::custody::WeightsManifest;
+use crate::fd_passing::WeightsManifest;
 use crate::grammar::Grammar;
 use crate::ids::{ClientId, Generation, RequestId, TokenId};
 use crate::kv::{KvReaders, KvSource, SealedPage, SealedPages};
@@ -11,43 +11,44 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Commands, from the supervisor down. Each variant says when it is legal; a child that gets one at
-/// another time ([`Command::check`]) ends with [`FaultKind::Protocol`](crate::FaultKind::Protocol).
+/// Command from the supervisor to a child. Each variant lists the states in which it is legal. A child that receives one in
+/// another state ([`Command::check`]) exits with [`FaultKind::Protocol`](crate::FaultKind::Protocol).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
-    /// First and once, after the child's [`Hello`](crate::Event::Hello) was accepted.
+    /// Load the model. The first command, sent once, after the supervisor accepted the child's
+    /// [`Hello`](crate::Event::Hello).
     Load(LoadOrder),
-    /// A request, after [`Ready`](crate::Event::Ready), or after `Promote` for a standby.
+    /// Compute a request. Legal after [`Ready`](crate::Event::Ready); for a standby, after `Promote`.
     Submit(Box<Submission>),
-    /// Any time after `Load`; a request that is unknown or already ended is not an error.
+    /// Stop computing a request. Legal while loading and serving. An unknown or ended request is not an error.
     Cancel { request: RequestId },
-    /// Any time. The child drops what it runs, says [`Goodbye`](crate::Event::Goodbye) and
-    /// exits 0. Waiting for work to finish is the supervisor's business.
+    /// Drop all requests, send [`Goodbye`](crate::Event::Goodbye) and exit with code 0. Always legal. The supervisor waits
+    /// for running requests before it sends this command.
     Shutdown,
-    /// Once, after the [`Ready`](crate::Event::Ready) of a child that was loaded as a
-    /// [`Role::Standby`]: it takes the memory that it has left to others, and serves. `traces`: it writes the
-    /// trace that it was ordered to; one that stopped since then must not go on behind a hole.
+    /// Allocate the remaining memory and serve. Sent once to a child that was loaded as [`Role::Standby`], after its
+    /// [`Ready`](crate::Event::Ready). `traces`: whether to write the trace of its load order. It is `false` if the
+    /// trace has stopped since that order, because the trace file must have no gap.
     Promote { traces: bool },
-    /// To a standby that [`copies_ahead`](crate::ReadyReport::copies_ahead): whole pages that the child which it
-    /// adopts from has sealed by now. Their requests come when it serves.
+    /// Copy full pages that the child of [`adopts_from`](LoadOrder::adopts_from) has sealed, before their requests arrive.
+    /// Legal for a standby that reports [`copies_ahead`](crate::ReadyReport::copies_ahead).
     CopyAhead { pages: Vec<SealedPage> },
-    /// While it serves: pages of this child of another device may be adopted from now on. Its KV cache lies in the
-    /// mailbox.
+    /// Allow adoption of pages of this child of another device. Legal while serving. The descriptor of its KV cache is in
+    /// the second fd socket.
     Attach(KvSource),
-    /// While it serves: nothing more of this child will be adopted, and its KV cache is let go.
+    /// Unmap the KV cache of this child; no more of its pages will be adopted. Legal while serving.
     ReleaseKv { child: Generation },
 }
 
-/// The part of a child.
+/// Role of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// The child serves.
+    /// The child computes requests.
     Active,
-    /// The child is as ready as memory allows, and waits for [`Command::Promote`].
+    /// The child has loaded as much as memory allows, and waits for [`Command::Promote`].
     Standby,
 }
 
-/// State of a conversation, as the child sees it.
+/// State of the protocol on the child's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConversationState {
     AwaitingLoad,
@@ -57,10 +58,10 @@ pub enum ConversationState {
 }
 
 impl Command {
-    /// Whether the command is legal in that state.
+    /// Checks that the command is legal in this state.
     ///
     /// # Errors
-    /// A sentence that says why it is not.
+    /// The reason, for [`Fault::Protocol`](crate::Fault::Protocol).
     pub fn check(&self, state: ConversationState) -> Result<(), &'static str> {
         match (self, state) {
             (Self::Load(_), ConversationState::AwaitingLoad)
@@ -71,68 +72,66 @@ impl Command {
             | (Self::Promote { .. } | Self::CopyAhead { .. }, ConversationState::StandingBy)
             | (Self::Cancel { .. }, ConversationState::Loading | ConversationState::Serving)
             | (Self::Shutdown, _) => Ok(()),
-            (Self::Load(_), _) => Err("a second order to load"),
+            (Self::Load(_), _) => Err("a second load command"),
             (Self::Submit(_), _) => Err("a request before the model is ready"),
-            (Self::Cancel { .. }, _) => Err("a cancellation of what was never submitted"),
+            (Self::Cancel { .. }, _) => Err("a cancellation before any request can exist"),
             (Self::Attach(_), _) => Err("a KV cache before the model is ready"),
-            (Self::ReleaseKv { .. }, _) => Err("an end of adopting before the model is ready"),
-            (Self::CopyAhead { .. }, _) => Err("pages for a child that does not stand by"),
-            (Self::Promote { .. }, _) => Err("a promotion of a child that does not stand by"),
+            (Self::ReleaseKv { .. }, _) => Err("a release of a KV cache before the model is ready"),
+            (Self::CopyAhead { .. }, _) => Err("pages for a child that is not a standby"),
+            (Self::Promote { .. }, _) => Err("a promotion of a child that is not a standby"),
         }
     }
 }
 
-/// The order to load: which model, where, and how much of the machine may be used for it.
+/// Parameters of a load: model, device, and limits on memory and work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadOrder {
-    /// Path of a GGUF file, readable by the child, or of the first of [several](mod@crate::model_parts). The supervisor
-    /// never opens them.
+    /// Path of a GGUF file that the child can read, or of the first of [several](mod@crate::model_parts). The supervisor
+    /// never opens the files.
     pub model_path: String,
     pub model_file: ModelFile,
-    /// Weights that an earlier child has placed, and whose memory waits on the socket for
-    /// descriptors ([`Article::Weights`](crate::Article::Weights)). `None`: they are read from the
-    /// file, and their memory is handed over before the child is ready.
+    /// Manifest of the weights of an earlier child. The descriptor of their memory is in the fd socket
+    /// ([`FdKind::Weights`](crate::FdKind::Weights)). `None`: the child reads the file and sends the descriptor of its
+    /// weights before `Ready`.
     pub weights: Option<WeightsManifest>,
-    /// The KV cache is to lie in memory that may outlive the child. It is handed over before the child is
-    /// ready, and pages are [sealed](crate::kv). A device that cannot do so hands nothing over. Only with
-    /// `prefix_cache`, by which adopted pages are found.
+    /// Children that copy pages of this child's KV cache. Unless `None`, the cache is allocated in memory that outlives the
+    /// child, its descriptor is sent before `Ready`, and pages are [sealed](crate::kv). A device without such memory sends
+    /// no descriptor. Requires `prefix_cache`, which finds adopted pages.
     pub kv_readers: KvReaders,
-    /// The KV cache that sealed pages may be adopted from.
+    /// KV cache from which sealed pages may be adopted.
     pub adopts_from: Option<KvSource>,
-    /// KV caches of other devices' children will come, through a socket that waits on the one for descriptors
-    /// ([`Article::Mailbox`](crate::Article::Mailbox)).
-    pub has_mailbox: bool,
+    /// The fd socket carries a second one, through which KV caches of other devices' children arrive while the child serves
+    /// ([`FdKind::SecondSocket`](crate::FdKind::SecondSocket)).
+    pub has_second_fd_socket: bool,
     pub device: DeviceSelector,
-    /// Bytes of KV cache; `None` lets the child take what its device can spare.
+    /// Size of the KV cache in bytes. `None`: the child takes the free memory of its device.
     pub kv_cache_bytes: Option<u64>,
-    /// CUDA device only, without `kv_cache_bytes`: the part of the device's memory, in thousandths,
-    /// that weights, KV cache and scratch may take together.
+    /// Thousandths of the device's memory for weights, KV cache and scratch together. Only for a CUDA device without
+    /// `kv_cache_bytes`.
     pub memory_permille: u16,
-    /// Sequences that may be decoded in one step.
+    /// Maximum number of sequences that are decoded in one step.
     pub max_running: u32,
-    /// Prompt plus completion, in tokens; `None` means the model's own context length.
+    /// Maximum of prompt plus completion, in tokens. `None`: the model's context length.
     pub max_sequence_tokens: Option<u32>,
-    /// Prompt tokens run in one step, over all sequences.
+    /// Maximum number of prompt tokens in one step, over all sequences.
     pub prefill_chunk_tokens: u32,
-    /// Time that a step which decodes may take with prompts in it, in microseconds. `None` lets the child
-    /// follow what decoding alone takes.
+    /// Time budget of a step that decodes and has prompt tokens, in microseconds. `None`: the child derives it from the time
+    /// of steps that only decode.
     pub step_budget_us: Option<u32>,
-    /// CPU device only: threads of the compute pool; `None` means all cores.
+    /// Threads of the compute pool. Only for the CPU device. `None`: all cores.
     pub threads: Option<u32>,
-    /// Reuse KV pages of equal prefixes between requests.
+    /// Whether requests share the KV pages of equal prefixes.
     pub prefix_cache: bool,
     pub trace: Option<TraceOrder>,
     pub role: Role,
 }
 
-/// The file that is the model, or all [its files](mod@crate::model_parts).
+/// Source of the model file, or of all [its files](mod@crate::model_parts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelFile {
-    /// The one at the path. The child that opens it hands it over
-    /// ([`Article::ModelFile`](crate::Article::ModelFile)) before it is ready.
+    /// The child opens the path and sends the descriptors ([`FdKind::ModelFile`](crate::FdKind::ModelFile)) before `Ready`.
     AtPath,
-    /// The ones that an earlier child handed over, and that wait on the socket for descriptors, in order:
-    /// whatever has become of the path since.
+    /// The fd socket carries the descriptors of an earlier child, in order. The path may refer to another file since then.
     HandedOver { parts: u16 },
 }
 
@@ -140,18 +139,19 @@ pub enum ModelFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceOrder {
     pub path: String,
-    /// Values of each row that are written; the largest also decides the size of a line.
+    /// Number of values of each row that are written.
     pub first_values: u32,
 }
 
+/// Device of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceSelector {
     Cpu,
-    /// Ordinal in NVIDIA's driver's enumeration.
+    /// Ordinal in the enumeration of NVIDIA's driver.
     Cuda(u32),
 }
 
-/// The device as it is written on the command line.
+/// Syntax of the command line: `cpu`, `cuda:N`.
 impl fmt::Display for DeviceSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -161,69 +161,68 @@ impl fmt::Display for DeviceSelector {
     }
 }
 
-/// A request. `generated` is empty for a new one; when a child takes over from a dead one it holds
-/// the tokens already accepted, and generation goes on behind them as if it had never stopped.
+/// Request to a child. `generated` is empty for a new request. For a request of a dead child it has the accepted tokens, and
+/// generation continues after them with the same result as without the death.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Submission {
     pub request: RequestId,
-    /// Prompts of different clients get equal shares of the child's steps.
+    /// Client for fair scheduling: prompts of different clients get equal shares of the steps.
     pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub generated: Vec<TokenId>,
-    /// Pages that another child has sealed and that need not be computed again, as far as they are still
-    /// what they were.
+    /// Pages that another child has sealed. They are copied instead of computed, if their checksums match.
     pub sealed: Option<SealedPages>,
     pub sampling: Sampling,
-    /// Tokens to generate in all, `generated` included. 0: the prompt is all there is.
+    /// Maximum number of generated tokens, including `generated`. 0: only the prompt is computed.
     pub max_tokens: u32,
-    /// Go on past an end-of-generation token (`ignore_eos`, for benchmarks).
+    /// Continue after an end-of-generation token (`ignore_eos`, for benchmarks).
     pub ignore_eos: bool,
-    /// Log probabilities of each token that is drawn, and of so many of the most likely ones, at most
+    /// Report log probabilities of each generated token and of this many of the most likely ones, at most
     /// [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS).
     pub logprobs: Option<u8>,
-    /// Log probabilities of the prompt's tokens, which are told before anything is drawn.
+    /// Report log probabilities of the prompt's tokens, before the first generated token.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// What the answer is held to: each token is drawn from those that the grammar allows behind `generated`.
+    /// Grammar that constrains the answer: each token is sampled from those that it allows after `generated`.
     pub grammar: Option<Box<Grammar>>,
-    /// Added to the logits of these tokens, by ascending id, each id once. At most [`MAX_LOGIT_BIASES`] of
-    /// them, within [`Sampling::LOGIT_BIAS`].
+    /// Biases that are added to the logits of these tokens, by ascending id, each id once. At most [`MAX_LOGIT_BIASES`],
+    /// within [`Sampling::LOGIT_BIAS`].
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// How long its thoughts may be; `None` lets them take what they take.
+    /// Limit on reasoning tokens. `None`: no limit.
     pub thinking: Option<Box<ThinkingBudget>>,
-    /// The prompt's embedding or score is wanted, and no token. Its one answer is
+    /// Compute the prompt's embedding or score, and no token. The result is
     /// [`FinishReason::Embedded`](crate::FinishReason::Embedded).
     pub embeds: Option<Pooling>,
 }
 
-/// Tokens of one request that have a bias, at most.
+/// Maximum number of tokens with a bias in one request.
 pub const MAX_LOGIT_BIASES: usize = 1024;
 
-/// Parameters of the draw of a next token. The order is: biases, penalties, temperature, top-k, top-p,
-/// min-p, draw; the definitions are in `gpu-child/src/sampler.rs`.
+/// Sampling parameters. They apply in the order biases, penalties, temperature, top-k, top-p, min-p, draw. The definitions
+/// are in `gpu-child/src/sampler.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// 0 means argmax, ties to the lowest token id.
+    /// 0: argmax, with the lowest token id among equal logits.
     pub temperature: f32,
-    /// 0 means off.
+    /// 0: disabled.
     pub top_k: u32,
-    /// 1 means off.
+    /// 1: disabled.
     pub top_p: f32,
-    /// 0 means off.
+    /// 0: disabled.
     pub min_p: f32,
-    /// 1 means off; over prompt and generated tokens (CTRL, arXiv:1909.05858, section 4.1).
+    /// 1: disabled. Applies to prompt and generated tokens (CTRL, arXiv:1909.05858, section 4.1).
     pub repetition_penalty: f32,
-    /// 0 means off; over generated tokens, as the OpenAI API defines it.
+    /// 0: disabled. Applies to generated tokens, as the OpenAI API defines it.
     pub frequency_penalty: f32,
-    /// 0 means off; over generated tokens, as the OpenAI API defines it.
+    /// 0: disabled. Applies to generated tokens, as the OpenAI API defines it.
     pub presence_penalty: f32,
-    /// Key of the counter-based generator; the counter is the token's position.
+    /// Key of the counter-based random generator. The counter is the token's position.
     pub seed: u64,
 }
 
-/// Ranges of what a request or a model file may ask for. A repetition penalty of 0 would be a
-/// division by it: its range begins above.
+/// Valid ranges for values of requests and model files. A repetition penalty of exactly 0 is invalid too, because logits
+/// are divided by it.
 impl Sampling {
-    /// Argmax, nothing penalised.
+    /// Argmax without penalties.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_k: 0,

@@ -1,5 +1,5 @@
-//! A part of a message that stays encoded until somebody needs it: decoding all words of a vocabulary takes tens of
-//! milliseconds, and whoever reads messages has streams to serve meanwhile.
+//! Message field with deferred decoding. Decoding a vocabulary takes tens of milliseconds, in which the thread that reads
+//! messages could not serve streams.
 
 use crate::codec::{CodecError, decode, encode};
 use serde::de::{DeserializeOwned, Visitor};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Bytes that should be those of a `T`.
+/// Encoded `T`. The bytes are not validated before [`Encoded::decode`].
 #[derive(Clone, PartialEq, Eq)]
 pub struct Encoded<T> {
     bytes: Vec<u8>,
@@ -15,14 +15,18 @@ pub struct Encoded<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> Encoded<T> {
+    /// Encodes a value.
+    ///
     /// # Errors
-    /// As [`encode`].
+    /// Those of [`encode`].
     pub fn of(value: &T) -> Result<Self, CodecError> {
         encode(value).map(Self::from)
     }
 
+    /// Decodes the value.
+    ///
     /// # Errors
-    /// When the bytes are none of a `T`.
+    /// If the bytes are not a `T`.
     pub fn decode(&self) -> Result<T, CodecError> {
         decode(&self.bytes)
     }
@@ -55,7 +59,7 @@ impl<'de, T> Deserialize<'de> for Encoded<T> {
     }
 }
 
-/// Takes them as a whole: a sequence of them would be read one by one.
+/// Visitor for a byte buffer. Serde would deserialize `Vec<u8>` byte by byte.
 struct Bytes;
 
 impl Visitor<'_> for Bytes {
@@ -79,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_that_is_nonsense_leaves_the_message_readable() {
+    fn an_invalid_field_leaves_the_message_readable() {
         let good = Encoded::of(&vec!["a".to_owned()]).unwrap();
         let bad: Encoded<Vec<String>> = vec![200].into();
         let message = encode(&(good, bad, 7_u8)).unwrap();

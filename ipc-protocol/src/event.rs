@@ -1,8 +1,8 @@
-//! Everything a child can say.
+//! Events from a child to the supervisor.
 
-use crate::custody::WeightsManifest;
 use crate::encoded::Encoded;
 use crate::fault::Fault;
+use crate::fd_passing::WeightsManifest;
 use crate::ids::{Generation, RequestId, TokenId};
 use crate::kv::Sealing;
 use crate::logprobs::{DrawnLogprobs, Scored};
@@ -10,55 +10,56 @@ use crate::memory::MemoryReport;
 use crate::model::{DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenizerFacts};
 use serde::{Deserialize, Serialize};
 
-/// Every frame that travels up: who speaks, and what is said.
+/// Message from a child: its generation and an event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Envelope {
     pub generation: Generation,
     pub event: Event,
 }
 
+/// Event of a child.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Event {
-    /// First and once.
+    /// Identification of the child. The first event, sent once.
     Hello(ChildHello),
-    /// While loading, at least every [`HEARTBEAT_INTERVAL_MS`]. A load whose `bytes_done` does
-    /// not advance is what the load deadline measures.
+    /// Progress of the load, in bytes. Sent while loading, at least every [`HEARTBEAT_INTERVAL_MS`]. Only an increase of
+    /// `bytes_done` extends the load deadline.
     LoadProgress { bytes_done: u64, bytes_total: u64 },
-    /// The model is loaded and requests may come.
+    /// The model is loaded, and requests may be sent.
     Ready(Box<ReadyReport>),
-    /// A sign of life from a thread that does not compute, at [`HEARTBEAT_INTERVAL_MS`], in every
-    /// state.
+    /// Heartbeat of a thread that does not compute. Sent in every state, each [`HEARTBEAT_INTERVAL_MS`].
     Heartbeat(Heartbeat),
-    /// Results of a step. Sent after the step, when the device has reported no error.
+    /// Results of a step. Sent once the device has finished the step without an error.
     Step(StepReport),
-    /// The last words of a child that is about to exit with the fault's exit code.
+    /// Fault of a child, which then exits with the fault's exit code.
     Fault(Fault),
-    /// The answer to [`Command::Shutdown`](crate::Command::Shutdown); exit 0 follows.
+    /// Answer to [`Command::Shutdown`](crate::Command::Shutdown). Exit with code 0 follows.
     Goodbye,
-    /// The logits trace cannot be written any more; the child goes on without it. Once.
+    /// The logits trace cannot be written; the child continues without it. Sent at most once.
     TraceStopped { message: String },
 }
 
-/// Milliseconds between two heartbeats. Each tells the age of the step in progress, so a step
-/// deadline is noticed one interval late at most.
+/// Milliseconds between two heartbeats. Each carries the age of the step in progress, so a step deadline is detected at most
+/// one interval late.
 pub const HEARTBEAT_INTERVAL_MS: u64 = 25;
 
+/// Identification of a child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildHello {
-    /// Checked against the peer credentials of the socket.
+    /// Process id. Compared with the peer credentials of the socket.
     pub pid: u32,
     /// `CARGO_PKG_VERSION` of the child.
     pub build: String,
-    /// Compile-time features that change what the child may do, such as `fault-injection`.
-    /// The supervisor refuses any that it was not configured to accept.
+    /// Compile-time features that change the child's behaviour, such as `fault-injection`. The supervisor refuses features
+    /// that its configuration does not accept.
     pub features: Vec<String>,
-    /// A number for how weights and KV pages lie in memory: what a child with another number left is
-    /// nothing to this one.
+    /// Version of the memory layout of weights and KV pages. Memory of another layout cannot be adopted.
     pub arena_layout: u64,
-    /// What of its confinement is not in force, in words, and why. Empty: the child is confined.
+    /// Sandbox features that are not in force, each with its reason. Empty: the sandbox is complete.
     pub confinement_gaps: Vec<String>,
 }
 
+/// Properties of a loaded child.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReadyReport {
     pub model: ModelFacts,
@@ -68,63 +69,64 @@ pub struct ReadyReport {
     pub sampling: SamplingAdvice,
     pub device: DeviceFacts,
     pub memory: MemoryReport,
-    /// Sequences that may be decoded in one step.
+    /// Maximum number of sequences that are decoded in one step.
     pub max_running: u32,
-    /// Prompt plus completion of one request, in tokens.
+    /// Maximum of prompt plus completion of one request, in tokens.
     pub max_sequence_tokens: u32,
-    /// KV cache, in tokens.
+    /// Capacity of the KV cache in tokens.
     pub kv_capacity_tokens: u64,
-    /// As a standby it copies sealed pages before their requests come
+    /// True if the child, as a standby, copies sealed pages before their requests arrive
     /// ([`Command::CopyAhead`](crate::Command::CopyAhead)).
     pub copies_ahead: bool,
 }
 
+/// State of a child at a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// Steps finished since the child started.
     pub steps: u64,
-    /// Age of the step in progress; `None` between steps.
+    /// Age of the step in progress, in milliseconds. `None` between steps.
     pub step_elapsed_ms: Option<u64>,
-    /// The device takes far longer for that step than for others of its size: perhaps it will not end. Told at
-    /// once, ahead of the interval.
+    /// The step takes much longer than others of its size and may hang. Reported at once, before the interval ends.
     pub step_overdue: bool,
     pub load: Load,
     pub memory: MemoryReport,
 }
 
-/// Gauges of the scheduler.
+/// Gauges and counters of the scheduler. Counters are since the child's start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
     pub running: u32,
     pub waiting: u32,
     pub kv_used_tokens: u64,
-    /// Prompt tokens that did not have to be computed because of the prefix cache, since start.
+    /// Prompt tokens found in the prefix cache. A counter.
     pub prefix_hit_tokens: u64,
+    /// A counter.
     pub prompt_tokens: u64,
+    /// A counter.
     pub generated_tokens: u64,
-    /// Tokens that did not have to be computed again because their pages were adopted, since start.
+    /// Tokens of adopted pages, which were not computed again. A counter.
     pub adopted_tokens: u64,
-    /// Pages that were to be adopted and are not what they were when they were sealed, since start.
+    /// Pages refused for adoption because their checksum differs from the sealed one. A counter.
     pub changed_pages: u64,
-    /// Steps that decoded and had prompt tokens, too, and how many of those, since start.
+    /// Steps with both decoded and prompt tokens. A counter.
     pub mixed_steps: u64,
+    /// Prompt tokens of these steps. A counter.
     pub mixed_prompt_tokens: u64,
-    /// Time, in microseconds, that the next such step may take; `None` while nobody knows what decoding
-    /// takes.
+    /// Time budget of the next such step in microseconds. `None` before the time of decoding is measured.
     pub step_budget_us: Option<u32>,
 }
 
-/// A step of the engine. Prompts come before tokens, and tokens before endings: a request that ends in this
-/// step has its last token in `drawn`.
+/// Results of one engine step. The fields apply in their order: the last token of a request in `finished` is in `drawn`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: u64,
-    /// Requests that are in the next step, and were in none of this child's before: said ahead of it.
+    /// Requests that this child computes for the first time in the next step. Reported before that step.
     pub began: Vec<Began>,
-    /// Parts of prompts whose log probabilities are wanted.
+    /// Log probabilities of prompt tokens.
     pub scored: Vec<Scored>,
     pub drawn: Vec<Drawn>,
-    /// One for each of `drawn` whose request asked for it, in the same order.
+    /// Log probabilities of the tokens in `drawn` for requests with `logprobs`, in the same order.
     pub logprobs: Vec<DrawnLogprobs>,
     pub finished: Vec<Finished>,
     pub sealed: Vec<Sealing>,
@@ -134,54 +136,48 @@ pub struct StepReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Began {
     pub request: RequestId,
-    /// Tokens of its prompt whose keys and values were there already.
+    /// Prompt tokens with keys and values in the prefix cache.
     pub cached_tokens: u32,
 }
 
-/// The draw of a row of a step. The device makes it, and the supervisor gets the same.
+/// Generated token. The device samples it; the supervisor receives the same value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drawn {
     pub request: RequestId,
-    /// Tokens of this request that were generated before this one, over all children. The
-    /// supervisor accepts exactly the next index.
+    /// Number of earlier generated tokens of this request, over all children. The supervisor accepts only the next index.
     pub index: u32,
     pub token: TokenId,
 }
 
+/// End of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
     pub request: RequestId,
     pub reason: FinishReason,
 }
 
-/// Why a child stops working on a request. Exactly one per accepted [`Submission`].
+/// Reason for the end of a request. Exactly one is reported per accepted [`Submission`].
 ///
 /// [`Submission`]: crate::Submission
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FinishReason {
-    /// `max_tokens`, or the end of the context, was reached.
+    /// `max_tokens` or the context length was reached.
     MaxTokens,
-    /// The model produced an end-of-generation token; that token is in `drawn` and has no text.
+    /// The model generated an end-of-generation token. It is in `drawn` and has no text.
     EndOfSequence,
+    /// The supervisor sent [`Command::Cancel`](crate::Command::Cancel).
     Cancelled,
-    /// The request can never fit the KV cache, or the device ran out of memory for it alone.
+    /// The request does not fit into the KV cache, or the device ran out of memory for this request alone.
     OutOfMemory {
         needed_bytes: u64,
         available_bytes: u64,
     },
-    /// The request is impossible: an empty prompt, a token outside the vocabulary, a prompt
-    /// longer than the context.
-    Refused {
-        message: String,
-    },
-    /// The answer cannot go on under the request's grammar: it does not compile, exceeds a limit, or the
-    /// vocabulary has no token to go on with. Tokens may have come before.
-    GrammarFailed {
-        message: String,
-    },
-    /// The answer to a submission that [`embeds`](crate::Submission::embeds): `n_embd` finite numbers behind the
-    /// final norm, pooled, of any length as a vector; with [`Pooling::Rank`](crate::Pooling::Rank) one score from 0 to 1.
-    Embedded {
-        values: Vec<f32>,
-    },
+    /// The request is invalid: an empty prompt, a token outside the vocabulary, or a prompt longer than the context.
+    Refused { message: String },
+    /// The answer cannot continue under the request's grammar: it does not compile, exceeds a limit, or allows no token of the
+    /// vocabulary. Earlier tokens may have been reported.
+    GrammarFailed { message: String },
+    /// Result of a submission with [`embeds`](crate::Submission::embeds): the pooled hidden state after the final norm,
+    /// `n_embd` finite values, not normalised; with [`Pooling::Rank`](crate::Pooling::Rank) one score from 0 to 1.
+    Embedded { values: Vec<f32> },
 }

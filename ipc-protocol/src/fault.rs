@@ -1,4 +1,4 @@
-//! Faults of a child, and the number each cause of death leaves behind.
+//! Faults of a child and its exit codes.
 
 use crate::ids::RequestId;
 use serde::{Deserialize, Serialize};
@@ -6,22 +6,21 @@ use std::fmt;
 use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 use thiserror::Error;
 
-/// Why a child is about to die, in its own words: a row for each, with the sentence, the name and
-/// the code that it exits with. What a child cannot say itself (a signal, a lost heartbeat) is in
-/// the lifecycle crate's `DeathCause`.
+/// Fault that a child reports before it exits. Each variant has its message, its name and its exit code. Causes that a child
+/// cannot report, such as a signal or a lost heartbeat, are in `DeathCause` of the lifecycle crate.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize, EnumDiscriminants)]
 #[repr(u8)]
 #[strum_discriminants(
     name(FaultKind),
-    doc = "A [`Fault`] without its particulars; as a number it is the exit code.",
+    doc = "Kind of a [`Fault`]. Its number is the exit code.",
     derive(Hash, IntoStaticStr, VariantArray),
     strum(serialize_all = "snake_case")
 )]
 pub enum Fault {
-    /// The file cannot be served, and would not be the next time either.
+    /// The model file cannot be loaded, and a retry cannot succeed.
     #[error("the model cannot be loaded: {message}")]
     ModelLoad { message: String } = 65,
-    /// 1020 of the contract.
+    /// Error 1020 of the contract.
     #[error(
         "not enough memory on {device} for {model}: {required_bytes} bytes required, \
          {available_bytes} available"
@@ -32,50 +31,55 @@ pub enum Fault {
         device: String,
         model: String,
     } = 66,
-    /// The device that was asked for is not there, or this build has no code for it.
+    /// The selected device does not exist, or this build has no code for it.
     #[error("no such device: {message}")]
     DeviceUnavailable { message: String } = 67,
-    /// The device cannot be trusted any more, in what it holds or in what it computes.
+    /// The device's memory or results are not trustworthy.
     #[error("device error {error}: {message}")]
     Device { error: DeviceError, message: String } = 68,
-    /// A NaN or an infinity where logits should be: a fault, not an answer.
+    /// Logits of a request are NaN or infinite.
     #[error("non-finite logits in step {step} for request {request}")]
     NonFiniteLogits { step: u64, request: RequestId } = 69,
-    #[error("the supervisor broke the protocol: {message}")]
+    /// The supervisor sent an invalid message, or a command in the wrong state.
+    #[error("the supervisor violated the protocol: {message}")]
     Protocol { message: String } = 70,
+    /// An allocation on host or device failed.
     #[error("out of memory: {message}")]
     OutOfMemory { message: String } = 71,
+    /// A thread panicked.
     #[error("panic at {location}: {message}")]
     Panic { message: String, location: String } = 72,
+    /// A file or socket operation failed.
     #[error("input/output error: {message}")]
     Io { message: String } = 73,
 }
 
-/// The error of a device, and its source.
+/// Error of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum DeviceError {
-    /// A sticky error: the context is lost. The name is NVIDIA's driver's own, such as
+    /// Sticky CUDA error: the context is lost. The value is the driver's name of the error, such as
     /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
     #[error("{0}")]
     Cuda(String),
-    /// A step was answered with tokens that were not asked for.
+    /// A step returned a wrong number of tokens, a token outside the vocabulary, or a token for a sequence that samples none.
     #[error("WRONG_RESULT")]
     WrongResult,
+    /// A checksum of the weights differs from that of the load.
     #[error("WEIGHTS_CHANGED")]
     WeightsChanged,
-    /// Weights or KV cache are not in the device's own memory.
+    /// Weights or KV cache are not resident in the device's own memory.
     #[error("NOT_RESIDENT")]
     NotResident,
 }
 
-/// Exit codes of `worker-orcd-gpu`: one number per cause of death.
+/// Exit code of `worker-orcd-gpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExitCode {
-    /// Asked to go, and went.
+    /// The child shut down on command.
     Clean,
-    /// The command line cannot be understood (clap's own number).
+    /// The command line is invalid. The code is clap's.
     Usage,
-    /// The control socket closed: the supervisor is gone, and so must the child be.
+    /// The control socket closed: the supervisor has exited.
     SupervisorLost,
     Fault(FaultKind),
 }
@@ -105,7 +109,7 @@ impl ExitCode {
     }
 }
 
-/// The name, as in the sentence of a death.
+/// Name for the message of a death.
 impl fmt::Display for ExitCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -121,9 +125,9 @@ impl Fault {
         self.into()
     }
 
-    /// What was computed before it may be wrong.
+    /// True if results before this fault may be wrong.
     #[must_use]
-    pub fn casts_doubt(&self) -> bool {
+    pub fn invalidates_results(&self) -> bool {
         match self {
             Self::NonFiniteLogits { .. } => true,
             Self::Device { error, .. } => match error {
@@ -149,7 +153,7 @@ impl Fault {
 }
 
 impl FaultKind {
-    /// The label of a death by this fault.
+    /// Label of a death by this fault.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()

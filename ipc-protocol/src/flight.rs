@@ -1,4 +1,4 @@
-//! The flight recorder's ring: what a child was doing, readable after any death.
+//! Format of the flight recorder: a ring of records of a child's work in shared memory, readable after any death.
 //!
 //! ```text
 //! byte 0        64         128                 64 * (1 + capacity)
@@ -10,10 +10,9 @@
 //!         three request ids u64 │ checksum u64                              (little-endian)
 //! ```
 //!
-//! The child writes, the supervisor reads when the child is dead. A record that was being
-//! written at that moment is torn: its checksum does not fit, and it is counted, not believed.
-//! The same goes for anything that a wild write left behind. Behind the records are two places for
-//! a [`Note`], which another thread than theirs writes, in turns: one of them is whole.
+//! The child writes; the supervisor reads after the child's death. A record that was being written at the death is torn:
+//! its checksum does not match, and it is counted but not used. The same applies to records damaged by stray writes. Two
+//! slots for a [`Note`] follow the records. Another thread writes them alternately, so one of them is always intact.
 //!
 //! Times are nanoseconds of `CLOCK_MONOTONIC`, which all processes of a machine share.
 //!
@@ -26,11 +25,11 @@ pub use note::{NOTE_BYTES, NOTES, Note};
 use crate::ids::{Generation, RequestId};
 use thiserror::Error;
 
-/// Bytes of the header and of each record: one cache line.
+/// Size of the header and of each record in bytes: one cache line.
 pub const RECORD_BYTES: usize = 64;
 
-/// Records of a ring: those of twenty steps of a model with eighty layers, which has one for each
-/// layer and some more.
+/// Number of records in a ring: at least twenty steps of a model with 80 layers, each with one record per layer and five
+/// more.
 pub const RING_CAPACITY: u32 = 2048;
 const _: () = assert!(RING_CAPACITY >= 20 * (80 + 5));
 
@@ -38,85 +37,89 @@ const MAGIC: [u8; 8] = *b"ORCDFLIT";
 const VERSION: u32 = 2;
 const REQUESTS_PER_RECORD: usize = 3;
 
-/// A cache line of a ring, encoded.
+/// Encoded header or record.
 pub type Line = [u8; RECORD_BYTES];
 
+/// Header of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Records that the ring holds.
+    /// Number of records in the ring.
     pub capacity: u32,
     pub generation: Generation,
 }
 
+/// Record of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Number of the record, counted from 1 over the child's life.
+    /// Sequence number, from 1 over the child's life.
     pub number: u64,
-    /// Time of `CLOCK_MONOTONIC`.
+    /// Time of `CLOCK_MONOTONIC` in nanoseconds.
     pub time_ns: u64,
-    /// 0 outside steps.
+    /// Number of the step; 0 outside steps.
     pub step: u64,
     pub moment: Moment,
-    pub who: Who,
+    pub requests: StepRequests,
 }
 
-/// The event of a record.
+/// Event of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     LoadBegin,
     LoadEnd,
-    /// A batch of so many tokens.
+    /// Start of a step with this many tokens in its batch.
     StepBegin {
         tokens: u32,
     },
-    /// The named sequence of the step runs its prompt up to this position, the end excluded, or
-    /// after a replay also what was generated.
+    /// The record's sequence runs its prompt up to this position (exclusive). After a replay that includes generated tokens.
     Prompt {
         end: u32,
     },
+    /// Start of a phase of the step.
     Phase(Phase),
-    /// Layer, counted from 0, that has been computed.
+    /// The layer with this index, from 0, has been computed.
     Layer(u32),
-    /// The device gave its results and reported no error.
+    /// The device returned the results of the step without an error.
     StepEnd,
 }
 
+/// Phase of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Every sequence runs part of its prompt.
+    /// All sequences run parts of their prompts.
     Prefill,
-    /// Every sequence runs its newest token.
+    /// All sequences run their latest token.
     Decode,
     /// Sequences of both phases.
     Mixed,
-    /// The logits are there, tokens are being drawn.
+    /// The logits are computed, and tokens are being sampled.
     Sample,
 }
 
-/// The requests in a step: how many, and the first few by name.
+/// Requests of a step: their number, and the ids of the first few.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Who {
+pub struct StepRequests {
     sequences: u16,
     first: [u64; REQUESTS_PER_RECORD],
 }
 
+/// Error for bytes that are not a ring of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("this is no flight recorder of this version")]
+#[error("not a flight recorder of version {VERSION}: wrong magic, version, capacity or size")]
 pub struct NotARing;
 
-/// The contents of a ring after a death.
+/// Contents of a ring after a death.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recording {
     pub generation: Generation,
-    /// Oldest first, numbers rising.
+    /// Intact records by ascending number.
     pub records: Vec<Record>,
-    /// Slots whose content is no whole record of this ring.
+    /// Number of slots with a damaged or outdated record.
     pub torn: u32,
-    /// The newest.
+    /// Latest intact note.
     pub note: Option<Note>,
 }
 
-/// Bytes of a ring.
+/// Size of a ring in bytes.
 #[must_use]
 pub fn ring_bytes(capacity: u32) -> usize {
     Note::offset(NOTES, capacity)
@@ -133,14 +136,16 @@ impl Header {
         line
     }
 
+    /// Decodes the first line of a ring.
+    ///
     /// # Errors
-    /// When these are not the first bytes of a ring that this version can use.
+    /// If it is not a header of this version.
     pub fn decode(line: &Line) -> Result<Self, NotARing> {
         let header = Self {
             capacity: u32_at(line, 12),
             generation: Generation(u32_at(line, 16)),
         };
-        // Encoding again compares magic, version and zeros at once.
+        // Encoding the result again validates magic, version and zeros too.
         if header.capacity > 0 && header.encode() == *line {
             Ok(header)
         } else {
@@ -150,7 +155,7 @@ impl Header {
 }
 
 impl Record {
-    /// Offset of record `number`, in bytes from the start of a ring.
+    /// Offset of record `number` from the start of the ring, in bytes.
     #[must_use]
     pub fn offset(number: u64, capacity: u32) -> usize {
         let slot = (number.wrapping_sub(1) % u64::from(capacity.max(1))) as usize;
@@ -160,8 +165,9 @@ impl Record {
     #[must_use]
     pub fn encode(&self) -> Line {
         let (kind, detail) = self.moment.to_parts();
-        let tail = u64::from(kind) | u64::from(self.who.sequences) << 16 | u64::from(detail) << 32;
-        let [a, b, c] = self.who.first;
+        let tail =
+            u64::from(kind) | u64::from(self.requests.sequences) << 16 | u64::from(detail) << 32;
+        let [a, b, c] = self.requests.first;
         let words = [self.number, self.time_ns, self.step, tail, a, b, c];
         let mut line = [0; RECORD_BYTES];
         let all = words.into_iter().chain([checksum(&words)]);
@@ -171,7 +177,7 @@ impl Record {
         line
     }
 
-    /// `None` for a slot that was never written, is torn, or holds anything else.
+    /// Decodes a slot. `None`: it was never written, or its content is damaged.
     #[must_use]
     pub fn decode(line: &Line) -> Option<Self> {
         let words: [u64; 7] = std::array::from_fn(|index| u64_at(line, 8 * index));
@@ -186,7 +192,7 @@ impl Record {
             time_ns,
             step,
             moment,
-            who: Who {
+            requests: StepRequests {
                 sequences: (tail >> 16) as u16,
                 first: [a, b, c],
             },
@@ -195,10 +201,10 @@ impl Record {
 }
 
 impl Recording {
-    /// Reads what a dead child left.
+    /// Reads the ring of a dead child.
     ///
     /// # Errors
-    /// When it is no ring at all.
+    /// If the header or the size is invalid. Damaged records are no error.
     pub fn read(ring: &[u8]) -> Result<Self, NotARing> {
         let (header, slots) = ring.split_first_chunk().ok_or(NotARing)?;
         let Header {
@@ -223,7 +229,7 @@ impl Recording {
             }
         }
         records.sort_unstable_by_key(|record| record.number);
-        // Older than one turn of the ring: its slot should hold a newer one.
+        // A record that is older than one turn of the ring is outdated: a newer one should have overwritten it.
         let newest = records.last().map_or(0, |record| record.number);
         let oldest = newest.saturating_sub(u64::from(capacity));
         let whole = records.len();
@@ -238,33 +244,35 @@ impl Recording {
     }
 }
 
-impl Who {
-    pub const NOBODY: Self = Self {
+impl StepRequests {
+    /// No requests, for records outside steps.
+    pub const NONE: Self = Self {
         sequences: 0,
         first: [0; REQUESTS_PER_RECORD],
     };
 
     #[must_use]
     pub fn new(requests: impl Iterator<Item = RequestId>) -> Self {
-        let mut who = Self::NOBODY;
+        let mut of_step = Self::NONE;
         for request in requests {
-            if let Some(place) = who.first.get_mut(usize::from(who.sequences)) {
-                *place = request.0;
+            if let Some(id) = of_step.first.get_mut(usize::from(of_step.sequences)) {
+                *id = request.0;
             }
-            who.sequences = who.sequences.saturating_add(1);
+            of_step.sequences = of_step.sequences.saturating_add(1);
         }
-        who
+        of_step
     }
 
-    /// Sequences of the step, with or without a name here.
+    /// Number of sequences in the step.
     #[must_use]
     pub fn sequences(&self) -> u16 {
         self.sequences
     }
 
-    pub fn requests(&self) -> impl Iterator<Item = RequestId> {
-        let named = usize::from(self.sequences).min(REQUESTS_PER_RECORD);
-        self.first.into_iter().take(named).map(RequestId)
+    /// Ids of the first sequences, at most three.
+    pub fn ids(&self) -> impl Iterator<Item = RequestId> {
+        let count = usize::from(self.sequences).min(REQUESTS_PER_RECORD);
+        self.first.into_iter().take(count).map(RequestId)
     }
 }
 
@@ -309,7 +317,7 @@ impl Phase {
     }
 }
 
-/// Against torn and wild writes, not against malice: every word changes every later state.
+/// Checksum that detects torn and stray writes, not manipulation. Each word affects all later states.
 fn checksum(words: &[u64]) -> u64 {
     const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
     let mixed = words.iter().fold(ODD, |state, word| {

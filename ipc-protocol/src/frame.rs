@@ -1,37 +1,44 @@
-//! A byte stream cut into frames: `u32` little-endian payload length, then the payload.
+//! Framing of a byte stream: `u32` little-endian payload length, then the payload.
 //!
-//! Sans-IO: bytes are pushed in as they come, frames are taken out when they are whole. Each
-//! side sends one [`Preamble`] before its first frame.
+//! Sans-IO: received bytes are pushed in, complete frames are taken out. Each side sends one [`Preamble`] before its first
+//! frame.
 
 use crate::PROTOCOL_VERSION;
 use thiserror::Error;
 
-/// 32 MiB: the largest message is `Ready` with a vocabulary (about 5 MB for 152 k tokens).
+/// Maximum payload of 32 MiB. The largest message is `Ready` with a vocabulary: about 5 MB for 152,000 tokens.
 pub const MAX_FRAME_BYTES: usize = 32 << 20;
 
+/// Size of a [`Preamble`] in bytes.
 pub const PREAMBLE_BYTES: usize = 8;
 
 const MAGIC: [u8; 4] = *b"ORCD";
 const HEADER_BYTES: usize = 4;
 
-/// Bytes that a reader keeps allocated between frames: a step's tokens for thousands of sequences.
+/// Buffer capacity that a reader keeps between frames: the tokens of a step with thousands of sequences.
 const KEPT_BYTES: usize = 1 << 20;
 
+/// Error of a byte stream. After it the connection is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FrameError {
-    #[error("the peer does not speak this protocol: it began with {0:02x?}")]
+    /// The stream does not start with the magic number.
+    #[error("the peer does not speak this protocol: its first bytes are {0:02x?}")]
     NotOurs([u8; 4]),
-    #[error("the peer speaks protocol version {theirs}, this is version {ours}")]
+    /// The peer has another [`PROTOCOL_VERSION`].
+    #[error(
+        "the peer has protocol version {theirs}, this side has version {ours}: install both from one build"
+    )]
     Version { ours: u16, theirs: u16 },
     #[error("the preamble's reserved bytes are not zero")]
     Reserved,
-    #[error("a frame of {announced} bytes was announced; at most {MAX_FRAME_BYTES} are allowed")]
+    /// The announced payload is larger than [`MAX_FRAME_BYTES`].
+    #[error("a frame announces {announced} bytes; the maximum is {MAX_FRAME_BYTES}")]
     TooLarge { announced: usize },
-    #[error("an empty frame")]
+    #[error("a frame is empty")]
     Empty,
 }
 
-/// `ORCD`, version (`u16` little endian), two zero bytes.
+/// First bytes of each direction: `ORCD`, version (`u16` little endian), two zero bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preamble {
     pub version: u16,
@@ -50,8 +57,10 @@ impl Preamble {
         bytes
     }
 
+    /// Validates a received preamble.
+    ///
     /// # Errors
-    /// When the magic is not ours, the version differs, or a reserved byte is set.
+    /// [`FrameError::NotOurs`], [`FrameError::Version`] or [`FrameError::Reserved`].
     pub fn check(bytes: [u8; PREAMBLE_BYTES]) -> Result<(), FrameError> {
         let [m0, m1, m2, m3, v0, v1, r0, r1] = bytes;
         if [m0, m1, m2, m3] != MAGIC {
@@ -71,10 +80,10 @@ impl Preamble {
     }
 }
 
-/// Adds the length header in front of a payload.
+/// Appends a payload with its length header to `out`.
 ///
 /// # Errors
-/// When the payload is empty or larger than [`MAX_FRAME_BYTES`].
+/// [`FrameError::Empty`] or [`FrameError::TooLarge`].
 pub fn write_frame(out: &mut Vec<u8>, payload: &[u8]) -> Result<(), FrameError> {
     let header = checked_length(payload.len())?;
     out.extend_from_slice(&header.to_le_bytes());
@@ -82,12 +91,11 @@ pub fn write_frame(out: &mut Vec<u8>, payload: &[u8]) -> Result<(), FrameError> 
     Ok(())
 }
 
-/// Collects bytes and gives back whole frames. Holds at most one frame that is not whole, plus
-/// what was pushed behind it.
+/// Reader of frames from received bytes. The buffer holds the frames that were not taken yet.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     buffer: Vec<u8>,
-    /// Bytes of `buffer` that were already handed out.
+    /// Number of bytes in `buffer` that belong to taken frames.
     consumed: usize,
     preamble_seen: bool,
 }
@@ -98,12 +106,13 @@ impl FrameReader {
         Self::default()
     }
 
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
-        // Moving the rest to the front only when something new comes keeps `next_frame` cheap.
+        // The remaining bytes move to the front here, not in `next_frame`, which runs once per frame.
         if self.consumed > 0 {
             self.buffer.drain(..self.consumed);
             self.consumed = 0;
-            // One vocabulary (`Ready`) must not cost its megabytes for as long as the child lives.
+            // The buffer of a vocabulary (`Ready`) would otherwise stay allocated for the child's life.
             if self.buffer.capacity() > KEPT_BYTES {
                 self.buffer.shrink_to(KEPT_BYTES);
             }
@@ -111,11 +120,10 @@ impl FrameReader {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole payload, or `None` until more bytes are pushed. After an error the stream
-    /// cannot be trusted any more; drop the connection.
+    /// Payload of the next complete frame. `None`: more bytes are needed. After an error, drop the connection.
     ///
     /// # Errors
-    /// As soon as the bytes seen so far prove the peer wrong, before its frame is whole.
+    /// An invalid preamble or header, before its frame is complete.
     pub fn next_frame(&mut self) -> Result<Option<&[u8]>, FrameError> {
         if !self.preamble_seen {
             let Some(bytes) = self.rest().first_chunk::<PREAMBLE_BYTES>() else {
@@ -139,14 +147,13 @@ impl FrameReader {
         Ok(Some(&self.buffer[start..end]))
     }
 
-    /// Bytes pushed but not yet part of a whole frame: at the end of a stream, anything but zero
-    /// means that the peer was cut off in the middle of a word.
+    /// Number of bytes that were pushed and not taken. At the end of a stream a nonzero value means a truncated frame.
     #[must_use]
     pub fn pending_bytes(&self) -> usize {
         self.rest().len()
     }
 
-    /// Bytes pushed but not yet part of a whole frame that was taken.
+    /// Bytes that were pushed and not taken.
     #[must_use]
     pub fn rest(&self) -> &[u8] {
         &self.buffer[self.consumed..]

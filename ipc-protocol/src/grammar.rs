@@ -1,25 +1,25 @@
-//! What an answer may be held to.
+//! Grammars that constrain an answer.
 
 use serde::{Deserialize, Serialize};
 
-/// A set of texts. Each next token is drawn from those that some text of the set goes on with, and the
-/// answer may end where it is a text of the set.
+/// Set of texts. Each token is sampled from those that continue some text of the set, and the answer may end where it is a
+/// text of the set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Grammar {
-    /// The JSON texts that are valid under a JSON Schema, which is JSON itself.
+    /// JSON texts that are valid under this JSON Schema.
     JsonSchema(String),
-    /// The texts that a regular expression matches from beginning to end, in the syntax of Rust's `regex`.
+    /// Texts that this regular expression matches as a whole, in the syntax of Rust's `regex`.
     Regex(String),
-    /// These texts and no others.
+    /// Exactly these texts.
     Choice(Vec<String>),
-    /// A context-free grammar in llguidance's variant of Lark.
+    /// Context-free grammar in llguidance's variant of Lark.
     Lark(String),
-    /// A context-free grammar in GBNF, as llama.cpp has it.
+    /// Context-free grammar in llama.cpp's GBNF.
     Gbnf(String),
 }
 
 impl Grammar {
-    /// Bytes of its text, over all parts of it.
+    /// Total size of its texts in bytes.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
         match self {

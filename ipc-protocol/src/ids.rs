@@ -1,19 +1,19 @@
-//! Names for things that cross the process boundary.
+//! Identifiers in messages.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Number of the child that is speaking. Counts from 1 and grows by one at every spawn, so that
-/// messages of dead children are recognised and dropped.
+/// Number of a child. It starts at 1 and increases with each spawn, so that messages of dead children are recognised and
+/// dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Generation(pub u32);
 
-/// A request, as the supervisor numbers it; never reused while the supervisor lives.
+/// Number of a request, assigned by the supervisor. Not reused during the supervisor's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// A client, as far as shares are concerned: all requests with the same number have one share
-/// between them. Says nothing else about anybody.
+/// Number of a client for fair scheduling: all requests with the same number get one share together. It identifies nothing
+/// else.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
 )]

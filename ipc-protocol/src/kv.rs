@@ -1,31 +1,29 @@
-//! Pages of a KV cache that outlive the child that computed them.
+//! Adoption of KV pages: pages of a dead child's KV cache are copied instead of computed again.
 //!
-//! What was written of a page is never written again: it is sealed by its checksum. A child tells which
-//! sealed pages hold a request's tokens; the supervisor keeps that and gives it to the next child with the
-//! request. The pages themselves stay where they are, in memory that the next child has a descriptor of
-//! ([`Article::KvCache`](crate::Article::KvCache)): the next child of the same device, or one that serves on
-//! another. It copies a page, and believes the copy if its checksum
-//! is the same.
+//! Written positions of a page never change; a page is sealed by a checksum of them. A child reports the sealed pages of each
+//! request. The supervisor stores them and passes them on with the request. The pages stay in memory of which the next
+//! child, on the same device or serving on another one, has a descriptor ([`FdKind::KvCache`](crate::FdKind::KvCache)). It
+//! copies a page, and uses the copy only if the checksum matches.
 
 use crate::ids::{Generation, RequestId};
 use serde::{Deserialize, Serialize};
 
-/// Layers whose keys and values of some positions lie in pages of their own are in groups, of which there are so many at most.
+/// Maximum number of layer groups. Layers of different groups have separate pages for the same positions.
 pub const MAX_LAYER_GROUPS: usize = 8;
 
-/// A page, as far as it is sealed.
+/// Sealed part of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPage {
     /// Index in its child's KV cache.
     pub page: u32,
-    /// Positions that are sealed, from its first on. All of them but in the last block of a request.
+    /// Number of sealed positions, from the first one. Only the last block of a request may be partial.
     pub tokens: u32,
-    /// Of these positions' bytes, as the device that wrote them takes it.
+    /// Checksum of these positions' bytes, computed by the device that wrote them.
     pub checksum: u128,
 }
 
 impl SealedPage {
-    /// In place of a page that its request has given back: the windows of its layers have left it behind.
+    /// Placeholder for a freed page: it is outside the sliding windows of its layers.
     pub const GIVEN_BACK: Self = Self {
         page: 0,
         tokens: 0,
@@ -33,44 +31,46 @@ impl SealedPage {
     };
 }
 
-/// Sealed pages in one child's KV cache that hold the first tokens of a request, in order: of each block of positions one
-/// for each group of layers.
+/// Sealed pages of one child with the first tokens of a request: for each block of positions, one page per layer group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPages {
     pub child: Generation,
     pub pages: Vec<SealedPage>,
 }
 
-/// More sealed pages of a request, or more of its last ones; or none, where it has given up its pages.
+/// Change of a request's sealed pages: new pages, or more positions of its last ones. Without pages, the request has freed
+/// its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sealing {
     pub request: RequestId,
-    /// Pages of this request that were told before and still count.
+    /// Number of previously reported pages of this request that stay valid.
     pub first: u32,
     pub pages: Vec<SealedPage>,
 }
 
-/// Who copies pages of a child's KV cache.
+/// Children that may copy pages of a child's KV cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvReaders {
     #[default]
-    Nobody,
-    /// Children of other devices, when it dies. Its own device needs room for one KV cache at a time.
+    None,
+    /// Children of other devices, after its death. Its own device needs memory for one KV cache.
     Siblings,
-    /// These, and the next child of its device, which is loaded beside it and needs as much room again.
-    Heirs,
+    /// Siblings, and the next child of its device. That one is loaded beside it, so the device needs memory for two KV caches.
+    Successors,
 }
 
 impl KvReaders {
+    /// True if the KV cache must outlive its child.
     #[must_use]
     pub fn is_shared(self) -> bool {
-        self != Self::Nobody
+        self != Self::None
     }
 }
 
-/// The KV cache of another child, whose memory waits on the socket for descriptors.
+/// KV cache of another child. The descriptor of its memory is in the fd socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvSource {
     pub child: Generation,
+    /// Size in bytes.
     pub bytes: u64,
 }

@@ -1,6 +1,4 @@
-//! The words that the supervisor and the GPU child exchange, and how they are framed.
-//!
-//! Bird's eye:
+//! Protocol between the supervisor and the GPU child: messages, their encoding, and framing.
 //!
 //! ```text
 //! Command ─┐                                        ┌─ Command
@@ -9,32 +7,29 @@
 //! (up)
 //! ```
 //!
-//! * [`command`] is everything a supervisor can ask; [`event`] everything a child can say.
-//!   Both are closed enums: a new word makes the compiler list every decision left to take.
-//! * [`fault`] names what can go wrong in a child and gives each cause of death an exit code.
-//! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
-//!   that names bincode.
-//! * [`encoded`] is a part of a message that is read later.
-//! * [`logprobs`] is what a client may want to know of each token.
-//! * [`grammar`] is what an answer may be held to; [`vocabulary`] the bytes of each token.
-//! * [`pooling`] is how hidden states become an embedding.
-//! * [`custody`] is what crosses the other socket, the one for descriptors; [`kv`] which pages of a KV cache a
-//!   later child may find there.
-//! * [`flight`] is what a child leaves behind: a ring of records in shared memory, no message.
-//! * [`probe`] is the question that comes before any child.
+//! * [`command`]: messages to a child. [`event`]: messages from a child. Both are closed enums: after a new variant the
+//!   compiler lists every decision to make about it.
+//! * [`fault`]: faults and exit codes of a child.
+//! * [`frame`]: framing, without I/O. [`codec`]: encoding; the only file that uses bincode. [`encoded`]: fields with deferred
+//!   decoding.
+//! * [`model`], [`memory`], [`model_parts`]: properties that a child reports, and names of split model files.
+//! * [`logprobs`], [`grammar`], [`thinking`], [`pooling`]: options of requests. [`vocabulary`]: bytes of each token.
+//! * [`fd_passing`]: the socket for file descriptors. [`kv`]: pages of a KV cache that a later child may copy.
+//! * [`flight`]: the flight recorder, a ring of records in shared memory.
+//! * [`probe`]: commands that run the child's program without a socket.
 //!
-//! Deliberately absent: sockets, clocks, processes, CUDA. A version of this crate is a version
-//! of the protocol: [`PROTOCOL_VERSION`] changes whenever a golden byte in `tests/golden` does.
+//! Deliberately absent: sockets, clocks, processes, CUDA. [`PROTOCOL_VERSION`] changes with each change of the bytes in
+//! `tests/golden`.
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 pub mod codec;
 pub mod command;
-pub mod custody;
 pub mod encoded;
 pub mod event;
 pub mod fault;
+pub mod fd_passing;
 pub mod flight;
 pub mod frame;
 pub mod grammar;
@@ -54,13 +49,13 @@ pub use command::{
     Command, ConversationState, DeviceSelector, LoadOrder, MAX_LOGIT_BIASES, ModelFile, Role,
     Sampling, Submission, TraceOrder,
 };
-pub use custody::{Article, NotAnArticle, PlacedTensor, WeightsManifest};
 pub use encoded::Encoded;
 pub use event::{
     Began, ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
     Heartbeat, Load, ReadyReport, StepReport,
 };
 pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
+pub use fd_passing::{FdKind, PlacedTensor, UnknownFdKind, WeightsManifest};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use grammar::Grammar;
 pub use ids::{ClientId, Generation, RequestId, TokenId};
@@ -80,6 +75,6 @@ pub use probe::{
 pub use thinking::{MAX_CLOSING_TOKENS, ThinkingBudget};
 pub use vocabulary::Vocabulary;
 
-/// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
-/// each other's messages can still read this and say so.
+/// Version of the protocol. The [`Preamble`] carries it outside bincode, so that peers with incompatible messages can still
+/// compare it.
 pub const PROTOCOL_VERSION: u16 = 24;

@@ -1,47 +1,47 @@
-//! Log probabilities: how likely the model finds a token, and which other tokens it finds likely.
+//! Log probabilities of generated and prompt tokens, and of the most likely alternatives.
 //!
-//! They are the log-softmax of the model's raw logits, before penalties, temperature and cuts: natural
-//! logarithms, at most 0. vLLM calls them `raw_logprobs`.
+//! They are the log-softmax of the raw logits, before penalties, temperature and truncation (vLLM: `raw_logprobs`). Values
+//! are natural logarithms, at most 0.
 
 use crate::ids::{RequestId, TokenId};
 use serde::{Deserialize, Serialize};
 
-/// Most likely tokens that can be asked for at each place, at most.
+/// Maximum number of alternatives per position.
 pub const MAX_TOP_LOGPROBS: u8 = 20;
 
-/// The log probabilities at one place of a sequence.
+/// Log probabilities at one position of a sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Logprobs {
-    /// That of the token at this place.
+    /// Log probability of the token at this position.
     pub of_token: f32,
-    /// As many tokens as were asked for, or the whole vocabulary where that is smaller. The most likely
-    /// comes first, the lower id first of equals.
+    /// The requested number of most likely tokens, or the whole vocabulary if that is smaller. Ordered by descending
+    /// probability, then by ascending id.
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// The log probabilities of a prompt's tokens are wanted: of each but the first, which nothing comes before.
+/// Request for log probabilities of all prompt tokens but the first, which has no predecessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptLogprobs {
-    /// Most likely tokens beside each, at most [`MAX_TOP_LOGPROBS`].
+    /// Number of alternatives per position, at most [`MAX_TOP_LOGPROBS`].
     pub top: u8,
-    /// Tokens that were told of before, over all children.
-    pub told: u32,
+    /// Number of prompt tokens that earlier children have reported.
+    pub reported: u32,
 }
 
 /// Log probabilities of the next tokens of a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
     pub request: RequestId,
-    /// Tokens that were told of before these, over all children. The supervisor accepts exactly the next ones.
+    /// Number of prompt tokens reported before these, over all children. The supervisor accepts only the next ones.
     pub first: u32,
     pub logprobs: Vec<Logprobs>,
 }
 
-/// Log probabilities of a token that was drawn.
+/// Log probabilities of a generated token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DrawnLogprobs {
     pub request: RequestId,
-    /// As [`Drawn::index`](crate::Drawn::index).
+    /// Index of the token; see [`Drawn::index`](crate::Drawn::index).
     pub index: u32,
     pub logprobs: Logprobs,
 }

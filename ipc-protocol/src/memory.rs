@@ -1,35 +1,34 @@
-//! Uses of a device's memory, in bytes.
+//! Memory usage of a device, in bytes.
 
 use serde::{Deserialize, Serialize};
 
-/// `None` means unknown, never zero. On the CPU device "device memory" is host memory, and
-/// `total`/`free` are those of `bound`.
+/// Memory usage of a child. `None`: unknown. For the CPU device the values are of host memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     pub total_bytes: Option<u64>,
     pub free_bytes: Option<u64>,
-    /// The memory that `total` and `free` are those of.
+    /// Memory to which `total_bytes` and `free_bytes` refer.
     pub bound: Option<MemoryBound>,
     pub weights_bytes: u64,
     pub kv_capacity_bytes: u64,
     pub kv_used_bytes: u64,
-    /// Of the capacity, what takes memory by now: all of it on a card; what was ever written, or made ready for
-    /// that, in a KV cache that is shared on the CPU. `None` where nobody counts it.
+    /// Part of the capacity that occupies memory. On a card all of it; for a shared KV cache on the CPU the pages that were
+    /// written or prepared for writing. `None`: not counted.
     pub kv_taken_bytes: Option<u64>,
     /// Activations, tables and staging buffers.
     pub scratch_bytes: u64,
-    /// Bytes that NVIDIA's driver takes for recorded launches.
+    /// Memory of NVIDIA's driver for CUDA graphs.
     pub graphs_bytes: u64,
-    /// Bytes that NVIDIA's driver takes for a context of its own.
+    /// Memory of NVIDIA's driver for the CUDA context.
     pub context_bytes: Option<u64>,
-    /// All of it was last seen to be on the device; `None` when it was not checked.
+    /// Result of the latest check that weights and KV cache are in the device's own memory. `None`: not checked.
     pub resident: Option<bool>,
-    /// Rounds in which all of the weights were found to be what was loaded.
+    /// Number of complete, successful checks of the weights' checksums.
     pub weights_checked: u64,
 }
 
 impl MemoryReport {
-    /// Bytes that the child knows of in use: everything but a context.
+    /// Sum of the uses that the child measures itself: all but the CUDA context.
     #[must_use]
     pub fn known_bytes(&self) -> u64 {
         let uses = [
@@ -38,22 +37,24 @@ impl MemoryReport {
             self.scratch_bytes,
             self.graphs_bytes,
         ];
-        // A child may say anything.
+        // The values come from an untrusted child, so their sum may overflow.
         uses.into_iter().fold(0, u64::saturating_add)
     }
 }
 
-/// The memory that ends first.
+/// Memory limit that is reached first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryBound {
-    /// The GPU's own.
+    /// Memory of the GPU.
     Device,
+    /// Memory of the host.
     Machine,
-    /// A control group that the child is in, or one above it.
+    /// Limit of the child's control group, or of one of its ancestors.
     ControlGroup,
 }
 
 impl MemoryBound {
+    /// Stable name for `/health`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

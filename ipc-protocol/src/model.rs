@@ -1,19 +1,19 @@
-//! Facts that a child reports: of the model it loaded, the tokenizer inside it, and its device.
+//! Properties of a loaded model, its tokenizer, and the device, as a child reports them.
 
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// Properties of a model. Names in backquotes are metadata keys of the GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelFacts {
     /// `general.name`, or the file's stem.
     pub name: String,
     /// `general.architecture`, such as `qwen3moe`.
     pub architecture: String,
-    /// The tensor type that most weight bytes have, such as `Q4_1`: what was really loaded, not
-    /// what the file's name says.
+    /// Tensor type of most weight bytes, such as `Q4_1`, counted over the loaded tensors.
     pub quant_kind: String,
-    /// Every tensor type with its share: `(name, tensors, bytes)`.
+    /// All tensor types: `(name, tensors, bytes)`.
     pub tensor_types: Vec<(String, u32, u64)>,
     pub parameters: u64,
     pub file_bytes: u64,
@@ -23,18 +23,17 @@ pub struct ModelFacts {
     pub n_kv_heads: u32,
     pub head_dim: u32,
     pub vocab_size: u32,
-    /// `{arch}.context_length`: what the model was trained for, in tokens.
+    /// `{arch}.context_length`: context length of the training, in tokens.
     pub context_length: u32,
-    /// `{arch}.pooling_type` as the file has it: a number that [`Pooling::of_file`](crate::Pooling::of_file) reads.
+    /// `{arch}.pooling_type`; see [`Pooling::of_file`](crate::Pooling::of_file).
     pub pooling_type: Option<u32>,
-    /// `tokenizer.chat_template.rerank`, with `{query}` and `{document}` in it. `None` of a file that is no reranker's, or
-    /// not a whole one: prompts can be scored only where it is here.
+    /// `tokenizer.chat_template.rerank`, with the placeholders `{query}` and `{document}`. `None`: the model is not a
+    /// complete reranker, and scoring is refused.
     pub rerank_template: Option<String>,
 }
 
-/// Checksum of everything that the next token's computation reads: each byte of the weights as they
-/// were placed, and each hyperparameter. Two loads on one device with equal identities compute the
-/// same.
+/// Checksum of all inputs of the computation but the tokens: each byte of the loaded weights, and each hyperparameter. Loads
+/// with equal identities on one device compute equal results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelIdentity(pub [u8; 16]);
 
@@ -44,45 +43,44 @@ impl fmt::Display for ModelIdentity {
     }
 }
 
-/// `general.sampling.*` of a GGUF file: how its makers would have tokens drawn where a request does
-/// not say. No part of the model's identity, since a request carries its values.
+/// `general.sampling.*` of a GGUF file: default sampling parameters for requests. They are not part of the model's identity,
+/// because each request carries its values.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplingAdvice {
     pub temperature: Option<f32>,
-    /// 0 means off.
+    /// 0: disabled.
     pub top_k: Option<u32>,
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
-    /// Keys whose values no request may have either.
+    /// Keys with values outside the ranges of [`Sampling`](crate::Sampling).
     pub out_of_range: Vec<String>,
-    /// Keys of what the sampler does not do.
+    /// Keys that the sampler does not implement.
     pub unsupported: Vec<String>,
 }
 
-/// `tokenizer.ggml.*` of a GGUF file, so that the supervisor can build a tokenizer without
-/// opening the file.
+/// `tokenizer.ggml.*` of a GGUF file. The supervisor builds its tokenizer from it, without access to the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenizerFacts {
     pub kind: TokenizerKind,
-    /// `tokenizer.ggml.pre`: which pre-tokenizer the merges expect; empty for SentencePiece.
+    /// `tokenizer.ggml.pre`: name of the pre-tokenizer; empty for SentencePiece.
     pub pre: String,
-    /// Index is the token id.
+    /// Texts of the tokens, by id.
     pub tokens: Vec<String>,
-    /// Same length as `tokens`.
+    /// Kinds of the tokens, by id; as many as `tokens`.
     pub kinds: Vec<TokenKind>,
-    /// SentencePiece scores, same length as `tokens`; empty for byte-level BPE.
+    /// SentencePiece scores, by id; as many as `tokens`. Empty for byte-level BPE.
     pub scores: Vec<f32>,
-    /// `left right`, best first; empty for SentencePiece.
+    /// Merges of byte-level BPE as `left right`, by descending priority. Empty for SentencePiece.
     pub merges: Vec<String>,
     pub bos: Option<TokenId>,
     pub eos: Option<TokenId>,
-    /// Every token that ends generation: eos, eot, and the well-known texts of chat models.
+    /// All tokens that end generation: EOS, EOT, and the well-known end markers of chat models.
     pub end_of_generation: Vec<TokenId>,
     pub unknown: Option<TokenId>,
     pub add_bos: bool,
     pub add_eos: bool,
-    /// SentencePiece: put a space before the text.
+    /// SentencePiece: whether a space is added before the text.
     pub add_space_prefix: bool,
     /// `tokenizer.chat_template`, a Jinja template.
     pub chat_template: Option<String>,
@@ -108,17 +106,18 @@ pub enum TokenKind {
     Byte,
 }
 
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceFacts {
     /// `cpu` or `cuda:N`.
     pub id: String,
-    /// Such as `AMD EPYC 7763` or `NVIDIA H200`.
+    /// Product name, such as `AMD EPYC 7763` or `NVIDIA H200`.
     pub name: String,
     pub uuid: Option<String>,
     pub driver: Option<String>,
     pub compute_capability: Option<(u32, u32)>,
-    /// Instruction sets in use on the CPU device: `avx2`, `fma`, or empty for the portable path.
+    /// Instruction set extensions that the CPU device uses: `avx2`, `fma`. Empty for the portable code.
     pub features: Vec<String>,
-    /// Threads of the CPU device.
+    /// Number of threads of the CPU device.
     pub threads: Option<u32>,
 }

@@ -1,26 +1,27 @@
-//! Models in several files, as llama.cpp's `llama-gguf-split` names them: `NAME-00001-of-00003.gguf` and so on, all in
-//! one directory. A model is named by its first file.
+//! Models in several files with the names of llama.cpp's `llama-gguf-split`: `NAME-00001-of-00003.gguf` and so on, in one
+//! directory. The path of the first file identifies the model.
 
 use std::path::{Path, PathBuf};
 
-/// Files of a model, at most. Their descriptors travel together.
+/// Maximum number of files of a model. All their descriptors are in transit at once.
 pub const MAX_MODEL_PARTS: u16 = 128;
 
-/// Digits of each number in such a name.
+/// Number of digits of each number in a file name.
 const DIGITS: usize = 5;
 
-/// A file of several, by the name that it has without `.gguf`.
+/// Parsed name of one file of a split model, without `.gguf`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelPart<'a> {
-    /// What the names of all parts begin with.
+    /// Common prefix of all files.
     pub name: &'a str,
-    /// From 1 on.
+    /// Number of the file, from 1.
     pub number: u32,
+    /// Number of files.
     pub of: u32,
 }
 
 impl<'a> ModelPart<'a> {
-    /// `None`: the name is that of a whole model.
+    /// Parses a file stem. `None`: the file is not a part of a split model.
     #[must_use]
     pub fn of_stem(stem: &'a str) -> Option<Self> {
         let (rest, of) = stem.rsplit_once("-of-")?;
@@ -34,7 +35,7 @@ impl<'a> ModelPart<'a> {
     }
 }
 
-/// The name of a model, by its file or the first of several.
+/// Name of a model, from the path of its only or first file.
 #[must_use]
 pub fn model_stem(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -47,7 +48,7 @@ fn number_in(text: &str) -> Option<u32> {
     is_number.then(|| text.parse().ok()).flatten()
 }
 
-/// All files of the model whose first one this is, in order; of any other path, that path alone.
+/// Paths of all files of a model, in order, from the path of its first file. Any other path is returned alone.
 #[must_use]
 pub fn model_parts(first: &Path) -> Vec<PathBuf> {
     let stem = first.file_stem().and_then(|stem| stem.to_str());
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_told_from_a_name_with_numbers_in_it() {
+    fn parts_are_distinguished_from_other_names_with_numbers() {
         let part = |name, number, of| Some(ModelPart { name, number, of });
         for (stem, expected) in [
             ("M-Q8_0-00001-of-00002", part("M-Q8_0", 1, 2)),
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_part_names_all_and_any_other_path_itself() {
+    fn the_first_part_yields_all_parts_and_any_other_path_only_itself() {
         let parts = model_parts(Path::new("/m/M-00001-of-00003.gguf"));
         let names = ["1", "2", "3"].map(|it| PathBuf::from(format!("/m/M-0000{it}-of-00003.gguf")));
         assert_eq!(parts, names);

@@ -1,24 +1,24 @@
-//! Pooling: how the hidden states of a text's tokens become one vector.
+//! Pooling of the hidden states of a text's tokens into one vector.
 
 use serde::{Deserialize, Serialize};
 
-/// The pooling of an embedding or of a score. Numbers of a file (`{arch}.pooling_type`) are those of llama.cpp's
+/// Pooling of an embedding or a score. `{arch}.pooling_type` in a GGUF file has the values of llama.cpp's
 /// `enum llama_pooling_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pooling {
-    /// The mean over all tokens.
+    /// Mean over all tokens.
     Mean,
-    /// The first token's.
+    /// First token.
     Cls,
-    /// The last token's.
+    /// Last token.
     Last,
-    /// A reranker's: the last token's, before the head that makes a score of it.
+    /// Last token, followed by the reranker's classification head.
     Rank,
 }
 
 impl Pooling {
-    /// The pooling of embeddings behind a file's number. `None` for 0 (none), 4 (rank, of rerankers, which give none) and
-    /// whatever else there may be.
+    /// Pooling of embeddings for a value of `{arch}.pooling_type`. `None` for 0 (none), for 4 (rank: a reranker has no
+    /// embeddings), and for unknown values.
     #[must_use]
     pub fn of_file(number: u32) -> Option<Self> {
         match number {

@@ -1,42 +1,34 @@
-//! Questions to the program that children are made of, without a socket and before any child. Each
-//! answer is one line on its standard output, and a number that says what the line is.
+//! Command-line probes of the child's program, which run without a socket and before any child.
 //!
-//! `worker-orcd-gpu --probe N`: can it compute on this CUDA device?
-//! [`ExitCode::Clean`](crate::ExitCode::Clean): the device, in words.
-//! [`FaultKind::DeviceUnavailable`](crate::FaultKind::DeviceUnavailable): why not. It makes no context,
-//! so it takes no memory of the device.
+//! Each probe prints one line on standard output. The exit code determines its meaning; another exit code means that the
+//! probe failed. [`ExitCode::Clean`](crate::ExitCode::Clean) stands for success.
 //!
-//! `worker-orcd-gpu --count-devices`: how many CUDA devices are there? `Clean`: the number, in digits.
-//! `DeviceUnavailable`: why nobody can say.
-//!
-//! `worker-orcd-gpu --check-model FILE`: could it serve this file, as far as its header says?
-//! `Clean`: the model, in words. [`FaultKind::ModelLoad`](crate::FaultKind::ModelLoad): why not.
-//!
-//! `worker-orcd-gpu --digest FILE`: what is in it? `Clean`: the SHA-256 of its bytes, in hexadecimal digits.
-//! [`FaultKind::Io`](crate::FaultKind::Io): why it cannot be read.
-//!
-//! `worker-orcd-gpu --check-confinement`: can this machine confine it? `Clean`: with what. `Io`: what is
-//! missing.
-//!
-//! `worker-orcd-gpu --version`: its name and its version.
-//!
-//! Anything else is no answer.
+//! * `worker-orcd-gpu --probe N`: usability of CUDA device `N`. `Clean`: name of the device.
+//!   [`FaultKind::DeviceUnavailable`](crate::FaultKind::DeviceUnavailable): reason. The probe creates no CUDA context, so it
+//!   allocates no memory of the device.
+//! * `worker-orcd-gpu --count-devices`: number of CUDA devices. `Clean`: decimal number. `DeviceUnavailable`: reason.
+//! * `worker-orcd-gpu --check-model FILE`: support for a model, according to its header. `Clean`: description of the model.
+//!   [`FaultKind::ModelLoad`](crate::FaultKind::ModelLoad): reason.
+//! * `worker-orcd-gpu --digest FILE`: SHA-256 of a file. `Clean`: 64 hexadecimal digits.
+//!   [`FaultKind::Io`](crate::FaultKind::Io): reason.
+//! * `worker-orcd-gpu --check-confinement`: sandbox features of the machine. `Clean`: available features. `Io`: missing ones.
+//! * `worker-orcd-gpu --version`: [`CHILD_NAME`] and version.
 
-/// Followed by the device's ordinal.
+/// Flag that is followed by the ordinal of a CUDA device.
 pub const PROBE_FLAG: &str = "--probe";
 
 pub const COUNT_DEVICES_FLAG: &str = "--count-devices";
 
-/// Followed by a path.
+/// Flag that is followed by a path.
 pub const CHECK_MODEL_FLAG: &str = "--check-model";
 
-/// Followed by a path.
+/// Flag that is followed by a path.
 pub const DIGEST_FLAG: &str = "--digest";
 
 pub const CHECK_CONFINEMENT_FLAG: &str = "--check-confinement";
 
-/// Beginning of the answer to `--version`.
+/// First word of the output of `--version`.
 pub const CHILD_NAME: &str = "worker-orcd-gpu";
 
-/// Longer lines are cut off by the reader.
+/// Maximum length of the line in bytes. The supervisor truncates longer ones.
 pub const PROBE_LINE_BYTES: usize = 1024;

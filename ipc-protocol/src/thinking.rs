@@ -1,28 +1,27 @@
-//! How long thoughts may be.
+//! Limit on reasoning tokens.
 
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 
-/// A bound on the tokens between two tags. Where so many were generated and the closing tag has not come, its
-/// tokens are the next ones. `gpu-child/src/scheduler/thoughts.rs` defines what counts.
+/// Limit on the tokens between two reasoning tags. When it is reached without a closing tag, the tokens of the closing tag
+/// are forced. `gpu-child/src/scheduler/thoughts.rs` defines which tokens count.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ThinkingBudget {
-    /// Tokens of thoughts, at most.
+    /// Maximum number of reasoning tokens.
     pub tokens: u32,
-    /// The tag with which thoughts begin, at the beginning of the answer or nowhere; `None` where the prompt
-    /// ends with it.
+    /// Opening tag, recognised only at the start of the answer. `None`: the prompt ends with it.
     pub open: Option<String>,
-    /// The tag with which they end.
+    /// Closing tag.
     pub close: String,
-    /// Tokens whose text ends with that tag. At least one, at most [`MAX_CLOSING_TOKENS`].
+    /// Tokens of a text that ends with the closing tag. At least one, at most [`MAX_CLOSING_TOKENS`].
     pub closing: Vec<TokenId>,
 }
 
-/// More than any tag has bytes, each of which may be a token.
+/// Maximum length of [`ThinkingBudget::closing`]: more than the bytes of any tag, each of which may be one token.
 pub const MAX_CLOSING_TOKENS: usize = 64;
 
 impl ThinkingBudget {
-    /// True for one that can be followed with a vocabulary of that many tokens.
+    /// True if the tags are not empty, and the closing tokens are within their limit and a vocabulary of this size.
     #[must_use]
     pub fn is_sound(&self, vocabulary: u32) -> bool {
         let is_known = |token: &TokenId| token.0 < vocabulary;

@@ -1,11 +1,9 @@
-//! Token id to bytes.
+//! Bytes of each token.
 //!
-//! Byte-level BPE writes each byte as one of 256 printable characters; SentencePiece writes a
-//! space as `▁` and bytes outside its alphabet as `<0xNN>`. Control and unknown tokens have no
-//! text: a client never sees `<|im_end|>`.
+//! Byte-level BPE represents each byte by one of 256 printable characters. SentencePiece represents a space by `▁` and bytes
+//! outside its alphabet by `<0xNN>`. Control and unknown tokens have no bytes, so clients never see `<|im_end|>`.
 //!
-//! Here, because both sides must agree on it: the supervisor makes text of tokens, and the child asks a
-//! grammar for the tokens whose bytes may come next.
+//! Both sides of the protocol use this module: the supervisor to convert tokens to text, the child to match grammars.
 
 use crate::ids::TokenId;
 use crate::model::{TokenKind, TokenizerFacts, TokenizerKind};
@@ -13,27 +11,29 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 use thiserror::Error;
 
-/// The character that SentencePiece writes for a space.
+/// Character by which SentencePiece represents a space.
 pub const META_SPACE: char = '\u{2581}';
 
-/// Why the tokens of a model have no bytes: its facts contradict themselves.
+/// Error for inconsistent [`TokenizerFacts`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct MalformedVocabulary(pub String);
 
-/// The bytes of every token, in one block. Without any token by default.
+/// Bytes of all tokens, in one block. Empty by default.
 #[derive(Debug, Default)]
 pub struct Vocabulary {
     bytes: Vec<u8>,
-    /// `ends[id]` is where token `id` ends in `bytes`; it begins where the one before ends.
+    /// Exclusive end of each token in `bytes`, by id. A token starts at the end of its predecessor.
     ends: Vec<usize>,
-    /// Names of tokens that stand for no bytes, by id.
+    /// Names of tokens without bytes, by id.
     names: HashMap<usize, String>,
 }
 
 impl Vocabulary {
+    /// Builds the table from a model's tokenizer.
+    ///
     /// # Errors
-    /// When a list is shorter than the vocabulary or a byte token does not name a byte.
+    /// If the vocabulary is empty, a list has another length than the vocabulary, or a byte token is malformed.
     pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, MalformedVocabulary> {
         check_lengths(facts)?;
         let mut bytes = Vec::with_capacity(facts.tokens.iter().map(String::len).sum());
@@ -42,7 +42,7 @@ impl Vocabulary {
         for (index, text) in facts.tokens.iter().enumerate() {
             let kind = effective_kind(facts, index);
             append_bytes(facts.kind, kind, text, &mut bytes)
-                .map_err(|why| MalformedVocabulary(format!("token {index}: {why}")))?;
+                .map_err(|error| MalformedVocabulary(format!("token {index}: {error}")))?;
             if ends.last().copied().unwrap_or(0) == bytes.len() {
                 names.insert(index, text.clone());
             }
@@ -61,6 +61,7 @@ impl Vocabulary {
         self.ends.is_empty()
     }
 
+    /// Bytes of a token. Empty for a control token and for an id outside the vocabulary.
     #[must_use]
     pub fn bytes(&self, token: TokenId) -> &[u8] {
         let index = token.index();
@@ -71,7 +72,7 @@ impl Vocabulary {
         &self.bytes[start..end]
     }
 
-    /// The bytes of a token; of one that stands for none, such as `<|im_end|>`, those of its name.
+    /// Bytes of a token, or of its name for a token without bytes, such as `<|im_end|>`.
     #[must_use]
     pub fn name(&self, token: TokenId) -> &[u8] {
         let name = self.names.get(&token.index());
@@ -79,8 +80,8 @@ impl Vocabulary {
     }
 }
 
-/// A token that ends generation is a control token, whatever the file says: converters have
-/// marked `<|im_end|>` as ordinary text.
+/// Kind of a token. Tokens that end generation are control tokens even if the file differs: some converters mark
+/// `<|im_end|>` as normal text.
 #[must_use]
 pub fn effective_kind(facts: &TokenizerFacts, index: usize) -> TokenKind {
     let ends = facts
@@ -102,13 +103,13 @@ fn check_lengths(facts: &TokenizerFacts) -> Result<(), MalformedVocabulary> {
     if facts.kinds.len() != tokens {
         let kinds = facts.kinds.len();
         return Err(MalformedVocabulary(format!(
-            "{kinds} token types for {tokens} tokens"
+            "tokenizer.ggml.token_type has {kinds} items for {tokens} tokens"
         )));
     }
     if facts.kind == TokenizerKind::SentencePiece && facts.scores.len() != tokens {
         let scores = facts.scores.len();
         return Err(MalformedVocabulary(format!(
-            "{scores} scores for {tokens} tokens"
+            "tokenizer.ggml.scores has {scores} items for {tokens} tokens"
         )));
     }
     Ok(())
@@ -132,16 +133,17 @@ fn append_bytes(
     Ok(())
 }
 
-/// `<0x0A>` is byte 10.
+/// Parses a byte token: `<0x0A>` is byte 10.
 fn parse_byte(text: &str) -> Result<u8, String> {
     text.strip_prefix("<0x")
         .and_then(|rest| rest.strip_suffix('>'))
         .filter(|digits| digits.len() == 2 && digits.bytes().all(|c| c.is_ascii_hexdigit()))
         .and_then(|digits| u8::from_str_radix(digits, 16).ok())
-        .ok_or_else(|| format!("{text:?} does not name a byte"))
+        .ok_or_else(|| format!("byte token {text:?} is not of the form <0xNN>"))
 }
 
-/// A token with a character outside the alphabet was never byte-encoded: it stands for itself.
+/// Appends the bytes of a byte-level token. A token with a character outside the alphabet is not byte-encoded, and its bytes
+/// are its UTF-8 text.
 fn append_byte_level(text: &str, out: &mut Vec<u8>) {
     match bytes_of(text) {
         Some(bytes) => out.extend(bytes),
@@ -149,19 +151,19 @@ fn append_byte_level(text: &str, out: &mut Vec<u8>) {
     }
 }
 
-/// The bytes that a token is written for, if all of it is of the alphabet.
+/// Bytes of a byte-encoded token. `None` if a character is outside the alphabet.
 #[must_use]
 pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte_of_char).collect()
 }
 
-/// The byte that a character of the alphabet stands for.
+/// Byte of a character. `None` if it is outside the alphabet.
 #[must_use]
 pub fn byte_of_char(c: char) -> Option<u8> {
     BYTE_OF_CHAR.get(c as usize).copied().flatten()
 }
 
-/// True if each byte has a token of its own, so that no byte of a text is lost.
+/// True if each byte has its own token, so that every text can be tokenized without loss.
 #[must_use]
 pub fn names_every_byte(tokens: &[String]) -> bool {
     let mut named = [false; 256];
@@ -176,8 +178,8 @@ pub fn names_every_byte(tokens: &[String]) -> bool {
     named.iter().all(|named| *named)
 }
 
-/// The alphabet of GPT-2: printable Latin-1 characters stand for themselves, the other bytes
-/// for the characters from U+0100 on, in order.
+/// Byte-level alphabet of GPT-2: printable Latin-1 bytes map to their own characters, the other bytes to the characters from
+/// U+0100 on, in order. Indexed by character.
 static BYTE_OF_CHAR: LazyLock<[Option<u8>; 0x144]> = LazyLock::new(|| {
     let mut byte_of_char = [None; 0x144];
     let mut next = 0x100;
@@ -199,14 +201,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_byte_alphabet_names_every_byte_once() {
+    fn the_alphabet_has_one_character_per_byte() {
         let mut bytes: Vec<u8> = BYTE_OF_CHAR.iter().filter_map(|byte| *byte).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
     }
 
     #[test]
-    fn byte_level_tokens_are_bytes_and_not_characters() {
+    fn byte_level_tokens_are_decoded_to_bytes() {
         let mut out = Vec::new();
         append_byte_level("Ġcaf\u{c3}\u{a9}", &mut out);
         assert_eq!(out, " café".as_bytes());
@@ -216,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_outside_the_alphabet_stands_for_itself() {
+    fn a_token_outside_the_alphabet_keeps_its_text() {
         let mut out = Vec::new();
         append_byte_level("a 日", &mut out);
         assert_eq!(out, "a 日".as_bytes());
     }
 
     #[test]
-    fn byte_tokens_must_name_a_byte() {
+    fn malformed_byte_tokens_are_errors() {
         assert_eq!(parse_byte("<0x0A>"), Ok(10));
         assert!(parse_byte("<0xZZ>").is_err());
         assert!(parse_byte("<0x+A>").is_err());

@@ -1,7 +1,7 @@
-//! A length that is announced is not a length that is allocated.
+//! Announced lengths are not allocated in advance.
 //!
-//! A counting allocator watches the largest single block that a thread asks for, because the
-//! danger is one: ten hostile bytes that make the process ask for a petabyte and abort.
+//! The allocator records the largest single block that a thread allocates. The attack to detect is one block: ten malicious
+//! bytes that make the process allocate a petabyte and abort.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,19 +14,19 @@ thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
 }
 
-struct Watching;
+struct RecordingAllocator;
 
-fn note(bytes: usize) {
-    // While a thread is torn down its cell is gone; nothing is measured there.
+fn record(bytes: usize) {
+    // The cell is inaccessible while its thread is torn down; nothing is measured then.
     let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(bytes)));
 }
 
-// SAFETY: every call is passed on unchanged to `System`, which upholds the contract; `note`
-// does not allocate, because the cell is const-initialised and has no destructor.
-unsafe impl GlobalAlloc for Watching {
+// SAFETY: each call is forwarded unchanged to `System`, which fulfils the contract; `record` does not allocate, because the
+// cell is const-initialised and has no destructor.
+unsafe impl GlobalAlloc for RecordingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(layout.size());
-        // SAFETY: the caller's promise about `layout` is handed on as it is.
+        record(layout.size());
+        // SAFETY: the caller's guarantee about `layout` is forwarded.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
@@ -34,14 +34,14 @@ unsafe impl GlobalAlloc for Watching {
         unsafe { System.dealloc(block, layout) }
     }
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        note(new_size);
-        // SAFETY: as in `dealloc`; `new_size` is the caller's promise, handed on.
+        record(new_size);
+        // SAFETY: as in `dealloc`; the caller's guarantee about `new_size` is forwarded.
         unsafe { System.realloc(block, layout, new_size) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Watching = Watching;
+static ALLOCATOR: RecordingAllocator = RecordingAllocator;
 
 fn largest_block_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     LARGEST.with(|largest| largest.set(0));
@@ -56,14 +56,14 @@ fn announced(length: u64) -> Vec<u8> {
     bytes
 }
 
-/// `Command::Submit`, request 1, and then a prompt of `length` tokens that never come.
+/// `Command::Submit` of request 1 with a prompt of `length` tokens, of which none follow.
 fn submission_announcing(length: u64) -> Vec<u8> {
     let mut bytes = vec![1, 1];
     bytes.extend(announced(length));
     bytes
 }
 
-/// `Command::Load` with a path of `length` bytes that never come.
+/// `Command::Load` with a path of `length` bytes, of which none follow.
 fn load_announcing(length: u64) -> Vec<u8> {
     let mut bytes = vec![0];
     bytes.extend(announced(length));
@@ -72,11 +72,11 @@ fn load_announcing(length: u64) -> Vec<u8> {
 
 const PAGE: usize = 64 << 10;
 
-/// serde reserves at most this for a list before the list's items have come.
+/// Maximum that serde reserves for a list before it reads the items.
 const SERDE_RESERVE: usize = 1 << 20;
 
 #[test]
-fn a_list_of_any_announced_length_costs_no_more_than_serde_reserves() {
+fn an_announced_list_costs_no_more_than_serde_reserves() {
     for length in [MAX_FRAME_BYTES as u64 + 1, 1 << 32, 1 << 60, u64::MAX] {
         let payload = submission_announcing(length);
         let (result, largest) = largest_block_of(|| decode::<Command>(&payload));
@@ -105,7 +105,7 @@ fn a_string_beyond_the_limit_is_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn what_is_announced_within_the_limit_but_missing_costs_at_most_a_frame() {
+fn a_missing_length_within_the_limit_costs_at_most_one_frame() {
     for length in [1 << 20, MAX_FRAME_BYTES as u64 - 64] {
         for payload in [submission_announcing(length), load_announcing(length)] {
             let (result, largest) = largest_block_of(|| decode::<Command>(&payload));
@@ -119,7 +119,7 @@ fn what_is_announced_within_the_limit_but_missing_costs_at_most_a_frame() {
 }
 
 #[test]
-fn a_frame_beyond_the_limit_is_refused_on_its_header_alone() {
+fn a_frame_beyond_the_limit_is_refused_by_its_header() {
     for length in [MAX_FRAME_BYTES as u32 + 1, 1 << 30, u32::MAX] {
         let mut stream = Preamble::OURS.to_bytes().to_vec();
         stream.extend_from_slice(&length.to_le_bytes());
@@ -139,7 +139,7 @@ fn a_frame_beyond_the_limit_is_refused_on_its_header_alone() {
 }
 
 #[test]
-fn the_largest_frame_allowed_is_not_allocated_before_its_bytes_come() {
+fn the_largest_frame_is_not_allocated_before_its_bytes_arrive() {
     let mut stream = Preamble::OURS.to_bytes().to_vec();
     stream.extend_from_slice(&(MAX_FRAME_BYTES as u32).to_le_bytes());
     let (pending, largest) = largest_block_of(|| {

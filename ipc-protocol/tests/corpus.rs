@@ -1,7 +1,7 @@
-//! The fuzz targets' seeds, replayed as ordinary tests.
+//! Seeds of the fuzz targets, replayed as ordinary tests.
 //!
-//! `fuzz/corpus/codec` holds one payload for each message kind and the hostile ones found or
-//! thought of so far; `fuzz/corpus/frame` holds whole streams. `REGENERATE=1` writes them.
+//! `fuzz/corpus/codec` has one payload for each message kind and known malicious payloads; `fuzz/corpus/frame` has complete
+//! streams. `REGENERATE=1` writes them.
 
 mod support;
 

@@ -1,9 +1,10 @@
-//! The flight recorder's ring: what is read back is what was written whole, and nothing else.
+//! Ring of the flight recorder: exactly the intact records are read back.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use worker_orcd_ipc::flight::{
-    Header, Line, Moment, NotARing, Phase, RECORD_BYTES, Record, Recording, Who, ring_bytes,
+    Header, Line, Moment, NotARing, Phase, RECORD_BYTES, Record, Recording, StepRequests,
+    ring_bytes,
 };
 use worker_orcd_ipc::{Generation, RequestId};
 
@@ -27,12 +28,12 @@ fn record() -> impl Strategy<Value = Record> {
             time_ns,
             step,
             moment,
-            who: Who::new(ids.into_iter().map(RequestId)),
+            requests: StepRequests::new(ids.into_iter().map(RequestId)),
         },
     )
 }
 
-/// A ring into which the first `count` numbers were written, one after the other.
+/// Ring with the records 1 to `count`, written in order.
 fn ring(capacity: u32, count: u64, template: &Record) -> Vec<u8> {
     let header = Header {
         capacity,
@@ -62,14 +63,13 @@ fn numbers(recording: &Recording) -> Vec<u64> {
 
 proptest! {
     #[test]
-    fn every_record_survives_its_line(record in record()) {
+    fn every_record_survives_encoding(record in record()) {
         prop_assert_eq!(Record::decode(&record.encode()), Some(record));
     }
 
-    /// A write that stopped between two words leaves the beginning of one record and the end of
-    /// another, in whatever order the words went out.
+    /// An interrupted write leaves words of two records, in any order.
     #[test]
-    fn a_torn_record_is_recognised(old in record(), new in record(), kept in 1_u8..255) {
+    fn a_torn_record_is_detected(old in record(), new in record(), kept in 1_u8..255) {
         let (old_line, new_line) = (old.encode(), new.encode());
         let torn: Line = std::array::from_fn(|at| {
             if kept >> (at / 8) & 1 == 1 { new_line[at] } else { old_line[at] }
@@ -79,14 +79,14 @@ proptest! {
     }
 
     #[test]
-    fn a_wild_write_is_recognised(record in record(), at in 0..RECORD_BYTES, flip in 1_u8..) {
+    fn a_stray_write_is_detected(record in record(), at in 0..RECORD_BYTES, flip in 1_u8..) {
         let mut line = record.encode();
         line[at] ^= flip;
         prop_assert_eq!(Record::decode(&line), None);
     }
 
     #[test]
-    fn a_ring_keeps_the_newest_in_order(
+    fn a_ring_keeps_the_latest_records_in_order(
         capacity in 1_u32..40, count in 0_u64..120, template in record(),
     ) {
         let recording = Recording::read(&ring(capacity, count, &template)).unwrap();
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_costs_what_was_damaged_and_nothing_else(
+    fn damage_affects_only_the_damaged_record(
         capacity in 1_u32..40, template in record(), seed in any::<u64>(), flip in 1_u8..,
     ) {
         let count = 3 * u64::from(capacity);
@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_never_panics_and_never_passes(garbage in vec(any::<u8>(), 0..2000)) {
+    fn random_bytes_never_panic_and_never_decode(garbage in vec(any::<u8>(), 0..2000)) {
         prop_assert_eq!(Recording::read(&garbage), Err(NotARing));
         let mut bytes = ring(30, 0, &TEMPLATE);
         let room = bytes.len() - RECORD_BYTES;
@@ -127,7 +127,7 @@ const TEMPLATE: Record = Record {
     time_ns: 0,
     step: 0,
     moment: Moment::LoadBegin,
-    who: Who::NOBODY,
+    requests: StepRequests::NONE,
 };
 
 #[test]
@@ -157,14 +157,14 @@ fn a_record_older_than_one_turn_is_torn() {
 }
 
 #[test]
-fn more_requests_than_there_is_room_for_are_counted() {
-    let who = Who::new((1..=5).map(RequestId));
-    assert_eq!(who.sequences(), 5);
-    assert_eq!(who.requests().collect::<Vec<_>>(), [1, 2, 3].map(RequestId));
+fn requests_beyond_the_capacity_of_a_record_are_counted() {
+    let requests = StepRequests::new((1..=5).map(RequestId));
+    assert_eq!(requests.sequences(), 5);
+    assert_eq!(requests.ids().collect::<Vec<_>>(), [1, 2, 3].map(RequestId));
 }
 
 #[test]
-fn another_size_version_or_capacity_is_no_ring() {
+fn a_wrong_size_version_or_capacity_is_an_error() {
     let whole = ring(4, 4, &TEMPLATE);
     assert_eq!(Recording::read(&whole[..whole.len() - 1]), Err(NotARing));
     for at in [0, 8, 12, 40] {

@@ -1,7 +1,8 @@
-//! The bytes on the wire, one readable file for each message kind.
+//! Bytes on the wire, one text file for each message kind.
 //!
-//! A change here is a change of the protocol: raise `PROTOCOL_VERSION`, run
-//! `REGENERATE=1 cargo test -p worker-orcd-ipc --test golden`, and let the reviewer read the diff.
+//! A change of bytes is a change of the protocol: increase `PROTOCOL_VERSION`, run
+//! `REGENERATE=1 cargo test -p worker-orcd-ipc --test golden`, and review the diff. The comments in the files are Rust's
+//! `Debug` output and may change with names.
 
 mod support;
 
@@ -9,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use support::{Message, golden_dir, regenerating, samples};
-use worker_orcd_ipc::{Article, PROTOCOL_VERSION, Preamble, decode};
+use worker_orcd_ipc::{FdKind, PROTOCOL_VERSION, Preamble, decode};
 
 #[test]
 fn every_message_kind_has_the_bytes_of_its_golden_file() {
@@ -19,7 +20,7 @@ fn every_message_kind_has_the_bytes_of_its_golden_file() {
 }
 
 #[test]
-fn golden_bytes_decode_to_the_message_they_were_made_of() {
+fn golden_bytes_decode_to_their_message() {
     for (name, message) in samples::all() {
         let bytes = parse(&read(&name));
         let decoded = match &message {
@@ -37,19 +38,19 @@ fn the_preamble_has_the_bytes_of_its_golden_file() {
 }
 
 #[test]
-fn an_article_of_custody_has_the_byte_of_its_golden_file() {
-    for article in Article::ALL {
-        let title = format!("Article {article:?}");
-        check(article_file(article), &title, &[article.to_byte()]);
+fn every_fd_kind_has_the_byte_of_its_golden_file() {
+    for kind in FdKind::ALL {
+        let title = format!("FdKind {kind:?}");
+        check(fd_kind_file(kind), &title, &[kind.to_byte()]);
     }
 }
 
 #[test]
-fn no_golden_file_is_left_without_a_message() {
+fn every_golden_file_has_a_message() {
     let expected: BTreeSet<String> = samples::all()
         .into_iter()
         .map(|(name, _)| format!("{name}.hex"))
-        .chain(Article::ALL.map(|article| format!("{}.hex", article_file(article))))
+        .chain(FdKind::ALL.map(|kind| format!("{}.hex", fd_kind_file(kind))))
         .chain(["preamble.hex".to_owned()])
         .collect();
     let found: BTreeSet<String> = fs::read_dir(golden_dir())
@@ -59,12 +60,12 @@ fn no_golden_file_is_left_without_a_message() {
     assert_eq!(found, expected);
 }
 
-fn article_file(article: Article) -> &'static str {
-    match article {
-        Article::ModelFile => "article-model-file",
-        Article::Weights => "article-weights",
-        Article::KvCache => "article-kv-cache",
-        Article::Mailbox => "article-mailbox",
+fn fd_kind_file(kind: FdKind) -> &'static str {
+    match kind {
+        FdKind::ModelFile => "fd-kind-model-file",
+        FdKind::Weights => "fd-kind-weights",
+        FdKind::KvCache => "fd-kind-kv-cache",
+        FdKind::SecondSocket => "fd-kind-second-socket",
     }
 }
 
@@ -83,7 +84,7 @@ fn check(name: &str, title: &str, bytes: &[u8]) {
     assert_eq!(
         read(name),
         rendered,
-        "{name}: the wire changed; see the head of golden.rs"
+        "{name}: the wire format changed; see the head of golden.rs"
     );
 }
 
@@ -92,7 +93,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The message in words as comments, then its bytes, sixteen a line.
+/// Text of a golden file: `title` as comments, then the bytes in hexadecimal, sixteen per line.
 fn render(title: &str, bytes: &[u8]) -> String {
     let mut out = String::new();
     for line in title.lines() {

@@ -1,4 +1,4 @@
-//! The states of a conversation in which a child takes a command.
+//! States in which a child accepts each command.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn each_command_is_legal_in_the_states_that_the_protocol_gives_it() {
             "command-shutdown" => &[AwaitingLoad, Loading, StandingBy, Serving],
             "command-promote" | "command-copy-ahead" => &[StandingBy],
             "command-attach" | "command-release-kv" => &[Serving],
-            other => panic!("{other} is in no row"),
+            other => panic!("{other}: add its legal states to this match"),
         };
         for state in [AwaitingLoad, Loading, StandingBy, Serving] {
             let is_legal = command.check(state).is_ok();

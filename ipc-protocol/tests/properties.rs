@@ -1,4 +1,4 @@
-//! What holds for every message and every byte stream.
+//! Properties of all messages and all byte streams.
 
 mod support;
 
@@ -13,18 +13,18 @@ use worker_orcd_ipc::{
 
 proptest! {
     #[test]
-    fn every_command_survives_the_wire(command in strategies::command()) {
+    fn every_command_survives_encoding(command in strategies::command()) {
         let back: Command = decode(&encode(&command).unwrap()).unwrap();
         prop_assert_eq!(back, command);
     }
 
     #[test]
-    fn every_event_survives_the_wire(envelope in strategies::envelope()) {
+    fn every_event_survives_encoding(envelope in strategies::envelope()) {
         let back: Envelope = decode(&encode(&envelope).unwrap()).unwrap();
         prop_assert_eq!(back, envelope);
     }
 
-    /// However the kernel cuts a stream into reads, the same frames come out.
+    /// The split of a stream into reads does not change its frames.
     #[test]
     fn any_split_of_a_stream_gives_the_same_frames(
         messages in vec(strategies::message(), 1..6),
@@ -44,7 +44,7 @@ proptest! {
         prop_assert_eq!(reader.pending_bytes(), 0);
     }
 
-    /// Frames may also be left in the reader and taken out later.
+    /// Frames can stay in the reader and be taken later.
     #[test]
     fn frames_wait_until_they_are_taken(messages in vec(strategies::message(), 1..6)) {
         let payloads: Vec<Vec<u8>> = messages.iter().map(Message::payload).collect();
@@ -61,7 +61,7 @@ proptest! {
         prop_assert_eq!(reader.next_frame().unwrap(), None);
     }
 
-    /// No prefix of a message is a message: a cut is always noticed.
+    /// No prefix of a message is a message, so truncation is always detected.
     #[test]
     fn a_truncated_message_is_an_error(
         message in strategies::message(),
@@ -77,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_behind_a_message_are_an_error(
+    fn bytes_after_a_message_are_an_error(
         message in strategies::message(),
         tail in vec(any::<u8>(), 1..9),
     ) {
@@ -91,8 +91,8 @@ proptest! {
         prop_assert!(counted, "{:?}", error);
     }
 
-    /// A changed byte may make another valid message. It never makes a panic, and what decodes
-    /// is a message like any other: it can be sent and read again.
+    /// A changed byte may yield another valid message, but never a panic. Each decoded message can be encoded and decoded
+    /// again.
     #[test]
     fn a_mutated_message_is_another_message_or_an_error(
         message in strategies::message(),
@@ -102,7 +102,7 @@ proptest! {
         let mut payload = message.payload();
         let at = at.index(payload.len());
         payload[at] = byte;
-        // Compared as bytes: a mutated float may be NaN, which is not equal to itself.
+        // The comparison is of bytes, because a mutated float may be NaN, which is not equal to itself.
         if let Ok(command) = decode::<Command>(&payload) {
             let again = encode(&command).unwrap();
             prop_assert_eq!(encode(&decode::<Command>(&again).unwrap()).unwrap(), again);
@@ -113,15 +113,15 @@ proptest! {
         }
     }
 
-    /// Any bytes at all, in any pieces: frames or an error, never a panic, and after an error
-    /// the reader says the same again instead of finding frames in what follows.
+    /// Random bytes in random pieces yield frames or an error, never a panic. After an error the reader returns the same error
+    /// again and no further frames.
     #[test]
-    fn noise_never_panics_and_an_error_stays(
+    fn random_bytes_never_panic_and_an_error_is_permanent(
         noise in vec(any::<u8>(), 0..200),
-        honest_preamble in any::<bool>(),
+        valid_preamble in any::<bool>(),
         cuts in vec(any::<prop::sample::Index>(), 0..5),
     ) {
-        let mut stream = if honest_preamble { Preamble::OURS.to_bytes().to_vec() } else { vec![] };
+        let mut stream = if valid_preamble { Preamble::OURS.to_bytes().to_vec() } else { vec![] };
         stream.extend_from_slice(&noise);
         let mut reader = FrameReader::new();
         let mut first_error: Option<FrameError> = None;
@@ -140,7 +140,7 @@ proptest! {
         }
     }
 
-    /// One changed bit in the preamble is always noticed, before any frame is read.
+    /// A changed bit in the preamble is always detected, before any frame is read.
     #[test]
     fn a_flipped_bit_in_the_preamble_is_refused(bit in 0..PREAMBLE_BYTES * 8) {
         let mut bytes = Preamble::OURS.to_bytes();

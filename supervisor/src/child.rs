@@ -38,7 +38,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 use tracing::warn;
-use worker_orcd_ipc::{Article, Command, Generation};
+use worker_orcd_ipc::{Command, FdKind, Generation};
 use worker_orcd_lifecycle::{Exit, Signal};
 
 /// A child of one generation, from the moment its process exists.
@@ -108,7 +108,7 @@ impl Child {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when it is nothing that is kept.
-    pub(crate) fn take(&mut self) -> io::Result<Option<(Article, OwnedFd)>> {
+    pub(crate) fn take(&mut self) -> io::Result<Option<(FdKind, OwnedFd)>> {
         match &mut self.custody {
             Some(custody) => custody.take(self.pid),
             None => Ok(None),
@@ -119,7 +119,7 @@ impl Child {
     ///
     /// # Errors
     /// When there is nobody to take it.
-    pub(crate) fn hand_out(&mut self, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
+    pub(crate) fn hand_out(&mut self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
         match &mut self.custody {
             Some(custody) => custody.hand_out(self.pid, article, descriptor),
             None => Err(io::ErrorKind::NotConnected.into()),
@@ -132,7 +132,7 @@ impl Child {
     /// When there is nobody to take it.
     pub(crate) fn open_mailbox(&mut self) -> io::Result<()> {
         let (ours, theirs) = Mailbox::open()?;
-        self.hand_out(Article::Mailbox, &theirs)?;
+        self.hand_out(FdKind::SecondSocket, &theirs)?;
         self.mailbox = Some(ours);
         Ok(())
     }
@@ -141,7 +141,7 @@ impl Child {
     ///
     /// # Errors
     /// When it has no mailbox, or that is full.
-    pub(crate) fn put(&self, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
+    pub(crate) fn put(&self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
         let mailbox = self.mailbox.as_ref();
         let none = || io::Error::from(io::ErrorKind::NotConnected);
         mailbox.ok_or_else(none)?.put(article, descriptor)

@@ -30,8 +30,6 @@ pub(crate) mod units;
 use crate::crash::{CrashSettings, store};
 use crate::logging::{LogFormat, parse_level};
 use crate::outgoing::Url;
-use crate::requests::OnFault;
-use crate::text::tools::Choices;
 use clap::ArgMatches;
 use device::DeviceChoice;
 use environment::Environment;
@@ -45,6 +43,8 @@ use std::time::Duration;
 use thiserror::Error;
 use uuid::Uuid;
 use worker_orcd_ipc::{DeviceSelector, Pooling};
+use worker_orcd_requests::OnFault;
+use worker_orcd_text::tools::Choices;
 
 /// All settings, complete and consistent.
 #[derive(Debug, Clone)]

@@ -65,18 +65,18 @@ use crate::driver::seat::{Built, Happening};
 use crate::driver::seats::Seats;
 use crate::driver::service_manager::ServiceManager;
 use crate::driver::words::{Listener, link_failure};
+use crate::engine::control::Control;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Refusal, Shared};
 use crate::estate::EngineEstate;
 use crate::nvml::Sighting;
-use crate::requests::Requests;
-use crate::requests::control::Control;
 use std::collections::VecDeque;
 use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::{Command, Generation, Role};
-use worker_orcd_lifecycle::{ChildEvent, Deed, DeviceId, Effect, Event, SeatId, Worker};
+use worker_orcd_lifecycle::{ChildAction, ChildEvent, DeviceId, Effect, Event, SeatId, Worker};
+use worker_orcd_requests::Requests;
 
 pub(crate) struct Driver {
     settings: EngineSettings,
@@ -288,7 +288,7 @@ impl Driver {
 
     /// True while what its child computed counts.
     fn believes(&self, seat: SeatId) -> bool {
-        self.worker.seat(seat).state().believes_tokens()
+        self.worker.seat(seat).state().accepts_tokens()
     }
 
     /// Takes everything that has been read from the child, in order.
@@ -342,11 +342,14 @@ impl Driver {
             Effect::Child {
                 seat,
                 generation,
-                deed,
-            } => self.do_to_child(seat, generation, deed),
-            Effect::Succession { of, heir } => {
-                self.seats[heir].role = Role::Active;
-                self.chronicle.crashes.inherit(of, heir);
+                action,
+            } => self.do_to_child(seat, generation, action),
+            Effect::Failover {
+                predecessor,
+                successor,
+            } => {
+                self.seats[successor].role = Role::Active;
+                self.chronicle.crashes.inherit(predecessor, successor);
             }
             Effect::DeviceOut(device) => self.device_out(device),
             Effect::DeviceIn(device) => self.device_in(device),
@@ -365,36 +368,37 @@ impl Driver {
         }
     }
 
-    fn do_to_child(&mut self, seat: SeatId, generation: Generation, deed: Deed) {
+    fn do_to_child(&mut self, seat: SeatId, generation: Generation, action: ChildAction) {
         let now = self.now;
-        match deed {
-            Deed::Spawn => self.spawn(seat, generation),
-            Deed::Load(role) => self.load(seat, generation, role),
-            Deed::StandBy => self
-                .chronicle
-                .stands_by(now, &mut self.seats[seat], generation),
-            Deed::Promote => {
+        match action {
+            ChildAction::Spawn => self.spawn(seat, generation),
+            ChildAction::Load(role) => self.load(seat, generation, role),
+            ChildAction::StandBy => {
+                self.chronicle
+                    .stands_by(now, &mut self.seats[seat], generation);
+            }
+            ChildAction::Promote => {
                 let traces = self.settings.load.trace.is_some();
                 self.send(seat, &Command::Promote { traces });
             }
-            Deed::Serve => self.serve(seat, generation),
-            Deed::Suspend { noticed_in } => {
-                let state = self.worker.word_for(&noticed_in);
-                let served = noticed_in.takes_work();
+            ChildAction::Serve => self.serve(seat, generation),
+            ChildAction::Suspend { previous_state } => {
+                let state = self.worker.state_name(&previous_state);
+                let served = previous_state.takes_work();
                 let chronicle = &mut self.chronicle;
                 chronicle.noticed(now, seat, generation, state, served);
                 self.requests.suspend(seat);
             }
-            Deed::Vacate => self.requests.withdraw(seat),
-            Deed::DoubtWeights(cause) => self.keeping[seat].let_go(&cause),
-            Deed::Release => self.release(seat, generation),
-            Deed::Dismiss => self.send(seat, &Command::Shutdown),
-            Deed::Kill(signal) => {
+            ChildAction::Vacate => self.requests.withdraw(seat),
+            ChildAction::InvalidateWeights(cause) => self.keeping[seat].let_go(&cause),
+            ChildAction::Release => self.release(seat, generation),
+            ChildAction::Dismiss => self.send(seat, &Command::Shutdown),
+            ChildAction::Kill(signal) => {
                 if self.seats[seat].kill(generation, signal) {
                     self.chronicle.crashes.killed(seat, generation, now);
                 }
             }
-            Deed::Bury(cause) => self.bury(seat, generation, &cause),
+            ChildAction::Reap(cause) => self.bury(seat, generation, &cause),
         }
     }
 

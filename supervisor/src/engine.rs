@@ -8,6 +8,7 @@
     reason = "what a handler asks for begins now"
 )]
 
+pub(crate) mod control;
 pub mod gpu;
 pub mod model;
 pub mod sampling;
@@ -16,10 +17,6 @@ pub(crate) mod sums;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use crate::requests::{
-    Completion, Embedding, Failure, Listed, ListedToken, NewRequest, OnFault, Piece, Position,
-    Refusal, RequestStream, Skip, StopReason, StreamEvent, Streams,
-};
 pub use gpu::GpuSnapshot;
 pub use model::LoadedModel;
 pub use sampling::SamplingDefaults;
@@ -27,15 +24,14 @@ pub use snapshot::{
     ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, Status,
 };
 pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
+pub use worker_orcd_requests::{
+    Completion, Embedding, Failure, Listed, ListedToken, NewRequest, OnFault, Piece, Position,
+    Refusal, RequestStream, Skip, StopReason, StreamEvent, Streams,
+};
 
 use crate::crash::{CrashSettings, CrashStore};
+use crate::engine::control::{Answer, Control};
 use crate::estate::EngineEstate;
-use crate::requests::control::{Answer, Control};
-use crate::requests::orphans::Orphans;
-use crate::requests::record::Record;
-use crate::requests::wal::Restored;
-use crate::requests::{Admitted, Registry};
-use crate::text::tools::Choices;
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -43,6 +39,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use worker_orcd_ipc::{ClientId, DeviceSelector, LoadOrder, RequestId};
 use worker_orcd_lifecycle::{DeviceId, Settings};
+use worker_orcd_requests::orphans::Orphans;
+use worker_orcd_requests::record::Record;
+use worker_orcd_requests::wal::Restored;
+use worker_orcd_requests::{Abandon, Admitted, Registry};
+use worker_orcd_text::tools::Choices;
 
 /// The feature of a child that was built to fail on command.
 const FAULT_INJECTION: &str = "fault-injection";
@@ -197,7 +198,10 @@ impl Engine {
     }
 
     fn readers_of(&self, records: Vec<Arc<Record>>) -> Vec<RequestStream> {
-        let reader = |record| RequestStream::new(record, self.controls.clone());
+        let controls = self.controls.clone();
+        // Without a driver there is nothing to cancel.
+        let abandon = Abandon::new(move |id| drop(controls.send(Control::Abandon(id))));
+        let reader = |record| RequestStream::new(record, abandon.clone());
         records.into_iter().map(reader).collect()
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use worker_orcd_ipc::{DeviceSelector, Generation, KvSource, WeightsManifest};
-use worker_orcd_lifecycle::Absence;
+use worker_orcd_lifecycle::OutOfServiceReason;
 
 /// Descriptors, and what they are.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ pub struct DeviceNote {
     pub kv_bytes: Option<u64>,
     pub kv: Option<KvSource>,
     /// Why the device is not in use, where it is not.
-    pub absence: Option<Absence>,
+    pub absence: Option<OutOfServiceReason>,
     pub(crate) child: Option<ChildNote>,
 }
 

@@ -78,8 +78,11 @@ pub mod sse;
 pub mod structure;
 pub mod texts;
 pub mod thinking_budget;
+mod timeline;
 pub mod tls;
 mod tool_calls;
+mod tools;
+mod whole;
 
 use crate::config::device::DecidedDevices;
 use crate::config::{Config, RequestLimits};

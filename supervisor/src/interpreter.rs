@@ -26,9 +26,9 @@ pub mod process;
 pub use grammars::{GrammarFault, Grammars};
 pub use pool::Interpreter;
 
-use crate::text::template::{Rendering, TemplateError, TemplateSource};
 use serde::{Deserialize, Serialize};
 use worker_orcd_ipc::{Grammar, TokenizerFacts};
+use worker_orcd_text::template::{Rendering, TemplateError, TemplateSource};
 
 /// Longest prompt that a template may make where the vocabulary bounds none: half of what fits
 /// between the processes.

@@ -8,9 +8,9 @@
 //!
 //! * [`commands`] is the command line, [`config`] what it says, [`exit`] how it ends.
 //! * [`http`] is what clients see; [`engine`] is the one thing it asks.
-//! * [`text`] turns text into token ids and back; the child deals in ids alone. Chat templates,
+//! * `worker_orcd_text` turns text into token ids and back; the child deals in ids alone. Chat templates,
 //!   which strangers wrote, are run by [`interpreter`] in a process that may die.
-//! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive;
+//! * `worker_orcd_requests` journals what clients were promised; `driver` and [`child`] keep a child alive;
 //!   [`crash`] tells what became of those that died, [`nvml`] what NVIDIA's library says of it.
 //! * [`outgoing`] asks others over HTTP: who is to be told of this worker, or another worker.
 //! * [`descriptors`] keeps back from clients what children are made with.
@@ -31,7 +31,6 @@ mod crash;
 pub mod descriptors;
 mod driver;
 pub mod engine;
-pub mod error_code;
 mod estate;
 pub mod exit;
 mod hex;
@@ -41,6 +40,4 @@ mod logging;
 mod metrics;
 mod nvml;
 pub mod outgoing;
-pub mod requests;
 pub mod signals;
-pub mod text;

@@ -9,7 +9,7 @@ import gguf
 import families
 import prose
 
-# Every name of supervisor/src/text/pre_tokenizer.rs.
+# Every name of supervisor/text/src/pre_tokenizer.rs.
 PRE_TOKENIZERS = [
     "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling",
     "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "llama-bpe",

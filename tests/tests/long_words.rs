@@ -6,10 +6,10 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::{ModelWrapper, Tokenizer};
-use worker_orcd::text::Text;
 use worker_orcd_gpu::model::{GgufFile, tokenizer_facts};
 use worker_orcd_ipc::TokenizerFacts;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_text::Text;
 
 /// As the model's own `tokenizer.json` says: digits one by one, then what GPT-2 did.
 fn engine(facts: &TokenizerFacts) -> Tokenizer {

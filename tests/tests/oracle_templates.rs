@@ -11,12 +11,12 @@ use worker_orcd::http::body::parse;
 use worker_orcd::http::generation::Input;
 use worker_orcd::http::openai::{Kind, request};
 use worker_orcd::http::reading::ModelTerms;
-use worker_orcd::requests::OnFault;
-use worker_orcd::text::template::{ChatTemplate, TemplateError};
-use worker_orcd::text::tools::ChatTerms;
-use worker_orcd::text::{Conversation, Rendering, TemplateSource};
+use worker_orcd_requests::OnFault;
 use worker_orcd_tests::families;
 use worker_orcd_tests::oracle;
+use worker_orcd_text::template::{ChatTemplate, TemplateError};
+use worker_orcd_text::tools::ChatTerms;
+use worker_orcd_text::{Conversation, Rendering, TemplateSource};
 
 const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,

@@ -1,11 +1,11 @@
 //! The logits trace, and the proof that streamed tokens come from it.
 
 use serde_json::{Value, json};
-use worker_orcd::text::Text;
 use worker_orcd_gpu::model::{GgufFile, tokenizer_facts};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_tests::Worker;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_text::Text;
 
 fn lines(path: &std::path::Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).expect("the trace is there");

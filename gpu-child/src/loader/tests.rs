@@ -10,9 +10,9 @@ fn order(path: &Path, threads: u32) -> LoadOrder {
         model_path: path.to_str().expect("a plain path").to_owned(),
         model_file: ModelFile::AtPath,
         weights: None,
-        kv_readers: KvReaders::Nobody,
+        kv_readers: KvReaders::None,
         adopts_from: None,
-        has_mailbox: false,
+        has_second_fd_socket: false,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: Some(1 << 20),
         memory_permille: 900,
@@ -199,8 +199,8 @@ fn a_later_child_takes_weights_over_and_reads_no_tensor_of_the_file() {
     fs::write(&path, &bytes).expect("written");
     let (child, supervisor) = Custody::pair();
     let first = load(&order(&path, 1), Some(&child), &|_, _| ()).expect("a model");
-    let file = supervisor.take(Article::ModelFile).expect("the file");
-    let memory = supervisor.take(Article::Weights).expect("the weights");
+    let file = supervisor.take(FdKind::ModelFile).expect("the file");
+    let memory = supervisor.take(FdKind::Weights).expect("the weights");
 
     let header = parse(&bytes).expect("a model");
     let tensor = header.tensors()[0].name;
@@ -216,12 +216,12 @@ fn a_later_child_takes_weights_over_and_reads_no_tensor_of_the_file() {
     };
     for kept in [true, false] {
         supervisor
-            .hand_over(Article::ModelFile, &file)
+            .hand_over(FdKind::ModelFile, &file)
             .expect("a file");
         let weights = kept.then(|| first.weights.clone());
         if kept {
             supervisor
-                .hand_over(Article::Weights, &memory)
+                .hand_over(FdKind::Weights, &memory)
                 .expect("weights");
         }
         let order = LoadOrder {
@@ -251,12 +251,12 @@ fn a_later_child_takes_all_files_of_a_model_over() {
     let (child, supervisor) = Custody::pair();
     let first = load(&order(&path(1), 1), Some(&child), &|_, _| ()).expect("a model");
     assert_eq!(first.identity, whole.identity);
-    let take = |_| supervisor.take(Article::ModelFile).expect("a file");
+    let take = |_| supervisor.take(FdKind::ModelFile).expect("a file");
     let files: Vec<_> = (0..3).map(take).collect();
     (1..=3).for_each(|number| fs::remove_file(path(number)).expect("removed"));
     for file in &files {
         supervisor
-            .hand_over(Article::ModelFile, file)
+            .hand_over(FdKind::ModelFile, file)
             .expect("a file");
     }
     let later = LoadOrder {
@@ -274,19 +274,19 @@ fn a_later_child_takes_the_kv_cache_of_the_one_before_and_leaves_its_own() {
     fs::write(&path, tiny_model(Architecture::Llama).build()).expect("written");
     let (child, supervisor) = Custody::pair();
     let sharing = LoadOrder {
-        kv_readers: KvReaders::Heirs,
+        kv_readers: KvReaders::Successors,
         ..order(&path, 1)
     };
     let first = load(&sharing, Some(&child), &|_, _| ()).expect("a model");
     assert_eq!(first.adopts_from, None);
     let take = |article| supervisor.take(article).expect("it was handed over");
-    let [file, memory, kv] = [Article::ModelFile, Article::Weights, Article::KvCache].map(take);
+    let [file, memory, kv] = [FdKind::ModelFile, FdKind::Weights, FdKind::KvCache].map(take);
     let bytes = first.executor.memory().kv_capacity_bytes;
     for (bytes, adopts) in [(bytes, true), (bytes / 2, false)] {
         let left = [
-            (Article::ModelFile, &file),
-            (Article::Weights, &memory),
-            (Article::KvCache, &kv),
+            (FdKind::ModelFile, &file),
+            (FdKind::Weights, &memory),
+            (FdKind::KvCache, &kv),
         ];
         for (article, descriptor) in left {
             supervisor
@@ -305,7 +305,7 @@ fn a_later_child_takes_the_kv_cache_of_the_one_before_and_leaves_its_own() {
         };
         let next = load(&order, Some(&child), &|_, _| ()).expect("a model");
         assert_eq!(next.adopts_from, adopts.then_some(source.child));
-        take(Article::KvCache);
+        take(FdKind::KvCache);
     }
 }
 

@@ -121,9 +121,9 @@ impl Scheduler {
         // The last token is run in any case, and so is what log probabilities are still to be told of.
         tokens.pop();
         if let Some(order) = submission.prompt_logprobs
-            && order.told as usize + 1 < submission.prompt.len()
+            && order.reported as usize + 1 < submission.prompt.len()
         {
-            tokens.truncate(order.told as usize);
+            tokens.truncate(order.reported as usize);
         }
         let prefix = self.cache.find(&tokens);
         let geometry = self.cache.geometry();

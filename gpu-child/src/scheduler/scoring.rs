@@ -27,7 +27,7 @@ impl Scoring {
     pub(super) fn new(order: PromptLogprobs, prompt_len: usize) -> Self {
         Self {
             top: order.top,
-            told: order.told as usize,
+            told: order.reported as usize,
             all: prompt_len.saturating_sub(1),
         }
     }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A function of the generated tokens, so that a history goes on where it was. Tags are looked for in the text,
-//! as the supervisor does (`supervisor/src/text/tools/thinking.rs`), because a vocabulary may have several ways
+//! as the supervisor does (`supervisor/text/src/tools/thinking.rs`), because a vocabulary may have several ways
 //! to write one. The token that completes the opening tag is not counted, each one behind it is. While the
 //! tokens of the closing tag are drawn, each is the only one allowed. A grammar goes before: where it does not
 //! allow that token, its own mask counts.

@@ -33,7 +33,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::flight::{Moment, Who};
+use worker_orcd_ipc::flight::{Moment, StepRequests};
 use worker_orcd_ipc::{
     CodecError, Command, DeviceError, Encoded, Event, Fault, Generation, LoadOrder, MemoryReport,
     ReadyReport, Role, SealedPage, StepReport, Submission, Vocabulary,
@@ -64,11 +64,11 @@ where
         return Ok(());
     };
     status.set_progress(Some((0, 0)));
-    recorder.record(0, Moment::LoadBegin, Who::NOBODY);
+    recorder.record(0, Moment::LoadBegin, StepRequests::NONE);
     let loaded = loader(&order, &|done, total| {
         status.set_progress(Some((done, total)))
     })?;
-    recorder.record(0, Moment::LoadEnd, Who::NOBODY);
+    recorder.record(0, Moment::LoadEnd, StepRequests::NONE);
     if let Some((_, bytes_total)) = status.progress() {
         // The last of it may have come between two heartbeats.
         link.send(Event::LoadProgress {

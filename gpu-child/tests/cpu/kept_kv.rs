@@ -9,7 +9,7 @@ use worker_orcd_kernels::cpu::Isa;
 
 fn sharing(model: &Model, kv_cache_bytes: u64) -> CpuExecutor {
     let options = LoadOptions {
-        kv_readers: KvReaders::Heirs,
+        kv_readers: KvReaders::Successors,
         kv_cache_bytes: Some(kv_cache_bytes),
         ..options()
     };

@@ -13,7 +13,7 @@ const KV_BYTES: u64 = 4 << 20;
 
 fn sharing(model: &Model, kv_cache_bytes: u64, role: Role) -> CudaExecutor {
     let load = LoadOptions {
-        kv_readers: KvReaders::Heirs,
+        kv_readers: KvReaders::Successors,
         kv_cache_bytes: Some(kv_cache_bytes),
         role,
         ..options().load

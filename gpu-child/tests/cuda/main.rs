@@ -31,7 +31,7 @@ fn options() -> CudaOptions {
             max_batch_tokens: 512,
             max_sequence_tokens: 1024,
             role: worker_orcd_ipc::Role::Active,
-            kv_readers: KvReaders::Nobody,
+            kv_readers: KvReaders::None,
             lent: 0,
             model: "random".to_owned(),
         },

@@ -44,7 +44,7 @@ fn smollm2_says_what_llama_cpp_says() {
             max_batch_tokens: 256,
             max_sequence_tokens: 256,
             role: worker_orcd_ipc::Role::Active,
-            kv_readers: KvReaders::Nobody,
+            kv_readers: KvReaders::None,
             lent: 0,
             model: path,
         },

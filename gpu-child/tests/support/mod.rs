@@ -358,7 +358,7 @@ pub fn options() -> LoadOptions {
         max_batch_tokens: 400,
         max_sequence_tokens: 512,
         role: worker_orcd_ipc::Role::Active,
-        kv_readers: KvReaders::Nobody,
+        kv_readers: KvReaders::None,
         lent: 0,
         model: "random".to_owned(),
     }

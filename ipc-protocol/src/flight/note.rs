@@ -1,5 +1,4 @@
-//! Notes on a step that does not end, in words: written while it does not, read when the child is
-//! dead.
+//! Text notes about a hanging step, written while it hangs and read after the child's death.
 //!
 //! ```text
 //! time u64 │ step u64 │ bytes of text u64 │ checksum u64 │ printable ASCII, then zeros
@@ -7,26 +6,27 @@
 
 use super::{RECORD_BYTES, checksum};
 
-/// Bytes of each note.
+/// Size of a note in bytes.
 pub const NOTE_BYTES: usize = 1024;
-/// Places for them, taken in turns.
+/// Number of note slots, written alternately.
 pub const NOTES: usize = 2;
 
 const HEAD_BYTES: usize = 32;
 
+/// Note about a hanging step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// Time of `CLOCK_MONOTONIC`.
+    /// Time of `CLOCK_MONOTONIC` in nanoseconds.
     pub time_ns: u64,
-    /// The oldest that had not ended.
+    /// Number of the oldest unfinished step.
     pub step: u64,
-    /// Text. What does not fit is cut off; a character that is no printable ASCII becomes a
-    /// question mark.
+    /// Text. [`Note::encode`] truncates it to the slot and replaces characters that are not printable ASCII by question
+    /// marks.
     pub text: String,
 }
 
 impl Note {
-    /// Offset of the place `index`, in bytes from the start of a ring.
+    /// Offset of note slot `index` from the start of the ring, in bytes.
     #[must_use]
     pub fn offset(index: usize, capacity: u32) -> usize {
         RECORD_BYTES * (1 + capacity as usize) + NOTE_BYTES * index
@@ -41,35 +41,35 @@ impl Note {
             _ => b'?',
         };
         let mut length: u64 = 0;
-        for (place, it) in text.iter_mut().zip(self.text.chars().map(printable)) {
-            *place = it;
+        for (byte, it) in text.iter_mut().zip(self.text.chars().map(printable)) {
+            *byte = it;
             length += 1;
         }
         let sum = Self::sum(self.time_ns, self.step, length, text);
         let head = [self.time_ns, self.step, length, sum];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(head) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (target, word) in bytes.chunks_exact_mut(8).zip(head) {
+            target.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
-    /// `None` for a place that was never written, is torn, or holds anything else.
+    /// Decodes a note slot. `None`: it was never written, or its content is damaged.
     #[must_use]
     pub fn decode(bytes: &[u8; NOTE_BYTES]) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
         let [time_ns, step, length, sum] =
             std::array::from_fn(|index| u64::from_le_bytes(words[index]));
         let text = &bytes[HEAD_BYTES..];
-        let said = text.get(..usize::try_from(length).ok()?)?;
-        let is_text = said.iter().all(|it| (b' '..=b'~').contains(it));
+        let written = text.get(..usize::try_from(length).ok()?)?;
+        let is_text = written.iter().all(|it| (b' '..=b'~').contains(it));
         (sum == Self::sum(time_ns, step, length, text) && is_text).then(|| Self {
             time_ns,
             step,
-            text: String::from_utf8_lossy(said).into_owned(),
+            text: String::from_utf8_lossy(written).into_owned(),
         })
     }
 
-    /// The newest note among those that are whole in these bytes.
+    /// Latest intact note of these slots.
     #[must_use]
     pub(super) fn newest(notes: &[u8]) -> Option<Self> {
         let (notes, _) = notes.as_chunks::<NOTE_BYTES>();

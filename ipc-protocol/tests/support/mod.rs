@@ -1,7 +1,6 @@
-//! Shared by the protocol's tests: one fixed sample of each message kind, strategies for random
-//! ones, and where files live.
+//! Helpers of the protocol's tests: one fixed sample of each message kind, strategies for random messages, and paths.
 
-// Each test binary compiles this module and uses a part of it.
+// Each test program compiles this module and uses a part of it.
 #![allow(dead_code)]
 
 pub mod samples;
@@ -10,14 +9,14 @@ pub mod strategies;
 use std::path::{Path, PathBuf};
 use worker_orcd_ipc::{Command, Envelope, encode};
 
-/// Set to write what a test would otherwise compare: `REGENERATE=1 cargo test -p worker-orcd-ipc`.
+/// Environment variable that makes tests write their golden files: `REGENERATE=1 cargo test -p worker-orcd-ipc`.
 pub const REGENERATE: &str = "REGENERATE";
 
 pub fn regenerating() -> bool {
     std::env::var_os(REGENERATE).is_some()
 }
 
-/// A message of either direction.
+/// Message of either direction.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     Down(Command),

@@ -1,7 +1,7 @@
 //! One fixed sample of each message kind.
 //!
-//! Every field has a value of its own, so that two fields that swap places change the bytes.
-//! The `match`es have no wildcard: a new word does not compile until it has a sample.
+//! Fields have distinct values, so that exchanged fields change the bytes. The `match` expressions have no wildcard: a new
+//! variant does not compile without a sample.
 
 use super::Message;
 use worker_orcd_ipc::{
@@ -14,7 +14,7 @@ use worker_orcd_ipc::{
     TraceOrder, WeightsManifest,
 };
 
-/// `(file stem, message)`, one for each kind.
+/// Samples as `(file stem, message)`, one for each kind.
 pub fn all() -> Vec<(String, Message)> {
     let down = commands().into_iter().map(|command| {
         (
@@ -117,7 +117,7 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
         },
         kv_readers: match device {
             DeviceSelector::Cpu => KvReaders::Siblings,
-            DeviceSelector::Cuda(_) => KvReaders::Heirs,
+            DeviceSelector::Cuda(_) => KvReaders::Successors,
         },
         adopts_from: match device {
             DeviceSelector::Cpu => None,
@@ -126,7 +126,7 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
                 bytes: 1 << 21,
             }),
         },
-        has_mailbox: true,
+        has_second_fd_socket: true,
         device,
         kv_cache_bytes: Some(1 << 20),
         memory_permille: 900,
@@ -173,7 +173,10 @@ fn submission() -> Submission {
         max_tokens: 64,
         ignore_eos: true,
         logprobs: Some(20),
-        prompt_logprobs: Some(PromptLogprobs { top: 20, told: 3 }),
+        prompt_logprobs: Some(PromptLogprobs {
+            top: 20,
+            reported: 3,
+        }),
         grammar: Some(Box::new(Grammar::Choice(vec![
             "yes".to_owned(),
             "no".to_owned(),

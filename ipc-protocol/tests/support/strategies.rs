@@ -1,5 +1,5 @@
-//! Random messages. Every variant and every optional field is reachable. Boxed, because value trees of
-//! all variants within each other would fill the stack of a test.
+//! Strategies for random messages. Every variant and every optional field is reachable. The strategies are boxed, because
+//! nested value trees of all variants would exceed the stack of a test.
 
 mod beats;
 mod submissions;
@@ -80,7 +80,7 @@ fn event() -> BoxedStrategy<Event> {
     .boxed()
 }
 
-/// Any text, multi-byte characters included.
+/// Text with multi-byte characters.
 fn text() -> impl Strategy<Value = String> {
     any::<String>()
 }
@@ -93,7 +93,7 @@ fn token() -> impl Strategy<Value = TokenId> {
     any::<u32>().prop_map(TokenId)
 }
 
-/// No NaN: it is not equal to itself, and equality is what the tests ask for.
+/// Floats without NaN, which would not be equal to itself.
 fn float() -> impl Strategy<Value = f32> {
     f32::NORMAL | f32::SUBNORMAL | f32::ZERO | f32::INFINITE
 }
@@ -152,7 +152,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                     role,
                     kv_readers,
                     adopts_from,
-                    has_mailbox,
+                    has_second_fd_socket,
                 ),
             )| LoadOrder {
                 model_path,
@@ -160,7 +160,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                 weights,
                 kv_readers,
                 adopts_from,
-                has_mailbox,
+                has_second_fd_socket,
                 device,
                 kv_cache_bytes,
                 memory_permille,
@@ -183,9 +183,9 @@ fn child() -> impl Strategy<Value = Generation> {
 
 fn kv_readers() -> BoxedStrategy<KvReaders> {
     prop_oneof![
-        Just(KvReaders::Nobody),
+        Just(KvReaders::None),
         Just(KvReaders::Siblings),
-        Just(KvReaders::Heirs),
+        Just(KvReaders::Successors),
     ]
     .boxed()
 }

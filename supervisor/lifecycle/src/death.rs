@@ -1,4 +1,4 @@
-//! Why a child ended. Closed: a new cause makes the compiler ask for its name and its remedy.
+//! Causes of death of a child. The enum is closed: with a new cause, the compiler lists every decision to make about it.
 
 use crate::gpu::{Condemnation, Need};
 use std::time::Duration;
@@ -6,34 +6,40 @@ use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 use thiserror::Error;
 use worker_orcd_ipc::{DeviceError, ExitCode, Fault, FaultKind, RequestId};
 
+/// Cause of a child's death. `Display` is the message in logs, `/health` and crash reports; [`DeathCause::label`] is the
+/// stable name.
 #[derive(Debug, Clone, PartialEq, Eq, Error, EnumDiscriminants)]
 #[strum_discriminants(
     name(CauseKind),
-    doc = "A [`DeathCause`] without its particulars.",
+    doc = "Kind of a [`DeathCause`], without its fields.",
     derive(IntoStaticStr, VariantArray),
     strum(serialize_all = "snake_case")
 )]
 pub enum DeathCause {
-    /// The child's own last words.
+    /// The child reported this fault before it exited.
     #[error("{0}")]
-    Said(Fault),
-    /// An exit with a code of our table and no last words.
-    #[error("the child exited with code {code} ({0}) and said nothing", code = .0.code())]
+    Reported(Fault),
+    /// Exit with a code of [`ExitCode`], without a reported fault.
+    #[error("the child exited with code {code} ({0}) and reported no fault", code = .0.code())]
     Exited(ExitCode),
-    #[error("the child exited with code {0}, which is none of its own")]
+    /// Exit with a code that is not in [`ExitCode`].
+    #[error("the child exited with unknown code {0}")]
     ExitedUnknown(i32),
-    /// A signal that this supervisor did not send.
+    /// Signal that this supervisor did not send.
     #[error("the child was killed by signal {0}")]
     Signalled(i32),
-    /// SIGKILL, and the kernel counted a victim of its own.
-    #[error("the child was killed by the kernel, which was out of memory")]
+    /// SIGKILL, and the `oom_kill` counter of the control group or the machine rose.
+    #[error("the child was killed by the kernel's OOM killer")]
     OomKilled,
+    /// Silence for [`Deadlines::heartbeat`](crate::Deadlines) or longer.
     #[error("no heartbeat for {} ms", .silent_for.as_millis())]
     HeartbeatLost { silent_for: Duration },
-    #[error("a step ran for {} ms without end", .ran_for.as_millis())]
+    /// A step in progress for [`Deadlines::step`](crate::Deadlines) or longer, while heartbeats arrived.
+    #[error("a step has been running for {} ms", .ran_for.as_millis())]
     StepDeadline { ran_for: Duration },
+    /// No loaded byte for [`Deadlines::load`](crate::Deadlines) or longer.
     #[error(
-        "loading stood still for {} ms at {bytes_done} of {bytes_total} bytes",
+        "loading made no progress for {} ms at {bytes_done} of {bytes_total} bytes",
         .stalled_for.as_millis()
     )]
     LoadStalled {
@@ -41,60 +47,66 @@ pub enum DeathCause {
         bytes_done: u64,
         bytes_total: u64,
     },
-    #[error("the child did not introduce itself within {} ms", .after.as_millis())]
+    /// No `Hello` within [`Deadlines::handshake`](crate::Deadlines).
+    #[error("the child sent no Hello within {} ms", .after.as_millis())]
     HandshakeDeadline { after: Duration },
+    /// The supervisor refused the child's preamble or `Hello`.
     #[error("{0}")]
     HandshakeRefused(HandshakeRefusal),
-    #[error("the child broke the protocol: {0}")]
+    /// Message that is malformed, unexpected in the child's state, or inconsistent with earlier ones.
+    #[error("the child violated the protocol: {0}")]
     ProtocolViolation(String),
-    /// Commands were not read for longer than the write deadline.
+    /// The child read no commands for longer than the write deadline.
     #[error("the child stopped reading its commands")]
     LinkStalled,
-    /// The socket ended but the process did not.
+    /// The socket closed, but the process did not exit within [`Deadlines::reap`](crate::Deadlines).
     #[error("the child closed its control socket and did not exit")]
     SocketClosed,
-    /// A model that is loaded, but of which the supervisor cannot make text.
+    /// The child loaded the model, but the supervisor cannot use its tokenizer or chat template.
     #[error("the model cannot be served: {0}")]
     Unservable(String),
-    /// Another model than the first child loaded.
+    /// The child loaded another model than the first child did.
     #[error(
-        "the model file was changed in place: what is loaded now is not what the running streams \
-         were begun with, so they cannot go on; the next start takes the file as it is"
+        "the model file was changed in place: the running streams began with the old contents and cannot \
+         continue; restart the worker to serve the new contents"
     )]
     ModelChanged,
-    /// `permanent`: the binary is missing or not executable; trying again cannot help.
+    /// `permanent`: the binary is missing or not executable, so a retry cannot succeed.
     #[error("the child cannot be started: {message}")]
     SpawnFailed { message: String, permanent: bool },
-    /// A child that lived on a device that nothing can be trusted on.
+    /// NVIDIA's driver requires a reset of the device or a reboot of the node.
     #[error("{0}")]
     Condemned(Condemnation),
-    /// A child that this supervisor wanted gone.
+    /// The supervisor ended the child: drain, stop, replacement, or a withdrawn device.
     #[error("dismissed by the supervisor")]
     Dismissed,
 }
 
-/// Something that a child said, or is, that makes talking to it pointless.
+/// Reason for which the supervisor refuses a child during the handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HandshakeRefusal {
+    /// The preamble is of another protocol or another version.
     #[error("{0}")]
     Preamble(String),
+    /// The child was compiled with features that this supervisor does not accept.
     #[error("the child was built with `{}`, which this supervisor accepts only with --accept-fault-injection", .0.join("`, `"))]
     Features(Vec<String>),
-    #[error("the child says that it is process {said}, but it was started as {spawned}")]
-    Pid { said: u32, spawned: u32 },
+    /// The process id in `Hello` is not the id of the spawned process.
+    #[error("the child reports process id {reported}, but it was started as {spawned}")]
+    Pid { reported: u32, spawned: u32 },
 }
 
 impl HandshakeRefusal {
-    /// Of a child that was spawned as one process, says that it is another or the same, and has these
-    /// compile-time features. `None`: it is accepted.
+    /// Checks a `Hello`: its process id against the spawned one, its compile-time features against the accepted ones.
+    /// `None`: the child is accepted.
     pub(crate) fn of_hello(
         spawned: u32,
-        said: u32,
+        reported: u32,
         features: &[String],
         accepted: &[String],
     ) -> Option<Self> {
-        if said != spawned {
-            return Some(Self::Pid { said, spawned });
+        if reported != spawned {
+            return Some(Self::Pid { reported, spawned });
         }
         let is_unknown = |it: &&String| !accepted.contains(it);
         let unknown: Vec<_> = features.iter().filter(is_unknown).cloned().collect();
@@ -102,38 +114,38 @@ impl HandshakeRefusal {
     }
 }
 
-/// The end of a process, as `wait` tells it.
+/// Exit status of a process, as `waitpid` returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     Code(i32),
     Signal(i32),
-    /// Killed by the kernel's OOM killer.
+    /// SIGKILL by the kernel's OOM killer, according to its `oom_kill` counter.
     OomKilled,
 }
 
-/// The suspects of a death, as far as its cause tells.
+/// Requests that may have caused a death, as far as its cause shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// No request: it came from outside, or before any request.
-    Nobody,
-    /// Any request that was with the child.
-    Anybody,
-    /// The child itself named it.
+    /// None: the cause is external, or precedes all requests.
+    NoRequest,
+    /// Any request that the child was computing.
+    AnyRequest,
+    /// The request that the child named in its fault.
     Request(RequestId),
 }
 
 impl DeathCause {
-    /// Every label that there is, in the order of the enum.
+    /// All labels, in the order of the enum.
     pub fn labels() -> impl Iterator<Item = &'static str> {
         CauseKind::VARIANTS.iter().flat_map(|kind| match kind {
-            CauseKind::Said => FaultKind::VARIANTS.iter().map(|it| it.name()).collect(),
+            CauseKind::Reported => FaultKind::VARIANTS.iter().map(|it| it.name()).collect(),
             CauseKind::Exited => vec![EXITED_SILENTLY],
             CauseKind::Condemned => Need::VARIANTS.iter().map(Into::into).collect(),
             kind => vec![kind.into()],
         })
     }
 
-    /// The cause when nothing but the exit is known.
+    /// Cause of a death of which only the exit status is known.
     #[must_use]
     pub fn of_exit(exit: Exit) -> Self {
         match exit {
@@ -145,20 +157,20 @@ impl DeathCause {
         }
     }
 
-    /// A signal that the child did not earn by what it computed: a person or a service manager sent it, or a limit
-    /// that was set to the process. The kernel keeps no record of the sender, so a signal that a program can
-    /// earn counts as earned.
+    /// True for a signal that the child's own code does not raise: an operator, a service manager or a resource limit
+    /// sent it. The kernel does not record the sender, so SIGSEGV and the like count as the child's own.
     #[must_use]
     pub fn is_from_outside(&self) -> bool {
-        matches!(self, Self::Signalled(signal) if !OF_A_PROGRAM.contains(signal))
+        matches!(self, Self::Signalled(signal) if !RAISED_BY_PROGRAMS.contains(signal))
     }
 
-    /// The cause lies in the machine's condition: another child at once would find it unchanged.
+    /// True for a cause in the state of the machine, such as memory or disk: an immediate restart would meet it again,
+    /// so the next child is delayed.
     #[must_use]
     pub fn needs_time(&self) -> bool {
         matches!(
             self,
-            Self::Said(
+            Self::Reported(
                 Fault::ModelLoad { .. }
                     | Fault::InsufficientMemory { .. }
                     | Fault::DeviceUnavailable { .. }
@@ -173,12 +185,12 @@ impl DeathCause {
         )
     }
 
-    /// Memory was short, and a dying child has its own until it is reaped.
+    /// True for a shortage of memory. A successor must wait until the dying child's memory is freed, at its reaping.
     #[must_use]
-    pub(crate) fn is_of_memory(&self) -> bool {
+    pub(crate) fn is_memory_shortage(&self) -> bool {
         matches!(
             self,
-            Self::Said(Fault::InsufficientMemory { .. } | Fault::OutOfMemory { .. })
+            Self::Reported(Fault::InsufficientMemory { .. } | Fault::OutOfMemory { .. })
                 | Self::OomKilled
                 | Self::Exited(ExitCode::Fault(
                     FaultKind::InsufficientMemory | FaultKind::OutOfMemory
@@ -186,26 +198,25 @@ impl DeathCause {
         )
     }
 
-    /// The child found that weights are not what they were, or not where they were.
+    /// True if the child found retained weights changed, or not in the device's memory.
     #[must_use]
-    pub fn is_of_kept_weights(&self) -> bool {
+    pub fn is_weights_fault(&self) -> bool {
         let of_weights = [DeviceError::WeightsChanged, DeviceError::NotResident];
         match self {
-            Self::Said(Fault::Device { error, .. }) => of_weights.contains(error),
+            Self::Reported(Fault::Device { error, .. }) => of_weights.contains(error),
             _ => false,
         }
     }
 
-    /// The suspects of this death. In doubt they are all requests: a suspicion costs an innocent
-    /// request a moment alone, while a query of death that is never suspected costs everybody the
-    /// worker.
+    /// Suspected requests of this death. An unclear cause suspects all requests of the child: a false suspicion costs
+    /// one request a short time of exclusive execution, an undetected query of death costs the worker.
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Said(Fault::NonFiniteLogits { request, .. }) => Blame::Request(*request),
-            Self::Said(fault) => blame_of_fault(fault.kind()),
+            Self::Reported(Fault::NonFiniteLogits { request, .. }) => Blame::Request(*request),
+            Self::Reported(fault) => blame_of_fault(fault.kind()),
             Self::Exited(code) => blame_of_code(*code),
-            Self::Signalled(_) if self.is_from_outside() => Blame::Nobody,
+            Self::Signalled(_) if self.is_from_outside() => Blame::NoRequest,
             Self::Signalled(_)
             | Self::OomKilled
             | Self::ExitedUnknown(_)
@@ -213,7 +224,7 @@ impl DeathCause {
             | Self::StepDeadline { .. }
             | Self::ProtocolViolation(_)
             | Self::LinkStalled
-            | Self::SocketClosed => Blame::Anybody,
+            | Self::SocketClosed => Blame::AnyRequest,
             Self::LoadStalled { .. }
             | Self::HandshakeDeadline { .. }
             | Self::HandshakeRefused(_)
@@ -221,15 +232,15 @@ impl DeathCause {
             | Self::ModelChanged
             | Self::SpawnFailed { .. }
             | Self::Condemned(_)
-            | Self::Dismissed => Blame::Nobody,
+            | Self::Dismissed => Blame::NoRequest,
         }
     }
 
-    /// A stable word for metrics and /health: the fault's, the need's, else that of the variant.
+    /// Stable label for metrics, `/health` and logs: the name of the fault, of the GPU's need, or of the variant.
     #[must_use]
     pub fn label(&self) -> &'static str {
         match self {
-            Self::Said(fault) => fault.kind().name(),
+            Self::Reported(fault) => fault.kind().name(),
             Self::Exited(ExitCode::Fault(kind)) => kind.name(),
             Self::Exited(_) => EXITED_SILENTLY,
             Self::Condemned(condemnation) => condemnation.need.into(),
@@ -237,8 +248,8 @@ impl DeathCause {
         }
     }
 
-    /// What two deaths have in common that one fault may have caused: the label and, of a violation of the protocol, which
-    /// one it was, without numbers.
+    /// Key by which deaths are compared: equal keys may have one common cause. It is the label; a protocol violation
+    /// adds its message without digits.
     #[must_use]
     pub fn manner(&self) -> String {
         match self {
@@ -252,32 +263,31 @@ impl DeathCause {
     }
 }
 
-/// The label of an exit code that names no fault.
+/// Label of an exit code that belongs to no fault.
 const EXITED_SILENTLY: &str = "exited_silently";
 
-/// SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS: what a program earns by what it does.
-/// All others are sent by people and service managers, or for a limit that was set to it.
-const OF_A_PROGRAM: [i32; 7] = [4, 5, 6, 7, 8, 11, 31];
+/// Signals that a program's own code raises: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
+const RAISED_BY_PROGRAMS: [i32; 7] = [4, 5, 6, 7, 8, 11, 31];
 
 fn blame_of_code(code: ExitCode) -> Blame {
     match code {
         ExitCode::Fault(kind) => blame_of_fault(kind),
-        ExitCode::Clean => Blame::Anybody,
-        ExitCode::Usage | ExitCode::SupervisorLost => Blame::Nobody,
+        ExitCode::Clean => Blame::AnyRequest,
+        ExitCode::Usage | ExitCode::SupervisorLost => Blame::NoRequest,
     }
 }
 
 fn blame_of_fault(kind: FaultKind) -> Blame {
     match kind {
         FaultKind::ModelLoad | FaultKind::InsufficientMemory | FaultKind::DeviceUnavailable => {
-            Blame::Nobody
+            Blame::NoRequest
         }
         FaultKind::Device
         | FaultKind::NonFiniteLogits
         | FaultKind::Protocol
         | FaultKind::OutOfMemory
         | FaultKind::Panic
-        | FaultKind::Io => Blame::Anybody,
+        | FaultKind::Io => Blame::AnyRequest,
     }
 }
 
@@ -294,10 +304,10 @@ mod tests {
     }
 
     #[test]
-    fn every_exit_is_some_death_and_every_label_is_listed() {
-        let of_exits = (-1..256).map(Exit::Code).chain((1..65).map(Exit::Signal));
-        let of_exits = of_exits.chain([Exit::OomKilled]);
-        let causes = of_exits.map(DeathCause::of_exit).chain([
+    fn every_exit_has_a_cause_and_every_label_is_listed() {
+        let exits = (-1..256).map(Exit::Code).chain((1..65).map(Exit::Signal));
+        let exits = exits.chain([Exit::OomKilled]);
+        let causes = exits.map(DeathCause::of_exit).chain([
             DeathCause::HeartbeatLost {
                 silent_for: Duration::ZERO,
             },
@@ -313,7 +323,7 @@ mod tests {
                 after: Duration::ZERO,
             },
             DeathCause::HandshakeRefused(HandshakeRefusal::Pid {
-                said: 1,
+                reported: 1,
                 spawned: 2,
             }),
             DeathCause::ProtocolViolation(String::new()),
@@ -334,25 +344,25 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_kill_accuses_nobody_and_a_crash_accuses_whoever_was_there() {
+    fn an_operators_kill_accuses_no_request_and_a_crash_accuses_all_requests_of_the_child() {
         let blame = |exit| DeathCause::of_exit(exit).blame();
         for signal in 1..65 {
             let accuses = [4, 5, 6, 7, 8, 11, 31].contains(&signal);
-            let expected = [Blame::Nobody, Blame::Anybody][usize::from(accuses)];
+            let expected = [Blame::NoRequest, Blame::AnyRequest][usize::from(accuses)];
             assert_eq!(blame(Exit::Signal(signal)), expected, "signal {signal}");
         }
-        assert_eq!(blame(Exit::OomKilled), Blame::Anybody);
-        assert_eq!(blame(Exit::Code(0)), Blame::Anybody);
-        assert_eq!(blame(Exit::Code(65)), Blame::Nobody);
+        assert_eq!(blame(Exit::OomKilled), Blame::AnyRequest);
+        assert_eq!(blame(Exit::Code(0)), Blame::AnyRequest);
+        assert_eq!(blame(Exit::Code(65)), Blame::NoRequest);
         let request = RequestId(7);
-        let cause = DeathCause::Said(Fault::NonFiniteLogits { step: 1, request });
+        let cause = DeathCause::Reported(Fault::NonFiniteLogits { step: 1, request });
         assert_eq!(cause.blame(), Blame::Request(request));
     }
 
     #[test]
-    fn causes_read_like_sentences() {
+    fn causes_are_sentences() {
         let cause = DeathCause::of_exit(Exit::Code(71));
-        let text = "the child exited with code 71 (OutOfMemory) and said nothing";
+        let text = "the child exited with code 71 (OutOfMemory) and reported no fault";
         assert_eq!(cause.to_string(), text);
         let refusal = HandshakeRefusal::Features(vec!["fault-injection".to_owned()]);
         let text = "the child was built with `fault-injection`, which this supervisor accepts only \

@@ -1,5 +1,5 @@
-//! Effects: what the worker wants done. They are performed in order, at once, and never fail: what
-//! goes wrong comes back as an event.
+//! Effects: outputs of the worker. The driver performs them immediately and in order. An effect returns no error:
+//! a failure comes back as an event.
 
 use crate::death::DeathCause;
 use crate::exit::SupervisorExit;
@@ -7,78 +7,81 @@ use crate::state::State;
 use std::fmt;
 use worker_orcd_ipc::{Generation, Role};
 
+/// Output of the worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// A deed with the child of this generation, which lives in this seat.
+    /// Action on the child of this generation in this seat.
     Child {
         seat: SeatId,
         generation: Generation,
-        deed: Deed,
+        action: ChildAction,
     },
-    /// The child of `heir` takes the place of the one in `of`, whose end has begun.
-    Succession {
-        of: SeatId,
-        heir: SeatId,
+    /// The child of seat `successor` takes over from the ending child of seat `predecessor`.
+    Failover {
+        predecessor: SeatId,
+        successor: SeatId,
     },
-    /// The device gets no further child, and no process is left on it; others are in use.
+    /// The device is out of service: no process is left on it, and it gets no further child. Other devices are in use.
     DeviceOut(DeviceId),
     /// The device is in use again.
     DeviceIn(DeviceId),
+    /// Refuse new requests from now on.
     RefuseNewWork,
-    /// Terminal errors for every request that is left.
+    /// End all remaining requests with a terminal error.
     EndRequests(EndReason),
-    /// Nothing follows.
+    /// Exit the supervisor. The last effect.
     End {
         exit: SupervisorExit,
         reason: String,
     },
 }
 
-/// A thing that is done with one child.
+/// Action on one child.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Deed {
+pub enum ChildAction {
+    /// Start the child process.
     Spawn,
     /// Send `Command::Load`, with this role.
     Load(Role),
-    /// The child is ready, and waits.
+    /// Record that the child is loaded and waits for promotion.
     StandBy,
     /// Send `Command::Promote`.
     Promote,
-    /// Submit everything that waits, and whatever comes.
+    /// Submit the queued requests to the child, and new ones as they arrive.
     Serve,
-    /// The child's end has begun: send nothing more to it; its requests wait.
+    /// Send no further request to the child: its end has begun. Its requests wait.
     Suspend {
-        /// State of the child until then.
-        noticed_in: State,
+        /// State of the child before its end began.
+        previous_state: State,
     },
-    /// The child has found that weights are not what they were. In memory that several children map, that is
-    /// true for all of them.
-    DoubtWeights(DeathCause),
-    /// The child says nothing more that counts: its requests need not wait until it is buried.
+    /// Drop the retained weights: the child found them changed or not resident. Children that map the same memory are
+    /// affected too.
+    InvalidateWeights(DeathCause),
+    /// Requeue the child's requests before its reaping: no further message of it is accepted.
     Release,
-    /// The child is to go: give what it has to others, then say [`Event::Vacated`](crate::Event::Vacated).
+    /// Move the child's requests to other children, then send [`Event::Vacated`](crate::Event::Vacated).
     Vacate,
     /// Send `Command::Shutdown`.
     Dismiss,
-    /// A signal to its whole process group.
+    /// Send a signal to the child's process group.
     Kill(Signal),
-    /// The child is gone: close its socket, and requeue or end its requests.
-    Bury(DeathCause),
+    /// Close the socket of the exited child, and requeue or end its requests.
+    Reap(DeathCause),
 }
 
-/// A place where one child lives at a time: its number, from 0.
+/// Number of a seat, from 0. A seat holds at most one child at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeatId(pub u8);
 
-/// A device of a worker: its number in the worker's list, from 0.
+/// Number of a device, from 0: its index in the worker's list of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u8);
 
-/// For the child that serves, and for the one that stands by or replaces it.
+/// Seats per device: one for the serving child, one for its standby or replacement.
 pub(crate) const SEATS_OF_A_DEVICE: u8 = 2;
 
 impl SeatId {
-    /// The device that its child computes on.
+    /// Device of the seat.
     #[must_use]
     pub fn device(self) -> DeviceId {
         DeviceId(self.0 / SEATS_OF_A_DEVICE)
@@ -89,16 +92,21 @@ impl SeatId {
     }
 }
 
+/// Signal of [`ChildAction::Kill`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     Term,
     Kill,
 }
 
+/// Reason of [`Effect::EndRequests`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndReason {
+    /// The drain's timeout passed.
     DrainDeadline,
+    /// A second stop signal.
     StoppedAtOnce,
+    /// The worker failed; see [`Worker::failure`](crate::Worker::failure).
     Failed,
 }
 

@@ -1,62 +1,65 @@
-//! Events: what can happen to the worker.
+//! Events: inputs of the worker.
 
 use crate::death::{Exit, HandshakeRefusal};
 use crate::effect::{DeviceId, SeatId};
-use crate::gpu::Testimony;
+use crate::gpu::GpuVerdict;
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
 
+/// Input of the worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Time has passed. Legal at any moment; needed at [`Worker::poll_deadline`].
+    /// Passage of time. Legal at any time, required at [`Worker::poll_deadline`].
     ///
     /// [`Worker::poll_deadline`]: crate::Worker::poll_deadline
     Tick,
-    /// Something about one child. Of any generation but the current one it is counted and
-    /// dropped.
+    /// Event of one child. An event of a generation without a seat is dropped and counted in
+    /// [`Worker::stale_events`](crate::Worker::stale_events).
     Child {
         generation: Generation,
         event: ChildEvent,
     },
-    /// About a device, whichever child used it.
-    Gpu(DeviceId, Testimony),
-    /// So many of the latest deaths on a device do not count against it: a request that ran alone caused them, or
-    /// a signal had stopped the child.
-    Absolve { device: DeviceId, deaths: u32 },
-    /// Take no new work, finish what there is within `timeout`, then end.
+    /// Report of NVIDIA's driver about a device.
+    Gpu(DeviceId, GpuVerdict),
+    /// Removes the latest `deaths` from the device's count of deaths without progress: a request that ran alone caused
+    /// them, or a signal had stopped the child.
+    DiscountDeaths { device: DeviceId, deaths: u32 },
+    /// Refuse new requests, finish the accepted ones within `timeout`, then end.
     Drain { timeout: Duration },
-    /// The last request has ended. The driver says so whenever none is left while draining.
+    /// No request is left. The driver sends it while draining.
     Idle,
-    /// Put a new child in the place of the one that serves, as soon as the new one is ready.
+    /// Replace the serving child of each device by a new one, once the new one is ready.
     Replace,
-    /// Take this device out of use, while others go on: its streams move first.
+    /// Take this device out of service after its streams have moved to other devices. Ignored for the last device in use.
     Withdraw(DeviceId),
-    /// The child of this seat has nothing any more, after [`Deed::Vacate`](crate::Deed::Vacate).
+    /// The child of this seat has no requests left, after [`ChildAction::Vacate`](crate::ChildAction::Vacate).
     Vacated(SeatId),
-    /// Use a device again that is out of use.
+    /// Return an out-of-service device to use.
     Readmit(DeviceId),
-    /// End now.
+    /// End all requests and kill all children immediately.
     StopNow,
 }
 
+/// Event of one child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChildEvent {
+    /// The process exists.
     Spawned {
         pid: u32,
     },
-    /// `permanent`: trying again cannot help.
+    /// No process was created. `permanent`: a retry cannot succeed.
     SpawnFailed {
         message: String,
         permanent: bool,
     },
-    /// The supervisor had no descriptor left to make it with, which is nobody's death.
+    /// No process was created because the supervisor has no free file descriptor. Not a death; the spawn is repeated.
     SpawnStarved,
-    /// `pid` is what the child says; the driver has already compared the peer's credentials.
+    /// `pid` is the value in the message. The driver has already checked the peer's credentials.
     Hello {
         pid: u32,
         features: Vec<String>,
     },
-    /// The preamble was not ours, or of another version.
+    /// The preamble is of another protocol or another version.
     HandshakeRefused(HandshakeRefusal),
     LoadProgress {
         bytes_done: u64,
@@ -64,25 +67,29 @@ pub enum ChildEvent {
     },
     /// The child's model is loaded and the supervisor has built its tokenizer.
     Ready,
-    /// The child is ready, but its tokenizer or template is none that the supervisor can use.
+    /// The child is ready, but the supervisor cannot use its tokenizer or chat template.
     Unservable(String),
     /// The child is ready with another model than that of the first child.
     ModelChanged,
+    /// `step_elapsed`: age of the step in progress, `None` between steps.
     Heartbeat {
         step_elapsed: Option<Duration>,
     },
-    /// It has delivered something to a client, or has served for [`RestartPolicy::steady`] with no request. Told
-    /// once of each child.
+    /// The child has delivered output to a client, or has served for [`RestartPolicy::steady`] without a request. Sent
+    /// once per child.
     ///
     /// [`RestartPolicy::steady`]: crate::RestartPolicy::steady
     Progress,
+    /// Fault that the child reports before it exits.
     Fault(Fault),
+    /// Answer to `Command::Shutdown`.
     Goodbye,
-    /// Anything that a child of this protocol would never say.
+    /// Violation of the protocol.
     Violation(String),
-    /// Commands were not read for longer than the write deadline.
+    /// The child read no commands for longer than the write deadline.
     LinkStalled,
-    /// The socket ended; everything it carried was seen before this.
+    /// The control socket closed. All messages that it carried precede this event.
     LinkClosed,
+    /// The process exited.
     Exited(Exit),
 }

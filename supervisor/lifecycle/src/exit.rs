@@ -1,45 +1,46 @@
-//! The exit codes of `worker-orcd` itself: one number per way to end.
+//! Exit codes of `worker-orcd`: one code per kind of end.
 //!
-//! Where a fault of the child ends the worker too, the number is the fault's. 1 and 2 are left to start-up errors and
-//! the command line, 86 and 87 to listening and to the callback, 91 to a model that cannot be got.
+//! A child's fault that ends the worker keeps its own code ([`FaultKind`]). `supervisor/src/exit.rs` has the codes
+//! outside this enum: 1 for start-up errors, 2 for the command line, 86 for listening, 87 for the callback, 91 for a model
+//! that cannot be downloaded.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use strum::{IntoStaticStr, VariantArray};
 use worker_orcd_ipc::FaultKind;
 
+/// Exit code of a worker that has started.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, VariantArray, Serialize, Deserialize,
 )]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum SupervisorExit {
-    /// Everything that was accepted was finished.
+    /// All accepted requests finished.
     Clean = 0,
-    /// The file cannot be served: not a model, not one of ours, or not readable.
+    /// The model file is not readable, not a GGUF model, or of an unsupported architecture.
     ModelLoad = FaultKind::ModelLoad as u8,
-    /// 1020 of the contract: required, available, device and model are in the message.
+    /// Error 1020 of the contract. The message has required and available bytes, device and model.
     InsufficientMemory = FaultKind::InsufficientMemory as u8,
-    /// The device that was asked for is not there.
+    /// The selected device does not exist.
     DeviceUnavailable = FaultKind::DeviceUnavailable as u8,
-    /// The child's binary speaks another protocol version or has features that were not accepted.
+    /// The child's binary has another protocol version, or compile-time features that are not accepted.
     ChildIncompatible = 80,
-    /// The child's binary cannot be started.
+    /// The child's binary is missing or not executable.
     SpawnImpossible = 81,
     /// More children in a row died without progress than the restart policy allows.
     CrashLoop = 82,
-    /// A child survived SIGKILL: the kernel holds it, in NVIDIA's driver most likely, and only a
-    /// reboot helps.
+    /// A child survived SIGKILL. It is stuck in the kernel, most likely in NVIDIA's driver; the node needs a reboot.
     Unreapable = 83,
-    /// The drain's time was over; what was left got terminal errors.
+    /// The drain timed out; the remaining requests got terminal errors.
     DrainIncomplete = 84,
-    /// Told twice to stop: nothing was waited for.
+    /// A second stop signal ended the worker without a drain.
     StoppedAtOnce = 85,
-    /// NVIDIA's driver says that nothing can be trusted on this GPU until it was reset.
+    /// NVIDIA's driver requires a reset of the GPU.
     GpuNeedsReset = 88,
-    /// NVIDIA's driver says that not even a reset helps.
+    /// NVIDIA's driver requires a reboot of the node.
     NodeNeedsReboot = 89,
-    /// The model file was edited in place; the next start takes it as it is.
+    /// The model file was edited in place. A restart serves the new contents.
     ModelChanged = 90,
 }
 
@@ -54,7 +55,7 @@ impl SupervisorExit {
         self.into()
     }
 
-    /// One line for people who look a number up.
+    /// Description for the operator, one line.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -68,8 +69,8 @@ impl SupervisorExit {
             Self::Unreapable => "a child survived SIGKILL: the node needs a reboot",
             Self::DrainIncomplete => "requests still ran at the end of --drain-timeout",
             Self::StoppedAtOnce => "a second signal stopped the worker at once",
-            Self::GpuNeedsReset => "the driver asks for a reset of the GPU",
-            Self::NodeNeedsReboot => "the driver asks for a reboot of the node",
+            Self::GpuNeedsReset => "the driver requires a reset of the GPU",
+            Self::NodeNeedsReboot => "the driver requires a reboot of the node",
             Self::ModelChanged => {
                 "the model file was edited in place; a restart serves the new contents"
             }

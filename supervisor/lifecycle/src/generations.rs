@@ -1,15 +1,15 @@
-//! Generations: the numbers of a worker's children, in the order in which they were ordered.
+//! Counter of generations. Children of a worker are numbered in the order of their spawns, over all devices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use worker_orcd_ipc::Generation;
 
-/// The number given last; the staffs of all devices take theirs from the same one.
+/// Last assigned generation, shared by the supervisors of all devices.
 #[derive(Debug, Clone)]
 pub(crate) struct Generations(Arc<AtomicU32>);
 
 impl Generations {
-    pub(crate) fn behind(last: Generation) -> Self {
+    pub(crate) fn after(last: Generation) -> Self {
         Self(Arc::new(AtomicU32::new(last.0)))
     }
 

@@ -1,11 +1,11 @@
-//! Words of NVIDIA's driver about the device, and what follows from them.
+//! Error reports of NVIDIA's driver about a device, and their consequences.
 //!
-//! [`xid`] is the table of errors that it reports. Newer drivers keep a recovery action of their
-//! own as well. It is asked for after each death, and is believed more than the table wherever the
-//! table leaves room.
+//! [`xid`] maps error numbers to remedies. Newer drivers also return a recovery action (NVML field
+//! `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`). It is queried after each death, and it decides wherever the table allows more
+//! than one consequence.
 //!
-//! Deliberately absent: asking that driver. [`Testimony`] comes from outside, or never: no word
-//! means unknown, and what is unknown condemns nothing.
+//! Deliberately absent: NVML calls. A [`GpuVerdict`] comes from the driver module of the supervisor. Without one the
+//! state of the device is unknown, and an unknown state never takes a device out of service.
 
 pub mod xid;
 
@@ -15,26 +15,26 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use strum::{IntoStaticStr, VariantArray};
 
-/// A double bit error, and the word that it harmed one process only.
+/// Double-bit ECC error. Xid 94 beside it means that the error was contained in one process.
 const DOUBLE_BIT: Xid = Xid(Some(48));
 const CONTAINED: Xid = Xid(Some(94));
 
-/// The need of the device, in the word of NVIDIA's driver.
+/// Recovery action that NVIDIA's driver requests for a device (`NVML_GPU_RECOVERY_ACTION_*` of nvml.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecoveryAction {
     None,
     GpuReset,
     NodeReboot,
-    /// Traffic between devices must end first. A child of ours has none.
+    /// Peer-to-peer traffic must end first. Children have none.
     DrainPeers,
-    /// The device computes on with less than it had; a reset gives the rest back.
+    /// The device works with reduced resources until a reset.
     DrainAndReset,
-    /// A number that this release does not know.
+    /// Number that is not in this table.
     Unlisted(u32),
 }
 
 impl RecoveryAction {
-    /// `NVML_GPU_RECOVERY_ACTION_*`.
+    /// Maps a value of `NVML_GPU_RECOVERY_ACTION_*`.
     #[must_use]
     pub fn of_number(number: u32) -> Self {
         match number {
@@ -47,7 +47,7 @@ impl RecoveryAction {
         }
     }
 
-    /// A stable word for /health and metrics.
+    /// Stable name for `/health` and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,28 +61,28 @@ impl RecoveryAction {
     }
 }
 
-/// The word of a witness of the device.
+/// Report of NVIDIA's driver about a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Testimony {
-    /// NVIDIA's driver has just reported this, whether or not a child lives.
+pub enum GpuVerdict {
+    /// The driver reported this error just now, with or without a running child.
     Reported(Xid),
-    /// The word after a death: what NVIDIA's driver reported around it, and what it asks for since
-    /// then. `None` when it did not answer in time.
+    /// Errors around a child's death, and the recovery action after it. `action` is `None` if the driver did not answer
+    /// in time.
     AfterDeath {
         xids: Vec<Xid>,
         action: Option<RecoveryAction>,
     },
 }
 
-/// Nothing more can be served on this device.
+/// Decision that a device cannot serve until it is repaired.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Condemnation {
     pub need: Need,
-    /// The reason in words: who says so.
+    /// Source of the decision, for the operator.
     pub because: String,
 }
 
-/// The mend that the device needs; the words are the labels of a death.
+/// Repair that a device needs. The names are death labels.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray, Serialize, Deserialize,
 )]
@@ -93,15 +93,15 @@ pub enum Need {
     NodeReboot,
 }
 
-impl Testimony {
-    /// `None` when a child may go on, or the next one be tried.
+impl GpuVerdict {
+    /// Decision from this report. `None`: children may continue and restart on the device.
     #[must_use]
     pub fn condemns(&self) -> Option<Condemnation> {
         match self {
             Self::Reported(xid) => condemned_by(&[*xid], Remedy::ResetGpu),
             Self::AfterDeath { xids, action } => match action {
-                Some(RecoveryAction::NodeReboot) => Some(asked(Need::NodeReboot, xids)),
-                Some(RecoveryAction::GpuReset) => Some(asked(Need::GpuReset, xids)),
+                Some(RecoveryAction::NodeReboot) => Some(requested(Need::NodeReboot, xids)),
+                Some(RecoveryAction::GpuReset) => Some(requested(Need::GpuReset, xids)),
                 Some(
                     RecoveryAction::None
                     | RecoveryAction::DrainPeers
@@ -115,7 +115,7 @@ impl Testimony {
     }
 }
 
-/// The sentence by the worst Xid, if it is at least as bad as `threshold`.
+/// Decision by the most severe Xid, if its remedy is at least `threshold`.
 fn condemned_by(xids: &[Xid], threshold: Remedy) -> Option<Condemnation> {
     let contained = xids.contains(&CONTAINED);
     let worst = xids
@@ -132,10 +132,11 @@ fn condemned_by(xids: &[Xid], threshold: Remedy) -> Option<Condemnation> {
     (remedy >= threshold).then_some(Condemnation { need, because })
 }
 
-fn asked(need: Need, xids: &[Xid]) -> Condemnation {
+/// Decision by the driver's recovery action.
+fn requested(need: Need, xids: &[Xid]) -> Condemnation {
     let because = match xids.iter().max_by_key(|xid| xid.remedy()) {
-        Some(worst) => format!("the driver asks for it, after {worst}"),
-        None => "the driver asks for it".to_owned(),
+        Some(worst) => format!("the driver requires it, after {worst}"),
+        None => "the driver requires it".to_owned(),
     };
     Condemnation { need, because }
 }
@@ -160,14 +161,14 @@ mod tests {
 
     fn after(xids: &[u32], action: Option<RecoveryAction>) -> Option<Need> {
         let xids = xids.iter().copied().map(xid).collect();
-        let testimony = Testimony::AfterDeath { xids, action };
-        testimony.condemns().map(|condemnation| condemnation.need)
+        let gpu_verdict = GpuVerdict::AfterDeath { xids, action };
+        gpu_verdict.condemns().map(|condemnation| condemnation.need)
     }
 
     #[test]
-    fn only_what_nobody_can_compute_with_condemns_the_living() {
+    fn only_an_xid_that_requires_a_reset_or_reboot_condemns_a_running_child() {
         let need = |number| {
-            Testimony::Reported(xid(number))
+            GpuVerdict::Reported(xid(number))
                 .condemns()
                 .map(|it| it.need)
         };
@@ -179,8 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn after_a_death_the_driver_s_own_word_decides_what_the_table_leaves_open() {
-        assert_eq!(after(&[74], None), Some(Need::GpuReset), "no word");
+    fn after_a_death_the_recovery_action_decides_where_the_table_allows_both() {
+        assert_eq!(
+            after(&[74], None),
+            Some(Need::GpuReset),
+            "no recovery action"
+        );
         let unlisted = Some(RecoveryAction::of_number(9));
         assert_eq!(after(&[74], unlisted), Some(Need::GpuReset));
         for number in [0, 3, 4] {
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_double_bit_error_that_was_contained_costs_one_child() {
+    fn a_contained_double_bit_error_ends_only_its_child() {
         assert_eq!(after(&[48], None), Some(Need::GpuReset));
         assert_eq!(after(&[48, 63, 94], None), None);
         assert_eq!(after(&[48, 94, 95], None), Some(Need::GpuReset));
@@ -208,20 +213,20 @@ mod tests {
     }
 
     #[test]
-    fn a_condemnation_reads_like_a_sentence() {
-        let said = |testimony: Testimony| testimony.condemns().unwrap().to_string();
+    fn a_condemnation_is_a_sentence() {
+        let text = |gpu_verdict: GpuVerdict| gpu_verdict.condemns().unwrap().to_string();
         assert_eq!(
-            said(Testimony::Reported(xid(79))),
+            text(GpuVerdict::Reported(xid(79))),
             "the node needs a reboot before its GPU can serve again: the driver reported Xid 79 \
              (GPU has fallen off the bus)"
         );
-        let testimony = Testimony::AfterDeath {
+        let gpu_verdict = GpuVerdict::AfterDeath {
             xids: vec![xid(31), xid(154)],
             action: Some(RecoveryAction::GpuReset),
         };
         assert_eq!(
-            said(testimony),
-            "the GPU needs a reset before it can serve again: the driver asks for it, after Xid \
+            text(gpu_verdict),
+            "the GPU needs a reset before it can serve again: the driver requires it, after Xid \
              31 (GPU memory page fault)"
         );
     }

@@ -1,5 +1,5 @@
-//! The ledger of deaths of one device: how many lately, how many in a row led to nothing, and of what. Bounded:
-//! a window of times, and a count per cause.
+//! Ledger of deaths of one device: recent deaths, deaths in a row without progress, and a count per cause. Its size is
+//! bounded by a time window and by the number of causes.
 
 use crate::death::DeathCause;
 use crate::life::Achieved;
@@ -7,18 +7,19 @@ use crate::restart_policy::{RestartPolicy, Tally};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+/// Deaths of one device.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
     by_cause: BTreeMap<&'static str, u64>,
-    /// Times of deaths that interrupted the device, oldest first.
+    /// Times of recorded deaths within the policy's window, oldest first.
     recent: VecDeque<Duration>,
-    /// Those of them whose cause needs time.
+    /// Times of the recorded deaths of a cause that [needs time](DeathCause::needs_time).
     slow: VecDeque<Duration>,
     /// Children in a row that died without progress.
-    fruitless: u32,
-    /// Children in a row that died before they served, whatever killed them.
+    without_progress: u32,
+    /// Children in a row that died before they served, of any cause.
     unserved: u32,
-    /// A burst of deaths counts until then.
+    /// End of the latest burst of deaths; may lie in the past.
     unsteady_until: Option<Duration>,
 }
 
@@ -28,8 +29,7 @@ impl Ledger {
         *self.by_cause.entry(cause.label()).or_default() += 1;
     }
 
-    /// A death that the restart policy is to judge. Forgets what is older than its window on the way, so that
-    /// the lists stay as small as that.
+    /// Records a death for the restart policy. Deaths older than the policy's window are removed, which bounds the lists.
     pub fn record(
         &mut self,
         now: Duration,
@@ -43,7 +43,7 @@ impl Ledger {
             }
         }
         let tally = self.tally(now, policy.window).and(Some(cause), achieved);
-        (self.fruitless, self.unserved) = (tally.fruitless, tally.unserved);
+        (self.without_progress, self.unserved) = (tally.without_progress, tally.unserved);
         self.recent.push_back(now);
         if cause.needs_time() {
             self.slow.push_back(now);
@@ -53,23 +53,23 @@ impl Ledger {
         }
     }
 
-    /// A child serves, so the next one can be had at once.
+    /// Resets the count of children that died before they served: a child serves.
     pub fn served(&mut self) {
         self.unserved = 0;
     }
 
-    /// A child has made progress: the deaths before it were worth their restarts.
+    /// Resets the count of deaths without progress: a child has made progress.
     pub fn progressed(&mut self) {
-        self.fruitless = 0;
+        self.without_progress = 0;
     }
 
-    /// So many of the deaths in a row had another cause than the device.
-    pub fn absolve(&mut self, deaths: u32) {
-        self.fruitless = self.fruitless.saturating_sub(deaths);
+    /// Removes deaths that the device did not cause from the count of deaths without progress.
+    pub fn discount_deaths(&mut self, deaths: u32) {
+        self.without_progress = self.without_progress.saturating_sub(deaths);
     }
 
-    /// Forgets what counts against the device; what was counted stays.
-    pub fn pardon(&mut self) {
+    /// Clears everything that the restart policy reads. The counts per cause stay.
+    pub fn reset(&mut self) {
         let by_cause = std::mem::take(&mut self.by_cause);
         *self = Self {
             by_cause,
@@ -77,12 +77,13 @@ impl Ledger {
         };
     }
 
+    /// Deaths per label of their cause, since start.
     #[must_use]
     pub fn by_cause(&self) -> &BTreeMap<&'static str, u64> {
         &self.by_cause
     }
 
-    /// Deaths less than `window` ago.
+    /// Number of recorded deaths less than `window` ago.
     #[must_use]
     pub fn within(&self, now: Duration, window: Duration) -> u32 {
         count_within(&self.recent, now, window)
@@ -90,21 +91,21 @@ impl Ledger {
 
     /// Children in a row that died without progress.
     #[must_use]
-    pub fn fruitless(&self) -> u32 {
-        self.fruitless
+    pub fn deaths_without_progress(&self) -> u32 {
+        self.without_progress
     }
 
-    /// The end of the burst of deaths that the device is in, as far as it is known; it may be over.
+    /// End of the latest burst of deaths; may lie in the past. `None`: there was no burst.
     #[must_use]
     pub fn unsteady_until(&self) -> Option<Duration> {
         self.unsteady_until
     }
 
-    /// What the restart policy goes by.
+    /// Input of the restart policy.
     #[must_use]
     pub(crate) fn tally(&self, now: Duration, window: Duration) -> Tally {
         Tally {
-            fruitless: self.fruitless,
+            without_progress: self.without_progress,
             unserved: self.unserved,
             slow: count_within(&self.slow, now, window),
         }

@@ -1,38 +1,41 @@
-//! The life of a GPU child, and of the worker around it, as two pure state machines.
+//! State machines of a GPU child and of the worker that runs one child per device. Pure functions of events and time.
 //!
 //! ```text
 //!                                           ┌──► StandingBy
 //!                                           │        ▼
 //!  Vacant ──► Spawning ──► Handshaking ──► Loading ──► Serving      a Life, in its seat
 //!    ▲            │             └────┬─────────┴──────────┘
-//!    │            │                  │ it died             it hangs, lies or must go
+//!    │            │                  │ process exits       hang, violation or dismissal
 //!    │            │                  ▼                     ▼
-//!    │            │               Reaping ◄──────────► Killing (asked → SIGTERM → SIGKILL)
+//!    │            │               Reaping ◄──────────► Killing (Shutdown → SIGTERM → SIGKILL)
 //!    └────────────┴──────────────────┴─────────────────────┘   └──► Unreapable
 //!
-//!  Serve ┄┄► Drain ┄┄► Leave (as soon as no process is left) ──► Over      the Worker
+//!  Serve ┄┄► Drain ┄┄► Leave (until no process is left) ──► Over      the Worker
 //!
-//!  InUse ┄┄► Leaving (as soon as no process is left) ──► Out ┄┄► InUse     each of its devices
+//!  InUse ┄┄► Leaving (until no process is left) ──► Out ┄┄► InUse     each device
 //! ```
 //!
-//! [`Worker::handle`] takes the time and an [`Event`] and gives back [`Effect`]s for the driver
-//! to perform; [`Worker::poll_deadline`] says when it wants to see [`Event::Tick`]. There always is
-//! such a time until it is over, so nothing is ever awaited for good.
+//! [`Worker::handle`] takes the time and an [`Event`] and returns [`Effect`]s, which the driver performs.
+//! [`Worker::poll_deadline`] returns the time of the next [`Event::Tick`]. Until the worker is over there is always
+//! such a time, so every wait has a deadline.
 //!
-//! * [`worker`] the course, and how it all ends; `standing` whether a device is in use; `staff` who follows whom
-//!   on it, `seats` whose each one is, `generations` their numbers, `standby` whether one is wanted; [`life`] one child's transitions, [`state`] what can be true of it;
-//!   [`event`] what can happen, [`effect`] what to do.
-//! * [`watchdog`] the deadlines of a child that lives; [`death`] why it ended; [`restart_policy`] what
-//!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] how many died lately, and whether anything came of them.
+//! Each device has two seats. A seat holds one child at a time, and its children are numbered by generation.
 //!
-//! Deliberately absent: clocks (time is an argument: a [`Duration`](std::time::Duration) since
-//! the supervisor's start), I/O, threads, tokio, requests, and logging.
+//! * [`worker`]: phase and end of the worker. `device_supervisor`: children of one device, restart and failover.
+//!   `device_status`: whether a device is in use. `seats`, `generations`, `standby`: parts of a device supervisor.
+//! * [`life`]: transitions of one child. [`state`]: its states. [`event`]: inputs. [`effect`]: outputs.
+//! * [`watchdog`]: deadlines of a running child. [`death`]: causes of death. [`restart_policy`]: restart, delay or
+//!   failure after a death. [`gpu`]: errors that NVIDIA's driver reports. [`ledger`]: recent deaths of a device.
+//!
+//! Deliberately absent: clocks (time is an argument, a [`Duration`](std::time::Duration) since the supervisor's
+//! start), I/O, threads, tokio, requests, and logging.
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
-mod course;
 pub mod death;
+mod device_status;
+mod device_supervisor;
 pub mod effect;
 pub mod event;
 pub mod exit;
@@ -40,24 +43,23 @@ mod generations;
 pub mod gpu;
 pub mod ledger;
 pub mod life;
+mod phase;
 pub mod restart_policy;
 mod seats;
-mod staff;
 mod standby;
-mod standing;
 pub mod state;
 pub mod watchdog;
 pub mod worker;
 
 pub use death::{Blame, DeathCause, Exit, HandshakeRefusal};
-pub use effect::{Deed, DeviceId, Effect, EndReason, SeatId, Signal};
+pub use device_status::{DeviceStatus, OutOfServiceReason};
+pub use effect::{ChildAction, DeviceId, Effect, EndReason, SeatId, Signal};
 pub use event::{ChildEvent, Event};
 pub use exit::SupervisorExit;
-pub use gpu::{Condemnation, Need, RecoveryAction, Remedy, Testimony, Xid};
+pub use gpu::{Condemnation, GpuVerdict, Need, RecoveryAction, Remedy, Xid};
 pub use ledger::Ledger;
 pub use life::{Achieved, Life};
 pub use restart_policy::{RestartPolicy, WorkerFailure};
-pub use standing::{Absence, Standing};
 pub use state::{KillStage, LoadProgress, State};
 pub use watchdog::{Deadlines, Watch};
-pub use worker::{Before, Settings, Worker};
+pub use worker::{PreviousChild, Settings, Worker};

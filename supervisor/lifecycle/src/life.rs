@@ -1,12 +1,12 @@
-//! The life of one child, from an empty seat to an empty seat; [`end`] is how it ends. Of drains, exits and the
-//! next child the [worker](crate::worker) knows.
+//! State machine of one seat: from an empty seat through one child to an empty seat. [`end`] has the transitions of a
+//! child's end. Drains, exit codes and the choice of the next child are the [worker](crate::worker)'s.
 //!
-//! `tests/golden/life.txt` is the whole table.
+//! `tests/golden/life.txt` is the complete transition table.
 
 mod end;
 
 use crate::death::{DeathCause, HandshakeRefusal};
-use crate::effect::Deed;
+use crate::effect::ChildAction;
 use crate::event::ChildEvent;
 use crate::state::{LoadProgress, State};
 use crate::watchdog::{Deadlines, STARVED_PAUSE, Watch};
@@ -14,33 +14,37 @@ use crate::worker::Settings;
 use std::time::Duration;
 use worker_orcd_ipc::{Generation, Role};
 
-pub type Deeds = Vec<Deed>;
+/// Actions on the child of one seat, in order.
+pub type ChildActions = Vec<ChildAction>;
 
-/// How far a child has come.
+/// Latest milestone of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Achieved {
+    /// The child never served.
     Nothing,
+    /// The child has served.
     Service,
-    /// See [`ChildEvent::Progress`].
+    /// The child has made progress; see [`ChildEvent::Progress`].
     Progress,
 }
 
+/// State machine of one seat.
 #[derive(Debug)]
 pub struct Life {
     deadlines: Deadlines,
-    /// Compile-time features of a child that are acceptable.
+    /// Accepted compile-time features of a child.
     accept_features: Vec<String>,
-    /// Generation of the child that is or was here last; 0 before the first.
+    /// Generation of the current or latest child; 0 before the first.
     generation: Generation,
     role: Role,
-    /// How its child loads, if not as what it is to be.
+    /// Role in `Command::Load`, if it differs from `role`.
     loads_as: Option<Role>,
     achieved: Achieved,
     state: State,
 }
 
 impl Life {
-    /// An empty seat.
+    /// Creates an empty seat without a scheduled spawn.
     #[must_use]
     pub fn new(now: Duration, role: Role, settings: &Settings) -> Self {
         Self {
@@ -67,58 +71,59 @@ impl Life {
         self.generation
     }
 
-    /// The role of the child that is or was here last, or of the one that the seat waits for.
+    /// Role of the current child, else of the next one.
     #[must_use]
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// How far the child that is or was here last has come.
+    /// Milestone of the current or latest child.
     #[must_use]
     pub fn achieved(&self) -> Achieved {
         self.achieved
     }
 
-    /// The moment at which [`Life::tick`] has something to do.
+    /// Time at which [`Life::tick`] must be called. `None`: nothing is scheduled.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         self.state.deadline(&self.deadlines)
     }
 
-    /// The supervisor did not run for so long: silence in that time proves nothing.
-    pub(crate) fn forgive(&mut self, absent: Duration) {
+    /// Extends the heartbeat and load deadlines by a pause of the supervisor itself: no message could be received in it.
+    pub(crate) fn extend_deadlines(&mut self, pause: Duration) {
         if let Some(watch) = self.state.watch_mut() {
-            watch.heartbeat_at += absent;
+            watch.heartbeat_at += pause;
         }
         if let State::Loading { progress, .. } = &mut self.state {
-            progress.advanced_at += absent;
+            progress.advanced_at += pause;
         }
     }
 
-    // === what the worker wants ===
+    // === orders of the worker ===
 
+    /// Starts a child. `loads_as`: role in `Command::Load`, if it differs from the seat's role.
     pub fn spawn(
         &mut self,
         now: Duration,
         generation: Generation,
         loads_as: Option<Role>,
-    ) -> Deeds {
+    ) -> ChildActions {
         (self.generation, self.loads_as) = (generation, loads_as);
         self.achieved = Achieved::Nothing;
         self.state = State::Spawning {
             since: now,
             deadline: now + self.deadlines.spawn,
         };
-        vec![Deed::Spawn]
+        vec![ChildAction::Spawn]
     }
 
-    /// The role of the next child.
+    /// Sets the role of the next child.
     pub fn assign(&mut self, role: Role) {
         self.role = role;
     }
 
-    /// Makes a standby serve, as soon as it can.
-    pub fn promote(&mut self, now: Duration) -> Deeds {
+    /// Promotes the standby: immediately if it stands by, otherwise once it is ready.
+    pub fn promote(&mut self, now: Duration) -> ChildActions {
         self.role = Role::Active;
         let State::StandingBy { pid, watch, .. } = self.state else {
             return vec![];
@@ -126,10 +131,10 @@ impl Life {
         let since = now;
         self.state = State::Serving { since, pid, watch };
         self.achieved = Achieved::Service;
-        vec![Deed::Promote, Deed::Serve]
+        vec![ChildAction::Promote, ChildAction::Serve]
     }
 
-    /// The seat is empty, and stays so until then.
+    /// Empties the seat and schedules the next spawn. `None`: none is scheduled.
     pub fn rest(&mut self, now: Duration, spawn_at: Option<Duration>) {
         self.state = State::Vacant {
             since: now,
@@ -137,29 +142,30 @@ impl Life {
         };
     }
 
-    /// Lets no further child follow here.
+    /// Cancels a scheduled spawn.
     pub fn stay_empty(&mut self) {
         if let State::Vacant { spawn_at, .. } = &mut self.state {
             *spawn_at = None;
         }
     }
 
-    // === time passes ===
+    // === passage of time ===
 
-    pub fn tick(&mut self, now: Duration) -> Deeds {
+    /// Acts on deadlines that have passed at `now`.
+    pub fn tick(&mut self, now: Duration) -> ChildActions {
         let deadlines = self.deadlines;
         match &self.state {
             State::Spawning { since, deadline } if now >= *deadline => {
                 let message = format!("no process after {} ms", (now - *since).as_millis());
                 let permanent = false;
-                self.bury(now, DeathCause::SpawnFailed { message, permanent })
+                self.reap(now, DeathCause::SpawnFailed { message, permanent })
             }
             State::Handshaking { deadline, .. } if now >= *deadline => {
                 let after = deadlines.handshake;
                 self.kill(now, DeathCause::HandshakeDeadline { after })
             }
             State::Killing { deadline, .. } if now >= *deadline => self.escalate(now),
-            State::Reaping { deadline, .. } if now >= *deadline => self.reap_late(now),
+            State::Reaping { deadline, .. } if now >= *deadline => self.reap_deadline_passed(now),
             state => {
                 let overdue = state.overdue(now, &deadlines);
                 overdue.map_or(vec![], |cause| self.kill(now, cause))
@@ -167,23 +173,23 @@ impl Life {
         }
     }
 
-    // === what is seen and heard of it ===
+    // === events of the child ===
 
-    /// `None`: it comes from a child that is gone, or from nowhere.
-    pub fn tell(&mut self, now: Duration, event: ChildEvent) -> Option<Deeds> {
+    /// Applies an event of the seat's current child. `None`: the event is stale, because the seat has no child that
+    /// could have caused it.
+    pub fn handle(&mut self, now: Duration, event: ChildEvent) -> Option<ChildActions> {
         Some(match event {
             ChildEvent::Spawned { pid } => return self.spawned(now, pid),
             ChildEvent::SpawnFailed { message, permanent } => {
                 let cause = DeathCause::SpawnFailed { message, permanent };
-                return self.state.is_spawning().then(|| self.bury(now, cause));
+                return self.state.is_spawning().then(|| self.reap(now, cause));
             }
             ChildEvent::SpawnStarved => return self.starved(now),
             ChildEvent::Exited(exit) => return self.exited(now, exit),
             ChildEvent::Progress => self.progress(),
             ChildEvent::LinkClosed => self.link_closed(now),
-            ChildEvent::Fault(fault) => self.last_words(now, DeathCause::Said(fault)),
-            // A child that is on its way out may still say things, or say them badly; its end
-            // is decided already.
+            ChildEvent::Fault(fault) => self.fault(now, DeathCause::Reported(fault)),
+            // Later messages of an ending child, valid or not, change nothing: its end is already decided.
             _ if !self.state.is_trusted() => vec![],
             ChildEvent::Hello { pid, features } => self.hello(now, pid, &features),
             ChildEvent::HandshakeRefused(refusal) => {
@@ -197,23 +203,23 @@ impl Life {
             ChildEvent::Unservable(message) => self.kill(now, DeathCause::Unservable(message)),
             ChildEvent::ModelChanged => self.kill(now, DeathCause::ModelChanged),
             ChildEvent::Heartbeat { step_elapsed } => self.heartbeat(now, step_elapsed),
-            // Nobody asked it to go: its exit will say what this was.
+            // The child was not asked to shut down. Its exit status gives the cause.
             ChildEvent::Goodbye => self.dying(now, None, None, false),
             ChildEvent::Violation(reason) => self.kill(now, DeathCause::ProtocolViolation(reason)),
             ChildEvent::LinkStalled => self.kill(now, DeathCause::LinkStalled),
         })
     }
 
-    /// Nobody died: it is tried again, however often, until there is a descriptor.
-    fn starved(&mut self, now: Duration) -> Option<Deeds> {
+    /// Schedules another spawn without counting a death, until a descriptor is free.
+    fn starved(&mut self, now: Duration) -> Option<ChildActions> {
         self.state.is_spawning().then(|| {
             self.rest(now, Some(now + STARVED_PAUSE));
             vec![]
         })
     }
 
-    fn spawned(&mut self, now: Duration, pid: u32) -> Option<Deeds> {
-        // The spawn deadline may have given it up.
+    fn spawned(&mut self, now: Duration, pid: u32) -> Option<ChildActions> {
+        // After the spawn deadline the process is stale.
         self.state.is_spawning().then(|| {
             self.state = State::Handshaking {
                 since: now,
@@ -224,11 +230,11 @@ impl Life {
         })
     }
 
-    fn hello(&mut self, now: Duration, said: u32, features: &[String]) -> Deeds {
+    fn hello(&mut self, now: Duration, reported: u32, features: &[String]) -> ChildActions {
         let State::Handshaking { pid, .. } = self.state else {
-            return self.out_of_place(now, "Hello");
+            return self.unexpected_message(now, "Hello");
         };
-        let refusal = HandshakeRefusal::of_hello(pid, said, features, &self.accept_features);
+        let refusal = HandshakeRefusal::of_hello(pid, reported, features, &self.accept_features);
         if let Some(refusal) = refusal {
             return self.kill(now, DeathCause::HandshakeRefused(refusal));
         }
@@ -240,23 +246,23 @@ impl Life {
             progress: LoadProgress::starting(now),
             role,
         };
-        vec![Deed::Load(role)]
+        vec![ChildAction::Load(role)]
     }
 
-    fn load_progress(&mut self, now: Duration, bytes_done: u64, bytes_total: u64) -> Deeds {
+    fn load_progress(&mut self, now: Duration, bytes_done: u64, bytes_total: u64) -> ChildActions {
         let State::Loading { progress, .. } = &mut self.state else {
-            return self.out_of_place(now, "LoadProgress");
+            return self.unexpected_message(now, "LoadProgress");
         };
         progress.advance(now, bytes_done, bytes_total);
         vec![]
     }
 
-    fn ready(&mut self, now: Duration) -> Deeds {
+    fn ready(&mut self, now: Duration) -> ChildActions {
         let State::Loading {
             pid, watch, role, ..
         } = self.state
         else {
-            return self.out_of_place(now, "Ready");
+            return self.unexpected_message(now, "Ready");
         };
         let since = now;
         self.state = match role {
@@ -266,17 +272,17 @@ impl Life {
         match (role, self.role) {
             (Role::Active, _) => {
                 self.achieved = Achieved::Service;
-                vec![Deed::Serve]
+                vec![ChildAction::Serve]
             }
-            (Role::Standby, Role::Standby) => vec![Deed::StandBy],
+            (Role::Standby, Role::Standby) => vec![ChildAction::StandBy],
             (Role::Standby, Role::Active) => self.promote(now),
         }
     }
 
-    fn heartbeat(&mut self, now: Duration, step_elapsed: Option<Duration>) -> Deeds {
+    fn heartbeat(&mut self, now: Duration, step_elapsed: Option<Duration>) -> ChildActions {
         let deadlines = self.deadlines;
         let Some(watch) = self.state.watch_mut() else {
-            return self.out_of_place(now, "Heartbeat");
+            return self.unexpected_message(now, "Heartbeat");
         };
         *watch = Watch {
             heartbeat_at: now,
@@ -286,15 +292,15 @@ impl Life {
         overdue.map_or(vec![], |cause| self.kill(now, cause))
     }
 
-    fn progress(&mut self) -> Deeds {
-        if self.state.believes_tokens() && self.achieved == Achieved::Service {
+    fn progress(&mut self) -> ChildActions {
+        if self.state.accepts_tokens() && self.achieved == Achieved::Service {
             self.achieved = Achieved::Progress;
         }
         vec![]
     }
 
-    fn out_of_place(&mut self, now: Duration, word: &str) -> Deeds {
-        let violation = format!("{word} while {}", self.state.name());
+    fn unexpected_message(&mut self, now: Duration, message: &str) -> ChildActions {
+        let violation = format!("{message} while {}", self.state.name());
         self.kill(now, DeathCause::ProtocolViolation(violation))
     }
 }

@@ -1,4 +1,4 @@
-//! The restart policy: after a death again at once, again later, or never again.
+//! Restart policy: immediate restart, delayed restart, or failure after a death.
 
 use crate::death::{DeathCause, HandshakeRefusal};
 use crate::exit::SupervisorExit;
@@ -8,15 +8,18 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use worker_orcd_ipc::{ExitCode, FaultKind};
 
+/// Limits and delays of restarts, per device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
-    /// Children in a row that may die without progress; the next one is not replaced.
+    /// Maximum number of children in a row that die without progress. The next such death fails the device.
     pub max_deaths: u32,
-    /// Deaths within `window` that are no burst yet. More make the device unsteady, for another `window`.
+    /// Maximum number of deaths within `window` that is not a burst. More deaths make the device unsteady for another
+    /// `window`.
     pub burst: u32,
     pub window: Duration,
-    /// Service without a request that counts as progress.
+    /// Time of service without a request that counts as progress.
     pub steady: Duration,
+    /// Delay after the first death; each further one doubles it.
     pub first_delay: Duration,
     pub max_delay: Duration,
 }
@@ -24,25 +27,24 @@ pub struct RestartPolicy {
 impl Default for RestartPolicy {
     fn default() -> Self {
         Self {
-            // A query of death costs five children at most, and only those count that die before it runs
-            // alone (`Event::Absolve`). A card that faults by itself does so at every load, and comes to
-            // six deaths soon.
+            // A query of death kills at most five children, and deaths in exclusive execution are not counted
+            // (`Event::DiscountDeaths`). A defective card fails at every load and reaches six deaths soon.
             max_deaths: 5,
-            // A pause every twelve seconds is what clients may be asked to bear where another worker could
-            // serve them without any.
+            // One interruption per twelve seconds is the most that is acceptable where another worker could serve the
+            // clients without interruptions.
             burst: 5,
             window: Duration::from_secs(60),
             steady: Duration::from_secs(10),
-            // The delay of a first death whose cause needs time (`DeathCause::needs_time`: memory that is not
-            // back yet, a full disk). Each further one doubles it, and so does each death without progress,
-            // whatever its cause: see `a_delay_doubles_with_each_death`.
+            // Delay after a first death by a cause that needs time (`DeathCause::needs_time`), such as memory that is
+            // not freed yet or a full disk. Each further such death doubles it, as does each death without progress of
+            // any cause: see `a_delay_doubles_with_each_death`.
             first_delay: Duration::from_millis(250),
             max_delay: Duration::from_secs(8),
         }
     }
 }
 
-/// Why the worker gives up, and the number it leaves behind.
+/// Failure of a worker or of one of its devices: exit code and reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerFailure {
     pub exit: SupervisorExit,
@@ -61,6 +63,7 @@ impl From<Condemnation> for WorkerFailure {
     }
 }
 
+/// Decision after a death.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     RestartNow,
@@ -69,7 +72,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Time until the next child. `None`: there is none.
+    /// Time until the next spawn. `None`: no child follows.
     pub(crate) fn delay(&self) -> Option<Duration> {
         match self {
             Self::RestartNow => Some(Duration::ZERO),
@@ -86,29 +89,29 @@ impl Verdict {
     }
 }
 
-/// Deaths of a device.
+/// Counts of deaths of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Children in a row that died without progress.
-    pub fruitless: u32,
+    pub without_progress: u32,
     /// Children in a row that died before they served.
     pub unserved: u32,
-    /// Deaths within the window whose cause needs time.
+    /// Deaths within the window by a cause that needs time.
     pub slow: u32,
 }
 
 impl Tally {
-    /// One death more, whose cause may not be known yet.
+    /// Counts including one more death. `cause` is `None` while it is unknown.
     #[must_use]
     pub(crate) fn and(self, cause: Option<&DeathCause>, achieved: Achieved) -> Self {
         let is_from_outside = cause.is_some_and(DeathCause::is_from_outside);
         let needs_time = cause.is_some_and(DeathCause::needs_time);
         Self {
-            fruitless: match achieved {
+            without_progress: match achieved {
                 Achieved::Progress => 0,
-                Achieved::Nothing | Achieved::Service => {
-                    self.fruitless.saturating_add(u32::from(!is_from_outside))
-                }
+                Achieved::Nothing | Achieved::Service => self
+                    .without_progress
+                    .saturating_add(u32::from(!is_from_outside)),
             },
             unserved: match achieved {
                 Achieved::Nothing => self.unserved.saturating_add(1),
@@ -120,20 +123,20 @@ impl Tally {
 }
 
 impl RestartPolicy {
-    /// `tally` includes the death that is judged. `has_served` says whether any child ever got as far as serving, which proves that model, device and memory
-    /// were good.
+    /// Decision after a death. `tally` includes this death. `has_served`: a child of the device has served before, so model,
+    /// device and memory were usable.
     #[must_use]
     pub fn judge(&self, cause: &DeathCause, tally: Tally, has_served: bool) -> Verdict {
-        if let Some(exit) = hopeless(cause, has_served) {
+        if let Some(exit) = permanent_cause(cause, has_served) {
             return Verdict::Fail(WorkerFailure {
                 exit,
                 reason: cause.to_string(),
             });
         }
-        if tally.fruitless > self.max_deaths {
+        if tally.without_progress > self.max_deaths {
             let reason = format!(
-                "{} children in a row died and delivered nothing, the last because: {cause}",
-                tally.fruitless
+                "{} children in a row died without progress, the last because: {cause}",
+                tally.without_progress
             );
             return Verdict::Fail(WorkerFailure {
                 exit: SupervisorExit::CrashLoop,
@@ -144,18 +147,18 @@ impl RestartPolicy {
             return self.pause(tally.unserved);
         }
         match cause.needs_time() {
-            true => Verdict::RestartAfter(self.delay(tally.fruitless.max(tally.slow))),
-            false => self.pause(tally.fruitless),
+            true => Verdict::RestartAfter(self.delay(tally.without_progress.max(tally.slow))),
+            false => self.pause(tally.without_progress),
         }
     }
 
-    /// The same of a death whose cause is not known yet, if there is nothing special about it.
+    /// Decision after a death of unknown cause, on the assumption that the cause neither needs time nor is permanent.
     #[must_use]
     pub(crate) fn judge_unknown(&self, tally: Tally) -> Verdict {
-        self.pause(tally.fruitless)
+        self.pause(tally.without_progress)
     }
 
-    /// Nothing behind a single death; from the second in a row on it grows.
+    /// No delay after a single death, a growing one from the second death in a row on.
     fn pause(&self, deaths: u32) -> Verdict {
         match deaths {
             0 | 1 => Verdict::RestartNow,
@@ -171,8 +174,8 @@ impl RestartPolicy {
     }
 }
 
-/// Causes that a new child would meet again.
-fn hopeless(cause: &DeathCause, has_served: bool) -> Option<SupervisorExit> {
+/// Exit code for a cause that a new child would meet again. `None`: a restart may succeed.
+fn permanent_cause(cause: &DeathCause, has_served: bool) -> Option<SupervisorExit> {
     match cause {
         DeathCause::HandshakeRefused(
             HandshakeRefusal::Preamble(_) | HandshakeRefusal::Features(_),
@@ -183,13 +186,13 @@ fn hopeless(cause: &DeathCause, has_served: bool) -> Option<SupervisorExit> {
         } => Some(SupervisorExit::SpawnImpossible),
         DeathCause::ModelChanged => Some(SupervisorExit::ModelChanged),
         DeathCause::Unservable(_) if !has_served => Some(SupervisorExit::ModelLoad),
-        DeathCause::Said(fault) if !has_served => permanent(fault.kind()),
-        DeathCause::Exited(ExitCode::Fault(kind)) if !has_served => permanent(*kind),
+        DeathCause::Reported(fault) if !has_served => permanent_fault(fault.kind()),
+        DeathCause::Exited(ExitCode::Fault(kind)) if !has_served => permanent_fault(*kind),
         _ => None,
     }
 }
 
-fn permanent(kind: FaultKind) -> Option<SupervisorExit> {
+fn permanent_fault(kind: FaultKind) -> Option<SupervisorExit> {
     match kind {
         FaultKind::ModelLoad => Some(SupervisorExit::ModelLoad),
         FaultKind::InsufficientMemory => Some(SupervisorExit::InsufficientMemory),
@@ -214,18 +217,24 @@ mod tests {
 
     #[test]
     fn a_delay_doubles_with_each_death() {
-        let fruitless = |deaths| Tally {
-            fruitless: deaths,
+        let without_progress = |deaths| Tally {
+            without_progress: deaths,
             ..Tally::default()
         };
         let [second, third, fourth, fifth] = [500, 1000, 2000, 4000].map(Some);
         let expected = |first| [Some(first), second, third, fourth, fifth, None];
-        assert_eq!(verdicts(&DeathCause::Signalled(11), fruitless), expected(0));
-        assert_eq!(verdicts(&DeathCause::OomKilled, fruitless), expected(250));
+        assert_eq!(
+            verdicts(&DeathCause::Signalled(11), without_progress),
+            expected(0)
+        );
+        assert_eq!(
+            verdicts(&DeathCause::OomKilled, without_progress),
+            expected(250)
+        );
     }
 
     #[test]
-    fn with_progress_between_only_a_cause_that_needs_time_delays_the_next_child() {
+    fn after_progress_only_a_cause_that_needs_time_delays_the_next_child() {
         let slow = |slow| Tally {
             slow,
             ..Tally::default()
@@ -236,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_from_outside_delays_the_next_child_only_where_none_came_to_serve() {
+    fn an_external_signal_delays_the_next_child_only_if_the_previous_ones_never_served() {
         let killed = DeathCause::Signalled(9);
         let unserved = |unserved| Tally {
             unserved,
@@ -244,8 +253,8 @@ mod tests {
         };
         let growing = [0, 500, 1000, 2000, 4000, 8000].map(Some);
         assert_eq!(verdicts(&killed, unserved), growing);
-        let after_faults = |fruitless| Tally {
-            fruitless: fruitless - 1,
+        let after_faults = |without_progress| Tally {
+            without_progress: without_progress - 1,
             ..Tally::default()
         };
         assert_eq!(verdicts(&killed, after_faults), [Some(0); 6]);

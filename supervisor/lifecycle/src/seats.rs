@@ -1,10 +1,10 @@
-//! The seats of a device: whose each one is, and who takes over from whom.
+//! Seats of one device, their roles, and the choice of a successor.
 
 use crate::effect::{DeviceId, SEATS_OF_A_DEVICE, SeatId};
 use crate::generations::Generations;
-use crate::life::{Deeds, Life};
+use crate::life::{ChildActions, Life};
 use crate::state::State;
-use crate::worker::{Before, Settings};
+use crate::worker::{PreviousChild, Settings};
 use std::time::Duration;
 use worker_orcd_ipc::{Generation, Role};
 
@@ -13,19 +13,19 @@ pub(crate) struct Seats {
     first: SeatId,
     lives: Vec<Life>,
     generations: Generations,
-    /// The child of another supervisor, which is the first one here.
-    goes_on: Option<Generation>,
-    /// Others may be dying that have no seat here, when the first child begins.
-    others_die: bool,
+    /// Serving child of the previous supervisor, which becomes the first child here.
+    adopted_child: Option<Generation>,
+    /// A child of the previous supervisor may still be dying, outside these seats, when the first child is spawned.
+    previous_child_dying: bool,
 }
 
 impl Seats {
-    /// A seat for the child that serves, and one for a standby, or for the child that replaces another.
+    /// Creates one seat for the serving child and one for a standby or replacement.
     pub(crate) fn new(
         now: Duration,
         settings: &Settings,
         device: DeviceId,
-        before: &Before,
+        before: &PreviousChild,
         generations: Generations,
     ) -> Self {
         let seat = |role| Life::new(now, role, settings);
@@ -33,11 +33,13 @@ impl Seats {
             first: SeatId::first_of(device),
             lives: vec![seat(Role::Active), seat(Role::Standby)],
             generations,
-            goes_on: match before {
-                Before::Serving(child) => Some(*child),
-                Before::Nothing | Before::Dying(_) | Before::Out { .. } => None,
+            adopted_child: match before {
+                PreviousChild::Serving(child) => Some(*child),
+                PreviousChild::None
+                | PreviousChild::Dying(_)
+                | PreviousChild::OutOfService { .. } => None,
             },
-            others_die: matches!(before, Before::Dying(_)),
+            previous_child_dying: matches!(before, PreviousChild::Dying(_)),
         }
     }
 
@@ -62,7 +64,7 @@ impl Seats {
         &mut self.lives[usize::from(seat.0 - self.first.0)]
     }
 
-    /// The seat of the child of that generation.
+    /// Seat of the current or latest child with this generation.
     pub(crate) fn of(&self, generation: Generation) -> Option<SeatId> {
         let is_it = |seat: &SeatId| self.get(*seat).generation() == generation;
         self.ids().find(is_it)
@@ -73,46 +75,48 @@ impl Seats {
         ids.filter(move |seat| self.get(*seat).role() == role)
     }
 
-    pub(crate) fn spawn(&mut self, now: Duration, seat: SeatId) -> Deeds {
-        let generation = match self.goes_on.take() {
+    pub(crate) fn spawn(&mut self, now: Duration, seat: SeatId) -> ChildActions {
+        let generation = match self.adopted_child.take() {
             Some(child) => child,
             None => self.generations.next(),
         };
-        // A standby takes most of its memory when it is promoted; the dying may still have it.
-        let others_die = std::mem::take(&mut self.others_die);
-        let is_behind = others_die || self.lives.iter().any(|life| life.state().is_ending());
-        let loads_as = is_behind.then_some(Role::Standby);
+        // The dying child may still hold device memory. A child that loads as a standby allocates most of its own at
+        // its promotion.
+        let previous_child_dying = std::mem::take(&mut self.previous_child_dying);
+        let memory_is_held =
+            previous_child_dying || self.lives.iter().any(|life| life.state().is_ending());
+        let loads_as = memory_is_held.then_some(Role::Standby);
         self.get_mut(seat).spawn(now, generation, loads_as)
     }
 
-    /// A seat that is for a standby, and empty.
+    /// Empty standby seat.
     pub(crate) fn spare(&self) -> Option<SeatId> {
         let mut standbys = self.with_role(Role::Standby);
         standbys.find(|seat| matches!(self.get(*seat).state(), State::Vacant { .. }))
     }
 
-    /// No process is left.
+    /// True if no seat has a process that can still end.
     pub(crate) fn are_over(&self) -> bool {
         self.iter().all(|life| life.state().is_over())
     }
 
-    /// A process is stuck in the kernel.
+    /// True if a process survived SIGKILL.
     pub(crate) fn has_unreapable(&self) -> bool {
         let mut states = self.iter().map(Life::state);
         states.any(|state| matches!(state, State::Unreapable { .. }))
     }
 
-    /// Empty seats, as at the start.
-    pub(crate) fn reopen(&mut self) {
+    /// Restores the roles of a new device, for its readmission.
+    pub(crate) fn reset_roles(&mut self) {
         for (life, role) in self.lives.iter_mut().zip([Role::Active, Role::Standby]) {
             life.assign(role);
         }
     }
 
-    // === who takes over ===
+    // === failover ===
 
-    /// A child serves, or is on its way to it.
-    pub(crate) fn are_staffed(&self) -> bool {
+    /// True if a child with the active role serves, starts, or is scheduled.
+    pub(crate) fn have_active_child(&self) -> bool {
         let active = self.with_role(Role::Active);
         let mut states = active.map(|seat| self.get(seat).state());
         states.any(|state| match state {
@@ -121,9 +125,9 @@ impl Seats {
         })
     }
 
-    /// The standby that is the nearest to serving.
-    pub(crate) fn heir(&self) -> Option<SeatId> {
-        let nearness = |seat: &SeatId| match self.get(*seat).state() {
+    /// Standby that is closest to ready.
+    pub(crate) fn successor(&self) -> Option<SeatId> {
+        let readiness = |seat: &SeatId| match self.get(*seat).state() {
             State::StandingBy { .. } => 3,
             State::Loading { .. } => 2,
             State::Handshaking { .. } => 1,
@@ -131,16 +135,16 @@ impl Seats {
             _ => -1,
         };
         let standbys = self.with_role(Role::Standby);
-        let under_way = standbys.filter(|seat| nearness(seat) >= 0);
-        under_way.max_by_key(nearness)
+        let under_way = standbys.filter(|seat| readiness(seat) >= 0);
+        under_way.max_by_key(readiness)
     }
 
-    /// The one that speaks for all: who serves, else who is to, else who did.
+    /// Life that represents the device: the serving child, else the starting one, else the latest active one.
     pub(crate) fn foremost(&self) -> &Life {
         let active = || self.iter().filter(|life| life.role() == Role::Active);
         let serves = active().find(|life| life.state().takes_work());
-        let is_to = || active().find(|life| life.state().is_under_way());
+        let starts = || active().find(|life| life.state().is_under_way());
         let any = || active().next().unwrap_or(&self.lives[0]);
-        serves.or_else(is_to).unwrap_or_else(any)
+        serves.or_else(starts).unwrap_or_else(any)
     }
 }

@@ -1,4 +1,4 @@
-//! The wish for a standby: whether there is to be one, and when the next one follows a death.
+//! Demand for a standby: whether one is wanted, and the delay of the next one after a death.
 
 use crate::death::DeathCause;
 use crate::ledger::Ledger;
@@ -6,19 +6,20 @@ use crate::life::Achieved;
 use crate::restart_policy::{RestartPolicy, Verdict};
 use std::time::Duration;
 
-/// Time from a child's beginning to serve to the beginning of its standby: a load takes cores and
+/// 500 ms from the start of service to the spawn of the standby, and between two standbys. A load takes cores and memory
 /// bandwidth from streams that have just been interrupted.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
 
+/// Demand for a standby on one device.
 #[derive(Debug, Default)]
 pub(crate) struct Standby {
-    /// There is to be one at all times.
+    /// A standby is kept at all times (`--standby`).
     is_kept: bool,
-    /// The next one takes the place of the child that serves.
+    /// The next standby replaces the serving child.
     replaces: bool,
-    /// Why there is none, although there should be.
+    /// Reason for which no standby is started although one is kept.
     given_up: Option<String>,
-    /// Deaths of standbys. They cost no stream anything, and end nothing but the standby.
+    /// Deaths of standbys. They interrupt no stream, so they end only the standby.
     ledger: Ledger,
 }
 
@@ -38,28 +39,28 @@ impl Standby {
         self.given_up.as_deref()
     }
 
-    /// A child is to be replaced.
+    /// Requests a standby that replaces the serving child.
     pub(crate) fn order_replacement(&mut self) {
         self.replaces = true;
     }
 
-    /// One stands by; true if it is to replace a child.
+    /// Records that a standby is ready. True if it replaces the serving child.
     pub(crate) fn stands_by(&mut self) -> bool {
         self.ledger.served();
         std::mem::take(&mut self.replaces)
     }
 
-    /// One was promoted, or stood by for long: those before it were worth their loads.
+    /// Resets the count of deaths without progress: a standby was promoted, or was ready for a long time.
     pub(crate) fn progressed(&mut self) {
         self.ledger.progressed();
     }
 
-    /// A child begins to serve: what kept a standby from loading may be gone.
+    /// Clears the reason for having given up: with a new serving child the obstacle may be gone.
     pub(crate) fn try_again(&mut self) {
         self.given_up = None;
     }
 
-    /// The pause after the end of a standby until the next one begins. `None`: there is none.
+    /// Delay from the end of a standby to the next spawn. `None`: no standby follows.
     pub(crate) fn pause_after(
         &mut self,
         now: Duration,

@@ -1,46 +1,48 @@
-//! States of a seat and its child. Each state owns what only makes sense in it.
+//! States of a seat and its child. Each variant holds the data that exists only in that state.
 
 use crate::death::{DeathCause, Exit};
 use crate::watchdog::{Deadlines, Watch};
 use std::time::Duration;
 use worker_orcd_ipc::Role;
 
-/// `since`, `deadline` and `until` are times since the supervisor's start.
+/// State of a seat. `since`, `deadline` and `spawn_at` are times since the supervisor's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// A seat without a process; the worker wants the next one at `spawn_at`, or none.
+    /// No process. The next spawn is scheduled for `spawn_at`, or not at all.
     Vacant {
         since: Duration,
         spawn_at: Option<Duration>,
     },
-    /// The spawn thread was asked; there is no process yet.
+    /// The spawn was ordered; no process exists yet.
     Spawning { since: Duration, deadline: Duration },
-    /// A child that runs, but has not said who it is.
+    /// The process runs, but has not sent its `Hello`.
     Handshaking {
         since: Duration,
         pid: u32,
         deadline: Duration,
     },
+    /// The child loads the model.
     Loading {
         since: Duration,
         pid: u32,
         watch: Watch,
         progress: LoadProgress,
-        /// The role that it was told when its load was ordered.
+        /// Role in its `Command::Load`.
         role: Role,
     },
-    /// A child that is ready, and waits until another one dies.
+    /// The child is ready and waits for promotion.
     StandingBy {
         since: Duration,
         pid: u32,
         watch: Watch,
     },
+    /// The child computes requests.
     Serving {
         since: Duration,
         pid: u32,
         watch: Watch,
     },
-    /// A child that must go, and `cause` says why; `deadline` ends the present stage.
+    /// The supervisor ends the child for `cause`. `deadline` is the end of the current stage.
     Killing {
         since: Duration,
         pid: u32,
@@ -48,42 +50,42 @@ pub enum State {
         stage: KillStage,
         deadline: Duration,
     },
-    /// A child that is dead or dying by itself. Its exit says why, its socket may still hold last
-    /// words: both are awaited, in either order, until `deadline`.
+    /// The child exits or exited on its own. Its exit status and the end of its socket, which may still carry a fault, are
+    /// awaited in either order until `deadline`.
     Reaping {
         since: Duration,
         pid: u32,
-        said: Option<DeathCause>,
+        reported: Option<DeathCause>,
         exit: Option<Exit>,
         link_closed: bool,
         deadline: Duration,
     },
-    /// A child that survived SIGKILL: it is stuck in the kernel, for good as far as anybody here
-    /// can tell.
+    /// The process survived SIGKILL: it is stuck in the kernel. A final state.
     Unreapable { since: Duration, pid: u32 },
 }
 
-/// The means by which a child has been asked to go.
+/// Stage of a dismissal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KillStage {
     /// `Command::Shutdown` was sent.
     Asked,
     /// SIGTERM was sent.
     Terminated,
-    /// SIGKILL was sent; after that there is nothing left to send.
+    /// SIGKILL was sent. The last stage.
     Killed,
 }
 
+/// Progress of a load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LoadProgress {
     pub bytes_done: u64,
     pub bytes_total: u64,
-    /// The moment at which `bytes_done` last grew.
+    /// Time at which `bytes_done` last grew.
     pub advanced_at: Duration,
 }
 
 impl State {
-    /// A stable word for /health, metrics and logs.
+    /// Stable name for `/health`, metrics and logs.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -99,22 +101,23 @@ impl State {
         }
     }
 
-    /// The same for a person.
+    /// Description for the operator.
     #[must_use]
-    pub fn in_words(&self) -> &'static str {
+    pub fn description(&self) -> &'static str {
         match self {
             Self::Vacant { .. } => "waiting before the next child is started",
             Self::Spawning { .. } => "a child process is being started",
-            Self::Handshaking { .. } => "the child has not introduced itself yet",
+            Self::Handshaking { .. } => "the child has not sent its Hello yet",
             Self::Loading { .. } => "the model is being loaded",
-            Self::StandingBy { .. } => "a child stands by",
+            Self::StandingBy { .. } => "a standby is ready",
             Self::Serving { .. } => "serving",
-            Self::Killing { .. } => "the child was asked to go",
-            Self::Reaping { .. } => "the child is dying",
+            Self::Killing { .. } => "the child is being ended",
+            Self::Reaping { .. } => "the child is exiting",
             Self::Unreapable { .. } => "the child is stuck in the kernel",
         }
     }
 
+    /// Time at which the state was entered.
     #[must_use]
     pub fn since(&self) -> Duration {
         match self {
@@ -130,7 +133,7 @@ impl State {
         }
     }
 
-    /// The process of this life.
+    /// Process id, in states with a process that can still end.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         match self {
@@ -144,7 +147,7 @@ impl State {
         }
     }
 
-    /// The pulse of a child whose silence is measured.
+    /// Heartbeat record, in states with a heartbeat deadline.
     #[must_use]
     pub(crate) fn watch(&self) -> Option<&Watch> {
         match self {
@@ -164,7 +167,7 @@ impl State {
         }
     }
 
-    /// The moment at which something is to be done about it.
+    /// Time at which the state's deadline passes or its spawn is due.
     #[must_use]
     pub(crate) fn deadline(&self, deadlines: &Deadlines) -> Option<Duration> {
         match self {
@@ -180,7 +183,7 @@ impl State {
         }
     }
 
-    /// What a child that is watched has failed to do in time.
+    /// Cause of death if a heartbeat, step or load deadline has passed.
     #[must_use]
     pub(crate) fn overdue(&self, now: Duration, deadlines: &Deadlines) -> Option<DeathCause> {
         let overdue = self.watch()?.overdue(now, deadlines);
@@ -190,25 +193,25 @@ impl State {
         }
     }
 
-    /// True from the beginning of a child's end until it is buried.
+    /// True from the start of a child's end to its reaping.
     #[must_use]
     pub(crate) fn is_ending(&self) -> bool {
         matches!(self, Self::Killing { .. } | Self::Reaping { .. })
     }
 
-    /// Why a child is ending, as far as that is known before it is buried.
+    /// Cause of an ending child's death as known before its reaping.
     #[must_use]
     pub(crate) fn cause_so_far(&self) -> Option<DeathCause> {
         match self {
             Self::Killing { cause, .. } => Some(cause.clone()),
-            Self::Reaping { said, exit, .. } => {
-                said.clone().or_else(|| exit.map(DeathCause::of_exit))
+            Self::Reaping { reported, exit, .. } => {
+                reported.clone().or_else(|| exit.map(DeathCause::of_exit))
             }
             _ => None,
         }
     }
 
-    /// True from the order for a process until the child's end begins.
+    /// True from the order to spawn until the child's end begins.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
         self.is_spawning() || self.is_trusted()
@@ -219,34 +222,34 @@ impl State {
         matches!(self, Self::Spawning { .. })
     }
 
-    /// Nothing will come of it by itself.
+    /// True if no process can still end: the seat is empty, or its process is stuck.
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self, Self::Vacant { .. } | Self::Unreapable { .. })
     }
 
-    /// True for a child that exists, and against which nothing is known.
+    /// True for a running child before its end begins.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         matches!(self, Self::Handshaking { .. }) || self.is_watched()
     }
 
-    /// True for a child whose silence is measured.
+    /// True for a child with a heartbeat deadline.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         self.watch().is_some()
     }
 
-    /// Requests may be sent to the child.
+    /// True if requests may be sent to the child.
     #[must_use]
     pub fn takes_work(&self) -> bool {
         matches!(self, Self::Serving { .. })
     }
 
-    /// True while what the child computed is believed: while it serves, and for what it said before
-    /// it died by itself. A child that is being killed for cause is not listened to.
+    /// True while tokens of the child are accepted: while it serves, and for messages that it sent before its own exit.
+    /// Tokens of a child that is being killed are dropped.
     #[must_use]
-    pub fn believes_tokens(&self) -> bool {
+    pub fn accepts_tokens(&self) -> bool {
         matches!(self, Self::Serving { .. } | Self::Reaping { .. })
     }
 }

@@ -1,74 +1,73 @@
-//! The deadlines of a child that lives: how long it may be silent, compute, load, and die.
+//! Deadlines of a child: spawn, handshake, heartbeat, step, load and end.
 
 use crate::death::DeathCause;
 use crate::state::LoadProgress;
 use std::time::Duration;
 
+/// Maximum durations in the life of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Time from asking the spawn thread to having a process.
+    /// Time from the order to spawn to the existence of the process.
     pub spawn: Duration,
-    /// Time from having a process to its hello.
+    /// Time from the existence of the process to its `Hello`.
     pub handshake: Duration,
     /// Time between two heartbeats.
     pub heartbeat: Duration,
-    /// Time for one step of the engine, as the child's own clock measures it.
+    /// Time of one engine step, measured by the child's clock.
     pub step: Duration,
-    /// Time between two advances of the load's progress; also from the last one to ready.
+    /// Time between two increases of the loaded bytes, and from the last one to `Ready`.
     pub load: Duration,
-    /// Time from noticing a death by one sign (exit, closed socket, last words) to the other signs.
+    /// Time from the first sign of a death (exit, closed socket, fault) to the remaining signs.
     pub reap: Duration,
     /// Time from `Command::Shutdown` to SIGTERM.
     pub dismiss: Duration,
     /// Time from SIGTERM to SIGKILL.
     pub terminate: Duration,
-    /// Time from SIGKILL to giving the process up as unreapable.
+    /// Time from SIGKILL to the state `Unreapable`.
     pub kill: Duration,
 }
 
 impl Default for Deadlines {
     fn default() -> Self {
         Self {
-            // A fork and an exec; seconds only when the machine swaps.
+            // A fork and an exec take seconds only on a machine that swaps.
             spawn: Duration::from_secs(10),
-            // Dynamic linking from a cold disk, no device work: the hello comes first.
+            // Dynamic linking from a cold disk. Device work follows the `Hello`.
             handshake: Duration::from_secs(10),
-            // Many heartbeats. A machine whose every core computes can delay one thread by some
-            // hundred milliseconds, and a needless kill costs a reload of the model.
+            // 80 heartbeat intervals. On a fully loaded machine a thread can be delayed by several hundred milliseconds,
+            // and a false kill costs a reload of the model.
             heartbeat: Duration::from_secs(2),
-            // Long: a chunk of a prompt is honest work on few slow cores too, and its time grows
-            // with the model.
+            // A prompt chunk of a large model on few slow cores takes long without being stuck.
             step: Duration::from_secs(60),
-            // The child reports at every heartbeat; a disk that delivers nothing for this long
-            // will not.
+            // The child reports progress at every heartbeat. A disk that delivers no byte for 30 s has failed.
             load: Duration::from_secs(30),
-            // The kernel closes a dead process's sockets before it can be waited for, so both
-            // signs come within microseconds; a core dump is what takes time.
+            // The kernel closes the sockets of a dead process before its exit is reported, so both signs arrive within
+            // microseconds. A core dump delays the exit.
             reap: Duration::from_secs(1),
-            // The drain is over by then: what is left is freeing memory.
+            // Requests have ended by then; the child only frees memory.
             dismiss: Duration::from_secs(1),
             terminate: Duration::from_secs(1),
-            // Tearing down a CUDA context of 140 GB takes seconds; a process in this state for
-            // longer is stuck in NVIDIA's driver.
+            // Destruction of a CUDA context of 140 GB takes seconds. A process that lives longer is stuck in NVIDIA's
+            // driver.
             kill: Duration::from_secs(10),
         }
     }
 }
 
-/// Absence of the supervisor itself (a stopped or suspended machine) from which on the child's
-/// silence in that time proves nothing and is forgiven.
+/// 500 ms: shortest pause of the supervisor itself (a stopped or suspended machine) by which the children's deadlines are
+/// extended, since no heartbeat could be received in it.
 ///
-/// Far above any scheduling delay of a driver that does not block, far below the heartbeat deadline.
-pub const OWN_ABSENCE: Duration = Duration::from_millis(500);
+/// The value is far above the scheduling delay of a driver that does not block, and far below the heartbeat deadline.
+pub const SUPERVISOR_PAUSE: Duration = Duration::from_millis(500);
 
-/// Time for descriptors to come back: clients' connections end all the time.
+/// 250 ms between two spawn attempts without free file descriptors. Ending client connections free some.
 pub(crate) const STARVED_PAUSE: Duration = Duration::from_millis(250);
 
-/// The pulse of a child.
+/// Latest heartbeat of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch {
     pub heartbeat_at: Duration,
-    /// Time that the step in progress had run at the last heartbeat.
+    /// Age of the step in progress at that heartbeat. `None`: no step was in progress.
     pub step_elapsed: Option<Duration>,
 }
 
@@ -81,12 +80,13 @@ impl Watch {
         }
     }
 
-    /// The moment at which silence alone will have become a cause of death.
+    /// Time at which the heartbeat deadline passes without another heartbeat.
     #[must_use]
     pub fn deadline(&self, deadlines: &Deadlines) -> Duration {
         self.heartbeat_at + deadlines.heartbeat
     }
 
+    /// Cause of death if the step or heartbeat deadline has passed.
     #[must_use]
     pub fn overdue(&self, now: Duration, deadlines: &Deadlines) -> Option<DeathCause> {
         if let Some(ran_for) = self
@@ -111,6 +111,7 @@ impl LoadProgress {
         }
     }
 
+    /// Records a progress report. Only an increase of `bytes_done` extends the load deadline.
     pub fn advance(&mut self, now: Duration, bytes_done: u64, bytes_total: u64) {
         if bytes_done > self.bytes_done {
             self.bytes_done = bytes_done;
@@ -119,11 +120,13 @@ impl LoadProgress {
         self.bytes_total = bytes_total;
     }
 
+    /// Time at which the load deadline passes without further progress.
     #[must_use]
     pub fn deadline(&self, deadlines: &Deadlines) -> Duration {
         self.advanced_at + deadlines.load
     }
 
+    /// Cause of death if the load deadline has passed.
     #[must_use]
     pub fn overdue(&self, now: Duration, deadlines: &Deadlines) -> Option<DeathCause> {
         (now >= self.deadline(deadlines)).then(|| DeathCause::LoadStalled {

@@ -1,114 +1,128 @@
-//! The worker: its course, and how it ends. Time and what happened go in; what to do comes out.
+//! State machine of the worker: devices, drain and exit. Inputs are the time and events, outputs are effects.
 //!
-//! `tests/golden/worker.txt` is the whole table for a worker of one device.
+//! `tests/golden/worker.txt` is the complete transition table for a worker of one device.
 //!
-//! On each of its devices one child serves. A device on which children cannot be kept alive, or that NVIDIA's driver calls
-//! unfit, goes out of use ([`Standing`](crate::Standing), [`devices`]) and the worker goes on with the others; without any it has failed.
+//! One child serves on each device. A device goes out of service ([`DeviceStatus`](crate::DeviceStatus), [`devices`]) if
+//! its children keep dying without progress, or if NVIDIA's driver requires a reset or a reboot. The worker continues on
+//! the other devices, and fails without any.
 //!
-//! The deaths of children of one device that serve, or are to, count together: a device that kills one
-//! child kills the others too. A standby takes over as soon as such a child's end begins; its own deaths
-//! cost no stream anything, and end nothing but the wish for one. Deaths between which children deliver make a
-//! device unsteady, and end nothing. [`looking`] is what others see of it.
+//! The deaths of active children of a device count together, since a defect of the device kills each of them. A standby
+//! is promoted as soon as the end of the active child begins. Deaths of a standby interrupt no stream, so they only end
+//! the attempts to keep one. Deaths with progress between them make a device unsteady, without further consequences.
+//! [`accessors`] has the queries on a worker.
 
+mod accessors;
 mod devices;
-mod looking;
 
-use crate::course::{Course, Drain, End};
-use crate::effect::{Deed, DeviceId, Effect, EndReason, SeatId, Signal};
+use crate::device_status::OutOfServiceReason;
+use crate::device_supervisor::DeviceSupervisor;
+use crate::effect::{ChildAction, DeviceId, Effect, EndReason, SeatId, Signal};
 use crate::event::{ChildEvent, Event};
 use crate::exit::SupervisorExit;
 use crate::generations::Generations;
 use crate::life::Life;
+use crate::phase::{Drain, End, WorkerPhase};
 use crate::restart_policy::{RestartPolicy, WorkerFailure};
-use crate::staff::Staff;
-use crate::standing::Absence;
-use crate::watchdog::{Deadlines, OWN_ABSENCE};
+use crate::watchdog::{Deadlines, SUPERVISOR_PAUSE};
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 
+/// Settings of a worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     pub deadlines: Deadlines,
     pub restart: RestartPolicy,
-    /// Compile-time features of a child that are acceptable.
+    /// Accepted compile-time features of a child.
     pub accept_features: Vec<String>,
-    /// On each device a child stands by at all times, to take over from one that dies.
+    /// Keep a standby on each device.
     pub standby: bool,
-    /// Where none stands by, the next child begins while the one before is dying.
+    /// Start the next child while the previous one is dying, if there is no standby.
     pub overlap: bool,
 }
 
-/// What another supervisor has left of its children of one device.
+/// State in which the previous supervisor left a device (upgrade).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Before {
+pub enum PreviousChild {
+    /// There was no previous supervisor.
     #[default]
-    Nothing,
-    /// Its last child, of whichever device. That of this one may still be dying when the first one here begins.
+    None,
+    /// The latest generation of all devices. A child of this device may still be dying when its first child starts here.
     Dying(Generation),
-    /// The one that serves: it is the first one here.
+    /// The serving child, which becomes the first child here.
     Serving(Generation),
-    /// None: the device was out of use, and stays so while another one is in use. With the number of the last child, of
-    /// whichever device.
-    Out { last: Generation, absence: Absence },
+    /// The device was out of service, and stays so while another one is in use. `last` is the latest generation of all
+    /// devices.
+    OutOfService {
+        last: Generation,
+        reason: OutOfServiceReason,
+    },
 }
 
+/// State machine of the worker.
 #[derive(Debug)]
 pub struct Worker {
     settings: Settings,
-    /// One for each device, in their order.
-    staffs: Vec<Staff>,
+    /// One per device, in the order of the worker's list.
+    device_supervisors: Vec<DeviceSupervisor>,
     generations: Generations,
-    course: Course,
+    phase: WorkerPhase,
     stale_events: u64,
-    last_called: Duration,
+    /// Time of the latest event; a gap shows a pause of the supervisor.
+    last_event_at: Duration,
 }
 
 type Effects = Vec<Effect>;
 
 impl Worker {
-    /// Spawns a child for each device that is in use, of which there is one at least. A device has one seat more: for a
-    /// standby, or for a child that replaces another.
+    /// Creates a worker and spawns a child on each device in use, one per item of `devices`. If all devices were out of
+    /// service, all are used. An empty list means one device.
     #[must_use]
-    pub fn start(now: Duration, settings: Settings, devices: &[Before]) -> (Self, Effects) {
-        let last = devices.iter().map(Before::last).max();
-        let generations = Generations::behind(last.unwrap_or(Generation(0)));
+    pub fn start(now: Duration, settings: Settings, devices: &[PreviousChild]) -> (Self, Effects) {
+        let last = devices.iter().map(PreviousChild::last).max();
+        let generations = Generations::after(last.unwrap_or(Generation(0)));
         let devices = match devices {
-            [] => &[Before::Nothing],
+            [] => &[PreviousChild::None],
             devices => devices,
         };
-        let staff = |(device, before): (u8, &Before)| {
+        let device_supervisor = |(device, before): (u8, &PreviousChild)| {
             let (settings, generations) = (settings.clone(), generations.clone());
-            Staff::new(now, settings, DeviceId(device), before, generations)
+            DeviceSupervisor::new(now, settings, DeviceId(device), before, generations)
         };
         let mut worker = Self {
-            staffs: (0..).zip(devices).map(staff).collect(),
+            device_supervisors: (0..).zip(devices).map(device_supervisor).collect(),
             settings,
             generations,
-            course: Course::Serve,
+            phase: WorkerPhase::Serve,
             stale_events: 0,
-            last_called: now,
+            last_event_at: now,
         };
-        let is_any_in_use = devices.iter().any(|before| before.absence().is_none());
-        let begin = |(staff, before): (&mut Staff, &Before)| match before.absence() {
-            Some(absence) if is_any_in_use => staff.stay_out(now, absence.clone()),
-            _ => staff.start(now),
-        };
-        let begun = worker.staffs.iter_mut().zip(devices).map(begin);
-        let effects = begun.flatten().collect();
+        let is_any_in_use = devices.iter().any(|before| before.reason().is_none());
+        let start =
+            |(device_supervisor, before): (&mut DeviceSupervisor, &PreviousChild)| match before
+                .reason()
+            {
+                Some(reason) if is_any_in_use => {
+                    device_supervisor.start_out_of_service(now, reason.clone())
+                }
+                _ => device_supervisor.start(now),
+            };
+        let started = worker.device_supervisors.iter_mut().zip(devices).map(start);
+        let effects = started.flatten().collect();
         (worker, effects)
     }
 
+    /// Applies an event. `now` is the time since the supervisor's start.
     pub fn handle(&mut self, now: Duration, event: Event) -> Effects {
-        self.forgive_own_absence(now);
+        self.compensate_own_pause(now);
         match event {
             Event::Child { generation, event } => self.child(now, generation, event),
             _ if self.is_over() => vec![],
             Event::Tick => self.tick(now),
-            Event::Absolve { device, deaths } => {
-                self.staff_mut(device).absolve(deaths);
+            Event::DiscountDeaths { device, deaths } => {
+                self.device_supervisor_mut(device).discount_deaths(deaths);
                 vec![]
             }
-            Event::Gpu(device, testimony) => self.testimony(now, device, &testimony),
+            Event::Gpu(device, gpu_verdict) => self.gpu_verdict(now, device, &gpu_verdict),
             Event::Drain { timeout } => self.drain(now, timeout),
             Event::Idle => self.idle(now),
             Event::Replace => self.replace(now),
@@ -119,40 +133,43 @@ impl Worker {
         }
     }
 
-    /// The moment at which [`Event::Tick`] is needed next. `None` only when it is over.
+    /// Time of the next [`Event::Tick`]. `None` only if the worker is over.
     #[must_use]
     pub fn poll_deadline(&self) -> Option<Duration> {
         if self.is_over() {
             return None;
         }
-        let drain = self.course.drain().map(|drain| drain.until);
+        let drain = self.phase.drain().map(|drain| drain.until);
         let watches = self.lives().any(|life| life.state().is_watched());
-        // Whoever measures a child's silence must be able to prove that it was listening.
-        let attentive = watches.then(|| self.last_called + OWN_ABSENCE / 2);
-        let own = self.lives().filter_map(Life::deadline);
-        own.chain(drain).chain(attentive).min()
+        // Regular calls, by which a pause of the supervisor is distinguished from silence of a child.
+        let own_tick = watches.then(|| self.last_event_at + SUPERVISOR_PAUSE / 2);
+        let of_lives = self.lives().filter_map(Life::deadline);
+        of_lives.chain(drain).chain(own_tick).min()
     }
 
     // === time ===
 
-    fn forgive_own_absence(&mut self, now: Duration) {
-        let absent = now.saturating_sub(self.last_called);
-        self.last_called = self.last_called.max(now);
-        if absent >= OWN_ABSENCE {
-            let staffs = self.staffs.iter_mut();
-            let lives = staffs.flat_map(|staff| staff.seats.iter_mut());
-            lives.for_each(|life| life.forgive(absent));
+    fn compensate_own_pause(&mut self, now: Duration) {
+        let pause = now.saturating_sub(self.last_event_at);
+        self.last_event_at = self.last_event_at.max(now);
+        if pause >= SUPERVISOR_PAUSE {
+            let device_supervisors = self.device_supervisors.iter_mut();
+            let lives =
+                device_supervisors.flat_map(|device_supervisor| device_supervisor.seats.iter_mut());
+            lives.for_each(|life| life.extend_deadlines(pause));
         }
     }
 
     fn tick(&mut self, now: Duration) -> Effects {
-        if self.course.drain().is_some_and(|drain| now >= drain.until) {
+        if self.phase.drain().is_some_and(|drain| now >= drain.until) {
             let mut effects = vec![Effect::EndRequests(EndReason::DrainDeadline)];
             effects.extend(self.leave(now, SupervisorExit::DrainIncomplete));
             return effects;
         }
         self.each(|worker, seat| {
-            worker.in_device(now, seat.device(), |staff| staff.tick(now, seat))
+            worker.in_device(now, seat.device(), |device_supervisor| {
+                device_supervisor.tick(now, seat)
+            })
         })
     }
 
@@ -161,92 +178,104 @@ impl Worker {
     fn child(&mut self, now: Duration, generation: Generation, event: ChildEvent) -> Effects {
         let is_new = matches!(event, ChildEvent::Spawned { .. });
         let is_progress = event == ChildEvent::Progress;
-        let mut staffs = self.staffs.iter();
-        let seat = staffs.find_map(|staff| staff.seats.of(generation));
-        let heard = seat.filter(|_| !self.is_over()).and_then(|seat| {
-            let deeds = self.life(seat).tell(now, event)?;
-            Some((seat, deeds))
+        let mut device_supervisors = self.device_supervisors.iter();
+        let seat =
+            device_supervisors.find_map(|device_supervisor| device_supervisor.seats.of(generation));
+        let handled = seat.filter(|_| !self.is_over()).and_then(|seat| {
+            let actions = self.life(seat).handle(now, event)?;
+            Some((seat, actions))
         });
-        match heard {
-            Some((seat, deeds)) if is_progress => {
-                self.staff_mut(seat.device()).progressed(seat);
-                self.follow(now, seat, deeds)
+        match handled {
+            Some((seat, actions)) if is_progress => {
+                self.device_supervisor_mut(seat.device()).progressed(seat);
+                self.follow(now, seat, actions)
             }
-            Some((seat, deeds)) if is_new => self.greet(now, seat, deeds),
-            Some((seat, deeds)) => self.follow(now, seat, deeds),
+            Some((seat, actions)) if is_new => self.process_spawned(now, seat, actions),
+            Some((seat, actions)) => self.follow(now, seat, actions),
             None => self.stale(seat, generation, is_new),
         }
     }
 
-    /// A late process must not live on; late words are only counted. Where the seat has its next child,
-    /// whoever made the process has ended it.
+    /// Counts a stale event, and kills the process of a stale `Spawned`. If the seat already has its next child, the spawn
+    /// code has ended that process itself.
     fn stale(&mut self, seat: Option<SeatId>, generation: Generation, is_new: bool) -> Effects {
         self.stale_events += 1;
         let kill = Effect::Child {
             seat: seat.unwrap_or(SeatId(0)),
             generation,
-            deed: Deed::Kill(Signal::Kill),
+            action: ChildAction::Kill(Signal::Kill),
         };
         if is_new { vec![kill] } else { vec![] }
     }
 
-    /// Greets a process, which may have come too late to be of use.
-    fn greet(&mut self, now: Duration, seat: SeatId, mut deeds: Vec<Deed>) -> Effects {
-        deeds.extend(match self.course {
-            Course::Leave(_) => self.life(seat).dismiss(now),
-            Course::Serve | Course::Drain(_) => self.staff_mut(seat.device()).turn_away(now, seat),
-            Course::Over { .. } => vec![],
+    /// Ends a new process if its worker or device no longer needs it.
+    fn process_spawned(
+        &mut self,
+        now: Duration,
+        seat: SeatId,
+        mut actions: Vec<ChildAction>,
+    ) -> Effects {
+        actions.extend(match self.phase {
+            WorkerPhase::Leave(_) => self.life(seat).dismiss(now),
+            WorkerPhase::Serve | WorkerPhase::Drain(_) => self
+                .device_supervisor_mut(seat.device())
+                .stop_new_process(now, seat),
+            WorkerPhase::Over { .. } => vec![],
         });
-        self.follow(now, seat, deeds)
+        self.follow(now, seat, actions)
     }
 
-    /// Draws the conclusions from what becomes of a child.
-    fn follow(&mut self, now: Duration, seat: SeatId, deeds: Vec<Deed>) -> Effects {
-        self.in_device(now, seat.device(), |staff| staff.follow(now, seat, deeds))
+    /// Turns actions on a child into effects for its device and the worker.
+    fn follow(&mut self, now: Duration, seat: SeatId, actions: Vec<ChildAction>) -> Effects {
+        self.in_device(now, seat.device(), |device_supervisor| {
+            device_supervisor.follow(now, seat, actions)
+        })
     }
 
-    /// On every device a new child takes the place of the one that serves.
+    /// Replaces the serving child of each device.
     fn replace(&mut self, now: Duration) -> Effects {
-        match self.course {
-            Course::Serve => self.each_device(now, |staff| staff.replace(now)),
+        match self.phase {
+            WorkerPhase::Serve => {
+                self.each_device(now, |device_supervisor| device_supervisor.replace(now))
+            }
             _ => vec![],
         }
     }
 
-    /// Lets the staff of a device do something, and adds what follows for the worker.
+    /// Calls the supervisor of a device, then applies the consequences for the worker.
     fn in_device(
         &mut self,
         now: Duration,
         device: DeviceId,
-        act: impl FnOnce(&mut Staff) -> Effects,
+        act: impl FnOnce(&mut DeviceSupervisor) -> Effects,
     ) -> Effects {
-        let staff = self.staff_mut(device);
-        let mut effects = act(staff);
-        effects.extend(match staff.take_failure() {
-            Some(failure) => self.lose(now, device, failure),
+        let device_supervisor = self.device_supervisor_mut(device);
+        let mut effects = act(device_supervisor);
+        effects.extend(match device_supervisor.take_failure() {
+            Some(failure) => self.device_failed(now, device, failure),
             None => self.settle(now),
         });
         effects
     }
 
-    // === its end ===
+    // === end ===
 
     fn drain(&mut self, now: Duration, timeout: Duration) -> Effects {
         let (since, until) = (now, now + timeout);
-        match &mut self.course {
-            Course::Serve => self.course = Course::Drain(Drain { since, until }),
-            // Told again: whoever is in more of a hurry decides.
-            Course::Drain(drain) => {
+        match &mut self.phase {
+            WorkerPhase::Serve => self.phase = WorkerPhase::Drain(Drain { since, until }),
+            // A further drain event can only shorten the drain.
+            WorkerPhase::Drain(drain) => {
                 drain.until = drain.until.min(until);
                 return vec![];
             }
-            Course::Leave(_) | Course::Over { .. } => return vec![],
+            WorkerPhase::Leave(_) | WorkerPhase::Over { .. } => return vec![],
         }
         vec![Effect::RefuseNewWork]
     }
 
     fn idle(&mut self, now: Duration) -> Effects {
-        match self.course.drain() {
+        match self.phase.drain() {
             Some(_) => self.leave(now, SupervisorExit::Clean),
             None => vec![],
         }
@@ -259,8 +288,8 @@ impl Worker {
             Effect::EndRequests(EndReason::StoppedAtOnce),
         ];
         effects.extend(self.each(|worker, seat| {
-            let deeds = worker.life(seat).end_at_once(now);
-            worker.follow(now, seat, deeds)
+            let actions = worker.life(seat).end_at_once(now);
+            worker.follow(now, seat, actions)
         }));
         effects
     }
@@ -279,8 +308,10 @@ impl Worker {
     }
 
     fn end_with(&mut self, end: End) {
-        self.course = Course::Leave(end);
-        self.staffs.iter_mut().for_each(Staff::close);
+        self.phase = WorkerPhase::Leave(end);
+        self.device_supervisors
+            .iter_mut()
+            .for_each(DeviceSupervisor::close);
     }
 
     fn leave(&mut self, now: Duration, exit: SupervisorExit) -> Effects {
@@ -289,44 +320,54 @@ impl Worker {
     }
 
     fn dismiss(&mut self, now: Duration) -> Effects {
-        self.each_device(now, |staff| staff.dismiss(now))
+        self.each_device(now, |device_supervisor| device_supervisor.dismiss(now))
     }
 
-    /// Ends, if nothing else is to come and no process is left.
+    /// Ends a stopping worker once no process is left; otherwise settles its devices.
     fn settle(&mut self, now: Duration) -> Effects {
-        let end = match &self.course {
-            Course::Serve | Course::Drain(_) => return self.settle_devices(now),
-            Course::Over { .. } => return vec![],
-            Course::Leave(end) => end.clone(),
+        let end = match &self.phase {
+            WorkerPhase::Serve | WorkerPhase::Drain(_) => return self.settle_devices(now),
+            WorkerPhase::Over { .. } => return vec![],
+            WorkerPhase::Leave(end) => end.clone(),
         };
-        self.staffs.iter_mut().for_each(Staff::close);
-        if !self.staffs.iter().all(|staff| staff.seats.are_over()) {
+        self.device_supervisors
+            .iter_mut()
+            .for_each(DeviceSupervisor::close);
+        if !self
+            .device_supervisors
+            .iter()
+            .all(|device_supervisor| device_supervisor.seats.are_over())
+        {
             return vec![];
         }
         let (exit, reason) = match &end {
             End::Stop(exit) => (*exit, exit.name().to_owned()),
             End::Fail(failure) => (failure.exit, failure.reason.clone()),
         };
-        self.course = Course::Over { since: now, end };
+        self.phase = WorkerPhase::Over { since: now, end };
         vec![Effect::End { exit, reason }]
     }
 
-    // === its devices ===
+    // === devices ===
 
-    fn staff(&self, device: DeviceId) -> &Staff {
-        &self.staffs[usize::from(device.0)]
+    fn device_supervisor(&self, device: DeviceId) -> &DeviceSupervisor {
+        &self.device_supervisors[usize::from(device.0)]
     }
 
-    fn staff_mut(&mut self, device: DeviceId) -> &mut Staff {
-        &mut self.staffs[usize::from(device.0)]
+    fn device_supervisor_mut(&mut self, device: DeviceId) -> &mut DeviceSupervisor {
+        &mut self.device_supervisors[usize::from(device.0)]
     }
 
     fn lives(&self) -> impl Iterator<Item = &Life> {
-        self.staffs.iter().flat_map(|staff| staff.seats.iter())
+        self.device_supervisors
+            .iter()
+            .flat_map(|device_supervisor| device_supervisor.seats.iter())
     }
 
     fn life(&mut self, seat: SeatId) -> &mut Life {
-        self.staff_mut(seat.device()).seats.get_mut(seat)
+        self.device_supervisor_mut(seat.device())
+            .seats
+            .get_mut(seat)
     }
 
     fn each(&mut self, mut act: impl FnMut(&mut Self, SeatId) -> Effects) -> Effects {
@@ -337,7 +378,7 @@ impl Worker {
     fn each_device(
         &mut self,
         now: Duration,
-        mut act: impl FnMut(&mut Staff) -> Effects,
+        mut act: impl FnMut(&mut DeviceSupervisor) -> Effects,
     ) -> Effects {
         let devices = self.devices();
         devices
@@ -346,21 +387,21 @@ impl Worker {
     }
 }
 
-impl Before {
-    /// Number of a child that is not this worker's own.
+impl PreviousChild {
+    /// Latest generation of the previous supervisor; 0 without one.
     fn last(&self) -> Generation {
         match self {
-            Self::Nothing => Generation(0),
+            Self::None => Generation(0),
             Self::Dying(last) => *last,
             Self::Serving(child) => *child,
-            Self::Out { last, .. } => *last,
+            Self::OutOfService { last, .. } => *last,
         }
     }
 
-    fn absence(&self) -> Option<&Absence> {
+    fn reason(&self) -> Option<&OutOfServiceReason> {
         match self {
-            Self::Out { absence, .. } => Some(absence),
-            Self::Nothing | Self::Dying(_) | Self::Serving(_) => None,
+            Self::OutOfService { reason, .. } => Some(reason),
+            Self::None | Self::Dying(_) | Self::Serving(_) => None,
         }
     }
 }

@@ -1,6 +1,5 @@
-//! Whatever happens, in whatever order, it ends well: from any state that any sequence of events
-//! can reach, a world that reacts to effects brings the machine to serving or to a final state,
-//! and on the way there is never a wait without a deadline.
+//! Properties of arbitrary event sequences: from each reachable state, a simulated environment that reacts to effects
+//! brings the machine to serving or to a final state, and no wait on the way is without a deadline.
 
 #[allow(dead_code)]
 mod common;
@@ -11,23 +10,24 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::{
-    Before, ChildEvent, Deed, DeviceId, Effect, Event, Exit, SeatId, Settings, Signal, State,
+    ChildAction, ChildEvent, DeviceId, Effect, Event, Exit, PreviousChild, SeatId, Settings,
+    Signal, State,
 };
 
-/// How a child answers from now on.
+/// Behaviour of all children after the random steps.
 #[derive(Debug, Clone, Copy)]
-enum Temper {
-    /// Does everything it is asked to.
+enum Behaviour {
+    /// Follows the protocol.
     Cooperates,
-    /// Does nothing; dies of SIGKILL only.
-    PlaysDead,
-    /// Survives even that.
-    Immortal,
+    /// Ignores everything but SIGKILL.
+    Unresponsive,
+    /// Ignores SIGKILL too.
+    Unkillable,
 }
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Index into `every_event`, of which seat's child, and whether of the one before that.
+    /// Index into `every_event`, seat, and whether the generation before the seat's is used.
     Event(usize, u8, bool),
     Pass(u64),
 }
@@ -42,34 +42,34 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..60)
 }
 
-/// Children in their seats, and the kernel around them.
+/// Worker with simulated children and kernel.
 struct World {
     sim: Sim,
-    /// Two of each device.
+    /// Number of seats, two per device.
     seats: u8,
     standby: bool,
-    temper: Temper,
+    behaviour: Behaviour,
     ends: u32,
-    /// It was told to stop at once: no child follows.
-    told_to_stop: bool,
+    /// `StopNow` was sent: no further child is spawned.
+    stop_ordered: bool,
 }
 
 impl World {
-    fn new(devices: u8, standby: bool, overlap: bool, temper: Temper) -> Self {
+    fn new(devices: u8, standby: bool, overlap: bool, behaviour: Behaviour) -> Self {
         let settings = Settings {
             standby,
             overlap,
             ..Settings::default()
         };
-        let before = vec![const { Before::Nothing }; usize::from(devices)];
+        let before = vec![const { PreviousChild::None }; usize::from(devices)];
         let (sim, _) = Sim::with_devices(settings, &before);
         Self {
             sim,
             seats: 2 * devices,
             standby,
-            temper,
+            behaviour,
             ends: 0,
-            told_to_stop: false,
+            stop_ordered: false,
         }
     }
 
@@ -102,30 +102,40 @@ impl World {
             matches!(
                 effect,
                 Effect::Child {
-                    deed: Deed::Spawn,
+                    action: ChildAction::Spawn,
                     ..
                 }
             )
         };
-        assert!(!self.told_to_stop || !effects.iter().any(is_spawn));
+        assert!(!self.stop_ordered || !effects.iter().any(is_spawn));
         let is_over = self.sim.worker.is_over();
         let waits = self.sim.worker.poll_deadline().is_some();
-        assert_eq!(waits, !is_over, "only who is over waits for nothing");
+        assert_eq!(
+            waits, !is_over,
+            "a deadline exists until the worker is over"
+        );
         assert_eq!(self.ends > 0, is_over);
-        assert!(self.ends <= 1, "ended twice");
+        assert!(self.ends <= 1, "more than one End effect");
         let mut lives = self.lives();
         assert!(!is_over || lives.all(State::is_over), "a process is left");
         let ordered = self.generations().filter(|it| *it != Generation(0));
         let generations: BTreeSet<_> = ordered.clone().collect();
-        assert_eq!(generations.len(), ordered.count(), "one child each");
+        assert_eq!(
+            generations.len(),
+            ordered.count(),
+            "a generation is used twice"
+        );
         for device in self.sim.worker.devices() {
             let seats = (0..self.seats).map(SeatId);
             let lives = seats.filter(|seat| seat.device() == device);
             let mut states = lives.map(|seat| self.sim.worker.seat(seat).state());
             let serving = states.clone().filter(|state| state.takes_work());
-            assert!(serving.count() <= 1, "a standby serves");
-            let is_out = self.sim.worker.standing(device).is_out();
-            assert!(!is_out || states.all(State::is_over), "it is in use");
+            assert!(serving.count() <= 1, "two children of one device serve");
+            let is_out = self.sim.worker.device_status(device).is_out();
+            assert!(
+                !is_out || states.all(State::is_over),
+                "a process is left on an out-of-service device"
+            );
         }
     }
 
@@ -138,18 +148,18 @@ impl World {
         (0..self.seats).map(|seat| self.sim.worker.seat(SeatId(seat)).state())
     }
 
-    /// The world's reaction to the states it finds; time passes only where there is none.
+    /// Reacts to the current states. Time passes only if there is no reaction.
     fn react(&mut self) {
         let mut silent = true;
         for seat in (0..self.seats).map(SeatId) {
             for event in self.answers(seat) {
-                // Time passes under a pulse.
+                // Heartbeats do not count as a reaction.
                 silent &= event == beat();
                 let effects = self.sim.child_in(seat, event);
                 self.note(&effects);
             }
             let serves = self.sim.worker.seat(seat).state().takes_work();
-            if serves && !self.sim.worker.standing(seat.device()).is_in_use() {
+            if serves && !self.sim.worker.device_status(seat.device()).is_in_use() {
                 let effects = self.sim.event(Event::Vacated(seat));
                 self.note(&effects);
             }
@@ -163,21 +173,21 @@ impl World {
     }
 
     fn answers(&self, seat: SeatId) -> Vec<ChildEvent> {
-        match (self.sim.worker.seat(seat).state(), self.temper) {
+        match (self.sim.worker.seat(seat).state(), self.behaviour) {
             (State::Spawning { .. }, _) => {
                 let pid = pid(seat);
                 vec![ChildEvent::Spawned { pid }]
             }
-            (State::Handshaking { .. }, Temper::Cooperates) => vec![ChildEvent::Hello {
+            (State::Handshaking { .. }, Behaviour::Cooperates) => vec![ChildEvent::Hello {
                 pid: pid(seat),
                 features: vec![],
             }],
-            (State::Loading { .. }, Temper::Cooperates) => vec![ChildEvent::Ready],
-            (State::Serving { .. } | State::StandingBy { .. }, Temper::Cooperates) => {
+            (State::Loading { .. }, Behaviour::Cooperates) => vec![ChildEvent::Ready],
+            (State::Serving { .. } | State::StandingBy { .. }, Behaviour::Cooperates) => {
                 vec![beat()]
             }
-            (State::Killing { .. }, Temper::Cooperates)
-            | (State::Reaping { .. }, Temper::Cooperates | Temper::PlaysDead) => {
+            (State::Killing { .. }, Behaviour::Cooperates)
+            | (State::Reaping { .. }, Behaviour::Cooperates | Behaviour::Unresponsive) => {
                 vec![ChildEvent::Exited(Exit::Signal(9)), ChildEvent::LinkClosed]
             }
             _ => vec![],
@@ -191,13 +201,13 @@ impl World {
         let time = deadline.saturating_sub(self.sim.now);
         let effects = self.sim.pass(time);
         self.note(&effects);
-        if !matches!(self.temper, Temper::PlaysDead) {
+        if !matches!(self.behaviour, Behaviour::Unresponsive) {
             return;
         }
         for effect in effects {
             if let Effect::Child {
                 seat,
-                deed: Deed::Kill(Signal::Kill),
+                action: ChildAction::Kill(Signal::Kill),
                 ..
             } = effect
             {
@@ -225,7 +235,7 @@ impl World {
             State::Vacant { spawn_at: None, .. } => !is_wanted,
             _ => false,
         });
-        worker.standing(device).is_out() || serves && standby
+        worker.device_status(device).is_out() || serves && standby
     }
 }
 
@@ -237,11 +247,11 @@ fn devices() -> impl Strategy<Value = u8> {
     prop::sample::select(vec![1, 2, 3])
 }
 
-fn temper() -> impl Strategy<Value = Temper> {
+fn behaviour() -> impl Strategy<Value = Behaviour> {
     prop_oneof![
-        Just(Temper::Cooperates),
-        Just(Temper::PlaysDead),
-        Just(Temper::Immortal)
+        Just(Behaviour::Cooperates),
+        Just(Behaviour::Unresponsive),
+        Just(Behaviour::Unkillable)
     ]
 }
 
@@ -255,19 +265,19 @@ proptest! {
     #[test]
     fn any_life_ends_in_serving_or_in_a_final_state(
         steps in steps(),
-        temper in temper(),
+        behaviour in behaviour(),
         devices in devices(),
         standby: bool,
         overlap: bool,
     ) {
-        let mut world = World::new(devices, standby, overlap, temper);
+        let mut world = World::new(devices, standby, overlap, behaviour);
         for step in &steps {
             world.run(step);
         }
-        // Six deaths at no more than a handful of deadlines each; 1,000 is far above.
+        // Six deaths with a few deadlines each; 1,000 turns are far more than needed.
         for _ in 0..1_000 {
             if world.settled() && (world.sim.worker.is_over()
-                || matches!(temper, Temper::Cooperates)) {
+                || matches!(behaviour, Behaviour::Cooperates)) {
                 break;
             }
             world.react();
@@ -276,27 +286,27 @@ proptest! {
     }
 
     #[test]
-    fn once_told_to_stop_any_life_ends(
+    fn any_life_ends_after_a_stop_order(
         steps in steps(),
-        temper in temper(),
+        behaviour in behaviour(),
         devices in devices(),
         standby: bool,
         overlap: bool,
         at_once: bool,
     ) {
-        let mut world = World::new(devices, standby, overlap, temper);
+        let mut world = World::new(devices, standby, overlap, behaviour);
         for step in &steps {
             world.run(step);
         }
-        let told = if at_once {
+        let order = if at_once {
             Event::StopNow
         } else {
             Event::Drain { timeout: Duration::from_secs(5) }
         };
-        let effects = world.sim.event(told);
-        world.told_to_stop = at_once;
+        let effects = world.sim.event(order);
+        world.stop_ordered = at_once;
         world.note(&effects);
-        let told_at = world.sim.now;
+        let ordered_at = world.sim.now;
         for _ in 0..1_000 {
             if world.sim.worker.is_over() {
                 break;
@@ -304,8 +314,8 @@ proptest! {
             world.react();
         }
         prop_assert!(world.sim.worker.is_over(), "stuck: {:?}", world.sim.worker);
-        // Drain, one spawn, dismissal, SIGTERM and SIGKILL at their defaults, with room for a
-        // kill that was under way.
-        prop_assert!(world.sim.now - told_at < Duration::from_secs(60));
+        // Drain, one spawn, dismissal, SIGTERM and SIGKILL with their default deadlines, and a kill that was already in
+        // progress.
+        prop_assert!(world.sim.now - ordered_at < Duration::from_secs(60));
     }
 }

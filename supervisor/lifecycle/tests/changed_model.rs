@@ -1,16 +1,16 @@
-//! A later child that has loaded another model than the first one: it may not serve, and nobody
-//! after it could.
+//! A child that loads another model than the first child did must not serve, and no later child can.
 
 #[allow(dead_code)]
 mod common;
 
-use common::{Sim, deed};
+use common::{Sim, action};
 use std::time::Duration;
 use worker_orcd_lifecycle::{
-    Blame, ChildEvent, DeathCause, Deed, Effect, EndReason, Event, Exit, Signal, SupervisorExit,
+    Blame, ChildAction, ChildEvent, DeathCause, Effect, EndReason, Event, Exit, Signal,
+    SupervisorExit,
 };
 
-/// Served once, died, and the next child is loading.
+/// Simulation in which the first child has served and died, and the second one is loading.
 fn second_load() -> Sim {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
@@ -20,13 +20,13 @@ fn second_load() -> Sim {
 }
 
 #[test]
-fn it_is_killed_before_it_serves_and_the_worker_ends_with_a_number_of_its_own() {
+fn a_child_with_another_model_is_killed_before_it_serves_and_the_worker_exits_with_code_90() {
     let mut sim = second_load();
     let effects = sim.child(ChildEvent::ModelChanged);
     let generation = sim.generation();
     let signal = Signal::Kill;
     assert!(
-        effects.contains(&deed(generation, Deed::Kill(signal))),
+        effects.contains(&action(generation, ChildAction::Kill(signal))),
         "{effects:?}"
     );
     let effects = sim.die(Exit::Signal(9));
@@ -36,7 +36,7 @@ fn it_is_killed_before_it_serves_and_the_worker_ends_with_a_number_of_its_own() 
     assert_eq!(
         effects,
         [
-            deed(generation, Deed::Bury(cause)),
+            action(generation, ChildAction::Reap(cause)),
             Effect::RefuseNewWork,
             Effect::EndRequests(EndReason::Failed),
             Effect::End { exit, reason },
@@ -46,7 +46,7 @@ fn it_is_killed_before_it_serves_and_the_worker_ends_with_a_number_of_its_own() 
 }
 
 #[test]
-fn a_drain_does_not_make_it_serve_either() {
+fn a_child_with_another_model_does_not_serve_during_a_drain() {
     let mut sim = second_load();
     let timeout = Duration::from_secs(5);
     sim.event(Event::Drain { timeout });
@@ -65,6 +65,6 @@ fn a_drain_does_not_make_it_serve_either() {
 }
 
 #[test]
-fn no_request_is_accused_of_it() {
-    assert_eq!(DeathCause::ModelChanged.blame(), Blame::Nobody);
+fn a_changed_model_suspects_no_request() {
+    assert_eq!(DeathCause::ModelChanged.blame(), Blame::NoRequest);
 }

@@ -1,13 +1,13 @@
-//! The GPU's driver calls the device unfit, in any state of a child's life.
+//! Condemnation of a device by NVIDIA's driver, in each state of a child.
 
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, after_death, buried};
+use common::{PID, Sim, after_death, reaped};
 use std::time::Duration;
 use worker_orcd_lifecycle::{
-    ChildEvent, Deadlines, Deed, DeviceId, Effect, EndReason, Event, Exit, RecoveryAction, SeatId,
-    Signal, SupervisorExit, Testimony, Xid,
+    ChildAction, ChildEvent, Deadlines, DeviceId, Effect, EndReason, Event, Exit, GpuVerdict,
+    RecoveryAction, SeatId, Signal, SupervisorExit, Xid,
 };
 
 const UNCONTAINED: u32 = 95;
@@ -15,13 +15,13 @@ const OFF_THE_BUS: u32 = 79;
 const PAGE_FAULT: u32 = 31;
 
 fn reported(number: u32) -> Event {
-    Event::Gpu(DeviceId(0), Testimony::Reported(Xid(Some(number))))
+    Event::Gpu(DeviceId(0), GpuVerdict::Reported(Xid(Some(number))))
 }
 
 fn is_killed(effects: &[Effect]) -> bool {
     effects.iter().any(|effect| {
         let signal = Signal::Kill;
-        matches!(effect, Effect::Child { deed: Deed::Kill(sent), .. } if *sent == signal)
+        matches!(effect, Effect::Child { action: ChildAction::Kill(sent), .. } if *sent == signal)
     })
 }
 
@@ -30,14 +30,14 @@ fn spawns(effects: &[Effect]) -> bool {
         matches!(
             effect,
             Effect::Child {
-                deed: Deed::Spawn,
+                action: ChildAction::Spawn,
                 ..
             }
         )
     })
 }
 
-/// The exit, if requests were given their end before it.
+/// Exit code of the worker, if all requests were ended before it.
 fn failed_with(effects: &[Effect]) -> Option<SupervisorExit> {
     let position = |wanted: &dyn Fn(&Effect) -> bool| effects.iter().position(wanted);
     let requests = position(&|effect| *effect == Effect::EndRequests(EndReason::Failed))?;
@@ -49,7 +49,7 @@ fn failed_with(effects: &[Effect]) -> Option<SupervisorExit> {
 }
 
 #[test]
-fn a_living_child_is_killed_and_the_worker_fails_with_the_number_of_the_need() {
+fn a_running_child_is_killed_and_the_worker_fails_with_the_exit_code_of_the_need() {
     for (number, exit) in [
         (UNCONTAINED, SupervisorExit::GpuNeedsReset),
         (OFF_THE_BUS, SupervisorExit::NodeNeedsReboot),
@@ -61,14 +61,14 @@ fn a_living_child_is_killed_and_the_worker_fails_with_the_number_of_the_need() {
         let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
         assert!(!spawns(&effects), "{effects:?}");
         assert_eq!(failed_with(&effects), Some(exit));
-        let failure = sim.worker.failure().expect("it has failed");
+        let failure = sim.worker.failure().expect("a failed worker");
         assert!(failure.reason.contains(&format!("Xid {number}")));
-        assert_eq!(buried(&effects).unwrap().label(), exit.name());
+        assert_eq!(reaped(&effects).unwrap().label(), exit.name());
     }
 }
 
 #[test]
-fn a_child_that_comes_into_being_on_a_condemned_device_is_killed_at_once() {
+fn a_new_process_on_a_condemned_device_is_killed_at_once() {
     let (mut sim, _) = Sim::start();
     assert_eq!(sim.event(reported(UNCONTAINED)), []);
     assert!(is_killed(&sim.child(ChildEvent::Spawned { pid: PID })));
@@ -77,7 +77,7 @@ fn a_child_that_comes_into_being_on_a_condemned_device_is_killed_at_once() {
 }
 
 #[test]
-fn a_process_that_never_comes_into_being_ends_a_condemned_worker_too() {
+fn a_spawn_timeout_ends_a_condemned_worker() {
     let (mut sim, _) = Sim::start();
     sim.event(reported(UNCONTAINED));
     let effects = sim.pass(Deadlines::default().spawn);
@@ -85,7 +85,7 @@ fn a_process_that_never_comes_into_being_ends_a_condemned_worker_too() {
 }
 
 #[test]
-fn the_word_after_a_death_finds_the_next_child_on_its_way_and_ends_it() {
+fn a_verdict_after_a_death_kills_the_next_child_during_its_start() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     assert!(spawns(&sim.die(Exit::Signal(11))), "recovery does not wait");
@@ -98,7 +98,7 @@ fn the_word_after_a_death_finds_the_next_child_on_its_way_and_ends_it() {
 }
 
 #[test]
-fn in_a_backoff_there_is_nobody_to_wait_for() {
+fn a_verdict_during_a_backoff_ends_the_worker_at_once() {
     let (mut sim, _) = Sim::start();
     for _ in 0..2 {
         sim.reach_serving();
@@ -110,7 +110,7 @@ fn in_a_backoff_there_is_nobody_to_wait_for() {
 }
 
 #[test]
-fn a_child_that_is_dying_already_is_buried_and_not_replaced() {
+fn a_dying_child_on_a_condemned_device_is_reaped_and_not_replaced() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.child(ChildEvent::LinkClosed);
@@ -118,11 +118,15 @@ fn a_child_that_is_dying_already_is_buried_and_not_replaced() {
     let effects = sim.child(ChildEvent::Exited(Exit::Code(68)));
     assert!(!spawns(&effects), "{effects:?}");
     assert_eq!(failed_with(&effects), Some(SupervisorExit::GpuNeedsReset));
-    assert_eq!(buried(&effects).unwrap().label(), "device", "its own");
+    assert_eq!(
+        reaped(&effects).unwrap().label(),
+        "device",
+        "the child's own cause"
+    );
 }
 
 #[test]
-fn an_application_s_fault_changes_nothing() {
+fn an_application_error_changes_nothing() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     assert_eq!(sim.event(reported(PAGE_FAULT)), []);
@@ -133,7 +137,7 @@ fn an_application_s_fault_changes_nothing() {
 }
 
 #[test]
-fn while_draining_it_is_a_failure_and_once_told_to_stop_it_is_not() {
+fn a_verdict_during_a_drain_is_a_failure_and_after_its_end_is_not() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     let timeout = Duration::from_secs(5);

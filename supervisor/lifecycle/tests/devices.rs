@@ -1,4 +1,4 @@
-//! A worker of several devices: what happens on one of them is nothing to the others.
+//! Worker of several devices: events of one device do not affect the others.
 
 #[allow(dead_code)]
 mod common;
@@ -7,16 +7,16 @@ use common::{Sim, after_death, beat, ended};
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::{
-    Absence, Before, ChildEvent, Deed, DeviceId, Effect, Event, Exit, RecoveryAction, SeatId,
-    Settings, State, SupervisorExit,
+    ChildAction, ChildEvent, DeviceId, Effect, Event, Exit, OutOfServiceReason, PreviousChild,
+    RecoveryAction, SeatId, Settings, State, SupervisorExit,
 };
 
-/// The seat of the first child of each device.
+/// Seats of the first child of each device.
 const FIRST: SeatId = SeatId(0);
 const OTHER: SeatId = SeatId(2);
 
 fn serving() -> Sim {
-    let (mut sim, _) = Sim::with_devices(Settings::default(), &[const { Before::Nothing }; 2]);
+    let (mut sim, _) = Sim::with_devices(Settings::default(), &[const { PreviousChild::None }; 2]);
     for seat in [FIRST, OTHER] {
         serve(&mut sim, seat);
     }
@@ -43,7 +43,7 @@ fn spawned_in(effects: &[Effect]) -> Vec<SeatId> {
     let spawned = effects.iter().filter_map(|effect| match effect {
         Effect::Child {
             seat,
-            deed: Deed::Spawn,
+            action: ChildAction::Spawn,
             ..
         } => Some(*seat),
         _ => None,
@@ -51,12 +51,12 @@ fn spawned_in(effects: &[Effect]) -> Vec<SeatId> {
     spawned.collect()
 }
 
-fn standing(sim: &Sim, seat: SeatId) -> &'static str {
-    sim.worker.standing(seat.device()).name()
+fn status(sim: &Sim, seat: SeatId) -> &'static str {
+    sim.worker.device_status(seat.device()).name()
 }
 
-/// Dies until no next child is begun there; everybody else lives on.
-fn wear_out(sim: &mut Sim, seat: SeatId) -> Vec<Effect> {
+/// Ends children of the first seat's device until none is spawned; the other device's child stays alive.
+fn exhaust_restarts(sim: &mut Sim, seat: SeatId) -> Vec<Effect> {
     for _ in 0..5 {
         die(sim, seat);
         let is_due = |sim: &Sim| matches!(sim.worker.seat(seat).state(), State::Spawning { .. });
@@ -71,8 +71,9 @@ fn wear_out(sim: &mut Sim, seat: SeatId) -> Vec<Effect> {
 }
 
 #[test]
-fn each_device_gets_a_child_and_each_child_a_number_of_its_own() {
-    let (sim, effects) = Sim::with_devices(Settings::default(), &[const { Before::Nothing }; 3]);
+fn each_device_gets_a_child_with_its_own_generation() {
+    let (sim, effects) =
+        Sim::with_devices(Settings::default(), &[const { PreviousChild::None }; 3]);
     assert_eq!(spawned_in(&effects), [0, 2, 4].map(SeatId));
     assert_eq!(sim.worker.newest(), Generation(3));
     let seats: Vec<_> = sim.worker.seats().collect();
@@ -82,31 +83,31 @@ fn each_device_gets_a_child_and_each_child_a_number_of_its_own() {
 }
 
 #[test]
-fn a_death_is_answered_on_its_own_device_and_the_worker_serves_on() {
+fn a_death_restarts_its_own_device_and_the_worker_keeps_serving() {
     let mut sim = serving();
     assert_eq!(spawned_in(&die(&mut sim, FIRST)), [FIRST]);
     assert!(takes_work(&sim, OTHER));
-    assert_eq!(sim.state(), "serving", "another speaks for all");
+    assert_eq!(sim.state(), "serving", "the other device serves");
 }
 
 #[test]
-fn a_device_on_which_children_cannot_be_kept_alive_goes_out_of_use_alone() {
+fn a_device_without_restarts_left_goes_out_of_service_alone() {
     let mut sim = serving();
-    let effects = wear_out(&mut sim, FIRST);
+    let effects = exhaust_restarts(&mut sim, FIRST);
     assert!(
         effects.contains(&Effect::DeviceOut(DeviceId(0))),
         "{effects:?}"
     );
     assert!(ended(&effects).is_none() && spawned_in(&effects).is_empty());
-    assert_eq!(standing(&sim, FIRST), "failed");
-    assert_eq!(standing(&sim, OTHER), "in_use");
+    assert_eq!(status(&sim, FIRST), "failed");
+    assert_eq!(status(&sim, OTHER), "in_use");
     assert!(takes_work(&sim, OTHER));
 }
 
 #[test]
-fn without_any_device_the_worker_has_failed_with_the_last_reason() {
+fn a_worker_without_devices_fails_with_the_last_reason() {
     let mut sim = serving();
-    wear_out(&mut sim, FIRST);
+    exhaust_restarts(&mut sim, FIRST);
     sim.event(after_death(OTHER, RecoveryAction::GpuReset));
     let effects = sim.child_in(OTHER, ChildEvent::Exited(Exit::Signal(9)));
     assert_eq!(ended(&effects), Some(SupervisorExit::GpuNeedsReset));
@@ -116,59 +117,63 @@ fn without_any_device_the_worker_has_failed_with_the_last_reason() {
 }
 
 #[test]
-fn a_condemned_device_goes_out_once_its_child_is_gone_and_comes_back_when_told() {
+fn a_condemned_device_goes_out_of_service_after_its_child_and_can_be_readmitted() {
     let mut sim = serving();
     let effects = sim.event(after_death(FIRST, RecoveryAction::GpuReset));
     assert!(
         !effects.contains(&Effect::DeviceOut(DeviceId(0))),
-        "it dies yet"
+        "its child is still dying"
     );
     assert!(!sim.worker.may_readmit(DeviceId(0)));
     let effects = sim.child_in(FIRST, ChildEvent::Exited(Exit::Signal(9)));
     assert!(effects.contains(&Effect::DeviceOut(DeviceId(0))));
-    assert_eq!(standing(&sim, FIRST), "condemned");
+    assert_eq!(status(&sim, FIRST), "condemned");
     assert!(takes_work(&sim, OTHER) && spawned_in(&effects).is_empty());
 
     let effects = sim.event(Event::Readmit(DeviceId(0)));
     assert_eq!(effects[0], Effect::DeviceIn(DeviceId(0)));
     assert_eq!(spawned_in(&effects), [FIRST]);
     serve(&mut sim, FIRST);
-    assert_eq!(standing(&sim, FIRST), "in_use");
-    assert_eq!(spawned_in(&die(&mut sim, FIRST)), [FIRST], "as at first");
+    assert_eq!(status(&sim, FIRST), "in_use");
+    assert_eq!(
+        spawned_in(&die(&mut sim, FIRST)),
+        [FIRST],
+        "restarts are counted anew"
+    );
 }
 
 #[test]
-fn a_device_that_wore_its_children_out_begins_with_a_clean_account() {
+fn a_readmitted_device_starts_without_earlier_deaths() {
     let mut sim = serving();
-    wear_out(&mut sim, FIRST);
+    exhaust_restarts(&mut sim, FIRST);
     sim.event(Event::Readmit(DeviceId(0)));
     serve(&mut sim, FIRST);
     die(&mut sim, FIRST);
-    assert_eq!(standing(&sim, FIRST), "in_use");
+    assert_eq!(status(&sim, FIRST), "in_use");
     assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 7);
 }
 
 #[test]
-fn a_device_that_is_drained_lets_its_child_go_when_it_has_nothing_any_more() {
+fn a_drained_device_dismisses_its_child_once_it_has_no_requests() {
     let mut sim = serving();
     let effects = sim.event(Event::Withdraw(DeviceId(0)));
     let generation = sim.worker.seat(FIRST).generation();
-    let deed = Deed::Vacate;
+    let action = ChildAction::Vacate;
     let vacate = Effect::Child {
         seat: FIRST,
         generation,
-        deed,
+        action,
     };
     assert_eq!(effects, [vacate]);
-    assert!(takes_work(&sim, FIRST), "until it has nothing");
-    assert_eq!(standing(&sim, FIRST), "draining");
+    assert!(takes_work(&sim, FIRST), "until it has no requests");
+    assert_eq!(status(&sim, FIRST), "draining");
 
     sim.event(Event::Vacated(FIRST));
     assert!(!takes_work(&sim, FIRST));
     let effects = die(&mut sim, FIRST);
     assert!(effects.contains(&Effect::DeviceOut(DeviceId(0))));
     assert!(spawned_in(&effects).is_empty());
-    assert_eq!(standing(&sim, FIRST), "drained");
+    assert_eq!(status(&sim, FIRST), "drained");
     assert!(takes_work(&sim, OTHER));
 }
 
@@ -184,10 +189,10 @@ fn the_last_device_in_use_is_not_drained() {
 }
 
 #[test]
-fn children_of_another_supervisor_go_on_on_their_own_devices() {
+fn children_of_the_previous_supervisor_keep_their_devices() {
     let before = [
-        Before::Serving(Generation(9)),
-        Before::Serving(Generation(4)),
+        PreviousChild::Serving(Generation(9)),
+        PreviousChild::Serving(Generation(4)),
     ];
     let (mut sim, effects) = Sim::with_devices(Settings::default(), &before);
     assert_eq!(spawned_in(&effects), [FIRST, OTHER]);
@@ -198,20 +203,20 @@ fn children_of_another_supervisor_go_on_on_their_own_devices() {
     assert_eq!(sim.worker.seat(FIRST).generation(), Generation(10));
 }
 
-fn out() -> Before {
-    Before::Out {
+fn out_of_service() -> PreviousChild {
+    PreviousChild::OutOfService {
         last: Generation(9),
-        absence: Absence::Withdrawn,
+        reason: OutOfServiceReason::Withdrawn,
     }
 }
 
 #[test]
-fn a_device_that_was_out_for_another_supervisor_stays_out_until_it_is_readmitted() {
-    let before = [Before::Serving(Generation(4)), out()];
+fn a_device_that_was_out_of_service_before_an_upgrade_stays_so_until_it_is_readmitted() {
+    let before = [PreviousChild::Serving(Generation(4)), out_of_service()];
     let (mut sim, effects) = Sim::with_devices(Settings::default(), &before);
     assert_eq!(spawned_in(&effects), [FIRST]);
     assert!(effects.contains(&Effect::DeviceOut(DeviceId(1))));
-    assert_eq!(standing(&sim, OTHER), "drained");
+    assert_eq!(status(&sim, OTHER), "drained");
     serve(&mut sim, FIRST);
     assert_eq!(spawned_in(&sim.event(Event::Replace)), [SeatId(1)]);
     let effects = sim.event(Event::Readmit(DeviceId(1)));
@@ -220,19 +225,20 @@ fn a_device_that_was_out_for_another_supervisor_stays_out_until_it_is_readmitted
 }
 
 #[test]
-fn where_no_other_device_is_in_use_those_that_were_out_are_used() {
-    let (sim, effects) = Sim::with_devices(Settings::default(), &[out(), out()]);
+fn devices_that_were_all_out_of_service_before_an_upgrade_are_used() {
+    let (sim, effects) =
+        Sim::with_devices(Settings::default(), &[out_of_service(), out_of_service()]);
     assert_eq!(spawned_in(&effects), [FIRST, OTHER]);
-    assert_eq!(standing(&sim, OTHER), "in_use");
+    assert_eq!(status(&sim, OTHER), "in_use");
 }
 
 #[test]
-fn each_device_has_a_standby_of_its_own() {
+fn each_device_has_its_own_standby() {
     let settings = Settings {
         standby: true,
         ..Settings::default()
     };
-    let (mut sim, _) = Sim::with_devices(settings, &[const { Before::Nothing }; 2]);
+    let (mut sim, _) = Sim::with_devices(settings, &[const { PreviousChild::None }; 2]);
     for seat in [FIRST, OTHER] {
         serve(&mut sim, seat);
     }

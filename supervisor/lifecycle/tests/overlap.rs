@@ -1,4 +1,4 @@
-//! Where nobody stands by, the next child begins while the one before is dying.
+//! Start of the next child while the previous one is dying, without a standby.
 
 #[allow(dead_code)]
 mod common;
@@ -7,7 +7,8 @@ use common::{PID, STANDBY, Sim, beat, device_fault, ended, hello};
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceError, Fault, Generation, Role};
 use worker_orcd_lifecycle::{
-    Before, ChildEvent, Deed, Effect, Event, Exit, SeatId, Settings, Signal, State, SupervisorExit,
+    ChildAction, ChildEvent, Effect, Event, Exit, PreviousChild, SeatId, Settings, Signal, State,
+    SupervisorExit,
 };
 
 const FIRST: SeatId = SeatId(0);
@@ -22,9 +23,11 @@ fn overlapping() -> Sim {
     sim
 }
 
-fn has(effects: &[Effect], seat: SeatId, wanted: &Deed) -> bool {
+fn has(effects: &[Effect], seat: SeatId, wanted: &ChildAction) -> bool {
     let is_it = |effect: &Effect| match effect {
-        Effect::Child { seat: of, deed, .. } => (*of, deed) == (seat, wanted),
+        Effect::Child {
+            seat: of, action, ..
+        } => (*of, action) == (seat, wanted),
         _ => false,
     };
     effects.iter().any(is_it)
@@ -45,7 +48,7 @@ fn beat_all(sim: &mut Sim) {
 }
 
 #[test]
-fn the_next_child_begins_at_the_first_sign_and_serves_before_the_dead_is_reaped() {
+fn the_next_child_starts_at_the_first_sign_of_a_death_and_serves_before_the_reaping() {
     for sign in [
         ChildEvent::Fault(device_fault()),
         ChildEvent::LinkClosed,
@@ -54,45 +57,54 @@ fn the_next_child_begins_at_the_first_sign_and_serves_before_the_dead_is_reaped(
     ] {
         let mut sim = overlapping();
         let effects = sim.child(sign.clone());
-        let succession = Effect::Succession {
-            of: FIRST,
-            heir: STANDBY,
+        let succession = Effect::Failover {
+            predecessor: FIRST,
+            successor: STANDBY,
         };
         assert!(effects.contains(&succession), "{sign:?}");
-        assert!(has(&effects, STANDBY, &Deed::Spawn), "{sign:?}");
+        assert!(has(&effects, STANDBY, &ChildAction::Spawn), "{sign:?}");
         sim.child_in(STANDBY, ChildEvent::Spawned { pid: PID });
         let effects = sim.child_in(STANDBY, hello());
-        let load = Deed::Load(Role::Standby);
-        assert!(has(&effects, STANDBY, &load), "the dying has the memory");
+        let load = ChildAction::Load(Role::Standby);
+        assert!(
+            has(&effects, STANDBY, &load),
+            "the dying child holds the memory"
+        );
         let effects = sim.child_in(STANDBY, ChildEvent::Ready);
-        assert!(has(&effects, STANDBY, &Deed::Promote));
-        assert!(has(&effects, STANDBY, &Deed::Serve));
+        assert!(has(&effects, STANDBY, &ChildAction::Promote));
+        assert!(has(&effects, STANDBY, &ChildAction::Serve));
         assert_eq!(sim.state(), "serving");
-        let buried = die_in(&mut sim, FIRST, Exit::Signal(9));
-        assert!(!has(&buried, FIRST, &Deed::Spawn), "one is enough");
-        assert_eq!(sim.worker.successions(), 1);
+        let reaped = die_in(&mut sim, FIRST, Exit::Signal(9));
+        assert!(
+            !has(&reaped, FIRST, &ChildAction::Spawn),
+            "a second successor"
+        );
+        assert_eq!(sim.worker.failovers(), 1);
         let later = sim.pass_with(Duration::from_secs(2), beat_all);
-        assert!(!has(&later, FIRST, &Deed::Spawn), "none stands by");
+        assert!(
+            !has(&later, FIRST, &ChildAction::Spawn),
+            "a standby that is not kept"
+        );
     }
 }
 
 #[test]
-fn a_cause_that_needs_time_is_given_it() {
+fn a_cause_that_needs_time_delays_the_overlapping_start() {
     let mut sim = overlapping();
     let full_disk = ChildEvent::Fault(Fault::Io {
         message: "no space left on device".to_owned(),
     });
     let effects = sim.child(full_disk);
-    assert!(!has(&effects, STANDBY, &Deed::Spawn));
+    assert!(!has(&effects, STANDBY, &ChildAction::Spawn));
     let effects = sim.pass(Duration::from_millis(200));
-    assert!(!has(&effects, STANDBY, &Deed::Spawn));
+    assert!(!has(&effects, STANDBY, &ChildAction::Spawn));
     let effects = sim.pass(Duration::from_millis(100));
-    assert!(has(&effects, STANDBY, &Deed::Spawn));
+    assert!(has(&effects, STANDBY, &ChildAction::Spawn));
 }
 
-/// Beside the dying child, the next one would find as little.
+/// The dying child still holds its memory, so a successor beside it would run out of memory too.
 #[test]
-fn a_child_that_had_too_little_memory_is_followed_behind_its_burial() {
+fn after_a_memory_shortage_the_next_child_starts_after_the_reaping() {
     for short in [
         ChildEvent::Fault(Fault::OutOfMemory {
             message: "2 GiB".to_owned(),
@@ -102,49 +114,49 @@ fn a_child_that_had_too_little_memory_is_followed_behind_its_burial() {
         let mut sim = overlapping();
         sim.child(short.clone());
         let effects = sim.pass_with(Duration::from_millis(800), beat_all);
-        assert!(!has(&effects, STANDBY, &Deed::Spawn), "{short:?}");
+        assert!(!has(&effects, STANDBY, &ChildAction::Spawn), "{short:?}");
         die_in(&mut sim, FIRST, Exit::Code(71));
         let effects = sim.pass(Duration::from_millis(200));
-        assert!(!has(&effects, FIRST, &Deed::Spawn), "{short:?}");
+        assert!(!has(&effects, FIRST, &ChildAction::Spawn), "{short:?}");
         let effects = sim.pass(Duration::from_millis(100));
-        assert!(has(&effects, FIRST, &Deed::Spawn), "{short:?}");
+        assert!(has(&effects, FIRST, &ChildAction::Spawn), "{short:?}");
     }
 }
 
 #[test]
-fn a_second_death_in_a_row_waits_as_long_as_it_would_have() {
+fn a_second_death_in_a_row_has_the_usual_delay() {
     let mut sim = overlapping();
     die_in(&mut sim, FIRST, Exit::Signal(11));
     sim.reach_loading_in(STANDBY);
     sim.child_in(STANDBY, ChildEvent::Ready);
     let effects = die_in(&mut sim, STANDBY, Exit::Signal(11));
-    assert!(!has(&effects, FIRST, &Deed::Spawn));
+    assert!(!has(&effects, FIRST, &ChildAction::Spawn));
     let effects = sim.pass(Duration::from_millis(400));
-    assert!(!has(&effects, FIRST, &Deed::Spawn));
+    assert!(!has(&effects, FIRST, &ChildAction::Spawn));
     let effects = sim.pass(Duration::from_millis(100));
-    assert!(has(&effects, FIRST, &Deed::Spawn));
+    assert!(has(&effects, FIRST, &ChildAction::Spawn));
 }
 
 #[test]
-fn a_child_that_delivered_is_followed_at_once_although_the_one_before_is_not_buried_yet() {
+fn after_progress_the_next_child_starts_at_once_before_the_previous_one_is_reaped() {
     let mut sim = overlapping();
     let mut seats = [FIRST, STANDBY].into_iter().cycle();
-    let mut dying = seats.next().expect("without end");
+    let mut dying = seats.next().expect("an endless cycle");
     for _ in 0..20 {
-        let heir = seats.next().expect("without end");
+        let successor = seats.next().expect("an endless cycle");
         sim.child_in(dying, ChildEvent::Progress);
         let effects = sim.child_in(dying, ChildEvent::LinkClosed);
-        assert!(has(&effects, heir, &Deed::Spawn));
-        sim.reach_loading_in(heir);
-        sim.child_in(heir, ChildEvent::Ready);
-        sim.child_in(heir, ChildEvent::Progress);
+        assert!(has(&effects, successor, &ChildAction::Spawn));
+        sim.reach_loading_in(successor);
+        sim.child_in(successor, ChildEvent::Ready);
+        sim.child_in(successor, ChildEvent::Progress);
         sim.child_in(dying, ChildEvent::Exited(Exit::Signal(11)));
-        dying = heir;
+        dying = successor;
     }
 }
 
 #[test]
-fn one_that_never_served_is_followed_at_its_burial_only() {
+fn a_child_that_never_served_is_replaced_only_after_its_reaping() {
     let settings = Settings {
         overlap: true,
         ..Settings::default()
@@ -152,13 +164,13 @@ fn one_that_never_served_is_followed_at_its_burial_only() {
     let (mut sim, _) = Sim::with(settings);
     sim.reach_loading();
     let effects = sim.child(ChildEvent::Exited(Exit::Signal(11)));
-    assert!(!has(&effects, STANDBY, &Deed::Spawn));
+    assert!(!has(&effects, STANDBY, &ChildAction::Spawn));
     let effects = sim.child(ChildEvent::LinkClosed);
-    assert!(has(&effects, FIRST, &Deed::Spawn));
+    assert!(has(&effects, FIRST, &ChildAction::Spawn));
 }
 
 #[test]
-fn weights_that_changed_are_nobodys_to_take_over() {
+fn changed_weights_are_not_used_by_a_successor() {
     let changed = || {
         ChildEvent::Fault(Fault::Device {
             error: DeviceError::WeightsChanged,
@@ -167,22 +179,22 @@ fn weights_that_changed_are_nobodys_to_take_over() {
     };
     let mut sim = overlapping();
     let effects = sim.child(changed());
-    assert!(!has(&effects, STANDBY, &Deed::Spawn));
+    assert!(!has(&effects, STANDBY, &ChildAction::Spawn));
     let effects = die_in(&mut sim, FIRST, Exit::Code(68));
-    assert!(has(&effects, FIRST, &Deed::Spawn));
-    // The words come when the next child has the weights already.
+    assert!(has(&effects, FIRST, &ChildAction::Spawn));
+    // The fault arrives after the next child has mapped the weights.
     let mut sim = overlapping();
     sim.child(ChildEvent::Exited(Exit::Code(68)));
     sim.pass_with(Duration::from_millis(250), beat_all);
     sim.reach_loading_in(STANDBY);
     let effects = sim.child(changed());
-    assert!(has(&effects, STANDBY, &Deed::Kill(Signal::Kill)));
+    assert!(has(&effects, STANDBY, &ChildAction::Kill(Signal::Kill)));
     let effects = sim.child(ChildEvent::LinkClosed);
-    assert!(has(&effects, FIRST, &Deed::Spawn), "{effects:?}");
+    assert!(has(&effects, FIRST, &ChildAction::Spawn), "{effects:?}");
 }
 
 #[test]
-fn a_next_child_that_dies_before_the_one_before_is_buried_is_followed_too() {
+fn a_successor_that_dies_before_the_reaping_is_replaced_too() {
     let mut sim = overlapping();
     sim.child(ChildEvent::LinkClosed);
     sim.reach_loading_in(STANDBY);
@@ -197,27 +209,27 @@ fn a_next_child_that_dies_before_the_one_before_is_buried_is_followed_too() {
 }
 
 #[test]
-fn it_goes_with_the_worker_that_gives_up_for_the_cause() {
+fn a_permanent_cause_ends_the_successor_and_the_worker() {
     let mut sim = overlapping();
     sim.child(ChildEvent::LinkClosed);
     sim.reach_loading_in(STANDBY);
     let effects = sim.child(ChildEvent::Exited(Exit::Code(2)));
-    assert!(has(&effects, STANDBY, &Deed::Dismiss));
+    assert!(has(&effects, STANDBY, &ChildAction::Dismiss));
     let effects = die_in(&mut sim, STANDBY, Exit::Code(0));
     assert_eq!(ended(&effects), Some(SupervisorExit::ChildIncompatible));
 }
 
 #[test]
-fn a_worker_that_is_to_stop_begins_none() {
+fn a_stopping_worker_starts_no_successor() {
     let mut sim = overlapping();
     sim.event(Event::StopNow);
     let effects = sim.child(ChildEvent::LinkClosed);
-    assert!(!has(&effects, STANDBY, &Deed::Spawn));
+    assert!(!has(&effects, STANDBY, &ChildAction::Spawn));
 }
 
 #[test]
-fn behind_the_children_of_another_supervisor_the_first_one_takes_its_memory_when_it_serves() {
-    let before = [Before::Dying(Generation(7))];
+fn the_first_child_after_an_upgrade_without_handoff_allocates_its_memory_at_promotion() {
+    let before = [PreviousChild::Dying(Generation(7))];
     let (mut sim, effects) = Sim::with_devices(Settings::default(), &before);
     assert!(matches!(
         effects[..],
@@ -228,36 +240,41 @@ fn behind_the_children_of_another_supervisor_the_first_one_takes_its_memory_when
     ));
     sim.child_in(FIRST, ChildEvent::Spawned { pid: PID });
     let effects = sim.child_in(FIRST, hello());
-    assert!(has(&effects, FIRST, &Deed::Load(Role::Standby)));
+    assert!(has(&effects, FIRST, &ChildAction::Load(Role::Standby)));
     let effects = sim.child_in(FIRST, ChildEvent::Ready);
-    assert!(has(&effects, FIRST, &Deed::Promote) && has(&effects, FIRST, &Deed::Serve));
+    assert!(
+        has(&effects, FIRST, &ChildAction::Promote) && has(&effects, FIRST, &ChildAction::Serve)
+    );
 
     die_in(&mut sim, FIRST, Exit::Code(1));
     sim.child_in(FIRST, ChildEvent::Spawned { pid: PID });
     let effects = sim.child_in(FIRST, hello());
     assert!(
-        has(&effects, FIRST, &Deed::Load(Role::Active)),
-        "they are gone"
+        has(&effects, FIRST, &ChildAction::Load(Role::Active)),
+        "the previous children are gone"
     );
 }
 
 #[test]
-fn a_child_that_served_under_another_supervisor_is_the_first_one_here_and_no_death() {
-    let before = [Before::Serving(Generation(7))];
+fn a_serving_child_of_the_previous_supervisor_becomes_the_first_child_without_a_death() {
+    let before = [PreviousChild::Serving(Generation(7))];
     let (mut sim, effects) = Sim::with_devices(Settings::default(), &before);
     assert!(matches!(
         effects[..],
         [Effect::Child {
             generation: Generation(7),
-            deed: Deed::Spawn,
+            action: ChildAction::Spawn,
             ..
         }]
     ));
     sim.child_in(FIRST, ChildEvent::Spawned { pid: PID });
     let effects = sim.child_in(FIRST, hello());
-    assert!(has(&effects, FIRST, &Deed::Load(Role::Active)), "it has it");
+    assert!(
+        has(&effects, FIRST, &ChildAction::Load(Role::Active)),
+        "it holds its memory already"
+    );
     let effects = sim.child_in(FIRST, ChildEvent::Ready);
-    assert!(has(&effects, FIRST, &Deed::Serve));
+    assert!(has(&effects, FIRST, &ChildAction::Serve));
     die_in(&mut sim, FIRST, Exit::Code(1));
     assert_eq!(sim.worker.newest(), Generation(8));
 }

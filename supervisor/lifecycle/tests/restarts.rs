@@ -1,4 +1,4 @@
-//! Which deaths end a worker, which delay the next child, and which make a device unsteady.
+//! Consequences of deaths: failure of the worker, delay of the next child, and unsteady devices.
 
 #[allow(dead_code)]
 mod common;
@@ -12,7 +12,7 @@ use worker_orcd_lifecycle::{
 const MS: Duration = Duration::from_millis(1);
 
 #[test]
-fn five_children_in_a_row_that_deliver_nothing_are_survived_and_the_sixth_is_not() {
+fn the_sixth_child_in_a_row_that_dies_without_progress_ends_the_worker() {
     let (mut sim, _) = Sim::start();
     for death in 1..=6 {
         sim.reach_serving();
@@ -30,7 +30,7 @@ fn five_children_in_a_row_that_deliver_nothing_are_survived_and_the_sixth_is_not
 }
 
 #[test]
-fn deaths_with_progress_between_end_nothing_and_the_next_child_comes_at_once() {
+fn deaths_with_progress_between_never_end_a_worker_and_restart_at_once() {
     let (mut sim, _) = Sim::start();
     for _ in 0..1000 {
         sim.reach_serving();
@@ -42,7 +42,7 @@ fn deaths_with_progress_between_end_nothing_and_the_next_child_comes_at_once() {
 }
 
 #[test]
-fn progress_of_one_child_forgives_those_before_it() {
+fn progress_resets_the_count_of_deaths_without_progress() {
     let (mut sim, _) = Sim::start();
     for death in 0..50 {
         sim.pass_until_spawning();
@@ -51,34 +51,38 @@ fn progress_of_one_child_forgives_those_before_it() {
             sim.child(ChildEvent::Progress);
         }
         sim.die(Exit::Signal(11));
-        let fruitless = sim.worker.ledger(DeviceId(0)).fruitless();
-        assert_eq!(fruitless, (death + 1) % 6);
+        let without_progress = sim.worker.ledger(DeviceId(0)).deaths_without_progress();
+        assert_eq!(without_progress, (death + 1) % 6);
     }
 }
 
 #[test]
-fn a_child_makes_progress_only_while_it_is_believed() {
+fn progress_counts_only_while_tokens_are_accepted() {
     let (mut sim, _) = Sim::start();
-    let fruitless = |sim: &Sim| sim.worker.ledger(DeviceId(0)).fruitless();
+    let without_progress = |sim: &Sim| sim.worker.ledger(DeviceId(0)).deaths_without_progress();
     sim.reach_serving();
     sim.die(Exit::Signal(11));
     sim.reach_loading();
     sim.child(ChildEvent::Progress);
-    assert_eq!(fruitless(&sim), 1, "it does not serve");
+    assert_eq!(without_progress(&sim), 1, "the child does not serve");
     sim.child(ChildEvent::Ready);
     sim.child(ChildEvent::Violation("garbage".to_owned()));
     sim.child(ChildEvent::Progress);
-    assert_eq!(fruitless(&sim), 1, "it is being killed");
+    assert_eq!(without_progress(&sim), 1, "the child is being killed");
     sim.child(ChildEvent::Exited(Exit::Signal(9)));
     sim.pass_until_spawning();
     sim.reach_serving();
     sim.child(ChildEvent::Exited(Exit::Signal(11)));
     sim.child(ChildEvent::Progress);
-    assert_eq!(fruitless(&sim), 0, "its last words count");
+    assert_eq!(
+        without_progress(&sim),
+        0,
+        "messages before its own exit count"
+    );
 }
 
 #[test]
-fn a_cause_that_needs_time_delays_the_next_child_longer_each_time_whatever_is_delivered() {
+fn a_cause_that_needs_time_delays_the_next_child_longer_each_time_despite_progress() {
     let (mut sim, _) = Sim::start();
     let mut delays = vec![];
     for _ in 0..8 {
@@ -98,7 +102,7 @@ fn a_cause_that_needs_time_delays_the_next_child_longer_each_time_whatever_is_de
 }
 
 #[test]
-fn a_signal_from_outside_never_ends_a_worker() {
+fn an_external_signal_never_ends_a_worker() {
     let (mut sim, _) = Sim::start();
     for _ in 0..20 {
         sim.reach_serving();
@@ -108,19 +112,19 @@ fn a_signal_from_outside_never_ends_a_worker() {
     let mut delays = vec![];
     for _ in 0..20 {
         sim.reach_loading();
-        let begun = sim.now;
+        let died_at = sim.now;
         sim.die(Exit::Signal(15));
         sim.pass_until_spawning();
-        delays.push((sim.now - begun).as_millis());
+        delays.push((sim.now - died_at).as_millis());
     }
     let growing = [0, 500, 1000, 2000, 4000, 8000, 8000];
     assert_eq!(delays[..7], growing, "none of them served");
 }
 
 #[test]
-fn a_death_that_is_not_the_devices_doing_does_not_count_against_it() {
+fn a_discounted_death_does_not_count_against_the_device() {
     let (mut sim, _) = Sim::start();
-    let absolve = |deaths| Event::Absolve {
+    let discount_deaths = |deaths| Event::DiscountDeaths {
         device: DeviceId(0),
         deaths,
     };
@@ -128,11 +132,11 @@ fn a_death_that_is_not_the_devices_doing_does_not_count_against_it() {
         sim.pass_until_spawning();
         sim.reach_serving();
         sim.die(Exit::Signal(11));
-        sim.event(absolve(1));
+        sim.event(discount_deaths(1));
     }
-    assert_eq!(sim.worker.ledger(DeviceId(0)).fruitless(), 0);
-    sim.event(absolve(9));
-    assert_eq!(sim.worker.ledger(DeviceId(0)).fruitless(), 0);
+    assert_eq!(sim.worker.ledger(DeviceId(0)).deaths_without_progress(), 0);
+    sim.event(discount_deaths(9));
+    assert_eq!(sim.worker.ledger(DeviceId(0)).deaths_without_progress(), 0);
 }
 
 #[test]
@@ -154,7 +158,7 @@ fn a_burst_of_deaths_makes_a_device_unsteady_until_a_minute_has_passed() {
 }
 
 #[test]
-fn deaths_that_are_rare_make_no_burst() {
+fn rare_deaths_are_no_burst() {
     let (mut sim, _) = Sim::start();
     let policy = RestartPolicy::default();
     for _ in 0..50 {
@@ -169,12 +173,12 @@ fn deaths_that_are_rare_make_no_burst() {
 }
 
 #[test]
-fn children_that_die_too_slowly_for_any_window_are_given_up_all_the_same() {
+fn deaths_without_progress_end_the_worker_at_any_rate() {
     let (mut sim, _) = Sim::start();
     let mut lives = 0;
     while sim.state() != "failed" {
         lives += 1;
-        assert!(lives <= 6, "restarted for ever");
+        assert!(lives <= 6, "restarted more than five times");
         sim.reach_loading();
         sim.pass_with(Deadlines::default().load, |sim| {
             sim.child(beat());

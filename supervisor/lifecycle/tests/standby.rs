@@ -1,4 +1,4 @@
-//! A child stands by, takes over from the one that serves, and has the next one behind it.
+//! Standby: load, promotion, and the next standby.
 
 #[allow(dead_code)]
 mod common;
@@ -7,7 +7,7 @@ use common::{PID, STANDBY, Sim, beat, device_fault, ended, hello, model_load_fau
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceError, Fault, Generation, Role};
 use worker_orcd_lifecycle::{
-    ChildEvent, DeathCause, Deed, DeviceId, Effect, Event, Exit, SeatId, Signal, State,
+    ChildAction, ChildEvent, DeathCause, DeviceId, Effect, Event, Exit, SeatId, Signal, State,
     SupervisorExit,
 };
 
@@ -20,18 +20,20 @@ fn standing_by() -> Sim {
     sim
 }
 
-/// The deeds with children, by seat.
-fn deeds(effects: &[Effect]) -> Vec<(SeatId, &Deed)> {
-    let deed = |effect| match effect {
-        &Effect::Child { seat, ref deed, .. } => Some((seat, deed)),
+/// Actions on children, with their seats.
+fn actions(effects: &[Effect]) -> Vec<(SeatId, &ChildAction)> {
+    let action = |effect| match effect {
+        &Effect::Child {
+            seat, ref action, ..
+        } => Some((seat, action)),
         _ => None,
     };
-    effects.iter().filter_map(deed).collect()
+    effects.iter().filter_map(action).collect()
 }
 
 fn spawns(effects: &[Effect]) -> Vec<SeatId> {
-    let spawns = deeds(effects).into_iter();
-    let spawns = spawns.filter(|(_, deed)| **deed == Deed::Spawn);
+    let spawns = actions(effects).into_iter();
+    let spawns = spawns.filter(|(_, action)| **action == ChildAction::Spawn);
     spawns.map(|(seat, _)| seat).collect()
 }
 
@@ -55,7 +57,7 @@ fn die_in(sim: &mut Sim, seat: SeatId, exit: Exit) -> Vec<Effect> {
 }
 
 #[test]
-fn it_is_loaded_as_one_once_another_child_serves() {
+fn a_standby_is_loaded_once_another_child_serves() {
     let mut sim = Sim::with_standby();
     sim.reach_loading();
     assert_eq!(spawns(&sim.pass_with(Duration::from_secs(5), beat_all)), []);
@@ -64,14 +66,17 @@ fn it_is_loaded_as_one_once_another_child_serves() {
     assert_eq!(spawns(&effects), [STANDBY]);
     sim.child_in(STANDBY, ChildEvent::Spawned { pid: PID });
     let effects = sim.child_in(STANDBY, hello());
-    assert_eq!(deeds(&effects), [(STANDBY, &Deed::Load(Role::Standby))]);
+    assert_eq!(
+        actions(&effects),
+        [(STANDBY, &ChildAction::Load(Role::Standby))]
+    );
     let effects = sim.child_in(STANDBY, ChildEvent::Ready);
-    assert_eq!(deeds(&effects), [(STANDBY, &Deed::StandBy)]);
+    assert_eq!(actions(&effects), [(STANDBY, &ChildAction::StandBy)]);
     assert_eq!(serving(&sim), [FIRST]);
 }
 
 #[test]
-fn it_takes_over_at_the_first_sign_of_a_death_before_the_dead_is_reaped() {
+fn a_standby_is_promoted_at_the_first_sign_of_a_death_before_the_reaping() {
     for sign in [
         ChildEvent::Fault(device_fault()),
         ChildEvent::LinkClosed,
@@ -80,25 +85,31 @@ fn it_takes_over_at_the_first_sign_of_a_death_before_the_dead_is_reaped() {
     ] {
         let mut sim = standing_by();
         let effects = sim.child(sign.clone());
-        let took_over = |effect: &Effect| {
+        let is_failover = |effect: &Effect| {
             *effect
-                == Effect::Succession {
-                    of: FIRST,
-                    heir: STANDBY,
+                == Effect::Failover {
+                    predecessor: FIRST,
+                    successor: STANDBY,
                 }
         };
-        assert!(effects.iter().any(took_over), "{sign:?}");
-        let (promote, serve) = ((STANDBY, &Deed::Promote), (STANDBY, &Deed::Serve));
-        let deeds = deeds(&effects);
-        let at = deeds.iter().position(|deed| *deed == promote).unwrap();
-        assert_eq!(deeds[at + 1], serve, "{sign:?}");
+        assert!(effects.iter().any(is_failover), "{sign:?}");
+        let (promote, serve) = (
+            (STANDBY, &ChildAction::Promote),
+            (STANDBY, &ChildAction::Serve),
+        );
+        let actions = actions(&effects);
+        let at = actions
+            .iter()
+            .position(|action| *action == promote)
+            .unwrap();
+        assert_eq!(actions[at + 1], serve, "{sign:?}");
         assert_eq!(serving(&sim), [STANDBY]);
         assert_eq!(sim.state(), "serving");
     }
 }
 
 #[test]
-fn behind_it_the_dead_child_s_seat_gets_the_next_one_a_while_later() {
+fn the_dead_child_s_seat_gets_the_next_standby_after_a_pause() {
     let mut sim = standing_by();
     assert_eq!(spawns(&die_in(&mut sim, FIRST, Exit::Signal(9))), []);
     let effects = sim.pass_with(Duration::from_millis(400), beat_all);
@@ -108,37 +119,43 @@ fn behind_it_the_dead_child_s_seat_gets_the_next_one_a_while_later() {
     sim.reach_loading_in(FIRST);
     sim.child_in(FIRST, ChildEvent::Ready);
     die_in(&mut sim, STANDBY, Exit::Signal(11));
-    assert_eq!(serving(&sim), [FIRST], "there and back");
-    assert_eq!(sim.worker.successions(), 2);
+    assert_eq!(serving(&sim), [FIRST], "a second failover");
+    assert_eq!(sim.worker.failovers(), 2);
 }
 
 #[test]
-fn one_that_is_still_loading_serves_as_soon_as_it_can() {
+fn a_loading_standby_serves_once_it_is_ready() {
     let mut sim = Sim::with_standby();
     sim.reach_loading_standby();
     let effects = die_in(&mut sim, FIRST, Exit::Signal(9));
-    assert_eq!(spawns(&effects), [], "nobody else begins from nothing");
+    assert_eq!(spawns(&effects), [], "no other child is spawned");
     assert_eq!(sim.state(), "loading");
     let effects = sim.child_in(STANDBY, ChildEvent::Ready);
-    let expected = [(STANDBY, &Deed::Promote), (STANDBY, &Deed::Serve)];
-    assert_eq!(deeds(&effects), expected);
+    let expected = [
+        (STANDBY, &ChildAction::Promote),
+        (STANDBY, &ChildAction::Serve),
+    ];
+    assert_eq!(actions(&effects), expected);
 }
 
 #[test]
-fn one_that_was_not_ordered_to_load_yet_is_loaded_to_serve() {
+fn a_standby_without_a_load_order_is_loaded_as_the_active_child() {
     let mut sim = Sim::with_standby();
     sim.reach_serving();
     sim.pass_with(Duration::from_millis(500), beat_all);
     sim.child_in(STANDBY, ChildEvent::Spawned { pid: PID });
     die_in(&mut sim, FIRST, Exit::Signal(9));
     let effects = sim.child_in(STANDBY, hello());
-    assert_eq!(deeds(&effects), [(STANDBY, &Deed::Load(Role::Active))]);
+    assert_eq!(
+        actions(&effects),
+        [(STANDBY, &ChildAction::Load(Role::Active))]
+    );
     let effects = sim.child_in(STANDBY, ChildEvent::Ready);
-    assert_eq!(deeds(&effects), [(STANDBY, &Deed::Serve)]);
+    assert_eq!(actions(&effects), [(STANDBY, &ChildAction::Serve)]);
 }
 
 #[test]
-fn its_deaths_end_nothing_but_the_wish_for_one() {
+fn deaths_of_a_standby_end_only_the_attempts_to_keep_one() {
     let mut sim = standing_by();
     for _ in 0..6 {
         assert_eq!(sim.worker.standby_given_up(DeviceId(0)), None);
@@ -157,13 +174,13 @@ fn its_deaths_end_nothing_but_the_wish_for_one() {
     assert_eq!(sim.state(), "serving");
     assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 6);
     let effects = sim.pass_with(Duration::from_secs(60), beat_all);
-    assert_eq!(spawns(&effects), [], "it is given up");
-    // Not one of these counts against the child that serves.
+    assert_eq!(spawns(&effects), [], "the standby is given up");
+    // These deaths do not count against the serving child.
     assert_eq!(spawns(&die_in(&mut sim, FIRST, Exit::Signal(9))), [FIRST]);
 }
 
 #[test]
-fn one_that_is_killed_from_outside_or_stood_by_for_long_is_followed_by_another_however_often() {
+fn a_standby_that_was_ready_for_long_or_was_killed_externally_is_always_replaced() {
     let mut sim = standing_by();
     let mut follow = |exit, stood_by| {
         sim.pass_with(stood_by, beat_all);
@@ -179,7 +196,7 @@ fn one_that_is_killed_from_outside_or_stood_by_for_long_is_followed_by_another_h
 }
 
 #[test]
-fn one_that_does_not_fit_is_given_up_at_once_and_tried_again_behind_the_next_child() {
+fn a_standby_with_a_permanent_fault_is_given_up_until_the_next_serving_child() {
     let mut sim = Sim::with_standby();
     sim.reach_loading_standby();
     sim.child_in(STANDBY, ChildEvent::Fault(model_load_fault()));
@@ -195,7 +212,7 @@ fn one_that_does_not_fit_is_given_up_at_once_and_tried_again_behind_the_next_chi
 }
 
 #[test]
-fn weights_that_it_finds_changed_are_no_better_for_the_child_that_serves() {
+fn changed_weights_that_a_standby_reports_end_the_serving_child_too() {
     let found = |error| {
         ChildEvent::Fault(Fault::Device {
             error,
@@ -210,28 +227,28 @@ fn weights_that_it_finds_changed_are_no_better_for_the_child_that_serves() {
         let mut sim = standing_by();
         let effects = sim.child_in(STANDBY, found(error));
         let effects = [effects, die_in(&mut sim, STANDBY, Exit::Code(68))].concat();
-        let kill = (FIRST, &Deed::Kill(Signal::Kill));
-        assert_eq!(deeds(&effects).contains(&kill), is_of_both);
+        let kill = (FIRST, &ChildAction::Kill(Signal::Kill));
+        assert_eq!(actions(&effects).contains(&kill), is_of_both);
         assert_eq!(serving(&sim).is_empty(), is_of_both);
         assert_eq!(sim.worker.failure(), None);
     }
 }
 
 #[test]
-fn it_is_not_promoted_on_weights_that_the_child_that_serves_finds_changed() {
+fn a_standby_is_not_promoted_on_weights_that_the_serving_child_reports_changed() {
     let mut sim = standing_by();
     let effects = sim.child(ChildEvent::Fault(Fault::Device {
         error: DeviceError::WeightsChanged,
         message: "tensor 7".to_owned(),
     }));
-    let deeds = deeds(&effects);
-    assert!(deeds.contains(&(STANDBY, &Deed::Kill(Signal::Kill))));
-    assert!(!deeds.contains(&(STANDBY, &Deed::Promote)));
+    let actions = actions(&effects);
+    assert!(actions.contains(&(STANDBY, &ChildAction::Kill(Signal::Kill))));
+    assert!(!actions.contains(&(STANDBY, &ChildAction::Promote)));
     assert_eq!(serving(&sim), []);
     assert_eq!(
         spawns(&die_in(&mut sim, FIRST, Exit::Code(68))),
         [FIRST],
-        "with the file"
+        "loads from the file"
     );
     die_in(&mut sim, STANDBY, Exit::Signal(9));
     sim.reach_serving();
@@ -240,18 +257,18 @@ fn it_is_not_promoted_on_weights_that_the_child_that_serves_finds_changed() {
 }
 
 #[test]
-fn a_silent_standby_is_killed_as_any_child_is() {
+fn a_silent_standby_is_killed() {
     let mut sim = standing_by();
     let effects = sim.pass_with(Duration::from_secs(3), |sim| {
         sim.child(beat());
     });
-    let kill = (STANDBY, &Deed::Kill(Signal::Kill));
-    assert!(deeds(&effects).contains(&kill));
+    let kill = (STANDBY, &ChildAction::Kill(Signal::Kill));
+    assert!(actions(&effects).contains(&kill));
     assert_eq!(serving(&sim), [FIRST]);
 }
 
 #[test]
-fn a_crash_loop_ends_the_worker_although_children_stand_by() {
+fn a_crash_loop_ends_the_worker_despite_a_standby() {
     let mut sim = standing_by();
     let mut seats = [FIRST, STANDBY].into_iter().cycle();
     let mut last = vec![];
@@ -272,7 +289,7 @@ fn a_crash_loop_ends_the_worker_although_children_stand_by() {
 }
 
 #[test]
-fn a_replacement_is_of_a_new_child_and_nobody_died() {
+fn a_replacement_uses_a_new_child_and_counts_no_death() {
     for mut sim in [Sim::start().0, Sim::with_standby()] {
         sim.reach_serving();
         if sim.worker.settings().standby {
@@ -281,8 +298,8 @@ fn a_replacement_is_of_a_new_child_and_nobody_died() {
         let effects = sim.event(Event::Replace);
         if sim.worker.settings().standby {
             assert!(
-                deeds(&effects).contains(&(STANDBY, &Deed::Dismiss)),
-                "it is of the old binary"
+                actions(&effects).contains(&(STANDBY, &ChildAction::Dismiss)),
+                "the standby runs the old binary"
             );
             die_in(&mut sim, STANDBY, Exit::Code(0));
             sim.event(Event::Tick);
@@ -290,11 +307,14 @@ fn a_replacement_is_of_a_new_child_and_nobody_died() {
         assert_eq!(serving(&sim), [FIRST]);
         sim.reach_loading_in(STANDBY);
         let effects = sim.child_in(STANDBY, ChildEvent::Ready);
-        let expected = [(STANDBY, &Deed::StandBy), (FIRST, &Deed::Dismiss)];
-        let deeds = deeds(&effects);
+        let expected = [
+            (STANDBY, &ChildAction::StandBy),
+            (FIRST, &ChildAction::Dismiss),
+        ];
+        let actions = actions(&effects);
         assert!(
-            expected.iter().all(|deed| deeds.contains(deed)),
-            "{deeds:?}"
+            expected.iter().all(|action| actions.contains(action)),
+            "{actions:?}"
         );
         assert_eq!(serving(&sim), [STANDBY]);
         sim.now += MOMENT;
@@ -310,13 +330,13 @@ fn a_replacement_is_of_a_new_child_and_nobody_died() {
         assert_eq!(
             spawns(&effects).len(),
             kept,
-            "a standby only where one is kept"
+            "a standby only if one is kept"
         );
     }
 }
 
 #[test]
-fn a_replacement_that_cannot_load_leaves_the_child_that_serves() {
+fn a_replacement_that_cannot_load_leaves_the_serving_child() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.event(Event::Replace);
@@ -328,19 +348,23 @@ fn a_replacement_that_cannot_load_leaves_the_child_that_serves() {
     assert_eq!(
         sim.worker.seat(STANDBY).generation(),
         Generation(2),
-        "one try"
+        "one attempt"
     );
 }
 
 #[test]
-fn a_worker_that_ends_takes_its_standby_along() {
+fn an_ending_worker_dismisses_its_standby() {
     let mut sim = standing_by();
     sim.event(Event::Drain {
         timeout: Duration::from_secs(5),
     });
     let effects = sim.event(Event::Idle);
-    let dismissed = [FIRST, STANDBY].map(|seat| (seat, &Deed::Dismiss));
-    assert!(dismissed.iter().all(|deed| deeds(&effects).contains(deed)));
+    let dismissed = [FIRST, STANDBY].map(|seat| (seat, &ChildAction::Dismiss));
+    assert!(
+        dismissed
+            .iter()
+            .all(|action| actions(&effects).contains(action))
+    );
     assert_eq!(ended(&die_in(&mut sim, FIRST, Exit::Code(0))), None);
     let effects = die_in(&mut sim, STANDBY, Exit::Code(0));
     assert_eq!(ended(&effects), Some(SupervisorExit::Clean));

@@ -1,13 +1,13 @@
-//! Being told to stop, in every kind of hurry.
+//! Drain and immediate stop.
 
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, beat, deed, ended, killed};
+use common::{PID, Sim, action, beat, ended, killed};
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::{
-    ChildEvent, Deed, Effect, EndReason, Event, Exit, Signal, SupervisorExit,
+    ChildAction, ChildEvent, Effect, EndReason, Event, Exit, Signal, SupervisorExit,
 };
 
 #[test]
@@ -18,14 +18,14 @@ fn a_drain_serves_to_the_last_request_then_dismisses_and_ends_clean() {
     assert_eq!(sim.event(Event::Drain { timeout }), [Effect::RefuseNewWork]);
     assert_eq!(sim.state(), "draining");
     let effects = sim.event(Event::Idle);
-    assert!(effects.contains(&deed(Generation(1), Deed::Dismiss)));
+    assert!(effects.contains(&action(Generation(1), ChildAction::Dismiss)));
     assert_eq!(sim.child(ChildEvent::Goodbye), []);
     let effects = sim.die(Exit::Code(0));
     assert_eq!(ended(&effects), Some(SupervisorExit::Clean));
 }
 
 #[test]
-fn a_drain_that_runs_out_of_time_ends_what_is_left() {
+fn a_drain_that_times_out_ends_the_remaining_requests() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.event(Event::Drain {
@@ -42,7 +42,7 @@ fn a_drain_that_runs_out_of_time_ends_what_is_left() {
 }
 
 #[test]
-fn a_second_word_hurries_a_drain_and_never_slows_it() {
+fn a_second_drain_event_only_shortens_the_drain() {
     let hour = Duration::from_secs(3600);
     let second = Duration::from_secs(1);
     for timeouts in [[hour, second], [second, hour]] {
@@ -75,7 +75,7 @@ fn a_child_that_dies_while_draining_is_replaced_so_that_accepted_work_finishes()
 }
 
 #[test]
-fn stopping_at_once_ends_requests_and_kills() {
+fn an_immediate_stop_ends_requests_and_kills_the_child() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.event(Event::Drain {
@@ -91,12 +91,15 @@ fn stopping_at_once_ends_requests_and_kills() {
 }
 
 #[test]
-fn stopping_while_a_process_is_being_made_waits_for_it_and_ends_it() {
+fn a_stop_during_a_spawn_waits_for_the_process_and_ends_it() {
     let (mut sim, _) = Sim::start();
     sim.event(Event::StopNow);
     assert_eq!(sim.state(), "spawning");
     let effects = sim.child(ChildEvent::Spawned { pid: PID });
-    assert_eq!(effects, [deed(Generation(1), Deed::Kill(Signal::Term))]);
+    assert_eq!(
+        effects,
+        [action(Generation(1), ChildAction::Kill(Signal::Term))]
+    );
     assert_eq!(
         ended(&sim.die(Exit::Signal(15))),
         Some(SupervisorExit::StoppedAtOnce)

@@ -1,78 +1,83 @@
-//! Lives of children on simulated time, from both sides of every deadline.
+//! Scenarios of one child on simulated time, on both sides of each deadline.
 
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, beat, buried, deed, device_fault, ended, hello, killed, model_load_fault};
+use common::{
+    PID, Sim, action, beat, device_fault, ended, hello, killed, model_load_fault, reaped,
+};
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation, Role};
 use worker_orcd_lifecycle::{
-    Before, ChildEvent, Deadlines, DeathCause, Deed, DeviceId, Effect, EndReason, Event, Exit,
-    KillStage, RestartPolicy, SeatId, Settings, Signal, State, SupervisorExit,
+    ChildAction, ChildEvent, Deadlines, DeathCause, DeviceId, Effect, EndReason, Event, Exit,
+    KillStage, PreviousChild, RestartPolicy, SeatId, Settings, Signal, State, SupervisorExit,
 };
 
 const MS: Duration = Duration::from_millis(1);
 
 #[test]
-fn a_child_is_spawned_greeted_loaded_and_served() {
+fn a_child_is_spawned_and_loaded_and_serves() {
     let (mut sim, effects) = Sim::start();
     let generation = Generation::FIRST;
-    assert_eq!(effects, [deed(generation, Deed::Spawn)]);
+    assert_eq!(effects, [action(generation, ChildAction::Spawn)]);
     assert_eq!(sim.child(ChildEvent::Spawned { pid: PID }), []);
     assert_eq!(
         sim.child(hello()),
-        [deed(generation, Deed::Load(Role::Active))]
+        [action(generation, ChildAction::Load(Role::Active))]
     );
     assert_eq!(
         sim.child(ChildEvent::Ready),
-        [deed(generation, Deed::Serve)]
+        [action(generation, ChildAction::Serve)]
     );
     assert_eq!(sim.state(), "serving");
 }
 
 #[test]
-fn last_words_then_exit_then_end_of_socket_is_one_death_with_the_words_as_cause() {
+fn fault_then_exit_then_end_of_socket_is_one_death_with_the_fault_as_cause() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     let effects = sim.child(ChildEvent::Fault(device_fault()));
-    assert!(is_noticed_in(&effects, "serving"));
+    assert!(suspends_in(&effects, "serving"));
     assert_eq!(sim.child(ChildEvent::Exited(Exit::Code(68))), []);
     let effects = sim.child(ChildEvent::LinkClosed);
     assert_eq!(
         effects,
         [
-            deed(Generation(1), Deed::Bury(DeathCause::Said(device_fault()))),
-            deed(Generation(2), Deed::Spawn),
+            action(
+                Generation(1),
+                ChildAction::Reap(DeathCause::Reported(device_fault()))
+            ),
+            action(Generation(2), ChildAction::Spawn),
         ]
     );
 }
 
-/// A death begins here, and nothing else.
-fn is_noticed_in(effects: &[Effect], state: &str) -> bool {
+/// True if the effects start with the suspension of a child in this state.
+fn suspends_in(effects: &[Effect], state: &str) -> bool {
     match effects {
         [
             Effect::Child {
-                deed: Deed::Suspend { noticed_in },
+                action: ChildAction::Suspend { previous_state },
                 ..
             },
             ..,
-        ] => noticed_in.name() == state,
+        ] => previous_state.name() == state,
         _ => false,
     }
 }
 
 #[test]
-fn each_sign_of_an_end_says_what_the_child_was_doing_before() {
+fn each_sign_of_an_end_carries_the_previous_state() {
     let (mut sim, _) = Sim::start();
     sim.reach_loading();
-    assert!(is_noticed_in(&sim.child(ChildEvent::LinkClosed), "loading"));
-    // It has closed its socket, and does not exit.
+    assert!(suspends_in(&sim.child(ChildEvent::LinkClosed), "loading"));
+    // The socket is closed, but the process does not exit.
     let effects = sim.pass(Deadlines::default().reap);
-    assert!(killed(&effects) && is_noticed_in(&effects, "reaping"));
+    assert!(killed(&effects) && suspends_in(&effects, "reaping"));
     sim.child(ChildEvent::Exited(Exit::Signal(9)));
     sim.reach_serving();
     let effects = sim.child(ChildEvent::Violation("garbage".to_owned()));
-    assert!(is_noticed_in(&effects, "serving"));
+    assert!(suspends_in(&effects, "serving"));
 }
 
 #[test]
@@ -88,7 +93,7 @@ fn signs_of_death_may_come_in_any_order() {
             }));
         }
         assert_eq!(
-            buried(&effects),
+            reaped(&effects),
             Some(DeathCause::Signalled(11)),
             "{order:?}"
         );
@@ -105,16 +110,16 @@ fn a_socket_that_closes_without_an_exit_is_killed_after_the_reap_deadline() {
     assert!(!killed(&sim.pass(reap - MS)));
     assert!(killed(&sim.pass(MS)));
     let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
-    assert_eq!(buried(&effects), Some(DeathCause::SocketClosed));
+    assert_eq!(reaped(&effects), Some(DeathCause::SocketClosed));
 }
 
 #[test]
-fn a_socket_held_open_by_a_grandchild_does_not_delay_the_burial_for_long() {
+fn a_socket_held_open_by_a_grandchild_delays_the_reaping_only_to_its_deadline() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.child(ChildEvent::Exited(Exit::Code(73)));
     let effects = sim.pass(Deadlines::default().reap);
-    assert_eq!(buried(&effects).map(|cause| cause.label()), Some("io"));
+    assert_eq!(reaped(&effects).map(|cause| cause.label()), Some("io"));
 }
 
 #[test]
@@ -130,13 +135,13 @@ fn a_missing_heartbeat_kills_and_a_steady_one_does_not() {
     assert!(killed(&sim.pass(MS)));
     let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
     assert!(matches!(
-        buried(&effects),
+        reaped(&effects),
         Some(DeathCause::HeartbeatLost { .. })
     ));
 }
 
 #[test]
-fn a_step_without_end_kills_although_the_heart_beats() {
+fn a_step_deadline_kills_despite_heartbeats() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     let step = Deadlines::default().step;
@@ -150,13 +155,13 @@ fn a_step_without_end_kills_although_the_heart_beats() {
     assert!(killed(&effects));
     let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
     assert_eq!(
-        buried(&effects),
+        reaped(&effects),
         Some(DeathCause::StepDeadline { ran_for: step })
     );
 }
 
 #[test]
-fn a_load_that_advances_may_take_long_and_one_that_stands_still_may_not() {
+fn only_a_load_without_progress_is_killed() {
     let (mut sim, _) = Sim::start();
     sim.reach_loading();
     sim.pass_with(Duration::from_secs(600), |sim| {
@@ -180,7 +185,7 @@ fn a_load_that_advances_may_take_long_and_one_that_stands_still_may_not() {
     assert!(killed(&sim.pass_with(MS, same)));
     let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
     assert!(matches!(
-        buried(&effects),
+        reaped(&effects),
         Some(DeathCause::LoadStalled {
             bytes_done: 600_000,
             ..
@@ -189,18 +194,18 @@ fn a_load_that_advances_may_take_long_and_one_that_stands_still_may_not() {
 }
 
 #[test]
-fn a_child_that_never_says_hello_is_killed_and_another_is_tried_later() {
+fn a_child_without_hello_is_killed_and_the_next_one_is_delayed() {
     let (mut sim, _) = Sim::start();
     sim.child(ChildEvent::Spawned { pid: PID });
     assert!(killed(&sim.pass(Deadlines::default().handshake)));
     sim.child(ChildEvent::Exited(Exit::Signal(9)));
     assert_eq!(sim.state(), "backoff");
     let effects = sim.pass(RestartPolicy::default().first_delay);
-    assert_eq!(effects, [deed(Generation(2), Deed::Spawn)]);
+    assert_eq!(effects, [action(Generation(2), ChildAction::Spawn)]);
 }
 
 #[test]
-fn a_spawn_that_never_answers_is_given_up_and_its_late_process_killed() {
+fn a_spawn_that_times_out_is_given_up_and_its_late_process_killed() {
     let (mut sim, _) = Sim::start();
     sim.pass(Deadlines::default().spawn);
     assert_eq!(sim.state(), "backoff");
@@ -209,21 +214,24 @@ fn a_spawn_that_never_answers_is_given_up_and_its_late_process_killed() {
         event: ChildEvent::Spawned { pid: PID },
     };
     let effects = sim.event(late);
-    assert_eq!(effects, [deed(Generation(1), Deed::Kill(Signal::Kill))]);
+    assert_eq!(
+        effects,
+        [action(Generation(1), ChildAction::Kill(Signal::Kill))]
+    );
 }
 
 #[test]
 fn a_late_process_is_killed_in_its_own_seat() {
-    let two = [const { Before::Nothing }; 2];
+    let two = [const { PreviousChild::None }; 2];
     let (mut sim, _) = Sim::with_devices(Settings::default(), &two);
     sim.pass(Deadlines::default().spawn);
     let (seat, generation) = (SeatId(2), Generation(2));
     let late = ChildEvent::Spawned { pid: PID };
-    let deed = Deed::Kill(Signal::Kill);
+    let action = ChildAction::Kill(Signal::Kill);
     let kill = Effect::Child {
         seat,
         generation,
-        deed,
+        action,
     };
     assert_eq!(sim.child_in(seat, late), [kill]);
 }
@@ -234,24 +242,24 @@ fn accepted_features_pass_and_others_end_the_worker() {
         accept_features: vec!["fault-injection".to_owned()],
         ..Settings::default()
     };
-    let said = ChildEvent::Hello {
+    let hello = ChildEvent::Hello {
         pid: PID,
         features: vec!["fault-injection".to_owned()],
     };
     let (mut sim, _) = Sim::with(settings);
     sim.child(ChildEvent::Spawned { pid: PID });
-    sim.child(said.clone());
+    sim.child(hello.clone());
     assert_eq!(sim.state(), "loading");
 
     let (mut sim, _) = Sim::start();
     sim.child(ChildEvent::Spawned { pid: PID });
-    assert!(killed(&sim.child(said)));
+    assert!(killed(&sim.child(hello)));
     let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
     assert_eq!(ended(&effects), Some(SupervisorExit::ChildIncompatible));
 }
 
 #[test]
-fn a_permanent_fault_at_the_first_load_ends_the_worker_with_its_number() {
+fn a_permanent_fault_at_the_first_load_ends_the_worker_with_its_code() {
     let insufficient = Fault::InsufficientMemory {
         required_bytes: 2,
         available_bytes: 1,
@@ -277,7 +285,7 @@ fn a_permanent_fault_at_the_first_load_ends_the_worker_with_its_number() {
 }
 
 #[test]
-fn the_same_fault_after_serving_is_tried_again_because_it_loaded_before() {
+fn a_permanent_fault_after_service_is_retried() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.die(Exit::Signal(9));
@@ -288,7 +296,7 @@ fn the_same_fault_after_serving_is_tried_again_because_it_loaded_before() {
 }
 
 #[test]
-fn a_silent_exit_with_a_permanent_code_counts_like_the_words() {
+fn a_permanent_exit_code_without_a_fault_counts_like_the_fault() {
     let (mut sim, _) = Sim::start();
     sim.reach_loading();
     assert_eq!(
@@ -298,17 +306,17 @@ fn a_silent_exit_with_a_permanent_code_counts_like_the_words() {
 }
 
 #[test]
-fn last_words_that_arrive_after_the_exit_still_name_the_cause() {
+fn a_fault_that_arrives_after_the_exit_is_the_cause() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.child(ChildEvent::Exited(Exit::Code(68)));
     sim.child(ChildEvent::Fault(device_fault()));
     let effects = sim.child(ChildEvent::LinkClosed);
-    assert_eq!(buried(&effects), Some(DeathCause::Said(device_fault())));
+    assert_eq!(reaped(&effects), Some(DeathCause::Reported(device_fault())));
 }
 
 #[test]
-fn words_of_the_dead_are_counted_and_dropped() {
+fn messages_of_past_generations_are_counted_and_dropped() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.die(Exit::Signal(11));
@@ -324,8 +332,8 @@ fn words_of_the_dead_are_counted_and_dropped() {
 }
 
 #[test]
-fn words_out_of_place_are_violations() {
-    for (prepare, word) in [
+fn unexpected_messages_are_violations() {
+    for (prepare, message) in [
         (Sim::reach_serving as fn(&mut Sim), ChildEvent::Ready),
         (Sim::reach_serving, hello()),
         (
@@ -347,17 +355,17 @@ fn words_out_of_place_are_violations() {
     ] {
         let (mut sim, _) = Sim::start();
         prepare(&mut sim);
-        assert!(killed(&sim.child(word.clone())), "{word:?}");
+        assert!(killed(&sim.child(message.clone())), "{message:?}");
         let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
         assert!(matches!(
-            buried(&effects),
+            reaped(&effects),
             Some(DeathCause::ProtocolViolation(_))
         ));
     }
 }
 
 #[test]
-fn want_of_descriptors_is_nobodys_death_however_long_it_lasts() {
+fn a_spawn_without_free_descriptors_is_retried_and_counts_no_death() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.die(Exit::Signal(9));
@@ -365,13 +373,13 @@ fn want_of_descriptors_is_nobodys_death_however_long_it_lasts() {
     for _ in 0..100 {
         assert_eq!(sim.child(ChildEvent::SpawnStarved), []);
         assert_eq!(sim.state(), "backoff");
-        sim.now = sim.worker.poll_deadline().expect("tried again");
+        sim.now = sim.worker.poll_deadline().expect("a scheduled retry");
         let effects = sim.event(Event::Tick);
         assert!(
             matches!(
                 effects[..],
                 [Effect::Child {
-                    deed: Deed::Spawn,
+                    action: ChildAction::Spawn,
                     ..
                 }]
             ),
@@ -383,7 +391,7 @@ fn want_of_descriptors_is_nobodys_death_however_long_it_lasts() {
 }
 
 #[test]
-fn a_child_that_ignores_everything_is_asked_terminated_killed_and_called_unreapable() {
+fn a_dismissal_escalates_from_shutdown_to_sigterm_to_sigkill_to_unreapable() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.event(Event::Drain {
@@ -406,10 +414,10 @@ fn a_child_that_ignores_everything_is_asked_terminated_killed_and_called_unreapa
 }
 
 #[test]
-fn the_supervisors_own_absence_is_not_the_childs_silence() {
+fn a_pause_of_the_supervisor_extends_the_heartbeat_deadline() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
-    // The machine was suspended for an hour; the tick comes before the beats that waited.
+    // The machine was suspended for an hour. The tick precedes the heartbeats that are in the socket.
     sim.now += Duration::from_secs(3600);
     assert_eq!(sim.event(Event::Tick), []);
     sim.child(beat());
@@ -418,7 +426,7 @@ fn the_supervisors_own_absence_is_not_the_childs_silence() {
 }
 
 #[test]
-fn a_driver_that_only_wakes_at_the_deadlines_it_is_given_still_notices_silence() {
+fn ticks_at_the_polled_deadlines_suffice_to_detect_silence() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     let mut effects = vec![];
@@ -430,14 +438,14 @@ fn a_driver_that_only_wakes_at_the_deadlines_it_is_given_still_notices_silence()
 }
 
 #[test]
-fn the_oom_killer_is_told_apart_and_given_time() {
+fn an_oom_kill_has_its_own_cause_and_delays_the_next_child() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     let effects = sim.die(Exit::OomKilled);
     let cause = DeathCause::OomKilled;
     let generation = sim.generation();
     assert!(
-        effects.contains(&deed(generation, Deed::Bury(cause))),
+        effects.contains(&action(generation, ChildAction::Reap(cause))),
         "{effects:?}"
     );
     assert_eq!(sim.state(), "backoff", "the memory is not free yet");
@@ -447,7 +455,7 @@ fn the_oom_killer_is_told_apart_and_given_time() {
 }
 
 #[test]
-fn giving_up_ends_every_request_and_says_why() {
+fn a_failure_ends_every_request_with_a_reason() {
     let (mut sim, _) = Sim::start();
     let mut effects = vec![];
     for _ in 0..6 {

@@ -1,7 +1,6 @@
-//! Two transition tables as readable files: of one life, and of a worker of one device.
+//! Transition tables as text files: `life.txt` of one seat, `worker.txt` of a worker of one device.
 //!
-//! After a deliberate change, `UPDATE_GOLDEN=1 cargo test -p worker-orcd-lifecycle` rewrites them,
-//! and the diff is what a reviewer judges.
+//! After an intended change, `UPDATE_GOLDEN=1 cargo test -p worker-orcd-lifecycle` rewrites them for review.
 
 #[allow(dead_code)]
 mod common;
@@ -11,18 +10,18 @@ use std::fmt::Write as _;
 use std::time::Duration;
 use worker_orcd_ipc::{Generation, Role};
 use worker_orcd_lifecycle::{
-    ChildEvent, Deadlines, DeathCause, Deed, DeviceId, Effect, Event, Exit, Life, SeatId, Settings,
-    Testimony, Xid,
+    ChildAction, ChildEvent, Deadlines, DeathCause, DeviceId, Effect, Event, Exit, GpuVerdict,
+    Life, SeatId, Settings, Xid,
 };
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/");
 
-/// Some time, too little for any deadline.
+/// 10 ms, less than each deadline.
 const SOON: Duration = Duration::from_millis(10);
 
 type Prepare = fn(&mut Sim);
 
-/// Each state as it is reached first, under the name it has in the table.
+/// States of a worker: name in the table, and the events that reach it.
 const STATES: [(&str, Prepare); 19] = [
     ("Spawning", |_| {}),
     ("Handshaking", |sim| {
@@ -66,7 +65,7 @@ const STATES: [(&str, Prepare); 19] = [
         sim.reach_serving();
         sim.child(ChildEvent::Violation("garbage".to_owned()));
     }),
-    ("Reaping (said a fault)", |sim| {
+    ("Reaping (fault reported)", |sim| {
         sim.reach_serving();
         sim.child(ChildEvent::Fault(device_fault()));
     }),
@@ -102,12 +101,12 @@ const STATES: [(&str, Prepare); 19] = [
 ];
 
 fn condemn(sim: &mut Sim) {
-    sim.event(Event::Gpu(DeviceId(0), Testimony::Reported(Xid(Some(95)))));
+    sim.event(Event::Gpu(DeviceId(0), GpuVerdict::Reported(Xid(Some(95)))));
 }
 
 type Live = fn(&mut Life);
 
-/// Each state of a life as it is reached first.
+/// States of a seat: name in the table, and the calls that reach it.
 const LIFE_STATES: [(&str, Live); 12] = [
     ("Vacant", |_| {}),
     ("Spawning", spawn),
@@ -116,7 +115,7 @@ const LIFE_STATES: [(&str, Live); 12] = [
     ("Loading (a standby)", load_standby),
     ("StandingBy", |life| {
         load_standby(life);
-        tell(life, ChildEvent::Ready);
+        handle(life, ChildEvent::Ready);
     }),
     ("Serving", serve),
     ("Killing (asked)", |life| {
@@ -127,13 +126,13 @@ const LIFE_STATES: [(&str, Live); 12] = [
         serve(life);
         life.kill(Duration::ZERO, DeathCause::LinkStalled);
     }),
-    ("Reaping (said a fault)", |life| {
+    ("Reaping (fault reported)", |life| {
         serve(life);
-        tell(life, ChildEvent::Fault(device_fault()));
+        handle(life, ChildEvent::Fault(device_fault()));
     }),
     ("Reaping (exited)", |life| {
         serve(life);
-        tell(life, ChildEvent::Exited(Exit::Code(72)));
+        handle(life, ChildEvent::Exited(Exit::Code(72)));
     }),
     ("Unreapable", |life| {
         serve(life);
@@ -148,12 +147,12 @@ fn spawn(life: &mut Life) {
 
 fn shake_hands(life: &mut Life) {
     spawn(life);
-    tell(life, ChildEvent::Spawned { pid: PID });
+    handle(life, ChildEvent::Spawned { pid: PID });
 }
 
 fn load(life: &mut Life) {
     shake_hands(life);
-    tell(life, hello());
+    handle(life, hello());
 }
 
 fn load_standby(life: &mut Life) {
@@ -163,15 +162,16 @@ fn load_standby(life: &mut Life) {
 
 fn serve(life: &mut Life) {
     load(life);
-    tell(life, ChildEvent::Ready);
+    handle(life, ChildEvent::Ready);
 }
 
-fn tell(life: &mut Life, event: ChildEvent) {
-    life.tell(Duration::ZERO, event).expect("it is its time");
+fn handle(life: &mut Life, event: ChildEvent) {
+    life.handle(Duration::ZERO, event)
+        .expect("an event that the state accepts");
 }
 
-/// What the worker may want of it.
-type Order = fn(&mut Life) -> Vec<Deed>;
+/// Call of the worker on a seat.
+type Order = fn(&mut Life) -> Vec<ChildAction>;
 
 const ORDERS: [(&str, Order); 5] = [
     ("tick", |life| life.tick(SOON)),
@@ -182,25 +182,25 @@ const ORDERS: [(&str, Order); 5] = [
 ];
 
 #[test]
-fn the_table_of_a_life_is_the_golden_one() {
+fn the_table_of_a_seat_equals_its_golden_file() {
     let mut text = String::from(
-        "# state × event → next state: what is done. `=` means that nothing happens, `stale` that\n\
-         # nobody is there whom it could be about. Written by tests/transitions.rs.\n",
+        "# state × event → next state: actions. `=`: no change. `stale`: the seat has no child that could\n\
+         # have caused the event. Written by tests/transitions.rs.\n",
     );
     for (name, prepare) in LIFE_STATES {
         writeln!(text, "\n{name}").unwrap();
-        let mut line = |label: &str, act: &dyn Fn(&mut Life) -> Option<Vec<Deed>>| {
+        let mut line = |label: &str, act: &dyn Fn(&mut Life) -> Option<Vec<ChildAction>>| {
             let mut life = Life::new(Duration::ZERO, Role::Active, &Settings::default());
             prepare(&mut life);
             let before = format!("{:?}", life.state());
             let row = match act(&mut life) {
                 None => "stale".to_owned(),
-                Some(deeds) if deeds.is_empty() && before == format!("{:?}", life.state()) => {
+                Some(actions) if actions.is_empty() && before == format!("{:?}", life.state()) => {
                     "=".to_owned()
                 }
-                Some(deeds) => {
-                    let deeds: Vec<_> = deeds.iter().map(describe_deed).collect();
-                    let row = format!("→ {}: {}", life.state().name(), deeds.join(", "));
+                Some(actions) => {
+                    let actions: Vec<_> = actions.iter().map(describe_action).collect();
+                    let row = format!("→ {}: {}", life.state().name(), actions.join(", "));
                     row.trim_end_matches([':', ' ']).to_owned()
                 }
             };
@@ -211,7 +211,7 @@ fn the_table_of_a_life_is_the_golden_one() {
         }
         for (label, event) in every_event(SeatId(0), Generation::FIRST) {
             if let Event::Child { event, .. } = event {
-                line(label, &|life| life.tell(SOON, event.clone()));
+                line(label, &|life| life.handle(SOON, event.clone()));
             }
         }
     }
@@ -219,10 +219,10 @@ fn the_table_of_a_life_is_the_golden_one() {
 }
 
 #[test]
-fn the_table_of_a_worker_is_the_golden_one() {
+fn the_table_of_a_worker_equals_its_golden_file() {
     let mut text = String::from(
-        "# state × event → next state: effects. `=` means that nothing happens. Of a child only\n\
-         # what a worker acts upon; the rest is in life.txt. Written by tests/transitions.rs.\n",
+        "# state × event → next state: effects. `=`: no change. Only child events to which the worker\n\
+         # reacts; the others are in life.txt. Written by tests/transitions.rs.\n",
     );
     for (name, prepare) in STATES {
         writeln!(text, "\n{name}").unwrap();
@@ -280,7 +280,7 @@ fn reach(prepare: Prepare) -> Sim {
     let (mut sim, _) = Sim::start();
     prepare(&mut sim);
     sim.now += SOON;
-    // The worker has heard of the time: what it notes of it is no change.
+    // A tick records the time, so that recording it again is no change.
     sim.event(Event::Tick);
     sim
 }
@@ -294,9 +294,12 @@ fn row(sim: &Sim, effects: &[Effect]) -> String {
 fn describe(effect: &Effect) -> String {
     match effect {
         Effect::Child {
-            generation, deed, ..
-        } => format!("{generation}: {}", describe_deed(deed)),
-        Effect::Succession { of, heir } => format!("{heir} in place of {of}"),
+            generation, action, ..
+        } => format!("{generation}: {}", describe_action(action)),
+        Effect::Failover {
+            predecessor,
+            successor,
+        } => format!("failover from {predecessor} to {successor}"),
         Effect::DeviceOut(device) => format!("device {device} out"),
         Effect::DeviceIn(device) => format!("device {device} in"),
         Effect::RefuseNewWork => "refuse new work".to_owned(),
@@ -305,20 +308,20 @@ fn describe(effect: &Effect) -> String {
     }
 }
 
-fn describe_deed(deed: &Deed) -> String {
-    match deed {
-        Deed::Spawn => "spawn".to_owned(),
-        Deed::Load(Role::Active) => "load".to_owned(),
-        Deed::Load(Role::Standby) => "load (standby)".to_owned(),
-        Deed::StandBy => "stand by".to_owned(),
-        Deed::Promote => "promote".to_owned(),
-        Deed::Serve => "serve".to_owned(),
-        Deed::Suspend { .. } => "suspend".to_owned(),
-        Deed::DoubtWeights(_) => "doubt weights".to_owned(),
-        Deed::Release => "release".to_owned(),
-        Deed::Vacate => "vacate".to_owned(),
-        Deed::Dismiss => "dismiss".to_owned(),
-        Deed::Kill(signal) => format!("kill {signal:?}"),
-        Deed::Bury(cause) => format!("bury ({})", cause.label()),
+fn describe_action(action: &ChildAction) -> String {
+    match action {
+        ChildAction::Spawn => "spawn".to_owned(),
+        ChildAction::Load(Role::Active) => "load".to_owned(),
+        ChildAction::Load(Role::Standby) => "load (standby)".to_owned(),
+        ChildAction::StandBy => "stand by".to_owned(),
+        ChildAction::Promote => "promote".to_owned(),
+        ChildAction::Serve => "serve".to_owned(),
+        ChildAction::Suspend { .. } => "suspend".to_owned(),
+        ChildAction::InvalidateWeights(_) => "invalidate weights".to_owned(),
+        ChildAction::Release => "release".to_owned(),
+        ChildAction::Vacate => "vacate".to_owned(),
+        ChildAction::Dismiss => "dismiss".to_owned(),
+        ChildAction::Kill(signal) => format!("kill {signal:?}"),
+        ChildAction::Reap(cause) => format!("reap ({})", cause.label()),
     }
 }

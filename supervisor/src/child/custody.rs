@@ -29,7 +29,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use tracing::warn;
-use worker_orcd_ipc::Article;
+use worker_orcd_ipc::FdKind;
 
 /// One child's. Removes its name when dropped.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Custody {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when it is nothing that is kept, [`Errno::MFILE`] when this process
     /// has no number left for a descriptor that came.
-    pub(crate) fn take(&mut self, pid: u32) -> io::Result<Option<(Article, OwnedFd)>> {
+    pub(crate) fn take(&mut self, pid: u32) -> io::Result<Option<(FdKind, OwnedFd)>> {
         let Some(connection) = self.connection(pid)? else {
             return Ok(None);
         };
@@ -98,14 +98,14 @@ impl Custody {
             return Ok(None);
         };
         let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
-        let (Ok(article), Some(descriptor)) = (Article::from_byte(name), descriptor) else {
+        let (Ok(article), Some(descriptor)) = (FdKind::from_byte(name), descriptor) else {
             return Err(invalid(format!(
                 "a name of {name} instead of something that is kept"
             )));
         };
         // Only looked at from outside: its type, not its content.
         let file = File::from(descriptor);
-        if article == Article::ModelFile && !file.metadata()?.is_file() {
+        if article == FdKind::ModelFile && !file.metadata()?.is_file() {
             let message = "the model file that was handed over is not a regular file";
             return Err(invalid(message.to_owned()));
         }
@@ -119,7 +119,7 @@ impl Custody {
     pub(crate) fn hand_out(
         &mut self,
         pid: u32,
-        article: Article,
+        article: FdKind,
         descriptor: &impl AsFd,
     ) -> io::Result<()> {
         let Some(connection) = self.connection(pid)? else {
@@ -225,12 +225,12 @@ impl Mailbox {
     ///
     /// # Errors
     /// When the socket does not take it.
-    pub(crate) fn put(&self, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
+    pub(crate) fn put(&self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
         send(&self.0, article, descriptor)
     }
 }
 
-fn send(connection: &UnixStream, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
+fn send(connection: &UnixStream, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
     let descriptors = [descriptor.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -301,7 +301,7 @@ mod tests {
         hand_over(&child, 1, file.as_file());
         file.close().unwrap();
         let (article, kept) = custody.take(me).unwrap().expect("handed over");
-        assert_eq!(article, Article::ModelFile);
+        assert_eq!(article, FdKind::ModelFile);
         assert!(custody.take(me).unwrap().is_none(), "once");
         for _ in 0..2 {
             custody.hand_out(me, article, &kept).unwrap();
@@ -363,7 +363,7 @@ mod tests {
         hand_over(&child, 1, &file);
         let other = std::process::id() + 1;
         assert!(custody.take(other).unwrap().is_none());
-        let refused = custody.hand_out(other, Article::ModelFile, &file);
+        let refused = custody.hand_out(other, FdKind::ModelFile, &file);
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotConnected);
     }

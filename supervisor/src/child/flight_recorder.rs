@@ -72,7 +72,7 @@ impl FlightRecorder {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
-    use worker_orcd_ipc::flight::{Moment, Record, Who};
+    use worker_orcd_ipc::flight::{Moment, Record, StepRequests};
 
     /// `cat` plays the child: it gets the ring as its descriptor 0 and shows what it sees there.
     #[test]
@@ -95,7 +95,7 @@ mod tests {
             time_ns: 5,
             step: 9,
             moment: Moment::StepBegin { tokens: 3 },
-            who: Who::NOBODY,
+            requests: StepRequests::NONE,
         };
         let child_s = File::from(recorder.for_child().unwrap());
         child_s.write_all_at(&record(1).encode(), 64).unwrap();

@@ -1,7 +1,7 @@
 //! How answers are taken apart, where the operator says so.
 
 use super::reader::Reader;
-use crate::text::tools::Choices;
+use worker_orcd_text::tools::Choices;
 
 const CALLS: &str = "tool-call-parser";
 

@@ -3,7 +3,7 @@
 use crate::crash::report::milliseconds;
 use serde_json::{Value, json};
 use std::time::Duration;
-use worker_orcd_ipc::flight::{Moment, Record, Recording, Who};
+use worker_orcd_ipc::flight::{Moment, Record, Recording, StepRequests};
 
 /// Steps that a report tells of: the fatal one, and what led to it.
 const STEPS_KEPT: usize = 8;
@@ -28,8 +28,8 @@ pub(crate) fn told(recording: &Recording, now_ns: u64) -> Value {
             "ms_before_report": ago(record.time_ns),
             "step": record.step,
             "moment": moment(record.moment),
-            "sequences": record.who.sequences(),
-            "requests": requests(&record.who),
+            "sequences": record.requests.sequences(),
+            "requests": requests(&record.requests),
         })).collect::<Vec<_>>(),
     })
 }
@@ -84,13 +84,13 @@ fn step_value(records: &[Record], ago: &dyn Fn(u64) -> f64) -> Value {
         "tokens": tokens,
         "phases": phases,
         "last": moment(last.moment),
-        "sequences": last.who.sequences(),
-        "requests": requests(&last.who),
+        "sequences": last.requests.sequences(),
+        "requests": requests(&last.requests),
     })
 }
 
-fn requests(who: &Who) -> Vec<u64> {
-    who.requests().map(|request| request.0).collect()
+fn requests(requests: &StepRequests) -> Vec<u64> {
+    requests.ids().map(|request| request.0).collect()
 }
 
 fn moment(moment: Moment) -> String {
@@ -117,7 +117,7 @@ mod tests {
             time_ns: number * 1_000_000,
             step,
             moment,
-            who: Who::new([RequestId(7)].into_iter()),
+            requests: StepRequests::new([RequestId(7)].into_iter()),
         }
     }
 

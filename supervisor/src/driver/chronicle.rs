@@ -11,12 +11,12 @@ use crate::driver::seats::Seats;
 use crate::driver::witnesses::Witnesses;
 use crate::engine::{EngineSettings, EngineSnapshot, LoadedModel, Shared};
 use crate::nvml::Sighting;
-use crate::requests::Requests;
-use crate::requests::scene::Scene;
 use std::sync::Arc;
 use std::time::Instant;
 use worker_orcd_ipc::{Generation, Heartbeat, ReadyReport, Role};
-use worker_orcd_lifecycle::{DeathCause, DeviceId, SeatId, Testimony, Worker};
+use worker_orcd_lifecycle::{DeathCause, DeviceId, GpuVerdict, SeatId, Worker};
+use worker_orcd_requests::Requests;
+use worker_orcd_requests::scene::Scene;
 
 #[derive(Debug)]
 pub(super) struct Chronicle {
@@ -160,7 +160,7 @@ impl Chronicle {
         device: DeviceId,
         sighting: Sighting,
         seats: &Seats,
-    ) -> Option<Testimony> {
+    ) -> Option<GpuVerdict> {
         let of_device = seats.iter().filter(|seat| seat.id.device() == device);
         let children = of_device.filter_map(|seat| seat.child.as_ref());
         let pids: Vec<_> = children.map(|child| child.pid).collect();

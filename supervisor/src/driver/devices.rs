@@ -2,12 +2,12 @@
 
 use super::Driver;
 use crate::engine::LoadedModel;
-use crate::error_code::ErrorCode;
-use crate::requests::control::Answer;
-use crate::requests::{Failure, Kin};
+use crate::engine::control::Answer;
 use std::sync::Arc;
 use tracing::{error, info, warn};
-use worker_orcd_lifecycle::{Absence, DeviceId, Event};
+use worker_orcd_lifecycle::{DeviceId, Event, OutOfServiceReason};
+use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::{Failure, Kin};
 
 /// The model as each device has loaded it.
 pub(super) struct Models(Vec<Option<Arc<LoadedModel>>>);
@@ -63,7 +63,7 @@ impl Driver {
 
     fn refuse_withdrawal(&self, device: DeviceId) -> Result<(), String> {
         self.refuse_at_the_end()?;
-        if !self.worker.standing(device).is_in_use() {
+        if !self.worker.device_status(device).is_in_use() {
             return Err(format!("device {device} is not in use"));
         }
         if !self.worker.may_withdraw(device) {
@@ -80,7 +80,7 @@ impl Driver {
 
     fn refuse_readmission(&self, device: DeviceId) -> Result<(), String> {
         self.refuse_at_the_end()?;
-        if self.worker.standing(device).is_in_use() {
+        if self.worker.device_status(device).is_in_use() {
             return Err(format!("device {device} is in use"));
         }
         if !self.worker.may_readmit(device) {
@@ -103,14 +103,14 @@ impl Driver {
         let kin = |device| self.models.of(device).map(|model| Kin::of(&model.device));
         let own = kin(device);
         let others = self.worker.devices().filter(|other| *other != device);
-        let mut in_use = others.filter(|other| self.worker.standing(*other).is_in_use());
+        let mut in_use = others.filter(|other| self.worker.device_status(*other).is_in_use());
         in_use.any(|other| own.is_none() || own == kin(other))
     }
 
     /// Children that are to go, and have nothing any more.
     pub(super) fn tell_of_vacated(&mut self) {
         for seat in self.worker.seats() {
-            let is_to_go = !self.worker.standing(seat.device()).is_in_use()
+            let is_to_go = !self.worker.device_status(seat.device()).is_in_use()
                 && self.worker.seat(seat).state().takes_work();
             if is_to_go && self.requests.is_withdrawn(seat) {
                 self.tell(Event::Vacated(seat));
@@ -121,10 +121,10 @@ impl Driver {
     /// Nothing is left of it here; what it had goes on elsewhere, or ends.
     pub(super) fn device_out(&mut self, device: DeviceId) {
         let id = self.settings.device_name(device);
-        let absence = self.worker.standing(device).absence();
+        let absence = self.worker.device_status(device).reason();
         let reason = absence.map_or_else(String::new, ToString::to_string);
         match absence {
-            Some(Absence::Withdrawn) | None => info!(device = id, "device_drained"),
+            Some(OutOfServiceReason::Withdrawn) | None => info!(device = id, "device_drained"),
             Some(absence) => error!(device = id, what = absence.name(), reason, "device_out"),
         }
         self.models.take(device);

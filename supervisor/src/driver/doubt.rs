@@ -4,9 +4,9 @@ use super::Driver;
 use super::post_mortem::{self, Bereft};
 use super::seat::Seat;
 use super::silence;
-use crate::requests::Requests;
 use tracing::{info, warn};
 use worker_orcd_lifecycle::SeatId;
+use worker_orcd_requests::Requests;
 
 /// Those who are with it are noted for its crash report, should it come to one.
 pub(super) fn doubt(seat: &mut Seat, requests: &mut Requests, why: &'static str) {

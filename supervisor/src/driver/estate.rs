@@ -4,15 +4,10 @@ use super::{Driver, program};
 use crate::child::nursery::see_off;
 use crate::child::reap::Process;
 use crate::driver::keeping::{Keeping, ModelFiles};
+use crate::engine::control::Control;
 use crate::engine::{EngineSettings, Inheritance};
-use crate::error_code::ErrorCode;
 use crate::estate::living::{LivingChild, Terms};
 use crate::estate::{DeviceEstate, DeviceNote, EngineEstate, EngineNote};
-use crate::requests::Failure;
-use crate::requests::control::Control;
-use crate::requests::orphans::PATIENCE;
-use crate::requests::record::{Record, StreamEvent};
-use crate::requests::wal::{Clock, Restored, Wal};
 use futures_util::future::BoxFuture;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +17,12 @@ use tokio::sync::mpsc::WeakUnboundedSender;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use worker_orcd_ipc::{Generation, KvReaders};
-use worker_orcd_lifecycle::{Absence, Before, DeviceId, SeatId};
+use worker_orcd_lifecycle::{DeviceId, OutOfServiceReason, PreviousChild, SeatId};
+use worker_orcd_requests::Failure;
+use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::orphans::PATIENCE;
+use worker_orcd_requests::record::{Record, StreamEvent};
+use worker_orcd_requests::wal::{Clock, Restored, Wal};
 
 /// Time for the child to let go of what it has. One that takes longer is left behind.
 const RECALL: Duration = Duration::from_secs(2);
@@ -48,7 +48,7 @@ struct OfDevice {
     child: Option<LivingChild>,
     /// Size of the KV cache of the child that served.
     kv_bytes: Option<u64>,
-    absence: Option<Absence>,
+    absence: Option<OutOfServiceReason>,
 }
 
 /// The driver is to leave everything to another one.
@@ -69,7 +69,7 @@ impl Heritage {
             let absence = it.note.absence.clone();
             let other = child.take_if(|child| child.note.terms != terms || absence.is_some());
             other.into_iter().for_each(end);
-            if child.is_none() && settings.load.kv_readers != KvReaders::Heirs {
+            if child.is_none() && settings.load.kv_readers != KvReaders::Successors {
                 // Nobody adopts from it any more, and the next child waits for its memory.
                 it.let_go_of_kv();
             }
@@ -90,15 +90,15 @@ impl Heritage {
     }
 
     /// Of each device.
-    pub(super) fn before(&self) -> Vec<Before> {
+    pub(super) fn before(&self) -> Vec<PreviousChild> {
         let of_device = |it: &OfDevice| match (&it.absence, &it.child, self.last_child) {
-            (Some(absence), _, last) => Before::Out {
+            (Some(absence), _, last) => PreviousChild::OutOfService {
                 last: last.unwrap_or(Generation(0)),
-                absence: absence.clone(),
+                reason: absence.clone(),
             },
-            (None, Some(child), _) => Before::Serving(child.note.generation),
-            (None, None, Some(last)) => Before::Dying(last),
-            (None, None, None) => Before::Nothing,
+            (None, Some(child), _) => PreviousChild::Serving(child.note.generation),
+            (None, None, Some(last)) => PreviousChild::Dying(last),
+            (None, None, None) => PreviousChild::None,
         };
         self.devices.iter().map(of_device).collect()
     }
@@ -182,7 +182,14 @@ impl Driver {
         }
         self.requests.wake();
         let shared = Arc::clone(shared);
-        tokio::spawn(async move { shared.orphans.give_up(PATIENCE, controls).await });
+        tokio::spawn(async move {
+            tokio::time::sleep(PATIENCE).await;
+            for id in shared.orphans.give_up() {
+                if let Some(controls) = controls.upgrade() {
+                    drop(controls.send(Control::Abandon(id)));
+                }
+            }
+        });
     }
 
     /// It was let in by a supervisor whose requests could be longer.
@@ -341,7 +348,7 @@ impl Driver {
         DeviceNote {
             selector: Some(self.settings.load_on(device).device),
             kv_bytes: kv_bytes.or(self.heritage.kv_bytes(device)),
-            absence: self.worker.standing(device).absence().cloned(),
+            absence: self.worker.device_status(device).reason().cloned(),
             ..DeviceNote::default()
         }
     }
@@ -380,9 +387,9 @@ mod tests {
     #[test]
     fn the_kv_cache_of_a_child_that_is_gone_is_kept_for_an_heir_alone() {
         for (readers, is_kept) in [
-            (KvReaders::Heirs, true),
+            (KvReaders::Successors, true),
             (KvReaders::Siblings, false),
-            (KvReaders::Nobody, false),
+            (KvReaders::None, false),
         ] {
             let mut settings = settings();
             settings.load.kv_readers = readers;

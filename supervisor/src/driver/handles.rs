@@ -1,14 +1,14 @@
 //! The driver's side of what it shares with the [`Engine`](crate::engine::Engine)'s handles: what they
 //! want, and what they see.
 
+use crate::engine::control::Control;
 use crate::engine::{Ended, EngineSnapshot, LoadedModel, Milestones, Refusal, Shared};
-use crate::error_code::ErrorCode;
-use crate::requests::Failure;
-use crate::requests::control::Control;
-use crate::requests::record::Record;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use worker_orcd_lifecycle::{EndReason, WorkerFailure};
+use worker_orcd_requests::Failure;
+use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::record::Record;
 
 pub(super) struct Handles {
     pub(super) shared: Arc<Shared>,

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::{info, warn};
 use worker_orcd_ipc::{
-    Article, Generation, KvReaders, KvSource, LoadOrder, MAX_MODEL_PARTS, ModelFile, ReadyReport,
+    FdKind, Generation, KvReaders, KvSource, LoadOrder, MAX_MODEL_PARTS, ModelFile, ReadyReport,
     WeightsManifest,
 };
 use worker_orcd_lifecycle::{ChildEvent, DeathCause};
@@ -153,26 +153,26 @@ impl Keeping {
     /// Hands what there is to the child of a seat. The order says where it finds them.
     pub(super) fn hand_out(&self, seat: &mut Seat, order: LoadOrder) -> LoadOrder {
         let model = self.model.as_ref();
-        let mut hand_out_file = |file| hand_out(seat, Article::ModelFile, file);
+        let mut hand_out_file = |file| hand_out(seat, FdKind::ModelFile, file);
         let has_model = model.is_some_and(|files| files.iter().all(&mut hand_out_file));
         let parts = model.map_or(0, |files| files.len() as u16);
         let layout = seat.vitals.as_ref().and_then(Vitals::arena_layout);
         let weights = self
             .weights_laid_out_as(layout)
-            .filter(|weights| has_model && hand_out(seat, Article::Weights, &weights.memory));
+            .filter(|weights| has_model && hand_out(seat, FdKind::Weights, &weights.memory));
         seat.takes_over = weights.is_some();
         let kv = self
             .kv
             .as_ref()
-            .filter(|_| order.kv_readers == KvReaders::Heirs && weights.is_some())
-            .filter(|kv| hand_out(seat, Article::KvCache, &kv.memory));
+            .filter(|_| order.kv_readers == KvReaders::Successors && weights.is_some())
+            .filter(|kv| hand_out(seat, FdKind::KvCache, &kv.memory));
         let adopts_from = kv.map(|kv| kv.source);
         seat.adopts_from = adopts_from.map(|source| source.child);
-        let mailbox = seat.child.as_mut().filter(|_| order.has_mailbox);
+        let mailbox = seat.child.as_mut().filter(|_| order.has_second_fd_socket);
         let mailbox = mailbox.map(Child::open_mailbox).transpose();
         let mailbox = mailbox.inspect_err(|error| warn!(%error, "mailbox_missing"));
         LoadOrder {
-            has_mailbox: matches!(mailbox, Ok(Some(()))),
+            has_second_fd_socket: matches!(mailbox, Ok(Some(()))),
             model_file: match has_model {
                 true => ModelFile::HandedOver { parts },
                 false => ModelFile::AtPath,
@@ -215,10 +215,10 @@ impl Keeping {
         };
         let placed_by = child.generation;
         let mut files = Vec::new();
-        for _ in 0..usize::from(MAX_MODEL_PARTS) + Article::ALL.len() {
+        for _ in 0..usize::from(MAX_MODEL_PARTS) + FdKind::ALL.len() {
             match child.take() {
-                Ok(Some((Article::ModelFile, file))) => files.push(file),
-                Ok(Some((Article::Weights, memory))) => {
+                Ok(Some((FdKind::ModelFile, file))) => files.push(file),
+                Ok(Some((FdKind::Weights, memory))) => {
                     info!(bytes = manifest.bytes, "weights_kept");
                     self.weights = Some(KeptWeights {
                         memory: memory.into(),
@@ -228,7 +228,7 @@ impl Keeping {
                         verified_at: now,
                     });
                 }
-                Ok(Some((Article::KvCache, memory))) => {
+                Ok(Some((FdKind::KvCache, memory))) => {
                     let source = KvSource {
                         child: placed_by,
                         bytes: report.memory.kv_capacity_bytes,
@@ -238,7 +238,7 @@ impl Keeping {
                         source,
                     });
                 }
-                Ok(Some((Article::Mailbox, _))) => {
+                Ok(Some((FdKind::SecondSocket, _))) => {
                     let message = "a mailbox from a child".to_owned();
                     return Err(ChildEvent::Violation(message));
                 }
@@ -296,7 +296,7 @@ impl Keeping {
     }
 }
 
-fn hand_out(seat: &mut Seat, article: Article, descriptor: &impl AsFd) -> bool {
+fn hand_out(seat: &mut Seat, article: FdKind, descriptor: &impl AsFd) -> bool {
     let Some(child) = &mut seat.child else {
         return false;
     };

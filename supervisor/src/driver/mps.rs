@@ -32,8 +32,8 @@ pub(super) fn rules(settings: &mut EngineSettings, now: Instant, news: &mut News
 }
 
 fn one_at_a_time(rules: Settings, load: &mut LoadOrder) -> Settings {
-    if load.kv_readers == KvReaders::Heirs {
-        load.kv_readers = others(load.has_mailbox);
+    if load.kv_readers == KvReaders::Successors {
+        load.kv_readers = others(load.has_second_fd_socket);
     }
     Settings {
         standby: false,
@@ -46,7 +46,7 @@ fn one_at_a_time(rules: Settings, load: &mut LoadOrder) -> Settings {
 fn others(has_siblings: bool) -> KvReaders {
     match has_siblings {
         true => KvReaders::Siblings,
-        false => KvReaders::Nobody,
+        false => KvReaders::None,
     }
 }
 
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn without_a_standby_no_room_is_left_for_its_kv_cache() {
         let mut load = LoadOrder {
-            kv_readers: KvReaders::Heirs,
+            kv_readers: KvReaders::Successors,
             ..load_order()
         };
         let rules = Settings {
@@ -72,7 +72,7 @@ mod tests {
         };
         let rules = one_at_a_time(rules, &mut load);
         assert!(!rules.standby && !rules.overlap);
-        assert_eq!(load.kv_readers, KvReaders::Nobody);
+        assert_eq!(load.kv_readers, KvReaders::None);
     }
 
     #[test]

@@ -10,14 +10,14 @@ use crate::engine::{
     ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, GpuSnapshot, LoadSnapshot,
     LoadedModel,
 };
-use crate::requests::{Registry, Requests};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport, ReadyReport, Role, model_stem};
-use worker_orcd_lifecycle::{DeathCause, Deed, DeviceId, Effect, Ledger, State, Worker};
+use worker_orcd_lifecycle::{ChildAction, DeathCause, DeviceId, Effect, Ledger, State, Worker};
+use worker_orcd_requests::{Registry, Requests};
 
 /// A snapshot is never older than this while anything happens at all.
 const STALE_AFTER: Duration = Duration::from_millis(250);
@@ -163,11 +163,14 @@ impl News {
             Effect::Child {
                 seat,
                 generation,
-                deed,
-            } => self.deed(seat.device(), *generation, deed),
+                action,
+            } => self.action(seat.device(), *generation, action),
             // The reason is told once, with the worker's `error`.
             Effect::End { exit, .. } => info!(exit = exit.code(), "engine_end"),
-            Effect::Succession { of, heir } => info!(of = of.0, heir = heir.0, "succession"),
+            Effect::Failover {
+                predecessor,
+                successor,
+            } => info!(of = predecessor.0, heir = successor.0, "succession"),
             Effect::DeviceOut(_)
             | Effect::DeviceIn(_)
             | Effect::RefuseNewWork
@@ -175,30 +178,30 @@ impl News {
         }
     }
 
-    fn deed(&self, device: DeviceId, generation: Generation, deed: &Deed) {
+    fn action(&self, device: DeviceId, generation: Generation, action: &ChildAction) {
         let of_device = self.devices.get(usize::from(device.0));
         let device = of_device.map_or("", |it| it.id.as_str());
         let (generation, model) = (generation.0, &self.model);
-        match deed {
-            Deed::Load(role) => {
+        match action {
+            ChildAction::Load(role) => {
                 let role = word_for(*role);
                 info!(generation, role, model, device, "model_load_start");
             }
-            Deed::Promote => info!(generation, "standby_promoted"),
-            Deed::Kill(signal) => warn!(generation, ?signal, "child_kill"),
-            Deed::Bury(DeathCause::Dismissed) => info!(generation, "child_exit"),
-            Deed::Bury(cause) => {
+            ChildAction::Promote => info!(generation, "standby_promoted"),
+            ChildAction::Kill(signal) => warn!(generation, ?signal, "child_kill"),
+            ChildAction::Reap(DeathCause::Dismissed) => info!(generation, "child_exit"),
+            ChildAction::Reap(cause) => {
                 let label = cause.label();
                 error!(generation, label, %cause, model, device, "child_death");
             }
-            Deed::Spawn
-            | Deed::StandBy
-            | Deed::Serve
-            | Deed::Suspend { .. }
-            | Deed::DoubtWeights(_)
-            | Deed::Release
-            | Deed::Vacate
-            | Deed::Dismiss => {}
+            ChildAction::Spawn
+            | ChildAction::StandBy
+            | ChildAction::Serve
+            | ChildAction::Suspend { .. }
+            | ChildAction::InvalidateWeights(_)
+            | ChildAction::Release
+            | ChildAction::Vacate
+            | ChildAction::Dismiss => {}
         }
     }
 
@@ -306,9 +309,9 @@ impl News {
         let worker = from.worker;
         let each = worker.devices().zip(&self.devices);
         let snapshot = |(device, it): (DeviceId, &OfDevice)| {
-            let (standing, life) = (worker.standing(device), worker.foremost_of(device));
+            let (standing, life) = (worker.device_status(device), worker.foremost_of(device));
             let window = worker.settings().restart.window;
-            let (ledger, absence) = (worker.ledger(device), standing.absence());
+            let (ledger, absence) = (worker.ledger(device), standing.reason());
             DeviceSnapshot {
                 place: device.0,
                 id: it.id.clone(),
@@ -324,7 +327,7 @@ impl News {
                 custody: None,
                 kv_capacity_tokens: None,
                 deaths_in_window: ledger.within(now - self.started, window),
-                deaths_in_a_row: ledger.fruitless(),
+                deaths_in_a_row: ledger.deaths_without_progress(),
                 unsteady_until: ledger.unsteady_until().map(|until| self.started + until),
             }
         };
@@ -358,15 +361,16 @@ impl News {
             *deaths_by_cause.entry(*cause).or_insert(0) += deaths;
         }
         let within = |ledger: &&Ledger| ledger.within(now - self.started, policy.window);
+        let in_a_row = ledgers.iter().map(|it| it.deaths_without_progress());
         FaultsSnapshot {
             deaths_by_cause,
             deaths_in_window: ledgers.iter().map(within).max().unwrap_or(0),
             window: policy.window,
             burst: policy.burst,
-            deaths_in_a_row: ledgers.iter().map(|it| it.fruitless()).max().unwrap_or(0),
+            deaths_in_a_row: in_a_row.max().unwrap_or(0),
             deaths_allowed: policy.max_deaths,
             last: from.last_death.clone(),
-            restarts: worker.successions(),
+            restarts: worker.failovers(),
             recoveries: totals.recoveries,
             overdue_children: totals.overdue_children,
             pauses: totals.pauses,
@@ -390,12 +394,12 @@ fn reason(from: &Sources<'_>, now: Duration) -> String {
     let doing = match worker.foremost().state() {
         State::Serving { .. } if worker.is_draining() => "finishing what was accepted",
         state @ State::Serving { .. } => {
-            return state.in_words().to_owned() + &without(worker) + &burst(from, now);
+            return state.description().to_owned() + &without(worker) + &burst(from, now);
         }
         State::Killing { cause, .. } if *cause != DeathCause::Dismissed => {
             return format!("the child is being killed: {cause}");
         }
-        state => state.in_words(),
+        state => state.description(),
     };
     let last = from.last_death.as_ref();
     let unrecovered = last.filter(|death| death.is_unrecovered());
@@ -433,7 +437,7 @@ fn burst(from: &Sources<'_>, now: Duration) -> String {
 /// The devices that it serves without, and why.
 fn without(worker: &Worker) -> String {
     let absent = |device| {
-        let absence = worker.standing(device).absence()?;
+        let absence = worker.device_status(device).reason()?;
         Some(format!(", without device {device}: {absence}"))
     };
     worker.devices().filter_map(absent).collect()

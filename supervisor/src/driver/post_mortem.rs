@@ -7,13 +7,13 @@ use crate::crash::death::{Burial, Now, Pause};
 use crate::crash::recording::told;
 use crate::crash::report::{InFlight, RequestFacts};
 use crate::driver::seat::Seat;
-use crate::requests::Requests;
-use crate::requests::record::Record;
-use crate::requests::scene::Scene;
 use nix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::flight::Recording;
 use worker_orcd_lifecycle::DeathCause;
+use worker_orcd_requests::Requests;
+use worker_orcd_requests::record::Record;
+use worker_orcd_requests::scene::Scene;
 
 /// Those who were with a child.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 //! that serves, as by `POST /restart`.
 
 use crate::child::probe;
-use crate::requests::control::Control;
+use crate::engine::control::Control;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};

@@ -3,9 +3,9 @@
 
 use super::Driver;
 use super::seat::Seat;
-use crate::requests::scene::Scene;
 use worker_orcd_ipc::{FinishReason, Role, StepReport};
 use worker_orcd_lifecycle::{ChildEvent, DeathCause, Event, SeatId, State};
+use worker_orcd_requests::scene::Scene;
 
 /// A report was accepted, with so many tokens.
 pub(super) fn of_report(seat: &mut Seat, report: &StepReport, tokens: u64) -> Option<ChildEvent> {
@@ -40,7 +40,7 @@ impl Driver {
         let deaths = deaths.max(u32::from(was_stopped));
         if deaths > 0 && self.seats[seat].role == Role::Active {
             let device = seat.device();
-            self.tell(Event::Absolve { device, deaths });
+            self.tell(Event::DiscountDeaths { device, deaths });
         }
     }
 }

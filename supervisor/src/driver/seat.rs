@@ -17,7 +17,6 @@ use crate::driver::vitals::Vitals;
 use crate::engine::model::Unfit;
 use crate::engine::{EngineSettings, LoadedModel};
 use crate::estate::living::{LivingChild, Part, Terms};
-use crate::text::TextError;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,6 +25,7 @@ use tracing::warn;
 use worker_orcd_ipc::flight::Recording;
 use worker_orcd_ipc::{Command, Generation, Role};
 use worker_orcd_lifecycle::{ChildEvent, SeatId, Signal};
+use worker_orcd_text::TextError;
 
 pub(super) struct Seat {
     pub(super) id: SeatId,

@@ -6,13 +6,13 @@ use crate::child::spawn::Spawner;
 use crate::crash::CrashStore;
 use crate::driver::{Driver, program};
 use crate::engine::{Engine, EngineSettings, EngineSnapshot, Inheritance, Milestones, Shared};
-use crate::requests::Registry;
-use crate::requests::orphans::Orphans;
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::LoadOrder;
+use worker_orcd_requests::Registry;
+use worker_orcd_requests::orphans::Orphans;
 
 /// Starts the driver, which starts the first child and goes on with what was inherited.
 ///

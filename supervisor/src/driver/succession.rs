@@ -1,11 +1,11 @@
 //! One child serves, and another one's requests go to it.
 
 use super::Driver;
-use crate::requests::{Kin, ServedBy};
 use std::sync::Arc;
 use tracing::warn;
-use worker_orcd_ipc::{Article, Command, Generation, KvReaders};
+use worker_orcd_ipc::{Command, FdKind, Generation, KvReaders};
 use worker_orcd_lifecycle::{DeathCause, SeatId};
+use worker_orcd_requests::{Kin, ServedBy};
 
 impl Driver {
     pub(super) fn serve(&mut self, seat: SeatId, generation: Generation) {
@@ -36,7 +36,7 @@ impl Driver {
     /// Siblings have what they need of a child that has begun to die, and the next one of its device waits for the
     /// memory. An heir may still be given it.
     pub(super) fn release_kv(&mut self, seat: SeatId, generation: Generation) {
-        if self.settings.load.kv_readers != KvReaders::Heirs {
+        if self.settings.load.kv_readers != KvReaders::Successors {
             self.keeping[seat].release_kv(generation);
         }
     }
@@ -69,7 +69,7 @@ impl Driver {
         let (Some((memory, source)), Some(child)) = (kept, &self.seats[to].child) else {
             return;
         };
-        match child.put(Article::KvCache, memory) {
+        match child.put(FdKind::KvCache, memory) {
             Ok(()) => {
                 self.send(to, &Command::Attach(source));
                 self.requests.attached(to, source.child);

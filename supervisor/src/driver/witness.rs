@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use worker_orcd_ipc::{DeviceSelector, Generation};
-use worker_orcd_lifecycle::{DeviceId, Testimony, Xid};
+use worker_orcd_lifecycle::{DeviceId, GpuVerdict, Xid};
 
 /// Xids that are kept. A storm of them (45 comes once a channel) has nothing new to say.
 const XIDS_KEPT: usize = 64;
@@ -100,7 +100,7 @@ impl GpuWatch {
         sighting: Sighting,
         children: &[u32],
         crashes: &mut CrashLog,
-    ) -> Option<Testimony> {
+    ) -> Option<GpuVerdict> {
         match sighting {
             Sighting::Absent(reason) => self.lose(reason),
             Sighting::Opened(identity) => {
@@ -167,7 +167,7 @@ impl GpuWatch {
         self.snapshot.taken = Some((gauges, at));
     }
 
-    fn xid(&mut self, seen: SeenXid) -> Testimony {
+    fn xid(&mut self, seen: SeenXid) -> GpuVerdict {
         warn!(
             xid = seen.xid.0,
             description = seen.xid.description(),
@@ -179,7 +179,7 @@ impl GpuWatch {
         self.xids.push_back(seen);
         *self.snapshot.xids.entry(seen.xid).or_default() += 1;
         self.snapshot.last_xid = Some(seen);
-        Testimony::Reported(seen.xid)
+        GpuVerdict::Reported(seen.xid)
     }
 
     // === a child's life ===
@@ -278,8 +278,8 @@ impl GpuWatch {
         deaths.filter_map(action_due).min()
     }
 
-    /// Testimony on deaths whose recovery action did not come in time: it is unknown.
-    pub(super) fn overdue(&self, now: Instant, crashes: &mut CrashLog) -> Vec<Testimony> {
+    /// Verdicts on deaths whose recovery action did not come in time: it is unknown.
+    pub(super) fn overdue(&self, now: Instant, crashes: &mut CrashLog) -> Vec<GpuVerdict> {
         let is_late = |death: &&mut Arc<Death>| {
             self.is_of(death) && action_due(death).is_some_and(|due| due <= now)
         };
@@ -300,7 +300,7 @@ impl GpuWatch {
         generation: u32,
         crashes: &mut CrashLog,
         change: impl FnOnce(&mut GpuEvidence),
-    ) -> Option<Testimony> {
+    ) -> Option<GpuVerdict> {
         let death = crashes.update(Generation(generation), |death| {
             if let (Some(evidence), Some(burial)) = (&mut death.gpu, &death.burial) {
                 change(evidence);
@@ -321,12 +321,12 @@ impl GpuWatch {
         evidence.ecc_uncorrected = gauges.and_then(|(gauges, _)| gauges.ecc_uncorrected);
     }
 
-    fn testimony(&self, death: &Death) -> Option<Testimony> {
+    fn testimony(&self, death: &Death) -> Option<GpuVerdict> {
         let died_at = death.burial.as_ref()?.at.instant;
         let near = |seen: &&SeenXid| seen.at + NEAR >= died_at;
         let xids: Vec<Xid> = self.xids.iter().filter(near).map(|seen| seen.xid).collect();
         let action = death.gpu.as_ref()?.action;
-        Some(Testimony::AfterDeath { xids, action })
+        Some(GpuVerdict::AfterDeath { xids, action })
     }
 }
 

@@ -7,7 +7,7 @@ use futures_util::future::select_all;
 use std::ops::{Index, IndexMut};
 use std::time::Instant;
 use worker_orcd_ipc::DeviceSelector;
-use worker_orcd_lifecycle::{DeviceId, SeatId, Testimony};
+use worker_orcd_lifecycle::{DeviceId, GpuVerdict, SeatId};
 
 #[derive(Debug)]
 pub(super) struct Witnesses(Vec<GpuWatch>);
@@ -37,12 +37,12 @@ impl Witnesses {
         deadlines.min()
     }
 
-    /// Testimony on deaths whose recovery action did not come in time.
+    /// Verdicts on deaths whose recovery action did not come in time.
     pub(super) fn overdue(
         &self,
         now: Instant,
         crashes: &mut CrashLog,
-    ) -> Vec<(DeviceId, Testimony)> {
+    ) -> Vec<(DeviceId, GpuVerdict)> {
         let mut overdue = Vec::new();
         for watch in self.iter() {
             let testimonies = watch.overdue(now, crashes).into_iter();

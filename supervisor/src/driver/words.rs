@@ -8,7 +8,6 @@ use crate::driver::keepings::Keepings;
 use crate::driver::progress;
 use crate::driver::seat::Seat;
 use crate::engine::{EngineSettings, LoadedModel};
-use crate::requests::Requests;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +17,7 @@ use worker_orcd_ipc::{
     model_parts,
 };
 use worker_orcd_lifecycle::{ChildEvent, HandshakeRefusal};
+use worker_orcd_requests::Requests;
 
 /// Name in `/health` of children that are not confined as they should be.
 const CHILD_CONFINEMENT: &str = "child_confinement";
@@ -209,7 +209,7 @@ fn said_once(word: &Word) -> Option<Once> {
 /// The child may have computed something else than it should: what it has sealed is not adopted.
 fn casts_doubt(event: &ChildEvent) -> bool {
     match event {
-        ChildEvent::Fault(fault) => fault.casts_doubt(),
+        ChildEvent::Fault(fault) => fault.invalidates_results(),
         ChildEvent::Violation(_) | ChildEvent::ModelChanged => true,
         _ => false,
     }

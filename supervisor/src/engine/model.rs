@@ -3,8 +3,6 @@
 use super::SamplingDefaults;
 use crate::hex::hex;
 use crate::interpreter::{Grammars, Interpreter};
-use crate::text::tools::{ChatTerms, Choices};
-use crate::text::{TemplateError, TemplateSource, Text, TextError};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +11,8 @@ use worker_orcd_ipc::{
     CodecError, DeviceFacts, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice,
     TokenizerFacts, TokenizerKind, encode,
 };
+use worker_orcd_text::tools::{ChatTerms, Choices};
+use worker_orcd_text::{TemplateError, TemplateSource, Text, TextError};
 
 /// Built once per child that becomes ready; text and defaults are those of the first one.
 #[derive(Debug, Clone)]

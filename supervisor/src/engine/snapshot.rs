@@ -6,11 +6,11 @@
 
 use crate::crash::Death;
 use crate::engine::gpu::GpuSnapshot;
-use crate::requests::{Quarantined, Waits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{DeviceSelector, Generation, Load, MemoryReport, Role};
+use worker_orcd_requests::{Quarantined, Waits};
 
 /// Time that a client may be kept waiting for a child that is being replaced before the worker
 /// calls itself unhealthy: a reload of a large model from a warm page cache.

@@ -2,10 +2,10 @@
 
 use crate::crash::CrashSettings;
 use crate::engine::{Deadlines, EngineSettings, OnFault, RestartPolicy};
-use crate::text::tools::Choices;
 use std::path::PathBuf;
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
+use worker_orcd_text::tools::Choices;
 
 /// Of a worker that has no child's program.
 pub(crate) fn settings() -> EngineSettings {
@@ -36,9 +36,9 @@ pub(crate) fn load_order() -> LoadOrder {
         model_path: "/dev/null".to_owned(),
         model_file: ModelFile::AtPath,
         weights: None,
-        kv_readers: KvReaders::Nobody,
+        kv_readers: KvReaders::None,
         adopts_from: None,
-        has_mailbox: false,
+        has_second_fd_socket: false,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: None,
         memory_permille: 900,

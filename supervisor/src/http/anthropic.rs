@@ -7,14 +7,13 @@
 //!
 //! ```text
 //! request ─→ conversation (content: blocks) ─┐
-//!            thinking, tools ────────────────┴→ generation ─→ blocks ─→ stream (named events)
-//!                                                                 └───→ whole  (their sum)
+//!            thinking, tools ────────────────┴→ generation ─→ timeline ─→ stream (named events)
+//!                                                                   └───→ whole  (their sum)
 //! ```
 //!
 //! A field that would change the answer and is not done is refused by name; docs/guide/messages.md has all of them.
 //! Deliberately absent: images and documents, tools that Anthropic's servers run, and a budget for thoughts.
 
-mod blocks;
 mod content;
 mod conversation;
 pub(super) mod error;
@@ -31,8 +30,8 @@ use super::error::{ApiError, Dialect};
 use super::generation::{Accepted, Asker};
 use super::presentation::Form;
 use super::sse;
-use crate::engine::Completion;
-use crate::text::tools::Parsing;
+use super::timeline::Timeline;
+use crate::engine::{Completion, StopReason};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
@@ -40,6 +39,7 @@ use axum::response::{IntoResponse, Response};
 use request::MessagesRequest;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use worker_orcd_text::tools::Parsing;
 
 pub async fn messages(
     State(app): State<Arc<App>>,
@@ -74,8 +74,7 @@ async fn try_messages(
         is_streamed,
         parsing,
     };
-    let accepted = app.start(&model, generation, &mut form, asker).await;
-    let accepted = accepted.map_err(|error| error.renamed(tools::own_name))?;
+    let accepted = app.start(&model, generation, &mut form, asker).await?;
     drop(room);
     form.respond(app, accepted, false).await
 }
@@ -99,20 +98,33 @@ pub(super) async fn respond(
     parsing: Parsing,
     begun: bool,
 ) -> Result<Response, ApiError> {
+    // Which block a piece belongs to depends on all before it.
+    answer.stream.give_known();
+    if !is_streamed {
+        return whole::respond(answer, model, parsing).await;
+    }
     let Accepted {
         stream,
         job,
         tokens_in,
     } = answer;
-    // Which block a piece belongs to depends on all before it.
-    stream.give_known();
-    if !is_streamed {
-        return whole::respond(stream, job, model, parsing).await;
-    }
     let events = MessageEvents::new(job.id(), model, tokens_in, parsing);
     match begun {
         true => Ok(sse::go_on(stream, job, events)),
         false => sse::respond_when_known(stream, job, events).await,
+    }
+}
+
+/// What the ids of tool uses begin with.
+const ID_PREFIX_OF_CALLS: &str = "toolu_";
+
+/// Why the answer of a timeline ended.
+fn stop_reason(reason: StopReason, timeline: &Timeline) -> &'static str {
+    match reason {
+        StopReason::MaxTokens => "max_tokens",
+        StopReason::StopSequence => "stop_sequence",
+        StopReason::Eos if timeline.has_whole_calls() => "tool_use",
+        StopReason::Eos => "end_turn",
     }
 }
 

@@ -8,8 +8,8 @@ use super::fields::Fields;
 use super::generation::Input;
 use super::messages::History;
 use super::mistakes::Constraint;
-use crate::text::template::TemplateSetting;
-use crate::text::{ChatMessage, Conversation};
+use worker_orcd_text::template::TemplateSetting;
+use worker_orcd_text::{ChatMessage, Conversation};
 
 /// Fields of requests with messages.
 pub const FIELDS: &[&str] = &[CONTINUE, PROMPT];

@@ -2,8 +2,8 @@
 //! same.
 
 use crate::hex::hex;
-use crate::text::tools::Syntax;
 use sha2::{Digest as _, Sha256};
+use worker_orcd_text::tools::Syntax;
 
 /// The ids of one answer's calls.
 #[derive(Debug)]

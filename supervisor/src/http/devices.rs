@@ -4,13 +4,13 @@
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
-use crate::error_code::ErrorCode;
 use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
 use worker_orcd_lifecycle::DeviceId;
+use worker_orcd_requests::error_code::ErrorCode;
 
 /// What the operator wants of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use super::fields::{Fields, Names, among, nested};
 use super::json::Json;
 use super::mistakes::{Constraint, Mistakes};
 use super::openapi::schema;
-use crate::text::template::TemplateSetting;
+use worker_orcd_text::template::TemplateSetting;
 
 /// Chat's fields.
 pub const FIELDS: &[&str] = &[EFFORT, THINKS, THINKING, REASONING, VERBOSITY];

@@ -13,8 +13,6 @@ use super::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop
 use super::{App, client};
 use crate::config::RequestLimits;
 use crate::engine::OnFault;
-use crate::error_code::ErrorCode;
-use crate::text::tools::ChatTerms;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{Request, StatusCode};
@@ -22,6 +20,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
+use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_text::tools::ChatTerms;
 
 const MAX_JOB_ID_CHARS: usize = 128;
 

@@ -15,15 +15,15 @@ use super::presentation::{Form, Presentation};
 use super::structure::Asked;
 use super::thinking_budget::Budget;
 use crate::engine::{LoadedModel, NewRequest, OnFault, Position, RequestStream};
-use crate::error_code::ErrorCode;
-use crate::text::Conversation;
-use crate::text::template::TemplateSetting;
 use axum::body::Body;
 use axum::http::Request;
 use prompt::Encoded;
 use std::iter::once;
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
+use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_text::Conversation;
+use worker_orcd_text::template::TemplateSetting;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationRequest {
@@ -186,7 +186,7 @@ impl App {
             logit_bias: request.logit_bias,
             thinking: Budget::settle(request.thinking, parsing, &model.text)?,
             embeds: None,
-            deadline: self.limits.inference_timeout,
+            timeout: self.limits.inference_timeout,
             on_fault: request.on_fault,
             presentation: presentation.write(),
         };

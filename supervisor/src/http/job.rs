@@ -7,10 +7,10 @@
 
 use super::App;
 use crate::engine::{Completion, Embedding, Failure, LoadedModel, RequestStream};
-use crate::error_code::CLIENT_GONE;
 use crate::logging::TextDigest;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use worker_orcd_requests::error_code::CLIENT_GONE;
 
 /// Says `execute_end` exactly once, also when the client just goes away.
 #[derive(Debug)]

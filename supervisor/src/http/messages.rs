@@ -10,9 +10,9 @@ use super::json::{Json, Kind};
 use super::mistakes::{Constraint, FieldError, Mistakes};
 use super::openapi::schema::{self, Shape};
 use super::tool_calls::{self, NAME_CHARS};
-use crate::text::tools::ChatTerms;
-use crate::text::{ChatMessage, ToolCall};
 use serde_json::json;
+use worker_orcd_text::tools::ChatTerms;
+use worker_orcd_text::{ChatMessage, ToolCall};
 
 /// A conversation of more turns fits no model, and each turn costs memory beyond its text.
 pub(super) const MAX_MESSAGES: usize = 16_384;

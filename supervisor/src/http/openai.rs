@@ -29,7 +29,6 @@ use super::error::{ApiError, Dialect};
 use super::generation::Asker;
 use super::presentation::Form;
 use crate::engine::StopReason;
-use crate::text::tools::Parsing;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
@@ -38,6 +37,7 @@ use request::OpenAiRequest;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use worker_orcd_text::tools::Parsing;
 
 /// Which of the two endpoints is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

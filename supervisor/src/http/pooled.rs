@@ -1,8 +1,8 @@
 //! Prompts of one request that become vectors or scores, on their way through the engine.
 //!
 //! Each is a request of its own to the engine: it has its place in the queue, its share of the steps, and its
-//! next child when one dies. An answer is short work, so nothing of it is kept for another supervisor: a supervisor
-//! that is replaced answers what it has read before it leaves.
+//! next child when one dies. The write-ahead log has none of them. An upgrade hands over the bytes of the HTTP request, and the
+//! next supervisor computes it again ([`handover`](super::handover)).
 
 use super::App;
 use super::body::Room;
@@ -11,10 +11,10 @@ use super::error::ApiError;
 use super::job::Job;
 use super::mistakes::Constraint;
 use crate::engine::{Failure, LoadedModel, NewRequest, Refusal, RequestStream, StreamEvent};
-use crate::error_code::ErrorCode;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Pooling, Sampling, TokenId};
+use worker_orcd_requests::error_code::ErrorCode;
 
 /// Prompts of one request that the engine has at once: enough to fill a step, and few enough that a long list leaves
 /// places in the queue to others.
@@ -147,7 +147,7 @@ impl Batch {
             logit_bias: Vec::new(),
             thinking: None,
             embeds: Some(self.pooling),
-            deadline: self.app.limits.inference_timeout,
+            timeout: self.app.limits.inference_timeout,
             on_fault: None,
             presentation: String::new(),
         };

@@ -13,10 +13,10 @@ use super::openai::stream::Chunks;
 use super::openai::{Header, Kind, several, whole};
 use super::responses::answer::Echo;
 use super::{App, anthropic, responses, sse};
-use crate::text::tools::Parsing;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Presentation {
@@ -218,16 +218,16 @@ impl Form {
                 echo,
                 from,
             } => {
-                let Accepted { stream, job, .. } = only(accepted)?;
+                let accepted = only(accepted)?;
                 let header = responses::answer::Header {
-                    id: job.id().to_owned(),
+                    id: accepted.job.id().to_owned(),
                     created,
                     model: app.model_id.clone(),
                     parsing,
                     echo: *echo,
                 };
                 let first = is_streamed.then_some(from);
-                responses::respond(stream, job, header, first, begun).await
+                responses::respond(accepted, header, first, begun).await
             }
         }
     }
@@ -271,12 +271,12 @@ mod tests {
     use super::*;
     use crate::http::job::Job;
     use crate::http::tests::app;
-    use crate::requests::record::NewRequest;
-    use crate::requests::testing::{Journal, SEAT, request, step};
-    use crate::text::tools::{Syntax, Thoughts};
     use http_body_util::BodyExt as _;
     use serde_json::{Value, json};
     use worker_orcd_ipc::{DrawnLogprobs, FinishReason, Logprobs};
+    use worker_orcd_requests::record::NewRequest;
+    use worker_orcd_requests::testing::{Journal, SEAT, request, step};
+    use worker_orcd_text::tools::{Syntax, Thoughts};
 
     #[tokio::test]
     async fn an_answer_in_one_piece_is_told_whole_whatever_the_client_says_that_it_has() {

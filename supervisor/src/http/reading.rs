@@ -6,10 +6,10 @@ use super::logit_bias;
 use super::mistakes::Constraint;
 use super::openapi::schema;
 use crate::engine::{LoadedModel, SamplingDefaults};
-use crate::text::tools::ChatTerms;
 use std::ops::RangeInclusive;
 use uuid::Uuid;
 use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_text::tools::ChatTerms;
 
 /// Fields that [`read_sampling`], [`read_logit_bias`] and [`read_stop`] read.
 pub const NAMES: &[&str] = &[

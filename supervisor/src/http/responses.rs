@@ -22,12 +22,10 @@ mod whole;
 
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
-use super::generation::Asker;
-use super::job::Job;
+use super::generation::{Accepted, Asker};
 use super::openai::unix_seconds;
 use super::presentation::Form;
 use super::{App, sse};
-use crate::engine::RequestStream;
 use answer::Header;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -64,7 +62,6 @@ async fn try_create(
         is_streamed,
         parsing,
         echo,
-        names,
     } = request;
     let mut form = Form::Responses {
         created: unix_seconds(),
@@ -74,9 +71,17 @@ async fn try_create(
         from: 0,
     };
     let accepted = app.start(&model, generation, &mut form, asker).await;
-    let accepted = accepted.map_err(|error| error.renamed(|field| names.of(field)))?;
+    let accepted = accepted.map_err(|error| error.renamed(own_name))?;
     drop(room);
     form.respond(app, accepted, false).await
+}
+
+/// What this API calls a field of chat.
+fn own_name(field: &str) -> String {
+    match field {
+        "messages" => "input".to_owned(),
+        field => field.to_owned(),
+    }
 }
 
 /// The length of the prompt that the same request to `/v1/responses` would have.
@@ -90,9 +95,9 @@ pub async fn count_input_tokens(State(app): State<Arc<App>>, request: Request<Bo
 async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
     let received = app.receive(request, request::NAMES, request::read).await?;
     let (model, request, _room) = received;
-    let (input, names) = (request.generation.input, request.names);
+    let input = request.generation.input;
     let tokens = app.tokens_of(&model, input, "input").await;
-    let tokens = tokens.map_err(|error| error.renamed(|field| names.of(field)))?;
+    let tokens = tokens.map_err(|error| error.renamed(own_name))?;
     let told = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
     Ok(axum::Json(told).into_response())
 }
@@ -103,17 +108,17 @@ async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, A
 /// # Errors
 /// When nothing was told yet, and nothing but a failure can be.
 pub(super) async fn respond(
-    stream: RequestStream,
-    job: Job,
+    accepted: Accepted,
     header: Header,
     first: Option<u64>,
     begun: bool,
 ) -> Result<Response, ApiError> {
     // What a piece says depends on all before it.
-    stream.give_known();
+    accepted.stream.give_known();
     let Some(first) = first else {
-        return whole::respond(stream, job, &header).await;
+        return whole::respond(accepted, &header).await;
     };
+    let Accepted { stream, job, .. } = accepted;
     let events = Events::new(header, first);
     match begun {
         true => Ok(sse::go_on(stream, job, events)),

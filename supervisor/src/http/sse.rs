@@ -17,7 +17,6 @@
 use super::error::ApiError;
 use super::job::Job;
 use crate::engine::{Completion, Failure, Piece, RequestStream, Skip, StreamEvent};
-use crate::error_code::ErrorCode;
 use axum::body::{Body, HttpBody};
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -31,6 +30,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::Sleep;
+use worker_orcd_requests::error_code::ErrorCode;
 
 /// Time between two looks whether the client of a silent stream should hear something.
 const TICK: Duration = Duration::from_secs(1);
@@ -382,9 +382,9 @@ impl<S: Source> HttpBody for EventBody<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::requests::record::NewRequest;
-    use crate::requests::testing::{Journal, SEAT, request, step};
     use std::task::Waker;
+    use worker_orcd_requests::record::NewRequest;
+    use worker_orcd_requests::testing::{Journal, SEAT, request, step};
 
     /// Tells the numbers of pieces, and counts those that are known.
     #[derive(Default)]

@@ -19,10 +19,7 @@ use super::json::{Json, Kind};
 use super::mistakes::{Constraint, Mistakes};
 use super::openapi::schema::{self, Shape};
 use crate::engine::LoadedModel;
-use crate::error_code::ErrorCode;
 use crate::interpreter::GrammarFault;
-use crate::text::Structure;
-use crate::text::tools::Parsing;
 use serde::de::IgnoredAny;
 use serde_json::json;
 use std::sync::Arc;
@@ -31,6 +28,9 @@ use tokio::time::timeout;
 use utoipa::openapi::Type;
 use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
 use worker_orcd_ipc::Grammar;
+use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_text::Structure;
+use worker_orcd_text::tools::Parsing;
 
 /// Fields of both kinds of completion.
 pub const FIELDS: &[&str] = &[FORMAT, SCHEMA, GBNF, OUTPUTS];
@@ -366,11 +366,10 @@ impl App {
         };
         if matches!(fault, GrammarFault::Refused(_)) {
             let each = calls.functions.iter();
-            let each = each.map(|function| (function.place, function.grammar()));
+            let each = each.map(|function| (&*function.path, function.grammar()));
             let found = at_fault(each, |grammar| self.try_out(model, grammar)).await;
-            if let Some((place, own)) = found {
-                let field = format!("tools[{place}].function.parameters");
-                return Err(refusal(&field, &own));
+            if let Some((path, own)) = found {
+                return Err(refusal(path, &own));
             }
         }
         Err(refusal(field, &fault))
@@ -385,14 +384,14 @@ impl App {
 }
 
 /// The first that cannot be followed by itself; `None` where none was found in time.
-async fn at_fault<F: Future<Output = Result<(), GrammarFault>>>(
-    grammars: impl Iterator<Item = (usize, Grammar)>,
+async fn at_fault<T, F: Future<Output = Result<(), GrammarFault>>>(
+    grammars: impl Iterator<Item = (T, Grammar)>,
     try_out: impl Fn(Grammar) -> F,
-) -> Option<(usize, GrammarFault)> {
+) -> Option<(T, GrammarFault)> {
     let search = async {
-        for (place, grammar) in grammars {
+        for (path, grammar) in grammars {
             if let Err(own) = try_out(grammar).await {
-                return Some((place, own));
+                return Some((path, own));
             }
         }
         None

@@ -16,7 +16,6 @@ use super::App;
 use super::error::{ApiError, Dialect};
 use super::generation::Input;
 use super::sse::write_json;
-use crate::error_code::ErrorCode;
 use crate::http::mistakes::Constraint;
 use axum::body::Body;
 use axum::extract::State;
@@ -25,6 +24,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use std::sync::Arc;
+use worker_orcd_requests::error_code::ErrorCode;
 
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     told(try_tokenize(&app, request).await)

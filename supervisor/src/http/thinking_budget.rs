@@ -10,10 +10,10 @@ use super::mistakes::Constraint;
 use super::openapi::schema;
 use super::structure::Asked;
 use crate::config::RequestLimits;
-use crate::text::tools::{Parsing, Thoughts, thinking_budget};
-use crate::text::{Structure, Text};
 use serde_json::json;
 use worker_orcd_ipc::{Grammar, ThinkingBudget};
+use worker_orcd_text::tools::{Parsing, Thoughts, thinking_budget};
+use worker_orcd_text::{Structure, Text};
 
 /// Fields of chat: vLLM's, and llama-server's.
 pub const FIELDS: &[&str] = &["thinking_token_budget", "thinking_budget_tokens"];

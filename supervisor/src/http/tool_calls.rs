@@ -5,8 +5,8 @@ use super::json::Json;
 use super::messages::PASSED_OVER;
 use super::mistakes::{Constraint, FieldError, Mistakes};
 use super::openapi::schema::{self, Shape};
-use crate::text::ToolCall;
-use crate::text::json_texts;
+use worker_orcd_text::ToolCall;
+use worker_orcd_text::json_texts;
 
 /// A turn of more calls is no model's.
 const MAX_CALLS: usize = 128;

@@ -9,13 +9,13 @@
 use super::channel::frame;
 use super::keeper::{Keeper, OrderError};
 use super::{Answer, Order};
-use crate::text::template::{Rendering, TemplateError, TemplateSource};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use worker_orcd_text::template::{Rendering, TemplateError, TemplateSource};
 
 /// A conversation that takes a millisecond or two.
 const SHORT_BYTES: usize = 64 << 10;

@@ -5,7 +5,6 @@
 
 use super::channel::{Channel, frame};
 use super::{Answer, Order};
-use crate::text::template::{ChatTemplate, TemplateError};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, Ruleset, RulesetAttr as _, RulesetError, Scope,
@@ -20,6 +19,7 @@ use std::process::ExitCode;
 use std::{fs, io};
 use worker_orcd_grammar::Compiler;
 use worker_orcd_ipc::Grammar;
+use worker_orcd_text::template::{ChatTemplate, TemplateError};
 
 pub const COMMAND: &str = "interpret";
 pub const PARENT: &str = "parent";

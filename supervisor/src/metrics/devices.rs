@@ -15,7 +15,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use std::fmt;
-use worker_orcd_lifecycle::Standing;
+use worker_orcd_lifecycle::DeviceStatus;
 
 const BYTES: Option<Unit> = Some(Unit::Bytes);
 
@@ -154,7 +154,7 @@ fn standings(now: &Now<'_>) -> Lines {
         let is_it = u64::from(word == now.device.standing);
         (vec![("standing", word.to_owned())], is_it)
     };
-    Standing::NAMES.into_iter().map(line).collect()
+    DeviceStatus::NAMES.into_iter().map(line).collect()
 }
 
 fn memory(now: &Now<'_>) -> Lines {

@@ -1,13 +1,13 @@
 //! Events that HTTP counts as they happen.
 
 use crate::engine::{Completion, StopReason};
-use crate::error_code::{CLIENT_GONE, ErrorCode, OTHER_REFUSALS};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use std::time::Duration;
 use strum::VariantArray as _;
+use worker_orcd_requests::error_code::{CLIENT_GONE, ErrorCode, OTHER_REFUSALS};
 
 type Label = [(&'static str, &'static str); 1];
 

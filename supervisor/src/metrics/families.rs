@@ -6,7 +6,6 @@
 use super::figure::{Figure, Now, Value};
 use super::figures::FIGURES;
 use crate::engine::Status;
-use crate::requests::Waits;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -16,6 +15,7 @@ use prometheus_client::registry::Unit;
 use std::fmt;
 use strum::VariantArray as _;
 use worker_orcd_lifecycle::DeathCause;
+use worker_orcd_requests::Waits;
 
 /// The values of one moment.
 #[derive(Debug)]

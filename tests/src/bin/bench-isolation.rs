@@ -104,7 +104,7 @@ impl Bare {
             max_batch_tokens: CONTEXT,
             max_sequence_tokens: CONTEXT,
             role: worker_orcd_ipc::Role::Active,
-            kv_readers: KvReaders::Nobody,
+            kv_readers: KvReaders::None,
             lent: 0,
             model: path.display().to_string(),
         };

@@ -118,7 +118,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
         max_batch_tokens: u32::try_from(options.batch * options.chunk)?,
         max_sequence_tokens: options.context,
         role: worker_orcd_ipc::Role::Active,
-        kv_readers: KvReaders::Nobody,
+        kv_readers: KvReaders::None,
         lent: 0,
         model: options.model.display().to_string(),
     };

@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
-use worker_orcd::text::{Detokenizer, Text};
 use worker_orcd_gpu::model::{GgufFile, tokenizer_facts};
 use worker_orcd_ipc::TokenId;
+use worker_orcd_text::{Detokenizer, Text};
 
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]

@@ -45,6 +45,8 @@ fn only_the_child_its_kernels_and_a_played_driver_may_use_unsafe() {
         "supervisor/src/lib.rs",
         "supervisor/src/main.rs",
         "supervisor/lifecycle/src/lib.rs",
+        "supervisor/requests/src/lib.rs",
+        "supervisor/text/src/lib.rs",
         "ipc-protocol/src/lib.rs",
         "tests/harness/src/lib.rs",
         "xtask/src/main.rs",
@@ -79,13 +81,22 @@ fn the_supervisor_links_nothing_that_touches_a_device_or_a_model_file() {
 }
 
 #[test]
-fn the_lifecycle_depends_on_no_runtime() {
-    let packages = dependencies_of("worker-orcd-lifecycle");
-    for forbidden in ["tokio", "axum", "nix", "rustix", "tracing"] {
-        assert!(
-            !packages.iter().any(|name| name == forbidden),
-            "the lifecycle depends on {forbidden}"
-        );
+fn crates_below_the_supervisor_depend_on_no_runtime() {
+    let runtime = ["tokio", "axum", "hyper", "nix"];
+    let input_or_output = ["rustix", "tracing"];
+    for (package, more) in [
+        ("worker-orcd-lifecycle", &input_or_output[..]),
+        ("worker-orcd-text", &input_or_output),
+        ("worker-orcd-requests", &[]),
+    ] {
+        let packages = dependencies_of(package);
+        assert!(packages.iter().any(|name| name == "serde"), "{packages:?}");
+        for forbidden in runtime.iter().chain(more) {
+            assert!(
+                !packages.iter().any(|name| name == forbidden),
+                "{package} depends on {forbidden}"
+            );
+        }
     }
 }
 
@@ -235,7 +246,7 @@ fn nothing_is_left_to_do_later() {
 #[test]
 fn every_event_of_the_log_has_a_name_and_no_sentence() {
     let mut events = 0;
-    for (path, text) in rust_sources("supervisor/src") {
+    for (path, text) in rust_sources("supervisor") {
         for name in event_names(&text) {
             events += 1;
             let is_name = name
@@ -253,7 +264,7 @@ fn every_event_of_the_log_has_a_name_of_its_own() {
     // By a signal or over HTTP, and then with a correlation id.
     let told_in_two_places = "shutdown";
     let mut places = BTreeMap::<String, Vec<PathBuf>>::new();
-    for (path, text) in rust_sources("supervisor/src") {
+    for (path, text) in rust_sources("supervisor") {
         let product = text.split("#[cfg(test)]\nmod tests {").next();
         for name in event_names(product.unwrap_or_default()) {
             let named = places.entry(name.to_owned()).or_default();

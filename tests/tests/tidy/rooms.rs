@@ -59,7 +59,7 @@ fn left_over(mut rooms: Rooms) -> Rooms {
 fn no_rooms_of_the_supervisor_need_each_other_in_a_circle() {
     let rooms = rooms("supervisor/src");
     assert!(rooms["http"].contains("engine"), "{rooms:#?}");
-    assert!(rooms["driver"].contains("requests"), "{rooms:#?}");
+    assert!(rooms["driver"].contains("child"), "{rooms:#?}");
     let circle = left_over(rooms);
     assert!(circle.is_empty(), "{circle:#?}");
 }

@@ -324,7 +324,7 @@ mod tests {
                 max_batch_tokens: 1,
                 max_sequence_tokens: 1,
                 role: Role::Active,
-                kv_readers: KvReaders::Heirs,
+                kv_readers: KvReaders::Successors,
                 lent,
                 model: "none".to_owned(),
             };

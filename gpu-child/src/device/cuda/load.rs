@@ -231,10 +231,10 @@ fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvR
     let is_enough =
         |pages: &u32| load.kv_cache_bytes.is_some() || u64::from(*pages) >= needs.sequence;
     let halved = match load.kv_readers {
-        KvReaders::Heirs => pages(2).ok().filter(is_enough),
-        KvReaders::Siblings | KvReaders::Nobody => None,
+        KvReaders::Successors => pages(2).ok().filter(is_enough),
+        KvReaders::Siblings | KvReaders::None => None,
     };
-    if load.kv_readers == KvReaders::Heirs && halved.is_none() {
+    if load.kv_readers == KvReaders::Successors && halved.is_none() {
         eprintln!("worker-orcd-gpu: no room for two KV caches; a standby will adopt no pages");
     }
     Ok(KvRoom {

@@ -48,7 +48,10 @@ impl Bench {
 
 fn scoring(request: u64, prompt: &[u32], max_tokens: u32, told: u32) -> Submission {
     Submission {
-        prompt_logprobs: Some(PromptLogprobs { top: 0, told }),
+        prompt_logprobs: Some(PromptLogprobs {
+            top: 0,
+            reported: told,
+        }),
         ..submission(request, prompt, max_tokens)
     }
 }

@@ -5,7 +5,7 @@ use super::{INSPECTION_INTERVAL, StepLoop, scheduler_fault};
 use crate::device::PageId;
 use crate::scheduler::Adoption;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Article, Fault, Generation, KvSource, SealedPage, Sealing, Submission};
+use worker_orcd_ipc::{Fault, FdKind, Generation, KvSource, SealedPage, Sealing, Submission};
 
 impl StepLoop<'_> {
     /// Takes a request in, or has it wait until [`adopt`](Self::adopt) has copied what another child has
@@ -35,7 +35,7 @@ impl StepLoop<'_> {
         let (Some(kv), Some(mailbox)) = (self.executor.kv_custody(), &self.mailbox) else {
             return;
         };
-        let memory = mailbox.take(Article::KvCache);
+        let memory = mailbox.take(FdKind::KvCache);
         if self.adopts_from.contains(&source.child) {
             // Another supervisor introduces those again that know each other.
             return;

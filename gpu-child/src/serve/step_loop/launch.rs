@@ -9,7 +9,7 @@ use crate::pooling::HiddenRows;
 use crate::scheduler::StepShape;
 use crate::trace::LogitsTrace;
 use std::time::Instant;
-use worker_orcd_ipc::flight::{Moment, Who};
+use worker_orcd_ipc::flight::{Moment, StepRequests};
 use worker_orcd_ipc::{Fault, Finished, Scored, StepReport};
 
 /// A step in flight.
@@ -17,7 +17,7 @@ pub(super) struct StepInFlight {
     pub step: u64,
     pub began: Instant,
     pub shape: StepShape,
-    who: Who,
+    requests: StepRequests,
     /// Its draws are to be decided on.
     pub is_open: bool,
     wanted_rows: WantedRows,
@@ -46,13 +46,14 @@ impl StepLoop<'_> {
             .iter()
             .map(|work| work.tokens.len())
             .sum::<usize>() as u32;
-        let who = Who::new(sequences.iter().map(|work| work.request));
-        let note = |moment| self.recorder.record(self.step, moment, who);
+        let requests = StepRequests::new(sequences.iter().map(|work| work.request));
+        let note = |moment| self.recorder.record(self.step, moment, requests);
         note(Moment::StepBegin { tokens });
         for work in sequences.iter().filter(|work| !decodes(work)) {
             let end = work.first_position + work.tokens.len() as u32;
-            let who = Who::new([work.request].into_iter());
-            self.recorder.record(self.step, Moment::Prompt { end }, who);
+            let requests = StepRequests::new([work.request].into_iter());
+            self.recorder
+                .record(self.step, Moment::Prompt { end }, requests);
         }
         note(Moment::Phase(phase(&sequences)));
         let wanted_rows = WantedRows::of(self.scheduler.logprobs_wanted());
@@ -67,7 +68,7 @@ impl StepLoop<'_> {
             let mut none = NoTap;
             let mut tap = hidden_rows.keep(trace_or(&mut self.trace, &mut none));
             let mut tap = prompt_rows.read(&mut tap);
-            let mut tap = Watched::new(&mut tap, &self.recorder, self.step, who);
+            let mut tap = Watched::new(&mut tap, &self.recorder, self.step, requests);
             self.executor.begin(&batch, &mut tap)?;
         }
         self.pool(hidden_rows)?;
@@ -77,7 +78,7 @@ impl StepLoop<'_> {
             step: self.step,
             began,
             shape,
-            who,
+            requests,
             is_open: true,
             wanted_rows,
             scored,
@@ -96,7 +97,7 @@ impl StepLoop<'_> {
         let mut none = NoTap;
         let trace = trace_or(&mut self.trace, &mut none);
         let mut tap = step.wanted_rows.keep(trace);
-        let mut tap = Watched::new(&mut tap, &self.recorder, step.step, step.who);
+        let mut tap = Watched::new(&mut tap, &self.recorder, step.step, step.requests);
         self.executor.draw(&self.scheduler.draws(), &mut tap)?;
         self.scheduler.drawn();
         step.is_open = false;
@@ -119,7 +120,8 @@ impl StepLoop<'_> {
         let mut none = NoTap;
         let trace = trace_or(&mut self.trace, &mut none);
         let drawn = self.executor.finish(&mut step.wanted_rows.keep(trace))?;
-        self.recorder.record(step.step, Moment::StepEnd, step.who);
+        self.recorder
+            .record(step.step, Moment::StepEnd, step.requests);
         if let Some(trace) = &mut self.trace
             && let Err(error) = trace.check()
         {

@@ -17,7 +17,10 @@ pub fn scoring(request: u64, prompt: &[u32], max_tokens: u32) -> Command {
         max_tokens,
         ignore_eos: true,
         logprobs: None,
-        prompt_logprobs: Some(PromptLogprobs { top: 2, told: 0 }),
+        prompt_logprobs: Some(PromptLogprobs {
+            top: 2,
+            reported: 0,
+        }),
         grammar: None,
         logit_bias: vec![],
         thinking: None,

@@ -1,4 +1,4 @@
-//! What a child says of itself, each beat anew.
+//! Strategies for heartbeats.
 
 use super::*;
 use worker_orcd_ipc::{Heartbeat, Load, MemoryBound, MemoryReport};

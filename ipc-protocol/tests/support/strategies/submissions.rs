@@ -1,4 +1,4 @@
-//! Requests that a child gets.
+//! Strategies for requests.
 
 use super::*;
 use worker_orcd_ipc::{
@@ -46,7 +46,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                     max_tokens,
                     ignore_eos,
                     logprobs,
-                    prompt_logprobs: scores.map(|(top, told)| PromptLogprobs { top, told }),
+                    prompt_logprobs: scores.map(|(top, reported)| PromptLogprobs { top, reported }),
                     grammar: grammar.map(Box::new),
                     logit_bias,
                     thinking: thinking.map(Box::new),

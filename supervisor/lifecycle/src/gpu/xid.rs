@@ -1,36 +1,35 @@
-//! The closed table from an error's number to a remedy.
+//! Table of Xids and their remedies.
 //!
-//! An Xid is the number under which NVIDIA's driver reports an error. [`CATALOG`] follows the
-//! "immediate action" of NVIDIA's own catalog (docs.nvidia.com/deploy/xid-errors, state of October
-//! 2025, columns of A100 to GB200). It differs on purpose in three places: 43 and 45 (catalog:
-//! ignore, or look at the others) are what a process of ours meets when it is torn down, so they
-//! count as its own; 109 (catalog: reset) is an application's fault for NVIDIA's Kubernetes device
-//! plugin, and where it is more than that NVIDIA's driver says so by its recovery action.
+//! An Xid is the number of an error that NVIDIA's driver reports. [`CATALOG`] follows the column "immediate action" of
+//! NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, state of October 2025, columns of A100 to GB200). It differs for
+//! three Xids. Xids 43 and 45 (catalog: ignore, or look at other errors) also occur when a child's process is torn down,
+//! so they are attributed to the child. Xid 109 (catalog: reset) is an application error in NVIDIA's Kubernetes device
+//! plugin; if it is more severe, the driver's recovery action requests a reset.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// `None` is an error whose number the library did not know.
+/// Number of an error of NVIDIA's driver. `None`: NVML reported an error without a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Xid(pub Option<u32>);
 
-/// The mend that an Xid asks for.
+/// Remedy of an Xid, by ascending severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Remedy {
-    /// None: the Xid says nothing about this child or the next one.
+    /// No action: the Xid concerns neither this child nor the next one.
     Nothing,
-    /// The fault is the process's, or was contained in it: another one may follow at once.
+    /// The error belongs to, or is contained in, the process. Another child may start immediately.
     RestartChild,
-    /// The catalog asks for a reset, but the device may compute on. Decides at the next death,
-    /// unless the recovery action says that no reset is needed.
+    /// The catalog requests a reset, but the device may work. Takes effect at the next death, unless the recovery action
+    /// requests no reset.
     ResetUnlessCleared,
-    /// Nothing that computes there can be trusted until the device was reset.
+    /// Results of the device are not trustworthy until a reset.
     ResetGpu,
-    /// A reboot, because not even a reset reaches the fault.
+    /// A reset is not sufficient; the node needs a reboot.
     RebootNode,
 }
 
-/// Number, what follows, and the catalog's description; ascending.
+/// Numbers, remedy, and the catalog's description; ascending, without overlaps. Other numbers have [`Remedy::Nothing`].
 pub const CATALOG: [(RangeInclusive<u32>, Remedy, &str); 51] = [
     (8..=8, Remedy::RestartChild, "GPU stopped processing"),
     (11..=11, Remedy::RestartChild, "invalid push buffer stream"),
@@ -110,16 +109,17 @@ pub const CATALOG: [(RangeInclusive<u32>, Remedy, &str); 51] = [
 ];
 
 impl Xid {
+    /// Remedy in [`CATALOG`]; [`Remedy::Nothing`] for an unlisted number.
     #[must_use]
     pub fn remedy(self) -> Remedy {
         self.entry()
             .map_or(Remedy::Nothing, |(_, remedy, _)| *remedy)
     }
 
-    /// The catalog's word for it, where there is one.
+    /// Description in [`CATALOG`].
     #[must_use]
     pub fn description(self) -> Option<&'static str> {
-        self.entry().map(|(_, _, words)| *words)
+        self.entry().map(|(_, _, description)| *description)
     }
 
     fn entry(self) -> Option<&'static (RangeInclusive<u32>, Remedy, &'static str)> {
@@ -135,14 +135,14 @@ impl fmt::Display for Xid {
             None => f.write_str("an unknown Xid")?,
         }
         match self.description() {
-            Some(words) => write!(f, " ({words})"),
+            Some(description) => write!(f, " ({description})"),
             None => Ok(()),
         }
     }
 }
 
 impl Remedy {
-    /// A stable word for crash reports.
+    /// Stable name for crash reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

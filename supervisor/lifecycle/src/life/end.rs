@@ -1,21 +1,21 @@
-//! The end of one child: it is asked or made to go, or it dies by itself.
+//! End of one child: dismissed or killed by the supervisor, or by its own exit.
 
-use super::{Deeds, Life};
+use super::{ChildActions, Life};
 use crate::death::{DeathCause, Exit};
-use crate::effect::{Deed, Signal};
+use crate::effect::{ChildAction, Signal};
 use crate::state::{KillStage, State};
 use std::time::Duration;
 
 impl Life {
-    // === it is to go ===
+    // === ended by the supervisor ===
 
-    /// Asks a child that is not needed any more to go, and makes it if it does not.
-    pub fn dismiss(&mut self, now: Duration) -> Deeds {
-        let (stage, patience) = match &self.state {
-            // Without a hello there may be nobody to read a command.
+    /// Ends a child that is no longer needed: `Command::Shutdown`, then SIGTERM, then SIGKILL.
+    pub fn dismiss(&mut self, now: Duration) -> ChildActions {
+        let (stage, timeout) = match &self.state {
+            // Before its `Hello` the child may not read commands yet.
             State::Handshaking { .. } => (KillStage::Terminated, self.deadlines.terminate),
             state if state.is_watched() => (KillStage::Asked, self.deadlines.dismiss),
-            // It is spawned before it can go, or goes already.
+            // Without a process, `Spawned` is awaited. An ending child needs no second order.
             _ => return vec![],
         };
         let killing = State::Killing {
@@ -23,18 +23,18 @@ impl Life {
             pid: self.state.pid().unwrap_or_default(),
             cause: DeathCause::Dismissed,
             stage,
-            deadline: now + patience,
+            deadline: now + timeout,
         };
         let suspend = self.end_in(killing);
         match stage {
-            KillStage::Asked => vec![suspend, Deed::Dismiss, Deed::Release],
-            KillStage::Terminated | KillStage::Killed => vec![Deed::Kill(Signal::Term)],
+            KillStage::Asked => vec![suspend, ChildAction::Dismiss, ChildAction::Release],
+            KillStage::Terminated | KillStage::Killed => vec![ChildAction::Kill(Signal::Term)],
         }
     }
 
-    /// Kills at once and without asking: a child that hangs or lies has nothing to say, and every
-    /// millisecond of its life is one of its clients' pause.
-    pub fn kill(&mut self, now: Duration, cause: DeathCause) -> Deeds {
+    /// Kills the child with SIGKILL, without an orderly shutdown: no valid message is expected of it, and each
+    /// millisecond until its death delays its clients' streams.
+    pub fn kill(&mut self, now: Duration, cause: DeathCause) -> ChildActions {
         let Some(pid) = self.state.pid() else {
             return vec![];
         };
@@ -45,11 +45,15 @@ impl Life {
             stage: KillStage::Killed,
             deadline: now + self.deadlines.kill,
         });
-        vec![suspend, Deed::Kill(Signal::Kill), Deed::Release]
+        vec![
+            suspend,
+            ChildAction::Kill(Signal::Kill),
+            ChildAction::Release,
+        ]
     }
 
-    /// Ends a child that nobody waits for any more.
-    pub fn end_at_once(&mut self, now: Duration) -> Deeds {
+    /// Kills the child when the worker stops at once. Its cause of death stays the earlier one, if any.
+    pub fn end_at_once(&mut self, now: Duration) -> ChildActions {
         match &self.state {
             State::Killing {
                 stage: KillStage::Killed,
@@ -63,7 +67,8 @@ impl Life {
         }
     }
 
-    pub(super) fn escalate(&mut self, now: Duration) -> Deeds {
+    /// Continues a dismissal with its next stage, after a timeout.
+    pub(super) fn escalate(&mut self, now: Duration) -> ChildActions {
         let deadlines = self.deadlines;
         let State::Killing {
             stage,
@@ -75,61 +80,61 @@ impl Life {
         else {
             return vec![];
         };
-        let (next, patience, signal) = match stage {
+        let (next, timeout, signal) = match stage {
             KillStage::Asked => (KillStage::Terminated, deadlines.terminate, Signal::Term),
             KillStage::Terminated => (KillStage::Killed, deadlines.kill, Signal::Kill),
             KillStage::Killed => {
                 let (pid, cause) = (*pid, cause.clone());
                 self.state = State::Unreapable { since: now, pid };
-                return vec![Deed::Bury(cause)];
+                return vec![ChildAction::Reap(cause)];
             }
         };
-        (*stage, *deadline) = (next, now + patience);
-        vec![Deed::Kill(signal)]
+        (*stage, *deadline) = (next, now + timeout);
+        vec![ChildAction::Kill(signal)]
     }
 
-    /// One of the two signs of its death did not come.
-    pub(super) fn reap_late(&mut self, now: Duration) -> Deeds {
-        let State::Reaping { said, exit, .. } = &self.state else {
+    /// Decides a death of which only one sign, exit or closed socket, came within the deadline.
+    pub(super) fn reap_deadline_passed(&mut self, now: Duration) -> ChildActions {
+        let State::Reaping { reported, exit, .. } = &self.state else {
             return vec![];
         };
-        let said = said.clone();
+        let reported = reported.clone();
         match *exit {
-            // Somebody else holds the dead child's socket; its words are not worth waiting.
-            Some(exit) => self.bury(now, said.unwrap_or_else(|| DeathCause::of_exit(exit))),
-            None => self.kill(now, said.unwrap_or(DeathCause::SocketClosed)),
+            // Another process holds the dead child's socket open. The exit status is cause enough.
+            Some(exit) => self.reap(now, reported.unwrap_or_else(|| DeathCause::of_exit(exit))),
+            None => self.kill(now, reported.unwrap_or(DeathCause::SocketClosed)),
         }
     }
 
-    // === it dies by itself ===
+    // === own exit ===
 
-    /// The exit may be seen before the words that the socket still holds.
-    pub(super) fn last_words(&mut self, now: Duration, words: DeathCause) -> Deeds {
-        let mut deeds = match words.is_of_kept_weights() {
-            true => vec![Deed::DoubtWeights(words.clone())],
+    /// Applies a reported fault. The exit may precede it, while the message is still in the socket.
+    pub(super) fn fault(&mut self, now: Duration, cause: DeathCause) -> ChildActions {
+        let mut actions = match cause.is_weights_fault() {
+            true => vec![ChildAction::InvalidateWeights(cause.clone())],
             false => vec![],
         };
-        if let State::Reaping { said, .. } = &mut self.state {
-            said.get_or_insert(words);
-            return deeds;
+        if let State::Reaping { reported, .. } = &mut self.state {
+            reported.get_or_insert(cause);
+            return actions;
         }
         if !self.state.is_trusted() {
             return vec![];
         }
-        deeds.extend(self.dying(now, Some(words), None, false));
-        deeds
+        actions.extend(self.dying(now, Some(cause), None, false));
+        actions
     }
 
-    pub(super) fn exited(&mut self, now: Duration, exit: Exit) -> Option<Deeds> {
+    pub(super) fn exited(&mut self, now: Duration, exit: Exit) -> Option<ChildActions> {
         let reap = self.deadlines.reap;
         Some(match &mut self.state {
             State::Reaping {
-                said,
+                reported,
                 link_closed: true,
                 ..
             } => {
-                let cause = said.take().unwrap_or_else(|| DeathCause::of_exit(exit));
-                self.bury(now, cause)
+                let cause = reported.take().unwrap_or_else(|| DeathCause::of_exit(exit));
+                self.reap(now, cause)
             }
             State::Reaping {
                 exit: known,
@@ -142,49 +147,50 @@ impl Life {
             }
             State::Killing { cause, .. } => {
                 let cause = cause.clone();
-                self.bury(now, cause)
+                self.reap(now, cause)
             }
             state if state.is_trusted() => self.dying(now, None, Some(exit), false),
             _ => return None,
         })
     }
 
-    pub(super) fn link_closed(&mut self, now: Duration) -> Deeds {
+    pub(super) fn link_closed(&mut self, now: Duration) -> ChildActions {
         match &mut self.state {
             State::Reaping {
-                said,
+                reported,
                 exit: Some(exit),
                 ..
             } => {
                 let exit = *exit;
-                let cause = said.take();
-                self.bury(now, cause.unwrap_or_else(|| DeathCause::of_exit(exit)))
+                let cause = reported.take();
+                self.reap(now, cause.unwrap_or_else(|| DeathCause::of_exit(exit)))
             }
             State::Reaping { link_closed, .. } => {
                 *link_closed = true;
-                vec![Deed::Release]
+                vec![ChildAction::Release]
             }
             state if state.is_trusted() => self.dying(now, None, None, true),
-            // Its end is decided, or there is none.
+            // The end is already decided, or there is no process.
             _ => vec![],
         }
     }
 
+    /// Starts to wait for the remaining signs of a death.
     pub(super) fn dying(
         &mut self,
         now: Duration,
-        said: Option<DeathCause>,
+        reported: Option<DeathCause>,
         exit: Option<Exit>,
         link_closed: bool,
-    ) -> Deeds {
+    ) -> ChildActions {
         let Some(pid) = self.state.pid() else {
             return vec![];
         };
-        let release = (link_closed || said.is_some()).then_some(Deed::Release);
+        let release = (link_closed || reported.is_some()).then_some(ChildAction::Release);
         let suspend = self.end_in(State::Reaping {
             since: now,
             pid,
-            said,
+            reported,
             exit,
             link_closed,
             deadline: now + self.deadlines.reap,
@@ -192,14 +198,14 @@ impl Life {
         [Some(suspend), release].into_iter().flatten().collect()
     }
 
-    /// Begins the child's end, or goes on with it in another way.
-    fn end_in(&mut self, state: State) -> Deed {
-        let noticed_in = std::mem::replace(&mut self.state, state);
-        Deed::Suspend { noticed_in }
+    /// Enters a state of the child's end, from another such state too.
+    fn end_in(&mut self, state: State) -> ChildAction {
+        let previous_state = std::mem::replace(&mut self.state, state);
+        ChildAction::Suspend { previous_state }
     }
 
-    pub(super) fn bury(&mut self, now: Duration, cause: DeathCause) -> Deeds {
+    pub(super) fn reap(&mut self, now: Duration, cause: DeathCause) -> ChildActions {
         self.rest(now, None);
-        vec![Deed::Bury(cause)]
+        vec![ChildAction::Reap(cause)]
     }
 }

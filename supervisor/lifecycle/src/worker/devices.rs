@@ -1,80 +1,96 @@
-//! A device goes out of use, alone or as the last one, and comes back.
+//! Failure, condemnation, withdrawal and readmission of a device, and their consequences for the worker.
 
 use super::{Effects, Worker};
-use crate::course::Course;
+use crate::device_status::DeviceStatus;
 use crate::effect::{DeviceId, Effect};
 use crate::exit::SupervisorExit;
-use crate::gpu::Testimony;
+use crate::gpu::GpuVerdict;
+use crate::phase::WorkerPhase;
 use crate::restart_policy::WorkerFailure;
-use crate::standing::Standing;
 use std::time::Duration;
 
 impl Worker {
-    /// No child can be kept alive on this device.
-    pub(super) fn lose(
+    /// Takes a failed device out of service. The failure of the last device in use fails the worker.
+    pub(super) fn device_failed(
         &mut self,
         now: Duration,
         device: DeviceId,
         failure: WorkerFailure,
     ) -> Effects {
-        let goes_on = matches!(self.course, Course::Serve | Course::Drain(_));
-        match goes_on && self.is_in_use_beside(device) {
-            true => self.in_device(now, device, |staff| staff.fail(now, failure)),
+        let continues = matches!(self.phase, WorkerPhase::Serve | WorkerPhase::Drain(_));
+        match continues && self.is_in_use_beside(device) {
+            true => self.in_device(now, device, |device_supervisor| {
+                device_supervisor.fail(now, failure)
+            }),
             false => self.fail(now, failure),
         }
     }
 
-    pub(super) fn testimony(
+    pub(super) fn gpu_verdict(
         &mut self,
         now: Duration,
         device: DeviceId,
-        testimony: &Testimony,
+        gpu_verdict: &GpuVerdict,
     ) -> Effects {
-        let goes_on = matches!(self.course, Course::Serve | Course::Drain(_));
-        let is_condemned = self.standing(device).is_condemned();
-        match testimony.condemns() {
-            Some(condemnation) if goes_on && !is_condemned => {
-                self.in_device(now, device, |staff| staff.condemn(now, &condemnation))
+        let continues = matches!(self.phase, WorkerPhase::Serve | WorkerPhase::Drain(_));
+        let is_condemned = self.device_status(device).is_condemned();
+        match gpu_verdict.condemns() {
+            Some(condemnation) if continues && !is_condemned => {
+                self.in_device(now, device, |device_supervisor| {
+                    device_supervisor.condemn(now, &condemnation)
+                })
             }
             _ => vec![],
         }
     }
 
     pub(super) fn withdraw(&mut self, now: Duration, device: DeviceId) -> Effects {
-        match self.course {
-            Course::Serve if self.may_withdraw(device) => {
-                self.in_device(now, device, |staff| staff.withdraw(now))
+        match self.phase {
+            WorkerPhase::Serve if self.may_withdraw(device) => {
+                self.in_device(now, device, |device_supervisor| {
+                    device_supervisor.withdraw(now)
+                })
             }
             _ => vec![],
         }
     }
 
     pub(super) fn readmit(&mut self, now: Duration, device: DeviceId) -> Effects {
-        match self.course {
-            Course::Serve => self.in_device(now, device, |staff| staff.readmit(now)),
+        match self.phase {
+            WorkerPhase::Serve => self.in_device(now, device, |device_supervisor| {
+                device_supervisor.readmit(now)
+            }),
             _ => vec![],
         }
     }
 
     pub(super) fn is_in_use_beside(&self, device: DeviceId) -> bool {
-        let mut others = self.staffs.iter().filter(|staff| staff.device != device);
-        others.any(|staff| staff.standing.is_in_use())
+        let mut others = self
+            .device_supervisors
+            .iter()
+            .filter(|device_supervisor| device_supervisor.device != device);
+        others.any(|device_supervisor| device_supervisor.status.is_in_use())
     }
 
-    /// Devices whose last process is gone are out of use; without any other the worker has failed.
+    /// Marks leaving devices without processes as out of service. If all devices are out of service, the worker fails with
+    /// the reason of the last one, or ends if all were withdrawn.
     pub(super) fn settle_devices(&mut self, now: Duration) -> Effects {
         let mut effects = vec![];
-        for staff in &mut self.staffs {
-            if staff.settle() {
-                effects.push(Effect::DeviceOut(staff.device));
+        for device_supervisor in &mut self.device_supervisors {
+            if device_supervisor.settle() {
+                effects.push(Effect::DeviceOut(device_supervisor.device));
             }
         }
-        let standings = || self.staffs.iter().map(|staff| &staff.standing);
-        if effects.is_empty() || !standings().all(Standing::is_out) {
+        let statuses = || {
+            self.device_supervisors
+                .iter()
+                .map(|device_supervisor| &device_supervisor.status)
+        };
+        if effects.is_empty() || !statuses().all(DeviceStatus::is_out) {
             return effects;
         }
-        let absences = standings().filter_map(Standing::absence);
-        match absences.filter_map(|absence| absence.failure()).next_back() {
+        let reasons = statuses().filter_map(DeviceStatus::reason);
+        match reasons.filter_map(|reason| reason.failure()).next_back() {
             Some(failure) => self.fail(now, failure),
             None => self.leave(now, SupervisorExit::Clean),
         }

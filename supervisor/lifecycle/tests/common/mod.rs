@@ -1,14 +1,14 @@
-//! A worker on simulated time, with words for reaching every state.
+//! Worker on simulated time, with helpers that reach each state.
 
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceError, Fault, Generation};
 use worker_orcd_lifecycle::{
-    Before, ChildEvent, DeathCause, Deed, Effect, Event, Exit, HandshakeRefusal, RecoveryAction,
-    SeatId, Settings, Signal, State, SupervisorExit, Testimony, Worker, Xid,
+    ChildAction, ChildEvent, DeathCause, Effect, Event, Exit, GpuVerdict, HandshakeRefusal,
+    PreviousChild, RecoveryAction, SeatId, Settings, Signal, State, SupervisorExit, Worker, Xid,
 };
 
 pub const PID: u32 = 100;
-/// The seat of a worker of one that is a standby's at first.
+/// Seat of the standby of the first device, until a failover.
 pub const STANDBY: SeatId = SeatId(1);
 
 pub struct Sim {
@@ -22,10 +22,10 @@ impl Sim {
     }
 
     pub fn with(settings: Settings) -> (Self, Vec<Effect>) {
-        Self::with_devices(settings, &[Before::Nothing])
+        Self::with_devices(settings, &[PreviousChild::None])
     }
 
-    /// One that keeps a standby.
+    /// Worker of one device that keeps a standby.
     pub fn with_standby() -> Self {
         let settings = Settings {
             standby: true,
@@ -34,7 +34,7 @@ impl Sim {
         Self::with(settings).0
     }
 
-    pub fn with_devices(settings: Settings, devices: &[Before]) -> (Self, Vec<Effect>) {
+    pub fn with_devices(settings: Settings, devices: &[PreviousChild]) -> (Self, Vec<Effect>) {
         let (worker, effects) = Worker::start(Duration::ZERO, settings, devices);
         (
             Self {
@@ -58,12 +58,12 @@ impl Sim {
         self.event(Event::Child { generation, event })
     }
 
-    /// Lets time pass in ticks of 100 ms, as the driver does, and collects what they cause.
+    /// Passes time in ticks of 100 ms, as the driver does, and returns their effects.
     pub fn pass(&mut self, time: Duration) -> Vec<Effect> {
         self.pass_with(time, |_| {})
     }
 
-    /// `beat` runs before each tick: a child that says something every 100 ms.
+    /// Passes time; `beat` runs before each tick, for events every 100 ms.
     pub fn pass_with(&mut self, time: Duration, beat: impl Fn(&mut Self)) -> Vec<Effect> {
         let end = self.now + time;
         let mut effects = vec![];
@@ -79,7 +79,7 @@ impl Sim {
         self.worker.state().0
     }
 
-    /// Of the first seat.
+    /// State of the first seat.
     pub fn life(&self) -> &State {
         self.worker.seat(SeatId(0)).state()
     }
@@ -88,7 +88,7 @@ impl Sim {
         self.worker.seat(SeatId(0)).generation()
     }
 
-    /// Through whatever backoff there is.
+    /// Passes time until the backoff, if any, is over.
     pub fn pass_until_spawning(&mut self) {
         while self.state() == "backoff" {
             self.pass(Duration::from_millis(100));
@@ -107,7 +107,7 @@ impl Sim {
         assert!(matches!(state, State::Loading { .. }));
     }
 
-    /// One child serves in the first seat, another is loaded to stand by.
+    /// Reaches a serving child in the first seat and a loading standby in the other.
     pub fn reach_loading_standby(&mut self) {
         self.reach_serving();
         self.pass_with(Duration::from_millis(500), |sim| {
@@ -116,7 +116,7 @@ impl Sim {
         self.reach_loading_in(STANDBY);
     }
 
-    /// One child serves in the first seat, another stands by.
+    /// Reaches a serving child in the first seat and a ready standby in the other.
     pub fn reach_standing_by(&mut self) {
         self.reach_loading_standby();
         self.child_in(STANDBY, ChildEvent::Ready);
@@ -130,7 +130,7 @@ impl Sim {
         assert!(self.life().takes_work());
     }
 
-    /// Exit and end of the socket, as the kernel delivers them.
+    /// Delivers exit and end of the socket.
     pub fn die(&mut self, exit: Exit) -> Vec<Effect> {
         let mut effects = self.child(ChildEvent::Exited(exit));
         effects.extend(self.child(ChildEvent::LinkClosed));
@@ -138,23 +138,23 @@ impl Sim {
     }
 }
 
-/// With the only seat's child.
-pub fn deed(generation: Generation, deed: Deed) -> Effect {
+/// Effect on the child in the first seat.
+pub fn action(generation: Generation, action: ChildAction) -> Effect {
     let seat = SeatId(0);
     Effect::Child {
         seat,
         generation,
-        deed,
+        action,
     }
 }
 
-/// With SIGKILL.
+/// True if a child was killed with SIGKILL.
 pub fn killed(effects: &[Effect]) -> bool {
     effects.iter().any(|effect| {
         matches!(
             effect,
             Effect::Child {
-                deed: Deed::Kill(Signal::Kill),
+                action: ChildAction::Kill(Signal::Kill),
                 ..
             }
         )
@@ -192,18 +192,18 @@ pub fn device_fault() -> Fault {
     }
 }
 
-/// An NVLink error, and what the driver asks for since then.
+/// NVLink error around a death, with the driver's recovery action after it.
 pub fn after_death(seat: SeatId, action: RecoveryAction) -> Event {
     Event::Gpu(
         seat.device(),
-        Testimony::AfterDeath {
+        GpuVerdict::AfterDeath {
             xids: vec![Xid(Some(74))],
             action: Some(action),
         },
     )
 }
 
-/// One of every event of a seat, under the name it has in the golden table.
+/// One event of each kind for a seat, with its name in the golden table.
 pub fn every_event(seat: SeatId, generation: Generation) -> Vec<(&'static str, Event)> {
     let child = |event| Event::Child { generation, event };
     vec![
@@ -217,11 +217,11 @@ pub fn every_event(seat: SeatId, generation: Generation) -> Vec<(&'static str, E
         ("Idle", Event::Idle),
         (
             "Xid 31",
-            Event::Gpu(seat.device(), Testimony::Reported(Xid(Some(31)))),
+            Event::Gpu(seat.device(), GpuVerdict::Reported(Xid(Some(31)))),
         ),
         (
             "Xid 95",
-            Event::Gpu(seat.device(), Testimony::Reported(Xid(Some(95)))),
+            Event::Gpu(seat.device(), GpuVerdict::Reported(Xid(Some(95)))),
         ),
         (
             "After death (cleared)",
@@ -232,8 +232,8 @@ pub fn every_event(seat: SeatId, generation: Generation) -> Vec<(&'static str, E
             after_death(seat, RecoveryAction::GpuReset),
         ),
         (
-            "Absolve",
-            Event::Absolve {
+            "DiscountDeaths",
+            Event::DiscountDeaths {
                 device: seat.device(),
                 deaths: 1,
             },
@@ -326,10 +326,10 @@ pub fn every_event(seat: SeatId, generation: Generation) -> Vec<(&'static str, E
     ]
 }
 
-pub fn buried(effects: &[Effect]) -> Option<DeathCause> {
+pub fn reaped(effects: &[Effect]) -> Option<DeathCause> {
     effects.iter().find_map(|effect| match effect {
         Effect::Child {
-            deed: Deed::Bury(cause),
+            action: ChildAction::Reap(cause),
             ..
         } => Some(cause.clone()),
         _ => None,

@@ -6,9 +6,9 @@ use crate::config::Config;
 use crate::exit::WorkerExit;
 use crate::http::App;
 use crate::logging;
-use crate::text::tools::Thoughts;
 use std::net::SocketAddr;
 use worker_orcd_ipc::DeviceSelector;
+use worker_orcd_text::tools::Thoughts;
 
 /// Says that the model is ready: in the log, and to whoever asked to be called. False when
 /// nobody took the call.

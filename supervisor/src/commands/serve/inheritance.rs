@@ -13,7 +13,6 @@ use crate::http::App;
 use crate::http::handover::{ConnectionNote, Left};
 use crate::http::listen::Server;
 use crate::http::presentation::Presentation;
-use crate::requests::wal::{self, Ending, Restored};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
@@ -29,6 +28,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use uuid::Uuid;
 use worker_orcd_ipc::DeviceSelector;
+use worker_orcd_requests::wal::{self, Ending, Restored};
 
 /// Longest time for which new requests wait for the first child.
 const HELD_FOR: Duration = Duration::from_secs(2);

@@ -15,14 +15,14 @@ use crate::exit::WorkerExit;
 use crate::http::admin_socket;
 use crate::http::listen::listeners;
 use crate::interpreter::Interpreter;
-use crate::requests::wal::Restored;
-use crate::text::template::TemplateSource;
 use clap::{ArgMatches, Command as Cli};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
+use worker_orcd_requests::wal::Restored;
+use worker_orcd_text::template::TemplateSource;
 
 pub const COMMAND: &str = "rehearses";
 

@@ -15,7 +15,7 @@ pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> Engi
             weights: None,
             kv_readers: kv_readers(config, devices),
             adopts_from: None,
-            has_mailbox: devices.selectors.len() > 1,
+            has_second_fd_socket: devices.selectors.len() > 1,
             device: devices.first(),
             kv_cache_bytes: load.kv_cache_bytes,
             memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
@@ -61,9 +61,9 @@ pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> Engi
 /// Pages are found again by what they hold, so nobody copies any without a prefix cache.
 fn kv_readers(config: &Config, devices: &DecidedDevices) -> KvReaders {
     match (config.load.prefix_cache, config.life.standby) {
-        (false, _) => KvReaders::Nobody,
-        (true, true) => KvReaders::Heirs,
+        (false, _) => KvReaders::None,
+        (true, true) => KvReaders::Successors,
         (true, false) if devices.selectors.len() > 1 => KvReaders::Siblings,
-        (true, false) => KvReaders::Nobody,
+        (true, false) => KvReaders::None,
     }
 }

@@ -4,13 +4,13 @@ use crate::child::spawn::Spawner;
 use crate::crash::{CrashSettings, CrashStore};
 use crate::driver::vitals::Vitals;
 use crate::driver::witnesses::Witnesses;
-use crate::requests::orphans::Orphans;
-use crate::requests::testing::{Journal, request};
 use parking_lot::RwLock;
 use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceSelector, Load, MemoryReport};
-use worker_orcd_lifecycle::{Before, ChildEvent, Event, Settings};
+use worker_orcd_lifecycle::{ChildEvent, Event, PreviousChild, Settings};
+use worker_orcd_requests::orphans::Orphans;
+use worker_orcd_requests::testing::{Journal, request};
 
 const TWO: NonZeroU8 = NonZeroU8::new(2).unwrap();
 const ONE: SeatId = SeatId(0);
@@ -32,7 +32,7 @@ impl Scenery {
     fn new() -> Self {
         let start = Instant::now();
         let journal = Journal::with_devices(4, TWO);
-        let before = [const { Before::Nothing }; DEVICES.len()];
+        let before = [const { PreviousChild::None }; DEVICES.len()];
         let (worker, _) = Worker::start(Duration::ZERO, Settings::default(), &before);
         let crashes = Arc::new(CrashStore::open(CrashSettings {
             directory: None,

@@ -30,7 +30,7 @@ fn log() -> CrashLog {
 }
 
 /// The next sighting, and what the lifecycle is told of it.
-async fn see(watch: &mut GpuWatch, log: &mut CrashLog) -> (Sighting, Option<Testimony>) {
+async fn see(watch: &mut GpuWatch, log: &mut CrashLog) -> (Sighting, Option<GpuVerdict>) {
     let patience = Duration::from_secs(20);
     let sighting = tokio::time::timeout(patience, watch.next()).await;
     let sighting = sighting.expect("a sighting");
@@ -43,7 +43,7 @@ async fn see_until(
     watch: &mut GpuWatch,
     log: &mut CrashLog,
     is_wanted: impl Fn(&Sighting) -> bool,
-) -> (Sighting, Option<Testimony>) {
+) -> (Sighting, Option<GpuVerdict>) {
     loop {
         let seen = see(watch, log).await;
         if is_wanted(&seen.0) {
@@ -97,9 +97,9 @@ fn evidence_of(log: &CrashLog, generation: u32) -> Option<GpuEvidence> {
     death?.gpu.clone()
 }
 
-fn after_death(xids: &[u32], action: Option<RecoveryAction>) -> Option<Testimony> {
+fn after_death(xids: &[u32], action: Option<RecoveryAction>) -> Option<GpuVerdict> {
     let xids = xids.iter().map(|number| Xid(Some(*number))).collect();
-    Some(Testimony::AfterDeath { xids, action })
+    Some(GpuVerdict::AfterDeath { xids, action })
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
     assert_eq!(watch.snapshot().baseline, Some(4 * MIB), "still");
     gpu.reports(31);
     let (_, told) = see_until(&mut watch, &mut log, |it| matches!(it, Sighting::Xid(_))).await;
-    assert_eq!(told, Some(Testimony::Reported(Xid(Some(31)))));
+    assert_eq!(told, Some(GpuVerdict::Reported(Xid(Some(31)))));
     assert_eq!(watch.snapshot().xids, [(Xid(Some(31)), 1)].into());
 
     let evidence = bury(&watch, &mut log, 1, (spawned_at, Instant::now())).unwrap();

@@ -8,11 +8,11 @@ use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::tool_calls::{NAME_CHARS, NUMBERS};
-use crate::text::ToolCall;
-use crate::text::json_texts;
-use crate::text::tools::ChatTerms;
 use serde_json::json;
 use utoipa::openapi::Type;
+use worker_orcd_text::ToolCall;
+use worker_orcd_text::json_texts;
+use worker_orcd_text::tools::ChatTerms;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Block {

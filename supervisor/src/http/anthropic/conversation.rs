@@ -12,8 +12,8 @@ use crate::http::json::Json;
 use crate::http::messages::{MAX_MESSAGES, length};
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
-use crate::text::ChatMessage;
-use crate::text::tools::ChatTerms;
+use worker_orcd_text::ChatMessage;
+use worker_orcd_text::tools::ChatTerms;
 
 /// Claude Code begins the system prompt with a line for Anthropic's books, which is another one in every request.
 /// Nobody reads it here, and with it no two prompts would begin alike. vLLM leaves it out as well.

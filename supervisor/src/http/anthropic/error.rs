@@ -39,10 +39,10 @@ fn kind(status: StatusCode) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use crate::error_code::ErrorCode;
     use crate::http::error::{ApiError, Dialect};
     use crate::http::mistakes::{Constraint, FieldError, Mistakes};
     use strum::VariantArray as _;
+    use worker_orcd_requests::error_code::ErrorCode;
 
     fn told(error: &ApiError) -> (String, String) {
         let body = error.body(Dialect::Anthropic);

@@ -15,10 +15,10 @@ use crate::http::reading::{
 };
 use crate::http::structure::{Asked, OUTPUT_FORMAT, formats};
 use crate::http::thinking_budget::Budget;
-use crate::text::Conversation;
-use crate::text::tools::Parsing;
 use uuid::Uuid;
 use worker_orcd_ipc::Sampling;
+use worker_orcd_text::Conversation;
+use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct MessagesRequest {

@@ -12,10 +12,10 @@ use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::structure::formats;
 use crate::http::thinking_budget::Budget;
-use crate::text::template::TemplateSetting;
 use serde_json::{Value, json};
 use utoipa::openapi::Type;
 use worker_orcd_ipc::Grammar;
+use worker_orcd_text::template::TemplateSetting;
 
 pub(super) const FIELDS: &[&str] = &[
     "thinking",

@@ -5,26 +5,26 @@
 //! has it: a client that comes back with `Last-Event-ID` gets everything behind that event. Anthropic's own clients
 //! go by the names of events and pass over ids, comments and `ping`.
 
-use super::blocks::{BlockEvent, Blocks, Kind};
-use super::{usage, usage_of};
-use crate::engine::{Completion, Failure, Piece};
+use super::{ID_PREFIX_OF_CALLS, stop_reason, usage, usage_of};
+use crate::engine::{Completion, Failure, Piece, StopReason};
 use crate::http::error::{ApiError, Dialect};
 use crate::http::sse::{Render, write_data, write_event, write_json};
-use crate::text::tools::Parsing;
+use crate::http::timeline::{Kind, Step, Timeline};
 use serde_json::{Value, json};
+use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug)]
 pub struct MessageEvents {
     id: String,
     model: String,
     tokens_in: u32,
-    blocks: Blocks,
+    timeline: Timeline,
     /// Blocks that have begun.
     begun: usize,
     /// What is added to the block that began last.
     delta: Delta,
     /// Reused between pieces.
-    events: Vec<BlockEvent>,
+    steps: Vec<Step>,
 }
 
 /// Type of a delta, and the name of its text.
@@ -54,47 +54,51 @@ impl MessageEvents {
             id: id.to_owned(),
             model: model.to_owned(),
             tokens_in,
-            blocks: Blocks::new(parsing, id),
+            timeline: Timeline::new(id, ID_PREFIX_OF_CALLS, parsing),
             begun: 0,
             delta: TEXT,
-            events: Vec::new(),
+            steps: Vec::new(),
         }
     }
 
-    /// Tells what blocks became, the last of it with this id.
+    /// Writes the events of the steps, the last of them with this id.
     fn tell(&mut self, id: Option<u32>, out: &mut Vec<u8>) {
-        let mut events = std::mem::take(&mut self.events);
+        let (mut steps, mut events) = (std::mem::take(&mut self.steps), Vec::new());
+        steps
+            .drain(..)
+            .for_each(|step| self.events_of(step, &mut events));
+        self.steps = steps;
         let count = events.len();
-        for (number, event) in events.drain(..).enumerate() {
-            let id = id.filter(|_| number + 1 == count);
-            let told = self.told(event);
-            write_named(out, id, &told);
+        for (number, event) in events.iter().enumerate() {
+            write_named(out, id.filter(|_| number + 1 == count), event);
         }
-        self.events = events;
     }
 
-    fn told(&mut self, event: BlockEvent) -> Value {
-        if let BlockEvent::Begins(kind) = &event {
+    fn events_of(&mut self, step: Step, events: &mut Vec<Value>) {
+        if let Step::Begins(kind) = &step {
             self.begun += 1;
             self.delta = match kind {
                 Kind::Text => TEXT,
-                Kind::Thinking => THINKING,
-                Kind::ToolUse { .. } => INPUT,
+                Kind::Reasoning => THINKING,
+                Kind::Call { .. } => INPUT,
             };
         }
         let index = self.begun.saturating_sub(1);
         let delta =
             |delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
-        match event {
-            BlockEvent::Begins(kind) => json!({
+        let Delta { kind, field } = self.delta;
+        match step {
+            Step::Begins(kind) => events.push(json!({
                 "type": "content_block_start", "index": index, "content_block": beginning(kind),
-            }),
-            BlockEvent::Adds(text) => {
-                let Delta { kind, field } = self.delta;
-                delta(json!({"type": kind, field: text}))
+            })),
+            Step::Adds(text) => events.push(delta(json!({"type": kind, field: text}))),
+            Step::Ends { .. } => {
+                // Clients wait for a signature.
+                if kind == THINKING.kind {
+                    events.push(delta(json!({"type": "signature_delta", "signature": ""})));
+                }
+                events.push(json!({"type": "content_block_stop", "index": index}));
             }
-            BlockEvent::Signed => delta(json!({"type": "signature_delta", "signature": ""})),
-            BlockEvent::Ends => json!({"type": "content_block_stop", "index": index}),
         }
     }
 }
@@ -102,8 +106,8 @@ impl MessageEvents {
 fn beginning(kind: Kind) -> Value {
     match kind {
         Kind::Text => json!({"type": "text", "text": ""}),
-        Kind::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
-        Kind::ToolUse { id, name } => {
+        Kind::Reasoning => json!({"type": "thinking", "thinking": "", "signature": ""}),
+        Kind::Call { id, name } => {
             json!({"type": "tool_use", "id": id, "name": name, "input": {}})
         }
     }
@@ -141,22 +145,23 @@ impl Render for MessageEvents {
     }
 
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
-        self.blocks.push(&piece.text, &mut self.events);
+        self.timeline.push(&piece.text, &mut self.steps);
         self.tell(Some(piece.index), out);
     }
 
     fn known(&mut self, piece: &Piece) {
-        self.blocks.push(&piece.text, &mut self.events);
+        self.timeline.push(&piece.text, &mut self.steps);
         self.tell(None, &mut Vec::new());
     }
 
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        self.blocks.finish(&mut self.events);
+        let is_cut = completion.stop_reason == StopReason::MaxTokens;
+        self.timeline.finish(is_cut, &mut self.steps);
         self.tell(None, out);
         let delta = json!({
-            "stop_reason": self.blocks.stop_reason(completion.stop_reason),
+            "stop_reason": stop_reason(completion.stop_reason, &self.timeline),
             "stop_sequence": completion.stop_sequence,
         });
         let usage = usage_of(completion);

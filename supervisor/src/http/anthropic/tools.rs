@@ -1,20 +1,19 @@
-//! `tools` and `tool_choice`: the OpenAI API's in other words.
-//!
-//! They are read here as far as the words differ, written as chat has them, and read by
-//! [chat's own reader](crate::http::openai::tools), which knows what this model can have. Its mistakes are told under
-//! the names that the client used.
+//! `tools` and `tool_choice` of the Messages API: `{"type": "custom", "name", "description", "input_schema", "strict"}`.
 
 use super::content::take_cache_control;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
-use crate::http::mistakes::{Constraint, FieldError, Mistakes};
-use crate::http::openai::tools::{self as openai, Tools};
+use crate::http::mistakes::{Constraint, Mistakes};
 use crate::http::openapi::schema;
-use crate::text::tools::ChatTerms;
-use serde_json::{Value, json};
-use utoipa::openapi::Type;
+use crate::http::tools::choice::{Choice, Wanted};
+use crate::http::tools::{Form, MAX_TOOLS, NAME_CHARS, Tool, Tools, read_list, settle, why_not};
+use serde_json::json;
+use worker_orcd_text::tools::ChatTerms;
 
 pub(super) const FIELDS: &[&str] = &["tools", "tool_choice"];
+
+/// The field that forbids several calls.
+const PARALLEL: &str = "tool_choice.disable_parallel_tool_use";
 
 const TOOL: Names = |name| {
     let own: &[&str] = &["type", "name", "description", "input_schema", "strict"];
@@ -26,106 +25,36 @@ const TOOL: Names = |name| {
 };
 const CHOICE: Names = |name| among(name, &[&["type", "name", "disable_parallel_tool_use"]]);
 
-/// Longest name of a function, as chat has it.
-const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
+const FORM: Form = Form {
+    names: TOOL,
+    read: read_tool,
+    parameters: "input_schema",
+    items: "tools",
+    is_left_out: |_| false,
+};
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    let tools = read_tools(fields, terms);
-    let (choice, is_parallel) = read_choice(fields, terms);
-    let choice = choice.map_or_else(String::new, |choice| format!(",\"tool_choice\":{choice}"));
-    let body = format!("{{\"tools\":[{tools}]{choice},\"parallel_tool_calls\":{is_parallel}}}");
-    let names: Names = |name| among(name, &[openai::FIELDS]);
-    let Ok(mut chat) = Fields::parse(&body, names) else {
-        return Tools::default();
-    };
-    let tools = openai::read(&mut chat, max_chars, terms);
-    if let Err(wrong) = chat.finish() {
-        for error in wrong.listed() {
-            let field = own_name(&error.field);
-            fields.error(&field, error.constraint, error.message.clone());
-        }
-    }
-    tools
-}
-
-/// What a field of chat is called here.
-pub(super) fn own_name(field: &str) -> String {
-    match field {
-        "parallel_tool_calls" => "tool_choice.disable_parallel_tool_use".to_owned(),
-        field => {
-            let field = field.replacen(".function.parameters", ".input_schema", 1);
-            field.replacen(".function", "", 1)
-        }
-    }
-}
-
-/// The members of chat's list.
-fn read_tools(fields: &mut Fields<'_>, terms: &ChatTerms) -> String {
-    fields.says("tools", || match openai::why_not(terms) {
+    fields.says("tools", || match why_not(terms) {
         Some(_) => schema::values([json!([])]),
         None => {
             let read = |fields: Fields<'_>| drop(read_tool(fields));
-            let tool = Fields::described(TOOL, read).into_shape();
-            schema::list(tool, &(0..=openai::MAX_TOOLS))
+            schema::list(Fields::described(TOOL, read).into_shape(), &(0..=MAX_TOOLS))
         }
     });
-    let Some(list) = fields.take("tools") else {
-        return String::new();
-    };
-    let (mistakes, mut tools, mut count) = (fields.mistakes(), Vec::new(), 0);
-    let mut all_right = true;
-    let is_list = list.each_element(|item| {
-        let read = match Fields::of(item, TOOL, mistakes) {
-            Some(tool) => read_tool(tool).map_err(|wrong| (".", wrong)),
-            None => {
-                let rule = "must be an object";
-                Err(("", FieldError::new("", Constraint::Type, rule).into()))
-            }
-        };
-        match read {
-            Ok(tool) => tools.push(tool),
-            Err((dot, wrong)) => {
-                all_right = false;
-                mistakes.extend(|| format!("tools[{count}]{dot}"), wrong);
-            }
-        }
-        count += 1;
-    });
-    if !is_list {
-        fields.error("tools", Constraint::Type, "must be a list of tools");
-    }
-    // Where one is left out, the others have the wrong numbers.
-    match all_right {
-        true => tools.join(","),
-        false => String::new(),
-    }
+    let list = read_list(fields, &FORM, max_chars, terms);
+    let wanted = read_choice(fields, terms);
+    settle(fields, list, wanted, PARALLEL)
 }
 
-/// The tool as chat has it.
-fn read_tool(mut fields: Fields<'_>) -> Result<String, Mistakes> {
+fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
     let is_custom = |value: Json<'_>| value.text().as_deref() == Some("custom");
     let rule = "must be custom: tools of Anthropic's own are not here";
     fields.only("type", || schema::values(["custom"]), is_custom, rule);
-    let name = fields.text("name", &NAME_CHARS);
-    let name = fields.required("name", name);
-    let description = fields.text("description", &(0..=usize::MAX));
-    fields.says("input_schema", || schema::of_type(Type::Object));
-    let schema = fields.take("input_schema");
-    let schema = fields.required("input_schema", schema);
-    let parameters = schema.and_then(Json::object_text);
-    if schema.is_some() && parameters.is_none() {
-        fields.error("input_schema", Constraint::Type, "must be an object");
-    }
-    let is_strict = fields.boolean("strict").unwrap_or(false);
+    let tool = Tool::read(&mut fields, "input_schema");
+    let schema = fields.has("input_schema").then_some(());
+    fields.required("input_schema", schema);
     accept_harmless(&mut fields);
-    fields.finish()?;
-    let description =
-        description.map_or_else(String::new, |it| format!(",\"description\":{}", json!(it)));
-    Ok(format!(
-        "{{\"type\":\"function\",\"function\":{{\"name\":{}{description},\"parameters\":{},\"strict\":{is_strict}}}}}",
-        json!(name),
-        parameters.unwrap_or("{}")
-    ))
+    fields.finish().map(|()| tool)
 }
 
 fn accept_harmless(fields: &mut Fields<'_>) {
@@ -159,9 +88,7 @@ fn accept_harmless(fields: &mut Fields<'_>) {
     );
 }
 
-/// Chat's `tool_choice`, and its `parallel_tool_calls`.
-fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> (Option<Value>, bool) {
-    // What chat's reader takes of it.
+fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> Wanted {
     fields.says("tool_choice", || {
         let single = || {
             (
@@ -170,17 +97,21 @@ fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> (Option<Value>, bo
             )
         };
         let kind = |kinds: &[&'static str]| ("type", schema::values(kinds.iter().copied()));
-        match openai::why_not(terms) {
+        match why_not(terms) {
             Some(_) => schema::closed_object([kind(&["auto", "none"]), single()], &["type"]),
             None => schema::closed_object([kind(&["auto", "none", "any"]), single()], &["type"]),
         }
     });
+    let free = Wanted {
+        choice: Choice::Auto,
+        is_parallel: true,
+    };
     let Some(given) = fields.take("tool_choice") else {
-        return (None, true);
+        return free;
     };
     let Some(mut inside) = Fields::of(given, CHOICE, fields.mistakes()) else {
         fields.error("tool_choice", Constraint::Type, "must be an object");
-        return (None, true);
+        return free;
     };
     let read = read_choice_object(&mut inside);
     if let Err(wrong) = inside.finish() {
@@ -191,41 +122,31 @@ fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> (Option<Value>, bo
     read
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
-    Auto,
-    None,
-    Any,
-    Tool,
-}
-
-fn read_choice_object(fields: &mut Fields<'_>) -> (Option<Value>, bool) {
-    let choices = [
-        ("auto", Choice::Auto),
-        ("none", Choice::None),
-        ("any", Choice::Any),
-        ("tool", Choice::Tool),
-    ];
-    let choice = fields.word("type", &choices);
-    let choice = fields.required("type", choice);
+fn read_choice_object(fields: &mut Fields<'_>) -> Wanted {
+    let kinds = ["auto", "none", "any", "tool"].map(|kind| (kind, kind));
+    let kind = fields.word("type", &kinds);
+    let kind = fields.required("type", kind);
     let name = fields.text("name", &NAME_CHARS);
-    match choice {
-        Some(Choice::Tool) if name.is_none() && !fields.has("name") => {
+    match kind {
+        Some("tool") if name.is_none() && !fields.has("name") => {
             fields.error("name", Constraint::Required, "is required");
         }
-        Some(Choice::Auto | Choice::None | Choice::Any) if name.is_some() => {
+        Some("auto" | "none" | "any") if name.is_some() => {
             fields.error("name", Constraint::Conflict, "is for type tool");
         }
         _ => {}
     }
     let is_single = fields.boolean("disable_parallel_tool_use").unwrap_or(false);
-    let choice = choice.map(|choice| match choice {
-        Choice::Auto => json!("auto"),
-        Choice::None => json!("none"),
-        Choice::Any => json!("required"),
-        Choice::Tool => json!({"type": "function", "function": {"name": name}}),
-    });
-    (choice, !is_single)
+    let choice = match (kind, name) {
+        (Some("none"), _) => Choice::None,
+        (Some("any"), _) => Choice::Required,
+        (Some("tool"), Some(name)) => Choice::Named(name),
+        _ => Choice::Auto,
+    };
+    Wanted {
+        choice,
+        is_parallel: !is_single,
+    }
 }
 
 #[cfg(test)]

@@ -1,47 +1,26 @@
-//! An answer in one piece: the sum of what a stream would tell.
-//!
-//! The handler's future holds the stream: when the client goes away, the connection drops the future, the future
-//! drops the stream, and the engine cancels the work.
+//! An answer in one piece: the sum of the events of a stream.
 
-use super::blocks::{BlockEvent, Blocks, Kind};
-use super::usage_of;
-use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
-use crate::error_code::ErrorCode;
+use super::{ID_PREFIX_OF_CALLS, stop_reason, usage_of};
+use crate::engine::{Completion, StopReason};
 use crate::http::error::ApiError;
-use crate::http::job::Job;
-use crate::text::tools::Parsing;
+use crate::http::generation::Accepted;
+use crate::http::timeline::{Item, Kind, Timeline, sum};
+use crate::http::whole::gather_one;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use worker_orcd_text::tools::Parsing;
 
 pub(in crate::http) async fn respond(
-    mut stream: RequestStream,
-    mut job: Job,
+    accepted: Accepted,
     model: &str,
     parsing: Parsing,
 ) -> Result<Response, ApiError> {
-    let mut text = String::new();
-    let mut events = Vec::new();
-    while stream.next(&mut events).await {
-        for event in events.drain(..) {
-            match event {
-                StreamEvent::Text(piece) => text.push_str(&piece.text),
-                StreamEvent::Finished(completion) => {
-                    job.finished(&completion);
-                    let answer = Answer::of(job.id(), model, parsing, &text, &completion);
-                    return Ok(axum::Json(answer).into_response());
-                }
-                StreamEvent::Embedded(_) => break,
-                StreamEvent::Failed(failure) => {
-                    job.failed(&failure);
-                    return Err(ApiError::of_failure(&failure));
-                }
-            }
-        }
-    }
-    let failure = Failure::new(ErrorCode::Internal, "the stream ended without an end");
-    Err(ApiError::of_failure(&failure))
+    let (id, mut text) = (accepted.job.id().to_owned(), String::new());
+    let completion = gather_one(accepted, |piece| text.push_str(&piece.text)).await?;
+    let answer = Answer::of(&id, model, parsing, &text, &completion);
+    Ok(axum::Json(answer).into_response())
 }
 
 #[derive(Debug, Serialize)]
@@ -82,48 +61,31 @@ impl Answer {
         text: &str,
         completion: &Completion,
     ) -> Self {
-        let (mut blocks, mut events) = (Blocks::new(parsing, id), Vec::new());
-        blocks.push(text, &mut events);
-        blocks.finish(&mut events);
+        let mut timeline = Timeline::new(id, ID_PREFIX_OF_CALLS, parsing);
+        let mut steps = Vec::new();
+        timeline.push(text, &mut steps);
+        timeline.finish(completion.stop_reason == StopReason::MaxTokens, &mut steps);
         Self {
             id: id.to_owned(),
             r#type: "message",
             role: "assistant",
             model: model.to_owned(),
-            content: sum(events),
-            stop_reason: blocks.stop_reason(completion.stop_reason),
+            content: sum(steps).into_iter().map(block).collect(),
+            stop_reason: stop_reason(completion.stop_reason, &timeline),
             stop_sequence: completion.stop_sequence.clone(),
             usage: usage_of(completion),
         }
     }
 }
 
-fn sum(events: Vec<BlockEvent>) -> Vec<Block> {
-    let mut content = Vec::new();
-    let mut open: Option<(Kind, String)> = None;
-    for event in events {
-        match event {
-            BlockEvent::Begins(kind) => open = Some((kind, String::new())),
-            BlockEvent::Adds(more) => {
-                if let Some((_, text)) = &mut open {
-                    text.push_str(&more);
-                }
-            }
-            BlockEvent::Signed => {}
-            BlockEvent::Ends => content.extend(open.take().map(|(kind, text)| whole(kind, text))),
-        }
-    }
-    content
-}
-
-fn whole(kind: Kind, text: String) -> Block {
+fn block(Item { kind, text }: Item) -> Block {
     match kind {
         Kind::Text => Block::Text { text },
-        Kind::Thinking => Block::Thinking {
+        Kind::Reasoning => Block::Thinking {
             thinking: text,
             signature: "",
         },
-        Kind::ToolUse { id, name } => Block::ToolUse {
+        Kind::Call { id, name } => Block::ToolUse {
             id,
             name,
             input: input(text),

@@ -162,8 +162,8 @@ fn one(
 mod tests {
     use super::*;
     use crate::http::error::Dialect;
-    use crate::requests::OnFault;
     use worker_orcd_ipc::TokenId;
+    use worker_orcd_requests::OnFault;
 
     fn read(body: &str) -> Result<Embeddings, String> {
         let terms = ModelTerms {

@@ -5,9 +5,9 @@ use super::{Input, lost};
 use crate::engine::LoadedModel;
 use crate::http::App;
 use crate::http::error::ApiError;
-use crate::text::Text;
 use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
+use worker_orcd_text::Text;
 
 impl Input {
     /// The text of a prompt that is one.
@@ -63,7 +63,7 @@ fn hidden(text: &Text, given: &str, tokens: &[TokenId]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::requests::testing::{EOS, text};
+    use worker_orcd_requests::testing::{EOS, text};
 
     #[test]
     fn what_the_tokenizer_put_before_a_text_is_not_of_the_text() {

@@ -1,20 +1,20 @@
 //! From what a client wrote to the tokens of a prompt.
 
 use super::{Input, lost};
-use crate::calendar::strftime_now;
 use crate::engine::LoadedModel;
-use crate::error_code::ErrorCode;
 use crate::http::App;
 use crate::http::body::Room;
 use crate::http::error::ApiError;
 use crate::http::mistakes::Constraint;
 use crate::interpreter::MAX_RENDERED_BYTES;
 use crate::logging::TextDigest;
-use crate::text::template::TemplateSetting;
-use crate::text::tools::{ends_in_header, opens_thinking};
-use crate::text::{Conversation, Rendering, TemplateError, Undivided};
 use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
+use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_text::date::strftime_now;
+use worker_orcd_text::template::TemplateSetting;
+use worker_orcd_text::tools::{ends_in_header, opens_thinking};
+use worker_orcd_text::{Conversation, Rendering, TemplateError, Undivided};
 
 impl App {
     /// The tokens of a prompt that fits.

@@ -12,7 +12,7 @@
 //!
 //! With `echo: true`, a completion's lists begin with the prompt, of whose first token nothing is known: `null`.
 //! `text_offset` counts characters of the answer. Where a token is listed, and which are not, says
-//! [`requests::logprobs`](crate::requests::logprobs).
+//! [`requests::logprobs`](worker_orcd_requests::logprobs).
 
 use super::Kind;
 use crate::engine::{Listed, ListedToken};
@@ -294,8 +294,8 @@ fn text_of(bytes: &[u8], mark: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::requests::testing::{EOS, text};
     use serde_json::{Value, json};
+    use worker_orcd_requests::testing::{EOS, text};
 
     /// `b`, and half of a character; the most likely is the end of generation.
     fn listed() -> Listed {

@@ -7,87 +7,84 @@
 
 use super::finish_reason;
 use crate::engine::StopReason;
-use crate::http::call_ids::CallIds;
 use crate::http::messages::THOUGHTS;
-use crate::text::tools::{Event, Message, Parser, Parsing};
+use crate::http::timeline::{Kind, Step, Timeline, sum};
 use serde_json::{Map, Value, json};
+use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug)]
 pub(super) struct Parts {
-    parser: Parser,
-    calls: CallIds,
-    begun: usize,
-    whole: usize,
+    timeline: Timeline,
+    /// Of the item that began last.
+    kind: Kind,
+    begun_calls: usize,
     /// Reused between pieces.
-    events: Vec<Event>,
+    steps: Vec<Step>,
 }
 
 impl Parts {
     /// `None` where nothing is taken apart.
     pub(super) fn of(parsing: Parsing, answer: &str) -> Option<Self> {
         parsing.is_any().then(|| Self {
-            parser: Parser::new(parsing),
-            calls: CallIds::new("call_", answer, parsing.calls),
-            begun: 0,
-            whole: 0,
-            events: Vec::new(),
+            timeline: Timeline::new(answer, "call_", parsing),
+            kind: Kind::Text,
+            begun_calls: 0,
+            steps: Vec::new(),
         })
     }
 
     /// The delta that this piece becomes.
     pub(super) fn push(&mut self, text: &str) -> Value {
-        self.parser.push(text, &mut self.events);
+        self.timeline.push(text, &mut self.steps);
         self.delta()
     }
 
     /// The delta of what was held back, at the end.
     pub(super) fn finish(&mut self) -> Value {
-        self.parser.finish(&mut self.events);
+        self.timeline.finish(false, &mut self.steps);
         self.delta()
     }
 
     /// Why the answer ended, behind [`finish`](Self::finish).
     pub(super) fn finish_reason(&self, reason: StopReason) -> &'static str {
         match reason {
-            StopReason::Eos if self.whole > 0 => "tool_calls",
+            StopReason::Eos if self.timeline.has_whole_calls() => "tool_calls",
             reason => finish_reason(reason),
         }
     }
 
     /// The message that the whole text is, and why it ended.
     pub(super) fn message(mut self, text: &str, reason: StopReason) -> (Value, &'static str) {
-        self.parser.push(text, &mut self.events);
-        self.parser.finish(&mut self.events);
-        let mut message = Message::default();
-        for event in self.events.drain(..) {
-            self.whole += usize::from(event == Event::CallEnds);
-            message.add(event);
-        }
+        self.timeline.push(text, &mut self.steps);
+        self.timeline.finish(false, &mut self.steps);
         let reason = self.finish_reason(reason);
-        let is_silent = message.content.is_empty();
-        let is_more = !(message.reasoning.is_empty() && message.calls.is_empty());
-        let content = match is_silent && is_more {
-            true => Value::Null,
-            false => json!(message.content),
-        };
-        let mut told = json!({"role": "assistant", "content": content, "refusal": null});
-        if !message.reasoning.is_empty() {
-            for name in THOUGHTS {
-                told[name] = json!(message.reasoning);
+        let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+        for item in sum(self.steps) {
+            match item.kind {
+                Kind::Text => text.push_str(&item.text),
+                Kind::Reasoning => reasoning.push_str(&item.text),
+                Kind::Call { name, id } => calls.push(json!({
+                    "id": id,
+                    "type": "function",
+                    "function": {"name": name, "arguments": item.text},
+                })),
             }
         }
-        if !message.calls.is_empty() {
-            let calls = message.calls.iter().enumerate();
-            let calls = calls.map(|(index, call)| {
-                json!({
-                    "id": self.calls.id(index),
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                })
-            });
-            told["tool_calls"] = calls.collect();
+        let is_more = !(reasoning.is_empty() && calls.is_empty());
+        let content = match text.is_empty() && is_more {
+            true => Value::Null,
+            false => json!(text),
+        };
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !reasoning.is_empty() {
+            for name in THOUGHTS {
+                message[name] = json!(reasoning);
+            }
         }
-        (told, reason)
+        if !calls.is_empty() {
+            message["tool_calls"] = Value::Array(calls);
+        }
+        (message, reason)
     }
 
     fn delta(&mut self) -> Value {
@@ -97,28 +94,31 @@ impl Parts {
             _ => drop(texts.insert(key.to_owned(), json!(text))),
         };
         let mut calls: Vec<Value> = Vec::new();
-        for event in self.events.drain(..) {
-            match event {
-                Event::Content(text) => add("content", text),
-                Event::Reasoning(text) => {
-                    THOUGHTS
+        for step in self.steps.drain(..) {
+            match step {
+                Step::Begins(kind) => {
+                    if let Kind::Call { name, id } = &kind {
+                        calls.push(json!({
+                            "index": self.begun_calls,
+                            "id": id,
+                            "type": "function",
+                            "function": {"name": name, "arguments": ""},
+                        }));
+                        self.begun_calls += 1;
+                    }
+                    self.kind = kind;
+                }
+                Step::Adds(text) => match &self.kind {
+                    Kind::Text => add("content", text),
+                    Kind::Reasoning => THOUGHTS
                         .into_iter()
-                        .for_each(|name| add(name, text.clone()));
-                }
-                Event::CallBegins { name } => {
-                    calls.push(json!({
-                        "index": self.begun,
-                        "id": self.calls.id(self.begun),
-                        "type": "function",
-                        "function": {"name": name, "arguments": ""},
-                    }));
-                    self.begun += 1;
-                }
-                Event::CallArguments(text) => {
-                    let index = self.begun.saturating_sub(1);
-                    add_arguments(&mut calls, index, text);
-                }
-                Event::CallEnds => self.whole += 1,
+                        .for_each(|name| add(name, text.clone())),
+                    Kind::Call { .. } => {
+                        let index = self.begun_calls.saturating_sub(1);
+                        add_arguments(&mut calls, index, text);
+                    }
+                },
+                Step::Ends { .. } => {}
             }
         }
         if !calls.is_empty() {
@@ -139,7 +139,8 @@ fn add_arguments(calls: &mut Vec<Value>, index: usize, text: String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::tools::{Syntax, Thoughts};
+    use crate::http::call_ids::CallIds;
+    use worker_orcd_text::tools::{Syntax, Thoughts};
 
     const PARSING: Parsing = Parsing {
         calls: Some(Syntax::Hermes),
@@ -232,9 +233,7 @@ mod tests {
     #[test]
     fn ids_depend_on_the_answer_and_the_place_alone_and_mistral_s_are_short() {
         let ids = |syntax, answer: &str| {
-            let calls = Some(syntax);
-            let parts = Parts::of(Parsing { calls, ..PARSING }, answer).unwrap();
-            [parts.calls.id(0), parts.calls.id(1)]
+            [0, 1].map(|at| CallIds::new("call_", answer, Some(syntax)).id(at))
         };
         let [first, second] = ids(Syntax::Hermes, "a");
         assert_eq!(ids(Syntax::Hermes, "a"), [first.clone(), second.clone()]);

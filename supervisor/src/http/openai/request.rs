@@ -17,10 +17,10 @@ use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, rea
 use crate::http::received::Read;
 use crate::http::structure::{self, Asked};
 use crate::http::thinking_budget;
-use crate::text::tools::Parsing;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_text::tools::Parsing;
 
 /// `/v1/completions` without `max_tokens`, as the OpenAI API has it.
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;

@@ -8,11 +8,11 @@ use super::Header;
 use super::request::StreamOptions;
 use super::stream::{Chunks, whole_usage};
 use crate::engine::{Completion, Failure, Skip, StreamEvent, Streams};
-use crate::error_code::ErrorCode;
 use crate::http::choices::Layout;
 use crate::http::generation::Accepted;
 use crate::http::job::Job;
 use crate::http::sse::{Render as _, Source, failure_of};
+use crate::http::whole::fail_all;
 use std::task::{Context, Poll};
 
 pub(in crate::http) struct Choices {
@@ -35,18 +35,6 @@ struct Choice {
     known: Skip,
     /// Pieces so far, with those that the client had.
     pieces: u32,
-}
-
-/// What happened to the rest of an answer of which a choice has failed.
-pub(super) fn fail_all<'a>(jobs: impl Iterator<Item = &'a mut Job>, failed: &str, why: &Failure) {
-    for job in jobs {
-        if job.id() == failed {
-            job.failed(why);
-        } else {
-            let message = "another choice of the answer has failed";
-            job.failed(&Failure::new(ErrorCode::Cancelled, message));
-        }
-    }
 }
 
 impl Choices {
@@ -191,13 +179,13 @@ mod tests {
     use super::*;
     use crate::http::openai::Kind;
     use crate::http::tests::app;
-    use crate::requests::record::NewRequest;
-    use crate::requests::testing::{Journal, SEAT, request, step};
-    use crate::text::tools::Parsing;
     use serde_json::Value;
     use std::collections::BTreeMap;
     use std::task::Waker;
     use worker_orcd_ipc::{FinishReason, RequestId, StepReport};
+    use worker_orcd_requests::record::NewRequest;
+    use worker_orcd_requests::testing::{Journal, SEAT, request, step};
+    use worker_orcd_text::tools::Parsing;
 
     const LAYOUT: Layout = Layout { prompts: 1, n: 2 };
 

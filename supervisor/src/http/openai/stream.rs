@@ -252,8 +252,8 @@ fn usage(tokens_in: u32, tokens_out: u32) -> Value {
 mod tests {
     use super::*;
     use crate::engine::StopReason;
-    use crate::text::tools::{Parsing, Syntax};
     use std::time::Duration;
+    use worker_orcd_text::tools::{Parsing, Syntax};
 
     fn header(kind: Kind) -> Header {
         Header {

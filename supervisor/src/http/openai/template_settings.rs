@@ -8,7 +8,7 @@ use crate::http::fields::Fields;
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, shortened};
 use crate::http::openapi::schema::{self, Shape};
-use crate::text::template::{OWN_NAMES, TemplateSetting};
+use worker_orcd_text::template::{OWN_NAMES, TemplateSetting};
 
 pub(super) const FIELD: &str = "chat_template_kwargs";
 

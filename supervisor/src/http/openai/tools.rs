@@ -1,27 +1,16 @@
-//! `tools`, `tool_choice` and `parallel_tool_calls`: what a model may call.
-//!
-//! Tools are shown to the model by its chat template, as a list of
-//! `{"type": "function", "function": {"name", "description", "parameters"}}`, keys in this order whatever the
-//! client's. What a client wants to be sure of (a call, one call at most, arguments under a strict schema)
-//! is a [`Structure`] that the answer is held to.
+//! `tools` of chat, `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`, and what the model may call.
 
-use super::tool_choice::{self, Choice};
-use crate::http::fields::{Fields, Names, among};
-use crate::http::json::{Json, Kind};
-use crate::http::mistakes::{Constraint, FieldError, Mistakes};
+use super::tool_choice;
+use crate::http::fields::{Fields, Names, among, nested};
+use crate::http::json::Json;
+use crate::http::mistakes::Mistakes;
 use crate::http::openapi::schema;
-use crate::http::structure::Asked;
-use crate::http::tool_calls::NUMBERS;
-use crate::text::json_texts;
-use crate::text::tools::{ChatTerms, Function};
-use serde_json::json;
+use crate::http::tools::{
+    CACHE_CONTROL, Form, MAX_TOOLS, Tool, Tools, choice, read_list, settle, why_not,
+};
+use worker_orcd_text::tools::ChatTerms;
 
-pub(in crate::http) const FIELDS: &[&str] = &["tools", tool_choice::FIELD, tool_choice::PARALLEL];
-
-/// As the OpenAI API has it.
-pub(in crate::http) const MAX_TOOLS: usize = 128;
-
-const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
+pub(in crate::http) const FIELDS: &[&str] = &["tools", choice::FIELD, tool_choice::PARALLEL];
 
 const TOOL: Names = |name| among(name, &[&["type", "function", CACHE_CONTROL]]);
 const FUNCTION: Names = |name| {
@@ -29,209 +18,50 @@ const FUNCTION: Names = |name| {
     among(name, &[own, &[CACHE_CONTROL]])
 };
 
-/// A mark of what is worth caching, which everything is. Clients set it on either object.
-pub(in crate::http) const CACHE_CONTROL: &str = "cache_control";
-
-/// What a request says of tools.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::http) struct Tools {
-    /// The list that the template is given: `None` without tools, and where the client wants no calls.
-    pub(in crate::http) shown: Option<String>,
-    /// What the answer is held to.
-    pub(in crate::http) asked: Option<Asked>,
-    pub(in crate::http) choice: Choice,
-}
-
-/// A function as a request has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Tool {
-    /// As the template sees it.
-    shown: String,
-    function: Function,
-}
+const FORM: Form = Form {
+    names: TOOL,
+    read: read_tool,
+    parameters: "function.parameters",
+    items: "functions",
+    is_left_out: |_| false,
+};
 
 pub(in crate::http) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    let given = fields.peek("tools");
-    let has_none = given.is_none_or(|it| it.kind() == Kind::List && it.is_empty());
-    let (shown, functions) = read_tools(fields, max_chars, terms).unzip();
-    let choice = tool_choice::read(fields, why_not(terms).is_none());
-    let asked = tool_choice::settle(fields, &choice, functions, has_none);
-    Tools {
-        shown: shown.filter(|_| choice.kind != Choice::None),
-        asked,
-        choice: choice.kind,
-    }
-}
-
-/// Why this model can have no tools.
-pub(in crate::http) fn why_not(terms: &ChatTerms) -> Option<&'static str> {
-    if !terms.shows_tools {
-        Some("cannot be shown: the model's chat template does not ask for tools")
-    } else if terms.parsing.calls.is_none() {
-        Some("cannot be called: it is not known how this model writes calls (--tool-call-parser)")
-    } else {
-        None
-    }
-}
-
-fn read_tools(
-    fields: &mut Fields<'_>,
-    max_chars: usize,
-    terms: &ChatTerms,
-) -> Option<(String, Vec<Function>)> {
-    let why_not = why_not(terms);
-    fields.says("tools", || match why_not {
-        Some(_) => schema::values([json!([])]),
-        None => {
+    let has_tools = why_not(terms).is_none();
+    fields.says("tools", || match has_tools {
+        false => schema::values([serde_json::json!([])]),
+        true => {
             let read = |fields: Fields<'_>| drop(read_tool(fields));
             schema::list(Fields::described(TOOL, read).into_shape(), &(0..=MAX_TOOLS))
         }
     });
-    let list = fields.take("tools")?;
-    if list.kind() == Kind::List && list.is_empty() {
-        return None;
-    }
-    if let (Kind::List, Some(rule)) = (list.kind(), why_not) {
-        fields.error("tools", Constraint::Unsupported, rule);
-        return None;
-    }
-    let mistakes = fields.mistakes();
-    let (mut tools, mut count) = (Vec::new(), 0);
-    let is_list = list.each_element(|item| {
-        let read = match Fields::of(item, TOOL, mistakes) {
-            Some(tool) => read_tool(tool),
-            None => Err(no_object(mistakes)),
-        };
-        match read {
-            Ok(tool) if count < MAX_TOOLS => tools.extend(tool),
-            Ok(_) => {}
-            Err(wrong) => mistakes.extend(|| format!("tools[{count}]"), wrong),
-        }
-        count += 1;
-    });
-    let placed = |(place, tool): (usize, Tool)| {
-        let function = Function {
-            place,
-            ..tool.function
-        };
-        (tool.shown, function)
-    };
-    let (shown, functions): (Vec<_>, Vec<_>) = tools.into_iter().enumerate().map(placed).unzip();
-    let tools = format!("[{}]", shown.join(","));
-    let (constraint, rule) = if !is_list {
-        (Constraint::Type, "must be a list of functions".to_owned())
-    } else if count > MAX_TOOLS {
-        (Constraint::Length, format!("must be at most {MAX_TOOLS}"))
-    } else if tools.chars().count() > max_chars {
-        let rule = format!("must have at most {max_chars} characters in all");
-        (Constraint::Length, rule)
-    } else if !json_texts::is_whole(&tools) {
-        (Constraint::Json, "are nested too deep".to_owned())
-    } else {
-        return Some((tools, functions));
-    };
-    fields.error("tools", constraint, rule);
-    None
+    let list = read_list(fields, &FORM, max_chars, terms);
+    let wanted = tool_choice::read(fields, has_tools);
+    settle(fields, list, wanted, tool_choice::PARALLEL)
 }
 
-/// The tool as the template sees it. Mistakes have their place behind the tool's: `.function.name`.
 fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
-    let mut inside = fields.mistakes().inside();
     let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
     let shape = || schema::values(["function"]);
     fields.only("type", shape, is_function, "must be function");
     fields.pass_over(CACHE_CONTROL);
-    fields.says("function", || {
-        let read = |fields: Fields<'_>| drop(read_function(fields));
-        Fields::described(FUNCTION, read).into_shape()
+    let function = nested(&mut fields, "function", FUNCTION, |mut inside| {
+        let tool = Tool::read(&mut inside, "parameters");
+        inside.pass_over(CACHE_CONTROL);
+        inside.finish().map(|()| tool)
     });
-    let given = fields.take("function");
-    let given = fields.required("function", given);
-    let function = given.and_then(|given| {
-        let read = match Fields::of(given, FUNCTION, &inside) {
-            Some(function) => read_function(function),
-            None => Err(no_object(&inside)),
-        };
-        let noted = read.map_err(|wrong| inside.extend(|| ".function".to_owned(), wrong));
-        noted.ok().flatten()
-    });
-    if let Err(others) = fields.finish() {
-        inside.extend(|| ".".to_owned(), others);
-    }
-    match inside.is_empty() {
-        true => Ok(function.map(|(it, function)| Tool {
-            shown: format!("{{\"type\":\"function\",\"function\":{it}}}"),
-            function,
-        })),
-        false => Err(inside),
-    }
-}
-
-/// As the template sees it, and as calls are held to it.
-pub(in crate::http) fn read_function(
-    mut fields: Fields<'_>,
-) -> Result<Option<(String, Function)>, Mistakes> {
-    let mut outside = fields.mistakes().inside();
-    let name = fields.text("name", &NAME_CHARS);
-    let name = fields.required("name", name);
-    let description = fields.text("description", &(0..=usize::MAX));
-    fields.says("parameters", || {
-        schema::of_type(utoipa::openapi::Type::Object)
-    });
-    let parameters = fields.take("parameters").and_then(|given| {
-        let object = given.object_text();
-        let object = object.and_then(|it| json_texts::map_object(it, &mut str::to_owned));
-        if object.is_none() {
-            let rule = "must be an object, not nested too deep";
-            fields.error("parameters", Constraint::Type, rule);
-        }
-        if object
-            .as_deref()
-            .is_some_and(|it| !json_texts::keeps_numbers(it))
-        {
-            fields.error("parameters", Constraint::Range, NUMBERS);
-        }
-        object
-    });
-    let is_strict = fields.boolean("strict").unwrap_or(false);
-    fields.pass_over(CACHE_CONTROL);
-    fields.finish().map_err(|others| {
-        outside.extend(|| ".".to_owned(), others);
-        outside
-    })?;
-    let Some(name) = name else {
-        return Ok(None);
-    };
-    let mut function = format!("{{\"name\":{}", json!(name));
-    if let Some(description) = description {
-        function.push_str(&format!(",\"description\":{}", json!(description)));
-    }
-    if let Some(parameters) = &parameters {
-        function.push_str(&format!(",\"parameters\":{parameters}"));
-    }
-    function.push('}');
-    let held = Function {
-        place: 0,
-        name,
-        parameters,
-        is_strict,
-    };
-    Ok(Some((function, held)))
-}
-
-fn no_object(outside: &Mistakes) -> Mistakes {
-    let mut mistakes = outside.inside();
-    let rule = "must be an object";
-    mistakes.note(|| FieldError::new("", Constraint::Type, rule));
-    mistakes
+    let function = fields.required("function", function);
+    fields.finish().map(|()| function.flatten())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::Structure;
-    use crate::text::tools::{CallRules, Choices, Parsing};
+    use crate::http::mistakes::Constraint;
     use serde_json::Value;
+    use serde_json::json;
+    use worker_orcd_text::Structure;
+    use worker_orcd_text::tools::{CallRules, Choices, Parsing};
 
     fn read_body(body: &Value, terms: &ChatTerms) -> Result<Option<String>, Vec<String>> {
         read_all(body, terms).map(|tools| tools.shown)
@@ -344,7 +174,10 @@ mod tests {
         };
         assert!(!rules.must_call && rules.may_repeat);
         let then = &rules.functions[1];
-        assert_eq!((then.place, then.is_strict), (1, true));
+        assert_eq!(
+            (&*then.path, then.is_strict),
+            ("tools[1].function.parameters", true)
+        );
         let object = "{\"type\":\"object\",\"properties\":{}}";
         assert_eq!(then.parameters.as_deref(), Some(object));
         let name = json!({"type": "function", "function": {"name": "then"}});

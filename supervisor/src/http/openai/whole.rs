@@ -1,19 +1,15 @@
 //! An answer in one piece.
-//!
-//! The handler's future holds the stream: when the client goes away, the connection drops the
-//! future, the future drops the stream, and the engine cancels the work.
 
 use super::logprobs::List;
 use super::parts::Parts;
-use super::several::fail_all;
 use super::stream::whole_usage;
 use super::{Header, Kind, finish_reason};
-use crate::engine::{Completion, Failure, StreamEvent, Streams};
-use crate::error_code::ErrorCode;
+use crate::engine::{Completion, Piece};
 use crate::http::choices::Layout;
 use crate::http::error::ApiError;
 use crate::http::generation::Accepted;
 use crate::http::sse::write_json;
+use crate::http::whole::gather;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -25,50 +21,22 @@ pub(in crate::http) async fn respond(
     header: &Header,
     layout: Layout,
 ) -> Result<Response, ApiError> {
-    let (mut streams, mut jobs, mut choices) = (Vec::new(), Vec::new(), Vec::new());
-    for Accepted { stream, job, .. } in accepted {
-        choices.push(Gathered {
-            name: job.id().to_owned(),
-            text: String::new(),
-            logprobs: stream.has_logprobs().then(|| List::new(header.kind)),
-            completion: None,
-        });
-        streams.push(stream);
-        jobs.push(job);
-    }
-    let (mut streams, mut events) = (Streams::new(streams), Vec::new());
-    while streams.next(&mut events).await {
-        for (index, event) in events.drain(..) {
-            let choice = &mut choices[index];
-            match event {
-                StreamEvent::Text(piece) => {
-                    choice.text.push_str(&piece.text);
-                    if let (Some(list), Some(listed)) = (&mut choice.logprobs, &piece.logprobs) {
-                        list.add(listed);
-                    }
-                }
-                StreamEvent::Finished(completion) => {
-                    jobs[index].finished(&completion);
-                    choice.completion = Some(completion);
-                }
-                // The journal gives vectors to those who asked for them.
-                StreamEvent::Embedded(_) => break,
-                StreamEvent::Failed(failure) => {
-                    let open = jobs.iter_mut().zip(&choices);
-                    let open = open.filter(|(_, choice)| choice.completion.is_none());
-                    fail_all(open.map(|(job, _)| job), &choices[index].name, &failure);
-                    return Err(ApiError::of_failure(&failure));
-                }
-            }
+    let gathered = |Accepted { stream, job, .. }: &Accepted| Gathered {
+        name: job.id().to_owned(),
+        text: String::new(),
+        logprobs: stream.has_logprobs().then(|| List::new(header.kind)),
+    };
+    let mut choices: Vec<_> = accepted.iter().map(gathered).collect();
+    let take = |index: usize, piece: &Piece| {
+        let choice = &mut choices[index];
+        choice.text.push_str(&piece.text);
+        if let (Some(list), Some(listed)) = (&mut choice.logprobs, &piece.logprobs) {
+            list.add(listed);
         }
-    }
-    match answer(header, choices, layout) {
-        Some(body) => Ok(([(CONTENT_TYPE, "application/json")], body).into_response()),
-        None => {
-            let failure = Failure::new(ErrorCode::Internal, "the stream ended without an end");
-            Err(ApiError::of_failure(&failure))
-        }
-    }
+    };
+    let ends = gather(accepted, take).await?;
+    let body = answer(header, choices, &ends, layout);
+    Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 /// What is known of a choice.
@@ -76,7 +44,6 @@ struct Gathered {
     name: String,
     text: String,
     logprobs: Option<List>,
-    completion: Option<Completion>,
 }
 
 /// What is before the choices.
@@ -106,17 +73,16 @@ struct Written {
     after: Vec<u8>,
 }
 
-/// The answer as JSON; `None` where a choice has no end. Log probabilities of a long one are tens of megabytes, so
+/// The answer as JSON. Log probabilities of a long one are tens of megabytes, so
 /// they are written into it once, and it has room for them and no more.
-fn answer(header: &Header, choices: Vec<Gathered>, layout: Layout) -> Option<Vec<u8>> {
+fn answer(header: &Header, choices: Vec<Gathered>, ends: &[Completion], layout: Layout) -> Vec<u8> {
     let (mut tokens_in, mut cached_tokens) = (Vec::new(), Vec::new());
     let (mut tokens_out, mut written) = (0_u32, Vec::new());
-    for (index, choice) in choices.into_iter().enumerate() {
-        let completion = choice.completion?;
+    for (index, (choice, completion)) in choices.into_iter().zip(ends).enumerate() {
         tokens_in.push(completion.tokens_in);
         cached_tokens.push(completion.cached_tokens);
         tokens_out = tokens_out.saturating_add(completion.tokens_out);
-        let (before, after) = around(header, (index, &choice.name), &choice.text, &completion);
+        let (before, after) = around(header, (index, &choice.name), &choice.text, completion);
         written.push(Written {
             before,
             logprobs: choice.logprobs,
@@ -160,7 +126,7 @@ fn answer(header: &Header, choices: Vec<Gathered>, layout: Layout) -> Option<Vec
         out.extend_from_slice(&choice.after);
     }
     out.extend_from_slice(&end);
-    Some(out)
+    out
 }
 
 /// What is before and behind the log probabilities of a choice of this number and name.
@@ -202,10 +168,10 @@ fn around(
 mod tests {
     use super::*;
     use crate::engine::{Listed, ListedToken, StopReason};
-    use crate::requests::testing;
-    use crate::text::tools::Parsing;
     use std::time::Duration;
     use worker_orcd_ipc::{Logprobs, TokenId};
+    use worker_orcd_requests::testing;
+    use worker_orcd_text::tools::Parsing;
 
     fn answered(kind: Kind, tokens: usize) -> Vec<u8> {
         answered_all(kind, tokens, Layout::default())
@@ -248,10 +214,10 @@ mod tests {
             name: format!("job.{number}"),
             text: "a".repeat(number),
             logprobs: (tokens > 0).then(|| List::of(kind, &listed)),
-            completion: Some(completion.clone()),
         };
         let choices = (1..=layout.count()).map(choice).collect();
-        answer(&header, choices, layout).expect("each has ended")
+        let ends = vec![completion; layout.count()];
+        answer(&header, choices, &ends, layout)
     }
 
     #[test]

@@ -6,7 +6,6 @@ use super::schema::{
 };
 use super::{health, responses};
 use crate::engine::StopReason;
-use crate::error_code::{ErrorCode, OTHER_REFUSALS};
 use crate::http::choices::{MAX_N, MAX_PROMPTS};
 use crate::http::mistakes::{Constraint, LISTED};
 use crate::http::openai::logprobs::IMPOSSIBLE;
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use strum::VariantArray as _;
 use utoipa::openapi::Type;
 use worker_orcd_ipc::MAX_TOP_LOGPROBS;
+use worker_orcd_requests::error_code::{ErrorCode, OTHER_REFUSALS};
 
 pub(super) type Named = (&'static str, fn() -> Shape);
 

@@ -6,7 +6,7 @@ use super::schema::{
 use crate::engine::Status;
 use strum::VariantArray as _;
 use utoipa::openapi::Type;
-use worker_orcd_lifecycle::Standing;
+use worker_orcd_lifecycle::DeviceStatus;
 
 /// One device of the worker, in `/health`.
 fn device() -> Shape {
@@ -17,7 +17,7 @@ fn device() -> Shape {
             ("number", count()),
             ("id", text()),
             ("in_use", boolean()),
-            ("standing", values(Standing::NAMES)),
+            ("standing", values(DeviceStatus::NAMES)),
             ("reason", known(Type::String)),
             ("out_since", known(Type::String)),
             ("may_readmit", boolean()),

@@ -3,13 +3,13 @@
 
 use super::answers::Why;
 use super::requests;
-use crate::error_code::ErrorCode;
 use crate::http::fields::Fields;
 use crate::http::tests::app;
 use crate::http::{execute, openai, reading, responses};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use strum::VariantArray as _;
+use worker_orcd_requests::error_code::ErrorCode;
 
 async fn document(flags: &[&str]) -> Value {
     let app = app(flags).await;

@@ -132,7 +132,7 @@ fn read_object(mut fields: Fields<'_>, max_chars: usize) -> Result<String, Mista
 mod tests {
     use super::*;
     use crate::http::error::Dialect;
-    use crate::requests::OnFault;
+    use worker_orcd_requests::OnFault;
 
     fn read(body: &str) -> Result<Rerank, String> {
         let limits = RequestLimits {

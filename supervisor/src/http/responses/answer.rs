@@ -3,13 +3,14 @@
 //! Its source is OpenAI's reference and the models of its Python package. Not repeated are `instructions` and
 //! `tools`: they are the prompt, of which an answer's record keeps the tokens alone.
 
-use super::output::{Item, Kind, Status};
+use super::output::{Item, Status};
 use crate::engine::{Completion, StopReason};
-use crate::text::tools::Parsing;
+use crate::http::timeline::Kind;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Number, Value, json};
 use std::collections::BTreeMap;
+use worker_orcd_text::tools::Parsing;
 
 /// What an answer repeats of its request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -193,13 +194,13 @@ impl Header {
                 content: content(),
                 status,
             },
-            Kind::Message => Told::Message {
+            Kind::Text => Told::Message {
                 id,
                 role: "assistant",
                 content: content(),
                 status,
             },
-            Kind::Call { name, call_id } => Told::FunctionCall {
+            Kind::Call { name, id: call_id } => Told::FunctionCall {
                 id,
                 call_id,
                 name,
@@ -213,7 +214,7 @@ impl Header {
     pub(super) fn item_id(&self, at: usize, kind: &Kind) -> String {
         let prefix = match kind {
             Kind::Reasoning => "rs",
-            Kind::Message => "msg",
+            Kind::Text => "msg",
             Kind::Call { .. } => "fc",
         };
         let own = self.id.trim_start_matches(super::ID_PREFIX);
@@ -225,7 +226,7 @@ pub(super) fn part(item: &Item) -> Part<'_> {
     let text = &item.text;
     match &item.kind {
         Kind::Reasoning => Part::ReasoningText { text },
-        Kind::Message | Kind::Call { .. } => Part::OutputText {
+        Kind::Text | Kind::Call { .. } => Part::OutputText {
             text,
             annotations: [],
             logprobs: item.logprobs.list(),

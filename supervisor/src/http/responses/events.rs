@@ -6,10 +6,11 @@
 //! Events have no `id:` line, for the reason that chunks have none ([`stream`](crate::http::openai::stream)).
 
 use super::answer::{Header, Part, Progress, Response, Told, part};
-use super::output::{Item, Kind, Output, Step};
+use super::output::{Growth, Item, Output};
 use crate::engine::{Completion, Failure, Piece, StopReason};
 use crate::http::openai::logprobs::Column;
 use crate::http::sse::{Render, write_event};
+use crate::http::timeline::Kind;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -22,7 +23,7 @@ pub(super) struct Events {
     output: Output,
     sequence: Sequence,
     /// Reused between pieces.
-    steps: Vec<Step>,
+    growth: Vec<Growth>,
 }
 
 /// Numbers of events, and which of them are told.
@@ -109,22 +110,22 @@ impl Events {
                 next: BEGINNING,
                 from,
             },
-            steps: Vec::new(),
+            growth: Vec::new(),
         }
     }
 
     fn push(&mut self, piece: &Piece, out: &mut Vec<u8>) {
-        let mut steps = std::mem::take(&mut self.steps);
-        self.output.push(piece, &mut steps);
-        steps.drain(..).for_each(|step| self.tell(step, out));
-        self.steps = steps;
+        let mut growth = std::mem::take(&mut self.growth);
+        self.output.push(piece, &mut growth);
+        growth.drain(..).for_each(|it| self.tell(it, out));
+        self.growth = growth;
     }
 
-    fn tell(&mut self, step: Step, out: &mut Vec<u8>) {
-        match step {
-            Step::Begins(at) => self.begins(at, out),
-            Step::More(at, text, logprobs) => self.more(at, &text, &logprobs, out),
-            Step::Ends(at) => self.ends(at, out),
+    fn tell(&mut self, growth: Growth, out: &mut Vec<u8>) {
+        match growth {
+            Growth::Begins(at) => self.begins(at, out),
+            Growth::More(at, text, logprobs) => self.more(at, &text, &logprobs, out),
+            Growth::Ends(at) => self.ends(at, out),
         }
     }
 
@@ -159,7 +160,7 @@ impl Events {
         let kind = &self.output.items[at].kind;
         let (name, content_index) = match kind {
             Kind::Reasoning => ("response.reasoning_text.delta", Some(0)),
-            Kind::Message => ("response.output_text.delta", Some(0)),
+            Kind::Text => ("response.output_text.delta", Some(0)),
             Kind::Call { .. } => ("response.function_call_arguments.delta", None),
         };
         let told = OfText {
@@ -167,7 +168,7 @@ impl Events {
             output_index: at,
             content_index,
             delta: Some(text),
-            logprobs: (*kind == Kind::Message).then(|| logprobs.list()),
+            logprobs: (*kind == Kind::Text).then(|| logprobs.list()),
             ..OfText::default()
         };
         self.sequence.event(name, out, told);
@@ -187,7 +188,7 @@ impl Events {
         };
         let (name, told) = match &item.kind {
             Kind::Reasoning => ("response.reasoning_text.done", told),
-            Kind::Message => {
+            Kind::Text => {
                 let logprobs = Some(item.logprobs.list());
                 ("response.output_text.done", OfText { logprobs, ..told })
             }
@@ -237,9 +238,9 @@ impl Render for Events {
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let mut steps = std::mem::take(&mut self.steps);
-        self.output.finish(completion.stop_reason, &mut steps);
-        steps.drain(..).for_each(|step| self.tell(step, out));
+        let mut growth = std::mem::take(&mut self.growth);
+        self.output.finish(completion.stop_reason, &mut growth);
+        growth.drain(..).for_each(|it| self.tell(it, out));
         let progress = Progress::ended(completion, self.output.reasoning_tokens);
         let name = match completion.stop_reason {
             StopReason::MaxTokens => "response.incomplete",

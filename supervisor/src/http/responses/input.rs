@@ -12,8 +12,8 @@ use crate::http::json::{Json, Kind};
 use crate::http::messages::{MAX_MESSAGES, length};
 use crate::http::mistakes::{Constraint, FieldError};
 use crate::http::openapi::schema;
-use crate::text::ChatMessage;
-use crate::text::tools::ChatTerms;
+use worker_orcd_text::ChatMessage;
+use worker_orcd_text::tools::ChatTerms;
 
 pub(super) const FIELDS: &[&str] = &["input", "instructions"];
 

@@ -10,9 +10,9 @@ use crate::http::messages::PASSED_OVER;
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::tool_calls::{NAME_CHARS, NUMBERS};
-use crate::text::tools::ChatTerms;
-use crate::text::{ToolCall, json_texts};
 use serde_json::{Value, json};
+use worker_orcd_text::tools::ChatTerms;
+use worker_orcd_text::{ToolCall, json_texts};
 
 /// What one item adds to a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,19 +1,12 @@
-//! The items of one answer: thoughts, texts and calls, in the order in which the model writes them.
-//!
-//! ```text
-//! pieces of text ── text::tools::Parser ──→ events ──→ items, and the steps by which they grow
-//! ```
+//! The items of one answer, with the log probabilities of their tokens, and how they grow.
 //!
 //! Log probabilities are those of a message's tokens. While it is not known what a piece says its tokens wait; those of tags, thoughts
 //! and calls are left out.
 //!
-//! At most one item is open, the last. A pure function of the answer's id and of its pieces, so a stream
-//! that goes on elsewhere goes on with the same items and ids.
-
 use crate::engine::{Piece, StopReason};
-use crate::http::call_ids::CallIds;
 use crate::http::openai::logprobs::Column;
-use crate::text::tools::{Event, Parser, Parsing};
+use crate::http::timeline::{Kind, Step, Timeline};
+use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Item {
@@ -29,19 +22,12 @@ impl Item {
     /// In the place of an item that is elsewhere for a moment.
     pub(super) fn nothing() -> Self {
         Self {
-            kind: Kind::Message,
+            kind: Kind::Text,
             text: String::new(),
             logprobs: Column::default(),
             status: Status::InProgress,
         }
     }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
-    Reasoning,
-    Message,
-    Call { name: String, call_id: String },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +39,7 @@ pub(super) enum Status {
 
 /// How the items grow. Numbers are places among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum Growth {
     Begins(usize),
     More(usize, String, Column),
     Ends(usize),
@@ -64,106 +50,98 @@ pub(super) struct Output {
     pub(super) items: Vec<Item>,
     /// Tokens until the last one of the thoughts.
     pub(super) reasoning_tokens: u32,
-    parser: Parser,
-    ids: CallIds,
-    calls: usize,
-    /// Further calls are left out.
-    only_one_call: bool,
-    /// The call that began last is left out.
-    is_left_out: bool,
+    timeline: Timeline,
     /// Log probabilities of pieces of which it is not known what they say, with the lengths of their texts in bytes.
     waiting: Vec<(usize, Column)>,
     /// Reused between pieces.
-    events: Vec<Event>,
+    steps: Vec<Step>,
 }
 
 impl Output {
     pub(super) fn new(answer: &str, parsing: Parsing, only_one_call: bool) -> Self {
+        let timeline = Timeline::new(answer, "call_", parsing);
         Self {
             items: Vec::new(),
             reasoning_tokens: 0,
-            parser: Parser::new(parsing),
-            ids: CallIds::new("call_", answer, parsing.calls),
-            calls: 0,
-            only_one_call,
-            is_left_out: false,
+            timeline: match only_one_call {
+                true => timeline.with_one_call(),
+                false => timeline,
+            },
             waiting: Vec::new(),
-            events: Vec::new(),
+            steps: Vec::new(),
         }
     }
 
-    pub(super) fn push(&mut self, piece: &Piece, steps: &mut Vec<Step>) {
-        let mut events = std::mem::take(&mut self.events);
-        self.parser.push(&piece.text, &mut events);
-        if events.iter().any(|it| matches!(it, Event::Reasoning(_))) {
-            self.reasoning_tokens = piece.index.saturating_add(1);
-        }
+    pub(super) fn push(&mut self, piece: &Piece, growth: &mut Vec<Growth>) {
         if let Some(listed) = &piece.logprobs {
             let mut of_piece = Column::default();
             of_piece.add_chat(listed);
             self.waiting.push((piece.text.len(), of_piece));
         }
-        let is_known = !events.is_empty();
-        events.drain(..).for_each(|event| self.add(event, steps));
+        let is_known = self.timeline.push(&piece.text, &mut self.steps);
+        if self.grow(growth) {
+            self.reasoning_tokens = piece.index.saturating_add(1);
+        }
         if is_known {
             self.waiting.clear();
         }
-        self.events = events;
     }
 
-    /// Tells what was held back, and ends the last item.
-    pub(super) fn finish(&mut self, reason: StopReason, steps: &mut Vec<Step>) {
-        let mut events = std::mem::take(&mut self.events);
-        self.parser.finish(&mut events);
-        events.drain(..).for_each(|event| self.add(event, steps));
-        self.close(reason == StopReason::MaxTokens, steps);
+    /// Adds what was held back, and ends the last item.
+    pub(super) fn finish(&mut self, reason: StopReason, growth: &mut Vec<Growth>) {
+        let is_cut = reason == StopReason::MaxTokens;
+        self.timeline.finish(is_cut, &mut self.steps);
+        self.grow(growth);
     }
 
     /// Ends the last item, which nothing more comes of.
     pub(super) fn break_off(&mut self) {
-        self.close(true, &mut Vec::new());
+        let open = self.items.last_mut();
+        if let Some(item) = open.filter(|item| item.status == Status::InProgress) {
+            item.status = Status::Incomplete;
+        }
     }
 
-    fn add(&mut self, event: Event, steps: &mut Vec<Step>) {
-        match event {
-            Event::Reasoning(text) => self.more(Kind::Reasoning, text, steps),
-            Event::Content(text) => self.more(Kind::Message, text, steps),
-            Event::CallBegins { name } => self.begin_call(name, steps),
-            Event::CallArguments(text) => {
-                if !self.is_left_out {
-                    self.append(text, Column::default(), steps);
+    /// Adds all steps to the items. True when there was reasoning among them.
+    fn grow(&mut self, growth: &mut Vec<Growth>) -> bool {
+        let mut steps = std::mem::take(&mut self.steps);
+        let mut has_reasoning = false;
+        for step in steps.drain(..) {
+            let last = self.items.len().saturating_sub(1);
+            match step {
+                Step::Begins(kind) => {
+                    growth.push(Growth::Begins(self.items.len()));
+                    self.items.push(Item {
+                        kind,
+                        ..Item::nothing()
+                    });
+                }
+                Step::Adds(text) => {
+                    let is_of = |kind| self.items.last().is_some_and(|item| item.kind == kind);
+                    has_reasoning |= is_of(Kind::Reasoning);
+                    let logprobs = match is_of(Kind::Text) {
+                        true => self.take_logprobs(text.len()),
+                        false => Column::default(),
+                    };
+                    if let Some(item) = self.items.last_mut() {
+                        item.text.push_str(&text);
+                        item.logprobs.append(&logprobs);
+                    }
+                    growth.push(Growth::More(last, text, logprobs));
+                }
+                Step::Ends { is_whole } => {
+                    if let Some(item) = self.items.last_mut() {
+                        item.status = match is_whole {
+                            true => Status::Completed,
+                            false => Status::Incomplete,
+                        };
+                    }
+                    growth.push(Growth::Ends(last));
                 }
             }
-            Event::CallEnds => {
-                if !self.is_left_out {
-                    self.end(Status::Completed, steps);
-                }
-            }
         }
-    }
-
-    fn begin_call(&mut self, name: String, steps: &mut Vec<Step>) {
-        self.is_left_out = self.only_one_call && self.calls > 0;
-        if self.is_left_out {
-            return;
-        }
-        self.close(false, steps);
-        let call_id = self.ids.id(self.calls);
-        self.calls += 1;
-        self.begin(Kind::Call { name, call_id }, steps);
-    }
-
-    /// More of a thought or of a text.
-    fn more(&mut self, kind: Kind, text: String, steps: &mut Vec<Step>) {
-        if self.open().is_none_or(|item| item.kind != kind) {
-            self.close(false, steps);
-            self.begin(kind, steps);
-        }
-        let logprobs = match self.items.last().map(|item| &item.kind) {
-            Some(Kind::Message) => self.take_logprobs(text.len()),
-            _ => Column::default(),
-        };
-        self.append(text, logprobs, steps);
+        self.steps = steps;
+        has_reasoning
     }
 
     /// Those of the last pieces that so many bytes of text came of.
@@ -179,49 +157,6 @@ impl Output {
             logprobs.append(&of_piece);
         }
         logprobs
-    }
-
-    fn open(&mut self) -> Option<&mut Item> {
-        let last = self.items.last_mut();
-        last.filter(|item| item.status == Status::InProgress)
-    }
-
-    fn begin(&mut self, kind: Kind, steps: &mut Vec<Step>) {
-        steps.push(Step::Begins(self.items.len()));
-        self.items.push(Item {
-            kind,
-            text: String::new(),
-            logprobs: Column::default(),
-            status: Status::InProgress,
-        });
-    }
-
-    fn append(&mut self, text: String, logprobs: Column, steps: &mut Vec<Step>) {
-        let place = self.items.len().saturating_sub(1);
-        if let Some(item) = self.open() {
-            item.text.push_str(&text);
-            item.logprobs.append(&logprobs);
-            steps.push(Step::More(place, text, logprobs));
-        }
-    }
-
-    /// Ends the open item. A call that something else follows, or nothing, is not whole.
-    fn close(&mut self, is_cut: bool, steps: &mut Vec<Step>) {
-        let is_call = |item: &Item| matches!(item.kind, Kind::Call { .. });
-        let is_broken = is_cut || self.items.last().is_some_and(is_call);
-        let status = match is_broken {
-            true => Status::Incomplete,
-            false => Status::Completed,
-        };
-        self.end(status, steps);
-    }
-
-    fn end(&mut self, status: Status, steps: &mut Vec<Step>) {
-        let place = self.items.len().saturating_sub(1);
-        if let Some(item) = self.open() {
-            item.status = status;
-            steps.push(Step::Ends(place));
-        }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::answer::Echo;
 use super::settings::{self, Reasoning};
-use super::tools::OwnNames;
 use super::{ID_PREFIX, input, tools};
 use crate::config::RequestLimits;
 use crate::http::effort;
@@ -12,10 +11,10 @@ use crate::http::generation::{GenerationRequest, Input};
 use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
 use crate::http::structure::{TEXT_FORMAT, formats};
 use crate::http::thinking_budget::Budget;
-use crate::text::Conversation;
-use crate::text::tools::Parsing;
 use serde_json::Number;
 use uuid::Uuid;
+use worker_orcd_text::Conversation;
+use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResponsesRequest {
@@ -24,8 +23,6 @@ pub struct ResponsesRequest {
     /// How the answer is taken apart.
     pub parsing: Parsing,
     pub echo: Echo,
-    /// What its fields are called that chat has, too.
-    pub names: OwnNames,
 }
 
 const OWN: &[&str] = &["model", "max_output_tokens", "stream"];
@@ -113,7 +110,6 @@ pub fn read(
         is_streamed,
         parsing,
         echo,
-        names: tools.names,
     })
 }
 

@@ -6,11 +6,11 @@ use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::structure::formats;
-use crate::text::template::TemplateSetting;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use utoipa::openapi::Type;
 use worker_orcd_ipc::{Grammar, MAX_TOP_LOGPROBS};
+use worker_orcd_text::template::TemplateSetting;
 
 pub(super) const FIELDS: &[&str] = &[
     "reasoning",

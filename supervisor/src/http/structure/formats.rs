@@ -9,10 +9,10 @@ use super::{ANY_OBJECT, Asked, NAME_CHARS, inside, take_named_schema, take_schem
 use crate::http::fields::{Fields, Names, among};
 use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema::{self, Shape};
-use crate::text::Structure;
 use serde_json::{Value, json};
 use utoipa::openapi::Type;
 use worker_orcd_ipc::Grammar;
+use worker_orcd_text::Structure;
 
 const FORMAT: &str = "format";
 

@@ -2,12 +2,12 @@
 //! to know its bytes.
 
 use crate::engine::LoadedModel;
-use crate::text::{Detokenizer, Text};
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
+use worker_orcd_text::{Detokenizer, Text};
 
 /// The answer of `/tokenize`.
 pub(super) struct Tokenized {

@@ -1,7 +1,7 @@
 use super::*;
-use crate::text::ToolCall;
-use crate::text::tools::{Choices, Parsing};
 use serde_json::{Value, json};
+use worker_orcd_text::ToolCall;
+use worker_orcd_text::tools::{Choices, Parsing};
 
 fn read_with(body: &Value, terms: &ChatTerms) -> Result<Vec<ChatMessage>, Vec<String>> {
     let body = body.to_string();

@@ -1,9 +1,9 @@
 use super::*;
 use crate::engine::OnFault;
 use crate::http::error::Dialect;
-use crate::text::template::TemplateSetting;
-use crate::text::tools::{ChatTerms, Syntax, Thoughts};
 use serde_json::{Value, json};
+use worker_orcd_text::template::TemplateSetting;
+use worker_orcd_text::tools::{ChatTerms, Syntax, Thoughts};
 
 fn limits(max_tokens_out: Option<u32>) -> RequestLimits {
     RequestLimits {

@@ -1,9 +1,9 @@
 use super::*;
 use crate::engine::StopReason;
 use crate::http::anthropic::whole::Answer;
-use crate::text::tools::{Syntax, Thoughts};
 use proptest::prelude::*;
 use std::time::Duration;
+use worker_orcd_text::tools::{Syntax, Thoughts};
 
 const PARSING: Parsing = Parsing {
     calls: Some(Syntax::Hermes),
@@ -245,7 +245,7 @@ fn silence_is_a_ping_and_a_failure_an_error() {
     render().keep_alive(&mut out);
     assert_eq!(out, b"event: ping\ndata: {\"type\":\"ping\"}\n\n");
     out.clear();
-    let failure = Failure::new(crate::error_code::ErrorCode::Internal, "why");
+    let failure = Failure::new(worker_orcd_requests::error_code::ErrorCode::Internal, "why");
     render().failed(&failure, &mut out);
     let text = String::from_utf8(out).unwrap();
     assert!(text.starts_with("event: error\ndata: {"), "{text}");

@@ -1,5 +1,6 @@
 use super::*;
-use crate::text::tools::Choices;
+use serde_json::Value;
+use worker_orcd_text::tools::Choices;
 
 fn read_with(body: &Value, terms: &ChatTerms) -> Result<Option<String>, Vec<String>> {
     let body = body.to_string();
@@ -67,7 +68,7 @@ fn mistakes_that_chat_s_reader_finds_have_the_client_s_names() {
         ["tools[0].input_schema"]
     );
     let one = json!({"name": "a", "input_schema": {}});
-    let many = json!({"tools": vec![one; openai::MAX_TOOLS + 1]});
+    let many = json!({"tools": vec![one; MAX_TOOLS + 1]});
     assert!(named(&many).contains(&"tools".to_owned()));
     let unknown = with_choice(&json!({"type": "tool", "name": "later"}));
     assert_eq!(named(&unknown), ["tool_choice"]);

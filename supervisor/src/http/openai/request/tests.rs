@@ -3,8 +3,8 @@
 use super::*;
 use crate::engine::OnFault;
 use crate::http::error::Dialect;
-use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
+use worker_orcd_text::tools::ChatTerms;
 
 const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,

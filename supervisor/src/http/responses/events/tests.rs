@@ -4,13 +4,13 @@ use super::super::answer::Echo;
 use super::super::output::tests::{PARSING, TEXT, pieces};
 use super::*;
 use crate::engine::{Listed, ListedToken};
-use crate::requests::testing;
-use crate::text::tools::{Parsing, Syntax, Thoughts};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use worker_orcd_ipc::{Logprobs, TokenId};
+use worker_orcd_requests::testing;
+use worker_orcd_text::tools::{Parsing, Syntax, Thoughts};
 
 fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {
     Header {
@@ -255,7 +255,10 @@ fn a_failure_in_the_middle_is_the_last_event_and_has_what_was_told() {
     pieces("I look", 3)
         .iter()
         .for_each(|it| events.text(it, &mut out));
-    let failure = Failure::new(crate::error_code::ErrorCode::Internal, "broken");
+    let failure = Failure::new(
+        worker_orcd_requests::error_code::ErrorCode::Internal,
+        "broken",
+    );
     events.failed(&failure, &mut out);
     let told = read(std::str::from_utf8(&out).unwrap());
     let last = told.last().unwrap();

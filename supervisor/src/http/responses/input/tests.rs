@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::http::fields::among;
-use crate::text::ToolCall;
 use serde_json::{Value, json};
+use worker_orcd_text::ToolCall;
 
 fn read_body(body: &Value, terms: &ChatTerms) -> Result<Vec<ChatMessage>, Vec<String>> {
     let body = body.to_string();

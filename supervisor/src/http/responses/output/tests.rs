@@ -1,7 +1,8 @@
 //! Texts as models write them, and the items that they become.
 
 use super::*;
-use crate::text::tools::{Syntax, Thoughts};
+use crate::http::call_ids::CallIds;
+use worker_orcd_text::tools::{Syntax, Thoughts};
 
 pub(in crate::http::responses) const PARSING: Parsing = Parsing {
     calls: Some(Syntax::Hermes),
@@ -26,18 +27,18 @@ pub(in crate::http::responses) fn pieces(text: &str, chars: usize) -> Vec<Piece>
 
 fn output(text: &str, chars: usize, reason: StopReason, only_one_call: bool) -> Output {
     let mut output = Output::new("resp_1", PARSING, only_one_call);
-    let mut steps = Vec::new();
+    let mut growth = Vec::new();
     for piece in pieces(text, chars) {
-        output.push(&piece, &mut steps);
+        output.push(&piece, &mut growth);
     }
-    output.finish(reason, &mut steps);
+    output.finish(reason, &mut growth);
     output
 }
 
 fn told(output: &Output) -> Vec<(&'static str, &str, Status)> {
     let kind = |item: &Item| match item.kind {
         Kind::Reasoning => "thought",
-        Kind::Message => "text",
+        Kind::Text => "text",
         Kind::Call { .. } => "call",
     };
     let items = output.items.iter();
@@ -62,7 +63,7 @@ fn each_thought_text_and_call_is_an_item_in_the_order_of_writing() {
             "{chars}"
         );
         let ids = output.items.iter().filter_map(|item| match &item.kind {
-            Kind::Call { name, call_id } => Some((name.clone(), call_id.clone())),
+            Kind::Call { name, id } => Some((name.clone(), id.clone())),
             _ => None,
         });
         let wanted = CallIds::new("call_", "resp_1", PARSING.calls);

@@ -3,11 +3,11 @@
 use super::*;
 use crate::engine::{OnFault, SamplingDefaults};
 use crate::http::error::Dialect;
-use crate::text::Structure;
-use crate::text::template::TemplateSetting;
-use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
 use worker_orcd_ipc::Grammar;
+use worker_orcd_text::Structure;
+use worker_orcd_text::template::TemplateSetting;
+use worker_orcd_text::tools::ChatTerms;
 
 const MODEL: ModelTerms = ModelTerms {
     n_embd: 64,

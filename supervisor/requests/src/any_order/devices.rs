@@ -1,0 +1,137 @@
+//! Devices and their children, and what a supervisor does with them.
+
+use super::World;
+use crate::error_code::ErrorCode;
+use crate::record::Failure;
+use crate::scene::Scene;
+use crate::testing::kin;
+use std::collections::{BTreeMap, BTreeSet};
+use worker_orcd_ipc::{Began, FinishReason, RequestId};
+use worker_orcd_lifecycle::{DeathCause, DeviceId, SeatId};
+
+/// Requests that a child computes at once; others wait in its queue.
+const SLOTS: usize = 2;
+
+#[derive(Default)]
+pub(super) struct Child {
+    /// Which of the two of its device it has.
+    pub(super) seat: u8,
+    pub(super) serving: bool,
+    pub(super) withdrawn: bool,
+    /// Requests that it runs, and the index of each one's next token.
+    pub(super) running: BTreeMap<RequestId, u32>,
+    /// Those that wait for a slot.
+    pub(super) queue: Vec<(RequestId, u32)>,
+    /// Answers to cancellations, for its next step.
+    pub(super) answers: Vec<(RequestId, FinishReason)>,
+    /// Requests that had a token from this child.
+    pub(super) moved: BTreeSet<RequestId>,
+}
+
+impl Child {
+    pub(super) fn has(&self) -> impl Iterator<Item = RequestId> {
+        let queue = self.queue.iter().map(|(id, _)| *id);
+        self.running.keys().copied().chain(queue)
+    }
+
+    /// Takes what there is room for into its next step.
+    pub(super) fn begin(&mut self) -> Vec<Began> {
+        let free = SLOTS
+            .saturating_sub(self.running.len())
+            .min(self.queue.len());
+        let begins: Vec<_> = self.queue.drain(..free).collect();
+        self.running.extend(begins.iter().copied());
+        let began = begins.into_iter().map(|(request, _)| Began {
+            request,
+            cached_tokens: 0,
+        });
+        began.collect()
+    }
+}
+
+impl World {
+    pub(super) fn device(&self, number: u8) -> DeviceId {
+        DeviceId(number % self.children.len() as u8)
+    }
+
+    pub(super) fn child(&mut self, device: DeviceId) -> &mut Child {
+        &mut self.children[usize::from(device.0)]
+    }
+
+    pub(super) fn kin(&self, device: DeviceId) -> &'static str {
+        self.kins[usize::from(device.0)]
+    }
+
+    pub(super) fn seat(&self, device: DeviceId) -> SeatId {
+        SeatId(2 * device.0 + self.children[usize::from(device.0)].seat)
+    }
+
+    pub(super) fn serve(&mut self, device: u8) {
+        let device = self.device(device);
+        if self.stranded.contains(&device) || self.child(device).serving {
+            return;
+        }
+        self.child(device).serving = true;
+        let kin = kin(self.kin(device));
+        self.journal.serve_by(self.seat(device), kin, SLOTS);
+    }
+
+    pub(super) fn withdraw(&mut self, device: DeviceId) {
+        if self.child(device).serving {
+            self.child(device).withdrawn = true;
+            self.journal.requests.withdraw(self.seat(device));
+        }
+    }
+
+    /// Ends children that have given everything back.
+    pub(super) fn dismiss(&mut self) {
+        for number in 0..self.children.len() as u8 {
+            let device = DeviceId(number);
+            let seat = self.seat(device);
+            if self.child(device).withdrawn && self.journal.requests.is_withdrawn(seat) {
+                assert_eq!(self.child(device).has().count(), 0);
+                self.die(device, &DeathCause::Dismissed, &Scene::default());
+            }
+        }
+    }
+
+    /// One device is left: without any, the worker ends everything.
+    pub(super) fn strand(&mut self, device: DeviceId, dies_first: bool) {
+        let mut others = (0..self.children.len() as u8).map(DeviceId);
+        if !others.any(|it| it != device && !self.stranded.contains(&it)) {
+            return;
+        }
+        if dies_first {
+            self.die(device, &DeathCause::Signalled(9), &Scene::default());
+        } else {
+            self.journal.requests.suspend(self.seat(device));
+        }
+        let failure = Failure::new(ErrorCode::WorkerUnhealthy, "its device is out");
+        let now = self.journal.now;
+        self.journal.requests.strand(device, &failure, now);
+        self.stranded.insert(device);
+        let left = (0..self.children.len() as u8).map(DeviceId);
+        let left = left.filter(|it| !self.stranded.contains(it));
+        let left: BTreeSet<_> = left.map(|it| self.kin(it)).collect();
+        self.lost
+            .extend(self.kins.iter().filter(|it| !left.contains(*it)));
+        self.die(device, &DeathCause::Signalled(9), &Scene::default());
+    }
+
+    /// The next child of the device has its other seat.
+    pub(super) fn die(&mut self, device: DeviceId, cause: &DeathCause, scene: &Scene) {
+        let seat = self.seat(device);
+        let child = std::mem::take(self.child(device));
+        self.child(device).seat = child.seat;
+        if child.serving {
+            let now = self.journal.now;
+            self.journal.requests.suspend(seat);
+            if self.deaths.is_multiple_of(2) {
+                self.journal.requests.release(seat);
+            }
+            self.deaths += 1;
+            self.journal.requests.bury(seat, cause, scene, now);
+            self.child(device).seat = 1 - child.seat;
+        }
+    }
+}

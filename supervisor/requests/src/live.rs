@@ -1,0 +1,384 @@
+//! The journal as the driver has it: what is with which child, what waits, and what ends how.
+//!
+//! Owned by the driver alone. Commands for each seat's child collect in a list that the driver sends, time is
+//! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words;
+//! [`deaths`] is what follows from a death, [`doubt`] from a step that is overdue, [`clients`] is what clients want, [`embeddings`] are answers without tokens, [`scoring`] is how likely prompts are,
+//! [`restored`] is what another supervisor left, [`assignments`] is who is with which child, and who is next;
+//! [`beginning`] is that a child computes one; [`dispatch`] is what is on its way
+//! to a seat and back; [`adoption`] is which pages the next child need not compute; [`recall`] is how another driver gets them all; [`probation`] is what
+//! deaths say about requests; [`devices`] is whose requests may go where, [`turns`] who goes there now, and [`levelling`]
+//! who goes over to another child.
+
+mod adoption;
+mod assignments;
+mod beginning;
+mod clients;
+mod deaths;
+mod devices;
+mod dispatch;
+mod doubt;
+mod embeddings;
+mod levelling;
+mod probation;
+mod recall;
+mod restored;
+mod scoring;
+mod turns;
+
+use self::assignments::Assignments;
+use self::dispatch::Place;
+use self::probation::Probation;
+use crate::error_code::ErrorCode;
+use crate::kin::Kin;
+use crate::logprobs;
+use crate::progress::{Progress, Pushed};
+use crate::record::{Failure, Record, StopReason};
+use crate::registry::Registry;
+use crate::totals::Totals;
+use crate::violation::Violation;
+use crate::wal::Wal;
+use std::collections::BTreeSet;
+use std::num::NonZeroU8;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+use worker_orcd_ipc::{
+    Command, Drawn, DrawnLogprobs, FinishReason, Finished, Logprobs, RequestId, StepReport,
+};
+use worker_orcd_lifecycle::SeatId;
+use worker_orcd_text::Text;
+
+#[derive(Debug)]
+pub struct Requests {
+    registry: Arc<Registry>,
+    assigned: Assignments,
+    probation: Probation,
+    deadlines: BTreeSet<(Instant, RequestId)>,
+    text: Option<Arc<Text>>,
+    wakers: Vec<Waker>,
+    scratch: String,
+    totals: Totals,
+    /// `None` where the kernel had no memory for it.
+    wal: Option<Wal>,
+    /// Requests that ended before this supervisor, and wait for a vocabulary to be told.
+    untold: Vec<Arc<Record>>,
+}
+
+/// A child that is ready to serve.
+#[derive(Debug, Clone)]
+pub struct ServedBy {
+    pub text: Arc<Text>,
+    pub kin: Kin,
+    /// Sequences that it decodes at once.
+    pub slots: usize,
+    /// Its KV cache, in tokens.
+    pub kv_tokens: u64,
+}
+
+impl Requests {
+    /// For so many devices. Each has two seats: one for the child that serves, one for the next.
+    #[must_use]
+    pub fn new(registry: Arc<Registry>, devices: NonZeroU8) -> Self {
+        Self {
+            registry,
+            assigned: Assignments::new(devices),
+            probation: Probation::default(),
+            deadlines: BTreeSet::new(),
+            text: None,
+            wakers: Vec::new(),
+            scratch: String::new(),
+            totals: Totals::default(),
+            wal: None,
+            untold: Vec::new(),
+        }
+    }
+
+    // === looking ===
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.assigned.len() == 0
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.assigned.len()
+    }
+
+    /// Those that a child was given.
+    #[must_use]
+    pub fn with_child(&self) -> usize {
+        self.assigned.with_child()
+    }
+
+    /// Requests that the present child of a seat was given, in the order of arrival.
+    pub fn in_flight(&self, seat: SeatId) -> impl Iterator<Item = &Record> {
+        self.assigned.of(seat).map(|live| &*live.record)
+    }
+
+    /// Since when those who are with the child of a seat have had no token: the last that any of them
+    /// got, or, before the first, since the oldest was accepted. `None`: nobody is there.
+    pub fn silent_since(&self, seat: SeatId) -> Option<Instant> {
+        let moments = |record: &Record| {
+            let progress = record.progress.lock();
+            (progress.accepted_at(), progress.last_token_at())
+        };
+        let moments = self.in_flight(seat).map(moments);
+        let sooner = |(accepted, token): (Instant, Option<Instant>), (other, later)| {
+            (accepted.min(other), token.max(later))
+        };
+        let (accepted, token) = moments.reduce(sooner)?;
+        Some(token.unwrap_or(accepted))
+    }
+
+    #[must_use]
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Requests that must run alone before anybody else goes on.
+    #[must_use]
+    pub fn on_probation(&self) -> usize {
+        self.assigned.suspects().len()
+    }
+
+    #[cfg(test)]
+    pub fn is_suspect(&self, id: RequestId) -> bool {
+        self.assigned.suspects().contains(&id)
+    }
+
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// The next command for a seat's child.
+    pub fn next_command(&mut self, seat: SeatId) -> Option<Command> {
+        self.assigned.seat(seat).next_command()
+    }
+
+    /// Tells the readers, of what is in the log by then. Called when nothing is locked.
+    pub fn wake(&mut self) {
+        self.write_ahead();
+        for waker in self.wakers.drain(..) {
+            waker.wake();
+        }
+    }
+
+    // === a child's life ===
+
+    /// The child of this seat is ready, and takes what waits.
+    pub fn serve(&mut self, seat: SeatId, by: ServedBy) {
+        self.retell(&by.text);
+        self.text = Some(Arc::clone(&by.text));
+        self.assigned.open(seat, by);
+        self.assigned.hand_out();
+    }
+
+    /// The child takes nothing more. What it says until it is buried still counts.
+    pub fn suspend(&mut self, seat: SeatId) {
+        self.assigned.seat(seat).close();
+    }
+
+    /// The child is overdue: those that it has are told that they wait.
+    pub fn hesitate(&mut self, seat: SeatId) {
+        for live in self.assigned.of(seat) {
+            let mut progress = live.record.progress.lock();
+            progress.pause();
+            self.wakers.extend(progress.take_waker());
+        }
+    }
+
+    // === a child's words ===
+
+    /// # Errors
+    /// The first thing in the report that cannot be; what came before it is kept, what comes
+    /// after it is not believed.
+    pub fn step(
+        &mut self,
+        seat: SeatId,
+        report: &StepReport,
+        now: Instant,
+    ) -> Result<(), Violation> {
+        let text = self.text.clone().ok_or(Violation::NotReady)?;
+        for began in &report.began {
+            self.began(seat, *began, now)?;
+        }
+        for scored in &report.scored {
+            self.scored(seat, scored, &text)?;
+        }
+        let mut logprobs = report.logprobs.iter().peekable();
+        for drawn in &report.drawn {
+            let is_its =
+                |it: &&DrawnLogprobs| it.request == drawn.request && it.index == drawn.index;
+            let its = logprobs.next_if(is_its).map(|it| &it.logprobs);
+            self.drawn(seat, drawn, its, &text, now)?;
+        }
+        if let Some(stray) = logprobs.next() {
+            return Err(Violation::Logprobs(stray.request));
+        }
+        for finished in &report.finished {
+            self.finished(seat, finished, now)?;
+        }
+        for sealing in &report.sealed {
+            self.sealed(seat, sealing)?;
+        }
+        Ok(())
+    }
+
+    fn drawn(
+        &mut self,
+        seat: SeatId,
+        said: &Drawn,
+        logprobs: Option<&Logprobs>,
+        text: &Arc<Text>,
+        now: Instant,
+    ) -> Result<(), Violation> {
+        let request = said.request;
+        let Some(live) = self.assigned.get_with(request, seat) else {
+            if self.assigned.seat(seat).is_leaving(request) {
+                return Ok(());
+            }
+            return Err(Violation::UnknownRequest {
+                what: "a token",
+                request,
+            });
+        };
+        let vocabulary = text.vocabulary().len();
+        if said.token.index() >= vocabulary {
+            return Err(Violation::Vocabulary {
+                token: said.token,
+                vocabulary,
+            });
+        }
+        logprobs::check(request, live.record.logprobs, logprobs, vocabulary)?;
+        let max_tokens = live.record.max_tokens;
+        let is_its_first = !live.streams();
+        let mut progress = live.record.progress.lock();
+        if progress.scores_missing() > 0 {
+            return Err(Violation::Logprobs(request));
+        }
+        let expected = progress.tokens_out();
+        if said.index != expected {
+            return Err(Violation::Index {
+                request,
+                said: said.index,
+                expected,
+            });
+        }
+        if expected >= max_tokens {
+            return Err(Violation::TooMany {
+                request,
+                max_tokens,
+            });
+        }
+        self.totals.tokens += 1;
+        if let Some(gap) = progress.since_last_token(now) {
+            self.totals.gaps.observe(gap);
+            if progress.is_interrupted() {
+                self.totals.pauses.observe(gap);
+            }
+        }
+        let pushed = progress.push(said, logprobs, text, now, &mut self.scratch);
+        self.wakers.extend(progress.take_waker());
+        drop(progress);
+        if let Some(wal) = &mut self.wal {
+            wal.drawn(request, said.token, logprobs);
+        }
+        if is_its_first {
+            self.assigned.bind(request, seat);
+            self.assigned.streams(request, seat);
+        }
+        if let Pushed::Stopped(stop) = pushed {
+            self.end_here(request, now, |progress, record| {
+                progress.finish_stopped(record, stop, now);
+            });
+            self.assigned.seat(seat).check_leaving()?;
+        } else if self.assigned.suspects().contains(&request) {
+            self.assigned.acquit_if_past(request);
+        }
+        Ok(())
+    }
+
+    fn finished(&mut self, seat: SeatId, said: &Finished, now: Instant) -> Result<(), Violation> {
+        let id = said.request;
+        if self.assigned.seat(seat).has_left(id) {
+            self.assigned.hand_out_after(id);
+            return Ok(());
+        }
+        let place = self.assigned.place(id);
+        if place.and_then(Place::seat) != Some(seat) {
+            return Err(Violation::UnknownRequest {
+                what: "the end",
+                request: id,
+            });
+        }
+        self.check_answer(said, seat)?;
+        match &said.reason {
+            FinishReason::Embedded { values } => self.embedded(id, values, now),
+            FinishReason::MaxTokens => self.end(id, now, |progress, record| {
+                progress.finish(record, StopReason::MaxTokens, now);
+            }),
+            FinishReason::EndOfSequence => self.end(id, now, |progress, record| {
+                progress.finish(record, StopReason::Eos, now);
+            }),
+            FinishReason::Cancelled if place == Some(Place::CalledBack(seat)) => {
+                self.assigned.came_back(id);
+                self.end_hopeless(now);
+            }
+            FinishReason::Cancelled => return Err(Violation::NotCancelled(id)),
+            FinishReason::OutOfMemory {
+                needed_bytes,
+                available_bytes,
+            } => {
+                let message = format!(
+                    "this job needs {needed_bytes} bytes of memory, of which {available_bytes} \
+                     are available"
+                );
+                let failure = Failure::new(ErrorCode::VramOom, message);
+                self.end(id, now, |progress, _| progress.fail(failure));
+            }
+            FinishReason::Refused { message } | FinishReason::GrammarFailed { message } => {
+                let failure = Failure::new(ErrorCode::InvalidRequest, message.clone());
+                self.end(id, now, |progress, _| progress.fail(failure));
+            }
+        }
+        Ok(())
+    }
+
+    // === ends ===
+
+    /// Ends a request that the child may still be working on, and tells the child.
+    fn end_here(&mut self, id: RequestId, now: Instant, how: impl FnOnce(&mut Progress, &Record)) {
+        match self.assigned.place(id) {
+            Some(Place::With(seat)) => self.assigned.seat(seat).cancel(id),
+            // It is cancelled there already.
+            Some(Place::CalledBack(seat)) => self.assigned.seat(seat).leave(id),
+            Some(Place::Waiting) | None => {}
+        }
+        self.end(id, now, how);
+    }
+
+    fn end(&mut self, id: RequestId, now: Instant, how: impl FnOnce(&mut Progress, &Record)) {
+        let Some(record) = self.assigned.remove(id) else {
+            return;
+        };
+        if let Some(deadline) = record.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        let mut progress = record.progress.lock();
+        // Before the reader can know of the end: it may use the job id again at once.
+        let took = now.saturating_duration_since(progress.accepted_at());
+        self.registry.release(&record.job_id, id, took);
+        how(&mut progress, &record);
+        self.wakers.extend(progress.take_waker());
+        if let Some(wal) = self.wal.as_mut().filter(|_| record.embeds.is_none()) {
+            wal.ended(&record, progress.end_to_read().cloned(), now);
+        }
+        drop(progress);
+        self.assigned.fill_gap(id);
+    }
+}
+
+#[cfg(test)]
+mod tests;

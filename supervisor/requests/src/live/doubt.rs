@@ -1,0 +1,228 @@
+//! Doubt: a child is overdue, and perhaps dead. Who can go on with another child does so before anybody knows.
+//!
+//! A child whose device has failed may learn of it later than all its streams could have gone on elsewhere. If it goes
+//! on after all, it takes work again and lets go of those who left it: what it says of them is not believed. If it
+//! dies, they are judged as they were when they left, as after a [release](Requests::release).
+
+use super::Requests;
+use super::assignments::Assignments;
+use worker_orcd_ipc::RequestId;
+use worker_orcd_lifecycle::SeatId;
+
+impl Requests {
+    /// This child could be doubted: it takes work, and so does another one of its kin.
+    pub fn may_doubt(&mut self, seat: SeatId) -> bool {
+        let kin = self.assigned.seat(seat).kin().cloned();
+        let open: Vec<_> = self.assigned.open_seats().collect();
+        let mut others = open.iter().filter(|other| **other != seat);
+        open.contains(&seat) && others.any(|other| self.assigned.seat(*other).kin() == kin.as_ref())
+    }
+
+    /// Gives those who are with this child to others that have room for them. It gets nothing more until it is
+    /// [trusted](Self::trust) again. How many have left it.
+    pub fn doubt(&mut self, seat: SeatId) -> usize {
+        if !self.may_doubt(seat) {
+            return 0;
+        }
+        self.totals.overdue_children += 1;
+        self.assigned.seat(seat).doubt();
+        let mut left = 0;
+        for id in self.assigned.may_depart(seat).collect::<Vec<_>>() {
+            let Some(other) = self.assigned.seat_with_room(id) else {
+                continue;
+            };
+            self.assigned.renounce(id, seat);
+            self.interrupt(id, seat);
+            self.assigned.hand_over(id, other);
+            left += 1;
+        }
+        left
+    }
+
+    /// The child goes on. False if nobody doubted it.
+    pub fn trust(&mut self, seat: SeatId) -> bool {
+        let was_doubted = self.assigned.seat(seat).trust();
+        if was_doubted {
+            self.totals.recoveries += self.assigned.forget_left(seat) as u64;
+            self.assigned.hand_out();
+        }
+        was_doubted
+    }
+}
+
+impl Assignments {
+    /// Where it would go, if it could go on there at once.
+    fn seat_with_room(&self, id: RequestId) -> Option<SeatId> {
+        let seat = self.seat_for(id)?;
+        let dispatch = &self.seats[usize::from(seat.0)];
+        let want = self.want(self.get(id)?, seat);
+        let has_room = dispatch.burden.has_room(want, dispatch.capacity());
+        has_room.then_some(seat)
+    }
+
+    /// The child is to let go of a request that goes on elsewhere meanwhile.
+    fn renounce(&mut self, id: RequestId, seat: SeatId) {
+        self.note_departure(id, seat);
+        let dispatch = self.seat(seat);
+        dispatch.call_back(id);
+        dispatch.leave(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::NewRequest;
+    use crate::scene::Scene;
+    use crate::testing::{Journal, kin, read, request, step, text_of};
+    use std::num::NonZeroU8;
+    use worker_orcd_ipc::{Command, FinishReason, TokenId};
+    use worker_orcd_lifecycle::DeathCause;
+
+    const ONE: SeatId = SeatId(0);
+    const TWO: SeatId = SeatId(2);
+
+    /// A child on each device, of these kinds.
+    fn journal(kinds: [&str; 2], slots: usize) -> Journal {
+        let mut journal = Journal::with_devices(16, NonZeroU8::new(2).unwrap());
+        for (seat, kind) in [ONE, TWO].into_iter().zip(kinds) {
+            journal.serve_by(seat, kin(kind), slots);
+        }
+        journal
+    }
+
+    fn tell(journal: &mut Journal, seat: SeatId, id: RequestId, index: u32) {
+        let report = step(&[(id, index, 0)], &[]);
+        journal.requests.step(seat, &report, journal.now).unwrap();
+    }
+
+    fn let_go(journal: &mut Journal, seat: SeatId, id: RequestId) {
+        let report = step(&[], &[(id, FinishReason::Cancelled)]);
+        journal.requests.step(seat, &report, journal.now).unwrap();
+    }
+
+    fn die(journal: &mut Journal, seat: SeatId) {
+        journal.requests.suspend(seat);
+        let (cause, now) = (DeathCause::Signalled(11), journal.now);
+        journal.requests.bury(seat, &cause, &Scene::default(), now);
+    }
+
+    fn submitted(commands: &[Command]) -> Vec<RequestId> {
+        let id = |command: &Command| match command {
+            Command::Submit(submission) => Some(submission.request),
+            _ => None,
+        };
+        commands.iter().filter_map(id).collect()
+    }
+
+    /// Requests of which the first child has told a token each.
+    fn streams_of_the_first(journal: &mut Journal, count: u32) -> Vec<RequestId> {
+        let new = |number: u32| NewRequest {
+            prompt: vec![TokenId(0); 1 + number as usize],
+            ..request(&number.to_string())
+        };
+        let ids: Vec<_> = (0..count).map(|it| journal.submit(new(it)).0).collect();
+        assert_eq!(submitted(&journal.commands_of(ONE)), ids);
+        ids.iter().for_each(|id| tell(journal, ONE, *id, 0));
+        ids
+    }
+
+    /// A journal whose first child has streams, and whose second came later.
+    fn with_streams(kinds: [&str; 2], streams: u32, room: usize) -> (Journal, Vec<RequestId>) {
+        let mut journal = Journal::with_devices(16, NonZeroU8::new(2).unwrap());
+        journal.serve_by(ONE, kin(kinds[0]), 8);
+        let ids = streams_of_the_first(&mut journal, streams);
+        journal.serve_by(TWO, kin(kinds[1]), room);
+        (journal, ids)
+    }
+
+    #[test]
+    fn streams_of_a_child_that_is_overdue_go_on_elsewhere_before_it_dies() {
+        let mut journal = journal(["a", "a"], 8);
+        let (id, mut stream) = journal.submit(request("a"));
+        assert_eq!(submitted(&journal.commands_of(ONE)), [id]);
+        tell(&mut journal, ONE, id, 0);
+        assert_eq!(journal.requests.doubt(ONE), 1);
+        assert_eq!(submitted(&journal.commands_of(TWO)), [id]);
+        tell(&mut journal, TWO, id, 1);
+        die(&mut journal, ONE);
+        assert_eq!(submitted(&journal.commands_of(TWO)), [], "it is there");
+        tell(&mut journal, TWO, id, 2);
+        assert_eq!(text_of(&read(&mut stream).0), "aaa");
+        assert_eq!(journal.requests.totals().recoveries, 1);
+    }
+
+    #[test]
+    fn what_an_overdue_child_says_of_those_who_left_is_not_believed() {
+        let (mut journal, ids) = with_streams(["a", "a"], 1, 8);
+        journal.requests.doubt(ONE);
+        let cancels = journal.commands_of(ONE);
+        assert!(matches!(&cancels[..], [Command::Cancel { request }] if *request == ids[0]));
+        tell(&mut journal, ONE, ids[0], 1);
+        assert!(journal.requests.trust(ONE));
+        tell(&mut journal, ONE, ids[0], 2);
+        tell(&mut journal, TWO, ids[0], 1);
+        let_go(&mut journal, ONE, ids[0]);
+        assert!(!journal.requests.trust(ONE), "it is trusted already");
+    }
+
+    #[test]
+    fn a_child_gets_nothing_while_it_is_doubted_and_then_no_request_that_it_still_has() {
+        let (mut journal, ids) = with_streams(["a", "a"], 1, 8);
+        journal.requests.doubt(ONE);
+        journal.commands_of(ONE);
+        let (other, _stream) = journal.submit(request("b"));
+        assert_eq!(submitted(&journal.commands_of(TWO)), [ids[0], other]);
+        journal.requests.trust(ONE);
+        tell(&mut journal, TWO, ids[0], 1);
+        die(&mut journal, TWO);
+        assert_eq!(submitted(&journal.commands_of(ONE)), [other]);
+        let_go(&mut journal, ONE, ids[0]);
+        assert_eq!(submitted(&journal.commands_of(ONE)), [ids[0]]);
+    }
+
+    #[test]
+    fn who_finds_no_room_elsewhere_waits_for_the_overdue_child_or_its_death() {
+        let (mut journal, ids) = with_streams(["a", "a"], 3, 2);
+        assert_eq!(journal.requests.doubt(ONE), 2);
+        assert_eq!(submitted(&journal.commands_of(TWO)), ids[..2]);
+        journal.requests.trust(ONE);
+        tell(&mut journal, ONE, ids[2], 1);
+        die(&mut journal, ONE);
+        assert_eq!(submitted(&journal.commands_of(TWO)), ids[2..]);
+    }
+
+    #[test]
+    fn without_another_child_of_its_kin_nobody_is_doubted() {
+        let (mut journal, _) = with_streams(["a", "b"], 1, 8);
+        assert_eq!(journal.requests.doubt(ONE), 0);
+        let (id, _stream) = journal.submit(request("b"));
+        let commands = journal.commands_of(ONE);
+        let taken = [submitted(&commands), submitted(&journal.commands_of(TWO))];
+        assert_eq!(taken.concat(), [id], "both take work");
+        assert!(!journal.requests.trust(ONE));
+        assert_eq!(journal.requests.totals().overdue_children, 0);
+    }
+
+    /// As after a release: the death of the child that they left counts for those that it had, and who has met one
+    /// stays where it is until the next.
+    #[test]
+    fn a_death_counts_for_those_who_left_in_doubt_and_not_for_those_who_left_one_that_went_on() {
+        for goes_on in [false, true] {
+            let mut journal = journal(["a", "a"], 8);
+            let (id, _stream) = journal.submit(request("a"));
+            for seat in [ONE, TWO] {
+                let is_clean = goes_on || seat == ONE;
+                journal.commands_of(seat);
+                assert_eq!(journal.requests.doubt(seat), usize::from(is_clean));
+                if goes_on {
+                    journal.requests.trust(seat);
+                    let_go(&mut journal, seat, id);
+                }
+                die(&mut journal, seat);
+                journal.serve_by(seat, kin("a"), 8);
+            }
+            assert_eq!(journal.requests.is_suspect(id), !goes_on, "{goes_on}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Levelling: a child that has room is given what another has not begun.
+//!
+//! A request is given to a child as soon as it is there, by an estimate. Where it turns out otherwise, one that
+//! waits is called back and goes over; a stream that a child has begun stays where it is, because moving it costs its
+//! client a pause.
+
+use super::assignments::{Assignments, Live};
+use super::dispatch::{Dispatch, Place};
+use crate::placement::Want;
+use std::collections::BTreeMap;
+use worker_orcd_ipc::{ClientId, RequestId};
+use worker_orcd_lifecycle::SeatId;
+
+/// Tokens of a prompt that moving must save: about what a child computes while the request is on its way, which is a
+/// step here and one there.
+const WORTH: u64 = 1024;
+
+impl Assignments {
+    /// Calls back at most one request for each pair of children.
+    pub(super) fn level(&mut self) {
+        // While somebody is suspected, who is where says something about them.
+        if self.key.is_none() || !self.suspects.is_empty() {
+            return;
+        }
+        let open: Vec<_> = self.open_seats().collect();
+        let is_behind = |it: &&SeatId| !self.dispatch(**it).queue.is_empty();
+        let behind: Vec<_> = open.iter().filter(is_behind).copied().collect();
+        for from in behind {
+            for to in open.iter().filter(|to| **to != from) {
+                if self.may_gain(from, *to)
+                    && let Some(id) = self.to_move(from, *to)
+                {
+                    self.send_over(id, from, *to);
+                }
+            }
+        }
+    }
+
+    fn send_over(&mut self, id: RequestId, from: SeatId, to: SeatId) {
+        if let Some(live) = self.live.get_mut(&id) {
+            live.place = Place::CalledBack(from);
+            live.goes_to = Some(to);
+            live.was_moved = true;
+            let dispatch = self.seat(from);
+            dispatch.leaves_for.insert(to, id);
+            dispatch.queue.remove(&id);
+            dispatch.call_back(id);
+        }
+    }
+
+    /// What a request would save that has its whole history in the other child's cache.
+    fn may_gain(&self, from: SeatId, to: SeatId) -> bool {
+        let (old, new) = (self.dispatch(from), self.dispatch(to));
+        let none = Want::default();
+        let here = old.burden.wait(none, old.capacity());
+        let there = new.burden.wait(none, new.capacity());
+        there + WORTH < here && !old.leaves_for.contains_key(&to)
+    }
+
+    /// The youngest request that the one has not begun, of the client with the most of them there, if it
+    /// would have its first token sooner with the other.
+    fn to_move(&self, from: SeatId, to: SeatId) -> Option<RequestId> {
+        let queue = self.dispatch(from).queue.iter();
+        let waiting: Vec<_> = queue.filter_map(|id| self.live.get(id)).collect();
+        let mut of_client: BTreeMap<ClientId, usize> = BTreeMap::new();
+        for live in &waiting {
+            *of_client.entry(live.record.client).or_default() += 1;
+        }
+        let may_go = waiting.into_iter().filter(|live| {
+            let is_here = live.place == Place::With(from) && !live.was_moved;
+            is_here && self.allows(live, to)
+        });
+        let chosen = may_go.max_by_key(|live| (of_client[&live.record.client], live.record.id))?;
+        self.gains(chosen, from, to).then_some(chosen.record.id)
+    }
+
+    fn gains(&self, live: &Live, from: SeatId, to: SeatId) -> bool {
+        let (old, new) = (self.dispatch(from), self.dispatch(to));
+        let want = self.want(live, to);
+        let here = old.burden.without(live.hold);
+        let here = here.wait(live.hold.want(), old.capacity());
+        let there = new.burden.wait(want, new.capacity());
+        new.burden.has_room(want, new.capacity()) && there + WORTH < here
+    }
+
+    fn dispatch(&self, seat: SeatId) -> &Dispatch {
+        &self.seats[usize::from(seat.0)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::NewRequest;
+    use crate::scene::Scene;
+    use crate::testing::{Journal, kin, request, step};
+    use std::num::NonZeroU8;
+    use worker_orcd_ipc::{Began, Command, FinishReason, StepReport, TokenId};
+    use worker_orcd_lifecycle::DeathCause;
+
+    const ONE: SeatId = SeatId(0);
+    const TWO: SeatId = SeatId(2);
+
+    fn journal() -> Journal {
+        let mut journal = Journal::with_devices(64, NonZeroU8::new(2).unwrap());
+        journal.serve_by(ONE, kin("a"), 2);
+        journal
+    }
+
+    /// With this many tokens of its own.
+    fn long(job: u32, tokens: usize) -> NewRequest {
+        NewRequest {
+            prompt: vec![TokenId(100 + job); tokens],
+            ..request(&job.to_string())
+        }
+    }
+
+    fn called_back(journal: &mut Journal) -> Vec<RequestId> {
+        let cancelled = |command| match command {
+            Command::Cancel { request } => Some(request),
+            _ => None,
+        };
+        let commands = journal.commands_of(ONE).into_iter();
+        commands.filter_map(cancelled).collect()
+    }
+
+    fn submitted(journal: &mut Journal, seat: SeatId) -> Vec<RequestId> {
+        let submitted = |command| match command {
+            Command::Submit(it) => Some(it.request),
+            _ => None,
+        };
+        let commands = journal.commands_of(seat).into_iter();
+        commands.filter_map(submitted).collect()
+    }
+
+    fn says(journal: &mut Journal, seat: SeatId, report: &StepReport) {
+        journal.requests.step(seat, report, journal.now).unwrap();
+    }
+
+    fn begin(journal: &mut Journal, ids: &[RequestId]) {
+        let began = |id: &RequestId| Began {
+            request: *id,
+            cached_tokens: 0,
+        };
+        let report = StepReport {
+            began: ids.iter().map(began).collect(),
+            ..step(&[], &[])
+        };
+        says(journal, ONE, &report);
+    }
+
+    #[test]
+    fn a_child_that_has_room_gets_the_youngest_that_another_has_not_begun_one_at_a_time() {
+        let mut journal = journal();
+        let ids = [1, 2, 3, 4, 5].map(|job| journal.submit(long(job, 1000)).0);
+        assert_eq!(submitted(&mut journal, ONE), ids);
+        begin(&mut journal, &ids[..2]);
+        journal.serve_by(TWO, kin("a"), 2);
+        assert_eq!(called_back(&mut journal), [ids[4]]);
+        assert_eq!(submitted(&mut journal, TWO), []);
+        says(&mut journal, ONE, &step(&[(ids[0], 0, 0)], &[]));
+        assert_eq!(called_back(&mut journal), [], "one is on its way");
+        says(
+            &mut journal,
+            ONE,
+            &step(&[], &[(ids[4], FinishReason::Cancelled)]),
+        );
+        assert_eq!(submitted(&mut journal, TWO), [ids[4]]);
+        assert_eq!(called_back(&mut journal), [ids[3]], "there is room for two");
+        says(
+            &mut journal,
+            ONE,
+            &step(&[], &[(ids[3], FinishReason::Cancelled)]),
+        );
+        assert_eq!(submitted(&mut journal, TWO), [ids[3]]);
+        assert_eq!(called_back(&mut journal), []);
+    }
+
+    #[test]
+    fn what_a_child_has_begun_stays_with_it() {
+        let mut journal = journal();
+        let ids = [1, 2].map(|job| journal.submit(long(job, 9000)).0);
+        submitted(&mut journal, ONE);
+        begin(&mut journal, &ids);
+        journal.serve_by(TWO, kin("a"), 2);
+        assert_eq!(called_back(&mut journal), []);
+    }
+
+    #[test]
+    fn a_conversation_goes_where_its_beginning_is_until_that_child_is_buried() {
+        let mut journal = journal();
+        journal.serve_by(TWO, kin("a"), 2);
+        let (id, _stream) = journal.submit(long(1, 1000));
+        assert_eq!(submitted(&mut journal, ONE), [id]);
+        let end = step(&[(id, 0, 0)], &[(id, FinishReason::MaxTokens)]);
+        says(&mut journal, ONE, &end);
+        let next = |job: &str| NewRequest {
+            prompt: vec![TokenId(101); 1100],
+            ..request(job)
+        };
+        let (other, _other) = journal.submit(long(2, 50));
+        assert_eq!(submitted(&mut journal, ONE), [other]);
+        let (id, _stream) = journal.submit(next("next"));
+        assert_eq!(
+            submitted(&mut journal, ONE),
+            [id],
+            "with another request ahead of it"
+        );
+        let now = journal.now;
+        journal.requests.suspend(ONE);
+        let cause = DeathCause::Signalled(9);
+        journal.requests.bury(ONE, &cause, &Scene::default(), now);
+        let both = submitted(&mut journal, TWO);
+        let tokens: Vec<_> = both.iter().map(|id| (*id, 0, 0)).collect();
+        let ends: Vec<_> = both
+            .iter()
+            .map(|id| (*id, FinishReason::MaxTokens))
+            .collect();
+        says(&mut journal, TWO, &step(&tokens, &ends));
+        journal.serve_by(ONE, kin("a"), 2);
+        let (id, _stream) = journal.submit(next("once more"));
+        assert_eq!(
+            submitted(&mut journal, TWO),
+            [id],
+            "the next child has nothing of it"
+        );
+    }
+
+    #[test]
+    fn between_clients_the_one_with_the_most_in_the_line_gives_way() {
+        let mut journal = journal();
+        let mut of_client = BTreeMap::new();
+        let mut ids = vec![];
+        for (job, client) in [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)] {
+            let (id, _) = journal.submit_of(ClientId(client), long(job, 1000));
+            of_client.insert(id, client);
+            ids.push(id);
+        }
+        submitted(&mut journal, ONE);
+        begin(&mut journal, &ids[..2]);
+        journal.serve_by(TWO, kin("a"), 2);
+        assert_eq!(
+            called_back(&mut journal),
+            [ids[3]],
+            "not the youngest of all"
+        );
+    }
+}

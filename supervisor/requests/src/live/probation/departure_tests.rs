@@ -1,0 +1,119 @@
+//! Requests that leave a dying child for one that serves already.
+
+use crate::record::{OnFault, StreamEvent};
+use crate::scene::Scene;
+use crate::testing::{Journal, read, request, step};
+use worker_orcd_lifecycle::{DeathCause, SeatId};
+
+fn crash() -> DeathCause {
+    DeathCause::Signalled(11)
+}
+
+#[test]
+fn what_a_dead_child_had_goes_to_one_that_serves_at_once() {
+    let (dead, standby) = (SeatId(0), SeatId(1));
+    let mut journal = Journal::serving();
+    let (id, _stream) = journal.submit(request("a"));
+    journal.requests.suspend(dead);
+    // The standby serves before the dead child is buried, and takes what is new at once.
+    journal.serve(standby);
+    let (new, _other) = journal.submit(request("b"));
+    let with = |journal: &Journal, seat| -> Vec<_> {
+        let given = journal.requests.in_flight(seat);
+        given.map(|record| record.id).collect()
+    };
+    assert_eq!(
+        (with(&journal, dead), with(&journal, standby)),
+        (vec![id], vec![new])
+    );
+    let now = journal.now;
+    journal
+        .requests
+        .bury(dead, &crash(), &Scene::default(), now);
+    assert_eq!(with(&journal, standby), [id, new]);
+    assert_eq!(journal.requests.totals().recoveries, 1);
+}
+
+#[test]
+fn who_leaves_a_dying_child_goes_on_before_its_burial_and_is_judged_there() {
+    let mut journal = Journal::serving();
+    let (id, _stream) = journal.submit(request("a"));
+    let with = |journal: &Journal, seat| journal.requests.in_flight(SeatId(seat)).count();
+    // One death at a place makes nobody a suspect, so the request need not wait for it.
+    for (dead, heir, early) in [(0, 1, 1), (1, 0, 0)] {
+        journal.requests.suspend(SeatId(dead));
+        journal.serve(SeatId(heir));
+        journal.requests.release(SeatId(dead));
+        assert_eq!(with(&journal, heir), early, "death in seat {dead}");
+        assert_eq!(with(&journal, dead), 1 - early);
+        let now = journal.now;
+        journal
+            .requests
+            .bury(SeatId(dead), &crash(), &Scene::default(), now);
+        assert_eq!(with(&journal, heir), 1);
+    }
+    assert!(journal.requests.is_suspect(id), "both deaths count");
+    assert_eq!(journal.requests.totals().recoveries, 2);
+}
+
+#[test]
+fn who_wants_to_fail_gets_no_token_of_the_next_child() {
+    let mut journal = Journal::serving();
+    journal.on_fault = OnFault::Fail;
+    let (_, mut stream) = journal.submit(request("a"));
+    journal.requests.suspend(SeatId(0));
+    journal.serve(SeatId(1));
+    journal.requests.release(SeatId(0));
+    assert_eq!(journal.requests.in_flight(SeatId(1)).count(), 0);
+    let now = journal.now;
+    journal
+        .requests
+        .bury(SeatId(0), &crash(), &Scene::default(), now);
+    let events = read(&mut stream).0;
+    assert!(matches!(events[..], [StreamEvent::Failed(_)]), "{events:?}");
+}
+
+#[test]
+fn each_of_two_deaths_that_overlap_is_judged_by_what_the_request_was_then() {
+    let mut journal = Journal::serving();
+    let (first, heir) = (SeatId(0), SeatId(1));
+    let (id, _stream) = journal.submit(request("a"));
+    journal.requests.suspend(first);
+    journal.serve(heir);
+    journal.requests.release(first);
+    // It has moved on with the heir when that one dies, before the first is buried.
+    for index in 0..3 {
+        let report = step(&[(id, index, 0)], &[]);
+        journal.requests.step(heir, &report, journal.now).unwrap();
+    }
+    journal.requests.suspend(heir);
+    journal.requests.release(heir);
+    let now = journal.now;
+    for seat in [heir, first] {
+        journal
+            .requests
+            .bury(seat, &crash(), &Scene::default(), now);
+    }
+    assert_eq!(journal.requests.totals().recoveries, 2);
+    assert!(!journal.requests.is_suspect(id), "they were at two places");
+}
+
+#[test]
+fn a_suspect_runs_alone_with_the_standby_that_took_over() {
+    let mut journal = Journal::serving();
+    let (first, _stream) = journal.submit(request("a"));
+    let (second, _other) = journal.submit(request("b"));
+    for dead in [0, 1] {
+        let (dead, heir) = (SeatId(dead), SeatId(1 - dead));
+        journal.requests.suspend(dead);
+        journal.serve(heir);
+        let now = journal.now;
+        journal
+            .requests
+            .bury(dead, &crash(), &Scene::default(), now);
+    }
+    assert_eq!(journal.requests.on_probation(), 2);
+    let given = journal.requests.in_flight(SeatId(0));
+    let given: Vec<_> = given.map(|record| record.id).collect();
+    assert_eq!(given, [first], "and {second} waits");
+}

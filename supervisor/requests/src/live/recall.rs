@@ -1,0 +1,65 @@
+//! The recall of requests: of all, before another driver goes on with them, or of those of one child, which go on
+//! with others.
+
+use super::Requests;
+use super::assignments::Assignments;
+use super::dispatch::{Dispatch, Place};
+use worker_orcd_lifecycle::SeatId;
+
+impl Requests {
+    /// Calls everything back. What children say of it until then still counts, and nothing is given to them.
+    pub fn recall(&mut self) {
+        self.assigned.seats_mut().for_each(Dispatch::stop);
+        for seat in self.assigned.all_seats() {
+            self.assigned.withdraw(seat);
+        }
+    }
+
+    /// Calls back what the child of this seat has, which then goes on with the others. It is given nothing more.
+    pub fn withdraw(&mut self, seat: SeatId) {
+        self.assigned.withdraw(seat);
+        self.assigned.hand_out();
+    }
+
+    /// The child of this seat has nothing any more, and has been told of everything that it had.
+    pub fn is_withdrawn(&mut self, seat: SeatId) -> bool {
+        let dispatch = self.assigned.seat(seat);
+        dispatch.is_free() && dispatch.has_sent_all()
+    }
+}
+
+impl Assignments {
+    fn withdraw(&mut self, seat: SeatId) {
+        self.seat(seat).stop();
+        let with_it = self.of(seat).filter(|live| live.place == Place::With(seat));
+        let ids: Vec<_> = with_it.map(|live| live.record.id).collect();
+        for id in ids {
+            self.call_back(id, seat);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Journal, SEAT, request, step};
+    use worker_orcd_ipc::{Command, FinishReason};
+
+    #[test]
+    fn what_is_called_back_still_counts_and_nothing_is_given_out_any_more() {
+        let mut journal = Journal::serving();
+        let (id, _reader) = journal.submit(request("a"));
+        journal.commands();
+        journal.requests.recall();
+        let commands = journal.commands();
+        assert!(matches!(&commands[..], [Command::Cancel { request }] if *request == id));
+        let (_, _other) = journal.submit(request("b"));
+        assert!(!journal.requests.is_withdrawn(SEAT), "it has the first");
+        let last = step(&[(id, 0, 0)], &[]);
+        journal.requests.step(SEAT, &last, journal.now).unwrap();
+        let gone = step(&[], &[(id, FinishReason::Cancelled)]);
+        journal.requests.step(SEAT, &gone, journal.now).unwrap();
+        assert!(journal.commands().is_empty(), "nothing more");
+        assert!(journal.requests.is_withdrawn(SEAT));
+        assert_eq!(journal.requests.len(), 2, "both go on elsewhere");
+    }
+}

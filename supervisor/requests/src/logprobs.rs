@@ -1,0 +1,359 @@
+//! Log probabilities of one answer: kept for each token, and told with the text that the token belongs to.
+//!
+//! A token is listed with the piece of text in which its own text begins. So one whose text waits, for the
+//! rest of a character or because it may begin a stop string, is listed when that text is told, and never
+//! if it is not. A token without text of its own, such as the one that ends the answer, is not listed.
+//!
+//! Where the answer begins with the prompt, the prompt's tokens are listed with it, each of them, and behind it also
+//! tokens without text: who asked for that counts tokens.
+
+use crate::violation::Violation;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use worker_orcd_ipc::{Logprobs, RequestId, TokenId};
+use worker_orcd_text::Text;
+
+/// A token of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListedToken {
+    pub token: TokenId,
+    /// Characters of the answer before the one in which its text begins.
+    pub offset: usize,
+    /// `None` for the first token of a prompt, which nothing comes before.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// Tokens whose text begins in one piece, and what is known of tokens.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    pub tokens: Vec<ListedToken>,
+    pub text: Arc<Text>,
+}
+
+impl PartialEq for Listed {
+    fn eq(&self, other: &Self) -> bool {
+        self.tokens == other.tokens
+    }
+}
+
+impl Eq for Listed {}
+
+/// The tokens of an answer whose client wants log probabilities.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// Of every generated token.
+    all: Vec<Logprobs>,
+    /// Where the answer begins with the prompt: its length, and what is known of its tokens but the first. Tokens are
+    /// counted from its first one on.
+    prompt_len: usize,
+    prompt: Vec<Logprobs>,
+    /// There is one once there is a token.
+    text: Option<Arc<Text>>,
+    /// Characters that all tokens have become, and those of them that are in pieces.
+    decoded: usize,
+    told: usize,
+    /// Tokens that are in no piece yet: index, id and offset.
+    waiting: VecDeque<(usize, TokenId, usize)>,
+    /// Tokens that are in pieces which nobody has taken.
+    listed: VecDeque<(usize, TokenId, usize)>,
+}
+
+impl Ledger {
+    /// As another supervisor left it; the tokens are noted again.
+    pub fn restored(all: Vec<Logprobs>) -> Self {
+        Self {
+            all,
+            ..Self::default()
+        }
+    }
+
+    pub fn all(&self) -> &[Logprobs] {
+        &self.all
+    }
+
+    /// The answer begins with a prompt of so many tokens, of which these are known.
+    pub fn echo(&mut self, prompt_len: usize, known: Vec<Logprobs>) {
+        self.prompt_len = prompt_len;
+        self.prompt = known;
+    }
+
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    pub fn of_prompt(&self) -> &[Logprobs] {
+        &self.prompt
+    }
+
+    pub fn learn_prompt(&mut self, logprobs: &[Logprobs]) {
+        self.prompt.extend_from_slice(logprobs);
+    }
+
+    /// Tokens without text are listed, too.
+    pub fn lists_all(&self) -> bool {
+        self.prompt_len > 0
+    }
+
+    pub fn learn(&mut self, logprobs: Logprobs) {
+        self.all.push(logprobs);
+    }
+
+    /// Notes the next token, with which `decoded` became certain. `begins`: so many characters of that are
+    /// before the one in which its own text begins; `None` for a token without text.
+    pub fn note(
+        &mut self,
+        (index, token): (usize, TokenId),
+        text: &Arc<Text>,
+        begins: Option<usize>,
+        decoded: &str,
+    ) {
+        if let Some(before) = begins {
+            let offset = self.decoded + before;
+            self.waiting.push_back((index, token, offset));
+        }
+        self.decoded += decoded.chars().count();
+        self.text.get_or_insert_with(|| Arc::clone(text));
+    }
+
+    /// A piece has this text. Gives the number of tokens that are listed with it.
+    pub fn tell(&mut self, piece: &str) -> usize {
+        self.told += piece.chars().count();
+        let before = self.listed.len();
+        let told = self.told;
+        let begun = self.waiting.iter().take_while(|(_, _, at)| *at < told);
+        let begun = begun.count();
+        self.listed.extend(self.waiting.drain(..begun));
+        self.listed.len() - before
+    }
+
+    /// The same of a piece behind which no text of its tokens comes: all that wait are listed, where tokens without
+    /// text are.
+    pub fn tell_last(&mut self, piece: &str) -> usize {
+        let begun = self.tell(piece);
+        if !self.lists_all() {
+            return begun;
+        }
+        let others = self.waiting.len();
+        self.listed.append(&mut self.waiting);
+        begun + others
+    }
+
+    /// Takes the tokens of the oldest piece that nobody has taken.
+    pub fn take(&mut self, count: usize) -> Option<Box<Listed>> {
+        let taken: Vec<_> = self.listed.drain(..count).collect();
+        let tokens = taken.into_iter().map(|(index, token, offset)| ListedToken {
+            token,
+            offset,
+            logprobs: self.of(index).cloned(),
+        });
+        let tokens = tokens.collect();
+        let text = Arc::clone(self.text.as_ref()?);
+        Some(Box::new(Listed { tokens, text }))
+    }
+
+    fn of(&self, index: usize) -> Option<&Logprobs> {
+        match index.checked_sub(self.prompt_len) {
+            Some(generated) => self.all.get(generated),
+            None => self.prompt.get(index.checked_sub(1)?),
+        }
+    }
+}
+
+/// # Errors
+/// When a child says of a token what was not asked, or less, or what cannot be.
+pub fn check(
+    request: RequestId,
+    wanted: Option<u8>,
+    said: Option<&Logprobs>,
+    vocabulary: usize,
+) -> Result<(), Violation> {
+    let is_right = match (wanted, said) {
+        (None, None) => true,
+        (Some(top), Some(said)) => {
+            let is_likely =
+                |(token, logprob): &(TokenId, f32)| token.index() < vocabulary && *logprob <= 0.0;
+            said.of_token <= 0.0
+                && said.top.len() == usize::from(top).min(vocabulary)
+                && said.top.iter().all(is_likely)
+        }
+        _ => false,
+    };
+    is_right.then_some(()).ok_or(Violation::Logprobs(request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{NewRequest, StreamEvent};
+    use crate::testing::{EOS, Journal, SEAT, read, request, step};
+    use worker_orcd_ipc::{DrawnLogprobs, FinishReason, StepReport};
+
+    /// A step of one request, with log probabilities that tell the token's index.
+    fn told(id: RequestId, first: u32, tokens: &[u32], top: u32) -> StepReport {
+        let drawn: Vec<_> = (first..)
+            .zip(tokens)
+            .map(|(at, it)| (id, at, *it))
+            .collect();
+        let logprobs = drawn.iter().map(|&(request, index, _)| DrawnLogprobs {
+            request,
+            index,
+            logprobs: Logprobs {
+                of_token: -(index as f32),
+                top: (0..top).map(|id| (TokenId(id), -1.0)).collect(),
+            },
+        });
+        StepReport {
+            logprobs: logprobs.collect(),
+            ..step(&drawn, &[])
+        }
+    }
+
+    fn wanting(stop: &[&str]) -> NewRequest {
+        NewRequest {
+            logprobs: Some(2),
+            stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
+            ..request("job")
+        }
+    }
+
+    /// Each piece, and index and offset of the tokens that are listed with it.
+    fn listed(events: &[StreamEvent]) -> Vec<(&str, Vec<(u32, usize)>)> {
+        let pieces = events.iter().filter_map(|event| match event {
+            StreamEvent::Text(piece) => Some(piece),
+            _ => None,
+        });
+        let of = |it: &ListedToken| {
+            let logprobs = it.logprobs.as_ref().expect("it was drawn");
+            (-logprobs.of_token as u32, it.offset)
+        };
+        let pieces = pieces.map(|piece| {
+            let listed = piece.logprobs.as_ref().expect("they are wanted");
+            (&*piece.text, listed.tokens.iter().map(of).collect())
+        });
+        pieces.collect()
+    }
+
+    fn answer(stop: &[&str], tokens: &[u32]) -> Vec<StreamEvent> {
+        answer_to(wanting(stop), tokens)
+    }
+
+    fn answer_to(new: NewRequest, tokens: &[u32]) -> Vec<StreamEvent> {
+        let mut journal = Journal::serving();
+        let (id, mut stream) = journal.submit(new);
+        for (index, token) in (0..).zip(tokens) {
+            let report = told(id, index, &[*token], 2);
+            // Nothing follows a stop string.
+            drop(journal.requests.step(SEAT, &report, journal.now));
+        }
+        let end = step(&[], &[(id, FinishReason::MaxTokens)]);
+        drop(journal.requests.step(SEAT, &end, journal.now));
+        read(&mut stream).0
+    }
+
+    #[test]
+    fn a_token_is_listed_with_the_piece_that_its_text_begins() {
+        // a, é in two halves, b, the end of generation.
+        let events = answer(&[], &[0, 2, 3, 1, 4]);
+        let expected = [
+            ("a", vec![(0, 0)]),
+            ("é", vec![(1, 1), (2, 1)]),
+            ("b", vec![(3, 2)]),
+        ];
+        assert_eq!(listed(&events), expected);
+    }
+
+    #[test]
+    fn half_a_character_that_stays_one_is_listed_and_what_follows_has_its_own_place() {
+        let events = answer(&[], &[2, 0, 2]);
+        let expected = [
+            ("\u{fffd}a", vec![(0, 0), (1, 1)]),
+            ("\u{fffd}", vec![(2, 2)]),
+        ];
+        assert_eq!(listed(&events), expected);
+        // The half is in the answer, and the stop string behind it is not.
+        let events = answer(&["a"], &[2, 0]);
+        assert_eq!(listed(&events), [("\u{fffd}", vec![(0, 0)])]);
+    }
+
+    #[test]
+    fn a_byte_that_cannot_go_on_with_a_character_has_its_own_place() {
+        // The beginning of a character, and a byte that only some others go on with.
+        let events = answer(&[], &[5, 6, 0]);
+        let expected = [
+            ("\u{fffd}\u{fffd}", vec![(0, 0), (1, 1)]),
+            ("a", vec![(2, 2)]),
+        ];
+        assert_eq!(listed(&events), expected);
+    }
+
+    #[test]
+    fn a_special_token_that_is_text_is_listed_with_it() {
+        let shown = NewRequest {
+            shown: vec![EOS],
+            ..wanting(&[])
+        };
+        let expected = [("a", vec![(0, 0)]), ("<eos>", vec![(1, 1)])];
+        assert_eq!(listed(&answer_to(shown, &[0, EOS.0])), expected);
+    }
+
+    #[test]
+    fn tokens_of_a_stop_string_are_not_listed_and_false_starts_come_late() {
+        let events = answer(&["ab"], &[1, 0, 0, 1, 1]);
+        let expected = [("b", vec![(0, 0)]), ("a", vec![(1, 1)])];
+        assert_eq!(listed(&events), expected);
+        let events = answer(&["abab"], &[0, 1, 0]);
+        assert_eq!(listed(&events), [("aba", vec![(0, 0), (1, 1), (2, 2)])]);
+    }
+
+    #[test]
+    fn a_child_that_tells_too_little_or_too_much_is_not_believed() {
+        let wrong_number = |mut report: StepReport, number: f32| {
+            report.logprobs[0].logprobs.of_token = number;
+            report
+        };
+        let id = RequestId(0);
+        let of_nobody = StepReport {
+            logprobs: told(id, 1, &[0], 2).logprobs,
+            ..told(id, 0, &[0], 2)
+        };
+        for (wants, report) in [
+            (true, step(&[(id, 0, 0)], &[])),
+            (true, told(id, 0, &[0], 1)),
+            (true, told(id, 0, &[0], 3)),
+            (true, of_nobody),
+            (true, wrong_number(told(id, 0, &[0], 2), f32::NAN)),
+            (true, wrong_number(told(id, 0, &[0], 2), 0.5)),
+            (false, told(id, 0, &[0], 2)),
+        ] {
+            let mut journal = Journal::serving();
+            let logprobs = wants.then_some(2);
+            let (own, _stream) = journal.submit(NewRequest {
+                logprobs,
+                ..wanting(&[])
+            });
+            let report = named(report, own);
+            let found = journal.requests.step(SEAT, &report, journal.now);
+            assert_eq!(found, Err(Violation::Logprobs(own)), "{report:?}");
+        }
+    }
+
+    /// The report, with this request's name.
+    fn named(mut report: StepReport, id: RequestId) -> StepReport {
+        report.drawn.iter_mut().for_each(|it| it.request = id);
+        report.logprobs.iter_mut().for_each(|it| it.request = id);
+        report
+    }
+
+    #[test]
+    fn what_the_reader_has_is_skipped_with_its_tokens() {
+        use crate::progress::Skip;
+        let mut journal = Journal::serving();
+        let (id, mut stream) = journal.submit(wanting(&[]));
+        stream.has_told(1);
+        let report = told(id, 0, &[0, 1, 0], 2);
+        journal.requests.step(SEAT, &report, journal.now).unwrap();
+        assert_eq!(stream.position().told(), [Skip::Pieces(1)]);
+        let (events, _) = read(&mut stream);
+        assert_eq!(listed(&events), [("b", vec![(1, 1)]), ("a", vec![(2, 2)])]);
+    }
+}

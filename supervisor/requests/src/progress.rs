@@ -1,0 +1,426 @@
+//! Progress of one request: tokens, the text a reader has not taken yet, and its one end.
+//!
+//! Every method here runs under the record's lock and does no more than its token's worth of
+//! work; wakers are handed out to be woken after the lock is gone.
+
+mod echo;
+mod unread;
+
+use crate::logprobs::Ledger;
+use crate::record::{Completion, Embedding, Failure, Record, StopReason, StreamEvent};
+use echo::Echo;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+pub use unread::Skip;
+use unread::Unread;
+use worker_orcd_ipc::{Drawn, Logprobs, TokenId};
+use worker_orcd_text::{Detokenizer, StopMatcher, Text};
+
+#[derive(Debug)]
+pub struct Progress {
+    generated: Vec<TokenId>,
+    /// Special tokens that are text.
+    shown: Vec<TokenId>,
+    detokenizer: Detokenizer,
+    stop: StopMatcher,
+    unread: Unread,
+    /// Where log probabilities are wanted.
+    ledger: Option<Ledger>,
+    /// Where the answer begins with the prompt.
+    echo: Option<Echo>,
+    end: Option<StreamEvent>,
+    /// The reader has the end, or is gone: nobody needs to be told any more.
+    closed: bool,
+    waker: Option<Waker>,
+    accepted_at: Instant,
+    began_at: Option<Instant>,
+    /// As the first child said that began with it.
+    cached_tokens: Option<u32>,
+    first_token_at: Option<Instant>,
+    last_token_at: Option<Instant>,
+    recoveries: u32,
+    recovering: bool,
+    /// Its child has gone since the last token.
+    interrupted: bool,
+    /// What was generated before this supervisor, and has become no text here yet.
+    is_untold: bool,
+    /// Pieces that were taken or skipped.
+    taken: u32,
+    skip: Skip,
+    /// What the reader has is given to it all the same.
+    gives_known: bool,
+}
+
+/// The effect of a token on its request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Pushed {
+    GoesOn,
+    /// A stop string became complete: its index in the request's list.
+    Stopped(usize),
+}
+
+impl Progress {
+    /// `shown`: special tokens that are text. `logprobs`: those that are known of its tokens, where any are
+    /// wanted.
+    pub fn new(
+        now: Instant,
+        stop: &[String],
+        shown: &[TokenId],
+        logprobs: Option<Vec<Logprobs>>,
+    ) -> Self {
+        Self {
+            generated: Vec::new(),
+            shown: shown.to_vec(),
+            detokenizer: Detokenizer::default(),
+            stop: StopMatcher::new(stop),
+            unread: Unread::default(),
+            ledger: logprobs.map(Ledger::restored),
+            echo: None,
+            end: None,
+            closed: false,
+            waker: None,
+            accepted_at: now,
+            began_at: None,
+            cached_tokens: None,
+            first_token_at: None,
+            last_token_at: None,
+            recoveries: 0,
+            recovering: false,
+            interrupted: false,
+            is_untold: false,
+            taken: 0,
+            skip: Skip::Nothing,
+            gives_known: false,
+        }
+    }
+
+    /// As another supervisor left it. It is told once there is a vocabulary ([`retell`](Self::retell)).
+    pub fn restored(
+        self,
+        generated: Vec<TokenId>,
+        first_token_at: Option<Instant>,
+        recoveries: u32,
+        end: Option<StreamEvent>,
+    ) -> Self {
+        Self {
+            generated,
+            first_token_at,
+            recoveries,
+            recovering: end.is_none(),
+            end,
+            is_untold: true,
+            ..self
+        }
+    }
+
+    pub fn with_cached_tokens(self, cached_tokens: Option<u32>) -> Self {
+        Self {
+            cached_tokens,
+            ..self
+        }
+    }
+
+    /// Makes text of what was generated before this supervisor.
+    pub fn retell(&mut self, text: &Arc<Text>, scratch: &mut String) {
+        if !std::mem::take(&mut self.is_untold) {
+            return;
+        }
+        for (index, token) in (0..).zip(std::mem::take(&mut self.generated)) {
+            self.generated.push(token);
+            self.decode(token, text, scratch);
+            self.append(scratch, index);
+        }
+        if let Some(StreamEvent::Finished(Completion {
+            stop_sequence: None,
+            ..
+        })) = self.end
+        {
+            self.tell_rest();
+        }
+    }
+
+    #[cfg(test)]
+    pub fn note_for_test(&mut self, token: TokenId) {
+        self.generated.push(token);
+    }
+
+    pub fn is_untold(&self) -> bool {
+        self.is_untold
+    }
+
+    /// Ends what no vocabulary here can tell.
+    pub fn disown(&mut self, failure: &Failure) {
+        self.is_untold = false;
+        self.end = Some(StreamEvent::Failed(failure.clone()));
+    }
+
+    /// What the reader has.
+    pub fn told(&self) -> Skip {
+        self.skip
+    }
+
+    /// From now on the reader is given what it has, too: it makes something of the whole.
+    pub fn give_known(&mut self) {
+        self.gives_known = true;
+    }
+
+    /// What the reader has; it is not told again.
+    pub fn skip(&mut self, skip: Skip) {
+        self.skip = skip;
+    }
+
+    pub fn logprobs(&self) -> &[Logprobs] {
+        self.ledger.as_ref().map_or(&[], |ledger| ledger.all())
+    }
+
+    pub fn generated(&self) -> &[TokenId] {
+        &self.generated
+    }
+
+    pub fn tokens_out(&self) -> u32 {
+        u32::try_from(self.generated.len()).unwrap_or(u32::MAX)
+    }
+
+    pub fn recovering(&self) -> bool {
+        self.recovering
+    }
+
+    /// The next token comes from another child than the last one.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
+    pub fn recoveries(&self) -> u32 {
+        self.recoveries
+    }
+
+    pub fn accepted_at(&self) -> Instant {
+        self.accepted_at
+    }
+
+    pub fn first_token_at(&self) -> Option<Instant> {
+        self.first_token_at
+    }
+
+    pub fn last_token_at(&self) -> Option<Instant> {
+        self.last_token_at
+    }
+
+    /// `None` before the first one.
+    pub fn since_last_token(&self, now: Instant) -> Option<Duration> {
+        self.last_token_at
+            .map(|at| now.saturating_duration_since(at))
+    }
+
+    /// Notes that it is in a child's next step, which had `cached_tokens` of its prompt. The first time counts:
+    /// true if this is it.
+    pub fn begin(&mut self, cached_tokens: u32, now: Instant) -> bool {
+        self.began_at.get_or_insert(now);
+        let is_first = self.cached_tokens.is_none();
+        self.cached_tokens.get_or_insert(cached_tokens);
+        is_first
+    }
+
+    /// Tokens of the prompt that were not computed for it; `None` before a child began with it.
+    pub fn cached_tokens(&self) -> Option<u32> {
+        self.cached_tokens
+    }
+
+    /// Time from acceptance to its first step; `None` before it, and where no child said.
+    pub fn queued_for(&self) -> Option<Duration> {
+        self.began_at
+            .map(|at| at.saturating_duration_since(self.accepted_at))
+    }
+
+    /// Accepts what was drawn next; `scratch` is reused between calls.
+    pub fn push(
+        &mut self,
+        drawn: &Drawn,
+        logprobs: Option<&Logprobs>,
+        text: &Arc<Text>,
+        now: Instant,
+        scratch: &mut String,
+    ) -> Pushed {
+        self.generated.push(drawn.token);
+        self.first_token_at.get_or_insert(now);
+        self.last_token_at = Some(now);
+        self.recovering = false;
+        self.interrupted = false;
+        if let (Some(ledger), Some(logprobs)) = (&mut self.ledger, logprobs) {
+            ledger.learn(logprobs.clone());
+        }
+        self.decode(drawn.token, text, scratch);
+        match self.append(scratch, drawn.index) {
+            Some(stop) => Pushed::Stopped(stop),
+            None => Pushed::GoesOn,
+        }
+    }
+
+    /// Ends with what the child says is its end. What was held back is text after all, unless
+    /// the very last of it completes a stop string.
+    pub fn finish(&mut self, record: &Record, reason: StopReason, now: Instant) {
+        match self.tell_rest() {
+            Some(stop) => self.finish_stopped(record, stop, now),
+            None => self.end(StreamEvent::Finished(
+                self.completion(record, reason, None, now),
+            )),
+        }
+    }
+
+    /// Nothing more will be generated: what was held back is text, or completes a stop string.
+    fn tell_rest(&mut self) -> Option<usize> {
+        let index = self.tokens_out().saturating_sub(1);
+        let mut rest = String::new();
+        self.detokenizer.finish(&mut rest);
+        let stopped = self.append(&rest, index);
+        if stopped.is_none() {
+            let before = self.unread.text.len();
+            self.stop.finish(&mut self.unread.text);
+            let piece = &self.unread.text[before..];
+            let ledger = self.ledger.as_mut();
+            let listed = ledger.map_or(0, |ledger| ledger.tell_last(piece));
+            self.unread.cut(before, index, listed);
+        }
+        stopped
+    }
+
+    /// Ends because stop string number `stop` was matched.
+    pub fn finish_stopped(&mut self, record: &Record, stop: usize, now: Instant) {
+        let matched = record.stop.get(stop).cloned();
+        let completion = self.completion(record, StopReason::StopSequence, matched, now);
+        self.end(StreamEvent::Finished(completion));
+    }
+
+    pub fn embed(&mut self, embedding: Embedding) {
+        self.end(StreamEvent::Embedded(embedding));
+    }
+
+    pub fn fail(&mut self, failure: Failure) {
+        self.end(StreamEvent::Failed(failure));
+    }
+
+    /// The child that worked on it is gone, and another one will go on.
+    pub fn interrupt(&mut self) {
+        self.recovering = true;
+        self.interrupted = true;
+        self.recoveries += 1;
+    }
+
+    /// The request waits for its turn with a child that lives. Its client is told `recovering`, as
+    /// of any pause; it does not count as a recovery.
+    pub fn pause(&mut self) {
+        self.recovering = true;
+    }
+
+    /// The end, as long as the reader has not taken it.
+    pub fn end_to_read(&self) -> Option<&StreamEvent> {
+        self.end.as_ref()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.end.is_some() || self.closed
+    }
+
+    pub fn take_waker(&mut self) -> Option<Waker> {
+        self.waker.take()
+    }
+
+    // === the reader's side ===
+
+    /// Moves what is new into `out`, [`PIECES_AT_ONCE`] of it at most. `None`: there is nothing yet, and
+    /// `waker` will be woken.
+    /// `Some(false)`: the end was read before.
+    pub fn read(&mut self, out: &mut Vec<StreamEvent>, waker: &Waker) -> Option<bool> {
+        if self.closed {
+            return Some(false);
+        }
+        let before = out.len();
+        let skip = match self.gives_known {
+            true => Skip::Nothing,
+            false => self.skip,
+        };
+        let ledger = self.ledger.as_mut();
+        self.unread.take(out, &mut self.taken, skip, ledger);
+        let may_end = !self.is_untold && self.unread.is_empty();
+        if let Some(end) = self.end.take_if(|_| may_end) {
+            out.push(end);
+            self.closed = true;
+        }
+        if out.len() > before {
+            return Some(true);
+        }
+        match &mut self.waker {
+            Some(known) => known.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+        None
+    }
+
+    /// The reader is gone. True when that was before the end.
+    pub fn close(&mut self) -> bool {
+        let early = !self.has_ended();
+        self.closed = true;
+        self.unread = Unread::default();
+        self.waker = None;
+        early
+    }
+
+    /// What the newest token adds to the text, into `scratch`.
+    fn decode(&mut self, token: TokenId, text: &Arc<Text>, scratch: &mut String) {
+        scratch.clear();
+        let bytes = text.bytes_shown(token, &self.shown);
+        if let Some(ledger) = &mut self.ledger {
+            let index = ledger.prompt_len() + self.generated.len() - 1;
+            let is_listed = !bytes.is_empty() || ledger.lists_all();
+            let begins = is_listed.then(|| self.detokenizer.characters_before(bytes));
+            self.detokenizer.push(bytes, scratch);
+            ledger.note((index, token), text, begins, scratch);
+        } else {
+            self.detokenizer.push(bytes, scratch);
+        }
+    }
+
+    fn append(&mut self, text: &str, index: u32) -> Option<usize> {
+        let before = self.unread.text.len();
+        let stopped = self.stop.push(text, &mut self.unread.text);
+        self.cut(before, index);
+        stopped
+    }
+
+    fn cut(&mut self, before: usize, index: u32) {
+        let piece = &self.unread.text[before..];
+        let ledger = self.ledger.as_mut();
+        let listed = ledger.map_or(0, |ledger| ledger.tell(piece));
+        self.unread.cut(before, index, listed);
+    }
+
+    /// A request ends exactly once; the first end stands.
+    fn end(&mut self, end: StreamEvent) {
+        if !self.has_ended() {
+            self.end = Some(end);
+            self.recovering = false;
+        }
+    }
+
+    fn completion(
+        &self,
+        record: &Record,
+        stop_reason: StopReason,
+        stop_sequence: Option<String>,
+        now: Instant,
+    ) -> Completion {
+        let first_token_at = self.first_token_at.unwrap_or(now);
+        Completion {
+            stop_reason,
+            stop_sequence,
+            tokens_in: record.tokens_in(),
+            cached_tokens: self.cached_tokens.unwrap_or_default(),
+            tokens_out: self.tokens_out(),
+            queued_for: self.queued_for(),
+            first_token_after: first_token_at.saturating_duration_since(self.accepted_at),
+            decode_time: now.saturating_duration_since(first_token_at),
+            recoveries: self.recoveries,
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! An answer that begins with its prompt: text first, and log probabilities of the prompt's tokens where any are
+//! wanted. It is told as one piece, once all of them are known.
+
+use super::Progress;
+use std::sync::Arc;
+use worker_orcd_ipc::{Logprobs, TokenId};
+use worker_orcd_text::{Detokenizer, Text};
+
+#[derive(Debug)]
+pub(super) struct Echo {
+    /// Bytes with which a tokenizer began the prompt.
+    hidden: usize,
+    is_told: bool,
+}
+
+impl Progress {
+    /// `known`: log probabilities of the prompt's tokens that another supervisor knew.
+    pub fn echoing(mut self, hidden: Option<u32>, prompt_len: usize, known: Vec<Logprobs>) -> Self {
+        let Some(hidden) = hidden else {
+            return self;
+        };
+        self.echo = Some(Echo {
+            hidden: hidden as usize,
+            is_told: false,
+        });
+        if let Some(ledger) = &mut self.ledger {
+            ledger.echo(prompt_len, known);
+        }
+        self
+    }
+
+    /// Tokens of the prompt whose log probabilities are known; `None` where none are wanted.
+    pub fn scores_told(&self) -> Option<u32> {
+        let ledger = self.ledger.as_ref().filter(|_| self.echo.is_some());
+        ledger.map(|ledger| ledger.of_prompt().len() as u32)
+    }
+
+    /// Tokens of the prompt whose log probabilities are wanted and not known.
+    pub fn scores_missing(&self) -> usize {
+        let ledger = self.ledger.as_ref().filter(|_| self.echo.is_some());
+        ledger.map_or(0, |ledger| {
+            ledger
+                .prompt_len()
+                .saturating_sub(1 + ledger.of_prompt().len())
+        })
+    }
+
+    pub fn prompt_logprobs(&self) -> &[Logprobs] {
+        self.ledger.as_ref().map_or(&[], |it| it.of_prompt())
+    }
+
+    /// Accepts what a child says of the next tokens of the prompt.
+    pub fn score(&mut self, logprobs: &[Logprobs]) {
+        self.recovering = false;
+        if let Some(ledger) = &mut self.ledger {
+            ledger.learn_prompt(logprobs);
+        }
+    }
+
+    /// Tells the prompt, if it is to be told and all of it is known.
+    pub fn tell_prompt(&mut self, prompt: &[TokenId], text: &Arc<Text>) {
+        if self.scores_missing() > 0 {
+            return;
+        }
+        let Some(echo) = self.echo.as_mut().filter(|echo| !echo.is_told) else {
+            return;
+        };
+        echo.is_told = true;
+        let mut hidden = echo.hidden;
+        let (mut detokenizer, mut decoded) = (Detokenizer::default(), String::new());
+        let before = self.unread.text.len();
+        for (index, &token) in prompt.iter().enumerate() {
+            let bytes = text.bytes_written(token);
+            let (skipped, bytes) = bytes.split_at(hidden.min(bytes.len()));
+            hidden -= skipped.len();
+            let begins = detokenizer.characters_before(bytes);
+            decoded.clear();
+            detokenizer.push(bytes, &mut decoded);
+            if index + 1 == prompt.len() {
+                detokenizer.finish(&mut decoded);
+            }
+            if let Some(ledger) = &mut self.ledger {
+                ledger.note((index, token), text, Some(begins), &decoded);
+            }
+            self.unread.text.push_str(&decoded);
+        }
+        let piece = &self.unread.text[before..];
+        let ledger = self.ledger.as_mut();
+        let listed = ledger.map_or(0, |ledger| ledger.tell_last(piece));
+        self.unread.cut_prompt(before, listed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::{NewRequest, StreamEvent};
+    use crate::testing::{EOS, Journal, SEAT, read, request, step};
+    use worker_orcd_ipc::{FinishReason, Logprobs, RequestId, Scored, StepReport, TokenId};
+
+    fn echoing(prompt: &[u32], hidden: u32, logprobs: Option<u8>) -> NewRequest {
+        NewRequest {
+            prompt: prompt.iter().copied().map(TokenId).collect(),
+            echo: Some(hidden),
+            logprobs,
+            ..request("job")
+        }
+    }
+
+    fn of(number: u32) -> Logprobs {
+        Logprobs {
+            of_token: -(number as f32),
+            top: vec![],
+        }
+    }
+
+    fn scored(request: RequestId, first: u32, count: u32) -> StepReport {
+        StepReport {
+            scored: vec![Scored {
+                request,
+                first,
+                logprobs: (first..first + count).map(of).collect(),
+            }],
+            ..StepReport::default()
+        }
+    }
+
+    /// Offset and log probability of each token.
+    type Listed = Vec<(usize, Option<f32>)>;
+
+    /// Text and tokens of each piece.
+    fn told(events: &[StreamEvent]) -> Vec<(&str, Listed)> {
+        let pieces = events.iter().filter_map(|event| match event {
+            StreamEvent::Text(piece) => Some(piece),
+            _ => None,
+        });
+        let tokens = pieces.map(|piece| {
+            let tokens = piece.logprobs.iter().flat_map(|it| &it.tokens);
+            let of = tokens.map(|it| (it.offset, it.logprobs.as_ref().map(|it| it.of_token)));
+            (&*piece.text, of.collect())
+        });
+        tokens.collect()
+    }
+
+    #[test]
+    fn the_prompt_is_told_at_once_where_nothing_is_to_be_known_of_it() {
+        // Half a character at its end stays one, and a special token is written as its text.
+        for (hidden, prompt, expected) in [
+            (0, &[0, EOS.0, 1, 2][..], "a<eos>b\u{fffd}"),
+            (5, &[EOS.0, 1], "b"),
+            (6, &[EOS.0, 1, 2, 3], "\u{e9}"),
+        ] {
+            let mut journal = Journal::serving();
+            let (id, mut stream) = journal.submit(echoing(prompt, hidden, None));
+            let (events, _) = read(&mut stream);
+            assert_eq!(told(&events), [(expected, vec![])]);
+            let end = step(&[(id, 0, 1)], &[(id, FinishReason::MaxTokens)]);
+            journal.requests.step(SEAT, &end, journal.now).unwrap();
+            let (events, is_over) = read(&mut stream);
+            assert_eq!(told(&events), [("b", vec![])]);
+            assert!(is_over);
+        }
+    }
+
+    #[test]
+    fn every_token_is_listed_once_all_of_the_prompt_is_known() {
+        let mut journal = Journal::serving();
+        let prompt = [EOS.0, 0, 2, 3, 1];
+        let (id, mut stream) = journal.submit(echoing(&prompt, 5, Some(0)));
+        for report in [scored(id, 0, 1), scored(id, 1, 2)] {
+            journal.requests.step(SEAT, &report, journal.now).unwrap();
+            assert_eq!(read(&mut stream).0, []);
+        }
+        let report = scored(id, 3, 1);
+        journal.requests.step(SEAT, &report, journal.now).unwrap();
+        let offsets = [0, 0, 1, 1, 2];
+        let logprobs = [None, Some(-0.0), Some(-1.0), Some(-2.0), Some(-3.0)];
+        let tokens: Vec<_> = offsets.into_iter().zip(logprobs).collect();
+        let (events, _) = read(&mut stream);
+        assert_eq!(told(&events), [("a\u{e9}b", tokens)]);
+        // A token without text ends it, and is listed.
+        let mut report = step(&[(id, 0, EOS.0)], &[(id, FinishReason::EndOfSequence)]);
+        report.logprobs = vec![worker_orcd_ipc::DrawnLogprobs {
+            request: id,
+            index: 0,
+            logprobs: of(9),
+        }];
+        journal.requests.step(SEAT, &report, journal.now).unwrap();
+        let (events, is_over) = read(&mut stream);
+        assert_eq!(told(&events), [("", vec![(3, Some(-9.0))])]);
+        assert!(is_over);
+    }
+}

@@ -1,0 +1,162 @@
+//! Text that a reader has not taken yet, in pieces, and what of it the reader has already.
+
+use crate::logprobs::Ledger;
+use crate::record::{Piece, StreamEvent};
+use serde::{Deserialize, Serialize};
+
+/// What the reader has already, and is not told again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Skip {
+    #[default]
+    Nothing,
+    /// So many pieces.
+    Pieces(u32),
+    /// Pieces up to that of the token with this index.
+    ThroughToken(u32),
+}
+
+impl Skip {
+    /// True for a piece of this number, completed by the token of this index.
+    pub fn covers(self, number: u32, index: u32) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Pieces(pieces) => number < pieces,
+            Self::ThroughToken(last) => index <= last,
+        }
+    }
+}
+
+/// Pieces that a reader takes at a time. A connection holds what it took until the client has read it, beside
+/// the record that has it too.
+const PIECES_AT_ONCE: usize = 256;
+
+/// Text in one block, cut where tokens ended. Emptied when all of it was taken, so its memory is reused; until
+/// then what was taken stays in front, so that a reader of many parts moves nothing.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    pub(super) text: String,
+    cuts: Vec<Cut>,
+    /// Cuts that were taken.
+    taken: usize,
+}
+
+/// The end of a piece.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    /// The place in the unread text.
+    at: usize,
+    /// Index of the token that completed the piece.
+    index: u32,
+    /// Tokens that are listed with the piece.
+    listed: usize,
+    echoes: bool,
+}
+
+impl Unread {
+    /// Makes one piece of what was appended since `before`, if it is anything.
+    pub(super) fn cut(&mut self, before: usize, index: u32, listed: usize) {
+        self.cut_piece(before, index, listed, false);
+    }
+
+    /// The same of a prompt, before any token.
+    pub(super) fn cut_prompt(&mut self, before: usize, listed: usize) {
+        self.cut_piece(before, 0, listed, true);
+    }
+
+    fn cut_piece(&mut self, before: usize, index: u32, listed: usize, echoes: bool) {
+        let at = self.text.len();
+        if at > before || listed > 0 {
+            self.cuts.push(Cut {
+                at,
+                index,
+                listed,
+                echoes,
+            });
+        }
+    }
+
+    pub(super) fn take(
+        &mut self,
+        out: &mut Vec<StreamEvent>,
+        taken: &mut u32,
+        skip: Skip,
+        mut ledger: Option<&mut Ledger>,
+    ) {
+        let mut start = match self.taken {
+            0 => 0,
+            before => self.cuts[before - 1].at,
+        };
+        let most = out.len() + PIECES_AT_ONCE;
+        out.reserve((self.cuts.len() - self.taken).min(PIECES_AT_ONCE) + 1);
+        for &Cut {
+            at,
+            index,
+            listed,
+            echoes,
+        } in &self.cuts[self.taken..]
+        {
+            if out.len() == most {
+                break;
+            }
+            let number = *taken;
+            *taken += 1;
+            self.taken += 1;
+            let text = &self.text[start..at];
+            start = at;
+            let logprobs = ledger.as_mut().and_then(|ledger| ledger.take(listed));
+            if !skip.covers(number, index) {
+                let text = text.to_owned();
+                out.push(StreamEvent::Text(Piece {
+                    text,
+                    index,
+                    number,
+                    echoes,
+                    logprobs,
+                }));
+            }
+        }
+        if self.is_empty() {
+            self.text.clear();
+            self.cuts.clear();
+            self.taken = 0;
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.taken == self.cuts.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_takes_a_long_answer_in_parts_and_what_it_has_is_no_part() {
+        let mut unread = Unread::default();
+        for index in 0..600 {
+            let before = unread.text.len();
+            unread.text.push_str("ab");
+            unread.cut(before, index, 0);
+        }
+        let (mut out, mut taken, skip) = (Vec::new(), 0, Skip::Pieces(300));
+        for (count, is_empty) in [(256, false), (300, true), (300, true)] {
+            unread.take(&mut out, &mut taken, skip, None);
+            assert_eq!((out.len(), unread.is_empty()), (count, is_empty));
+        }
+        assert!(unread.text.is_empty() && taken == 600);
+        unread.text.push('c');
+        unread.cut(0, 600, 0);
+        unread.take(&mut out, &mut taken, skip, None);
+        assert!(matches!(out.pop(), Some(StreamEvent::Text(piece)) if piece.text == "c"));
+        for (number, event) in (300..).zip(out) {
+            let StreamEvent::Text(piece) = event else {
+                panic!("{event:?}");
+            };
+            assert_eq!(
+                (piece.number, piece.index, &*piece.text),
+                (number, number, "ab")
+            );
+        }
+    }
+}

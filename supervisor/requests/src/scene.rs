@@ -1,0 +1,184 @@
+//! The scene of a death: where it met each request, as the flight recorder tells it.
+//!
+//! A step that has not ended is where the child died. What parts of prompts were in it, the child
+//! recorded by position, so that two deaths in a long prompt can be told apart; who decodes is in
+//! every step. Where no step was open, the child died between two of them, or never recorded any.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use worker_orcd_ipc::RequestId;
+use worker_orcd_ipc::flight::{Moment, Phase, Record, Recording};
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scene {
+    /// Place within the newest open step. `None`: between two steps, as far as is known.
+    pub within: Option<Within>,
+    /// Positions of prompts in open steps.
+    pub prompts: BTreeMap<RequestId, Range<u32>>,
+    /// The process stood still by a signal (SIGSTOP, a debugger): nothing that it computed.
+    pub stopped: bool,
+}
+
+/// Place within a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Within {
+    Beginning,
+    /// Behind this layer.
+    Layer(u32),
+    Sampling,
+}
+
+/// Positions of a request's tokens, one of which was being computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spot {
+    pub positions: Range<u32>,
+    /// True for a token that is decoded in a step of its own, false for one of a prompt.
+    pub decoding: bool,
+}
+
+impl Scene {
+    #[must_use]
+    pub fn of(recording: &Recording) -> Self {
+        let records = &recording.records;
+        let ended: BTreeSet<u64> = records
+            .iter()
+            .filter(|record| record.moment == Moment::StepEnd)
+            .map(|record| record.step)
+            .collect();
+        let is_open = |record: &&Record| record.step > 0 && !ended.contains(&record.step);
+        let newest = records.iter().rfind(is_open);
+        let mut scene = Self {
+            within: newest.map(|record| within(record.moment)),
+            ..Self::default()
+        };
+        let mut ends: BTreeMap<RequestId, u32> = BTreeMap::new();
+        for record in records {
+            if let (Moment::Prompt { end }, Some(request)) =
+                (record.moment, record.requests.ids().next())
+            {
+                let before = ends.insert(request, end);
+                if is_open(&record) {
+                    // A part that goes back is that of another life of this request.
+                    let start = before.filter(|before| *before < end).unwrap_or(0);
+                    let open = scene.prompts.entry(request).or_insert(start..end);
+                    open.end = end;
+                }
+            }
+        }
+        scene
+    }
+
+    /// Place of a request of which `history` tokens were known, and of which this child had told a
+    /// token or none. `None`: it was not in the step.
+    #[must_use]
+    pub fn spot(&self, id: RequestId, history: u32, has_moved: bool) -> Option<Spot> {
+        if let Some(positions) = self.prompts.get(&id) {
+            return Some(Spot {
+                positions: positions.clone(),
+                decoding: false,
+            });
+        }
+        // The newest token's, and that of a step that was launched behind it.
+        let newest = history.saturating_sub(1)..history + 1;
+        match (has_moved, self.within) {
+            (true, _) => Some(Spot {
+                positions: newest,
+                decoding: true,
+            }),
+            (false, Some(_)) => None,
+            (false, None) => Some(Spot {
+                positions: 0..history,
+                decoding: false,
+            }),
+        }
+    }
+}
+
+fn within(moment: Moment) -> Within {
+    match moment {
+        Moment::Layer(layer) => Within::Layer(layer),
+        Moment::Phase(Phase::Sample) => Within::Sampling,
+        Moment::LoadBegin
+        | Moment::LoadEnd
+        | Moment::StepBegin { .. }
+        | Moment::Prompt { .. }
+        | Moment::Phase(_)
+        | Moment::StepEnd => Within::Beginning,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use worker_orcd_ipc::Generation;
+    use worker_orcd_ipc::flight::StepRequests;
+
+    const ONE: RequestId = RequestId(1);
+    const TWO: RequestId = RequestId(2);
+
+    fn scene(records: &[(u64, Moment, RequestId)]) -> Scene {
+        let record = |(number, (step, moment, request)): (u64, &(u64, Moment, RequestId))| Record {
+            number,
+            time_ns: number,
+            step: *step,
+            moment: *moment,
+            requests: StepRequests::new([*request].into_iter()),
+        };
+        Scene::of(&Recording {
+            generation: Generation(1),
+            records: (1..).zip(records).map(record).collect(),
+            torn: 0,
+            note: None,
+        })
+    }
+
+    fn prompt(end: u32) -> Moment {
+        Moment::Prompt { end }
+    }
+
+    #[test]
+    fn the_open_step_tells_which_part_of_each_prompt_it_was_and_how_far_it_came() {
+        let begin = Moment::StepBegin { tokens: 9 };
+        let mut records = vec![
+            (0, Moment::LoadEnd, ONE),
+            (1, begin, ONE),
+            (1, prompt(32), ONE),
+            (1, Moment::StepEnd, ONE),
+            (2, begin, ONE),
+            (2, prompt(64), ONE),
+            (2, prompt(7), TWO),
+            (2, Moment::Phase(Phase::Prefill), ONE),
+        ];
+        let begun = scene(&records);
+        assert_eq!(begun.within, Some(Within::Beginning));
+        assert_eq!(begun.prompts, [(ONE, 32..64), (TWO, 0..7)].into());
+        records.push((2, Moment::Layer(4), ONE));
+        assert_eq!(scene(&records).within, Some(Within::Layer(4)));
+        records.push((2, Moment::Phase(Phase::Sample), ONE));
+        assert_eq!(scene(&records).within, Some(Within::Sampling));
+        records.push((2, Moment::StepEnd, ONE));
+        assert_eq!(scene(&records), Scene::default());
+    }
+
+    #[test]
+    fn of_two_open_steps_the_parts_are_one() {
+        let records = [(1, prompt(32), ONE), (2, prompt(64), ONE)];
+        assert_eq!(scene(&records).prompts, [(ONE, 0..64)].into());
+    }
+
+    #[test]
+    fn a_request_is_in_its_prompt_at_its_newest_token_or_elsewhere() {
+        let records = [(1, prompt(32), ONE)];
+        let (open, between) = (scene(&records), Scene::default());
+        let spot = |positions, decoding| {
+            Some(Spot {
+                positions,
+                decoding,
+            })
+        };
+        assert_eq!(open.spot(ONE, 50, false), spot(0..32, false));
+        assert_eq!(open.spot(TWO, 50, true), spot(49..51, true));
+        assert_eq!(open.spot(TWO, 50, false), None, "it waits");
+        assert_eq!(between.spot(TWO, 50, false), spot(0..50, false));
+    }
+}

@@ -1,0 +1,154 @@
+//! Memory for log probabilities of prompts: bounded for all requests together, and taken before a prompt is computed.
+//!
+//! A token of a prompt is a few bytes in a body, and what is told of it is hundreds: it lies in the record, in the
+//! journal's log, and in the answer until that is read. What a request may come to have is taken when it is let in, and
+//! given back with its record, which a connection has until the client has taken the answer. One that speaks TLS has it
+//! until the answer is written.
+
+use crate::record::{NewRequest, Record};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that all of it may take. A prompt of 131,072 tokens with 20 most likely tokens for each is less.
+pub const MOST_BYTES: u64 = 256 << 20;
+
+/// Bytes of what is told of a token, as an estimate: itself, and each of its most likely tokens.
+const OF_TOKEN: u64 = 256;
+const OF_LIKELY_TOKEN: u64 = 64;
+
+/// What is taken of it.
+#[derive(Debug, Default)]
+pub struct ToldPrompts(Arc<AtomicU64>);
+
+/// A request's part, until this is dropped.
+#[derive(Debug)]
+pub struct ToldRoom {
+    of: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl ToldPrompts {
+    /// Bytes that nobody has.
+    pub fn left(&self) -> u64 {
+        MOST_BYTES.saturating_sub(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Takes a part, whether or not it is left; none where there is nothing to tell.
+    pub fn take(&self, bytes: u64) -> Option<ToldRoom> {
+        if bytes == 0 {
+            return None;
+        }
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+        Some(ToldRoom {
+            of: Arc::clone(&self.0),
+            bytes,
+        })
+    }
+}
+
+impl Drop for ToldRoom {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl NewRequest {
+    /// Bytes of what will be told of its prompt.
+    pub fn told_bytes(&self) -> u64 {
+        told_bytes(self.echo.and(self.logprobs), self.prompt.len())
+    }
+}
+
+impl Record {
+    /// As [`NewRequest::told_bytes`].
+    pub fn told_bytes(&self) -> u64 {
+        told_bytes(self.echo.and(self.logprobs), self.prompt.len())
+    }
+}
+
+fn told_bytes(top: Option<u8>, tokens: usize) -> u64 {
+    let of_each = top.map_or(0, |top| OF_TOKEN + OF_LIKELY_TOKEN * u64::from(top));
+    of_each.saturating_mul(tokens as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error_code::ErrorCode;
+    use crate::refusal::Refusal;
+    use crate::registry::Registry;
+    use crate::testing::request;
+    use std::time::Duration;
+    use worker_orcd_ipc::TokenId;
+
+    #[test]
+    fn only_prompts_that_are_told_with_log_probabilities_count() {
+        let of = |echo, logprobs| {
+            let prompt = vec![TokenId(0); 10];
+            let asked = NewRequest {
+                echo,
+                logprobs,
+                prompt,
+                ..request("a")
+            };
+            asked.told_bytes()
+        };
+        assert_eq!(of(None, Some(20)), 0);
+        assert_eq!(of(Some(0), None), 0);
+        assert_eq!(of(Some(0), Some(0)), 10 * OF_TOKEN);
+        assert_eq!(
+            of(Some(3), Some(20)),
+            10 * (OF_TOKEN + 20 * OF_LIKELY_TOKEN)
+        );
+    }
+
+    #[test]
+    fn the_longest_prompt_of_usual_models_fits() {
+        assert!(told_bytes(Some(20), 131_072) <= MOST_BYTES);
+    }
+
+    /// Of which seven have room together.
+    fn telling(job_id: &str) -> NewRequest {
+        NewRequest {
+            prompt: vec![TokenId(0); 24_000],
+            echo: Some(0),
+            logprobs: Some(20),
+            ..request(job_id)
+        }
+    }
+
+    #[test]
+    fn prompts_that_are_told_share_memory_until_their_records_are_gone() {
+        let registry = Registry::new(100, 0, Duration::ZERO);
+        let admit = |job: &str| registry.admit(&[telling(job)]).map(|mut all| all.remove(0));
+        let rooms: Vec<_> = (0..7).map(|n| admit(&n.to_string()).unwrap()).collect();
+        let refusal = admit("8").unwrap_err();
+        assert!(
+            matches!(refusal, Refusal::ToldPromptsFull { .. }),
+            "{refusal}"
+        );
+        assert_eq!(refusal.code(), ErrorCode::QueueFull);
+        assert!(refusal.retry_after().is_some());
+        assert_eq!(registry.live(), 7, "nothing of it is kept");
+        registry.admit(&[request("others")]).unwrap();
+        // One that has ended, and whose answer is not read.
+        registry.release("0", rooms[0].id, Duration::ZERO);
+        assert!(admit("8").is_err());
+        drop(rooms);
+        let again: Vec<_> = (8..15).map(|n| admit(&n.to_string()).unwrap()).collect();
+        assert!(admit("15").is_err());
+        drop(again);
+        admit("15").unwrap();
+    }
+
+    #[test]
+    fn what_would_never_have_room_is_no_matter_of_time() {
+        let registry = Registry::new(100, 0, Duration::ZERO);
+        let parts: Vec<_> = (0..8).map(|n| telling(&n.to_string())).collect();
+        let refusal = registry.admit(&parts).unwrap_err();
+        assert!(matches!(refusal, Refusal::TellsTooMuch { .. }), "{refusal}");
+        assert_eq!(refusal.code(), ErrorCode::InvalidRequest);
+        assert_eq!(registry.live(), 0);
+        registry.admit(&parts[..7]).unwrap();
+    }
+}

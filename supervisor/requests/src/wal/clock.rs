@@ -1,0 +1,43 @@
+//! Times that another process understands.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "another process reads the clock of the machine"
+)]
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// What this process's clock says as a time that another process understands.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    pub(super) at: Instant,
+    unix: Duration,
+}
+
+impl Clock {
+    pub fn at(at: Instant) -> Self {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            at,
+            unix: unix.unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn unix_ms(self, at: Instant) -> u64 {
+        let unix = match at.checked_duration_since(self.at) {
+            Some(later) => self.unix.saturating_add(later),
+            None => self.unix.saturating_sub(self.at - at),
+        };
+        u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// A moment before this process could tell time is its first.
+    pub fn instant(self, unix_ms: u64) -> Instant {
+        let unix = Duration::from_millis(unix_ms);
+        let moment = match unix.checked_sub(self.unix) {
+            Some(later) => self.at.checked_add(later),
+            None => self.at.checked_sub(self.unix - unix),
+        };
+        moment.unwrap_or(self.at)
+    }
+}

@@ -1,0 +1,210 @@
+//! Tools that a model may call, as values: each API reads its own form of them into [`Tool`]s and a [`Wanted`].
+//!
+//! Tools are shown to the model by its chat template, as a list of
+//! `{"type": "function", "function": {"name", "description", "parameters"}}`, keys in this order whatever the
+//! client's. What a client wants to be sure of (a call, one call at most, arguments under a strict schema)
+//! is a [`Structure`](worker_orcd_text::Structure) that the answer is held to.
+
+pub(super) mod choice;
+
+use super::fields::{Fields, Names};
+use super::json::{Json, Kind};
+use super::mistakes::{Constraint, FieldError, Mistakes};
+use super::openapi::schema;
+use super::structure::Asked;
+use super::tool_calls::NUMBERS;
+use choice::{Choice, Wanted};
+use serde_json::json;
+use worker_orcd_text::json_texts;
+use worker_orcd_text::tools::{ChatTerms, Function};
+
+/// As the OpenAI API has it.
+pub(super) const MAX_TOOLS: usize = 128;
+
+pub(super) const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
+
+/// A mark of what is worth caching, which everything is. Clients set it on either object.
+pub(super) const CACHE_CONTROL: &str = "cache_control";
+
+/// What a request says of tools.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Tools {
+    /// The list that the template is given: `None` without tools, and where the client wants no calls.
+    pub(super) shown: Option<String>,
+    /// What the answer is held to.
+    pub(super) asked: Option<Asked>,
+    pub(super) choice: Choice,
+}
+
+/// A function as a request has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tool {
+    name: String,
+    description: Option<String>,
+    /// A JSON object.
+    parameters: Option<String>,
+    is_strict: bool,
+}
+
+/// How an API writes a tool.
+pub(super) struct Form {
+    pub(super) names: Names,
+    pub(super) read: fn(Fields<'_>) -> Result<Option<Tool>, Mistakes>,
+    /// Path of the schema of the arguments behind the tool's.
+    pub(super) parameters: &'static str,
+    /// What the list is of.
+    pub(super) items: &'static str,
+    /// True for a tool that is neither read nor shown.
+    pub(super) is_left_out: fn(Json<'_>) -> bool,
+}
+
+/// The functions of a request.
+#[derive(Debug, Default)]
+pub(super) struct List {
+    /// As the template is given them; `None` where there are none, or where one is wrong.
+    functions: Option<(String, Vec<Function>)>,
+    /// The client gave no functions.
+    is_empty: bool,
+}
+
+impl Tool {
+    /// Reads `name`, `description`, `strict`, and the field `parameters`; other fields are the caller's. `None` where one is wrong.
+    pub(super) fn read(fields: &mut Fields<'_>, parameters: &str) -> Option<Self> {
+        let name = fields.text("name", &NAME_CHARS);
+        let name = fields.required("name", name);
+        let description = fields.text("description", &(0..=usize::MAX));
+        let parameters = read_parameters(fields, parameters);
+        let is_strict = fields.boolean("strict").unwrap_or(false);
+        Some(Self {
+            name: name?,
+            description,
+            parameters,
+            is_strict,
+        })
+    }
+
+    /// As the template sees it.
+    fn shown(&self) -> String {
+        let mut function = format!("{{\"name\":{}", json!(self.name));
+        if let Some(description) = &self.description {
+            function.push_str(&format!(",\"description\":{}", json!(description)));
+        }
+        if let Some(parameters) = &self.parameters {
+            function.push_str(&format!(",\"parameters\":{parameters}"));
+        }
+        format!("{{\"type\":\"function\",\"function\":{function}}}}}")
+    }
+}
+
+fn read_parameters(fields: &mut Fields<'_>, field: &str) -> Option<String> {
+    fields.says(field, || schema::of_type(utoipa::openapi::Type::Object));
+    let object = fields.take(field)?.object_text();
+    let object = object.and_then(|it| json_texts::map_object(it, &mut str::to_owned));
+    if object.is_none() {
+        let rule = "must be an object, not nested too deep";
+        fields.error(field, Constraint::Type, rule);
+    }
+    if object
+        .as_deref()
+        .is_some_and(|it| !json_texts::keeps_numbers(it))
+    {
+        fields.error(field, Constraint::Range, NUMBERS);
+    }
+    object
+}
+
+/// Why this model can have no tools.
+pub(super) fn why_not(terms: &ChatTerms) -> Option<&'static str> {
+    if !terms.shows_tools {
+        Some("cannot be shown: the model's chat template does not ask for tools")
+    } else if terms.parsing.calls.is_none() {
+        Some("cannot be called: it is not known how this model writes calls (--tool-call-parser)")
+    } else {
+        None
+    }
+}
+
+/// Reads `tools`, whose shape the caller has described.
+pub(super) fn read_list(
+    fields: &mut Fields<'_>,
+    form: &Form,
+    max_chars: usize,
+    terms: &ChatTerms,
+) -> List {
+    let Some(list) = fields.take("tools") else {
+        return List {
+            functions: None,
+            is_empty: true,
+        };
+    };
+    let why_not = why_not(terms);
+    let mistakes = fields.mistakes();
+    let (mut shown, mut functions) = (Vec::new(), Vec::new());
+    let (mut kept, mut count) = (0, 0);
+    let is_list = list.each_element(|item| {
+        let place = || format!("tools[{count}]");
+        if count < MAX_TOOLS && !(form.is_left_out)(item) {
+            kept += 1;
+            match Fields::of(item, form.names, mistakes).map(form.read) {
+                _ if why_not.is_some() => {}
+                Some(Ok(None)) => {}
+                Some(Ok(Some(tool))) => {
+                    shown.push(tool.shown());
+                    functions.push(Function {
+                        path: format!("{}.{}", place(), form.parameters),
+                        name: tool.name,
+                        parameters: tool.parameters,
+                        is_strict: tool.is_strict,
+                    });
+                }
+                Some(Err(wrong)) => mistakes.extend(|| format!("{}.", place()), wrong),
+                None => mistakes
+                    .note(|| FieldError::new(place(), Constraint::Type, "must be an object")),
+            }
+        }
+        count += 1;
+    });
+    let tools = format!("[{}]", shown.join(","));
+    let is_empty = list.kind() == Kind::List && kept == 0;
+    let (constraint, rule) = if !is_list {
+        let rule = format!("must be a list of {}", form.items);
+        (Constraint::Type, rule)
+    } else if count > MAX_TOOLS {
+        (Constraint::Length, format!("must be at most {MAX_TOOLS}"))
+    } else if is_empty {
+        return List {
+            functions: None,
+            is_empty,
+        };
+    } else if let Some(rule) = why_not {
+        (Constraint::Unsupported, rule.to_owned())
+    } else if tools.chars().count() > max_chars {
+        let rule = format!("must have at most {max_chars} characters in all");
+        (Constraint::Length, rule)
+    } else if !json_texts::is_whole(&tools) {
+        (Constraint::Json, "are nested too deep".to_owned())
+    } else {
+        return List {
+            functions: Some((tools, functions)),
+            is_empty,
+        };
+    };
+    fields.error("tools", constraint, rule);
+    List::default()
+}
+
+/// What the answer is held to, and what the template is given. `parallel`: what the API calls the field that forbids several calls.
+pub(super) fn settle(
+    fields: &mut Fields<'_>,
+    list: List,
+    wanted: Wanted,
+    parallel: &'static str,
+) -> Tools {
+    let (shown, functions) = list.functions.unzip();
+    let asked = choice::settle(fields, &wanted, functions, list.is_empty, parallel);
+    Tools {
+        shown: shown.filter(|_| wanted.choice != Choice::None),
+        asked,
+        choice: wanted.choice,
+    }
+}

@@ -1,0 +1,290 @@
+//! Calls as a grammar: what a model may write where its calls are held to their tools.
+//!
+//! ```text
+//! start: thoughts, then   calls             where the model must call
+//!                         text, then calls  where it may
+//! ```
+//!
+//! A call is written as the model's template teaches it: its name and the words around it are fixed, its
+//! arguments are JSON under the tool's schema, written as Python's `json.dumps` writes it, which is what
+//! models have learned. The language is llguidance's variant of Lark. A mark that is a control token is named
+//! by its id, any other is text.
+
+use super::{Parsing, Syntax, Thoughts, harmony_rules, thinking};
+use crate::Tokenizer;
+use crate::structure::json_rule;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use worker_orcd_ipc::{Grammar, TokenId};
+
+/// Any text.
+pub(super) const TEXT: &str = "/(.|\\n)*/";
+
+/// A function that may be called, as far as calls are held to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Function {
+    /// Where the request has its parameters, such as `tools[0].function.parameters`.
+    pub path: String,
+    pub name: String,
+    /// The JSON Schema of its arguments, which says that they are an object; `None`: it has no arguments.
+    pub parameters: Option<String>,
+    /// A keyword of the schema that cannot be followed is refused, and not passed over.
+    pub is_strict: bool,
+}
+
+/// Which calls an answer may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallRules {
+    pub functions: Vec<Function>,
+    /// The answer is calls, and nothing else but thoughts.
+    pub must_call: bool,
+    /// There may be several calls.
+    pub may_repeat: bool,
+}
+
+impl Function {
+    /// A grammar of its arguments alone, by which it is found out whether they are what is wrong.
+    #[must_use]
+    pub fn grammar(&self) -> Grammar {
+        Grammar::Lark(format!("start: {}\n", self.arguments()))
+    }
+
+    pub(super) fn arguments(&self) -> String {
+        let settings = json!({
+            "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
+            "lenient": !self.is_strict,
+        });
+        let none = "{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}";
+        json_rule(self.parameters.as_deref().unwrap_or(none), &settings)
+    }
+}
+
+impl CallRules {
+    /// The grammar of a whole answer.
+    #[must_use]
+    pub fn grammar(&self, parsing: Parsing, words: &Words<'_>) -> Grammar {
+        if parsing.thinking == Some(Thoughts::Channels) {
+            return harmony_rules::calls(&self.functions, self.must_call, words);
+        }
+        let syntax = parsing.calls.unwrap_or(Syntax::Hermes);
+        let form = Form::of(syntax, words, &self.functions);
+        let (before, mut rules) = thoughts(parsing.thinking, words);
+        let calls = form.calls(self.may_repeat);
+        let opener = form.opener.map(|opener| words.mark(opener));
+        if self.must_call {
+            let opener = opener.unwrap_or_default();
+            let _ = writeln!(rules, "answer: {opener} {calls}");
+        } else {
+            rules.push_str(&free(parsing, form.opener, words, &calls));
+        }
+        for (index, function) in self.functions.iter().enumerate() {
+            let _ = writeln!(rules, "call_{index}: {}", form.call(function));
+        }
+        let each = (0..self.functions.len()).map(|index| format!("call_{index}"));
+        let each: Vec<String> = each.collect();
+        let _ = writeln!(rules, "call: {}", each.join(" | "));
+        Grammar::Lark(format!("start: {before}answer\n{rules}"))
+    }
+}
+
+/// An answer that is text, or text and calls behind it. The text has none of the marks that are text, for
+/// what follows one is read as a call, and does not begin with the one of a thought.
+fn free(parsing: Parsing, opener: Option<&str>, words: &Words<'_>, calls: &str) -> String {
+    let is_text = |mark: &&str| words.control(mark).is_none();
+    let openers = parsing.calls.map(|it| it.marks().openers);
+    let openers = openers.into_iter().flatten().copied().filter(is_text);
+    let openers: Vec<String> = openers.map(in_regex).collect();
+    let mut text = TEXT.to_owned();
+    if parsing.thinking == Some(Thoughts::Tagged) && is_text(&thinking::OPEN) {
+        let _ = write!(text, " & ~/{}(.|\\n)*/", in_regex(thinking::OPEN));
+    }
+    let mut plain = text.clone();
+    if !openers.is_empty() {
+        let _ = write!(plain, " & ~/(.|\\n)*({})(.|\\n)*/", openers.join("|"));
+    }
+    match opener {
+        // A call may be the whole answer: what begins as one is one.
+        None => format!(
+            "answer: {calls} | PLAIN\nPLAIN: (/[ \\n\\r\\t]*[^ \\n\\r\\t{{]/ {TEXT})? & ({plain})\n"
+        ),
+        Some(opener) if is_text(&opener) => {
+            let opener = Words::quoted(opener);
+            format!(
+                "answer: PLAIN | before {calls}\nbefore[suffix={opener}]: {text}\nPLAIN: {plain}\n"
+            )
+        }
+        Some(opener) => {
+            let opener = words.mark(opener);
+            format!("answer: PLAIN ({opener} {calls})?\nPLAIN: {plain}\n")
+        }
+    }
+}
+
+/// How one family writes calls, as parts of rules.
+struct Form {
+    opener: Option<&'static str>,
+    /// Between the opener and the first call, between two calls, and behind the last.
+    first: String,
+    next: String,
+    last: String,
+    /// The key of the arguments; `None`: a name stands before `args`, and the arguments behind.
+    key: Option<&'static str>,
+    args: String,
+}
+
+impl Form {
+    fn of(syntax: Syntax, words: &Words<'_>, functions: &[Function]) -> Self {
+        let list = |opener: &'static str, last: String| Self {
+            opener: Some(opener),
+            first: Words::quoted("["),
+            next: Words::quoted(", "),
+            last,
+            key: Some("arguments"),
+            args: String::new(),
+        };
+        match syntax {
+            Syntax::Hermes => {
+                let (open, close) = (words.mark("<tool_call>"), words.mark("</tool_call>"));
+                let line = Words::quoted("\n");
+                Self {
+                    opener: Some("<tool_call>"),
+                    first: line.clone(),
+                    next: format!("{line} {close} {line} {open} {line}"),
+                    last: format!("{line} {close}"),
+                    key: Some("arguments"),
+                    args: String::new(),
+                }
+            }
+            Syntax::Llama3 => Self {
+                opener: None,
+                first: String::new(),
+                next: Words::quoted("; "),
+                last: String::new(),
+                key: Some("parameters"),
+                args: String::new(),
+            },
+            // Its newer vocabularies have a token for the newer way.
+            Syntax::Mistral
+                if words.control("[ARGS]").is_some()
+                    && functions.iter().all(|it| is_plain(&it.name)) =>
+            {
+                Self {
+                    opener: Some("[TOOL_CALLS]"),
+                    first: String::new(),
+                    next: words.mark("[TOOL_CALLS]"),
+                    last: String::new(),
+                    key: None,
+                    args: words.mark("[ARGS]"),
+                }
+            }
+            Syntax::Mistral => list("[TOOL_CALLS]", Words::quoted("]")),
+            Syntax::Phi if words.control("<|tool_call|>").is_some() => {
+                let close = words.mark("<|/tool_call|>");
+                list("<|tool_call|>", format!("{} {close}", Words::quoted("]")))
+            }
+            // Its own grammar goes before, wherever it is spoken.
+            Syntax::Phi | Syntax::Harmony => list("functools", Words::quoted("]")),
+        }
+    }
+
+    /// Behind the opener.
+    fn calls(&self, may_repeat: bool) -> String {
+        let Self {
+            first, next, last, ..
+        } = self;
+        match may_repeat {
+            true => format!("{first} call ({next} call)* {last}"),
+            false => format!("{first} call {last}"),
+        }
+    }
+
+    fn call(&self, function: &Function) -> String {
+        let arguments = function.arguments();
+        match self.key {
+            Some(key) => {
+                let begin = format!("{{\"name\": {}, \"{key}\": ", json!(function.name));
+                let (begin, end) = (Words::quoted(&begin), Words::quoted("}"));
+                format!("{begin} {arguments} {end}")
+            }
+            None => format!(
+                "{} {} {arguments}",
+                Words::quoted(&function.name),
+                self.args
+            ),
+        }
+    }
+}
+
+/// True for a name that is told from the marks around it.
+fn is_plain(name: &str) -> bool {
+    name.chars()
+        .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+}
+
+/// What stands before `answer` in the first rule, and the rules that this needs.
+pub(crate) fn thoughts(thinks: Option<Thoughts>, words: &Words<'_>) -> (&'static str, String) {
+    let Some(thinks) = thinks else {
+        return ("", String::new());
+    };
+    if thinks == Thoughts::Channels {
+        return harmony_rules::before_form(words);
+    }
+    let mut rules = match words.control(thinking::CLOSE) {
+        Some(_) => format!("thinking: {TEXT} {}\n", words.mark(thinking::CLOSE)),
+        None => {
+            let close = Words::quoted(thinking::CLOSE);
+            format!("thinking[suffix={close}]: {TEXT}\n")
+        }
+    };
+    rules.push_str("lines: \"\\n\" | \"\\n\\n\"\n");
+    if thinks == Thoughts::Opened {
+        return ("thinking lines? ", rules);
+    }
+    let open = words.mark(thinking::OPEN);
+    let _ = writeln!(rules, "thought: {open} thinking lines?");
+    ("thought? ", rules)
+}
+
+fn in_regex(text: &str) -> String {
+    regex::escape(text).replace('/', "\\/")
+}
+
+/// How texts are written in a grammar, for one vocabulary.
+#[derive(Debug, Clone, Copy)]
+pub struct Words<'a> {
+    tokenizer: &'a Tokenizer,
+}
+
+impl<'a> Words<'a> {
+    #[must_use]
+    pub fn of(tokenizer: &'a Tokenizer) -> Self {
+        Self { tokenizer }
+    }
+
+    /// The control token that a text is.
+    fn control(&self, text: &str) -> Option<TokenId> {
+        let found = self.tokenizer.control_of(std::iter::once(text));
+        found.first().copied()
+    }
+
+    pub(super) fn is_control(&self, text: &str) -> bool {
+        self.control(text).is_some()
+    }
+
+    pub(super) fn mark(&self, text: &str) -> String {
+        match self.control(text) {
+            Some(TokenId(id)) => format!("<[{id}]>"),
+            None => Self::quoted(text),
+        }
+    }
+
+    /// A string, which Lark writes as JSON does, but for one character.
+    #[must_use]
+    pub(crate) fn quoted(text: &str) -> String {
+        Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+    }
+}
+
+#[cfg(test)]
+#[path = "lark_tests.rs"]
+mod tests;

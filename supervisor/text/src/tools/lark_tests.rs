@@ -1,0 +1,410 @@
+//! Grammars of calls, held against the compiler that masks are made by and the parser that reads calls.
+
+use super::*;
+use crate::tools::message::Message;
+use crate::tools::{Parser, thinking_budget};
+use crate::{Structure, Text};
+use worker_orcd_grammar::Compiler;
+use worker_orcd_ipc::{TokenKind, TokenizerFacts, TokenizerKind};
+
+/// A token for each byte, one that ends, and control tokens.
+fn facts(control: &[&str]) -> TokenizerFacts {
+    let bytes = (0..=255).map(|byte| (format!("<0x{byte:02X}>"), TokenKind::Byte));
+    let named = ["</s>"].iter().chain(control);
+    let named = named.map(|text| ((*text).to_owned(), TokenKind::Control));
+    let (tokens, kinds): (Vec<_>, Vec<_>) = bytes.chain(named).unzip();
+    TokenizerFacts {
+        kind: TokenizerKind::SentencePiece,
+        pre: String::new(),
+        scores: vec![0.0; tokens.len()],
+        tokens,
+        kinds,
+        merges: vec![],
+        bos: None,
+        eos: Some(END),
+        end_of_generation: vec![END],
+        unknown: None,
+        add_bos: false,
+        add_eos: false,
+        add_space_prefix: false,
+        chat_template: None,
+    }
+}
+
+const END: TokenId = TokenId(256);
+
+struct Model {
+    facts: TokenizerFacts,
+    tokenizer: Tokenizer,
+}
+
+impl Model {
+    fn with(control: &[&str]) -> Self {
+        let facts = facts(control);
+        let tokenizer = Tokenizer::from_facts(&facts).unwrap();
+        Self { facts, tokenizer }
+    }
+
+    fn grammar(&self, structure: Structure, parsing: Parsing) -> Grammar {
+        structure.grammar(parsing, &self.tokenizer)
+    }
+
+    /// A text as tokens: its control tokens, and bytes.
+    fn tokens(&self, text: &str) -> Vec<TokenId> {
+        let (mut at, mut tokens) = (0, Vec::new());
+        while at < text.len() {
+            let named = self.facts.tokens.iter().enumerate().skip(257);
+            let mut named = named.filter(|(_, name)| text[at..].starts_with(name.as_str()));
+            match named.next() {
+                Some((id, name)) => {
+                    tokens.push(TokenId(id as u32));
+                    at += name.len();
+                }
+                None => {
+                    tokens.push(TokenId(u32::from(text.as_bytes()[at])));
+                    at += 1;
+                    while !text.is_char_boundary(at) {
+                        tokens.push(TokenId(u32::from(text.as_bytes()[at])));
+                        at += 1;
+                    }
+                }
+            }
+        }
+        tokens
+    }
+
+    /// The answer may be this text, to its end.
+    fn allows(&self, grammar: &Grammar, text: &str) -> bool {
+        let compiler = Compiler::new(&self.facts).unwrap();
+        let mut matcher = compiler
+            .compile(grammar)
+            .unwrap_or_else(|error| panic!("{grammar:?}: {error}"));
+        let mut tokens = self.tokens(text).into_iter().chain([END]);
+        tokens.all(|token| matcher.mask().unwrap().allows(token) && matcher.accept(token).is_ok())
+    }
+}
+
+fn add() -> Function {
+    let schema = json!({
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"type": "boolean"}},
+        "required": ["a"], "additionalProperties": false,
+        "$defs": {"n": {"type": "integer"}},
+    });
+    Function {
+        path: "tools[0].function.parameters".to_owned(),
+        name: "add".to_owned(),
+        parameters: Some(schema.to_string()),
+        is_strict: true,
+    }
+}
+
+fn odd() -> Function {
+    Function {
+        path: "tools[1].function.parameters".to_owned(),
+        name: "o\"d\\d/é\u{7f}".to_owned(),
+        parameters: None,
+        is_strict: false,
+    }
+}
+
+fn rules(must_call: bool, may_repeat: bool) -> Structure {
+    Structure::Calls(CallRules {
+        functions: vec![add(), odd()],
+        must_call,
+        may_repeat,
+    })
+}
+
+fn parsing(syntax: Syntax, thinking: Option<Thoughts>) -> Parsing {
+    Parsing {
+        calls: Some(syntax),
+        thinking,
+    }
+}
+
+/// One call of each syntax and kind of vocabulary, several, and what is none.
+struct Case {
+    syntax: Syntax,
+    control: &'static [&'static str],
+    one: &'static str,
+    two: &'static str,
+    wrong: &'static [&'static str],
+}
+
+const CASES: &[Case] = &[
+    Case {
+        syntax: Syntax::Hermes,
+        control: &[],
+        one: "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": true}}\n</tool_call>",
+        two: "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \
+              \"o\\\"d\\\\d/é\u{7f}\", \"arguments\": {}}\n</tool_call>",
+        wrong: &[
+            "<tool_call>\n{\"name\": \"sub\", \"arguments\": {}}\n</tool_call>",
+            "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"x\"}}\n</tool_call>",
+            "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>",
+        ],
+    },
+    Case {
+        syntax: Syntax::Hermes,
+        control: &["<tool_call>", "</tool_call>"],
+        one: "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+        two: "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \
+              \"add\", \"arguments\": {\"a\": 22}}\n</tool_call>",
+        wrong: &["<tool_call>\n{\"name\": \"add\", \"arguments\": {\"c\": 1}}\n</tool_call>"],
+    },
+    Case {
+        syntax: Syntax::Llama3,
+        control: &["<|python_tag|>"],
+        one: "{\"name\": \"add\", \"parameters\": {\"a\": 1}}",
+        two: "{\"name\": \"add\", \"parameters\": {\"a\": 1}}; {\"name\": \"add\", \"parameters\": {\"a\": 2}}",
+        wrong: &[
+            "{\"name\": \"add\", \"parameters\": {\"a\": 1.5}}",
+            " {\"name\": \"ad\"",
+        ],
+    },
+    Case {
+        syntax: Syntax::Mistral,
+        control: &["[TOOL_CALLS]"],
+        one: "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}}]",
+        two: "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"add\", \"arguments\": \
+              {\"a\": 2}}]",
+        wrong: &["[TOOL_CALLS]add{\"a\": 1}", "[TOOL_CALLS]"],
+    },
+    Case {
+        syntax: Syntax::Phi,
+        control: &["<|tool_call|>", "<|/tool_call|>"],
+        one: "<|tool_call|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]<|/tool_call|>",
+        two: "<|tool_call|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"add\", \"arguments\": \
+              {\"a\": 2}}]<|/tool_call|>",
+        wrong: &["functools[{\"name\": \"sub\", \"arguments\": {\"a\": 1}}]"],
+    },
+    Case {
+        syntax: Syntax::Phi,
+        control: &[],
+        one: "functools[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]",
+        two: "functools[{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"add\", \"arguments\": \
+              {\"a\": 2}}]",
+        wrong: &[
+            "functools[{\"name\": \"sub\", \"arguments\": {\"a\": 1}}]",
+            "<|tool_call|>[{\"name\": \"sub\", \"arguments\": {}}]",
+        ],
+    },
+];
+
+fn read(parsing: Parsing, text: &str) -> Message {
+    let (mut parser, mut events) = (Parser::new(parsing), Vec::new());
+    parser.push(text, &mut events);
+    parser.finish(&mut events);
+    let mut message = Message::default();
+    events.into_iter().for_each(|event| message.add(event));
+    message
+}
+
+#[test]
+fn a_model_that_must_call_writes_calls_that_are_read_and_nothing_else() {
+    for case in CASES {
+        let (model, parsing) = (Model::with(case.control), parsing(case.syntax, None));
+        let name = format!("{:?} {:?}", case.syntax, case.control);
+        let one = model.grammar(rules(true, false), parsing);
+        let many = model.grammar(rules(true, true), parsing);
+        for (text, calls) in [(case.one, 1), (case.two, 2)] {
+            assert!(model.allows(&many, text), "{name}: {text}");
+            assert_eq!(model.allows(&one, text), calls == 1, "{name}: {text}");
+            let message = read(parsing, text);
+            assert_eq!(message.content, "", "{name}");
+            assert_eq!(message.calls.len(), calls, "{name}: {message:?}");
+            assert!(message.calls.iter().all(|call| call.is_whole), "{name}");
+        }
+        let text = ["", "I add.", &format!("I add. {}", case.one)];
+        for wrong in case.wrong.iter().copied().chain(text) {
+            assert!(!model.allows(&many, wrong), "{name}: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_may_call_writes_any_text_and_calls_that_obey() {
+    for case in CASES {
+        let (model, parsing) = (Model::with(case.control), parsing(case.syntax, None));
+        let name = format!("{:?} {:?}", case.syntax, case.control);
+        let grammar = model.grammar(rules(false, true), parsing);
+        for text in ["", "I {add} \"é\"\n\n [1].", case.one, case.two] {
+            assert!(model.allows(&grammar, text), "{name}: {text}");
+        }
+        let behind = format!("I add.\n{}", case.one);
+        assert!(
+            model.allows(&grammar, &behind) || case.syntax == Syntax::Llama3,
+            "{name}"
+        );
+        for wrong in case.wrong {
+            assert!(!model.allows(&grammar, wrong), "{name}: {wrong}");
+        }
+        let one = model.grammar(rules(false, false), parsing);
+        assert!(!model.allows(&one, case.two), "{name}");
+    }
+}
+
+#[test]
+fn mistral_s_newer_vocabularies_write_names_before_arguments() {
+    let model = Model::with(&["[TOOL_CALLS]", "[ARGS]"]);
+    let parsing = parsing(Syntax::Mistral, None);
+    let rules = |functions| {
+        Structure::Calls(CallRules {
+            functions,
+            must_call: true,
+            may_repeat: true,
+        })
+    };
+    let named = model.grammar(rules(vec![add()]), parsing);
+    let two = "[TOOL_CALLS]add[ARGS]{\"a\": 1}[TOOL_CALLS]add[ARGS]{\"a\": 2}";
+    assert!(model.allows(&named, two));
+    assert_eq!(read(parsing, two).calls.len(), 2);
+    // A name that is no word cannot stand alone.
+    let listed = model.grammar(rules(vec![odd()]), parsing);
+    assert!(!model.allows(&listed, "[TOOL_CALLS]o\"d\\d/é\u{7f}[ARGS]{}"));
+    let list = "[TOOL_CALLS][{\"name\": \"o\\\"d\\\\d/é\u{7f}\", \"arguments\": {}}]";
+    assert!(model.allows(&listed, list));
+}
+
+#[test]
+fn thoughts_come_before_what_is_held_and_are_free() {
+    let thought = "<think>\nIs it {\"a\": 1}? <tool_call>\n</think>\n\n";
+    for control in [&[][..], &["<think>", "</think>"]] {
+        let model = Model::with(control);
+        for (structure, text) in [
+            (rules(true, true), CASES[0].one),
+            (rules(false, true), "I add."),
+            (
+                Structure::Answer(Grammar::JsonSchema("{\"type\":\n\"object\"}".to_owned())),
+                "{\"a\": [1, 2]}",
+            ),
+            (
+                Structure::Answer(Grammar::Regex("[a-c]+/\\d{2}".to_owned())),
+                "abc/12",
+            ),
+            (
+                Structure::Answer(Grammar::Choice(vec!["a\"b".to_owned(), "/".to_owned()])),
+                "a\"b",
+            ),
+        ] {
+            let tagged = parsing(Syntax::Hermes, Some(Thoughts::Tagged));
+            let opened = parsing(Syntax::Hermes, Some(Thoughts::Opened));
+            let behind = format!("{thought}{text}");
+            let grammar = model.grammar(structure.clone(), tagged);
+            for whole in [text, &behind] {
+                assert!(model.allows(&grammar, whole), "{control:?} {whole}");
+            }
+            assert!(!model.allows(&grammar, &behind.replace("</think>", "")));
+            let grammar = model.grammar(structure, opened);
+            let rest = behind.trim_start_matches("<think>");
+            assert!(model.allows(&grammar, rest), "{control:?} {rest}");
+            assert!(!model.allows(&grammar, text), "{control:?} {text}");
+        }
+    }
+}
+
+#[test]
+fn what_nobody_can_follow_is_passed_over_where_a_tool_is_not_strict() {
+    let model = Model::with(&[]);
+    let compiler = Compiler::new(&model.facts).unwrap();
+    for (is_strict, is_refused) in [(true, true), (false, false)] {
+        let function = Function {
+            parameters: Some("{\"type\":\"object\",\"unevaluatedItems\":false,\"uniqueItems\":true,\"dependentSchemas\":{}}".to_owned()),
+            is_strict,
+            ..add()
+        };
+        let compiled = compiler.compile(&function.grammar());
+        assert_eq!(compiled.is_err(), is_refused, "{compiled:?}");
+    }
+}
+
+const MESSAGES: Parsing = Parsing {
+    calls: Some(Syntax::Harmony),
+    thinking: Some(Thoughts::Channels),
+};
+const THOUGHT: &str = "<|channel|>analysis<|message|>Is it {\"a\": 1}?\n<|end|><|start|>assistant";
+const REMARK: &str = "<|channel|>commentary<|message|>I add.<|end|><|start|>assistant";
+const ADD: &str = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{\"a\": 1}";
+
+/// With the control tokens of gpt-oss, and where they are text.
+fn channels() -> [Model; 2] {
+    let marks = MESSAGES.marks().collect::<Vec<_>>();
+    [Model::with(&marks), Model::with(&[])]
+}
+
+#[test]
+fn a_form_is_held_in_the_last_message() {
+    let form = Structure::Answer(Grammar::JsonSchema("{\"type\":\"object\"}".to_owned()));
+    let answer = "<|channel|>final<|message|>{\"a\": [1, 2]}";
+    for model in channels() {
+        let grammar = model.grammar(form.clone(), MESSAGES);
+        for before in ["", THOUGHT, &THOUGHT.repeat(2)] {
+            let text = [before, answer].concat();
+            assert!(model.allows(&grammar, &text), "{text}");
+            assert_eq!(read(MESSAGES, &text).content, "{\"a\": [1, 2]}");
+        }
+        for wrong in [
+            "{\"a\": 1}",
+            "<|channel|>final<|message|>Yes.",
+            "<|channel|>commentary<|message|>{}",
+            &[THOUGHT, "{}"].concat(),
+        ] {
+            assert!(!model.allows(&grammar, wrong), "{wrong}");
+        }
+    }
+}
+
+#[test]
+fn messages_to_functions_obey() {
+    for model in channels() {
+        let [must, may] = [true, false].map(|must| model.grammar(rules(must, true), MESSAGES));
+        for before in ["", THOUGHT, &THOUGHT.repeat(2)] {
+            let text = [before, ADD].concat();
+            assert!(
+                model.allows(&must, &text) && model.allows(&may, &text),
+                "{text}"
+            );
+            let message = read(MESSAGES, &text);
+            assert_eq!((&*message.content, message.calls.len()), ("", 1), "{text}");
+            assert!(message.calls[0].is_whole && message.calls[0].name == "add");
+        }
+        let odd = ADD
+            .replace("add", "o\"d\\d/é\u{7f}")
+            .replace("{\"a\": 1}", "{}");
+        assert!(model.allows(&must, &odd) && model.allows(&may, &odd));
+        let remark = [THOUGHT, REMARK, THOUGHT, ADD].concat();
+        let answer = [THOUGHT, "<|channel|>final<|message|>I add {1}.\n"].concat();
+        for text in [&*remark, &answer, "<|channel|>commentary<|message|>I add."] {
+            assert!(
+                model.allows(&may, text) && !model.allows(&must, text),
+                "{text}"
+            );
+        }
+        for wrong in [
+            &*ADD.replace("add", "sub"),
+            &ADD.replace('1', "\"x\""),
+            &ADD.replace("<|constrain|>json", ""),
+            &[ADD, THOUGHT].concat(),
+            "I add.",
+        ] {
+            assert!(
+                !model.allows(&may, wrong) && !model.allows(&must, wrong),
+                "{wrong}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_bound_on_thoughts_ends_their_first_message() {
+    let [model, _] = channels();
+    let text = Text::from_facts(&model.facts).unwrap();
+    let budget = thinking_budget(5, Thoughts::Channels, &text).unwrap();
+    assert_eq!(
+        budget.open.as_deref(),
+        Some("<|channel|>analysis<|message|>")
+    );
+    let end = text.tokenizer().control_of(["<|end|>"].into_iter());
+    assert_eq!((&*budget.close, &budget.closing), ("<|end|>", &end));
+}
