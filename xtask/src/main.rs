@@ -21,6 +21,7 @@ mod install;
 mod javascript;
 mod kernels;
 mod lanes;
+mod lines;
 mod paths;
 mod played;
 mod process;
@@ -55,6 +56,8 @@ enum Command {
     Flaky(flaky::Arguments),
     /// Write the tables of models, tensor types, settings and fields into docs/guide/, from the code.
     Tables,
+    /// Count lines of product code by package.
+    Lines,
     /// Compile the CUDA kernels, with a toolkit that is here or from PyPI. No GPU is needed.
     Kernels(kernels::Arguments),
     /// The child's tests for a card, with an interpreter of its kernels. No GPU is needed.
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Flaky(arguments) => flaky::run(&arguments),
         Command::Tables => tables::run(),
+        Command::Lines => lines::run(),
         Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Played(arguments) => played::run(&arguments),
         Command::Install(arguments) => install::run(&arguments),
