@@ -1,6 +1,5 @@
-//! Properties of requests, whatever happens in whatever order: each ends once, none is stuck while
-//! a child serves, none goes on with a child that computes other bits, and nobody pays for a query of death but
-//! the query itself.
+//! Properties of requests under any order of events. Each request ends exactly once. None is stuck while a child
+//! serves. None continues with a child that computes different bits. Only queries of death are quarantined.
 
 mod devices;
 
@@ -17,17 +16,17 @@ use std::time::Duration;
 use worker_orcd_ipc::{Command, Drawn, DrawnLogprobs, FinishReason, Logprobs, RequestId, TokenId};
 use worker_orcd_lifecycle::{DeathCause, DeviceId};
 
-/// The token that a killer's prompt begins with, and the step of it that kills.
+/// First token of a killer's prompt. The step of token `FATAL_INDEX` kills the child.
 const POISON: TokenId = TokenId(3);
 const FATAL_INDEX: u32 = 2;
 
 const MAX_TOKENS: u32 = 40;
 
-/// Steps of a prompt and layers of a step: what chance can hit.
+/// Positions of a prompt and, in `LAYERS`, layers of a step at which a random death can occur.
 const PROMPT: u32 = 100;
 const LAYERS: u32 = 30;
 
-/// Workers: what their devices are.
+/// Simulated workers: the determinism class of each device.
 const KINS: [&[&str]; 6] = [
     &["a"],
     &["a", "a"],
@@ -43,25 +42,23 @@ enum Move {
         killer: bool,
         deadline: bool,
     },
-    /// Steps of this device's child: in each, every request that it has moves on by one token, or
-    /// kills.
+    /// Steps of this device's child. Each step advances every running request by one token, or kills the child.
     Steps(u8, usize),
     Cancel(usize),
     Leave(usize),
-    /// A child that an operator killed: whose doing it was is clear.
+    /// Kill of the child by an operator. The cause is known, so no request is suspected.
     Kill(u8),
-    /// A death that any request might have caused, wherever chance finds the child: at this
-    /// position of each prompt, behind this layer.
+    /// Death of unknown cause at one position of each prompt and after one layer. Any request may have caused it.
     Crash {
         device: u8,
         position: u32,
         layer: u32,
     },
-    /// The next child is ready.
+    /// Readiness of the device's next child.
     Serve(u8),
-    /// The child is to give back what it has, and is dismissed then.
+    /// Drain of a child: all its requests are called back, then it is dismissed.
     Withdraw(u8),
-    /// The device gets no further child; whether it has one, and dies before or after that.
+    /// Loss of the device for further children. The flag: the present child dies before this, not after it.
     Strand(u8, bool),
     Readmit(u8),
     Pass(u64),
@@ -91,14 +88,14 @@ struct Client {
     id: RequestId,
     killer: bool,
     cancelled: bool,
-    /// Of the child that told its first token.
+    /// Determinism class of the child that drew the first token.
     kin: Option<&'static str>,
-    /// `None` once it has left.
+    /// `None` once the client has disconnected.
     stream: Option<RequestStream>,
     text: String,
-    /// It wants log probabilities.
+    /// Log probabilities are requested.
     lists: bool,
-    /// Those of its tokens: each is less by one than the one before.
+    /// Log probabilities of the listed tokens. Each is less by one than the previous one.
     listed: Vec<f32>,
     ends: Vec<Result<(), ErrorCode>>,
 }
@@ -106,13 +103,13 @@ struct Client {
 struct World {
     journal: Journal,
     clients: Vec<Client>,
-    /// One on each device, of this kin.
+    /// Children by device. `kins`: their determinism classes.
     children: Vec<Child>,
     kins: &'static [&'static str],
     stranded: BTreeSet<DeviceId>,
-    /// Those of which there was no device left at some time.
+    /// Determinism classes that had no device in use at some time.
     lost: BTreeSet<&'static str>,
-    /// Every second one has its requests go on before the burial.
+    /// Number of deaths. At every second one, the requests continue before the dead child is reaped.
     deaths: u32,
 }
 
@@ -194,7 +191,7 @@ impl World {
             ..request(&format!("job {}", self.clients.len()))
         };
         new.prompt = vec![TokenId(0); PROMPT as usize];
-        // Every killer is another one, so that each has to be found by itself.
+        // Each killer has a different fingerprint, so each must be found separately.
         if killer {
             new.prompt[..=self.clients.len()].fill(POISON);
         }
@@ -215,7 +212,7 @@ impl World {
         });
     }
 
-    /// The children read their commands.
+    /// Delivers commands to the children.
     fn deliver(&mut self) {
         for number in 0..self.children.len() as u8 {
             let device = DeviceId(number);
@@ -227,22 +224,22 @@ impl World {
         for child in &self.children {
             let suspected = child.has().any(|id| self.journal.requests.is_suspect(id));
             let company = child.has().count() > 1;
-            assert!(!suspected || !company, "a suspect has company");
+            assert!(!suspected || !company, "a suspect does not run alone");
         }
     }
 
     fn obey(&mut self, device: DeviceId, command: Command) {
         match command {
             Command::Submit(submission) => {
-                assert!(self.child(device).serving, "given to no child");
-                assert!(!self.child(device).withdrawn, "given to who is to leave");
+                assert!(self.child(device).serving, "assigned to an empty seat");
+                assert!(!self.child(device).withdrawn, "the child is withdrawn");
                 let (id, next) = (submission.request, submission.generated.len() as u32);
                 let mut elsewhere = self.children.iter();
                 let nobody_has_it = elsewhere.all(|child| child.has().all(|it| it != id));
-                assert!(nobody_has_it, "given twice");
+                assert!(nobody_has_it, "assigned twice");
                 let client = self.clients.iter().find(|it| it.id == id);
                 if let Some(began_on) = client.and_then(|it| it.kin) {
-                    assert_eq!(began_on, self.kin(device), "other bits");
+                    assert_eq!(began_on, self.kin(device), "continued in another class");
                 }
                 self.child(device).queue.push((id, next));
             }
@@ -297,11 +294,10 @@ impl World {
         self.journal
             .requests
             .step(seat, &report, now)
-            .expect("an honest child");
+            .expect("a report without violations");
     }
 
-    /// The scene of a death. A request without a token yet is in its prompt, and in no step before
-    /// its last one.
+    /// Scene of a death. A request without a token from this child is in its prompt, at `position`.
     fn scene(&self, device: DeviceId, within: Within, position: impl Fn(u32) -> u32) -> Scene {
         let child = &self.children[usize::from(device.0)];
         let running = child.running.iter();
@@ -323,7 +319,7 @@ impl World {
                 continue;
             };
             for event in read(stream).0 {
-                assert_eq!(client.ends, [], "something follows the end");
+                assert_eq!(client.ends, [], "an event follows the end");
                 match event {
                     StreamEvent::Text(piece) => {
                         client.text.push_str(&piece.text);
@@ -368,7 +364,7 @@ proptest! {
         for step in moves {
             world.make(step);
         }
-        // Each of at most twelve has its tokens, seven deaths and a turn alone ahead of it.
+        // Bound: each of at most twelve requests can have all its tokens, seven deaths and one turn alone ahead of it.
         for _ in 0..1000 {
             if world.journal.requests.is_empty() {
                 break;
@@ -388,7 +384,7 @@ proptest! {
                 Ok(()) => {
                     prop_assert!(!client.killer);
                     let whole = "ab".repeat(MAX_TOKENS as usize / 2);
-                    prop_assert_eq!(&client.text, &whole, "a token was lost or given twice");
+                    prop_assert_eq!(&client.text, &whole, "a token is lost or repeated");
                     let listed = if client.lists { MAX_TOKENS } else { 0 };
                     let listed: Vec<f32> = (0..listed).map(|index| -(index as f32)).collect();
                     prop_assert_eq!(&client.listed, &listed);
@@ -397,7 +393,7 @@ proptest! {
                 Err(ErrorCode::InferenceTimeout) => {}
                 Err(ErrorCode::WorkerUnhealthy) => {
                     let is_lost = client.kin.is_some_and(|kin| world.lost.contains(kin));
-                    prop_assert!(is_lost, "{} could have gone on", client.id);
+                    prop_assert!(is_lost, "{} could have continued", client.id);
                 }
                 Err(ErrorCode::Quarantined) => prop_assert!(client.killer, "{}", client.id),
                 Err(other) => prop_assert!(false, "{} ended with {}", client.id, other),

@@ -1,8 +1,8 @@
-//! Thousands of streams on machines that kill children at random, with and without queries of
-//! death among them: chance convicts nobody, and a killer is found by what it kills.
+//! Thousands of streams on machines that kill children at random, with and without queries of death among them. Random
+//! deaths convict no request, and each killer is found by the deaths that it causes.
 //!
-//! The machine is played over the journal alone: prompts in chunks, oldest first, a token a step for
-//! whoever decodes, and a clock that a fault may strike at any moment of any step.
+//! The machine is simulated above the journal alone: prompts in chunks, oldest first, one token a step for each
+//! decoding request, and a clock by which a fault may occur at any time of any step.
 
 use crate::error_code::ErrorCode;
 use crate::record::{NewRequest, StreamEvent};
@@ -20,14 +20,14 @@ const CHUNK: u32 = 32;
 const LAYERS: u32 = 30;
 const PROMPT_STEP_MS: f64 = 70.0;
 const DECODE_STEP_MS: f64 = 20.0;
-/// Time of the next child's start, in which no fault finds anything.
+/// Start time of the next child. No fault occurs in it.
 const START_MS: u64 = 300;
 const MAX_TOKENS: u32 = 24;
-/// One in sixty has a prompt whose replay takes longer than children live.
+/// Length of the prompt of one request in sixty. Its replay takes longer than children live.
 const LONG_PROMPT: u32 = 2182;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Milliseconds between two faults of the machine, drawn by a number in 0..1.
+/// Milliseconds between two faults of the machine, from a random number in 0..1.
 type Faults = fn(f64) -> f64;
 
 const MACHINES: [(&str, Faults); 4] = [
@@ -42,18 +42,18 @@ const MACHINES: [(&str, Faults); 4] = [
 ];
 
 struct Client {
-    /// The position whose step kills, of a killer.
+    /// Position at which a killer's step kills the child. `None`: the request is not a killer.
     fatal: Option<u32>,
-    /// Always of one layer, or of any.
+    /// Layer at which the killer always kills. `None`: any layer.
     fatal_layer: Option<u32>,
-    /// Children that it killed.
+    /// Number of children that this request killed.
     killed: u32,
     stream: RequestStream,
 }
 
-/// A request as the child has it.
+/// A request in the simulated child.
 struct Work {
-    /// Tokens to compute before it decodes.
+    /// Tokens to compute before the request decodes.
     history: u32,
     computed: u32,
     generated: u32,
@@ -72,9 +72,9 @@ struct Score {
     timed_out: u32,
     innocents: u32,
     convicted: u32,
-    /// Children that each killer cost.
+    /// Number of children that each killer killed.
     cost: Vec<u32>,
-    /// Ends that nobody should have had.
+    /// Number of requests with an unexpected end.
     other: u32,
 }
 
@@ -82,11 +82,11 @@ struct Machine {
     journal: Journal,
     faults: Faults,
     random: u64,
-    /// Time until the next fault.
+    /// Milliseconds until the next fault.
     fault_in_ms: f64,
     running: BTreeMap<RequestId, Work>,
     clients: BTreeMap<RequestId, Client>,
-    /// One in so many streams is a killer.
+    /// One in this many streams is a killer. `None`: none is.
     killers: Option<u32>,
     submitted: u32,
     score: Score,
@@ -121,7 +121,7 @@ impl Machine {
         }
     }
 
-    /// SplitMix64: good enough for faults, and the same everywhere.
+    /// Random number in 0..1 by SplitMix64, with the same sequence on every platform.
     fn draw(&mut self) -> f64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.random;
@@ -196,7 +196,7 @@ impl Machine {
     fn tell(&mut self, tokens: &[(RequestId, u32, u32)], ends: &[(RequestId, FinishReason)]) {
         let report = step(tokens, ends);
         let told = self.journal.requests.step(SEAT, &report, self.journal.now);
-        told.expect("an honest child");
+        told.expect("a report without violations");
     }
 
     fn step(&mut self) {
@@ -219,7 +219,7 @@ impl Machine {
         let killer = batch.iter().find_map(kills);
         let struck = self.fault_in_ms <= took;
         if killer.is_some() || struck {
-            // Whatever comes first within the step.
+            // The earlier of the two within the step counts.
             let (within, killer) = match struck {
                 true => (Within::Layer(self.draw_below(LAYERS)), None),
                 false => (Within::Layer(self.layer_of(killer)), killer),
@@ -235,7 +235,8 @@ impl Machine {
         layer.unwrap_or_else(|| self.draw_below(LAYERS))
     }
 
-    /// Prompts share a chunk equally, as far as the shorter ones leave something.
+    /// Divides the prompt chunk of a step equally among the prompts. Shorter prompts leave their remainder to the
+    /// others.
     fn batch(&self) -> BTreeMap<RequestId, Range<u32>> {
         let mut prompts: Vec<_> = self
             .running
@@ -356,9 +357,9 @@ fn a_query_of_death_is_found_within_five_children_on_such_machines_too() {
         let score = Machine::new(faults, Some(10), seed).run(1_000);
         println!("{name}: {score:?}");
         assert_eq!((score.innocents, score.other), (0, 0), "{name}");
-        // Where a fault comes every second, the time of a few is over before.
+        // With a fault every second, the deadline of a few killers passes before their conviction.
         assert!(score.convicted >= 95, "{name}: {score:?}");
-        // Where one comes every second, deaths of several kinds at one place are nothing rare.
+        // With a fault every second, deaths of several kinds at one place are common, so a proof may take seven deaths.
         let most = if name.ends_with("second") { 7 } else { 5 };
         assert!(score.cost.iter().all(|killed| *killed <= most), "{score:?}");
     }

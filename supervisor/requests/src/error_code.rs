@@ -1,4 +1,4 @@
-//! The error codes that clients see, each with its HTTP status and whether trying again helps.
+//! Error codes of the API, each with its HTTP status and whether a retry may succeed.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -36,7 +36,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// The code for a client whose request a death ended.
+    /// Error code for a request that ends because of a child's death.
     #[must_use]
     pub fn of_death(cause: &DeathCause) -> Self {
         match cause {
@@ -68,7 +68,7 @@ impl ErrorCode {
         }
     }
 
-    /// The same request may succeed later, or elsewhere.
+    /// True if the same request may succeed later, or on another worker.
     #[must_use]
     pub fn is_retriable(self) -> bool {
         matches!(
@@ -82,10 +82,10 @@ impl ErrorCode {
     }
 }
 
-/// The outcome of a request whose reader is not there any more.
+/// Outcome in logs and metrics of a request without a reader.
 pub const CLIENT_GONE: &str = "CLIENT_GONE";
 
-/// Codes of refusals that are no [`ErrorCode`]: of routes and bodies, before any request is read.
+/// Codes of refusals of routes and bodies, before any request is read. No [`ErrorCode`] covers them.
 pub const OTHER_REFUSALS: [&str; 6] = [
     "NOT_FOUND",
     "FORBIDDEN",
@@ -105,7 +105,7 @@ impl fmt::Display for ErrorCode {
 mod tests {
     use super::*;
 
-    /// The contract's own table, as a client reads it.
+    /// Table of the public contract: code, HTTP status, retriable.
     #[test]
     fn the_table_is_the_contracts() {
         let rows: Vec<String> = ErrorCode::VARIANTS

@@ -1,23 +1,24 @@
-//! The fingerprint of a request, equal for two that are the same to a child: the prompt's ids, how
-//! tokens are drawn, how many, the grammar, and the bound on thoughts.
+//! Fingerprint of a request. Two requests have equal fingerprints if a child computes the same for both: prompt tokens,
+//! sampling parameters, logit biases, token limit, grammar, and thinking budget.
 //!
-//! The seed is left out. A client that sends none gets another one each time, and would bring a
-//! query of death back under a new name at every retry. The job's id is left out for the same
-//! reason; stop strings, because no child ever sees them.
+//! The seed is excluded. A client that sends no seed gets another one each time, so each retry of a query of death
+//! would have a new fingerprint. The job id is excluded for the same reason. Stop strings are excluded because they are
+//! not sent to a child.
 
 use crate::record::NewRequest;
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use worker_orcd_ipc::{Sampling, encode};
 
-/// A SHA-256, so that it can be shown and logged where the prompt must not be.
+/// SHA-256 digest of a request. Unlike the prompt, it may appear in logs and in `/health`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
     #[must_use]
     pub fn of(request: &NewRequest) -> Self {
-        // Taken apart, so that a new parameter makes the compiler ask whether it belongs here.
+        // The exhaustive pattern makes a new parameter a compile error here, so its place in the fingerprint is
+        // decided.
         let Sampling {
             temperature,
             top_k,
@@ -36,7 +37,8 @@ impl Fingerprint {
             hash.update(token.0.to_le_bytes());
             hash.update(bias.to_bits().to_le_bytes());
         }
-        // Of a fixed length with the number of biases, hence no prompt can look like another one with other parameters.
+        // These fields have a fixed length and include the number of biases, so no prompt collides with a prompt of
+        // other parameters.
         for bits in [
             temperature.to_bits(),
             top_k,
@@ -50,7 +52,7 @@ impl Fingerprint {
         ] {
             hash.update(bits.to_le_bytes());
         }
-        // One that is too long to be told to a child kills none.
+        // A grammar that is too large to encode cannot be sent to a child, so the request cannot kill one.
         let held = encode(&(&request.grammar, &request.thinking)).unwrap_or_default();
         hash.update(Sha256::digest(held));
         Self(hash.finalize().into())

@@ -1,20 +1,21 @@
-//! The kind of device on which a child computes.
+//! Determinism class of a device.
 
 use std::sync::Arc;
 use worker_orcd_ipc::DeviceFacts;
 
-/// Two children compute the same bits for a request exactly if their kin is equal.
+/// Determinism class: two children compute the same bits for a request if and only if their classes are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kin(Arc<Likeness>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Likeness {
-    /// `cpu` or `cuda`.
+    /// Backend: `cpu` or `cuda`.
     kind: String,
-    /// Cards of one architecture may have another number of multiprocessors under another name, hence other plans.
+    /// Name of the device. Cards of one architecture but of another name may differ in the number of multiprocessors,
+    /// hence in kernel plans.
     name: String,
     compute_capability: Option<(u32, u32)>,
-    /// Instruction sets, of which each has loops of its own.
+    /// Instruction sets of the CPU. Each has its own loops.
     features: Vec<String>,
 }
 

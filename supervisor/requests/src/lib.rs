@@ -1,31 +1,35 @@
-//! The request journal: what every client was promised, and how far it got.
+//! The request journal: admission, placement and replay of requests, quarantine of queries of death, and a write-ahead
+//! log.
 //!
 //! ```text
 //!  HTTP task                                     driver task
 //!  Engine::submit ── Registry (admission) ──────► Requests ──► commands to the child
 //!        │                                           │ ▲
 //!  RequestStream ◄──── Record (prompt, parameters, ◄─┘ └────── tokens from the child
-//!   (its own pace)      tokens so far, text to read)
+//!   (its own pace)      tokens so far, unread text)
 //! ```
 //!
-//! There is no channel between a child's tokens and a client: the [`record`] is the buffer. The
-//! driver adds a token under the record's lock and wakes the reader; the reader takes all that
-//! is new at once. A slow reader therefore slows nobody, and what it leaves unread is bounded by
-//! its own `max_tokens`. The same record is what a new child is given when the old one dies.
+//! No channel connects a child's tokens to a client: the [`record`] is the buffer. The driver adds a token under the
+//! record's lock and wakes the reader. The reader takes all new text at once. A slow reader therefore delays no other
+//! stream, and its unread text is bounded by its `max_tokens`. After a death the next child replays the request from
+//! the same record.
 //!
-//! * [`record`] one request, shared by both sides; [`progress`] its changing half: tokens, text
-//!   and the one end; [`logprobs`] what is told of each token; [`stream`] the reader; [`registry`] who may come in ([`refusal`] who may not), [`told_prompts`] what some of them take; [`live`] the driver's
-//!   side: what is with which child, what waits, and what follows when a child dies; [`violation`] what no
-//!   child says of them.
-//! * [`kin`] is which children compute the same bits.
-//! * [`waits`] counts how long streams wait for their next
-//!   token, and [`totals`] everything else.
-//! * [`wal`] is the journal as another supervisor would find it, and [`orphans`] are those of its requests whose
-//!   client has not come back yet.
-//! * A query of death: [`scene`] is where a death met each request, [`suspicion`] what deaths say
-//!   about it, [`live`]'s probation lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
+//! * [`record`]: one request, shared by driver and reader. [`progress`]: its mutable part: tokens, text and the single
+//!   end. [`logprobs`]: log probabilities of its tokens. [`stream`], [`streams`]: readers of one request and of an
+//!   answer of several.
+//! * [`registry`]: admission control. [`refusal`]: reasons for a refused admission. [`told_prompts`]: memory limit for
+//!   log probabilities of prompts. [`error_code`]: error codes of the API.
+//! * [`live`]: the driver's side: assignment to children, replay after a death, suspect scheduling. [`placement`]:
+//!   choice of a child. [`prefixes`]: estimate of a child's prefix cache. [`kin`]: determinism class of a device.
+//!   [`violation`]: reports of a child that violate the protocol.
+//! * [`scene`]: position of each request at a death. [`suspicion`]: evidence against one request. [`fingerprint`],
+//!   [`quarantine`]: refusal of requests that killed children.
+//! * [`wal`]: write-ahead log for the next supervisor. [`orphans`]: requests of an earlier supervisor that wait for
+//!   their clients to reconnect.
+//! * [`waits`]: histogram of the time between tokens. [`totals`]: counters. `testing` (feature `testing`): journal in
+//!   memory for tests.
 //!
-//! Deliberately absent: sockets, processes, HTTP, async tasks, and the text itself in any log.
+//! Deliberately absent: sockets, processes, HTTP, async tasks, and prompts or answers in any log message.
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]

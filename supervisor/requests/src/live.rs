@@ -1,13 +1,17 @@
-//! The journal as the driver has it: what is with which child, what waits, and what ends how.
+//! Driver's side of the journal: assignment of requests to children, queues, and ends.
 //!
-//! Owned by the driver alone. Commands for each seat's child collect in a list that the driver sends, time is
-//! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words;
-//! [`deaths`] is what follows from a death, [`doubt`] from a step that is overdue, [`clients`] is what clients want, [`embeddings`] are answers without tokens, [`scoring`] is how likely prompts are,
-//! [`restored`] is what another supervisor left, [`assignments`] is who is with which child, and who is next;
-//! [`beginning`] is that a child computes one; [`dispatch`] is what is on its way
-//! to a seat and back; [`adoption`] is which pages the next child need not compute; [`recall`] is how another driver gets them all; [`probation`] is what
-//! deaths say about requests; [`devices`] is whose requests may go where, [`turns`] who goes there now, and [`levelling`]
-//! who goes over to another child.
+//! The driver owns [`Requests`] alone. Commands for the child of each seat collect in a list that the driver sends.
+//! Time is an argument, and the only output is the [write-ahead log](super::wal). This file handles the reports of
+//! children.
+//!
+//! * [`clients`]: submission, cancellation, deadlines. [`restored`]: write-ahead log and requests of an earlier
+//!   supervisor.
+//! * [`assignments`]: requests and their children. [`dispatch`]: commands and pending answers of one seat. [`turns`]:
+//!   choice of the next request for each child. [`levelling`]: rebalancing between children. [`devices`]: devices in
+//!   use and the requests that each may continue. [`recall`]: recall of requests from children.
+//! * [`beginning`], [`scoring`], [`embeddings`]: reports of a first step, of prompt log probabilities, and of vectors.
+//!   [`adoption`]: KV cache pages that the next child can adopt.
+//! * [`deaths`]: requests after a death. [`probation`]: blame of requests for deaths. [`doubt`]: overdue children.
 
 mod adoption;
 mod assignments;
@@ -58,25 +62,25 @@ pub struct Requests {
     wakers: Vec<Waker>,
     scratch: String,
     totals: Totals,
-    /// `None` where the kernel had no memory for it.
+    /// `None` if the kernel had no memory or no descriptor for the log.
     wal: Option<Wal>,
-    /// Requests that ended before this supervisor, and wait for a vocabulary to be told.
+    /// Requests that ended under an earlier supervisor. Their text is decoded once a vocabulary is known.
     untold: Vec<Arc<Record>>,
 }
 
-/// A child that is ready to serve.
+/// Properties of a child that is ready to serve.
 #[derive(Debug, Clone)]
 pub struct ServedBy {
     pub text: Arc<Text>,
     pub kin: Kin,
-    /// Sequences that it decodes at once.
+    /// Number of sequences that the child decodes at once.
     pub slots: usize,
-    /// Its KV cache, in tokens.
+    /// Size of the KV cache, in tokens.
     pub kv_tokens: u64,
 }
 
 impl Requests {
-    /// For so many devices. Each has two seats: one for the child that serves, one for the next.
+    /// Creates a journal for `devices` devices of two seats each: one for the serving child, one for the next.
     #[must_use]
     pub fn new(registry: Arc<Registry>, devices: NonZeroU8) -> Self {
         Self {
@@ -93,7 +97,7 @@ impl Requests {
         }
     }
 
-    // === looking ===
+    // === accessors ===
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -105,19 +109,19 @@ impl Requests {
         self.assigned.len()
     }
 
-    /// Those that a child was given.
+    /// Number of requests that are with a child.
     #[must_use]
     pub fn with_child(&self) -> usize {
         self.assigned.with_child()
     }
 
-    /// Requests that the present child of a seat was given, in the order of arrival.
+    /// Requests that are with the present child of a seat, in order of arrival.
     pub fn in_flight(&self, seat: SeatId) -> impl Iterator<Item = &Record> {
         self.assigned.of(seat).map(|live| &*live.record)
     }
 
-    /// Since when those who are with the child of a seat have had no token: the last that any of them
-    /// got, or, before the first, since the oldest was accepted. `None`: nobody is there.
+    /// Start of the present silence of a seat: the time of the latest token of any of its requests, or, before the
+    /// first token, of the oldest acceptance. `None`: no request is there.
     pub fn silent_since(&self, seat: SeatId) -> Option<Instant> {
         let moments = |record: &Record| {
             let progress = record.progress.lock();
@@ -136,7 +140,7 @@ impl Requests {
         &self.totals
     }
 
-    /// Requests that must run alone before anybody else goes on.
+    /// Number of requests that must run alone.
     #[must_use]
     pub fn on_probation(&self) -> usize {
         self.assigned.suspects().len()
@@ -152,12 +156,12 @@ impl Requests {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// The next command for a seat's child.
+    /// Removes and returns the next command for a seat's child.
     pub fn next_command(&mut self, seat: SeatId) -> Option<Command> {
         self.assigned.seat(seat).next_command()
     }
 
-    /// Tells the readers, of what is in the log by then. Called when nothing is locked.
+    /// Writes the log, then wakes the readers of the new entries. The caller must hold no lock.
     pub fn wake(&mut self) {
         self.write_ahead();
         for waker in self.wakers.drain(..) {
@@ -165,9 +169,9 @@ impl Requests {
         }
     }
 
-    // === a child's life ===
+    // === child lifecycle ===
 
-    /// The child of this seat is ready, and takes what waits.
+    /// Opens a seat, because its child is ready, and assigns waiting requests.
     pub fn serve(&mut self, seat: SeatId, by: ServedBy) {
         self.retell(&by.text);
         self.text = Some(Arc::clone(&by.text));
@@ -175,12 +179,13 @@ impl Requests {
         self.assigned.hand_out();
     }
 
-    /// The child takes nothing more. What it says until it is buried still counts.
+    /// Stops assignments to the child. Its reports remain valid until [`bury`](Self::bury) or
+    /// [`release`](Self::release).
     pub fn suspend(&mut self, seat: SeatId) {
         self.assigned.seat(seat).close();
     }
 
-    /// The child is overdue: those that it has are told that they wait.
+    /// Notifies the clients of an overdue child that their requests wait.
     pub fn hesitate(&mut self, seat: SeatId) {
         for live in self.assigned.of(seat) {
             let mut progress = live.record.progress.lock();
@@ -189,11 +194,13 @@ impl Requests {
         }
     }
 
-    // === a child's words ===
+    // === reports of a child ===
 
+    /// Applies the report of a step.
+    ///
     /// # Errors
-    /// The first thing in the report that cannot be; what came before it is kept, what comes
-    /// after it is not believed.
+    /// The first violation of the protocol in the report. Earlier parts of the report are applied, later ones are
+    /// ignored.
     pub fn step(
         &mut self,
         seat: SeatId,
@@ -348,11 +355,11 @@ impl Requests {
 
     // === ends ===
 
-    /// Ends a request that the child may still be working on, and tells the child.
+    /// Ends a request and, if a child may still work on it, cancels it there.
     fn end_here(&mut self, id: RequestId, now: Instant, how: impl FnOnce(&mut Progress, &Record)) {
         match self.assigned.place(id) {
             Some(Place::With(seat)) => self.assigned.seat(seat).cancel(id),
-            // It is cancelled there already.
+            // The call-back has already sent the cancellation.
             Some(Place::CalledBack(seat)) => self.assigned.seat(seat).leave(id),
             Some(Place::Waiting) | None => {}
         }
@@ -367,7 +374,8 @@ impl Requests {
             self.deadlines.remove(&(deadline, id));
         }
         let mut progress = record.progress.lock();
-        // Before the reader can know of the end: it may use the job id again at once.
+        // The release precedes the reader's notification, because the client may reuse the job id immediately after the
+        // end.
         let took = now.saturating_duration_since(progress.accepted_at());
         self.registry.release(&record.job_id, id, took);
         how(&mut progress, &record);

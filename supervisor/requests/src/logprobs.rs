@@ -1,11 +1,11 @@
-//! Log probabilities of one answer: kept for each token, and told with the text that the token belongs to.
+//! Log probabilities of an answer: stored per token, and listed with the piece of text that the token belongs to.
 //!
-//! A token is listed with the piece of text in which its own text begins. So one whose text waits, for the
-//! rest of a character or because it may begin a stop string, is listed when that text is told, and never
-//! if it is not. A token without text of its own, such as the one that ends the answer, is not listed.
+//! A token is listed with the piece in which its own text begins. If that text is held back, for the rest of a
+//! character or because it may begin a stop string, the token is listed when the text is released, and never if the
+//! text is dropped. A token without text, such as the end-of-generation token, is not listed.
 //!
-//! Where the answer begins with the prompt, the prompt's tokens are listed with it, each of them, and behind it also
-//! tokens without text: who asked for that counts tokens.
+//! If the answer echoes the prompt, every prompt token is listed with it, and later tokens without text are listed as
+//! well: a client that requests the echo counts tokens.
 
 use crate::violation::Violation;
 use std::collections::VecDeque;
@@ -13,17 +13,17 @@ use std::sync::Arc;
 use worker_orcd_ipc::{Logprobs, RequestId, TokenId};
 use worker_orcd_text::Text;
 
-/// A token of an answer.
+/// A listed token of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ListedToken {
     pub token: TokenId,
-    /// Characters of the answer before the one in which its text begins.
+    /// Number of characters of the answer before the one in which the token's text begins.
     pub offset: usize,
-    /// `None` for the first token of a prompt, which nothing comes before.
+    /// `None` for the first token of a prompt, which has no predecessor.
     pub logprobs: Option<Logprobs>,
 }
 
-/// Tokens whose text begins in one piece, and what is known of tokens.
+/// Tokens that begin in one piece, and the vocabulary.
 #[derive(Debug, Clone)]
 pub struct Listed {
     pub tokens: Vec<ListedToken>,
@@ -38,28 +38,28 @@ impl PartialEq for Listed {
 
 impl Eq for Listed {}
 
-/// The tokens of an answer whose client wants log probabilities.
+/// Tokens and log probabilities of an answer.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// Of every generated token.
+    /// Log probabilities of every generated token.
     all: Vec<Logprobs>,
-    /// Where the answer begins with the prompt: its length, and what is known of its tokens but the first. Tokens are
-    /// counted from its first one on.
+    /// Length of the echoed prompt, 0 without an echo. `prompt` has the log probabilities of all prompt tokens but the
+    /// first. Token indices begin with the prompt.
     prompt_len: usize,
     prompt: Vec<Logprobs>,
-    /// There is one once there is a token.
+    /// `Some` from the first token on.
     text: Option<Arc<Text>>,
-    /// Characters that all tokens have become, and those of them that are in pieces.
+    /// Number of decoded characters. `told`: the number of those that are in pieces.
     decoded: usize,
     told: usize,
-    /// Tokens that are in no piece yet: index, id and offset.
+    /// Tokens that are not in a piece yet: index, id and offset.
     waiting: VecDeque<(usize, TokenId, usize)>,
-    /// Tokens that are in pieces which nobody has taken.
+    /// Tokens in pieces that were not taken yet: index, id and offset.
     listed: VecDeque<(usize, TokenId, usize)>,
 }
 
 impl Ledger {
-    /// As another supervisor left it; the tokens are noted again.
+    /// Ledger of a restored request. Its tokens must be noted again.
     pub fn restored(all: Vec<Logprobs>) -> Self {
         Self {
             all,
@@ -71,7 +71,7 @@ impl Ledger {
         &self.all
     }
 
-    /// The answer begins with a prompt of so many tokens, of which these are known.
+    /// Sets the length of the echoed prompt, and its known log probabilities.
     pub fn echo(&mut self, prompt_len: usize, known: Vec<Logprobs>) {
         self.prompt_len = prompt_len;
         self.prompt = known;
@@ -89,7 +89,7 @@ impl Ledger {
         self.prompt.extend_from_slice(logprobs);
     }
 
-    /// Tokens without text are listed, too.
+    /// True if tokens without text are listed as well.
     pub fn lists_all(&self) -> bool {
         self.prompt_len > 0
     }
@@ -98,8 +98,8 @@ impl Ledger {
         self.all.push(logprobs);
     }
 
-    /// Notes the next token, with which `decoded` became certain. `begins`: so many characters of that are
-    /// before the one in which its own text begins; `None` for a token without text.
+    /// Notes the next token, which completed the text `decoded`. `begins`: number of characters of `decoded` before the
+    /// one in which the token's own text begins; `None` for a token that is not listed.
     pub fn note(
         &mut self,
         (index, token): (usize, TokenId),
@@ -115,7 +115,7 @@ impl Ledger {
         self.text.get_or_insert_with(|| Arc::clone(text));
     }
 
-    /// A piece has this text. Gives the number of tokens that are listed with it.
+    /// Assigns waiting tokens to a new piece. Returns the number of tokens listed with it.
     pub fn tell(&mut self, piece: &str) -> usize {
         self.told += piece.chars().count();
         let before = self.listed.len();
@@ -126,8 +126,8 @@ impl Ledger {
         self.listed.len() - before
     }
 
-    /// The same of a piece behind which no text of its tokens comes: all that wait are listed, where tokens without
-    /// text are.
+    /// Variant of [`tell`](Self::tell) for the last piece. If tokens without text are listed, all waiting tokens belong
+    /// to it.
     pub fn tell_last(&mut self, piece: &str) -> usize {
         let begun = self.tell(piece);
         if !self.lists_all() {
@@ -138,7 +138,7 @@ impl Ledger {
         begun + others
     }
 
-    /// Takes the tokens of the oldest piece that nobody has taken.
+    /// Takes the oldest `count` tokens of pieces that were not taken yet.
     pub fn take(&mut self, count: usize) -> Option<Box<Listed>> {
         let taken: Vec<_> = self.listed.drain(..count).collect();
         let tokens = taken.into_iter().map(|(index, token, offset)| ListedToken {
@@ -159,8 +159,10 @@ impl Ledger {
     }
 }
 
+/// Checks the reported log probabilities of a token.
+///
 /// # Errors
-/// When a child says of a token what was not asked, or less, or what cannot be.
+/// [`Violation::Logprobs`] if they were not requested, are missing or incomplete, or are impossible.
 pub fn check(
     request: RequestId,
     wanted: Option<u8>,
@@ -188,7 +190,7 @@ mod tests {
     use crate::testing::{EOS, Journal, SEAT, read, request, step};
     use worker_orcd_ipc::{DrawnLogprobs, FinishReason, StepReport};
 
-    /// A step of one request, with log probabilities that tell the token's index.
+    /// Report of a step of one request, with log probabilities that encode the token's index.
     fn told(id: RequestId, first: u32, tokens: &[u32], top: u32) -> StepReport {
         let drawn: Vec<_> = (first..)
             .zip(tokens)
@@ -216,18 +218,18 @@ mod tests {
         }
     }
 
-    /// Each piece, and index and offset of the tokens that are listed with it.
+    /// Text of each piece, and index and offset of the tokens listed with it.
     fn listed(events: &[StreamEvent]) -> Vec<(&str, Vec<(u32, usize)>)> {
         let pieces = events.iter().filter_map(|event| match event {
             StreamEvent::Text(piece) => Some(piece),
             _ => None,
         });
         let of = |it: &ListedToken| {
-            let logprobs = it.logprobs.as_ref().expect("it was drawn");
+            let logprobs = it.logprobs.as_ref().expect("a drawn token");
             (-logprobs.of_token as u32, it.offset)
         };
         let pieces = pieces.map(|piece| {
-            let listed = piece.logprobs.as_ref().expect("they are wanted");
+            let listed = piece.logprobs.as_ref().expect("a list of tokens");
             (&*piece.text, listed.tokens.iter().map(of).collect())
         });
         pieces.collect()
@@ -242,7 +244,7 @@ mod tests {
         let (id, mut stream) = journal.submit(new);
         for (index, token) in (0..).zip(tokens) {
             let report = told(id, index, &[*token], 2);
-            // Nothing follows a stop string.
+            // The answer ends at a stop string, so later reports may fail.
             drop(journal.requests.step(SEAT, &report, journal.now));
         }
         let end = step(&[], &[(id, FinishReason::MaxTokens)]);
@@ -252,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_token_is_listed_with_the_piece_that_its_text_begins() {
-        // a, é in two halves, b, the end of generation.
+        // Tokens: a, é in two halves, b, end of generation.
         let events = answer(&[], &[0, 2, 3, 1, 4]);
         let expected = [
             ("a", vec![(0, 0)]),
@@ -270,14 +272,14 @@ mod tests {
             ("\u{fffd}", vec![(2, 2)]),
         ];
         assert_eq!(listed(&events), expected);
-        // The half is in the answer, and the stop string behind it is not.
+        // The half character is in the answer; the stop string after it is not.
         let events = answer(&["a"], &[2, 0]);
         assert_eq!(listed(&events), [("\u{fffd}", vec![(0, 0)])]);
     }
 
     #[test]
     fn a_byte_that_cannot_go_on_with_a_character_has_its_own_place() {
-        // The beginning of a character, and a byte that only some others go on with.
+        // Tokens: the first byte of a character, and a byte that cannot follow it.
         let events = answer(&[], &[5, 6, 0]);
         let expected = [
             ("\u{fffd}\u{fffd}", vec![(0, 0), (1, 1)]),
@@ -337,7 +339,7 @@ mod tests {
         }
     }
 
-    /// The report, with this request's name.
+    /// Replaces the request id in a report.
     fn named(mut report: StepReport, id: RequestId) -> StepReport {
         report.drawn.iter_mut().for_each(|it| it.request = id);
         report.logprobs.iter_mut().for_each(|it| it.request = id);

@@ -1,8 +1,7 @@
-//! Requests of an earlier supervisor whose clients have lost their connection with it: they go on, and wait
-//! for somebody who asks for the rest.
+//! Requests of an earlier supervisor without a connection. They continue, and wait for their clients to reconnect.
 //!
-//! Who asked for a request may have the rest of it, and nobody else. Who has not come back after a while
-//! will not.
+//! Only the client that submitted a request may read the rest of it. Requests of clients that do not reconnect in time
+//! are cancelled.
 
 use crate::record::Record;
 use parking_lot::Mutex;
@@ -12,10 +11,10 @@ use std::time::Duration;
 use tracing::info;
 use worker_orcd_ipc::{ClientId, RequestId};
 
-/// Time for a client to come back.
+/// Time for a client to reconnect.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// By answer, each with its parts in their order.
+/// Unclaimed requests by answer, each with its parts in order.
 #[derive(Debug, Default)]
 pub struct Orphans(Mutex<HashMap<String, Vec<Arc<Record>>>>);
 
@@ -23,13 +22,13 @@ impl Orphans {
     pub fn add(&self, record: Arc<Record>) {
         let mut orphans = self.0.lock();
         let parts = orphans.entry(record.answer().to_owned()).or_default();
-        // A job that has ended may have been followed by another of its name.
+        // A newer job with the id of an ended one replaces it.
         parts.retain(|known| known.job_id != record.job_id);
         parts.push(record);
         parts.sort_by_key(|record| record.id);
     }
 
-    /// Number of parts of an answer. With an owner, only among that client's.
+    /// Number of parts of an answer. `owner`: if set, only answers of that client are found.
     pub fn parts(&self, answer: &str, owner: Option<ClientId>) -> Option<usize> {
         let orphans = self.0.lock();
         let parts = orphans.get(answer)?;
@@ -37,13 +36,14 @@ impl Orphans {
         parts.iter().all(is_theirs).then_some(parts.len())
     }
 
-    /// The requests of an answer, which then have a reader. With an owner, only among that client's.
+    /// Removes and returns the requests of an answer for a reader. `owner`: if set, only answers of that client are
+    /// found.
     pub fn take(&self, answer: &str, owner: Option<ClientId>) -> Option<Vec<Arc<Record>>> {
         self.parts(answer, owner)?;
         self.0.lock().remove(answer)
     }
 
-    /// Drops the requests that are still here, and returns those whose work is to be cancelled.
+    /// Drops all unclaimed requests, and returns the unfinished ones for cancellation.
     pub fn give_up(&self) -> Vec<RequestId> {
         let given_up: Vec<_> = self.0.lock().drain().flat_map(|(_, parts)| parts).collect();
         if !given_up.is_empty() {
@@ -91,7 +91,7 @@ mod tests {
             taken.iter().map(|record| record.id.0).collect::<Vec<_>>()
         };
         assert_eq!(orphans.parts("a", None), Some(2));
-        assert!(taken("a.0").is_empty(), "a part is no answer");
+        assert!(taken("a.0").is_empty(), "an answer is not found by a part");
         assert_eq!(taken("a"), [2, 3]);
         assert_eq!(taken("b"), [4]);
     }

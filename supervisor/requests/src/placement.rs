@@ -1,67 +1,67 @@
-//! Placement: which child gives a request its first token soonest. Pure; `docs/operate/devices.md` states the policy.
+//! Placement: the child with the shortest estimated time to the first token. Pure functions; `docs/operate/devices.md`
+//! states the policy.
 //!
-//! Everything is counted in tokens of a prompt that a child computes, and none of it need be exact: whatever is
-//! estimated wrongly costs time, and levelling ([`super::live`]) mends what turns out otherwise.
+//! The unit is the prompt token that a child computes. Estimates need not be exact: an error costs time, and
+//! rebalancing ([`super::live`]) corrects it.
 
-/// What each stream that a child decodes adds to the wait of a prompt.
+/// Cost that each decoding stream adds to the wait of a prompt, in prompt tokens.
 ///
-/// Every step with a part of the prompt has a token of each stream, too, and the prompt makes each of them wait. So a
-/// history stays where its beginning is cached until the streams there are so many more that all of them would be
-/// better off had it been computed again elsewhere. A quarter of it does as well in the simulation, where
-/// decoding costs little; on the CPU device a stream's token costs as much as one of a prompt.
+/// Every step with a part of the prompt also has a token of each stream, and the prompt delays each stream. A request
+/// therefore stays with its cached prefix until the streams there are so many more that all of them would gain from a
+/// recomputation elsewhere. A quarter of this value performs equally in the simulation, where decoding is cheap; on the
+/// CPU device a stream's token costs as much as a prompt token.
 const STREAM: u64 = 32;
 
-/// What each turn of the line adds where every slot is taken: half of an answer of usual length, of which each
-/// token is a step.
+/// Cost of each turn in the queue if every slot is taken, in prompt tokens: half of an answer of typical length, each
+/// of its tokens being a step.
 const TURN: u64 = 2048;
 
-/// What a child has to do.
+/// Load of a child.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Burden {
-    /// Tokens of those to whom it has not told anything yet.
+    /// Tokens to compute for requests without a first token.
     pub ahead: u64,
-    /// Requests that it was given.
+    /// Number of requests.
     pub given: usize,
-    /// Those of them that have tokens of it.
+    /// Number of requests that have tokens from this child.
     pub streams: usize,
-    /// Tokens of all their histories.
+    /// Number of tokens of all histories.
     pub kv_tokens: u64,
 }
 
-/// What a child can do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Sequences that it decodes at once.
+    /// Number of sequences that the child decodes at once.
     pub slots: usize,
-    /// Its KV cache, in tokens.
+    /// Size of the KV cache, in tokens.
     pub kv_tokens: u64,
 }
 
-/// A request as one child would have it.
+/// Demand of a request on one child.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Want {
-    /// Tokens of its history.
+    /// Number of tokens of the history.
     pub history: u64,
-    /// Those that this child would have to compute.
+    /// Number of those tokens that this child would have to compute.
     pub uncached: u64,
 }
 
-/// What a request takes of the child that has it.
+/// Reservation of a request on the child that has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hold {
     want: Want,
     stage: Stage,
 }
 
-/// How far a child has come with a request, as it has told.
+/// Stage of a request on its child, as reported by the child.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Stage {
-    /// In the child's queue.
+    /// The request is in the child's queue.
     #[default]
     Waits,
-    /// The child computes its prompt.
+    /// The child computes the prompt.
     Begun,
-    /// It has a token of this child.
+    /// The request has a token from this child.
     Streams,
 }
 
@@ -76,7 +76,7 @@ impl Hold {
 }
 
 impl Burden {
-    /// The child is given a request.
+    /// Adds a request and returns its reservation.
     pub fn take(&mut self, want: Want) -> Hold {
         let hold = Hold {
             want,
@@ -101,7 +101,7 @@ impl Burden {
         }
     }
 
-    /// The child has the request no more.
+    /// Removes a request.
     pub fn remove(&mut self, hold: Hold) {
         self.given -= 1;
         self.kv_tokens -= hold.want.history;
@@ -111,23 +111,23 @@ impl Burden {
         }
     }
 
-    /// Without a request that the child has.
+    /// Load without one of the child's requests.
     pub fn without(mut self, hold: Hold) -> Self {
         self.remove(hold);
         self
     }
 
-    /// Tokens until the first one of this request.
+    /// Estimated wait of a request for its first token, in prompt tokens.
     pub fn wait(&self, want: Want, capacity: Capacity) -> u64 {
         let turns = (self.given + 1).saturating_sub(capacity.slots) as u64;
         let kv_wanted = self.kv_tokens + want.history;
         let lacking = kv_wanted.saturating_sub(capacity.kv_tokens);
-        // Who waits for pages waits for an end, too.
+        // A request that lacks pages must wait for another one to end, as for a slot.
         let turns = turns.max(u64::from(lacking > 0));
         self.ahead + want.uncached + STREAM * self.streams as u64 + TURN * turns + lacking
     }
 
-    /// The child could begin with it at once.
+    /// True if the child could begin the request immediately.
     pub fn has_room(&self, want: Want, capacity: Capacity) -> bool {
         self.given < capacity.slots && self.kv_tokens + want.history <= capacity.kv_tokens
     }

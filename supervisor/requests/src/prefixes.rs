@@ -1,31 +1,29 @@
-//! Prefixes: which beginnings of histories a child has probably computed already, as far as this side can know.
+//! Estimate of a child's prefix cache.
 //!
-//! A history is cut into blocks, and each block has the hash of itself and of everything before it, so that one
-//! look says whether a child has had the same beginning. The hash has a key of its own in each supervisor: nobody
-//! outside can look for two beginnings with one hash. A wrong guess costs time and no bits, because the
-//! child compares tokens, not hashes.
+//! A history is divided into blocks. The hash of a block covers the block and everything before it, so one lookup shows
+//! whether a child has had the same prefix. The hash is keyed per supervisor, so a client cannot search for collisions.
+//! A wrong estimate costs time but changes no bits, because the child compares tokens, not hashes.
 
 use lru::LruCache;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::num::NonZeroUsize;
 use worker_orcd_ipc::TokenId;
 
-/// Two pages of a child's KV cache, which keeps whole pages.
+/// Tokens of a block: two pages of a child's KV cache, which keeps whole pages.
 pub(crate) const BLOCK_TOKENS: usize = 64;
 
-/// Blocks that are remembered of one child, at most: two million tokens.
+/// Maximum number of remembered blocks per child: two million tokens.
 const MOST_BLOCKS: usize = 1 << 15;
 
-/// The key of all hashes.
+/// Key of all hashes of this supervisor.
 #[derive(Debug, Default)]
 pub(crate) struct Key(RandomState);
 
-/// Hashes of the whole blocks of one history.
+/// Hashes of the complete blocks of one history.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Chain(Vec<u64>);
 
-/// Beginnings that one child was given. What it has not used for the longest is forgotten first, as by
-/// the child itself.
+/// Prefixes that one child was given, in least-recently-used order like the child's own cache.
 #[derive(Debug)]
 pub(crate) struct Prefixes(LruCache<u64, ()>);
 
@@ -36,7 +34,7 @@ impl Key {
         chain
     }
 
-    /// Adds the blocks of a longer history, of which the chain has the first ones.
+    /// Adds the blocks of a longer history that begins with the blocks of `chain`.
     pub(crate) fn lengthen(&self, chain: &mut Chain, prompt: &[TokenId], generated: &[TokenId]) {
         let known = chain.0.len() * BLOCK_TOKENS;
         let mut left = prompt.iter().chain(generated).skip(known);
@@ -54,22 +52,22 @@ impl Key {
 }
 
 impl Prefixes {
-    /// For a child whose KV cache has so many tokens.
+    /// Creates the estimate for a KV cache of `kv_tokens` tokens.
     pub(crate) fn new(kv_tokens: u64) -> Self {
         let blocks = usize::try_from(kv_tokens).unwrap_or(usize::MAX) / BLOCK_TOKENS;
         let most = NonZeroUsize::new(blocks.min(MOST_BLOCKS)).unwrap_or(NonZeroUsize::MIN);
         Self(LruCache::sparse(most))
     }
 
-    /// The child computes this history, or has.
+    /// Notes a history that the child computes or has computed.
     pub(crate) fn note(&mut self, chain: &Chain) {
-        // From its end, so that a beginning is never forgotten before what follows it.
+        // The order from the end evicts a block never before the blocks that follow it.
         for block in chain.0.iter().rev() {
             self.0.put(*block, ());
         }
     }
 
-    /// Tokens at the beginning of this history that the child probably has.
+    /// Number of tokens at the beginning of this history that the child probably has in its cache.
     pub(crate) fn cached_tokens(&self, chain: &Chain) -> usize {
         let known = chain.0.partition_point(|block| self.0.contains(block));
         known * BLOCK_TOKENS
@@ -124,7 +122,7 @@ mod tests {
         assert_eq!(
             prefixes.cached_tokens(&old),
             128,
-            "two of its four are left"
+            "two of its four blocks are left"
         );
         let mut prefixes = Prefixes::new(u64::MAX);
         for first in 0..2 * MOST_BLOCKS as u32 {

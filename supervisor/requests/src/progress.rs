@@ -1,7 +1,7 @@
-//! Progress of one request: tokens, the text a reader has not taken yet, and its one end.
+//! Progress of one request: tokens, unread text, and the single end.
 //!
-//! Every method here runs under the record's lock and does no more than its token's worth of
-//! work; wakers are handed out to be woken after the lock is gone.
+//! Every method here runs under the record's lock and does work for one token only. Wakers are returned, and the caller
+//! wakes them after it has released the lock.
 
 mod echo;
 mod unread;
@@ -20,49 +20,49 @@ use worker_orcd_text::{Detokenizer, StopMatcher, Text};
 #[derive(Debug)]
 pub struct Progress {
     generated: Vec<TokenId>,
-    /// Special tokens that are text.
+    /// Special tokens that appear as text.
     shown: Vec<TokenId>,
     detokenizer: Detokenizer,
     stop: StopMatcher,
     unread: Unread,
-    /// Where log probabilities are wanted.
+    /// `Some` if log probabilities are requested.
     ledger: Option<Ledger>,
-    /// Where the answer begins with the prompt.
+    /// `Some` if the answer echoes the prompt.
     echo: Option<Echo>,
     end: Option<StreamEvent>,
-    /// The reader has the end, or is gone: nobody needs to be told any more.
+    /// The reader has the end, or is gone. No further event is delivered.
     closed: bool,
     waker: Option<Waker>,
     accepted_at: Instant,
     began_at: Option<Instant>,
-    /// As the first child said that began with it.
+    /// Cached prompt tokens, as reported by the first child that began the request.
     cached_tokens: Option<u32>,
     first_token_at: Option<Instant>,
     last_token_at: Option<Instant>,
     recoveries: u32,
     recovering: bool,
-    /// Its child has gone since the last token.
+    /// The child has died since the last token.
     interrupted: bool,
-    /// What was generated before this supervisor, and has become no text here yet.
+    /// `generated` comes from an earlier supervisor and is not decoded yet.
     is_untold: bool,
-    /// Pieces that were taken or skipped.
+    /// Number of pieces that were taken or skipped.
     taken: u32,
     skip: Skip,
-    /// What the reader has is given to it all the same.
+    /// Pieces that the client already has are delivered as well.
     gives_known: bool,
 }
 
-/// The effect of a token on its request.
+/// Effect of a token on its request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pushed {
     GoesOn,
-    /// A stop string became complete: its index in the request's list.
+    /// The token completed a stop string: its index in the request's list.
     Stopped(usize),
 }
 
 impl Progress {
-    /// `shown`: special tokens that are text. `logprobs`: those that are known of its tokens, where any are
-    /// wanted.
+    /// Creates the progress of a new request. `shown`: special tokens that appear as text. `logprobs`: known log
+    /// probabilities of the answer, `None` if they are not requested.
     pub fn new(
         now: Instant,
         stop: &[String],
@@ -95,7 +95,7 @@ impl Progress {
         }
     }
 
-    /// As another supervisor left it. It is told once there is a vocabulary ([`retell`](Self::retell)).
+    /// Progress of a restored request. [`retell`](Self::retell) decodes it once a vocabulary is known.
     pub fn restored(
         self,
         generated: Vec<TokenId>,
@@ -121,7 +121,7 @@ impl Progress {
         }
     }
 
-    /// Makes text of what was generated before this supervisor.
+    /// Decodes the tokens of an earlier supervisor.
     pub fn retell(&mut self, text: &Arc<Text>, scratch: &mut String) {
         if !std::mem::take(&mut self.is_untold) {
             return;
@@ -149,23 +149,23 @@ impl Progress {
         self.is_untold
     }
 
-    /// Ends what no vocabulary here can tell.
+    /// Ends a restored request that this model cannot decode.
     pub fn disown(&mut self, failure: &Failure) {
         self.is_untold = false;
         self.end = Some(StreamEvent::Failed(failure.clone()));
     }
 
-    /// What the reader has.
+    /// Pieces that the client already has.
     pub fn told(&self) -> Skip {
         self.skip
     }
 
-    /// From now on the reader is given what it has, too: it makes something of the whole.
+    /// Delivers also the pieces that the client already has, for a reader that needs the whole answer.
     pub fn give_known(&mut self) {
         self.gives_known = true;
     }
 
-    /// What the reader has; it is not told again.
+    /// Sets the pieces that the client already has. They are not delivered again.
     pub fn skip(&mut self, skip: Skip) {
         self.skip = skip;
     }
@@ -186,7 +186,7 @@ impl Progress {
         self.recovering
     }
 
-    /// The next token comes from another child than the last one.
+    /// True if the next token comes from another child than the last one.
     pub fn is_interrupted(&self) -> bool {
         self.interrupted
     }
@@ -207,14 +207,14 @@ impl Progress {
         self.last_token_at
     }
 
-    /// `None` before the first one.
+    /// Time since the last token. `None` before the first one.
     pub fn since_last_token(&self, now: Instant) -> Option<Duration> {
         self.last_token_at
             .map(|at| now.saturating_duration_since(at))
     }
 
-    /// Notes that it is in a child's next step, which had `cached_tokens` of its prompt. The first time counts:
-    /// true if this is it.
+    /// Notes the first step of the request on a child, with the number of prompt tokens in the prefix cache. Returns
+    /// true for the first child; later reports change nothing.
     pub fn begin(&mut self, cached_tokens: u32, now: Instant) -> bool {
         self.began_at.get_or_insert(now);
         let is_first = self.cached_tokens.is_none();
@@ -222,18 +222,18 @@ impl Progress {
         is_first
     }
 
-    /// Tokens of the prompt that were not computed for it; `None` before a child began with it.
+    /// Number of prompt tokens from the prefix cache. `None` before a child began the request.
     pub fn cached_tokens(&self) -> Option<u32> {
         self.cached_tokens
     }
 
-    /// Time from acceptance to its first step; `None` before it, and where no child said.
+    /// Time from acceptance to the first step. `None` before it, and if no child reported it.
     pub fn queued_for(&self) -> Option<Duration> {
         self.began_at
             .map(|at| at.saturating_duration_since(self.accepted_at))
     }
 
-    /// Accepts what was drawn next; `scratch` is reused between calls.
+    /// Appends a drawn token. `scratch` is a buffer that is reused between calls.
     pub fn push(
         &mut self,
         drawn: &Drawn,
@@ -257,8 +257,7 @@ impl Progress {
         }
     }
 
-    /// Ends with what the child says is its end. What was held back is text after all, unless
-    /// the very last of it completes a stop string.
+    /// Ends with the child's reason. Text that was held back is released, unless its end completes a stop string.
     pub fn finish(&mut self, record: &Record, reason: StopReason, now: Instant) {
         match self.tell_rest() {
             Some(stop) => self.finish_stopped(record, stop, now),
@@ -268,7 +267,8 @@ impl Progress {
         }
     }
 
-    /// Nothing more will be generated: what was held back is text, or completes a stop string.
+    /// Releases text that was held back, because no token follows. Returns the index of a stop string that it
+    /// completes.
     fn tell_rest(&mut self) -> Option<usize> {
         let index = self.tokens_out().saturating_sub(1);
         let mut rest = String::new();
@@ -285,7 +285,7 @@ impl Progress {
         stopped
     }
 
-    /// Ends because stop string number `stop` was matched.
+    /// Ends with the stop string of index `stop`.
     pub fn finish_stopped(&mut self, record: &Record, stop: usize, now: Instant) {
         let matched = record.stop.get(stop).cloned();
         let completion = self.completion(record, StopReason::StopSequence, matched, now);
@@ -300,20 +300,20 @@ impl Progress {
         self.end(StreamEvent::Failed(failure));
     }
 
-    /// The child that worked on it is gone, and another one will go on.
+    /// Notes the death of the child. Another child continues the request.
     pub fn interrupt(&mut self) {
         self.recovering = true;
         self.interrupted = true;
         self.recoveries += 1;
     }
 
-    /// The request waits for its turn with a child that lives. Its client is told `recovering`, as
-    /// of any pause; it does not count as a recovery.
+    /// Notes that the request waits while its child lives. The client gets `recovering` as in any pause; it does not
+    /// count as a recovery.
     pub fn pause(&mut self) {
         self.recovering = true;
     }
 
-    /// The end, as long as the reader has not taken it.
+    /// The end, until the reader has taken it.
     pub fn end_to_read(&self) -> Option<&StreamEvent> {
         self.end.as_ref()
     }
@@ -328,9 +328,8 @@ impl Progress {
 
     // === the reader's side ===
 
-    /// Moves what is new into `out`, [`PIECES_AT_ONCE`] of it at most. `None`: there is nothing yet, and
-    /// `waker` will be woken.
-    /// `Some(false)`: the end was read before.
+    /// Appends new events to `out`, at most `PIECES_AT_ONCE` pieces. `None`: there are none, and `waker` is
+    /// registered. `Some(false)`: the end was read before.
     pub fn read(&mut self, out: &mut Vec<StreamEvent>, waker: &Waker) -> Option<bool> {
         if self.closed {
             return Some(false);
@@ -357,7 +356,7 @@ impl Progress {
         None
     }
 
-    /// The reader is gone. True when that was before the end.
+    /// Closes the reader's side. Returns true if the request had not ended.
     pub fn close(&mut self) -> bool {
         let early = !self.has_ended();
         self.closed = true;
@@ -366,7 +365,7 @@ impl Progress {
         early
     }
 
-    /// What the newest token adds to the text, into `scratch`.
+    /// Decodes the newest token into `scratch`.
     fn decode(&mut self, token: TokenId, text: &Arc<Text>, scratch: &mut String) {
         scratch.clear();
         let bytes = text.bytes_shown(token, &self.shown);
@@ -395,7 +394,7 @@ impl Progress {
         self.unread.cut(before, index, listed);
     }
 
-    /// A request ends exactly once; the first end stands.
+    /// Ends the request. Only the first end counts.
     fn end(&mut self, end: StreamEvent) {
         if !self.has_ended() {
             self.end = Some(end);

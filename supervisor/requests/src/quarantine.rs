@@ -1,16 +1,16 @@
-//! Requests that killed a child when it had nothing else to do: refused for a while.
+//! Temporary refusal of requests that killed children while they ran alone.
 //!
-//! Bounded in number and in time. A fingerprint that goes before its time, because the table is
-//! full, costs three deaths or more to be found again.
+//! The table is bounded in size and time. A fingerprint that is evicted early costs three or more deaths until it is
+//! found again.
 
 use crate::fingerprint::Fingerprint;
 use std::time::{Duration, Instant};
 
-/// Each entry cost three deaths at least, of which a worker survives five a minute: a table of this size
-/// is never full by accident.
+/// Maximum number of entries. Each costs at least three deaths, and a worker survives five deaths a minute, so the
+/// table does not fill by accident.
 const MAX_ENTRIES: usize = 1024;
 
-/// One entry, as /health lists it.
+/// Entry of the quarantine, as listed in `/health`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quarantined {
     pub fingerprint: Fingerprint,
@@ -20,13 +20,12 @@ pub struct Quarantined {
 #[derive(Debug)]
 pub struct Quarantine {
     duration: Duration,
-    /// Oldest first, which is the order of expiry: all stay equally long.
+    /// Entries in order of expiry, which is the order of insertion: all have the same duration.
     entries: Vec<Quarantined>,
 }
 
 impl Quarantine {
-    /// A quarantine. With no duration nothing is ever refused: the one request that killed ends,
-    /// and that is all.
+    /// Creates a quarantine. A duration of zero refuses no request: a convicted request ends, but may be sent again.
     pub fn new(duration: Duration) -> Self {
         Self {
             duration,
@@ -41,7 +40,7 @@ impl Quarantine {
         if self.entries.len() >= MAX_ENTRIES {
             self.entries.remove(0);
         }
-        // A time past the end of time is one that is far enough away.
+        // If the expiry time overflows, a year is long enough.
         let until = now
             .checked_add(self.duration)
             .unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600));
@@ -50,7 +49,7 @@ impl Quarantine {
         }
     }
 
-    /// Time for which it is still refused.
+    /// Time for which the fingerprint is still refused. `None`: it is not.
     pub fn refused_for(&mut self, fingerprint: Fingerprint, now: Instant) -> Option<Duration> {
         self.forget_expired(now);
         let mut entries = self.entries.iter();
@@ -58,7 +57,7 @@ impl Quarantine {
         Some(entry.until.saturating_duration_since(now))
     }
 
-    /// True while no fingerprint has to be taken.
+    /// True if no fingerprint need be computed, because none is refused.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -100,7 +99,7 @@ mod tests {
         assert_eq!(quarantine.refused_for(print(2), now), None);
         assert_eq!(quarantine.list(now).len(), 1);
         assert_eq!(quarantine.refused_for(print(1), now + MINUTE), None);
-        assert!(quarantine.is_empty(), "what has expired is forgotten");
+        assert!(quarantine.is_empty(), "expired entries are dropped");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One request: what was asked, and (behind a lock) how far it got.
+//! A request: its parameters and, under a lock, its progress.
 
 use crate::error_code::ErrorCode;
 use crate::logprobs::Listed;
@@ -14,48 +14,48 @@ use worker_orcd_ipc::{
     TokenId,
 };
 
-/// A request as HTTP hands it to the engine. The record, the write-ahead log and the child get it from here.
+/// Request from HTTP to the engine. The record, the write-ahead log and the child use it unchanged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NewRequest {
-    /// Unique among live requests.
+    /// Unique id among live requests.
     pub job_id: String,
-    /// The answer that this is a part of, which is kept until all of its parts have ended; `None` where it is
+    /// Answer that this request is a part of. The answer is kept until all its parts have ended. `None`: the request is
     /// an answer of its own.
     pub part_of: Option<String>,
-    /// The client whose share of the worker it uses.
+    /// Client that admission and scheduling count the request for.
     pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub sampling: Sampling,
     pub max_tokens: u32,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
-    /// Special tokens that are text in this answer.
+    /// Special tokens that appear as text in this answer.
     pub shown: Vec<TokenId>,
-    /// As [`Submission::logprobs`].
+    /// See [`Submission::logprobs`].
     pub logprobs: Option<u8>,
-    /// The answer begins with the prompt, but for so many bytes with which a tokenizer began it, and with its log
-    /// probabilities where any are wanted.
+    /// Echo of the prompt before the answer, with its log probabilities if they are requested. The value is the number
+    /// of bytes that the tokenizer put before the prompt, which are not echoed.
     pub echo: Option<u32>,
-    /// As [`Submission::grammar`].
+    /// See [`Submission::grammar`].
     pub grammar: Option<Box<Grammar>>,
-    /// As [`Submission::logit_bias`].
+    /// See [`Submission::logit_bias`].
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// As [`Submission::thinking`].
+    /// See [`Submission::thinking`].
     pub thinking: Option<Box<ThinkingBudget>>,
-    /// As [`Submission::embeds`]: a vector is wanted, and no token.
+    /// See [`Submission::embeds`]. `Some`: the answer is a vector without tokens.
     pub embeds: Option<Pooling>,
-    /// Time from acceptance to the end; `None` means as long as it takes.
+    /// Time from acceptance to the end. `None`: no limit.
     pub timeout: Option<Duration>,
-    /// `None` means as the engine is set.
+    /// Reaction to a child's death. `None`: the default of the engine.
     pub on_fault: Option<OnFault>,
-    /// How its answer is told, in the words of whoever tells it; nothing here reads them.
+    /// Response format of the answer, in the encoding of the HTTP layer. This crate does not read it.
     pub presentation: String,
 }
 
-/// The fate of a running request whose child dies.
+/// Reaction of a running request to its child's death.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnFault {
-    /// The request goes on with the next child, behind the tokens it has.
+    /// The request continues on the next child, after the tokens that it has.
     #[default]
     Resume,
     /// The request ends with one retriable error.
@@ -65,26 +65,27 @@ pub enum OnFault {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum StreamEvent {
     Text(Piece),
-    /// Nothing follows.
+    /// Successful end. No event follows.
     Finished(Completion),
-    /// The answer to who wants a vector. Nothing follows.
+    /// Vector of an embedding request. No event follows.
     Embedded(Embedding),
-    /// Nothing follows.
+    /// Failed end. No event follows.
     Failed(Failure),
 }
 
-/// Text that a token added; tokens without text of their own are skipped.
+/// Text that one or more tokens added. Tokens without text yield no piece.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Whole characters.
+    /// Complete characters.
     pub text: String,
     /// Index of the last token that contributed, counted from 0.
     pub index: u32,
-    /// Pieces of this answer before it.
+    /// Number of pieces of this answer before this one.
     pub number: u32,
-    /// It is the prompt, and no token's text.
+    /// The piece is the echoed prompt.
     pub echoes: bool,
-    /// Where the request wants log probabilities. The log of the journal has no pieces.
+    /// Tokens listed with the piece, if log probabilities are requested. The write-ahead log has no pieces, hence no
+    /// such lists.
     #[serde(skip)]
     pub logprobs: Option<Box<Listed>>,
 }
@@ -94,28 +95,28 @@ pub struct Completion {
     pub stop_reason: StopReason,
     pub stop_sequence: Option<String>,
     pub tokens_in: u32,
-    /// Of those in `tokens_in`, the ones whose keys and values its first child had already.
+    /// Number of tokens in `tokens_in` that were in the prefix cache of the first child.
     pub cached_tokens: u32,
-    /// Every generated token, also those without text, such as the one that ended it.
+    /// Number of generated tokens, including those without text, such as the end-of-generation token.
     pub tokens_out: u32,
-    /// Time from acceptance to its first step; `None` where no child said.
+    /// Time from acceptance to the first step. `None` if no child reported it.
     pub queued_for: Option<Duration>,
-    /// Time from acceptance to the first token: waiting and the prompt.
+    /// Time from acceptance to the first token: queueing and prompt.
     pub first_token_after: Duration,
     /// Time from the first token to the end.
     pub decode_time: Duration,
-    /// Children that died under it.
+    /// Number of children that died while they had the request.
     pub recoveries: u32,
 }
 
-/// The vector of a prompt.
+/// Vector of a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Embedding {
-    /// `[n_embd]`, of any length as a vector.
+    /// Vector of `n_embd` values, not normalised.
     pub values: Vec<f32>,
-    /// Time from acceptance to its first step; `None` where no child said.
+    /// Time from acceptance to the first step. `None` if no child reported it.
     pub queued_for: Option<Duration>,
-    /// Children that died under it.
+    /// Number of children that died while they had the request.
     pub recoveries: u32,
 }
 
@@ -137,7 +138,7 @@ impl StopReason {
     }
 }
 
-/// An end that is not an answer.
+/// End of a request without an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub code: ErrorCode,
@@ -155,16 +156,16 @@ impl Failure {
     }
 }
 
-/// Shared by the driver, which adds to it, and one reader.
+/// A live request, shared by the driver, which appends to it, and one reader.
 #[derive(Debug)]
 pub struct Record {
     pub id: RequestId,
     pub request: NewRequest,
     pub on_fault: OnFault,
     pub deadline: Option<Instant>,
-    /// Supervisors that died under it.
+    /// Number of supervisors that crashed while they had the request.
     pub crashes: u8,
-    /// For what is told of its prompt.
+    /// Reserved memory for log probabilities of the prompt.
     pub room: Option<ToldRoom>,
     pub progress: Mutex<Progress>,
 }
@@ -190,7 +191,7 @@ impl Record {
         Self {
             id,
             on_fault: request.on_fault.unwrap_or(default_on_fault),
-            // A deadline past the end of time is none.
+            // A deadline beyond the range of `Instant` means no deadline.
             deadline: request.timeout.and_then(|timeout| now.checked_add(timeout)),
             request,
             crashes: 0,
@@ -199,7 +200,7 @@ impl Record {
         }
     }
 
-    /// A request of the supervisor before this one.
+    /// Creates the record of a restored request.
     pub fn restored(restored: Restored, clock: Clock) -> Self {
         let request = restored.request;
         let accepted_at = clock.instant(restored.accepted_at_ms);
@@ -230,7 +231,7 @@ impl Record {
         Self { room, ..self }
     }
 
-    /// The request for the first child, or for the next one behind the tokens it has.
+    /// Submission for the first child, or for the next one after the tokens that the request has.
     pub fn submission(&self) -> Submission {
         let progress = self.progress.lock();
         let told = self.logprobs.zip(progress.scores_told());
@@ -255,7 +256,7 @@ impl Record {
         }
     }
 
-    /// The name by which a client knows the answer.
+    /// Id of the answer in the API.
     pub fn answer(&self) -> &str {
         self.part_of.as_deref().unwrap_or(&self.job_id)
     }

@@ -1,4 +1,4 @@
-//! Why a request is not let in, in the words that its client is told.
+//! Reasons for a refused admission, with the messages for the client.
 
 use crate::error_code::ErrorCode;
 use crate::record::Failure;
@@ -6,27 +6,27 @@ use crate::told_prompts::MOST_BYTES;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why a request was not accepted. Nothing of it was kept.
+/// Reason for a refused admission. A refused request leaves no state.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
     #[error("a job with this id is running")]
     Duplicate,
     #[error("the queue is full; try again in {} s", .retry_after.as_secs())]
     QueueFull { retry_after: Duration },
-    /// Places are left, but this client has no right to them.
+    /// The queue has free places, but they are reserved for clients without a request.
     #[error(
         "this client has requests in the queue, and its last places are kept for others; try again \
          in {} s",
         .retry_after.as_secs()
     )]
     ShareFull { retry_after: Duration },
-    /// Answers that tell of their prompts have all the memory for that.
+    /// Other requests use the memory for log probabilities of prompts.
     #[error(
         "log probabilities of others' prompts have the memory that is kept for them; try again in {} s",
         .retry_after.as_secs()
     )]
     ToldPromptsFull { retry_after: Duration },
-    /// There would be no room for it if there were no others.
+    /// The request alone exceeds the memory for log probabilities of prompts.
     #[error(
         "log probabilities of the prompts would take {bytes} bytes, and {MOST_BYTES} are kept for them: ask for fewer \
          prompts, choices or most likely tokens at a time"
@@ -34,13 +34,13 @@ pub enum Refusal {
     TellsTooMuch { bytes: u64 },
     #[error("the worker is shutting down")]
     Draining,
-    /// The same request killed a child that had nothing else to do.
+    /// The same request killed a child while it ran alone.
     #[error(
         "this request killed the children that ran it, and is refused for another {} s",
         .left.as_secs().max(1)
     )]
     Quarantined { left: Duration },
-    /// A worker without a model yet, or one that has failed.
+    /// The worker has no model yet, or has failed.
     #[error("the worker cannot serve: {0}")]
     Unavailable(String),
 }
@@ -59,7 +59,7 @@ impl Refusal {
         }
     }
 
-    /// Time after which another try may help, where that is known.
+    /// Time after which a retry may succeed. `None`: unknown.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -1,4 +1,4 @@
-//! Admission of requests: one door for all, with a bound behind it.
+//! Admission control: a bounded number of live requests, with a reserve for clients that have none.
 
 use crate::fingerprint::Fingerprint;
 use crate::quarantine::{Quarantine, Quarantined};
@@ -14,7 +14,7 @@ use worker_orcd_ipc::{ClientId, RequestId};
 #[derive(Debug)]
 pub struct Registry {
     max_queue: usize,
-    /// Changed under the lock of `inner`, but for what is given back.
+    /// Reservations are made under the lock of `inner`. Their release needs no lock.
     told_prompts: ToldPrompts,
     inner: Mutex<Inner>,
     quarantine: Mutex<Quarantine>,
@@ -24,12 +24,12 @@ pub struct Registry {
 struct Inner {
     next_id: u64,
     by_job: HashMap<String, Entrant>,
-    /// Live requests of each client that has any.
+    /// Number of live requests of each client that has any.
     by_client: HashMap<ClientId, usize>,
-    /// Sequences that the child decodes at once.
+    /// Number of sequences that the children decode at once.
     slots: usize,
     closed: Option<Refusal>,
-    /// Mean time that requests took lately, in seconds.
+    /// Moving average of the duration of requests, in seconds.
     mean_seconds: f64,
 }
 
@@ -40,21 +40,20 @@ struct Entrant {
     part_of: Option<String>,
 }
 
-/// A request that was let in.
 #[derive(Debug)]
 pub struct Admitted {
     pub id: RequestId,
-    /// What its answer may tell of its prompt has this much room.
+    /// Reserved memory for log probabilities of the prompt.
     pub room: Option<ToldRoom>,
 }
 
-/// One place in so many of the queue is kept for clients that have no request here.
+/// One in this many places of the queue is reserved for clients without a request.
 const PLACES_PER_KEPT_ONE: usize = 8;
 
-/// The mean follows the last dozen or so.
+/// Weight of a new duration in the moving average, which covers about the last dozen requests.
 const MEAN_WEIGHT: f64 = 1.0 / 8.0;
 
-/// Sooner is a busy loop, later is a lost customer.
+/// Range of `retry_after`, in seconds. A shorter delay causes busy retries, a longer one loses clients.
 const RETRY_AFTER_SECONDS: (f64, f64) = (1.0, 60.0);
 
 impl Registry {
@@ -76,18 +75,18 @@ impl Registry {
         }
     }
 
-    /// Requests from now on have larger numbers than `number`.
+    /// Makes all later requests have larger ids than `number`.
     pub fn number_behind(&self, number: u64) {
         let mut inner = self.inner.lock();
         inner.next_id = inner.next_id.max(number);
     }
 
-    /// Lets a request in that is not known to kill.
+    /// Checks a request against the quarantine.
     ///
     /// # Errors
     /// [`Refusal::Quarantined`].
     pub fn inspect(&self, request: &NewRequest, now: Instant) -> Result<(), Refusal> {
-        // In a worker that never met one, nobody's prompt is hashed.
+        // With an empty quarantine no prompt need be hashed.
         if self.quarantine.lock().is_empty() {
             return Ok(());
         }
@@ -107,10 +106,10 @@ impl Registry {
         self.quarantine.lock().list(now)
     }
 
-    /// Lets jobs of one client in, all or none, and numbers them in their order.
+    /// Admits all requests of one client or none, and numbers them in order.
     ///
     /// # Errors
-    /// The [`Refusal`] that the client is told.
+    /// The [`Refusal`] for the client.
     pub fn admit(&self, requests: &[NewRequest]) -> Result<Vec<Admitted>, Refusal> {
         let mut inner = self.inner.lock();
         if let Some(refusal) = &inner.closed {
@@ -127,7 +126,7 @@ impl Registry {
         }
         let has_others = |it: &NewRequest| inner.by_client.contains_key(&it.client);
         let shares = requests.len() > 1 || requests.iter().any(has_others);
-        // The last of them would take one of the kept places.
+        // The requests would take a reserved place.
         if shares && places - requests.len() < self.kept_places() {
             return Err(Refusal::ShareFull { retry_after });
         }
@@ -145,14 +144,14 @@ impl Registry {
         Ok(requests.iter().map(enter).collect())
     }
 
-    /// Jobs that can be let in together, if nobody else is here.
+    /// Maximum number of requests that one call can admit on an idle worker.
     #[must_use]
     pub fn most_together(&self) -> usize {
         let capacity = self.capacity();
         capacity.saturating_sub(self.kept_places()).max(1)
     }
 
-    /// Lets a request in that the supervisor before this one let in, with its number.
+    /// Admits a restored request under its old id.
     pub fn readmit(&self, record: &Record) {
         let mut inner = self.inner.lock();
         let entrant = Entrant {
@@ -164,12 +163,13 @@ impl Registry {
         *inner.by_client.entry(record.client).or_default() += 1;
     }
 
-    /// Room for what a request of the supervisor before this one tells of its prompt, as it had there.
+    /// Reserves memory for the prompt log probabilities of a restored request, even beyond the limit: the earlier
+    /// supervisor had admitted it.
     pub fn room_for(&self, record: &Record) -> Option<ToldRoom> {
         self.told_prompts.take(record.told_bytes())
     }
 
-    /// A queue of one is nobody's to share.
+    /// Number of reserved places. A queue of one place has none.
     fn kept_places(&self) -> usize {
         match self.max_queue {
             0 | 1 => 0,
@@ -177,7 +177,7 @@ impl Registry {
         }
     }
 
-    /// The job has ended: its id may be used again and its place is free.
+    /// Releases the place and the job id of an ended request. `took` is its duration.
     pub fn release(&self, job_id: &str, id: RequestId, took: Duration) {
         let mut inner = self.inner.lock();
         let seconds = took.as_secs_f64();
@@ -190,7 +190,8 @@ impl Registry {
         }
     }
 
-    /// The request of a job, or those of all parts of an answer; with an owner, only among that client's.
+    /// Ids of the job, or of all parts of the answer, with this id. `owner`: if set, only requests of that client are
+    /// found.
     #[must_use]
     pub fn find(&self, job_id: &str, owner: Option<ClientId>) -> Vec<RequestId> {
         let inner = self.inner.lock();
@@ -211,7 +212,7 @@ impl Registry {
         self.inner.lock().by_job.len()
     }
 
-    /// Requests that may be live at once.
+    /// Maximum number of live requests.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.inner.lock().slots + self.max_queue
@@ -231,7 +232,7 @@ impl Registry {
         matches!(self.inner.lock().closed, Some(Refusal::Draining))
     }
 
-    /// Lets nobody in from now on; the first reason stands.
+    /// Refuses all later requests. Only the first reason counts.
     pub fn close(&self, refusal: Refusal) {
         self.inner.lock().closed.get_or_insert(refusal);
     }
@@ -260,7 +261,7 @@ impl Inner {
         }
     }
 
-    /// About when a place will be free, if requests go on taking as long as they did.
+    /// Estimated time until a place is free, from the average duration of requests.
     fn retry_after(&self) -> Duration {
         let per_slot = self.by_job.len() as f64 / self.slots.max(1) as f64;
         let (least, most) = RETRY_AFTER_SECONDS;
@@ -300,7 +301,7 @@ mod tests {
             };
             (0..count).map(part).collect()
         };
-        // Eight places, of which one is kept.
+        // Eight places, one of them reserved.
         let registry = Registry::new(2, 6, Duration::ZERO);
         assert_eq!(registry.most_together(), 7);
         for (count, code) in [(9, "is full"), (8, "kept")] {
@@ -313,7 +314,7 @@ mod tests {
         assert!(ids.is_sorted());
         assert!(
             registry.admit(&parts("b", 3)).is_err(),
-            "two are left for her"
+            "two places are left for the client"
         );
         assert_eq!(registry.live(), 5);
         registry.release("a.1", ids[1], Duration::ZERO);
@@ -335,7 +336,7 @@ mod tests {
         assert_ne!(
             admit(&registry, "a", ANN).unwrap(),
             id,
-            "numbers are never reused"
+            "ids are never reused"
         );
     }
 
@@ -362,18 +363,18 @@ mod tests {
                 .take_while(Result::is_ok)
                 .count()
         };
-        assert_eq!(fill(ANN), 18, "two of sixteen places are kept");
+        assert_eq!(fill(ANN), 18, "two of sixteen places are reserved");
         let refusal = admit(&registry, "more", ANN).unwrap_err();
         assert!(matches!(refusal, Refusal::ShareFull { .. }), "{refusal}");
         assert_eq!(refusal.code(), ErrorCode::QueueFull);
         assert!(refusal.retry_after().is_some());
         assert_eq!(fill(BOB), 1);
         assert_eq!(fill(CLAIRE), 1);
-        assert_eq!(fill(ClientId(4)), 0, "as many as were kept");
+        assert_eq!(fill(ClientId(4)), 0, "the reserve is used up");
         let bobs = registry.find(&format!("{BOB:?} 0"), Some(BOB))[0];
         registry.release(&format!("{BOB:?} 0"), bobs, Duration::ZERO);
         assert_eq!(fill(ANN), 0);
-        assert_eq!(fill(BOB), 1, "he has no other any more");
+        assert_eq!(fill(BOB), 1, "the client has no other request");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The scene of a death: where it met each request, as the flight recorder tells it.
+//! Scene of a death: the position of each request, according to the flight recorder.
 //!
-//! A step that has not ended is where the child died. What parts of prompts were in it, the child
-//! recorded by position, so that two deaths in a long prompt can be told apart; who decodes is in
-//! every step. Where no step was open, the child died between two of them, or never recorded any.
+//! The child died in a step without an end record. The child recorded the parts of prompts in the step by position, so
+//! two deaths in a long prompt can be distinguished. Decoding requests are in every step. Without an open step, the
+//! child died between two steps, or recorded none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,11 +11,11 @@ use worker_orcd_ipc::flight::{Moment, Phase, Record, Recording};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scene {
-    /// Place within the newest open step. `None`: between two steps, as far as is known.
+    /// Place within the newest open step. `None`: between two steps, as far as recorded.
     pub within: Option<Within>,
-    /// Positions of prompts in open steps.
+    /// Prompt positions in open steps.
     pub prompts: BTreeMap<RequestId, Range<u32>>,
-    /// The process stood still by a signal (SIGSTOP, a debugger): nothing that it computed.
+    /// The process was stopped by a signal (SIGSTOP, a debugger), not by its work.
     pub stopped: bool,
 }
 
@@ -23,16 +23,16 @@ pub struct Scene {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Within {
     Beginning,
-    /// Behind this layer.
+    /// Place after this layer.
     Layer(u32),
     Sampling,
 }
 
-/// Positions of a request's tokens, one of which was being computed.
+/// Positions of a request's tokens, one of which was being computed at the death.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spot {
     pub positions: Range<u32>,
-    /// True for a token that is decoded in a step of its own, false for one of a prompt.
+    /// True for a token of a decode step, false for one of a prompt.
     pub decoding: bool,
 }
 
@@ -58,7 +58,7 @@ impl Scene {
             {
                 let before = ends.insert(request, end);
                 if is_open(&record) {
-                    // A part that goes back is that of another life of this request.
+                    // A part that goes backwards belongs to a later submission of this request.
                     let start = before.filter(|before| *before < end).unwrap_or(0);
                     let open = scene.prompts.entry(request).or_insert(start..end);
                     open.end = end;
@@ -68,8 +68,8 @@ impl Scene {
         scene
     }
 
-    /// Place of a request of which `history` tokens were known, and of which this child had told a
-    /// token or none. `None`: it was not in the step.
+    /// Place of a request with `history` tokens at the death. `has_moved`: the child had drawn a token of it. `None`:
+    /// it was not in the step.
     #[must_use]
     pub fn spot(&self, id: RequestId, history: u32, has_moved: bool) -> Option<Spot> {
         if let Some(positions) = self.prompts.get(&id) {
@@ -78,7 +78,7 @@ impl Scene {
                 decoding: false,
             });
         }
-        // The newest token's, and that of a step that was launched behind it.
+        // Position of the newest token, and of the step that was launched after it.
         let newest = history.saturating_sub(1)..history + 1;
         match (has_moved, self.within) {
             (true, _) => Some(Spot {
@@ -178,7 +178,7 @@ mod tests {
         };
         assert_eq!(open.spot(ONE, 50, false), spot(0..32, false));
         assert_eq!(open.spot(TWO, 50, true), spot(49..51, true));
-        assert_eq!(open.spot(TWO, 50, false), None, "it waits");
+        assert_eq!(open.spot(TWO, 50, false), None, "the request waits");
         assert_eq!(between.spot(TWO, 50, false), spot(0..50, false));
     }
 }

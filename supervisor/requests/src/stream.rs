@@ -1,4 +1,4 @@
-//! The reader's end of a request.
+//! Reader of a request.
 
 use crate::progress::Skip;
 use crate::record::{Record, StreamEvent};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use worker_orcd_ipc::RequestId;
 
-/// Cancels the work of a request whose reader is gone.
+/// Callback that cancels a request without a reader.
 #[derive(Clone)]
 pub struct Abandon(Arc<dyn Fn(RequestId) + Send + Sync>);
 
@@ -23,7 +23,7 @@ impl fmt::Debug for Abandon {
     }
 }
 
-/// Dropping it before the end means that the client is gone: its work is cancelled.
+/// Reader of one request. Its drop before the end cancels the request, because the client is gone.
 #[derive(Debug)]
 pub struct RequestStream {
     record: Arc<Record>,
@@ -36,8 +36,8 @@ impl RequestStream {
         Self { record, abandon }
     }
 
-    /// Waits until there is something, then appends all of it to `out`. `false` once the end was
-    /// delivered by an earlier call. Cancel-safe.
+    /// Waits for events and appends all of them to `out`. Returns `false` once an earlier call delivered the end.
+    /// Cancel-safe.
     pub async fn next(&mut self, out: &mut Vec<StreamEvent>) -> bool {
         std::future::poll_fn(|cx| self.poll_next(cx, out)).await
     }
@@ -50,47 +50,47 @@ impl RequestStream {
         }
     }
 
-    /// True after its child died or is overdue, until a child has produced a token for it.
+    /// True after the child died or became overdue, until a child has drawn the next token.
     #[must_use]
     pub fn recovering(&self) -> bool {
         self.record.progress.lock().recovering()
     }
 
-    /// So many pieces are with the client, or on an irrevocable way to it.
+    /// Notes that the first `pieces` pieces were delivered to the client, or are irrevocably sent.
     pub fn has_told(&self, pieces: u32) {
         self.record.progress.lock().skip(Skip::Pieces(pieces));
     }
 
-    /// What the client has.
+    /// Pieces that the client already has.
     #[must_use]
     pub fn told(&self) -> Skip {
         self.record.progress.lock().told()
     }
 
-    /// Gives what the client has, too, for a reader that must know it to go on.
+    /// Delivers also the pieces that the client already has, for a reader that must know them to continue.
     pub fn give_known(&self) {
         self.record.progress.lock().give_known();
     }
 
-    /// For whoever wants to know what the client has when the stream is somebody else's.
+    /// Handle on the delivered pieces, for a task that does not own the stream.
     #[must_use]
     pub fn position(&self) -> Position {
         Position(vec![Arc::clone(&self.record)])
     }
 
-    /// The name by which the client knows the answer.
+    /// Id of the answer in the API.
     #[must_use]
     pub fn answer(&self) -> &str {
         self.record.answer()
     }
 
-    /// Its client wants log probabilities.
+    /// True if log probabilities are requested.
     #[must_use]
     pub fn has_logprobs(&self) -> bool {
         self.record.logprobs.is_some()
     }
 
-    /// The name of the request, which is the answer's where it is all of it.
+    /// Id of the request. It equals the answer's id unless the answer has several parts.
     #[must_use]
     pub fn job_id(&self) -> &str {
         &self.record.job_id
@@ -106,14 +106,14 @@ impl RequestStream {
         self.record.tokens_in()
     }
 
-    /// Tokens accepted so far.
+    /// Number of tokens accepted so far.
     #[must_use]
     pub fn tokens_out(&self) -> u32 {
         self.record.progress.lock().tokens_out()
     }
 }
 
-/// The place of a reader in its answer, whose parts are these.
+/// Delivered pieces of an answer, by part.
 #[derive(Debug, Clone)]
 pub struct Position(Vec<Arc<Record>>);
 
@@ -123,7 +123,7 @@ impl Position {
         Self(parts.iter().map(|it| Arc::clone(&it.record)).collect())
     }
 
-    /// What the client has of each part.
+    /// Pieces of each part that the client already has.
     #[must_use]
     pub fn told(&self) -> Vec<Skip> {
         let told = |record: &Arc<Record>| record.progress.lock().told();

@@ -1,14 +1,14 @@
-//! The readers' ends of several requests that are one answer, read as one.
+//! Reader of an answer of several requests.
 
 use crate::record::StreamEvent;
 use crate::stream::RequestStream;
 use std::task::{Context, Poll};
 
-/// Dropping it before the end cancels what has not ended.
+/// Readers of the parts of one answer. A drop before the end cancels all unfinished parts.
 #[derive(Debug, Default)]
 pub struct Streams {
     parts: Vec<RequestStream>,
-    /// Reused between polls.
+    /// Buffer, reused between polls.
     events: Vec<StreamEvent>,
 }
 
@@ -26,8 +26,8 @@ impl Streams {
         &self.parts
     }
 
-    /// Waits until there is something of any part, then appends all of it to `out`, with the number of its
-    /// part. `false` once all ends were delivered by earlier calls. Cancel-safe.
+    /// Waits for events of any part and appends all of them to `out`, each with the number of its part. Returns `false`
+    /// once earlier calls delivered all ends. Cancel-safe.
     pub async fn next(&mut self, out: &mut Vec<(usize, StreamEvent)>) -> bool {
         std::future::poll_fn(|cx| self.poll_next(cx, out)).await
     }
@@ -50,7 +50,7 @@ impl Streams {
         }
     }
 
-    /// True while one of them waits for a child.
+    /// True while any part waits for a child.
     #[must_use]
     pub fn recovering(&self) -> bool {
         self.parts.iter().any(RequestStream::recovering)

@@ -1,55 +1,53 @@
-//! Suspicion: what the deaths that a request was part of say about it.
+//! Suspicion: evidence of deaths against one request.
 //!
-//! Replays are exact, so a query of death kills whenever its child comes to one place in it: a
-//! position of its prompt, or the step of one token. Chance kills anywhere. So only deaths that
-//! one position may have caused add up: getting past it is an acquittal, in company as well as
-//! alone, and a death on the way there says nothing. Whoever comes to its place is killed there by
-//! chance with the probability that a death falls into that one step: some 2 in 100 where
-//! children die every three seconds of steps of 70 ms. That to the power of all deaths there but
-//! the first is how likely an innocent is convicted, however many deaths it takes part in.
+//! Replays are exact, so a query of death kills at one place: a position of its prompt, or the step of one token.
+//! Random deaths occur anywhere. Only deaths that one position may have caused are therefore added up. A request that
+//! gets past the position is acquitted, alone or beside others, and a death before the position is no evidence. At its
+//! place, an innocent request is met by a random death with the probability that a death falls into that one step:
+//! about 2 in 100 if children die every three seconds in steps of 70 ms. The probability of a wrong conviction is that
+//! number to the power of all deaths there but the first, independent of the total number of deaths.
 //!
-//! | deaths at one place | few others died lately | more did | others die every two seconds |
+//! | deaths at one place | few other recent deaths | more | a death every two seconds |
 //! |---|---|---|---|
-//! | of one signature: manner of the cause, and layer | 3, one of them alone | 5, two of them alone | 5, two of them alone |
+//! | of one signature: manner of death, layer | 3, one of them alone | 5, two of them alone | 5, two of them alone |
 //! | of several | 5, two of them alone | 5, three of them alone | 7, three of them alone |
 
 use crate::scene::{Spot, Within};
 
-/// Deaths at one place from which on a request runs alone.
+/// Deaths at one place that make a request run alone.
 const DEATHS_OF_A_SUSPECT: u32 = 2;
 
-/// The first token behind a death comes out of the replayed prompt, the second out of a decode
-/// step. The fatal step was one of the two, and a child may die just after its token has left.
+/// Tokens past the fatal place that acquit a request. The first token after a death comes from the replayed prompt, the
+/// second from a decode step. Either may be the fatal step, and a child may die just after it has sent a token.
 const TOKENS_OF_AN_ACQUITTAL: u32 = 2;
 
-/// Deaths in a turn alone before its place was reached, after which it goes back to the others until
-/// its place kills again: where replays take longer than children live, a turn alone would keep
-/// them waiting for ever.
+/// Deaths in turns alone before the fatal place, after which the request rejoins the others until its place kills
+/// again. Otherwise a request with a replay longer than the life of a child would block the others forever.
 const MISSED_TURNS: u32 = 3;
 
-/// Deaths that a request had no part in, from which on chance is a likely reason. With fewer, a worker
-/// that survives five deaths a minute survives those and a query of death.
+/// Deaths of other causes that make a random death likely. Below it, a worker that survives five deaths a minute
+/// survives these and a query of death.
 const DEATHS_OF_A_BAD_MACHINE: u32 = 3;
 
-/// Deaths in a minute that a request had no part in, from which on several at one place are nothing rare.
+/// Deaths of other causes in a minute that make several random deaths at one place likely.
 const HAIL: u32 = 30;
 
-/// The [manner](worker_orcd_lifecycle::DeathCause::manner) of a death, and where in a step it was.
+/// [Manner](worker_orcd_lifecycle::DeathCause::manner) of a death, and its place within a step.
 pub(crate) type Signature = (String, Option<Within>);
 
-/// One death, as one request met it.
+/// A death from the view of one request.
 #[derive(Debug, Clone)]
 pub(crate) struct Sighting {
-    /// Place in the request. `None`: it was with the child, but not in the step.
+    /// Place in the request. `None`: the request was with the child, but not in the step.
     pub(crate) spot: Option<Spot>,
-    /// Tokens of its prompt and its answer.
+    /// Number of tokens of the prompt and the answer.
     pub(crate) history: u32,
     pub(crate) signature: Signature,
-    /// A suspect, and the child had nothing else.
+    /// The request is a suspect and ran alone.
     pub(crate) alone: bool,
 }
 
-/// Deaths of children lately, whoever was with them.
+/// Numbers of recent deaths of children, with any requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Toll {
     pub(crate) lately: u32,
@@ -58,20 +56,20 @@ pub(crate) struct Toll {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Suspicion {
-    /// Oldest first.
+    /// Deaths that count as evidence, oldest first.
     open: Vec<Strike>,
-    /// Deaths without progress that met it elsewhere.
+    /// Deaths without progress at no known place of the request.
     elsewhere: u32,
-    /// Length of its history at the last death.
+    /// Length of the history at the last death.
     history: u32,
-    /// Turns alone that ended on the way to its place.
+    /// Turns alone that ended before the fatal place.
     missed: u32,
 }
 
-/// One death at a place in the request that was not passed since.
+/// A death at a place in the request that the request has not passed since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Strike {
-    /// The positions of the step that may have caused it.
+    /// Positions in the step of the death.
     spot: Spot,
     signature: Signature,
     alone: bool,
@@ -85,7 +83,7 @@ struct Tally {
 }
 
 impl Suspicion {
-    /// True for a death at a place in the request that may be the fatal one.
+    /// Adds a death. Returns true if it occurred at a place that may be the fatal one.
     pub(super) fn note(&mut self, sighting: Sighting) -> bool {
         if self.is_acquitted_at(sighting.history) {
             *self = Self::default();
@@ -133,7 +131,7 @@ impl Suspicion {
         self.missed < MISSED_TURNS && self.deaths() + self.elsewhere >= DEATHS_OF_A_SUSPECT
     }
 
-    /// A death at this place is the first that counts.
+    /// True if no earlier death counts at this length of the history.
     pub(super) fn is_clean_at(&self, history: u32) -> bool {
         *self == Self::default() || self.is_acquitted_at(history)
     }
@@ -144,7 +142,7 @@ impl Suspicion {
         history > self.history && history >= end + TOKENS_OF_AN_ACQUITTAL
     }
 
-    /// Number of deaths at its place, for a message and the machine's account.
+    /// Maximum number of deaths at one position, for messages and for the machine's count.
     pub(super) fn deaths(&self) -> u32 {
         let starts = self.open.iter().map(|death| death.spot.positions.start);
         let deaths = starts.map(|start| self.tally(start, |_| true).deaths);
@@ -160,15 +158,14 @@ impl Suspicion {
         })
     }
 
-    /// A child that died there had not come to this request's place.
+    /// True if the child died before it reached the fatal place of this request.
     fn lies_ahead_of(&self, now: &Spot) -> bool {
         let is_ahead = |strike: &Strike| now.positions.end <= strike.spot.positions.start;
         !self.open.is_empty() && self.open.iter().all(is_ahead)
     }
 
-    /// A child that died there had got past every position in front. Where a decode step kills, the
-    /// replay makes the token that it would have died of, and the next one dies: the place of such a
-    /// death moves on with it.
+    /// Removes all positions that the child had passed at this death. If a decode step kills, the replayed prompt
+    /// yields the token of that step and the next step kills, so the place of such a death advances with the history.
     fn pass(&mut self, now: &Spot) {
         for Strike { spot, .. } in &mut self.open {
             let moves_on = spot.decoding && now.decoding;
@@ -216,7 +213,7 @@ mod tests {
         ("signalled".to_owned(), Some(Within::Layer(3)))
     }
 
-    /// Deaths of others, beside so many that the request took part in.
+    /// Recent deaths: `own` of them with the request, `others` without it.
     fn toll(own: u32, others: u32) -> Toll {
         let all = own + others;
         Toll {
@@ -225,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Deaths with the same history; alone as soon as it is a suspect.
+    /// Notes deaths at the same history. The request is alone once it is a suspect.
     fn deaths(suspicion: &mut Suspicion, spots: &[Option<Spot>], signature: &Signature) {
         for spot in spots {
             let alone = suspicion.is_suspect();
@@ -244,8 +241,14 @@ mod tests {
         deaths(&mut suspicion, &[decoding(HISTORY)], &crash());
         assert!(!suspicion.is_suspect());
         deaths(&mut suspicion, &[in_prompt(1990..HISTORY)], &crash());
-        assert!(suspicion.is_suspect(), "the replay's last part is the step");
-        assert!(!suspicion.is_proven(toll(2, 0)), "it was never alone");
+        assert!(
+            suspicion.is_suspect(),
+            "the last part of the replay counts as the step"
+        );
+        assert!(
+            !suspicion.is_proven(toll(2, 0)),
+            "the request never ran alone"
+        );
         assert!(!suspicion.is_acquitted_at(HISTORY + 1));
         assert!(suspicion.is_acquitted_at(HISTORY + 2));
         deaths(&mut suspicion, &[in_prompt(1984..HISTORY)], &crash());
@@ -273,7 +276,7 @@ mod tests {
         deaths(&mut other, &parts.map(in_prompt), &crash());
         assert!(
             !other.is_proven(toll(3, 0)),
-            "the third is not where both others were"
+            "the third death is at another place"
         );
     }
 
@@ -346,7 +349,7 @@ mod tests {
         assert!(suspicion.is_suspect() && !suspicion.is_proven(toll(4, 0)));
         let mut guilty = suspicion.clone();
         deaths(&mut guilty, &[place], &crash());
-        assert!(guilty.is_proven(toll(3, 0)), "it is where it was");
+        assert!(guilty.is_proven(toll(3, 0)), "the place has not moved");
         deaths(&mut suspicion, &[at_start], &crash());
         assert!(!suspicion.is_suspect());
     }
@@ -362,7 +365,10 @@ mod tests {
         assert!(!suspicion.is_suspect());
         deaths(&mut suspicion, std::slice::from_ref(&place), &crash());
         assert!(suspicion.is_suspect());
-        assert!(!suspicion.is_proven(toll(3, 0)), "it was not alone");
+        assert!(
+            !suspicion.is_proven(toll(3, 0)),
+            "the request did not run alone"
+        );
         deaths(&mut suspicion, &[place], &crash());
         assert!(suspicion.is_proven(toll(4, 0)));
     }
@@ -370,7 +376,7 @@ mod tests {
     #[test]
     fn the_death_of_a_neighbour_close_by_takes_nothing_from_its_own() {
         let mut suspicion = Suspicion::default();
-        // Its place is 37; another's death met it while it computed 29 to 31.
+        // The fatal position is 37. Another request's death occurred at positions 29 to 31.
         let spots = [31..38, 29..32, 32..49, 36..39].map(in_prompt);
         deaths(&mut suspicion, &spots, &crash());
         assert_eq!(suspicion.deaths(), 3);

@@ -1,4 +1,4 @@
-//! A journal in memory, with a small vocabulary, for tests.
+//! Journal in memory with a small vocabulary, for tests.
 
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
@@ -18,15 +18,15 @@ use worker_orcd_ipc::{
 use worker_orcd_lifecycle::SeatId;
 use worker_orcd_text::Text;
 
-/// The only one, where a test does not say otherwise.
+/// Default seat of tests.
 pub const SEAT: SeatId = SeatId(0);
 
 pub const EOS: TokenId = TokenId(4);
 
 pub const QUARANTINE_FOR: Duration = Duration::from_secs(600);
 
-/// Tokens 0 to 3 are `a`, `b`, the first half and the second half of `é`; 4 ends generation; 5 begins a character
-/// of three bytes, and 6 is a byte that never follows it.
+/// Vocabulary: tokens 0 to 3 are `a`, `b`, and the two halves of `é`; 4 ends generation; 5 begins a character of three
+/// bytes; 6 is a byte that never follows 5.
 pub fn text() -> Arc<Text> {
     let tokens = ["a", "b", "\u{c3}", "\u{a9}", "<eos>", "\u{e0}", "\u{122}"];
     let mut kinds = vec![TokenKind::Normal; tokens.len()];
@@ -98,7 +98,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// A journal with a child that takes work.
+    /// Journal with a serving child of four slots.
     pub fn serving() -> Self {
         Self::with_slots(4)
     }
@@ -113,7 +113,7 @@ impl Journal {
         RequestStream::new(record, self.abandon.clone())
     }
 
-    /// None of which has a child yet.
+    /// Journal without children.
     pub fn with_devices(slots: usize, devices: NonZeroU8) -> Self {
         let registry = Arc::new(Registry::new(slots, slots, QUARANTINE_FOR));
         let (sender, abandoned) = mpsc::channel();
@@ -125,14 +125,14 @@ impl Journal {
             on_fault: OnFault::Resume,
             clients: 0,
             abandon: Abandon::new(move |id| {
-                // Without a journal there is nothing to abandon.
+                // The receiver is gone if the journal was dropped.
                 let _ = sender.send(id);
             }),
             abandoned,
         }
     }
 
-    /// A child as good as any other serves in this seat.
+    /// Opens a seat for a default child.
     pub fn serve(&mut self, seat: SeatId) {
         self.serve_by(seat, kin("cpu"), 1024);
     }
@@ -147,8 +147,7 @@ impl Journal {
         self.requests.serve(seat, by);
     }
 
-    /// Submits a request of a client of its own, so that there is room for as many as there are
-    /// places.
+    /// Submits a request of a new client, so that the share of a client does not limit admission.
     pub fn submit(&mut self, request: NewRequest) -> (RequestId, RequestStream) {
         self.clients += 1;
         self.submit_of(ClientId(self.clients), request)
@@ -176,7 +175,7 @@ impl Journal {
         std::iter::from_fn(|| self.requests.next_command(seat)).collect()
     }
 
-    /// Runs what clients caused by going away.
+    /// Applies the cancellations of dropped streams.
     pub fn run_controls(&mut self) {
         while let Ok(id) = self.abandoned.try_recv() {
             self.requests.abandon(id, self.now);
@@ -212,7 +211,7 @@ pub fn step(
     }
 }
 
-/// Everything that can be read now, and whether the stream is over.
+/// All events that can be read now, and whether the stream is over.
 pub fn read(stream: &mut RequestStream) -> (Vec<StreamEvent>, bool) {
     let mut out = vec![];
     let mut context = Context::from_waker(Waker::noop());

@@ -1,26 +1,26 @@
-//! Memory for log probabilities of prompts: bounded for all requests together, and taken before a prompt is computed.
+//! Memory limit for log probabilities of prompts, shared by all requests. The memory is reserved at admission, before
+//! the prompt is computed.
 //!
-//! A token of a prompt is a few bytes in a body, and what is told of it is hundreds: it lies in the record, in the
-//! journal's log, and in the answer until that is read. What a request may come to have is taken when it is let in, and
-//! given back with its record, which a connection has until the client has taken the answer. One that speaks TLS has it
-//! until the answer is written.
+//! A prompt token is a few bytes in a request body, but hundreds of bytes with log probabilities: in the record, in the
+//! write-ahead log, and in the answer until the client has read it. A reservation is released with the record, which
+//! the connection holds until the client has read the answer; a TLS connection holds it until the answer is written.
 
 use crate::record::{NewRequest, Record};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that all of it may take. A prompt of 131,072 tokens with 20 most likely tokens for each is less.
+/// Limit of all reservations, in bytes. A prompt of 131,072 tokens with 20 alternatives per token fits.
 pub const MOST_BYTES: u64 = 256 << 20;
 
-/// Bytes of what is told of a token, as an estimate: itself, and each of its most likely tokens.
+/// Estimated bytes per token. `OF_LIKELY_TOKEN`: per alternative.
 const OF_TOKEN: u64 = 256;
 const OF_LIKELY_TOKEN: u64 = 64;
 
-/// What is taken of it.
+/// Number of reserved bytes.
 #[derive(Debug, Default)]
 pub struct ToldPrompts(Arc<AtomicU64>);
 
-/// A request's part, until this is dropped.
+/// Reservation of a request, released on drop.
 #[derive(Debug)]
 pub struct ToldRoom {
     of: Arc<AtomicU64>,
@@ -28,12 +28,12 @@ pub struct ToldRoom {
 }
 
 impl ToldPrompts {
-    /// Bytes that nobody has.
+    /// Number of free bytes.
     pub fn left(&self) -> u64 {
         MOST_BYTES.saturating_sub(self.0.load(Ordering::Relaxed))
     }
 
-    /// Takes a part, whether or not it is left; none where there is nothing to tell.
+    /// Reserves `bytes`, even beyond the limit. `None` for zero bytes.
     pub fn take(&self, bytes: u64) -> Option<ToldRoom> {
         if bytes == 0 {
             return None;
@@ -53,14 +53,14 @@ impl Drop for ToldRoom {
 }
 
 impl NewRequest {
-    /// Bytes of what will be told of its prompt.
+    /// Estimated bytes for the log probabilities of the prompt. 0 if they are not requested.
     pub fn told_bytes(&self) -> u64 {
         told_bytes(self.echo.and(self.logprobs), self.prompt.len())
     }
 }
 
 impl Record {
-    /// As [`NewRequest::told_bytes`].
+    /// See [`NewRequest::told_bytes`].
     pub fn told_bytes(&self) -> u64 {
         told_bytes(self.echo.and(self.logprobs), self.prompt.len())
     }
@@ -107,7 +107,7 @@ mod tests {
         assert!(told_bytes(Some(20), 131_072) <= MOST_BYTES);
     }
 
-    /// Of which seven have room together.
+    /// Request with a seventh of the memory.
     fn telling(job_id: &str) -> NewRequest {
         NewRequest {
             prompt: vec![TokenId(0); 24_000],
@@ -129,9 +129,9 @@ mod tests {
         );
         assert_eq!(refusal.code(), ErrorCode::QueueFull);
         assert!(refusal.retry_after().is_some());
-        assert_eq!(registry.live(), 7, "nothing of it is kept");
+        assert_eq!(registry.live(), 7, "a refused request leaves no state");
         registry.admit(&[request("others")]).unwrap();
-        // One that has ended, and whose answer is not read.
+        // An ended request holds its memory until the answer is read.
         registry.release("0", rooms[0].id, Duration::ZERO);
         assert!(admit("8").is_err());
         drop(rooms);

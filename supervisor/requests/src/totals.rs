@@ -1,22 +1,22 @@
-//! What the journal has counted since the start.
+//! Counters of the journal.
 
 use crate::waits::Waits;
 
-/// Counts since the start.
+/// Counts since the start of the supervisor.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Totals {
-    /// Accepted from children.
+    /// Number of tokens accepted from children.
     pub tokens: u64,
-    /// Waits between the tokens of streams.
+    /// Times between tokens of a stream.
     pub gaps: Waits,
-    /// Those among them in which a request went over to another child.
+    /// Times between tokens in which the request moved to another child.
     pub pauses: Waits,
-    /// Times that a request went on with another child.
+    /// Number of times that a request continued on another child.
     pub recoveries: u64,
-    /// Times that a child was overdue and its requests went to another one.
+    /// Number of times that a child was overdue and its requests moved.
     pub overdue_children: u64,
-    /// Times that a request was put on probation.
+    /// Number of times that a request became a suspect.
     pub probations: u64,
-    /// Requests that ended as queries of death.
+    /// Number of requests that were quarantined.
     pub quarantined: u64,
 }

@@ -1,10 +1,8 @@
-//! Violations of the protocol: a child that says of requests what cannot be is not believed, and
-//! ends.
+//! Violations of the protocol in reports about requests. A violation ends the child.
 
 use thiserror::Error;
 use worker_orcd_ipc::{RequestId, TokenId};
 
-/// A report that no child of this protocol makes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
     #[error("{what} of request {request}, which is not with it")]

@@ -1,17 +1,17 @@
-//! Waits for the next token of a stream, counted by the driver with each token, in buckets.
+//! Histogram of the time between tokens of a stream, updated by the driver with each token.
 
 use std::time::Duration;
 
-/// Upper bounds in seconds, by two: from 1 ms to what a long prompt takes to be computed again on a CPU.
+/// Upper bounds of the buckets, in seconds, in powers of two: from 1 ms to the replay of a long prompt on a CPU.
 const BOUNDS: [f64; 18] = [
     0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
     8.192, 16.384, 32.768, 65.536, 131.072,
 ];
 
-/// A histogram that costs its owner no lock.
+/// Histogram. Only the driver updates it, so it needs no lock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Waits {
-    /// The last one is for whatever took longer than every bound.
+    /// Counts by bucket. The last one has no upper bound.
     counts: [u64; BOUNDS.len() + 1],
     sum: Duration,
 }
@@ -33,7 +33,7 @@ impl Waits {
         self.sum.as_secs_f64()
     }
 
-    /// Each bound with the count of what lies between it and the one before.
+    /// Upper bound and count of each bucket. Counts are not cumulative.
     #[must_use]
     pub fn buckets(&self) -> Vec<(f64, u64)> {
         let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);

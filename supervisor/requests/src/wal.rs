@@ -1,24 +1,23 @@
-//! The write-ahead log of the journal: what another supervisor needs to go on with every request, should
-//! this one die or be replaced.
+//! Write-ahead log of the journal: the state that another supervisor needs to continue every request after a crash or
+//! an upgrade.
 //!
 //! ```text
-//! page 0            segment before          present segment
+//! page 0            previous segment        present segment
 //! ┌───────────────┬───────────────────────┬──────────────────────────────────────────┐
-//! │ magic, start ─┼─► entries             │ every live request, then entries as they │
-//! └───────────────┴───────────────────────┴─ come ───────────────────────────────────┘
+//! │ magic, start ─┼─► entries             │ every live request, then new entries     │
+//! └───────────────┴───────────────────────┴──────────────────────────────────────────┘
 //! ```
 //!
-//! It lies in a memfd, so it is memory, as private as this process's own, and outlives the process as long
-//! as a process or systemd holds its descriptor (`supervisor/src/estate.rs`). An entry is written before the
-//! client can read what it tells. A token that was sent and is not in it does no harm: it is drawn again,
-//! and is the same.
+//! The log is a memfd: memory as private as the process's own, which outlives the process as long as a process or
+//! systemd holds its descriptor (`supervisor/src/estate.rs`). An entry is written before the client can read the event.
+//! The loss of a drawn token that no client has seen is harmless, because the replay draws the same token again.
 //!
-//! A segment that has grown is followed by another one, which begins with the requests that live. The
-//! segment before it stays for those that have just ended, and what is older is given back. A log that an
-//! upgrade hands to the next supervisor begins with its last segment, because a request that has ended and has no reader here has
-//! none there. An entry
-//! that a kill cut off in the middle is the last, and is ignored; so are tokens of a request whose log
-//! probabilities should have come behind it.
+//! A segment above its size limit is followed by another one, which begins with all live requests. The previous segment
+//! is kept for recently ended requests, and older memory is freed. An upgrade hands over a log that begins with its
+//! last segment: an ended request without a reader here has none in the next supervisor.
+//!
+//! An entry that a kill truncated is the last one, and is ignored. Tokens without their requested log probabilities are
+//! ignored as well.
 
 #![expect(
     clippy::disallowed_methods,
@@ -48,37 +47,37 @@ use worker_orcd_ipc::{Logprobs, RequestId, SealedPages, TokenId, encode};
 
 const MAGIC: [u8; 8] = *b"orcdwal6";
 
-/// The first page tells where to begin.
+/// Size of the header, which contains the offset of the first entry.
 const HEADER_BYTES: u64 = 4096;
 
 const SEGMENT_BYTES: u64 = 4 << 20;
 
-/// Memory that is kept for the next entries. Those of a long answer are more.
+/// Capacity of the entry buffer that is kept between writes. A long answer may need more.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Log probabilities of an answer that are in one entry, at most.
+/// Maximum number of log probabilities in one entry.
 const LOGPROBS_AT_ONCE: usize = 4096;
 
-/// An ended request is told again this long.
+/// Time after its end for which a request is still restored.
 const RETOLD_FOR: Duration = Duration::from_secs(60);
 
-/// A request that was there in so many crashes of a supervisor may be their cause, and is not tried again.
+/// Number of supervisor crashes after which a request is not restored, because it may be their cause.
 const MAX_CRASHES: u8 = 3;
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Entry {
-    /// With all that was drawn until then. Told again, it replaces what was known.
+    /// A request with all its tokens so far. It replaces earlier entries of the request.
     Accepted(Box<Restored>),
-    /// A child computes it for the first time, and had so many tokens of its prompt.
+    /// First step of a request on a child, with the number of prompt tokens in the prefix cache.
     Began {
         request: RequestId,
         cached_tokens: u32,
     },
-    /// The next token of each of these requests, and log probabilities of those that want them.
+    /// Next token of each of these requests, and log probabilities if they are requested.
     Drawn(Vec<(RequestId, TokenId)>, Vec<(RequestId, Logprobs)>),
     /// Log probabilities of the next tokens of a prompt.
     Scored(RequestId, Vec<Logprobs>),
-    /// `end` is `None` where nobody reads it any more.
+    /// End of a request. `end` is `None` if it has no reader.
     Ended {
         request: RequestId,
         end: Option<StreamEvent>,
@@ -86,32 +85,32 @@ enum Entry {
     },
 }
 
-/// A request as the log has it.
+/// A request as restored from the log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Restored {
     pub id: RequestId,
-    /// Of requests for vectors the log has none: their clients go with the supervisor that they asked.
+    /// Parameters. The log has no embedding requests: their clients lose the answer with the supervisor.
     pub request: NewRequest,
     pub generated: Vec<TokenId>,
-    /// `None` before a child began with it.
+    /// `None` before a child began the request.
     pub cached_tokens: Option<u32>,
-    /// Of each token in `generated`, where they are wanted. They are written in entries of their own, for
-    /// those of a long answer are too many for one.
+    /// Log probabilities of each token in `generated`, if they are requested. They are separate entries, because those
+    /// of a long answer exceed one frame.
     pub told_logprobs: Vec<Logprobs>,
-    /// Of the prompt's tokens but the first, where they are wanted, in entries of their own as well.
+    /// Log probabilities of all prompt tokens but the first, if they are requested. Separate entries as well.
     pub told_prompt: Vec<Logprobs>,
     pub on_fault: OnFault,
     /// Unix time in milliseconds.
     pub accepted_at_ms: u64,
     /// Unix time in milliseconds.
     pub deadline_ms: Option<u64>,
-    /// Unix time in milliseconds, as far as the segment's beginning tells.
+    /// Unix time in milliseconds. `None` if the first token came after the beginning of the segment.
     pub first_token_at_ms: Option<u64>,
-    /// Children that died under it.
+    /// Number of children that died while they had the request.
     pub recoveries: u32,
-    /// Supervisors that died under it.
+    /// Number of supervisors that crashed while they had the request.
     pub crashes: u8,
-    /// Pages of the last child that hold its first tokens, as far as the segment's beginning tells.
+    /// Sealed pages of the last child, as of the beginning of the segment.
     pub sealed: Option<SealedPages>,
     pub end: Option<StreamEvent>,
 }
@@ -125,17 +124,17 @@ impl Deref for Restored {
 }
 
 impl Restored {
-    /// So many tokens it may have in the end.
+    /// Maximum number of tokens of prompt and answer.
     pub fn most_tokens(&self) -> u64 {
         self.prompt.len() as u64 + u64::from(self.max_tokens)
     }
 
-    /// Forgets tokens whose log probabilities a kill cut off. They are drawn again, and are the same.
+    /// Removes tokens without their log probabilities, which a kill truncated. The replay draws the same tokens again.
     fn forget_unsure(&mut self) {
         let known = self.told_logprobs.len();
         if self.logprobs.is_some() && self.end.is_none() && known < self.generated.len() {
             self.generated.truncate(known);
-            // They may hold more tokens than are left.
+            // The pages may hold more tokens than remain.
             self.sealed = None;
         }
     }
@@ -146,7 +145,7 @@ pub struct Wal {
     file: File,
     segment: u64,
     end: u64,
-    /// Length at which the present segment is followed by another one.
+    /// Length at which the next segment begins, in bytes.
     segment_limit: u64,
     drawn: Vec<(RequestId, TokenId)>,
     logprobs: Vec<(RequestId, Logprobs)>,
@@ -156,8 +155,10 @@ pub struct Wal {
 }
 
 impl Wal {
+    /// Creates an empty log.
+    ///
     /// # Errors
-    /// When the kernel has no memory or no descriptor for it.
+    /// The kernel has no memory or no descriptor for it.
     pub fn create(now: Instant) -> io::Result<Self> {
         let file = File::from(memfd_create("worker-orcd-wal", MemfdFlags::CLOEXEC)?);
         file.write_all_at(&MAGIC, 0)?;
@@ -196,7 +197,8 @@ impl Wal {
             .extend(logprobs.map(|logprobs| (request, logprobs.clone())));
     }
 
-    /// `end` is `None` where nobody reads it any more. Otherwise it stays in the log as long as somebody does.
+    /// Notes the end of a request. `end` is `None` if it has no reader. Otherwise later segments repeat it until the
+    /// reader is gone.
     pub fn ended(&mut self, record: &Arc<Record>, end: Option<StreamEvent>, now: Instant) {
         let at_ms = self.clock.unix_ms(now);
         self.note(&Entry::Ended {
@@ -209,10 +211,10 @@ impl Wal {
         }
     }
 
-    /// Writes what was noted. `live` is asked for every request where a new segment begins.
+    /// Writes pending entries. `live` returns all requests; it is called only if a new segment begins.
     ///
     /// # Errors
-    /// When the kernel has no memory for it; the log ends there.
+    /// The kernel has no memory for the log, which ends there.
     pub fn flush<'a, L>(&mut self, live: impl FnOnce() -> L) -> io::Result<()>
     where
         L: Iterator<Item = (&'a Record, Option<&'a SealedPages>)>,
@@ -228,10 +230,10 @@ impl Wal {
         Ok(())
     }
 
-    /// Writes every request as it is now.
+    /// Begins a segment with all live requests.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush).
+    /// See [`flush`](Self::flush).
     pub fn begin_segment<'a>(
         &mut self,
         live: impl Iterator<Item = (&'a Record, Option<&'a SealedPages>)>,
@@ -258,11 +260,11 @@ impl Wal {
         self.begin_at(before)
     }
 
-    /// Ends the log for an upgrade: the next supervisor takes over every connection. The log then holds the requests that
-    /// run and those that have ended and still have a reader, and nothing that was written before.
+    /// Closes the log for an upgrade, in which the next supervisor takes over every connection. The log then contains
+    /// the live requests and the ended requests that still have a reader.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush).
+    /// See [`flush`](Self::flush).
     pub fn finish<'a>(
         &mut self,
         live: impl Iterator<Item = (&'a Record, Option<&'a SealedPages>)>,
@@ -271,7 +273,7 @@ impl Wal {
         self.begin_at(self.segment)
     }
 
-    /// Makes the log begin at the byte `start`, and gives the memory before it back.
+    /// Makes the log begin at byte `start`, and frees the memory before it.
     fn begin_at(&self, start: u64) -> io::Result<()> {
         self.file
             .write_all_at(&start.to_le_bytes(), MAGIC.len() as u64)?;
@@ -282,7 +284,7 @@ impl Wal {
         Ok(())
     }
 
-    /// A vector has no rest that another supervisor could tell, so nothing is written of who wants one.
+    /// Adds a request. An embedding request is skipped, because another supervisor has no partial answer to resume.
     fn note_request(&mut self, record: &Record, sealed: Option<&SealedPages>) {
         if record.embeds.is_some() {
             return;
@@ -306,7 +308,7 @@ impl Wal {
         }
     }
 
-    /// In the order of what happened: tokens that were noted before come first.
+    /// Adds an entry in the order of events: after the tokens that were noted before.
     fn note(&mut self, entry: &Entry) {
         if !matches!(entry, Entry::Drawn(..)) {
             self.note_drawn();
@@ -315,7 +317,7 @@ impl Wal {
         if let Ok(Ok(())) = framed {
             return;
         }
-        // A request that fits a command fits a frame here, too.
+        // A request that fits a command also fits a frame of the log.
         error!("wal_entry_too_large");
     }
 

@@ -1,4 +1,4 @@
-//! Devices and their children, and what a supervisor does with them.
+//! Simulated devices and their children, and the supervisor's actions on them.
 
 use super::World;
 use crate::error_code::ErrorCode;
@@ -9,22 +9,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use worker_orcd_ipc::{Began, FinishReason, RequestId};
 use worker_orcd_lifecycle::{DeathCause, DeviceId, SeatId};
 
-/// Requests that a child computes at once; others wait in its queue.
+/// Number of requests that a child computes at once. Further requests wait in its queue.
 const SLOTS: usize = 2;
 
 #[derive(Default)]
 pub(super) struct Child {
-    /// Which of the two of its device it has.
+    /// Index of the child's seat on its device: 0 or 1.
     pub(super) seat: u8,
     pub(super) serving: bool,
     pub(super) withdrawn: bool,
-    /// Requests that it runs, and the index of each one's next token.
+    /// Running requests, each with the index of its next token.
     pub(super) running: BTreeMap<RequestId, u32>,
-    /// Those that wait for a slot.
+    /// Requests that wait for a slot, each with the index of its next token.
     pub(super) queue: Vec<(RequestId, u32)>,
-    /// Answers to cancellations, for its next step.
+    /// Answers to cancellations, sent with the next step.
     pub(super) answers: Vec<(RequestId, FinishReason)>,
-    /// Requests that had a token from this child.
+    /// Requests that have a token from this child.
     pub(super) moved: BTreeSet<RequestId>,
 }
 
@@ -34,7 +34,7 @@ impl Child {
         self.running.keys().copied().chain(queue)
     }
 
-    /// Takes what there is room for into its next step.
+    /// Moves requests from the queue to free slots, for the next step.
     pub(super) fn begin(&mut self) -> Vec<Began> {
         let free = SLOTS
             .saturating_sub(self.running.len())
@@ -83,7 +83,7 @@ impl World {
         }
     }
 
-    /// Ends children that have given everything back.
+    /// Dismisses children that have returned all their requests.
     pub(super) fn dismiss(&mut self) {
         for number in 0..self.children.len() as u8 {
             let device = DeviceId(number);
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// One device is left: without any, the worker ends everything.
+    /// Takes a device out of use, except the last one: a worker without devices ends every request.
     pub(super) fn strand(&mut self, device: DeviceId, dies_first: bool) {
         let mut others = (0..self.children.len() as u8).map(DeviceId);
         if !others.any(|it| it != device && !self.stranded.contains(&it)) {
@@ -118,7 +118,7 @@ impl World {
         self.die(device, &DeathCause::Signalled(9), &Scene::default());
     }
 
-    /// The next child of the device has its other seat.
+    /// Kills the child of a device. The next child takes the device's other seat.
     pub(super) fn die(&mut self, device: DeviceId, cause: &DeathCause, scene: &Scene) {
         let seat = self.seat(device);
         let child = std::mem::take(self.child(device));

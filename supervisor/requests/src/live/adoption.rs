@@ -1,4 +1,4 @@
-//! Sealed pages: which of them hold the tokens of a request, and which child may adopt them.
+//! Sealed KV cache pages: the pages of each request, and the child that may adopt them.
 
 use super::Requests;
 use super::assignments::Assignments;
@@ -7,18 +7,19 @@ use worker_orcd_ipc::{Generation, KvSource, MAX_LAYER_GROUPS, SealedPage, Sealed
 use worker_orcd_lifecycle::SeatId;
 
 impl Requests {
-    /// The child of this seat is told to load, and whose sealed pages it may adopt.
+    /// Notes that the child of this seat loads, and the child of which it may adopt sealed pages.
     pub fn loads(&mut self, seat: SeatId, child: Generation, adopts_from: Option<KvSource>) {
         let other = adopts_from.map(|other| other.child);
         self.assigned.seat(seat).loads(child, other);
     }
 
-    /// The child of this seat was given the KV cache of a child of another device.
+    /// Notes that the child of this seat has access to the KV cache of another device's child.
     pub fn attached(&mut self, seat: SeatId, sibling: Generation) {
         self.assigned.seat(seat).attach(sibling);
     }
 
-    /// The child of this seat stands by, and copies whole pages of the other one before their requests come.
+    /// Starts copying ahead: the standby of this seat copies full pages of the active child before their requests
+    /// arrive.
     pub fn copies_ahead(&mut self, seat: SeatId) {
         self.assigned.seat(seat).begin_copies_ahead();
         let from = self.assigned.seat(seat).copies_ahead_from();
@@ -34,7 +35,7 @@ impl Requests {
         whole.iter().for_each(|pages| dispatch.copy_ahead(pages));
     }
 
-    /// What the child of this seat has computed may be wrong: nobody adopts it.
+    /// Drops all sealed pages of this seat's child, because they may be wrong.
     pub fn distrust(&mut self, seat: SeatId) {
         let child = self.assigned.seat(seat).child();
         for live in self.assigned.iter_mut() {
@@ -42,8 +43,8 @@ impl Requests {
         }
     }
 
-    /// The child of a seat has sealed more pages of a request. A list that cannot be is dropped, and their
-    /// tokens are computed again.
+    /// Adds pages that the child of a seat has sealed for a request. An impossible list is dropped, and its tokens are
+    /// computed again.
     pub(super) fn sealed(&mut self, seat: SeatId, said: &Sealing) -> Result<(), Violation> {
         let request = said.request;
         let dispatch = self.assigned.seat(seat);
@@ -60,7 +61,7 @@ impl Requests {
         let sealed = live.sealed.take().filter(|it| it.child == child);
         let mut pages = sealed.map_or_else(Vec::new, |it| it.pages);
         let first = said.first as usize;
-        // A page holds a token at least, which lies in one of each group of layers.
+        // Each page holds at least one token, and each token is in one page per group of layers.
         let most = MAX_LAYER_GROUPS * live.history() as usize;
         let is_possible = first + said.pages.len() <= most;
         if first <= pages.len() && is_possible {
@@ -76,14 +77,14 @@ impl Requests {
     }
 }
 
-/// All but the last, which may be sealed again with more tokens in it. So may others of its block: a child that copies ahead
-/// takes those alone that are full.
+/// All pages but the last, which may be sealed again with more tokens. Other pages of its block may be, too, so a
+/// standby copies only full pages.
 fn whole_pages(pages: &[SealedPage]) -> &[SealedPage] {
     pages.split_last().map_or(&[], |(_, whole)| whole)
 }
 
 impl Assignments {
-    /// Children that stand by behind this one are told of pages that it has sealed.
+    /// Sends sealed pages of `child` to the standbys that copy ahead from it.
     fn copy_ahead(&mut self, child: Generation, pages: &[SealedPage]) {
         let behind = self.seats_mut();
         for dispatch in behind.filter(|it| it.copies_ahead_from() == Some(child)) {
@@ -91,8 +92,8 @@ impl Assignments {
         }
     }
 
-    /// Children that serve let go of KV caches from which nobody is left to adopt anything: the child that computed
-    /// there will take no work any more, and no request has pages of it.
+    /// Releases KV caches that no request can adopt any more: the child that computed there takes no more work, and no
+    /// request has pages of it.
     pub(super) fn release_kv(&mut self) {
         let open: Vec<_> = self.open_seats().collect();
         for seat in open {

@@ -1,4 +1,4 @@
-//! Which request is with which child.
+//! Assignment of requests to children.
 
 use super::ServedBy;
 use super::devices::{Bond, Devices};
@@ -19,14 +19,14 @@ use worker_orcd_lifecycle::SeatId;
 
 #[derive(Debug)]
 pub(super) struct Assignments {
-    /// Requests by number, hence in the order of arrival.
+    /// Requests by id, which is the order of arrival.
     pub(super) live: BTreeMap<RequestId, Live>,
-    /// One for each seat: two for each device.
+    /// One entry for each seat, two seats for each device.
     pub(super) seats: Vec<Dispatch>,
     devices: Devices,
-    /// Each of them runs alone in its seat, in this order.
+    /// Requests that must run alone, in the order of their turns.
     pub(super) suspects: BTreeSet<RequestId>,
-    /// Where there is a choice of devices, what a child has computed before is known by it.
+    /// Hash key for prefixes. `None` on one device: there is no choice to make.
     pub(super) key: Option<Key>,
 }
 
@@ -34,28 +34,28 @@ pub(super) struct Assignments {
 pub(super) struct Live {
     pub(super) record: Arc<Record>,
     pub(super) place: Place,
-    /// What it takes of the child that has it.
+    /// Reservation on the child that has the request.
     pub(super) hold: Hold,
-    /// Of its prompt.
+    /// Block hashes of the prompt.
     pub(super) chain: Chain,
-    /// It was called back to go there.
+    /// Destination of a request that was called back for rebalancing.
     pub(super) goes_to: Option<SeatId>,
-    /// It was called back to go elsewhere, once: nobody goes to and fro.
+    /// The request was already rebalanced once, and is not moved again.
     pub(super) was_moved: bool,
-    /// The children that may go on with it.
+    /// Children that may continue the request.
     pub(super) bond: Bond,
-    /// Length of its history when the child got it.
+    /// Length of the history at the assignment to the present child.
     pub(super) given_at: u32,
-    /// The child that it left before that one was buried.
+    /// Previous child, if the request left it before its death was judged.
     left: Option<Left>,
     suspicion: Suspicion,
-    /// Pages of a child that hold its first tokens.
+    /// Sealed pages with the first tokens of the request.
     pub(super) sealed: Option<SealedPages>,
-    /// Kin of that child; `None` where another supervisor had it.
+    /// Determinism class of the child that sealed the pages. `None`: it served an earlier supervisor.
     pub(super) sealed_by: Option<Kin>,
 }
 
-/// A child that a request left, and the request as it was then.
+/// A child that a request left, and the lengths of the history at its assignment and at its departure.
 #[derive(Debug, Clone, Copy)]
 struct Left {
     seat: SeatId,
@@ -75,7 +75,7 @@ impl Assignments {
         }
     }
 
-    // === looking ===
+    // === accessors ===
 
     pub(super) fn len(&self) -> usize {
         self.live.len()
@@ -89,7 +89,7 @@ impl Assignments {
         self.live.values().map(|live| &*live.record)
     }
 
-    /// With the pages of a child that hold its first tokens.
+    /// All records, each with the sealed pages of its first tokens.
     pub(super) fn records_with_pages(
         &self,
     ) -> impl Iterator<Item = (&Record, Option<&SealedPages>)> {
@@ -97,7 +97,7 @@ impl Assignments {
         live.map(|live| (&*live.record, live.sealed.as_ref()))
     }
 
-    /// Another child has sealed pages of it.
+    /// Sets the sealed pages of a request to those of an earlier supervisor's child.
     pub(super) fn has_pages(&mut self, id: RequestId, sealed: SealedPages) {
         if let Some(live) = self.live.get_mut(&id) {
             live.sealed = Some(sealed);
@@ -108,13 +108,12 @@ impl Assignments {
         self.live.get(&id)
     }
 
-    /// The request, if the child of that seat has it.
+    /// Returns the request if it is with the child of `seat`.
     pub(super) fn get_with(&self, id: RequestId, seat: SeatId) -> Option<&Live> {
         let live = self.get(id);
         live.filter(|live| live.place.seat() == Some(seat))
     }
 
-    /// As [`get_with`](Self::get_with).
     pub(super) fn get_mut_with(&mut self, id: RequestId, seat: SeatId) -> Option<&mut Live> {
         let live = self.live.get_mut(&id);
         live.filter(|live| live.place.seat() == Some(seat))
@@ -132,13 +131,13 @@ impl Assignments {
         self.get(id).map(|live| live.place)
     }
 
-    /// Requests that the present child of a seat was given, in the order of arrival.
+    /// Requests that are with the present child of a seat, in order of arrival.
     pub(super) fn of(&self, seat: SeatId) -> impl Iterator<Item = &Live> {
         let live = self.live.values();
         live.filter(move |live| live.place.seat() == Some(seat))
     }
 
-    /// Those that a child was given.
+    /// Number of requests that are with a child.
     pub(super) fn with_child(&self) -> usize {
         let seats = self.live.values().filter_map(|live| live.place.seat());
         seats.count()
@@ -160,7 +159,7 @@ impl Assignments {
         &mut self.devices
     }
 
-    /// A child serves in this seat.
+    /// Opens a seat for a child that serves.
     pub(super) fn open(&mut self, seat: SeatId, by: ServedBy) {
         self.devices.serves(seat.device(), by.kin.clone());
         let prefixes = self.key.as_ref().map(|_| Prefixes::new(by.kv_tokens));
@@ -169,12 +168,12 @@ impl Assignments {
         dispatch.open(by);
     }
 
-    /// The child of this seat computes the prompt of this request.
+    /// Notes that the child of this seat computes the prompt of a request.
     pub(super) fn begun(&mut self, id: RequestId, seat: SeatId) {
         self.advance(id, seat, Stage::Begun);
     }
 
-    /// The child of this seat has told a token of this request.
+    /// Notes the first token of a request from the child of this seat.
     pub(super) fn streams(&mut self, id: RequestId, seat: SeatId) {
         self.advance(id, seat, Stage::Streams);
         self.level();
@@ -190,7 +189,7 @@ impl Assignments {
         }
     }
 
-    /// What the child of this seat computed is being told: only its kin can go on.
+    /// Pins a request to the determinism class of this seat's child, because the child's output now reaches the client.
     pub(super) fn bind(&mut self, id: RequestId, seat: SeatId) {
         let Some(kin) = self.seat(seat).kin().cloned() else {
             return;
@@ -208,9 +207,9 @@ impl Assignments {
         self.seats.iter_mut()
     }
 
-    // === a request ===
+    // === transitions of a request ===
 
-    /// Admits a request, which goes to a child if one may have it.
+    /// Adds a request and assigns it to a child if one may have it.
     pub(super) fn admit(&mut self, record: Arc<Record>) {
         let id = record.id;
         let key = self.key.as_ref();
@@ -234,13 +233,13 @@ impl Assignments {
         }
     }
 
-    /// Removes a request that ends. [`Self::fill_gap`] gives others its turn.
+    /// Removes a request that ends. [`Self::fill_gap`] then assigns other requests.
     pub(super) fn remove(&mut self, id: RequestId) -> Option<Arc<Record>> {
         let mut live = self.live.remove(&id)?;
         if let Some(seat) = live.place.seat() {
             let dispatch = &mut self.seats[usize::from(seat.0)];
             dispatch.forget(id, live.hold);
-            // The next request may be the next one of this conversation.
+            // The next turn of the conversation will begin with this prompt and answer.
             if let (Some(key), Some(prefixes)) = (&self.key, &mut dispatch.prefixes) {
                 let progress = live.record.progress.lock();
                 key.lengthen(&mut live.chain, &live.record.prompt, progress.generated());
@@ -250,7 +249,8 @@ impl Assignments {
         Some(live.record)
     }
 
-    /// The last suspect gives way to everybody, any other end may leave the child to the next.
+    /// Assigns requests after a removal. The end of a suspect may let all others continue; any other end may allow
+    /// rebalancing.
     pub(super) fn fill_gap(&mut self, removed: RequestId) {
         let was_suspect = self.suspects.remove(&removed);
         if was_suspect || !self.suspects.is_empty() {
@@ -260,7 +260,7 @@ impl Assignments {
         }
     }
 
-    /// Puts a request whose child is gone back to those who wait.
+    /// Returns a request of a dead child to the waiting requests.
     pub(super) fn interrupt(&mut self, id: RequestId, seat: SeatId) -> Option<&Live> {
         if self.place(id)?.seat() != Some(seat) {
             return None;
@@ -269,7 +269,7 @@ impl Assignments {
         self.get(id)
     }
 
-    /// No child has it any more.
+    /// Removes a request from its child, if it has one.
     pub(super) fn vacate(&mut self, id: RequestId) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
@@ -280,8 +280,8 @@ impl Assignments {
         }
     }
 
-    /// Requests of a seat that no other death has met at the place where they are, so that its own makes
-    /// none of them a suspect, and that are to go on. They are noted as they are now.
+    /// Marks as departed, and returns, the requests of a seat that may continue before its death is judged: those to be
+    /// resumed that no earlier death has met at their present place. A single death makes no suspect.
     pub(super) fn depart(&mut self, seat: SeatId) -> Vec<RequestId> {
         let departed: Vec<_> = self.may_depart(seat).collect();
         for id in &departed {
@@ -290,7 +290,7 @@ impl Assignments {
         departed
     }
 
-    /// Those whom [`depart`](Self::depart) would have go.
+    /// Requests that [`depart`](Self::depart) would return.
     pub(super) fn may_depart(&self, seat: SeatId) -> impl Iterator<Item = RequestId> {
         let may_depart = self.live.values().filter(move |live| {
             let goes_on = live.record.on_fault == OnFault::Resume;
@@ -311,7 +311,7 @@ impl Assignments {
         }
     }
 
-    /// Requests that the dead child of a seat had, also those that have left it.
+    /// Requests that were in flight on a dead child, including those that departed earlier.
     pub(super) fn bereft(&self, seat: SeatId) -> Vec<RequestId> {
         let had = |live: &&Live| {
             live.place.seat() == Some(seat) || live.left.is_some_and(|left| left.seat == seat)
@@ -320,7 +320,7 @@ impl Assignments {
         had.map(|live| live.record.id).collect()
     }
 
-    /// How many they were.
+    /// Clears the departures from a seat. Returns their number.
     pub(super) fn forget_left(&mut self, seat: SeatId) -> usize {
         let live = self.live.values_mut();
         let left = live.filter_map(|live| live.left.take_if(|left| left.seat == seat));
@@ -329,7 +329,7 @@ impl Assignments {
 
     // === suspects ===
 
-    /// The verdict of a death about a request that was with the child.
+    /// Judges a request that was with a dead child.
     pub(super) fn accuse(&mut self, id: RequestId, of: &Inquest<'_>, toll: Toll) -> Verdict {
         let Some(live) = self.live.get_mut(&id) else {
             return Verdict::Unchanged;
@@ -357,7 +357,8 @@ impl Assignments {
             return Verdict::Proven { deaths };
         }
         if is_suspect {
-            // What kills may lie in them, and their memory is waited for.
+            // The pages may contain the cause of the deaths, and a waiting suspect would delay the release of their KV
+            // cache.
             live.sealed = None;
         }
         if is_suspect && self.suspects.insert(id) {
@@ -373,8 +374,8 @@ impl Assignments {
         }
     }
 
-    /// The same request in other jobs would kill as many children again; one that got past the fatal step
-    /// has shown that it does not.
+    /// Suspects and requests without a token that have the same fingerprint. They would kill as many children again; a
+    /// request past the fatal step has shown that it does not.
     pub(super) fn twins(&self, fingerprint: Fingerprint) -> Vec<RequestId> {
         let live = self.live.values();
         let may_kill = live.filter(|it| self.suspects.contains(&it.record.id) || !it.has_tokens());
@@ -382,7 +383,7 @@ impl Assignments {
         twins.map(|live| live.record.id).collect()
     }
 
-    /// Called for each token of a suspect.
+    /// Clears a suspect once it is past its fatal place. Called for each of its tokens.
     pub(super) fn acquit_if_past(&mut self, id: RequestId) {
         let Some(live) = self.live.get(&id) else {
             return;
@@ -394,8 +395,8 @@ impl Assignments {
         }
     }
 
-    /// A child has said its last word on a request. That one may wait for it, and a suspect until the child has
-    /// nothing else.
+    /// Assigns requests after a child's last report on a request that left it. The request itself may have waited for
+    /// that report, and a suspect may have waited for an empty child.
     pub(super) fn hand_out_after(&mut self, left: RequestId) {
         if !self.suspects.is_empty() || self.place(left) == Some(Place::Waiting) {
             self.hand_out();
@@ -404,13 +405,13 @@ impl Assignments {
 }
 
 impl Live {
-    /// Tokens of its prompt and its answer.
+    /// Number of tokens of the prompt and the answer.
     pub(super) fn history(&self) -> u32 {
         let tokens = self.record.progress.lock().tokens_out();
         self.record.tokens_in().saturating_add(tokens)
     }
 
-    /// It has tokens of the child that has it.
+    /// True once the present child has drawn a token of the request.
     pub(super) fn streams(&self) -> bool {
         self.hold.stage() == Stage::Streams
     }

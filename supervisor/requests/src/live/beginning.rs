@@ -1,5 +1,5 @@
-//! The beginning of a request: a child computes it for the first time, and says what it did not have to
-//! compute. What the first child said stands, whatever later ones find.
+//! First step of a request on a child, with the number of prompt tokens in the prefix cache. Only the first child's
+//! report counts: replays do not change it.
 
 use super::Requests;
 use crate::violation::Violation;

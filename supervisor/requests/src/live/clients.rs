@@ -1,4 +1,4 @@
-//! What clients want of the journal: in, out, and how long they wait.
+//! Actions of clients: submission, cancellation, disconnection; and deadlines.
 
 use super::Requests;
 use crate::error_code::ErrorCode;
@@ -28,7 +28,7 @@ impl Requests {
         self.end_here(id, now, |progress, _| progress.fail(failure));
     }
 
-    /// Ends a request that nobody reads any more.
+    /// Ends a request without a reader.
     pub fn abandon(&mut self, id: RequestId, now: Instant) {
         self.end_here(id, now, |_, _| {});
     }

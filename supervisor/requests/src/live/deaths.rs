@@ -1,4 +1,4 @@
-//! Deaths: what a dead child had goes on, waits for its turn, or ends.
+//! Consequences of a child's death for its requests: replay on another child, wait, or end.
 
 use super::Requests;
 use super::probation::{Inquest, Verdict};
@@ -12,8 +12,8 @@ use worker_orcd_ipc::RequestId;
 use worker_orcd_lifecycle::{DeathCause, SeatId};
 
 impl Requests {
-    /// The child says nothing more that counts. Who cannot become a suspect by its death goes on at once;
-    /// what it says about them is told at the burial.
+    /// Reassigns requests of a dying child before it is reaped, except those that its death could make suspects. Later
+    /// reports of the child do not count. [`bury`](Self::bury) judges the death.
     pub fn release(&mut self, seat: SeatId) {
         for id in self.assigned.depart(seat) {
             self.interrupt(id, seat);
@@ -21,8 +21,8 @@ impl Requests {
         self.assigned.hand_out();
     }
 
-    /// The child is gone. What it had goes on with the next one, or ends. Returns how many of the latest deaths were
-    /// the doing of a request.
+    /// Judges the requests of a dead, reaped child, then continues or ends each. Returns how many recent deaths a
+    /// request caused.
     pub fn bury(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) -> u32 {
         self.suspend(seat);
         let bereft = self.assigned.bereft(seat);
@@ -40,12 +40,12 @@ impl Requests {
         }
         self.assigned.forget_left(seat);
         self.end_hopeless(now);
-        // Where another child serves already, nobody waits for the next one.
+        // A child that already serves takes the requests immediately.
         self.assigned.hand_out();
         ascribed
     }
 
-    /// Nothing happens to who has left that seat already.
+    /// Interrupts a request, unless it has already left that seat.
     pub(super) fn interrupt(&mut self, id: RequestId, seat: SeatId) {
         if let Some(live) = self.assigned.interrupt(id, seat) {
             let mut progress = live.record.progress.lock();
@@ -54,8 +54,8 @@ impl Requests {
         }
     }
 
-    /// Returns how many deaths are this request's doing. The proof takes few of them, so children do not die of it
-    /// for ever.
+    /// Judges a request and returns the number of deaths that it caused, which do not count as a crash loop. The number
+    /// is bounded, because a proof takes few deaths.
     fn judge(&mut self, id: RequestId, inquest: &Inquest<'_>, now: Instant) -> u32 {
         let toll = self.probation.toll(now);
         match self.assigned.accuse(id, inquest, toll) {
@@ -72,8 +72,7 @@ impl Requests {
         }
     }
 
-    /// Convicts a request that killed its child when the child had nothing else: the same request
-    /// of others would kill, too.
+    /// Quarantines a request that was proven to kill children, and ends all requests with the same fingerprint.
     fn convict(&mut self, id: RequestId, deaths: u32, cause: &DeathCause, now: Instant) {
         let Some(live) = self.assigned.get(id) else {
             return;

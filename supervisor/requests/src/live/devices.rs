@@ -1,8 +1,8 @@
-//! Devices: which of them get children, and whose requests may go on where.
+//! Devices in use, and the requests that each may continue.
 //!
-//! Whatever has been told of a request was computed on one kind of device, and only children of that kin
-//! compute the same bits. So it is bound to them from its first token on (or from the first log probability of
-//! its prompt); who has been told nothing may go anywhere.
+//! The client of a request has received output of one determinism class, and only children of that class compute the
+//! same bits. A request is therefore pinned to the class from its first token on (or from the first log probability of
+//! its prompt). A request without output may go to any device.
 
 use super::Requests;
 use super::assignments::Assignments;
@@ -19,25 +19,26 @@ pub(super) struct Devices(Vec<Device>);
 
 #[derive(Debug, Clone, Default)]
 struct Device {
-    /// It gets no further child, and this is what those are told who needed one.
+    /// Failure for requests that only this device could continue. `Some`: the device gets no further child.
     stranded: Option<Failure>,
-    /// Kin of its newest child that served.
+    /// Determinism class of the newest child that served on the device.
     kin: Option<Kin>,
 }
 
-/// The children that may go on with a request.
+/// Children that may continue a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Bond {
-    /// Each: nothing has been told.
+    /// Any child: the client has received nothing.
     Free,
-    /// Another supervisor began it, and its log does not say with which child.
+    /// Children of the first device's class: an earlier supervisor began the request, and its log does not name the
+    /// class.
     Unknown,
     To(Kin),
 }
 
 impl Requests {
-    /// This device gets no further child. Requests that could go on nowhere else end with this failure, those
-    /// of its own child as soon as that one has none of them any more.
+    /// Takes a device out of use. Requests that no other device can continue end with `failure`. Requests of the
+    /// device's present child end once they have left it.
     pub fn strand(&mut self, device: DeviceId, failure: &Failure, now: Instant) {
         self.assigned.devices_mut().get_mut(device).stranded = Some(failure.clone());
         let of_it = self.assigned.seats_of(device);
@@ -46,12 +47,12 @@ impl Requests {
         self.assigned.hand_out();
     }
 
-    /// This device gets children again.
+    /// Returns a device to use.
     pub fn readmit(&mut self, device: DeviceId) {
         self.assigned.devices_mut().get_mut(device).stranded = None;
     }
 
-    /// Ends requests that no device which is left can go on with.
+    /// Ends requests that no device in use can continue.
     pub(super) fn end_hopeless(&mut self, now: Instant) {
         for (id, failure) in self.assigned.hopeless() {
             self.end(id, now, |progress, _| progress.fail(failure));
@@ -64,7 +65,7 @@ impl Devices {
         Self(vec![Device::default(); usize::from(devices.get())])
     }
 
-    /// A child of this kin serves on it.
+    /// Notes that a child of this class serves on the device.
     pub(super) fn serves(&mut self, device: DeviceId, kin: Kin) {
         *self.get_mut(device) = Device {
             stranded: None,
@@ -72,12 +73,12 @@ impl Devices {
         };
     }
 
-    /// Devices that have children, or will.
+    /// Number of devices that have a child or will get one.
     pub(super) fn in_use(&self) -> usize {
         self.left().count()
     }
 
-    /// Whether a child of this kin may go on with it.
+    /// True if a child of this class may continue a request with this pin.
     pub(super) fn allow(&self, bond: &Bond, kin: Option<&Kin>) -> bool {
         match bond {
             Bond::Free => true,
@@ -86,7 +87,7 @@ impl Devices {
         }
     }
 
-    /// The reason why no child that is still to come can go on with it.
+    /// Failure for a request with this pin, if no present or future child can continue it.
     fn despair(&self, bond: &Bond) -> Option<&Failure> {
         let Bond::To(its) = bond else {
             return None;
@@ -103,7 +104,7 @@ impl Devices {
         self.in_use() < self.0.len()
     }
 
-    /// The kin of the first device that has one.
+    /// Determinism class of the first device in use that has one.
     fn first_kin(&self) -> Option<&Kin> {
         self.left().find_map(|device| device.kin.as_ref())
     }
@@ -135,7 +136,7 @@ impl Assignments {
         of_it.map(|(_, dispatch)| dispatch)
     }
 
-    /// Requests that wait for a child that will never be, and what they are told.
+    /// Waiting requests that no device can continue, each with its failure.
     fn hopeless(&self) -> Vec<(RequestId, Failure)> {
         if !self.devices().any_stranded() {
             return Vec::new();

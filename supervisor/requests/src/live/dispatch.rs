@@ -1,4 +1,4 @@
-//! Dispatch to the child of one seat: what is on its way to it, and what is due from it.
+//! Dispatch to the child of one seat: queued commands, and answers that the child owes.
 
 use super::ServedBy;
 use crate::kin::Kin;
@@ -11,40 +11,40 @@ use std::sync::Arc;
 use worker_orcd_ipc::{Command, Generation, RequestId, SealedPage, SealedPages, Submission};
 use worker_orcd_lifecycle::SeatId;
 
-/// A child answers a cancellation within a step. Thousands unanswered mean that it never will.
+/// Limit of unanswered cancellations. A child answers one within a step, so thousands show that it never will.
 const MAX_LEAVING: usize = 10_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Dispatch {
-    /// The child takes submissions.
+    /// The child accepts submissions.
     is_open: bool,
-    /// It does not for the time being, because its step is overdue.
+    /// The child gets no submissions for now, because its step is overdue.
     is_doubted: bool,
-    /// Kin of the child that serves, or did last.
+    /// Determinism class of the child that serves or served last.
     kin: Option<Kin>,
     capacity: Capacity,
-    /// What the requests take that the child has.
+    /// Load by the requests that the child has.
     pub(super) burden: Burden,
-    /// Requests that it was given and has not begun.
+    /// Requests that the child has not begun.
     pub(super) queue: BTreeSet<RequestId>,
-    /// Those called back to go to another seat.
+    /// Requests that were called back for another seat, by that seat.
     pub(super) leaves_for: BTreeMap<SeatId, RequestId>,
-    /// Beginnings that it has computed, if it has any brothers.
+    /// Estimate of the child's prefix cache. `None` with a single device.
     pub(super) prefixes: Option<Prefixes>,
     orders: VecDeque<Order>,
-    /// Ended here while the child still had them: its last words on them are due.
+    /// Requests that ended here while the child had them. The child's last report on each is pending.
     leaving: HashSet<RequestId>,
-    /// The child, which seals its pages under that number.
+    /// Generation of the child, which identifies its sealed pages.
     child: Option<Generation>,
-    /// The child whose sealed pages this one may adopt.
+    /// Child of which this one may adopt sealed pages.
     adopts_from: Option<Generation>,
-    /// Children of other devices whose sealed pages it may adopt.
+    /// Children of other devices of which this one may adopt sealed pages.
     siblings: Vec<Generation>,
-    /// The child stands by and copies pages before their requests come.
+    /// The child is a standby and copies pages before their requests arrive.
     copies_ahead: bool,
 }
 
-/// An order for the child.
+/// Queued command for the child.
 #[derive(Debug)]
 enum Order {
     Submit(Arc<Record>, Option<SealedPages>),
@@ -53,14 +53,14 @@ enum Order {
     ReleaseKv(Generation),
 }
 
-/// The place of a request.
+/// Location of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// The request waits for a child, or for its turn.
     Waiting,
     With(SeatId),
-    /// Cancelled at the child, not here: it goes on later. The child's answer is due, and what
-    /// it says until then still counts.
+    /// The request was cancelled at the child, but continues later. Reports of the child remain valid until it
+    /// confirms.
     CalledBack(SeatId),
 }
 
@@ -87,37 +87,38 @@ impl Dispatch {
         self.end_copies_ahead();
     }
 
-    /// The child ends. The next one of its seat knows of nothing, and copies nothing ahead, until it says so.
+    /// Closes the seat, because its child ends. Queued commands are dropped, and the next child copies no pages ahead
+    /// until it stands by.
     pub(super) fn close(&mut self) {
         self.stop();
         self.orders.clear();
         self.end_copies_ahead();
     }
 
-    /// The child gets what is on its way to it, and nothing more.
+    /// Stops submissions. Queued commands are still sent.
     pub(super) fn stop(&mut self) {
         self.is_open = false;
         self.is_doubted = false;
     }
 
-    /// The child gets nothing more for the time being.
+    /// Suspends submissions to an overdue child.
     pub(super) fn doubt(&mut self) {
         self.is_doubted = std::mem::take(&mut self.is_open);
     }
 
-    /// It takes submissions again; false if it was not doubted.
+    /// Resumes submissions. Returns false if they were not suspended.
     pub(super) fn trust(&mut self) -> bool {
         let was_doubted = std::mem::take(&mut self.is_doubted);
         self.is_open |= was_doubted;
         was_doubted
     }
 
-    /// It takes submissions, or may again.
+    /// True if the child accepts submissions, or may do so again.
     pub(super) fn may_take_work(&self) -> bool {
         self.is_open || self.is_doubted
     }
 
-    /// Everything that was on its way to it is there.
+    /// True if no command is queued.
     pub(super) fn has_sent_all(&self) -> bool {
         self.orders.is_empty()
     }
@@ -126,7 +127,7 @@ impl Dispatch {
         self.burden.given
     }
 
-    /// The child has nothing, and owes no answer.
+    /// True if the child has no request and owes no answer.
     pub(super) fn is_free(&self) -> bool {
         self.given() == 0 && self.leaving.is_empty()
     }
@@ -135,7 +136,7 @@ impl Dispatch {
         self.orders.push_back(Order::Submit(record, sealed));
     }
 
-    /// The child is told to load.
+    /// Notes the generation of a child that loads.
     pub(super) fn loads(&mut self, child: Generation, adopts_from: Option<Generation>) {
         self.child = Some(child);
         self.adopts_from = adopts_from;
@@ -143,7 +144,7 @@ impl Dispatch {
         self.end_copies_ahead();
     }
 
-    /// The child stands by, and is told of pages from now on until it serves or ends.
+    /// Starts copying pages ahead, until the child serves or ends.
     pub(super) fn begin_copies_ahead(&mut self) {
         self.copies_ahead = true;
     }
@@ -154,7 +155,7 @@ impl Dispatch {
             .retain(|order| !matches!(order, Order::CopyAhead(_)));
     }
 
-    /// The child whose pages this one copies before their requests come.
+    /// Child of which this standby copies pages ahead.
     pub(super) fn copies_ahead_from(&self) -> Option<Generation> {
         self.adopts_from.filter(|_| self.copies_ahead)
     }
@@ -169,14 +170,14 @@ impl Dispatch {
         self.child
     }
 
-    /// Sealed pages of this child of another device may be adopted from now on.
+    /// Allows adoption of sealed pages from this child of another device.
     pub(super) fn attach(&mut self, sibling: Generation) {
         if !self.siblings.contains(&sibling) {
             self.siblings.push(sibling);
         }
     }
 
-    /// Children whose sealed pages this one may adopt.
+    /// Children of which this one may adopt sealed pages.
     pub(super) fn sources(&self) -> impl Iterator<Item = Generation> {
         let siblings = self.siblings.iter().copied();
         self.adopts_from.into_iter().chain(siblings)
@@ -186,20 +187,19 @@ impl Dispatch {
         self.sources().any(|source| source == child)
     }
 
-    /// The child will be given nothing more of that one to adopt.
+    /// Releases the KV cache of `child`: no later submission adopts from it.
     pub(super) fn release_kv(&mut self, child: Generation) {
         self.adopts_from = self.adopts_from.filter(|it| *it != child);
         self.siblings.retain(|it| *it != child);
         self.orders.push_back(Order::ReleaseKv(child));
     }
 
-    /// Calls a request back, which goes on later.
+    /// Cancels a request at the child. The request continues later.
     pub(super) fn call_back(&mut self, id: RequestId) {
         self.orders.push_back(Order::Cancel(id));
     }
 
-    /// A prompt is copied only here: a whole queue of them may wait until the child has read the ones
-    /// before.
+    /// Removes and returns the next command. A prompt is copied only here, so a long queue holds no copies.
     pub(super) fn next_command(&mut self) -> Option<Command> {
         Some(match self.orders.pop_front()? {
             Order::Submit(record, sealed) => Command::Submit(Box::new(Submission {
@@ -212,7 +212,7 @@ impl Dispatch {
         })
     }
 
-    /// A request that the child has ends here, and is to end there.
+    /// Cancels a request at the child, because it has ended here.
     pub(super) fn cancel(&mut self, id: RequestId) {
         self.leave(id);
         if self.is_open {
@@ -228,7 +228,7 @@ impl Dispatch {
         self.leaving.contains(&id)
     }
 
-    /// The child has said its last word on it, if it was leaving.
+    /// Notes the child's last report on a request. True if the request was leaving.
     pub(super) fn has_left(&mut self, id: RequestId) -> bool {
         self.leaving.remove(&id)
     }
@@ -237,21 +237,23 @@ impl Dispatch {
         self.leaving.is_empty()
     }
 
-    /// The child has the request no more.
+    /// Removes a request from the child's load.
     pub(super) fn forget(&mut self, id: RequestId, hold: Hold) {
         self.burden.remove(hold);
         self.queue.remove(&id);
         self.leaves_for.retain(|_, it| *it != id);
     }
 
-    /// The child is gone, and answers nothing more.
+    /// Clears the state of a dead child, which will not answer any more.
     pub(super) fn bury(&mut self) {
         self.leaving.clear();
         self.prefixes = None;
     }
 
+    /// Checks the number of unanswered cancellations.
+    ///
     /// # Errors
-    /// When far too many cancellations have no answer.
+    /// [`Violation::Unanswered`] above `MAX_LEAVING`.
     pub(super) fn check_leaving(&self) -> Result<(), Violation> {
         match self.leaving.len() {
             ..=MAX_LEAVING => Ok(()),

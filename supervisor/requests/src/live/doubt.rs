@@ -1,8 +1,8 @@
-//! Doubt: a child is overdue, and perhaps dead. Who can go on with another child does so before anybody knows.
+//! Overdue children: requests move to another child before the death is certain.
 //!
-//! A child whose device has failed may learn of it later than all its streams could have gone on elsewhere. If it goes
-//! on after all, it takes work again and lets go of those who left it: what it says of them is not believed. If it
-//! dies, they are judged as they were when they left, as after a [release](Requests::release).
+//! A child on a failed device may notice the failure later than its streams could continue elsewhere. If an overdue
+//! child resumes, it accepts requests again and drops those that left; its reports about them are ignored. If it dies,
+//! the requests that left are judged by their state at the departure, as after a [release](Requests::release).
 
 use super::Requests;
 use super::assignments::Assignments;
@@ -10,7 +10,7 @@ use worker_orcd_ipc::RequestId;
 use worker_orcd_lifecycle::SeatId;
 
 impl Requests {
-    /// This child could be doubted: it takes work, and so does another one of its kin.
+    /// True if this child and another child of its class accept requests, so that requests could move.
     pub fn may_doubt(&mut self, seat: SeatId) -> bool {
         let kin = self.assigned.seat(seat).kin().cloned();
         let open: Vec<_> = self.assigned.open_seats().collect();
@@ -18,8 +18,8 @@ impl Requests {
         open.contains(&seat) && others.any(|other| self.assigned.seat(*other).kin() == kin.as_ref())
     }
 
-    /// Gives those who are with this child to others that have room for them. It gets nothing more until it is
-    /// [trusted](Self::trust) again. How many have left it.
+    /// Moves requests of an overdue child to other children that have room. The child gets no submissions until it is
+    /// [trusted](Self::trust) again. Returns the number of moved requests.
     pub fn doubt(&mut self, seat: SeatId) -> usize {
         if !self.may_doubt(seat) {
             return 0;
@@ -39,7 +39,7 @@ impl Requests {
         left
     }
 
-    /// The child goes on. False if nobody doubted it.
+    /// Resumes submissions to a child that made progress. Returns false if it was not overdue.
     pub fn trust(&mut self, seat: SeatId) -> bool {
         let was_doubted = self.assigned.seat(seat).trust();
         if was_doubted {
@@ -51,7 +51,7 @@ impl Requests {
 }
 
 impl Assignments {
-    /// Where it would go, if it could go on there at once.
+    /// Seat where a request could start immediately.
     fn seat_with_room(&self, id: RequestId) -> Option<SeatId> {
         let seat = self.seat_for(id)?;
         let dispatch = &self.seats[usize::from(seat.0)];
@@ -60,7 +60,7 @@ impl Assignments {
         has_room.then_some(seat)
     }
 
-    /// The child is to let go of a request that goes on elsewhere meanwhile.
+    /// Cancels a request at an overdue child, while it continues elsewhere.
     fn renounce(&mut self, id: RequestId, seat: SeatId) {
         self.note_departure(id, seat);
         let dispatch = self.seat(seat);
@@ -82,7 +82,7 @@ mod tests {
     const ONE: SeatId = SeatId(0);
     const TWO: SeatId = SeatId(2);
 
-    /// A child on each device, of these kinds.
+    /// Journal with a serving child on each device, of these classes.
     fn journal(kinds: [&str; 2], slots: usize) -> Journal {
         let mut journal = Journal::with_devices(16, NonZeroU8::new(2).unwrap());
         for (seat, kind) in [ONE, TWO].into_iter().zip(kinds) {
@@ -115,7 +115,7 @@ mod tests {
         commands.iter().filter_map(id).collect()
     }
 
-    /// Requests of which the first child has told a token each.
+    /// Submits requests, each with one token from the first child.
     fn streams_of_the_first(journal: &mut Journal, count: u32) -> Vec<RequestId> {
         let new = |number: u32| NewRequest {
             prompt: vec![TokenId(0); 1 + number as usize],
@@ -127,7 +127,7 @@ mod tests {
         ids
     }
 
-    /// A journal whose first child has streams, and whose second came later.
+    /// Journal with streams on the first child. The second child serves later.
     fn with_streams(kinds: [&str; 2], streams: u32, room: usize) -> (Journal, Vec<RequestId>) {
         let mut journal = Journal::with_devices(16, NonZeroU8::new(2).unwrap());
         journal.serve_by(ONE, kin(kinds[0]), 8);
@@ -146,7 +146,11 @@ mod tests {
         assert_eq!(submitted(&journal.commands_of(TWO)), [id]);
         tell(&mut journal, TWO, id, 1);
         die(&mut journal, ONE);
-        assert_eq!(submitted(&journal.commands_of(TWO)), [], "it is there");
+        assert_eq!(
+            submitted(&journal.commands_of(TWO)),
+            [],
+            "no second submission"
+        );
         tell(&mut journal, TWO, id, 2);
         assert_eq!(text_of(&read(&mut stream).0), "aaa");
         assert_eq!(journal.requests.totals().recoveries, 1);
@@ -163,7 +167,7 @@ mod tests {
         tell(&mut journal, ONE, ids[0], 2);
         tell(&mut journal, TWO, ids[0], 1);
         let_go(&mut journal, ONE, ids[0]);
-        assert!(!journal.requests.trust(ONE), "it is trusted already");
+        assert!(!journal.requests.trust(ONE), "the child is trusted already");
     }
 
     #[test]
@@ -199,13 +203,13 @@ mod tests {
         let (id, _stream) = journal.submit(request("b"));
         let commands = journal.commands_of(ONE);
         let taken = [submitted(&commands), submitted(&journal.commands_of(TWO))];
-        assert_eq!(taken.concat(), [id], "both take work");
+        assert_eq!(taken.concat(), [id], "both children accept requests");
         assert!(!journal.requests.trust(ONE));
         assert_eq!(journal.requests.totals().overdue_children, 0);
     }
 
-    /// As after a release: the death of the child that they left counts for those that it had, and who has met one
-    /// stays where it is until the next.
+    /// The death of an overdue child counts for the requests that left it. A request that a death has met stays with
+    /// its overdue child until the next death.
     #[test]
     fn a_death_counts_for_those_who_left_in_doubt_and_not_for_those_who_left_one_that_went_on() {
         for goes_on in [false, true] {

@@ -1,4 +1,4 @@
-//! Embeddings: requests that end with a vector, and have no token.
+//! Embeddings: requests that end with a vector and without tokens.
 
 use super::Requests;
 use super::assignments::Live;
@@ -9,8 +9,8 @@ use worker_orcd_ipc::{FinishReason, Finished, RequestId};
 use worker_orcd_lifecycle::SeatId;
 
 impl Requests {
-    /// A request that wants a vector gets no other answer, and no other request gets one. One that wants to know how
-    /// likely its prompt is has no answer before that.
+    /// Checks the kind of a final answer. Only a request for a vector gets one, and it gets no other answer. A request
+    /// for prompt log probabilities ends only after all of them were reported.
     pub(super) fn check_answer(&self, said: &Finished, seat: SeatId) -> Result<(), Violation> {
         let live = self.assigned.get_with(said.request, seat);
         let wants_vector = live.is_some_and(|live| live.record.embeds.is_some());

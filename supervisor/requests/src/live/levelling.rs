@@ -1,8 +1,7 @@
-//! Levelling: a child that has room is given what another has not begun.
+//! Rebalancing: a child with room takes over requests that another child has not begun.
 //!
-//! A request is given to a child as soon as it is there, by an estimate. Where it turns out otherwise, one that
-//! waits is called back and goes over; a stream that a child has begun stays where it is, because moving it costs its
-//! client a pause.
+//! A request is placed on arrival, by an estimate. If the estimate is wrong, a request in a child's queue is called
+//! back and moved. A request that a child has begun stays, because a move interrupts the client's stream.
 
 use super::assignments::{Assignments, Live};
 use super::dispatch::{Dispatch, Place};
@@ -11,14 +10,14 @@ use std::collections::BTreeMap;
 use worker_orcd_ipc::{ClientId, RequestId};
 use worker_orcd_lifecycle::SeatId;
 
-/// Tokens of a prompt that moving must save: about what a child computes while the request is on its way, which is a
-/// step here and one there.
+/// Minimum gain of a move, in prompt tokens: about the work of a child while the request is in transit, one step on
+/// each side.
 const WORTH: u64 = 1024;
 
 impl Assignments {
     /// Calls back at most one request for each pair of children.
     pub(super) fn level(&mut self) {
-        // While somebody is suspected, who is where says something about them.
+        // While there are suspects, placement is evidence about them.
         if self.key.is_none() || !self.suspects.is_empty() {
             return;
         }
@@ -48,7 +47,8 @@ impl Assignments {
         }
     }
 
-    /// What a request would save that has its whole history in the other child's cache.
+    /// True if the shorter queue alone could justify a move: for a request with its whole history in the other child's
+    /// cache.
     fn may_gain(&self, from: SeatId, to: SeatId) -> bool {
         let (old, new) = (self.dispatch(from), self.dispatch(to));
         let none = Want::default();
@@ -57,8 +57,8 @@ impl Assignments {
         there + WORTH < here && !old.leaves_for.contains_key(&to)
     }
 
-    /// The youngest request that the one has not begun, of the client with the most of them there, if it
-    /// would have its first token sooner with the other.
+    /// Request to move from one child to the other: the youngest unbegun request of the client with the most of them
+    /// there, if the move pays off.
     fn to_move(&self, from: SeatId, to: SeatId) -> Option<RequestId> {
         let queue = self.dispatch(from).queue.iter();
         let waiting: Vec<_> = queue.filter_map(|id| self.live.get(id)).collect();
@@ -107,7 +107,7 @@ mod tests {
         journal
     }
 
-    /// With this many tokens of its own.
+    /// Request with `tokens` tokens that it shares with no other.
     fn long(job: u32, tokens: usize) -> NewRequest {
         NewRequest {
             prompt: vec![TokenId(100 + job); tokens],
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(called_back(&mut journal), [ids[4]]);
         assert_eq!(submitted(&mut journal, TWO), []);
         says(&mut journal, ONE, &step(&[(ids[0], 0, 0)], &[]));
-        assert_eq!(called_back(&mut journal), [], "one is on its way");
+        assert_eq!(called_back(&mut journal), [], "one request is in transit");
         says(
             &mut journal,
             ONE,
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(
             submitted(&mut journal, TWO),
             [id],
-            "the next child has nothing of it"
+            "the next child has no cached prefix"
         );
     }
 

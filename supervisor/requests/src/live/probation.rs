@@ -1,20 +1,20 @@
-//! Probation: what a death says about those who were with the child, and about the machine.
+//! Probation: evidence of a death against the requests of the child, and against the machine.
 //!
 //! ```text
 //!              two deaths at one place in it, which it may have caused
-//!   everyone ──────────────────────────────────────────────────► suspect, waits for its turn
+//!   normal ────────────────────────────────────────────────────► suspect, waits for its turn
 //!      ▲                                                               │ oldest first
-//!      │ past that place, or it dies elsewhere                         ▼
+//!      │ past that place, or deaths elsewhere                          ▼
 //!      └──────────────────────────────────────────────────────── with the child, alone
 //!                                                                      │ the child dies there,
-//!                                                                      ▼ again
+//!                                                                      ▼ repeatedly
 //!                                                   QUARANTINED, its fingerprint refused
 //! ```
 //!
-//! How often "again" is, [`Suspicion`](crate::suspicion::Suspicion) says.
+//! [`Suspicion`](crate::suspicion::Suspicion) defines the number of deaths.
 //!
-//! Who was given to the child but was in none of its open steps is not accused, whatever the device
-//! did. Only a panic may be of the child's own bookkeeping, beside a step on its way.
+//! A request that was in none of the child's open steps is not blamed. The exception is a panic, which may come from
+//! the child's bookkeeping beside a step.
 
 use crate::scene::Scene;
 use crate::suspicion::Toll;
@@ -22,47 +22,47 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::RequestId;
 use worker_orcd_lifecycle::{Blame, DeathCause, SeatId};
 
-/// The label of a death that may be the doing of code that no step runs.
+/// Label of a death that may be caused by code outside a step.
 const PANIC: &str = "panic";
 
-/// Time that a death counts against the machine.
+/// Time for which a death counts against the machine.
 const LATELY: Duration = Duration::from_secs(600);
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(super) struct Probation {
-    /// Moments at which children died lately of what a request may have done.
+    /// Times of recent deaths that a request may have caused.
     deaths: Vec<Instant>,
 }
 
-/// A death that is looked into.
+/// Investigation of a death.
 #[derive(Debug)]
 pub(super) struct Inquest<'a> {
-    /// The seat of the dead child.
+    /// Seat of the dead child.
     pub seat: SeatId,
     pub cause: &'a DeathCause,
     pub scene: &'a Scene,
-    /// The child had one request, and owed no answer on any other.
+    /// The child had one request and owed no answer for any other.
     pub alone: bool,
     blame: Blame,
 }
 
-/// The verdict on a request that may have caused a death.
+/// Verdict on a request that may have caused a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Unchanged,
-    /// The request runs alone from now on.
+    /// The request must run alone from now on.
     OnProbation,
-    /// The suspect ran alone, and its child died at its place; that is no proof yet.
+    /// The suspect ran alone, and its child died at its place. More deaths are needed for a proof.
     AloneAtItsPlace,
-    /// The request killed: so many children died at one place of it, the last when it ran alone.
+    /// The request caused `deaths` deaths at one place, the last while it ran alone.
     Proven {
         deaths: u32,
     },
 }
 
 impl Probation {
-    /// A death that a request may have caused counts against the machine.
+    /// Opens an investigation, and counts the death against the machine if a request may have caused it.
     pub(super) fn look_into<'a>(
         &mut self,
         seat: SeatId,
@@ -96,7 +96,7 @@ impl Probation {
         }
     }
 
-    /// Takes a convict's deaths off the machine's account.
+    /// Removes the deaths of a convicted request from those of the machine.
     pub(super) fn forgive(&mut self, deaths: u32) {
         let left = self.deaths.len().saturating_sub(deaths as usize);
         self.deaths.truncate(left);
@@ -112,7 +112,7 @@ impl Inquest<'_> {
         }
     }
 
-    /// The child may have died of what no step runs.
+    /// True if code outside a step may have caused the death.
     pub(super) fn may_be_beside_a_step(&self) -> bool {
         self.cause.label() == PANIC
     }

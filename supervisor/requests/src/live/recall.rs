@@ -1,5 +1,4 @@
-//! The recall of requests: of all, before another driver goes on with them, or of those of one child, which go on
-//! with others.
+//! Recall of requests: from all children before a hand-over to another driver, or from one child to the others.
 
 use super::Requests;
 use super::assignments::Assignments;
@@ -7,7 +6,7 @@ use super::dispatch::{Dispatch, Place};
 use worker_orcd_lifecycle::SeatId;
 
 impl Requests {
-    /// Calls everything back. What children say of it until then still counts, and nothing is given to them.
+    /// Calls back all requests and stops submissions. Reports of children remain valid until they confirm.
     pub fn recall(&mut self) {
         self.assigned.seats_mut().for_each(Dispatch::stop);
         for seat in self.assigned.all_seats() {
@@ -15,13 +14,13 @@ impl Requests {
         }
     }
 
-    /// Calls back what the child of this seat has, which then goes on with the others. It is given nothing more.
+    /// Calls back the requests of this seat's child, which continue on others. The child gets no further submissions.
     pub fn withdraw(&mut self, seat: SeatId) {
         self.assigned.withdraw(seat);
         self.assigned.hand_out();
     }
 
-    /// The child of this seat has nothing any more, and has been told of everything that it had.
+    /// True if the child of this seat has no request, and all commands were sent to it.
     pub fn is_withdrawn(&mut self, seat: SeatId) -> bool {
         let dispatch = self.assigned.seat(seat);
         dispatch.is_free() && dispatch.has_sent_all()
@@ -53,13 +52,16 @@ mod tests {
         let commands = journal.commands();
         assert!(matches!(&commands[..], [Command::Cancel { request }] if *request == id));
         let (_, _other) = journal.submit(request("b"));
-        assert!(!journal.requests.is_withdrawn(SEAT), "it has the first");
+        assert!(
+            !journal.requests.is_withdrawn(SEAT),
+            "the child has the first request"
+        );
         let last = step(&[(id, 0, 0)], &[]);
         journal.requests.step(SEAT, &last, journal.now).unwrap();
         let gone = step(&[], &[(id, FinishReason::Cancelled)]);
         journal.requests.step(SEAT, &gone, journal.now).unwrap();
-        assert!(journal.commands().is_empty(), "nothing more");
+        assert!(journal.commands().is_empty(), "no further submission");
         assert!(journal.requests.is_withdrawn(SEAT));
-        assert_eq!(journal.requests.len(), 2, "both go on elsewhere");
+        assert_eq!(journal.requests.len(), 2, "both continue elsewhere");
     }
 }

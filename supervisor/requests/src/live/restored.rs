@@ -1,4 +1,4 @@
-//! Requests across supervisors: written ahead here, and taken over from the one before.
+//! Requests across supervisors: write-ahead here, and restore from an earlier supervisor.
 
 use super::Requests;
 use crate::record::{Failure, Record};
@@ -10,7 +10,7 @@ use worker_orcd_ipc::SealedPages;
 use worker_orcd_text::Text;
 
 impl Requests {
-    /// Writes ahead into this log from now on.
+    /// Enables the write-ahead log.
     pub fn keep_log(&mut self, wal: Wal) {
         self.wal = Some(wal);
     }
@@ -19,7 +19,8 @@ impl Requests {
         self.wal.as_ref()
     }
 
-    /// The log for the supervisor that an upgrade starts ([`Wal::finish`]). `None` where it could not be written.
+    /// Closes the log for the supervisor that an upgrade starts ([`Wal::finish`]). `None` if there is no log, or it
+    /// could not be written.
     pub fn take_log(&mut self) -> Option<Wal> {
         let mut wal = self.wal.take()?;
         match wal.finish(self.assigned.records_with_pages()) {
@@ -31,8 +32,8 @@ impl Requests {
         }
     }
 
-    /// Goes on with a request of the supervisor before this one, of which a child has sealed pages, or keeps its
-    /// end until somebody asks.
+    /// Restores a request of an earlier supervisor. An unfinished request continues, with the sealed pages of a child
+    /// if there are any. A finished one waits for its reader.
     pub fn restore(&mut self, record: Arc<Record>, sealed: Option<SealedPages>, now: Instant) {
         let end = record.progress.lock().end_to_read().cloned();
         if let Some(end) = end {
@@ -50,7 +51,7 @@ impl Requests {
         }
     }
 
-    /// What is in the log before anybody is told.
+    /// Writes pending entries. Called before readers are woken, so a client receives only logged events.
     pub(super) fn write_ahead(&mut self) {
         let Some(wal) = &mut self.wal else {
             return;
@@ -62,7 +63,7 @@ impl Requests {
         }
     }
 
-    /// Ends what another supervisor began: it cannot go on, and what it has is no text of this model.
+    /// Ends requests of an earlier supervisor that cannot continue, because this model cannot decode their tokens.
     pub fn fail_restored(&mut self, failure: &Failure, now: Instant) {
         for record in std::mem::take(&mut self.untold) {
             record.progress.lock().disown(failure);
@@ -75,7 +76,7 @@ impl Requests {
         }
     }
 
-    /// There is a vocabulary now.
+    /// Decodes the tokens of restored requests, once a vocabulary is known.
     pub(super) fn retell(&mut self, text: &Arc<Text>) {
         let ended = std::mem::take(&mut self.untold);
         let records = ended.iter().map(|record| &**record);
@@ -126,7 +127,7 @@ mod tests {
         }
     }
 
-    /// A journal with a request of another supervisor, and its reader.
+    /// Journal with a request of an earlier supervisor, and its reader.
     fn inherit(request: Restored, skip: Skip) -> (Journal, RequestStream) {
         let mut journal = Journal::with_devices(4, NonZeroU8::MIN);
         let sealed = request.sealed.clone();
@@ -153,14 +154,14 @@ mod tests {
             (Skip::Nothing, vec![("a", 0), ("b", 1), ("é", 2)]),
             (Skip::Pieces(2), vec![("é", 2)]),
             (Skip::ThroughToken(0), vec![("b", 1), ("é", 2)]),
-            // The first half of é is no text yet.
+            // The first half of é yields no text yet.
             (Skip::ThroughToken(2), vec![("é", 2)]),
         ] {
             let (mut journal, mut stream) = inherit(restored(&[0, 1, 2], None), skip);
-            assert_eq!(read(&mut stream).0, [], "there is no vocabulary");
+            assert_eq!(read(&mut stream).0, [], "no vocabulary yet");
             journal.serve(SEAT);
             let [Command::Submit(submission)] = &journal.commands()[..] else {
-                panic!("it is given to the child");
+                panic!("expected a submission");
             };
             assert_eq!(submission.generated.len(), 3);
             let next = step(&[(ID, 3, 3)], &[]);
@@ -223,7 +224,7 @@ mod tests {
             journal.serve(SEAT);
             let commands = journal.commands();
             let Some(Command::Submit(submission)) = commands.first() else {
-                panic!("it is given to the child");
+                panic!("expected a submission");
             };
             assert_eq!(submission.sealed.is_some(), adopted, "{source:?}");
         }
@@ -236,7 +237,10 @@ mod tests {
         let (mut journal, mut stream) = inherit(ended, Skip::Nothing);
         assert_eq!(read(&mut stream).0, []);
         journal.serve(SEAT);
-        assert!(journal.commands().is_empty(), "there is nothing left to do");
+        assert!(
+            journal.commands().is_empty(),
+            "an ended request has no commands"
+        );
         let (events, _) = read(&mut stream);
         assert_eq!(texts(&events), [("a", 0), ("b", 1)]);
         assert_eq!(events.last(), Some(&end));
@@ -263,9 +267,9 @@ mod tests {
             let requests = wal::read(log, Ending::Upgrade).unwrap();
             requests.iter().map(|request| request.id).collect()
         };
-        let wal = journal.requests.log().expect("it is kept");
+        let wal = journal.requests.log().expect("a log");
         assert_eq!(in_log(wal), [running, unread, gone], "after a crash");
-        let wal = journal.requests.take_log().expect("it is kept");
+        let wal = journal.requests.take_log().expect("a log");
         assert_eq!(in_log(&wal), [running, unread]);
     }
 
@@ -278,6 +282,10 @@ mod tests {
         journal.requests.fail_restored(&failure, now);
         journal.serve(SEAT);
         assert_eq!(read(&mut stream).0, [StreamEvent::Failed(failure)]);
-        assert_eq!(read(&mut own).0, [], "it was asked of this supervisor");
+        assert_eq!(
+            read(&mut own).0,
+            [],
+            "the request belongs to this supervisor"
+        );
     }
 }

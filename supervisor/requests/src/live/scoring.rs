@@ -1,4 +1,4 @@
-//! Log probabilities of prompts, which a child tells part by part: each is accepted once, in order.
+//! Log probabilities of prompts. A child reports them in parts, and each part is accepted once, in order.
 
 use super::Requests;
 use crate::logprobs;
@@ -101,7 +101,7 @@ mod tests {
         journal.requests.release(SEAT);
         journal.serve(SEAT);
         assert_eq!(asked(&mut journal), expected(2));
-        // Told again, it is not believed.
+        // A repeated report is a violation.
         let found = journal.requests.step(SEAT, &report, journal.now);
         assert_eq!(found, Err(Violation::Logprobs(id)));
     }

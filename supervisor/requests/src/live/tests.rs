@@ -1,4 +1,4 @@
-//! The journal's promises, in memory.
+//! Guarantees of the journal, tested in memory.
 
 use super::*;
 use crate::record::{NewRequest, OnFault, Piece, StreamEvent};
@@ -165,7 +165,7 @@ fn a_request_goes_on_with_the_next_child_behind_the_tokens_it_has() {
     let mut journal = Journal::serving();
     let (id, mut stream) = journal.submit(request("job"));
     journal.commands();
-    // The first half of a character, delivered by the second child's token.
+    // The second child's token completes a character that the first child began.
     journal
         .requests
         .step(SEAT, &step(&[(id, 0, 0), (id, 1, 2)], NO_END), journal.now)
@@ -342,7 +342,7 @@ fn a_grammar_that_fails_on_the_way_ends_that_job_with_its_tokens_and_the_reason(
     let Some(StreamEvent::Failed(failure)) = events.last() else {
         panic!("{events:?}");
     };
-    assert!(over && !failure.retriable, "it would fail again");
+    assert!(over && !failure.retriable, "a retry fails again");
     assert!(failure.message.contains("too deep"), "{failure:?}");
     assert_eq!(read(&mut second), (vec![], false));
 }
@@ -359,11 +359,11 @@ fn lies_are_recognised() {
         }),
         ("a token skipped", |id| step(&[(id, 1, 0)], NO_END)),
         ("outside the vocabulary", |id| step(&[(id, 0, 7)], NO_END)),
-        ("more than asked for", |id| {
+        ("more than `max_tokens`", |id| {
             let tokens: Vec<_> = (0..9).map(|index| (id, index, 0)).collect();
             step(&tokens, NO_END)
         }),
-        ("cancelled by nobody", |id| {
+        ("cancelled without a cancellation", |id| {
             step(&[], &[(id, FinishReason::Cancelled)])
         }),
     ];
@@ -371,7 +371,7 @@ fn lies_are_recognised() {
         let mut journal = Journal::serving();
         let (id, _stream) = journal.submit(request("job"));
         let outcome = journal.requests.step(SEAT, &report(id), journal.now);
-        assert!(outcome.is_err(), "{name} was believed");
+        assert!(outcome.is_err(), "{name} was accepted");
     }
 }
 
@@ -390,7 +390,11 @@ fn a_waiting_request_that_ends_is_never_submitted() {
 #[test]
 fn a_pause_of_streams_begins_with_their_last_token_and_not_with_the_notice() {
     let mut journal = Journal::serving();
-    assert_eq!(journal.requests.silent_since(SEAT), None, "nobody waits");
+    assert_eq!(
+        journal.requests.silent_since(SEAT),
+        None,
+        "no request waits"
+    );
     let accepted_at = journal.now;
     let (id, _stream) = journal.submit(request("job"));
     journal.later(Duration::from_secs(1));
@@ -405,7 +409,7 @@ fn a_pause_of_streams_begins_with_their_last_token_and_not_with_the_notice() {
     let silent_since = journal.requests.silent_since(SEAT);
     assert_eq!(silent_since, Some(last_token_at));
     let elsewhere = journal.requests.silent_since(SeatId(1));
-    assert_eq!(elsewhere, None, "another seat has nobody");
+    assert_eq!(elsewhere, None, "another seat has no request");
 }
 
 #[test]
@@ -425,7 +429,7 @@ fn a_pause_is_counted_from_the_last_token_and_only_where_a_stream_went_over() {
     journal.later(Duration::from_secs(1));
     journal.requests.hesitate(SEAT);
     token(&mut journal, 1);
-    assert_eq!(pauses(&journal), (0, 0.0), "the same child went on");
+    assert_eq!(pauses(&journal), (0, 0.0), "the same child continued");
     journal.later(Duration::from_secs(2));
     journal
         .requests
@@ -437,6 +441,6 @@ fn a_pause_is_counted_from_the_last_token_and_only_where_a_stream_went_over() {
     assert_eq!(pauses(&journal), (1, 5.0));
     journal.later(Duration::from_secs(7));
     token(&mut journal, 3);
-    assert_eq!(pauses(&journal), (1, 5.0), "it was over");
+    assert_eq!(pauses(&journal), (1, 5.0), "the pause had ended");
     assert_eq!(journal.requests.totals().gaps.count(), 3);
 }

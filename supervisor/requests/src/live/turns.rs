@@ -1,10 +1,9 @@
-//! Turns: which request is given to which child now.
+//! Suspect scheduling: the choice of the next requests for each child.
 //!
-//! As long as there is a suspect, the child of one seat has at most one request: whatever else it still
-//! has is called back (cancelled there, kept here) before the next suspect's turn, so that a death
-//! then has one possible author. The other seats serve everybody else; with one device, everybody waits.
-//! Everything that ends, moves on or is called back comes through [`Assignments::hand_out`], so nothing
-//! waits for a turn that is not coming.
+//! While there are suspects, the child of one seat has at most one request. All its other requests are called back
+//! (cancelled there, kept here) before a suspect's turn, so a death then has one possible cause. The other seats serve
+//! all other requests. With a single device, the other requests wait. Every end, acquittal and call-back leads to
+//! [`Assignments::hand_out`], so no request waits for a turn that never comes.
 
 use super::assignments::{Assignments, Live};
 use super::dispatch::{Dispatch, Place};
@@ -14,8 +13,8 @@ use worker_orcd_ipc::{RequestId, SealedPages};
 use worker_orcd_lifecycle::SeatId;
 
 impl Assignments {
-    /// Gives each child what it may have now. A suspect gets a seat for itself; who is no suspect goes
-    /// to the other seats, and waits where there is none.
+    /// Assigns waiting requests to children. A suspect gets a seat of its own. Other requests go to the other seats,
+    /// and wait if there is none.
     pub(super) fn hand_out(&mut self) {
         let waiting: Vec<_> = self
             .live
@@ -43,8 +42,8 @@ impl Assignments {
         self.release_kv();
     }
 
-    /// The seat of the suspect whose turn it is: where it is, or the one with the fewest requests, of those
-    /// that may have it. While another device is to serve again, the only one that does is everybody else's.
+    /// Seat of the suspect that is next: its present seat, else the permitted seat with the fewest requests. While
+    /// another device will serve again, the only open seat is left to the other requests.
     fn cell(&self) -> Option<SeatId> {
         let suspect = self.live.get(&self.turn()?)?;
         let is_spare = self.devices().in_use() <= 1 || self.open_seats().count() > 1;
@@ -52,7 +51,7 @@ impl Assignments {
         suspect.place.seat().or(emptiest)
     }
 
-    /// The suspect that is with a child, or the oldest that a child may have, or the oldest.
+    /// Next suspect: the one that is with a child, else the oldest that an open seat may have, else the oldest.
     fn turn(&self) -> Option<RequestId> {
         let live = |id: &RequestId| self.live.get(id);
         let is_with_child =
@@ -67,7 +66,7 @@ impl Assignments {
         turn.or_else(|| suspects.next()).copied()
     }
 
-    /// The seat where its first token comes soonest, of those that are open and no suspect's.
+    /// Open seat with the shortest estimated time to the first token, except the suspect's seat.
     pub(super) fn seat_for(&self, id: RequestId) -> Option<SeatId> {
         let cell = self.cell();
         let live = self.live.get(&id)?;
@@ -80,12 +79,12 @@ impl Assignments {
                     .burden
                     .wait(self.want(live, *seat), dispatch.capacity())
             };
-            // Whoever was called back for it goes there.
+            // A request that was called back for this seat goes there.
             (live.goes_to != Some(*seat)).then(wait)
         })
     }
 
-    /// What it would take of the child of this seat.
+    /// Demand of a request on the child of this seat.
     pub(super) fn want(&self, live: &Live, seat: SeatId) -> Want {
         let dispatch = &self.seats[usize::from(seat.0)];
         let history = u64::from(live.history());
@@ -107,7 +106,7 @@ impl Assignments {
         seats.min_by_key(|seat| self.seats[usize::from(seat.0)].given())
     }
 
-    /// A child that owes its last word on a request is not given it again.
+    /// True if this seat may have the request: its class permits it, and its child owes no last report on it.
     pub(super) fn allows(&self, live: &Live, seat: SeatId) -> bool {
         let dispatch = &self.seats[usize::from(seat.0)];
         let is_leaving = dispatch.is_leaving(live.record.id);
@@ -119,7 +118,8 @@ impl Assignments {
         seats.filter(|(_, it)| it.is_open()).map(|(seat, _)| seat)
     }
 
-    /// A suspect's pages are not adopted: what kills may lie in them.
+    /// Assigns a request to a seat. Sealed pages of a suspect are not adopted, because they may contain the cause of
+    /// the deaths.
     pub(super) fn hand_over(&mut self, id: RequestId, seat: SeatId) {
         let Some(want) = self.live.get(&id).map(|live| self.want(live, seat)) else {
             return;
@@ -155,7 +155,7 @@ impl Assignments {
         }
     }
 
-    /// The child that has it is to let go of it.
+    /// Calls a request back from its child.
     pub(super) fn call_back(&mut self, id: RequestId, seat: SeatId) {
         if let Some(live) = self.live.get_mut(&id) {
             live.place = Place::CalledBack(seat);
@@ -164,7 +164,7 @@ impl Assignments {
         }
     }
 
-    /// The child has let go of it.
+    /// Returns a request to the waiting ones, because its child has confirmed the call-back.
     pub(super) fn came_back(&mut self, id: RequestId) {
         self.vacate(id);
         self.hand_out();
@@ -172,7 +172,7 @@ impl Assignments {
 }
 
 impl Live {
-    /// Its pages, if this child may adopt them: a child of another kin would have computed others.
+    /// Sealed pages that this child may adopt. Pages of another determinism class hold different bits.
     fn adoptable_by(&self, dispatch: &Dispatch) -> Option<&SealedPages> {
         let sealed = self.sealed.as_ref();
         let is_kin = self.sealed_by.is_none() || self.sealed_by.as_ref() == dispatch.kin();

@@ -1,8 +1,8 @@
-//! The policy against two simpler ones, over children that are played by hand and arrivals of published shapes.
+//! Comparison of the policy with two simpler ones, on simulated children and arrivals of published shapes.
 //!
-//! What is compared is the wait for the first token, in tokens of a prompt that a device would compute meanwhile.
-//! The policy is the journal itself with all its devices, levelling included. For the others each device has a
-//! journal of its own, and requests go to them in turn, or to the one with the fewest.
+//! The measure is the wait for the first token, in prompt tokens that a device would compute meanwhile. The policy is
+//! the journal itself with all its devices, including rebalancing. For the simpler policies each device has a journal
+//! of its own, and requests go to them round-robin, or to the one with the fewest requests.
 
 mod arrivals;
 mod child;
@@ -23,7 +23,7 @@ enum Policy {
     Fewest,
 }
 
-/// Waits, in tokens.
+/// Waits, in prompt tokens.
 #[derive(Debug, Clone, Copy)]
 struct Waits {
     mean: u64,
@@ -32,13 +32,13 @@ struct Waits {
 
 struct Host {
     policy: Policy,
-    /// One for all children, or one for each.
+    /// One journal for all children, or one for each.
     journals: Vec<Journal>,
     children: Vec<Child>,
     began_at: Instant,
-    /// Tokens since the beginning.
+    /// Time since the beginning, in prompt tokens.
     now: u64,
-    /// Turns that wait for their time or their first token, by journal and number.
+    /// Turns that wait for their arrival or their first token, by journal and request, each with its arrival time.
     turns: BTreeMap<(usize, RequestId), (Turn, u64)>,
     submitted: usize,
     waits: Vec<u64>,
@@ -87,7 +87,7 @@ impl Host {
             let moment = self.began_at + Duration::from_micros(next);
             self.journals.iter_mut().for_each(|it| it.now = moment);
             if turn == Some(next) {
-                let turn = arrivals.next().expect("it is due");
+                let turn = arrivals.next().expect("a due arrival");
                 self.submit(turn);
             } else {
                 self.end_steps(&mut arrivals);
@@ -124,7 +124,7 @@ impl Host {
                 self.waits.push(self.now - asked_at);
             }
             for finished in &report.finished {
-                // Nobody else calls anything back.
+                // Only the policy calls requests back.
                 if finished.reason != FinishReason::Cancelled
                     && let Some((turn, _)) = self.turns.remove(&(journal, finished.request))
                 {
@@ -133,11 +133,11 @@ impl Host {
             }
             let journal = &mut self.journals[journal];
             let outcome = journal.requests.step(seat, &report, journal.now);
-            outcome.expect("an honest child");
+            outcome.expect("a report without violations");
         }
     }
 
-    /// Children read their commands, and begin steps.
+    /// Delivers commands to children and begins their steps.
     fn deliver(&mut self) {
         for child in &mut self.children {
             let (journal, seat) = child.place;
@@ -174,7 +174,7 @@ fn waits(policy: Policy, devices: u8, arrivals: fn(u8, u64) -> Arrivals) -> Wait
     }
 }
 
-/// Not worse than either by more than this part of it: chance moves single waits about.
+/// Tolerance relative to the better of the simpler policies. Single waits vary by chance.
 const NOISE: f64 = 0.02;
 
 fn compare(name: &str, devices: u8, arrivals: fn(u8, u64) -> Arrivals) -> (Waits, Waits) {

@@ -1,5 +1,5 @@
-//! An answer that begins with its prompt: text first, and log probabilities of the prompt's tokens where any are
-//! wanted. It is told as one piece, once all of them are known.
+//! Echo of the prompt at the beginning of an answer, with log probabilities if they are requested. The prompt is one
+//! piece, delivered once all its log probabilities are known.
 
 use super::Progress;
 use std::sync::Arc;
@@ -8,13 +8,14 @@ use worker_orcd_text::{Detokenizer, Text};
 
 #[derive(Debug)]
 pub(super) struct Echo {
-    /// Bytes with which a tokenizer began the prompt.
+    /// Number of bytes that the tokenizer put before the prompt. They are not echoed.
     hidden: usize,
     is_told: bool,
 }
 
 impl Progress {
-    /// `known`: log probabilities of the prompt's tokens that another supervisor knew.
+    /// Enables the echo. `hidden`: see [`NewRequest::echo`](crate::record::NewRequest::echo). `known`: log
+    /// probabilities of prompt tokens from an earlier supervisor.
     pub fn echoing(mut self, hidden: Option<u32>, prompt_len: usize, known: Vec<Logprobs>) -> Self {
         let Some(hidden) = hidden else {
             return self;
@@ -29,13 +30,13 @@ impl Progress {
         self
     }
 
-    /// Tokens of the prompt whose log probabilities are known; `None` where none are wanted.
+    /// Number of prompt tokens with known log probabilities. `None` if they are not requested.
     pub fn scores_told(&self) -> Option<u32> {
         let ledger = self.ledger.as_ref().filter(|_| self.echo.is_some());
         ledger.map(|ledger| ledger.of_prompt().len() as u32)
     }
 
-    /// Tokens of the prompt whose log probabilities are wanted and not known.
+    /// Number of prompt tokens with requested but unknown log probabilities.
     pub fn scores_missing(&self) -> usize {
         let ledger = self.ledger.as_ref().filter(|_| self.echo.is_some());
         ledger.map_or(0, |ledger| {
@@ -49,7 +50,7 @@ impl Progress {
         self.ledger.as_ref().map_or(&[], |it| it.of_prompt())
     }
 
-    /// Accepts what a child says of the next tokens of the prompt.
+    /// Appends log probabilities of the next prompt tokens.
     pub fn score(&mut self, logprobs: &[Logprobs]) {
         self.recovering = false;
         if let Some(ledger) = &mut self.ledger {
@@ -57,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// Tells the prompt, if it is to be told and all of it is known.
+    /// Delivers the prompt, if an echo is requested and all its log probabilities are known.
     pub fn tell_prompt(&mut self, prompt: &[TokenId], text: &Arc<Text>) {
         if self.scores_missing() > 0 {
             return;
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_prompt_is_told_at_once_where_nothing_is_to_be_known_of_it() {
-        // Half a character at its end stays one, and a special token is written as its text.
+        // An incomplete character at the end stays incomplete, and a special token appears as its text.
         for (hidden, prompt, expected) in [
             (0, &[0, EOS.0, 1, 2][..], "a<eos>b\u{fffd}"),
             (5, &[EOS.0, 1], "b"),
@@ -177,7 +178,7 @@ mod tests {
         let tokens: Vec<_> = offsets.into_iter().zip(logprobs).collect();
         let (events, _) = read(&mut stream);
         assert_eq!(told(&events), [("a\u{e9}b", tokens)]);
-        // A token without text ends it, and is listed.
+        // The end-of-generation token has no text, and is listed.
         let mut report = step(&[(id, 0, EOS.0)], &[(id, FinishReason::EndOfSequence)]);
         report.logprobs = vec![worker_orcd_ipc::DrawnLogprobs {
             request: id,

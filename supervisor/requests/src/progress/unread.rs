@@ -1,22 +1,22 @@
-//! Text that a reader has not taken yet, in pieces, and what of it the reader has already.
+//! Unread text in pieces, and the pieces that the client already has.
 
 use crate::logprobs::Ledger;
 use crate::record::{Piece, StreamEvent};
 use serde::{Deserialize, Serialize};
 
-/// What the reader has already, and is not told again.
+/// Pieces that the client already has. They are not delivered again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Skip {
     #[default]
     Nothing,
-    /// So many pieces.
+    /// The first pieces, by number.
     Pieces(u32),
     /// Pieces up to that of the token with this index.
     ThroughToken(u32),
 }
 
 impl Skip {
-    /// True for a piece of this number, completed by the token of this index.
+    /// True for a skipped piece. `number`: its number in the answer. `index`: index of the token that completed it.
     pub fn covers(self, number: u32, index: u32) -> bool {
         match self {
             Self::Nothing => false,
@@ -26,39 +26,39 @@ impl Skip {
     }
 }
 
-/// Pieces that a reader takes at a time. A connection holds what it took until the client has read it, beside
-/// the record that has it too.
+/// Maximum number of pieces per read. A connection buffers them until the client has read them, in addition to the
+/// record.
 const PIECES_AT_ONCE: usize = 256;
 
-/// Text in one block, cut where tokens ended. Emptied when all of it was taken, so its memory is reused; until
-/// then what was taken stays in front, so that a reader of many parts moves nothing.
+/// Text in one buffer, cut where tokens ended. The buffer is cleared once all text is taken, so its memory is reused.
+/// Until then taken text stays in front, so a long answer is not moved for each read.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     pub(super) text: String,
     cuts: Vec<Cut>,
-    /// Cuts that were taken.
+    /// Number of cuts that were taken.
     taken: usize,
 }
 
-/// The end of a piece.
+/// End of a piece.
 #[derive(Debug, Clone, Copy)]
 struct Cut {
-    /// The place in the unread text.
+    /// Byte offset in the unread text.
     at: usize,
     /// Index of the token that completed the piece.
     index: u32,
-    /// Tokens that are listed with the piece.
+    /// Number of tokens listed with the piece.
     listed: usize,
     echoes: bool,
 }
 
 impl Unread {
-    /// Makes one piece of what was appended since `before`, if it is anything.
+    /// Makes a piece of the text since `before`, unless it is empty and lists no token.
     pub(super) fn cut(&mut self, before: usize, index: u32, listed: usize) {
         self.cut_piece(before, index, listed, false);
     }
 
-    /// The same of a prompt, before any token.
+    /// Variant of [`cut`](Self::cut) for the echoed prompt.
     pub(super) fn cut_prompt(&mut self, before: usize, listed: usize) {
         self.cut_piece(before, 0, listed, true);
     }

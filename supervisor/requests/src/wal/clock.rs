@@ -1,4 +1,4 @@
-//! Times that another process understands.
+//! Conversion between the monotonic clock and Unix time.
 
 #![expect(
     clippy::disallowed_methods,
@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// What this process's clock says as a time that another process understands.
+/// A reference point of both clocks. `Instant` has no meaning in another process.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     pub(super) at: Instant,
@@ -31,7 +31,7 @@ impl Clock {
         u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// A moment before this process could tell time is its first.
+    /// Converts Unix time. A time before the origin of the monotonic clock becomes the reference point.
     pub fn instant(self, unix_ms: u64) -> Instant {
         let unix = Duration::from_millis(unix_ms);
         let moment = match unix.checked_sub(self.unix) {

@@ -1,7 +1,7 @@
-//! Requests that have ended and are still read, in the log.
+//! Ended requests in the log that still have a reader.
 //!
-//! Whoever reads slowly has not had the end yet. And an answer of several parts is one answer to its client: a part that
-//! has ended stays in the log until nobody reads the answer any more, however long the other parts take.
+//! A slow reader has not received the end yet. An answer of several parts is one answer for the client: an ended part
+//! stays in the log until the whole answer is read, however long the other parts take.
 
 use super::Restored;
 use crate::record::{Record, StreamEvent};
@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use worker_orcd_ipc::RequestId;
 
-/// They are the reader's: with the reader, they go.
+/// Ended requests and their ends. The reader owns the record: an entry expires with it.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     all: Vec<(Weak<Record>, StreamEvent)>,
-    /// Length at which those without a reader are dropped: twice what was left the last time, so that a request costs the
-    /// same however many there are. A restored log adds thousands in one turn.
+    /// Length at which expired entries are dropped: twice the number that was left the last time, so the cost per
+    /// request is constant. A restored log adds thousands of entries at once.
     limit: usize,
 }
 
@@ -29,7 +29,7 @@ impl Ended {
         self.all.push((Arc::downgrade(record), end));
     }
 
-    /// Those that somebody may still read.
+    /// Entries that still have a reader.
     pub(super) fn wanted(&self) -> Vec<(Arc<Record>, StreamEvent)> {
         let held =
             |(record, end): &(Weak<Record>, StreamEvent)| Some((record.upgrade()?, end.clone()));
@@ -37,7 +37,7 @@ impl Ended {
     }
 }
 
-/// Takes out those that ended long ago, but for parts of an answer of which another part has not.
+/// Removes `old` requests, except parts of an answer that has another part outside `old`.
 pub(super) fn forget_old(requests: &mut Vec<Restored>, old: &BTreeSet<RequestId>) {
     let young = requests.iter().filter(|it| !old.contains(&it.id));
     let wanted: BTreeSet<_> = young.filter_map(|it| it.part_of.clone()).collect();
@@ -72,7 +72,7 @@ mod tests {
         for id in 0..1000 {
             let record = record(id);
             ended.add(&record, end());
-            // Nine of ten have no reader.
+            // Nine of ten requests have no reader.
             if id % 10 == 0 {
                 read.push(record);
             }

@@ -1,4 +1,4 @@
-//! A log that another supervisor wrote.
+//! Reader of a log that another supervisor wrote.
 
 use super::clock::Clock;
 use super::ended::forget_old;
@@ -14,19 +14,17 @@ use std::time::Instant;
 use tracing::{error, warn};
 use worker_orcd_ipc::{FrameReader, Preamble, RequestId, decode};
 
-/// The end of the supervisor that wrote a log.
+/// End of the supervisor that wrote a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// It died.
     Crash,
-    /// It handed over.
     Upgrade,
 }
 
-/// The requests of a log that have not ended, or not long ago, in the order in which they came.
+/// Reads the requests of a log that have not ended, or ended recently, in order of arrival.
 ///
 /// # Errors
-/// When it is no such log.
+/// The file is not a log of this version, or cannot be read.
 pub fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
     let now = Clock::at(Instant::now());
     let oldest_ms = now
@@ -88,7 +86,7 @@ pub fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
     if ending == Ending::Crash {
         requests.retain_mut(|request| {
             request.crashes += 1;
-            // The child that had it died with its supervisor.
+            // The child died with its supervisor.
             request.recoveries += u32::from(!request.generated.is_empty());
             if request.end.is_none() && request.on_fault == OnFault::Fail {
                 let message = "the worker lost its supervisor, and its child with it";
@@ -120,7 +118,7 @@ fn read_entries(mut log: File, mut each: impl FnMut(Entry)) -> io::Result<()> {
         .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     log.seek(SeekFrom::Start(start))?;
     let mut frames = FrameReader::new();
-    // A log may begin anywhere, so it tells its version in its header instead.
+    // The log may begin anywhere, so its version is in the header and the reader's preamble is synthetic.
     frames.push(&Preamble::OURS.to_bytes());
     let mut chunk = vec![0; 1 << 20];
     let mut entries = 0_u64;
@@ -135,7 +133,8 @@ fn read_entries(mut log: File, mut each: impl FnMut(Entry)) -> io::Result<()> {
                 Ok(Some(entry)) => each(entry),
                 Ok(None) => break,
                 Err(reason) if entries == 0 => return Err(invalid(reason)),
-                // What came before is as good as if the writer had died there: tokens behind it are drawn again.
+                // Entries before the damage remain valid, as if the writer had died there. Later tokens are drawn
+                // again.
                 Err(reason) => {
                     warn!(entries, reason, "wal_torn");
                     return Ok(());

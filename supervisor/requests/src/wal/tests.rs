@@ -40,9 +40,9 @@ impl Log {
         self.wal.flush(|| live).unwrap();
     }
 
-    /// What is returned is its reader's.
+    /// Ends a request and returns its record, which the caller holds as its reader.
     fn end(&mut self, id: u64, end: Option<StreamEvent>, at: Instant) -> Arc<Record> {
-        let record = self.live.remove(&RequestId(id)).expect("it lives");
+        let record = self.live.remove(&RequestId(id)).expect("a live request");
         self.wal.ended(&record, end, at);
         self.flush();
         record
@@ -123,7 +123,7 @@ fn a_request_keeps_its_grammar() {
     let read = log.read(Ending::Crash).remove(0);
     assert_eq!(read.grammar, grammar);
     let record = Record::restored(read, log.wal.clock);
-    assert_eq!(record.submission().grammar, grammar, "for the next child");
+    assert_eq!(record.submission().grammar, grammar, "in the submission");
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
     assert_eq!(read[0].logprobs, Some(1));
     assert_eq!(read[0].generated, [TokenId(9), TokenId(7)]);
     assert_eq!(read[0].told_logprobs, [logprobs(-1.0), logprobs(-0.5)]);
-    // Told again, where another segment begins.
+    // The new segment repeats the request.
     let again = |request: Restored, log: &mut Log| {
         let record = Record::restored(request, Clock::at(log.now));
         log.wal
@@ -197,7 +197,7 @@ fn biases_bounded_thoughts_and_cached_tokens_are_read_as_they_were() {
     log.wal.began(RequestId(3), 1);
     log.flush();
     let read = log.read(Ending::Upgrade).remove(0);
-    // Told again, where another segment begins.
+    // The new segment repeats the request.
     let record = Record::restored(read.clone(), Clock::at(log.now));
     let live = [(&record, None)];
     log.wal.begin_segment(live.into_iter()).unwrap();
@@ -228,7 +228,7 @@ fn a_token_whose_log_probabilities_a_kill_cut_off_is_forgotten_with_them() {
         child,
         pages: vec![],
     };
-    // The log probabilities are in three entries.
+    // The log probabilities take three entries.
     let count = 2 * LOGPROBS_AT_ONCE + 1;
     let long = Restored {
         generated: vec![TokenId(7); count],
@@ -264,12 +264,12 @@ fn who_ended_long_ago_or_is_read_by_nobody_is_not_there() {
         log.accept(id, 1);
     }
     log.end(1, None, log.now);
-    // The other process's clock is what counts.
+    // The end time is compared with the clock of the reading process.
     let long_ago = log.now.checked_sub(2 * RETOLD_FOR);
     log.end(
         2,
         Some(failed()),
-        long_ago.expect("the machine runs for longer"),
+        long_ago.expect("an uptime of more than two minutes"),
     );
     assert_eq!(log.ids(), [3]);
 }
@@ -306,7 +306,7 @@ fn a_log_keeps_who_lives_and_who_has_just_ended_and_gives_the_rest_back() {
     assert_eq!(read.len(), 1, "{:?}", log.ids());
     assert_eq!(read[0].generated, [TokenId(1)]);
 
-    // Who ended within the last two segments is told again.
+    // A request that ended within the last two segments is still read.
     log.accept(1000, 1);
     log.end(1000, Some(failed()), log.now);
     assert_eq!(log.ids(), [1, 1000]);
@@ -344,7 +344,7 @@ fn what_no_entry_is_behind_whole_ones_is_ignored() {
         log.wal.file.write_all_at(garbage, whole).unwrap();
         assert_eq!(log.ids(), [1, 2], "{garbage:?}");
     }
-    // Where the first entry is none there is nothing to go on with, and that is told.
+    // Without a valid first entry the log is refused with an error.
     log.wal
         .file
         .write_all_at(&[0xFF; 64], super::HEADER_BYTES)
@@ -361,7 +361,7 @@ fn a_request_that_was_there_in_every_crash_is_not_tried_for_ever() {
         let mut log = Log::new();
         log.accept(1, 1);
         let record = log.live.get_mut(&RequestId(1)).and_then(Arc::get_mut);
-        let record = record.expect("nobody else has it");
+        let record = record.expect("the only reference");
         record.crashes = crashes;
         let again = log.wal.snapshot(record, None);
         log.wal.note(&Entry::Accepted(Box::new(again)));
@@ -378,7 +378,7 @@ fn a_request_that_was_there_in_every_crash_is_not_tried_for_ever() {
 #[test]
 fn a_request_that_is_to_fail_with_its_child_fails_with_its_supervisor_and_not_in_an_upgrade() {
     let mut log = Log::new();
-    // Each of this log's requests has on_fault: fail.
+    // Each request of this log has `on_fault: fail`.
     log.accept(1, 1);
     log.flush();
     assert_eq!(log.read(Ending::Upgrade)[0].end, None);
@@ -414,7 +414,7 @@ fn a_part_that_has_ended_stays_as_long_as_another_part_of_its_answer_goes_on() {
     log.accept(3, 1);
     let long_ago = log.now.checked_sub(2 * RETOLD_FOR).unwrap();
     let ended = [2, 3].map(|id| log.end(id, Some(failed()), long_ago));
-    assert_eq!(log.ids(), [1, 2], "the other is an answer of its own");
+    assert_eq!(log.ids(), [1, 2], "the third is a separate answer");
     let read = log.read(Ending::Upgrade);
     assert_eq!(read[1].end, Some(failed()));
     assert_eq!(read[1].part_of.as_deref(), Some("answer"));
@@ -449,7 +449,7 @@ fn a_finished_log_holds_the_running_requests_and_the_ended_ones_that_are_still_r
     }
     let _reader = log.end(2, Some(failed()), log.now);
     drop(log.end(3, Some(failed()), log.now));
-    assert_eq!(log.ids(), [1, 2, 3], "a crash may have cut off any of them");
+    assert_eq!(log.ids(), [1, 2, 3], "all three after a crash");
     let live = log.live.values().map(|record| (&**record, None));
     log.wal.finish(live).unwrap();
     assert_eq!(log.ids(), [1, 2]);

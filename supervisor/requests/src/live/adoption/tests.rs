@@ -36,7 +36,7 @@ fn sealing(request: RequestId, first: u32, pages: &[u32]) -> StepReport {
     }
 }
 
-/// One child serves, and another stands by that may adopt its pages.
+/// Journal with an active child and a standby that may adopt its pages.
 fn with_standby() -> Journal {
     let mut journal = Journal::serving();
     journal.requests.loads(FIRST, CHILD, None);
@@ -50,7 +50,7 @@ fn say(journal: &mut Journal, report: &StepReport) -> Result<(), Violation> {
     journal.requests.step(FIRST, report, journal.now)
 }
 
-/// Of a request with tokens enough for more.
+/// Submits a request with tokens for several pages, and seals two of them.
 fn seal_two_pages(journal: &mut Journal) -> (RequestId, RequestStream) {
     let (id, stream) = journal.submit(request("a"));
     let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
@@ -70,7 +70,7 @@ fn bury(journal: &mut Journal) {
     journal.requests.bury(FIRST, &cause, &Scene::default(), now);
 }
 
-/// Pages that the heir is told to copy before any request comes.
+/// Pages in `CopyAhead` commands to the successor.
 fn copied_ahead(journal: &mut Journal) -> Vec<Vec<u32>> {
     let commands = journal.commands_of(HEIR).into_iter();
     commands
@@ -81,7 +81,7 @@ fn copied_ahead(journal: &mut Journal) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// The pages of each submission to the heir, `None` for a `ReleaseKv`.
+/// Pages of each submission to the successor, `None` for a `ReleaseKv`.
 fn given(journal: &mut Journal) -> Vec<Option<Vec<u32>>> {
     let commands = journal.commands_of(HEIR).into_iter();
     let pages = |sealed: SealedPages| {
@@ -102,7 +102,7 @@ fn the_next_child_gets_the_pages_with_the_request_and_is_then_told_to_let_go() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
     let (waits, _other) = journal.submit(request("b"));
-    // The request has two tokens of prompt, and gets two more.
+    // Two prompt tokens and two generated ones: four pages.
     say(&mut journal, &step(&[(id, 0, 0), (id, 1, 0)], &[])).unwrap();
     say(&mut journal, &sealing(id, 0, &[7, 8])).unwrap();
     say(&mut journal, &sealing(id, 1, &[9, 5])).unwrap();
@@ -113,14 +113,14 @@ fn the_next_child_gets_the_pages_with_the_request_and_is_then_told_to_let_go() {
         [Some(vec![7, 9, 5]), Some(vec![3]), None]
     );
     bury(&mut journal);
-    assert_eq!(given(&mut journal), [], "it has let go already");
+    assert_eq!(given(&mut journal), [], "the KV cache is released already");
 }
 
 #[test]
 fn a_list_that_cannot_be_is_dropped() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
-    // Two tokens of prompt, each in a page of each group of layers.
+    // Limit: two prompt tokens, each in one page per group of layers.
     let too_many = [1; 2 * MAX_LAYER_GROUPS + 1];
     for (first, pages) in [(1, &[4][..]), (0, &too_many)] {
         say(&mut journal, &sealing(id, 0, &[7])).unwrap();
@@ -205,7 +205,7 @@ fn a_suspect_computes_everything_itself() {
     let (id, _stream) = journal.submit(request("a"));
     journal.requests.suspend(FIRST);
     bury(&mut journal);
-    // The second child in that seat dies at the same place of it.
+    // A second death at the same place makes the request a suspect.
     journal.serve(FIRST);
     say(&mut journal, &sealing(id, 0, &[7])).unwrap();
     succeed(&mut journal);
@@ -221,19 +221,19 @@ fn the_kv_cache_is_kept_for_those_who_wait_for_the_burial() {
     say(&mut journal, &sealing(id, 0, &[7])).unwrap();
     journal.requests.suspend(FIRST);
     journal.serve(HEIR);
-    assert_eq!(given(&mut journal), [], "nothing yet, and no release");
+    assert_eq!(given(&mut journal), [], "no submission and no release yet");
     bury(&mut journal);
     assert_eq!(given(&mut journal), [Some(vec![7]), None]);
 }
 
-/// The last page of a request may be sealed again.
+/// The last page of a request is never sent, because it may be sealed again.
 #[test]
 fn a_child_that_stands_by_is_told_of_each_whole_page_once() {
     let mut journal = with_standby();
     let (id, _stream) = seal_two_pages(&mut journal);
-    assert!(copied_ahead(&mut journal).is_empty(), "it loads");
+    assert!(copied_ahead(&mut journal).is_empty(), "the standby loads");
     journal.requests.copies_ahead(HEIR);
-    assert_eq!(copied_ahead(&mut journal), [[1]], "what was sealed by then");
+    assert_eq!(copied_ahead(&mut journal), [[1]], "pages sealed earlier");
     for (first, pages, expected) in [
         (1, &[2][..], &[][..]),
         (2, &[3], &[2]),
@@ -266,7 +266,7 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
     }
 }
 
-/// It would take pages before its order to load for a breach of the protocol, and die of that.
+/// A child treats pages before its `Load` as a protocol violation and dies.
 #[test]
 fn the_child_behind_one_that_stood_by_is_told_of_no_pages_before_it_stands_by() {
     let mut journal = with_standby();
@@ -277,17 +277,17 @@ fn the_child_behind_one_that_stood_by_is_told_of_no_pages_before_it_stands_by() 
     say(&mut journal, &sealing(id, 2, &[3])).unwrap();
     assert!(
         copied_ahead(&mut journal).is_empty(),
-        "no order to load yet"
+        "no Load for this child yet"
     );
     let source = Some(kv_of(CHILD));
     journal.requests.loads(HEIR, Generation(3), source);
     say(&mut journal, &sealing(id, 3, &[4])).unwrap();
-    assert!(copied_ahead(&mut journal).is_empty(), "it loads");
+    assert!(copied_ahead(&mut journal).is_empty(), "the standby loads");
     journal.requests.copies_ahead(HEIR);
     assert_eq!(copied_ahead(&mut journal), [[1, 2, 3]]);
 }
 
-/// Seats of the first children of three devices, which know each other's KV caches.
+/// Seats of the first children of three devices, each with access to the others' KV caches.
 const SIBLINGS: [SeatId; 3] = [SeatId(0), SeatId(2), SeatId(4)];
 
 fn with_siblings() -> Journal {
@@ -324,7 +324,7 @@ fn a_sibling_gets_the_pages_of_a_dead_child_and_everybody_lets_go_of_its_kv_cach
     say(&mut journal, &sealing(id, 0, &[7])).unwrap();
     assert!(
         released_by(&mut journal, SIBLINGS[1]).is_empty(),
-        "it lives"
+        "the child is alive"
     );
 
     journal.requests.suspend(FIRST);
@@ -335,7 +335,7 @@ fn a_sibling_gets_the_pages_of_a_dead_child_and_everybody_lets_go_of_its_kv_cach
     for command in submitted {
         match command {
             Command::Submit(submission) => {
-                assert!(released.is_empty(), "before its pages are let go");
+                assert!(released.is_empty(), "released before the submission");
                 let sealed = submission.sealed.expect("pages");
                 assert_eq!(sealed.child, CHILD);
                 pages.extend(sealed.pages.iter().map(|it| it.page));

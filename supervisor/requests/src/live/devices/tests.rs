@@ -1,4 +1,4 @@
-//! Two devices or three: who goes where when one of them is out, is drained, or is of another kind.
+//! Two or three devices: placement of requests while one of them is out of use, drained, or of another class.
 
 use super::*;
 use crate::error_code::ErrorCode;
@@ -13,7 +13,7 @@ use worker_orcd_lifecycle::DeathCause;
 const ONE: SeatId = SeatId(0);
 const TWO: SeatId = SeatId(2);
 
-/// A child on each device, of these kinds.
+/// Journal with a serving child on each device, of these classes.
 fn journal(kinds: &[&str]) -> Journal {
     let devices = NonZeroU8::new(kinds.len() as u8).unwrap();
     let mut journal = Journal::with_devices(16, devices);
@@ -73,7 +73,7 @@ fn a_stream_goes_on_at_once_with_a_child_of_its_kin_and_with_no_other() {
         assert_eq!(
             later.len() + expected.len(),
             1,
-            "it waits for its kin alone"
+            "the request waits for its determinism class"
         );
     }
 }
@@ -91,7 +91,7 @@ fn who_has_been_told_nothing_goes_anywhere() {
 fn a_device_that_is_out_ends_only_streams_that_no_other_can_go_on_with() {
     let mut journal = journal(&["a", "b", "a"]);
     let third = SeatId(4);
-    // Nothing in common, so that each goes to a device of its own.
+    // The prompts have no common prefix, so each request goes to a different device.
     let new = |seat: SeatId| NewRequest {
         prompt: vec![TokenId(u32::from(seat.0)); 300],
         ..request(&seat.to_string())
@@ -128,7 +128,7 @@ fn a_stream_whose_child_is_not_buried_yet_ends_when_it_is() {
     tell(&mut journal, ONE, id, 0);
     let failure = strand(&mut journal, 0);
     tell(&mut journal, ONE, id, 1);
-    assert_eq!(events(&mut stream).len(), 2, "its last words count");
+    assert_eq!(events(&mut stream).len(), 2, "late reports count");
     die(&mut journal, ONE);
     assert_eq!(events(&mut stream), [StreamEvent::Failed(failure)]);
 }
@@ -163,10 +163,10 @@ fn a_drained_child_gives_everything_back_and_it_goes_on_elsewhere() {
     assert_eq!(
         given(&mut journal, TWO),
         [other],
-        "it is given nothing more"
+        "a withdrawn child gets no submission"
     );
     let [Command::Cancel { request }] = journal.commands_of(ONE)[..] else {
-        panic!("it is called back");
+        panic!("expected a call-back");
     };
     let gone = step(&[(request, 1, 0)], &[(request, FinishReason::Cancelled)]);
     journal.requests.step(ONE, &gone, journal.now).unwrap();
@@ -178,13 +178,13 @@ fn a_drained_child_gives_everything_back_and_it_goes_on_elsewhere() {
     assert_eq!((submission.request, submission.generated.len()), (id, 2));
 }
 
-/// Two deaths at one place of it.
+/// Submits a request and makes it a suspect by two deaths at one place.
 fn suspect(journal: &mut Journal) -> RequestId {
     let (id, _) = journal.submit(request("suspect"));
     for _ in 0..2 {
         let mut seats = [ONE, TWO].into_iter();
         let seat = seats.find(|seat| journal.requests.in_flight(*seat).any(|it| it.id == id));
-        let seat = seat.expect("a child has it");
+        let seat = seat.expect("a seat");
         die_of(journal, seat, &DeathCause::Signalled(11));
         if seat == ONE {
             journal.serve_by(seat, kin("a"), 4);
@@ -199,10 +199,10 @@ fn with_one_device_left_for_good_a_suspect_has_its_turn_there() {
     let mut journal = journal(&["a", "a"]);
     let id = suspect(&mut journal);
     let (other, _other) = journal.submit(request("other"));
-    assert_eq!(given(&mut journal, ONE), [other], "it is everybody else's");
+    assert_eq!(given(&mut journal, ONE), [other], "for other requests");
     strand(&mut journal, 1);
     let [Command::Cancel { request }] = journal.commands_of(ONE)[..] else {
-        panic!("the suspect is to be alone");
+        panic!("expected a call-back of the other request");
     };
     assert_eq!(request, other);
     let gone = step(&[], &[(other, FinishReason::Cancelled)]);

@@ -1,4 +1,4 @@
-//! Requests that leave a dying child for one that serves already.
+//! Requests that leave a dying child for one that already serves.
 
 use crate::record::{OnFault, StreamEvent};
 use crate::scene::Scene;
@@ -15,7 +15,7 @@ fn what_a_dead_child_had_goes_to_one_that_serves_at_once() {
     let mut journal = Journal::serving();
     let (id, _stream) = journal.submit(request("a"));
     journal.requests.suspend(dead);
-    // The standby serves before the dead child is buried, and takes what is new at once.
+    // The standby serves before the dead child is reaped, and takes new requests immediately.
     journal.serve(standby);
     let (new, _other) = journal.submit(request("b"));
     let with = |journal: &Journal, seat| -> Vec<_> {
@@ -39,7 +39,7 @@ fn who_leaves_a_dying_child_goes_on_before_its_burial_and_is_judged_there() {
     let mut journal = Journal::serving();
     let (id, _stream) = journal.submit(request("a"));
     let with = |journal: &Journal, seat| journal.requests.in_flight(SeatId(seat)).count();
-    // One death at a place makes nobody a suspect, so the request need not wait for it.
+    // A single death at a place makes no suspect, so the request need not wait until the child is reaped.
     for (dead, heir, early) in [(0, 1, 1), (1, 0, 0)] {
         journal.requests.suspend(SeatId(dead));
         journal.serve(SeatId(heir));
@@ -81,7 +81,7 @@ fn each_of_two_deaths_that_overlap_is_judged_by_what_the_request_was_then() {
     journal.requests.suspend(first);
     journal.serve(heir);
     journal.requests.release(first);
-    // It has moved on with the heir when that one dies, before the first is buried.
+    // The request advances on the successor, which dies before the first child is reaped.
     for index in 0..3 {
         let report = step(&[(id, index, 0)], &[]);
         journal.requests.step(heir, &report, journal.now).unwrap();
@@ -95,7 +95,10 @@ fn each_of_two_deaths_that_overlap_is_judged_by_what_the_request_was_then() {
             .bury(seat, &crash(), &Scene::default(), now);
     }
     assert_eq!(journal.requests.totals().recoveries, 2);
-    assert!(!journal.requests.is_suspect(id), "they were at two places");
+    assert!(
+        !journal.requests.is_suspect(id),
+        "the deaths were at two places"
+    );
 }
 
 #[test]

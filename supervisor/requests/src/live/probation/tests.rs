@@ -1,4 +1,4 @@
-//! A query of death and its innocent company, on a child that is played by hand.
+//! A query of death beside innocent requests, on a simulated child.
 
 use super::*;
 use crate::error_code::ErrorCode;
@@ -32,8 +32,7 @@ fn cancelled(journal: &mut Journal) -> Vec<RequestId> {
     journal.commands().into_iter().filter_map(cancel).collect()
 }
 
-/// The child dies between two steps, as far as it recorded; the next one is given what this
-/// returns.
+/// Death between two steps, according to the flight recorder. Returns the requests that the next child gets.
 fn die(journal: &mut Journal, cause: &DeathCause) -> Vec<RequestId> {
     die_at(journal, cause, &Scene::default())
 }
@@ -81,14 +80,18 @@ fn a_query_of_death_costs_three_children_and_its_company_nothing_but_time() {
     let (guilty, mut bad) = journal.submit(killer());
     let (innocent, mut good) = journal.submit(request("innocent"));
     assert_eq!(die(&mut journal, &crash()), [guilty, innocent]);
-    assert_eq!(die(&mut journal, &crash()), [guilty], "alone from now on");
+    assert_eq!(
+        die(&mut journal, &crash()),
+        [guilty],
+        "the suspect runs alone"
+    );
     assert_eq!(journal.requests.on_probation(), 2);
     assert_eq!(
         die(&mut journal, &crash()),
         [innocent],
-        "the guilty one is out, and the other suspect has its turn"
+        "the killer has ended, and the other suspect has its turn"
     );
-    let quarantined = failure(&mut bad).expect("it has ended");
+    let quarantined = failure(&mut bad).expect("a failed request");
     assert_eq!(quarantined.code, ErrorCode::Quarantined);
     assert!(!quarantined.retriable);
     assert_eq!(journal.requests.totals().quarantined, 1);
@@ -108,11 +111,11 @@ fn another_way_to_die_is_no_proof_until_the_fifth() {
         assert_eq!(die(&mut journal, &cause), [only], "{cause}");
     }
     assert_eq!(die(&mut journal, &crash()), []);
-    let quarantined = failure(&mut stream).expect("it has ended");
+    let quarantined = failure(&mut stream).expect("a failed request");
     assert_eq!(quarantined.code, ErrorCode::Quarantined);
 }
 
-/// A wrong token, garbage and a flood are three faults, whatever label they have in common.
+/// A wrong token, an invalid frame and a flood are three different faults, although their label is the same.
 #[test]
 fn three_violations_of_the_protocol_convict_only_where_they_are_the_same() {
     let violation = |reason: &str| DeathCause::ProtocolViolation(reason.to_owned());
@@ -137,7 +140,7 @@ fn three_violations_of_the_protocol_convict_only_where_they_are_the_same() {
     }
 }
 
-/// Somebody is there, and moves on between them.
+/// Five deaths that no request caused: the only request advances between them.
 fn five_deaths_of_nobodys_doing(journal: &mut Journal) {
     let (walker, _stream) = journal.submit(NewRequest {
         max_tokens: 10,
@@ -177,12 +180,12 @@ fn a_killer_is_convicted_on_a_machine_that_kills_by_itself_too_and_sooner_once_i
             assert!(failure(&mut stream).is_none());
         }
         die(&mut journal, &crash());
-        let quarantined = failure(&mut stream).expect("it has ended");
+        let quarantined = failure(&mut stream).expect("a failed request");
         assert_eq!(quarantined.code, ErrorCode::Quarantined);
     }
 }
 
-/// A scene in a step of that part of one prompt.
+/// Scene in a step with these positions of one prompt.
 fn in_prompt(id: RequestId, positions: std::ops::Range<u32>) -> Scene {
     Scene {
         within: Some(Within::Beginning),
@@ -214,7 +217,11 @@ fn who_waits_inside_the_child_is_not_accused_of_a_step_that_it_is_not_in() {
     let scene = in_prompt(guilty, 0..5);
     die_at(&mut journal, &crash(), &scene);
     assert_eq!(die_at(&mut journal, &crash(), &scene), [guilty]);
-    assert_eq!(journal.requests.on_probation(), 1, "and not the other");
+    assert_eq!(
+        journal.requests.on_probation(),
+        1,
+        "the waiting request is no suspect"
+    );
     assert_eq!(die_at(&mut journal, &crash(), &scene), [waiting]);
     assert!(failure(&mut bad).is_some());
 }
@@ -302,15 +309,15 @@ fn a_suspect_rejoins_everybody_once_past_the_fatal_step() {
     assert_eq!(
         submitted(&mut journal),
         [],
-        "one token came out of the prompt"
+        "one token came from the prompt"
     );
     emit(&mut journal, first, 4..5);
     assert_eq!(
         cancelled(&mut journal),
         [first],
-        "it makes room for the second suspect"
+        "the second suspect needs an empty child"
     );
-    // What it says until it is gone still counts.
+    // Reports before the confirmed cancellation remain valid.
     emit(&mut journal, first, 5..6);
     finish(&mut journal, first, FinishReason::Cancelled);
     assert_eq!(submitted(&mut journal), [second]);
@@ -323,7 +330,7 @@ fn a_suspect_rejoins_everybody_once_past_the_fatal_step() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(resumed, [(first, 6), (late, 0)], "all together again");
+    assert_eq!(resumed, [(first, 6), (late, 0)], "all run together again");
     assert_eq!(journal.requests.on_probation(), 0);
 }
 
@@ -384,7 +391,7 @@ fn two_queries_of_death_at_once_cost_four_children() {
     assert!(failure(&mut one).is_some() && failure(&mut two).is_some());
 }
 
-/// As [`die`]: how many deaths the journal ascribes to requests.
+/// Variant of [`die`] that returns the number of deaths attributed to requests.
 fn ascribed(journal: &mut Journal, cause: &DeathCause) -> u32 {
     journal.commands();
     journal.requests.suspend(SEAT);
@@ -401,11 +408,11 @@ fn deaths_of_a_suspect_alone_are_ascribed_to_it_and_those_in_company_to_no_reque
     five_deaths_of_nobodys_doing(&mut journal);
     let (_, mut stream) = journal.submit(killer());
     let deaths: Vec<_> = (0..5).map(|_| ascribed(&mut journal, &crash())).collect();
-    assert_eq!(deaths, [0, 0, 1, 1, 5], "the proof takes five");
+    assert_eq!(deaths, [0, 0, 1, 1, 5], "a proof takes five deaths");
     assert!(failure(&mut stream).is_some());
     let (_, _stream) = journal.submit(request("other"));
     let killed = DeathCause::Signalled(9);
-    assert_eq!(ascribed(&mut journal, &killed), 0, "from outside");
+    assert_eq!(ascribed(&mut journal, &killed), 0, "the cause is external");
 }
 
 #[test]
@@ -473,7 +480,7 @@ fn the_next_suspect_waits_until_the_child_has_let_go_of_the_last() {
     assert_eq!(
         cancelled(&mut journal),
         [first],
-        "and nothing is submitted beside it"
+        "no request runs beside the suspect"
     );
     finish(&mut journal, first, FinishReason::Cancelled);
     assert_eq!(submitted(&mut journal), [second]);
@@ -488,7 +495,10 @@ fn one_that_was_called_back_can_be_cancelled_and_its_child_answers_once() {
     die(&mut journal, &crash());
     emit(&mut journal, first, 0..2);
     assert_eq!(cancelled(&mut journal), [first]);
-    assert!(stream.recovering(), "its client is told that it waits");
+    assert!(
+        stream.recovering(),
+        "the client sees that the request waits"
+    );
     journal.requests.cancel(first, journal.now);
     assert_eq!(journal.commands(), []);
     assert_eq!(
@@ -537,7 +547,7 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
     let [(one, _), (two, _), (three, _), (four, _)] = &ids;
     assert_eq!(given(&mut journal, SEATS[0]), [*one, *three], "even shares");
     assert_eq!(given(&mut journal, SEATS[1]), [*two, *four]);
-    // Two deaths at the same place of both, while the other seat takes nobody.
+    // Two deaths at the same place of both requests, while the other seat accepts none.
     for _ in 0..2 {
         let now = journal.now;
         let scene = Scene::default();
@@ -557,16 +567,20 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
     assert_eq!(
         with(&journal, SEATS[0]),
         [*one],
-        "alone, and the next waits"
+        "one suspect runs alone, the next waits"
     );
     assert_eq!(with(&journal, SEATS[1]), [*two, *four, new]);
-    // While one of both is gone, the other is no suspect's.
+    // While one seat is empty, the other is not reserved for the suspect.
     let now = journal.now;
     journal.requests.suspend(SEATS[0]);
     journal
         .requests
         .bury(SEATS[0], &crash(), &Scene::default(), now);
-    assert_eq!(journal.requests.totals().quarantined, 1, "the third, alone");
+    assert_eq!(
+        journal.requests.totals().quarantined,
+        1,
+        "the third death, alone"
+    );
     assert_eq!(with(&journal, SEATS[1]), [*two, *four, new]);
     journal.serve(SEATS[0]);
     assert_eq!(with(&journal, SEATS[0]), [*three]);

@@ -1,23 +1,23 @@
 //! Arrivals of published shapes.
 //!
-//! * `conversations`: the hour of Mooncake's `conversation_trace.jsonl` (Qin and others, FAST 2025; kvcache-ai/Mooncake,
-//!   `FAST25-release/traces`, 12,031 requests): lengths of prompts, of what a next turn adds, of answers, and time
-//!   between turns, at the quantiles below. 39 of 100 requests go on with an earlier one, and all have their first block
-//!   in common.
+//! * `conversations`: the hour of Mooncake's `conversation_trace.jsonl` (Qin and others, FAST 2025;
+//!   kvcache-ai/Mooncake, `FAST25-release/traces`, 12,031 requests): prompt lengths, added tokens of the next turn,
+//!   answer lengths, and time between turns, at the quantiles below. 39 of 100 requests continue an earlier one, and
+//!   all share their first block.
 //! * `chat` and `bursts`: the conversations and the code completions of Azure's traces of 2023 (Patel and others,
-//!   Splitwise, ISCA 2024; Azure/AzurePublicDataset, `data/AzureLLMInferenceTrace_conv.csv` and `_code.csv`): lengths of
-//!   prompts and answers are spread around the traces' medians by the exponential of a normal number, as wide as the
-//!   logarithms of the traces' lengths. Those of code come in bursts.
+//!   Splitwise, ISCA 2024; Azure/AzurePublicDataset, `data/AzureLLMInferenceTrace_conv.csv` and `_code.csv`). Lengths
+//!   of prompts and answers are log-normal, with the median and the standard deviation of the traces. The code
+//!   completions arrive in bursts.
 
 use super::child::SHARED;
 use std::collections::BTreeMap;
 use worker_orcd_ipc::TokenId;
 
-/// Tokens of prompts that a device computes in a second: an H200 with a model of 7B parameters, at a third of what its
-/// arithmetic allows.
+/// Prompt tokens that a device computes per second: an H200 with a model of 7B parameters, at a third of its peak
+/// arithmetic.
 const TOKENS_PER_SECOND: f64 = 25_000.0;
 
-/// Values at these parts of all.
+/// Quantiles: pairs of a fraction and the value there.
 type Quantiles = [(f64, f64); 8];
 
 const PROMPTS: Quantiles = [
@@ -65,7 +65,7 @@ const GOES_ON: f64 = 0.39;
 /// Median of a length in tokens, and standard deviation of its logarithm.
 type Spread = (f64, f64);
 
-/// Of prompts, and of answers.
+/// Lengths of prompts and of answers.
 const CHAT: (Spread, Spread) = ((1020.0, 0.985), (129.0, 0.859));
 const CODE: (Spread, Spread) = ((1469.0, 1.360), (13.0, 0.847));
 
@@ -84,7 +84,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// A conversation's next turn comes some time after the last answer.
+    /// Conversations. The next turn follows some time after the last answer.
     pub(super) fn conversations(devices: u8, seed: u64) -> Self {
         let mut arrivals = Self::new(seed);
         let mut at = 0.0;
@@ -137,7 +137,7 @@ impl Arrivals {
         self.due.pop_first().map(|(_, turn)| turn)
     }
 
-    /// Its answer is there, and is read.
+    /// Schedules the next turn of a conversation after an answer was read.
     pub(super) fn ended(&mut self, turn: Turn, now: u64) {
         if turn.goes_on && self.uniform() < GOES_ON {
             let pause = self.draw(&SECONDS_BETWEEN_TURNS) * TOKENS_PER_SECOND;
@@ -181,9 +181,9 @@ impl Arrivals {
         self.serial += 1;
     }
 
-    // === chance ===
+    // === random numbers ===
 
-    /// In 0..1, by the generator `SplitMix64` (Steele and others, OOPSLA 2014).
+    /// Uniform in 0..1, by the generator `SplitMix64` (Steele and others, OOPSLA 2014).
     fn uniform(&mut self) -> f64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -191,12 +191,12 @@ impl Arrivals {
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// With mean 1: the time between two arrivals of a Poisson process.
+    /// Exponential with mean 1: the time between two arrivals of a Poisson process.
     fn exponential(&mut self) -> f64 {
         -(1.0 - self.uniform()).ln()
     }
 
-    /// Log-normal.
+    /// Log-normal length.
     fn around(&mut self, (median, deviation): Spread) -> f64 {
         let normal: f64 = (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0;
         median * (deviation * normal).exp()
@@ -206,7 +206,7 @@ impl Arrivals {
         let part = self.uniform();
         let pairs = quantiles.iter().zip(&quantiles[1..]);
         let mut around = pairs.filter(|((_, _), (upper, _))| part <= *upper);
-        let ((lower, from), (upper, to)) = around.next().expect("a part of one");
+        let ((lower, from), (upper, to)) = around.next().expect("a fraction in 0..1");
         from + (to - from) * (part - lower) / (upper - lower)
     }
 }

@@ -1,5 +1,5 @@
-//! A child that computes as a device does: in steps, each as long as its weights take to be read or its tokens to
-//! be computed, with a cache of what it has computed before.
+//! Simulated child. It computes in steps, each as long as reading the weights or computing the tokens takes, and has a
+//! prefix cache.
 
 use crate::ServedBy;
 use crate::testing::{Journal, kin, step};
@@ -8,19 +8,20 @@ use std::sync::Arc;
 use worker_orcd_ipc::{Began, Command, FinishReason, RequestId, StepReport};
 use worker_orcd_lifecycle::SeatId;
 
-/// Tokens of prompts in one step.
+/// Prompt tokens in one step.
 const CHUNK: u64 = 512;
 
-/// Tokens that a device computes in the time in which it reads its weights: the ratio of an H200's 990 TFLOPS to its
-/// 4.8 TB/s at two bytes a weight.
+/// Tokens that a device computes in the time of reading its weights: the ratio of an H200's 990 TFLOPS to its 4.8 TB/s,
+/// at two bytes a weight.
 const READS_WEIGHTS: u64 = 206;
 
 const SLOTS: usize = 64;
 
-/// A model of 7B parameters with four heads of keys takes 57 KB a token: two million tokens on an H200.
+/// Size of the KV cache: a model of 7B parameters with four KV heads takes 57 KB a token, hence two million tokens on
+/// an H200.
 const KV_TOKENS: u64 = 2_000_000;
 
-/// Every history begins with so many tokens that are the same in all.
+/// Number of tokens at the beginning of every history that all histories share.
 pub(super) const SHARED: u64 = 512;
 
 pub(super) struct Child {
@@ -28,9 +29,9 @@ pub(super) struct Child {
     queue: VecDeque<Work>,
     running: Vec<Work>,
     answers: Vec<(RequestId, FinishReason)>,
-    /// Histories of conversations, and their tokens; the last used is the last.
+    /// Conversations and the lengths of their cached histories, least recently used first.
     cache: Vec<(u64, u64)>,
-    /// The step that it computes.
+    /// Step in progress.
     step: Option<Step>,
     has_shared: bool,
 }
@@ -48,7 +49,7 @@ struct Work {
 struct Step {
     ends_at: u64,
     began: Vec<Began>,
-    /// Those that have a token of it.
+    /// Requests that get a token from the step.
     draws: Vec<RequestId>,
 }
 
@@ -131,7 +132,7 @@ impl Child {
             && let Some(next) = self.queue.front()
             && self.taken() + next.prompt <= KV_TOKENS
         {
-            let mut work = self.queue.pop_front().expect("it is there");
+            let mut work = self.queue.pop_front().expect("a queued request");
             let known = self
                 .cache
                 .iter()
@@ -164,7 +165,7 @@ impl Child {
     }
 
     pub(super) fn end_step(&mut self) -> StepReport {
-        let did = self.step.take().expect("it computes");
+        let did = self.step.take().expect("a step in progress");
         let mut ends = std::mem::take(&mut self.answers);
         let mut tokens = vec![];
         let mut left = vec![];
