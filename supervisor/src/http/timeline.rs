@@ -1,12 +1,14 @@
-//! The timeline of an answer: reasoning, texts and calls, as items that begin, grow and end, one after another.
+//! Timeline of an answer: reasoning, texts and tool calls, as items that begin, grow and end, one after another.
 //!
 //! ```text
 //! pieces of text ── Parser ──→ events ── Timeline ──→ steps ──→ events of an API, or their sum
 //! ```
 //!
-//! Each API renders the same [`Step`]s. An item begins with the first thing that is known of it, and ends when the next one
-//! begins or with the answer. The steps are a pure function of the answer's id and its text, so a stream that continues on
-//! another connection or in another supervisor continues with the same items and ids.
+//! Each API renders the same [`Step`]s. An item begins with its first event. It ends when the next one begins or the
+//! answer ends. The steps are a pure function of the answer's id and text, so a stream that continues on another
+//! connection or in another supervisor continues with the same items and ids.
+//!
+//! Deliberately absent: the JSON of an API, and sockets.
 
 use super::call_ids::CallIds;
 use worker_orcd_text::tools::{Event, Parser, Parsing};
@@ -16,7 +18,7 @@ pub(super) enum Step {
     Begins(Kind),
     /// More of the item that began last: text, reasoning, or arguments of a call.
     Adds(String),
-    /// Nothing more comes of the item. It is not whole where a limit cut it, or where a call has no end.
+    /// End of the item. It is incomplete if a limit cut it, or if a call has no end.
     Ends {
         is_whole: bool,
     },
@@ -29,11 +31,11 @@ pub(super) enum Kind {
     Call { name: String, id: String },
 }
 
-/// An item that has ended.
+/// Item that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) kind: Kind,
-    /// Of a call: its arguments.
+    /// Text of the item. For a call, its arguments.
     pub(super) text: String,
 }
 
@@ -44,11 +46,11 @@ pub(super) struct Timeline {
     open: Option<Open>,
     begun_calls: usize,
     whole_calls: usize,
-    /// Calls behind the first are left out.
+    /// Drop all calls after the first.
     only_one_call: bool,
-    /// The call that began last is left out.
+    /// The call that began last is dropped.
     is_left_out: bool,
-    /// Reused between pieces.
+    /// Buffer, reused between pieces.
     events: Vec<Event>,
 }
 
@@ -60,7 +62,7 @@ enum Open {
 }
 
 impl Timeline {
-    /// Of an answer of this id. Ids of its calls begin with `prefix`.
+    /// Timeline of the answer with this id. Ids of its calls begin with `prefix`.
     pub(super) fn new(answer: &str, prefix: &'static str, parsing: Parsing) -> Self {
         Self {
             parser: Parser::new(parsing),
@@ -74,7 +76,7 @@ impl Timeline {
         }
     }
 
-    /// Leaves out all calls but the first.
+    /// Drops all calls after the first.
     pub(super) fn with_one_call(self) -> Self {
         Self {
             only_one_call: true,
@@ -82,13 +84,14 @@ impl Timeline {
         }
     }
 
-    /// Appends what this piece of text becomes. False while it is not known what the text is.
+    /// Appends the steps of this piece of text. Returns false if the parser held back all of the text.
     pub(super) fn push(&mut self, text: &str, out: &mut Vec<Step>) -> bool {
         self.parser.push(text, &mut self.events);
         self.step(out)
     }
 
-    /// Ends the answer: appends what was held back, and the end of the last item. `is_cut`: a limit ended it.
+    /// Ends the answer: appends the steps of held text, and the end of the last item. `is_cut`: a limit ended the
+    /// answer.
     pub(super) fn finish(&mut self, is_cut: bool, out: &mut Vec<Step>) {
         self.parser.finish(&mut self.events);
         self.step(out);
@@ -136,7 +139,7 @@ impl Timeline {
         }
     }
 
-    /// Begins an item unless it is open.
+    /// Begins an item, unless one of this kind is open.
     fn begin(&mut self, open: Open, kind: Kind, out: &mut Vec<Step>) {
         if self.open != Some(open) {
             self.end(true, out);
@@ -145,7 +148,7 @@ impl Timeline {
         }
     }
 
-    /// Ends the open item. A call that something else follows, or nothing, is not whole.
+    /// Ends the open item. A call that is still open has no end, so it is incomplete.
     fn end(&mut self, is_whole: bool, out: &mut Vec<Step>) {
         if let Some(open) = self.open.take() {
             let is_whole = is_whole && open != Open::Call;
@@ -154,7 +157,7 @@ impl Timeline {
     }
 }
 
-/// The items that all steps of an answer add up to.
+/// Items that the steps of an answer add up to.
 pub(super) fn sum(steps: Vec<Step>) -> Vec<Item> {
     let mut items: Vec<Item> = Vec::new();
     for step in steps {
@@ -164,7 +167,7 @@ pub(super) fn sum(steps: Vec<Step>) -> Vec<Item> {
                 text: String::new(),
             }),
             (Step::Adds(more), Some(item)) => item.text.push_str(&more),
-            // Nothing is added before an item begins.
+            // Before the first item, there is no item to add to.
             (Step::Adds(_), None) | (Step::Ends { .. }, _) => {}
         }
     }

@@ -1,9 +1,11 @@
-//! Tools that a model may call, as values: each API reads its own form of them into [`Tool`]s and a [`Wanted`].
+//! Tools of a request, independent of the API: each API's reader parses its own form into [`Tool`]s and a [`Wanted`].
 //!
-//! Tools are shown to the model by its chat template, as a list of
-//! `{"type": "function", "function": {"name", "description", "parameters"}}`, keys in this order whatever the
-//! client's. What a client wants to be sure of (a call, one call at most, arguments under a strict schema)
-//! is a [`Structure`](worker_orcd_text::Structure) that the answer is held to.
+//! The chat template shows tools to the model as a list of
+//! `{"type": "function", "function": {"name", "description", "parameters"}}`. The keys have this order for every client.
+//! Requirements of the client (a call, at most one call, arguments that match a strict schema) become a
+//! [`Structure`](worker_orcd_text::Structure), a grammar that constrains the answer.
+//!
+//! Deliberately absent: fields of one API only, and parsing of the model's calls.
 
 pub(super) mod choice;
 
@@ -18,57 +20,58 @@ use serde_json::json;
 use worker_orcd_text::json_texts;
 use worker_orcd_text::tools::{ChatTerms, Function};
 
-/// As the OpenAI API has it.
+/// Maximum number of tools. The OpenAI API's limit.
 pub(super) const MAX_TOOLS: usize = 128;
 
 pub(super) const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
 
-/// A mark of what is worth caching, which everything is. Clients set it on either object.
+/// Hint about caching. It has no effect, because every prompt is cached. Clients set it on either object of a tool.
 pub(super) const CACHE_CONTROL: &str = "cache_control";
 
-/// What a request says of tools.
+/// Tools of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Tools {
-    /// The list that the template is given: `None` without tools, and where the client wants no calls.
+    /// List for the chat template. `None` without tools, and if the client forbids calls.
     pub(super) shown: Option<String>,
-    /// What the answer is held to.
+    /// Constraint on the answer.
     pub(super) asked: Option<Asked>,
     pub(super) choice: Choice,
 }
 
-/// A function as a request has it.
+/// Function of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tool {
     name: String,
     description: Option<String>,
-    /// A JSON object.
+    /// JSON object.
     parameters: Option<String>,
     is_strict: bool,
 }
 
-/// How an API writes a tool.
+/// Form of tools in one API.
 pub(super) struct Form {
     pub(super) names: Names,
     pub(super) read: fn(Fields<'_>) -> Result<Option<Tool>, Mistakes>,
-    /// Path of the schema of the arguments behind the tool's.
+    /// Path of the arguments' schema, relative to the tool.
     pub(super) parameters: &'static str,
-    /// What the list is of.
+    /// Description of the list's items, for error messages.
     pub(super) items: &'static str,
-    /// True for a tool that is neither read nor shown.
+    /// True for a tool that is ignored.
     pub(super) is_left_out: fn(Json<'_>) -> bool,
 }
 
-/// The functions of a request.
+/// Functions of a request.
 #[derive(Debug, Default)]
 pub(super) struct List {
-    /// As the template is given them; `None` where there are none, or where one is wrong.
+    /// List for the template, and the functions. `None` if there are none, or if one is invalid.
     functions: Option<(String, Vec<Function>)>,
-    /// The client gave no functions.
+    /// The request contains no functions.
     is_empty: bool,
 }
 
 impl Tool {
-    /// Reads `name`, `description`, `strict`, and the field `parameters`; other fields are the caller's. `None` where one is wrong.
+    /// Reads `name`, `description`, `strict`, and the field `parameters`. The caller reads other fields. `None` if one
+    /// is invalid.
     pub(super) fn read(fields: &mut Fields<'_>, parameters: &str) -> Option<Self> {
         let name = fields.text("name", &NAME_CHARS);
         let name = fields.required("name", name);
@@ -83,7 +86,7 @@ impl Tool {
         })
     }
 
-    /// As the template sees it.
+    /// JSON for the template.
     fn shown(&self) -> String {
         let mut function = format!("{{\"name\":{}", json!(self.name));
         if let Some(description) = &self.description {
@@ -113,7 +116,7 @@ fn read_parameters(fields: &mut Fields<'_>, field: &str) -> Option<String> {
     object
 }
 
-/// Why this model can have no tools.
+/// Reason for which this model cannot have tools. `None` if it can.
 pub(super) fn why_not(terms: &ChatTerms) -> Option<&'static str> {
     if !terms.shows_tools {
         Some("cannot be shown: the model's chat template does not ask for tools")
@@ -124,7 +127,7 @@ pub(super) fn why_not(terms: &ChatTerms) -> Option<&'static str> {
     }
 }
 
-/// Reads `tools`, whose shape the caller has described.
+/// Reads `tools`. The caller has described its schema.
 pub(super) fn read_list(
     fields: &mut Fields<'_>,
     form: &Form,
@@ -193,7 +196,8 @@ pub(super) fn read_list(
     List::default()
 }
 
-/// What the answer is held to, and what the template is given. `parallel`: what the API calls the field that forbids several calls.
+/// Constraint on the answer, and list for the template. `parallel`: the API's name of the field that forbids several
+/// calls.
 pub(super) fn settle(
     fields: &mut Fields<'_>,
     list: List,

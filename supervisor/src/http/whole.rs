@@ -1,7 +1,7 @@
-//! Answers in one piece: streams are read to their ends.
+//! Answers in one piece: reads streams to their ends.
 //!
-//! The handler's future holds the streams: when the client goes away, the connection drops the future, the future drops the
-//! streams, and the engine cancels the work.
+//! The handler's future owns the streams. If the client disconnects, the connection drops the future, the future drops
+//! the streams, and the engine cancels the work.
 
 use super::error::ApiError;
 use super::generation::Accepted;
@@ -9,10 +9,10 @@ use super::job::Job;
 use crate::engine::{Completion, Failure, Piece, StreamEvent, Streams};
 use worker_orcd_requests::error_code::ErrorCode;
 
-/// Reads the choices of an answer to their ends, and passes each piece of text on with the number of its choice.
+/// Reads all choices of an answer to their ends. Calls `take` with the index of a choice and each piece of its text.
 ///
 /// # Errors
-/// When a choice fails; the others are cancelled then.
+/// If a choice fails. The other choices are then cancelled.
 pub(super) async fn gather(
     accepted: Vec<Accepted>,
     mut take: impl FnMut(usize, &Piece),
@@ -29,7 +29,7 @@ pub(super) async fn gather(
                     jobs[index].finished(&completion);
                     ends[index] = Some(completion);
                 }
-                // The journal gives vectors to requests for vectors alone.
+                // Unreachable: the journal sends vectors only to embedding requests.
                 StreamEvent::Embedded(_) => break,
                 StreamEvent::Failed(failure) => {
                     let failed = jobs[index].id().to_owned();
@@ -48,10 +48,10 @@ pub(super) async fn gather(
     })
 }
 
-/// [`gather`] of an answer of one choice.
+/// [`gather`] for an answer with one choice.
 ///
 /// # Errors
-/// When it fails.
+/// If the choice fails.
 pub(super) async fn gather_one(
     accepted: Accepted,
     mut take: impl FnMut(&Piece),
@@ -60,7 +60,7 @@ pub(super) async fn gather_one(
     ends.into_iter().next().ok_or_else(ApiError::unreadable)
 }
 
-/// Records the failure of the choice `failed`, and that the other jobs, which have not ended, are cancelled for it.
+/// Records the failure of the choice `failed`, and the resulting cancellation of the jobs that have not ended.
 pub(super) fn fail_all<'a>(jobs: impl Iterator<Item = &'a mut Job>, failed: &str, why: &Failure) {
     for job in jobs {
         if job.id() == failed {

@@ -1,7 +1,7 @@
-//! Byte-level BPE: a text is cut into words, and the bytes of each are merged by the model's list of
-//! pairs, the first of the list first, the leftmost on a tie.
+//! Byte-level BPE. A text is split into words. The bytes of a word are merged by the model's list of pairs: the
+//! earliest pair of the list first, the leftmost of equal ones.
 //!
-//! Book-keeping is what one piece of a word takes, so that a text costs little more than its ids.
+//! Working memory is that of one piece of a word, so a text costs little more than its ids.
 
 use super::TextError;
 use super::pieces::{self, Merge, Undivided};
@@ -16,10 +16,10 @@ use worker_orcd_ipc::{TokenId, TokenizerFacts};
 #[derive(Debug)]
 pub(super) struct ByteLevel {
     words: Words,
-    /// The token of each byte; a byte without one is left out.
+    /// Token of each byte, `None` for a byte without one: such bytes are dropped.
     bytes: [Option<u32>; 256],
     merges: HashMap<(u32, u32), Merged>,
-    /// Tokens that a whole word becomes whatever the merges say.
+    /// Words that become one token without merging.
     whole: HashMap<Vec<u8>, u32>,
 }
 
@@ -50,10 +50,10 @@ impl ByteLevel {
         })
     }
 
-    /// Appends the ids of a text that holds no special tokens.
+    /// Appends the ids of a text without special tokens.
     ///
     /// # Errors
-    /// When the vocabulary is none that people make, and a word too long for it.
+    /// If a long word cannot be split into pieces; only an adversarial vocabulary causes this.
     pub(super) fn encode(&self, text: &str, out: &mut Vec<TokenId>) -> Result<(), Undivided> {
         self.words.of(text, &mut |word| {
             if let Some(id) = self.whole.get(word.as_bytes()) {
@@ -107,14 +107,14 @@ fn merge(
     Ok(((id(left)?, id(right)?), merged))
 }
 
-/// `left right`; the left side may itself begin with a space.
+/// Splits `left right`. The left side may begin with a space.
 fn split_merge(merge: &str) -> Option<(&str, &str)> {
     let first = merge.chars().next()?.len_utf8();
     let at = first + merge[first..].find(' ')?;
     Some((&merge[..at], &merge[at + 1..]))
 }
 
-/// A word, less the bytes that have no token.
+/// Word without the bytes that have no token.
 #[derive(Debug)]
 struct Word<'a> {
     model: &'a ByteLevel,
@@ -146,11 +146,11 @@ impl Merge for Word<'_> {
     }
 }
 
-/// A list of tokens that grow into each other.
+/// Tokens of a word, which are merged in place.
 #[derive(Debug)]
 struct Symbols(Vec<Symbol>);
 
-/// `len` is in bytes, and 0 once it was merged into its left neighbour.
+/// `len` is in bytes. It is 0 after the merge into the left neighbour.
 #[derive(Debug, Clone, Copy)]
 struct Symbol {
     id: u32,
@@ -171,7 +171,7 @@ impl Symbols {
     }
 
     fn merge(&mut self, merges: &HashMap<(u32, u32), Merged>) {
-        // By rank, then by place.
+        // Ordered by rank, then by position.
         let mut queue = BinaryHeap::new();
         let consider = |this: &Self, queue: &mut BinaryHeap<_>, left: u32| {
             let merged = this.pair(left).and_then(|pair| merges.get(&pair));
@@ -182,7 +182,7 @@ impl Symbols {
         }
         while let Some(Reverse((rank, left))) = queue.pop() {
             let merged = self.pair(left).and_then(|pair| merges.get(&pair));
-            // One of the two may have grown since.
+            // Stale entry: one of the two symbols was merged since.
             let Some(merged) = merged.filter(|merged| merged.rank == rank) else {
                 continue;
             };
@@ -194,7 +194,7 @@ impl Symbols {
         }
     }
 
-    /// The ids of a symbol and the one behind it.
+    /// Ids of a symbol and the next one. `None` if either is missing or was merged.
     fn pair(&self, left: u32) -> Option<(u32, u32)> {
         let left = self.0.get(left as usize).filter(|left| left.len > 0)?;
         let right = self.0.get(left.next as usize)?;

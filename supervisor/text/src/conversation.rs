@@ -1,7 +1,6 @@
-//! What clients write for a chat template: messages, calls, their results, and tools.
+//! Input of a chat template: messages, tool calls, tool results, and tools.
 //!
-//! Tools and arguments are JSON, and stay text as [`json_texts`] has it until the interpreter makes values
-//! of it.
+//! Tools and arguments are JSON. They stay text, as [`json_texts`] normalizes them, until the interpreter parses them.
 
 use super::json_texts;
 use super::python_json;
@@ -9,21 +8,21 @@ use super::template::TemplateError;
 use minijinja::{Value, context};
 use serde::{Deserialize, Serialize};
 
-/// Bytes that a message costs beside its text: two names and their places.
+/// Bytes charged for a message in addition to its text: two strings and their list entries.
 const MESSAGE_BYTES: usize = 64;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
     pub role: String,
-    /// `None` of an assistant that only called.
+    /// `None` for an assistant message that holds only tool calls.
     pub content: Option<String>,
-    /// The name of the speaker, where several play one role.
+    /// Name of the author, when several authors share a role.
     pub name: Option<String>,
-    /// What an assistant thought before it said this.
+    /// Reasoning of the assistant before the content.
     pub reasoning: Option<String>,
-    /// Calls that an assistant made.
+    /// Tool calls of an assistant message.
     pub tool_calls: Vec<ToolCall>,
-    /// The call that this message is the result of.
+    /// Id of the tool call that this message is the result of.
     pub tool_call_id: Option<String>,
 }
 
@@ -31,20 +30,20 @@ pub struct ChatMessage {
 pub struct ToolCall {
     pub id: Option<String>,
     pub name: String,
-    /// A JSON object, as [`json_texts`] has it.
+    /// JSON object, normalized by [`json_texts`].
     pub arguments: String,
 }
 
-/// All that clients write for a template.
+/// Messages and tools that a client writes for the template.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conversation {
     pub messages: Vec<ChatMessage>,
-    /// A JSON list of what the model may call, as [`json_texts`] has it.
+    /// JSON list of the tools, normalized by [`json_texts`].
     pub tools: Option<String>,
 }
 
 impl Conversation {
-    /// Bytes that it takes of whoever handles it: all of its own, and something for each message and call.
+    /// Memory that the conversation is charged for, in bytes: its texts, and a constant per message and tool call.
     #[must_use]
     pub fn cost(&self) -> usize {
         let of_messages = self.messages.iter().map(ChatMessage::cost);
@@ -56,8 +55,8 @@ impl Conversation {
         messages.any(|message| !message.tool_calls.is_empty())
     }
 
-    /// The same with an empty text where a message has none, not even an empty one, and where a function has no
-    /// description; `None` where nothing is missing.
+    /// Copy with an empty content in each message without content, and an empty description in each function without
+    /// one. `None` if nothing is missing.
     pub(super) fn with_missing_texts(&self) -> Option<Self> {
         let mut same = self.clone();
         for message in &mut same.messages {
@@ -67,7 +66,7 @@ impl Conversation {
         (same != *self).then_some(same)
     }
 
-    /// The same with each text that a client wrote as `change` has it.
+    /// Copy with `change` applied to each text that a client wrote.
     pub(super) fn map_texts(&self, change: &mut dyn FnMut(&str) -> String) -> Self {
         let messages = self.messages.iter();
         Self {
@@ -80,7 +79,7 @@ impl Conversation {
     }
 }
 
-/// Tools of which each function has a description.
+/// Tools with a `description` in each function. `None` if the JSON is not a list of functions.
 fn described(tools: &str) -> Option<String> {
     let mut tools: serde_json::Value = serde_json::from_str(tools).ok()?;
     for tool in tools.as_array_mut()? {
@@ -124,17 +123,17 @@ impl ChatMessage {
     }
 }
 
-/// The name that gpt-oss's template has for `reasoning_content`.
+/// Key of gpt-oss's template for `reasoning_content`.
 const THINKING: &str = "thinking";
 
-/// What a template wants of messages, by its text.
+/// Form in which a template reads messages, detected from its text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MessageForm {
-    /// It asks for what messages have under another name: it is gpt-oss's.
+    /// The template reads `message.thinking`, as gpt-oss's does.
     has_thinking: bool,
-    /// It asks whether a content is none, by which DeepSeek's templates know that there are calls.
+    /// The template tests whether a content is `none`. DeepSeek's templates detect tool calls this way.
     has_none: bool,
-    /// It takes the arguments of calls for a text: JSON as Python writes it.
+    /// The template expects the arguments of tool calls as text: JSON in Python's spelling.
     has_arguments_as_text: bool,
 }
 
@@ -147,7 +146,7 @@ impl MessageForm {
                 let mut behind = behind.map(|it| it.strip_prefix("not").unwrap_or(it).trim_start());
                 behind.any(|it| it.starts_with("none"))
             }),
-            // That is seen when it fails on values.
+            // Detected later: rendering with values fails.
             has_arguments_as_text: false,
         }
     }
@@ -160,15 +159,17 @@ impl MessageForm {
     }
 }
 
-/// How a test of a content begins.
+/// Beginnings of a Jinja test of a content.
 const CONTENT_IS: &[&str] = &["content is ", "content'] is ", "content\"] is "];
 
-/// The message as a template sees it, which is as the OpenAI API has it but for the arguments of calls:
-/// templates of Hugging Face's transformers want values and not text, but for [some](MessageForm::with_arguments_as_text).
-/// What is not there has no key, as in transformers, for templates ask whether it is and print what is there; but a content is
-/// none for those that ask that.
+/// Message as a template reads it. The form is the OpenAI API's, except the arguments of tool calls: most templates
+/// written for Hugging Face's transformers expect values, [some](MessageForm::with_arguments_as_text) expect text.
 ///
-/// gpt-oss's template refuses calls beside content and thoughts. As llama.cpp does, it is given no content then.
+/// An absent field has no key, as in transformers: templates test for the key and print its value. For templates that
+/// test the content for `none`, an absent content is `none`.
+///
+/// gpt-oss's template rejects a message with tool calls, content and reasoning. As in llama.cpp, its content is then
+/// emptied.
 pub(super) fn value_of(message: &ChatMessage, form: MessageForm) -> Result<Value, TemplateError> {
     let thinking = message.reasoning.clone().filter(|_| form.has_thinking);
     let has_both = thinking.is_some() && !message.tool_calls.is_empty();

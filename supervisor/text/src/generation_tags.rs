@@ -1,11 +1,10 @@
-//! `{% generation %}…{% endgeneration %}`, by which templates for Hugging Face's transformers mark what an assistant said,
-//! for those who train on it. SmolLM3's has it.
+//! Tag `{% generation %}…{% endgeneration %}`. Templates for Hugging Face's transformers mark the assistant's text with
+//! it, for training. SmolLM3's template has it.
 //!
-//! The template engine does not know the tag. Of a prompt it changes nothing, and what is set within it is not known behind
-//! it, which is what `with` does.
+//! The template engine does not support the tag. The tag does not change a prompt, and variables set inside it are not
+//! visible after it. Both hold for `with`, which replaces it.
 
-/// The same template with `with` in the place of each such tag. A text that only looks like one is taken for it, too, within
-/// quotes as well.
+/// Template with each such tag replaced by `with`. A text of the same form inside quotes is replaced too.
 pub(super) fn replaced(jinja: &str) -> String {
     let mut parts = jinja.split("{%");
     let mut out = String::with_capacity(jinja.len());

@@ -1,21 +1,21 @@
-//! Texts inside of JSON that a client sent for a template: tools, and arguments of calls.
+//! Normalization of JSON that a client sends for a template: tools, and arguments of tool calls.
 //!
-//! It stays text here, for a tree of values would cost many times as much; the interpreter makes values of
-//! it. What is kept is one object, nested no deeper than the interpreter reads it, without white space
-//! between its parts and with every character of its texts written as itself where JSON allows. Its
-//! numbers stay as they are, but for `-0`: to Python that is an integer.
+//! The JSON stays text here, because a tree of values would take many times its memory. The interpreter parses it
+//! later. The normalized text is one object without white space between its parts, nested no deeper than the
+//! interpreter supports. Each character of its strings is written as itself if JSON allows. Numbers are unchanged,
+//! except `-0`: Python reads it as the integer 0.
 
 use super::python_number;
 use super::tools::json::{Escape, Json, Number, Place};
 
-/// The same object with each text in it, keys too, as `change` has it. `None` for a text that is no JSON
-/// object, that nests too deep, or that holds halves of characters.
+/// Normalizes a JSON object, with `change` applied to each string, keys included. `None` if the text is not a JSON
+/// object, is nested too deeply, or has unpaired surrogates.
 pub fn map_object(text: &str, change: &mut dyn FnMut(&str) -> String) -> Option<String> {
     let is_object = text.trim_start().starts_with('{');
     is_object.then(|| map(text, change)).flatten()
 }
 
-/// The same of a list of anything, or of any other value.
+/// Normalizes any JSON value as [`map_object`] does an object.
 pub(super) fn map(text: &str, change: &mut dyn FnMut(&str) -> String) -> Option<String> {
     let (mut json, mut out) = (Json::default(), String::with_capacity(text.len()));
     let mut opened = 0;
@@ -42,8 +42,9 @@ pub(super) fn map(text: &str, change: &mut dyn FnMut(&str) -> String) -> Option<
     (json.place() == Place::End).then_some(out)
 }
 
-/// Arguments of a call, as a template is given them: the same object. A text of nothing is an object without members, as other
-/// servers write and read it. Of a text that ends too early, as `length` ends that of a call, it is what is whole of it.
+/// Normalizes the arguments of a tool call for a template. An empty text becomes an object without members, as in other
+/// servers. A truncated text (`length` ends an answer within a call) becomes an object of its complete parts. `None` if
+/// the text cannot be completed to an object.
 pub fn arguments(text: &str) -> Option<String> {
     if text.trim().is_empty() {
         return Some("{}".to_owned());
@@ -55,7 +56,7 @@ pub fn arguments(text: &str) -> Option<String> {
     })
 }
 
-/// Two ways to end the beginning of an object: within the value that is being written, and behind the last whole one.
+/// Two completions of a truncated object: after the text so far, and after the last complete value.
 fn ended(text: &str) -> Option<[String; 2]> {
     let mut json = Json::default();
     let (mut whole, mut escape_began) = (String::new(), text.len());
@@ -68,7 +69,7 @@ fn ended(text: &str) -> Option<[String; 2]> {
             | Place::Value { may_close: true } => {
                 whole = format!("{}{}", &text[..behind], json.closing());
             }
-            // Where a number ends is known by what follows it.
+            // Only the following character shows the end of a number.
             Place::Key { may_close: false } | Place::Value { may_close: false } if c == ',' => {
                 whole = format!("{}{}", &text[..at], json.closing());
             }
@@ -91,13 +92,13 @@ fn ended(text: &str) -> Option<[String; 2]> {
     Some([within, whole])
 }
 
-/// True for one JSON value that [`map_object`]'s bounds would take as a part of an object.
+/// True for one JSON value within the bounds of [`map_object`].
 #[must_use]
 pub fn is_whole(text: &str) -> bool {
     map(text, &mut |_| String::new()).is_some()
 }
 
-/// True if a template gets each number in it as Python would: integers have 64 bits, floats are finite.
+/// True if a template receives each number as in Python: integers fit 64 bits, floats are finite.
 #[must_use]
 pub fn keeps_numbers(text: &str) -> bool {
     let (mut json, mut begun) = (Json::default(), None);

@@ -1,4 +1,5 @@
-//! Text on one side, token ids on the other: everything the supervisor knows about language.
+//! Text processing of the supervisor: tokenizer, detokenizer, chat templates, stop strings, and parsers of reasoning
+//! and tool calls.
 //!
 //! ```text
 //! messages ── template ──┐      (in a process of its own)
@@ -6,9 +7,9 @@
 //! client ←── stop ←── utf8 ←── vocabulary (bytes of a token) ←──┘
 //! ```
 //!
-//! All of it is built from the [`TokenizerFacts`] that the child reports, so that the model
-//! file, which is untrusted, is opened by the child alone; and all of it lives here, so that
-//! half a character or half a stop string survives the child.
+//! The crate is built from the [`TokenizerFacts`] that the child reports, so only the child opens the model file, which
+//! is untrusted. The state of a stream is in the supervisor, so an incomplete character or stop string survives the
+//! death of the child.
 //!
 //! Deliberately absent: requests, sockets, processes, sampling, and any state shared between requests.
 
@@ -49,7 +50,7 @@ use thiserror::Error;
 use worker_orcd_ipc::vocabulary::MalformedVocabulary;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
-/// Why a model's tokenizer cannot be used. Every variant is the model's fault, and permanent.
+/// Reason for which a model's tokenizer cannot be used. Every variant is permanent and caused by the model file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TextError {
     #[error("the pre-tokenizer {0:?} is not known: its ids would be wrong")]
@@ -64,7 +65,7 @@ impl From<MalformedVocabulary> for TextError {
     }
 }
 
-/// The tokenizer and vocabulary of one model. Immutable, and shared by all requests.
+/// Tokenizer and vocabulary of one model. Immutable, and shared by all requests.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
@@ -73,10 +74,9 @@ pub struct Text {
 
 impl Text {
     /// # Errors
-    /// When the facts contradict themselves, or name a pre-tokenizer that cannot be reproduced
-    /// exactly.
+    /// If the facts contradict themselves, or name a pre-tokenizer that cannot be reproduced exactly.
     pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
-        // First, for it checks the lengths that all others rely on.
+        // First, because it checks the lengths that the tokenizer relies on.
         let vocabulary = Vocabulary::from_facts(facts)?;
         Ok(Self {
             tokenizer: Tokenizer::from_facts(facts)?,
@@ -84,18 +84,17 @@ impl Text {
         })
     }
 
-    /// The ids of a raw prompt. Texts of special tokens become those tokens, and the model's
-    /// own begin-of-sequence rule is followed, as llama-server does.
+    /// Ids of a raw prompt. Texts of special tokens become those tokens. The model's begin- and end-of-sequence tokens
+    /// are added as in llama-server.
     ///
     /// # Errors
-    /// When the text holds a word too long to be taken apart.
+    /// If the text holds a word that cannot be split into pieces.
     pub fn encode(&self, prompt: &str) -> Result<Vec<TokenId>, Undivided> {
         self.tokenizer.encode(prompt)
     }
 
-    /// The ids of a prompt that came out of the chat template. Some templates write the
-    /// begin-of-sequence token themselves; it is not added a second time. Of the texts of control
-    /// tokens, those that `clients_own` names are text; see [`provenance`].
+    /// Ids of a prompt that the chat template rendered. A begin-of-sequence token that the template wrote is not added
+    /// again. A control token's text with a true entry in `clients_own` stays text; see [`provenance`].
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -107,14 +106,13 @@ impl Text {
         self.tokenizer.encode_rendered(rendered, clients_own)
     }
 
-    /// The bytes that a token stands for; empty for control tokens and for ids outside the
-    /// vocabulary.
+    /// Bytes that a token decodes to. Empty for control tokens and for ids outside the vocabulary.
     #[must_use]
     pub fn bytes(&self, token: TokenId) -> &[u8] {
         self.vocabulary.bytes(token)
     }
 
-    /// The same, but a special token among `shown` stands for its own text.
+    /// Bytes of a token as [`Self::bytes`], except that a special token in `shown` decodes to its own text.
     #[must_use]
     pub fn bytes_shown(&self, token: TokenId, shown: &[TokenId]) -> &[u8] {
         let text = shown
@@ -126,7 +124,7 @@ impl Text {
         }
     }
 
-    /// What a token is written as: a special token stands for its own text.
+    /// Bytes of a token as [`Self::bytes`], except that every special token decodes to its own text.
     #[must_use]
     pub fn bytes_written(&self, token: TokenId) -> &[u8] {
         match self.tokenizer.special_text(token) {
@@ -145,7 +143,7 @@ impl Text {
         &self.tokenizer
     }
 
-    /// The text that a client would see of these tokens, all at once.
+    /// Text that these tokens decode to, as a client receives it.
     #[must_use]
     pub fn decode(&self, tokens: &[TokenId]) -> String {
         let mut out = String::new();

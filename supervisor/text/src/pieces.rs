@@ -1,57 +1,58 @@
-//! Merging a text of any length, a piece at a time.
+//! BPE merging of a text of any length, piece by piece.
 //!
-//! Merging takes the pair of neighbours with the lowest rank, of several the leftmost, makes one token
-//! of it, and goes on until no pair has a rank. Its book-keeping is many times the text. But whether two
-//! tokens stay apart depends on these two alone: if `X` merges to `… x` and `Y` to `y …`, and the text of
-//! `xy` to these two, then `XY` merges to `… x y …`.
+//! Merging repeatedly joins the adjacent pair with the lowest rank, the leftmost of equal ones, until no pair has a
+//! rank. Its working memory is many times the text. But whether two tokens stay separate depends on these two alone: if
+//! `X` merges to `… x` and `Y` to `y …`, and the text of `xy` merges to `x` and `y`, then `XY` merges to `… x y …`.
 //!
-//! For suppose that pairs across the border were merged in `XY`, and look at the first. Until then nothing
-//! reached across an end of `x` or of `y`, so that inside these two the same was done in the same order
-//! as where they are alone. There the pair stood too, and no other had a lower rank: it was merged.
+//! Proof: suppose that merging `XY` joins pairs across the border, and take the first such pair. Until then no merge
+//! crossed an end of `x` or of `y`, so the merges inside these two are the same, in the same order, as in the text of
+//! `xy` alone. The pair therefore also exists there, and no other pair has a lower rank, so it is merged there too: a
+//! contradiction.
 //!
-//! So a piece is merged, its last tokens, which what follows may change, are given up, and the next piece
-//! begins behind those that are left; a token earlier where the two at the border would not stay apart.
+//! So a piece is merged, and its last tokens are dropped, because the following text may change them. The next piece
+//! begins after the remaining tokens, or a token earlier if the two tokens at the border would not stay separate.
 
 use std::ops::Range;
 use thiserror::Error;
 use worker_orcd_ipc::TokenId;
 
-/// Shorter texts are merged whole.
+/// Bytes of a piece, at first. Shorter texts are merged whole.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// Texts up to this length are merged whole where no smaller pieces fit together.
+/// Upper bound of a piece, in bytes. Pieces are doubled up to this size while smaller ones do not fit together.
 const LONGEST_PIECE_BYTES: usize = 64 << 10;
 
-/// Places that are looked at for one where two pieces fit together.
+/// Number of token borders that are tried for the end of a piece.
 const PLACES: usize = 16;
 
-/// A vocabulary can be made in which a token depends on all that follows.
+/// Text that cannot be split into pieces. Only an adversarial vocabulary causes this error: in it, a token can depend
+/// on all of the following text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
     "holds one word of more than {LONGEST_PIECE_BYTES} bytes that the model's vocabulary leaves undecided to its end"
 )]
 pub struct Undivided;
 
-/// Rules of merging: how a model reads some bytes.
+/// Text and merge rules of one tokenizer.
 pub(super) trait Merge {
     type Token: Copy;
 
     fn len(&self) -> usize;
 
-    /// The tokens of a part as if there were no more, and of how many bytes each is.
+    /// Tokens of a part, merged alone, each with its length in bytes.
     fn merge(&self, part: Range<usize>) -> Vec<(Self::Token, usize)>;
 
-    /// Appends the ids of one of the tokens, which is this part.
+    /// Appends the ids of one token, which covers this part.
     fn append(&self, token: Self::Token, part: Range<usize>, out: &mut Vec<TokenId>);
 
-    /// The last place up to this one where a part may end.
+    /// Last offset, at most `at`, where a part may end.
     fn floor(&self, at: usize) -> usize;
 }
 
 /// Appends the ids of a text.
 ///
 /// # Errors
-/// When no pieces fit together.
+/// If pieces of up to [`LONGEST_PIECE_BYTES`] do not fit together.
 pub(super) fn encode(text: &impl Merge, out: &mut Vec<TokenId>) -> Result<(), Undivided> {
     encode_by(text, PIECE_BYTES, LONGEST_PIECE_BYTES, out)
 }
@@ -104,7 +105,7 @@ impl<T: Copy> Piece<T> {
         Self { range, tokens }
     }
 
-    /// Number of tokens that are kept, and the piece behind them.
+    /// Number of tokens to keep, and the piece after them. `None` if no tried border fits.
     fn followed_by(&self, text: &impl Merge<Token = T>, bytes: usize) -> Option<(usize, Self)> {
         let settled = self.range.end - bytes / 8;
         let mut ends = Vec::with_capacity(self.tokens.len());
@@ -132,7 +133,7 @@ impl<T: Copy> Piece<T> {
     }
 }
 
-/// True if a token and the next one stay two tokens where there is nothing else.
+/// True if a token and the next one, merged alone, stay two tokens.
 fn stay_apart(text: &impl Merge, left: Range<usize>, right: usize) -> bool {
     let both = text.merge(left.start..left.end + right);
     let lengths = both.iter().map(|(_, len)| *len);
@@ -152,7 +153,7 @@ pub(super) fn encode_small(
 mod tests {
     use super::*;
 
-    /// One token, however long: it takes the whole text to know it.
+    /// Text of one token of any length, recognized only when all of it is merged.
     #[derive(Debug)]
     struct Undecided(usize);
 

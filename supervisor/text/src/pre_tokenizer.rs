@@ -1,22 +1,22 @@
-//! Pre-tokenizers: how each model family cuts text into words before merging
-//! (`tokenizer.ggml.pre`).
+//! Pre-tokenizers: the regular expressions by which each model family splits text into words before merging
+//! (`tokenizer.ggml.pre` of a GGUF file).
 //!
-//! A wrong pattern gives plausible text and wrong ids, so a name that is not in this table is
-//! refused. Every row was compared with llama.cpp's ids for that name.
+//! A wrong pattern gives plausible text and wrong ids, so a name that is not in this table is refused. Each row was
+//! compared with llama.cpp's ids for that name.
 
 use super::TextError;
 use super::pieces::Undivided;
 use regex::Regex;
 use std::ops::Range;
 
-/// Applied one after the other; what a pattern matches and what lies between are words.
+/// Patterns, applied one after another. Both the matches and the text between matches are words.
 type Patterns = &'static [&'static str];
 
-/// One family's way of cutting.
+/// Splitting rules of one family.
 #[derive(Debug, PartialEq)]
 pub(super) struct PreTokenizer {
     pub(super) patterns: Patterns,
-    /// A word that is a token as a whole is that token, whatever the merges say.
+    /// A word that is a token as a whole becomes that token, without merging.
     pub(super) ignore_merges: bool,
 }
 
@@ -34,12 +34,13 @@ const QWEN2: Patterns = &[
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// llama.cpp's reading of Mistral's pattern: whatever is no letter from a to z may begin a word as a capital does.
+/// Mistral's pattern as llama.cpp implements it: any letter other than `a` to `z` counts as upper case, any other than
+/// `A` to `Z` as lower case.
 const TEKKEN: Patterns = &[
     r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// As llama.cpp has it: what is written in capitals or small letters is known of ASCII alone, and marks are no letters.
+/// The pattern as llama.cpp implements it: case is distinguished for ASCII letters only, and marks are not letters.
 const O200K: Patterns = &[
     r"[^\r\n\p{L}\p{N}]?[\p{L}--a-z]*[\p{L}--A-Z]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}--a-z]+[\p{L}--A-Z]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
@@ -55,7 +56,7 @@ const FALCON: Patterns = &[r"[\p{P}\$\+<=>\^~\|`]+", WORDS, r"[0-9][0-9][0-9]"];
 
 impl PreTokenizer {
     /// # Errors
-    /// When the name is not in the table.
+    /// If the name is not in the table.
     pub(super) fn named(name: &str) -> Result<Self, TextError> {
         let (patterns, ignore_merges) = match name {
             "" | "default" => (DEFAULT, false),
@@ -85,22 +86,22 @@ impl PreTokenizer {
     }
 }
 
-/// A run of white space leaves its last character to the word behind it, if there is one.
+/// Alternatives for white space: a run leaves its last character to the following word, if there is one.
 const LENDS_ITS_LAST: &str = r"\s+(?!\S)|\s+";
 
-/// A family's patterns, compiled. Without looking ahead and back again, so that a text of any length
-/// is cut in time that grows with it, and in memory that does not.
+/// Compiled patterns of one family. They have no lookahead and do not backtrack, so time grows linearly with the text
+/// and memory is constant.
 #[derive(Debug)]
 pub(super) struct Words(Vec<Cut>);
 
 #[derive(Debug)]
 struct Cut {
-    /// A pattern whose first group, if it has one, is a run of white space.
+    /// Pattern. Its first group, if it has one, is a run of white space.
     pattern: Regex,
 }
 
 impl Words {
-    /// Calls `each` with all words in order, until it fails.
+    /// Calls `each` for all words in order, until it fails.
     pub(super) fn of<F>(&self, text: &str, each: &mut F) -> Result<(), Undivided>
     where
         F: FnMut(&str) -> Result<(), Undivided>,
@@ -128,7 +129,7 @@ impl Cut {
         Ok(Self { pattern })
     }
 
-    /// The parts that the pattern matches, and those between.
+    /// Matches of the pattern, and the text between them, in order.
     fn parts<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> {
         let mut found: Option<Range<usize>> = None;
         let mut start = 0;

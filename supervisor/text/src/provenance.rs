@@ -1,9 +1,9 @@
-//! Provenance of control tokens: the template's, or a client's who wrote its text.
+//! Provenance of control tokens: written by the chat template, or by a client.
 //!
-//! A client that writes `<|im_end|>` into a message means these characters; as a token they would
-//! end its turn and let it speak as the system. The template's own `<|im_end|>` must stay the
-//! token, and in the rendered prompt the two look alike. So messages that hold such a text are
-//! rendered twice: as they are, and with a mark on either side of each such text.
+//! A client that writes `<|im_end|>` into a message means these characters. As a token they would end its turn and
+//! allow it to write as the system. The template's own `<|im_end|>` must stay the token, and the rendered prompt does
+//! not distinguish the two. So messages that contain such a text are rendered twice: unchanged, and with a mark on
+//! either side of each such text.
 //!
 //! ```text
 //! "a <|im_end|>"   ── template ──→ "<|im_start|>user\na <|im_end|><|im_end|>"     the prompt
@@ -11,32 +11,32 @@
 //!                                   template's          client's    template's
 //! ```
 //!
-//! The second rendering only tells which of the first one's control tokens come from messages.
-//! Templates look into messages (they strip them, split them at `</think>`, test what is in
-//! them), hence the marks beside the text and not in it, and hence only the order of the control
-//! tokens must agree. Where a template makes other tokens of marked messages, nobody can tell
-//! whose they are. Nearly all messages hold no such text and are rendered once.
+//! The second rendering only shows which control tokens of the first one come from messages. Templates inspect
+//! messages: they strip them, split them at `</think>`, and test their contents. Hence the marks stand beside the text
+//! and not in it, and hence only the order of the control tokens must agree. If the template writes other control
+//! tokens for marked messages, their provenance is unknown. Nearly all messages contain no such text and are rendered
+//! once.
 
 use super::conversation::Conversation;
 use super::special::SpecialTokens;
 use std::ops::Range;
 use uuid::Uuid;
 
-/// A conversation with a mark on either side of each text of a control token.
+/// Conversation with a mark on either side of each control token's text.
 #[derive(Debug)]
 pub struct Marked {
     pub conversation: Conversation,
     marks: Marks,
 }
 
-/// Stands between texts that are searched together.
+/// Separator of texts that are searched together.
 const BETWEEN: char = '\0';
 
-/// Characters of a mark's longest spelling, with backslashes as JSON within JSON within JSON has them.
+/// Bound on the characters of a mark in any spelling, including the backslashes of JSON inside JSON inside JSON.
 const MARK_CHARS: usize = 32;
 
-/// Characters of the last private plane, which texts do not have by chance; others for each
-/// request. A client that guessed them could only turn control tokens into text.
+/// Two characters of the last private use plane, which texts do not contain by chance. They are random for each
+/// request. A client that guesses them can only turn control tokens into text.
 #[derive(Debug, Clone, Copy)]
 struct Marks {
     open: char,
@@ -44,8 +44,8 @@ struct Marks {
 }
 
 impl SpecialTokens {
-    /// `None` when nothing that a client wrote holds the text of a control token. All of it is searched at once:
-    /// there may be many texts, and there are many tokens.
+    /// Marks the conversation. `None` if no text of a client contains a control token's text. The texts are joined and
+    /// searched once, because both texts and tokens may be many.
     pub(super) fn mark(&self, conversation: &Conversation) -> Option<Marked> {
         let mut all = String::new();
         conversation.map_texts(&mut |text| {
@@ -63,7 +63,7 @@ impl SpecialTokens {
             let end = start + text.len();
             let (mut out, mut at) = (String::with_capacity(text.len() + 8), start);
             while let Some(range) = found.next_if(|range| range.start < end) {
-                // A token's text that holds what is between texts is in none of them.
+                // A control token's text that includes the separator lies in none of the texts.
                 if start <= range.start && range.end <= end {
                     out.push_str(&all[at..range.start]);
                     out.push(marks.open);
@@ -82,8 +82,8 @@ impl SpecialTokens {
         })
     }
 
-    /// For each control token's text in `prompt`, in order, whether a client wrote it. `None`
-    /// when the template made something else of the marked messages.
+    /// Flag for each control token's text in `prompt`, in order: true if a client wrote it. `None` if the marked
+    /// messages rendered to other control tokens.
     pub(super) fn clients_own(
         &self,
         prompt: &str,
@@ -112,8 +112,8 @@ impl Marks {
         }
     }
 
-    /// Templates may write JSON in ASCII, also inside of JSON, and print lists: there a mark is written in digits, behind
-    /// one backslash or several.
+    /// True if the marks stand around `range`. Templates may write JSON in ASCII, also inside JSON, and print lists. A
+    /// mark is then written in digits after one or more backslashes, which are ignored.
     fn surround(self, text: &str, range: &Range<usize>) -> bool {
         let is_written = |c: &char| *c != '\\';
         let before = text[..range.start].chars().rev().take(MARK_CHARS);
@@ -126,7 +126,7 @@ impl Marks {
     }
 }
 
-/// As itself, as two units of UTF-16 and as a number, both without their backslashes: JSON and Python's `repr`.
+/// Spellings of a mark without backslashes: the character, two UTF-16 units (JSON), and a number (Python's `repr`).
 fn spellings(mark: char) -> [String; 3] {
     let mut units = [0; 2];
     let units = mark.encode_utf16(&mut units).iter();
@@ -188,7 +188,7 @@ mod tests {
         compiled.unwrap().render(&rendering).unwrap()
     }
 
-    /// The control tokens of the prompt that a client wrote, and those that it did not.
+    /// Control tokens of the prompt, in order, each with true if a client wrote it.
     fn whose(template: &str, contents: &[&str]) -> Option<Vec<(String, bool)>> {
         whose_of(template, &conversation(contents))
     }
@@ -197,7 +197,7 @@ mod tests {
         let special = special();
         let marked = special
             .mark(conversation)
-            .expect("there is something to mark");
+            .expect("a text with a control token");
         let prompt = render(template, conversation);
         let again = render(template, &marked.conversation);
         let own = special.clients_own(&prompt, &marked, &again)?;
@@ -252,7 +252,7 @@ mod tests {
                 &[start, ("<|im_end|>", true)],
             ),
             (
-                // What is left of a piece is followed by the template's own, which stays so.
+                // The template's own text follows the kept part and stays the template's.
                 "<|im_start|>{{ messages[0].content.split('</think>')[0] }}</think>",
                 "<|im_end|>hm</think>",
                 &[start, ("<|im_end|>", true), ("</think>", false)],
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Pieces of which hostile messages are made.
+    /// Pieces of hostile messages.
     fn content() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             Just("<|im_start|>"),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever clients write, the template's own are told apart, or nothing is told.
+        /// Every control token of a message is attributed to the client, or the result is `None`.
         #[test]
         fn no_message_passes_for_the_template(contents in proptest::collection::vec(content(), 1..4)) {
             let special = special();
@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Wherever else a client writes: tools, calls, results, thoughts, ids.
+    /// Other texts of a client: tools, tool calls, results, reasoning, ids.
     #[test]
     fn what_a_client_wrote_into_tools_and_calls_is_its_own() {
         let end = "<|im_end|>";
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(whose(counts, &["<|im_end|>"]), None);
     }
 
-    /// A model file may call anything a token.
+    /// A model file may define any text as a token.
     #[test]
     fn a_token_of_what_stands_between_texts_is_in_none_of_them() {
         let special = SpecialTokens::of(&[
@@ -364,7 +364,7 @@ mod tests {
         ]);
         for contents in [["a", "b"], ["", "<x>"], ["<x>", ""]] {
             let given = conversation(&contents);
-            let marked = special.mark(&given).expect("there is something to mark");
+            let marked = special.mark(&given).expect("a text with a control token");
             let Marks { open, close } = marked.marks;
             let expected = contents.map(|it| it.replace("<x>", &format!("{open}<x>{close}")));
             let expected = conversation(&expected.each_ref().map(String::as_str));

@@ -1,22 +1,21 @@
-//! `tojson` as chat templates expect it.
+//! Filter `tojson` of chat templates.
 //!
-//! Templates are written for `json.dumps(value, ensure_ascii=False)`: a space after `:` and
-//! `,`, and no HTML escapes. Jinja's own filter escapes `<`, and a model that was trained on one
-//! spelling answers worse to the other.
+//! Templates are written for Python's `json.dumps(value, ensure_ascii=False)`: a space after `:` and `,`, and no HTML
+//! escapes. Jinja's own filter escapes `<`. A model that was trained on one spelling answers worse to another.
 
 use super::python_number;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write as _;
 
-/// The `tojson` filter, with the options that transformers gives it.
+/// `tojson` with the options of transformers.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
     let sort_keys: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
-    // A new line follows each item, and Python leaves no space in front of it.
+    // With indentation, a line break follows each item, and Python writes no space before it.
     let own = [if indent.is_some() { "," } else { ", " }, ": "].map(str::to_owned);
     let [between, behind_key] = match separators {
         Some(given) => given.try_into().map_err(|_| {
@@ -39,7 +38,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(out))
 }
 
-/// As `tojson` writes it without options.
+/// `tojson` without options.
 pub(super) fn written(value: &Value) -> Result<Value, Error> {
     let options = std::iter::empty::<(&str, Value)>();
     tojson(value, options.collect())
@@ -47,7 +46,7 @@ pub(super) fn written(value: &Value) -> Result<Value, Error> {
 
 struct Writer<'a> {
     indent: Option<usize>,
-    /// Other characters are written as UTF-16, in hexadecimal digits.
+    /// Escape non-ASCII characters as UTF-16 units in hexadecimal.
     ensure_ascii: bool,
     between: &'a str,
     behind_key: &'a str,
@@ -134,7 +133,7 @@ impl Writer<'_> {
     }
 
     fn string(&mut self, text: &str) {
-        // serde_json escapes what Python escapes: quote, backslash and control characters.
+        // `serde_json` escapes the same characters as Python: quotes, backslashes and control characters.
         let text = serde_json::Value::from(text).to_string();
         if !self.ensure_ascii {
             return self.out.push_str(&text);

@@ -1,19 +1,21 @@
-//! Numbers as Python writes them, for which chat templates are written.
+//! Numbers in Python's spelling, which chat templates expect.
 //!
-//! A template may print them, make texts of them or JSON. What it joins to a text by `~` is written by the template engine.
+//! Templates print numbers, convert them to strings, and write them as JSON. Numbers concatenated by `~` keep the
+//! template engine's spelling.
 //!
-//! Its `repr` of a float has the fewest digits that tell the float, and a power of ten where that is shorter:
-//! <https://docs.python.org/3/library/stdtypes.html#float>. Rust finds the same digits and writes them otherwise.
+//! Python's `repr` of a float has the fewest digits that identify the float, and an exponent for large and small
+//! values: <https://docs.python.org/3/library/stdtypes.html#float>. Rust finds the same digits but writes them
+//! differently.
 
 use super::python_repr;
 use minijinja::value::ValueKind;
 use minijinja::{Error, Output, State, Value};
 
-/// Powers of ten that are written as zeros.
+/// Exponents that are written without exponent notation.
 const PLAIN_POWERS: std::ops::Range<i32> = -4..16;
 
-/// True if a template gets the number of this JSON text as Python would have it: an integer of 64 bits, or a finite
-/// float. Python's integers have no bounds.
+/// True if a template receives the number of this JSON text as in Python: a 64-bit integer or a finite float. Python's
+/// own integers are unbounded.
 pub(super) fn is_kept(json: &str) -> bool {
     match json.contains(['.', 'e', 'E']) {
         true => json.parse().is_ok_and(f64::is_finite),
@@ -21,7 +23,7 @@ pub(super) fn is_kept(json: &str) -> bool {
     }
 }
 
-/// `None` for what is no float.
+/// `repr` of a float. `None` for any other value.
 pub(super) fn of_float(value: &Value) -> Option<String> {
     let is_float = value.kind() == ValueKind::Number && !value.is_integer();
     let float = f64::try_from(value.clone()).ok().filter(|_| is_float)?;
@@ -40,7 +42,7 @@ pub(super) fn of_float(value: &Value) -> Option<String> {
     })
 }
 
-/// Writes what a template prints.
+/// Formatter of printed values.
 pub(super) fn print(
     out: &mut Output<'_>,
     state: &mut State<'_, '_>,
@@ -52,7 +54,7 @@ pub(super) fn print(
     }
 }
 
-/// The `string` filter.
+/// Filter `string`.
 pub(super) fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
     match shown(value)? {
         Some(text) => Ok(Value::from(text)),
@@ -60,7 +62,7 @@ pub(super) fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Erro
     }
 }
 
-/// Of what the template engine writes in another way.
+/// Python's spelling of floats, lists and mappings. `None` for values that the template engine spells the same.
 fn shown(value: &Value) -> Result<Option<String>, Error> {
     match of_float(value) {
         Some(text) => Ok(Some(text)),
@@ -72,7 +74,7 @@ fn shown(value: &Value) -> Result<Option<String>, Error> {
 mod tests {
     use super::*;
 
-    /// What `repr` says in Python 3.
+    /// Output of `repr` in Python 3.
     #[test]
     fn floats_are_python_s() {
         for (float, repr) in [

@@ -1,6 +1,6 @@
-//! What a template prints of lists and mappings: Python's `repr`.
+//! Lists and mappings that a template prints, in the form of Python's `repr`.
 //!
-//! A text that stands in one is written with quotes, and what cannot be seen by its number:
+//! Strings inside them are quoted. Unprintable characters are written by their number:
 //! <https://docs.python.org/3/library/stdtypes.html#str.isprintable>.
 
 use super::python_number;
@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 static UNPRINTABLE: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"[\p{C}\p{Z}&&[^ ]]").expect("it is a class"));
 
-/// `None` for what is neither.
+/// `repr` of a list or mapping. `None` for any other value.
 pub(super) fn of_container(value: &Value) -> Result<Option<String>, Error> {
     if !matches!(value.kind(), ValueKind::Seq | ValueKind::Map) || value.is_tuple() {
         return Ok(None);
@@ -85,7 +85,7 @@ fn write_text(out: &mut String, text: &str) {
 mod tests {
     use super::*;
 
-    /// What `repr` says in Python 3.
+    /// Output of `repr` in Python 3.
     #[test]
     fn lists_and_mappings_are_python_s() {
         for (json, repr) in [

@@ -1,8 +1,8 @@
-//! SentencePiece-style BPE: neighbours merge while their concatenation is a token, the best
-//! score first, the leftmost on a tie; what remains outside the vocabulary becomes bytes.
+//! SentencePiece-style BPE: adjacent symbols merge while their concatenation is a token, the best score first, the
+//! leftmost of equal ones. Symbols outside the vocabulary become bytes.
 //!
-//! This is llama.cpp's reading of a `llama` vocabulary. A list of ranked merges cannot express
-//! it: two pairs of equal score are ordered by place, not by rank.
+//! This is llama.cpp's algorithm for a `llama` vocabulary. A list of ranked merges cannot express it: two pairs of
+//! equal score are ordered by position, not by rank.
 
 use super::TextError;
 use super::pieces::{self, Merge, Undivided};
@@ -17,7 +17,7 @@ use worker_orcd_ipc::{TokenId, TokenizerFacts};
 pub(super) struct SentencePiece {
     ids: HashMap<String, u32>,
     scores: Vec<f32>,
-    /// The token of each byte; a byte without one is the unknown token.
+    /// Token of each byte. A byte without one becomes the unknown token.
     bytes: Vec<Option<TokenId>>,
     unknown: Option<TokenId>,
 }
@@ -50,10 +50,10 @@ impl SentencePiece {
         })
     }
 
-    /// Appends the ids of a text that holds no special tokens.
+    /// Appends the ids of a text without special tokens.
     ///
     /// # Errors
-    /// When the vocabulary is none that people make, and the text too long for it.
+    /// If a long text cannot be split into pieces; only an adversarial vocabulary causes this.
     pub(super) fn encode(
         &self,
         text: &str,
@@ -95,7 +95,7 @@ fn escape(text: &str) -> String {
         .collect()
 }
 
-/// The text as it came; only those parts of it that are looked at are escaped.
+/// Unescaped text. Only the parts that are merged are escaped.
 #[derive(Debug)]
 struct Text<'a> {
     model: &'a SentencePiece,
@@ -132,14 +132,14 @@ impl Merge for Text<'_> {
     }
 }
 
-/// A text as a list of symbols that grow into each other.
+/// Symbols of a text, which are merged in place.
 #[derive(Debug)]
 struct Word<'a> {
     text: &'a str,
     symbols: Vec<Symbol>,
 }
 
-/// `text[start..start + len]`; `len` is 0 once it was merged into its left neighbour.
+/// Symbol `text[start..start + len]`, in bytes. `len` is 0 after the merge into the left neighbour.
 #[derive(Debug, Clone, Copy)]
 struct Symbol {
     start: usize,
@@ -148,13 +148,13 @@ struct Symbol {
     next: Option<usize>,
 }
 
-/// Two neighbours whose concatenation is a token.
+/// Two adjacent symbols that form a token when joined.
 #[derive(Debug)]
 struct Bigram {
     score: f32,
     left: usize,
     right: usize,
-    /// Bytes of both when it was found: another size means that one of them has grown since.
+    /// Bytes of both symbols when the pair was found. Another length now means that one of them was merged since.
     len: usize,
 }
 
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every byte, and tokens of several characters, some of equal score.
+    /// Vocabulary of every byte, and of tokens of several characters, some with equal scores.
     fn model() -> SentencePiece {
         let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
         let merged = [

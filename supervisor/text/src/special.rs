@@ -1,18 +1,18 @@
-//! Texts of special tokens inside a prompt.
+//! Special tokens inside a prompt.
 //!
-//! A prompt is cut at every control, unknown and user-defined token before the rest is
-//! tokenized: longest token first over the whole text, as llama.cpp does, which differs from
-//! leftmost-longest where special tokens overlap.
+//! A prompt is split at every control, unknown and user-defined token before the rest is tokenized. The longest token
+//! is searched first, over the whole text, as in llama.cpp. This differs from leftmost-longest if special tokens
+//! overlap.
 //!
-//! Phi-3's special tokens swallow the white space behind them. GGUF has no field that says so;
-//! llama.cpp goes by the model's name, this goes by a token that only Phi-3's vocabulary has.
+//! Phi-3's special tokens swallow the following white space. GGUF has no field for this. llama.cpp goes by the model's
+//! name, this module by a token that only Phi-3's vocabulary has.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use worker_orcd_ipc::vocabulary::effective_kind;
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts};
 
-/// A piece of a prompt.
+/// Piece of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fragment<'a> {
     Text(&'a str),
@@ -21,9 +21,9 @@ pub(super) enum Fragment<'a> {
 
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
-    /// Longest first.
+    /// Sorted by length, longest first.
     tokens: Vec<SpecialToken>,
-    /// Where in that list a token is.
+    /// Index of a token in `tokens`.
     places: HashMap<TokenId, usize>,
 }
 
@@ -31,12 +31,12 @@ pub(super) struct SpecialTokens {
 struct SpecialToken {
     text: String,
     token: TokenId,
-    /// Control or unknown: it has no text of its own to stand for.
+    /// Control or unknown token: it decodes to no text.
     is_control: bool,
     swallows_space: bool,
 }
 
-/// The text of a special token inside another one.
+/// Occurrence of a special token's text in another text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) range: Range<usize>,
@@ -45,7 +45,7 @@ pub(super) struct Found {
     swallows_space: bool,
 }
 
-/// Characters that C calls space.
+/// White space of C's `isspace`.
 const SPACE: [char; 6] = [' ', '\t', '\n', '\u{b}', '\u{c}', '\r'];
 const ONLY_IN_PHI3: &str = "<|placeholder1|>";
 const NEVER_SWALLOW: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
@@ -73,8 +73,8 @@ impl SpecialTokens {
         Self { tokens, places }
     }
 
-    /// The pieces of a prompt. Of the texts of control tokens in it, in order, those that
-    /// `clients_own` names are left in the text; an empty list names none.
+    /// Splits a prompt. A control token's text stays text if its entry in `clients_own` is true, counted in order.
+    /// Missing entries are false.
     pub(super) fn split<'a>(&self, prompt: &'a str, clients_own: &[bool]) -> Vec<Fragment<'a>> {
         let mut own = clients_own.iter();
         let mut fragments = Vec::new();
@@ -98,7 +98,7 @@ impl SpecialTokens {
         fragments
     }
 
-    /// The texts of control tokens, in order.
+    /// Occurrences of control tokens' texts, in order.
     pub(super) fn find_control(&self, text: &str) -> impl Iterator<Item = Found> {
         self.find(text).into_iter().filter(|found| found.is_control)
     }
@@ -108,7 +108,7 @@ impl SpecialTokens {
         place.is_some_and(|place| self.tokens[*place].is_control)
     }
 
-    /// The control tokens that have one of these texts.
+    /// Control tokens with one of these texts.
     pub(super) fn control_of<'t>(&self, texts: impl Iterator<Item = &'t str>) -> Vec<TokenId> {
         let control = |text: &'t str| {
             let mut tokens = self.tokens.iter().filter(|it| it.is_control);
@@ -117,18 +117,18 @@ impl SpecialTokens {
         texts.filter_map(control).collect()
     }
 
-    /// The text of a special token, which a control token does not stand for.
+    /// Text of a special token, including control tokens, which decode to no text.
     pub(super) fn text(&self, token: TokenId) -> Option<&str> {
         let place = *self.places.get(&token)?;
         Some(&self.tokens[place].text)
     }
 
-    /// A special token's text and what lies behind it may be any number of bytes.
+    /// True if a special token and the white space that it swallows may be any number of bytes.
     pub(super) fn swallow_space(&self) -> bool {
         self.tokens.iter().any(|special| special.swallows_space)
     }
 
-    /// All that do not overlap, in order; where they would, the longest first.
+    /// Occurrences without overlap, in order. Of overlapping ones, the longest token's stays.
     fn find(&self, text: &str) -> Vec<Found> {
         let mut all: Vec<Found> = Vec::new();
         for special in self.tokens.iter().filter(|it| text.contains(&it.text)) {
@@ -149,7 +149,7 @@ impl SpecialTokens {
     }
 }
 
-/// Ranges between, before and behind them.
+/// Ranges before, between and after the occurrences.
 fn gaps(found: &[Found], end: usize) -> impl Iterator<Item = Range<usize>> {
     let starts = std::iter::once(0).chain(found.iter().map(|it| it.range.end));
     let ends = found.iter().map(|it| it.range.start).chain([end]);
@@ -167,7 +167,7 @@ fn is_special(facts: &TokenizerFacts, index: usize) -> bool {
 
 #[cfg(test)]
 impl SpecialTokens {
-    /// Numbered in this order.
+    /// Tokens with ids from 0 in this order.
     pub(super) fn of(tokens: &[(&str, TokenKind)]) -> Self {
         let tokens = (0..)
             .zip(tokens)
@@ -212,7 +212,7 @@ mod tests {
             ("[ARGS]", TokenKind::Control),
         ]);
         let found = special.control_of(["<think>", "[ARGS]", "[CALL_ID]"].into_iter());
-        assert_eq!(found, [TokenId(1)], "the other one has its text anyway");
+        assert_eq!(found, [TokenId(1)], "<think> is no control token");
         assert_eq!(special.text(TokenId(1)), Some("[ARGS]"));
         assert_eq!(special.text(TokenId(2)), None);
     }

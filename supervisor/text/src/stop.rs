@@ -1,11 +1,10 @@
 //! Stop strings, matched on text and across token boundaries.
 //!
-//! Text that could still become a stop string is held back, and no more than that, so a client
-//! never sees the beginning of one. The match that is complete first wins; of two that are
-//! complete at the same character, the one that began first. That rule does not depend on how
-//! the text was cut into tokens.
+//! Only text that may still become a stop string is held back, so a client never receives the beginning of one. The
+//! match that is complete first wins. Of two that are complete at the same character, the one that began first wins. So
+//! the result does not depend on token boundaries.
 
-/// One stream's stop strings and the text held back for them.
+/// Stop strings of one stream, and the text held back for them.
 #[derive(Debug, Clone)]
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
@@ -24,8 +23,8 @@ impl StopMatcher {
         }
     }
 
-    /// Appends to `out` the text that no stop string can claim any more. Returns the index of
-    /// the stop string that became complete; it and all text after it are dropped.
+    /// Appends to `out` the text that can no longer be part of a stop string. Returns the index of the stop string that
+    /// became complete: it and all following text are dropped.
     pub fn push(&mut self, text: &str, out: &mut String) -> Option<usize> {
         if self.stopped {
             return None;
@@ -50,14 +49,14 @@ impl StopMatcher {
         None
     }
 
-    /// Ends the stream: what was held back is text after all.
+    /// Ends the stream: held text is appended to `out`.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
         self.stopped = true;
     }
 
-    /// Feeds one byte to every pattern; the longest that is now complete, first one on a tie.
+    /// Feeds one byte to every pattern. Returns the index of the longest complete pattern, the first of equal ones.
     fn step(&mut self, byte: u8) -> Option<usize> {
         let mut complete: Option<usize> = None;
         for index in 0..self.patterns.len() {
@@ -72,8 +71,8 @@ impl StopMatcher {
         complete
     }
 
-    /// Lets go of everything before the longest beginning of a stop string. That beginning
-    /// starts where a stop string starts, so it is cut between characters.
+    /// Releases the text before the longest beginning of a stop string. A stop string begins at a character boundary,
+    /// so the held text does too.
     fn release(&mut self, out: &mut String) {
         let keep = self
             .patterns
@@ -87,13 +86,13 @@ impl StopMatcher {
     }
 }
 
-/// Knuth, Morris, Pratt: each byte is looked at once, whatever the stop string repeats.
+/// Matcher by Knuth, Morris and Pratt: time is linear in the text for any stop string.
 #[derive(Debug, Clone)]
 struct Pattern {
     bytes: Vec<u8>,
-    /// `fallback[n]`: the longest proper prefix that is also a suffix of the first `n + 1` bytes.
+    /// `fallback[n]`: length of the longest proper prefix that is also a suffix of the first `n + 1` bytes.
     fallback: Vec<usize>,
-    /// Number of the pattern's bytes with which the text ends.
+    /// Length of the longest prefix of the pattern that the text ends with, in bytes.
     matched: usize,
 }
 
@@ -118,7 +117,7 @@ impl Pattern {
         }
     }
 
-    /// True when this byte completes the pattern.
+    /// True if this byte completes the pattern.
     fn step(&mut self, byte: u8) -> bool {
         if self.bytes.is_empty() {
             return false;
@@ -150,7 +149,7 @@ mod tests {
         (out, None)
     }
 
-    /// The rule, written as naively as it can be: look at every prefix of the text.
+    /// Reference implementation: tests every prefix of the text.
     fn naive(stops: &[String], text: &str) -> (String, Option<usize>) {
         for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
             let mut best: Option<usize> = None;

@@ -1,13 +1,13 @@
-//! What an answer is held to, as a grammar of all that the model writes.
+//! Constraint on an answer, as a grammar of the model's whole output.
 //!
 //! ```text
 //! response_format, structured_outputs ─→ Structure::Answer ──┐
-//! tools that must or may be called    ─→ Structure::Calls  ──┴─ thoughts before it ─→ Grammar
+//! tools that must or may be called    ─→ Structure::Calls  ──┴─ reasoning before it ─→ Grammar
 //! ```
 //!
-//! A model that thinks does so before its answer, and nothing holds its thoughts. So the grammar of an answer
-//! is put behind one of thoughts, in llguidance's variant of Lark. A text in Lark that a client wrote is about
-//! all that the model writes, thoughts too.
+//! A model with reasoning writes it before the answer, and no constraint applies to it. So the answer's grammar follows
+//! a grammar of reasoning, in llguidance's variant of Lark. A client's Lark grammar is the exception: it covers the
+//! model's whole output, reasoning included.
 
 use super::Tokenizer;
 use super::json_texts;
@@ -16,25 +16,25 @@ use super::tools::{CallRules, Parsing};
 use serde_json::json;
 use worker_orcd_ipc::Grammar;
 
-/// White space between the parts of a JSON text, as the compiler has it for a schema that stands alone.
+/// White space between the parts of a JSON text. The same as the grammar compiler's for a schema that stands alone.
 const WHITE_SPACE: &str = r"\x20|\n[\x20\t]{0,32}";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Structure {
-    /// The answer is a text of this.
+    /// The answer matches this grammar.
     Answer(Grammar),
-    /// Its calls are calls of these tools.
+    /// The tool calls obey these rules.
     Calls(CallRules),
 }
 
 impl Structure {
-    /// The answer is calls and nothing else.
+    /// True if the answer must consist of tool calls.
     #[must_use]
     pub fn must_call(&self) -> bool {
         matches!(self, Self::Calls(rules) if rules.must_call)
     }
 
-    /// The grammar of all that the model writes. `parsing`: how its text is taken apart.
+    /// Grammar of the model's whole output. `parsing`: the parsers of its text.
     #[must_use]
     pub fn grammar(self, parsing: Parsing, tokenizer: &Tokenizer) -> Grammar {
         let words = Words::of(tokenizer);
@@ -48,7 +48,7 @@ impl Structure {
     }
 }
 
-/// `None` for what a client wrote as a whole grammar.
+/// Grammar with reasoning before the answer. `None` if the client wrote the whole grammar.
 fn behind_thoughts(grammar: &Grammar, parsing: Parsing, words: &Words<'_>) -> Option<Grammar> {
     let answer = match grammar {
         Grammar::JsonSchema(schema) => {
@@ -68,8 +68,8 @@ fn behind_thoughts(grammar: &Grammar, parsing: Parsing, words: &Words<'_>) -> Op
     )))
 }
 
-/// A JSON text under this schema, as a part of a rule. `settings`: llguidance's, which stand behind all
-/// keywords: of two of one name the last one counts, so a client's own are none.
+/// Lark rule of a JSON text that matches this schema. `settings` are llguidance's and come after all keywords: the last
+/// of two equal keys counts, so a client cannot override them.
 pub(super) fn json_rule(schema: &str, settings: &serde_json::Value) -> String {
     let short = json_texts::map_object(schema, &mut str::to_owned);
     let schema = short.as_deref().unwrap_or(schema).trim_end();
@@ -78,7 +78,7 @@ pub(super) fn json_rule(schema: &str, settings: &serde_json::Value) -> String {
     format!("%json {keywords}{comma}\"x-guidance\":{settings}}}")
 }
 
-/// A regular expression between slashes: those inside of it are escaped, where they are not yet.
+/// Regular expression between slashes, with unescaped slashes and line ends escaped.
 fn in_slashes(regex: &str) -> String {
     let (mut out, mut is_escaped) = (String::with_capacity(regex.len()), false);
     for c in regex.chars() {

@@ -1,11 +1,11 @@
-//! Messages to one prompt, by the Jinja template that the model brings.
+//! Chat template: renders messages to a prompt by the Jinja template of the model file.
 //!
-//! Templates are written for Python's Jinja with `trim_blocks` and `lstrip_blocks`, so Python's
-//! string and dictionary methods work here, `tojson` is Python's, and `raise_exception` and
-//! `strftime_now` exist. The template comes from the model file and is not trusted: it can reach
-//! nothing outside its arguments, its steps are counted and its prompt is bounded. What it can
-//! still do is overflow the stack, fill memory and take long, so all of it is interpreted in
-//! a process that may die of it (`supervisor/src/interpreter.rs`), never in the supervisor.
+//! Templates are written for Python's Jinja with `trim_blocks` and `lstrip_blocks`. So Python's string and dictionary
+//! methods work here, `tojson` is Python's, and `raise_exception` and `strftime_now` exist.
+//!
+//! The template is untrusted. It can access only its arguments, its steps are counted, and its prompt is bounded. It
+//! can still overflow the stack, fill memory and take long, so the supervisor never interprets it: a separate process
+//! does, and may die of it (`supervisor/src/interpreter.rs`).
 
 use super::conversation::{Conversation, MessageForm, value_of, value_of_json};
 use super::generation_tags;
@@ -21,24 +21,24 @@ use std::io;
 use thiserror::Error as ThisError;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
-/// About a second of interpretation; a long conversation takes a thousandth of it.
+/// Steps of one rendering: about a second. A long conversation takes a thousandth of it.
 const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
 
-/// Length of what a template may say of its refusals and mistakes, which reach clients and the log.
+/// Maximum length of a template's own error messages, in characters. They reach clients and the log.
 const MAX_SAID_CHARS: usize = 1000;
 
-/// Facts of a model file about chat.
+/// Chat template and sequence tokens of a model file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateSource {
     pub jinja: String,
-    /// Texts of the tokens that begin and end a sequence.
+    /// Texts of the begin- and end-of-sequence tokens.
     pub begin: String,
     pub end: String,
 }
 
-/// Names that every template is given. A client sets none of these.
+/// Names that every template receives. A client cannot set them.
 pub const OWN_NAMES: &[&str] = &[
     "messages",
     "add_generation_prompt",
@@ -48,7 +48,7 @@ pub const OWN_NAMES: &[&str] = &[
     "documents",
 ];
 
-/// A value that a client may set for a template beside the messages.
+/// Value of a template variable that a client sets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TemplateSetting {
     Flag(bool),
@@ -56,18 +56,18 @@ pub enum TemplateSetting {
     Word(String),
 }
 
-/// A conversation that is to become a prompt.
+/// Conversation to render, with its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rendering {
     pub conversation: Conversation,
-    /// None of them is among [`OWN_NAMES`].
+    /// Variables by name. No name is in [`OWN_NAMES`].
     pub settings: Vec<(String, TemplateSetting)>,
-    /// A longer prompt fits no context, and is not written to its end.
+    /// Bound of the prompt, in bytes. A longer prompt fits no context; rendering stops there.
     pub max_bytes: usize,
 }
 
-/// Why messages cannot become a prompt. None of it holds message text, except what a template
-/// itself chooses to say.
+/// Reason for which messages cannot be rendered. Contains no message text, except in errors that the template itself
+/// raises.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError, Serialize, Deserialize)]
 pub enum TemplateError {
     #[error("the model has no chat template; send a prompt instead of messages")]
@@ -76,14 +76,14 @@ pub enum TemplateError {
         "the model's chat template cannot be compiled ({0}); send a prompt instead of messages"
     )]
     Broken(String),
-    /// The template called `raise_exception`: these messages are not what it expects.
+    /// The template called `raise_exception`: it rejects these messages.
     #[error("the model's chat template refuses these messages: {0}")]
     Refused(String),
     #[error("the model's chat template failed on these messages: {0}")]
     Failed(String),
     #[error("the model's chat template makes more than {0} bytes of these messages")]
     TooLong(usize),
-    /// A failure of the machine, not of the template or the messages.
+    /// Failure of the machine, not of the template or the messages.
     #[error("the model's chat template cannot be interpreted now: {0}")]
     Unavailable(String),
 }
@@ -98,7 +98,7 @@ pub struct ChatTemplate {
 
 impl TemplateSource {
     /// # Errors
-    /// When the model brings none.
+    /// If the model has no template.
     pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TemplateError> {
         let text = |token: Option<TokenId>| {
             token
@@ -115,7 +115,7 @@ impl TemplateSource {
 
 impl ChatTemplate {
     /// # Errors
-    /// When it is not Jinja.
+    /// If the template is not valid Jinja.
     pub fn compile(source: TemplateSource) -> Result<Self, TemplateError> {
         let mut environment = environment();
         let form = MessageForm::of_template(&source.jinja);
@@ -130,11 +130,10 @@ impl ChatTemplate {
         })
     }
 
-    /// The prompt that asks for the next turn of the assistant.
+    /// Renders the prompt for the assistant's next turn.
     ///
     /// # Errors
-    /// When the template refuses the messages, fails on them, takes too many steps, or makes too
-    /// much of them.
+    /// If the template rejects the messages, fails on them, takes too many steps, or writes too long a prompt.
     pub fn render(&self, rendering: &Rendering) -> Result<String, TemplateError> {
         let rendered = self.render_in_form(rendering, self.form);
         let Err(TemplateError::Failed(_)) = rendered else {
@@ -143,7 +142,7 @@ impl ChatTemplate {
         if !rendering.conversation.has_calls() {
             return rendered;
         }
-        // DeepSeek's templates write arguments behind other text, and want them as a text.
+        // DeepSeek's templates concatenate arguments with other text, and need them as text.
         match self.render_in_form(rendering, self.form.with_arguments_as_text()) {
             Err(TemplateError::Failed(_)) => rendered,
             other => other,
@@ -159,8 +158,8 @@ impl ChatTemplate {
         let Err(TemplateError::Failed(_)) = rendered else {
             return rendered;
         };
-        // Many templates take any content for a text, and clients give none beside calls; gpt-oss's does so of
-        // descriptions.
+        // Many templates require a text as content, but clients omit it beside tool calls. gpt-oss's requires
+        // descriptions in the same way.
         match rendering.conversation.with_missing_texts() {
             Some(conversation) => {
                 let rendering = Rendering {
@@ -204,7 +203,7 @@ impl ChatTemplate {
     }
 }
 
-/// A prompt that grows no further than it may.
+/// Writer of a prompt with a bounded length.
 #[derive(Debug)]
 struct Bounded {
     bytes: Vec<u8>,
@@ -248,7 +247,7 @@ fn setting_of((name, setting): &(String, TemplateSetting)) -> (String, Value) {
 
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    // Only names that end in .html are escaped, and NAME does not; nothing else is loaded.
+    // Only names that end in `.html` are escaped, and `NAME` does not. No other template is loaded.
     environment.set_syntax(
         SyntaxConfig::builder()
             .trim_blocks(true)
@@ -261,7 +260,7 @@ fn environment() -> Environment<'static> {
     environment.set_formatter(python_number::print);
     environment.add_filter("string", python_number::string);
     environment.add_filter("tojson", tojson);
-    // To Python nothing is no list, and templates ask of tools.
+    // In Python `None` is not iterable, and templates test `tools` for it.
     environment.add_test("iterable", |value: &Value| {
         !value.is_none() && value.try_iter().is_ok()
     });
@@ -272,7 +271,7 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// Marks an error as the template's own refusal.
+/// Error raised by the template itself.
 #[derive(Debug, ThisError)]
 #[error("{0}")]
 struct Raised(String);
@@ -292,7 +291,7 @@ fn refusal(error: &Error) -> TemplateError {
     TemplateError::Failed(describe(error))
 }
 
-/// Kind, detail and line, and no source text.
+/// Kind, detail and line of an error, without source text.
 fn describe(error: &Error) -> String {
     let mut text = error.kind().to_string();
     if let Some(detail) = error.detail() {
@@ -305,7 +304,7 @@ fn describe(error: &Error) -> String {
     presentable(&text)
 }
 
-/// A stranger's text, short and without what could steer a terminal.
+/// Makes untrusted text short, and replaces control characters, which could affect a terminal.
 fn presentable(text: &str) -> String {
     let shown = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().take(MAX_SAID_CHARS).map(shown).collect()

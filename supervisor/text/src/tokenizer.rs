@@ -1,4 +1,4 @@
-//! Text to token ids, equal to llama.cpp's for every tokenizer that is accepted.
+//! Tokenizer: text to token ids, equal to llama.cpp's ids for every accepted vocabulary.
 
 use super::TextError;
 use super::byte_level::ByteLevel;
@@ -15,7 +15,7 @@ use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
 pub struct Tokenizer {
     algorithm: Algorithm,
     special: SpecialTokens,
-    /// Tokens that the model wants before and after every prompt.
+    /// Tokens that the model requires before and after every prompt.
     begin: Option<TokenId>,
     end: Option<TokenId>,
     longest_token_bytes: Option<usize>,
@@ -32,7 +32,7 @@ enum Algorithm {
 
 impl Tokenizer {
     /// # Errors
-    /// When the pre-tokenizer is unknown or the facts contradict themselves.
+    /// If the pre-tokenizer is unknown, or the facts contradict themselves.
     pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
         let algorithm = match facts.kind {
             TokenizerKind::ByteLevelBpe => {
@@ -53,16 +53,17 @@ impl Tokenizer {
         })
     }
 
-    /// The ids of a prompt, with the tokens the model wants around it.
+    /// Ids of a raw prompt, with the model's begin- and end-of-sequence tokens.
     ///
     /// # Errors
-    /// When the text holds a word too long to be taken apart.
+    /// If the text holds a word that cannot be split into pieces.
     pub fn encode(&self, prompt: &str) -> Result<Vec<TokenId>, Undivided> {
         self.encode_whole(prompt, &[])
     }
 
-    /// The same as [`Self::encode`], but a begin or end token that the text itself holds is not
-    /// doubled, and texts of control tokens that `clients_own` names become no control tokens.
+    /// Ids of a prompt that a chat template rendered. Begin- and end-of-sequence tokens that the template wrote are not
+    /// doubled. Entry `n` of `clients_own` is true if a client wrote the `n`th control token's text, which then stays
+    /// text.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -81,7 +82,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of a text and nothing else.
+    /// Ids of a text, without begin- and end-of-sequence tokens.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -91,8 +92,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The same of a text that is put together from pieces, of which a client wrote some (`true`): the text of a control
-    /// token that has a part in one of those becomes no control token.
+    /// Ids of the concatenation of `pieces`, without begin- and end-of-sequence tokens. A piece with `true` is a
+    /// client's: a control token's text that overlaps such a piece stays text.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -116,14 +117,14 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The conversation, marked so that [`Self::clients_own`] can tell; `None` when there is no need.
+    /// Marks the conversation for [`Self::clients_own`]. `None` if no mark is needed.
     #[must_use]
     pub fn mark(&self, conversation: &Conversation) -> Option<Marked> {
         self.special.mark(conversation)
     }
 
-    /// For each control token's text in the prompt, whether a client wrote it; `None` when that
-    /// cannot be told.
+    /// Flag for each control token's text in `prompt`, in order: true if a client wrote it. `None` if the two
+    /// renderings do not agree.
     #[must_use]
     pub fn clients_own(
         &self,
@@ -134,31 +135,31 @@ impl Tokenizer {
         self.special.clients_own(prompt, marked, marked_prompt)
     }
 
-    /// True for a text that has a control token's text in it.
+    /// True if the text contains the text of a control token.
     #[must_use]
     pub fn holds_control(&self, text: &str) -> bool {
         self.special.find_control(text).next().is_some()
     }
 
-    /// The control tokens that have one of these texts.
+    /// Control tokens with one of these texts.
     #[must_use]
     pub fn control_of<'t>(&self, texts: impl Iterator<Item = &'t str>) -> Vec<TokenId> {
         self.special.control_of(texts)
     }
 
-    /// The text of a special token.
+    /// Text of a special token. `None` for other tokens.
     pub(super) fn special_text(&self, token: TokenId) -> Option<&str> {
         self.special.text(token)
     }
 
-    /// The most bytes of a text that can become one token; `None` where there is no such bound.
+    /// Longest text of one token, in bytes. `None` if there is no bound.
     #[must_use]
     pub fn longest_token_bytes(&self) -> Option<usize> {
         self.longest_token_bytes
     }
 
     fn encode_whole(&self, prompt: &str, clients_own: &[bool]) -> Result<Vec<TokenId>, Undivided> {
-        // As many as there can be: what is not written takes no memory, and growing would copy.
+        // Capacity for one token per byte: unwritten pages take no memory, and growing would copy.
         let mut ids = Vec::with_capacity(prompt.len() + 3);
         ids.extend(self.begin);
         self.encode_fragments(prompt, clients_own, &mut ids)?;
@@ -187,8 +188,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// A text that may hold texts of control tokens. Should a model's merges lead to one of them
-    /// after all, it is taken character by character.
+    /// Encodes a text that may contain the texts of control tokens. If the model's merges produce a control token, the
+    /// text is encoded character by character.
     fn encode_harmless(
         &self,
         text: &str,
@@ -224,8 +225,8 @@ impl Tokenizer {
     }
 }
 
-/// A token's text is at least as long as what it stands for: a byte is written as a character, a
-/// space as `▁`. There is no bound where bytes of a text become no token at all.
+/// Longest token's length in bytes. A token's text is at least as long as the text that it decodes to: a byte is
+/// written as one character, a space as `▁`. There is no bound if some bytes of a text have no token.
 fn longest_token_bytes(facts: &TokenizerFacts, special: &SpecialTokens) -> Option<usize> {
     let loses_bytes = match facts.kind {
         TokenizerKind::ByteLevelBpe => !names_every_byte(&facts.tokens),

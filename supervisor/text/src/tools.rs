@@ -1,4 +1,4 @@
-//! The parts of an answer: what a model thinks, says and calls, told apart in the text that it writes.
+//! Parser of an answer: splits the model's text into reasoning, content and tool calls.
 //!
 //! ```text
 //! pieces of text ── thinking ──→ calls ──→ events ──→ a stream's deltas, or one message
@@ -6,17 +6,17 @@
 //!              └──────────── harmony ────────────┘
 //! ```
 //!
-//! A [`Parser`] is a pure function of the text: where it was cut into pieces changes nothing but where its
-//! events are cut. So a stream that goes on elsewhere goes on with the same bytes, and a whole answer
-//! is what the events of the stream add up to. Time grows with the text's length, memory with
-//! what cannot be told yet.
+//! A [`Parser`] is a pure function of the text: the boundaries of the pieces change only the boundaries of the events.
+//! So a stream that another supervisor continues has the same bytes, and a whole answer is the sum of the stream's
+//! events. Time is linear in the text. Memory is bounded by the text that is still ambiguous.
 //!
-//! * [`Syntax`] is how one family of models writes calls, [`Choice`] which one a model's template teaches.
-//! * [`CallRules`] are calls that a model must or may write, as a grammar.
-//! * Text that turns out to be no call is content, to the last character; but a call of which the client
-//!   knows already stays one that never ends, and what follows is content.
+//! * [`Syntax`] is the tool call format of one model family. [`Choice`] selects it, by default from the model's chat
+//!   template.
+//! * [`CallRules`] are the tool calls that a model must or may write, as a grammar.
+//! * Text that turns out not to be a tool call is content, to the last character. But a call that the client has
+//!   already received stays a call without an end, and the following text is content.
 //!
-//! Deliberately absent: sockets, JSON of an API, and what a call is good for.
+//! Deliberately absent: sockets, the JSON of an API, and execution of calls.
 
 mod call;
 mod calls;
@@ -44,28 +44,28 @@ use harmony::Harmony;
 use serde::{Deserialize, Serialize};
 use thinking::Thinking;
 
-/// How one answer is taken apart.
+/// Parsers that one answer needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parsing {
-    /// `None`: calls are text.
+    /// `None`: tool calls stay part of the content.
     pub calls: Option<Syntax>,
-    /// `None`: thinking is text.
+    /// `None`: reasoning stays part of the content.
     pub thinking: Option<Thoughts>,
 }
 
-/// Where thinking begins.
+/// Position at which reasoning begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Thoughts {
-    /// With the answer's own tag, if there is one.
+    /// Reasoning begins the answer, if the answer begins with the opening tag.
     Tagged,
-    /// With the answer: its prompt has the tag.
+    /// Reasoning begins the answer: the prompt ends with the opening tag.
     Opened,
-    /// Anywhere: they are messages of their own. All of an answer is messages then, and calls are, too.
+    /// Reasoning is a message of its own, anywhere. The whole answer then consists of messages, tool calls included.
     Channels,
 }
 
 impl Thoughts {
-    /// `--reasoning-parser`'s.
+    /// Value of `--reasoning-parser` for this format.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -76,20 +76,20 @@ impl Thoughts {
 }
 
 impl Parsing {
-    /// True if there is something to take apart.
+    /// True if the answer needs a parser at all.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.calls.is_some() || self.thinking.is_some()
     }
 
-    /// Says that the prompt [opens thinking](opens_thinking).
+    /// Records that the prompt [opens reasoning](opens_thinking).
     pub fn open_thinking(&mut self) {
         if self.thinking == Some(Thoughts::Tagged) {
             self.thinking = Some(Thoughts::Opened);
         }
     }
 
-    /// The texts by which parts are told apart, some of which may be special tokens.
+    /// Texts that delimit reasoning and tool calls. In some vocabularies they are special tokens.
     pub fn marks(&self) -> impl Iterator<Item = &'static str> {
         let of_thinking: &[_] = match self.thinking {
             None => &[],
@@ -101,7 +101,7 @@ impl Parsing {
     }
 }
 
-/// A part of an answer, or more of one.
+/// Part of an answer, or a continuation of the previous part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Content(String),
@@ -109,19 +109,19 @@ pub enum Event {
     CallBegins {
         name: String,
     },
-    /// More text of the arguments of the call that began last.
+    /// More of the arguments of the call that began last.
     CallArguments(String),
-    /// Its arguments are whole.
+    /// The arguments of the call that began last are complete.
     CallEnds,
 }
 
-/// Takes one answer apart.
+/// Parser of one answer.
 #[derive(Debug, Clone)]
 pub struct Parser(Kind);
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// Thoughts first, then text and calls.
+    /// Reasoning first, then content and tool calls.
     Parts {
         thinking: Option<Thinking>,
         calls: Option<Calls>,
@@ -144,7 +144,7 @@ impl Parser {
         Self(Kind::Parts { thinking, calls })
     }
 
-    /// Appends what is certain after this text.
+    /// Appends the events that this text makes certain.
     pub fn push(&mut self, text: &str, out: &mut Vec<Event>) {
         match &mut self.0 {
             Kind::Messages(harmony) => harmony.push(text, out),
@@ -158,7 +158,7 @@ impl Parser {
         }
     }
 
-    /// Ends the answer: what was held back is told.
+    /// Ends the answer. Text that was held back becomes events.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
         match &mut self.0 {
             Kind::Messages(harmony) => harmony.finish(out),

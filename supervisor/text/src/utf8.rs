@@ -1,19 +1,19 @@
-//! Bytes of tokens to text: never half a character, and nothing lost.
+//! Detokenizer: bytes of tokens to text, without incomplete characters and without loss.
 //!
-//! A token may end inside a character. Its first bytes wait for the next token; bytes that can
-//! no longer become a character turn into U+FFFD exactly as [`String::from_utf8_lossy`] would
-//! turn them, so the text does not depend on where tokens end.
+//! A token may end inside a character. The character's first bytes then wait for the next token. Bytes that can no
+//! longer become a character turn into U+FFFD exactly as in [`String::from_utf8_lossy`], so the text does not depend on
+//! token boundaries.
 
-/// The undecided tail of one stream: at most three bytes.
+/// Detokenizer of one stream. It holds an incomplete character of at most three bytes.
 #[derive(Debug, Default, Clone)]
 pub struct Detokenizer {
     pending: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// Appends to `out` what is certain after these bytes.
+    /// Appends to `out` the text that these bytes make certain.
     pub fn push(&mut self, bytes: &[u8], out: &mut String) {
-        // Nearly every token is whole characters after whole characters.
+        // Fast path: nearly every token is whole characters, and none is pending.
         if self.pending.is_empty()
             && let Ok(text) = std::str::from_utf8(bytes)
         {
@@ -25,8 +25,8 @@ impl Detokenizer {
         self.pending.drain(..taken);
     }
 
-    /// Characters that [`push`](Self::push) would tell before the one in which these bytes begin: what is
-    /// left of a character that does not go on with them is one of its own.
+    /// Number of characters that [`push`](Self::push) would append before the character in which these bytes begin. An
+    /// incomplete character that these bytes do not continue counts as one.
     #[must_use]
     pub fn characters_before(&self, bytes: &[u8]) -> usize {
         let Some(first) = bytes.first() else {
@@ -37,14 +37,14 @@ impl Detokenizer {
         usize::from(!self.pending.is_empty() && !goes_on)
     }
 
-    /// Ends the stream: a character that never became whole is one U+FFFD.
+    /// Ends the stream: an incomplete character becomes one U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&String::from_utf8_lossy(&self.pending));
         self.pending.clear();
     }
 }
 
-/// Decodes all but a tail that may still become a character; says how many bytes that was.
+/// Decodes all bytes except a tail that may still become a character. Returns the number of decoded bytes.
 fn decode_certain(bytes: &[u8], out: &mut String) -> usize {
     let mut taken = 0;
     for chunk in bytes.utf8_chunks() {
@@ -64,7 +64,7 @@ fn decode_certain(bytes: &[u8], out: &mut String) -> usize {
     taken
 }
 
-/// True for the beginning of a character, false for bytes that no character begins with.
+/// True for the beginning of a character, false for bytes that begin none.
 fn is_incomplete(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
@@ -84,7 +84,7 @@ mod tests {
         out
     }
 
-    /// Bytes that are likely to be near the edges of UTF-8.
+    /// Bytes near the edges of UTF-8's ranges.
     fn tricky_bytes() -> impl Strategy<Value = Vec<u8>> {
         let byte = prop_oneof![
             Just(b'a'),

@@ -1,7 +1,7 @@
-//! Blocks of content, as clients send them: text, thoughts, calls and their results.
+//! Content blocks of clients: text, reasoning, tool calls and their results.
 //!
-//! `cache_control` says what to keep for a later request, and changes no answer. Everything else that a block may
-//! have and this worker does not use is refused by name, unless it is `null`.
+//! `cache_control` is a hint about caching and changes no answer. Other fields of a block that this worker does not
+//! support are refused, unless they are `null`.
 
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
@@ -18,7 +18,7 @@ use worker_orcd_text::tools::ChatTerms;
 pub(super) enum Block {
     Text(String),
     Thought(String),
-    /// A thought that only Anthropic's servers can read.
+    /// Encrypted reasoning, which only Anthropic's servers can read.
     Hidden,
     Call(ToolCall),
     Result {
@@ -65,7 +65,7 @@ fn readers(role: Role) -> &'static [Reader] {
     }
 }
 
-/// What a speaker's content may be.
+/// Schema of the content of a role.
 pub(super) fn shape(role: Role, terms: &ChatTerms) -> Shape {
     let can_be = |reader: &&Reader| terms.shows_calls || reader.0 != OF_CALL.0;
     let blocks = readers(role).iter().filter(can_be);
@@ -77,7 +77,7 @@ fn described<T>(names: Names, read: Read<T>) -> Shape {
     Fields::described(names, |fields| drop(read(fields))).into_shape()
 }
 
-/// The blocks of a field; a text is one block. Mistakes are noted under the field's name.
+/// Reads the blocks of a field. A text is one block. Paths of mistakes begin with the field's name.
 pub(super) fn read(
     fields: &mut Fields<'_>,
     name: &'static str,
@@ -109,7 +109,7 @@ pub(super) fn read(
     blocks
 }
 
-/// Mistakes have their place behind the block's: `.text`.
+/// Reads one block. Paths of mistakes are relative to the block: `.text`.
 fn read_block(
     item: Json<'_>,
     role: Role,
@@ -130,7 +130,7 @@ fn read_block(
         .iter()
         .find(|(kind, ..)| given.as_deref() == Some(kind));
     let Some((kind, names, read)) = reader else {
-        // What else a block of another type holds is not looked at.
+        // Further fields of a block of unknown type are not checked.
         let known: Vec<&str> = readers.iter().map(|(kind, ..)| *kind).collect();
         let rule = format!("must be {}: no other is supported here", known.join(", "));
         return Err(one(".type", Constraint::Unsupported, rule));
@@ -159,7 +159,7 @@ fn type_of(item: Json<'_>) -> Option<String> {
     found.and_then(|kind| kind.as_str().map(str::to_owned))
 }
 
-/// The type is known by now.
+/// Reads `type`, which is already known.
 fn take_type(fields: &mut Fields<'_>, name: &'static str) {
     fields.says("type", || schema::values([name]));
     let kind = fields.take("type");
@@ -191,7 +191,7 @@ fn read_text(mut fields: Fields<'_>) -> Result<String, Mistakes> {
 fn read_thought(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     take_type(&mut fields, OF_THOUGHT.0);
     let thought = required_text(&mut fields, "thinking");
-    // Nobody here has signed it.
+    // Signatures are accepted without a check: this worker signs no reasoning.
     fields.text("signature", &(0..=usize::MAX));
     let thought = Block::Thought(thought.unwrap_or_default());
     fields.finish().map(|()| thought)
@@ -249,12 +249,12 @@ fn read_result(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
         schema::any_of([schema::text(), schema::list_of(block)])
     });
     let content = fields.take("content");
-    // Templates have no other words for a result than its text.
+    // Templates accept a text as result, and nothing else.
     let blocks = content.map(|content| {
         let terms = &ChatTerms::UNKNOWN;
         read(&mut fields, "content", content, Role::System, terms)
     });
-    // So this has none either: what went wrong is said in the text.
+    // Accepted without effect, for the same reason: the text describes the error.
     fields.boolean("is_error");
     take_cache_control(&mut fields);
     fields.finish()?;
@@ -264,7 +264,7 @@ fn read_result(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     })
 }
 
-/// The texts among them, as one.
+/// Concatenated text of the text blocks.
 pub(super) fn join(blocks: &[Block]) -> String {
     let text = |block: &Block| match block {
         Block::Text(text) => Some(text.clone()),

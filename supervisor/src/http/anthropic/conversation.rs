@@ -1,6 +1,6 @@
-//! `system` and `messages`, and what a chat template is given of them.
+//! Fields `system` and `messages`, converted to the messages of a chat template.
 //!
-//! | the client's | the template's |
+//! | client | template |
 //! |---|---|
 //! | `system`, a message of role `system` | a message of role `system`, where it was |
 //! | text of a user, a `tool_result` | a message each, of role `user` and `tool`, in their order |
@@ -15,8 +15,8 @@ use crate::http::openapi::schema::{self, Shape};
 use worker_orcd_text::ChatMessage;
 use worker_orcd_text::tools::ChatTerms;
 
-/// Claude Code begins the system prompt with a line for Anthropic's books, which is another one in every request.
-/// Nobody reads it here, and with it no two prompts would begin alike. vLLM leaves it out as well.
+/// Prefix of a billing line that Claude Code puts before the system prompt. The line differs in every request, so it
+/// would prevent reuse of cached prompts, and this worker does not use it. vLLM drops it as well.
 const FOR_BOOKS: &str = "x-anthropic-billing-header:";
 
 pub(super) const FIELDS: &[&str] = &["system", "messages"];
@@ -28,7 +28,8 @@ const ROLES: &[(&str, Role)] = &[
     ("system", Role::System),
 ];
 
-/// All mistakes are noted in `fields`; `max_chars` bounds all texts together. `None` without messages.
+/// Reads the conversation. Mistakes are recorded in `fields`. `max_chars` bounds all texts together. `None` without
+/// messages.
 pub(super) fn read(
     fields: &mut Fields<'_>,
     max_chars: usize,
@@ -38,7 +39,7 @@ pub(super) fn read(
     let system = fields.take("system");
     let system = system.map(|system| content::read(fields, "system", system, Role::System, terms));
     let mut messages = messages_of(Role::System, system.unwrap_or_default());
-    // Absent or empty, it is as the template has it.
+    // Absent and empty system prompts are equal: the template's default applies.
     messages.retain(|message| message.content.as_deref() != Some(""));
     fields.says("messages", || shape(terms));
     let list = fields.take("messages");
@@ -81,7 +82,7 @@ fn shape(terms: &ChatTerms) -> Shape {
     schema::list(message, &(1..=MAX_MESSAGES))
 }
 
-/// Mistakes have their place behind the message's: `.content[0].text`.
+/// Reads one message. Paths of mistakes are relative to the message: `.content[0].text`.
 fn read_message(
     item: Json<'_>,
     terms: &ChatTerms,
@@ -121,7 +122,8 @@ fn messages_of(role: Role, blocks: Vec<Block>) -> Vec<ChatMessage> {
     }
 }
 
-/// Text between results of calls is a message of its own. Who says nothing says an empty text.
+/// Messages of a user. Text between tool results is a message of its own. Without blocks, the message has an empty
+/// text.
 fn of_user(blocks: Vec<Block>) -> Vec<ChatMessage> {
     let mut messages: Vec<ChatMessage> = Vec::new();
     for block in blocks {
@@ -134,7 +136,7 @@ fn of_user(blocks: Vec<Block>) -> Vec<ChatMessage> {
                 last.content.get_or_insert_default().push_str(&text);
             }
             (Block::Text(text), _) => messages.push(message("user", text)),
-            // An assistant's.
+            // Blocks of an assistant only.
             (Block::Thought(_) | Block::Hidden | Block::Call(_), _) => {}
         }
     }
@@ -144,7 +146,8 @@ fn of_user(blocks: Vec<Block>) -> Vec<ChatMessage> {
     messages
 }
 
-/// Whoever only called said nothing; beside no calls that is an empty text.
+/// Message of an assistant. It has no content if it holds only calls. Without calls, an absent text is an empty
+/// content.
 fn of_assistant(blocks: Vec<Block>) -> ChatMessage {
     let text = content::join(&blocks);
     let (mut reasoning, mut tool_calls) = (String::new(), Vec::new());

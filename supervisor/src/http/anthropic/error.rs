@@ -1,17 +1,17 @@
-//! Refusals and failures in the words of the Messages API: `{"type": "error", "error": {"type", "message"}}`.
+//! Errors in the Messages API's form: `{"type": "error", "error": {"type", "message"}}`.
 //!
-//! The status stays the worker's. Anthropic's own 529 is our 503: proxies know what that is, and its clients try
-//! again after either.
+//! The status code stays the worker's. Anthropic's 529 is sent as 503: proxies know that code, and Anthropic's clients
+//! retry after either.
 
 use crate::http::mistakes::Mistakes;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-/// By these words clients know that they have to shorten the conversation.
+/// Text by which clients detect that the conversation must be shortened.
 pub(in crate::http) const TOO_LONG: &str = "prompt is too long";
 
-/// The field that asks for a conversation that the server keeps. Anthropic's tool runners begin with it, and go on
-/// without where they are told that it is not supported.
+/// Field for a conversation that the server stores. Anthropic's tool runners send it first, and continue without it
+/// after an error that it is not supported.
 pub(super) const THREAD: &str = "thread";
 
 pub(in crate::http) fn body(status: StatusCode, message: &str, mistakes: &Mistakes) -> Value {

@@ -1,4 +1,4 @@
-//! Fields of a request, and of one that only counts its tokens.
+//! Fields of a request, and of a request that only counts tokens.
 
 use super::settings::{self, Settings};
 use super::{conversation, tools};
@@ -24,11 +24,11 @@ use worker_orcd_text::tools::Parsing;
 pub struct MessagesRequest {
     pub generation: GenerationRequest,
     pub is_streamed: bool,
-    /// How the answer is taken apart.
+    /// Parsers of the answer.
     pub parsing: Parsing,
 }
 
-/// Fields that a prompt is made of, and those that change nothing.
+/// Fields that make the prompt, and fields without effect.
 const OF_PROMPT: [&[&str]; 4] = [
     &["model"],
     conversation::FIELDS,
@@ -37,7 +37,7 @@ const OF_PROMPT: [&[&str]; 4] = [
 ];
 const OF_ANSWER: &[&str] = &["max_tokens", "stop_sequences", "stream"];
 
-/// Every field of `/v1/messages`.
+/// Known fields of `/v1/messages`.
 pub const NAMES: Names = |name| {
     among(name, &OF_PROMPT).or_else(|| {
         let others = [OF_ANSWER, reading::NAMES, settings::REFUSED];
@@ -45,12 +45,12 @@ pub const NAMES: Names = |name| {
     })
 };
 
-/// Every field of `/v1/messages/count_tokens`.
+/// Known fields of `/v1/messages/count_tokens`.
 pub const COUNT_NAMES: Names =
     |name| among(name, &OF_PROMPT).or_else(|| among(name, &[settings::REFUSED]));
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes of the request.
 pub fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
@@ -87,7 +87,7 @@ pub fn read(
 }
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes of the request.
 pub fn read_counted(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
@@ -103,7 +103,7 @@ fn read_prompt(
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> (Option<Input>, Option<Asked>, Option<Budget>) {
-    // Where nothing else is set, the body's size and the model's context bound a text.
+    // Without a limit, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let Settings {
         of_template,
@@ -136,8 +136,8 @@ fn read_prompt(
     (Some(input), structure, budget)
 }
 
-/// Clients ask for more than most contexts have. It is a bound, and an answer ends before it where there is no
-/// more room, or where the operator allows no more.
+/// Reads the bound on generated tokens. A bound beyond the context is accepted, because clients send such values. The
+/// answer ends earlier if the context is full, or at the operator's limit.
 fn read_max_tokens(fields: &mut Fields<'_>, limits: &RequestLimits) -> u32 {
     let tokens = fields.integer("max_tokens", 1..=u64::from(u32::MAX));
     let tokens = fields.required("max_tokens", tokens).unwrap_or(1);
@@ -145,7 +145,7 @@ fn read_max_tokens(fields: &mut Fields<'_>, limits: &RequestLimits) -> u32 {
     (tokens as u32).min(most)
 }
 
-/// As chat has it, but for the temperature, of which Anthropic's API has half the range.
+/// Reads sampling parameters as chat does, except that the temperature's range is 0 to 1 in Anthropic's API.
 fn read_drawing(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
     let range = 0.0..=1.0;
     fields.says_of_all(|| {

@@ -1,8 +1,9 @@
-//! `thinking` and `output_config`, which become settings of the chat template; and fields that change no answer.
+//! Fields `thinking` and `output_config`, which become variables of the chat template, and fields that change no
+//! answer.
 //!
-//! A template that asks for `enable_thinking` or `reasoning_effort` is told, as by `chat_template_kwargs` of chat;
-//! one that does not ask is not changed by either. `budget_tokens` bounds the thoughts, and `disabled` leaves none,
-//! whatever the template makes of it.
+//! A template that uses `enable_thinking` or `reasoning_effort` receives them, as with `chat_template_kwargs` of chat.
+//! Other templates are not affected. `budget_tokens` bounds the reasoning, and `disabled` bounds it to 0 tokens, with
+//! any template.
 
 use super::content::take_cache_control;
 use super::error::THREAD;
@@ -29,7 +30,7 @@ pub(super) const FIELDS: &[&str] = &[
     "speed",
 ];
 
-/// Of the API, and refused whatever they say, so that the refusal can tell them from typing mistakes.
+/// Known fields of the API that are always refused. The list distinguishes them from misspelled fields.
 pub(super) const REFUSED: &[&str] = &[
     "container",
     "fallbacks",
@@ -38,7 +39,7 @@ pub(super) const REFUSED: &[&str] = &[
     THREAD,
 ];
 
-/// Where it is said how long thoughts may be.
+/// Name of the field that bounds the reasoning.
 const BUDGET: &str = "thinking.budget_tokens";
 
 const THINKING: Names = |name| among(name, &[&["type", "budget_tokens", "display"]]);
@@ -52,15 +53,15 @@ const EFFORTS: &[(&str, &str)] = &[
     ("max", "max"),
 ];
 
-/// The one rule for an earlier turn's thoughts that changes nothing: all of them stay.
+/// Edit of an earlier turn's reasoning. Keeping all of it is the only supported rule, because it changes nothing.
 const KEEPS_THOUGHTS: &str = "clear_thinking_20251015";
 
-/// What both fields say.
+/// Settings of both fields.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     pub(super) of_template: Vec<(String, TemplateSetting)>,
     pub(super) budget: Option<Budget>,
-    /// What the answer is held to.
+    /// Constraint on the answer.
     pub(super) format: Option<Grammar>,
 }
 
@@ -86,7 +87,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Settings {
     }
 }
 
-/// What is read of an object inside of the body, with its mistakes at their place.
+/// Reads an object inside the body. Paths of its mistakes begin with the field's name.
 fn object<T>(
     fields: &mut Fields<'_>,
     name: &'static str,
@@ -109,7 +110,7 @@ fn object<T>(
     found
 }
 
-/// Whether the model is to think, and how long it may.
+/// Whether reasoning is enabled, and its bound in tokens.
 fn read_thinking(fields: &mut Fields<'_>) -> Option<(bool, Option<u32>)> {
     let kinds = [("enabled", true), ("adaptive", true), ("disabled", false)];
     let thinks = fields.word("type", &kinds);
@@ -117,7 +118,7 @@ fn read_thinking(fields: &mut Fields<'_>) -> Option<(bool, Option<u32>)> {
     let tokens = fields.integer("budget_tokens", 0..=u64::MAX);
     let rule = "may be summarized or updates only: thinking is returned as it is generated";
     fields.only_words("display", &["summarized", "updates"], rule);
-    // More than an answer can have is no bound.
+    // A bound above 32 bits exceeds every answer, so it is cut.
     let tokens = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
     thinks.map(|thinks| (thinks, if thinks { tokens } else { Some(0) }))
 }
@@ -127,12 +128,12 @@ fn read_output(fields: &mut Fields<'_>) -> (Option<&'static str>, Option<Grammar
     (effort, formats::read_of_output(fields))
 }
 
-/// Takes out all that is harmless, and notes what is not.
+/// Removes all fields without effect, and records an error for each unsupported value.
 pub(super) fn accept_harmless(fields: &mut Fields<'_>) {
     take_cache_control(fields);
     let is_object = |value: Json<'_>| value.kind() == Kind::Object;
     let shape = || schema::of_type(Type::Object);
-    // Diagnostics ask why a prompt was not found in the cache, which is told to no one here.
+    // `diagnostics` requests reasons for cache misses, which this worker does not report.
     for label in ["metadata", "diagnostics"] {
         fields.only(label, shape, is_object, "must be an object");
     }

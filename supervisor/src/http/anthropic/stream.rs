@@ -1,9 +1,9 @@
-//! A streamed answer: `message_start`, then for each block `content_block_start`, `content_block_delta` and
+//! Stream of an answer: `message_start`, then for each block `content_block_start`, `content_block_delta` and
 //! `content_block_stop`, then `message_delta` and `message_stop`.
 //!
-//! A piece of text may become several events or none. The last of them has the `id:` of its token, as `/execute`
-//! has it: a client that comes back with `Last-Event-ID` gets everything behind that event. Anthropic's own clients
-//! go by the names of events and pass over ids, comments and `ping`.
+//! A piece of text becomes any number of events. The last of them has the `id:` of its token, as in `/execute`: a
+//! client that reconnects with `Last-Event-ID` receives everything after that event. Anthropic's own clients use the
+//! names of events and ignore ids, comments and `ping`.
 
 use super::{ID_PREFIX_OF_CALLS, stop_reason, usage, usage_of};
 use crate::engine::{Completion, Failure, Piece, StopReason};
@@ -19,15 +19,15 @@ pub struct MessageEvents {
     model: String,
     tokens_in: u32,
     timeline: Timeline,
-    /// Blocks that have begun.
+    /// Number of blocks that have begun.
     begun: usize,
-    /// What is added to the block that began last.
+    /// Form of deltas of the block that began last.
     delta: Delta,
-    /// Reused between pieces.
+    /// Buffer, reused between pieces.
     steps: Vec<Step>,
 }
 
-/// Type of a delta, and the name of its text.
+/// Type of a delta, and the key of its text.
 #[derive(Debug, Clone, Copy)]
 struct Delta {
     kind: &'static str,
@@ -61,7 +61,7 @@ impl MessageEvents {
         }
     }
 
-    /// Writes the events of the steps, the last of them with this id.
+    /// Writes the events of the steps. The last one has this id.
     fn tell(&mut self, id: Option<u32>, out: &mut Vec<u8>) {
         let (mut steps, mut events) = (std::mem::take(&mut self.steps), Vec::new());
         steps
@@ -93,7 +93,7 @@ impl MessageEvents {
             })),
             Step::Adds(text) => events.push(delta(json!({"type": kind, field: text}))),
             Step::Ends { .. } => {
-                // Clients wait for a signature.
+                // Clients require a signature.
                 if kind == THINKING.kind {
                     events.push(delta(json!({"type": "signature_delta", "signature": ""})));
                 }
@@ -113,7 +113,7 @@ fn beginning(kind: Kind) -> Value {
     }
 }
 
-/// An event has its own type as its name.
+/// Writes an event. Its type is also its name.
 fn write_named(out: &mut Vec<u8>, id: Option<u32>, event: &Value) {
     let name = event["type"].as_str().unwrap_or_default();
     out.extend_from_slice(b"event: ");
@@ -137,7 +137,7 @@ impl Render for MessageEvents {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            // How much of it was computed before is known at the end.
+            // The number of cached tokens is known only at the end.
             "usage": usage(self.tokens_in, 0, 0),
         });
         let event = json!({"type": "message_start", "message": message});

@@ -1,4 +1,5 @@
-//! `tools` and `tool_choice` of the Messages API: `{"type": "custom", "name", "description", "input_schema", "strict"}`.
+//! Fields `tools` and `tool_choice` of the Messages API. A tool is
+//! `{"type": "custom", "name", "description", "input_schema", "strict"}`.
 
 use super::content::take_cache_control;
 use crate::http::fields::{Fields, Names, among};
@@ -12,7 +13,7 @@ use worker_orcd_text::tools::ChatTerms;
 
 pub(super) const FIELDS: &[&str] = &["tools", "tool_choice"];
 
-/// The field that forbids several calls.
+/// Name of the field that forbids several calls.
 const PARALLEL: &str = "tool_choice.disable_parallel_tool_use";
 
 const TOOL: Names = |name| {
@@ -59,7 +60,7 @@ fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
 
 fn accept_harmless(fields: &mut Fields<'_>) {
     take_cache_control(fields);
-    // Arguments are told as they come, always.
+    // Without effect: arguments are always streamed as they arrive.
     fields.boolean("eager_input_streaming");
     let is_at_once = |value: Json<'_>| value.boolean() == Some(false);
     let rule = "may be false only: all tools are shown";

@@ -1,4 +1,4 @@
-//! An answer in one piece: the sum of the events of a stream.
+//! Answer in one piece: the sum of a stream's events.
 
 use super::{ID_PREFIX_OF_CALLS, stop_reason, usage_of};
 use crate::engine::{Completion, StopReason};
@@ -48,7 +48,7 @@ enum Block {
     ToolUse {
         id: String,
         name: String,
-        /// As the model wrote it.
+        /// JSON object, as the model wrote it.
         input: Box<RawValue>,
     },
 }
@@ -93,7 +93,8 @@ fn block(Item { kind, text }: Item) -> Block {
     }
 }
 
-/// What was cut in the middle is no object, and half of one would be another call than the model meant.
+/// Input of a call. Truncated arguments are not an object, and completing them would make another call than the model
+/// intended, so they become `{}`.
 fn input(text: String) -> Box<RawValue> {
     let nothing = |_| RawValue::from_string("{}".to_owned());
     let given = RawValue::from_string(text).or_else(nothing);

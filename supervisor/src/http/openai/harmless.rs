@@ -1,7 +1,7 @@
-//! Fields that change no answer: labels, and those that may say what happens anyway.
+//! Fields that change no answer: labels, and fields with values that request the default behaviour.
 //!
-//! One table, for both endpoints. A field of it is accepted with the values that it lists, and
-//! refused by name with any other.
+//! One table serves both endpoints. A field is accepted with the listed values. Any other value is refused with the
+//! field's name.
 
 use super::Kind;
 use crate::http::fields::Fields;
@@ -14,7 +14,7 @@ struct Harmless {
     name: &'static str,
     /// Accepted values, as JSON.
     values: &'static [&'static str],
-    /// The message about other values.
+    /// Error message for other values.
     otherwise: &'static str,
 }
 
@@ -47,10 +47,10 @@ const EVERYWHERE: &[Harmless] = &[
         &["\"auto\"", "\"default\""],
         "may be auto or default only",
     ),
-    // Equal prompts are computed once or twice, to the same bits.
+    // Equal prompts give the same bits with and without the cache.
     must_be("cache_prompt", BOTH_BOOLEANS, "must be true or false"),
     must_be("store", BOTH_BOOLEANS, "must be true or false"),
-    // vLLM's.
+    // vLLM's fields.
     may_be("min_tokens", &["0"]),
     may_be("stop_token_ids", &["[]"]),
     may_be("bad_words", &["[]"]),
@@ -61,8 +61,8 @@ const EVERYWHERE: &[Harmless] = &[
     may_be("length_penalty", &["1"]),
     may_be("priority", &["0"]),
     may_be("include_reasoning", &["true"]),
-    // llama-server's.
-    // Read before, for the sake of models that advise a penalty.
+    // llama-server's fields. `repeat_penalty: 1` is read earlier, because it overrides a penalty that the model file
+    // recommends.
     must_be(
         "repeat_penalty",
         &["1"],
@@ -101,7 +101,7 @@ const COMPLETION: &[Harmless] = &[
     may_be("add_special_tokens", &["true"]),
 ];
 
-/// Fields for an application's own books, and fields that could at most save time.
+/// Labels of the client's application, and hints that could only save time.
 const LABELS: &[(&str, JsonKind, &str)] = &[
     ("user", JsonKind::Text, "must be a string"),
     ("metadata", JsonKind::Object, "must be an object"),
@@ -109,12 +109,11 @@ const LABELS: &[(&str, JsonKind, &str)] = &[
     ("prompt_cache_key", JsonKind::Text, "must be a string"),
     ("prompt_cache_retention", JsonKind::Text, "must be a string"),
     ("prediction", JsonKind::Object, "must be an object"),
-    // Answers have ids of their own, and X-Correlation-Id is the client's.
+    // Answers have ids of their own. X-Correlation-Id is the client's.
     ("request_id", JsonKind::Text, "must be a string"),
 ];
 
-/// Known to the OpenAI API and refused whatever they say, so that the refusal can tell them from
-/// typing mistakes.
+/// Known fields of the OpenAI API that are always refused. The list distinguishes them from misspelled fields.
 const REFUSED: &[&str] = &["audio", "moderation", "web_search_options"];
 
 fn table(kind: Kind) -> impl Iterator<Item = &'static Harmless> {
@@ -125,7 +124,7 @@ fn table(kind: Kind) -> impl Iterator<Item = &'static Harmless> {
     EVERYWHERE.iter().chain(own)
 }
 
-/// The name as this table has it.
+/// Name of the field, from the tables of this module.
 pub(super) fn known(kind: Kind, name: &str) -> Option<&'static str> {
     let labels = LABELS.iter().map(|(label, ..)| *label);
     let names = table(kind).map(|field| field.name).chain(labels);
@@ -134,7 +133,7 @@ pub(super) fn known(kind: Kind, name: &str) -> Option<&'static str> {
         .find(|known| *known == name)
 }
 
-/// Takes out all that is harmless, and notes what is not.
+/// Removes all fields without effect, and records an error for each unsupported value.
 pub(super) fn accept(fields: &mut Fields, kind: Kind) {
     for field in table(kind) {
         let is_harmless = |value: Json<'_>| match value.small() {
@@ -157,7 +156,7 @@ fn shape_of(label: JsonKind) -> Shape {
     }
 }
 
-/// 1.0 is 1 to JSON and to most people.
+/// True for equal JSON values. 1.0 equals 1.
 fn is_same(value: &Value, text: &str) -> bool {
     let wanted = parsed(text);
     match (value.as_f64(), wanted.as_f64()) {

@@ -1,18 +1,17 @@
-//! Log probabilities in OpenAI's words: `logprobs` and `top_logprobs` of a request, `logprobs` of a choice.
+//! Log probabilities in the OpenAI API's form: `logprobs` and `top_logprobs` of a request, `logprobs` of a choice.
 //!
-//! They are those of the model itself: natural logarithms of the softmax of its raw logits, before
-//! penalties, temperature and cuts, as vLLM's `raw_logprobs`. What has no probability is written as
-//! -9999.0.
+//! They are the model's own: natural logarithms of the softmax of the raw logits, before penalties, temperature and
+//! truncation, as vLLM's `raw_logprobs`. A probability of 0 is written as -9999.0.
 //!
 //! | | chat | completion |
 //! |---|---|---|
-//! | asked for by | `logprobs: true`, `top_logprobs: 0..=20` | `logprobs: 0..=20` |
-//! | a token | its text; bytes that are no text as `\xe2\x82`, and `bytes` in any case | its text; bytes that are no text as `bytes:\xe2\x82` |
-//! | the most likely ones | a list, the most likely first | an object by token, and the token itself is there in any case |
+//! | requested by | `logprobs: true`, `top_logprobs: 0..=20` | `logprobs: 0..=20` |
+//! | token | its text, or `\xe2\x82` for bytes that are not text; always `bytes` | its text, or `bytes:\xe2\x82` for bytes that are not text |
+//! | most likely tokens | list, the most likely first | object by token, which always contains the chosen token |
 //!
-//! With `echo: true`, a completion's lists begin with the prompt, of whose first token nothing is known: `null`.
-//! `text_offset` counts characters of the answer. Where a token is listed, and which are not, says
-//! [`requests::logprobs`](worker_orcd_requests::logprobs).
+//! With `echo: true`, a completion's lists begin with the prompt. The first token of the prompt has no probability:
+//! `null`. `text_offset` counts characters of the answer. [`requests::logprobs`](worker_orcd_requests::logprobs)
+//! specifies which tokens are listed, and at which piece.
 
 use super::Kind;
 use crate::engine::{Listed, ListedToken};
@@ -28,14 +27,14 @@ use worker_orcd_ipc::{Logprobs, MAX_TOP_LOGPROBS, TokenId};
 pub(super) const FIELD: &str = "logprobs";
 pub(super) const TOP_FIELD: &str = "top_logprobs";
 
-/// The logarithm of a probability of 0, as OpenAI and vLLM write it.
+/// Logarithm of a probability of 0, as OpenAI and vLLM write it.
 pub const IMPOSSIBLE: f32 = -9999.0;
 
-/// How many most likely tokens are wanted beside each; `None` where no log probabilities are.
+/// Number of most likely tokens to list for each token. `None` if no log probabilities are requested.
 pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
     let range = 0..=u64::from(MAX_TOP_LOGPROBS);
     if kind == Kind::Completion {
-        // Of several prompts with several choices some are not too many, which is more than a schema can say.
+        // The schema requires `n` to be 1: it cannot express the bound on prompts times choices.
         fields.says_of_all(|| {
             let one = schema::or_null(schema::values([1]));
             schema::any_of([
@@ -58,7 +57,7 @@ pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
     wanted.then_some(top as u8)
 }
 
-/// `logprobs` of a choice, as JSON: lists that grow with each piece of the answer.
+/// `logprobs` of a choice: JSON lists that grow with each piece of the answer.
 #[derive(Debug)]
 pub(super) enum List {
     Chat {
@@ -73,7 +72,7 @@ pub(super) enum List {
 }
 
 impl List {
-    /// Of no token.
+    /// List without tokens.
     pub(super) fn new(kind: Kind) -> Self {
         match kind {
             Kind::Chat => Self::Chat {
@@ -88,7 +87,7 @@ impl List {
         }
     }
 
-    /// Of one piece.
+    /// List of one piece.
     pub(super) fn of(kind: Kind, listed: &Listed) -> Self {
         let mut list = Self::new(kind);
         list.add(listed);
@@ -98,7 +97,7 @@ impl List {
     pub(super) fn add(&mut self, listed: &Listed) {
         for token in &listed.tokens {
             match self {
-                // The first token of a prompt is in no chat.
+                // A chat's list never contains the prompt.
                 Self::Chat { content } => content.add_chat_token(listed, token),
                 Self::Completion {
                     tokens,
@@ -116,7 +115,7 @@ impl List {
         }
     }
 
-    /// About so many bytes are written of it, and no more.
+    /// Upper bound of the written size, in bytes.
     pub(super) fn bytes(&self) -> usize {
         const NAMES: usize = 128;
         let items = match self {
@@ -134,7 +133,7 @@ impl List {
         items + NAMES
     }
 
-    /// A long answer's list is large, so each column is given back when it is written.
+    /// Writes the list, and frees each column after writing it, because the list of a long answer is large.
     pub(super) fn write(self, out: &mut Vec<u8>) {
         let mut write = |name: &str, column: Column| {
             out.extend_from_slice(name.as_bytes());
@@ -163,38 +162,38 @@ impl List {
     }
 }
 
-/// Items of a JSON list, with commas between them.
+/// Items of a JSON list, separated by commas.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::http) struct Column {
     items: Vec<u8>,
 }
 
 impl Column {
-    /// Adds what a chat lists of a piece's tokens.
+    /// Adds a piece's tokens in chat form.
     pub(in crate::http) fn add_chat(&mut self, listed: &Listed) {
         for token in &listed.tokens {
             self.add_chat_token(listed, token);
         }
     }
 
-    /// Nothing of a token of which nothing is known.
+    /// Adds a token in chat form, if it has a probability.
     fn add_chat_token(&mut self, listed: &Listed, token: &ListedToken) {
         if let Some(logprobs) = &token.logprobs {
             self.add(&ChatToken::of(listed, token.token, logprobs));
         }
     }
 
-    /// Adds the items of another.
+    /// Appends the items of another column.
     pub(in crate::http) fn append(&mut self, other: &Self) {
         if !other.items.is_empty() {
             self.add_text(&other.items);
         }
     }
 
-    /// The list as it is written.
+    /// JSON list of the items.
     pub(in crate::http) fn list(&self) -> Box<RawValue> {
         let text = String::from_utf8_lossy(&self.items);
-        // It is JSON: it was written as JSON.
+        // The items were written as JSON.
         RawValue::from_string(format!("[{text}]")).unwrap_or_default()
     }
 
@@ -250,8 +249,8 @@ fn completion_text(listed: &Listed, token: TokenId) -> String {
     text_of(listed.text.vocabulary().name(token), "bytes:")
 }
 
-/// The most likely tokens by their text, and the token itself; `null` where nothing comes before. Of two with one text
-/// the more likely stands.
+/// Most likely tokens and the chosen token, by their text. `null` for the first token of a prompt. Of two tokens with
+/// the same text, the more likely one is kept.
 fn top_object(listed: &Listed, token: &ListedToken) -> Vec<u8> {
     let Some(logprobs) = &token.logprobs else {
         return b"null".to_vec();
@@ -276,14 +275,14 @@ fn written(logprob: f32) -> f32 {
     logprob.max(IMPOSSIBLE)
 }
 
-/// Text as it is, other bytes by their numbers behind a mark.
+/// Text of a token. Bytes that are not text are written as hexadecimal escapes after `mark`.
 fn text_of(bytes: &[u8], mark: &str) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(_) => {
             let mut text = mark.to_owned();
             for byte in bytes {
-                // Writing to a string cannot fail.
+                // Writing to a string does not fail.
                 let _ = write!(text, "\\x{byte:02x}");
             }
             text
@@ -297,7 +296,7 @@ mod tests {
     use serde_json::{Value, json};
     use worker_orcd_requests::testing::{EOS, text};
 
-    /// `b`, and half of a character; the most likely is the end of generation.
+    /// Tokens `b` and an incomplete character. The most likely token is the end of generation.
     fn listed() -> Listed {
         let token = |token, offset, of_token, second| ListedToken {
             token: TokenId(token),

@@ -1,4 +1,4 @@
-//! `/v1/models`: the one model, and the names it answers to.
+//! `/v1/models`: the loaded model and its accepted names.
 
 use crate::engine::LoadedModel;
 use crate::http::App;
@@ -52,8 +52,7 @@ fn no_such_model(app: &App) -> ApiError {
 }
 
 impl App {
-    /// The model's id, other names that it was given, the value of `--model`, and the name inside
-    /// the file.
+    /// Accepted names: the model's id, its aliases, the value of `--model`, and the name in the model file.
     fn model_names<'a>(&'a self, loaded: Option<&'a LoadedModel>) -> impl Iterator<Item = &'a str> {
         let given = std::iter::once(&self.model_id).chain(&self.model_aliases);
         let given = given.chain([&self.model_ref]);
@@ -65,8 +64,8 @@ impl App {
         self.model_names(loaded).any(|known| known == name)
     }
 
-    /// A request may leave the model out, since there is one, and call it as it likes: the answer has its name. Where
-    /// `--strict-model-name` is given it may not name another.
+    /// Checks `model`. It is optional, because there is one model, and any name is accepted: the answer contains the
+    /// model's own. With `--strict-model-name`, only accepted names are.
     pub(in crate::http) fn check_model_name(
         &self,
         fields: &mut Fields<'_>,

@@ -1,9 +1,10 @@
-//! An answer that is taken apart: thoughts, text and calls, in the words of the OpenAI API.
+//! Parsed answers in the OpenAI API's form: reasoning, content and tool calls.
 //!
-//! `reasoning_content` is the name that llama-server and DeepSeek's API gave to thoughts, and vLLM once; vLLM and OpenRouter
-//! call them `reasoning`. Both keys are there, with the same text. Each piece of text
-//! becomes one delta, which may be empty: then what it says is not known yet. So the number of chunks tells
-//! how far a client is, as it does where nothing is taken apart.
+//! `reasoning_content` is the key of llama-server and DeepSeek's API, and was vLLM's. vLLM and OpenRouter now use
+//! `reasoning`. An answer has both keys, with the same text.
+//!
+//! Each piece of text becomes one delta, which is empty while the parser holds the text back. So the number of chunks
+//! identifies a position in the stream, as without a parser.
 
 use super::finish_reason;
 use crate::engine::StopReason;
@@ -15,15 +16,15 @@ use worker_orcd_text::tools::Parsing;
 #[derive(Debug)]
 pub(super) struct Parts {
     timeline: Timeline,
-    /// Of the item that began last.
+    /// Kind of the item that began last.
     kind: Kind,
     begun_calls: usize,
-    /// Reused between pieces.
+    /// Buffer, reused between pieces.
     steps: Vec<Step>,
 }
 
 impl Parts {
-    /// `None` where nothing is taken apart.
+    /// `None` if the answer needs no parser.
     pub(super) fn of(parsing: Parsing, answer: &str) -> Option<Self> {
         parsing.is_any().then(|| Self {
             timeline: Timeline::new(answer, "call_", parsing),
@@ -33,19 +34,19 @@ impl Parts {
         })
     }
 
-    /// The delta that this piece becomes.
+    /// Delta of this piece.
     pub(super) fn push(&mut self, text: &str) -> Value {
         self.timeline.push(text, &mut self.steps);
         self.delta()
     }
 
-    /// The delta of what was held back, at the end.
+    /// Delta of the held text, at the end.
     pub(super) fn finish(&mut self) -> Value {
         self.timeline.finish(false, &mut self.steps);
         self.delta()
     }
 
-    /// Why the answer ended, behind [`finish`](Self::finish).
+    /// `finish_reason`. Call it after [`finish`](Self::finish).
     pub(super) fn finish_reason(&self, reason: StopReason) -> &'static str {
         match reason {
             StopReason::Eos if self.timeline.has_whole_calls() => "tool_calls",
@@ -53,7 +54,7 @@ impl Parts {
         }
     }
 
-    /// The message that the whole text is, and why it ended.
+    /// Message of the whole text, and its `finish_reason`.
     pub(super) fn message(mut self, text: &str, reason: StopReason) -> (Value, &'static str) {
         self.timeline.push(text, &mut self.steps);
         self.timeline.finish(false, &mut self.steps);
@@ -155,7 +156,7 @@ mod tests {
         Parts::of(Parsing { calls, ..PARSING }, "chatcmpl-1").unwrap()
     }
 
-    /// What a client makes of deltas.
+    /// Message that a client assembles from deltas.
     fn accumulate(deltas: &[Value]) -> Value {
         let mut message = json!({"role": "assistant", "content": null, "refusal": null});
         for delta in deltas {

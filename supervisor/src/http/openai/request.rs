@@ -1,4 +1,4 @@
-//! OpenAI's fields, and what this worker makes of them.
+//! Request fields of the OpenAI API, parsed to a request of the worker.
 
 use super::{Kind, harmless, logprobs, template_settings, tools};
 use crate::config::RequestLimits;
@@ -22,24 +22,24 @@ use uuid::Uuid;
 use worker_orcd_ipc::{Sampling, TokenId};
 use worker_orcd_text::tools::Parsing;
 
-/// `/v1/completions` without `max_tokens`, as the OpenAI API has it.
+/// Default `max_tokens` of `/v1/completions`. The OpenAI API's.
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpenAiRequest {
     pub generation: GenerationRequest,
-    /// `None` for a whole answer.
+    /// `None` for an answer in one piece.
     pub stream: Option<StreamOptions>,
-    /// How the answer is taken apart.
+    /// Parsers of the answer.
     pub parsing: Parsing,
-    /// What is asked for beside the first choice.
+    /// Further choices.
     pub more: More,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamOptions {
     pub include_usage: bool,
-    /// True if every chunk has the usage so far.
+    /// Every chunk has the usage so far.
     pub continuous_usage: bool,
 }
 
@@ -59,7 +59,7 @@ const CHAT: &[&str] = &[
     template_settings::FIELD,
 ];
 const COMPLETION: &[&str] = &["prompt", "best_of", "echo", logprobs::FIELD];
-/// Fields that [`read_conversation`] reads beside `messages`.
+/// Fields that [`read_conversation`] reads in addition to `messages`.
 pub(in crate::http) const CONVERSATION: [&[&str]; 4] = [
     tools::FIELDS,
     &[template_settings::FIELD],
@@ -73,7 +73,7 @@ const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
     "include_obfuscation",
 ]];
 
-/// Every field that an endpoint knows.
+/// Known fields of an endpoint.
 #[must_use]
 pub fn names(kind: Kind) -> Names {
     match kind {
@@ -86,7 +86,7 @@ fn known(kind: Kind, name: &str) -> Option<&'static str> {
     among(name, &supported(kind)).or_else(|| harmless::known(kind, name))
 }
 
-/// Lists of the fields that an endpoint does something about.
+/// Lists of the fields that have an effect.
 #[must_use]
 pub fn supported(kind: Kind) -> Vec<&'static [&'static str]> {
     let mut lists = vec![reading::NAMES, SHARED, structure::FIELDS];
@@ -100,7 +100,7 @@ pub fn supported(kind: Kind) -> Vec<&'static [&'static str]> {
     lists
 }
 
-/// [`read`] for one of both endpoints.
+/// Reader of one endpoint: [`read`] for this kind.
 pub fn read_of(kind: Kind) -> impl Read<OpenAiRequest> + Send + 'static {
     move |fields: Fields<'_>, limits: &RequestLimits, model: &ModelTerms| {
         read(fields, limits, model, kind)
@@ -108,14 +108,14 @@ pub fn read_of(kind: Kind) -> impl Read<OpenAiRequest> + Send + 'static {
 }
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes of the request.
 pub fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
     kind: Kind,
 ) -> Result<OpenAiRequest, ApiError> {
-    // Where nothing else is set, the body's size and the model's context bound a text.
+    // Without a limit, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let mut parsing = Parsing::default();
     let mut calls = None;
@@ -182,7 +182,7 @@ pub fn read(
     })
 }
 
-/// Messages, tools, and what is set for the template; `None` without messages.
+/// Reads messages, tools, and template variables. `None` without messages.
 pub(in crate::http) fn read_conversation(
     fields: &mut Fields<'_>,
     max_chars: usize,
@@ -191,7 +191,7 @@ pub(in crate::http) fn read_conversation(
     read_chat(fields, max_chars, model).0
 }
 
-/// The same, and what the tools hold an answer to.
+/// Reads as [`read_conversation`], and returns the tools' constraint on the answer too.
 fn read_chat(
     fields: &mut Fields<'_>,
     max_chars: usize,
@@ -206,8 +206,8 @@ fn read_chat(
     (input, tools.asked)
 }
 
-/// Reads sampling with the values by which other servers mean "off", whatever the model file says,
-/// and "as you like".
+/// Reads sampling parameters. Other servers' values for "off" override the model file's defaults. Their values for
+/// "default" are accepted.
 fn read_sampling_of_others(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
     let mut model = *model;
     if fields.take_number("top_k", -1.0) {
@@ -220,12 +220,12 @@ fn read_sampling_of_others(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampl
     read_sampling(fields, &model)
 }
 
-/// Choices of each prompt. `best_of` choices are made and all of them told.
+/// Choices per prompt. `best_of` must equal `n`: every choice is generated and returned.
 fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
     let range = 1..=u64::from(MAX_N);
     let n = fields.integer("n", range.clone()).unwrap_or(1);
     if kind == Kind::Completion {
-        // That it may be any n is more than Schemathesis can make cases of, beside the other rules.
+        // The schema allows only 1: a rule for any `n` is too complex for Schemathesis in combination with the others.
         fields.says_of_all(|| {
             let only_one = schema::with("best_of", [("best_of", schema::values([1]))]);
             let one = schema::all_of([schema::without("n"), only_one]);
@@ -240,7 +240,7 @@ fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
     n as u32
 }
 
-/// A text or token ids, or a list of either.
+/// Text or token ids, or a list of either.
 fn read_prompts(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
     fields.says("prompt", || prompt_shape(max_chars, vocabulary));
     let prompt = fields.take("prompt")?;
@@ -270,7 +270,7 @@ fn prompt_shape(max_chars: usize, vocabulary: u32) -> Shape {
     schema::any_of([text, ids, schema::list(one, &(1..=MAX_PROMPTS))])
 }
 
-/// The first element is a prompt.
+/// True if the first element of the list is a prompt.
 fn holds_prompts(list: Json<'_>) -> bool {
     let mut first = None;
     list.each_element(|element| {
@@ -312,14 +312,14 @@ fn read_ids(fields: &mut Fields<'_>, list: Json<'_>, vocabulary: u32) -> Option<
     None
 }
 
-/// An id of the vocabulary.
+/// Token id within the vocabulary.
 pub(in crate::http) fn token(id: Json<'_>, vocabulary: u32) -> Option<TokenId> {
     let id = id.whole()?;
     (id < u64::from(vocabulary)).then_some(TokenId(id as u32))
 }
 
-/// The newer name and the older one for the same thing. Clients ask for more than most contexts have. It is a bound,
-/// and an answer ends before it where there is no more room, or where the operator allows no more.
+/// Reads the bound on generated tokens, from its newer and its older name. A bound beyond the context is accepted,
+/// because clients send such values. The answer ends earlier if the context is full, or at the operator's limit.
 fn read_max_tokens(
     fields: &mut Fields<'_>,
     limits: &RequestLimits,
@@ -327,11 +327,11 @@ fn read_max_tokens(
     kind: Kind,
 ) -> u32 {
     let most = limits.max_tokens_out.unwrap_or(context).min(context);
-    // Of a completion, the prompt alone may be wanted.
+    // A completion may request 0 tokens, to process the prompt alone.
     let least = u64::from(kind == Kind::Chat);
     let range = least..=u64::from(u32::MAX);
     let mut read = |name: &str| match fields.take_number(name, -1.0) {
-        // What llama-server calls "as many as fit".
+        // llama-server's value for "as many as fit".
         true => Some(u64::from(most)),
         false => fields.integer(name, range.clone()),
     };
@@ -341,7 +341,7 @@ fn read_max_tokens(
     };
     let older = read("max_tokens");
     if kind == Kind::Chat {
-        // Both, if they say the same, is more than a schema can say.
+        // JSON Schema cannot express that both fields are allowed if they are equal.
         let not = ["max_completion_tokens", "max_tokens"].map(schema::without);
         fields.says_of_all(|| schema::any_of(not));
     }

@@ -1,8 +1,8 @@
-//! A streamed answer of several choices, told as they come.
+//! Stream of an answer with several choices, interleaved as tokens arrive.
 //!
-//! Each choice is told by [`Chunks`] of its own, so its chunks are those of an answer with this choice alone, with
-//! another `index`. How chunks of different choices follow each other depends on when tokens come. What a client has
-//! is therefore counted choice by choice: chunks behind the role, the one with the reason of its end included.
+//! Each choice has its own [`Chunks`], so its chunks equal those of an answer with this choice alone, except for
+//! `index`. The order of chunks of different choices depends on timing. The position of a resumed stream is therefore
+//! counted per choice: chunks after the role, including the one with `finish_reason`.
 
 use super::Header;
 use super::request::StreamOptions;
@@ -19,7 +19,7 @@ pub(in crate::http) struct Choices {
     streams: Streams,
     choices: Vec<Choice>,
     layout: Layout,
-    /// Taken and not written. Reused.
+    /// Events received but not written. Reused.
     events: Vec<(usize, StreamEvent)>,
 }
 
@@ -27,13 +27,13 @@ struct Choice {
     job: Job,
     chunks: Chunks,
     tokens_in: u32,
-    /// Tokens of a choice that has ended.
+    /// Generated tokens, once the choice has ended.
     tokens_out: Option<u32>,
-    /// Of its prompt, those that were computed before.
+    /// Prompt tokens that were cached.
     cached_tokens: u32,
-    /// What the client had before.
+    /// Chunks that the client already has.
     known: Skip,
-    /// Pieces so far, with those that the client had.
+    /// Number of pieces so far, including those that the client already has.
     pieces: u32,
 }
 
@@ -70,7 +70,7 @@ impl Choices {
         }
     }
 
-    /// The failure of one is that of the answer, and the others are cancelled.
+    /// Fails the whole answer after the failure of one choice. The others are cancelled.
     fn fail(&mut self, index: usize, failure: &Failure) {
         self.streams = Streams::default();
         let failed = self.choices[index].job.id().to_owned();
@@ -78,7 +78,7 @@ impl Choices {
         fail_all(open.map(|choice| &mut choice.job), &failed, failure);
     }
 
-    /// Of the whole answer, once all choices have ended.
+    /// Generated tokens of the whole answer. `None` until all choices have ended.
     fn tokens_out(&self) -> Option<u32> {
         let all: Option<Vec<u32>> = self.choices.iter().map(|it| it.tokens_out).collect();
         Some(all?.into_iter().fold(0, u32::saturating_add))
@@ -86,7 +86,7 @@ impl Choices {
 }
 
 impl Choice {
-    /// Writes the end, unless the client has it: the chunk behind the last piece.
+    /// Writes the last chunk of the choice, unless the client already has it.
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         self.tokens_out = Some(completion.tokens_out);
         self.cached_tokens = completion.cached_tokens;
@@ -195,7 +195,7 @@ mod tests {
         source: Choices,
     }
 
-    /// Two choices of which the client has this.
+    /// Two choices, with the chunks that the client already has.
     async fn told(known: [Skip; 2]) -> Told {
         let app = app(&[]).await;
         let mut journal = Journal::serving();
@@ -246,7 +246,7 @@ mod tests {
             journal.requests.step(SEAT, report, journal.now).unwrap();
         }
 
-        /// Both draw; the second ends before the first.
+        /// Tokens of both choices. The second choice ends first.
         fn report_all(&mut self) {
             let [a, b] = self.ids;
             let end = |id| (id, FinishReason::MaxTokens);
@@ -256,7 +256,7 @@ mod tests {
             self.report(&step(&[(a, 2, 1)], &[end(a)]));
         }
 
-        /// All that can be told, and whether that was the end.
+        /// All output so far, and true if the stream has ended.
         fn tell(&mut self) -> (String, bool) {
             let mut context = Context::from_waker(Waker::noop());
             let (mut out, mut ended) = (Vec::new(), false);
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Chunks of each choice, and those of none.
+    /// Chunks by choice. The key is `None` for chunks without a choice.
     fn by_choice(told: &str) -> BTreeMap<Option<u64>, Vec<String>> {
         let mut chunks: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for chunk in told.split_terminator("\n\n") {
@@ -286,7 +286,7 @@ mod tests {
         let (text, ended) = whole.tell();
         assert!(ended && text.ends_with("data: [DONE]\n\n"));
         let whole = by_choice(&text);
-        // Pieces and an end; then usage, and the last line.
+        // Per choice: pieces and an end. Without a choice: usage, and `[DONE]`.
         let lengths: Vec<_> = whole.iter().map(|(of, it)| (*of, it.len())).collect();
         assert_eq!(lengths, [(None, 2), (Some(0), 4), (Some(1), 3)]);
         let usage: Value = serde_json::from_str(&whole[&None][0]).unwrap();

@@ -1,10 +1,9 @@
-//! A streamed answer: `data:` chunks, then `data: [DONE]`.
+//! Stream of an answer: `data:` chunks, then `data: [DONE]`.
 //!
-//! All that does not change from chunk to chunk is written once, before the first.
+//! The constant part of the chunks is serialized once, before the first chunk.
 //!
-//! Chunks have no `id:` line. The `openai` package for Python remembers an id and from then on takes
-//! the blank line behind every comment for an event without data, which it cannot read; `vllm bench`
-//! reads nothing but `data:` between two blank lines.
+//! Chunks have no `id:` line. The `openai` package for Python remembers an id, and then parses the blank line after
+//! every comment as an event without data, which fails. `vllm bench` expects only `data:` between two blank lines.
 
 use super::logprobs::List;
 use super::parts::Parts;
@@ -18,26 +17,26 @@ use serde_json::{Value, json};
 #[derive(Debug)]
 pub struct Chunks {
     kind: Kind,
-    /// Number of the choice that is told.
+    /// Index of the choice.
     index: usize,
     /// `data: {"id":…,"choices":[`: the same for every chunk.
     opening: Vec<u8>,
     options: StreamOptions,
     tokens_in: u32,
-    /// `None` where the text is told as it is.
+    /// Parser of the text. `None` if the text needs none.
     parts: Option<Parts>,
-    /// It is held to calls.
+    /// The answer is constrained to tool calls.
     must_call: bool,
 }
 
 impl Chunks {
-    /// Of an answer of one choice.
+    /// Stream of an answer with one choice.
     #[must_use]
     pub fn new(header: &Header, options: StreamOptions, tokens_in: u32) -> Self {
         Self::of_choice(header, (0, &header.id), options, tokens_in)
     }
 
-    /// Of a choice of this number and name.
+    /// Stream of the choice with this number and name.
     #[must_use]
     pub fn of_choice(
         header: &Header,
@@ -54,7 +53,7 @@ impl Chunks {
         });
         let mut opening = b"data: ".to_vec();
         write_json(&mut opening, &fixed);
-        // Reopens the object that was just closed.
+        // Reopens the JSON object: removes its closing brace.
         opening.pop();
         opening.extend_from_slice(b",\"choices\":[");
         Self {
@@ -68,7 +67,7 @@ impl Chunks {
         }
     }
 
-    /// A chunk before the end; `tokens_out` is how far the answer got.
+    /// Writes a chunk before the end. `tokens_out`: tokens generated so far.
     fn chunk(&self, out: &mut Vec<u8>, tokens_out: u32, choice: impl FnOnce(&mut Vec<u8>)) {
         self.chunk_with(out, || usage(self.tokens_in, tokens_out), choice);
     }
@@ -91,7 +90,7 @@ impl Chunks {
         out.extend_from_slice(b"}\n\n");
     }
 
-    /// The chunk that tells usage and nothing else.
+    /// Writes the chunk with the usage and without choices.
     fn last_chunk(&self, out: &mut Vec<u8>, usage: &Value) {
         out.extend_from_slice(&self.opening);
         out.extend_from_slice(b"],\"usage\":");
@@ -99,7 +98,7 @@ impl Chunks {
         out.extend_from_slice(b"}\n\n");
     }
 
-    /// The last chunk of the choice.
+    /// Writes the last chunk of the choice.
     pub(super) fn finish(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         let usage = || usage_of(completion);
         if let Some(parts) = &mut self.parts {
@@ -116,7 +115,7 @@ impl Chunks {
         }
     }
 
-    /// What comes behind the last chunks of all choices.
+    /// Writes the end of the stream, after the last chunks of all choices.
     pub(super) fn end(&self, usage: &Value, out: &mut Vec<u8>) {
         if self.options.include_usage {
             self.last_chunk(out, usage);
@@ -130,7 +129,7 @@ impl Chunks {
         out.push(b',');
     }
 
-    /// The choice of an answer that is taken apart.
+    /// Writes the choice of a parsed answer.
     fn part(
         &self,
         out: &mut Vec<u8>,
@@ -179,7 +178,7 @@ impl Render for Chunks {
         if self.kind == Kind::Completion {
             return;
         }
-        // Some clients make an empty text of an empty string, in front of the calls.
+        // Some clients turn an empty string into an empty text before the calls.
         let content = (!self.must_call).then_some("");
         let role = json!({
             "index": self.index,
@@ -217,13 +216,14 @@ impl Render for Chunks {
         self.end(&usage_of(completion), out);
     }
 
-    /// Clients raise on an `error` in place of choices; `[DONE]` would say that all went well.
+    /// Clients raise an exception for an `error` in place of choices. No `[DONE]` follows, because it would signal
+    /// success.
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
         write_data(out, &ApiError::of_failure(failure).body(Dialect::OpenAi));
     }
 }
 
-/// Usage of an answer that has ended, with how much of its prompts was computed before.
+/// Usage of a complete answer, with the number of cached prompt tokens.
 pub(super) fn whole_usage(tokens_in: u32, tokens_out: u32, cached_tokens: u32) -> Value {
     let mut usage = usage(tokens_in, tokens_out);
     usage["prompt_tokens_details"] = json!({"cached_tokens": cached_tokens});
@@ -429,7 +429,7 @@ mod tests {
         }
     }
 
-    /// Where another supervisor, or another connection, goes on.
+    /// A stream that continues in another supervisor or on another connection.
     #[test]
     fn a_stream_goes_on_with_the_same_bytes_behind_what_the_client_has() {
         let tell = |known: usize| {

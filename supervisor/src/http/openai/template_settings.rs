@@ -1,8 +1,7 @@
-//! `chat_template_kwargs`: what a client sets for the template beside the messages, such as
-//! `enable_thinking`.
+//! Field `chat_template_kwargs`: variables that a client sets for the chat template, such as `enable_thinking`.
 //!
-//! Values are flags, whole numbers and words: in none of them a special token has room. A name that
-//! the template is given anyway cannot be set; one that it does not ask for changes nothing.
+//! Values are booleans, whole numbers and words. None of these can contain a special token. A variable that the
+//! template always receives cannot be set. A variable that the template does not use has no effect.
 
 use crate::http::fields::Fields;
 use crate::http::json::{Json, Kind};

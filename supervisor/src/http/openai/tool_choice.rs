@@ -1,4 +1,4 @@
-//! `tool_choice` and `parallel_tool_calls` of chat.
+//! Fields `tool_choice` and `parallel_tool_calls` of chat.
 
 use crate::http::fields::{Fields, Names, among, nested};
 use crate::http::json::Json;
@@ -14,7 +14,7 @@ const FUNCTION: Names = |name| among(name, &[&["name"]]);
 const CHOSEN: Names = |name| among(name, &[&["type", ALLOWED_TOOLS]]);
 const ALLOWED: Names = |name| among(name, &[&["mode", "tools"]]);
 
-/// `has_tools`: this model can have tools at all.
+/// `has_tools`: this model can have tools.
 pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> Wanted {
     fields.says(FIELD, || match has_tools {
         true => {
@@ -43,7 +43,7 @@ fn shape_of_allowed() -> Shape {
     schema::closed_object([kind, (ALLOWED_TOOLS, allowed)], &["type", ALLOWED_TOOLS])
 }
 
-/// `{"type": "function", "function": {"name": …}}`
+/// Reads `{"type": "function", "function": {"name": …}}`.
 fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mistakes> {
     let Some(mut fields) = Fields::of(given, NAMED, outside) else {
         return Ok(None);
@@ -59,7 +59,7 @@ fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mis
     fields.finish().map(|()| name.flatten())
 }
 
-/// `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`
+/// Reads `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`.
 fn read_chosen(given: Json<'_>, outside: &Mistakes) -> Result<Option<Choice>, Mistakes> {
     let Some(mut fields) = Fields::of(given, CHOSEN, outside) else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! `tools` of chat, `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`, and what the model may call.
+//! Field `tools` of chat: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
 
 use super::tool_choice;
 use crate::http::fields::{Fields, Names, among, nested};
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// The rules that a request with a tool `now` holds its answer to.
+    /// Constraint on the answer of a request with a tool `now`, and the field that causes it.
     fn held(extra: &Value) -> Option<(&'static str, CallRules)> {
         let asked = read_all(&with(extra), &ChatTerms::UNKNOWN).unwrap().asked?;
         match asked.structure {
@@ -298,7 +298,7 @@ mod tests {
                 "tools[4].function.parameters",
             ]
         );
-        // Deep enough for itself, and too deep inside of the list.
+        // The nesting is within the limit alone, and beyond it inside the list.
         assert_eq!(
             named(&json!({"tools": [{"function": {"name": "a", "parameters": {"a": deep}}}]})),
             ["tools"]

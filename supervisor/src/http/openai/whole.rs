@@ -1,4 +1,4 @@
-//! An answer in one piece.
+//! Answer in one piece: a JSON object with all choices, written when the last of them has ended.
 
 use super::logprobs::List;
 use super::parts::Parts;
@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Of these choices, in their order.
+/// Response with these choices, in order.
 pub(in crate::http) async fn respond(
     accepted: Vec<Accepted>,
     header: &Header,
@@ -39,14 +39,14 @@ pub(in crate::http) async fn respond(
     Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// What is known of a choice.
+/// Choice, as received so far.
 struct Gathered {
     name: String,
     text: String,
     logprobs: Option<List>,
 }
 
-/// What is before the choices.
+/// Fields before `choices`.
 #[derive(Serialize)]
 struct Opening<'a> {
     id: &'a str,
@@ -56,7 +56,7 @@ struct Opening<'a> {
     system_fingerprint: &'a str,
 }
 
-/// What is before the log probabilities of the choice.
+/// Fields of a choice before its log probabilities.
 #[derive(Serialize)]
 struct Choice<'a> {
     index: usize,
@@ -66,15 +66,15 @@ struct Choice<'a> {
     text: Option<&'a str>,
 }
 
-/// A choice as it is written, but for its log probabilities.
+/// Serialized choice, without its log probabilities.
 struct Written {
     before: Vec<u8>,
     logprobs: Option<List>,
     after: Vec<u8>,
 }
 
-/// The answer as JSON. Log probabilities of a long one are tens of megabytes, so
-/// they are written into it once, and it has room for them and no more.
+/// Serializes the answer. The log probabilities of a long answer are tens of megabytes, so they are written once, into
+/// a buffer of the right size.
 fn answer(header: &Header, choices: Vec<Gathered>, ends: &[Completion], layout: Layout) -> Vec<u8> {
     let (mut tokens_in, mut cached_tokens) = (Vec::new(), Vec::new());
     let (mut tokens_out, mut written) = (0_u32, Vec::new());
@@ -98,7 +98,7 @@ fn answer(header: &Header, choices: Vec<Gathered>, ends: &[Completion], layout: 
     };
     let mut out = Vec::new();
     write_json(&mut out, &opening);
-    // Reopens the object that was just closed.
+    // Reopens the JSON object: removes its closing brace.
     out.pop();
     out.extend_from_slice(b",\"choices\":[");
     let mut end = b"],\"usage\":".to_vec();
@@ -129,7 +129,7 @@ fn answer(header: &Header, choices: Vec<Gathered>, ends: &[Completion], layout: 
     out
 }
 
-/// What is before and behind the log probabilities of a choice of this number and name.
+/// Fields before and after the log probabilities of the choice with this number and name.
 fn around(
     header: &Header,
     (index, name): (usize, &str),

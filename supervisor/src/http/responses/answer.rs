@@ -1,7 +1,7 @@
-//! The `response` object: the whole answer, and what the first and the last event of a stream carry.
+//! The `response` object: the whole answer, and the data of a stream's first and last events.
 //!
-//! Its source is OpenAI's reference and the models of its Python package. Not repeated are `instructions` and
-//! `tools`: they are the prompt, of which an answer's record keeps the tokens alone.
+//! Sources: OpenAI's API reference, and the models of its Python package. `instructions` and `tools` are not repeated:
+//! they are part of the prompt, and the record of an answer keeps only its tokens.
 
 use super::output::{Item, Status};
 use crate::engine::{Completion, StopReason};
@@ -12,7 +12,7 @@ use serde_json::{Number, Value, json};
 use std::collections::BTreeMap;
 use worker_orcd_text::tools::Parsing;
 
-/// What an answer repeats of its request.
+/// Fields of the request that the answer repeats.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Echo {
     pub temperature: Option<Number>,
@@ -21,7 +21,7 @@ pub struct Echo {
     pub tool_choice: Value,
     pub parallel_tool_calls: bool,
     pub effort: Option<String>,
-    /// What it is held to; `None`: text.
+    /// Format that constrains the answer. `None`: text.
     pub format: Option<Value>,
     pub verbosity: Option<String>,
     #[serde(default)]
@@ -32,15 +32,15 @@ pub struct Echo {
 #[derive(Debug, Clone)]
 pub(in crate::http) struct Header {
     pub id: String,
-    /// Unix seconds.
+    /// Unix time in seconds.
     pub created: u64,
     pub model: String,
-    /// How its text is taken apart.
+    /// Parsers of the answer's text.
     pub parsing: Parsing,
     pub echo: Echo,
 }
 
-/// How far an answer has come.
+/// Progress of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Progress {
     Runs,
@@ -48,11 +48,11 @@ pub(super) enum Progress {
     Failed(String),
 }
 
-/// Tokens.
+/// Numbers of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Usage {
     pub(super) input: u32,
-    /// Of the input, those that were computed before.
+    /// Input tokens that were cached.
     pub(super) cached: u32,
     pub(super) output: u32,
     pub(super) reasoning: u32,
@@ -66,7 +66,7 @@ pub(super) struct Response<'a> {
     output: Vec<Told<'a>>,
 }
 
-/// An item as it is now.
+/// Item in its current state.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Told<'a> {
@@ -91,7 +91,7 @@ pub(super) enum Told<'a> {
     },
 }
 
-/// The one part of a thought or of a message.
+/// The only part of reasoning or of a message.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Part<'a> {
@@ -144,7 +144,7 @@ impl Header {
                 (status, why, usage.told(), Value::Null)
             }
             Progress::Failed(message) => {
-                // The one word of OpenAI's list that fits each failure of a worker.
+                // The only code in OpenAI's list that fits all failures of a worker.
                 let error = json!({"code": "server_error", "message": message});
                 ("failed", Value::Null, Value::Null, error)
             }
@@ -210,7 +210,7 @@ impl Header {
         }
     }
 
-    /// A pure function of the answer's id and the item's place.
+    /// Id of an item: a pure function of the answer's id, and of the item's index and kind.
     pub(super) fn item_id(&self, at: usize, kind: &Kind) -> String {
         let prefix = match kind {
             Kind::Reasoning => "rs",

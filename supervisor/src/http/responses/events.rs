@@ -1,9 +1,9 @@
-//! A streamed answer: named events, each with the next `sequence_number`. The last one is
-//! `response.completed`, `response.incomplete` or `response.failed`; no `[DONE]` follows, as with OpenAI.
+//! Stream of an answer: named events, numbered by `sequence_number`. The last one is `response.completed`,
+//! `response.incomplete` or `response.failed`. As with OpenAI, no `[DONE]` follows.
 //!
-//! A piece of text may become several events, or none as long as it is not known what it is.
+//! A piece of text becomes any number of events, none while the parser holds it back.
 //!
-//! Events have no `id:` line, for the reason that chunks have none ([`stream`](crate::http::openai::stream)).
+//! Events have no `id:` line, for the same reason as chunks ([`stream`](crate::http::openai::stream)).
 
 use super::answer::{Header, Part, Progress, Response, Told, part};
 use super::output::{Growth, Item, Output};
@@ -14,7 +14,7 @@ use crate::http::timeline::Kind;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// Of `response.created` and `response.in_progress`, with which every stream begins.
+/// Number of events at the beginning of every stream: `response.created` and `response.in_progress`.
 const BEGINNING: u64 = 2;
 
 #[derive(Debug)]
@@ -22,20 +22,20 @@ pub(super) struct Events {
     header: Header,
     output: Output,
     sequence: Sequence,
-    /// Reused between pieces.
+    /// Buffer, reused between pieces.
     growth: Vec<Growth>,
 }
 
-/// Numbers of events, and which of them are told.
+/// Counter of events. It skips events that the client already has.
 #[derive(Debug)]
 struct Sequence {
     /// Number of the next event.
     next: u64,
-    /// Events before this one are not told: the client has them.
+    /// Number of the first event to send: the client already has the earlier ones.
     from: u64,
 }
 
-/// An event, with the fields that every event has.
+/// Event, with the fields that all events share.
 #[derive(Serialize)]
 struct Event<'a, T> {
     r#type: &'a str,
@@ -44,14 +44,14 @@ struct Event<'a, T> {
     data: T,
 }
 
-/// What is said of an item.
+/// Data of an event about an item.
 #[derive(Serialize)]
 struct OfItem<'a> {
     output_index: usize,
     item: Told<'a>,
 }
 
-/// What is said of a part of an item.
+/// Data of an event about a part of an item.
 #[derive(Serialize)]
 struct OfPart<'a> {
     item_id: &'a str,
@@ -60,8 +60,8 @@ struct OfPart<'a> {
     part: Part<'a>,
 }
 
-/// What is said of a text, or of a piece of it; most events are these. Arguments of a call have no index and no log
-/// probabilities, and a call has a name at its end.
+/// Data of an event about a text or a piece of it. Most events have this form. Arguments of a call have no index and no
+/// log probabilities. At its end, a call has a name.
 #[derive(Default, Serialize)]
 struct OfText<'a> {
     item_id: &'a str,
@@ -130,7 +130,7 @@ impl Events {
     }
 
     fn begins(&mut self, at: usize, out: &mut Vec<u8>) {
-        // What has come since is told behind it.
+        // The item at its beginning, because the list already contains text that later events add.
         let item = Item {
             kind: self.output.items[at].kind.clone(),
             ..Item::nothing()
@@ -175,7 +175,7 @@ impl Events {
     }
 
     fn ends(&mut self, at: usize, out: &mut Vec<u8>) {
-        // It grows no more, and is put back behind its events.
+        // The item no longer grows. It is put back after its events.
         let item = std::mem::replace(&mut self.output.items[at], Item::nothing());
         let id = self.header.item_id(at, &item.kind);
         let text = item.text.as_str();

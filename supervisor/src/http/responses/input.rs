@@ -1,10 +1,11 @@
-//! `input`: a text, or the items of a conversation, which become the messages of a chat.
+//! Field `input`: a text, or the items of a conversation, converted to the messages of a chat.
 //!
-//! * What an assistant thought, said and called in a row is one message, as one answer of `/v1/chat/completions`
-//!   is; only a text directly behind a text is another.
-//! * `instructions` and the system messages at the beginning are one, because templates want one there.
-//! * Thoughts are taken from the `content` of an item; its `summary` and `encrypted_content` are left out.
-//! * What refers to another answer (`item_reference`) is refused like every unknown item: none is kept.
+//! * Consecutive reasoning, text and calls of an assistant are one message, like one answer of `/v1/chat/completions`.
+//!   Only a text directly after a text begins another message.
+//! * `instructions` and the system messages at the beginning are one message, because templates expect one there.
+//! * Reasoning is read from the `content` of an item. Its `summary` and `encrypted_content` are ignored.
+//! * A reference to another answer (`item_reference`) is refused like every unknown item, because no answers are
+//!   stored.
 
 use super::items::{self, Turn};
 use crate::http::fields::Fields;
@@ -17,7 +18,7 @@ use worker_orcd_text::tools::ChatTerms;
 
 pub(super) const FIELDS: &[&str] = &["input", "instructions"];
 
-/// All mistakes are noted in `fields`; `max_chars` bounds all texts together.
+/// Reads the conversation. Mistakes are recorded in `fields`. `max_chars` bounds all texts together.
 pub(super) fn read(
     fields: &mut Fields<'_>,
     max_chars: usize,
@@ -86,7 +87,7 @@ fn read_items(
     }
 }
 
-/// Messages, as items come.
+/// Messages so far.
 #[derive(Debug, Default)]
 struct Conversation {
     messages: Vec<ChatMessage>,
@@ -147,12 +148,12 @@ impl Conversation {
         });
     }
 
-    /// There is one system message and nothing else.
+    /// True if there is one system message and nothing else.
     fn is_beginning(&self) -> bool {
         matches!(&self.messages[..], [only] if only.role == "system")
     }
 
-    /// The message of an assistant that this turn goes on with, or a new one.
+    /// Assistant message that this turn continues, or a new one.
     fn assistant(&mut self) -> &mut ChatMessage {
         let is_said = |last: &ChatMessage| last.content.is_some() && last.tool_calls.is_empty();
         if self.messages.last().is_some_and(is_said) {
@@ -161,7 +162,7 @@ impl Conversation {
         self.caller()
     }
 
-    /// The last message, if it is an assistant's, or a new one.
+    /// Last message if it is the assistant's, or a new one.
     fn caller(&mut self) -> &mut ChatMessage {
         let is_assistant = |last: &ChatMessage| last.role == "assistant";
         if !self.messages.last().is_some_and(is_assistant) {
@@ -171,7 +172,7 @@ impl Conversation {
         &mut self.messages[last]
     }
 
-    /// Who neither said nor called anything said an empty text: templates have no other words for it.
+    /// Messages. An assistant message without text and calls gets an empty text, because templates require one.
     fn finish(mut self) -> Vec<ChatMessage> {
         for message in &mut self.messages {
             if message.tool_calls.is_empty() {

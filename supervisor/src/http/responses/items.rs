@@ -1,8 +1,7 @@
-//! One item of `input`, by its type: `message` (where none is said), `function_call`,
-//! `function_call_output` or `reasoning`.
+//! Items of `input`, by type: `message` (the default), `function_call`, `function_call_output` or `reasoning`.
 //!
-//! Clients send back the items that answers gave them, with `id` and `status`, which change nothing. An item of
-//! another type is refused by name: what it says would be missing from the conversation.
+//! Clients send back items of earlier answers, with `id` and `status`, which have no effect. An item of another type is
+//! refused, because the conversation would be incomplete without it.
 
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind as JsonKind};
@@ -14,7 +13,7 @@ use serde_json::{Value, json};
 use worker_orcd_text::tools::ChatTerms;
 use worker_orcd_text::{ToolCall, json_texts};
 
-/// What one item adds to a conversation.
+/// Contribution of one item to the conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Turn {
     Said { role: &'static str, text: String },
@@ -63,14 +62,14 @@ const KINDS: [Kind; 4] = [
     },
 ];
 
-/// What every item may have.
+/// Fields of every item.
 const LABELS: &[&str] = &["type", "status"];
 
 const ROLES: &[(&str, &str)] = &[
     ("user", "user"),
     ("assistant", "assistant"),
     ("system", "system"),
-    // What the OpenAI API calls developer is what templates call system.
+    // OpenAI's developer role is the system role of templates.
     ("developer", "system"),
 ];
 
@@ -80,12 +79,12 @@ const PHASES: &[(&str, ())] = &[("commentary", ()), ("final_answer", ())];
 const PART: Names = |name| among(name, &[&["type", "text", LOGPROBS], PASSED_OVER]);
 const PLAIN_PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
 
-/// Those of an answer, which come back with it.
+/// Log probabilities of an answer, which clients send back with it.
 const LOGPROBS: &str = "logprobs";
 
 pub(super) fn shape(terms: &ChatTerms) -> Shape {
     let kinds = KINDS.iter();
-    // A template that shows no calls is no place for them.
+    // A template that does not show calls cannot receive them.
     let kinds = kinds.filter(|kind| terms.shows_calls || kind.name != "function_call");
     schema::any_of(kinds.map(|kind| {
         let read = |fields: Fields<'_>| drop((kind.read)(fields, terms));
@@ -93,7 +92,7 @@ pub(super) fn shape(terms: &ChatTerms) -> Shape {
     }))
 }
 
-/// Mistakes have their place behind the item's: `.content[0].text`.
+/// Reads one item. Paths of mistakes are relative to the item: `.content[0].text`.
 pub(super) fn read(item: Json<'_>, outside: &Mistakes, terms: &ChatTerms) -> Turned {
     let one = |place: &str, constraint, rule: &str| {
         let mut mistakes = outside.inside();
@@ -126,7 +125,7 @@ pub(super) fn read(item: Json<'_>, outside: &Mistakes, terms: &ChatTerms) -> Tur
     })
 }
 
-/// Reads what every item may have.
+/// Reads the fields of every item.
 fn read_labels(fields: &mut Fields<'_>, kind: &'static str) {
     fields.says("type", || schema::values([kind]));
     let given = fields.take("type");
@@ -205,7 +204,7 @@ fn read_reasoning(mut fields: Fields<'_>, _: &ChatTerms) -> Turned {
     Ok(text.filter(|it| !it.is_empty()).map(Turn::Thought))
 }
 
-/// A text, or parts of one.
+/// Text, or a list of parts.
 fn read_texts(fields: &mut Fields<'_>, name: &'static str) -> Option<String> {
     const KINDS: &[&str] = &["input_text", "output_text"];
     fields.says(name, schema::text);
@@ -219,7 +218,7 @@ fn read_texts(fields: &mut Fields<'_>, name: &'static str) -> Option<String> {
     fields.required(name, text)
 }
 
-/// Parts of a text, joined.
+/// Concatenated text of the parts.
 fn read_parts(
     fields: &mut Fields<'_>,
     name: &'static str,
@@ -259,7 +258,7 @@ fn read_parts(
     Some(text)
 }
 
-/// Mistakes have their place behind the part's: `.text`.
+/// Reads one part. Paths of mistakes are relative to the part: `.text`.
 fn read_part(
     mut fields: Fields<'_>,
     names: Names,
@@ -273,7 +272,7 @@ fn read_part(
         kinds.iter().any(|known| text.as_deref() == Some(known))
     };
     if kind.is_some_and(|kind| !is_known(kind)) {
-        // What else a part of another kind holds is not looked at.
+        // Further fields of an unsupported part are not checked.
         let rule = format!(
             "must be {}: other parts are not supported",
             kinds.join(" or ")

@@ -1,8 +1,7 @@
-//! The items of one answer, with the log probabilities of their tokens, and how they grow.
+//! Items of an answer, with the log probabilities of their tokens, and their growth.
 //!
-//! Log probabilities are those of a message's tokens. While it is not known what a piece says its tokens wait; those of tags, thoughts
-//! and calls are left out.
-//!
+//! Log probabilities are listed for tokens of messages. While the parser holds text back, its tokens wait. Tokens of
+//! tags, reasoning and calls are dropped.
 use crate::engine::{Piece, StopReason};
 use crate::http::openai::logprobs::Column;
 use crate::http::timeline::{Kind, Step, Timeline};
@@ -11,15 +10,15 @@ use worker_orcd_text::tools::Parsing;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) kind: Kind,
-    /// Of a call: its arguments.
+    /// Text of the item. For a call, its arguments.
     pub(super) text: String,
-    /// Of a message, where they are wanted.
+    /// Log probabilities of a message, if requested.
     pub(super) logprobs: Column,
     pub(super) status: Status,
 }
 
 impl Item {
-    /// In the place of an item that is elsewhere for a moment.
+    /// Placeholder while an item is taken out of the list.
     pub(super) fn nothing() -> Self {
         Self {
             kind: Kind::Text,
@@ -37,7 +36,7 @@ pub(super) enum Status {
     Incomplete,
 }
 
-/// How the items grow. Numbers are places among them.
+/// Change of the items. Numbers are indices of items.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Growth {
     Begins(usize),
@@ -48,12 +47,12 @@ pub(super) enum Growth {
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) items: Vec<Item>,
-    /// Tokens until the last one of the thoughts.
+    /// Number of tokens up to the last one of the reasoning.
     pub(super) reasoning_tokens: u32,
     timeline: Timeline,
-    /// Log probabilities of pieces of which it is not known what they say, with the lengths of their texts in bytes.
+    /// Log probabilities of pieces that the parser holds back, each with the length of its text in bytes.
     waiting: Vec<(usize, Column)>,
-    /// Reused between pieces.
+    /// Buffer, reused between pieces.
     steps: Vec<Step>,
 }
 
@@ -87,14 +86,14 @@ impl Output {
         }
     }
 
-    /// Adds what was held back, and ends the last item.
+    /// Adds the held text, and ends the last item.
     pub(super) fn finish(&mut self, reason: StopReason, growth: &mut Vec<Growth>) {
         let is_cut = reason == StopReason::MaxTokens;
         self.timeline.finish(is_cut, &mut self.steps);
         self.grow(growth);
     }
 
-    /// Ends the last item, which nothing more comes of.
+    /// Ends the open item as incomplete.
     pub(super) fn break_off(&mut self) {
         let open = self.items.last_mut();
         if let Some(item) = open.filter(|item| item.status == Status::InProgress) {
@@ -102,7 +101,7 @@ impl Output {
         }
     }
 
-    /// Adds all steps to the items. True when there was reasoning among them.
+    /// Adds all steps to the items. Returns true if there was reasoning among them.
     fn grow(&mut self, growth: &mut Vec<Growth>) -> bool {
         let mut steps = std::mem::take(&mut self.steps);
         let mut has_reasoning = false;
@@ -144,7 +143,7 @@ impl Output {
         has_reasoning
     }
 
-    /// Those of the last pieces that so many bytes of text came of.
+    /// Takes the log probabilities of the last pieces, which cover `bytes` bytes of text. Earlier ones are dropped.
     fn take_logprobs(&mut self, bytes: usize) -> Column {
         let mut pieces = std::mem::take(&mut self.waiting);
         let (mut first, mut covered) = (pieces.len(), 0);

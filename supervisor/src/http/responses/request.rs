@@ -1,4 +1,4 @@
-//! Fields of `POST /v1/responses`. `docs/guide/responses.md` has the table of what is done with each.
+//! Fields of `POST /v1/responses`. `docs/guide/responses.md` documents the effect of each.
 
 use super::answer::Echo;
 use super::settings::{self, Reasoning};
@@ -20,18 +20,18 @@ use worker_orcd_text::tools::Parsing;
 pub struct ResponsesRequest {
     pub generation: GenerationRequest,
     pub is_streamed: bool,
-    /// How the answer is taken apart.
+    /// Parsers of the answer.
     pub parsing: Parsing,
     pub echo: Echo,
 }
 
 const OWN: &[&str] = &["model", "max_output_tokens", "stream"];
 
-/// Every field that is known.
+/// Known fields.
 pub const NAMES: Names =
     |name| among(name, &SUPPORTED).or_else(|| among(name, &[settings::LABELS, settings::REFUSED]));
 
-/// Lists of the fields that something is done about.
+/// Lists of the fields that have an effect.
 pub const SUPPORTED: [&[&str]; 5] = [
     OWN,
     input::FIELDS,
@@ -41,20 +41,20 @@ pub const SUPPORTED: [&[&str]; 5] = [
 ];
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes of the request.
 pub fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<ResponsesRequest, ApiError> {
-    // Where nothing else is set, the body's size and the model's context bound a text.
+    // Without a limit, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let messages = input::read(&mut fields, max_chars, &model.chat);
     let tools = tools::read(&mut fields, max_chars, &model.chat);
     let parsing = model.chat.parsing_of(tools.shown.is_some());
     let most = limits.max_tokens_out.unwrap_or(model.context);
     let most = u64::from(most.min(model.context));
-    // A bound, as chat's `max_tokens`.
+    // Upper bound, like `max_tokens` of chat.
     let max_tokens = fields.integer("max_output_tokens", 1..=u64::from(u32::MAX));
     let max_tokens = max_tokens.unwrap_or(most).min(most) as u32;
     let sampling = read_sampling(&mut fields, model);
@@ -113,7 +113,7 @@ pub fn read(
     })
 }
 
-/// 0.8 and not what is next to it in 64 bits.
+/// Shortest decimal of the number: 0.8, and not the nearest `f32` in 64 bits.
 fn as_written(number: f32) -> Option<Number> {
     number.to_string().parse().ok().and_then(Number::from_f64)
 }

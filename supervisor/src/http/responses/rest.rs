@@ -1,17 +1,17 @@
-//! `GET /v1/responses/{id}?stream=true&starting_after=N`: the rest of a stream, behind the event with that
-//! `sequence_number`, as OpenAI's API has it. Without a number the stream is told from its beginning.
+//! `GET /v1/responses/{id}?stream=true&starting_after=N`: the rest of a stream after the event with that
+//! `sequence_number`, as in OpenAI's API. Without a number, the stream is sent from its beginning.
 
 use crate::http::error::ApiError;
 use crate::http::mistakes::Constraint;
 use axum::http::Uri;
 
-/// How the paths of such requests begin.
+/// Prefix of the paths of this API.
 const PATH: &str = "/v1/responses/";
 
-/// The first event to tell; `None` where another API is asked.
+/// Number of the first event to send. `None` for a path of another API.
 ///
 /// # Errors
-/// When the query says something else.
+/// If the query has other parameters or values.
 pub(in crate::http) fn first_event(uri: &Uri) -> Result<Option<u64>, ApiError> {
     if !uri.path().starts_with(PATH) {
         return Ok(None);

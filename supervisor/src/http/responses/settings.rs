@@ -26,22 +26,21 @@ pub(super) const FIELDS: &[&str] = &[
     "max_tool_calls",
 ];
 
-/// Fields for an application's own books, and fields that could at most save time.
+/// Labels of the client's application, and hints that could only save time.
 pub(super) const LABELS: &[&str] = &[
     "user",
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    // vLLM's.
+    // vLLM's field.
     "request_id",
     CLIENT_METADATA,
 ];
 
-/// Codex's.
+/// Codex's field.
 const CLIENT_METADATA: &str = "client_metadata";
 
-/// Known to the OpenAI API and refused whatever they say, so that the refusal can tell them from typing
-/// mistakes.
+/// Known fields of the OpenAI API that are always refused. The list distinguishes them from misspelled fields.
 pub(super) const REFUSED: &[&str] = &[
     "previous_response_id",
     "conversation",
@@ -50,10 +49,10 @@ pub(super) const REFUSED: &[&str] = &[
     "moderation",
 ];
 
-/// Beside each text, the log probabilities of its tokens.
+/// Value of `include`: log probabilities of the tokens of each text.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// What else may be included: all that no answer of this worker has, so that nothing is missing without it.
+/// Accepted values of `include`. The others concern data that no answer of this worker contains.
 const INCLUDABLE: &[&str] = &[
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -67,7 +66,7 @@ const INCLUDABLE: &[&str] = &[
 
 const SUMMARIES: &[(&str, ())] = &[("auto", ()), ("concise", ()), ("detailed", ())];
 
-/// As the OpenAI API has it.
+/// Maximum number of pairs in `metadata`. The OpenAI API's limit.
 const MAX_METADATA: usize = 16;
 const MAX_KEY_CHARS: usize = 64;
 const MAX_VALUE_CHARS: usize = 512;
@@ -79,11 +78,12 @@ const STREAM_OPTIONS: Names = |name| among(name, &[&["include_obfuscation"]]);
 #[derive(Debug, Default)]
 pub(super) struct Reasoning {
     pub(super) effort: Option<String>,
-    /// What the template is told of it.
+    /// Variables of the chat template.
     pub(super) settings: Vec<(String, TemplateSetting)>,
 }
 
-/// `reasoning.effort` becomes what templates ask for. No summary is written, whichever is asked for.
+/// Reads `reasoning`. Its `effort` becomes variables of the chat template. `summary` is accepted, but no summary is
+/// generated.
 pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
     let effort = nested(fields, "reasoning", REASONING, |mut inside| {
         let effort = inside.word("effort", effort::EFFORTS);
@@ -102,14 +102,14 @@ pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
     }
 }
 
-/// What `text` says.
+/// Settings in `text`.
 #[derive(Debug, Default)]
 pub(super) struct TextSettings {
     pub(super) format: Option<(Grammar, Value)>,
     pub(super) verbosity: Option<String>,
 }
 
-/// `text`: its format, and its verbosity, which is repeated, and which a template is told that asks for it.
+/// Reads `text`: the format, and the verbosity, which the answer repeats and the chat template receives.
 pub(super) fn read_text(fields: &mut Fields<'_>) -> TextSettings {
     let text = nested(fields, "text", TEXT, |mut inside| {
         let format = formats::read_of_text(&mut inside);
@@ -121,7 +121,7 @@ pub(super) fn read_text(fields: &mut Fields<'_>) -> TextSettings {
     text.unwrap_or_default()
 }
 
-/// Up to 16 pairs of short texts, which the answer repeats.
+/// Reads `metadata`: up to 16 pairs of short texts, which the answer repeats.
 pub(super) fn read_metadata(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
     fields.says("metadata", || {
         let name = schema::text_of(&(0..=MAX_KEY_CHARS));
@@ -153,7 +153,8 @@ pub(super) fn read_metadata(fields: &mut Fields<'_>) -> BTreeMap<String, String>
     pairs
 }
 
-/// How many most likely tokens are wanted beside each; `None` where no log probabilities are. A number asks for them, too.
+/// Number of most likely tokens to list for each token. `None` if no log probabilities are requested. A number
+/// above 0 implies them.
 pub(super) fn read_logprobs(fields: &mut Fields<'_>) -> Option<u8> {
     let is_included = read_include(fields);
     let top = fields.integer("top_logprobs", 0..=u64::from(MAX_TOP_LOGPROBS));
@@ -161,7 +162,7 @@ pub(super) fn read_logprobs(fields: &mut Fields<'_>) -> Option<u8> {
     (is_included || top > 0).then_some(top)
 }
 
-/// Takes out all that changes no answer, and notes what would.
+/// Removes all fields without effect, and records an error for each unsupported value.
 pub(super) fn accept(fields: &mut Fields<'_>) {
     nested(fields, "stream_options", STREAM_OPTIONS, |mut options| {
         let rule = "is not supported: events are not padded";
@@ -169,7 +170,7 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
         options.only("include_obfuscation", || schema::values([false]), no, rule);
         options.finish()
     });
-    // Nothing is kept, whatever is asked for, and the answer says so.
+    // No answer is stored for either value. The answer contains `store: false`.
     fields.boolean("store");
     fields.says_no_effect("store");
     let no = |value: Json<'_>| value.boolean() == Some(false);
@@ -179,7 +180,7 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     fields.only_words("truncation", &["disabled"], rule);
     let rule = "may be auto or default only";
     fields.only_words("service_tier", &["auto", "default"], rule);
-    // Of tools that the server runs, and this one runs none.
+    // Limit on server-side tools. This server runs none.
     fields.integer("max_tool_calls", 0..=u64::from(u32::MAX));
     fields.says_no_effect("max_tool_calls");
     for label in LABELS {
@@ -195,7 +196,7 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     }
 }
 
-/// Whether log probabilities are.
+/// True if `include` contains log probabilities.
 fn read_include(fields: &mut Fields<'_>) -> bool {
     fields.says("include", || {
         schema::list_of(schema::values(INCLUDABLE.iter().copied()))

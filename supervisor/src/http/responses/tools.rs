@@ -1,8 +1,8 @@
-//! `tools`, `tool_choice` and `parallel_tool_calls`, which this API writes flat: a tool is
+//! Fields `tools`, `tool_choice` and `parallel_tool_calls`. A tool has a flat form in this API:
 //! `{"type": "function", "name", "description", "parameters", "strict"}`.
 //!
-//! Tools of other types (`web_search`, `local_shell`, `custom`, …) are left out, as llama-server does
-//! (ggml-org/llama.cpp#23041): Codex offers them to every server.
+//! Tools of other types (`web_search`, `local_shell`, `custom`, …) are ignored, as in llama-server
+//! (ggml-org/llama.cpp#23041), because Codex sends them to every server.
 
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
@@ -34,16 +34,16 @@ const FORM: Form = Form {
     is_left_out: is_other,
 };
 
-/// What the model may call.
+/// Tools of a request.
 #[derive(Debug)]
 pub(super) struct Tools {
-    /// The list that the template is given.
+    /// List for the chat template.
     pub(super) shown: Option<String>,
-    /// What the answer is held to.
+    /// Constraint on the answer.
     pub(super) asked: Option<Asked>,
     /// `tool_choice`, as the client wrote it.
     pub(super) choice: Value,
-    /// False: calls behind the first are left out of the answer, where the model may write them.
+    /// If false, calls after the first are dropped from the answer, unless the grammar already excludes them.
     pub(super) are_parallel: bool,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
         Choice::Allowed { names, must_call } => Some(told_allowed(&names, must_call)),
         _ => given.and_then(Json::small),
     };
-    // Where calls are held anyway, the model is not let write those that would be left out.
+    // If a grammar constrains the calls, it also excludes those that would be dropped.
     if let Some(Structure::Calls(rules)) = asked.as_mut().map(|it| &mut it.structure) {
         rules.may_repeat &= are_parallel;
     }
@@ -101,7 +101,7 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
     fields.finish().map(|()| tool)
 }
 
-/// A tool of another type than functions.
+/// True for a tool of a type other than `function`.
 fn is_other(tool: Json<'_>) -> bool {
     let mut is_other = false;
     tool.each_member(|name, value| {
@@ -112,7 +112,7 @@ fn is_other(tool: Json<'_>) -> bool {
     is_other
 }
 
-/// `{"type": "function", "name": …}`
+/// Reads `{"type": "function", "name": …}`.
 fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mistakes> {
     let Some(mut fields) = Fields::of(given, NAMED, outside) else {
         return Ok(None);
@@ -124,7 +124,7 @@ fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mis
     fields.finish().map(|()| name)
 }
 
-/// `{"type": "allowed_tools", "mode": …, "tools": […]}`
+/// Reads `{"type": "allowed_tools", "mode": …, "tools": […]}`.
 fn read_allowed_choice(given: Json<'_>, outside: &Mistakes) -> Result<Option<Choice>, Mistakes> {
     let Some(mut fields) = Fields::of(given, ALLOWED, outside) else {
         return Ok(None);
@@ -134,7 +134,7 @@ fn read_allowed_choice(given: Json<'_>, outside: &Mistakes) -> Result<Option<Cho
     fields.finish().map(|()| choice)
 }
 
-/// As the answer repeats it.
+/// `allowed_tools` choice, as the answer repeats it.
 fn told_allowed(names: &[String], must_call: bool) -> Value {
     let mode = if must_call { "required" } else { "auto" };
     let function = |name| json!({"type": "function", "name": name});

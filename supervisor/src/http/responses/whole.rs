@@ -1,4 +1,4 @@
-//! An answer in one piece: the `response` with which a stream of the same request ends.
+//! Answer in one piece: the same `response` object that ends a stream.
 
 use super::answer::{Header, Progress};
 use super::output::Output;

@@ -1,4 +1,4 @@
-//! Whether a model calls, what, and how often: what an answer is held to.
+//! Tool choice: which functions an answer may or must call, and how often. Resolved to a constraint on the answer.
 
 use super::MAX_TOOLS;
 use crate::http::fields::Fields;
@@ -14,28 +14,28 @@ pub(in crate::http) const ALLOWED_TOOLS: &str = "allowed_tools";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::http) enum Choice {
-    /// The model is shown no tools.
+    /// No calls: the template receives no tools.
     None,
-    /// The model may call.
+    /// Calls are optional.
     #[default]
     Auto,
-    /// The model must call.
+    /// One or more calls are required.
     Required,
-    /// The model must call this function, once.
+    /// One call, of this function, is required.
     Named(String),
-    /// The model is shown all tools, and may call these alone, or must.
+    /// The template receives all tools, but only these may be called. `must_call`: a call is required.
     Allowed { names: Vec<String>, must_call: bool },
 }
 
-/// What a request says of calls.
+/// Tool choice of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::http) struct Wanted {
     pub(in crate::http) choice: Choice,
-    /// There may be several calls in one answer.
+    /// Several calls in one answer are allowed.
     pub(in crate::http) is_parallel: bool,
 }
 
-/// Reads `tool_choice`: a word, or an object that `named` or `allowed` reads.
+/// Reads `tool_choice`: a word, or an object that `named` or `allowed` parses.
 pub(in crate::http) fn read(
     fields: &mut Fields<'_>,
     named: fn(Json<'_>, &Mistakes) -> Result<Option<String>, Mistakes>,
@@ -75,8 +75,8 @@ fn is_of_allowed(choice: Json<'_>) -> bool {
     is_allowed
 }
 
-/// The functions of a choice of type `allowed_tools`, and whether one must be called: its fields `mode` and `tools`. Each tool is read
-/// by `read`, but for those that `is_left_out` accepts.
+/// Reads the fields `mode` and `tools` of an `allowed_tools` choice: the allowed functions, and whether a call is
+/// required. `read` parses each tool, unless `is_left_out` accepts it.
 pub(in crate::http) fn read_allowed(
     fields: &mut Fields<'_>,
     read: fn(Json<'_>, &Mistakes) -> Result<Option<String>, Mistakes>,
@@ -112,8 +112,8 @@ pub(in crate::http) fn read_allowed(
     mode.map(|must_call| Choice::Allowed { names, must_call })
 }
 
-/// What the answer is held to: `None` where nothing has to be sure. `has_none`: no tools were given. `parallel`: what the API calls
-/// the field that forbids several calls.
+/// Constraint on the answer. `None` if the choice requires nothing. `has_none`: the request contains no tools.
+/// `parallel`: the API's name of the field that forbids several calls.
 pub(in crate::http) fn settle(
     fields: &mut Fields<'_>,
     wanted: &Wanted,
@@ -176,7 +176,8 @@ pub(in crate::http) fn settle(
     Some(Asked { field, structure })
 }
 
-/// Arguments are objects: a schema that does not say so is made to say it.
+/// Adds `"type": "object"` to schemas without a type, because arguments are objects. `None` if a schema has another
+/// type.
 fn with_objects(fields: &mut Fields<'_>, functions: Vec<Function>) -> Option<Vec<Function>> {
     let (mut wrong, mut bytes) = (fields.mistakes().inside(), 0);
     let objects = functions.into_iter().map(|function| {
@@ -204,7 +205,7 @@ fn with_objects(fields: &mut Fields<'_>, functions: Vec<Function>) -> Option<Vec
     is_right.then_some(objects)
 }
 
-/// `None` for a schema of something else.
+/// Schema of an object. `None` if the schema has another type.
 fn object_schema(schema: &str) -> Option<String> {
     let (mut kind, mut is_empty) = (None, true);
     let visit = |name: &str, value: Json<'_>| {

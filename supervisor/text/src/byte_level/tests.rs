@@ -1,4 +1,4 @@
-//! Against the `tokenizers` crate, which cuts with another regex engine and merges whole words.
+//! Comparison with the `tokenizers` crate, which has another regex engine and merges whole words.
 
 use super::*;
 use proptest::prelude::*;
@@ -11,11 +11,11 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{ModelWrapper, SplitDelimiterBehavior, Tokenizer as Engine};
 use worker_orcd_ipc::{TokenKind, TokenizerKind};
 
-/// One name for each list of patterns.
+/// One pre-tokenizer for each list of patterns.
 const PATTERNS: [&str; 6] = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "falcon"];
 
-/// Merges of letters, digits, spaces and line ends; a token of several merges, and merges whose
-/// rank is lower than that of what they are made of.
+/// Merges of letters, digits, spaces and line breaks. Includes a token with several derivations, and merges with a
+/// lower rank than those of their parts.
 const MERGES: [&str; 20] = [
     "ab c",
     "a b",
@@ -39,7 +39,7 @@ const MERGES: [&str; 20] = [
     "æ ±",
 ];
 
-/// The bytes that have a token, and what merges make of them.
+/// Vocabulary of the bytes that have a token, and of the results of `merges`.
 fn facts(pre: &str, has_token: impl Fn(&str) -> bool, merges: &[String]) -> TokenizerFacts {
     let mut tokens: Vec<String> = Bytes::alphabet().iter().map(char::to_string).collect();
     tokens.retain(|token| has_token(token));
@@ -95,7 +95,7 @@ fn engine(facts: &TokenizerFacts) -> Engine {
     engine
 }
 
-/// Of each pattern.
+/// Both tokenizers for each pattern.
 static MODELS: LazyLock<[(&str, ByteLevel, Engine); PATTERNS.len()]> = LazyLock::new(|| {
     PATTERNS.map(|pre| {
         let facts = of_merges(pre);
@@ -114,7 +114,7 @@ fn ids(model: &ByteLevel, text: &str) -> Vec<u32> {
     ids.into_iter().map(|id| id.0).collect()
 }
 
-/// The whole text as one word.
+/// Ids of the whole text as one word, merged in pieces of `piece` bytes.
 fn ids_by(model: &ByteLevel, text: &str, piece: usize) -> Vec<u32> {
     let mut ids = Vec::new();
     pieces::encode_small(&model.word(text), piece, &mut ids).unwrap();
@@ -164,7 +164,8 @@ fn texts() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
 }
 
-/// Words of three letters: some pair of the tokens so far becomes one more, and then all are ranked anew.
+/// Vocabularies over three letters: each step joins a random pair of the tokens so far. Then the merges are ranked at
+/// random.
 fn vocabularies() -> impl Strategy<Value = Vec<String>> {
     let pairs = prop::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 1..24);
     let merges = pairs.prop_map(|pairs| {

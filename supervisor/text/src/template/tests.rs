@@ -188,7 +188,7 @@ fn a_function_without_a_description_has_an_empty_one_where_that_fails() {
     );
 }
 
-/// What `json.dumps` says in Python 3.
+/// Output of `json.dumps` in Python 3.
 #[test]
 fn separators_and_sorted_keys_are_python_s() {
     let value = "{'b': [1, 2], 'a': {}, 'B': 'é'}";
@@ -230,7 +230,7 @@ fn a_content_that_is_absent_has_no_key_unless_a_template_asks_whether_it_is_none
     let body = "{{ m.content }}|{{ 'content' in m }}|{{ m.content is string }}";
     for (asked, rendered) in [
         ("", "|False|False"),
-        // Where it fails there is an empty text.
+        // Rendering fails without a content, so the content is an empty text.
         ("{% set x = m.content + 'x' %}", "|True|True"),
         (
             "{% if m.content is none %}called {% endif %}",

@@ -1,12 +1,12 @@
-//! One call, as models write it: an object with a name and arguments, or a name before its arguments.
+//! Parser of one tool call: an object with a name and arguments, or a name followed by arguments.
 //!
 //! ```text
 //! {"name": "add", "arguments": {"a": 1}}        add[ARGS]{"a": 1}
 //! ```
 //!
-//! A call *begins* for the client once its name is known and its arguments are seen to be an object. Until
-//! then nothing was told, and all of it can be given back as text. Arguments are told character by
-//! character as they are written, never parsed and written again.
+//! A call begins for the client once its name is complete and its arguments are seen to be an object. Until then no
+//! event is emitted, and all of the text can still become content. Arguments are passed on character by character as
+//! written, not parsed and serialized again.
 
 use super::Event;
 use super::json::{Broken, Json, Place};
@@ -14,26 +14,26 @@ use super::json::{Broken, Json, Place};
 /// Keys of the arguments. Llama 3 writes `parameters`.
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 
-/// Longest name of a function, in bytes. A longer text in its place is no name.
+/// Maximum length of a function's name, in bytes. A longer text is not a call.
 pub(super) const MAX_NAME_BYTES: usize = 256;
 
-/// What a character did to its call.
+/// State of a call after one more character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It is not told yet.
+    /// No event was emitted for the call yet.
     Unknown,
-    /// The client knows of it, and of all of its arguments so far.
+    /// All of the call so far was emitted.
     Told,
-    /// It is whole, and the client knows.
+    /// The call is complete and emitted.
     Whole,
 }
 
-/// `{"name": …, "arguments": {…}}`, its keys in any order. Other keys say nothing.
+/// Parser of `{"name": …, "arguments": {…}}`, with keys in any order. Other keys are ignored.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CallObject {
     json: Json,
     reading: Reading,
-    /// The key or the name that is read, in its quotes.
+    /// Key or name that is being read, with its quotes.
     quoted: String,
     name: Option<String>,
     arguments: Arguments,
@@ -44,7 +44,7 @@ enum Reading {
     #[default]
     Structure,
     Key,
-    /// Behind a key: whose value follows.
+    /// The value of `name` follows.
     NameFollows,
     ArgumentsFollow,
     Name,
@@ -55,9 +55,9 @@ enum Reading {
 enum Arguments {
     #[default]
     NotSeen,
-    /// They came before the name.
+    /// Arguments that came before the name.
     Held { text: String, is_whole: bool },
-    /// The client knows of them.
+    /// Arguments so far were emitted.
     Told,
 }
 
@@ -138,7 +138,7 @@ impl CallObject {
         Ok(())
     }
 
-    /// A character of the arguments, whose first one has opened the object.
+    /// Handles a character of the arguments. The first one has opened the object.
     fn argument(&mut self, c: char, out: &mut Vec<Event>) {
         let ends = self.json.depth() == 1;
         match &mut self.arguments {
@@ -160,7 +160,7 @@ impl CallObject {
         }
     }
 
-    /// Tells what is held, once both are known.
+    /// Emits the held name and arguments, once both are known.
     fn begin(&mut self, out: &mut Vec<Event>) {
         if let (Some(name), Arguments::Held { text, is_whole }) = (&self.name, &self.arguments) {
             out.push(Event::CallBegins { name: name.clone() });
@@ -179,12 +179,12 @@ impl CallObject {
     }
 }
 
-/// Mistral's newer way: a name, `[ARGS]` and an object. `[CALL_ID]` and an id may lie between; some leave
-/// `[ARGS]` out.
+/// Parser of Mistral's newer format: a name, `[ARGS]` and an object. `[CALL_ID]` and an id may stand between. Some
+/// models omit `[ARGS]`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct NamedCall {
     name: String,
-    /// Behind the name, as far as it is a mark: `[ARGS`.
+    /// Beginning of a mark after the name, such as `[ARGS`.
     mark: String,
     has_id: bool,
     json: Option<Json>,
@@ -194,7 +194,7 @@ const ARGS_MARK: &str = "[ARGS]";
 const ID_MARK: &str = "[CALL_ID]";
 
 impl NamedCall {
-    /// True for a character that a name may begin with.
+    /// True if a function's name may begin with this character.
     pub(super) fn may_begin(c: char) -> bool {
         c.is_ascii_alphanumeric() || c == '_'
     }

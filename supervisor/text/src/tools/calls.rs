@@ -1,14 +1,14 @@
-//! Calls among text, by the marks of one [`Syntax`].
+//! Tool calls within content, delimited by the marks of one [`Syntax`].
 //!
 //! ```text
 //!          opener            {, name or [                whole
 //!  text ──────────→ between ──────────────→ in a call ─────────→ between ── closer ─→ text
 //!    ↑                 │                        │
-//!    └── no call: all that was held is text ────┘
+//!    └─ not a call: the held text is content ───┘
 //! ```
 //!
-//! What may be the beginning of a call is held until it is one or is not. White space and marks around
-//! calls are nobody's text. Each character is looked at once or, where a mark was only begun, a few times.
+//! Text that may begin a call is held until the ambiguity is resolved. White space and marks around calls are dropped.
+//! Each character is processed once, or a few times after an incomplete mark.
 
 use super::Event;
 use super::call::{CallObject, NamedCall, Step};
@@ -21,15 +21,15 @@ use super::syntax::{Marks, Syntax};
 pub(super) struct Calls {
     marks: &'static Marks,
     state: State,
-    /// Watches text for openers.
+    /// Finds openers in content.
     lookout: Lookout,
-    /// Given back as text should it be no call: white space, marks, and what a call began with.
+    /// Text that becomes content if there is no call: white space, marks, and the beginning of the call.
     held: String,
-    /// Behind it, what may be the beginning of a closer.
+    /// Text after `held` that may be the beginning of a closer.
     closer: String,
-    /// Something was told, so that a call without an opener is none.
+    /// True after the first content: a call without an opener must come first.
     has_begun: bool,
-    /// The text since the last call is white space so far.
+    /// True while only white space has followed the last call.
     is_behind_call: bool,
 }
 
@@ -49,13 +49,13 @@ struct Between {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expects {
-    /// A list, or a call.
+    /// Start of a list, or a call.
     First,
     /// A call.
     Next,
-    /// Behind a call: a separator, or the end.
+    /// Separator or end, after a call.
     More,
-    /// Behind everything: a closer.
+    /// Closer, after the last call.
     Closer,
 }
 
@@ -78,7 +78,7 @@ impl Calls {
         }
     }
 
-    /// What is held is text after all, but for marks and white space behind a call.
+    /// Ends the answer. Held text becomes content, except marks and white space after a call.
     pub(super) fn finish(&mut self, out: &mut Vec<Event>) {
         let is_nobodys = match self.state {
             State::Text => self.lookout.holds_space_only(),
@@ -142,7 +142,7 @@ impl Calls {
         let next = match c {
             '{' if expects_call => {
                 let mut call = Box::<CallObject>::default();
-                // An opening brace is the beginning of every object.
+                // An opening brace begins every object, so this push cannot fail.
                 let _ = call.push(c, out);
                 State::Object(call, between)
             }
@@ -178,7 +178,7 @@ impl Calls {
         } else if is_begun(self.marks.closers, &self.closer) {
             self.state = State::Between(between);
         } else {
-            // Text, or the opener of more calls.
+            // Content, or the opener of further calls.
             let text = std::mem::take(&mut self.held) + &std::mem::take(&mut self.closer);
             self.push(&text, out);
         }
@@ -218,7 +218,7 @@ impl Calls {
         self.is_behind_call = true;
     }
 
-    /// No call: what was held is text, and this character the beginning of more.
+    /// Not a call: the held text becomes content, and `c` is processed as content.
     fn fail(&mut self, c: char, out: &mut Vec<Event>) {
         if !self.held.is_empty() {
             push_content(out, &self.held);

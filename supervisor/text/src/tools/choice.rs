@@ -1,10 +1,10 @@
-//! Which parsers a model's answers need: by its chat template, unless the operator says.
+//! Selection of a model's parsers: by its chat template, unless the operator sets them.
 
 use super::{Parsing, Syntax, Thoughts, harmony, thinking};
 use std::str::FromStr as _;
 use strum::VariantArray as _;
 
-/// What the operator says: nothing, none, or one.
+/// Operator's setting: automatic, off, or one parser.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Choice<T> {
     #[default]
@@ -23,19 +23,19 @@ impl<T> Choice<T> {
     }
 }
 
-/// What a model's chat template and the parsers of its answers can do.
+/// Capabilities of a model's chat template and of the parsers of its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChatTerms {
-    /// What answers may need. A request without tools needs no calls.
+    /// Parsers that answers may need. A request without tools needs none for calls.
     pub parsing: Parsing,
-    /// The template asks for `tools`.
+    /// The template reads `tools`.
     pub shows_tools: bool,
-    /// The template asks for `tool_calls` of messages.
+    /// The template reads `tool_calls` of messages.
     pub shows_calls: bool,
 }
 
 impl ChatTerms {
-    /// Of a model that nobody knows yet: nothing is refused for its sake.
+    /// Capabilities assumed before a model is loaded: nothing is refused.
     pub const UNKNOWN: Self = Self {
         parsing: Parsing {
             calls: Some(Syntax::Hermes),
@@ -45,7 +45,7 @@ impl ChatTerms {
         shows_calls: true,
     };
 
-    /// How an answer is taken apart.
+    /// Parsers of an answer.
     #[must_use]
     pub fn parsing_of(&self, has_tools: bool) -> Parsing {
         Parsing {
@@ -55,7 +55,7 @@ impl ChatTerms {
     }
 }
 
-/// `--tool-call-parser` and `--reasoning-parser`.
+/// Settings `--tool-call-parser` and `--reasoning-parser`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Choices {
     pub calls: Choice<Syntax>,
@@ -64,7 +64,7 @@ pub struct Choices {
 
 impl Choices {
     /// # Errors
-    /// The values that there are.
+    /// If the value is unknown. The message lists the known values.
     pub fn parse_calls(text: &str) -> Result<Choice<Syntax>, String> {
         let known = Syntax::VARIANTS.iter().map(|syntax| (*syntax).into());
         let known: Vec<&'static str> = known.collect();
@@ -76,7 +76,7 @@ impl Choices {
     }
 
     /// # Errors
-    /// The values that there are.
+    /// If the value is unknown. The message lists the known values.
     pub fn parse_thinking(text: &str) -> Result<Choice<Thoughts>, String> {
         match text {
             "none" => Ok(Choice::None),
@@ -86,7 +86,7 @@ impl Choices {
         }
     }
 
-    /// Where the two say different things of what all of an answer is.
+    /// Message if the two settings contradict each other. `None` if they agree.
     #[must_use]
     pub fn conflict(self) -> Option<&'static str> {
         let are_messages = self.thinking == Choice::One(Thoughts::Channels);
@@ -102,7 +102,7 @@ impl Choices {
         }
     }
 
-    /// By a model's chat template; an empty one where there is none.
+    /// Capabilities by a model's chat template, which is empty if there is none.
     #[must_use]
     pub fn resolve(self, jinja: &str) -> ChatTerms {
         let has_channels = match self.calls {
@@ -120,7 +120,7 @@ impl Choices {
             Some(Thoughts::Channels) => self.calls.resolve(Some(Syntax::Harmony)),
             _ => self.calls.resolve(Syntax::of_template(jinja)),
         };
-        // Of an answer that is messages, calls are, too; of others none is.
+        // Harmony covers both or neither: calls are messages if and only if reasoning is.
         let fits = |it: &Syntax| (*it == Syntax::Harmony) == (thinking == Some(Thoughts::Channels));
         ChatTerms {
             parsing: Parsing {
@@ -133,8 +133,8 @@ impl Choices {
     }
 }
 
-/// True if a template uses a variable of this name: between `{{` or `{%` and their end, outside of quotes,
-/// and not as a part of something else (`message.tools`). One pass, for a template may be long.
+/// True if a template uses a variable of this name: between `{{` or `{%` and their end, outside quotes, and not as a
+/// part of another expression (`message.tools`). Time is linear in the template's length.
 fn asks_for(jinja: &str, name: &str) -> bool {
     let is_of_name = |c: char| c.is_alphanumeric() || c == '_';
     let (mut is_code, mut quote, mut before) = (false, None, ' ');
@@ -244,7 +244,7 @@ mod tests {
         assert!(calls("{% if 'tool_calls' in message %}") && !calls("{{ tool_call }}"));
     }
 
-    /// Where time grew with the square of the length, these would take minutes.
+    /// Inputs that would take minutes if time were quadratic.
     #[test]
     fn long_templates_are_looked_through_once() {
         for unit in ["{{", "{%", "{{ x }}", "{{ '", "tools "] {

@@ -1,21 +1,22 @@
-//! Harmony: gpt-oss's answers, which are messages of their own, each with a channel.
+//! Harmony: the answer format of gpt-oss, a sequence of messages with a channel each.
 //!
 //! ```text
-//! <|channel|>analysis<|message|>…<|end|>                                          thoughts
-//! <|start|>assistant<|channel|>commentary<|message|>…<|end|>                      text, before a call
+//! <|channel|>analysis<|message|>…<|end|>                                          reasoning
+//! <|start|>assistant<|channel|>commentary<|message|>…<|end|>                      text before a call
 //! <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
 //! <|start|>assistant<|channel|>final<|message|>…<|return|>                        the answer
 //!
 //!            <|message|>           <|end|>, <|call|>, <|return|>
 //!   header ─────────────→ body ──────────────────────────────────→ header
-//!     └── no header: text ──→
+//!     └── not a header: text ──→
 //! ```
 //!
-//! After OpenAI's description of the format (`docs/format.md` of openai/harmony). The prompt ends with
-//! `<|start|>assistant`, so an answer begins inside of a header. The recipient may stand before the channel or behind it.
-//! Marks and headers are nobody's text; the text of each message is told as it is, and a line is ended between two
-//! messages of one kind. What is no header is text of the answer, and so is the call of a function whose arguments are no
-//! object, with its header: nothing that a model writes is lost.
+//! Source: OpenAI's description of the format (`docs/format.md` of openai/harmony). The prompt ends with
+//! `<|start|>assistant`, so an answer begins inside a header. The recipient may stand before or after the channel.
+//!
+//! Marks and headers are dropped. The text of each message is passed on unchanged, with a line break between two
+//! messages of the same kind. A malformed header is text of the answer. So is a call, with its header, if its arguments
+//! are not an object. No text of the model is lost.
 
 use super::json::{Json, Place};
 use super::lookout::Lookout;
@@ -31,56 +32,56 @@ const RETURN: &str = "<|return|>";
 
 pub(super) const MARKS: &[&str] = &[START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN];
 
-/// How an answer begins with thoughts.
+/// Beginning of an answer with reasoning.
 pub(super) const ANALYSIS: &str = "<|channel|>analysis<|message|>";
 
-/// Texts that end a message.
+/// Marks that end a message.
 const ENDS: &[&str] = &[END, CALL, RETURN];
-/// Texts behind which a message's text goes on no more.
+/// Marks that end a message's text.
 const BEHIND_BODY: &[&str] = &[END, CALL, RETURN, START, CHANNEL];
-/// Texts that a message may begin with, behind white space; the last is one that has lost its header.
+/// Texts that a message may begin with, after white space. The last one is a message without a header.
 const BEGINNINGS: &[&str] = &[CHANNEL, START, "to=", END, CALL, RETURN, MESSAGE];
 
 const ROLE: &str = "assistant";
 const TO: &str = "to=";
-/// Where the functions of a client are.
+/// Namespace of a client's functions.
 pub(super) const FUNCTIONS: &str = "functions.";
 
-/// A longer header is none: a name has 128 characters at most, and there is little else.
+/// Maximum length of a header, in bytes: a name has at most 128 characters, and the rest is short.
 const MAX_HEADER_BYTES: usize = 640;
 
 #[derive(Debug, Clone)]
 pub(super) struct Harmony {
-    /// Messages to functions are calls, and not text.
+    /// Messages to functions become calls. If false, they are text.
     takes_calls: bool,
     state: State,
     lookout: Lookout,
-    /// The channel of what was told last.
+    /// Channel of the last emitted text.
     last: Option<Channel>,
-    /// A message has begun behind that.
+    /// A message began after the last emitted text.
     has_begun: bool,
 }
 
 #[derive(Debug, Clone)]
 enum State {
-    /// What came of a header, as it was written.
+    /// Beginning of a header, as written.
     Header {
         raw: String,
         is_first: bool,
     },
     Body(Channel),
-    /// Before the arguments of a call.
+    /// Header of a call is complete, and its arguments have not begun.
     Called {
         name: String,
-        /// Its header, and white space.
+        /// Header of the call, and white space.
         raw: String,
     },
     Arguments(Json),
-    /// Behind them.
+    /// Arguments are complete.
     Whole,
 }
 
-/// What a message's text is.
+/// Kind of a message's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Channel {
     Thoughts,
@@ -120,7 +121,7 @@ impl Harmony {
                 let held = self.lookout.take();
                 self.tell(channel, &held, out);
             }
-            // It was cut: nobody knows what the arguments would have been.
+            // The answer was cut before the arguments, which are unknown.
             State::Called { name, .. } => out.push(Event::CallBegins { name }),
             State::Arguments(_) => {}
             State::Whole => {
@@ -132,7 +133,7 @@ impl Harmony {
         }
     }
 
-    /// What there was, in place of which a header is expected now.
+    /// Returns the current state and expects a header from now on.
     fn next_header(&mut self) -> State {
         let next = State::Header {
             raw: String::new(),
@@ -167,7 +168,7 @@ impl Harmony {
             };
         }
         if ENDS.contains(&begun) {
-            // Behind the end of another message.
+            // Second end of a message.
             return;
         }
         let ends = |mark: &&&str| begun != START && raw.ends_with(**mark);
@@ -175,7 +176,7 @@ impl Harmony {
             let header = &raw[..raw.len() - mark.len()];
             let has_text = Header::read(header).is_none_or(|it| it.has_type);
             if has_text {
-                // Its mark was forgotten.
+                // The `<|message|>` mark is missing.
                 self.tell(Channel::Text, header, out);
             }
             return self.behind(mark);
@@ -183,7 +184,7 @@ impl Harmony {
         self.state = State::Header { raw, is_first };
     }
 
-    /// It was no header, and no message begins.
+    /// Not a header: `raw` becomes text, and no message begins.
     fn is_text(&mut self, raw: &str, out: &mut Vec<Event>) {
         self.state = State::Body(Channel::Text);
         self.has_begun = false;
@@ -192,7 +193,7 @@ impl Harmony {
         }
     }
 
-    /// A message begins.
+    /// Begins the message of this header.
     fn begin(&mut self, header: &Header<'_>, raw: &str, out: &mut Vec<Event>) {
         let function = header.recipient.and_then(|it| it.strip_prefix(FUNCTIONS));
         let function = function.filter(|name| self.takes_calls && !name.is_empty());
@@ -222,7 +223,7 @@ impl Harmony {
         }
     }
 
-    /// True behind a mark, which is held.
+    /// Handles a character of a message's text. Returns true after a mark, which is held.
     fn body_text(&mut self, c: char, channel: Channel, out: &mut Vec<Event>) -> bool {
         let mut text = String::new();
         let is_mark = self.lookout.push(c, BEHIND_BODY, |it| text.push_str(it));
@@ -230,7 +231,7 @@ impl Harmony {
         is_mark
     }
 
-    /// What begins a header is a part of it.
+    /// Continues after `mark`, which belongs to the next header if it begins one.
     fn behind(&mut self, mark: &str) {
         if let State::Header { raw, .. } = &mut self.state
             && [START, CHANNEL].contains(&mark)
@@ -252,7 +253,7 @@ impl Harmony {
             .split_once(MESSAGE)
             .map_or("", |(_, it)| it.trim_start());
         if ENDS.contains(&arguments) {
-            // A call that says nothing of arguments has none.
+            // A call without a text has no arguments.
             out.push(Event::CallBegins { name });
             out.push(Event::CallArguments("{}".to_owned()));
             out.push(Event::CallEnds);
@@ -269,7 +270,7 @@ impl Harmony {
 
     fn arguments(&mut self, c: char, mut json: Json, out: &mut Vec<Event>) {
         if json.push(c).is_err() {
-            // The client knows of the call already: it stays one that never ends.
+            // The client already received the call's beginning, so it stays a call without an end.
             self.state = State::Body(Channel::Text);
             return self.body(c, Channel::Text, out);
         }
@@ -286,7 +287,7 @@ impl Harmony {
         };
     }
 
-    /// Behind a call's arguments: white space and an end, or text.
+    /// Handles a character after the arguments: white space, an end mark, or text.
     fn whole(&mut self, c: char, out: &mut Vec<Event>) {
         let mut text = String::new();
         let is_mark = self.lookout.push(c, BEHIND_BODY, |it| text.push_str(it));
@@ -318,18 +319,19 @@ impl Harmony {
     }
 }
 
-/// What stands before a message's text.
+/// Header of a message.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Header<'a> {
     channel: Option<&'a str>,
     recipient: Option<&'a str>,
-    /// Behind them stands a word.
+    /// A content type follows.
     has_type: bool,
 }
 
 impl<'a> Header<'a> {
-    /// `[<|start|>assistant] [to=RECIPIENT] [<|channel|>CHANNEL] [to=RECIPIENT] [[<|constrain|>]TYPE]`. Of several channels
-    /// and recipients the last one counts: gpt-oss-20b writes `<|channel|>commentary to=assistant` before others.
+    /// Parses `[<|start|>assistant] [to=RECIPIENT] [<|channel|>CHANNEL] [to=RECIPIENT] [[<|constrain|>]TYPE]`. The last
+    /// one of several channels or recipients counts: gpt-oss-20b writes `<|channel|>commentary to=assistant` before
+    /// others.
     fn read(raw: &'a str) -> Option<Self> {
         let mut rest = raw.trim_start();
         if let Some(behind) = rest.strip_prefix(START) {
@@ -349,7 +351,7 @@ impl<'a> Header<'a> {
                 header.channel = Some(channel);
                 rest = behind;
             } else {
-                // The type of the text is the last.
+                // The content type comes last.
                 let behind = rest.strip_prefix(CONSTRAIN).unwrap_or(rest);
                 let (_, behind) = word(behind.trim_start())?;
                 header.has_type = true;
@@ -359,19 +361,19 @@ impl<'a> Header<'a> {
     }
 }
 
-/// A word, and what is behind it.
+/// Splits a word off the text.
 fn word(text: &str) -> Option<(&str, &str)> {
     let end = text.find(|c: char| c.is_whitespace() || c == '<');
     let (word, rest) = text.split_at(end.unwrap_or(text.len()));
     (!word.is_empty()).then_some((word, rest))
 }
 
-/// True if a template writes such messages.
+/// True if a template writes messages in this format.
 pub(super) fn is_taught_by(jinja: &str) -> bool {
     jinja.contains(CHANNEL) && jinja.contains(MESSAGE)
 }
 
-/// True for a prompt that ends inside of a header, so that no text can be put behind it.
+/// True if a prompt ends inside a header, so that no text can be appended to it.
 #[must_use]
 pub fn ends_in_header(prompt: &str) -> bool {
     prompt.trim_end().ends_with(&format!("{START}{ROLE}"))

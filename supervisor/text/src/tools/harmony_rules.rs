@@ -1,28 +1,27 @@
-//! Answers in [`harmony`](super::harmony)'s messages, as grammars: a form is held in the last message, and calls are
-//! messages to functions.
+//! Grammars of answers in [`harmony`](super::harmony)'s messages. A response format constrains the last message; calls
+//! are messages to functions.
 //!
 //! ```text
-//! start: thoughts, then   the last message's header and the form
-//!                         a call                         where the model must call
-//!                         texts, and a text or a call    where it may
+//! start: reasoning, then   the last message's header and the constrained text
+//!                          a call                       if the model must call
+//!                          texts, and a text or a call  if it may
 //! ```
 //!
-//! An answer has one call: the model ends it so.
+//! An answer has one call: the model ends its turn after it.
 
 use super::harmony::{CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START};
 use super::lark::{Function, TEXT, Words};
 use std::fmt::Write as _;
 use worker_orcd_ipc::Grammar;
 
-/// What stands before `answer` in the first rule, and the rules that this needs: thoughts, and the header of the last
-/// message.
+/// Text before `answer` in the first rule, and the rules that it uses: reasoning, and the header of the last message.
 pub(super) fn before_form(words: &Words<'_>) -> (&'static str, String) {
     let header = header("final", words);
     let rules = format!("last: {header}\n{}", inner(words, "thought", "analysis"));
     ("thought* last ", rules)
 }
 
-/// The grammar of a whole answer with these calls.
+/// Grammar of a whole answer with calls of these functions.
 pub(super) fn calls(functions: &[Function], must_call: bool, words: &Words<'_>) -> Grammar {
     let mut rules = inner(words, "thought", "analysis");
     if must_call {
@@ -43,7 +42,7 @@ pub(super) fn calls(functions: &[Function], must_call: bool, words: &Words<'_>) 
     Grammar::Lark(rules)
 }
 
-/// A message of this channel, and the beginning of the next.
+/// Rule of a message of this channel, up to the beginning of the next message.
 fn inner(words: &Words<'_>, name: &str, channel: &str) -> String {
     let (header, start) = (header(channel, words), words.mark(START));
     let next = format!("{start} {}", Words::quoted("assistant"));

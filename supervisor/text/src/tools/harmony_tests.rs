@@ -1,5 +1,5 @@
-//! Answers as gpt-oss writes them, and as it does not. What the messages of the first tests are read as is what OpenAI's
-//! description of the format says, and what llama.cpp's and vLLM's parsers make of them.
+//! Answers of gpt-oss, well-formed and malformed. Expected results of the first tests follow OpenAI's description of
+//! the format, and llama.cpp's and vLLM's parsers.
 
 use super::*;
 use crate::tools::message::{Call, Message};
@@ -70,7 +70,7 @@ fn the_recipient_is_in_the_role_or_in_the_channel() {
         let text = format!("{header}<|message|>{arguments}<|call|>");
         let called = [("get_weather", arguments)];
         assert_eq!(fold(true, [&*text]), message("", "", &called), "{header}");
-        // Nothing is taken for a call where there are no tools.
+        // Without tools, nothing is parsed as a call.
         let told = fold(false, [&*text]);
         assert!(told.calls.is_empty(), "{header}");
     }
@@ -84,7 +84,7 @@ fn thoughts_a_remark_and_a_call() {
                 <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|> {} \n<|call|>";
     let expected = message("Look.\nNow.", "I look it up.", &[("f", "{}")]);
     assert_eq!(fold(true, [text]), expected);
-    // What is called without arguments has none.
+    // A call without arguments has an empty object.
     let empty = "<|channel|>commentary to=functions.now<|message|><|call|>";
     assert_eq!(fold(true, [empty]), message("", "", &[("now", "{}")]));
     let next = "<|start|>assistant<|channel|>final<|message|>Done.";
@@ -183,7 +183,7 @@ fn a_call_that_breaks_stays_one_that_never_ends() {
     );
 }
 
-/// Text is told as it comes, and so are arguments.
+/// Reasoning, content and arguments become events as they arrive.
 #[test]
 fn nothing_is_held_that_is_certain() {
     let mut parser = Parser::new(parsing(true));
@@ -219,7 +219,7 @@ fn a_prompt_that_ends_in_a_header_is_known() {
     assert!(!ends_in_header("<|im_start|>assistant\n"));
 }
 
-/// Hundreds of thousands of characters that could each begin something.
+/// Hundreds of thousands of characters, each of which could begin a mark.
 #[test]
 fn time_grows_with_the_length_of_the_text() {
     for unit in [
@@ -280,7 +280,7 @@ fn piece() -> impl Strategy<Value = &'static str> {
     ])
 }
 
-/// What marks and headers do not take.
+/// Letters that neither marks nor headers contain.
 fn letters(text: &str) -> String {
     text.chars().filter(|c| *c == 'é').collect()
 }
@@ -288,7 +288,8 @@ fn letters(text: &str) -> String {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// The whole is what the stream adds up to, wherever the text is cut: at every character, and in pieces, as tokens are.
+    /// A stream's events add up to the whole answer for any pieces: single characters, random pieces, and token-like
+    /// pieces.
     #[test]
     fn where_the_text_is_cut_changes_nothing(
         has_tools in any::<bool>(),
@@ -313,7 +314,7 @@ proptest! {
         prop_assert_eq!(&fold(has_tools, cut.iter().map(|it| &**it)), &whole, "{}", text);
     }
 
-    /// No text is lost and none is told twice, however broken the messages are: only headers and marks are nobody's.
+    /// No text is lost or repeated, even if messages are malformed. Only headers and marks are dropped.
     #[test]
     fn nothing_that_is_written_is_lost(
         has_tools in any::<bool>(),
@@ -324,7 +325,7 @@ proptest! {
         let calls = told.calls.iter();
         let arguments: String = calls.map(|call| call.arguments.as_str()).collect();
         let all = [&*told.reasoning, &*told.content, &*arguments].concat();
-        // A header that is not ended may have some.
+        // A header without an end may contain some of the letters.
         let headers: String = text.split(MESSAGE).map(|part| {
             let begins = [CHANNEL, START, "to="].into_iter().filter_map(|it| part.find(it));
             begins.min().map_or("", |at| &part[at..])

@@ -1,38 +1,38 @@
-//! JSON (RFC 8259) read one character at a time: is what came so far the beginning of one value?
+//! Incremental JSON parser (RFC 8259): reads one character at a time and checks that the text so far begins one value.
 //!
-//! It keeps no text. Memory is one bit of meaning for each level of nesting, and those are bounded.
+//! The parser keeps no text. Its memory is one entry per level of nesting, at most [`MAX_DEPTH`].
 
-/// Levels of nesting. What is deeper is no call that a client could read.
+/// Maximum nesting depth of arguments. A deeper text is not a call.
 pub(crate) const MAX_DEPTH: usize = 64;
 
-/// The text so far is the beginning of no JSON value.
+/// Error: the text so far begins no JSON value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Broken;
 
-/// What the next character belongs to.
+/// Position in the grammar: kind of the next character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Before a value. `may_close`: a list may end here, for it is empty.
+    /// Value expected. `may_close`: the list is still empty and may end here.
     Value {
         may_close: bool,
     },
-    /// Before a key. `may_close`: an object may end here, for it is empty.
+    /// Key expected. `may_close`: the object is still empty and may end here.
     Key {
         may_close: bool,
     },
-    /// Between a key and its value.
+    /// Colon after a key expected.
     Colon,
-    /// Behind a value inside of something.
+    /// Comma or closing bracket expected, after a value in an object or list.
     Separator,
-    /// Inside of a text.
+    /// Inside a string, which is a key or a value.
     Text {
         is_key: bool,
         escape: Escape,
     },
     Number(Number),
-    /// `true`, `false` or `null`: what is still to come.
+    /// Rest of `true`, `false` or `null`.
     Word(&'static str),
-    /// Behind the value.
+    /// Value is complete.
     End,
 }
 
@@ -40,11 +40,11 @@ pub(crate) enum Place {
 pub(crate) enum Escape {
     None,
     Begun,
-    /// Hexadecimal digits that are still to come.
+    /// Number of hexadecimal digits left.
     Digits(u8),
 }
 
-/// The part of a number that the last character belonged to.
+/// Part of a number to which the last character belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Number {
     Minus,
@@ -83,12 +83,12 @@ impl Json {
         self.place
     }
 
-    /// Objects and lists that are open.
+    /// Number of open objects and lists.
     pub(crate) fn depth(&self) -> usize {
         self.nests.len()
     }
 
-    /// What closes all that is open, the innermost first.
+    /// Brackets that close all open objects and lists, the innermost first.
     pub(crate) fn closing(&self) -> String {
         let close = |nest: &Nest| match nest {
             Nest::Object => '}',
@@ -104,7 +104,7 @@ impl Json {
                     self.place = Place::Number(next);
                     return Ok(());
                 }
-                // Only what follows tells where a number ends.
+                // Only the following character shows the end of a number.
                 None if number.may_end() => self.place = self.behind_value(),
                 None => return Err(Broken),
             }
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `Some(true)`: a whole value; `Some(false)`: a beginning of one; `None`: neither.
+    /// `Some(true)`: a complete value. `Some(false)`: the beginning of one. `None`: neither.
     fn read(text: &str) -> Option<bool> {
         let mut json = Json::default();
         for c in text.chars() {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     proptest! {
-        /// serde_json is the judge of texts that are nearly JSON.
+        /// Reference for texts that are nearly JSON: `serde_json`.
         #[test]
         fn it_is_whole_where_another_parser_reads_it(pieces in proptest::collection::vec(
             prop_oneof![

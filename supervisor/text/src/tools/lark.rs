@@ -1,14 +1,13 @@
-//! Calls as a grammar: what a model may write where its calls are held to their tools.
+//! Grammar of an answer with tool calls that are constrained by their tools.
 //!
 //! ```text
-//! start: thoughts, then   calls             where the model must call
-//!                         text, then calls  where it may
+//! start: reasoning, then   calls             if the model must call
+//!                          text, then calls  if it may
 //! ```
 //!
-//! A call is written as the model's template teaches it: its name and the words around it are fixed, its
-//! arguments are JSON under the tool's schema, written as Python's `json.dumps` writes it, which is what
-//! models have learned. The language is llguidance's variant of Lark. A mark that is a control token is named
-//! by its id, any other is text.
+//! Calls have the form that the model's template teaches: the name and the marks are fixed. The arguments are JSON that
+//! matches the tool's schema, spelled as by Python's `json.dumps`, which models are trained on. The grammar is in
+//! llguidance's variant of Lark. A mark that is a control token is written by its id, any other mark as text.
 
 use super::{Parsing, Syntax, Thoughts, harmony_rules, thinking};
 use crate::Tokenizer;
@@ -20,30 +19,30 @@ use worker_orcd_ipc::{Grammar, TokenId};
 /// Any text.
 pub(super) const TEXT: &str = "/(.|\\n)*/";
 
-/// A function that may be called, as far as calls are held to it.
+/// Function that an answer may call, with constrained arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Where the request has its parameters, such as `tools[0].function.parameters`.
+    /// Path of its parameters in the request, such as `tools[0].function.parameters`.
     pub path: String,
     pub name: String,
-    /// The JSON Schema of its arguments, which says that they are an object; `None`: it has no arguments.
+    /// JSON Schema of the arguments, of type object. `None`: no arguments.
     pub parameters: Option<String>,
-    /// A keyword of the schema that cannot be followed is refused, and not passed over.
+    /// A schema keyword that is not supported is an error. If false, it is ignored.
     pub is_strict: bool,
 }
 
-/// Which calls an answer may have.
+/// Constraints on the tool calls of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallRules {
     pub functions: Vec<Function>,
-    /// The answer is calls, and nothing else but thoughts.
+    /// The answer consists of calls, after optional reasoning.
     pub must_call: bool,
-    /// There may be several calls.
+    /// Several calls are allowed.
     pub may_repeat: bool,
 }
 
 impl Function {
-    /// A grammar of its arguments alone, by which it is found out whether they are what is wrong.
+    /// Grammar of the arguments alone. Compiling it shows whether the arguments cause an error.
     #[must_use]
     pub fn grammar(&self) -> Grammar {
         Grammar::Lark(format!("start: {}\n", self.arguments()))
@@ -60,7 +59,7 @@ impl Function {
 }
 
 impl CallRules {
-    /// The grammar of a whole answer.
+    /// Grammar of a whole answer.
     #[must_use]
     pub fn grammar(&self, parsing: Parsing, words: &Words<'_>) -> Grammar {
         if parsing.thinking == Some(Thoughts::Channels) {
@@ -87,8 +86,8 @@ impl CallRules {
     }
 }
 
-/// An answer that is text, or text and calls behind it. The text has none of the marks that are text, for
-/// what follows one is read as a call, and does not begin with the one of a thought.
+/// Rules of an answer that is text, or text followed by calls. The text contains no opener that is text, because text
+/// after an opener is parsed as a call. It does not begin with the opening tag of reasoning.
 fn free(parsing: Parsing, opener: Option<&str>, words: &Words<'_>, calls: &str) -> String {
     let is_text = |mark: &&str| words.control(mark).is_none();
     let openers = parsing.calls.map(|it| it.marks().openers);
@@ -103,7 +102,7 @@ fn free(parsing: Parsing, opener: Option<&str>, words: &Words<'_>, calls: &str) 
         let _ = write!(plain, " & ~/(.|\\n)*({})(.|\\n)*/", openers.join("|"));
     }
     match opener {
-        // A call may be the whole answer: what begins as one is one.
+        // A call may be the whole answer: a text that begins as a call must be one.
         None => format!(
             "answer: {calls} | PLAIN\nPLAIN: (/[ \\n\\r\\t]*[^ \\n\\r\\t{{]/ {TEXT})? & ({plain})\n"
         ),
@@ -120,14 +119,14 @@ fn free(parsing: Parsing, opener: Option<&str>, words: &Words<'_>, calls: &str) 
     }
 }
 
-/// How one family writes calls, as parts of rules.
+/// Call format of one family, as parts of rules.
 struct Form {
     opener: Option<&'static str>,
-    /// Between the opener and the first call, between two calls, and behind the last.
+    /// Text between the opener and the first call, then between two calls, then after the last.
     first: String,
     next: String,
     last: String,
-    /// The key of the arguments; `None`: a name stands before `args`, and the arguments behind.
+    /// Key of the arguments. `None`: the call is a name, `args`, and the arguments.
     key: Option<&'static str>,
     args: String,
 }
@@ -163,7 +162,7 @@ impl Form {
                 key: Some("parameters"),
                 args: String::new(),
             },
-            // Its newer vocabularies have a token for the newer way.
+            // Newer Mistral vocabularies have this token, and the newer format.
             Syntax::Mistral
                 if words.control("[ARGS]").is_some()
                     && functions.iter().all(|it| is_plain(&it.name)) =>
@@ -182,12 +181,12 @@ impl Form {
                 let close = words.mark("<|/tool_call|>");
                 list("<|tool_call|>", format!("{} {close}", Words::quoted("]")))
             }
-            // Its own grammar goes before, wherever it is spoken.
+            // Unreachable for Harmony: its own grammar is built before this one.
             Syntax::Phi | Syntax::Harmony => list("functools", Words::quoted("]")),
         }
     }
 
-    /// Behind the opener.
+    /// Rule after the opener.
     fn calls(&self, may_repeat: bool) -> String {
         let Self {
             first, next, last, ..
@@ -215,13 +214,13 @@ impl Form {
     }
 }
 
-/// True for a name that is told from the marks around it.
+/// True if a name cannot be confused with the marks around it.
 fn is_plain(name: &str) -> bool {
     name.chars()
         .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-/// What stands before `answer` in the first rule, and the rules that this needs.
+/// Text before `answer` in the first rule, and the rules that it uses.
 pub(crate) fn thoughts(thinks: Option<Thoughts>, words: &Words<'_>) -> (&'static str, String) {
     let Some(thinks) = thinks else {
         return ("", String::new());
@@ -249,7 +248,7 @@ fn in_regex(text: &str) -> String {
     regex::escape(text).replace('/', "\\/")
 }
 
-/// How texts are written in a grammar, for one vocabulary.
+/// Spelling of texts in a grammar, for one vocabulary.
 #[derive(Debug, Clone, Copy)]
 pub struct Words<'a> {
     tokenizer: &'a Tokenizer,
@@ -261,7 +260,7 @@ impl<'a> Words<'a> {
         Self { tokenizer }
     }
 
-    /// The control token that a text is.
+    /// Control token with this text.
     fn control(&self, text: &str) -> Option<TokenId> {
         let found = self.tokenizer.control_of(std::iter::once(text));
         found.first().copied()
@@ -278,7 +277,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// A string, which Lark writes as JSON does, but for one character.
+    /// String literal. Lark's are JSON strings, except that U+007F must be escaped.
     #[must_use]
     pub(crate) fn quoted(text: &str) -> String {
         Value::from(text).to_string().replace('\u{7f}', "\\u007f")

@@ -1,4 +1,4 @@
-//! Grammars of calls, held against the compiler that masks are made by and the parser that reads calls.
+//! Grammars of tool calls, checked against the grammar compiler and the parser of calls.
 
 use super::*;
 use crate::tools::message::Message;
@@ -7,7 +7,7 @@ use crate::{Structure, Text};
 use worker_orcd_grammar::Compiler;
 use worker_orcd_ipc::{TokenKind, TokenizerFacts, TokenizerKind};
 
-/// A token for each byte, one that ends, and control tokens.
+/// Vocabulary of one token for each byte, an end token, and control tokens.
 fn facts(control: &[&str]) -> TokenizerFacts {
     let bytes = (0..=255).map(|byte| (format!("<0x{byte:02X}>"), TokenKind::Byte));
     let named = ["</s>"].iter().chain(control);
@@ -49,7 +49,7 @@ impl Model {
         structure.grammar(parsing, &self.tokenizer)
     }
 
-    /// A text as tokens: its control tokens, and bytes.
+    /// Tokens of a text: control tokens, and bytes for the rest.
     fn tokens(&self, text: &str) -> Vec<TokenId> {
         let (mut at, mut tokens) = (0, Vec::new());
         while at < text.len() {
@@ -73,7 +73,7 @@ impl Model {
         tokens
     }
 
-    /// The answer may be this text, to its end.
+    /// True if the grammar accepts this text as a complete answer.
     fn allows(&self, grammar: &Grammar, text: &str) -> bool {
         let compiler = Compiler::new(&self.facts).unwrap();
         let mut matcher = compiler
@@ -123,7 +123,7 @@ fn parsing(syntax: Syntax, thinking: Option<Thoughts>) -> Parsing {
     }
 }
 
-/// One call of each syntax and kind of vocabulary, several, and what is none.
+/// Examples for a syntax and kind of vocabulary: one call, several calls, and texts that are not calls.
 struct Case {
     syntax: Syntax,
     control: &'static [&'static str],
@@ -260,7 +260,7 @@ fn mistral_s_newer_vocabularies_write_names_before_arguments() {
     let two = "[TOOL_CALLS]add[ARGS]{\"a\": 1}[TOOL_CALLS]add[ARGS]{\"a\": 2}";
     assert!(model.allows(&named, two));
     assert_eq!(read(parsing, two).calls.len(), 2);
-    // A name that is no word cannot stand alone.
+    // A name with special characters is allowed only in a list.
     let listed = model.grammar(rules(vec![odd()]), parsing);
     assert!(!model.allows(&listed, "[TOOL_CALLS]o\"d\\d/é\u{7f}[ARGS]{}"));
     let list = "[TOOL_CALLS][{\"name\": \"o\\\"d\\\\d/é\u{7f}\", \"arguments\": {}}]";
@@ -327,7 +327,7 @@ const THOUGHT: &str = "<|channel|>analysis<|message|>Is it {\"a\": 1}?\n<|end|><
 const REMARK: &str = "<|channel|>commentary<|message|>I add.<|end|><|start|>assistant";
 const ADD: &str = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{\"a\": 1}";
 
-/// With the control tokens of gpt-oss, and where they are text.
+/// Models that have gpt-oss's marks as control tokens, and as text.
 fn channels() -> [Model; 2] {
     let marks = MESSAGES.marks().collect::<Vec<_>>();
     [Model::with(&marks), Model::with(&[])]

@@ -1,18 +1,18 @@
-//! Watching text for marks, whatever pieces it comes in.
+//! Search for marks in a text that arrives in pieces.
 //!
-//! Held back are white space and what may be the beginning of a mark; of everything else it is certain that
-//! it is text. Each character is looked at once, and again as often as a mark is long.
+//! White space and text that may begin a mark are held back. All other text is released at once. Each character is
+//! processed once, and after an incomplete mark at most once per character of that mark.
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lookout {
-    /// White space behind the last text.
+    /// White space after the last text.
     space: String,
-    /// The beginning of some mark.
+    /// Beginning of a mark.
     begun: String,
 }
 
 impl Lookout {
-    /// True when the character completes a mark. `tell` gets what is certainly text.
+    /// Returns true if the character completes a mark. `tell` receives text that is certainly no part of a mark.
     pub(super) fn push(&mut self, c: char, marks: &[&str], mut tell: impl FnMut(&str)) -> bool {
         if self.begun.is_empty() && c.is_whitespace() {
             self.space.push(c);
@@ -22,7 +22,7 @@ impl Lookout {
         if marks.contains(&self.begun.as_str()) {
             return true;
         }
-        // Its first character begins no mark; perhaps one of the others does.
+        // The first character begins no mark; one of the following may.
         while !is_begun(marks, &self.begun) {
             let first = self.begun.remove(0);
             self.space.push(first);
@@ -34,12 +34,12 @@ impl Lookout {
         false
     }
 
-    /// Nothing is held but white space.
+    /// True if only white space is held.
     pub(super) fn holds_space_only(&self) -> bool {
         self.begun.is_empty()
     }
 
-    /// What is held.
+    /// Takes the held text.
     pub(super) fn take(&mut self) -> String {
         let mut held = std::mem::take(&mut self.space);
         held.push_str(&std::mem::take(&mut self.begun));
@@ -47,7 +47,7 @@ impl Lookout {
     }
 }
 
-/// True if the text is the beginning of a mark, or nothing.
+/// True if the text is empty or begins a mark.
 pub(super) fn is_begun(marks: &[&str], text: &str) -> bool {
     text.is_empty() || marks.iter().any(|mark| mark.starts_with(text))
 }

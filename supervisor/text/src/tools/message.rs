@@ -1,4 +1,4 @@
-//! The sum of events, which tests compare.
+//! Sum of events, for comparison in tests.
 
 use super::Event;
 
@@ -12,7 +12,7 @@ pub(crate) struct Message {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) name: String,
-    /// The text of an object, as the model wrote it.
+    /// Text of a JSON object, as the model wrote it.
     pub(crate) arguments: String,
     pub(crate) is_whole: bool,
 }
@@ -28,7 +28,7 @@ impl Message {
             }),
             (Event::CallArguments(text), Some(call)) => call.arguments.push_str(&text),
             (Event::CallEnds, Some(call)) => call.is_whole = true,
-            // Nothing is told of a call before it begins.
+            // Before the first call, there is no call to add to.
             (Event::CallArguments(_) | Event::CallEnds, None) => {}
         }
     }

@@ -1,11 +1,11 @@
-//! The ways in which families of models write calls.
+//! Tool call formats of the model families.
 //!
-//! | syntax | what the model writes | taught by |
+//! | syntax | text of the model | models |
 //! |---|---|---|
 //! | `hermes` | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` | NousResearch's Hermes, Qwen 2.5 and 3 |
-//! | `llama3` | `{"name": …, "parameters": {…}}`, behind `<|python_tag|>` or as the whole answer; several with `;` | Meta's Llama 3.1 to 3.3 |
+//! | `llama3` | `{"name": …, "parameters": {…}}`, after `<|python_tag|>` or as the whole answer; several separated by `;` | Meta's Llama 3.1 to 3.3 |
 //! | `mistral` | `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` | Mistral |
-//! | `harmony` | messages to `functions.NAME` ([`harmony`](super::harmony)), which have a parser of their own | OpenAI's gpt-oss |
+//! | `harmony` | messages to `functions.NAME`, parsed by [`harmony`](super::harmony) | OpenAI's gpt-oss |
 //! | `phi` | `functools[{"name": …, "arguments": {…}}, …]`, or the list between `<|tool_call|>` and `<|/tool_call|>` | Microsoft's Phi-4-mini |
 
 use super::harmony;
@@ -33,22 +33,22 @@ pub enum Syntax {
     Harmony,
 }
 
-/// What is around the calls of one syntax.
+/// Marks around the calls of one syntax.
 #[derive(Debug)]
 pub(super) struct Marks {
     /// Texts that begin calls.
     pub(super) openers: &'static [&'static str],
-    /// Texts that end them, where the model writes one.
+    /// Texts that end calls. Empty if the model writes none.
     pub(super) closers: &'static [&'static str],
-    /// Calls may be a list.
+    /// Calls may form a JSON list.
     pub(super) has_lists: bool,
-    /// Calls may be a name before its arguments.
+    /// A call may be a name followed by its arguments.
     pub(super) has_names: bool,
     /// A call may be the whole answer, without an opener.
     pub(super) is_bare: bool,
-    /// What may lie between two calls outside of a list.
+    /// Separator of two calls outside a list.
     pub(super) separator: Option<char>,
-    /// Other texts that only calls have.
+    /// Further texts that occur only in calls.
     inner: &'static [&'static str],
 }
 
@@ -92,7 +92,7 @@ const PHI: Marks = Marks {
     inner: &[],
 };
 
-/// Nothing but messages tells its calls.
+/// Harmony delimits calls by messages only, so it has no marks here.
 const HARMONY: Marks = Marks {
     openers: &[],
     closers: &[],
@@ -114,16 +114,15 @@ impl Syntax {
         }
     }
 
-    /// The syntax that a chat template teaches its model. It is looked for as text: nothing of a template
-    /// is interpreted here.
+    /// Format that a chat template teaches, found by text search: the template is not interpreted here.
     #[must_use]
     pub fn of_template(jinja: &str) -> Option<Self> {
         let says = |text: &str| jinja.contains(text);
-        // Qwen3-Coder and GLM write no JSON, between tags that are the same.
+        // Qwen3-Coder and GLM write calls without JSON, between the same tags as Hermes.
         if says("<function=") || says("<arg_key>") {
             return None;
         }
-        // Others write `"parameters":` in schemas, and no such headers.
+        // Other templates contain `"parameters":` in schemas, but not these headers.
         let writes_parameters = says("\"parameters\":") && says("<|start_header_id|>");
         let known = [
             (Self::Harmony, harmony::is_taught_by(jinja)),
@@ -137,7 +136,7 @@ impl Syntax {
             .find_map(|(syntax, is_taught)| is_taught.then_some(syntax))
     }
 
-    /// Every text by which calls are told from other text. In some vocabularies they are special tokens.
+    /// Texts that delimit calls. In some vocabularies they are special tokens.
     pub fn texts(self) -> impl Iterator<Item = &'static str> {
         let marks = self.marks();
         [marks.openers, marks.closers, marks.inner]

@@ -1,4 +1,4 @@
-//! Texts as models write them, cut everywhere.
+//! Answers of models, split at every position.
 
 use super::message::{Call, Message};
 use super::*;
@@ -48,7 +48,7 @@ fn hermes_writes_an_object_between_tags() {
     let weather = call("get_weather", "{\"city\": \"Köln\", \"n\": 1.0}");
     let expected = message("I look.", &[weather, call("now", "{}")]);
     assert_eq!(fold(parsing(Syntax::Hermes), [text]), expected);
-    // A model that forgets the closing tag has called all the same.
+    // A call without its closing tag is still a call.
     let open = "<tool_call>{\"name\":\"now\",\"arguments\":{\"a\":[{}]}}";
     let expected = message("", &[call("now", "{\"a\":[{}]}")]);
     assert_eq!(fold(parsing(Syntax::Hermes), [open]), expected);
@@ -70,7 +70,7 @@ fn llama_3_writes_an_object_and_perhaps_a_tag_before_it() {
         let expected = message("", &vec![now.clone(); calls]);
         assert_eq!(fold(parsing(Syntax::Llama3), [&*text]), expected, "{text}");
     }
-    // An object in the middle of a text is text.
+    // An object after other text is content.
     let text = format!("Say {object}");
     assert_eq!(fold(parsing(Syntax::Llama3), [&*text]), message(&text, &[]));
     let said = "<|python_tag|>brave_search.call(query=\"x\")";
@@ -150,7 +150,7 @@ fn what_is_no_call_is_content_to_the_last_character() {
     }
 }
 
-/// The client knows of it, so it cannot become text any more.
+/// The client already received the call's beginning, so the call cannot become content.
 #[test]
 fn a_call_that_breaks_or_is_cut_stays_one_that_is_not_whole() {
     let begun = "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": 1";
@@ -225,7 +225,7 @@ fn a_prompt_that_ends_with_the_tag_has_opened_it() {
     }
 }
 
-/// Arguments are told as they come, and not when the call is whole.
+/// Arguments become events as they arrive, before the call is complete.
 #[test]
 fn arguments_are_told_at_once() {
     let mut parser = Parser::new(parsing(Syntax::Hermes));
@@ -244,7 +244,7 @@ fn arguments_are_told_at_once() {
     assert_eq!(events, [Event::CallArguments("ng\"".to_owned())]);
 }
 
-/// Hundreds of thousands of characters that could each begin something.
+/// Hundreds of thousands of characters, each of which could begin a mark.
 #[test]
 fn time_grows_with_the_length_of_the_text() {
     let many = 200_000;
@@ -331,7 +331,7 @@ fn any_parsing() -> impl Strategy<Value = Parsing> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// The whole is what the stream adds up to, wherever the text is cut: at every character, and in pieces.
+    /// A stream's events add up to the whole answer for any pieces.
     #[test]
     fn where_the_text_is_cut_changes_nothing(
         parsing in any_parsing(),
@@ -355,8 +355,8 @@ proptest! {
         prop_assert_eq!(&fold(parsing, cut.iter().map(|it| &**it)), &whole, "{}", text);
     }
 
-    /// A whole call has a name and arguments that other parsers read, and no character is told twice. Only a call whose
-    /// message is empty has arguments that nobody wrote: none.
+    /// A complete call has a name, and arguments that another JSON parser accepts. No character is repeated. Only a
+    /// call with an empty message has arguments that are not in the text: an empty object.
     #[test]
     fn whole_calls_are_ones_that_a_client_can_read(
         parsing in any_parsing(),

@@ -1,7 +1,7 @@
-//! `<think>` … `</think>`: what a model thinks before it answers, told from the answer.
+//! Parser of reasoning in `<think>` … `</think>`.
 //!
-//! Thinking is the beginning of an answer or nowhere: the same tags later are text, which people write, too.
-//! Some templates open the tag in the prompt. White space around both tags is nobody's text.
+//! Reasoning comes only at the beginning of an answer: later tags are content, because answers may quote them. Some
+//! templates write the opening tag in the prompt. White space around both tags is dropped.
 
 use super::lookout::Lookout;
 use super::{Event, Thoughts, harmony, push_reasoning};
@@ -11,7 +11,7 @@ use worker_orcd_ipc::ThinkingBudget;
 pub(super) const OPEN: &str = "<think>";
 pub(super) const CLOSE: &str = "</think>";
 
-/// Splits one answer.
+/// Splitter of one answer into reasoning and the rest.
 #[derive(Debug, Clone)]
 pub(super) struct Thinking {
     state: State,
@@ -20,12 +20,12 @@ pub(super) struct Thinking {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing but white space and a beginning of the tag came.
+    /// Only white space or the beginning of the tag so far.
     Beginning,
-    /// Behind the opening tag, where white space is dropped.
+    /// White space after the opening tag, which is dropped.
     Opened,
     Thinks,
-    /// Behind the closing tag, where white space is dropped.
+    /// White space after the closing tag, which is dropped.
     Closed,
     Answers,
 }
@@ -43,7 +43,7 @@ impl Thinking {
         }
     }
 
-    /// Tells what is thought, and returns what is the answer's.
+    /// Emits reasoning, and returns text of the answer.
     pub(super) fn push(&mut self, text: &str, out: &mut Vec<Event>) -> String {
         let mut answer = String::new();
         for (at, c) in text.char_indices() {
@@ -54,7 +54,7 @@ impl Thinking {
                     self.state = State::Thinks;
                     let tell = |text: &str| push_reasoning(out, text);
                     if self.lookout.push(c, &[CLOSE], tell) {
-                        // The tag, and white space before it.
+                        // Discards the tag, and the white space before it.
                         self.lookout.take();
                         self.state = State::Closed;
                     }
@@ -69,7 +69,7 @@ impl Thinking {
         answer
     }
 
-    /// What is held belongs to whatever it came after.
+    /// Ends the answer. Held text belongs to the part before it.
     pub(super) fn finish(&mut self, out: &mut Vec<Event>) -> String {
         let held = self.lookout.take();
         match self.state {
@@ -90,27 +90,26 @@ impl Thinking {
             self.lookout.take();
             self.state = State::Opened;
         } else if is_text {
-            // What is held still came behind that.
+            // Text held by the lookout comes after that.
             answer.push_str(&self.lookout.take());
             self.state = State::Answers;
         }
     }
 }
 
-/// True for a prompt that ends with the opening tag, so that the answer begins behind it.
+/// True if a prompt ends with the opening tag, so that the answer begins with reasoning.
 #[must_use]
 pub fn opens_thinking(prompt: &str) -> bool {
     prompt.trim_end().ends_with(OPEN)
 }
 
-/// A bound on the thoughts of an answer, in tokens; `None` where the vocabulary cannot write the tag that ends
-/// them.
+/// Bound of an answer's reasoning, in tokens. `None` if the vocabulary cannot express the closing tag.
 #[must_use]
 pub fn budget(tokens: u32, thoughts: Thoughts, text: &Text) -> Option<ThinkingBudget> {
     let (open, close) = match thoughts {
         Thoughts::Tagged => (Some(OPEN), CLOSE),
         Thoughts::Opened => (None, CLOSE),
-        // The first message; what a model thinks behind others is not bounded.
+        // The first message only. Reasoning after other messages has no bound.
         Thoughts::Channels => (Some(harmony::ANALYSIS), harmony::END),
     };
     let closing = text.tokenizer().encode_plain(close).ok()?;
@@ -126,7 +125,7 @@ pub fn budget(tokens: u32, thoughts: Thoughts, text: &Text) -> Option<ThinkingBu
     (is_tag && budget.is_sound(u32::MAX)).then_some(budget)
 }
 
-/// True if a template knows thinking.
+/// True if a template mentions the tags.
 pub(super) fn is_taught_by(jinja: &str) -> bool {
     jinja.contains(OPEN) || jinja.contains(CLOSE)
 }

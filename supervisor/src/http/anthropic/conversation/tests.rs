@@ -24,7 +24,7 @@ fn said(role: &str, text: &str) -> ChatMessage {
     message(role, text.to_owned())
 }
 
-/// Names of what is wrong with these messages.
+/// Paths of the mistakes in these messages.
 fn wrong(messages: &Value) -> Vec<String> {
     let wrong = read_body(&json!({"messages": messages})).unwrap_err();
     let name = |it: &String| it.split(' ').next().unwrap_or_default().to_owned();

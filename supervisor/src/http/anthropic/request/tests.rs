@@ -50,7 +50,7 @@ fn told(error: &ApiError) -> String {
 fn read_with(extra: &Value) -> Result<MessagesRequest, String> {
     let body = body(extra);
     let mut fields = Fields::parse(&body, NAMES).unwrap();
-    // As the worker does before.
+    // The worker reads `model` earlier.
     fields.take("model");
     read(fields, &limits(None), &terms()).map_err(|error| told(&error))
 }
@@ -62,7 +62,7 @@ fn settings(extra: &Value) -> Vec<(String, TemplateSetting)> {
     }
 }
 
-/// What Claude Code sends, in short.
+/// Request of Claude Code, shortened.
 fn claude_code() -> Value {
     json!({
         "model": "m", "max_tokens": 32000, "stream": true, "temperature": 1,
@@ -88,7 +88,7 @@ fn what_claude_code_sends_is_taken() {
     let generation = request.generation;
     assert!(request.is_streamed && generation.job_id.starts_with("msg_"));
     assert_eq!(request.parsing, terms().chat.parsing);
-    // More than the context has room for, which is cut where the prompt is known.
+    // More than the context has room for. It is cut later, when the prompt's length is known.
     assert_eq!(generation.max_tokens, 32000);
     assert_eq!(generation.thinking.unwrap().tokens, 31999);
     let Input::Messages(conversation, settings) = generation.input else {
@@ -148,7 +148,7 @@ fn a_request_that_only_counts_has_the_same_prompt() {
 fn what_is_absent_is_as_the_model_has_it() {
     let request = read_with(&json!({})).unwrap();
     assert!(!request.is_streamed);
-    // A request without tools has no calls.
+    // A request without tools needs no parser of calls.
     assert_eq!(request.parsing.calls, None);
     assert_eq!(request.generation.stop, Vec::<String>::new());
     let expected = Sampling {

@@ -34,7 +34,7 @@ fn render() -> MessageEvents {
 fn piece(number: usize, text: &str) -> Piece {
     Piece {
         text: text.to_owned(),
-        // As if every other token had no text.
+        // Every other token has no text.
         index: 2 * number as u32,
         number: number as u32,
         echoes: false,
@@ -42,7 +42,7 @@ fn piece(number: usize, text: &str) -> Piece {
     }
 }
 
-/// The stream of these pieces behind the first so many, which the client has.
+/// Rest of the stream of these pieces, for a client that has the first `known` ones.
 fn told(pieces: &[String], known: usize, reason: StopReason) -> String {
     let (mut render, mut out) = (render(), Vec::new());
     if known == 0 {
@@ -75,7 +75,7 @@ fn events(stream: &str) -> Vec<(Option<u32>, Value)> {
     stream.split_terminator("\n\n").map(event).collect()
 }
 
-/// What a client makes of events, as the API's documentation tells it to.
+/// Message that a client assembles from events, as the API's documentation describes.
 fn fold(events: &[(Option<u32>, Value)]) -> Value {
     let mut message = Value::Null;
     let mut input = String::new();
@@ -138,7 +138,7 @@ fn cut(text: &str, places: &[usize]) -> Vec<String> {
 }
 
 proptest! {
-    /// However a text is cut into pieces, wherever it ends, and from wherever a client goes on.
+    /// Any split of the text, any end, and any position of a resumption.
     #[test]
     fn a_client_that_adds_up_the_events_has_the_whole_answer(
         places in proptest::collection::vec(0_usize..1000, 0..12),
@@ -156,7 +156,7 @@ proptest! {
         let known = known.min(pieces.len());
         let rest = told(&pieces, known, reason);
         prop_assert!(stream.ends_with(&rest));
-        // What a client has of `known` pieces ends with the last id before the rest.
+        // The events of `known` pieces end with the last id before the rest.
         let had = events(&stream[..stream.len() - rest.len()]);
         let last = had.iter().filter_map(|(id, _)| *id).max();
         prop_assert!(last.is_none_or(|id| id < 2 * known.max(1) as u32));
@@ -227,7 +227,7 @@ fn a_whole_answer_has_objects_where_a_stream_has_their_text() {
         (&json!("b"), &json!({}))
     );
     assert_eq!(answer["stop_reason"], "tool_use");
-    // Half of a call is none.
+    // An incomplete call has no input.
     let end = TEXT.find("1.0").unwrap();
     let cut = whole(&TEXT[..end], StopReason::MaxTokens);
     assert_eq!(cut["content"][2]["input"], json!({}));

@@ -1,4 +1,4 @@
-//! Which fields each endpoint takes, and what it makes of them.
+//! Fields that each endpoint accepts, and the requests that they become.
 
 use super::*;
 use crate::engine::OnFault;

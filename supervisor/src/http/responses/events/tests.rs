@@ -1,4 +1,4 @@
-//! Streams against whole answers: what a client adds up, and what it has when a stream goes on elsewhere.
+//! Streams compared with whole answers: the sum of a stream's events, and the events after a resumption.
 
 use super::super::answer::Echo;
 use super::super::output::tests::{PARSING, TEXT, pieces};
@@ -73,7 +73,7 @@ fn read(told: &str) -> Vec<Value> {
     events.collect()
 }
 
-/// The output that a client adds up of deltas alone, and of the `done` events alone.
+/// Output that a client assembles, from deltas alone and from `done` events alone.
 fn added_up(events: &[Value]) -> [Vec<Value>; 2] {
     let (mut grown, mut done): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
     let place = |event: &Value| event["output_index"].as_u64().unwrap() as usize;
@@ -120,7 +120,7 @@ fn added_up(events: &[Value]) -> [Vec<Value>; 2] {
             }
             "response.output_item.done" => {
                 assert_eq!(place(event), done.len());
-                // What deltas do not say.
+                // Field that deltas do not contain.
                 grown[done.len()]["status"] = event["item"]["status"].clone();
                 done.push(event["item"].clone());
             }
@@ -140,7 +140,7 @@ fn whole(header: &Header, pieces: &[Piece], reason: StopReason) -> Value {
     serde_json::to_value(header.response(&output.items, &ended)).unwrap()
 }
 
-/// Each piece with a token of its own, whose logarithm tells its number.
+/// Gives each piece one token. Its log probability encodes the token's number.
 fn listed(mut pieces: Vec<Piece>) -> Vec<Piece> {
     for piece in &mut pieces {
         let logprobs = Logprobs {
@@ -178,7 +178,8 @@ fn the_tokens_of_a_text_have_their_log_probabilities_and_those_of_thoughts_and_c
     let numbers: Vec<_> = of_tokens
         .map(|it| -it["logprob"].as_f64().unwrap())
         .collect();
-    // `k>I` ends the thought and begins the text; `<to` is held, and is text once ` b ` has come; the next one is a call's.
+    // `k>I` ends the reasoning and begins the text. `<to` is held, and is text once ` b ` has arrived. The next piece
+    // is a call's.
     assert_eq!(numbers, [5.0, 6.0, 7.0, 8.0]);
 }
 
@@ -273,7 +274,7 @@ fn a_failure_in_the_middle_is_the_last_event_and_has_what_was_told() {
     assert_eq!(response["output"][0]["status"], "incomplete");
 }
 
-/// Where another supervisor, or another connection, goes on.
+/// A stream that continues in another supervisor or on another connection.
 #[test]
 fn a_stream_goes_on_with_the_same_bytes_behind_what_the_client_has() {
     for chars in [1, 4, 30] {
@@ -289,7 +290,7 @@ fn a_stream_goes_on_with_the_same_bytes_behind_what_the_client_has() {
     }
 }
 
-/// Whose connection broke off says the number of the last event that it has.
+/// A client that reconnects sends the number of its last event.
 #[test]
 fn a_client_is_told_what_is_behind_the_last_event_that_it_has() {
     let (header, pieces) = (header(PARSING, true), pieces(TEXT, 4));

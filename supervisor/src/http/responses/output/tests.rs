@@ -1,4 +1,4 @@
-//! Texts as models write them, and the items that they become.
+//! Texts of models, and the items that they become.
 
 use super::*;
 use crate::http::call_ids::CallIds;
@@ -86,7 +86,7 @@ fn what_is_cut_is_not_whole() {
         let output = output(text, 1, StopReason::MaxTokens, false);
         assert_eq!(told(&output).last(), Some(&last));
     }
-    // The model ended it: a text is whole then, a call is not.
+    // The model ended the answer, so a text is complete but a call is not.
     let ended = |text| {
         told(&output(text, 1, StopReason::Eos, false))
             .last()

@@ -1,4 +1,4 @@
-//! Requests as clients send them, and what is refused by name.
+//! Requests of clients, and fields that are refused.
 
 use super::*;
 use crate::engine::{OnFault, SamplingDefaults};
@@ -40,7 +40,7 @@ fn with(extra: &Value) -> Value {
     body
 }
 
-/// As Codex writes it, after the types in its own sources.
+/// Request of Codex, according to the types in its sources.
 fn codex() -> Value {
     json!({
         "model": "m", "instructions": "You are a coding agent.",
