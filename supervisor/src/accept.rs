@@ -1,7 +1,6 @@
-//! `Accept`: how much a client wants an answer of one media type rather than another.
+//! Content negotiation by the `Accept` header.
 
-/// The weight that an `Accept` header gives this very media type, from 0 to 1. A range such as `*/*` takes
-/// what it gets, and wants nothing.
+/// Weight of a media type in an `Accept` header, from 0 to 1. A range such as `*/*` does not count.
 #[must_use]
 pub(crate) fn weight(accept: &str, wanted: &str) -> f64 {
     let ranges = accept.split(',');

@@ -1,11 +1,10 @@
-//! The allocator of the supervisor: mimalloc, because it gives memory back.
+//! Allocator of the supervisor: mimalloc, because it returns memory to the kernel.
 //!
-//! A burst of large bodies leaves the C library's allocator with memory between live pieces that
-//! it keeps for good. mimalloc returns pages to the kernel soon after they were freed. It needs no
-//! more than a C compiler to be built.
+//! After a burst of large bodies the C library's allocator retains free memory between live blocks. mimalloc returns
+//! pages to the kernel soon after they are freed. Its build needs only a C compiler.
 //!
-//! It is built not to ask for huge pages (feature `no_thp`): with them one live byte holds 2 MiB, and the kernel
-//! fills what was given back or never written with zeros and counts it again, whenever it comes by.
+//! Transparent huge pages are disabled (feature `no_thp`). With them one live byte holds 2 MiB, and the kernel fills
+//! returned or unwritten pages with zeros and counts them again.
 
 use mimalloc::MiMalloc;
 

@@ -1,7 +1,7 @@
-//! Telling an orchestrator that this worker exists.
+//! Registration of this worker with an orchestrator.
 //!
-//! One POST, repeated with growing pauses until it is answered with 2xx or given up
-//! ([`outgoing`] says whom it may be sent to).
+//! One POST, repeated with growing pauses until an answer of 2xx or the last attempt. [`outgoing`] limits the possible
+//! targets.
 
 use crate::outgoing::{self, Url};
 use axum::http::Request;
@@ -10,12 +10,12 @@ use serde::Serialize;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Attempts, between which the pause doubles, before the registration has failed.
+/// Maximum number of attempts. The pause between them doubles.
 const ATTEMPTS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The words that an orchestrator is told.
+/// Body of the registration.
 #[derive(Debug, Clone, Serialize, PartialEq)]
 pub(crate) struct Registration {
     pub worker_id: String,
@@ -28,7 +28,7 @@ pub(crate) struct Registration {
     pub capabilities: Vec<&'static str>,
 }
 
-/// Every attempt failed; this is how the last one did.
+/// All attempts failed, with the reason of the last failure.
 #[derive(Debug, Error)]
 #[error("the callback was not delivered to {authority} in {ATTEMPTS} attempts: {reason}")]
 pub(crate) struct NotDelivered {
@@ -37,7 +37,7 @@ pub(crate) struct NotDelivered {
 }
 
 /// # Errors
-/// When no attempt was answered with 2xx.
+/// If no attempt is answered with 2xx.
 pub(crate) async fn register(url: &Url, registration: &Registration) -> Result<(), NotDelivered> {
     let mut pause = FIRST_PAUSE;
     let mut reason = String::new();

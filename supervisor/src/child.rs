@@ -1,18 +1,17 @@
-//! One child process: made, heard, written to, and buried.
+//! One child process: its creation, its messages and its end.
 //!
-//! * [`nursery`] children in the making: [`spawn`] the thread that makes processes, [`confinement`] what a
-//!   process is allowed, [`socket`] the private place where a child connects, [`custody`] the other one, for descriptors,
-//!   [`flight_recorder`] its stdin, which it writes to and which outlives it; [`leftovers`] such places
-//!   of dead supervisors;
-//! * [`link`] frames in both directions; [`output`] its stdout and stderr, as log lines;
-//! * [`reap`] the process itself, its death and its group; [`oom`] whose SIGKILL it was;
-//! * [`probe`] what its program says of a device before there is any child;
-//! * [`succession`] how a child lives on when its supervisor becomes another program.
+//! * [`nursery`]: pending spawns. [`spawn`]: the thread that creates processes. [`confinement`]: permissions of a
+//!   process. [`socket`]: control socket. [`custody`]: socket for descriptors. [`flight_recorder`]: its stdin, which
+//!   outlives it. `leftovers`: socket directories of dead supervisors.
+//! * [`link`]: frames in both directions. [`output`]: stdout and stderr as log lines.
+//! * [`reap`]: the process, its group and its end. `oom`: detection of OOM kills.
+//! * [`probe`]: queries to the child's program before there is a child.
+//! * [`succession`]: handover of a child when the supervisor executes another program.
 //!
-//! [`Child`] puts them together for the driver: [`Child::next`] says what happened next, and
-//! nothing here ever waits for the child without the driver being able to do something else.
+//! [`Child`] combines them for the driver. [`Child::next`] returns the next sign. No call blocks the driver on the
+//! child.
 //!
-//! Deliberately absent: decisions. What a sign means is the lifecycle's business.
+//! Deliberately absent: decisions. The lifecycle interprets the signs.
 
 pub(crate) mod confinement;
 pub(crate) mod custody;
@@ -41,7 +40,7 @@ use tracing::warn;
 use worker_orcd_ipc::{Command, FdKind, Generation};
 use worker_orcd_lifecycle::{Exit, Signal};
 
-/// A child of one generation, from the moment its process exists.
+/// Child of one generation. Its process exists.
 #[derive(Debug)]
 pub(crate) struct Child {
     pub generation: Generation,
@@ -51,28 +50,28 @@ pub(crate) struct Child {
     custody: Option<Custody>,
     mailbox: Option<Mailbox>,
     outputs: Outputs,
-    /// All its threads are ending; what it has said before is still to be read.
+    /// True once all threads of the child are ending. Its earlier messages are still to be read.
     is_ending: bool,
-    /// What it says once, in frames.
+    /// Frames of the messages that the child sends only once.
     said: Said,
-    /// What it has said to another supervisor behind its hello, to be heard when it is told to load.
+    /// Messages after `Hello` to another supervisor. They are replayed at the load order.
     retold: Option<Vec<u8>>,
-    /// There is something to hear that no socket tells of.
+    /// True if there are messages to read for which no socket becomes readable.
     is_stirred: bool,
 }
 
 #[derive(Debug)]
 enum Line {
-    /// A door at which nobody has connected yet.
+    /// Listener without a connection yet.
     Waiting(Door),
     Open(Link),
     Closed,
 }
 
-/// Things that can be noticed about a child, besides its words.
+/// Observed event of a child, apart from its messages.
 #[derive(Debug)]
 pub(crate) enum Sign {
-    /// Bytes came or left; [`Child::next_word`] may have something.
+    /// Bytes were read or written; [`Child::next_word`] may have a message.
     Stirred,
     LinkClosed,
     LinkFailed(LinkError),
@@ -104,10 +103,10 @@ impl Child {
         }
     }
 
-    /// What it handed over next, if anything; does not wait.
+    /// Takes the next descriptor that the child has handed over, if any. Does not wait.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is nothing that is kept.
+    /// [`io::ErrorKind::InvalidData`] for an unknown descriptor.
     pub(crate) fn take(&mut self) -> io::Result<Option<(FdKind, OwnedFd)>> {
         match &mut self.custody {
             Some(custody) => custody.take(self.pid),
@@ -115,10 +114,10 @@ impl Child {
         }
     }
 
-    /// Gives it something of an earlier child; does not wait.
+    /// Sends a descriptor of an earlier child. Does not wait.
     ///
     /// # Errors
-    /// When there is nobody to take it.
+    /// If the child is not connected or the socket is full.
     pub(crate) fn hand_out(&mut self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
         match &mut self.custody {
             Some(custody) => custody.hand_out(self.pid, article, descriptor),
@@ -126,10 +125,10 @@ impl Child {
         }
     }
 
-    /// Gives it the end of a socket through which it gets more while it serves; does not wait.
+    /// Sends the child's end of a second socket, for descriptors while it serves. Does not wait.
     ///
     /// # Errors
-    /// When there is nobody to take it.
+    /// If the child is not connected or the socket is full.
     pub(crate) fn open_mailbox(&mut self) -> io::Result<()> {
         let (ours, theirs) = Mailbox::open()?;
         self.hand_out(FdKind::SecondSocket, &theirs)?;
@@ -137,17 +136,17 @@ impl Child {
         Ok(())
     }
 
-    /// Puts something of another child there; does not wait. The child is to be told.
+    /// Sends a descriptor of another child through the second socket. Does not wait. A command must announce it.
     ///
     /// # Errors
-    /// When it has no mailbox, or that is full.
+    /// If there is no second socket, or it is full.
     pub(crate) fn put(&self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
         let mailbox = self.mailbox.as_ref();
         let none = || io::Error::from(io::ErrorKind::NotConnected);
         mailbox.ok_or_else(none)?.put(article, descriptor)
     }
 
-    /// Nothing more is handed over or out here: from now on the socket for descriptors tells of the child's end.
+    /// Ends the exchange of descriptors. From now on the end of their socket indicates the end of the child.
     pub(crate) fn watch_custody(&mut self) {
         if let Some(custody) = &mut self.custody
             && let Err(error) = custody.watch(self.pid)
@@ -156,10 +155,9 @@ impl Child {
         }
     }
 
-    /// Waits for the next sign. Cancel-safe: a sign that was not returned is not lost.
+    /// Waits for the next sign. Cancel-safe: no sign is lost.
     ///
-    /// A connection is reported before an exit that came after it: without one by then, there
-    /// will never be one.
+    /// A connection is reported before a later exit, because after the exit there can be none.
     pub(crate) async fn next(&mut self) -> Sign {
         if std::mem::take(&mut self.is_stirred) {
             return Sign::Stirred;
@@ -186,10 +184,10 @@ impl Child {
         !matches!(self.line, Line::Waiting(_))
     }
 
-    /// The next whole message that has been read, undecoded.
+    /// Next complete message that has been read, undecoded.
     ///
     /// # Errors
-    /// When what the child sent is not a frame of this protocol.
+    /// If the child's bytes are not a frame of this protocol.
     pub(crate) fn next_word(&mut self) -> Result<Option<&[u8]>, LinkError> {
         match &mut self.line {
             Line::Open(link) => link.next_frame(),
@@ -197,11 +195,11 @@ impl Child {
         }
     }
 
-    /// Queues a command; never blocks. Without a link there is nobody to hear it, which the
-    /// lifecycle knows or will be told.
+    /// Queues a command. Never blocks. Without a link the command is dropped, and the lifecycle learns of the lost link
+    /// by a sign.
     ///
     /// # Errors
-    /// When more is queued than any honest reader would leave unread.
+    /// If the queue is longer than any correct reader leaves unread.
     pub(crate) fn send(&mut self, command: &Command) -> Result<(), LinkError> {
         match &mut self.line {
             Line::Open(link) => link.send(command),
@@ -209,11 +207,11 @@ impl Child {
         }
     }
 
-    /// Sends commands as they come, as far as the child keeps up with reading; when there is room
-    /// for more, [`Self::next`] has a sign. Without a link they go where those of [`Self::send`] go.
+    /// Sends commands while the child keeps up with reading. [`Self::next`] returns a sign once there is room for more.
+    /// Without a link they are dropped, as by [`Self::send`].
     ///
     /// # Errors
-    /// As those of [`Self::send`].
+    /// As [`Self::send`].
     pub(crate) fn send_what_fits(
         &mut self,
         mut next: impl FnMut() -> Option<Command>,
@@ -227,7 +225,7 @@ impl Child {
         }
     }
 
-    /// The moment at which the bytes that wait to be written will have waited too long.
+    /// Time at which the unwritten bytes exceed their write deadline.
     #[must_use]
     pub(crate) fn write_deadline(&self) -> Option<Instant> {
         match &self.line {
@@ -244,14 +242,14 @@ impl Child {
         self.process.kill(signal);
     }
 
-    /// True for a child that SIGSTOP or a debugger has stopped.
+    /// True if SIGSTOP or a debugger has stopped the child.
     #[must_use]
     pub(crate) fn is_stopped(&self) -> bool {
         self.process.is_stopped()
     }
 }
 
-/// Never, where there is no socket to tell it.
+/// Waits for the child's end of the socket to close. Pending forever without a socket.
 async fn ended(custody: Option<&Custody>) -> io::Result<()> {
     match custody {
         Some(custody) => custody.ended().await,
@@ -264,7 +262,7 @@ impl Line {
         match self {
             Self::Waiting(door) => match door.accept(pid).await.map(Link::new) {
                 Ok(link) => {
-                    // The door is dropped here: nobody else connects, and its name is gone.
+                    // The listener is dropped here, so no other process can connect, and its name is removed.
                     *self = Self::Open(link);
                     Sign::Stirred
                 }
@@ -282,7 +280,7 @@ impl Line {
         }
     }
 
-    /// What is left of the words of a child that is ending, and then their end; without waiting.
+    /// Remaining messages of an ending child, then their end. Does not wait.
     fn end(&mut self) -> Option<Sign> {
         let rest = match self {
             Self::Open(link) => link.read_the_rest(),
@@ -302,7 +300,7 @@ impl Line {
     fn fail(&mut self, error: LinkError) -> Sign {
         *self = Self::Closed;
         match error {
-            // How a socket ends when its owner is killed with unread commands.
+            // A socket ends this way if its peer is killed with unread commands.
             LinkError::Io(error) if is_hang_up(&error) => Sign::LinkClosed,
             error => {
                 warn!(%error, "control_socket_failed");
@@ -325,7 +323,7 @@ mod tests {
     use std::time::Duration;
     use worker_orcd_ipc::{Preamble, frame};
 
-    /// A child whose ends of both sockets are the test's, and another process that stays alive.
+    /// A child with both socket peers in the test, and another process that stays alive.
     async fn child() -> (Child, UnixStream, UnixStream) {
         let (generation, me) = (Generation(1), std::process::id());
         let dir = PrivateDir::create().unwrap();
@@ -382,7 +380,7 @@ mod tests {
         let mut bytes = Preamble::OURS.to_bytes().to_vec();
         frame::write_frame(&mut bytes, b"last word").unwrap();
         control.write_all(&bytes).unwrap();
-        // Seen before the words are: both came between two looks.
+        // The end is noticed before the message, because both arrived between two polls.
         child.is_ending = true;
         assert!(matches!(next(&mut child).await, Sign::Stirred));
         assert_eq!(child.next_word().unwrap(), Some(&b"last word"[..]));
@@ -393,7 +391,7 @@ mod tests {
     #[tokio::test]
     async fn one_that_is_left_alive_says_again_what_it_said_once_and_then_what_nobody_has_heard() {
         let (mut child, mut control, line) = child().await;
-        // The test's own process is no child of it.
+        // The process of the test is not its own child.
         child.pid = child.process.pid();
         let terms = Terms::new(load_order(), true);
         let frame = |word: &[u8]| {
@@ -436,7 +434,7 @@ mod tests {
         assert!(matches!(next(&mut child).await, Sign::Stirred));
         assert_eq!(child.next_word().unwrap(), Some(&b"a beat"[..]));
         drop(line);
-        // A socket may stir once more than it has words.
+        // A socket may become ready once more without a message.
         let mut sign = next(&mut child).await;
         while matches!(sign, Sign::Stirred) {
             sign = next(&mut child).await;

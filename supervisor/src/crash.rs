@@ -1,12 +1,11 @@
-//! Crash reports: what is known about each death, for whoever asks in the morning.
+//! Crash reports: the facts of each death.
 //!
-//! * [`death`] one death, filled in as it becomes known; [`log`] the deaths of lately, each under the
-//!   generation of its child.
-//! * [`report`] what is written of a death, [`recording`] what of the flight recorder, [`gpu`] what of the
-//!   GPU; [`store`] where reports are kept (a thread, a directory, `GET /crashes`).
+//! * [`death`]: one death, completed as facts arrive. [`log`]: recent deaths by generation.
+//! * [`report`]: JSON of a death. [`recording`]: flight recorder entries in it. [`gpu`]: GPU evidence in it. [`store`]:
+//!   storage of reports (a thread, a directory, `GET /crashes`).
 //!
-//! A child that was dismissed leaves no report. Deliberately absent: prompts and completions, in
-//! any form; reading the clock (moments are arguments).
+//! A dismissed child has no report. Deliberately absent: prompts and completions in any form, and clocks (time is an
+//! argument).
 
 pub(crate) mod death;
 pub(crate) mod gpu;

@@ -1,8 +1,7 @@
-//! File descriptors: how many this process may have, and how many of them clients may take.
+//! File descriptors: the limit of this process, and the share of it for clients.
 //!
-//! A connection is a descriptor, and so is everything that a child is made with. Clients can open
-//! as many connections as they like, so what the next child needs is kept back from them: the
-//! process's limit, less [`kept_back`], is the most that connections ever get.
+//! A connection is a descriptor, and a spawn needs descriptors too. Clients can open any number of connections, so the
+//! descriptors of the next child are reserved: connections get at most the process's limit less [`kept_back`].
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -11,19 +10,19 @@ use std::io;
 use std::os::fd::RawFd;
 use thiserror::Error;
 
-/// Connections beyond the bound that are served nothing but probes.
+/// Connections beyond the bound that serve only probes.
 pub(crate) const PROBE_CONNECTIONS: usize = 16;
 
-/// A worker that can talk to fewer clients than this was started with the wrong limit.
+/// Minimum number of client connections. A smaller budget is a configuration error.
 const FEWEST_CONNECTIONS: u64 = 8;
 
-/// Crash reports that are read for clients at one time.
+/// Maximum number of crash reports that are read for clients at one time.
 pub(crate) const CRASH_READERS: usize = 4;
 
-/// Connections of the operator, at the admin socket.
+/// Maximum number of connections to the admin socket.
 pub(crate) const ADMIN_CONNECTIONS: usize = 4;
 
-/// Users of descriptors that must never be refused, and the most that each has open at one time.
+/// Reserved descriptors: each user with its maximum number of open descriptors.
 pub(crate) const KEPT_BACK: &[(&str, u64)] = &[
     ("standard input, output and error", 3),
     (
@@ -62,14 +61,13 @@ pub(crate) const KEPT_BACK: &[(&str, u64)] = &[
     ("whatever was forgotten", 3),
 ];
 
-/// Descriptors of a listener: itself, and the connection that it has accepted and found no place
-/// for yet.
+/// Descriptors of a listener: itself, and one accepted connection that waits for a place.
 const EACH_LISTENER: u64 = 2;
 
-/// The number of connections for which the process's limit leaves room.
+/// Number of connections within the process's limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget {
-    /// The process's limit.
+    /// Limit of the process.
     pub descriptors: u64,
     pub kept_back: u64,
     pub connections: usize,
@@ -87,7 +85,7 @@ pub(crate) struct TooFew {
     kept_back: u64,
 }
 
-/// Raises this process's soft limit to its hard one, and says what it is then.
+/// Raises this process's soft limit to its hard limit and returns it.
 #[must_use]
 pub(crate) fn raise_limit() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -104,16 +102,15 @@ pub(crate) fn raise_limit() -> u64 {
     }
 }
 
-/// Descriptors that the kernel is asked to have room for at once: those of a thousand connections, and what is kept back
-/// from them.
+/// Initial size of the kernel's descriptor table: a thousand connections and the reserve.
 const ROOM: u64 = 2048;
 
-/// Has the kernel make its table of this process's descriptors as large as it will be. A process of several threads waits
-/// tens of milliseconds where its table grows (`expand_files` of Linux waits for a grace period of RCU), and streams would
-/// with it: at the death of a child, for example, whose heir is made. So: before there are threads.
+/// Grows the kernel's table of this process's descriptors to its final size. In a process of several threads a growth
+/// takes tens of milliseconds (`expand_files` of Linux waits for a grace period of RCU) and delays streams, for example
+/// at a failover. It is therefore called before there are threads.
 ///
 /// # Errors
-/// When the kernel refuses; the table grows later then.
+/// If the kernel refuses. The table then grows later.
 pub(crate) fn make_room() -> io::Result<()> {
     let last = raise_limit().min(ROOM).saturating_sub(1);
     let file = File::open("/dev/null")?;
@@ -121,17 +118,17 @@ pub(crate) fn make_room() -> io::Result<()> {
     Ok(())
 }
 
-/// The sum of what clients must not take.
+/// Number of reserved descriptors with this number of listeners.
 #[must_use]
 pub fn kept_back(listeners: usize) -> u64 {
     let table: u64 = KEPT_BACK.iter().map(|(_, most)| most).sum();
     table + EACH_LISTENER * listeners as u64
 }
 
-/// Room for at most `wanted` connections, and for no more than `limit` leaves.
+/// Budget of at most `wanted` connections within `limit`.
 ///
 /// # Errors
-/// When hardly any are left.
+/// If fewer than the minimum are left.
 pub(crate) fn budget(limit: u64, listeners: usize, wanted: usize) -> Result<Budget, TooFew> {
     let kept_back = kept_back(listeners);
     let left = limit.saturating_sub(kept_back);

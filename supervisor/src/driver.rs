@@ -1,5 +1,5 @@
-//! The one task that owns the child, the lifecycle and the journal. It asks the clock once a turn,
-//! and hands the answer down: everything in a turn happens at one moment.
+//! The driver: the one task that owns children, lifecycle and journal. It reads the clock once a turn, so all events of
+//! a turn happen at one time.
 //!
 //! ```text
 //! clients ── Control ──►┐
@@ -8,19 +8,18 @@
 //! clock ──── Tick ─────►┘
 //! ```
 //!
-//! Nothing in it waits for one thing alone, and nothing in it takes long: building a tokenizer
-//! happens on another thread, writing to the child goes into a buffer.
+//! Deliberately absent: blocking calls and long computations. Another thread builds the tokenizer, and writes to a
+//! child go into a buffer.
 //!
-//! * [`seat`] where a child lives, and all that dies with it: [`vitals`] what is known of the child and
-//!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
-//!   told that it is overdue, and [`doubt`] what of theirs goes on elsewhere then.
-//! * [`births`] what is told of a child's beginning, [`words`] what its messages mean, [`progress`] what counts as its progress; [`keeping`] what
-//!   outlives it, [`keepings`] on each device, [`devices`] how one goes out of use, [`mps`] where one at a time is all, [`program`] when their program is another,
-//!   [`succession`] when another child serves, [`estate`] when another driver does; [`handles`]
-//!   what clients' tasks want and see.
-//! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
-//!   a report says of a child, [`witness`] what NVIDIA's library adds to it, [`witnesses`] of each card; [`service_manager`] what systemd
-//!   is told.
+//! * `start`: the driver's task. [`handles`]: the side of clients' tasks. [`estate`]: handoff to and from another
+//!   driver.
+//! * [`seat`], [`seats`]: a child and its state. [`births`]: spawn and load. [`words`]: messages of a child.
+//!   [`vitals`]: child statistics. [`rate`]: token rate. [`progress`]: progress of a child. [`flood`]: limit on
+//!   messages. [`silence`], [`doubt`]: overdue children.
+//! * [`keeping`], [`keepings`]: memory that outlives a child. [`devices`]: devices in and out of service. [`mps`]: one
+//!   child at a time under CUDA MPS. [`program`]: replaced child programs. [`succession`]: failover and end of a child.
+//! * [`chronicle`]: observation. [`news`]: log lines and snapshots. [`post_mortem`]: crash facts. [`witness`],
+//!   [`witnesses`]: GPU monitors. [`service_manager`]: notifications to systemd.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for all requests")]
 
@@ -81,10 +80,10 @@ use worker_orcd_requests::Requests;
 pub(crate) struct Driver {
     settings: EngineSettings,
     started: Instant,
-    /// The beginning of the present turn.
+    /// Start of the present turn.
     now: Instant,
     worker: Worker,
-    /// Effects that were not done yet; doing one can lead to another.
+    /// Effects that are not yet performed. Performing one can add others.
     effects: VecDeque<Effect>,
     seats: Seats,
     keeping: Keepings,
@@ -95,11 +94,11 @@ pub(crate) struct Driver {
     chronicle: Chronicle,
     service_manager: ServiceManager,
     heritage: Heritage,
-    /// Another driver is to go on.
+    /// Pending handoff to another driver.
     departure: Option<Departure>,
 }
 
-/// The beginning of a turn.
+/// Cause of a turn.
 enum Occasion {
     InSeat(SeatId, Happening),
     Control(Control),
@@ -150,7 +149,7 @@ impl Driver {
         tokio::pin!(timer);
         while !self.worker.is_over() {
             let wake_at = tokio::time::Instant::from_std(self.wake_at());
-            // A timer that fires too early costs one idle tick; moving it costs a lock each time.
+            // A spurious wake costs one idle tick. Moving the timer costs a lock each time.
             if timer.is_elapsed() || wake_at < timer.deadline() {
                 timer.as_mut().reset(wake_at);
             }
@@ -181,7 +180,7 @@ impl Driver {
         }
     }
 
-    // === what happened ===
+    // === events ===
 
     fn on_sign(&mut self, seat: SeatId, sign: Sign) {
         match sign {
@@ -192,7 +191,7 @@ impl Driver {
                 let Some(child) = &self.seats[seat].child else {
                     return;
                 };
-                // Nobody is left who could connect.
+                // A process that exits before its connection can no longer connect.
                 let never_connected = !child.has_connected();
                 let generation = child.generation;
                 let crashes = &mut self.chronicle.crashes;
@@ -272,7 +271,7 @@ impl Driver {
         earliest.unwrap_or(self.now)
     }
 
-    // === deciding and doing ===
+    // === decisions and effects ===
 
     fn tell(&mut self, event: Event) {
         let effects = self.worker.handle(self.now - self.started, event);
@@ -286,12 +285,12 @@ impl Driver {
         }
     }
 
-    /// True while what its child computed counts.
+    /// True while results of the seat's child are accepted.
     fn believes(&self, seat: SeatId) -> bool {
         self.worker.seat(seat).state().accepts_tokens()
     }
 
-    /// Takes everything that has been read from the child, in order.
+    /// Handles all messages that have been read from the child, in order.
     fn hear(&mut self, seat: SeatId) {
         while let Some(event) = self.listener(seat).next_event() {
             self.tell_of(seat, event);
@@ -313,7 +312,7 @@ impl Driver {
         }
     }
 
-    /// Does everything that follows from what just happened, and lets the world know.
+    /// Performs all effects of the event, then wakes the readers and publishes a snapshot.
     fn perform(&mut self) {
         loop {
             self.do_effects();

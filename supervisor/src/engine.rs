@@ -1,7 +1,6 @@
-//! The handle that HTTP holds: requests go in, tokens come out, and the child's life stays the
-//! [driver](crate::driver)'s business.
+//! Handle of HTTP to the engine: requests in, tokens out. The [driver](crate::driver) runs the children.
 //!
-//! Every method but the two `wait_` ones answers at once, from memory.
+//! All methods answer at once from memory, except the asynchronous ones, which wait for the driver.
 
 #![expect(
     clippy::disallowed_methods,
@@ -45,37 +44,37 @@ use worker_orcd_requests::wal::Restored;
 use worker_orcd_requests::{Abandon, Admitted, Registry};
 use worker_orcd_text::tools::Choices;
 
-/// The feature of a child that was built to fail on command.
+/// Feature of a child that was built with fault injection.
 const FAULT_INJECTION: &str = "fault-injection";
 
-/// Everything that is decided before the first child.
+/// Settings of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineSettings {
     /// Path of `worker-orcd-gpu`.
     pub child_binary: PathBuf,
-    /// The same for every child, but for the device, which is the first of `devices`.
+    /// Load order of each child. Its device is the first of `devices`, and the driver replaces it by the child's own.
     pub load: LoadOrder,
-    /// In the worker's order; one at least.
+    /// Devices in the worker's order, at least one.
     pub devices: Vec<DeviceSelector>,
     pub deadlines: Deadlines,
     pub restart: RestartPolicy,
-    /// The choice for requests that do not choose themselves.
+    /// Behaviour after a fault for requests that do not set it.
     pub on_fault: OnFault,
-    /// Requests that may wait beyond those that the child decodes at once.
+    /// Maximum number of waiting requests, beyond those that the child decodes at once.
     pub max_queue: usize,
-    /// Time for which a request that killed a child when it ran alone is refused.
+    /// Time for which a convicted query of death is refused.
     pub quarantine_for: Duration,
-    /// Time for the compilation of a chat template, and for each prompt it makes.
+    /// Time limit for the compilation of a chat template, and for each prompt that it renders.
     pub template_timeout: Duration,
-    /// Follow the sampling advice of the model file.
+    /// Use the sampling defaults of the model file.
     pub model_sampling: bool,
-    /// What the operator says of how answers are taken apart.
+    /// The operator's choice of parsers for answers.
     pub parsers: Choices,
-    /// Accept a child that was built to fail on command. Never in production.
+    /// Accept a child with fault injection. Never in production.
     pub accept_fault_injection: bool,
-    /// Children take away from themselves what they do not need.
+    /// Sandbox child processes.
     pub child_confinement: bool,
-    /// Keep a child that takes over when another one dies.
+    /// Keep a standby child for failover.
     pub standby: bool,
     pub crashes: CrashSettings,
 }
@@ -93,12 +92,12 @@ impl EngineSettings {
         }
     }
 
-    /// A device as it is written on the command line.
+    /// Name of a device in the syntax of the command line.
     pub(crate) fn device_name(&self, device: DeviceId) -> String {
         self.load_on(device).device.to_string()
     }
 
-    /// The order for a child of that device.
+    /// Load order for a child of a device.
     pub(crate) fn load_on(&self, device: DeviceId) -> LoadOrder {
         let selector = self.devices.get(usize::from(device.0));
         LoadOrder {
@@ -108,22 +107,22 @@ impl EngineSettings {
     }
 }
 
-/// The engine's end: why, and with which number the process should exit.
+/// End of the engine: the exit status of the process, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     pub exit: SupervisorExit,
     pub reason: String,
 }
 
-/// What an engine finds of an earlier one.
+/// State of an earlier engine.
 #[derive(Debug, Default)]
 pub(crate) struct Inheritance {
     pub estate: EngineEstate,
-    /// Requests of its log.
+    /// Requests in the write-ahead log.
     pub requests: Vec<Restored>,
 }
 
-/// Cheap to clone. When the last handle and the last stream are gone, the child is too.
+/// Handle to an engine, cheap to clone. Once the last handle and the last stream are dropped, the child ends.
 #[derive(Debug, Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -131,7 +130,7 @@ pub struct Engine {
     milestones: watch::Receiver<Milestones>,
 }
 
-/// Facts that the driver publishes and every handle can read.
+/// State that the driver publishes to all handles.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub registry: Arc<Registry>,
@@ -144,17 +143,17 @@ pub(crate) struct Shared {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Milestones {
-    /// The driver has had its first turn.
+    /// True after the driver's first turn.
     pub begun: bool,
-    /// A model was loaded at least once.
+    /// True once a model has been loaded.
     pub ready: bool,
-    /// Number of times that what would be left to another engine has changed.
+    /// Number of changes of the handoff state.
     pub estates: u64,
     pub ended: Option<Ended>,
 }
 
 impl Engine {
-    /// A handle to what a [driver](crate::driver) publishes, and to what it listens to.
+    /// Creates a handle from the channels of a [driver](crate::driver).
     pub(crate) fn new(
         shared: Arc<Shared>,
         controls: mpsc::UnboundedSender<Control>,
@@ -167,10 +166,10 @@ impl Engine {
         }
     }
 
-    /// Lets requests of one client in, all or none.
+    /// Admits the requests of one client, all or none.
     ///
     /// # Errors
-    /// The [`Refusal`] that the client is told. Nothing was kept.
+    /// The [`Refusal`] for the client. No request is then admitted.
     pub fn submit(&self, requests: Vec<NewRequest>) -> Result<Vec<RequestStream>, Refusal> {
         if self.shared.model.read().is_none() {
             let reason = self.snapshot().reason.clone();
@@ -199,27 +198,27 @@ impl Engine {
 
     fn readers_of(&self, records: Vec<Arc<Record>>) -> Vec<RequestStream> {
         let controls = self.controls.clone();
-        // Without a driver there is nothing to cancel.
+        // Without a driver there is no request to cancel.
         let abandon = Abandon::new(move |id| drop(controls.send(Control::Abandon(id))));
         let reader = |record| RequestStream::new(record, abandon.clone());
         records.into_iter().map(reader).collect()
     }
 
-    /// Requests that can be let in together, if there are no others.
+    /// Maximum number of requests that can be admitted together on an idle engine.
     #[must_use]
     pub fn most_together(&self) -> usize {
         self.shared.registry.most_together()
     }
 
-    /// Number of parts of an answer that [`resume`](Self::resume) goes on with.
+    /// Number of parts of an answer that [`resume`](Self::resume) can continue.
     #[must_use]
     pub fn parts_to_resume(&self, answer: &str, owner: Option<ClientId>) -> Option<usize> {
         self.shared.orphans.parts(answer, owner)
     }
 
-    /// The rest of an answer of an earlier supervisor whose reader is waited for, part by part, and how it is
-    /// told. With an owner, only that client's. `skips` is what the client has of each part; where it is
-    /// empty, that is nothing.
+    /// Continues an answer of an earlier supervisor that waits for its reader: its parts, and their presentation. With
+    /// an owner, only an answer of that client. `skips`: position of the client in each part. Empty means that the
+    /// client has nothing yet.
     #[must_use]
     pub fn resume(
         &self,
@@ -235,8 +234,8 @@ impl Engine {
         Some((self.readers_of(records), presentation))
     }
 
-    /// True when a live job or parts of an answer had this id, and were this owner's where one is given; their
-    /// streams end with `CANCELLED`.
+    /// Cancels the live job or answer parts with this id, restricted to an owner if there is one. Their streams end
+    /// with `CANCELLED`. False if there are none.
     #[must_use]
     pub fn cancel(&self, job_id: &str, owner: Option<ClientId>) -> bool {
         let found = self.shared.registry.find(job_id, owner);
@@ -244,14 +243,14 @@ impl Engine {
         !found.is_empty() && found.iter().all(cancel)
     }
 
-    /// `None` before the first model was loaded; kept while a child is replaced.
+    /// Loaded model. `None` before the first load. It remains while a child is replaced.
     #[must_use]
     pub fn model(&self) -> Option<Arc<LoadedModel>> {
         self.shared.model.read().clone()
     }
 
-    /// What the driver last said. A drain counts from the moment at which it was asked for, though the
-    /// driver may not have come to it yet: no probe says ready after `/shutdown` was answered.
+    /// Latest snapshot of the driver. A drain is visible from its request on, even before the driver handles it, so no
+    /// readiness probe succeeds after an answer to `/shutdown`.
     #[must_use]
     pub fn snapshot(&self) -> Arc<EngineSnapshot> {
         let snapshot = Arc::clone(&self.shared.snapshot.read());
@@ -264,50 +263,48 @@ impl Engine {
         })
     }
 
-    /// Reports of children that died, this supervisor's and earlier ones'.
+    /// Crash reports of this supervisor and of earlier ones.
     #[must_use]
     pub fn crashes(&self) -> &Arc<CrashStore> {
         &self.shared.crashes
     }
 
-    /// Requests that were let in and have not ended: counted now, for a snapshot of a moment ago
-    /// may say that there are none while the queue is full.
+    /// Present number of live requests. The last snapshot may be older and show none while the queue is full.
     #[must_use]
     pub fn live_requests(&self) -> usize {
         self.shared.registry.live()
     }
 
-    /// True from the moment at which it was told to end, or failed.
+    /// True once the engine is ordered to end or has failed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared.registry.is_closed()
     }
 
-    /// Takes no new work, finishes what there is, then ends. Terminal errors for what is left
-    /// after `timeout`.
+    /// Refuses new requests, finishes the live ones, then ends. Requests left after `timeout` end with an error.
     pub fn drain(&self, timeout: Duration) {
-        // At the door already here, so that no request slips in behind the drain.
+        // Admission closes here already, so that no request follows the drain.
         self.shared.registry.close(Refusal::Draining);
         drop(self.controls.send(Control::Drain(timeout)));
     }
 
-    /// Puts a new child in the place of the one that serves, once the new one is ready.
+    /// Replaces the serving child by a new one, once that is ready.
     pub fn replace_child(&self) {
         drop(self.controls.send(Control::Replace));
     }
 
-    /// Takes a device out of use: its streams go on with others, and its child ends.
+    /// Takes a device out of service. Its streams continue on other devices, and its child ends.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The reason for a refusal.
     pub async fn withdraw_device(&self, device: DeviceId) -> Result<(), String> {
         self.ask(|asker| Control::Withdraw(device, asker)).await
     }
 
-    /// Uses a device again that is out of use.
+    /// Returns a device to service.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The reason for a refusal.
     pub async fn readmit_device(&self, device: DeviceId) -> Result<(), String> {
         self.ask(|asker| Control::Readmit(device, asker)).await
     }
@@ -319,28 +316,28 @@ impl Engine {
         answer.await.unwrap_or_else(ended)
     }
 
-    /// Ends now: terminal errors for every request, SIGKILL for the child.
+    /// Ends at once: an error for each request, SIGKILL for each child.
     pub fn stop_now(&self) {
         self.shared.registry.close(Refusal::Draining);
         drop(self.controls.send(Control::StopNow));
     }
 
-    /// Ends at once, with every child, and leaves everything to another engine. `None`: it has ended already.
+    /// Ends at once and hands over its state, with the serving children, to another engine. `None`: the engine has
+    /// ended already.
     pub async fn leave(&self) -> Option<EngineEstate> {
         let (sender, estate) = oneshot::channel();
         self.controls.send(Control::Leave(sender)).ok()?;
         estate.await.ok()
     }
 
-    /// Duplicates of what it would leave. `None`: it has ended.
+    /// Duplicates of the handoff state. `None`: the engine has ended.
     pub async fn copy_estate(&self) -> Option<EngineEstate> {
         let (sender, estate) = oneshot::channel();
         self.controls.send(Control::CopyEstate(sender)).ok()?;
         estate.await.ok()
     }
 
-    /// Waits until what it would leave is something else than before, or there is something for the first
-    /// time. False when it has ended.
+    /// Waits for the next change of the handoff state. False if the engine has ended.
     pub async fn estate_changed(&self, known: &mut u64) -> bool {
         let mut milestones = self.milestones.clone();
         let changed = milestones.wait_for(|it| it.estates != *known || it.ended.is_some());
@@ -355,14 +352,14 @@ impl Engine {
     /// Waits for the first turn of the driver.
     pub async fn wait_begun(&self) {
         let mut milestones = self.milestones.clone();
-        // A driver that was lost has panicked.
+        // A lost driver has panicked.
         drop(milestones.wait_for(|milestones| milestones.begun).await);
     }
 
     /// Waits for the first model.
     ///
     /// # Errors
-    /// When the engine ended instead.
+    /// If the engine ends before.
     pub async fn wait_ready(&self) -> Result<(), Ended> {
         let mut milestones = self.milestones.clone();
         let seen = milestones
@@ -375,7 +372,7 @@ impl Engine {
         }
     }
 
-    /// Waits until the driver is gone, and the directory with its sockets.
+    /// Waits until the driver, and with it its socket directory, is gone.
     pub async fn wait_gone(&self) {
         let mut milestones = self.milestones.clone();
         while milestones.changed().await.is_ok() {}
@@ -392,7 +389,7 @@ impl Engine {
     }
 }
 
-/// The driver's task ended without a word: it panicked, or the runtime is shutting down.
+/// End of a driver's task without a message: the driver panicked, or the runtime shuts down.
 fn driver_lost() -> Ended {
     Ended {
         exit: SupervisorExit::StoppedAtOnce,
@@ -404,7 +401,7 @@ fn driver_lost() -> Ended {
 mod tests {
     use super::*;
 
-    /// An engine whose driver reads no control: whoever holds the receiver is that driver.
+    /// An engine without a driver. The receiver gets its control messages.
     fn engine_before_its_driver() -> (Engine, mpsc::UnboundedReceiver<Control>) {
         let settings = CrashSettings {
             directory: None,

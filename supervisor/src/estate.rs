@@ -1,6 +1,6 @@
-//! What an engine leaves to the engine of another supervisor: the journal's log, and memory that outlives
-//! children, and a child that [lives on](living). [`passage`] is how it gets through `exec`, and
-//! [`parcel`] how it gets into the descriptor store of a service manager.
+//! Handoff state that an engine leaves to the engine of another supervisor: the write-ahead log, memory that outlives
+//! children, and a [child](living). [`passage`] carries it through `exec`, and [`parcel`] through the descriptor store
+//! of a service manager.
 
 pub(crate) mod living;
 pub(crate) mod parcel;
@@ -13,34 +13,34 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use worker_orcd_ipc::{DeviceSelector, Generation, KvSource, WeightsManifest};
 use worker_orcd_lifecycle::OutOfServiceReason;
 
-/// Descriptors, and what they are.
+/// Handoff state: descriptors and their description.
 #[derive(Debug, Default)]
 pub struct EngineEstate {
     pub note: EngineNote,
     pub wal: Option<OwnedFd>,
-    /// Its files, in their order; none where they are not kept.
+    /// Model files in order. Empty if they are not retained.
     pub model: Vec<OwnedFd>,
-    /// In the order of the worker's list.
+    /// Devices in the order of the worker's list.
     pub devices: Vec<DeviceEstate>,
 }
 
-/// The estate of one device.
+/// Handoff state of one device.
 #[derive(Debug, Default)]
 pub struct DeviceEstate {
     pub note: DeviceNote,
     pub weights: Option<OwnedFd>,
-    /// The KV cache of the last child.
+    /// KV cache of the last child.
     pub kv: Option<OwnedFd>,
     pub(crate) child: Option<LivingChild>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineNote {
-    /// The model as it was asked for. Weights of another one are no use.
+    /// Configured model path. Weights of another model are of no use.
     pub model_path: String,
-    /// Digest of the model that streams began with, once there is one.
+    /// Digest of the model that streams began with, once known.
     pub digest: Option<[u8; 32]>,
-    /// The child that was begun last, where it may still be dying.
+    /// Newest child, if it may still be dying.
     pub last_child: Option<Generation>,
     pub devices: Vec<DeviceNote>,
     pub has_wal: bool,
@@ -51,16 +51,16 @@ pub struct EngineNote {
 pub struct DeviceNote {
     pub selector: Option<DeviceSelector>,
     pub weights: Option<(WeightsManifest, Generation)>,
-    /// Size of the KV cache of the child that served.
+    /// Size in bytes of the KV cache of the child that served.
     pub kv_bytes: Option<u64>,
     pub kv: Option<KvSource>,
-    /// Why the device is not in use, where it is not.
+    /// Out-of-service reason of the device, if it is out of service.
     pub absence: Option<OutOfServiceReason>,
     pub(crate) child: Option<ChildNote>,
 }
 
 impl EngineEstate {
-    /// The note, and the descriptors in the order in which [`from_parts`](Self::from_parts) takes them.
+    /// Note, and descriptors in the order of [`from_parts`](Self::from_parts).
     #[must_use]
     pub fn parts(&self) -> (EngineNote, Vec<BorrowedFd<'_>>) {
         let (notes, of_devices): (Vec<_>, Vec<_>) =
@@ -77,7 +77,7 @@ impl EngineEstate {
     }
 
     /// # Errors
-    /// When there are fewer descriptors than the note says.
+    /// If there are fewer descriptors than the note requires.
     pub fn from_parts(
         note: EngineNote,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
@@ -96,8 +96,8 @@ impl EngineEstate {
         })
     }
 
-    /// Puts what there is of each device at its place in the list, and keeps memory only where it is of the same
-    /// model. Returns the children of devices that are not in the list.
+    /// Sorts the state of each device to its index in the list, and drops the memory of another model. Returns the
+    /// children of devices that are not in the list.
     pub(crate) fn arrange(
         &mut self,
         model_path: &str,

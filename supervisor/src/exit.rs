@@ -1,28 +1,28 @@
-//! The numbers that `worker-orcd` leaves behind when it could not serve.
+//! Exit codes of `worker-orcd`.
 //!
-//! How serving itself ends is the lifecycle's [`SupervisorExit`]. [`WorkerExit::all`] is all of them:
-//! what `--help` shows, and what a test compares with docs/operate/deaths.md.
+//! [`SupervisorExit`] of the lifecycle has the codes for the end of an engine. [`WorkerExit::all`] lists all codes for
+//! `--help`, and a test compares them with docs/operate/deaths.md.
 
 use strum::VariantArray as _;
 use worker_orcd_lifecycle::SupervisorExit;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerExit {
-    /// Signal handlers or runtime threads could not be made, or descriptors are too few.
+    /// Signal handlers, runtime threads or file descriptors are not available.
     Startup,
-    /// The command line, environment or configuration file is wrong (clap's own number).
+    /// The command line, environment or configuration file is wrong (clap's own code).
     Usage,
-    /// An address is taken, or not this machine's.
+    /// An address is in use or not local.
     Listen,
-    /// The callback URL did not take the registration.
+    /// The registration at the callback URL failed.
     Callback,
-    /// The model is not on this machine, and the hub did not give it.
+    /// The model is not on this machine and could not be downloaded.
     Fetch,
     Engine(SupervisorExit),
 }
 
 impl WorkerExit {
-    /// Those that are not the lifecycle's.
+    /// Codes outside the lifecycle.
     const OWN: [Self; 5] = [
         Self::Startup,
         Self::Usage,
@@ -31,7 +31,7 @@ impl WorkerExit {
         Self::Fetch,
     ];
 
-    /// Every way that `worker-orcd` can end, in the order of the numbers.
+    /// All exits in the order of their codes.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let of_engine = SupervisorExit::VARIANTS.iter().copied().map(Self::Engine);
@@ -40,7 +40,7 @@ impl WorkerExit {
         all
     }
 
-    /// All of them, as `--help` shows them.
+    /// Section of `--help` with all codes.
     #[must_use]
     pub fn help() -> String {
         let all = Self::all().into_iter();
@@ -49,7 +49,7 @@ impl WorkerExit {
         })
     }
 
-    /// The word in the log.
+    /// Name in log lines.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Bytes as people compare them: two lower-case digits each.
+//! Hexadecimal text of bytes: two lower-case digits each.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes
         .iter()
         .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            // Writing to a string does not fail.
+            // A write to a string does not fail.
             let _ = write!(text, "{byte:02x}");
             text
         })

@@ -1,4 +1,4 @@
-//! The supervisor: it owns every promise made to clients and touches no device.
+//! The supervisor: it serves all clients and accesses no device.
 //!
 //! ```text
 //! HTTP ─→ http ─→ engine ─→ driver ─→ child (another process, over a Unix socket)
@@ -6,14 +6,14 @@
 //!          └─ text ─┘   prompt → ids, ids → text
 //! ```
 //!
-//! * [`commands`] is the command line, [`config`] what it says, [`exit`] how it ends.
-//! * [`http`] is what clients see; [`engine`] is the one thing it asks.
-//! * `worker_orcd_text` turns text into token ids and back; the child deals in ids alone. Chat templates,
-//!   which strangers wrote, are run by [`interpreter`] in a process that may die.
-//! * `worker_orcd_requests` journals what clients were promised; `driver` and [`child`] keep a child alive;
-//!   [`crash`] tells what became of those that died, [`nvml`] what NVIDIA's library says of it.
-//! * [`outgoing`] asks others over HTTP: who is to be told of this worker, or another worker.
-//! * [`descriptors`] keeps back from clients what children are made with.
+//! * [`commands`]: the command line. [`config`]: settings. [`exit`]: exit codes.
+//! * [`http`]: the API. [`engine`]: its interface to the children.
+//! * `worker_orcd_text`: tokenizer. A child handles only token ids. [`interpreter`]: untrusted chat templates, in a
+//!   separate process.
+//! * `worker_orcd_requests`: journal of requests. `driver` and `child`: operation of child processes. `crash`: reports
+//!   of deaths. `nvml`: GPU monitor.
+//! * [`outgoing`]: HTTP client for callbacks and other workers.
+//! * [`descriptors`]: file descriptor budget of clients and children.
 //!
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.
 

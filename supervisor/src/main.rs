@@ -1,4 +1,4 @@
-//! `worker-orcd`: the command line, and nothing else.
+//! `worker-orcd`: dispatch of the command line.
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what went wrong.
+/// Exit status of a command. Prints its error.
 fn told(outcome: &anyhow::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

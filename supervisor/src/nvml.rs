@@ -1,23 +1,21 @@
-//! A witness of the GPU that needs no context on it: NVIDIA's management library, on threads of
-//! its own.
+//! GPU monitor without a CUDA context: NVIDIA's management library (NVML), on its own threads.
 //!
 //! ```text
-//! driver ── Order ──► asks ──► library ──► the kernel's driver         (may block for good)
+//! driver ── Order ──► ask ───► library ──► the kernel's driver         (may block forever)
 //!    ▲                  │         ▲
-//!    └── Sighting ──────┴─ listens┘
+//!    └── Sighting ──────┴─ listen ┘
 //! ```
 //!
-//! * [`library`] is the seam: what is asked of one GPU. [`real`] asks NVML, which is loaded at run
-//!   time and may be missing; tests play the part.
-//! * [`selection`] says which of the machine's GPUs `cuda:N` is.
-//! * [`threads`] ask once a second, listen for Xids all the time, and after each death measure
-//!   until the memory is back. [`reckoning`] is what they measure.
+//! * [`library`]: interface to one GPU. [`real`]: NVML, which is loaded at run time and may be missing. Tests have an
+//!   implementation of their own.
+//! * [`selection`]: mapping of `cuda:N` to a GPU of the machine.
+//! * [`threads`]: one thread samples once a second and, after a death, measures until the memory is free. Another waits
+//!   for Xids. [`reckoning`]: the measurement.
 //!
-//! NVML can block on a wedged GPU, and a thread that does is lost. So nobody waits for one:
-//! orders go into a bounded queue, sightings come when they come, and what has not been sighted
-//! for [`SILENT_AFTER`] is unknown.
+//! A call of NVML on a hung GPU may never return, and its thread is then lost. No task waits for such a thread: orders
+//! go into a bounded queue, samples arrive asynchronously, and values older than [`SILENT_AFTER`] are unknown.
 //!
-//! Deliberately absent: decisions. What a sighting means is the lifecycle's business.
+//! Deliberately absent: decisions. The lifecycle interprets the samples.
 
 pub(crate) mod library;
 mod real;
@@ -25,13 +23,13 @@ pub(crate) mod reckoning;
 mod selection;
 mod threads;
 
-/// The kernel module says so itself.
+/// True if NVIDIA's kernel module is loaded.
 #[must_use]
 pub(crate) fn driver_is_loaded() -> bool {
     std::path::Path::new("/proc/driver/nvidia/version").exists()
 }
 
-/// Those without which NVIDIA's driver opens no device. The last one is made when it is first asked for.
+/// True if the device nodes exist that NVIDIA's driver needs. The second one is created on first use.
 pub(crate) fn device_nodes_are_there() -> bool {
     let nodes = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
     nodes.iter().all(|node| std::path::Path::new(node).exists())
@@ -49,64 +47,63 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
-/// Figures are taken once a second; five that are missing are no coincidence.
+/// Age limit of samples. They are taken once a second, so five are missing.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(5);
 
-/// Deaths that wait to be examined, each for as long as the driver takes to answer. A queue that is full belongs to
-/// a thread that is lost.
+/// Queue length of deaths to examine. A full queue indicates a lost thread.
 const ORDERS: usize = 8;
 
-/// The driver's end of both channels. The threads end when it is dropped, if they can.
+/// The driver's ends of both channels. A drop ends the threads unless they are blocked.
 #[derive(Debug)]
 pub(crate) struct Witness {
     orders: SyncSender<Order>,
     sightings: UnboundedReceiver<Sighting>,
 }
 
-/// Orders to the thread that asks, beyond its regular questions.
+/// Order to the sampling thread, besides its regular samples.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// Take figures now.
+    /// Take a sample now.
     Look,
     Examine(Examination),
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Sighting {
-    /// The last sighting, because there is no library, no kernel driver, or no such device.
+    /// Last sample: there is no library, no kernel driver, or no such device.
     Absent(String),
     Opened(Identity),
     Gauges(Gauges, Instant),
     Xid(SeenXid),
-    /// Xids cannot be heard, or no longer.
+    /// Xid events are unavailable, from the start or from now on.
     Deaf(String),
-    /// The recovery action that NVIDIA's driver asks for since this generation died.
+    /// Recovery action of NVIDIA's driver after the death of this generation.
     Examined {
         generation: u32,
         action: Option<RecoveryAction>,
     },
-    /// The result of looking for the memory of a generation that died.
+    /// Result of the memory measurement after the death of this generation.
     Measured {
         generation: u32,
         measure: Measure,
     },
 }
 
-/// The library tells the number alone; the times are those of its arrival here.
+/// Xid with the times of its arrival here. NVML reports only the number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SeenXid {
     pub xid: Xid,
     pub at: Instant,
     pub wall: SystemTime,
-    /// Since boot, as the kernel's own log counts: the line that belongs to it is near.
+    /// Time since boot, on the clock of the kernel's log, to find the matching line.
     pub kernel: Option<Duration>,
 }
 
 impl Witness {
-    /// Returns at once; whether there is anything to see is the first sighting.
+    /// Starts the threads. Returns at once. The first sample shows whether there is a GPU.
     ///
     /// # Errors
-    /// When the machine has no thread to give.
+    /// If the machine has no thread.
     pub(crate) fn start(open: Opener) -> io::Result<Self> {
         let (orders, inbox) = sync_channel(ORDERS);
         let (outbox, sightings) = unbounded_channel();
@@ -116,10 +113,10 @@ impl Witness {
         Ok(Self { orders, sightings })
     }
 
-    /// NVML itself, and the GPU that the child will know as `cuda:{ordinal}`.
+    /// Monitor by NVML of the child's GPU `cuda:{ordinal}`.
     ///
     /// # Errors
-    /// When the machine has no thread to give.
+    /// If the machine has no thread.
     pub(crate) fn of_device(ordinal: u32) -> io::Result<Self> {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         Self::start(Box::new(move || {
@@ -128,10 +125,10 @@ impl Witness {
         }))
     }
 
-    /// One look, for a person who waits `patience` at most.
+    /// Takes one sample, with a time limit of `patience`.
     ///
     /// # Errors
-    /// Why there is nothing to see.
+    /// The reason why there is no sample.
     pub(crate) fn look(ordinal: u32, patience: Duration) -> Result<(Identity, Gauges), String> {
         let (answer, wait) = sync_channel(1);
         let thread = std::thread::Builder::new().name("nvml".to_owned());
@@ -139,7 +136,7 @@ impl Witness {
         let look = move || {
             let gpu = selection::Address::of(ordinal, visible.as_deref())
                 .and_then(|address| real::open(&address));
-            // By now nobody may wait any more.
+            // The receiver may have timed out.
             drop(answer.send(gpu.map(|gpu| (gpu.identity(), gpu.gauges()))));
         };
         thread.spawn(look).map_err(|error| error.to_string())?;
@@ -147,17 +144,17 @@ impl Witness {
         wait.recv_timeout(patience).map_err(silence)?
     }
 
-    /// `None` when no sighting will ever come again. Cancel-safe.
+    /// Next sample. `None`: there will be none. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Sighting> {
         self.sightings.recv().await
     }
 
-    /// Does not wait. False when the thread has stopped taking orders.
+    /// Orders an examination. Does not wait. False: the thread accepts no orders.
     pub(crate) fn examine(&self, examination: Examination) -> bool {
         self.orders.try_send(Order::Examine(examination)).is_ok()
     }
 
-    /// Does not wait. Where the queue is full, figures come with the next second.
+    /// Orders a sample. Does not wait. With a full queue, the next regular sample must do.
     pub(crate) fn look_now(&self) {
         drop(self.orders.try_send(Order::Look));
     }

@@ -1,9 +1,9 @@
-//! HTTP/1.1 to somebody else, over TCP, TLS or a Unix socket: one request on a connection of its own.
+//! HTTP/1.1 client over TCP, TLS or a Unix socket. Each connection carries one request.
 //!
-//! Who is asked over TLS must have a certificate of an authority that this host trusts;
-//! `SSL_CERT_FILE` and `SSL_CERT_DIR` name others. They are read again for each connection.
+//! A TLS server must have a certificate of an authority that this host trusts. `SSL_CERT_FILE` and `SSL_CERT_DIR` set
+//! other authorities. They are read again for each connection.
 //!
-//! Deliberately absent: redirects, proxies, and a way to go on without a certificate that is right.
+//! Deliberately absent: redirects, proxies, and an option to skip certificate checks.
 
 use axum::http::{HeaderValue, Request, Response, Uri};
 use bytes::Bytes;
@@ -21,19 +21,19 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// `http://host:port/path` or `https://…`, taken apart.
+/// Parts of `http://host:port/path` or `https://…`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url {
-    /// `host:port`, as a socket address is written.
+    /// `host:port` in the syntax of a socket address.
     pub authority: String,
     pub path: String,
-    /// The name that the certificate must have; `None` without TLS.
+    /// Name required in the certificate. `None` without TLS.
     pub tls: Option<ServerName<'static>>,
 }
 
 impl Url {
     /// # Errors
-    /// What is wrong with it, for a person.
+    /// A human-readable reason.
     pub fn parse(text: &str) -> Result<Self, String> {
         let secured = text.strip_prefix("https://");
         let rest = secured
@@ -51,7 +51,7 @@ impl Url {
             (false, Some(_)) => ":443",
         };
         let path = if path.is_empty() { "/" } else { path };
-        // What is no path is found here, and not at the first request.
+        // An invalid path is refused here, not at the first request.
         path.parse::<Uri>()
             .map_err(|_| format!("{text:?} is no URL"))?;
         let tls = secured.map(|_| server_name(authority)).transpose()?;
@@ -63,7 +63,7 @@ impl Url {
     }
 }
 
-/// The host alone, without port and brackets.
+/// Host without port and brackets.
 fn server_name(authority: &str) -> Result<ServerName<'static>, String> {
     let host = match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => host,
@@ -74,15 +74,15 @@ fn server_name(authority: &str) -> Result<ServerName<'static>, String> {
         .map_err(|_| format!("{host:?} is no name that a certificate could have"))
 }
 
-/// Connects, and sends a request whose URI is a path alone.
+/// Connects and sends a request. Its URI is a path.
 ///
 /// # Errors
-/// Why there is no answer, for a person.
+/// The reason why there is no answer, human-readable.
 pub async fn send(url: &Url, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, String> {
     connect(url).await?.send(request).await
 }
 
-/// A connection on which nothing was sent yet.
+/// Connection without a request yet.
 #[derive(Debug)]
 pub struct Connection {
     host: HeaderValue,
@@ -90,7 +90,7 @@ pub struct Connection {
 }
 
 /// # Errors
-/// Why there is no connection, for a person.
+/// The reason why there is no connection, human-readable.
 pub async fn connect(url: &Url) -> Result<Connection, String> {
     let host = url.authority.parse();
     let host = host.map_err(|_| format!("{:?} is no host", url.authority))?;
@@ -103,10 +103,10 @@ pub async fn connect(url: &Url) -> Result<Connection, String> {
     Ok(Connection { host, sender })
 }
 
-/// A connection to whoever listens at a Unix socket.
+/// Connects to a Unix socket.
 ///
 /// # Errors
-/// Why there is no connection, for a person.
+/// The reason why there is no connection, human-readable.
 pub async fn connect_at(socket: &Path) -> Result<Connection, String> {
     let stream = UnixStream::connect(socket).await;
     let stream = stream.map_err(|error| error.to_string())?;
@@ -116,10 +116,10 @@ pub async fn connect_at(socket: &Path) -> Result<Connection, String> {
 }
 
 impl Connection {
-    /// Sends the only request, whose URI is a path alone, and gives back the answer's head and its body unread.
+    /// Sends the only request and returns the head of the answer with an unread body. The URI is a path.
     ///
     /// # Errors
-    /// Why there is no answer, for a person.
+    /// The reason why there is no answer, human-readable.
     pub async fn send(
         mut self,
         mut request: Request<Full<Bytes>>,
@@ -138,7 +138,7 @@ async fn handshake(
 ) -> Result<http1::SendRequest<Full<Bytes>>, String> {
     let connected = http1::handshake(TokioIo::new(stream)).await;
     let (sender, connection) = connected.map_err(|error| error.to_string())?;
-    // It ends with the answer's body, or with whoever drops that.
+    // The task ends with the body of the answer, or when the body is dropped.
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -147,7 +147,7 @@ async fn secured(
     stream: TcpStream,
     name: &ServerName<'static>,
 ) -> Result<TlsStream<TcpStream>, String> {
-    // Hundreds of files, on some hosts.
+    // The trust store has hundreds of files on some hosts.
     let trusted = tokio::task::spawn_blocking(trusted).await;
     let trusted = trusted.map_err(|error| error.to_string())??;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -160,7 +160,7 @@ async fn secured(
     connected.await.map_err(|error| format!("TLS: {error}"))
 }
 
-/// The authorities that this host trusts.
+/// Certificate authorities that this host trusts.
 fn trusted() -> Result<RootCertStore, String> {
     let found = rustls_native_certs::load_native_certs();
     let mut store = RootCertStore::empty();

@@ -1,17 +1,17 @@
-//! Signals and what they ask for. No signal from outside ends the worker without an answer to its clients, except
-//! SIGKILL, which cannot be refused, and those that report a fault of the program itself.
+//! Signals. No external signal ends the worker without an answer to its clients, except SIGKILL, which cannot be
+//! blocked, and the signals of program faults.
 //!
 //! | signal | meaning |
 //! |---|---|
 //! | SIGTERM, SIGINT | drain; the second one ends at once |
-//! | SIGQUIT | drain without time: what runs ends with an error |
+//! | SIGQUIT | drain without time: running requests end with an error |
 //! | SIGHUP | read keys and log level again |
-//! | SIGUSR2 | let the program that the path leads to now go on in this one's place |
-//! | the others that would end a program | nothing, logged once each |
+//! | SIGUSR2 | upgrade to the program at the path |
+//! | other signals that end a program | ignored, each logged once |
 //!
-//! All of them are blocked from the first instruction of `main` on, and read from a signalfd. A blocked signal is
-//! pending until it is read, also across `exec`: the next program reads what this one did not. Programs are started with no
-//! signal blocked ([`unblocked`]), because the mask is inherited.
+//! All of these are blocked from the first instruction of `main` on and read from a signalfd. A blocked signal is
+//! pending until it is read, also across `exec`, so the next program reads the remaining ones. The mask is inherited,
+//! so programs are started with no signal blocked ([`unblocked`]).
 
 use nix::libc::{SIGRTMAX, SIGRTMIN};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
@@ -28,7 +28,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Signals of the kernel's own, or without effect where nothing handles them. Everything else is blocked.
+/// Signals that are not blocked: those of faults, or without effect unless handled.
 const LEFT_ALONE: [Signal; 15] = [
     Signal::SIGSEGV,
     Signal::SIGBUS,
@@ -47,10 +47,10 @@ const LEFT_ALONE: [Signal; 15] = [
     Signal::SIGKILL,
 ];
 
-/// One program at a time is started, or executed.
+/// Lock: only one program is started or executed at a time.
 static STARTING: Mutex<()> = Mutex::new(());
 
-/// Signals that arrived while none was blocked.
+/// Flags of signals that arrived while none was blocked.
 static CAUGHT: OnceLock<Vec<(i32, Arc<AtomicBool>)>> = OnceLock::new();
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,18 +63,18 @@ pub(crate) enum Word {
     Reload,
     /// SIGUSR2.
     Upgrade,
-    /// Reported for the first time only.
+    /// Ignored signal, reported only the first time.
     Ignored(String),
 }
 
 impl Word {
-    /// It asks for the worker's end.
+    /// True for a request to end the worker.
     pub(crate) fn ends(&self) -> bool {
         matches!(self, Self::Stop(_) | Self::StopWithoutWaiting)
     }
 }
 
-/// Signals in the order in which the kernel gives them out.
+/// Receiver of signals, in the kernel's order of delivery.
 #[derive(Debug)]
 pub(crate) struct Signals {
     descriptor: AsyncFd<SignalFd>,
@@ -89,20 +89,20 @@ fn handled() -> SigSet {
     set
 }
 
-/// Blocks every signal that this module handles, in this thread and those that it starts. The first act of `main`.
+/// Blocks all handled signals in this thread and its future threads. The first call of `main`.
 pub fn block() {
-    // It fails for an unknown operation only.
+    // The call fails only for an unknown operation.
     let _ = handled().thread_block();
 }
 
-/// Ends [`block`], for commands that any signal may end.
+/// Reverts [`block`] for commands that any signal may end.
 pub fn unblock() {
     let _ = handled().thread_unblock();
 }
 
 impl Signals {
     /// # Errors
-    /// When the kernel has no descriptor for it.
+    /// If the kernel has no descriptor.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -116,7 +116,7 @@ impl Signals {
         })
     }
 
-    /// The next signal. Cancel-safe. What is not asked for stays pending.
+    /// Next signal. Cancel-safe. Unread signals stay pending.
     pub(crate) async fn recv(&mut self) -> Word {
         loop {
             let Ok(mut ready) = self.descriptor.readable().await else {
@@ -148,8 +148,8 @@ impl Signals {
     }
 }
 
-// Its successor is `unsafe`, for types that may lie about the descriptor they own. A `SignalFd` owns exactly the one
-// that it shows, until it is dropped.
+// The replacement is `unsafe`, because a type may misreport its descriptor. A `SignalFd` owns exactly the descriptor
+// that it reports, until it is dropped.
 #[expect(
     deprecated,
     reason = "the supervisor has no unsafe code, and needs none here"
@@ -158,7 +158,7 @@ fn watch(descriptor: SignalFd) -> io::Result<AsyncFd<SignalFd>> {
     AsyncFd::with_interest(descriptor, Interest::READABLE)
 }
 
-/// Installs handlers that note a signal which arrives while [`unblocked`] runs.
+/// Installs handlers that record a signal during [`unblocked`].
 fn catch() -> io::Result<()> {
     if CAUGHT.get().is_some() {
         return Ok(());
@@ -181,7 +181,7 @@ fn catch() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a program with no signal blocked. A signal that arrives in that moment is sent again behind it.
+/// Starts a program with no signal blocked. A signal that arrives meanwhile is sent again afterwards.
 pub(crate) fn unblocked<T>(start: impl FnOnce() -> T) -> T {
     let _turn = STARTING.lock();
     let Ok(before) = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK) else {
@@ -199,7 +199,7 @@ pub(crate) fn unblocked<T>(start: impl FnOnce() -> T) -> T {
     started
 }
 
-/// Executes a program in this one's place while no other is started. All signals are blocked: what arrives is for it.
+/// Executes a program while no other one is started. All signals are blocked and stay pending for the new program.
 pub(crate) fn blocked<T>(execute: impl FnOnce() -> T) -> T {
     let _turn = STARTING.lock();
     block();

@@ -1,13 +1,13 @@
-//! What a child may have, as arguments of its program: the child takes everything else away from itself
-//! before it hears its first order (`gpu-child/src/confinement.rs`).
+//! Permissions of a child as program arguments. The child drops all other permissions before its first order
+//! (`gpu-child/src/confinement.rs`).
 //!
-//! It is told here and not in the order to load, for by then the child has threads, and a thread is confined
-//! by what it had when it began.
+//! They are not part of the load order, because by then the child has threads, and a thread keeps the confinement of
+//! its start.
 
 use std::ffi::OsString;
 use worker_orcd_ipc::{DeviceSelector, LoadOrder};
 
-/// For a child that is to load this. `confined` is false where the operator has switched confinement off.
+/// Arguments for a child with this load order. `confined` is false if the operator has disabled confinement.
 #[must_use]
 pub(crate) fn arguments(order: &LoadOrder, confined: bool) -> Vec<OsString> {
     if !confined {

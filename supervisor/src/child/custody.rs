@@ -1,21 +1,19 @@
-//! The socket for descriptors: what a child opened, and a later child needs, crosses here and
-//! nothing else does.
+//! Socket for descriptors: a child hands over the files and memory that a later child needs.
 //!
 //! ```text
-//! control socket   words, no rights   watched by the driver
-//! custody socket   rights, no words   looked at when a word says that something was handed over
+//! control socket   messages, no descriptors   polled by the driver
+//! custody socket   descriptors, no messages   read after a message that announces them
 //! ```
 //!
-//! The two are apart so that whoever finds a way to say something has not found a way to be given
-//! something. Here as there only the child's own process is let in. Nothing waits: a child connects
-//! before its hello and hands over before it says `Ready`, so what is not there by then will not
-//! come, and what is handed out is small enough for the socket's buffer.
+//! The sockets are separate, so a flaw in the message parser gives no access to descriptors. Both accept only the
+//! child's own process. No call waits: a child connects before its `Hello` and hands over before its `Ready`, so later
+//! descriptors cannot come, and the descriptors sent to it fit into the socket's buffer.
 //!
-//! A descriptor that is kept is neither read, written nor mapped by this process.
+//! This process neither reads nor writes nor maps a retained descriptor.
 //!
-//! Once the child is ready, only a thread of its own has the other end (`gpu-child/src/sentinel.rs`), which a
-//! kill ends before the kernel takes the process's memory down. So the end of this socket is the first sign of a
-//! death by a signal, by milliseconds.
+//! In a ready child only a thread of its own holds the other end (`gpu-child/src/sentinel.rs`). A kill ends that thread
+//! before the kernel frees the process's memory. The end of this socket is therefore the first sign of a death by a
+//! signal, by milliseconds.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -31,26 +29,28 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 use worker_orcd_ipc::FdKind;
 
-/// One child's. Removes its name when dropped.
+/// Descriptor socket of one child. Removes its name when dropped.
 #[derive(Debug)]
 pub(crate) struct Custody {
-    /// Name, where this supervisor made it.
+    /// Path of the socket if this supervisor created it.
     path: Option<PathBuf>,
     line: Line,
 }
 
-/// One descriptor at any time.
+/// State of the socket. Each has one descriptor.
 #[derive(Debug)]
 enum Line {
     Listening(UnixListener),
     Connected(UnixStream),
-    /// Nothing more will cross; what is left to come is the end.
+    /// The exchange is over. Only the end is still to come.
     Watched(tokio::net::UnixStream),
 }
 
 impl Custody {
+    /// Creates the socket at `path`.
+    ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// If the socket cannot be created.
     pub(crate) fn open(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
@@ -60,10 +60,10 @@ impl Custody {
         })
     }
 
-    /// That of a child which was ready under another supervisor, to be [watched](Self::ended).
+    /// Socket of a child that was ready under another supervisor, to be [watched](Self::ended).
     ///
     /// # Errors
-    /// When the runtime does not take it.
+    /// If the runtime does not accept it.
     pub(crate) fn resume(watched: OwnedFd) -> io::Result<Self> {
         let stream = tokio::net::UnixStream::from_std(UnixStream::from(watched))?;
         Ok(Self {
@@ -72,7 +72,7 @@ impl Custody {
         })
     }
 
-    /// What [`resume`](Self::resume) takes. `None`: nothing is watched.
+    /// Descriptor for [`resume`](Self::resume). `None`: the socket is not watched.
     pub(crate) fn leave(&self) -> Option<OwnedFd> {
         match &self.line {
             Line::Watched(stream) => stream.as_fd().try_clone_to_owned().ok(),
@@ -85,11 +85,11 @@ impl Custody {
         self.path.as_deref()
     }
 
-    /// What process `pid` has handed over next, if anything; does not wait.
+    /// Next descriptor that process `pid` has handed over, if any. Does not wait.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is nothing that is kept, [`Errno::MFILE`] when this process
-    /// has no number left for a descriptor that came.
+    /// [`io::ErrorKind::InvalidData`] for an unknown descriptor, [`Errno::MFILE`] if this process has no free
+    /// descriptor number for it.
     pub(crate) fn take(&mut self, pid: u32) -> io::Result<Option<(FdKind, OwnedFd)>> {
         let Some(connection) = self.connection(pid)? else {
             return Ok(None);
@@ -103,7 +103,7 @@ impl Custody {
                 "a name of {name} instead of something that is kept"
             )));
         };
-        // Only looked at from outside: its type, not its content.
+        // Only the type is checked, not the content.
         let file = File::from(descriptor);
         if article == FdKind::ModelFile && !file.metadata()?.is_file() {
             let message = "the model file that was handed over is not a regular file";
@@ -112,10 +112,10 @@ impl Custody {
         Ok(Some((article, file.into())))
     }
 
-    /// Gives process `pid` a duplicate.
+    /// Sends a duplicate to process `pid`.
     ///
     /// # Errors
-    /// When it has not connected, or the socket does not take it.
+    /// If the process has not connected, or the socket is full.
     pub(crate) fn hand_out(
         &mut self,
         pid: u32,
@@ -128,10 +128,10 @@ impl Custody {
         send(connection, article, descriptor)
     }
 
-    /// Has [`ended`](Self::ended) wait for the child's end of the socket to close; called when it is ready.
+    /// Starts the watch of [`ended`](Self::ended) on the child's end of the socket. Called when the child is ready.
     ///
     /// # Errors
-    /// When the runtime does not take the socket; then the end is not noticed here.
+    /// If the runtime does not accept the socket. The end is then not noticed here.
     pub(crate) fn watch(&mut self, pid: u32) -> io::Result<()> {
         let Some(connection) = self.connection(pid)? else {
             return Ok(());
@@ -145,7 +145,7 @@ impl Custody {
     /// Waits for the child to close its end. Cancel-safe.
     ///
     /// # Errors
-    /// When it says something instead.
+    /// If the child sends data instead.
     pub(crate) async fn ended(&self) -> io::Result<()> {
         let Line::Watched(stream) = &self.line else {
             return std::future::pending().await;
@@ -165,7 +165,7 @@ impl Custody {
         }
     }
 
-    /// The connection of process `pid`, if it has connected; anybody else is turned away.
+    /// Connection of process `pid`, if it has connected. All other processes are rejected.
     fn connection(&mut self, pid: u32) -> io::Result<Option<&UnixStream>> {
         while let Line::Listening(listener) = &self.line {
             let stream = match listener.accept() {
@@ -191,40 +191,40 @@ impl Custody {
 impl Drop for Custody {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // The directory goes with everything in it at the latest.
+            // The directory is removed later with its content.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Through which a child that serves gets descriptors: this process's end.
+/// This process's end of the second socket, for descriptors to a serving child.
 #[derive(Debug)]
 pub(crate) struct Mailbox(UnixStream);
 
 impl Mailbox {
-    /// With the end that is the child's.
+    /// Creates the pair and returns the child's end too.
     ///
     /// # Errors
-    /// When the kernel has no socket for it.
+    /// If the kernel has no socket.
     pub(crate) fn open() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = UnixStream::pair()?;
         Ok((Self(ours), theirs.into()))
     }
 
-    /// As another supervisor has left it.
+    /// Mailbox of another supervisor.
     pub(crate) fn resume(socket: OwnedFd) -> Self {
         Self(socket.into())
     }
 
-    /// What [`resume`](Self::resume) takes.
+    /// Descriptor for [`resume`](Self::resume).
     pub(crate) fn leave(self) -> OwnedFd {
         self.0.into()
     }
 
-    /// Puts a duplicate there. The child takes it when it is told so.
+    /// Sends a duplicate. The child takes it at the command that announces it.
     ///
     /// # Errors
-    /// When the socket does not take it.
+    /// If the socket is full.
     pub(crate) fn put(&self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
         send(&self.0, article, descriptor)
     }
@@ -243,7 +243,7 @@ fn send(connection: &UnixStream, article: FdKind, descriptor: &impl AsFd) -> io:
     Ok(())
 }
 
-/// A name and what came with it; `None` when nothing did.
+/// A name byte and its descriptor. `None`: nothing has arrived.
 fn receive(connection: &UnixStream) -> io::Result<Option<(u8, Option<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -259,7 +259,7 @@ fn receive(connection: &UnixStream) -> io::Result<Option<(u8, Option<OwnedFd>)>>
         _ => Vec::new(),
     });
     let descriptor = descriptors.next();
-    // The kernel drops a descriptor that it has no number or no space for.
+    // The kernel drops a descriptor without a free number or without space.
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(Errno::MFILE.into());
     }
@@ -373,7 +373,7 @@ mod tests {
         let (dir, mut custody, child) = custody();
         let me = std::process::id();
         let file = File::create(dir.path().join("file")).unwrap();
-        // Too many for the message are dropped just as one that there is no number for.
+        // Descriptors beyond the space of the message are dropped, like one without a free number.
         let descriptors = [file.as_fd(); 16];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut control = SendAncillaryBuffer::new(&mut space);

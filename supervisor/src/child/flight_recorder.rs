@@ -1,9 +1,8 @@
-//! The supervisor's end of a child's flight recorder: made before the child, read after it.
+//! Supervisor's end of a child's flight recorder: created before the child, read after its end.
 //!
-//! A memfd that the child gets as its descriptor 0, so that no number has to be agreed upon and
-//! no other descriptor crosses the exec. It can neither shrink nor grow; what is written in it is
-//! read with positioned reads and never mapped, so a child can do nothing with it that would
-//! reach this process.
+//! A memfd that is the child's descriptor 0, so no number must be agreed on and no other descriptor crosses the exec.
+//! Its size is sealed. It is read with positioned reads and never mapped, so a child cannot affect this process through
+//! it.
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -20,8 +19,10 @@ pub(crate) struct FlightRecorder {
 }
 
 impl FlightRecorder {
+    /// Creates a recorder.
+    ///
     /// # Errors
-    /// When the kernel gives no memory or no descriptor.
+    /// If the kernel has no memory or no descriptor.
     pub(crate) fn create(generation: Generation) -> io::Result<Self> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let memory = File::from(memfd_create("worker-orcd-flight", flags)?);
@@ -36,31 +37,30 @@ impl FlightRecorder {
         Ok(Self { memory })
     }
 
-    /// That of a child of another supervisor.
+    /// Recorder of a child of another supervisor.
     pub(crate) fn resume(memory: OwnedFd) -> Self {
         Self {
             memory: memory.into(),
         }
     }
 
-    /// What [`resume`](Self::resume) takes.
+    /// Descriptor for [`resume`](Self::resume).
     pub(crate) fn leave(self) -> OwnedFd {
         self.memory.into()
     }
 
-    /// The descriptor that becomes the child's number 0.
+    /// Duplicate that becomes the child's descriptor 0.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// If there is no free descriptor.
     pub(crate) fn for_child(&self) -> io::Result<OwnedFd> {
         self.memory.try_clone().map(OwnedFd::from)
     }
 
-    /// Reads what is there. A child that still lives may be in the middle of a record, which
-    /// then counts as torn.
+    /// Reads all records. A running child may be in the middle of a record, which then counts as torn.
     ///
     /// # Errors
-    /// When the child wrote over the header.
+    /// If the child has overwritten the header.
     pub(crate) fn read(&self) -> io::Result<Recording> {
         let mut ring = vec![0; ring_bytes(RING_CAPACITY)];
         self.memory.read_exact_at(&mut ring, 0)?;
@@ -74,7 +74,7 @@ mod tests {
     use std::process::{Command, Stdio};
     use worker_orcd_ipc::flight::{Moment, Record, StepRequests};
 
-    /// `cat` plays the child: it gets the ring as its descriptor 0 and shows what it sees there.
+    /// `cat` is the child: it gets the ring as descriptor 0 and prints its content.
     #[test]
     fn a_child_finds_the_ring_at_descriptor_0() {
         let recorder = FlightRecorder::create(Generation(4)).unwrap();

@@ -1,8 +1,8 @@
-//! Socket directories of supervisors that are no more.
+//! Socket directories of dead supervisors.
 //!
-//! A supervisor that is killed cannot remove its directory; the next one does. Which are still in use
-//! is told by a lock on the directory itself, which the kernel lifts when its holder ends, however it
-//! ends. What is removed must be ours, be named and look like one of ours, and hold sockets at most.
+//! A killed supervisor cannot remove its directory, so the next supervisor does. A lock on the directory marks it as in
+//! use. The kernel releases the lock at any end of its holder. A directory is removed only if it belongs to this user,
+//! has our name pattern and mode, and contains nothing but sockets.
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, open, statat, unlinkat};
 use std::fs;
@@ -12,16 +12,16 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use tracing::info;
 
-/// Beginning of the name of every such directory; six letters or digits follow.
+/// Prefix of the directory names. Six letters or digits follow.
 pub(super) const PREFIX: &str = "worker-orcd-";
 
 const RANDOM_CHARS: usize = 6;
 
-/// Marks a directory as in use for as long as the result lives. `None` when somebody was faster,
-/// took it for left over and removed it.
+/// Marks a directory as in use during the life of the result. `None`: another process took it for a leftover and
+/// removed it.
 ///
 /// # Errors
-/// When it cannot be opened.
+/// If the directory cannot be opened.
 pub(super) fn claim(directory: &Path) -> io::Result<Option<OwnedFd>> {
     let lock = match lock(directory) {
         Ok(Some(lock)) => lock,
@@ -35,7 +35,7 @@ pub(super) fn claim(directory: &Path) -> io::Result<Option<OwnedFd>> {
     Ok(is_the_same.then_some(lock))
 }
 
-/// Removes what nobody uses any more. What cannot be removed is left for whoever can.
+/// Removes unused directories. Failures are ignored.
 pub(super) fn clear(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let named = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_ours_by_name));
@@ -53,7 +53,7 @@ fn is_ours_by_name(name: &str) -> bool {
         .is_some_and(|it| it.len() == RANDOM_CHARS && it.bytes().all(|b| b.is_ascii_alphanumeric()))
 }
 
-/// False when it is in use, or not ours.
+/// Removes one directory. False: it is in use, or not ours.
 fn clear_one(directory: &Path) -> io::Result<bool> {
     let facts = fs::symlink_metadata(directory)?;
     let ours = rustix::process::geteuid().as_raw();
@@ -68,14 +68,14 @@ fn clear_one(directory: &Path) -> io::Result<bool> {
         if !entry.file_type()?.is_socket() {
             return Ok(false);
         }
-        // Below the directory that is locked, whatever its name leads to by now.
+        // The name is resolved in the locked directory, independent of the path.
         unlinkat(&lock, entry.file_name(), AtFlags::empty())?;
     }
     fs::remove_dir(directory)?;
     Ok(true)
 }
 
-/// `None` when somebody else has it.
+/// Lock on a directory. `None`: another process holds it.
 fn lock(directory: &Path) -> io::Result<Option<OwnedFd>> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
     let opened = open(directory, flags, Mode::empty())?;

@@ -1,7 +1,7 @@
-//! Frames to and from a child, without ever waiting for it.
+//! Frames to and from a child, without blocking.
 //!
-//! Reading is bounded by one frame; writing goes into a buffer that the socket empties at its
-//! own pace, and a child that leaves it full for [`WRITE_DEADLINE`] is as good as dead.
+//! Reads are bounded by one frame. Writes go into a buffer that the socket drains at its own pace. A child that leaves
+//! it full for [`WRITE_DEADLINE`] counts as hung.
 
 #![expect(
     clippy::disallowed_methods,
@@ -20,19 +20,18 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use worker_orcd_ipc::{Command, FrameError, FrameReader, Preamble, encode, frame};
 
-/// A child reads its commands on a thread that does nothing else, so the socket's buffer is
-/// empty within a scheduling delay.
+/// A dedicated thread of the child reads commands, so the socket's buffer is empty within a scheduling delay.
 pub(crate) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Unwritten bytes with which a link asks for nothing more: what a child is given after the death
-/// of another may be every prompt of a long queue.
+/// Unwritten bytes above which a link requests no further commands. After the death of another child, commands may
+/// carry all prompts of a long queue.
 const ENOUGH_UNWRITTEN_BYTES: usize = 4 << 20;
 
-/// Reached only by commands that are sent unasked.
+/// Maximum number of unwritten bytes. Only [`Link::send`] can reach it, not [`Link::send_what_fits`].
 const MAX_UNWRITTEN_BYTES: usize = 64 << 20;
 
-/// The kernel's default buffer of a Unix socket is 208 KiB; reading less at a time costs system
-/// calls, reading more gains nothing.
+/// Size of a read. The kernel's default buffer of a Unix socket is 208 KiB. Smaller reads cost system calls, larger
+/// ones gain nothing.
 const READ_BYTES: usize = 128 << 10;
 
 #[derive(Debug, Error)]
@@ -54,17 +53,17 @@ pub(crate) struct Link {
     outgoing: Outgoing,
 }
 
-/// Bytes on their way to the child.
+/// Unwritten bytes to the child.
 #[derive(Debug, Default)]
 struct Outgoing {
     bytes: Vec<u8>,
     written: usize,
-    /// The moment at which the socket last took something, or had nothing to take.
+    /// Time of the last write, or of the last empty buffer.
     progress_at: Option<Instant>,
 }
 
 impl Link {
-    /// Our preamble goes first.
+    /// Creates a link, with our preamble as the first output.
     #[must_use]
     pub(crate) fn new(stream: Stream) -> Self {
         let mut outgoing = Outgoing::default();
@@ -77,10 +76,10 @@ impl Link {
         }
     }
 
-    /// The link to a child that knows us, and has said `heard` to another supervisor.
+    /// Link to an inherited child that has sent `heard` to another supervisor. The preamble is exchanged already.
     ///
     /// # Errors
-    /// When the runtime does not take the socket.
+    /// If the runtime does not accept the socket.
     pub(crate) fn resume(socket: OwnedFd, heard: &[u8]) -> io::Result<Self> {
         let mut link = Self {
             stream: Stream::UdSocket(UdStream::try_from(socket)?),
@@ -93,12 +92,12 @@ impl Link {
         Ok(link)
     }
 
-    /// More of what the child has said to another supervisor.
+    /// Adds further bytes that the child has sent to another supervisor.
     pub(crate) fn hear_again(&mut self, heard: &[u8]) {
         self.reader.push(heard);
     }
 
-    /// The socket, and what was read from it and is no whole frame yet. `None` while commands are on their way.
+    /// Socket, and bytes read from it that are no complete frame yet. `None` while commands are unwritten.
     pub(crate) fn leave(&self) -> Option<(OwnedFd, &[u8])> {
         let socket = socket(&self.stream).as_fd().try_clone_to_owned();
         let is_quiet = self.outgoing.is_empty();
@@ -113,7 +112,7 @@ impl Link {
     /// Queues one command.
     ///
     /// # Errors
-    /// [`LinkError::Overfull`] when the child has not read for far too long.
+    /// [`LinkError::Overfull`] if too many bytes are unread.
     pub(crate) fn send(&mut self, command: &Command) -> Result<(), LinkError> {
         let payload = encode(command).map_err(|error| LinkError::Encode(error.to_string()))?;
         let unwritten = self.outgoing.len() + payload.len();
@@ -123,15 +122,15 @@ impl Link {
         let mut framed = Vec::with_capacity(payload.len() + 4);
         frame::write_frame(&mut framed, &payload)?;
         self.outgoing.push(&framed);
-        // Nearly always there is room, and the child hears of it a scheduling round earlier.
+        // The socket nearly always has room, and a write here saves the child a scheduling round.
         self.write()
     }
 
-    /// Sends what `next` gives, as long as there is room: what waits behind it stays where it is
-    /// until the child has read. When there is room again, [`Self::stir`] returns.
+    /// Sends the commands of `next` while there is room. Further commands stay in place until the child has read.
+    /// [`Self::stir`] returns when there is room again.
     ///
     /// # Errors
-    /// As those of [`Self::send`].
+    /// As [`Self::send`].
     pub(crate) fn send_what_fits(
         &mut self,
         mut next: impl FnMut() -> Option<Command>,
@@ -149,11 +148,11 @@ impl Link {
         self.outgoing.progress_at.map(|at| at + WRITE_DEADLINE)
     }
 
-    /// Waits until bytes were read or written; `false` when the child has closed its end.
-    /// Cancel-safe: it moves bytes only without waiting in between.
+    /// Waits until bytes are read or written. `false`: the child has closed its end. Cancel-safe: bytes move only
+    /// without waiting in between.
     ///
     /// # Errors
-    /// When the socket fails.
+    /// If the socket fails.
     pub(crate) async fn stir(&mut self) -> Result<bool, LinkError> {
         let interest = match self.outgoing.is_empty() {
             true => Interest::READABLE,
@@ -170,12 +169,12 @@ impl Link {
         }
     }
 
-    /// Reads what the child has sent, without waiting; `false` when nothing is left.
+    /// Reads the child's remaining bytes, without waiting. `false`: no bytes are left.
     ///
     /// # Errors
-    /// When the socket fails.
+    /// If the socket fails.
     pub(crate) fn read_the_rest(&mut self) -> Result<bool, LinkError> {
-        // Not by the runtime's word, which may be older than what was sent last.
+        // The runtime's readiness may be older than the last bytes, so the socket is read directly.
         let flags = RecvFlags::DONTWAIT;
         match recv(socket(&self.stream), &mut self.read_buffer[..], flags) {
             Ok((0, _)) | Err(Errno::AGAIN) => Ok(false),
@@ -187,10 +186,10 @@ impl Link {
         }
     }
 
-    /// The next whole payload that has been read.
+    /// Next complete payload that has been read.
     ///
     /// # Errors
-    /// When the bytes are not frames of this protocol.
+    /// If the bytes are not frames of this protocol.
     pub(crate) fn next_frame(&mut self) -> Result<Option<&[u8]>, LinkError> {
         Ok(self.reader.next_frame()?)
     }
@@ -218,9 +217,8 @@ fn socket(stream: &Stream) -> &UnixStream {
     stream.inner()
 }
 
-/// A peer that is gone. A write to a Unix socket usually fails with EPIPE then, and with ECONNRESET where the peer
-/// is killed between two checks of the same `sendmsg`; a read fails with ECONNRESET where the peer has left
-/// messages unread.
+/// True if the peer is gone. A write to a Unix socket then usually fails with EPIPE, or with ECONNRESET if the peer is
+/// killed between two checks of the same `sendmsg`. A read fails with ECONNRESET if the peer has left messages unread.
 pub(crate) fn is_hang_up(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -233,7 +231,7 @@ impl Outgoing {
         if self.is_empty() {
             self.progress_at = Some(Instant::now());
         }
-        // What was written makes room, once that moves fewer bytes than it frees.
+        // Written bytes are removed once that moves fewer bytes than it frees.
         if self.written > self.bytes.len() / 2 {
             self.bytes.drain(..self.written);
             self.written = 0;
@@ -241,8 +239,8 @@ impl Outgoing {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Writes as much as the socket takes. A hang-up is no error here: the reading side finds it, after the
-    /// messages that are still to be read.
+    /// Writes as many bytes as the socket accepts. A hang-up is no error here: the reader finds it after the remaining
+    /// messages.
     fn write_to(&mut self, mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         while !self.is_empty() {
             match write(self.rest()) {
@@ -299,7 +297,7 @@ mod tests {
         let child = StdStream::connect(door.path()).unwrap();
         let stream = door.accept(std::process::id()).await.unwrap();
         let mut link = Link::new(stream);
-        // The preamble goes out, and the socket is known to be writable from here on.
+        // The preamble is written, and the socket is known to be writable from here on.
         assert!(link.stir().await.unwrap());
         (link, child)
     }
@@ -349,7 +347,7 @@ mod tests {
         read_on.join().unwrap().unwrap();
     }
 
-    /// Five mebibytes on the wire.
+    /// A submission of five mebibytes on the wire.
     fn long_submission() -> Command {
         Command::Submit(Box::new(worker_orcd_ipc::Submission {
             request: RequestId(1),
@@ -416,7 +414,7 @@ mod tests {
         while link.stir().await.unwrap_or(false) {}
     }
 
-    /// The kernel answers with ECONNRESET only where the child dies in the middle of the system call.
+    /// The kernel returns ECONNRESET only if the child dies in the middle of the system call.
     #[test]
     fn a_child_that_dies_while_it_is_written_to_has_hung_up() {
         for kind in [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe] {

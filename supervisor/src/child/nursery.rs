@@ -1,7 +1,6 @@
-//! Children in the making: for each a door to knock at, a recorder to write into, and the thread
-//! that makes the process.
+//! Pending spawns: for each a listener, a flight recorder, and the thread that creates the process.
 //!
-//! Deliberately absent: what is said to a child, and whether there should be another.
+//! Deliberately absent: messages to a child, and the decision to start one.
 
 use super::Child;
 use super::custody::Custody;
@@ -25,16 +24,16 @@ pub(crate) struct Nursery {
     spawner: Spawner,
     answers: mpsc::UnboundedSender<Spawned>,
     spawned: mpsc::UnboundedReceiver<Spawned>,
-    /// Made with the first door, and again when it is gone.
+    /// Socket directory, created with the first listener and again if it is removed.
     dir: Option<PrivateDir>,
-    /// The door at which the process that is being made will knock.
+    /// Listener for the pending process.
     door: Option<(Generation, Door, Option<Custody>)>,
 }
 
 #[derive(Debug)]
 pub(crate) enum Born {
     Child(Box<Child>),
-    /// Given up while it was being made; it is killed.
+    /// Process of an abandoned spawn. It is killed.
     Late {
         pid: u32,
     },
@@ -53,10 +52,10 @@ impl Nursery {
         }
     }
 
-    /// Orders a child that is allowed so much, and returns what it will write into.
+    /// Orders a child with these permissions, and returns its flight recorder.
     ///
     /// # Errors
-    /// When no socket can be made: something that the supervisor itself lacks, which is no death of a child.
+    /// If no socket can be created. The supervisor itself then lacks a resource, so this is no death of a child.
     pub(crate) fn begin(
         &mut self,
         generation: Generation,
@@ -69,12 +68,12 @@ impl Nursery {
         };
         let dir = self.dir.insert(dir);
         let door = dir.open_door(generation)?;
-        // A child without one serves as well; only its death is told worse.
+        // A child without a recorder serves as well; its crash report has fewer facts.
         let recorder = FlightRecorder::create(generation)
             .and_then(|recorder| Ok((recorder.for_child()?, recorder)))
             .inspect_err(|error| warn!(%error, "flight_recorder_missing"));
         let (for_child, recorder) = recorder.ok().unzip();
-        // So does one without this, as long as nobody touches the model file.
+        // A child without this socket serves as well, while the model file does not change.
         let custody = dir.open_custody(generation);
         let custody = custody
             .inspect_err(|error| warn!(%error, "custody_socket_missing"))
@@ -92,7 +91,7 @@ impl Nursery {
         Ok(recorder)
     }
 
-    /// The next process that was made, or was not.
+    /// Next result of a spawn.
     pub(crate) async fn next(&mut self) -> Spawned {
         match self.spawned.recv().await {
             Some(spawned) => spawned,
@@ -100,10 +99,10 @@ impl Nursery {
         }
     }
 
-    /// Brings a process and its door together.
+    /// Combines a process with its listener.
     ///
     /// # Errors
-    /// When there is no process, or nothing can be learned of it.
+    /// If there is no process, or it cannot be watched.
     pub(crate) fn finish(&mut self, spawned: Spawned) -> io::Result<Born> {
         let generation = spawned.generation;
         let door = self.door.take_if(|(expected, ..)| *expected == generation);
@@ -116,20 +115,20 @@ impl Nursery {
             None => {
                 let pid = process.pid();
                 warn!(generation = generation.0, pid, "late_child_killed");
-                // Its group ends with it.
+                // The process group ends with it.
                 tokio::spawn(see_off(process));
                 Born::Late { pid }
             }
         })
     }
 
-    /// Closes the door: no process is expected any more.
+    /// Drops the listener of an abandoned spawn.
     pub(crate) fn give_up(&mut self) {
         self.door = None;
     }
 }
 
-/// Takes the process over and lets its output flow into the log.
+/// Takes over the process and starts to log its output.
 fn adopt(mut child: StdChild, generation: Generation) -> io::Result<(Process, Outputs)> {
     let outputs = Outputs {
         stdout: child.stdout.take().map(OwnedFd::from),

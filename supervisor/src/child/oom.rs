@@ -1,14 +1,13 @@
-//! The kernel's count of victims of its OOM killer, whose SIGKILL looks like anybody's.
+//! The kernel's counter of OOM kills, to distinguish their SIGKILL from any other.
 //!
-//! The count is that of our own control group, which the child shares, where there is one; the
-//! whole machine's otherwise. Both only ever grow, so a reading from before the child and one
-//! from after its death tell. On a machine without control groups another process may have been
-//! the victim; an operator's `kill -9` in the same lifetime is then misnamed, and nothing worse.
+//! The counter is that of our own control group, which the child shares, or else of the whole machine. Both only grow,
+//! so two readings, before the child and after its death, show a kill. Without control groups the victim may be another
+//! process. An operator's `kill -9` during the same child is then misnamed, without further effect.
 
 use std::fs;
 use std::path::PathBuf;
 
-/// A reading, and where to take the next one.
+/// First reading of the counter, and its file.
 #[derive(Debug)]
 pub(super) struct OomWatch {
     source: Option<PathBuf>,
@@ -25,14 +24,14 @@ impl OomWatch {
         Self { source, kills }
     }
 
-    /// True once there was a victim since the start.
+    /// True if there was an OOM kill since the start.
     pub(super) fn has_struck(&self) -> bool {
         let now = self.source.as_ref().and_then(read);
         now.is_some_and(|kills| kills > self.kills)
     }
 }
 
-/// `memory.events` of the control group (v2) that this process is in.
+/// `memory.events` of this process's control group (v2).
 fn own_group_events() -> Option<PathBuf> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -47,7 +46,7 @@ fn read(path: &PathBuf) -> Option<u64> {
     kills(&fs::read_to_string(path).ok()?)
 }
 
-/// `memory.events` and `/proc/vmstat` write it alike.
+/// OOM kills in the text of `memory.events` or `/proc/vmstat`, which share this format.
 fn kills(text: &str) -> Option<u64> {
     let number = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
     number?.trim().parse().ok()

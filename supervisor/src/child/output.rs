@@ -1,8 +1,8 @@
-//! A child's stdout and stderr, line by line into the log.
+//! Stdout and stderr of a child, as log lines.
 //!
-//! What a child prints is its own (a panic message, a driver's complaint); prompts and
-//! completions are never among it. Lines are cut at [`MAX_LINE_BYTES`] and a child that floods is
-//! thinned out, so that neither memory nor the log grows with its mood.
+//! The output is the child's own, such as a panic message or a driver's error. It never contains prompts or
+//! completions. Lines are cut at [`MAX_LINE_BYTES`], and lines beyond [`MAX_LINES_PER_SECOND`] are dropped, so memory
+//! and log are bounded.
 
 #![expect(
     clippy::disallowed_methods,
@@ -22,7 +22,7 @@ const MAX_LINE_BYTES: usize = 4096;
 /// Enough for any backtrace.
 const MAX_LINES_PER_SECOND: u32 = 200;
 
-/// Both ends of what a child prints, kept for another supervisor to go on with.
+/// Read ends of a child's output pipes, kept for a handover to another supervisor.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs {
     pub(crate) stdout: Option<OwnedFd>,
@@ -30,10 +30,10 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    /// Logs everything that comes out until the last process that holds the other ends is gone.
+    /// Logs all output until the last process with a write end is gone.
     ///
     /// # Errors
-    /// When a pipe cannot be read asynchronously, or there is no descriptor for it.
+    /// If a pipe cannot be read asynchronously, or there is no descriptor for it.
     pub(crate) fn log(&self, generation: Generation) -> io::Result<()> {
         for (pipe, stream) in [(&self.stdout, "stdout"), (&self.stderr, "stderr")] {
             if let Some(pipe) = pipe {
@@ -58,7 +58,7 @@ fn log_lines(pipe: OwnedFd, stream: &'static str, generation: Generation) -> io:
     Ok(())
 }
 
-/// Cuts bytes into lines of bounded length.
+/// Splits bytes into lines of bounded length.
 #[derive(Debug, Default)]
 struct Lines {
     partial: Vec<u8>,

@@ -1,9 +1,8 @@
-//! Questions to the child's program before there is any child: about itself, a CUDA device, a file, and
-//! what this machine can refuse it.
+//! Queries to the child's program before there is a child: its version, a CUDA device, a file, and the confinement that
+//! this machine supports.
 //!
-//! [`worker_orcd_ipc::probe`] has the questions. Each is asked of a process of its own, because a
-//! device, a driver or a file that is wedged may keep whoever asks; nobody waits longer than
-//! [`PATIENCE`], but for a whole file to be read.
+//! [`worker_orcd_ipc::probe`] defines the queries. Each runs in its own process, because a hung device, driver or file
+//! system may block it. Each ends after [`PATIENCE`], except the digest of a whole file.
 
 use crate::child::reap::Process;
 use crate::signals::unblocked;
@@ -22,14 +21,14 @@ use worker_orcd_ipc::{
 };
 use worker_orcd_lifecycle::Exit;
 
-/// The driver's first call on a machine takes a quarter of a second, some seconds where nothing
-/// keeps the device initialised. A header is read from a cold disk in a second.
+/// Time limit of a query. The first call of NVIDIA's driver takes a quarter of a second, or some seconds if no process
+/// keeps the device initialised. A header on a cold disk takes a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The device in words, if children can compute on it.
+/// Description of a CUDA device that children can use.
 ///
 /// # Errors
-/// Why not, or why there was no answer.
+/// The reason why they cannot, or why there is no answer.
 pub(crate) async fn ask(program: &Path, ordinal: u32) -> Result<String, String> {
     let ordinal_text = ordinal.to_string();
     let question = Question {
@@ -40,10 +39,10 @@ pub(crate) async fn ask(program: &Path, ordinal: u32) -> Result<String, String> 
     question.ask_within(PATIENCE, program).await
 }
 
-/// The number of CUDA devices of this machine.
+/// Number of CUDA devices of this machine.
 ///
 /// # Errors
-/// Why nobody can say, or why there was no answer.
+/// The reason why it is unknown, or why there is no answer.
 pub(crate) async fn count_devices(program: &Path) -> Result<u32, String> {
     let question = Question {
         about: "the number of CUDA devices",
@@ -55,10 +54,10 @@ pub(crate) async fn count_devices(program: &Path) -> Result<u32, String> {
     line.parse().map_err(not_a_number)
 }
 
-/// The model in words, if a child could load it as far as its header says.
+/// Description of a model that a child can load, according to its header.
 ///
 /// # Errors
-/// Why not, or why there was no answer.
+/// The reason why it cannot, or why there is no answer.
 pub(crate) async fn check_model(program: &Path, model: &Path) -> Result<String, String> {
     let question = Question {
         about: &model.display().to_string(),
@@ -68,10 +67,10 @@ pub(crate) async fn check_model(program: &Path, model: &Path) -> Result<String, 
     question.ask_within(PATIENCE, program).await
 }
 
-/// The SHA-256 of a file, in hexadecimal digits. Takes as long as reading it does.
+/// SHA-256 digest of a file in hexadecimal digits. Reads the whole file.
 ///
 /// # Errors
-/// Why it cannot be read, or why there was no answer.
+/// The reason why the file cannot be read, or why there is no answer.
 pub(crate) async fn digest(program: &Path, file: &Path) -> Result<String, String> {
     let question = Question {
         about: &file.display().to_string(),
@@ -83,10 +82,10 @@ pub(crate) async fn digest(program: &Path, file: &Path) -> Result<String, String
     question.understand(exit, &text)
 }
 
-/// What children are confined with.
+/// Confinement of children on this machine.
 ///
 /// # Errors
-/// What is missing, or why there was no answer.
+/// The unsupported parts, or the reason why there is no answer.
 pub(crate) async fn check_confinement(program: &Path) -> Result<String, String> {
     let question = Question {
         about: "its confinement",
@@ -96,10 +95,10 @@ pub(crate) async fn check_confinement(program: &Path) -> Result<String, String> 
     question.ask_within(PATIENCE, program).await
 }
 
-/// The version of the child's program.
+/// Version of the child's program.
 ///
 /// # Errors
-/// When it is another program, or gives no answer.
+/// If the program is a different one, or gives no answer.
 pub(crate) async fn version(program: &Path) -> Result<String, String> {
     let question = Question {
         about: "its version",
@@ -116,7 +115,7 @@ pub(crate) async fn version(program: &Path) -> Result<String, String> {
 struct Question<'a> {
     about: &'a str,
     arguments: &'a [&'a OsStr],
-    /// The number that makes the line a reason.
+    /// Exit code with which the line is a reason for a refusal.
     no: Option<ExitCode>,
 }
 
@@ -126,7 +125,7 @@ impl Question<'_> {
         match tokio::time::timeout(patience, self.put_to(program)).await {
             Ok(Ok((exit, text))) => self.understand(exit, &text),
             Ok(Err(error)) => Err(self.not_put(program, &error)),
-            // Dropped with the process in it, which is killed.
+            // The future is dropped with its process, which is killed.
             Err(_) => Err(format!(
                 "the child's program did not answer for {about} within {} ms",
                 patience.as_millis()
@@ -143,7 +142,7 @@ impl Question<'_> {
         let mut command = Command::new(program);
         command
             .args(self.arguments)
-            // Killed as a group.
+            // The process is killed as a group.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -186,7 +185,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::time::Instant;
 
-    /// A program that is asked.
+    /// A program for queries.
     fn program(script: &str) -> tempfile::TempPath {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         std::io::Write::write_all(&mut file, format!("#!/bin/sh\n{script}\n").as_bytes())

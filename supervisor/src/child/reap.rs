@@ -1,5 +1,4 @@
-//! The process: noticed when it dies through a pidfd, killed with everything it forked, and
-//! waited for exactly once.
+//! A child's process: a pidfd signals its death, a kill covers its group, and it is waited for exactly once.
 
 use crate::child::oom::OomWatch;
 use rustix::process::{
@@ -14,8 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tracing::{debug, error};
 use worker_orcd_lifecycle::{Exit, Signal};
 
-/// A spawned process that leads its own group. Dropping it before its death was seen kills the
-/// group.
+/// Spawned process that leads its own group. A drop before its observed death kills the group.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: Pid,
@@ -25,11 +23,10 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Takes over a child that was just spawned as the leader of its own process group.
+    /// Takes over a newly spawned child, the leader of its own process group.
     ///
     /// # Errors
-    /// When no pidfd can be had (a kernel before 5.10, no file descriptors left). The process
-    /// is killed.
+    /// If there is no pidfd (a kernel before 5.10, no free descriptor). The process is killed.
     pub(crate) fn new(mut child: StdChild) -> io::Result<Self> {
         let process = Self::of(Pid::from_child(&child));
         if process.is_err() {
@@ -39,10 +36,10 @@ impl Process {
         process
     }
 
-    /// Goes on with a child of this process, which was another program when it made it.
+    /// Takes over a child of this process that was created before an exec.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), but nothing is killed.
+    /// As [`new`](Self::new), but the process is not killed.
     pub(crate) fn resume(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         Self::of(pid.ok_or(io::ErrorKind::InvalidData)?)
@@ -50,7 +47,7 @@ impl Process {
 
     fn of(pid: Pid) -> io::Result<Self> {
         let oom = OomWatch::start();
-        // Safe against reuse of the number: the process is ours and not waited for yet.
+        // The process id cannot be reused: the process is our child and not waited for yet.
         let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
         Ok(Self {
             pid,
@@ -60,7 +57,7 @@ impl Process {
         })
     }
 
-    /// Leaves it alive, for [`resume`](Self::resume).
+    /// Leaves the process alive, for [`resume`](Self::resume).
     pub(crate) fn leave(mut self) {
         self.reaped = true;
     }
@@ -70,7 +67,7 @@ impl Process {
         self.pid.as_raw_nonzero().get().cast_unsigned()
     }
 
-    /// Waits for the end, and for nothing after it. Cancel-safe.
+    /// Waits for the end. Pending forever afterwards. Cancel-safe.
     pub(crate) async fn exited(&mut self) -> Exit {
         while !self.reaped {
             match self.pidfd.readable().await {
@@ -87,9 +84,9 @@ impl Process {
         std::future::pending().await
     }
 
-    /// Sends a signal to the whole group, so that nothing that the child forked survives it.
+    /// Sends a signal to the whole group, so that no descendant survives.
     pub(crate) fn kill(&self, signal: Signal) {
-        // Once waited for, the number may belong to somebody else.
+        // Once waited for, the process id may be reused.
         if self.reaped {
             return;
         }
@@ -102,11 +99,11 @@ impl Process {
         }
     }
 
-    /// True for a process that SIGSTOP or a debugger has stopped, as far as is known.
+    /// True if SIGSTOP or a debugger has stopped the process. False if unknown.
     #[must_use]
     pub(crate) fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
-        // The name in front may hold anything, also a parenthesis.
+        // The preceding name may contain any character, including a parenthesis.
         let state = stat.ok().and_then(|stat| {
             let (_, behind) = stat.rsplit_once(") ")?;
             behind.chars().next()
@@ -119,7 +116,7 @@ impl Process {
         if let Ok(None) = waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), look) {
             return None;
         }
-        // First its orphans, while the unreaped leader still protects the group's number.
+        // Descendants are killed first, while the unreaped leader still reserves the group's id.
         self.kill(Signal::Kill);
         let end = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         match waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), end) {
@@ -141,15 +138,15 @@ impl Drop for Process {
     fn drop(&mut self) {
         if !self.reaped {
             self.kill(Signal::Kill);
-            // Best effort: one that the kernel still holds stays a zombie until we exit.
+            // Best effort: a process in uninterruptible sleep stays a zombie until this process exits.
             let end = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
             let _ = waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), end);
         }
     }
 }
 
-// Its successor is `unsafe`, for types that may lie about the descriptor they own. An `OwnedFd`
-// owns exactly the one that it shows, until it is dropped.
+// The replacement is `unsafe`, because a type may misreport its descriptor. An `OwnedFd` owns exactly the descriptor
+// that it reports, until it is dropped.
 #[expect(
     deprecated,
     reason = "the supervisor has no unsafe code, and needs none here"
@@ -163,7 +160,7 @@ fn exit_of(status: &WaitIdStatus, oom: &OomWatch) -> Exit {
         (None, Some(9)) if oom.has_struck() => Exit::OomKilled,
         (Some(code), _) => Exit::Code(code),
         (None, Some(signal)) => Exit::Signal(signal),
-        // Nothing else is asked for.
+        // The wait covers no other states.
         (None, None) => Exit::Code(-1),
     }
 }

@@ -1,5 +1,5 @@
-//! The socket at which a child connects, in a directory that only this user can enter, accepted
-//! once, from the one process that was spawned.
+//! Control socket of a child, in a directory that only this user can enter. It accepts one connection, from the spawned
+//! process.
 
 use crate::child::custody::Custody;
 use crate::child::leftovers;
@@ -16,30 +16,29 @@ use tempfile::TempDir;
 use tracing::warn;
 use worker_orcd_ipc::Generation;
 
-/// The kernel's limit for a socket's path, its final zero excluded.
+/// The kernel's limit in bytes for a socket path, without the final zero.
 const LONGEST_PATH: usize = 107;
-/// Bytes that are added to the directory's path, at most: a slash, a generation, a dot and an
-/// ending.
+/// Bytes added to the directory's path, at most: a slash, a generation, a dot and an extension.
 const LONGEST_NAME: usize = 16;
 
-/// A directory of mode 0700, removed with everything in it when dropped.
+/// Directory of mode 0700, removed with its content when dropped.
 #[derive(Debug)]
 pub(crate) struct PrivateDir {
     dir: TempDir,
-    /// Says that it is in use. `None` where the file system knows no locks: then nobody else can
-    /// have one either, and takes it for left over.
+    /// Lock that marks the directory as in use. `None` on a file system without locks, where no other process can lock
+    /// it and remove it as a leftover.
     _claim: Option<OwnedFd>,
 }
 
-/// Times that a new directory may be taken for left over before something else is wrong.
+/// Attempts to claim a new directory before another cause is assumed.
 const CLAIMS: usize = 16;
 
 impl PrivateDir {
-    /// A directory under systemd's runtime directory, else the user's, else the temporary one: the
-    /// first that can be written to.
+    /// Creates a directory in systemd's runtime directory, else in the user's, else in the temporary one: the first
+    /// that is writable.
     ///
     /// # Errors
-    /// When none can: which were tried, and what is wrong with each.
+    /// If none is writable, with the reason for each.
     pub(crate) fn create() -> io::Result<Self> {
         let runtime_dirs = ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"];
         let parents = runtime_dirs
@@ -62,7 +61,7 @@ impl PrivateDir {
         Err(io::Error::new(kind, message))
     }
 
-    /// A cleaner of temporary files may have taken it, empty and old as it looks.
+    /// True if the directory exists. A cleaner of temporary files may have removed it.
     #[must_use]
     pub(crate) fn exists(&self) -> bool {
         self.dir.path().is_dir()
@@ -93,10 +92,10 @@ impl PrivateDir {
         Err(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// The socket at which the child of this generation hands descriptors over.
+    /// Creates the descriptor socket of the child of this generation.
     ///
     /// # Errors
-    /// As for [`open_door`](Self::open_door).
+    /// As [`open_door`](Self::open_door).
     pub(crate) fn open_custody(&self, generation: Generation) -> io::Result<Custody> {
         Custody::open(self.dir.path().join(format!("{generation}.fds")))
     }
@@ -104,7 +103,7 @@ impl PrivateDir {
     /// Listens for the child of this generation.
     ///
     /// # Errors
-    /// When the socket cannot be made: the directory is gone, or no descriptor is left.
+    /// If the socket cannot be created: the directory is gone, or there is no free descriptor.
     pub(crate) fn open_door(&self, generation: Generation) -> io::Result<Door> {
         let path = self.dir.path().join(format!("{generation}.sock"));
         let name = path.as_path().to_fs_name::<GenericFilePath>()?;
@@ -113,7 +112,7 @@ impl PrivateDir {
     }
 }
 
-/// Removes its name when dropped.
+/// Listener of one child. Removes its name when dropped.
 pub(crate) struct Door {
     listener: Listener,
     path: PathBuf,
@@ -125,10 +124,10 @@ impl Door {
         &self.path
     }
 
-    /// The connection of process `pid`; anybody else who can enter the directory is turned away.
+    /// Connection of process `pid`. All other processes are rejected.
     ///
     /// # Errors
-    /// When the socket itself fails.
+    /// If the socket itself fails.
     pub(crate) async fn accept(&self, pid: u32) -> io::Result<Stream> {
         loop {
             let stream = self.listener.accept().await?;

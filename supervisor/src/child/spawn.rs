@@ -1,10 +1,8 @@
-//! The one thread that makes processes, and that becomes another program.
+//! The one thread that creates processes and executes another program.
 //!
-//! A child asks the kernel to be killed when its parent dies (`PR_SET_PDEATHSIG`), and the kernel
-//! takes "parent" to be the *thread* that forked it. A worker thread of the runtime may end at
-//! any time; the process's main thread lives as long as the process, so the promise holds exactly as long.
-//! Where another program is executed, the thread that does so is the only one that goes on: as it is the same
-//! one, the children live.
+//! A child requests SIGKILL at the death of its parent (`PR_SET_PDEATHSIG`), and the kernel takes "parent" to be the
+//! *thread* that forked it. A worker thread of the runtime may end at any time, but the main thread lives as long as
+//! the process. After an exec only the executing thread remains. It is the main thread too, so the children survive.
 
 use crate::signals::unblocked;
 use std::ffi::OsString;
@@ -18,19 +16,19 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use worker_orcd_ipc::Generation;
 
-/// Start a child that connects to `socket`.
+/// Order of a child that connects to `socket`.
 #[derive(Debug)]
 pub(crate) struct SpawnOrder {
     pub generation: Generation,
     pub program: PathBuf,
     pub socket: PathBuf,
-    /// Path of the socket at which it hands descriptors over, if such a socket could be made.
+    /// Path of the descriptor socket, if it could be created.
     pub custody: Option<PathBuf>,
-    /// What it may have ([`confinement`](super::confinement)).
+    /// Permissions as arguments ([`confinement`](super::confinement)).
     pub allowed: Vec<OsString>,
-    /// Becomes the child's descriptor 0: its flight recorder, where one could be made.
+    /// Flight recorder, if it could be created. It becomes the child's descriptor 0.
     pub recorder: Option<OwnedFd>,
-    /// Gets the outcome.
+    /// Channel for the result.
     pub answers: UnboundedSender<Spawned>,
 }
 
@@ -40,7 +38,7 @@ pub(crate) struct Spawned {
     pub outcome: io::Result<StdChild>,
 }
 
-/// Orders for the thread that makes processes. Cheap to clone.
+/// Sender of orders to the thread that creates processes. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Spawner {
     orders: mpsc::Sender<Order>,
@@ -48,7 +46,7 @@ pub(crate) struct Spawner {
 
 enum Order {
     Spawn(SpawnOrder),
-    /// Become another program. The answer is why it could not be executed.
+    /// Execution of another program. The callback gets the error of a failed exec.
     Execute(
         Box<dyn FnOnce() -> io::Error + Send>,
         Box<dyn FnOnce(io::Error) + Send>,
@@ -56,7 +54,7 @@ enum Order {
     End,
 }
 
-/// What the thread that makes processes is to do.
+/// Queue of the thread that creates processes.
 pub(crate) struct Orders(mpsc::Receiver<Order>);
 
 impl Spawner {
@@ -66,12 +64,12 @@ impl Spawner {
         (Self { orders }, Orders(inbox))
     }
 
-    /// Does not wait.
+    /// Queues an order. Does not wait.
     pub(crate) fn order(&self, order: SpawnOrder) {
         self.give(Order::Spawn(order));
     }
 
-    /// Becomes another program, as `execute` does; returns only when that failed.
+    /// Executes another program by `execute`. Returns only on failure.
     pub(crate) async fn execute(
         &self,
         execute: Box<dyn FnOnce() -> io::Error + Send>,
@@ -84,7 +82,7 @@ impl Spawner {
         failure.await.unwrap_or_else(|_| gone())
     }
 
-    /// The same, for a thread outside the runtime.
+    /// Blocking [`execute`](Self::execute) for a thread outside the runtime.
     pub(crate) fn execute_and_wait(
         &self,
         execute: impl FnOnce() -> io::Error + Send + 'static,
@@ -95,19 +93,19 @@ impl Spawner {
         failure.recv().unwrap_or_else(|_| gone())
     }
 
-    /// Ends [`Orders::carry_out`], however many could still give one.
+    /// Ends [`Orders::carry_out`], even if other senders exist.
     pub(crate) fn end(&self) {
         self.give(Order::End);
     }
 
     fn give(&self, order: Order) {
-        // Nobody is there any more at the end of the process only.
+        // The receiver is gone only at the end of the process.
         drop(self.orders.send(order));
     }
 }
 
 impl Orders {
-    /// Returns at the end of the process.
+    /// Carries out orders until the end of the process.
     pub(crate) fn carry_out(self) {
         for order in self.0 {
             match order {
@@ -148,8 +146,8 @@ fn spawn(order: SpawnOrder) -> io::Result<StdChild> {
         .arg("--parent")
         .arg(std::process::id().to_string())
         .args(order.allowed)
-        // Its own group: it is killed with everything it forks, and a Ctrl-C in the terminal
-        // reaches the supervisor alone, which then drains.
+        // Its own group: a kill covers its descendants, and a Ctrl-C in the terminal reaches only the supervisor, which
+        // then drains.
         .process_group(0)
         .stdin(order.recorder.map_or_else(Stdio::null, Stdio::from))
         .stdout(Stdio::piped())
@@ -157,7 +155,7 @@ fn spawn(order: SpawnOrder) -> io::Result<StdChild> {
     unblocked(|| command.spawn())
 }
 
-/// Kills a new process that nobody is left to look after.
+/// Kills a new process without an owner.
 fn abandon(answer: Spawned) {
     if let Ok(mut child) = answer.outcome {
         drop(child.kill());
@@ -165,7 +163,7 @@ fn abandon(answer: Spawned) {
     }
 }
 
-/// Errors that a second attempt meets again.
+/// True for an error that a retry would meet again.
 #[must_use]
 pub(crate) fn is_permanent(error: &io::Error) -> bool {
     matches!(
@@ -177,7 +175,7 @@ pub(crate) fn is_permanent(error: &io::Error) -> bool {
     ) || error.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error())
 }
 
-/// Errors that tell of this process's descriptors, or the machine's, and of nothing else.
+/// True if this process, or the machine, has no free descriptor.
 #[must_use]
 pub(crate) fn is_want_of_descriptors(error: &io::Error) -> bool {
     let wants = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];

@@ -1,7 +1,7 @@
-//! A child lives on when its supervisor becomes another program: it is a child of the same process before and
-//! after, and its sockets are.
+//! Handover of a child when its supervisor executes another program. The child and its sockets remain those of the same
+//! process.
 //!
-//! To the next supervisor it is a child that says hello, and that it is ready as soon as it is told to load.
+//! The next supervisor sees a child that sends `Hello`, and `Ready` as soon as it is ordered to load.
 
 use super::custody::{Custody, Mailbox};
 use super::link::Link;
@@ -12,14 +12,14 @@ use crate::estate::living::{LivingChild, Part, Terms};
 use std::io;
 use worker_orcd_ipc::frame::write_frame;
 
-/// Words that a child says once.
+/// Messages that a child sends only once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Once {
     Hello,
     Ready,
 }
 
-/// Those words, as frames.
+/// Frames of those messages.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     hello: Vec<u8>,
@@ -27,10 +27,10 @@ pub(super) struct Said {
 }
 
 impl Child {
-    /// Notes what it says but once, for [`leave`](Self::leave).
+    /// Stores a message that the child sends only once, for [`leave`](Self::leave).
     pub(crate) fn note_word(&mut self, word: Once, payload: &[u8]) {
         let mut frame = Vec::with_capacity(payload.len() + 4);
-        // It came in one.
+        // The payload came in a frame, so it fits into one.
         drop(write_frame(&mut frame, payload));
         match word {
             Once::Hello => self.said.hello = frame,
@@ -38,17 +38,17 @@ impl Child {
         }
     }
 
-    /// No command is on its way to it, and it has said what it says once.
+    /// True if no command is unwritten and the child has sent `Ready`.
     #[must_use]
     pub(crate) fn may_leave(&self) -> bool {
         let is_quiet = matches!(&self.line, Line::Open(link) if link.is_quiet());
         is_quiet && !self.is_ending && !self.said.ready.is_empty()
     }
 
-    /// Leaves it alive, to a supervisor that goes on with it.
+    /// Hands the child over to another supervisor, alive.
     ///
     /// # Errors
-    /// When the kernel has no descriptor for it, or it [may not](Self::may_leave). It ends then.
+    /// If the kernel has no descriptor, or the child [may not be handed over](Self::may_leave). The child ends then.
     pub(crate) fn leave(self, terms: Terms) -> io::Result<LivingChild> {
         let open = match &self.line {
             Line::Open(link) => link.leave(),
@@ -75,13 +75,13 @@ impl Child {
         Ok(living)
     }
 
-    /// Goes on with a child of this process.
+    /// Takes over a child of this process.
     ///
     /// # Errors
-    /// When something of it is missing, or the kernel does not let it be watched. It ends then.
+    /// If a part is missing, or the kernel does not allow a watch on the child. The child ends then.
     pub(crate) fn resume(mut living: LivingChild) -> io::Result<Self> {
         let (generation, pid) = (living.note.generation, living.note.pid);
-        // Whatever fails from here on kills it.
+        // Any failure from here on kills the child.
         let process = match Process::resume(pid) {
             Ok(process) => process,
             Err(error) => {
@@ -112,13 +112,13 @@ impl Child {
         })
     }
 
-    /// It has loaded under another supervisor.
+    /// True if the child has loaded under another supervisor.
     #[must_use]
     pub(crate) fn has_loaded(&self) -> bool {
         self.retold.is_some()
     }
 
-    /// Has it say again that it is ready.
+    /// Replays the child's `Ready`.
     pub(crate) fn retell(&mut self) {
         if let (Some(retold), Line::Open(link)) = (self.retold.take(), &mut self.line) {
             link.hear_again(&retold);

@@ -1,11 +1,11 @@
-//! One death of a child: everything that is known of it, filled in as it becomes known.
+//! One death of a child: its facts, completed as they arrive.
 //!
 //! ```text
 //! noticed ─ reaped ─► buried: its cause is known ─► respawned ─ loaded ─ ready ─ first token
-//!                        └─ examined, measured: what the GPU's witness adds
+//!                        └─ examined, measured: evidence of the GPU monitor
 //! ```
 //!
-//! The crash report, the log, the witness of the GPU and `last_death` of /health all read this.
+//! Readers are the crash report, the log, the GPU monitor, and `last_death` of `/health`.
 
 use crate::crash::gpu::GpuEvidence;
 use crate::crash::report::{InFlight, report_id};
@@ -14,68 +14,68 @@ use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport};
 use worker_orcd_lifecycle::{DeathCause, DeviceId, Exit, SeatId};
 
-/// `None` is not known, or not yet.
+/// Facts of a death. `None` is unknown, perhaps only so far.
 #[derive(Debug, Clone)]
 pub struct Death {
-    /// Of those who wait for its successor; another one where an heir takes over.
+    /// Seat of the requests that wait for a successor. It changes at a failover to another seat.
     pub seat: SeatId,
     pub generation: Generation,
     pub device: Bed,
-    /// The first sign of it.
+    /// Time of the first sign.
     pub noticed_at: Instant,
-    /// The worker's word for what the child was doing then. `None`: there was no child yet.
+    /// State of the child then. `None`: there was no child yet.
     pub state: Option<&'static str>,
     pub killed_by_supervisor: bool,
     pub reaped: Option<(Instant, Exit)>,
     pub burial: Option<Burial>,
-    /// Since when those had had no token who went on before the burial. `None`: nobody did.
+    /// Time since which the requests that continued before the reaping had no token. `None`: there were none.
     pub released: Option<Instant>,
-    /// `None` where there is no GPU.
+    /// GPU evidence. `None` without a GPU.
     pub gpu: Option<GpuEvidence>,
     pub successor: Successor,
 }
 
-/// The device that the child computed on.
+/// Device of the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bed {
-    /// Its place in the worker's list.
+    /// Index in the worker's list.
     pub number: DeviceId,
     pub selector: DeviceSelector,
 }
 
-/// Facts that are known as soon as the cause is.
+/// Facts that are known with the cause.
 #[derive(Debug, Clone)]
 pub struct Burial {
     pub at: Now,
     pub cause: DeathCause,
-    /// `None` when no process came about.
+    /// The dead child. `None`: the spawn failed.
     pub child: Option<Deceased>,
-    /// The child's last record or heartbeat.
+    /// Time of the child's last flight recorder entry or heartbeat.
     pub last_sign_of_life: Option<Instant>,
-    /// The flight recorder's record, as a report shows it.
+    /// Flight recorder part of the report.
     pub flight_recorder: Value,
     pub requests: InFlight,
     pub host_available_bytes: Option<u64>,
     pub pause: Pause,
 }
 
-/// The child, as it was known last.
+/// Last known facts of the child.
 #[derive(Debug, Clone)]
 pub struct Deceased {
     pub pid: u32,
     pub spawned_at: Instant,
     pub build: Option<String>,
-    /// Steps that it finished, as its last heartbeat said.
+    /// Finished steps at the last heartbeat.
     pub steps: Option<u64>,
     pub memory: Option<MemoryReport>,
 }
 
-/// The pause that clients see of a death, or of several in a row: until a child serves again in
-/// this seat, the pause is that of the first.
+/// Pause of clients by a death, or by several in a row: it starts with the first death and ends when a child serves in
+/// this seat again.
 #[derive(Debug, Clone, Copy)]
 pub struct Pause {
     pub began: Instant,
-    /// Since when those who were with the child had no token. `None`: nobody was.
+    /// Time since which the child's requests had no token. `None`: it had no requests.
     pub silent_since: Option<Instant>,
 }
 
@@ -83,15 +83,15 @@ pub struct Pause {
 #[derive(Debug, Clone, Default)]
 pub struct Successor {
     pub respawned_at: Option<Instant>,
-    /// Memory as the first that loaded told it.
+    /// Memory report of the first child that loaded.
     pub memory: Option<MemoryReport>,
-    /// A child serves again.
+    /// Time at which a child serves again.
     pub ready_at: Option<Instant>,
-    /// The first token after that, if somebody waited for one.
+    /// Time of the first token after that, if a request waited for one.
     pub first_token_at: Option<Instant>,
 }
 
-/// Two clocks at one moment, and the one that children stamp their records with.
+/// One time on three clocks. The last is the clock of flight recorder entries.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
     pub instant: Instant,
@@ -123,7 +123,7 @@ impl Death {
         self.burial.is_some() && self.successor.ready_at.is_none()
     }
 
-    /// A child serves again, and somebody had no token yet.
+    /// True if a child serves again and a waiting request has no token yet.
     #[must_use]
     pub(super) fn awaits_token(&self) -> bool {
         let waits = |burial: &Burial| burial.pause.silent_since.is_some();
@@ -134,7 +134,7 @@ impl Death {
 }
 
 impl Burial {
-    /// The id of the death's report.
+    /// Report id of the death.
     #[must_use]
     pub fn report_id(&self, death: &Death) -> String {
         report_id(self.wall_time_of(death.noticed_at), death.generation)
@@ -146,14 +146,14 @@ impl Burial {
         self.at.wall.checked_sub(ago).unwrap_or(self.at.wall)
     }
 
-    /// Time from its beginning to the next child's being ready. `None` as long as it lasts.
+    /// Duration of the pause up to the next child's readiness. `None` while it lasts.
     #[must_use]
     pub fn pause(&self, successor: &Successor) -> Option<Duration> {
         let ready_at = successor.ready_at?;
         Some(ready_at.saturating_duration_since(self.pause.began))
     }
 
-    /// Pause that streams saw. `None` as long as it lasts, and when there were none.
+    /// Pause of streams. `None` while it lasts, or without streams.
     #[must_use]
     pub fn stream_pause(&self, successor: &Successor) -> Option<Duration> {
         let (from, to) = (self.pause.silent_since?, successor.first_token_at?);

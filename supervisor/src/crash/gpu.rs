@@ -1,5 +1,4 @@
-//! The part of a crash report on the GPU: Xids, memory and recovery action, as NVIDIA's library
-//! tells them.
+//! GPU part of a crash report: Xids, memory and recovery action, from NVML.
 
 use crate::calendar::rfc3339;
 use crate::crash::report::{milliseconds, milliseconds_between};
@@ -9,18 +8,18 @@ use serde::Serialize;
 use std::time::Instant;
 use worker_orcd_lifecycle::RecoveryAction;
 
-/// Evidence as the witness tells it. `None` is unknown, or not yet.
+/// Evidence of the GPU monitor. `None` is unknown, perhaps only so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuEvidence {
     pub uuid: Option<String>,
-    /// Since the child's start, oldest first.
+    /// Xids since the child's start, oldest first.
     pub xids: Vec<SeenXid>,
-    /// The last figures of its life.
+    /// Last memory sample of the child's life.
     pub before: Option<MemoryBefore>,
     pub baseline: Option<u64>,
     pub ecc_uncorrected: Option<u64>,
     pub action: Option<RecoveryAction>,
-    /// The moment until which the action is awaited.
+    /// Time limit for the recovery action.
     pub action_due: Option<Instant>,
     pub measure: Option<Measure>,
 }
@@ -39,11 +38,11 @@ pub struct GpuFacts {
     uuid: Option<String>,
     xids: Vec<XidFacts>,
     memory_before: Option<MemoryFacts>,
-    /// Bytes in use before the first child, and of no process.
+    /// Bytes in use before the first child that belong to no process.
     baseline_bytes: Option<u64>,
-    /// Above the baseline when this was last looked at.
+    /// Bytes above the baseline at the last sample.
     residual_bytes: Option<u64>,
-    /// Time from reaping. `null` with a residual means that it did not come back in time.
+    /// Time from the reaping. `null` with a residual: the memory was not freed in time.
     freed_after_ms: Option<f64>,
     ecc_uncorrected: Option<u64>,
     recovery_action: Option<&'static str>,
@@ -51,20 +50,20 @@ pub struct GpuFacts {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct XidFacts {
-    /// `null` when the library did not know the number.
+    /// Number of the Xid. `null`: NVML reported none.
     xid: Option<u32>,
     description: Option<&'static str>,
     remedy: &'static str,
     at: String,
-    /// The moment as the kernel's log counts.
+    /// Time on the clock of the kernel's log.
     kernel_seconds: Option<f64>,
-    /// Time from the moment at which the death was noticed; before it, negative.
+    /// Time since the death was noticed, negative before it.
     ms: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct MemoryFacts {
-    /// Bytes of the child by NVIDIA's driver; what the child said of itself is in `memory`.
+    /// Bytes of the child by NVIDIA's driver. `memory` has the child's own report.
     child_bytes: Option<u64>,
     used_bytes: u64,
     total_bytes: u64,

@@ -1,5 +1,5 @@
-//! The deaths of lately. Several children may die at once: each sign names the generation that it is of,
-//! and what a new child does is told of the deaths in its seat.
+//! Recent deaths. Several children may die at once, so each sign carries a generation, and progress of a new child is
+//! recorded in the deaths of its seat.
 
 use crate::crash::death::{Bed, Burial, Death};
 use crate::crash::gpu::GpuEvidence;
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport};
 use worker_orcd_lifecycle::{DeathCause, Exit, SeatId};
 
-/// Deaths that are kept: their successors may be coming up still, and the GPU's witness may find out
-/// more. Past it the oldest stay as they are.
+/// Number of retained deaths. Their successors may still start, and evidence of the GPU monitor may still arrive. Older
+/// deaths are no longer updated.
 const DEATHS_KEPT: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct CrashLog {
     store: Arc<CrashStore>,
-    /// The worker's list.
+    /// Devices of the worker.
     devices: Vec<DeviceSelector>,
     /// Deaths in the order of their first signs.
     deaths: VecDeque<Arc<Death>>,
@@ -48,15 +48,15 @@ impl CrashLog {
         self.deaths.iter()
     }
 
-    /// The one that was buried last.
+    /// Death with the latest reaping.
     pub(crate) fn last(&self) -> Option<&Arc<Death>> {
         let buried = self.deaths.iter().filter(|death| death.burial.is_some());
         buried.max_by_key(|death| death.burial.as_ref().map(|burial| burial.at.instant))
     }
 
-    // === a child dies ===
+    // === death of a child ===
 
-    /// The child was in this state; the first sign counts.
+    /// Records the state of the child at the first sign.
     pub(crate) fn noticed(
         &mut self,
         seat: SeatId,
@@ -81,11 +81,11 @@ impl CrashLog {
 
     pub(crate) fn killed(&mut self, seat: SeatId, generation: Generation, now: Instant) {
         let death = self.of(seat, generation, now);
-        // One that was dead already was not killed by us.
+        // A kill after the exit is not the cause.
         death.killed_by_supervisor |= death.reaped.is_none();
     }
 
-    /// Those whom the child had go on before its burial; they had no token since then.
+    /// Records the requests that continue before the reaping. They have had no token since `silent_since`.
     pub(crate) fn released(
         &mut self,
         seat: SeatId,
@@ -97,8 +97,7 @@ impl CrashLog {
         death.released = death.released.or(silent_since);
     }
 
-    /// Notes a burial: the cause is known, and so is everything that is known without asking the
-    /// GPU's witness.
+    /// Records the reaping with its cause and all facts known without the GPU monitor.
     pub(crate) fn buried(
         &mut self,
         seat: SeatId,
@@ -121,7 +120,7 @@ impl CrashLog {
         self.update(generation, |_| {});
     }
 
-    /// More is known about a death that was buried.
+    /// Adds facts to a recorded death.
     pub(crate) fn update(
         &mut self,
         generation: Generation,
@@ -135,7 +134,7 @@ impl CrashLog {
         Some(death)
     }
 
-    /// The death of that child, which is noticed now if it was not before.
+    /// Death of this generation. A new one is recorded as noticed now.
     fn of(&mut self, seat: SeatId, generation: Generation, now: Instant) -> &mut Death {
         let is_it = |death: &Arc<Death>| death.generation == generation;
         let index = self.deaths.iter().position(is_it).unwrap_or_else(|| {
@@ -153,9 +152,9 @@ impl CrashLog {
         Arc::make_mut(&mut self.deaths[index])
     }
 
-    // === its successor ===
+    // === successor ===
 
-    /// What becomes of `of`'s requests is told of the child in the seat of its heir.
+    /// Moves the open deaths of a seat to the seat that takes over its requests.
     pub(crate) fn inherit(&mut self, of: SeatId, heir: SeatId) {
         for death in &mut self.deaths {
             if death.seat == of && death.successor.ready_at.is_none() {
@@ -176,7 +175,7 @@ impl CrashLog {
         }
     }
 
-    /// A child serves in that seat: how long it took, if one had died there.
+    /// Records the readiness of a seat's child. Returns the pause if a child had died there.
     pub(crate) fn ready(&mut self, seat: SeatId, now: Instant) -> Option<Duration> {
         let store = Arc::clone(&self.store);
         let mut pause = None;
@@ -189,8 +188,8 @@ impl CrashLog {
         pause
     }
 
-    /// Called for every step that has tokens. True when somebody had been waiting for this. Before the
-    /// successor serves, tokens are the last words of the dead.
+    /// Records a step with tokens. True if a request had waited for it. Tokens before the successor serves are late
+    /// messages of the dead child.
     pub(crate) fn tokens(&mut self, seat: SeatId, now: Instant) -> bool {
         let mut waited = false;
         for death in &mut self.deaths {
@@ -203,7 +202,7 @@ impl CrashLog {
         waited
     }
 
-    /// Deaths whose requests wait for the child of that seat. One that is taken over at once is not buried
+    /// Deaths with requests that wait for the child of this seat. At an immediate failover the dead child is not reaped
     /// yet.
     fn unrecovered(&mut self, seat: SeatId) -> impl Iterator<Item = &mut Death> {
         let deaths = self.deaths.iter_mut();

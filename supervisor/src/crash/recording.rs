@@ -1,18 +1,17 @@
-//! The part of a report on the flight recorder: the last steps of a dead child.
+//! Flight recorder part of a crash report: the last steps of a dead child.
 
 use crate::crash::report::milliseconds;
 use serde_json::{Value, json};
 use std::time::Duration;
 use worker_orcd_ipc::flight::{Moment, Record, Recording, StepRequests};
 
-/// Steps that a report tells of: the fatal one, and what led to it.
+/// Number of steps in a report: the fatal one and its predecessors.
 const STEPS_KEPT: usize = 8;
 
-/// Records that a report shows as they are.
+/// Number of raw records in a report.
 const RECORDS_KEPT: usize = 16;
 
-/// The last steps, and the last records as they are. Times are milliseconds before `now_ns`, of
-/// the clock that the child used.
+/// Last steps and last raw records. Times are in milliseconds before `now_ns`, on the child's clock.
 #[must_use]
 pub(crate) fn told(recording: &Recording, now_ns: u64) -> Value {
     let ago = |time_ns: u64| milliseconds(Duration::from_nanos(now_ns.saturating_sub(time_ns)));
@@ -34,7 +33,7 @@ pub(crate) fn told(recording: &Recording, now_ns: u64) -> Value {
     })
 }
 
-/// Record of a step that did not end, unless it ended after all.
+/// Position of an unfinished step. `None` if the step has ended.
 fn stands(recording: &Recording, ago: &dyn Fn(u64) -> f64) -> Option<Value> {
     let note = recording.note.as_ref()?;
     let ended = |record: &Record| record.moment == Moment::StepEnd && record.step >= note.step;
@@ -49,7 +48,7 @@ fn stands(recording: &Recording, ago: &dyn Fn(u64) -> f64) -> Option<Value> {
 }
 
 fn last_steps(records: &[Record], ago: &dyn Fn(u64) -> f64) -> Vec<Value> {
-    // A child that is a step ahead of its device begins a step before it ends the one before.
+    // A child that runs ahead of its device begins a step before the end of the previous one.
     let mut records = records.to_vec();
     records.sort_by_key(|record| record.step);
     let steps: Vec<&[Record]> = records
@@ -64,7 +63,7 @@ fn step_value(records: &[Record], ago: &dyn Fn(u64) -> f64) -> Value {
     let (first, last) = (&records[0], &records[records.len() - 1]);
     let tokens = match first.moment {
         Moment::StepBegin { tokens } => Some(tokens),
-        // The ring has turned over its beginning.
+        // The ring has overwritten the step's first record.
         _ => None,
     };
     let ended = last.moment == Moment::StepEnd;

@@ -1,4 +1,4 @@
-//! A crash report: ids and lengths; never a word of anybody's text.
+//! Crash report: ids and lengths, without any text of a request.
 
 use crate::calendar::rfc3339;
 use crate::crash::death::{Bed, Burial, Death, Deceased, Successor};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::{Generation, MemoryReport};
 use worker_orcd_lifecycle::{DeathCause, Exit};
 
-/// Requests that are named; the others are counted.
+/// Maximum number of listed requests. Further ones are only counted.
 const REQUESTS_KEPT: usize = 256;
 
-/// One death. What is `null` is not known, or not yet.
+/// Report of one death. `null` is unknown, perhaps only so far.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub id: String,
-    /// Time of day at which the death was noticed.
+    /// Time of day of the first sign.
     pub at: String,
     pub worker: WorkerFacts,
     pub cause: Cause,
@@ -25,7 +25,7 @@ pub struct Report {
     pub timeline: Timeline,
     pub requests: InFlight,
     pub memory: Memory,
-    /// `null` on a device that is no GPU.
+    /// GPU part. `null` on other devices.
     pub gpu: Option<GpuFacts>,
     pub flight_recorder: Value,
 }
@@ -36,83 +36,83 @@ pub struct WorkerFacts {
     pub version: &'static str,
 }
 
-/// The device that the child computed on.
+/// Device of the child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeviceFacts {
-    /// Its place in the worker's list.
+    /// Index in the worker's list.
     pub number: u8,
-    /// As it is written on the command line.
+    /// Device id in the syntax of the command line.
     pub id: String,
 }
 
 #[derive(Debug, Clone, Serialize)]
 pub struct Cause {
-    /// The same word as in /metrics.
+    /// Label of the cause, as in `/metrics`.
     pub label: String,
     pub text: String,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
-    /// The signal was this supervisor's remedy, not the cause.
+    /// True if this supervisor sent the signal as a remedy. The signal is then not the cause.
     pub killed_by_supervisor: bool,
 }
 
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct ChildFacts {
     pub generation: u32,
-    /// `null` when no process came about.
+    /// Process id. `null`: the spawn failed.
     pub pid: Option<u32>,
     pub build: Option<String>,
-    /// The lifecycle's state in which it died.
+    /// Lifecycle state in which the child died.
     pub state: &'static str,
     pub uptime_ms: Option<f64>,
-    /// Finished, as its last heartbeat said.
+    /// Finished steps at the last heartbeat.
     pub steps: Option<u64>,
 }
 
-/// Milliseconds from the moment at which the death was noticed.
+/// Times in milliseconds since the first sign of the death.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Timeline {
-    /// Time of the last record or heartbeat, which is not later than the fault. Negative.
+    /// Last flight recorder entry or heartbeat, not later than the fault. Negative.
     pub last_sign_of_life_ms: Option<f64>,
     pub noticed_ms: f64,
     pub reaped_ms: Option<f64>,
     pub respawned_ms: Option<f64>,
     /// A child serves again.
     pub ready_ms: Option<f64>,
-    /// The first token of any request after that.
+    /// First token of any request after that.
     pub first_token_ms: Option<f64>,
 }
 
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct InFlight {
     pub count: usize,
-    /// The first of them, in the order of arrival.
+    /// First requests, in order of arrival.
     pub first: Vec<RequestFacts>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RequestFacts {
-    /// Number under which the flight recorder has it.
+    /// Request number in the flight recorder.
     pub request: u64,
     pub job_id: String,
     pub tokens_in: u32,
     pub tokens_out: u32,
     pub max_tokens: u32,
-    /// Deaths that it has seen before this one.
+    /// Earlier deaths that this request has survived.
     pub recoveries: u32,
 }
 
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Memory {
-    /// The dead child's last report.
+    /// Last report of the dead child.
     pub before: Option<Value>,
-    /// Memory that the machine could give right after.
+    /// Memory in bytes that the machine could allocate right after.
     pub host_available_bytes: Option<u64>,
-    /// The next child's first report.
+    /// First report of the next child.
     pub after: Option<Value>,
 }
 
-/// A report in a list of reports.
+/// Entry in the list of reports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     pub id: String,
@@ -121,7 +121,7 @@ pub struct Summary {
     pub cause: String,
     pub signal: Option<i32>,
     pub exit_code: Option<i32>,
-    /// `None` in reports of workers that knew of one device alone.
+    /// Device id. `None` in reports of older workers for a single device.
     pub device: Option<String>,
     pub device_number: Option<u8>,
     pub generation: u32,
@@ -208,7 +208,7 @@ impl ChildFacts {
 }
 
 impl Report {
-    /// The report by what is known now.
+    /// Report from the facts known so far.
     #[must_use]
     pub(crate) fn of(death: &Death, burial: &Burial) -> Self {
         let exit = death.reaped.map(|(_, exit)| exit);
@@ -257,7 +257,7 @@ impl Report {
         }
     }
 
-    /// The summary of a report that was read back.
+    /// Summary of a report that was read from a file.
     #[must_use]
     pub fn summary_of(report: &Value) -> Option<Summary> {
         let (cause, child, timeline) = (&report["cause"], &report["child"], &report["timeline"]);
@@ -281,8 +281,8 @@ impl Report {
     }
 }
 
-/// Sorts by time, can be a file's name and a path's segment, and is another for another worker
-/// that shares the directory.
+/// Report id. It sorts by time, is valid as a file name and as a path segment, and differs between workers that share a
+/// directory.
 #[must_use]
 pub(crate) fn report_id(at: SystemTime, generation: Generation) -> String {
     let time: String = rfc3339(at)
@@ -292,7 +292,7 @@ pub(crate) fn report_id(at: SystemTime, generation: Generation) -> String {
     format!("{time}-{}-{generation}", std::process::id())
 }
 
-/// True for what can be the name of a report: nothing that would leave the directory.
+/// True for a valid report id, which cannot leave the directory.
 #[must_use]
 pub(crate) fn is_report_id(text: &str) -> bool {
     let fits = |it: u8| it.is_ascii_alphanumeric() || it == b'-';
@@ -301,11 +301,11 @@ pub(crate) fn is_report_id(text: &str) -> bool {
 
 #[must_use]
 pub(crate) fn milliseconds(time: Duration) -> f64 {
-    // Microseconds are as fine as anything here is known.
+    // No time here is more precise than a microsecond.
     time.as_micros() as f64 / 1000.0
 }
 
-/// Negative when `moment` came before `start`.
+/// Milliseconds from `start` to `moment`, negative if `moment` is earlier.
 #[must_use]
 pub(crate) fn milliseconds_between(start: Instant, moment: Instant) -> f64 {
     match moment.checked_duration_since(start) {

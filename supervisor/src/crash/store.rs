@@ -1,12 +1,11 @@
-//! The store of crash reports: one JSON file each, in a directory with a bound.
+//! Store of crash reports: one JSON file each, in a directory of bounded size.
 //!
-//! Writing happens on a thread of its own, so that a slow disk delays nobody's recovery. A
-//! report is written when the child dies and again as its successor comes up, each time whole
-//! and under another name first, so that a reader never sees half of one. The list is in memory;
-//! it is read from the directory at start, so reports survive the supervisor.
+//! A separate thread writes, so a slow disk does not delay a recovery. A report is written at the death and again as
+//! the successor starts, each time completely and under a temporary name first, so no reader sees half of one. The list
+//! is in memory. It is read from the directory at the start, so reports survive the supervisor.
 //!
-//! Without a directory, or when it cannot be written, reports are kept in memory. Nobody else may read
-//! them, and what is no plain file is not opened.
+//! Without a directory, or if it is not writable, reports are kept in memory. Only this user may read them, and only
+//! regular files are opened.
 
 use crate::crash::report::{Report, Summary, is_report_id};
 use parking_lot::RwLock;
@@ -23,20 +22,20 @@ use std::{fs, io};
 use tracing::{info, warn};
 
 const DRAFT: &str = "draft";
-/// Writing one takes milliseconds.
+/// Age at which a draft counts as abandoned. A write takes milliseconds.
 const OLD_DRAFT: Duration = Duration::from_secs(60);
-/// Far above what a report needs: a longer file is none of ours.
+/// Maximum size of a report file in bytes, far above that of any report.
 const LONGEST_REPORT: u64 = 16 << 20;
 
 /// Directory and number of crash reports.
 #[derive(Debug, Clone)]
 pub struct CrashSettings {
-    /// `None` keeps them in memory.
+    /// Directory. `None`: reports are kept in memory.
     pub directory: Option<PathBuf>,
     pub max_reports: usize,
 }
 
-/// Cheap to share; HTTP reads it while the driver adds to it.
+/// Shared store. HTTP reads it while the driver adds to it.
 #[derive(Debug)]
 pub struct CrashStore {
     shelf: Arc<Shelf>,
@@ -48,26 +47,26 @@ struct Shelf {
     settings: CrashSettings,
     /// Reports by id, hence oldest first.
     reports: RwLock<BTreeMap<String, Entry>>,
-    /// Why the last report is in memory only.
+    /// Reason why the last report is only in memory.
     trouble: RwLock<Option<String>>,
 }
 
 #[derive(Debug)]
 struct Entry {
     summary: Summary,
-    /// The report itself as JSON, where there is no file: a tree of values takes many times as much.
+    /// JSON text of a report without a file. A tree of values would take many times as much memory.
     body: Option<Box<str>>,
 }
 
 #[derive(Debug)]
 enum StoreCommand {
     Keep(Box<Report>),
-    /// Answer when everything before this is done.
+    /// Answer once all earlier commands are done.
     Flush(mpsc::Sender<()>),
 }
 
 impl CrashStore {
-    /// Reads what is there. What is no report is left alone.
+    /// Reads the existing reports. Other files are ignored.
     #[must_use]
     pub fn open(settings: CrashSettings) -> Self {
         let reports = settings.directory.as_deref().map(read_directory);
@@ -85,13 +84,13 @@ impl CrashStore {
         Self { shelf, commands }
     }
 
-    /// Keeps this version of a report. Does not wait.
+    /// Stores this version of a report. Does not wait.
     pub fn keep(&self, report: Report) {
-        // The thread ends only after this sender is gone; if it never began, that was said.
+        // The thread outlives this sender. If its start failed, that is logged.
         drop(self.commands.send(StoreCommand::Keep(Box::new(report))));
     }
 
-    /// Newest first.
+    /// Summaries, newest first.
     #[must_use]
     pub fn list(&self) -> Vec<Summary> {
         let reports = self.shelf.reports.read();
@@ -102,7 +101,7 @@ impl CrashStore {
             .collect()
     }
 
-    /// Reads the disk: not for the driver.
+    /// Report by id. Reads the disk, so the driver must not call it.
     #[must_use]
     pub fn get(&self, id: &str) -> Option<Value> {
         let known = self
@@ -117,17 +116,17 @@ impl CrashStore {
         }
     }
 
-    /// Why the last report could not be written, if it could not.
+    /// Reason why the last report could not be written, if so.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         self.shelf.trouble.read().clone()
     }
 
-    /// Waits until everything is written, but not for a disk that hangs.
+    /// Waits until all reports are written, at most for `patience`.
     pub fn flush(&self, patience: Duration) {
         let (done, wait) = mpsc::channel();
         if self.commands.send(StoreCommand::Flush(done)).is_ok() {
-            // An error is a disk that took too long; the process ends without it.
+            // On a timeout the process ends without the remaining reports.
             let _ = wait.recv_timeout(patience);
         }
     }
@@ -168,13 +167,13 @@ impl Shelf {
                 break;
             };
             if let Some(path) = self.path(&oldest) {
-                // It may never have had a file.
+                // The report may never have had a file.
                 drop(fs::remove_file(path));
             }
         }
     }
 
-    /// False where there is no directory to write to.
+    /// Writes a report. False: there is no directory.
     fn write(&self, report: &Report) -> io::Result<bool> {
         let Some(path) = self.path(&report.id) else {
             return Ok(false);
@@ -188,7 +187,7 @@ impl Shelf {
         let written =
             write_private(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, &path));
         if written.is_err() {
-            // A full disk has room for its name.
+            // On a full disk an incomplete draft remains.
             drop(fs::remove_file(&draft));
         }
         written.map(|()| true)
@@ -210,8 +209,7 @@ fn as_text(report: &Report) -> Option<Box<str>> {
     Some(text.into_boxed_str())
 }
 
-/// `--crash-dir` when it is not given: where systemd says, then where a user's programs keep
-/// their state.
+/// Default of `--crash-dir`: systemd's state directory, else the user's.
 #[must_use]
 pub(crate) fn default_directory(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let absolute = |name| {
@@ -220,7 +218,7 @@ pub(crate) fn default_directory(variable: &dyn Fn(&str) -> Option<String>) -> Op
             .filter(|path| path.is_absolute())
     };
     let systemd = variable("STATE_DIRECTORY")
-        // Several are separated by colons; the first is as good as any.
+        // The variable may list several paths, separated by colons. The first is used.
         .and_then(|list| list.split(':').next().map(PathBuf::from))
         .filter(|path| path.is_absolute());
     let user = || {
@@ -233,7 +231,7 @@ pub(crate) fn default_directory(variable: &dyn Fn(&str) -> Option<String>) -> Op
 
 fn read_directory(directory: &Path) -> BTreeMap<String, Entry> {
     let Ok(files) = fs::read_dir(directory) else {
-        // It will be made when it is needed.
+        // The directory is created on demand.
         return BTreeMap::new();
     };
     files
@@ -254,8 +252,7 @@ fn read_directory(directory: &Path) -> BTreeMap<String, Entry> {
         .collect()
 }
 
-/// Forgets a draft that an earlier supervisor did not finish. One that is young may be another's at
-/// work.
+/// Removes a draft that an earlier supervisor did not finish. A recent draft may belong to another running supervisor.
 fn forget_draft(path: &Path) {
     let modified = fs::symlink_metadata(path).and_then(|it| it.modified());
     let age = modified.ok().and_then(|at| at.elapsed().ok());
@@ -276,7 +273,7 @@ fn write_private(path: &Path, text: &[u8]) -> io::Result<()> {
     file.write_all(text)
 }
 
-/// Opening a FIFO would wait for somebody to write into it, for ever.
+/// Reads a report. Without `NONBLOCK` the open of a FIFO would wait for a writer.
 fn read_report(path: &Path) -> io::Result<Value> {
     let options = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = fs::OpenOptions::new()
@@ -428,7 +425,7 @@ mod tests {
     #[test]
     fn what_cannot_be_written_leaves_no_draft_and_says_why() {
         let directory = tempfile::tempdir().unwrap();
-        // A directory where the report should be: its draft is written, and cannot take its name.
+        // A directory blocks the report's name: its draft is written but cannot be renamed.
         fs::create_dir(directory.path().join("1.json")).unwrap();
         let store = open(Some(directory.path()), 9);
         store.keep(report("1"));

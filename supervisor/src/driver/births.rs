@@ -1,5 +1,4 @@
-//! A child's beginning: what the lifecycle is told of a process that was made, or could not be, and what
-//! the child is told to load.
+//! Spawn and load of a child: its process, spawn failures, and its load order.
 
 use super::Driver;
 use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
@@ -15,11 +14,11 @@ use tracing::{error, warn};
 use worker_orcd_ipc::{Command, Generation, LoadOrder, Role};
 use worker_orcd_lifecycle::{ChildEvent, Event, SeatId};
 
-/// Name in `/health` of a child that cannot be begun.
+/// Name in `/health` of a child that cannot be spawned for lack of descriptors.
 const CHILD_SOCKET: &str = "child_socket";
 
 impl Driver {
-    /// A child that lives already is taken over, and any other one ordered.
+    /// Adopts the device's child of another supervisor, if there is one. Otherwise orders a new process.
     pub(super) fn spawn(&mut self, seat: SeatId, generation: Generation) {
         let now = self.now;
         let event = match self.heritage.take_child(seat.device()) {
@@ -75,7 +74,7 @@ impl Driver {
     }
 }
 
-/// Orders the next child of a seat. `None`: its process will come.
+/// Orders the next child of a seat. `None`: the result follows as [`Spawned`].
 fn order(
     now: Instant,
     seat: &mut Seat,
@@ -95,7 +94,7 @@ fn order(
     }
 }
 
-/// The process that was ordered, or why there is none.
+/// Accepts the ordered process, or reports its spawn failure.
 fn receive(
     now: Instant,
     seat: &mut Seat,
@@ -121,8 +120,7 @@ fn receive(
     }
 }
 
-/// The order for a child of that role. A standby gets as much KV cache as the child has, or had, in whose place
-/// it may come.
+/// Load order for a child of `role`. A standby gets as much KV cache as its predecessor has or had.
 fn load_order(settings: LoadOrder, role: Role, kv_bytes: Option<u64>) -> LoadOrder {
     let as_much = kv_bytes.filter(|_| role == Role::Standby);
     LoadOrder {

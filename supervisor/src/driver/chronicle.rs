@@ -1,7 +1,6 @@
-//! The chronicle of children, kept for whoever asks: log lines and snapshots, crash reports, and
-//! what the GPU's witness has seen.
+//! Observer of children: log lines, snapshots, crash reports, and GPU evidence.
 //!
-//! Deliberately absent: what follows from any of it.
+//! Deliberately absent: decisions.
 
 use crate::crash::CrashLog;
 use crate::driver::news::{News, Sources};
@@ -39,7 +38,7 @@ impl Chronicle {
         self.crashes.respawned(seat, now);
     }
 
-    /// A child of another supervisor goes on.
+    /// Records the adoption of another supervisor's child.
     pub(super) fn kept(&mut self, generation: Generation, pid: u32) {
         self.news.kept(generation, pid);
     }
@@ -71,7 +70,7 @@ impl Chronicle {
         self.news.ready(generation, model, pause);
     }
 
-    /// Size of the KV cache of the child of a device that serves, or served last.
+    /// Size in bytes of the KV cache of the device's serving child, or of its last one.
     pub(super) fn kv_bytes(&self, device: DeviceId) -> Option<u64> {
         let memory = self.news.memory(device);
         memory.map(|memory| memory.kv_capacity_bytes)
@@ -99,7 +98,7 @@ impl Chronicle {
         }
     }
 
-    /// A child that is believed has ended a step, with so many tokens that were accepted.
+    /// Records the end of a step with `tokens` accepted tokens.
     pub(super) fn stepped(&mut self, now: Instant, seat: &mut Seat, tokens: u64) {
         if let Some(vitals) = &mut seat.vitals {
             vitals.stepped(now, tokens);
@@ -109,7 +108,7 @@ impl Chronicle {
         }
     }
 
-    /// Notes that the end of a child has begun.
+    /// Records the start of a child's end.
     pub(super) fn noticed(
         &mut self,
         now: Instant,
@@ -124,7 +123,7 @@ impl Chronicle {
         }
     }
 
-    /// Notes those who go on before the burial.
+    /// Records the requests that continue before their child is reaped.
     pub(super) fn released(
         &mut self,
         now: Instant,
@@ -138,7 +137,7 @@ impl Chronicle {
         seat.released = released;
     }
 
-    /// Notes a burial and returns where the death met each request.
+    /// Records a reaping and returns the position of each request at the death.
     pub(super) fn buried(
         &mut self,
         now: Instant,
@@ -154,7 +153,7 @@ impl Chronicle {
         scene
     }
 
-    /// Notes a sighting and returns what the lifecycle is told of it.
+    /// Records a GPU sample and returns the verdict for the lifecycle.
     pub(super) fn sighted(
         &mut self,
         device: DeviceId,
@@ -170,7 +169,7 @@ impl Chronicle {
 
     // === snapshots ===
 
-    /// `None` while there is nothing new.
+    /// Next snapshot. `None`: nothing has changed.
     pub(super) fn snapshot(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! A device goes out of use and comes back, and what devices can do together.
+//! Withdrawal and readmission of devices, and the common properties of their models.
 
 use super::Driver;
 use crate::engine::LoadedModel;
@@ -9,7 +9,7 @@ use worker_orcd_lifecycle::{DeviceId, Event, OutOfServiceReason};
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::{Failure, Kin};
 
-/// The model as each device has loaded it.
+/// The loaded model of each device.
 pub(super) struct Models(Vec<Option<Arc<LoadedModel>>>);
 
 impl Models {
@@ -29,13 +29,13 @@ impl Models {
         self.0[usize::from(device.0)] = None;
     }
 
-    /// In the order of the worker's list.
+    /// KV cache capacity in tokens of each device, in the order of the worker's list.
     pub(super) fn kv_capacities(&self) -> impl Iterator<Item = Option<u64>> {
         let tokens = |model: &Arc<LoadedModel>| model.kv_capacity_tokens;
         self.0.iter().map(move |model| model.as_ref().map(tokens))
     }
 
-    /// What all of them that have it can do.
+    /// Common properties of the model on all devices that have loaded it.
     pub(super) fn together(&self) -> Option<Arc<LoadedModel>> {
         let mut each = self.0.iter().flatten();
         let first = Arc::clone(each.next()?);
@@ -44,7 +44,7 @@ impl Models {
 }
 
 impl Driver {
-    /// `device` is one of the worker's, here and below.
+    /// Answers a request to withdraw `device`. Here and below, `device` is one of the worker's.
     pub(super) fn asked_to_withdraw(&mut self, device: DeviceId, asker: Answer) {
         let answer = self.refuse_withdrawal(device);
         if answer.is_ok() {
@@ -98,7 +98,7 @@ impl Driver {
         }
     }
 
-    /// Streams of this device can go on with another one that is in use, as far as is known by now.
+    /// True if another device in use can continue this device's streams, as far as its determinism class is known.
     fn has_kin(&self, device: DeviceId) -> bool {
         let kin = |device| self.models.of(device).map(|model| Kin::of(&model.device));
         let own = kin(device);
@@ -107,7 +107,7 @@ impl Driver {
         in_use.any(|other| own.is_none() || own == kin(other))
     }
 
-    /// Children that are to go, and have nothing any more.
+    /// Reports the withdrawn children that have no request left.
     pub(super) fn tell_of_vacated(&mut self) {
         for seat in self.worker.seats() {
             let is_to_go = !self.worker.device_status(seat.device()).is_in_use()
@@ -118,7 +118,7 @@ impl Driver {
         }
     }
 
-    /// Nothing is left of it here; what it had goes on elsewhere, or ends.
+    /// Takes the device out of service. Its requests continue elsewhere or end.
     pub(super) fn device_out(&mut self, device: DeviceId) {
         let id = self.settings.device_name(device);
         let absence = self.worker.device_status(device).reason();
@@ -141,7 +141,7 @@ impl Driver {
         self.requests.readmit(device);
     }
 
-    /// Lets clients know what the devices can do together.
+    /// Publishes the common model properties to clients.
     pub(super) fn install(&mut self) {
         if let Some(model) = self.models.together() {
             self.handles.install(&model);

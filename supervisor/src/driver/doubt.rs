@@ -1,4 +1,4 @@
-//! Doubt about a child that is overdue: its streams go on with other devices before anybody knows what became of it.
+//! Overdue children: their streams continue on other devices before the child's fate is known.
 
 use super::Driver;
 use super::post_mortem::{self, Bereft};
@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use worker_orcd_lifecycle::SeatId;
 use worker_orcd_requests::Requests;
 
-/// Those who are with it are noted for its crash report, should it come to one.
+/// Moves the requests of an overdue child to other devices, and records them for a later crash report.
 pub(super) fn doubt(seat: &mut Seat, requests: &mut Requests, why: &'static str) {
     if !requests.may_doubt(seat.id) {
         return;
@@ -25,7 +25,7 @@ impl Driver {
         let due = self.seats[seat].silence.deadline();
         if self.seats[seat].silence.is_overdue(self.now) {
             self.requests.hesitate(seat);
-            // What a child has said while this task did not run was not heard yet.
+            // If this task ran late, messages of the child may be unread.
             let is_in_time = due.is_some_and(|due| self.now < due + silence::OWN_DELAY);
             if is_in_time {
                 doubt(&mut self.seats[seat], &mut self.requests, "it is silent");
@@ -34,7 +34,7 @@ impl Driver {
     }
 }
 
-/// It has spoken, or its step has ended.
+/// Ends the doubt: the child has sent a message, or its step has ended.
 pub(super) fn trust(seat: &mut Seat, requests: &mut Requests) {
     if requests.trust(seat.id) {
         seat.released = Bereft::default();

@@ -1,4 +1,4 @@
-//! The driver's end for another one's beginning: what it leaves, and what it finds.
+//! Handoff between drivers: the state left to the next driver, and the state taken from the previous one.
 
 use super::{Driver, program};
 use crate::child::nursery::see_off;
@@ -24,42 +24,41 @@ use worker_orcd_requests::orphans::PATIENCE;
 use worker_orcd_requests::record::{Record, StreamEvent};
 use worker_orcd_requests::wal::{Clock, Restored, Wal};
 
-/// Time for the child to let go of what it has. One that takes longer is left behind.
+/// Time for the child to return its requests. A slower child is not handed over.
 const RECALL: Duration = Duration::from_secs(2);
 
-/// What is known of another driver's children, and what was told of these.
+/// Handoff state of the previous driver, and the state last announced to the next one.
 #[derive(Default)]
 pub(super) struct Heritage {
     devices: Vec<OfDevice>,
-    /// The child that was begun last, if there was one.
+    /// Generation of the newest child, if there was one.
     last_child: Option<Generation>,
-    /// Digest of the model that another supervisor served, until one serves here.
+    /// Digest of the previous supervisor's model, until a model serves here.
     digest: Option<[u8; 32]>,
-    /// Has its children replaced if their program is another one by now; to be begun when one serves.
+    /// Replaces the inherited children if their program on disk has changed. Started once a child serves.
     replaced: Option<BoxFuture<'static, ()>>,
-    /// What would be left to another driver, as it was last told.
+    /// Handoff state as last announced.
     told: EngineNote,
 }
 
-/// What is known of another driver's children of one device.
+/// Handoff state of one device.
 #[derive(Default)]
 struct OfDevice {
-    /// The child that serves, until it has a seat here.
+    /// Inherited serving child, until it has a seat here.
     child: Option<LivingChild>,
-    /// Size of the KV cache of the child that served.
+    /// Size in bytes of the inherited child's KV cache.
     kv_bytes: Option<u64>,
     absence: Option<OutOfServiceReason>,
 }
 
-/// The driver is to leave everything to another one.
+/// Pending handoff to another driver.
 pub(super) struct Departure {
     heir: oneshot::Sender<EngineEstate>,
     pub(super) until: Instant,
 }
 
 impl Heritage {
-    /// A child ends here that was made for something else than these settings ask for, or whose device was being
-    /// drained.
+    /// Handoff state under these settings. A child with other terms, or of a device being withdrawn, ends here.
     pub(super) fn of(estate: &mut EngineEstate, settings: &EngineSettings) -> Self {
         let strays = estate.arrange(&settings.load.model_path, &settings.devices);
         strays.into_iter().for_each(end);
@@ -70,7 +69,7 @@ impl Heritage {
             let other = child.take_if(|child| child.note.terms != terms || absence.is_some());
             other.into_iter().for_each(end);
             if child.is_none() && settings.load.kv_readers != KvReaders::Successors {
-                // Nobody adopts from it any more, and the next child waits for its memory.
+                // No successor adopts from this cache any more, and the next child needs its memory.
                 it.let_go_of_kv();
             }
             let kv_bytes = it.note.kv_bytes;
@@ -89,7 +88,7 @@ impl Heritage {
         }
     }
 
-    /// Of each device.
+    /// Previous child of each device.
     pub(super) fn before(&self) -> Vec<PreviousChild> {
         let of_device = |it: &OfDevice| match (&it.absence, &it.child, self.last_child) {
             (Some(absence), _, last) => PreviousChild::OutOfService {
@@ -113,7 +112,7 @@ impl Heritage {
     }
 }
 
-/// Nobody goes on with it.
+/// Kills an inherited child that is not adopted.
 fn end(child: LivingChild) {
     let pid = child.kill();
     info!(pid, "inherited_child_ended");
@@ -128,7 +127,7 @@ fn terms(settings: &EngineSettings, device: DeviceId) -> Terms {
 }
 
 impl Driver {
-    /// Goes on with what another driver has left; before the first turn.
+    /// Continues from another driver's handoff state. Called before the first turn.
     pub(super) fn inherit(
         &mut self,
         inheritance: Inheritance,
@@ -169,9 +168,9 @@ impl Driver {
             self.refuse_what_does_not_fit(&mut request);
             let has_ended = request.end.is_some();
             let record = Record::restored(request, clock);
-            // The log keeps what has ended for a while, by its number.
+            // The log retains ended requests for a while, under their numbers.
             shared.registry.number_behind(record.id.0);
-            // It was let in once; who comes next waits for it.
+            // This request is already admitted. Later requests queue after it.
             let room = shared.registry.room_for(&record);
             let record = Arc::new(record.with_room(room));
             if !has_ended {
@@ -192,7 +191,7 @@ impl Driver {
         });
     }
 
-    /// It was let in by a supervisor whose requests could be longer.
+    /// Ends a request that exceeds `--max-context`. An earlier supervisor admitted it under a larger limit.
     fn refuse_what_does_not_fit(&self, request: &mut Restored) {
         let most = self.settings.load.max_sequence_tokens;
         let Some(most) = most.filter(|most| request.most_tokens() > u64::from(*most)) else {
@@ -208,7 +207,7 @@ impl Driver {
         }
     }
 
-    /// Ends everything, also for whoever submitted in the last moment.
+    /// Ends all requests, including those submitted in the last moment.
     pub(super) fn say_goodbye(mut self) {
         for record in self.handles.close() {
             self.requests.submit(record);
@@ -218,7 +217,7 @@ impl Driver {
         self.requests.wake();
     }
 
-    /// Takes from the child what it has, unless nobody serves; everybody's tokens are kept.
+    /// Recalls all requests from the children. Their tokens are retained.
     pub(super) fn prepare_to_leave(&mut self, heir: oneshot::Sender<EngineEstate>) {
         self.requests.recall();
         self.departure = Some(Departure {
@@ -227,7 +226,7 @@ impl Driver {
         });
     }
 
-    /// Who goes on, when everything is as they need it, or cannot be.
+    /// Channel to the next driver, once all serving children are quiescent or the time is over.
     pub(super) fn is_to_leave(&mut self) -> Option<oneshot::Sender<EngineEstate>> {
         let until = self.departure.as_ref()?.until;
         let mut serving = self.seats_that_serve().into_iter();
@@ -245,7 +244,7 @@ impl Driver {
         self.requests.is_withdrawn(seat) && self.seats[seat].may_leave()
     }
 
-    /// Ends, with every child but those that serve, and leaves everything else.
+    /// Hands over the serving children and all retained state. Other children end.
     pub(super) fn leave(mut self) -> EngineEstate {
         let wal = self.requests.take_log();
         let wal = wal.as_ref().and_then(duplicate);
@@ -287,14 +286,14 @@ impl Driver {
         }
     }
 
-    /// Duplicates of what would be left.
+    /// Duplicates of the present handoff state.
     pub(super) fn estate(&self) -> EngineEstate {
         let model = self.model_files();
         let devices = self.worker.devices();
         EngineEstate {
             note: self.estate_note(),
             wal: self.requests.log().and_then(duplicate),
-            // Some of them are no model.
+            // An incomplete set of files is no model.
             model: model.and_then(duplicates).unwrap_or_default(),
             devices: devices.map(|device| self.device_estate(device)).collect(),
         }
@@ -308,13 +307,13 @@ impl Driver {
         self.keeping.of(device).copy(self.device_note(device))
     }
 
-    /// Says that something else than before would be left.
+    /// Announces a changed handoff state.
     pub(super) fn tell_of_estate(&mut self) {
         let is_told = self.heritage.told.digest.is_some();
         if !is_told && self.model.is_none() && self.heritage.digest.is_none() {
             return;
         }
-        // Its size alone is no news.
+        // A change of the size alone is not announced.
         let kv_bytes = None;
         let note = |device| {
             let note = self.keeping.of(device).note(self.device_note(device));
@@ -353,7 +352,7 @@ impl Driver {
         }
     }
 
-    /// A model serves. What another one has begun ends here.
+    /// Compares a newly served model with the inherited one. Requests of a different model end here.
     pub(super) fn compare_with_inherited(&mut self, digest: [u8; 32]) {
         if let Some(replaced) = self.heritage.replaced.take() {
             tokio::spawn(replaced);
@@ -367,7 +366,7 @@ impl Driver {
     }
 }
 
-/// What cannot be duplicated is missing.
+/// Duplicate of a descriptor. `None` on failure, which is logged.
 fn duplicate(descriptor: &impl AsFd) -> Option<OwnedFd> {
     let duplicate = descriptor.as_fd().try_clone_to_owned();
     let failed = |error: &io::Error| error!(%error, "descriptor_not_duplicated");

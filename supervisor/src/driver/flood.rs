@@ -1,16 +1,15 @@
-//! Tells a talkative child from one that floods.
+//! Rate limit on a child's messages.
 //!
-//! Tokens are bounded by what was asked for; everything else that a child may say costs it
-//! nothing, so it is counted.
+//! Tokens are bounded by the requests. Other messages cost a child nothing, so they are counted.
 
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
 
-/// Words without a token that a child may say in a second. An honest one says a heartbeat and a word on
-/// its load each interval, and a step without tokens for each chunk of a prompt.
+/// Messages without tokens that a child may send in a second. A correct child sends a heartbeat and a load report each
+/// interval, and a step report without tokens for each prompt chunk.
 const MAX_WORDS_PER_SECOND: u32 = 10_000;
 
-/// Heartbeats and words on a load are far from a flood.
+/// Heartbeats and load reports need at most 1 % of the limit.
 const _: () = assert!(2 * 1000 / HEARTBEAT_INTERVAL_MS <= MAX_WORDS_PER_SECOND as u64 / 100);
 
 #[derive(Debug)]
@@ -27,7 +26,7 @@ impl FloodGate {
         }
     }
 
-    /// Counts a word that carries no token; false when there were too many.
+    /// Counts a message without tokens. False: the limit of this second is exceeded.
     pub(super) fn admit(&mut self, now: Instant) -> bool {
         if now.saturating_duration_since(self.second) >= Duration::from_secs(1) {
             *self = Self::new(now);

@@ -1,5 +1,5 @@
-//! The driver's side of what it shares with the [`Engine`](crate::engine::Engine)'s handles: what they
-//! want, and what they see.
+//! Driver's side of the state that it shares with the [`Engine`](crate::engine::Engine)'s handles: requests and
+//! snapshots.
 
 use crate::engine::control::Control;
 use crate::engine::{Ended, EngineSnapshot, LoadedModel, Milestones, Refusal, Shared};
@@ -14,7 +14,7 @@ pub(super) struct Handles {
     pub(super) shared: Arc<Shared>,
     controls: mpsc::UnboundedReceiver<Control>,
     milestones: watch::Sender<Milestones>,
-    /// The last handle is gone, and with it everybody who could want an answer.
+    /// True once the last handle is dropped.
     deserted: bool,
 }
 
@@ -32,7 +32,7 @@ impl Handles {
         }
     }
 
-    /// Cancel-safe. Who is deserted stops.
+    /// Next control message; [`Control::StopNow`] once the last handle is dropped. Cancel-safe.
     pub(super) async fn next(&mut self) -> Control {
         if self.deserted {
             return std::future::pending().await;
@@ -42,8 +42,7 @@ impl Handles {
         control.unwrap_or(Control::StopNow)
     }
 
-    /// True when no request is left. Counted at the door: one that was let in may still be on its
-    /// way here.
+    /// True if no request is left. Counted in the registry, because an admitted request may not have arrived here yet.
     pub(super) fn is_idle(&self) -> bool {
         self.shared.registry.live() == 0
     }
@@ -79,7 +78,7 @@ impl Handles {
             .send_modify(|milestones| milestones.ended = Some(ended));
     }
 
-    /// Closes the door and returns those who got in in the last moment.
+    /// Closes admission and returns the requests that were admitted in the last moment.
     pub(super) fn close(&mut self) -> Vec<Arc<Record>> {
         self.refuse(Refusal::Unavailable("the engine has ended".to_owned()));
         self.controls.close();
@@ -93,7 +92,7 @@ impl Handles {
     }
 }
 
-/// What a request is told that the worker's end ends.
+/// Failure of a request that ends with the worker.
 pub(super) fn farewell(reason: EndReason, failure: Option<&WorkerFailure>) -> Failure {
     let message = match (reason, failure) {
         (EndReason::DrainDeadline, _) => "the worker is shutting down, and its time is over",

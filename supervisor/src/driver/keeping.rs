@@ -1,5 +1,4 @@
-//! What outlives a child and is kept for the next one of its device: the open model file, the memory that the
-//! weights lie in, and that of the KV cache.
+//! Device memory that outlives its child and passes to the next one: the open model file, the weights and the KV cache.
 //!
 //! ```text
 //! first child ── opens ──► model file ──┐               ┌──► header: facts, hyperparameters
@@ -7,15 +6,14 @@
 //!                          and manifest                      by each later child
 //! ```
 //!
-//! So what the path names by then, if anything, is nothing to the streams that run, and no later child
-//! reads or packs weights. The supervisor holds descriptors; it neither reads nor maps them. Each child has a
-//! KV cache of its own; that of the one that serves, or served last, is lent to those who come after it.
+//! A change of the model file at its path therefore does not affect running streams, and no later child reads or packs
+//! weights. The supervisor holds descriptors. It neither reads nor maps them. Each child has its own KV cache. The
+//! cache of the serving child, or of the last one, is lent to later children.
 //!
-//! Weights that are in doubt are let go, which frees their memory once nobody maps them, and the next
-//! child begins with the file again: when they were found changed, when a child died before it was done
-//! with taking them over, and when the kernel was out of memory and nobody else maps them. Without the open
-//! file (no descriptor was left) the next child opens the path again; whether it is still the same model is
-//! compared in any case.
+//! Suspect weights are released. Their memory is freed once no process maps them, and the next child loads from the
+//! file again. Weights are released if a child finds them changed, if a child dies during their takeover, or if the
+//! kernel is out of memory and no other child maps them. Without the open file (no descriptor was left) the next child
+//! opens the path again. The model's identity is compared in each case.
 
 mod kept_memory;
 
@@ -36,18 +34,18 @@ use worker_orcd_ipc::{
 };
 use worker_orcd_lifecycle::{ChildEvent, DeathCause};
 
-/// The files of a model, in their order.
+/// Files of a model, in order.
 pub(super) type ModelFiles = Arc<[OwnedFd]>;
 
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
-    /// The same for all devices.
+    /// Model files, the same for all devices.
     pub(super) model: Option<ModelFiles>,
     weights: Option<KeptWeights>,
     kv: Option<KeptKv>,
 }
 
-/// The KV cache of a child.
+/// KV cache of a child.
 #[derive(Debug)]
 pub(super) struct KeptKv {
     memory: KeptMemory,
@@ -58,15 +56,15 @@ pub(super) struct KeptKv {
 struct KeptWeights {
     memory: KeptMemory,
     manifest: WeightsManifest,
-    /// The child that placed them there; a later one imports them.
+    /// Child that placed the weights. Later children import them.
     placed_by: Generation,
     since: Instant,
-    /// The moment at which a child last saw that they are what the manifest says.
+    /// Time of the last check of the weights against the manifest by a child.
     verified_at: Instant,
 }
 
 impl Keeping {
-    /// What another supervisor has kept.
+    /// Retained memory of another supervisor.
     pub(super) fn inherited(now: Instant, model: Option<ModelFiles>, estate: DeviceEstate) -> Self {
         let weights = estate.weights.zip(estate.note.weights);
         let kv = estate.kv.zip(estate.note.kv);
@@ -86,7 +84,7 @@ impl Keeping {
         }
     }
 
-    /// A description of what is kept, but for a KV cache.
+    /// Description of the retained memory without the KV cache.
     pub(super) fn note(&self, note: DeviceNote) -> DeviceNote {
         let weights = self.weights.as_ref();
         DeviceNote {
@@ -95,13 +93,13 @@ impl Keeping {
         }
     }
 
-    /// A duplicate of the KV cache of the child that serves, or served last.
+    /// Duplicate of the KV cache of the serving child, or of the last one.
     pub(super) fn copy_kv(&self) -> Option<(OwnedFd, KvSource)> {
         let kv = self.kv.as_ref()?;
         Some((kv.memory.as_fd().try_clone_to_owned().ok()?, kv.source))
     }
 
-    /// A duplicate of the weights.
+    /// Duplicate of the weights.
     pub(super) fn copy(&self, note: DeviceNote) -> DeviceEstate {
         let weights = self.weights.as_ref();
         let weights = weights.and_then(|it| it.memory.as_fd().try_clone_to_owned().ok());
@@ -121,8 +119,8 @@ impl Keeping {
         self.model.is_some()
     }
 
-    /// Memory that stays taken whoever dies. A KV cache is let go later on, when the next child has adopted from
-    /// it; by then that one's own has taken its place here, which is as large.
+    /// Memory in bytes that remains allocated after a child's death. A KV cache is released later, when the next child
+    /// has adopted from it. By then the next child's own cache, of equal size, has taken its place here.
     pub(super) fn bytes(&self) -> u64 {
         let manifest = self.weights.as_ref().map(|weights| &weights.manifest);
         let kv = self.kv.as_ref().map_or(0, |kv| kv.source.bytes);
@@ -138,8 +136,8 @@ impl Keeping {
         })
     }
 
-    /// Weights that a child can read whose arenas are laid out so. One of another program, in the middle of an
-    /// upgrade, may not: it reads the model file, and computes the tokens again.
+    /// Weights, if a child of this arena layout can read them. During an upgrade the layout of another program may
+    /// differ. Its child then reads the model file and computes the tokens again.
     fn weights_laid_out_as(&self, layout: Option<u64>) -> Option<&KeptWeights> {
         let weights = self.weights.as_ref()?;
         let kept = weights.manifest.arena_layout;
@@ -150,7 +148,7 @@ impl Keeping {
         None
     }
 
-    /// Hands what there is to the child of a seat. The order says where it finds them.
+    /// Sends the retained descriptors to the child of a seat. The returned order describes them.
     pub(super) fn hand_out(&self, seat: &mut Seat, order: LoadOrder) -> LoadOrder {
         let model = self.model.as_ref();
         let mut hand_out_file = |file| hand_out(seat, FdKind::ModelFile, file);
@@ -183,21 +181,21 @@ impl Keeping {
         }
     }
 
-    /// The child of a seat has served under another supervisor: what is kept of a KV cache is its own.
+    /// Continues with a child that served under another supervisor: the retained KV cache is its own.
     pub(super) fn goes_on(&mut self, seat: &mut Seat) {
         seat.kv = self.kv.take();
     }
 
-    /// The child of a seat serves from now on: its KV cache takes the place of the one before.
+    /// Replaces the retained KV cache by that of the seat's child, which serves from now on.
     pub(super) fn serves(&mut self, seat: &mut Seat) {
         self.kv = seat.kv.take();
     }
 
-    /// Keeps what the child of a seat has handed over; called when it is ready, with what it says of its
-    /// memory. The model is so many files.
+    /// Retains the descriptors that the child of a seat has handed over. Called when the child is ready, with its
+    /// memory report. The model consists of `model_files` files.
     ///
     /// # Errors
-    /// When the child handed over something else.
+    /// If the child handed over anything else.
     pub(super) fn keep(
         &mut self,
         now: Instant,
@@ -250,7 +248,7 @@ impl Keeping {
             }
         }
         child.watch_custody();
-        // Some of them are no model.
+        // An incomplete set of files is no model.
         if self.model.is_none() && files.len() == model_files {
             self.model = Some(files.into());
         }
@@ -263,21 +261,21 @@ impl Keeping {
         Ok(())
     }
 
-    /// The KV cache of that child of this device, for children of others.
+    /// KV cache of `child` of this device, for children of other devices.
     pub(super) fn kv_of(&self, child: Generation) -> Option<(&KeptMemory, KvSource)> {
         let kv = self.kv.as_ref().filter(|kv| kv.source.child == child)?;
         Some((&kv.memory, kv.source))
     }
 
-    /// The child has died, and no heir copies from its KV cache: children of other devices have it already, and let go
-    /// of it when they have copied what they need.
+    /// Releases the KV cache of a dead child if no successor copies from it. Children of other devices hold their own
+    /// descriptors until they have copied.
     pub(super) fn release_kv(&mut self, child: Generation) {
         self.kv = self.kv.take().filter(|kv| kv.source.child != child);
     }
 
-    /// Lets go of weights that are in doubt because of a death: the child died before it was done with taking
-    /// them over (`unfinished`), or for want of memory. In that case they stay where other children map them, for
-    /// then that frees nothing.
+    /// Releases weights that are suspect because of a death: the child died during their takeover (`unfinished`), or
+    /// for lack of memory. In the latter case they stay while other children map them, because a release would free
+    /// nothing.
     pub(super) fn bury(&mut self, cause: &DeathCause, unfinished: bool, others: bool) {
         let is_unfinished = unfinished && *cause != DeathCause::Dismissed;
         let is_too_large = *cause == DeathCause::OomKilled && !others;
@@ -286,7 +284,7 @@ impl Keeping {
         }
     }
 
-    /// Lets go of the weights, and of what was computed with them.
+    /// Releases the weights and the KV cache that was computed with them.
     pub(super) fn let_go(&mut self, cause: &DeathCause) {
         self.kv = None;
         if let Some(weights) = self.weights.take() {

@@ -1,4 +1,4 @@
-//! What is kept of each device, and the model file, which all of them share.
+//! Retained memory by device, and the model file that all devices share.
 
 use crate::driver::keeping::Keeping;
 use std::ops::{Index, IndexMut};
@@ -7,7 +7,7 @@ use worker_orcd_lifecycle::{DeviceId, SeatId};
 pub(super) struct Keepings(Vec<Keeping>);
 
 impl Keepings {
-    /// Of so many devices.
+    /// Empty state for `devices` devices.
     pub(super) fn new(devices: usize) -> Self {
         Self((0..devices).map(|_| Keeping::default()).collect())
     }
@@ -20,7 +20,7 @@ impl Keepings {
         &self.0[usize::from(device.0)]
     }
 
-    /// A child has handed over the file: the next child of any device gets it.
+    /// Shares a model file that a child has handed over. The next child of each device gets it.
     pub(super) fn share_model(&mut self) {
         let model = self.iter().find_map(|keeping| keeping.model.clone());
         for keeping in &mut self.0 {
@@ -35,7 +35,7 @@ impl FromIterator<Keeping> for Keepings {
     }
 }
 
-/// By a seat of the device.
+/// Index by a seat of the device.
 impl Index<SeatId> for Keepings {
     type Output = Keeping;
 

@@ -1,8 +1,8 @@
-//! NVIDIA's Multi-Process Service: processes that use a card through it share a context, and a fault of one
-//! ends all of them. A standby there would die with the child in whose place it is to come.
+//! NVIDIA's Multi-Process Service (MPS): its client processes share a context on a card, and a fault of one ends all of
+//! them. A standby would therefore die with its predecessor.
 //!
-//! <https://docs.nvidia.com/deploy/mps/index.html>: a process becomes a client of the service when its control
-//! daemon listens in `CUDA_MPS_PIPE_DIRECTORY`.
+//! <https://docs.nvidia.com/deploy/mps/index.html>: a process becomes a client of the service when its control daemon
+//! listens in `CUDA_MPS_PIPE_DIRECTORY`.
 
 use crate::driver::news::News;
 use crate::engine::EngineSettings;
@@ -15,8 +15,8 @@ const DEFAULT_DIRECTORY: &str = "/tmp/nvidia-mps";
 const SHARED: &str = "the card is shared by NVIDIA's Multi-Process Service, where a fault of one process ends \
                       all";
 
-/// The lifecycle's settings, with one child at a time where the device is shared in this way; then no room is
-/// needed for the KV cache of a standby.
+/// Lifecycle settings, limited to one child at a time if MPS shares a device. No room for a standby's KV cache is then
+/// reserved.
 pub(super) fn rules(settings: &mut EngineSettings, now: Instant, news: &mut News) -> Settings {
     let given = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let directory = given.map_or_else(|| DEFAULT_DIRECTORY.into(), PathBuf::from);
@@ -42,7 +42,7 @@ fn one_at_a_time(rules: Settings, load: &mut LoadOrder) -> Settings {
     }
 }
 
-/// Without heirs.
+/// KV cache readers without successors.
 fn others(has_siblings: bool) -> KvReaders {
     match has_siblings {
         true => KvReaders::Siblings,

@@ -1,4 +1,4 @@
-//! News that the driver tells the world: log lines at each turn of a child's life, and snapshots.
+//! Log lines at each transition of a child, and snapshots.
 
 use crate::crash::Death;
 use crate::driver::seat::Seat;
@@ -19,29 +19,29 @@ use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport, ReadyReport, Rol
 use worker_orcd_lifecycle::{ChildAction, DeathCause, DeviceId, Effect, Ledger, State, Worker};
 use worker_orcd_requests::{Registry, Requests};
 
-/// A snapshot is never older than this while anything happens at all.
+/// Age limit of a snapshot while events occur.
 const STALE_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 pub(super) struct News {
     started: Instant,
-    /// The model that is loaded, by its file's name without the ending, and the device.
+    /// Model name: the file name without its extension.
     model: String,
     taken_at: Instant,
-    /// Something changed since the last snapshot.
+    /// True if anything has changed since the last snapshot.
     dirty: bool,
     devices: Vec<OfDevice>,
-    /// Prompt tokens of all children, up to their last heartbeats.
+    /// Prompt token counts of all children up to their last heartbeats.
     prompted: Prompted,
     interrupted_at: Option<Instant>,
-    /// Things that do not work, by name, while everything else does.
+    /// Impairments by name. The worker serves in spite of them.
     impaired: BTreeMap<&'static str, Impairment>,
 }
 
 #[derive(Debug)]
 struct OfDevice {
     id: String,
-    /// The last report of a child that served, or was to.
+    /// Last memory report of a serving child, or of one that is to serve.
     memory: Option<(MemoryReport, Instant)>,
 }
 
@@ -72,7 +72,7 @@ impl News {
         }
     }
 
-    // === a child's life ===
+    // === child lifecycle ===
 
     pub(super) fn spawned(&mut self, generation: Generation, pid: u32) {
         info!(generation = generation.0, pid, "child_spawn");
@@ -99,7 +99,7 @@ impl News {
         );
     }
 
-    /// `pause` is how long nobody served in its seat.
+    /// Records readiness. `pause`: time without a serving child in the seat.
     pub(super) fn ready(
         &mut self,
         generation: Generation,
@@ -118,15 +118,15 @@ impl News {
         info!(generation = generation.0, "standby_ready");
     }
 
-    /// What a child that serves, or is to, says of its memory. One that takes most of it only when it serves has
-    /// no KV cache until then, and the next child is not to have as little.
+    /// Records the memory report of a child that serves, or is to serve. A standby has no KV cache before its
+    /// promotion, and the size of the next child's cache must not follow from that.
     pub(super) fn remember(&mut self, now: Instant, device: DeviceId, memory: MemoryReport) {
         if memory.kv_capacity_bytes > 0 {
             self.devices[usize::from(device.0)].memory = Some((memory, now));
         }
     }
 
-    /// Its last word on that.
+    /// Last recorded memory report.
     pub(super) fn memory(&self, device: DeviceId) -> Option<MemoryReport> {
         let of_device = self.devices.get(usize::from(device.0))?;
         of_device.memory.map(|(memory, _)| memory)
@@ -134,7 +134,7 @@ impl News {
 
     pub(super) fn heartbeat(&mut self, prompted: Prompted) {
         self.dirty = true;
-        // A child may say anything.
+        // The values are unchecked input of a child.
         let sum = &mut self.prompted;
         for (sum, more) in [
             (&mut sum.tokens, prompted.tokens),
@@ -151,12 +151,12 @@ impl News {
         }
     }
 
-    /// The end of a child that served has begun.
+    /// Records the start of the end of a child that served.
     pub(super) fn interrupted(&mut self, now: Instant) {
         self.interrupted_at = Some(now);
     }
 
-    /// Called before the effect is performed.
+    /// Logs an effect. Called before the effect is performed.
     pub(super) fn effect(&mut self, effect: &Effect) {
         self.dirty = true;
         match effect {
@@ -165,7 +165,7 @@ impl News {
                 generation,
                 action,
             } => self.action(seat.device(), *generation, action),
-            // The reason is told once, with the worker's `error`.
+            // The reason is logged once, with the worker's `error`.
             Effect::End { exit, .. } => info!(exit = exit.code(), "engine_end"),
             Effect::Failover {
                 predecessor,
@@ -205,7 +205,7 @@ impl News {
         }
     }
 
-    /// Something does not work, and costs nothing but itself. Logged once.
+    /// Records an impairment, which stops nothing else. Logged once.
     pub(super) fn impaired(&mut self, now: Instant, what: &'static str, because: &str) {
         if self.impaired.contains_key(what) {
             return;
@@ -226,7 +226,7 @@ impl News {
         }
     }
 
-    /// All of them; the crash reports' thread tells its own trouble.
+    /// All impairments. The thread of the crash reports tracks its own.
     pub(super) fn impairments(
         &mut self,
         now: Instant,
@@ -239,7 +239,7 @@ impl News {
         self.impaired.clone()
     }
 
-    /// Something changed that is kept elsewhere.
+    /// Marks a change of state outside this module.
     pub(super) fn touch(&mut self) {
         self.dirty = true;
     }
@@ -384,7 +384,7 @@ impl News {
     }
 }
 
-/// The reason in words, for a person.
+/// Human-readable reason of the present state.
 fn reason(from: &Sources<'_>, now: Duration) -> String {
     let worker = from.worker;
     if worker.is_over() {
@@ -409,7 +409,7 @@ fn reason(from: &Sources<'_>, now: Duration) -> String {
     }
 }
 
-/// The devices whose children die often, and why the last one did.
+/// Text on the devices with frequent deaths, with the cause of the last death.
 fn burst(from: &Sources<'_>, now: Duration) -> String {
     let worker = from.worker;
     let window = worker.settings().restart.window;
@@ -434,7 +434,7 @@ fn burst(from: &Sources<'_>, now: Duration) -> String {
     }
 }
 
-/// The devices that it serves without, and why.
+/// Text on the devices out of service, with reasons.
 fn without(worker: &Worker) -> String {
     let absent = |device| {
         let absence = worker.device_status(device).reason()?;

@@ -1,5 +1,4 @@
-//! The post-mortem of a child: what is known the moment after its death, for its report and for the
-//! journal.
+//! Post-mortem of a child: facts collected at its death for the crash report and the journal.
 
 #![expect(clippy::disallowed_methods, reason = "a report names the time of day")]
 
@@ -15,16 +14,15 @@ use worker_orcd_requests::Requests;
 use worker_orcd_requests::record::Record;
 use worker_orcd_requests::scene::Scene;
 
-/// Those who were with a child.
+/// Requests in flight at a death.
 #[derive(Debug, Default)]
 pub(super) struct Bereft {
     requests: Vec<RequestFacts>,
-    /// Since when they have had no token. `None`: there are none.
+    /// Time since which no request has had a token. `None`: there are no requests.
     pub(super) silent_since: Option<Instant>,
 }
 
-/// Those who are with the child of a seat still, and those that were noted before. To be called before the
-/// journal hands them on.
+/// Requests in flight of a seat, with those recorded earlier. Must precede their reassignment by the journal.
 pub(super) fn note(seat: &mut Seat, requests: &Requests) -> Bereft {
     let mut bereft = std::mem::take(&mut seat.released);
     let noted: Vec<_> = bereft.requests.iter().map(|it| it.request).collect();
@@ -36,7 +34,7 @@ pub(super) fn note(seat: &mut Seat, requests: &Requests) -> Bereft {
     bereft
 }
 
-/// Before the journal hands its requests on. Where the death met them is for the journal.
+/// Collects the facts of a death. Must precede the reassignment of requests. The scene is for the journal.
 pub(super) fn examine(
     seat: &mut Seat,
     cause: &DeathCause,
@@ -70,7 +68,7 @@ pub(super) fn examine(
     (burial, scene)
 }
 
-/// Time of its last heartbeat, or of the last thing that it wrote down.
+/// Time of the last heartbeat or of the last flight recorder entry, whichever is later.
 fn last_sign_of_life(seat: &Seat, recording: Option<&Recording>, at: Now) -> Option<Instant> {
     let vitals = seat.vitals.as_ref();
     let heartbeat = vitals.and_then(|vitals| vitals.known().heartbeat_at);
@@ -81,7 +79,7 @@ fn last_sign_of_life(seat: &Seat, recording: Option<&Recording>, at: Now) -> Opt
     heartbeat.into_iter().chain(record).max()
 }
 
-/// Numbers and names; the tokens stay where they are.
+/// Counts and ids of a request, without its tokens.
 fn facts(record: &Record) -> RequestFacts {
     let progress = record.progress.lock();
     RequestFacts {
@@ -94,14 +92,14 @@ fn facts(record: &Record) -> RequestFacts {
     }
 }
 
-/// 0 when there is no such clock, which makes every record look new.
+/// Monotonic clock in nanoseconds. 0 without such a clock, which makes each record appear new.
 fn monotonic_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| {
         now.tv_sec().unsigned_abs() * 1_000_000_000 + now.tv_nsec().unsigned_abs()
     })
 }
 
-/// Memory that the kernel could still give without swapping.
+/// Memory in bytes that the kernel can allocate without swapping.
 fn host_available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text

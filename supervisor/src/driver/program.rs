@@ -1,5 +1,4 @@
-//! The child's program on disk: when it has become another, a child of it is put in the place of the one
-//! that serves, as by `POST /restart`.
+//! Watch on the child's program on disk. A changed program replaces the serving child, as `POST /restart` does.
 
 use crate::child::probe;
 use crate::engine::control::Control;
@@ -10,15 +9,15 @@ use std::time::Duration;
 use tokio::sync::mpsc::WeakUnboundedSender;
 use tracing::{info, warn};
 
-/// Time between two glances.
+/// Time between two checks.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Watches for as long as somebody listens.
+/// Watches the program while handles to the engine exist.
 pub(super) async fn watch(program: PathBuf, controls: WeakUnboundedSender<Control>) {
     let mut known = Program::default();
     while controls.strong_count() > 0 {
         let path = program.clone();
-        // A disk may not answer.
+        // A disk may block.
         let file = tokio::task::spawn_blocking(move || std::fs::metadata(path)).await;
         let now = file.ok().and_then(Result::ok).as_ref().and_then(identity);
         if known.glance(now) {
@@ -28,14 +27,14 @@ pub(super) async fn watch(program: PathBuf, controls: WeakUnboundedSender<Contro
     }
 }
 
-/// Has children replaced of which one is of another program than the path leads to now.
+/// Replaces the children if the program of one differs from the program at the path.
 pub(super) async fn replace(
     pids: Vec<u32>,
     program: PathBuf,
     controls: WeakUnboundedSender<Control>,
 ) {
     let path = program.clone();
-    // A disk may not answer.
+    // A disk may block.
     let differ = tokio::task::spawn_blocking(move || {
         let of = |path: &Path| std::fs::metadata(path).ok().as_ref().and_then(identity);
         let now = of(&path);
@@ -50,7 +49,7 @@ pub(super) async fn replace(
     }
 }
 
-/// Orders a child of a program that is another than before, unless that cannot serve.
+/// Requests a replacement if the new program is usable.
 async fn order(program: &Path, controls: &WeakUnboundedSender<Control>) {
     if is_ours(program).await
         && let Some(controls) = controls.upgrade()
@@ -60,7 +59,7 @@ async fn order(program: &Path, controls: &WeakUnboundedSender<Control>) {
     }
 }
 
-/// A child of another version would be refused, and one that stands by given up for it.
+/// True for a program of this version. The handshake would refuse any other, and a standby would be given up for it.
 async fn is_ours(program: &Path) -> bool {
     let version = probe::version(program).await;
     let is_ours = version.as_deref() == Ok(env!("CARGO_PKG_VERSION"));
@@ -71,26 +70,26 @@ async fn is_ours(program: &Path) -> bool {
     is_ours
 }
 
-/// Tells a file from what it was before: device, inode, size, and the moment of its last change.
+/// Identity of a file's content: device, inode, size, and time of the last change.
 type Identity = (u64, u64, u64, i64, i64);
 
-/// `None` for what cannot be a program yet.
+/// Identity of a program. `None` for a file that cannot be one yet.
 fn identity(file: &Metadata) -> Option<Identity> {
     let changed = (file.mtime(), file.mtime_nsec());
     let identity = (file.dev(), file.ino(), file.size(), changed.0, changed.1);
     (file.is_file() && file.size() > 0).then_some(identity)
 }
 
-/// The program as it was seen.
+/// Observed states of the program.
 #[derive(Debug, Default)]
 struct Program {
-    /// The one that children are of.
+    /// Program of the present children.
     current: Option<Identity>,
     last: Option<Identity>,
 }
 
 impl Program {
-    /// True when it is another than before, and was so at the last glance too: nobody writes it any more.
+    /// True if the program has changed and equals the last observation, so that its write is complete.
     fn glance(&mut self, now: Option<Identity>) -> bool {
         let is_settled = now.is_some() && now == self.last;
         self.last = now;

@@ -1,5 +1,4 @@
-//! Progress of a child, as the restart policy counts it: something of it was delivered, or it has served for long
-//! with no request.
+//! Progress of a child for the restart policy: a delivered result, or long service without requests.
 
 use super::Driver;
 use super::seat::Seat;
@@ -7,7 +6,7 @@ use worker_orcd_ipc::{FinishReason, Role, StepReport};
 use worker_orcd_lifecycle::{ChildEvent, DeathCause, Event, SeatId, State};
 use worker_orcd_requests::scene::Scene;
 
-/// A report was accepted, with so many tokens.
+/// Progress by an accepted report with `tokens` tokens.
 pub(super) fn of_report(seat: &mut Seat, report: &StepReport, tokens: u64) -> Option<ChildEvent> {
     let mut ends = report.finished.iter();
     let is_vector = |reason: &FinishReason| matches!(reason, FinishReason::Embedded { .. });
@@ -17,7 +16,7 @@ pub(super) fn of_report(seat: &mut Seat, report: &StepReport, tokens: u64) -> Op
 }
 
 impl Driver {
-    /// The child of a seat has spoken.
+    /// Progress by long service without requests. Called after messages of the seat's child.
     pub(super) fn note_idle_service(&mut self, seat: SeatId) {
         let now = self.now - self.started;
         let State::Serving { since, .. } = self.worker.seat(seat).state() else {
@@ -33,8 +32,8 @@ impl Driver {
         }
     }
 
-    /// The journal ascribes so many of the latest deaths on this seat's device to requests. A signal that stopped the
-    /// child is no doing of the device either.
+    /// Discounts the latest `deaths` deaths of this seat's device, which the journal ascribes to requests. A signal
+    /// that stopped the child does not count against the device either.
     pub(super) fn absolve(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, deaths: u32) {
         let was_stopped = scene.stopped && !cause.is_from_outside();
         let deaths = deaths.max(u32::from(was_stopped));

@@ -1,17 +1,17 @@
-//! Tokens over the last seconds.
+//! Token rate over the last seconds.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Long enough to smooth a batch's coming and going, short enough to follow it.
+/// Long enough to smooth fluctuations of a batch, short enough to follow its trend.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// Bounds the samples that are kept, however often a child beats.
+/// Least time between two samples. It bounds their number at any heartbeat rate.
 const RATE_RESOLUTION: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(super) struct Rate {
-    /// Moments, and how many tokens there were by then; oldest first.
+    /// Times and total tokens at each, oldest first.
     samples: VecDeque<(Instant, u64)>,
 }
 

@@ -1,7 +1,6 @@
-//! One place where a child lives, and all that dies with it.
+//! A seat: one child at a time and the state that ends with it.
 //!
-//! Deliberately absent: what follows from anything here. A [`Happening`] goes to the driver, which asks
-//! the lifecycle.
+//! Deliberately absent: decisions. A [`Happening`] goes to the driver, which passes it to the lifecycle.
 
 use crate::child::confinement;
 use crate::child::flight_recorder::FlightRecorder;
@@ -30,46 +29,46 @@ use worker_orcd_text::TextError;
 pub(super) struct Seat {
     pub(super) id: SeatId,
     pub(super) child: Option<Child>,
-    /// Vitals, as long as there is a child.
+    /// Statistics of the child, while there is one.
     pub(super) vitals: Option<Vitals>,
     pub(super) silence: Silence,
     nursery: Nursery,
-    /// Recorder of the child that is or is being made; what the dead one wrote is read from here.
+    /// Flight recorder of the present or pending child. It is read after the child's death.
     recorder: Option<FlightRecorder>,
-    /// True if it stood still by a signal when it had to be killed.
+    /// True if a signal had stopped the child when it was killed.
     was_stopped: bool,
     building: Option<Building>,
-    /// What its child is to be, however it loads.
+    /// Role of the child.
     pub(super) role: Role,
-    /// The model as its child has loaded it, until that child serves.
+    /// Loaded model of the child, until the child serves.
     pub(super) model: Option<Arc<LoadedModel>>,
-    /// Requests that its child had, and that go on before it is buried.
+    /// Requests of the child that continue before it is reaped.
     pub(super) released: Bereft,
-    /// Its child can say nothing more that counts, and nobody served yet who could go on with its requests.
+    /// Pending release: results of this child no longer count, but no other child serves yet.
     pub(super) to_release: Option<Generation>,
-    /// Its child was told to take over weights, and is not done with it.
+    /// True while the child takes over retained weights.
     pub(super) takes_over: bool,
-    /// The child whose KV cache its child was given.
+    /// Lender of the KV cache that the child can adopt from.
     pub(super) adopts_from: Option<Generation>,
-    /// The KV cache of its child, until that child serves.
+    /// KV cache of the child, until the child serves.
     pub(super) kv: Option<KeptKv>,
     flood_gate: FloodGate,
 }
 
-/// Something that may happen in a seat.
+/// Event in a seat.
 pub(super) enum Happening {
     Sign(Sign),
     Spawned(Spawned),
     Built(Box<Built>),
 }
 
-/// A tokenizer that was made for the child that reported it, or could not be.
+/// Result of a tokenizer build for the child that reported the model.
 pub(super) struct Built {
     pub(super) generation: Generation,
     pub(super) model: Result<LoadedModel, Unfit>,
 }
 
-/// A tokenizer in the making, for the child that reported it.
+/// Tokenizer build for the child that reported the model.
 #[derive(Debug)]
 struct Building {
     generation: Generation,
@@ -98,7 +97,7 @@ impl Seat {
         }
     }
 
-    /// Cancel-safe.
+    /// Next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> Happening {
         tokio::select! {
             sign = next_sign(&mut self.child) => Happening::Sign(sign),
@@ -107,12 +106,12 @@ impl Seat {
         }
     }
 
-    // === a child begins ===
+    // === start of a child ===
 
     /// Orders a process.
     ///
     /// # Errors
-    /// When none can be ordered.
+    /// If none can be ordered.
     pub(super) fn begin(
         &mut self,
         generation: Generation,
@@ -125,10 +124,10 @@ impl Seat {
         Ok(())
     }
 
-    /// The process that was ordered: its number. One that comes too late is killed, and no child.
+    /// Accepts the ordered process and returns its process id. A late process is killed and becomes no child.
     ///
     /// # Errors
-    /// When there is no process.
+    /// If there is no process.
     pub(super) fn receive(&mut self, spawned: Spawned, now: Instant) -> io::Result<u32> {
         Ok(match self.nursery.finish(spawned)? {
             Born::Child(child) => {
@@ -139,10 +138,10 @@ impl Seat {
         })
     }
 
-    /// Goes on with a child of another supervisor: its number.
+    /// Adopts a child of another supervisor and returns its process id.
     ///
     /// # Errors
-    /// When something of it is missing; it ends then.
+    /// If a part of the child is missing. The child ends then.
     pub(super) fn resume(&mut self, mut living: LivingChild, now: Instant) -> io::Result<u32> {
         let recorder = living.take(Part::Recorder).ok();
         self.recorder = recorder.map(FlightRecorder::resume);
@@ -160,10 +159,10 @@ impl Seat {
         pid
     }
 
-    /// Leaves its child alive, to another supervisor.
+    /// Hands the child over to another supervisor, alive.
     ///
     /// # Errors
-    /// When the kernel has no descriptor for something of it, or there is none that may be left. It ends then.
+    /// If the kernel has no descriptor for a part of the child, or no child can be handed over. The child ends then.
     pub(super) fn leave(&mut self, terms: Terms) -> io::Result<LivingChild> {
         let child = self.child.take().ok_or(io::ErrorKind::NotFound)?;
         let mut living = child.leave(terms)?;
@@ -173,12 +172,12 @@ impl Seat {
         Ok(living)
     }
 
-    /// Its child may be left alive.
+    /// True if the child can be handed over.
     pub(super) fn may_leave(&self) -> bool {
         self.child.as_ref().is_some_and(Child::may_leave)
     }
 
-    /// Its child has loaded under another supervisor.
+    /// True if the child has loaded under another supervisor.
     pub(super) fn has_loaded(&self) -> bool {
         self.child.as_ref().is_some_and(Child::has_loaded)
     }
@@ -189,7 +188,7 @@ impl Seat {
         }
     }
 
-    /// Builds the model on another thread, because it takes longer than a heartbeat.
+    /// Builds the model on another thread, because the build takes longer than a heartbeat interval.
     pub(super) fn build(
         &mut self,
         generation: Generation,
@@ -199,7 +198,7 @@ impl Seat {
         self.building = Some(Building { generation, model });
     }
 
-    /// Keeps the model until the child serves.
+    /// Stores the model until the child serves.
     pub(super) fn keep(&mut self, built: Built) -> ChildEvent {
         match built.model {
             Ok(model) => {
@@ -216,10 +215,10 @@ impl Seat {
         self.building.is_some()
     }
 
-    // === it lives ===
+    // === running child ===
 
-    /// Its child died, if it does now, before it was done with weights that it needed at once. A standby
-    /// is killed beside a child that has found the same weights good.
+    /// True while an active child takes over retained weights. A standby does not count: the serving child beside it
+    /// has verified the same weights.
     pub(super) fn takes_over_to_serve(&self) -> bool {
         self.takes_over && self.role == Role::Active
     }
@@ -229,7 +228,7 @@ impl Seat {
         child.is_some_and(|child| child.generation == generation)
     }
 
-    /// Counts a word that carries no token; false when there were too many.
+    /// Counts a message without tokens. False: the rate limit is exceeded.
     pub(super) fn admit(&mut self, now: Instant) -> bool {
         self.flood_gate.admit(now)
     }
@@ -243,9 +242,9 @@ impl Seat {
         self.child.as_ref().and_then(Child::write_deadline)
     }
 
-    // === it ends ===
+    // === end of a child ===
 
-    /// Sends a signal to the child of that generation; false if there is none.
+    /// Sends a signal to the child of this generation. False: there is no such child.
     pub(super) fn kill(&mut self, generation: Generation, signal: Signal) -> bool {
         let child = self.child.as_mut();
         let Some(child) = child.filter(|child| child.generation == generation) else {
@@ -254,13 +253,13 @@ impl Seat {
         self.was_stopped |= child.is_stopped();
         child.kill(signal);
         if signal == Signal::Kill {
-            // It is not listened to any more, however much it has to say.
+            // Unread messages of a killed child are dropped.
             child.close_link();
         }
         true
     }
 
-    /// Record of the child that is dead, and whether a signal had stopped it.
+    /// Flight record of the dead child, and whether a signal had stopped the child.
     pub(super) fn last_record(&mut self) -> (Option<Recording>, bool) {
         let recording = self.recorder.take().and_then(|recorder| {
             let read = recorder.read();

@@ -14,7 +14,7 @@ impl Seats {
         Self(ids.map(|id| Seat::new(id, now, spawner)).collect())
     }
 
-    /// Waits for what happens next in any of them. Cancel-safe, as each of them is.
+    /// Next event of any seat. Cancel-safe.
     pub(super) async fn next(&mut self) -> (SeatId, Happening) {
         let next = |seat| Box::pin(next_of(seat));
         let (first, ..) = select_all(self.0.iter_mut().map(next)).await;

@@ -1,17 +1,17 @@
-//! Words for the service manager that started this worker, by sd_notify(3): systemd, or whoever else set
+//! Notifications by sd_notify(3) to the service manager that started this worker: systemd, or any other that sets
 //! `NOTIFY_SOCKET`.
 //!
-//! | word | when |
+//! | notification | time |
 //! |---|---|
 //! | `READY=1` | the first child serves |
-//! | `STATUS=` | state, load, restarts, devices that are out, the last death: once a second at most, and when the state or a device's standing is another |
-//! | `WATCHDOG=1` | twice in the time that `WATCHDOG_USEC` gives |
-//! | `EXTEND_TIMEOUT_USEC=` | while a model is got, until the first child serves, and while the worker ends: its own deadlines end both |
-//! | `STOPPING=1` | nothing new is accepted |
+//! | `STATUS=` | state, load, restarts, devices out, last death: at most once a second, and at a change of state |
+//! | `WATCHDOG=1` | twice in the time of `WATCHDOG_USEC` |
+//! | `EXTEND_TIMEOUT_USEC=` | during a download, until the first child serves, and while the worker ends |
+//! | `STOPPING=1` | new requests are refused |
 //!
-//! Each comes from a turn of the driver, or of what gets a model before there is one, so a driver that stands still is silent, and the watchdog ends the
-//! worker. A thread of their own sends them: a service manager that does not read must not stop streams. A word
-//! that finds no room is said again: at the next turn, or with the next figures.
+//! Own deadlines end both a start and an end. The driver's turns send each notification, or the model download before
+//! them. A driver that hangs is therefore silent, and the watchdog ends the worker. A separate thread sends, because a
+//! service manager that does not read must not block streams. A full queue defers a notification to the next turn.
 
 use crate::engine::EngineSnapshot;
 use sd_notify::NotifyState;
@@ -21,19 +21,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Words that may wait to be sent.
+/// Capacity of the queue of notifications.
 const ROOM: usize = 16;
 
-/// The least time between two `STATUS=` of the same state, and the time between two `EXTEND_TIMEOUT_USEC=`.
+/// Least time between two `STATUS=` of the same state, and time between two `EXTEND_TIMEOUT_USEC=`.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The longest `STATUS=`.
+/// Maximum length of `STATUS=` in characters.
 const STATUS_CHARS: usize = 300;
 
-/// Of them, what says why one device is out of use.
+/// Maximum part of it for the reason of one device that is out of service.
 const REASON_CHARS: usize = 80;
 
-/// The time that is asked for each [`PERIOD`]: several may be lost.
+/// Extension per [`PERIOD`]. It covers several lost notifications.
 const EXTENSION: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,16 +47,16 @@ enum Word {
 
 #[derive(Debug, Default)]
 pub(crate) struct ServiceManager {
-    /// `None`: nobody listens.
+    /// Queue to the sending thread. `None`: no service manager.
     words: Option<SyncSender<Word>>,
-    /// Time between two words for the watchdog, if there is one.
+    /// Time between two watchdog notifications, if the watchdog is enabled.
     pulse: Option<Duration>,
     pulse_at: Option<Instant>,
-    /// It has been told that the worker is ready, or that it is ending.
+    /// True once `READY=1` is queued. `is_stopping`: true once `STOPPING=1` is queued.
     is_ready: bool,
     is_stopping: bool,
     extended_at: Option<Instant>,
-    /// The state of the last status, and the standing of each device: others are told at once.
+    /// State in the last status. `standings`: status of each device. A change of either is sent at once.
     state: &'static str,
     standings: Vec<&'static str>,
     status: String,
@@ -64,7 +64,7 @@ pub(crate) struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// The one that started this process, if any.
+    /// Service manager of this process, if any.
     pub(crate) fn of_this_process() -> Self {
         if std::env::var_os("NOTIFY_SOCKET").is_none() {
             return Self::default();
@@ -88,7 +88,7 @@ impl ServiceManager {
         }
     }
 
-    /// The moment at which [`ServiceManager::turn`] has something to say although nothing happens.
+    /// Time at which [`ServiceManager::turn`] is due without an event.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.words.as_ref()?;
         let pulse = self.pulse_at.zip(self.pulse).map(|(at, every)| at + every);
@@ -97,7 +97,7 @@ impl ServiceManager {
         pulse.into_iter().chain(extension).min()
     }
 
-    /// Says what is due whatever happens.
+    /// Queues the notifications that are due by time.
     pub(crate) fn turn(&mut self, now: Instant) {
         if self.words.is_none() {
             return;
@@ -114,12 +114,12 @@ impl ServiceManager {
         }
     }
 
-    /// Says how far a start is that has no engine yet.
+    /// Reports the progress of a start that has no engine yet.
     pub(crate) fn tell_of_the_start(&mut self, words: &str) {
         self.say(Word::Status(one_line(words)));
     }
 
-    /// Says what is new.
+    /// Reports changes.
     pub(super) fn tell(&mut self, now: Instant, snapshot: &EngineSnapshot) {
         if self.words.is_none() {
             return;
@@ -142,12 +142,12 @@ impl ServiceManager {
         }
     }
 
-    /// It begins, or ends, and systemd waits for it.
+    /// True while the worker starts or ends and systemd's timeout runs.
     fn is_in_between(&self) -> bool {
         !self.is_ready || self.is_stopping
     }
 
-    /// False where the word has found no room.
+    /// Queues a notification. False: the queue is full.
     fn say(&mut self, word: Word) -> bool {
         let sent = self.words.as_ref().map(|words| words.try_send(word));
         if let Some(Err(TrySendError::Disconnected(_))) = sent {
@@ -161,7 +161,7 @@ fn is_due(last: Option<Instant>, every: Duration, now: Instant) -> bool {
     last.is_none_or(|last| now >= last + every)
 }
 
-/// A line for `systemctl status`.
+/// Status line for `systemctl status`.
 fn in_words(snapshot: &EngineSnapshot) -> String {
     let load = &snapshot.load;
     let of_children = load.children.map(|(load, _)| load).unwrap_or_default();
@@ -186,7 +186,7 @@ fn in_words(snapshot: &EngineSnapshot) -> String {
     one_line(&line)
 }
 
-/// A line break would begin another word, and a child may say anything.
+/// Text without control characters. A line break would start another notification, and the text may come from a child.
 fn one_line(text: &str) -> String {
     let chars = text.chars().take(STATUS_CHARS);
     chars
@@ -194,12 +194,12 @@ fn one_line(text: &str) -> String {
         .collect()
 }
 
-/// Runs until the driver is gone.
+/// Sends notifications until the driver is dropped.
 fn send_all(words: &Receiver<Word>) {
     let mut is_told = false;
     for word in words {
         if let Err(error) = send(&word) {
-            // Once is enough.
+            // Only the first failure is logged.
             if !std::mem::replace(&mut is_told, true) {
                 warn!(%error, "service_manager_notify_failed");
             }

@@ -1,39 +1,39 @@
-//! A child that is overdue: clients are told of it long before it is given up.
+//! Overdue children: their clients are notified long before the child is given up.
 
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
 
-/// Ten missed heartbeats: a busy machine delays one or two, and a client may know of more.
+/// Ten missed heartbeats. A busy machine delays one or two.
 const SILENCE: Duration = Duration::from_millis(10 * HEARTBEAT_INTERVAL_MS);
 
-/// A step that lasts longer keeps everybody waiting as well.
+/// A longer step also delays all requests of the child.
 const LONG_STEP: Duration = Duration::from_secs(1);
 
-/// A task that looks so much later than it wanted to was itself kept from running.
+/// A wake later than this shows that the task itself was delayed.
 pub(super) const OWN_DELAY: Duration = Duration::from_millis(4 * HEARTBEAT_INTERVAL_MS);
 
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     heard_at: Option<Instant>,
-    /// Those whom the child keeps waiting know it.
+    /// True once the clients of the overdue child are notified.
     told: bool,
 }
 
 impl Silence {
-    /// The moment at which a child will have been silent for longer than one that is well.
+    /// Time at which the child becomes overdue.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let heard_at = self.heard_at.filter(|_| !self.told)?;
         Some(heard_at + SILENCE)
     }
 
-    /// Time has passed: whether clients are to be told.
+    /// True once, when the child becomes overdue and its clients are to be notified.
     pub(super) fn is_overdue(&mut self, now: Instant) -> bool {
         let overdue = self.deadline().is_some_and(|at| at <= now);
         self.told |= overdue;
         overdue
     }
 
-    /// The child has spoken: whether clients are to be told, once for each long step.
+    /// Records a heartbeat. True once for each long step, when clients are to be notified.
     pub(super) fn pulse(&mut self, now: Instant, step_elapsed: Option<Duration>) -> bool {
         let takes_long = step_elapsed.is_some_and(|elapsed| elapsed >= LONG_STEP);
         let is_news = takes_long && !self.told;

@@ -1,4 +1,4 @@
-//! The start of an engine: what its driver and its handles share, and the driver's task.
+//! Start of an engine: the shared state of driver and handles, and the driver's task.
 
 #![expect(clippy::disallowed_methods, reason = "there is no turn yet")]
 
@@ -14,7 +14,7 @@ use worker_orcd_ipc::LoadOrder;
 use worker_orcd_requests::Registry;
 use worker_orcd_requests::orphans::Orphans;
 
-/// Starts the driver, which starts the first child and goes on with what was inherited.
+/// Starts the driver. It starts the first child and continues from the inherited state.
 ///
 /// # Panics
 /// Outside a tokio runtime.
@@ -63,8 +63,8 @@ pub(crate) fn start(
     Engine::new(shared, controls, milestones)
 }
 
-/// In a trace that an earlier supervisor began, numbers from 1 would mean two requests each. Numbers
-/// that begin with the time do not, and are still exact as JSON numbers.
+/// First request number after those of an older trace. In a trace that an earlier supervisor began, numbers from 1
+/// would be ambiguous. Numbers that begin with the time are unique and still exact as JSON numbers.
 fn behind_older_traces(load: &LoadOrder) -> Option<u64> {
     const BITS_FOR_REQUESTS: u32 = 20;
     let trace = load.trace.as_ref()?;

@@ -1,4 +1,4 @@
-//! One child serves, and another one's requests go to it.
+//! Failover: start of service of a child, and transfer of another child's requests to it.
 
 use super::Driver;
 use std::sync::Arc;
@@ -33,16 +33,16 @@ impl Driver {
         }
     }
 
-    /// Siblings have what they need of a child that has begun to die, and the next one of its device waits for the
-    /// memory. An heir may still be given it.
+    /// Releases the KV cache of a dying child unless successors adopt from it. Siblings hold their descriptors already,
+    /// and the next child of the device needs the memory.
     pub(super) fn release_kv(&mut self, seat: SeatId, generation: Generation) {
         if self.settings.load.kv_readers != KvReaders::Successors {
             self.keeping[seat].release_kv(generation);
         }
     }
 
-    /// Children of several devices that compute the same bits get each other's KV caches: when one dies, the other goes
-    /// on with its pages.
+    /// Exchanges KV caches between children of several devices that compute the same bits. After a death the survivor
+    /// continues from the pages of the dead child.
     fn introduce(&mut self, seat: SeatId) {
         let siblings = self
             .worker
@@ -62,7 +62,7 @@ impl Driver {
         kin(one).is_some() && kin(one) == kin(other) && layout(one) == layout(other)
     }
 
-    /// Gives the KV cache of one child to another one.
+    /// Lends the KV cache of one child to another child.
     fn lend_kv(&mut self, from: SeatId, to: SeatId) {
         let lender = self.worker.seat(from).generation();
         let kept = self.keeping[from].kv_of(lender);
@@ -78,7 +78,7 @@ impl Driver {
         }
     }
 
-    /// Once another child serves, nobody waits until this one is buried.
+    /// Transfers the requests of a child before it is reaped, once another child serves.
     pub(super) fn release(&mut self, seat: SeatId, generation: Generation) {
         self.release_kv(seat, generation);
         let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
@@ -90,7 +90,7 @@ impl Driver {
         self.requests.release(seat.id);
     }
 
-    /// The child of a seat is gone.
+    /// Reaps the child of a seat.
     pub(super) fn bury(&mut self, seat: SeatId, generation: Generation, cause: &DeathCause) {
         let now = self.now;
         self.release_kv(seat, generation);

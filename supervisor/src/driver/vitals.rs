@@ -1,5 +1,4 @@
-//! Vitals of a child that lives: how it began, what it last said of itself, how fast its tokens
-//! come.
+//! Statistics of a running child: start, last heartbeat, and token rate.
 
 use crate::crash::death::Deceased;
 use crate::driver::rate::Rate;
@@ -8,37 +7,37 @@ use std::time::{Duration, Instant};
 use tracing::info;
 use worker_orcd_ipc::{ChildHello, Generation, Heartbeat, Load, MemoryReport, Role};
 
-/// Shares of a load, in percent, that are worth a log line.
+/// Shares of a load, in percent, that are logged.
 const LOAD_MILESTONES: [u64; 5] = [0, 25, 50, 75, 100];
 
 #[derive(Debug)]
 pub(super) struct Vitals {
     known: ChildSnapshot,
-    /// Milestones of its load that were logged.
+    /// Number of logged load milestones.
     milestones: usize,
-    /// Tokens that were accepted from it.
+    /// Tokens accepted from the child.
     tokens: u64,
-    /// The lifecycle knows that it has made progress.
+    /// True once progress is reported to the lifecycle.
     has_progressed: bool,
     rate: Rate,
-    /// What it counted until its first heartbeat was another supervisor's.
+    /// True until the first heartbeat of an inherited child. Its counts up to then belong to another supervisor.
     is_resumed: bool,
-    /// How its arenas are laid out, as it said.
+    /// Arena layout in the child's `Hello`.
     arena_layout: Option<u64>,
 }
 
-/// What a child was given, and what of it it did not compute, between two heartbeats.
+/// Increase of a child's prompt counters between two heartbeats.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Prompted {
-    /// Tokens of prompts.
+    /// Prompt tokens.
     pub tokens: u64,
-    /// Prompt tokens that were in its prefix cache.
+    /// Prompt tokens found in the child's prefix cache.
     pub hits: u64,
-    /// Tokens in pages of another child that it adopted.
+    /// Tokens in pages adopted from another child.
     pub adopted: u64,
-    /// Pages that it did not adopt because they had changed.
+    /// Changed pages that the child did not adopt.
     pub changed_pages: u64,
-    /// Steps that decoded and had prompt tokens, too, and how many of those.
+    /// Steps with both decodes and prompt tokens. `mixed_prompt_tokens`: prompt tokens of those steps.
     pub mixed_steps: u64,
     pub mixed_prompt_tokens: u64,
 }
@@ -56,7 +55,7 @@ impl Vitals {
         }
     }
 
-    /// Those of a child that served under another supervisor.
+    /// Statistics of a child that served under another supervisor.
     pub(super) fn resumed(now: Instant, generation: Generation, pid: u32) -> Self {
         Self {
             is_resumed: true,
@@ -92,10 +91,10 @@ impl Vitals {
         }
     }
 
-    /// Notes that it has loaded a file of so many bytes.
+    /// Records the load of a file of `file_bytes` bytes.
     pub(super) fn loaded(&mut self, now: Instant, memory: MemoryReport, file_bytes: u64) {
         self.known.memory = Some((memory, now));
-        // A load that ends between two beats still has all its milestones.
+        // A load that ends between two heartbeats still logs all its milestones.
         self.load_progress(now, file_bytes, file_bytes);
     }
 
@@ -136,18 +135,18 @@ impl Vitals {
         }
     }
 
-    /// A step has ended, with so many tokens that were accepted.
+    /// Records the end of a step with `tokens` accepted tokens.
     pub(super) fn stepped(&mut self, now: Instant, tokens: u64) {
         self.known.progress_at = Some(now);
         self.tokens += tokens;
     }
 
-    /// It makes progress: true the first time, which is what the lifecycle wants to know.
+    /// Records progress. True at the first time, which the lifecycle needs.
     pub(super) fn progresses(&mut self) -> bool {
         !std::mem::replace(&mut self.has_progressed, true)
     }
 
-    // === looking ===
+    // === accessors ===
 
     pub(super) fn has_progressed(&self) -> bool {
         self.has_progressed
@@ -176,7 +175,7 @@ impl Vitals {
     }
 }
 
-/// A total of 0 is one that is not known yet.
+/// True if the share is reached. A total of 0 is unknown.
 fn reached(percent: u64, done: u64, total: u64) -> bool {
     percent == 0 || total > 0 && u128::from(done) * 100 >= u128::from(percent) * u128::from(total)
 }

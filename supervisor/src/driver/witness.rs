@@ -1,7 +1,6 @@
-//! Sightings of NVIDIA's library: whom they concern, and what the lifecycle and the crash log are
-//! told about it.
+//! GPU monitor of one device: NVML samples, their relation to deaths, and verdicts for the lifecycle and the crash log.
 //!
-//! On the CPU device there is no witness, nothing is loaded, and everything here is unknown.
+//! On the CPU device no library is loaded, and all values are unknown.
 
 use crate::crash::death::{Burial, Death};
 use crate::crash::gpu::{GpuEvidence, MemoryBefore};
@@ -18,15 +17,15 @@ use tracing::{info, warn};
 use worker_orcd_ipc::{DeviceSelector, Generation};
 use worker_orcd_lifecycle::{DeviceId, GpuVerdict, Xid};
 
-/// Xids that are kept. A storm of them (45 comes once a channel) has nothing new to say.
+/// Number of retained Xids. A storm of them (45 occurs once per channel) adds no information.
 const XIDS_KEPT: usize = 64;
 
-/// Xids this long before a death belong to it. NVIDIA's driver reports a fault before the child can
-/// notice, and a child that hangs in a dead device is noticed only at its heartbeat deadline.
+/// Xids this long before a death belong to it. NVIDIA's driver reports a fault before the child notices it. A child
+/// that hangs in a dead device is found only at its heartbeat deadline.
 const NEAR: Duration = Duration::from_secs(10);
 
-/// Time for the recovery action of a device whose child has just died; then it is unknown. A device
-/// fault stops the card for a while, and every call with it.
+/// Time limit for the recovery action after a death. Later it is unknown. A device fault blocks the card, and with it
+/// each NVML call, for a while.
 const WORD_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -35,11 +34,11 @@ pub(super) struct GpuWatch {
     witness: Option<Witness>,
     snapshot: GpuSnapshot,
     xids: VecDeque<SeenXid>,
-    /// A child may have taken memory since then.
+    /// Time of the first load. From then on a child may hold memory.
     first_load: Option<Instant>,
-    /// The library and we call processes by the same numbers.
+    /// True if NVML and this process use the same process ids.
     pids_are_known: bool,
-    /// Bytes that stay taken when a child dies.
+    /// Bytes that remain allocated after a child's death.
     kept: u64,
 }
 
@@ -77,7 +76,7 @@ impl GpuWatch {
         &self.snapshot
     }
 
-    /// Waits for ever where there is no witness. Cancel-safe.
+    /// Next GPU sample. Pending forever without a monitor. Cancel-safe.
     pub(super) async fn next(&mut self) -> Sighting {
         let Some(witness) = &mut self.witness else {
             return std::future::pending().await;
@@ -91,10 +90,10 @@ impl GpuWatch {
         }
     }
 
-    // === what is sighted ===
+    // === samples ===
 
-    /// Notes a sighting and returns what the lifecycle is told of it. `children` are the processes
-    /// that live now; what is found out about a death is added to it.
+    /// Records a sample and returns the verdict for the lifecycle. `children`: process ids of the running children.
+    /// Findings on a death are added to it.
     pub(super) fn note(
         &mut self,
         sighting: Sighting,
@@ -154,8 +153,7 @@ impl GpuWatch {
             let is_listed = |pid: &u32| memory.lists(*pid) == Some(true);
             self.pids_are_known |= children.iter().any(is_listed);
             let untouched = self.first_load.is_none_or(|load| at < load);
-            // A context in the making is counted a moment before it is listed, so the lowest
-            // figure before any death is the honest one.
+            // A new context is counted shortly before it is listed, so the lowest value before any death is correct.
             if !somebody_died
                 && (untouched || self.pids_are_known)
                 && let Some(unowned) = memory.unowned()
@@ -182,17 +180,15 @@ impl GpuWatch {
         GpuVerdict::Reported(seen.xid)
     }
 
-    // === a child's life ===
+    // === child lifecycle ===
 
-    /// Notes that a load begins, which names the device for the first time; the memory it takes
-    /// comes after this.
+    /// Records the start of a load, before the child allocates device memory.
     pub(super) fn load_begins(&mut self, now: Instant) {
         self.first_load.get_or_insert(now);
     }
 
-    /// Counts a child's memory. It has all that it will ever have, so this is the time to count it:
-    /// a child that dies within a second would leave no figure behind. A witness of another card is
-    /// worse than none.
+    /// Takes a sample of a child's memory. At readiness all its memory is allocated, and a child that dies within a
+    /// second would otherwise leave no sample. A monitor of a different card is removed.
     pub(super) fn child_computes_on(&mut self, uuid: Option<&str>) {
         if let Some(witness) = &self.witness {
             witness.look_now();
@@ -216,22 +212,22 @@ impl GpuWatch {
         }
     }
 
-    /// So many bytes stay taken when the child dies, and are nobody's then.
+    /// Sets the number of bytes that remain allocated, without an owner, after the child's death.
     pub(super) fn keeps(&mut self, bytes: u64) {
         self.kept = bytes;
     }
 
-    // === a child's death ===
+    // === death of a child ===
 
-    /// Evidence so far; the rest comes as a sighting, or never. `None` without a GPU, and where
-    /// there was no process.
+    /// First evidence on a death. Later evidence arrives as samples, or not at all. `None` without a GPU or without a
+    /// process.
     pub(super) fn examine(&self, death: &Death, burial: &Burial) -> Option<GpuEvidence> {
         let child = burial.child.as_ref()?;
         if self.snapshot.nvml == Nvml::Off {
             return None;
         }
         let now = burial.at.instant;
-        // Older figures are of the child before it.
+        // Older samples belong to the previous child.
         let gauges = self.snapshot.gauges(now);
         let of_its_life = gauges.filter(|(_, at)| *at >= child.spawned_at);
         let before = of_its_life.and_then(|(gauges, at)| {
@@ -255,7 +251,7 @@ impl GpuWatch {
                 pids_are_known: self.pids_are_known,
             })
         });
-        // A thread that takes no orders has no word to wait for: unknown at the next tick.
+        // A thread that accepts no order sends no action, so the action is unknown at the next tick.
         let patience = if ordered { WORD_WITHIN } else { Duration::ZERO };
         let identity = self.snapshot.identity.as_ref();
         let mut evidence = GpuEvidence {
@@ -269,7 +265,7 @@ impl GpuWatch {
         Some(evidence)
     }
 
-    /// The moment at which [`Self::overdue`] has something to say.
+    /// Time at which [`Self::overdue`] is due.
     pub(super) fn next_deadline(&self, crashes: &CrashLog) -> Option<Instant> {
         if self.snapshot.nvml == Nvml::Off {
             return None;
@@ -278,7 +274,7 @@ impl GpuWatch {
         deaths.filter_map(action_due).min()
     }
 
-    /// Verdicts on deaths whose recovery action did not come in time: it is unknown.
+    /// Verdicts on deaths without a timely recovery action, which is then unknown.
     pub(super) fn overdue(&self, now: Instant, crashes: &mut CrashLog) -> Vec<GpuVerdict> {
         let is_late = |death: &&mut Arc<Death>| {
             self.is_of(death) && action_due(death).is_some_and(|due| due <= now)
@@ -310,7 +306,7 @@ impl GpuWatch {
         self.testimony(death?)
     }
 
-    /// Xids may arrive after the death they explain.
+    /// Xids may arrive after the death that they explain.
     fn refresh(&self, evidence: &mut GpuEvidence, burial: &Burial) {
         if let Some(child) = &burial.child {
             let lifetime = child.spawned_at..=burial.at.instant + WORD_WITHIN;
@@ -334,7 +330,8 @@ fn action_due(death: &Arc<Death>) -> Option<Instant> {
     death.gpu.as_ref()?.action_due
 }
 
-/// True where NVIDIA's driver and we number processes alike; elsewhere that has to be seen first.
+/// True if this process shares the initial process id namespace with NVIDIA's driver. In any other namespace a match
+/// must be observed first.
 fn in_initial_pid_namespace() -> bool {
     // PROC_PID_INIT_INO of the kernel.
     fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")

@@ -1,4 +1,4 @@
-//! The witnesses of a worker's cards, one for each.
+//! GPU monitors of a worker, one for each device.
 
 use crate::crash::CrashLog;
 use crate::driver::witness::GpuWatch;
@@ -24,20 +24,20 @@ impl Witnesses {
         self.0.iter()
     }
 
-    /// What one of them sees next. Cancel-safe, as each of them is.
+    /// Next sample of any monitor. Cancel-safe.
     pub(super) async fn next(&mut self) -> (DeviceId, Sighting) {
         let next = |watch| Box::pin(next_of(watch));
         let (first, ..) = select_all(self.0.iter_mut().map(next)).await;
         first
     }
 
-    /// The moment at which [`Self::overdue`] has something to say.
+    /// Time at which [`Self::overdue`] is due.
     pub(super) fn next_deadline(&self, crashes: &CrashLog) -> Option<Instant> {
         let deadlines = self.iter().filter_map(|it| it.next_deadline(crashes));
         deadlines.min()
     }
 
-    /// Verdicts on deaths whose recovery action did not come in time.
+    /// Verdicts on deaths without a timely recovery action.
     pub(super) fn overdue(
         &self,
         now: Instant,
@@ -70,7 +70,7 @@ impl IndexMut<DeviceId> for Witnesses {
     }
 }
 
-/// By a seat of the device.
+/// Index by a seat of the device.
 impl Index<SeatId> for Witnesses {
     type Output = GpuWatch;
 

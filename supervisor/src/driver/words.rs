@@ -1,4 +1,4 @@
-//! Messages of a child: each is checked, then told to the lifecycle, the journal, or both.
+//! Messages of a child: each is checked, then passed to the lifecycle, the journal, or both.
 
 use crate::child::link::LinkError;
 use crate::child::succession::Once;
@@ -19,14 +19,14 @@ use worker_orcd_ipc::{
 use worker_orcd_lifecycle::{ChildEvent, HandshakeRefusal};
 use worker_orcd_requests::Requests;
 
-/// Name in `/health` of children that are not confined as they should be.
+/// Name in `/health` of children with incomplete confinement.
 const CHILD_CONFINEMENT: &str = "child_confinement";
 
-/// One child that is listened to, and those who learn of its words.
+/// Reader of one child's messages, with their receivers.
 pub(super) struct Listener<'a> {
     pub now: Instant,
     pub seat: &'a mut Seat,
-    /// True while what the child computed counts.
+    /// True while results of the child are accepted.
     pub believed: bool,
     pub requests: &'a mut Requests,
     pub chronicle: &'a mut Chronicle,
@@ -36,8 +36,7 @@ pub(super) struct Listener<'a> {
 }
 
 impl Listener<'_> {
-    /// Takes what has been read from the child, in order, up to the first thing that the lifecycle must
-    /// know.
+    /// Handles the messages that have been read from the child, in order, up to the first event for the lifecycle.
     pub(super) fn next_event(&mut self) -> Option<ChildEvent> {
         loop {
             let child = self.seat.child.as_mut()?;
@@ -60,7 +59,7 @@ impl Listener<'_> {
                     Err(error) => Some(ChildEvent::Violation(error.to_string())),
                 },
                 Err(error) => {
-                    // The stream cannot be trusted from here on.
+                    // The stream is unusable after an error.
                     child.close_link();
                     Some(link_failure(error))
                 }
@@ -74,7 +73,7 @@ impl Listener<'_> {
         }
     }
 
-    /// `None` when the lifecycle need not know.
+    /// Handles a message. `None`: no event for the lifecycle.
     fn understand(&mut self, word: Word) -> Option<ChildEvent> {
         let now = self.now;
         let carries_tokens = matches!(&word, Word::Step(report) if !report.drawn.is_empty());
@@ -109,7 +108,7 @@ impl Listener<'_> {
             Word::Ready(report) => self.build(*report),
             Word::Heartbeat(heartbeat) => Some(self.heartbeat(&heartbeat)),
             Word::Step(report) => self.step(&report),
-            // The file that is kept open was loaded before: it was edited in place.
+            // The open file was loaded before, so it was changed in place.
             Word::Fault(fault @ Fault::ModelLoad { .. })
                 if self.keeping[self.seat.id].has_model() =>
             {
@@ -118,7 +117,7 @@ impl Listener<'_> {
             }
             Word::Fault(fault) => Some(ChildEvent::Fault(fault)),
             Word::TraceStopped { message } => {
-                // The next child would leave a hole.
+                // A trace by the next child would have a gap.
                 self.settings.load.trace = None;
                 let news = &mut self.chronicle.news;
                 news.impaired(now, "logits_trace", &message);
@@ -128,7 +127,7 @@ impl Listener<'_> {
         }
     }
 
-    /// A child serves all the same: what its kernel cannot refuse is told, and not hidden.
+    /// Reports restrictions that the kernel cannot enforce. The child serves in spite of them.
     fn note_confinement(&mut self, gaps: &[String]) {
         let news = &mut self.chronicle.news;
         if gaps.is_empty() {
@@ -166,7 +165,7 @@ impl Listener<'_> {
         }
     }
 
-    /// Ready means that requests can be answered, so the tokenizer comes first.
+    /// Builds the tokenizer, which readiness requires, and retains the child's descriptors.
     fn build(&mut self, report: ReadyReport) -> Option<ChildEvent> {
         if self.seat.is_building() {
             return Some(ChildEvent::Violation(
@@ -197,7 +196,7 @@ impl Listener<'_> {
     }
 }
 
-/// What a child says but once is noted for another supervisor.
+/// Kind of a message that a child sends only once. It is stored for another supervisor.
 fn said_once(word: &Word) -> Option<Once> {
     match word {
         Word::Hello(_) => Some(Once::Hello),
@@ -206,7 +205,7 @@ fn said_once(word: &Word) -> Option<Once> {
     }
 }
 
-/// The child may have computed something else than it should: what it has sealed is not adopted.
+/// True if the child may have computed wrong results. Its sealed pages are then not adopted.
 fn casts_doubt(event: &ChildEvent) -> bool {
     match event {
         ChildEvent::Fault(fault) => fault.invalidates_results(),

@@ -1,4 +1,4 @@
-//! Controls: what clients' tasks want of the driver.
+//! Control messages from clients' tasks to the driver.
 
 use crate::estate::EngineEstate;
 use std::sync::Arc;
@@ -8,27 +8,27 @@ use worker_orcd_ipc::RequestId;
 use worker_orcd_lifecycle::DeviceId;
 use worker_orcd_requests::record::Record;
 
-/// An operator's answer: why it cannot be done.
+/// Channel for the answer to an operator. The error is the reason for a refusal.
 pub(crate) type Answer = oneshot::Sender<Result<(), String>>;
 
-/// A message from an HTTP task to the driver. Unbounded as a channel, bounded by admission: each
-/// request that was let in causes at most one of the first and one of the third.
+/// Message from an HTTP task to the driver. The channel is unbounded, but admission bounds it: each admitted request
+/// causes at most one `Submit` and one `Abandon`.
 #[derive(Debug)]
 pub(crate) enum Control {
     Submit(Arc<Record>),
     Cancel(RequestId),
-    /// The reader is gone.
+    /// The reader is dropped.
     Abandon(RequestId),
     Drain(Duration),
-    /// Put a new child in the place of the one that serves.
+    /// Replace the serving child by a new one.
     Replace,
-    /// Take this device out of use.
+    /// Take this device out of service.
     Withdraw(DeviceId, Answer),
-    /// Use this device again.
+    /// Return this device to service.
     Readmit(DeviceId, Answer),
-    /// Say what would be left to another engine.
+    /// Return duplicates of the handoff state.
     CopyEstate(oneshot::Sender<EngineEstate>),
-    /// End at once, and leave everything to another engine.
+    /// End at once and hand over to another engine.
     Leave(oneshot::Sender<EngineEstate>),
     StopNow,
 }

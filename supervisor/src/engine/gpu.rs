@@ -1,4 +1,4 @@
-//! Observations of the GPU's witness, for /health and /metrics.
+//! GPU state of a device for `/health` and `/metrics`.
 
 use crate::engine::{DeviceSnapshot, EngineSnapshot};
 use crate::nvml::SILENT_AFTER;
@@ -14,22 +14,22 @@ use worker_orcd_lifecycle::Xid;
 pub struct GpuSnapshot {
     pub nvml: Nvml,
     pub identity: Option<Identity>,
-    /// The last figures, and when they were taken. Ask [`Self::gauges`].
+    /// Last gauges with their time. Read them by [`Self::gauges`].
     pub taken: Option<(Gauges, Instant)>,
-    /// Why Xids cannot be heard.
+    /// Reason why Xid events are unavailable.
     pub deaf: Option<String>,
     pub last_xid: Option<SeenXid>,
     pub xids: BTreeMap<Xid, u64>,
-    /// Memory of no process, before the first child.
+    /// Bytes that belong to no process, before the first child.
     pub baseline: Option<u64>,
-    /// Memory after the last death that was measured.
+    /// Memory measurement after the last measured death.
     pub last_measure: Option<Measure>,
 }
 
-/// State of NVIDIA's library.
+/// State of the NVML library.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Nvml {
-    /// The device is none of NVIDIA's, so nobody looked.
+    /// The device is not one of NVIDIA's, so the library is not loaded.
     #[default]
     Off,
     Opening {
@@ -42,7 +42,7 @@ pub enum Nvml {
 }
 
 impl GpuSnapshot {
-    /// Figures that are not too old to be called known.
+    /// Gauges that are recent enough to count as known.
     #[must_use]
     pub fn gauges(&self, now: Instant) -> Option<(&Gauges, Instant)> {
         let (gauges, taken_at) = self.taken.as_ref()?;
@@ -50,7 +50,7 @@ impl GpuSnapshot {
         (is_watching && age(now, *taken_at) < SILENT_AFTER).then_some((gauges, *taken_at))
     }
 
-    /// A stable word for /health, and why, where there is a reason.
+    /// Stable name for `/health`, with a reason if there is one.
     #[must_use]
     pub fn state(&self, now: Instant) -> (&'static str, Option<String>) {
         let silent = |since: Instant| {
@@ -78,10 +78,9 @@ impl GpuSnapshot {
 }
 
 impl EngineSnapshot {
-    /// Memory that a child that is ready holds beyond what it knows of: its context, and what belongs
-    /// to it. If it does not say, NVIDIA's driver may: that counts weights to the child that placed them, and to
-    /// nobody after that. Its figures are a second old, so the context is unknown while the child's still
-    /// grow past them.
+    /// Bytes that a ready child holds beyond its own accounting: its CUDA context and related memory. Without a report
+    /// of the child they are derived from NVML, which attributes weights only to the child that placed them. NVML's
+    /// values are a second old, so the result is unknown while the child's own values exceed them.
     #[must_use]
     pub fn context_bytes(
         &self,

@@ -1,4 +1,4 @@
-//! The model that is loaded: the child's facts, and the tokenizer and template made of them.
+//! The loaded model: the child's facts, and the tokenizer and chat template built from them.
 
 use super::SamplingDefaults;
 use crate::hex::hex;
@@ -14,39 +14,39 @@ use worker_orcd_ipc::{
 use worker_orcd_text::tools::{ChatTerms, Choices};
 use worker_orcd_text::{TemplateError, TemplateSource, Text, TextError};
 
-/// Built once per child that becomes ready; text and defaults are those of the first one.
+/// Model of a ready child. Text and defaults are those of the first child.
 #[derive(Debug, Clone)]
 pub struct LoadedModel {
     pub facts: ModelFacts,
     pub device: DeviceFacts,
     pub text: Arc<Text>,
-    /// The interpreter that makes a prompt of messages, or why there is none.
+    /// Interpreter of the chat template, or the reason why there is none.
     pub chat: Result<Arc<Interpreter>, TemplateError>,
-    /// Where grammars of requests are tried first.
+    /// Validator of requests' grammars.
     pub grammars: Arc<Grammars>,
-    /// What that template and the parsers of answers can do.
+    /// Capabilities of the template and of the answer parsers.
     pub chat_terms: ChatTerms,
     pub sampling: SamplingDefaults,
     pub tokenizer_kind: TokenizerKind,
-    /// Sequences that may be decoded in one step.
+    /// Maximum number of sequences in one decode step.
     pub max_running: u32,
-    /// Prompt plus completion of one request, in tokens.
+    /// Maximum tokens of one request, prompt and completion together.
     pub max_sequence_tokens: u32,
-    /// KV cache, in tokens.
+    /// KV cache capacity in tokens.
     pub kv_capacity_tokens: u64,
-    /// The identity that the child computed.
+    /// Identity computed by the child.
     pub identity: ModelIdentity,
-    /// Digest of identity, facts and tokenizer: equal digests mean that streams can go on.
+    /// Digest of identity, facts and tokenizer. Streams can continue on a model of equal digest.
     digest: [u8; 32],
 }
 
-/// Why a child that is ready cannot serve.
+/// Reason why a ready child cannot serve.
 #[derive(Debug, Error)]
 pub enum Unfit {
-    /// Another model than that of the child before.
+    /// The model differs from the previous child's.
     #[error("another model")]
     OtherModel,
-    /// What it says of its tokenizer is no message: the child's fault, and nothing of the model's.
+    /// The tokenizer report cannot be decoded: a fault of the child, not of the model.
     #[error("its tokenizer: {0}")]
     Nonsense(CodecError),
     #[error(transparent)]
@@ -54,26 +54,26 @@ pub enum Unfit {
 }
 
 impl LoadedModel {
-    /// Equal digests mean that streams can go on.
+    /// Digest of the model. Streams can continue on a model of equal digest.
     pub(crate) fn digest(&self) -> [u8; 32] {
         self.digest
     }
 
-    /// A word for the digest, as the OpenAI API's `system_fingerprint` has it: where it is equal, equal requests
-    /// with equal seeds get equal answers on the same kind of device.
+    /// `system_fingerprint` of the OpenAI API, derived from the digest. With equal fingerprints, equal requests with
+    /// equal seeds get equal answers on the same kind of device.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         const BYTES: usize = 6;
         format!("fp_{}", hex(&self.digest[..BYTES]))
     }
 
-    /// Takes tens of milliseconds for a large vocabulary, and as long as `template_timeout` for a
-    /// chat template that does not end, unless there is a `previous` one. A template that cannot be
-    /// compiled ends chat, not the worker.
+    /// Builds the model of a ready child. Without a `previous` model this takes tens of milliseconds for a large
+    /// vocabulary, and up to `template_timeout` for a chat template that does not terminate. A template that does not
+    /// compile disables chat, not the worker.
     ///
     /// # Errors
-    /// [`Unfit::OtherModel`] when it is not that of `previous`, [`Unfit::Nonsense`] when there are no facts of a
-    /// tokenizer, and [`Unfit::Text`] when none can be made of them.
+    /// [`Unfit::OtherModel`] if the model differs from `previous`, [`Unfit::Nonsense`] if the tokenizer facts cannot be
+    /// decoded, and [`Unfit::Text`] if no tokenizer can be built from them.
     pub fn build(
         report: ReadyReport,
         previous: Option<&Self>,
@@ -112,8 +112,8 @@ impl LoadedModel {
         })
     }
 
-    /// What this device and another one can do together: both serve, and a request that only one of them could
-    /// hold is refused.
+    /// Common properties of this device and another one. Both serve. A request that exceeds the limit of either is
+    /// refused.
     #[must_use]
     pub(crate) fn beside(&self, other: &Self) -> Self {
         Self {
@@ -126,7 +126,7 @@ impl LoadedModel {
         }
     }
 
-    /// The model brings a chat template that can be compiled.
+    /// True if the model has a chat template that compiles.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
         self.chat.is_ok()

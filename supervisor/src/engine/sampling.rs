@@ -1,24 +1,23 @@
-//! Defaults of sampling, for what a request does not say: the model file's advice, else this
-//! worker's own.
+//! Sampling defaults for parameters that a request omits: the model file's values, else this worker's own.
 
 use worker_orcd_ipc::{Sampling, SamplingAdvice};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingDefaults {
-    /// Defaults of a request. Their seed means nothing: a request without one gets its own.
+    /// Default parameters. The seed is meaningless: a request without one gets its own.
     pub values: Sampling,
-    /// Which of them the model file gave, by the names that requests have for them.
+    /// Parameters set by the model file, by their names in requests.
     pub from_file: Vec<&'static str>,
 }
 
 impl SamplingDefaults {
-    /// Defaults where the file is not asked, or advises nothing.
+    /// Defaults without values of a model file.
     pub const OWN: Sampling = Sampling {
         temperature: 1.0,
         ..Sampling::GREEDY
     };
 
-    /// Defaults that follow the file's advice. Advice that is not followed is logged once, by name.
+    /// Defaults from a model file. Ignored values are logged once, by name.
     #[must_use]
     pub fn of_file(advice: &SamplingAdvice) -> Self {
         let defaults = Self::over_own(advice);
@@ -71,13 +70,13 @@ impl SamplingDefaults {
     }
 }
 
-/// The name, where something was advised.
+/// Stores an advised value. Returns the name if there was one.
 fn follow<T>(name: &'static str, place: &mut T, advised: Option<T>) -> Option<&'static str> {
     *place = advised?;
     Some(name)
 }
 
-/// The number as people wrote it: 0.6, and not 0.6000000238418579.
+/// The shortest decimal of the number: 0.6, not 0.6000000238418579.
 #[must_use]
 pub fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| value.into())

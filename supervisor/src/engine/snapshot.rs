@@ -1,8 +1,7 @@
-//! The snapshot of which /health and /metrics are made: taken by the driver at every change and at
-//! every heartbeat, read from memory by anybody.
+//! State snapshot for `/health` and `/metrics`. The driver takes it at each change and each heartbeat. Readers get it
+//! from memory.
 //!
-//! Nothing is guessed: what is unknown is `None`, and every figure that ages carries the moment
-//! it was taken at.
+//! Unknown values are `None`, and values that age carry their time.
 
 use crate::crash::Death;
 use crate::engine::gpu::GpuSnapshot;
@@ -12,70 +11,70 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::{DeviceSelector, Generation, Load, MemoryReport, Role};
 use worker_orcd_requests::{Quarantined, Waits};
 
-/// Time that a client may be kept waiting for a child that is being replaced before the worker
-/// calls itself unhealthy: a reload of a large model from a warm page cache.
+/// Time limit of a child's replacement before the worker reports itself unhealthy. It covers the reload of a large
+/// model from a warm page cache.
 pub const RECOVERY_PROMISE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
 pub struct EngineSnapshot {
     pub taken_at: Instant,
     pub started_at: Instant,
-    /// The lifecycle's own word, such as `serving`.
+    /// State name of the lifecycle, such as `serving`.
     pub state: &'static str,
     pub state_since: Instant,
-    /// The reason in words, for a person.
+    /// Human-readable reason of the state.
     pub reason: String,
-    /// Requests are answered now.
+    /// True if a child answers requests now.
     pub serving: bool,
-    /// The moment at which a death ended serving; `None` while serving and before the first time.
+    /// Time of the death that ended service. `None` while serving and before the first service.
     pub interrupted_at: Option<Instant>,
     pub draining: bool,
     pub failed: bool,
     /// Children in the order of their seats.
     pub children: Vec<ChildSnapshot>,
-    /// In the order of the worker's list; one at least.
+    /// Devices in the order of the worker's list, at least one.
     pub devices: Vec<DeviceSnapshot>,
-    /// True if running streams do not depend on the file's name: it may be replaced or removed.
+    /// True if running streams do not depend on the file's path, so the file may be replaced or removed.
     pub model_kept_open: bool,
     pub load: LoadSnapshot,
     pub faults: FaultsSnapshot,
-    /// Things that do not work, by name, while everything else does.
+    /// Impairments by name. The worker serves in spite of them.
     pub impaired: BTreeMap<&'static str, Impairment>,
 }
 
-/// One device, and what is known of its children together.
+/// One device with the common state of its children.
 #[derive(Debug, Clone)]
 pub struct DeviceSnapshot {
-    /// Its place in the worker's list.
+    /// Index in the worker's list.
     pub place: u8,
-    /// As it is written on the command line.
+    /// Device id in the syntax of the command line.
     pub id: String,
-    /// `in_use`, or the lifecycle's word for why it is not.
+    /// `in_use`, or the lifecycle's name of the out-of-service reason.
     pub standing: &'static str,
-    /// Why it is not in use, for a person.
+    /// Human-readable out-of-service reason.
     pub reason: Option<String>,
-    /// Since when it is not in use, or on its way there.
+    /// Time since which the device is out of service or leaving it.
     pub out_since: Option<Instant>,
-    /// It can be used again as soon as the operator says so.
+    /// True if the operator can return the device to service.
     pub may_readmit: bool,
-    /// The lifecycle's word for the child that serves, or is to.
+    /// State name of the child that serves or is to serve.
     pub state: &'static str,
-    /// Requests are answered on it now.
+    /// True if a child of the device answers requests now.
     pub serving: bool,
-    /// `None`: there is to be none.
+    /// Standby. `None`: none is configured.
     pub standby: Option<StandbySnapshot>,
-    /// The last report of any child, and when it came.
+    /// Last memory report of any child, with its time.
     pub memory: Option<(MemoryReport, Instant)>,
     pub gpu: GpuSnapshot,
     /// Weights that outlive a child.
     pub custody: Option<CustodySnapshot>,
-    /// KV cache of the child that serves, or served last, in tokens.
+    /// KV cache of the serving child, or of the last one, in tokens.
     pub kv_capacity_tokens: Option<u64>,
-    /// Deaths in the last minute that interrupted it.
+    /// Deaths within the window that interrupted service.
     pub deaths_in_window: u32,
-    /// Children in a row that died and delivered nothing.
+    /// Deaths of children in a row without a delivered result.
     pub deaths_in_a_row: u32,
-    /// Its children die in a burst until then, as far as is known; that may be over.
+    /// End of the present burst of deaths, as far as known. It may be in the past.
     pub unsteady_until: Option<Instant>,
 }
 
@@ -85,31 +84,31 @@ pub struct Impairment {
     pub since: Instant,
 }
 
-/// Memory that is kept between two children.
+/// Memory retained between two children.
 #[derive(Debug, Clone, Copy)]
 pub struct CustodySnapshot {
     pub bytes: u64,
-    /// The generation of the child that placed them there.
+    /// Generation of the child that placed the weights.
     pub placed_by: u32,
     pub since: Instant,
-    /// When a child last found every byte unchanged.
+    /// Time of the last successful check of all bytes by a child.
     pub verified_at: Instant,
 }
 
-/// The standby, or why there is none.
+/// Standby, or the reason why there is none.
 #[derive(Debug, Clone)]
 pub struct StandbySnapshot {
-    /// The lifecycle's word for its life, or `given_up`.
+    /// State name of its life, or `given_up`.
     pub state: &'static str,
-    /// It would take over at once.
+    /// True if it can take over at once.
     pub is_ready: bool,
     pub since: Instant,
     pub reason: Option<String>,
-    /// The child whose KV cache it can take pages from.
+    /// Child with KV cache pages that the standby can adopt.
     pub adopts_from: Option<Generation>,
 }
 
-/// A role as /health, metrics and logs name it.
+/// Name of a role in `/health`, metrics and logs.
 #[must_use]
 pub fn word_for(role: Role) -> &'static str {
     match role {
@@ -120,104 +119,101 @@ pub fn word_for(role: Role) -> &'static str {
 
 #[derive(Debug, Clone)]
 pub struct ChildSnapshot {
-    /// Its device's place in the worker's list.
+    /// Index of its device in the worker's list.
     pub device: u8,
-    /// `None`: it is dying.
+    /// Role. `None`: the child is dying.
     pub role: Option<Role>,
     pub pid: u32,
     pub generation: u32,
-    /// The build, from its hello.
+    /// Build from its `Hello`.
     pub build: Option<String>,
     pub features: Vec<String>,
     pub spawned_at: Instant,
     pub ready_at: Option<Instant>,
     pub heartbeat_at: Option<Instant>,
-    /// The moment at which it last finished a step or advanced its load.
+    /// Time of its last finished step or load progress.
     pub progress_at: Option<Instant>,
     pub steps: Option<u64>,
-    /// Time that the step in progress had run at the last heartbeat.
+    /// Run time of the step in progress at the last heartbeat.
     pub step_elapsed: Option<Duration>,
-    /// Bytes done and in all, while it loads.
+    /// Bytes done and total bytes during a load.
     pub load_progress: Option<(u64, u64)>,
-    /// Its last word on its memory, and when it came.
+    /// Last memory report, with its time.
     pub memory: Option<(MemoryReport, Instant)>,
     pub load: Option<(Load, Instant)>,
-    /// Mean over the last seconds; 0 when nothing runs.
+    /// Mean over the last seconds, 0 if idle.
     pub tokens_per_second: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadSnapshot {
-    /// The children's own gauges together, and when they took them.
+    /// Sum of the children's own gauges, with their time.
     pub children: Option<(Load, Instant)>,
-    /// Live requests that no child has: they wait for the next one.
+    /// Live requests that are with no child.
     pub unassigned: usize,
-    /// Requests that may be live at once.
+    /// Maximum number of live requests.
     pub capacity: usize,
     /// Tokens accepted from children since the start.
     pub tokens_total: u64,
-    /// Mean over the last seconds; 0 when nothing runs.
+    /// Mean over the last seconds, 0 if idle.
     pub tokens_per_second: f64,
-    /// Prompt tokens that children were given, and those that they found in their prefix caches,
-    /// since the start.
+    /// Prompt tokens of children since the start, and those of them found in their prefix caches.
     pub prompt_tokens_total: u64,
     pub prefix_hit_tokens_total: u64,
-    /// Tokens that children did not compute again because they adopted pages of the one before, and pages
-    /// that were not what they had been, since the start.
+    /// Tokens in adopted pages since the start, and pages that were not adopted because they had changed.
     pub adopted_tokens_total: u64,
     pub changed_pages_total: u64,
-    /// Steps of children that decoded and had prompt tokens, too, and how many of those, since the start.
+    /// Steps with both decodes and prompt tokens since the start, and the prompt tokens of those steps.
     pub mixed_steps_total: u64,
     pub mixed_prompt_tokens_total: u64,
-    /// Waits between the tokens of streams, since the start.
+    /// Histogram of the time between tokens of streams since the start.
     pub gaps: Waits,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct FaultsSnapshot {
     pub deaths_by_cause: BTreeMap<&'static str, u64>,
-    /// Deaths within the window, on the device that has most.
+    /// Deaths within the window on the device with the most.
     pub deaths_in_window: u32,
     pub window: Duration,
-    /// With more deaths within the window a device is unsteady.
+    /// Number of deaths within the window above which a device is unsteady.
     pub burst: u32,
-    /// Children in a row that died and delivered nothing, on the device that has most.
+    /// Deaths of children in a row without a delivered result, on the device with the most.
     pub deaths_in_a_row: u32,
     pub deaths_allowed: u32,
     pub last: Option<Arc<Death>>,
-    /// Times that a child was ordered, or promoted, to serve in place of one before.
+    /// Number of spawns or promotions of a child in place of an earlier one.
     pub restarts: u64,
-    /// Times that a request went on with another child.
+    /// Number of continuations of a request with another child.
     pub recoveries: u64,
-    /// Times that a child was overdue and its requests went to another one.
+    /// Number of overdue children that lost their requests to another child.
     pub overdue_children: u64,
-    /// Waits of streams whose request went over to another child, from their last token to the next
-    /// one, since the start.
+    /// Histogram of the pauses of streams that moved to another child, from last token to next, since the start.
     pub pauses: Waits,
-    /// Words of dead children that were dropped.
+    /// Messages of dead children that were dropped.
     pub stale_events: u64,
-    /// Requests that must run alone before anybody else goes on.
+    /// Requests that must run alone.
     pub on_probation: usize,
-    /// Times that a request was put on probation.
+    /// Number of requests put on probation.
     pub probations: u64,
-    /// Requests that ended as queries of death.
+    /// Number of requests that ended as queries of death.
     pub quarantined_total: u64,
     /// Requests that are refused now.
     pub quarantined: Vec<Quarantined>,
-    /// Deaths that were reported.
+    /// Number of reported deaths.
     pub crash_reports: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
 pub enum Status {
     Healthy,
-    /// Every request is answered, by fewer devices than there are to be, or with a pause each time that a child of an
-    /// unsteady device dies.
+    /// All requests are answered, but by fewer devices than configured, or with a pause at each death on an unsteady
+    /// device.
     Degraded,
     /// A child is being replaced, and clients see a pause.
     Recovering,
     Draining,
-    /// The worker does not serve: the first load, or a recovery that takes too long.
+    /// The worker does not serve: the first load, or a recovery beyond its time limit.
     Unhealthy,
     Failed,
 }
@@ -235,7 +231,7 @@ impl Status {
         }
     }
 
-    /// New requests are taken and will be answered.
+    /// True if new requests are accepted and will be answered.
     #[must_use]
     pub fn can_serve(self) -> bool {
         matches!(self, Self::Healthy | Self::Degraded | Self::Recovering)
@@ -269,7 +265,7 @@ impl DeviceSnapshot {
         self.out_since.is_none()
     }
 
-    /// It is in use, and its children die in a burst.
+    /// True if the device is in use and its children die in a burst.
     #[must_use]
     pub fn is_unsteady(&self, now: Instant) -> bool {
         self.is_in_use() && self.unsteady_until.is_some_and(|until| now < until)
@@ -277,7 +273,7 @@ impl DeviceSnapshot {
 }
 
 impl ChildSnapshot {
-    /// A child of which nothing is known yet.
+    /// New child without any report yet.
     pub(crate) fn begun(pid: u32, generation: u32, now: Instant) -> Self {
         Self {
             device: 0,
@@ -321,7 +317,7 @@ impl EngineSnapshot {
         }
     }
 
-    /// Of these devices nothing is known yet.
+    /// Snapshot of these devices before any event.
     pub(crate) fn at_start(now: Instant, devices: &[DeviceSelector]) -> Self {
         let of_device = |(place, selector): (u8, &DeviceSelector)| DeviceSnapshot {
             place,
@@ -334,26 +330,27 @@ impl EngineSnapshot {
         }
     }
 
-    /// That of the device that speaks for all: the one that serves, or is to; else one that dies.
+    /// Child of the [representative device](Self::device): the serving child, or the one that is to serve, else a dying
+    /// one.
     #[must_use]
     pub fn child(&self) -> Option<&ChildSnapshot> {
         self.child_on(self.device())
     }
 
-    /// The device that speaks for all where one has to: the first that serves, else the first.
+    /// Representative device: the first that serves, else the first.
     #[must_use]
     pub fn device(&self) -> &DeviceSnapshot {
         let serving = self.devices.iter().find(|device| device.serving);
         serving.unwrap_or(&self.devices[0])
     }
 
-    /// Children on that device.
+    /// Children on a device.
     pub fn children_on(&self, device: &DeviceSnapshot) -> impl Iterator<Item = &ChildSnapshot> {
         let children = self.children.iter();
         children.filter(|child| child.device == device.place)
     }
 
-    /// The one on that device that serves, or is to; else one that dies.
+    /// Child of a device that serves, or is to serve, else a dying one.
     #[must_use]
     pub fn child_on(&self, device: &DeviceSnapshot) -> Option<&ChildSnapshot> {
         let children = || self.children_on(device);
@@ -369,7 +366,7 @@ impl EngineSnapshot {
         children.find(|child| child.role == Some(Role::Standby))
     }
 
-    /// Memory that the standby of a device takes, as it says. Of a KV cache that nobody counts nothing was
+    /// Memory in bytes of a device's standby, by its own report. Without a count for the KV cache, none of it was
     /// written before the promotion.
     #[must_use]
     pub fn standby_bytes(&self, device: &DeviceSnapshot) -> Option<u64> {
@@ -391,7 +388,7 @@ impl EngineSnapshot {
         } else if !self.serving && !self.interrupted_at.is_some_and(patience_left) {
             Status::Unhealthy
         } else if self.devices.iter().any(|it| it.is_unsteady(now)) {
-            // The pauses of a burst are told as one state.
+            // The pauses of a burst appear as one state.
             Status::Degraded
         } else if !self.serving {
             Status::Recovering
@@ -402,7 +399,7 @@ impl EngineSnapshot {
         }
     }
 
-    /// New requests are better sent here than elsewhere: they will be answered, and not on unsteady devices alone.
+    /// True if new requests should be routed here: they will be answered, and not only by unsteady devices.
     #[must_use]
     pub fn is_ready(&self, now: Instant) -> bool {
         let is_steady = |device: &DeviceSnapshot| device.is_in_use() && !device.is_unsteady(now);

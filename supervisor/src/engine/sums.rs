@@ -1,31 +1,31 @@
-//! What children of one device, or of all, do together.
+//! Sums over the children of one device, or of all.
 
 use super::{ChildSnapshot, DeviceSnapshot, EngineSnapshot};
 use std::time::Instant;
 use worker_orcd_ipc::Load;
 
 impl EngineSnapshot {
-    /// The gauges of all children of a device. `None`: no child has said a word of it.
+    /// Sum of the gauges of a device's children. `None`: no child has reported any.
     #[must_use]
     pub fn load_on(&self, device: &DeviceSnapshot) -> Option<(Load, Instant)> {
         let loads = self.children_on(device).filter_map(|child| child.load);
         loads.reduce(together)
     }
 
-    /// Tokens accepted from the children of a device per second, over the last seconds.
+    /// Tokens per second accepted from the children of a device, over the last seconds.
     #[must_use]
     pub fn tokens_per_second_on(&self, device: &DeviceSnapshot) -> f64 {
         pace(self.children_on(device))
     }
 }
 
-/// Tokens per second of all of them.
+/// Tokens per second of all children together.
 pub(crate) fn pace<'a>(children: impl Iterator<Item = &'a ChildSnapshot>) -> f64 {
     // The sum of no floats is -0.
     0.0 + children.map(|it| it.tokens_per_second).sum::<f64>()
 }
 
-/// The load of two children together, as old as the older. A child may say anything, so sums saturate.
+/// Sum of two loads, with the earlier time. The values are unchecked input of children, so sums saturate.
 pub(crate) fn together(one: (Load, Instant), other: (Load, Instant)) -> (Load, Instant) {
     let (a, b) = (one.0, other.0);
     let load = Load {

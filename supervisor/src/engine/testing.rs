@@ -1,4 +1,4 @@
-//! Settings, and an order to load that nobody obeys.
+//! Settings and a load order for tests.
 
 use crate::crash::CrashSettings;
 use crate::engine::{Deadlines, EngineSettings, OnFault, RestartPolicy};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
 use worker_orcd_text::tools::Choices;
 
-/// Of a worker that has no child's program.
+/// Settings of a worker without a child program.
 pub(crate) fn settings() -> EngineSettings {
     EngineSettings {
         child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),

@@ -1,7 +1,6 @@
-//! A child that lives on while its supervisor becomes another program: it is a child of the same process
-//! before and after.
+//! A running child that outlives the exec of its supervisor: it remains a child of the same process.
 //!
-//! What it has said of itself goes along, for it says so once.
+//! Its handoff includes the messages that it sends only once.
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -23,22 +22,22 @@ pub(crate) struct ChildNote {
     pub(crate) pid: u32,
     pub(crate) generation: Generation,
     pub(crate) terms: Terms,
-    /// Of the frames that it has sent, those that another supervisor has to hear: its hello, its report that it is
-    /// ready, and what nobody has heard yet, of which the last may not be whole.
+    /// Length of the `Hello` frame in [`Part::Words`]. Its `Ready` frame and unread bytes follow; the last frame may be
+    /// incomplete.
     pub(crate) hello_bytes: u64,
     parts: Vec<Part>,
 }
 
-/// What a child was made for. Another supervisor that asks for anything else makes a new one.
+/// Settings of a child's start. A supervisor with different terms starts a new child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
     pub(crate) protocol: u16,
-    /// As every child of its supervisor is ordered to.
+    /// Load order of all children of its supervisor.
     pub(crate) load: LoadOrder,
     pub(crate) confined: bool,
 }
 
-/// The meaning of a descriptor.
+/// Kind of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Part {
     Words,
@@ -51,7 +50,7 @@ pub(crate) enum Part {
 }
 
 impl Terms {
-    /// Those of children of this supervisor.
+    /// Terms of this supervisor's children.
     #[must_use]
     pub(crate) fn new(load: LoadOrder, confined: bool) -> Self {
         Self {
@@ -64,7 +63,7 @@ impl Terms {
 
 impl LivingChild {
     /// # Errors
-    /// When the kernel has no memory or no descriptor for what it has said.
+    /// If the kernel has no memory or no descriptor for the frames.
     pub(crate) fn new(
         pid: u32,
         generation: Generation,
@@ -93,7 +92,7 @@ impl LivingChild {
     }
 
     /// # Errors
-    /// [`ErrorKind::NotFound`] when it has no such part, or not any more.
+    /// [`ErrorKind::NotFound`] if no descriptor of this kind is left.
     pub(crate) fn take(&mut self, part: Part) -> io::Result<OwnedFd> {
         let place = self.note.parts.iter().position(|it| *it == part);
         let place = place.ok_or(ErrorKind::NotFound)?;
@@ -101,10 +100,10 @@ impl LivingChild {
         Ok(self.descriptors.remove(place))
     }
 
-    /// Its hello, and everything behind it.
+    /// `Hello` frame, and all later bytes.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub(crate) fn take_words(&mut self) -> io::Result<(Vec<u8>, Vec<u8>)> {
         let words = File::from(self.take(Part::Words)?);
         let too_long = |_| io::Error::from(ErrorKind::InvalidData);
@@ -122,7 +121,7 @@ impl LivingChild {
     }
 
     /// # Errors
-    /// When there are fewer descriptors than the note says.
+    /// If there are fewer descriptors than the note requires.
     pub(crate) fn from_parts(
         note: ChildNote,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
@@ -134,11 +133,11 @@ impl LivingChild {
         }
     }
 
-    /// Ends it, where nobody goes on with it. Who waits for it is told by its process id.
+    /// Kills a child that is not taken over. Returns its process id for the wait.
     pub(crate) fn kill(self) -> u32 {
         let pid = i32::try_from(self.note.pid).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // It is not waited for yet, so the number is its own.
+            // The process is not waited for yet, so the id is its own.
             let _ = kill_process_group(pid, Signal::KILL);
         }
         self.note.pid

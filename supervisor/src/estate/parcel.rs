@@ -1,4 +1,4 @@
-//! A document and descriptors in the queue of a socket, for whoever has the socket next.
+//! Handoff bundle: a document and descriptors in the queue of a socket, for the socket's next owner.
 //!
 //! ```text
 //! sender ── magic, count + document (a memfd), descriptors ──►┌────────┐
@@ -6,8 +6,8 @@
 //!                                                             └────────┘
 //! ```
 //!
-//! The sender's end may be closed, and the sender be dead: what lies in the queue stays. So one descriptor
-//! carries any number of them, also kinds that nothing but a socket can pass on.
+//! The queue outlives the sender's end and the sender. One descriptor thus carries any number of others, including
+//! kinds that only a socket can transfer.
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
@@ -24,10 +24,10 @@ use std::os::unix::net::UnixDatagram;
 
 const MAGIC: [u8; 8] = *b"orcdprcl";
 
-/// The kernel takes 253 in one message (`SCM_MAX_FD`).
+/// Descriptors in one message. The kernel's limit is 253 (`SCM_MAX_FD`).
 const PER_MESSAGE: usize = 250;
 
-/// A sparse file may be as long as it likes. Documents in parcels are some kilobytes long.
+/// Maximum document size in bytes. Actual documents have some kilobytes, but a sparse file could claim any size.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
 
 #[derive(Debug)]
@@ -36,10 +36,10 @@ pub(crate) struct Parcel {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// Puts duplicates of everything into a socket.
+/// Puts duplicates of the descriptors, and the document, into a socket.
 ///
 /// # Errors
-/// When the kernel has no memory or no descriptor for it.
+/// If the kernel has no memory or no descriptor.
 pub(crate) fn pack(document: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<UnixDatagram> {
     let (sender, parcel) = UnixDatagram::pair()?;
     let mut memory = File::from(memfd_create("worker-orcd-parcel", MemfdFlags::CLOEXEC)?);
@@ -57,12 +57,11 @@ pub(crate) fn pack(document: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Resul
     Ok(parcel)
 }
 
-/// Everything that lies in a socket. Where one message holds it, it stays there, for whoever comes next should
-/// this process not live to make another parcel of it.
+/// Reads the bundle of a socket. A bundle of one message stays in the queue, for the next process if this one ends
+/// before it has made another bundle.
 ///
 /// # Errors
-/// [`ErrorKind::WouldBlock`] when nothing does, and [`ErrorKind::InvalidData`] when it is no parcel, or not all
-/// of one.
+/// [`ErrorKind::WouldBlock`] if the queue is empty, and [`ErrorKind::InvalidData`] for anything but a complete bundle.
 pub(crate) fn unpack(parcel: &UnixDatagram) -> io::Result<Parcel> {
     let invalid = |what| io::Error::new(ErrorKind::InvalidData, what);
     let mut label = [0; 16];

@@ -1,4 +1,4 @@
-//! An estate on its way through `exec`: a memfd that becomes descriptor 0, and descriptors that stay open.
+//! Handoff through `exec`: a memfd as descriptor 0, and descriptors that stay open.
 //!
 //! ```text
 //! descriptor 0 ─► ┌───────┬──────────────────────────────────────────┬──────────┐
@@ -7,8 +7,7 @@
 //!                 └───────┴──────────────────────────────────────────┴──────────┘
 //! ```
 //!
-//! Nothing is sent, so no number of descriptors in flight, which the kernel bounds for each user, bounds what is
-//! handed over.
+//! No descriptor is sent, so the kernel's limit of descriptors in flight per user does not limit the handoff.
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::close;
@@ -28,28 +27,28 @@ use std::time::Duration;
 
 const MAGIC: [u8; 8] = *b"orcdpass";
 
-/// Magic, and the length of the label.
+/// Length of the magic and of the label's length.
 const HEAD_BYTES: usize = 16;
 
-/// Descriptors in flight at one time, when a program gets hold of its own by their numbers.
+/// Descriptors in flight at one time while a program takes ownership of its own by number.
 const AT_ONCE: usize = 32;
 
-/// Pauses while other processes of the user have too many descriptors in flight.
+/// Maximum number of pauses while other processes of the user have too many descriptors in flight.
 const PAUSES: usize = 200;
 
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What the next program is to know beside the document.
+/// Data for the next program besides the document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Label {
-    /// The first descriptor is the program that leaves, for the case that the next one cannot go on.
+    /// True if the first descriptor is the old program, for a return if the next one cannot continue.
     pub(crate) has_program: bool,
-    /// The last descriptors are so many connections.
+    /// Number of connections, which are the last descriptors.
     pub(crate) connections: usize,
-    /// The arguments and the environment of the program that leaves, as it was started.
+    /// Arguments and environment with which the old program was started.
     pub(crate) arguments: Vec<OsString>,
     pub(crate) variables: Vec<(OsString, OsString)>,
-    /// Why the program that was to go on did not. The one that reads this is the one before it.
+    /// Reason why the next program did not continue. Only the old program reads it, after its return.
     pub(crate) undone: Option<String>,
 }
 
@@ -59,7 +58,7 @@ struct Numbered {
     numbers: Vec<RawFd>,
 }
 
-/// What has come through `exec`.
+/// Handoff as received.
 #[derive(Debug)]
 pub(crate) struct Passage {
     pub(crate) label: Label,
@@ -67,10 +66,10 @@ pub(crate) struct Passage {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// A memfd for descriptor 0 of the next program.
+/// Creates a memfd for descriptor 0 of the next program.
 ///
 /// # Errors
-/// When the kernel has no memory or no descriptor for it.
+/// If the kernel has no memory or no descriptor.
 pub(crate) fn pack(
     label: &Label,
     document: &[u8],
@@ -89,10 +88,10 @@ pub(crate) fn pack(
     Ok(memory.into())
 }
 
-/// Has descriptors stay open in the next program, or not.
+/// Sets whether descriptors stay open across `exec`.
 ///
 /// # Errors
-/// When one is none.
+/// If a descriptor is invalid.
 pub(crate) fn keep_open(descriptors: &[BorrowedFd<'_>], is_kept: bool) -> io::Result<()> {
     for descriptor in descriptors {
         let mut flags = fcntl_getfd(descriptor)?;
@@ -102,11 +101,11 @@ pub(crate) fn keep_open(descriptors: &[BorrowedFd<'_>], is_kept: bool) -> io::Re
     Ok(())
 }
 
-/// What the program before this one left in a descriptor. `None` where it is something else. It is closed to
-/// further programs from here on.
+/// Reads the handoff of the previous program. `None`: the descriptor has other content. The descriptors of the handoff
+/// are close-on-exec from here on.
 ///
 /// # Errors
-/// When it is not whole.
+/// If the handoff is incomplete.
 pub(crate) fn unpack(memory: &File) -> io::Result<Option<Passage>> {
     let metadata = memory.metadata()?;
     let mut head = [0; HEAD_BYTES];
@@ -138,7 +137,7 @@ pub(crate) fn unpack(memory: &File) -> io::Result<Option<Passage>> {
     }))
 }
 
-/// Descriptors of this process that nothing owns, by their numbers.
+/// Takes ownership of descriptors of this process by number.
 fn own(numbers: &[RawFd]) -> io::Result<Vec<OwnedFd>> {
     let (sender, receiver) = UnixDatagram::pair()?;
     let mut owned = Vec::with_capacity(numbers.len());
@@ -149,7 +148,7 @@ fn own(numbers: &[RawFd]) -> io::Result<Vec<OwnedFd>> {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         owned.extend(received);
-        // The kernel has made others of them.
+        // The kernel has created duplicates.
         for number in some {
             close(*number)?;
         }
@@ -214,7 +213,7 @@ mod tests {
         };
         let document = vec![b'a'; 3 << 20];
         let memory = File::from(pack(&label, &document, &borrowed).unwrap());
-        // As `exec` leaves them.
+        // Descriptors without an owner, as after `exec`.
         for reader in readers {
             let _ = reader.into_raw_fd();
         }

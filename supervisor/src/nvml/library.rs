@@ -1,30 +1,30 @@
-//! The seam: what is asked of one GPU, and nothing about how.
+//! Interface to one GPU, without any implementation.
 //!
-//! `None` means that the library, NVIDIA's driver or the device has no answer; it is never a zero.
+//! `None` means that the library, NVIDIA's driver or the device has no value. It is never replaced by zero.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
-/// Finds the GPU, or says why there is none. Called on the thread that may block.
+/// Opens the GPU, or returns the reason why there is none. Called on the thread that may block.
 pub(crate) type Opener = Box<dyn FnOnce() -> Result<Arc<dyn Gpu>, String> + Send>;
 
-/// Every call may block for as long as the device is wedged.
+/// One GPU. Each call may block while the device hangs.
 pub(crate) trait Gpu: Send + Sync {
     fn identity(&self) -> Identity;
 
     fn gauges(&self) -> Gauges;
 
-    /// The part of [`Self::gauges`] that is asked for every few milliseconds after a death.
+    /// Memory part of [`Self::gauges`], sampled every few milliseconds after a death.
     fn memory(&self) -> Option<DeviceMemory>;
 
     fn recovery_action(&self) -> Option<RecoveryAction>;
 
-    /// Tells `heard` of each Xid as it comes, and `None` at least every `slice`, until it breaks.
+    /// Passes each Xid to `heard`, and `None` at least once per `slice`, until `heard` breaks.
     ///
     /// # Errors
-    /// When there is nothing to listen to, or no longer.
+    /// If Xid events are unavailable, from the start or from now on.
     fn listen(
         &self,
         slice: Duration,
@@ -32,7 +32,7 @@ pub(crate) trait Gpu: Send + Sync {
     ) -> Result<(), String>;
 }
 
-/// Facts that do not change while NVIDIA's driver is loaded.
+/// Facts that are constant while NVIDIA's driver is loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     pub name: Option<String>,
@@ -47,22 +47,22 @@ pub struct Gauges {
     pub temperature_celsius: Option<u32>,
     pub power_milliwatts: Option<u32>,
     pub ecc_enabled: Option<bool>,
-    /// Since NVIDIA's driver was loaded.
+    /// Uncorrected ECC errors since NVIDIA's driver was loaded.
     pub ecc_uncorrected: Option<u64>,
-    /// A row (or page) of memory is replaced at the next reset.
+    /// True if a memory row (or page) is replaced at the next reset.
     pub remap_pending: Option<bool>,
-    /// A row could not be replaced: the card is for the workshop.
+    /// True if row remapping failed: replace the GPU.
     pub remap_failed: Option<bool>,
     pub action: Option<RecoveryAction>,
 }
 
-/// Memory as NVIDIA's driver counts it, whatever a process says of itself.
+/// Memory in bytes by NVIDIA's driver, independent of a process's own report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceMemory {
     pub total: u64,
     pub free: u64,
     pub used: u64,
-    /// Those with a context on the device.
+    /// Processes with a context on the device.
     pub processes: Option<Vec<Process>>,
 }
 
@@ -79,7 +79,7 @@ impl DeviceMemory {
         Some(processes.iter().any(|process| process.pid == pid))
     }
 
-    /// A process may have several contexts.
+    /// Bytes of a process. It may have several contexts.
     #[must_use]
     pub fn of(&self, pid: u32) -> Option<u64> {
         let own = self.processes.as_ref()?.iter();
@@ -88,8 +88,8 @@ impl DeviceMemory {
         own.map(|process| process.bytes).sum()
     }
 
-    /// Memory in use that belongs to no process: the needs of NVIDIA's driver, and what a dead
-    /// process left behind. Neighbours may come and go without changing it.
+    /// Used bytes that belong to no process: those of NVIDIA's driver, and leaks of a dead process. Other processes do
+    /// not change it.
     #[must_use]
     pub fn unowned(&self) -> Option<u64> {
         let processes = self.processes.as_ref()?.iter();

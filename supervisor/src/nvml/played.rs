@@ -1,4 +1,4 @@
-//! A GPU that tests play: its figures, its Xids, and calls that block until they are let go.
+//! Simulated GPU for tests: gauges, Xids, and calls that block on demand.
 
 use super::library::{DeviceMemory, Gauges, Gpu, Identity, Opener, Process};
 use parking_lot::{Condvar, Mutex};
@@ -35,7 +35,7 @@ impl PlayedGpu {
         })
     }
 
-    /// Memory in use, and by whom.
+    /// Sets the memory in use, and its share by process.
     pub(crate) fn holds(&self, used: u64, processes: &[(u32, u64)]) {
         let process = |(pid, bytes): &(u32, u64)| Process {
             pid: *pid,
@@ -58,7 +58,7 @@ impl PlayedGpu {
         self.change(|script| script.xids.push_back(Xid(Some(number))));
     }
 
-    /// Makes every call block from now on, or no longer.
+    /// Sets whether all calls block.
     pub(crate) fn is_wedged(&self, wedged: bool) {
         self.change(|script| script.wedged = wedged);
     }

@@ -1,4 +1,4 @@
-//! NVML, as thin as it can be: one call for each question, and errors become unknowns.
+//! Thin layer over NVML: one call for each query. Errors become unknown values.
 
 use super::library::{DeviceMemory, Gauges, Gpu, Identity, Process};
 use super::selection::Address;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
-/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION` of nvml.h, which the bindings do not name yet. Drivers
-/// before R565 do not know it and say so.
+/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION` of nvml.h, which the bindings lack. Drivers before R565 return an error for
+/// it.
 const RECOVERY_ACTION: u32 = 230;
 
 struct RealGpu {
@@ -29,12 +29,12 @@ struct RealGpu {
 /// Loads the library and finds the device.
 ///
 /// # Errors
-/// When there is no library, no driver that it can talk to, or no such device.
+/// If there is no library, no compatible driver, or no such device.
 pub(super) fn open(address: &Address) -> Result<Arc<dyn Gpu>, String> {
     let nvml = Nvml::init().map_err(|error| error.to_string())?;
     let count = nvml.device_count().map_err(|error| error.to_string())?;
     let uuid = |index| nvml.device_by_index(index).and_then(|it| it.uuid());
-    // A device that cannot be asked still has its number.
+    // A device that does not answer still has its index.
     let uuids: Vec<_> = (0..count)
         .map(|index| uuid(index).unwrap_or_default())
         .collect();
@@ -107,8 +107,8 @@ impl Gpu for RealGpu {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let device = self.device()?;
-        // Processes first: what one of them takes in between is then nobody's, not the reverse,
-        // and the next look puts it right.
+        // Processes come first: memory that a process allocates in between then counts as unowned, and the next sample
+        // corrects it.
         let processes = device.running_compute_processes().ok();
         let memory = device.memory_info().ok()?;
         let process = |it: nvml_wrapper::struct_wrappers::device::ProcessInfo| Process {
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn without_a_driver_the_library_is_absent_or_says_so() {
         if driver_is_loaded() {
-            // Then it is the real thing, and the first device must be found.
+            // With a driver, the first device must be found.
             assert!(open(&Address::Index(0)).is_ok());
             return;
         }

@@ -1,43 +1,41 @@
-//! The question after a death: is the memory back?
+//! Check after a death that the device memory is free again.
 //!
-//! What counts is memory that belongs to no process, before the first child and now. The dead
-//! child's share is its own as long as it is listed, and nobody's if NVIDIA's driver failed to take it
-//! back; a neighbour or the next child, listed with what is theirs, changes neither.
+//! It compares the memory that belongs to no process with the value before the first child. The dead child's memory is
+//! its own while the process is listed, and unowned if NVIDIA's driver failed to free it. A neighbour or the next child
+//! is listed with its own memory and changes neither value.
 
 use super::library::DeviceMemory;
 use std::time::{Duration, Instant};
 
-/// Longer than the teardown of a context of 140 GB takes.
+/// Time limit, longer than the teardown of a context of 140 GB.
 pub(crate) const BOUND: Duration = Duration::from_secs(5);
 
-/// The needs of NVIDIA's driver vary by a few pages with what runs.
+/// Tolerance in bytes. The memory of NVIDIA's driver varies by a few pages with the load.
 pub(crate) const TOLERANCE: u64 = 16 << 20;
 
-/// The examination of one death, whose memory is looked for.
+/// Pending check of one death.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Examination {
     pub generation: u32,
     pub pid: u32,
     pub reaped_at: Instant,
-    /// Unowned memory before the first child, and what is kept on purpose.
+    /// Unowned bytes before the first child, plus retained memory.
     pub baseline: Option<u64>,
-    /// The library lists processes under the numbers that we know them by. In a container it may
-    /// list none, and then nothing follows from a number that is missing.
+    /// True if NVML uses our process ids. In a container it may list none, and a missing id then proves nothing.
     pub pids_are_known: bool,
 }
 
-/// The result of an examination.
+/// Result of an examination.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Measure {
-    /// Time from reaping to the first look that found the memory back. `None` when it never was, or
-    /// nobody can tell.
+    /// Time from the reaping to the first sample with free memory. `None`: never, or unknown.
     pub freed_after: Option<Duration>,
-    /// Bytes above the baseline, at the last look.
+    /// Bytes above the baseline in the last sample.
     pub residual: Option<u64>,
 }
 
 impl Examination {
-    /// `Some` when the question is settled.
+    /// Checks one sample. `Some` once the result is final.
     #[must_use]
     pub(crate) fn look(&self, memory: Option<&DeviceMemory>, now: Instant) -> Option<Measure> {
         let since = now.saturating_duration_since(self.reaped_at);
@@ -105,7 +103,7 @@ mod tests {
         assert_eq!(it.look(Some(&listed), at(1)), None);
         let left_behind = memory(704, &[(8, 200)]);
         assert_eq!(it.look(Some(&left_behind), at(2)), None);
-        // Neighbours took some in the meantime, the next child as well.
+        // Neighbours, and the next child, have allocated memory in the meantime.
         let back = memory(1204, &[(8, 900), (9, 300)]);
         let measure = it.look(Some(&back), at(18)).unwrap();
         assert_eq!(measure.freed_after, Some(Duration::from_millis(18)));

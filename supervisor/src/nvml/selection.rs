@@ -1,28 +1,27 @@
-//! Which of the machine's GPUs `cuda:N` is.
+//! Mapping of `cuda:N` to a GPU of the machine.
 //!
-//! CUDA counts the entries of `CUDA_VISIBLE_DEVICES`; NVML does not know the variable and counts
-//! all devices by bus address. Both count alike unless the machine holds different models and
-//! `CUDA_DEVICE_ORDER` is unset, which cannot be seen from here: whoever trusts an [`Address`]
-//! compares the UUID that the child reports later.
+//! CUDA counts the entries of `CUDA_VISIBLE_DEVICES`. NVML ignores the variable and counts all devices by bus address.
+//! Both orders agree unless the machine has different models and `CUDA_DEVICE_ORDER` is unset, which is not visible
+//! here. The user of an [`Address`] must therefore compare the UUID that the child reports later.
 
-/// One device in terms that NVML understands.
+/// Address of one device in NVML.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Address {
     Index(u32),
-    /// The beginning of a UUID, long enough to be the only one.
+    /// Unique prefix of a UUID.
     Uuid(String),
 }
 
 impl Address {
-    /// `visible` is the value of `CUDA_VISIBLE_DEVICES`, where it is set.
+    /// Address of `cuda:{ordinal}`. `visible`: value of `CUDA_VISIBLE_DEVICES`, if set.
     ///
     /// # Errors
-    /// When the variable hides that device, or means something that NVML cannot watch.
+    /// If the variable hides that device, or names one that NVML cannot monitor.
     pub(super) fn of(ordinal: u32, visible: Option<&str>) -> Result<Self, String> {
         let Some(visible) = visible else {
             return Ok(Self::Index(ordinal));
         };
-        // As in CUDA, the list ends at the first entry that means nothing.
+        // As in CUDA, the list ends at the first invalid entry.
         let mut entries = visible.split(',').map(str::trim).map_while(Entry::parse);
         match entries.nth(ordinal as usize) {
             Some(Entry::Device(address)) => Ok(address),
@@ -36,10 +35,10 @@ impl Address {
         }
     }
 
-    /// Index of the device among all those that NVML counts.
+    /// Index of the device among all devices of NVML.
     ///
     /// # Errors
-    /// When none of them is meant, or several.
+    /// If no device matches, or several.
     pub(super) fn pick(&self, uuids: &[String]) -> Result<u32, String> {
         let count = uuids.len();
         match self {
@@ -80,7 +79,7 @@ fn has_prefix(uuid: &str, prefix: &str) -> bool {
         .is_some_and(|start| start.eq_ignore_ascii_case(prefix))
 }
 
-/// CUDA and NVML write the same UUID with and without `GPU-`.
+/// True for equal UUIDs. CUDA omits the prefix `GPU-` of NVML.
 #[must_use]
 pub(crate) fn same_uuid(one: &str, other: &str) -> bool {
     let bare = |uuid: &str| uuid.trim_start_matches("GPU-").to_ascii_lowercase();

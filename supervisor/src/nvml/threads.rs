@@ -1,4 +1,4 @@
-//! One thread asks, another listens. Either may be lost to a wedged device at any call.
+//! Threads: one samples, another waits for Xids. Any call may block forever on a hung device.
 
 #![expect(
     clippy::disallowed_methods,
@@ -17,25 +17,25 @@ use tokio::sync::mpsc::UnboundedSender;
 use tracing::warn;
 use worker_orcd_lifecycle::Xid;
 
-/// Temperatures and ECC counts change slowly; a call costs a few hundred microseconds.
+/// Time between two samples. Temperatures and ECC counts change slowly, and a call costs a few hundred microseconds.
 const GAUGES_EVERY: Duration = Duration::from_secs(1);
 
-/// Time between two looks after a death: the resolution of "freed after".
+/// Time between two memory samples after a death. It is the resolution of "freed after".
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Time that a thread may outlive its last reader.
+/// Time by which a thread may outlive its last reader.
 const LISTEN_SLICE: Duration = Duration::from_millis(500);
 
 pub(super) fn ask(open: Opener, orders: &Receiver<Order>, outbox: &UnboundedSender<Sighting>) {
     let gpu = match open() {
         Ok(gpu) => gpu,
         Err(reason) => {
-            // Without a reader there is nobody to tell.
+            // The reader may be gone.
             drop(outbox.send(Sighting::Absent(reason)));
             return;
         }
     };
-    // Figures first: as early as possible, before a child takes memory.
+    // Gauges come first, before a child allocates memory.
     let gauges = gpu.gauges();
     drop(outbox.send(Sighting::Gauges(gauges, Instant::now())));
     drop(outbox.send(Sighting::Opened(gpu.identity())));
@@ -118,7 +118,7 @@ impl Asking<'_> {
         }
     }
 
-    /// The recovery action comes first: it may end the worker, and is waited for only a short while.
+    /// Starts an examination. The recovery action comes first: it may end the worker, and its time limit is short.
     fn begin(&mut self, examination: Examination) {
         self.say(Sighting::Examined {
             generation: examination.generation,
@@ -149,7 +149,7 @@ impl Asking<'_> {
     }
 
     fn say(&self, sighting: Sighting) {
-        // The loop ends when nobody reads.
+        // The loop ends once the reader is gone.
         drop(self.outbox.send(sighting));
     }
 }

@@ -35,7 +35,7 @@ impl Clock {
         self.start + Duration::from_millis(ms)
     }
 
-    /// Of a child whose last sign of life came then.
+    /// Burial facts of a child with its last sign of life at `ms`.
     fn burial(&self, ms: u64, requests: u64) -> Burial {
         let facts = |request| RequestFacts {
             request,
@@ -69,7 +69,7 @@ fn bury(log: &mut CrashLog, seat: SeatId, generation: u32, burial: Burial) {
     log.buried(seat, Generation(generation), burial, |_, _| None);
 }
 
-/// What is told of that child's death.
+/// Report of a child's death.
 fn report(log: &CrashLog, generation: u32) -> Value {
     log.store.flush(Duration::from_secs(10));
     let reports = log.store.list();

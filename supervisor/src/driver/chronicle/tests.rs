@@ -14,11 +14,11 @@ use worker_orcd_requests::testing::{Journal, request};
 
 const TWO: NonZeroU8 = NonZeroU8::new(2).unwrap();
 const ONE: SeatId = SeatId(0);
-/// On another device.
+/// A seat of another device.
 const OTHER: SeatId = SeatId(2);
 const DEVICES: [DeviceSelector; 2] = [DeviceSelector::Cpu; 2];
 
-/// Two devices, and everybody whom a snapshot asks.
+/// Two devices and all sources of a snapshot.
 struct Scenery {
     start: Instant,
     chronicle: Chronicle,
@@ -63,7 +63,7 @@ impl Scenery {
         self.start + Duration::from_millis(ms)
     }
 
-    /// Its process has its generation as number.
+    /// Spawns a child with its generation as process id.
     fn spawn(&mut self, ms: u64, seat: SeatId, generation: u32) {
         let (now, generation) = (self.at(ms), Generation(generation));
         self.seats[seat].vitals = Some(Vitals::new(now, generation, generation.0));
@@ -190,8 +190,7 @@ async fn whatever_children_count_the_sums_hold() {
     assert_eq!(memory.known_bytes(), u64::MAX);
 }
 
-/// A child that was loaded as a standby takes its memory when it serves; another death may come before it says
-/// so.
+/// A standby allocates its KV cache on promotion. Another death may precede its first report of that memory.
 #[tokio::test]
 async fn a_child_without_a_kv_cache_leaves_the_size_of_the_next_ones_as_it_was() {
     let mut scenery = Scenery::new();

@@ -1,7 +1,7 @@
-//! A descriptor that keeps memory of a device allocated.
+//! Descriptor of allocated device memory.
 //!
-//! Who closes the last one of an allocation frees it, and NVIDIA's driver lets nobody in while it takes a process down: so
-//! it is closed on another thread, and the driver goes on.
+//! Closing the last descriptor of an allocation frees it, and NVIDIA's driver blocks other calls while it tears down a
+//! process. Another thread therefore closes the descriptor, and the driver continues.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::runtime::Handle;
@@ -36,7 +36,7 @@ mod tests {
     use std::io::{PipeReader, Read as _, pipe};
     use std::sync::mpsc::channel;
 
-    /// Whoever reads sees that it is closed.
+    /// Pipe and its writer as memory. The reader sees the end of file once that is closed.
     fn kept() -> (PipeReader, KeptMemory) {
         let (reader, writer) = pipe().unwrap();
         (reader, OwnedFd::from(writer).into())

@@ -29,7 +29,7 @@ fn log() -> CrashLog {
     CrashLog::new(Arc::new(CrashStore::open(settings)), &DEVICES)
 }
 
-/// The next sighting, and what the lifecycle is told of it.
+/// Next sample and its verdict.
 async fn see(watch: &mut GpuWatch, log: &mut CrashLog) -> (Sighting, Option<GpuVerdict>) {
     let patience = Duration::from_secs(20);
     let sighting = tokio::time::timeout(patience, watch.next()).await;
@@ -38,7 +38,7 @@ async fn see(watch: &mut GpuWatch, log: &mut CrashLog) -> (Sighting, Option<GpuV
     (sighting, told)
 }
 
-/// Everything up to the first sighting that is wanted.
+/// Samples up to the first that matches.
 async fn see_until(
     watch: &mut GpuWatch,
     log: &mut CrashLog,
@@ -56,7 +56,7 @@ fn is_gauges(sighting: &Sighting) -> bool {
     matches!(sighting, Sighting::Gauges(..))
 }
 
-/// Evidence of the GPU when the child of that generation has died.
+/// GPU evidence on the death of the child of this generation.
 fn bury(
     watch: &GpuWatch,
     log: &mut CrashLog,
@@ -146,7 +146,7 @@ async fn a_library_that_blocks_delays_nobody_and_is_called_silent() {
     let asked_at = Instant::now();
     let mut watch = watch(&gpu);
     let died_at = Instant::now();
-    // More deaths than the queue has places: none of them waits.
+    // There are more deaths than queue places. None of them blocks.
     for generation in 1..=12 {
         bury(&watch, &mut log, generation, (asked_at, died_at));
     }
@@ -208,7 +208,7 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
     assert_eq!(told, after_death(&[31], Some(RecoveryAction::None)));
     assert_eq!(watch.next_deadline(&log), None, "the word came in time");
 
-    // The driver takes the memory back but for what is kept, and a neighbour takes more.
+    // The driver frees all memory except the retained part, and a neighbour allocates more.
     gpu.holds(704 * MIB, &[(NEIGHBOUR, 600 * MIB)]);
     let (_, told) = see_until(&mut watch, &mut log, |it| {
         matches!(it, Sighting::Measured { .. })
@@ -230,7 +230,7 @@ async fn figures_are_taken_when_a_child_is_ready_and_are_nobody_else_s() {
     gpu.holds(4 * MIB, &[]);
     let mut watch = watch(&gpu);
     see_until(&mut watch, &mut log, is_gauges).await;
-    // The first look was before its time.
+    // The first sample precedes this child's spawn.
     let spawned_at = Instant::now();
     let young = bury(&watch, &mut log, 1, (spawned_at, Instant::now()));
     assert_eq!(young.unwrap().before, None);
@@ -275,7 +275,7 @@ async fn an_xid_that_comes_after_its_death_is_told_with_it_and_an_old_one_is_not
     let evidence = evidence_of(&log, 1).unwrap();
     assert_eq!(evidence.xids.len(), 2, "the report has both");
 
-    // Half a minute later somebody else's death is none of the first report's business.
+    // An Xid half a minute later does not belong to the first report.
     watch.note(seen(13, died_at + Duration::from_secs(30)), &[], &mut log);
     let measured = Sighting::Measured {
         generation: 1,
