@@ -1,6 +1,6 @@
-//! The commands of `worker-orcd`. Without a command it serves, and `serve` is the command for it.
+//! Commands of `worker-orcd`. No command means `serve`.
 //!
-//! Deliberately absent: commands for what does not exist yet; an unknown one is an error.
+//! Deliberately absent: placeholders for future commands. An unknown command is an error.
 
 pub mod bench;
 pub mod chat;
@@ -30,7 +30,7 @@ Examples:
   worker-orcd top                                 watch a running worker
   worker-orcd bench --request-rate 4              measure a running worker";
 
-/// The command line.
+/// Command-line parser.
 #[must_use]
 pub fn command_line() -> Command {
     let command = Command::new("worker-orcd")
@@ -39,7 +39,7 @@ pub fn command_line() -> Command {
         .before_help(EXAMPLES)
         .after_help(WorkerExit::help())
         .subcommand_negates_reqs(true)
-        // So that a wrapper can add its own flags behind those of a unit file.
+        // A wrapper can append its own flags to those of a unit file.
         .args_override_self(true)
         .args_conflicts_with_subcommands(true)
         .subcommand(sources::arguments(
@@ -58,7 +58,7 @@ pub fn command_line() -> Command {
     sources::arguments(command)
 }
 
-/// For commands that ask the child's program.
+/// Option of commands that run the child's program.
 fn child_option() -> Arg {
     Arg::new("child-binary")
         .long("child-binary")
@@ -77,7 +77,7 @@ fn child_program(arguments: &ArgMatches) -> PathBuf {
     )
 }
 
-/// Says why the worker ends, with the number that it leaves behind.
+/// Reports why the worker ends. Returns its exit code.
 fn end_with(exit: WorkerExit, reason: &dyn Display) -> WorkerExit {
     tracing::error!(exit = exit.name(), %reason, "error");
     serve::lifeline::note(&reason.to_string());

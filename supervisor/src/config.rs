@@ -1,13 +1,12 @@
-//! Settings: flag, then `WORKER_ORCD_*` environment, then TOML file, then default; checked
-//! after merging, all mistakes at once.
+//! Settings: flag, then `WORKER_ORCD_*` environment, then TOML file, then default. They are validated after merging,
+//! and all mistakes are reported together.
 //!
-//! * [`options`] is the one table of names, defaults and help; [`sources`] merges texts, of which
-//!   the [`environment`] is one; [`units`] and [`reader`] turn them into values; this file says what
-//!   they must be.
-//! * [`again`] is what a running worker reads once more, [`examined`] what `doctor` looks at.
+//! * [`options`]: table of names, defaults and help. [`sources`]: merges texts, among them the [`environment`].
+//!   [`units`], [`reader`]: convert them to values. This file validates the values.
+//! * [`again`]: settings that a running worker reloads. [`examined`]: settings for `doctor`.
 //!
-//! Deliberately absent: anything that acts on a setting. Files that a setting names are looked at
-//! here, so that a mistyped path is a mistake like any other.
+//! Deliberately absent: actions on settings. Files that a setting names are opened here, so a wrong path is reported
+//! like any other mistake.
 
 pub mod again;
 pub mod callback;
@@ -49,37 +48,37 @@ use worker_orcd_text::tools::Choices;
 /// All settings, complete and consistent.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The model as it was written, for people and for clients that name their model.
+    /// Model as written in the settings, for messages and for clients that name their model.
     pub model_ref: String,
-    /// Its file, or, where it [must be got](Self::must_be_got) first, its name.
+    /// Path of its file, or its name if it [must be downloaded](Self::must_be_got) first.
     pub model: PathBuf,
-    /// The model is not on this machine yet.
+    /// The model is missing on this machine.
     pub must_be_got: bool,
     pub device: DeviceChoice,
     pub child_binary: PathBuf,
     pub accept_fault_injection: bool,
-    /// Children take away from themselves what they do not need.
+    /// Sandbox child processes.
     pub child_confinement: bool,
-    /// Control tokens are parsed in what clients write into messages, too.
+    /// Parse control tokens also in text of clients.
     pub parse_special: bool,
-    /// Requests may name no model but this one.
+    /// Refuse requests that name another model.
     pub strict_model_name: bool,
-    /// True if sampling fields that a request omits are as the model file advises.
+    /// Take omitted sampling fields from the model file.
     pub model_sampling: bool,
-    /// How texts become embeddings, instead of as the model file says.
+    /// Pooling of embeddings; overrides the model file.
     pub pooling: Option<Pooling>,
-    /// How answers are taken apart; where nothing is said, the model's chat template tells.
+    /// Parsers of answers. Unset ones follow the model's chat template.
     pub parsers: Choices,
     pub worker_id: Uuid,
-    /// It was generated: a supervisor before this one may have told another.
+    /// The worker's id was generated: an inherited id replaces it.
     pub worker_is_unnamed: bool,
     pub callback_url: Option<Url>,
-    /// Instead of the address that is listened on.
+    /// Overrides the listening address in the registration.
     pub advertise_url: Option<String>,
     pub log_format: LogFormat,
-    /// A text that [`parse_level`] takes.
+    /// Text for [`parse_level`].
     pub log_level: String,
-    /// Names that clients may call the model by; empty means the file's name.
+    /// Names of the model in the API. Empty: the file's name.
     pub served_model_names: Vec<String>,
     pub http: HttpConfig,
     pub limits: RequestLimits,
@@ -95,25 +94,25 @@ pub struct RequestLimits {
     pub max_tokens_in: Option<u32>,
     /// Tokens; `None` means 2048 for `/execute` and the model's context elsewhere.
     pub max_tokens_out: Option<u32>,
-    /// `None` means 32768 for `/execute` and whatever fits the context elsewhere.
+    /// Characters; `None` means 32768 for `/execute` and only the limit of the context elsewhere.
     pub max_prompt_chars: Option<usize>,
-    /// Tokens of thoughts, where a request does not say; `None` lets them take what they take.
+    /// Default of a request's reasoning budget, in tokens. `None`: unlimited.
     pub reasoning_budget: Option<u32>,
     pub inference_timeout: Option<Duration>,
     pub on_fault: OnFault,
 }
 
-/// Settings of loading, which the child is told.
+/// Settings of the model's load, sent to the child.
 #[derive(Debug, Clone)]
 pub struct LoadConfig {
     pub kv_cache_bytes: Option<u64>,
-    /// Thousandths of a CUDA device's memory, where the command line names them.
+    /// Thousandths of a CUDA device's memory, if set.
     pub memory_permille: Option<u16>,
     pub max_running: u32,
     pub max_context_tokens: Option<u32>,
-    /// Where the command line names them.
+    /// Prompt tokens of one step, if set.
     pub prefill_chunk_tokens: Option<u32>,
-    /// In microseconds; `None` lets the child follow what decoding alone takes.
+    /// Microseconds. `None`: the child derives it from the duration of decode steps.
     pub step_budget_us: Option<u32>,
     pub threads: Option<u32>,
     pub prefix_cache: bool,
@@ -121,7 +120,7 @@ pub struct LoadConfig {
 }
 
 impl LoadConfig {
-    /// The option that was given for the other kind of device.
+    /// Option that has no effect on these devices.
     #[must_use]
     pub fn without_use_on(&self, devices: &[DeviceSelector]) -> Option<&'static str> {
         let cpus = devices.iter().filter(|it| **it == DeviceSelector::Cpu);
@@ -141,11 +140,11 @@ pub struct TraceConfig {
     pub first_values: u32,
 }
 
-/// Share of the card's memory, in thousandths, as users of vLLM expect. The rest is for NVIDIA's
-/// driver, for a standby's context and for neighbours that are not there yet.
+/// Default share of the card's memory, in thousandths, as in vLLM. The rest is for NVIDIA's driver, a standby's context
+/// and other processes.
 pub const DEFAULT_MEMORY_PERMILLE: u16 = 900;
 
-/// Settings of a child's life and death.
+/// Settings of the children's lifecycle.
 #[derive(Debug, Clone)]
 pub struct LifeConfig {
     pub max_queue: usize,
@@ -157,18 +156,18 @@ pub struct LifeConfig {
     pub quarantine_for: Duration,
     pub max_restart_delay: Duration,
     pub standby: bool,
-    /// Time for the compilation of a chat template, and for each prompt it makes.
+    /// Time limit for the compilation of a chat template, and for each rendering.
     pub template_timeout: Duration,
 }
 
-/// Everything that is wrong with the settings.
+/// All mistakes in the settings.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{}", .0.join("\n"))]
 pub struct ConfigErrors(pub Vec<String>);
 
 impl Config {
     /// # Errors
-    /// All that is wrong, in one go.
+    /// All mistakes together.
     pub fn gather(flags: &ArgMatches, environment: &Environment) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
         let settings = Settings::gather(flags, environment, &mut errors);
@@ -183,7 +182,7 @@ impl Config {
         }
     }
 
-    /// The one setting that counts even where others are wrong: how to say so.
+    /// Log format, which also counts if other settings are wrong: they are reported in it.
     #[must_use]
     pub fn log_format(flags: &ArgMatches, environment: &Environment) -> LogFormat {
         let mut others = Vec::new();
@@ -194,8 +193,7 @@ impl Config {
     }
 }
 
-/// `None` only after an error was noted. Every option is read before any `?`, so that all
-/// mistakes are noted.
+/// `None` only after an error was noted. Every option is read before any `?`, so that all mistakes are noted.
 fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let model_ref = reader.optional("model", |text| Ok(text.to_owned()));
     let model = model::read(reader);
@@ -269,9 +267,9 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     })
 }
 
-/// An option of the other device, or one that another option leaves nothing to decide, or no file. With
-/// `auto` each device's options are for the case that it is chosen; in the other one the log says
-/// so ([`LoadConfig::without_use_on`]).
+/// Refuses options without effect: of the other kind of device, or overridden by another option; also a trace of
+/// several devices. With `auto`, options of both kinds are accepted, and the log reports the unused one
+/// ([`LoadConfig::without_use_on`]).
 fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<&DeviceChoice>) {
     let useless = match device {
         Some(device) if device.is_cpu_alone() => Some("gpu-memory-utilization"),
@@ -345,8 +343,7 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
     })
 }
 
-/// In microseconds. Beyond these no step could follow it: less than launching one takes, more than anybody
-/// waits for a token.
+/// Parses a step budget in microseconds. Limits: the launch time of a step, and the longest acceptable time per token.
 fn step_budget(text: &str) -> Result<u32, String> {
     let within = Duration::from_micros(100)..=Duration::from_secs(1);
     let budget = Some(units::duration(text)?).filter(|time| within.contains(time));
@@ -385,7 +382,7 @@ fn read_log_level(reader: &mut Reader<'_>) -> Option<String> {
     })
 }
 
-/// Settings of crash reports, without a directory until the environment is asked.
+/// Settings of crash reports. The directory's default needs the environment and is set later.
 fn read_crashes(reader: &mut Reader<'_>) -> Option<CrashSettings> {
     let directory = reader.path("crash-dir");
     let max_reports = reader.integer("max-crash-reports", 1..=10_000);
@@ -427,7 +424,7 @@ fn read_child_binary(reader: &mut Reader<'_>) -> Option<PathBuf> {
     }
 }
 
-/// Asked here, where a mistyped path is a usage error, and not found out by one child after another.
+/// Opens the file now: a wrong path is then a usage error instead of a failure of each child.
 fn writable(path: &str) -> Result<PathBuf, String> {
     let opened = OpenOptions::new().append(true).create(true).open(path);
     match opened {

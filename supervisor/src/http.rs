@@ -1,29 +1,27 @@
-//! HTTP: what clients see.
+//! HTTP server.
 //!
 //! ```text
 //! listen (places) → connection → correlation → origin → access (keys) → a route
 //!    admin_socket ───────────────────────────────┘            │
 //!                                                             │
 //!    execute ─┐                                               ▼
-//!             ├→ fields → generation (one request, one way in) → Engine
+//!             ├→ fields → generation (single entry point) ───→ Engine
 //!     openai ─┤                                                   │
 //!  anthropic ─┘                                                   │
 //!    client ←── sse (streamed) or whole ←───────── RequestStream ─┘
 //! ```
 //!
-//! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
-//! * [`responses`] is OpenAI's other API for conversations, over the same way in.
-//! * [`choices`] are several answers of one request.
-//! * [`texts`] tells tokens of texts and texts of tokens.
-//! * [`admin`] says what only the operator may ask, and where.
-//! * [`routes`] says what there is, also to somebody who asked for what there is not; [`openapi`] says it to
-//!   programs, and [`page`] shows it to people.
-//! * [`crashes`] tells of children that died, in the words of their reports.
-//! * [`error`] is every answer that is not what was asked for, in either API's words;
-//!   [`refusals`] counts and logs those whose request was not let in.
+//! * [`health`] and [`metrics`](crate::metrics): answered from memory, never blocking.
+//! * [`responses`]: OpenAI's Responses API, on the same path.
+//! * [`choices`]: several choices of one answer.
+//! * [`texts`]: tokenize, detokenize and apply-template.
+//! * [`admin`]: operator routes and their access.
+//! * [`routes`]: table of routes, also for 404 answers. [`openapi`]: the same for programs. [`page`]: status page.
+//! * [`crashes`]: reports of dead children.
+//! * [`error`]: error responses of all APIs. [`refusals`]: counts and logs requests that were not admitted.
 //!
-//! Deliberately absent: decisions about children ([`health`] and [`crashes`] show what is known of
-//! them); HTTP/2 ([`tls`] offers HTTP/1.1 alone).
+//! Deliberately absent: decisions about children ([`health`] and [`crashes`] only report), and HTTP/2 ([`tls`] offers
+//! HTTP/1.1 alone).
 
 #![expect(
     clippy::disallowed_methods,
@@ -110,46 +108,45 @@ use tower_http::cors::CorsLayer;
 use uuid::Uuid;
 use worker_orcd_ipc::Pooling;
 
-/// Paths that orchestrators and scrapers ask for, answered even when every place is taken.
+/// Paths of orchestrators and scrapers, answered even without a free connection slot.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
 
-/// Everything that all handlers share.
+/// Shared state of all handlers.
 #[derive(Debug)]
 pub struct App {
     pub engine: Engine,
     pub metrics: Metrics,
     pub keys: KnownKeys,
-    /// The operator has a socket, so the operator's routes are there.
+    /// The operator routes are on the admin socket.
     pub has_admin_socket: bool,
     pub limits: RequestLimits,
     pub bodies: Bodies,
     pub lanes: Lanes,
-    /// Control tokens are parsed in what clients write into messages, too.
+    /// Parse control tokens also in text of clients.
     pub parse_special: bool,
-    /// Requests may name no model but this one.
+    /// Refuse requests that name another model.
     pub strict_model_name: bool,
-    /// How texts become embeddings, instead of as the model file says.
+    /// Pooling of embeddings; overrides the model file.
     pub pooling: Option<Pooling>,
-    /// Places of all connections, but for probes that found none.
+    /// Connection slots, without those of the probe listener.
     pub places: Arc<Places>,
     pub devices: DecidedDevices,
     pub worker_id: Uuid,
-    /// Host names by which this worker may be called.
+    /// Accepted host names.
     pub names: Names,
     pub cors: Option<CorsLayer>,
     pub tls: Option<Tls>,
-    /// The name by which clients call the model: the first of its names, or the file's without its
-    /// ending.
+    /// Name of the model in the API: the first of `--served-model-name`, else the file's name without its extension.
     pub model_id: String,
-    /// Other names that were given to it.
+    /// Further names of the model.
     pub model_aliases: Vec<String>,
     /// The value of `--model`.
     pub model_ref: String,
-    /// Unix seconds at which this worker started.
+    /// Start of this worker, in Unix seconds.
     pub created: u64,
-    /// Another supervisor goes on with every request: none of them ends here.
+    /// Requests are handed over to another supervisor; none ends here.
     handed_over: AtomicBool,
-    /// Behind an upgrade, until the model is ready again: requests are taken and wait.
+    /// True after an upgrade until the model is ready again: requests are admitted and wait.
     pub goes_on: AtomicBool,
 }
 
@@ -190,7 +187,7 @@ impl App {
         }
     }
 
-    /// From now on what is dropped here goes on elsewhere.
+    /// Marks all requests as handed over: a dropped stream is not a cancellation.
     pub fn leaves(&self) {
         self.handed_over.store(true, Ordering::Release);
     }
@@ -200,7 +197,7 @@ impl App {
         self.handed_over.load(Ordering::Acquire)
     }
 
-    /// Device memory in use, where the child has said so.
+    /// Device memory in use, in bytes, if the child has reported it.
     #[must_use]
     pub fn device_bytes_in_use(&self) -> Option<u64> {
         let (memory, _) = self.engine.snapshot().device().memory?;
@@ -209,14 +206,14 @@ impl App {
     }
 }
 
-/// The file's name without `.gguf`; other dots stay, because versions have them.
+/// Name of the file without `.gguf`. Other dots stay: versions contain them.
 fn name_of_file(config: &Config) -> String {
     let name = config.model.file_name().map(|name| name.to_string_lossy());
     let name = name.unwrap_or_else(|| config.model_ref.as_str().into());
     name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
 }
 
-/// Every route.
+/// Router of all routes.
 pub fn router(app: Arc<App>) -> Router {
     let cors = app.cors.clone();
     let add = |router: Router<Arc<App>>, route: &routes::Route| {
@@ -230,7 +227,7 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), access::check))
         .layer(from_fn_with_state(Arc::clone(&app), origin::check))
         .layer(from_fn_with_state(Arc::clone(&app), refusals::note));
-    // Before keys are asked for: browsers send none with their question.
+    // Before the key check: preflight requests of browsers have no key.
     let router = match cors {
         Some(cors) => router.layer(cors),
         None => router,
@@ -240,7 +237,7 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Every route, for those who found no place: probes are answered, nothing else is.
+/// Router for connections without a slot: it answers probes alone.
 pub fn probe_router(app: Arc<App>) -> Router {
     router(Arc::clone(&app)).layer(from_fn_with_state(app, only_probes))
 }
@@ -253,7 +250,7 @@ async fn only_probes(State(app): State<Arc<App>>, request: Request<Body>, next: 
     let refusal = Refusal::QueueFull {
         retry_after: Duration::from_secs(1),
     };
-    // Here and not by `refusals`: a crowd that is turned away fills no log.
+    // Counted here, without the log line of `refusals`: overload must not fill the log.
     app.metrics.request_refused(refusal.code().as_str());
     ApiError::from(refusal).respond(Dialect::of_path(path))
 }
@@ -270,7 +267,7 @@ async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     ([(CONTENT_TYPE, format.content_type())], text).into_response()
 }
 
-/// Gives the router's own 405 a body; which methods are allowed, it knows best.
+/// Adds a body to the router's 405, which has the allowed methods.
 async fn explain_method(request: Request<Body>, next: Next) -> Response {
     let dialect = Dialect::of_path(request.uri().path());
     let response = next.run(request).await;

@@ -1,21 +1,19 @@
-//! The interpreter of what strangers wrote, in a process of its own that may die.
+//! Interpreter of untrusted programs, in a separate process that may die: chat templates and grammars.
 //!
-//! A chat template comes with the model file, a grammar with a request. Either can nest until a stack
-//! overflows, grow until memory is gone, or take its time, and no interpreter bounds all of that from inside.
-//! So it runs in a small process that has limits on memory, descriptors and time, that the supervisor kills
-//! at a deadline, and whose death costs the request that asked:
+//! A chat template comes with the model file, a grammar with a request. Either can overflow the stack, exhaust memory,
+//! or run forever, and no interpreter bounds all of that from inside. So it runs in a small process with limits on
+//! memory, descriptors and time. The supervisor kills the process at a deadline. Its death fails one request:
 //!
 //! ```text
-//! http ─→ pool, grammars (two threads each) ── Order ──→ process (`worker-orcd interpret`)
-//!          with a process at the other end  ←─ Answer ──   limits, then one order after another
+//! http ─→ pool, grammars (two threads each, ── Order ──→ process (`worker-orcd interpret`)
+//!         with one process each)            ←─ Answer ──   limits, then one order after another
 //! ```
 //!
-//! * [`pool`] has the processes for templates and [`grammars`] those for grammars, so that neither waits for
-//!   the other; `keeper` replaces those that died; [`process`] is the other side, `channel` the socket between.
-//! * One order at a time: a death ends nobody's work but that of the order it followed.
+//! * [`pool`]: processes for templates. [`grammars`]: processes for grammars. Neither waits for the other. `keeper`:
+//!   replaces dead processes. [`process`]: the child's side. `channel`: the socket between.
+//! * A process has one order at a time: its death fails no other order.
 //!
-//! Deliberately absent: tokenizing, which the supervisor does within bounds; anything that a
-//! client was promised.
+//! Deliberately absent: tokenizing, which the supervisor does within bounds, and the state of requests.
 
 mod channel;
 pub mod grammars;
@@ -30,31 +28,30 @@ use serde::{Deserialize, Serialize};
 use worker_orcd_ipc::{Grammar, TokenizerFacts};
 use worker_orcd_text::template::{Rendering, TemplateError, TemplateSource};
 
-/// Longest prompt that a template may make where the vocabulary bounds none: half of what fits
-/// between the processes.
+/// Longest rendered prompt if the vocabulary gives no bound: half of a frame's limit.
 pub const MAX_RENDERED_BYTES: usize = 16 << 20;
 
-/// Questions of the supervisor.
+/// Messages of the supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Order {
-    /// The first order of a process for templates.
+    /// First order of a process for templates.
     Compile(TemplateSource),
     Render(Rendering),
-    /// The first order of a process for grammars.
+    /// First order of a process for grammars.
     Vocabulary(TokenizerFacts),
-    /// Compiles a grammar, and finds out which tokens may come first.
+    /// Compiles a grammar and computes the allowed first tokens.
     Check(Grammar),
 }
 
-/// One for each order.
+/// Answers, one for each order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Answer {
-    /// To a first order.
+    /// Answer to a first order.
     Ready,
     Rendered(String),
     Failed(TemplateError),
-    /// What is wrong with the vocabulary.
+    /// Error of the vocabulary.
     NoVocabulary(String),
-    /// What is wrong with the grammar, if anything is.
+    /// Error of the grammar, if any.
     Checked(Result<(), String>),
 }

@@ -1,13 +1,12 @@
-//! The log: one line an event, JSON for machines, text for people, on standard error.
+//! Log on standard error: one line for each event, JSON or text.
 //!
-//! An event is named by its message (`startup`, `ready`, `execute_end`, `child_death`, …); in
-//! JSON the name is under `event`, and every line says which worker wrote it. Prompts and
-//! completions appear as length and SHA-256, never as text.
+//! The message is the event's name (`startup`, `ready`, `execute_end`, `child_death`, …). In JSON the name is in
+//! `event`, and every line has the worker's id. Prompts and completions appear as length and SHA-256, never as text.
 //!
-//! * [`lines`] turns an event into its line, in which nothing that a stranger said is a control
-//!   character; [`queue`] is what stands between whoever logs and a reader who may not read.
+//! * [`lines`]: formats an event as a line, with control characters of values escaped. [`queue`]: decouples the program
+//!   from a slow reader.
 //!
-//! Deliberately absent: writing to standard error by anybody else. What panics is an event as well.
+//! Deliberately absent: other writers to standard error. A panic is an event as well.
 
 #![expect(clippy::disallowed_methods, reason = "what a log line is stamped with")]
 
@@ -38,11 +37,11 @@ use uuid::Uuid;
 pub enum LogFormat {
     Json,
     Text,
-    /// Text where a person is looking.
+    /// Text on a terminal, else JSON.
     Auto,
 }
 
-/// The log of this process, once it was started.
+/// Log of this process, once started.
 static RUNNING: OnceLock<Running> = OnceLock::new();
 
 struct Running {
@@ -51,10 +50,10 @@ struct Running {
     filter: reload::Handle<EnvFilter, Registry>,
 }
 
-/// Starts the log of this process, panics included. A second call changes nothing.
+/// Starts the log of this process, with a panic hook. A second call has no effect.
 ///
 /// # Errors
-/// When the thread that writes cannot be made.
+/// If the writer thread cannot start.
 pub(crate) fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> io::Result<()> {
     let stderr = io::stderr();
     let style = match (format, stderr.is_terminal()) {
@@ -62,7 +61,7 @@ pub(crate) fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> 
         (LogFormat::Text, false) => Style::Plain,
         (LogFormat::Text | LogFormat::Auto, true) => Style::Coloured,
     };
-    // Its own descriptor: std's lock on standard error would be held for as long as nobody reads.
+    // A separate descriptor: std's lock on standard error could be held for as long as the reader stalls.
     let file = File::from(stderr.as_fd().try_clone_to_owned()?);
     let queue = queue::start(file, |count| tracing::warn!(count, "log_lines_dropped"))?;
     let filter = parse_level(level).unwrap_or_else(|_| EnvFilter::new("info"));
@@ -75,7 +74,7 @@ pub(crate) fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> 
         .with(filter)
         .with(writer)
         .try_init();
-    // Only a second start can fail, and the first one's log goes on.
+    // Only a second start can fail; the first log continues.
     if started.is_ok() {
         let filter = handle;
         let running = Running {
@@ -89,10 +88,10 @@ pub(crate) fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> 
     Ok(())
 }
 
-/// Logs at another level from now on.
+/// Changes the log level.
 ///
 /// # Errors
-/// When `level` is none; the log goes on as it was.
+/// If `level` is invalid; the level stays as it was.
 pub(crate) fn reload(level: &str) -> Result<(), String> {
     let filter = parse_level(level)?;
     match RUNNING.get() {
@@ -101,10 +100,10 @@ pub(crate) fn reload(level: &str) -> Result<(), String> {
     }
 }
 
-/// A level, or `tracing`'s own words, such as `info,worker_orcd::http=trace`.
+/// Parses a level, or a filter of `tracing` such as `info,worker_orcd::http=trace`.
 ///
 /// # Errors
-/// When it is neither. A word that is no level would be taken for a module that nobody has.
+/// If it is neither. `tracing` would read an unknown word as the name of a module.
 pub(crate) fn parse_level(text: &str) -> Result<EnvFilter, String> {
     let wrong = text
         .split(',')
@@ -118,19 +117,19 @@ pub(crate) fn parse_level(text: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(text).map_err(|error| error.to_string())
 }
 
-/// The empty word is one for `tracing`.
+/// `tracing` also accepts an empty text.
 fn is_level(word: &str) -> bool {
     !word.is_empty() && word.parse::<LevelFilter>().is_ok()
 }
 
-/// Gives the last lines `patience` to be written; whoever reads no more misses them.
+/// Waits until the last lines are written, for at most `patience`.
 pub(crate) fn settle(patience: Duration) {
     if let Some(running) = RUNNING.get() {
         running.queue.settle(patience);
     }
 }
 
-/// Says something to a person who looks at the log on a terminal, and to nobody else.
+/// Prints a text if the log is text on a terminal.
 pub(crate) fn tell_a_person(text: &str) {
     let running = RUNNING.get().filter(|it| it.style == Style::Coloured);
     if let Some(running) = running {
@@ -138,7 +137,7 @@ pub(crate) fn tell_a_person(text: &str) {
     }
 }
 
-/// Lines that nobody took: there was no room for them, or they could not be written.
+/// Dropped lines: the queue was full, or the write failed.
 #[must_use]
 pub(crate) fn dropped_lines() -> u64 {
     RUNNING.get().map_or(0, |running| running.queue.dropped())
@@ -156,7 +155,7 @@ impl<S: Subscriber> Layer<S> for Writer {
     }
 }
 
-/// Instead of std's own words, which would wait for whoever reads standard error.
+/// Logs a panic. Replaces std's hook, which would block on a stalled reader.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let backtrace = std::backtrace::Backtrace::capture();
     let captured = backtrace.status() == std::backtrace::BacktraceStatus::Captured;
@@ -172,7 +171,7 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     );
 }
 
-/// The form in which a text appears in the log: length and hash.
+/// Form of a text in the log: length and hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TextDigest {
     pub chars: usize,

@@ -1,15 +1,14 @@
-//! `GET /metrics`: Prometheus text, in either of its forms.
+//! `GET /metrics`: Prometheus text, in either format.
 //!
-//! * [`events`] are counted by HTTP as they happen; every outcome and code is there from the
-//!   start, at zero, so that its first rise is a rise.
-//! * [`figures`] is the table of what the engine's snapshot knows, and [`gpu`] the table of what
-//!   NVIDIA's driver says, both read when somebody looks; a row is a [`figure`]. [`devices`] has a line for
-//!   each device, [`families`] what has other labels or buckets. [`process`] is what the kernel says of both processes.
-//! * [`exposition`] turns the text into what the reader asked for.
+//! * [`events`]: counters of HTTP events. Every outcome and code starts at zero, so that the first increment is
+//!   visible.
+//! * [`figures`]: table of the engine's snapshot. [`gpu`]: table of NVIDIA's driver. Both are read at each scrape.
+//!   [`figure`]: a row. [`devices`]: one line for each device. [`families`]: other labels and buckets. [`process`]: the
+//!   kernel's figures of both processes.
+//! * [`exposition`]: output format that the client accepts.
 //!
-//! What is unknown has no line: a zero would be taken for a measurement. Beside our own names there
-//! are the three gauges that the Kubernetes Gateway API inference extension asks of model servers,
-//! under vLLM's names, which are its default.
+//! An unknown figure has no line: zero would be a measurement. Beside the worker's own names there are the three gauges
+//! that the Kubernetes Gateway API inference extension expects of model servers, under vLLM's names, its default.
 
 #![expect(
     clippy::disallowed_methods,
@@ -54,7 +53,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts a request that was let in.
+    /// Counts an admitted request.
     pub fn request_started(&self) {
         self.events.started();
     }
@@ -63,22 +62,22 @@ impl Metrics {
         self.events.finished(completion, took);
     }
 
-    /// Counts a request whose tokens became a vector.
+    /// Counts a completed embedding request.
     pub fn request_embedded(&self, tokens_in: u32, queued_for: Option<Duration>, took: Duration) {
         self.events.embedded(tokens_in, queued_for, took);
     }
 
-    /// Counts a request that was let in and ended without an answer.
+    /// Counts an admitted request that failed.
     pub fn request_failed(&self, code: &'static str) {
         self.events.failed(code);
     }
 
-    /// Counts a request that was not let in.
+    /// Counts a refused request.
     pub fn request_refused(&self, code: &'static str) {
         self.events.refused(code);
     }
 
-    /// The text of everything, as of now.
+    /// Text of all metrics.
     #[must_use]
     pub fn render(
         &self,
@@ -87,7 +86,7 @@ impl Metrics {
         model: Option<&LoadedModel>,
         format: Format,
     ) -> String {
-        // Of a string, to which writing does not fail.
+        // Writing to a string does not fail.
         let text = self.openmetrics(snapshot, live, model).unwrap_or_default();
         match format {
             Format::OpenMetrics => text,

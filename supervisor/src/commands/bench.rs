@@ -1,13 +1,13 @@
-//! `worker-orcd bench`: latency and throughput of a worker that runs, or of any server of the OpenAI API.
+//! `worker-orcd bench`: latency and throughput of a running worker, or of any server of the OpenAI API.
 //!
 //! ```text
 //! seed ─→ prompts, arrivals ─→ load: one stream each ─→ answers, failures ─→ figures ─→ table or JSON
 //! ```
 //!
-//! What is sent and what the figures mean is that of `vllm bench serve`, and so are the names of options and of
-//! the JSON's fields, so that numbers of two servers can be put side by side.
+//! Requests, figures, options and JSON fields are those of `vllm bench serve`, so the results of two servers are
+//! comparable.
 //!
-//! Deliberately absent: a tokenizer (tokens are those that the server counts), data sets, and warming up.
+//! Deliberately absent: a tokenizer (the server counts tokens), data sets, and warm-up.
 
 mod figures;
 mod load;
@@ -65,7 +65,7 @@ pub fn command_line() -> Command {
 }
 
 /// # Errors
-/// When requests failed, after the figures were printed.
+/// If requests failed; the figures are printed first.
 pub fn run(arguments: &ArgMatches) -> Result<()> {
     let limits = arguments.get_many::<Limit>("goodput");
     let limits: Vec<Limit> = limits.into_iter().flatten().copied().collect();
@@ -92,7 +92,7 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
     }
 }
 
-/// What was measured.
+/// Parameters of the measurement.
 fn asked(arguments: &ArgMatches) -> Map<String, Value> {
     let count = |name: &str| json!(arguments.get_one::<u32>(name));
     let fields = [

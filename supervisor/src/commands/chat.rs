@@ -1,10 +1,9 @@
-//! `worker-orcd chat`: a conversation with a worker that runs, or with any server of the OpenAI API.
+//! `worker-orcd chat`: a conversation with a running worker, or with any server of the OpenAI API.
 //!
-//! On a terminal each line is a message, and the conversation goes on until ^D. Words behind the
-//! command, or what comes through a pipe, are one message, and its answer is all that is printed, so
-//! that it can be piped on.
+//! On a terminal each line is a message, until ^D. Otherwise the arguments or standard input are the only message, and
+//! only the answer is printed, so that the output can be piped.
 //!
-//! Deliberately absent: a model, a template, tokens. All of that is the server's.
+//! Deliberately absent: model, template and tokens; these are the server's.
 
 use crate::commands::remote::{self, DONE, Events, Remote, words_of};
 use crate::logging::printable;
@@ -48,7 +47,7 @@ pub fn command_line() -> Command {
 }
 
 /// # Errors
-/// Why there is no answer.
+/// If there is no answer.
 pub fn run(arguments: &ArgMatches) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -78,7 +77,7 @@ async fn chat(chat: &mut Chat, arguments: &ArgMatches) -> Result<()> {
         if line.trim().is_empty() {
             continue;
         }
-        // The conversation goes on as if that had not been said.
+        // The failed message is not part of the conversation.
         if let Err(error) = chat.say(line.trim_end()).await {
             eprintln!("{}", printable(&format!("{error:#}")));
         }
@@ -87,7 +86,7 @@ async fn chat(chat: &mut Chat, arguments: &ArgMatches) -> Result<()> {
 
 struct Chat {
     server: Remote,
-    /// Fields of every request, beside the messages.
+    /// Fields of every request except the messages.
     fields: Map<String, Value>,
     messages: Vec<Value>,
 }
@@ -119,7 +118,7 @@ impl Chat {
         })
     }
 
-    /// Says one thing, and prints the answer as it comes. Both stay in the conversation.
+    /// Sends a message and prints the answer as it arrives. Appends both to the conversation.
     async fn say(&mut self, text: &str) -> Result<()> {
         self.messages.push(message("user", text));
         match self.answer().await {
@@ -147,9 +146,9 @@ fn message(role: &str, text: &str) -> Value {
     json!({"role": role, "content": text})
 }
 
-/// Prints the text of a stream, and gives it back whole.
+/// Prints the text of a stream. Returns the complete text.
 async fn print_answer(mut events: Events) -> Result<String> {
-    // A model may say what would clear a terminal; whoever pipes wants each byte.
+    // Text of a model may contain terminal escapes; a pipe receives each byte unchanged.
     let is_terminal = io::stdout().is_terminal();
     let (mut answer, mut is_complete) = (String::new(), false);
     while let Some(data) = events.next().await? {
@@ -170,7 +169,7 @@ async fn print_answer(mut events: Events) -> Result<String> {
     Ok(answer)
 }
 
-/// Text of one chunk, which may have none.
+/// Text of one chunk; may be empty.
 fn text_of(chunk: &str) -> Result<String> {
     let chunk: Value = serde_json::from_str(chunk).context("the answer is no stream of chunks")?;
     if let Some(why) = words_of(&chunk) {
@@ -180,7 +179,7 @@ fn text_of(chunk: &str) -> Result<String> {
     Ok(text.unwrap_or_default().to_owned())
 }
 
-/// Line breaks and tabs stay; what a terminal would obey is told.
+/// Escapes control characters except line breaks and tabs.
 fn safe(text: &str) -> String {
     let pieces = text.split_inclusive(['\n', '\t']);
     let safe = |piece: &str| match piece.char_indices().next_back() {

@@ -1,17 +1,17 @@
-//! `worker-orcd doctor`: can this machine serve? Each finding comes with its remedy.
+//! `worker-orcd doctor`: checks whether this machine can serve. Each problem has a remedy.
 //!
-//! It takes the settings of a worker, from the same places, and looks: no context is made on a
-//! device, no port listened at, no model parsed. What can be computed on, and whether a file is a
-//! model, is asked of the child's program, in a process of its own each time.
+//! It reads a worker's settings, from the same sources, without side effects: no device context, no listening port, no
+//! parsing of a model. The child's program reports on devices and on the model file, in a new process for each
+//! question.
 //!
-//! * [`child`]: the child's program, what it says of the model, and what it is confined with.
+//! * [`child`]: the child's program, its report on the model, and confinement.
 //! * [`gpu`]: driver, device nodes, the device itself, NVML.
-//! * [`host`]: the kernel, limits, memory.
-//! * [`places`]: what the settings name: keys, certificates, directories, sockets. [`port`] says who has one.
-//! * [`service`]: systemd, from inside and by the unit's file.
+//! * [`host`]: kernel, limits, memory.
+//! * [`places`]: keys, certificates, directories and sockets of the settings. [`port`]: owner of a port.
+//! * [`service`]: systemd, from inside and from the unit file.
 //!
-//! Deliberately absent, because it makes no difference to this program: locked memory (NVIDIA's driver does
-//! not count what it pins) and huge pages.
+//! Deliberately absent, because neither affects this program: locked memory (NVIDIA's driver does not count its pinned
+//! memory) and huge pages.
 
 mod child;
 mod gpu;
@@ -47,7 +47,7 @@ pub fn command_line() -> Command {
     )
 }
 
-/// One thing that was looked at, and the result.
+/// Result of one check.
 #[derive(Debug)]
 struct Finding {
     subject: &'static str,
@@ -57,9 +57,9 @@ struct Finding {
 #[derive(Debug)]
 enum Verdict {
     Good(String),
-    /// The worker will serve, but not as well as it could.
+    /// The worker will serve, with limitations. Problem and remedy.
     Note(String, String),
-    /// The worker will not serve.
+    /// The worker will not serve. Problem and remedy.
     Bad(String, String),
 }
 
@@ -88,7 +88,7 @@ impl Finding {
     }
 }
 
-/// Prints all findings; fails when one of them is bad.
+/// Prints all findings. Fails if one of them is bad.
 #[must_use]
 pub fn run(arguments: &ArgMatches) -> ExitCode {
     let settings = Examined::of(arguments, &Environment::of_this_process());
@@ -118,7 +118,7 @@ fn look(
     answers: Answers,
     unit: Option<&Path>,
 ) -> Vec<Finding> {
-    // Its length alone: what is in it is the child's to say.
+    // Only the length: the child's program checks the content.
     let model = settings.model_file();
     let model_bytes = model.and_then(|it| Some(fs::metadata(it).ok()?.len()));
     let computes_here =
@@ -140,7 +140,7 @@ fn look(
     findings
 }
 
-/// Prints one finding, which may be the words of a file or of another program.
+/// Prints one finding. Its text may come from a file or another program.
 fn print(finding: &Finding) {
     let subject = finding.subject;
     let (mark, what, remedy) = match &finding.verdict {
@@ -154,14 +154,14 @@ fn print(finding: &Finding) {
     }
 }
 
-/// Answers of the child's program.
+/// Reports of the child's program.
 struct Answers {
     version: Result<String, String>,
-    /// The cards that are meant, by their ordinals.
+    /// Ordinals of the selected cards.
     cards: Vec<u32>,
-    /// `None` where the CPU was asked for.
+    /// `None`: the CPU was selected.
     device: Option<Result<String, String>>,
-    /// `None` where it is off.
+    /// `None`: confinement is off.
     confinement: Option<Result<String, String>>,
     model: Option<Result<String, (String, &'static str)>>,
 }
@@ -202,7 +202,7 @@ impl Answers {
 }
 
 /// # Errors
-/// Why nobody knows what `all` comes to.
+/// If the child's program cannot count the devices for `all`.
 async fn cards(child: &Path, choice: &DeviceChoice) -> Result<Vec<u32>, String> {
     match choice {
         DeviceChoice::All => {
@@ -213,7 +213,7 @@ async fn cards(child: &Path, choice: &DeviceChoice) -> Result<Vec<u32>, String> 
     }
 }
 
-/// All of them in words, or the first that cannot be used. `None`: there is none to ask for.
+/// Description of all devices, or the error of the first unusable one. `None`: no device to check.
 async fn outlook(child: &Path, ordinals: &[u32]) -> Option<Result<String, String>> {
     let mut words = Vec::new();
     for ordinal in ordinals {
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    /// A machine of two cards, of which the second has fallen off.
+    /// Fake child's program of a machine with two cards, of which the second does not respond.
     const TWO_CARDS: &str = "#!/bin/sh
 case \"$1 $2\" in
     '--count-devices ') echo 2 ;;

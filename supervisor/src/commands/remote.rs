@@ -1,6 +1,6 @@
-//! The server that a command of a client talks to: where it is, the key for it, and how its answers are read.
+//! Server of a client command: its address, its key, and the parsing of its answers.
 //!
-//! Deliberately absent: what is asked, and a connection ([`outgoing`] makes one for each request).
+//! Deliberately absent: the content of requests, and connections ([`outgoing`] opens one for each request).
 
 use crate::config::keys::read_keys;
 use crate::outgoing::{self, Connection, Url};
@@ -17,16 +17,16 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// The data of a stream's last event.
+/// Data of a stream's last event.
 pub(super) const DONE: &str = "[DONE]";
 
-/// What clients of the OpenAI API are given their key in.
+/// Variable in which clients of the OpenAI API find their key.
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
-/// An error is short; what is longer is none of ours.
+/// Largest error body, in bytes.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// Larger than any state, metrics or list of crashes that a worker tells.
+/// Larger than any health report, metrics or crash list of a worker.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 
 pub(super) fn arguments() -> [Arg; 2] {
@@ -42,14 +42,14 @@ pub(super) fn arguments() -> [Arg; 2] {
     [url, key]
 }
 
-/// An answer that is none.
+/// Error response.
 #[derive(Debug, Error)]
 #[error("{status}: {words}")]
 pub(super) struct Refusal {
     pub(super) status: StatusCode,
-    /// The API's word for it, where the server has one.
+    /// Error code of the API, if any.
     pub(super) code: Option<String>,
-    /// The words of the error, or what came in their place.
+    /// Error message, or the raw body.
     pub(super) words: String,
 }
 
@@ -57,12 +57,12 @@ pub(super) struct Refusal {
 pub(super) struct Remote {
     url: Url,
     key: Option<String>,
-    /// Where it is asked instead, without a key.
+    /// Admin socket, which needs no key.
     admin_socket: Option<PathBuf>,
 }
 
 impl Remote {
-    /// The server that [`arguments`] name.
+    /// Server from the [`arguments`].
     pub(super) fn new(arguments: &ArgMatches) -> Result<Self> {
         let text = |name: &str| arguments.get_one::<String>(name);
         let url = text("url").map_or("", String::as_str);
@@ -82,7 +82,7 @@ impl Remote {
         })
     }
 
-    /// The worker behind this `--admin-socket` of its.
+    /// Worker behind this `--admin-socket`.
     pub(super) fn at_admin_socket(path: &Path) -> Result<Self> {
         Ok(Self {
             url: Url::parse("http://localhost").map_err(|why| anyhow!(why))?,
@@ -91,7 +91,7 @@ impl Remote {
         })
     }
 
-    /// The server's name in messages.
+    /// Name of the server in messages.
     pub(super) fn name(&self) -> String {
         match &self.admin_socket {
             Some(path) => path.display().to_string(),
@@ -99,14 +99,14 @@ impl Remote {
         }
     }
 
-    /// A request with a body of JSON, for a path below the server's own.
+    /// POST request with a JSON body. `path` is relative to the server's URL.
     pub(super) fn post(&self, path: &str, body: &Value) -> Result<Request<Full<Bytes>>> {
         let request = self.with_key(Request::post(self.path(path)));
         let request = request.header(CONTENT_TYPE, "application/json");
         Ok(request.body(body.to_string().into())?)
     }
 
-    /// Asks for a path below the server's own, and gives back the whole answer, whatever its status.
+    /// GET request. `path` is relative to the server's URL. Returns the complete body, whatever the status.
     pub(super) async fn get(&self, path: &str) -> Result<(StatusCode, String)> {
         let request = self.with_key(Request::get(self.path(path)));
         let answer = self.send(request.body(Full::default())?).await?;
@@ -137,7 +137,7 @@ impl Remote {
         connected.map_err(|why| anyhow!("{}: {why}", self.name()))
     }
 
-    /// Sends a request on a connection of its own, and gives back the body of an answer that is one.
+    /// Sends a request on a new connection. Returns the body of a successful answer.
     pub(super) async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Incoming> {
         Ok(accepted(self.send(request).await?).await?)
     }
@@ -148,7 +148,7 @@ impl Remote {
     }
 }
 
-/// The body of an answer, unless that is a refusal.
+/// Body of a successful answer.
 pub(super) async fn accepted(answer: Response<Incoming>) -> Result<Incoming, Refusal> {
     let status = answer.status();
     if status.is_success() {
@@ -174,12 +174,12 @@ async fn beginning(mut body: Incoming) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The words of an error, if that is one.
+/// Message of an error object.
 pub(super) fn words_of(error: &Value) -> Option<String> {
     error["error"]["message"].as_str().map(str::to_owned)
 }
 
-/// The API's word for an error, if that has one.
+/// Code of an error object.
 pub(super) fn code_of(error: &Value) -> Option<String> {
     match &error["error"]["code"] {
         Value::String(code) => Some(code.clone()),
@@ -188,7 +188,7 @@ pub(super) fn code_of(error: &Value) -> Option<String> {
     }
 }
 
-/// The events of a stream, of which only the data is looked at.
+/// Events of a stream; only their data is parsed.
 #[derive(Debug)]
 pub(super) struct Events {
     body: Incoming,
@@ -205,7 +205,7 @@ impl Events {
         }
     }
 
-    /// Data of the next event; `None` where the answer ends.
+    /// Data of the next event; `None` at the end of the answer.
     pub(super) async fn next(&mut self) -> Result<Option<String>> {
         loop {
             if let Some(data) = self.ready.pop_front() {
@@ -225,12 +225,12 @@ impl Events {
     }
 }
 
-/// Bytes, line by line.
+/// Buffer that splits bytes into lines.
 #[derive(Debug, Default)]
 struct Lines(Vec<u8>);
 
 impl Lines {
-    /// All lines that are whole by now.
+    /// Takes all complete lines.
     fn take(&mut self, bytes: &[u8]) -> Vec<String> {
         self.0.extend_from_slice(bytes);
         let Some(end) = self.0.iter().rposition(|byte| *byte == b'\n') else {

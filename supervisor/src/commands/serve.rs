@@ -1,8 +1,8 @@
-//! `worker-orcd` without a word: serve until told otherwise.
+//! `worker-orcd serve`, the default command: serves until it is stopped.
 //!
 //! ```text
-//! what was inherited ─→ listen ─→ a model that is not here ─→ which device ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
-//!                             (answers /health)                       └─→ upgrade: another program goes on
+//! handoff state ─→ listen ─→ download ─→ devices ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
+//!                  (answers /health)                      └─→ upgrade: another program continues
 //! ```
 
 mod announce;
@@ -53,16 +53,16 @@ use tokio::sync::watch;
 use upgrade::{Holdings, Program, Report};
 use worker_orcd_ipc::DeviceSelector;
 
-/// Time for connections to take the last events of their streams.
+/// Time for connections to send the last events of their streams.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Time for the log's last lines to be read.
+/// Time to write the last lines of the log.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// Time from the engine's end to the process's: connections, the driver, crash reports, and then the log.
+/// Longest time from the engine's end to the process's end: connections, driver, crash reports, then the log.
 pub const LONGEST_END: Duration = FAREWELL.saturating_mul(3).saturating_add(LAST_LINES);
 
-/// Runs until the end; the log says why, the number says how.
+/// Serves until the end. The log has the reason; the exit code is returned.
 #[must_use]
 pub fn run(arguments: &ArgMatches, received: io::Result<Option<Received>>) -> WorkerExit {
     let exit = run_logged(arguments, received);
@@ -76,7 +76,7 @@ pub fn run(arguments: &ArgMatches, received: io::Result<Option<Received>>) -> Wo
 }
 
 fn run_logged(arguments: &ArgMatches, received: io::Result<Option<Received>>) -> WorkerExit {
-    // Before there are threads, and children.
+    // Must precede threads and children.
     let handed = handed::descriptors();
     let has_room = descriptors::make_room();
     let program = Program::of_this_process();
@@ -137,7 +137,7 @@ fn run_logged(arguments: &ArgMatches, received: io::Result<Option<Received>>) ->
             let _over = Over(spawner.clone());
             let serve = serve(config, sockets, arguments, program, inherited, spawner);
             let exit = runtime.block_on(serve);
-            // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
+            // Threads that still block (a tokenizer, a lookup) have no request to answer.
             runtime.shutdown_background();
             exit
         });
@@ -152,7 +152,7 @@ fn run_logged(arguments: &ArgMatches, received: io::Result<Option<Received>>) ->
     }
 }
 
-/// Lets the main thread go, however serving ends.
+/// Releases the main thread when dropped.
 struct Over(Spawner);
 
 impl Drop for Over {
@@ -206,7 +206,7 @@ async fn serve(
         inherited.go_on(&app, &server, &closing);
     }
     let admin = AdminServer::new(router(Arc::clone(&app)), &config.http);
-    // Held to the end, because it is removed then.
+    // Held to the end: dropping it removes the socket.
     let accept_admin = |door| accept_admin(door, &admin, &closing);
     let _name = doors.admin.map(accept_admin);
     accept(doors.listeners, &server, &closing);
@@ -235,14 +235,14 @@ async fn serve(
         &arguments,
     )
     .await;
-    // Closed only now, so that /health answers to the end.
+    // Closed last, so that /health answers to the end.
     close.send_replace(true);
     say_farewell(&app, &server, &admin).await;
     tracing::info!(exit_code = exit.code(), "shutdown_complete");
     exit
 }
 
-/// Tells whoever asked for the upgrade.
+/// Reports the outcome of an upgrade to `worker-orcd upgrade`.
 fn tell_of_upgrade(inherited: &Inherited, report: &Report) {
     match &inherited.undone {
         Some(reason) => {
@@ -275,14 +275,14 @@ fn accept(listeners: Vec<TcpListener>, server: &Arc<Server>, closing: &watch::Re
 
 async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {
     tokio::join!(server.wait_idle(FAREWELL), admin.wait_idle(FAREWELL));
-    // A driver that hangs is no reason not to end.
+    // A hanging driver does not block the end.
     let _ = tokio::time::timeout(FAREWELL, app.engine.wait_gone()).await;
     let crashes = Arc::clone(app.engine.crashes());
-    // A task that is lost has nothing left to write.
+    // A failed task has no more reports to write.
     let _ = tokio::task::spawn_blocking(move || crashes.flush(FAREWELL)).await;
 }
 
-/// What takes its time before anything can be loaded.
+/// Slow preparations before the load of a model.
 async fn prepare(
     config: &mut Config,
     signals: &mut Signals,
@@ -292,7 +292,7 @@ async fn prepare(
     decide(config, known).await
 }
 
-/// Decides the devices once: every child of this worker computes there.
+/// Selects the devices once, for all children of this worker.
 async fn decide(
     config: &Config,
     known: Option<Vec<DeviceSelector>>,
@@ -302,7 +302,8 @@ async fn decide(
     if let Some(devices) = config.device.named().or(known) {
         for card in devices.cards() {
             if !device_nodes_are_there() {
-                // Asked, NVIDIA's driver makes them, by a program that no confined child may start.
+                // The probe makes NVIDIA's driver create device nodes, through a program that confined children may not
+                // start.
                 drop(probe::ask(program, card).await);
             }
         }
@@ -417,7 +418,7 @@ fn log_order(signal: &str, at_once: bool) {
     tracing::info!(reason = signal, at_once, "shutdown");
 }
 
-/// A clean end is said by `engine_end` and `shutdown_complete` already.
+/// `engine_end` and `shutdown_complete` report a clean end.
 fn log_failure(ended: &Ended) {
     if ended.exit != SupervisorExit::Clean {
         end_with(WorkerExit::Engine(ended.exit), &ended.reason);

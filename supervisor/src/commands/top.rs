@@ -1,13 +1,13 @@
-//! `worker-orcd top`: how a running worker does, at a glance and refreshed, or once as text.
+//! `worker-orcd top`: status of a running worker, as a refreshed screen, or once as text.
 //!
 //! ```text
-//! a thread asks: /health, /metrics, /crashes ─→ watch: the last answer, rates, silence ─→ view: words alone
-//!                                                                            screen: a terminal ←─┴─→ plain text
+//! polling thread: /health, /metrics, /crashes ─→ watch: last answer, rates, silence ─→ view: text
+//!                                                                  screen: a terminal ←─┴─→ plain text
 //! ```
 //!
-//! It goes on while nobody answers: a worker may be restarted or replaced meanwhile.
+//! It continues while the worker does not answer: the worker may be restarted or replaced meanwhile.
 //!
-//! Deliberately absent: anything that would change the worker, and figures that the worker does not tell.
+//! Deliberately absent: anything that would change the worker, and figures that the worker does not report.
 
 #![expect(
     clippy::disallowed_methods,
@@ -39,7 +39,7 @@ use std::time::{Duration, SystemTime};
 use tokio::runtime::Runtime;
 use watch::Watch;
 
-/// How long a key is waited for before answers and signals are looked for.
+/// Timeout of a wait for a key, before new answers and signals are handled.
 const GLANCE: Duration = Duration::from_millis(200);
 
 #[must_use]
@@ -88,7 +88,8 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Says why it cannot begin, or how the worker does.
+/// Shows the status, refreshed or once. Returns a failure if it cannot begin, or if it prints once and the worker is
+/// unhealthy.
 #[must_use]
 pub fn run(arguments: &ArgMatches) -> ExitCode {
     let is_once = arguments.get_flag("once");
@@ -143,12 +144,12 @@ fn live(arguments: &ArgMatches) -> Result<()> {
         .spawn(move || keep_asking(&runtime, &remote, interval, &sender))?;
     let shown = ratatui::try_init()
         .and_then(|mut terminal| show(&mut terminal, watch, &answers, &told_to_end));
-    // Whatever went wrong, the shell that comes next has an ordinary terminal.
+    // Restores the terminal also after an error.
     let restored = ratatui::try_restore();
     shown.and(restored).context("the terminal")
 }
 
-/// So that a worker that does not answer keeps nobody from pressing a key.
+/// Polls on a thread: a worker that does not answer blocks no key.
 fn keep_asking(
     runtime: &Runtime,
     remote: &Remote,

@@ -1,7 +1,7 @@
-//! `worker-orcd upgrade PID`: has a running worker go on as the program that is on the disk now.
+//! `worker-orcd upgrade PID`: upgrades a running worker to the program that is on disk now.
 //!
-//! It sends SIGUSR2 and waits for the worker's report, which lies in memory among the worker's descriptors: whoever may
-//! see which program a process runs may read it.
+//! It sends SIGUSR2 and waits for the worker's report, which is in a memory file among the worker's descriptors. A user
+//! that may read `/proc/PID/exe` may read it.
 
 #![expect(clippy::disallowed_methods, reason = "the operator waits for it")]
 
@@ -16,13 +16,13 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Longer than requests may take to be sent, and the new program to answer.
+/// Longer than a request's transmission and the start of the new program.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// A process has no program for a moment where another thread than its first executes one, as it does to undo an upgrade
-/// that hangs. Without one for this long, it has ended.
+/// Time without a program after which the process has ended. `/proc/PID/exe` is empty for a moment while a thread other
+/// than the first calls `exec`, as in the rollback of a hanging upgrade.
 const WITHOUT_PROGRAM: Duration = Duration::from_secs(1);
 
 #[must_use]
@@ -39,10 +39,10 @@ pub fn command_line() -> Command {
         .arg(pid)
 }
 
-/// Says what runs by then.
+/// Prints the program that runs afterwards.
 ///
 /// # Errors
-/// When it is no worker, runs this program already, or did not take it.
+/// If it is no worker, runs this program already, or refused the upgrade.
 pub fn run(arguments: &ArgMatches) -> Result<()> {
     let pid = arguments.get_one::<i32>("pid").copied().unwrap_or_default();
     let (path, running) = program_of(pid)?;
@@ -91,7 +91,7 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
     )
 }
 
-/// What a worker last reported of an upgrade. `None` where it has not, or is writing.
+/// Last upgrade report of a worker. `None`: there is none, or it is incomplete.
 fn report_of(pid: i32) -> Option<String> {
     let name = format!("/memfd:{REPORT_NAME}");
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
@@ -106,7 +106,7 @@ fn report_of(pid: i32) -> Option<String> {
 
 type File = (u64, u64);
 
-/// The path that a process was started from, and the file that it runs, which may be there no more.
+/// Path from which a process was started, and its program file, which may be unlinked.
 fn program_of(pid: i32) -> Result<(PathBuf, File)> {
     let link = PathBuf::from(format!("/proc/{pid}/exe"));
     let reason = || format!("process {pid} cannot be looked at");

@@ -1,6 +1,6 @@
-//! Messages to somebody whose settings cannot be used.
+//! Messages about invalid settings.
 //!
-//! A person gets sentences and the next step; whoever asked for JSON gets events.
+//! The text format has sentences with remedies; the JSON format has events.
 
 use crate::commands::end_with;
 use crate::config::environment::Environment;
@@ -14,7 +14,7 @@ Usage: worker-orcd --model FILE.gguf [--port 8080] [--device cpu]
        worker-orcd pull            gets a small model (98 MB), then: worker-orcd --model smollm2
        worker-orcd --help          lists every setting";
 
-/// Tells every mistake.
+/// Reports every mistake.
 pub(super) fn refuse(
     arguments: &ArgMatches,
     environment: &Environment,

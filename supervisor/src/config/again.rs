@@ -1,5 +1,4 @@
-//! Settings that SIGHUP reads again: keys, the certificate and the log's level, from the settings as they are
-//! now.
+//! Settings that SIGHUP reloads: keys, certificate and log level.
 
 use super::environment::Environment;
 use super::keys::{self, Keys};
@@ -19,7 +18,7 @@ pub struct Again {
 
 impl Again {
     /// # Errors
-    /// All that is wrong with the settings, the level or the file of keys.
+    /// All mistakes in the settings, the level or the key files.
     pub fn read(flags: &ArgMatches, environment: &Environment) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
         let settings = Settings::gather(flags, environment, &mut errors);

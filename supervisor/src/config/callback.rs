@@ -1,8 +1,8 @@
-//! Settings of the registration: under which address. Where it goes is an [`outgoing`](crate::outgoing) URL.
+//! Advertised address of the registration. Its target is an [`outgoing`](crate::outgoing) URL.
 
 use std::net::IpAddr;
 
-/// The URL at which others reach this worker.
+/// Validates the URL at which others reach this worker.
 pub(super) fn advertised(text: &str) -> Result<String, String> {
     let rest = text
         .strip_prefix("http://")
@@ -15,7 +15,7 @@ pub(super) fn advertised(text: &str) -> Result<String, String> {
     Ok(text.trim_end_matches('/').to_owned())
 }
 
-/// False if an address means all of this machine's: nobody can call a worker at that one.
+/// False for a wildcard address, which is no destination.
 pub(super) fn is_reachable(hosts: &[IpAddr]) -> bool {
     !hosts.iter().any(IpAddr::is_unspecified)
 }

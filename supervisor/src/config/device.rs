@@ -1,8 +1,7 @@
-//! Which devices are meant, and what `auto` and `all` come to.
+//! Selection of devices: `--device` and the resolution of `auto` and `all`.
 //!
-//! It is decided once, before the first child, and is from then on as if the devices had been named: a
-//! device that is lost later is a fault, never a reason to compute elsewhere than on the others. The
-//! supervisor does not touch CUDA, so it asks the program that can
+//! The selection is fixed before the first child, as if the devices had been named. A device that is lost later is a
+//! fault, and never a reason to use another one. The supervisor does not use CUDA, so it runs the child's program
 //! ([`probe`](crate::child::probe)).
 
 use std::fmt;
@@ -17,13 +16,13 @@ pub enum DeviceChoice {
     Named(Vec<DeviceSelector>),
 }
 
-/// The CUDA device that `auto` asks for.
+/// CUDA device of `auto`.
 pub const AUTO_ORDINAL: u32 = 0;
 
-/// Devices of one worker, at most. No host has more cards.
+/// Largest number of devices of one worker; more than any host has.
 pub const MOST_DEVICES: usize = 64;
 
-/// A choice that will not change while the worker lives, and why it was made.
+/// Fixed selection and its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecidedDevices {
     /// One at least.
@@ -33,7 +32,7 @@ pub struct DecidedDevices {
 
 impl DeviceChoice {
     /// # Errors
-    /// When the text names no device, or one card twice.
+    /// If the text names no device, or names one card twice.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "auto" => return Ok(Self::Auto),
@@ -58,7 +57,7 @@ impl DeviceChoice {
         Self::Named(vec![DeviceSelector::Cuda(ordinal)])
     }
 
-    /// `None` for `auto` and `all`, for which somebody has to look.
+    /// Selection of named devices. `None` for `auto` and `all`, which need a probe.
     #[must_use]
     pub fn named(&self) -> Option<DecidedDevices> {
         match self {
@@ -70,7 +69,7 @@ impl DeviceChoice {
         }
     }
 
-    /// Cards are asked for, and nothing but cards will do.
+    /// Only cards are acceptable.
     #[must_use]
     pub fn needs_cards(&self) -> bool {
         match self {
@@ -80,7 +79,7 @@ impl DeviceChoice {
         }
     }
 
-    /// More than one is meant, or nobody knows yet.
+    /// Several devices are selected, or the number is not known yet.
     #[must_use]
     pub fn may_be_several(&self) -> bool {
         match self {
@@ -90,7 +89,7 @@ impl DeviceChoice {
         }
     }
 
-    /// No card is asked for.
+    /// Only the CPU is selected.
     #[must_use]
     pub fn is_cpu_alone(&self) -> bool {
         match self {
@@ -99,7 +98,7 @@ impl DeviceChoice {
         }
     }
 
-    /// The cards that are named, or the first.
+    /// Ordinals of the named cards, or of the first.
     #[must_use]
     pub fn ordinals(&self) -> Vec<u32> {
         match self {
@@ -122,7 +121,7 @@ fn selector(text: &str) -> Result<DeviceSelector, String> {
         })
 }
 
-/// Their ordinals.
+/// Ordinals of the cards.
 fn cards(selectors: &[DeviceSelector]) -> Vec<u32> {
     let ordinal = |selector: &DeviceSelector| match selector {
         DeviceSelector::Cpu => None,
@@ -132,7 +131,7 @@ fn cards(selectors: &[DeviceSelector]) -> Vec<u32> {
 }
 
 impl DecidedDevices {
-    /// Those of the supervisor before this one.
+    /// Selection of the previous supervisor.
     #[must_use]
     pub fn as_before(selectors: Vec<DeviceSelector>) -> Self {
         Self {
@@ -141,7 +140,7 @@ impl DecidedDevices {
         }
     }
 
-    /// The device that `auto` means, given what the child's program says of the first CUDA device.
+    /// Resolves `auto` with the child's report on the first CUDA device.
     #[must_use]
     pub fn auto(outlook: Result<String, String>) -> Self {
         let (selector, reason) = match outlook {
@@ -155,7 +154,7 @@ impl DecidedDevices {
         Self { selectors, reason }
     }
 
-    /// What `all` means, given how many CUDA devices the child's program counts.
+    /// Resolves `all` with the number of CUDA devices that the child's program counts.
     ///
     /// # Errors
     /// Why there is none.
@@ -171,20 +170,20 @@ impl DecidedDevices {
         }
     }
 
-    /// Ordinals of those that are cards.
+    /// Ordinals of the cards.
     #[must_use]
     pub fn cards(&self) -> Vec<u32> {
         cards(&self.selectors)
     }
 
-    /// The first, which speaks for all where one has to.
+    /// First device, for properties that have one value per worker.
     #[must_use]
     pub fn first(&self) -> DeviceSelector {
         self.selectors[0]
     }
 }
 
-/// The devices as they are written on the command line.
+/// Devices in the syntax of the command line.
 impl fmt::Display for DecidedDevices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         DeviceChoice::Named(self.selectors.clone()).fmt(f)
@@ -204,8 +203,8 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// Prompt tokens of a step where the command line does not name them. On a card, products of fewer rows leave the tensor
-/// cores waiting; on a CPU, larger chunks gain nothing.
+/// Default prompt tokens of a step. On a card, matrix products of fewer rows leave the tensor cores idle. On a CPU,
+/// larger chunks gain nothing.
 #[must_use]
 pub fn default_prefill_chunk(devices: &[DeviceSelector]) -> u32 {
     let is_cuda = |device: &DeviceSelector| matches!(device, DeviceSelector::Cuda(_));

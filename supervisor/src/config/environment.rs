@@ -1,10 +1,9 @@
-//! The environment, of which everything that begins with `WORKER_ORCD_` must mean something.
+//! Environment variables. Every variable that begins with `WORKER_ORCD_` must be known.
 
 use super::options::{self, CONFIG_FILE, OPTIONS, PREFIX};
 use std::collections::BTreeMap;
 
-/// Read by the build, by the tests, and by a child that was built to fail: no settings, and no
-/// mistakes either.
+/// Variables of the build, the tests, and fault-injecting children. They are neither settings nor mistakes.
 const OTHERS: [&str; 5] = [
     "WORKER_ORCD_FAMILIES",
     "WORKER_ORCD_FAULTS",
@@ -13,8 +12,7 @@ const OTHERS: [&str; 5] = [
     "WORKER_ORCD_PYTHON",
 ];
 
-/// Distance of a name from the one that was probably meant, at most; two neighbours exchanged count
-/// as two slips.
+/// Largest edit distance of a suggested name. Two exchanged neighbours count as two edits.
 const MAX_SLIPS: usize = 3;
 
 /// Names and values.
@@ -22,8 +20,7 @@ const MAX_SLIPS: usize = 3;
 pub struct Environment(BTreeMap<String, String>);
 
 impl Environment {
-    /// The variables of this process. A value that is no text is made one, so that it is refused
-    /// and not overlooked.
+    /// Variables of this process. Values that are not UTF-8 are converted lossily, so that they are refused.
     #[must_use]
     pub fn of_this_process() -> Self {
         let text = |it: std::ffi::OsString| it.to_string_lossy().into_owned();
@@ -39,7 +36,7 @@ impl Environment {
         self.0.get(name).cloned()
     }
 
-    /// A mistake for each variable that looks like a setting and is none.
+    /// A mistake for each unknown variable with the prefix.
     pub(super) fn misspelt(&self) -> impl Iterator<Item = String> {
         self.0
             .keys()
@@ -66,7 +63,7 @@ fn settings() -> impl Iterator<Item = String> {
     names.chain([CONFIG_FILE]).map(options::variable)
 }
 
-/// Kubernetes tells every pod of a service named `worker-orcd` in such variables.
+/// Whether it is a service variable of Kubernetes, which every pod gets for a service named `worker-orcd`.
 fn is_a_service(name: &str) -> bool {
     let rest = name.strip_prefix(PREFIX).unwrap_or(name);
     let port = rest.strip_prefix("PORT_");
@@ -84,7 +81,7 @@ fn nearest(name: &str) -> Option<String> {
         .map(|(_, setting)| setting)
 }
 
-/// Levenshtein's distance.
+/// Levenshtein distance.
 fn slips(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.bytes().enumerate() {

@@ -1,6 +1,6 @@
-//! Settings for somebody who looks and does not start: each part that can be read, and all that is wrong.
+//! Settings for `doctor`: each readable part, and all mistakes.
 //!
-//! Deliberately absent: the file of `--trace-logits`, because to look at it is to make it.
+//! Deliberately absent: the file of `--trace-logits`, because opening creates it.
 
 use super::device::DeviceChoice;
 use super::environment::Environment;
@@ -15,20 +15,20 @@ use std::path::PathBuf;
 
 #[derive(Debug)]
 pub struct Examined {
-    /// `None` where none is named.
+    /// `None` without the option.
     pub model: Option<Result<Whereabouts, String>>,
-    /// `Auto` where it is wrong.
+    /// `Auto` if the value is wrong.
     pub device: DeviceChoice,
     pub child_binary: Option<PathBuf>,
     pub child_confinement: bool,
-    /// `None` where something in it is wrong.
+    /// `None` after a mistake in one of them.
     pub http: Option<HttpConfig>,
     pub crash_directory: Option<PathBuf>,
-    /// `None` where no file is named; else what is wrong with those that are.
+    /// `None` without key files; else the mistakes in them.
     pub keys: Option<Vec<String>>,
-    /// As for keys.
+    /// `None` without TLS files; else the mistakes in them.
     pub tls: Option<Vec<String>>,
-    /// What is wrong with the rest.
+    /// Mistakes in the other settings.
     pub mistakes: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl Examined {
 }
 
 impl Examined {
-    /// The model's file, where it is here.
+    /// The model's file, if it exists.
     #[must_use]
     pub fn model_file(&self) -> Option<&PathBuf> {
         match &self.model {

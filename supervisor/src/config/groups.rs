@@ -87,7 +87,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// The heading of options without a heading of their own.
+/// Heading of all other options.
 const REST: &str = "More";
 
 #[must_use]

@@ -1,4 +1,4 @@
-//! Settings of HTTP: where to listen, to whom, and how long to wait for clients.
+//! Settings of HTTP: addresses, access, and timeouts of clients.
 
 use super::keys::{self, Keys};
 use super::reader::Reader;
@@ -13,25 +13,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Addresses to listen at, and times to wait for clients.
+/// Listening addresses and timeouts of clients.
 #[derive(Debug, Clone)]
 pub struct HttpConfig {
     /// Empty means both loopback addresses.
     pub hosts: Vec<IpAddr>,
     pub port: u16,
-    /// The names of the settings that say where to listen, where they are set.
+    /// Names of the address settings that are set.
     pub places_named: Vec<String>,
-    /// Anybody may use the worker, wherever it listens.
+    /// Allow unauthenticated clients on any address.
     pub insecure: bool,
     pub keys: Keys,
     pub admin_socket: Option<PathBuf>,
     pub tls: Option<Arc<ServerConfig>>,
-    /// Names by which clients may call this worker, besides its addresses; `*` is any.
+    /// Accepted host names, besides the worker's addresses; `*` is any.
     pub allowed_hosts: Vec<String>,
-    /// Pages that may use this worker; `*` is every page.
+    /// Origins of web pages that may use this worker; `*` is every origin.
     pub cors_origins: Vec<String>,
     pub max_body_bytes: usize,
-    /// Bytes of all bodies that are under way.
+    /// Bytes of all bodies in progress.
     pub max_bodies_bytes: usize,
     pub max_connections: NonZeroUsize,
     pub read_timeout: Duration,
@@ -44,7 +44,7 @@ impl HttpConfig {
         self.hosts.iter().all(IpAddr::is_loopback)
     }
 
-    /// True if these are the addresses that are to be listened at, as far as that is said.
+    /// True if listeners on these addresses satisfy the settings.
     #[must_use]
     pub fn asks_for(&self, addresses: &[SocketAddr]) -> bool {
         let hosts: BTreeSet<IpAddr> = addresses.iter().map(SocketAddr::ip).collect();
@@ -56,10 +56,10 @@ impl HttpConfig {
         !addresses.is_empty() && hosts_fit && addresses.iter().all(port_fits)
     }
 
-    /// Listens at sockets that were handed over.
+    /// Sets the addresses of inherited sockets.
     ///
     /// # Errors
-    /// What is wrong with that, for a person.
+    /// A message for the log.
     pub fn listen_at(&mut self, addresses: &[SocketAddr]) -> Result<(), String> {
         if let Some(name) = self.places_named.first() {
             return Err(format!(
@@ -130,7 +130,7 @@ pub(super) fn list(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// A socket can be made there, or is there and nobody's any more: that is found out when it is made.
+/// A path for a new socket, or of an existing one. A stale socket is detected when the new one is created.
 fn socket_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if let Err(error) = UnixAddress::from_pathname(&path) {
@@ -152,7 +152,7 @@ fn socket_path(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// `localhost` is both loopback addresses, which is what no address means, too.
+/// Parses addresses. `localhost` gives an empty list: both loopback addresses.
 fn parse_hosts(text: &str) -> Result<Vec<IpAddr>, String> {
     if text == "localhost" {
         return Ok(Vec::new());
@@ -165,7 +165,7 @@ fn parse_hosts(text: &str) -> Result<Vec<IpAddr>, String> {
     text.split(',').map(address).collect()
 }
 
-/// Origins as a browser writes them: a scheme, a host, perhaps a port, and nothing behind it.
+/// Parses origins as a browser writes them: scheme, host, optional port, and no path.
 fn parse_origins(text: &str) -> Result<Vec<String>, String> {
     let origins = list(text);
     for origin in &origins {

@@ -1,4 +1,4 @@
-//! Files of keys: one a line, comments behind `#`, and nobody else's to read or write.
+//! Key files: one key a line, comments after `#`, accessible to the owner alone.
 
 use super::reader::Reader;
 use std::fmt;
@@ -7,21 +7,21 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// The character that editors on some systems put in front of a text.
+/// Byte order mark, which some editors write at the start of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Read and write permissions of anybody but the owner.
+/// Read and write permissions of group and others.
 const OTHERS: u32 = 0o066;
 
-/// Size of the largest key file; a larger one is another kind of file.
+/// Largest size of a key file, in bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The keys of all files.
+/// Keys of all files.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// Empty where no file is named: everybody is a client then.
+    /// Empty without a key file: every caller is then a client.
     pub clients: Vec<String>,
-    /// Empty where no file is named.
+    /// Empty without a key file.
     pub admins: Vec<String>,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// Reads the files that the settings name.
+/// Reads the key files of the settings.
 pub(super) fn read(reader: &mut Reader<'_>) -> Keys {
     let file = |path: &str| read_keys(Path::new(path));
     let clients = reader.optional("api-key-file", file).unwrap_or_default();
@@ -48,10 +48,10 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Keys {
     Keys { clients, admins }
 }
 
-/// Keys are never echoed; a file without any would lock everybody out without saying so.
+/// Reads a key file. Messages never contain keys. A file without keys is an error: it would lock out all clients.
 ///
 /// # Errors
-/// Why the file is none that keys can be trusted to.
+/// Why the file is unusable.
 pub(crate) fn read_keys(path: &Path) -> Result<Vec<String>, String> {
     let named = |why: String| format!("{} {why}", path.display());
     let text = read_private(path).map_err(named)?;
@@ -68,7 +68,7 @@ pub(crate) fn read_keys(path: &Path) -> Result<Vec<String>, String> {
     Ok(keys.into_iter().map(|(_, key)| key).collect())
 }
 
-/// Each with the number of its line.
+/// Keys with their line numbers.
 fn parse(text: &str) -> Vec<(usize, String)> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let lines = text.lines().map(str::trim).zip(1..);
@@ -78,7 +78,7 @@ fn parse(text: &str) -> Vec<(usize, String)> {
         .collect()
 }
 
-/// A client sends its key in a header. One that cannot be sent would lock out everybody who was given it.
+/// Whether a key is a valid header value. Clients could not send any other.
 fn can_be_sent(key: &str) -> bool {
     key.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
@@ -87,7 +87,7 @@ pub(super) fn read_private(path: &Path) -> Result<String, String> {
     let unreadable = |error: io::Error| format!("cannot be read: {error}");
     let file = File::options()
         .read(true)
-        // A pipe that nobody writes into must not hold up the start.
+        // A pipe without a writer must not block the start.
         .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
         .open(path)
         .map_err(unreadable)?;
@@ -108,7 +108,7 @@ pub(super) fn read_private(path: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// A credential: systemd lets in the service alone, by a list that the mode's group stands for.
+/// Whether it is a credential of systemd: its access list, which shows as the group's mode, allows the service alone.
 fn is_systemds(path: &Path, facts: &Metadata) -> bool {
     let directory = std::env::var_os("CREDENTIALS_DIRECTORY");
     directory.is_some_and(|directory| path.starts_with(directory)) && facts.mode() & 0o027 == 0

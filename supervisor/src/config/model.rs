@@ -1,4 +1,4 @@
-//! `--model`, and `--offline`, which decides what follows where it is not here.
+//! `--model`, and `--offline`, which forbids the download of a missing model.
 
 use super::model_name::{Whereabouts, forbids_the_hub, resolve};
 use super::options::variable;

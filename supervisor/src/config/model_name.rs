@@ -1,7 +1,7 @@
-//! Values of `--model`: a file, `smollm2`, or `owner/repository[:file]` that was pulled, or that another program
-//! has left in the cache of Hugging Face's hub, or that can be got.
+//! Values of `--model`: a file, `smollm2`, or `owner/repository[:file]`. A repository's file may have been downloaded
+//! by `pull`, be in the cache of Hugging Face's hub, or be missing.
 //!
-//! Deliberately absent: getting a model ([`pull`](crate::commands::pull)), and a look into its file.
+//! Deliberately absent: downloads ([`pull`](crate::commands::pull)), and reading model files.
 
 use crate::logging::printable;
 use std::ffi::OsStr;
@@ -11,41 +11,41 @@ use worker_orcd_ipc::ModelPart;
 #[cfg(doc)]
 use worker_orcd_ipc::model_parts;
 
-/// The model that needs no hub.
+/// Model that needs no hub.
 pub const SMOLLM2: &str = "smollm2";
 
-/// File name of the model that `smollm2` means.
+/// File name of `smollm2`.
 pub const SMOLLM2_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// Depth to which a repository is searched for a file.
+/// Depth of the search for a file in a repository.
 const MAX_FOLDERS: usize = 4;
 
-/// What of a repository is meant.
+/// Selected file of a repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice<'a> {
     /// The only model.
     Only,
     File(&'a str),
-    /// The only model whose name ends with that: `Q4_K_M`, `UD-Q4_K_XL`, `MXFP4`.
+    /// The only model with a name that ends with this text: `Q4_K_M`, `UD-Q4_K_XL`, `MXFP4`.
     Quantization(&'a str),
 }
 
-/// Where the model is that `--model` means.
+/// Location of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Whereabouts {
     Here(PathBuf),
-    /// `pull` knows the name, and nobody has got it.
+    /// A name for `pull`, not downloaded yet.
     Elsewhere,
 }
 
 /// # Errors
-/// When it is neither a file nor a name that `pull` knows.
+/// If it is neither a file nor a name for `pull`.
 pub fn resolve(model: &str) -> Result<Whereabouts, String> {
     resolve_in(&Caches::of_environment(), model)
 }
 
-/// The variable by which a user forbids to ask the hub
-/// ([as its own programs read it](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)).
+/// Variable that forbids requests to the hub, if set ([`huggingface_hub` reads the
+/// same](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)).
 #[must_use]
 pub fn forbids_the_hub() -> Option<&'static str> {
     let says_yes = |name: &&str| {
@@ -57,11 +57,11 @@ pub fn forbids_the_hub() -> Option<&'static str> {
         .find(says_yes)
 }
 
-/// Where models are, the first place first.
+/// Directories of models, in order of preference.
 #[derive(Debug, Default)]
 struct Caches {
     own: Option<PathBuf>,
-    /// `models--OWNER--NAME/snapshots/COMMIT/FILE` in it, as `huggingface_hub` has it.
+    /// Directory with `models--OWNER--NAME/snapshots/COMMIT/FILE`, as in `huggingface_hub`.
     hub: Option<PathBuf>,
 }
 
@@ -79,7 +79,7 @@ fn resolve_in(caches: &Caches, model: &str) -> Result<Whereabouts, String> {
         Ok(_) => return Ok(Whereabouts::Here(path)),
         Err(error) => error,
     };
-    // A mistyped path looks like a repository.
+    // A wrong path has the form of a repository.
     let named = repository_and_choice(model).filter(|_| !is_file_name(model));
     let Some((repository, choice)) = named else {
         return Err(format!(
@@ -95,7 +95,7 @@ fn resolve_in(caches: &Caches, model: &str) -> Result<Whereabouts, String> {
     Ok(Whereabouts::Elsewhere)
 }
 
-/// As paths to models end, and repositories that hold them do not.
+/// Whether a name has the extension of a model file.
 fn is_file_name(model: &str) -> bool {
     model.ends_with(".gguf") && !model.contains(':')
 }
@@ -122,7 +122,7 @@ impl Caches {
     }
 }
 
-/// The file of a repository that lies in a folder; `None` when there is none.
+/// Selected file in a repository's folder; `None` if there is none.
 fn found_in(
     folder: &Path,
     repository: &str,
@@ -138,11 +138,10 @@ fn found_in(
     Ok(name.map(|name| folder.join(name)))
 }
 
-/// The file that is meant, of those that a repository has, or the first of [several](mod@model_parts); `None` when there
-/// is none.
+/// Selects a file of a repository, or the first of [several parts](mod@model_parts); `None` if there is none.
 ///
 /// # Errors
-/// When it may be several models, or is a later file of one.
+/// If several models match, or if it is a later part.
 pub fn chosen<'a>(
     repository: &str,
     choice: Choice<'_>,
@@ -173,7 +172,7 @@ pub fn chosen<'a>(
     }
 }
 
-/// Encoders of images, which belong to a model and are none.
+/// Whether it is an image encoder, which is no model by itself.
 fn is_projector(file: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.starts_with("mmproj")
@@ -187,12 +186,12 @@ fn stem(file: &str) -> &str {
     file.strip_suffix(".gguf").unwrap_or(file)
 }
 
-/// A path without what every model file's name ends with.
+/// Path without the extension.
 fn name_of(file: &str) -> &str {
     part_of(file).map_or(stem(file), |part| part.name)
 }
 
-/// Whether the last words of a name are those.
+/// Whether the last words of a name are this tag.
 fn ends_with(stem: &str, tag: &str) -> bool {
     let Some(before) = stem.len().checked_sub(tag.len()) else {
         return false;
@@ -205,7 +204,7 @@ fn ends_with(stem: &str, tag: &str) -> bool {
 fn gguf_files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        // What is not whole yet is hidden.
+        // Incomplete files are hidden.
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
         }
@@ -231,14 +230,14 @@ pub fn cache_directory() -> Option<PathBuf> {
     Some(cache_home()?.join("worker-orcd"))
 }
 
-/// Where Hugging Face's programs keep what they know
-/// ([their settings](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)).
+/// Home directory of Hugging Face's programs ([their
+/// settings](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)).
 #[must_use]
 pub fn hub_home() -> Option<PathBuf> {
     variable("HF_HOME").or_else(|| Some(cache_home()?.join("huggingface")))
 }
 
-/// `owner/repository`, and what follows a colon; `None` for what is no such name.
+/// Splits `owner/repository[:choice]`; `None` for other texts.
 #[must_use]
 pub fn repository_and_choice(name: &str) -> Option<(&str, Choice<'_>)> {
     let (repository, choice) = match name.split_once(':') {

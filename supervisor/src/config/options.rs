@@ -1,12 +1,12 @@
-//! The one table of options: flag, environment variable, TOML key, help and default.
+//! Table of options: flag, environment variable, TOML key, help and default.
 //!
 //! `--max-queue 8`, `WORKER_ORCD_MAX_QUEUE=8` and `max-queue = 8` are the same option.
 
-/// The form of an option on the command line.
+/// Form of an option on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syntax {
     Value(&'static str),
-    /// May be given several times; elsewhere separated by commas.
+    /// Repeatable flag; separated by commas in other sources.
     List(&'static str),
     Switch,
 }
@@ -17,7 +17,7 @@ pub struct Spec {
     pub name: &'static str,
     pub syntax: Syntax,
     pub help: &'static str,
-    /// The default as it would be written; `None` where absence means something of its own.
+    /// Default in its text form. `None`: absence has its own meaning.
     pub default: Option<&'static str>,
 }
 
@@ -407,12 +407,12 @@ pub const OPTIONS: &[Spec] = &[
     ),
 ];
 
-/// Reads no other option, so it is not one of the table.
+/// Not in the table: it is read before all other options.
 pub const CONFIG_FILE: &str = "config";
 
 pub const PREFIX: &str = "WORKER_ORCD_";
 
-/// `WORKER_ORCD_MAX_QUEUE` for `max-queue`.
+/// Variable of an option: `WORKER_ORCD_MAX_QUEUE` for `max-queue`.
 #[must_use]
 pub fn variable(name: &str) -> String {
     format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"))

@@ -1,4 +1,4 @@
-//! How answers are taken apart, where the operator says so.
+//! Parsers of reasoning and tool calls, if the operator selects them.
 
 use super::reader::Reader;
 use worker_orcd_text::tools::Choices;

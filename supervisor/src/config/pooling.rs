@@ -1,4 +1,4 @@
-//! `--pooling`: how texts become embeddings, where the model's file does not say, or says something else.
+//! `--pooling`: pooling of embeddings; overrides the model file.
 
 use worker_orcd_ipc::Pooling;
 
@@ -9,7 +9,7 @@ const WORDS: [(&str, Pooling); 3] = [
 ];
 
 /// # Errors
-/// The values that there are.
+/// The list of valid values.
 pub(super) fn parse(text: &str) -> Result<Pooling, String> {
     let found = WORDS.iter().find(|(word, _)| *word == text);
     found

@@ -1,4 +1,4 @@
-//! Typed reading of merged settings, collecting every mistake.
+//! Typed reader of merged settings. It collects every mistake.
 
 use super::sources::{Setting, Settings, default_origin};
 use super::units;
@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Reads options by name; what is wrong is noted and replaced by nothing.
+/// Reads options by name. An invalid value is noted and read as `None`.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     settings: &'a Settings,
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         self.optional(name, units::duration)
     }
 
-    /// A duration that would make no sense as zero.
+    /// A duration above zero.
     pub(super) fn positive_duration(&mut self, name: &str) -> Option<Duration> {
         self.optional(name, |text| match units::duration(text)? {
             Duration::ZERO => Err("zero time is too little".to_owned()),
@@ -73,12 +73,12 @@ impl<'a> Reader<'a> {
         self.settings.get(name).is_some()
     }
 
-    /// True where somebody gave it, and it is not the default.
+    /// True if it is set and differs from the default.
     pub(super) fn is_given(&self, name: &str) -> bool {
         self.has(name) && self.origin(name) != default_origin(name)
     }
 
-    /// The name its author used for an option that is set.
+    /// Name of a set option in its source.
     pub(super) fn origin<'n>(&'n self, name: &'n str) -> &'n str {
         self.settings
             .get(name)

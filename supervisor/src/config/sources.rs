@@ -1,7 +1,7 @@
 //! Sources of a value: flag, then environment, then file, then default.
 //!
-//! Values stay text until all sources are merged, so that every mistake of every source is
-//! reported at once, under the name its author used.
+//! Values stay text until all sources are merged. So the mistakes of all sources are reported together, under the name
+//! in the source.
 
 use super::environment::Environment;
 use super::groups;
@@ -10,7 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Text, and what its author would call it.
+/// Text of a value, and its name in the source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     pub text: String,
@@ -21,7 +21,7 @@ pub struct Setting {
 #[derive(Debug, Default)]
 pub struct Settings(HashMap<&'static str, Setting>);
 
-/// The command-line form of the table.
+/// Adds all options of the table to a command.
 #[must_use]
 pub fn arguments(command: Command) -> Command {
     let config = Arg::new(CONFIG_FILE)
@@ -35,7 +35,7 @@ pub fn arguments(command: Command) -> Command {
         .fold(command.arg(config), Command::arg)
 }
 
-/// The origin of a value that nobody gave.
+/// Origin of a default value.
 pub(super) fn default_origin(name: &str) -> String {
     format!("the default of --{name}")
 }
@@ -75,7 +75,7 @@ impl Settings {
         self.0.get(name)
     }
 
-    /// As if nobody had given it.
+    /// Unsets an option.
     pub(super) fn forget(&mut self, name: &str) {
         self.0.remove(name);
     }
@@ -125,7 +125,7 @@ fn argument(spec: &Spec) -> Arg {
     }
 }
 
-/// What a shell may complete.
+/// Completion hint for the shell.
 fn hint(metavar: &str) -> ValueHint {
     match metavar {
         "FILE" => ValueHint::FilePath,
@@ -145,7 +145,7 @@ fn flag_text(flags: &ArgMatches, spec: &Spec) -> Option<String> {
     }
 }
 
-/// `None` for what has no form on a command line.
+/// Text of a TOML value; `None` for types without a text form.
 fn file_text(value: &toml::Value) -> Option<String> {
     match value {
         toml::Value::String(text) => Some(text.clone()),

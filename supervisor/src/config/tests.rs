@@ -24,7 +24,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// Any readable file will do: the supervisor does not look inside.
+/// Any readable file: the supervisor does not parse it.
 const MODEL: [&str; 2] = ["--model", "/dev/null"];
 
 #[test]

@@ -1,5 +1,5 @@
-//! The files of TLS: a certificate with those that vouch for it, and its private key, both in PEM form. The key
-//! is nobody else's to read, as keys of clients are.
+//! TLS files in PEM form: the certificate with its chain, and its private key. The key file must be accessible to the
+//! owner alone, as key files of clients are.
 
 use super::keys::read_private;
 use super::reader::Reader;
@@ -11,10 +11,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What clients may speak behind TLS, by its registered name.
+/// ALPN protocol.
 const HTTP_1_1: &[u8] = b"http/1.1";
 
-/// `None` where no files are named.
+/// `None` without TLS files.
 pub(super) fn read(reader: &mut Reader<'_>) -> Option<Arc<ServerConfig>> {
     for (one, other) in [("tls-cert", "tls-key"), ("tls-key", "tls-cert")] {
         if reader.has(one) && !reader.has(other) {
@@ -43,7 +43,7 @@ fn read_chain(path: &str) -> Result<Vec<CertificateDer<'static>>, String> {
 
 fn read_key(path: &str) -> Result<PrivateKeyDer<'static>, String> {
     let text = read_private(Path::new(path)).map_err(|why| format!("{path} {why}"))?;
-    // The reason might repeat a line of the file.
+    // The parser's error could quote the file.
     PrivateKeyDer::from_pem_slice(text.as_bytes())
         .map_err(|_| format!("{path} holds no private key in PEM form"))
 }

@@ -22,7 +22,7 @@ const TIME_UNITS: [(&str, f64); 5] = [
     ("s", 1.0),
 ];
 
-/// A plain number is bytes; `K`, `M` and `G` are powers of 1024, as in systemd units.
+/// Parses bytes. A plain number is bytes; `K`, `M` and `G` are powers of 1024, as in systemd units.
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = BYTE_UNITS
         .iter()
@@ -36,7 +36,7 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is no size in bytes, such as 512MiB"))
 }
 
-/// A share such as 0.9, in thousandths.
+/// Parses a share such as 0.9. Returns thousandths.
 pub(super) fn permille(text: &str) -> Result<u16, String> {
     text.trim()
         .parse::<f64>()
@@ -47,7 +47,7 @@ pub(super) fn permille(text: &str) -> Result<u16, String> {
         .ok_or_else(|| format!("{text:?} is no share between 0.001 and 1, such as 0.9"))
 }
 
-/// A plain number is seconds.
+/// Parses a duration. A plain number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = TIME_UNITS
         .iter()

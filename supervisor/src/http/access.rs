@@ -1,12 +1,11 @@
-//! Keys: who may ask.
+//! Authentication by key.
 //!
-//! A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY`, which Anthropic's clients send; the first is
-//! looked at where both are there.
+//! A key is in `Authorization: Bearer KEY`, or in `x-api-key: KEY`, which Anthropic's clients send. The first takes
+//! precedence.
 //!
-//! With `--api-key-file`, everything needs a key but what probes ask: `/livez`, `/readyz`, and an
-//! outline of `/health`, which tells nothing of files, processes or requests; and the status page, which tells
-//! nothing at all: its script asks with the key that a person types. Which key is the operator's, and what
-//! only the operator may ask, says [`admin`].
+//! With `--api-key-file`, every route needs a key except those of probes: `/livez`, `/readyz`, and an outline of
+//! `/health` without files, processes and requests. The status page needs none either: it has no data, and its script
+//! sends the key that the user enters. [`admin`] defines the operator's keys and routes.
 
 use super::error::{ApiError, Dialect};
 use super::resume::HandedOver;
@@ -24,21 +23,21 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use worker_orcd_ipc::ClientId;
 
-/// Paths that need no key.
+/// Paths without authentication.
 pub const OPEN_PATHS: [&str; 3] = ["/health", "/livez", "/readyz"];
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Who asks, in the order of what each may.
+/// Authorization of a request, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Caller {
-    /// Without a key where one is needed.
+    /// Caller without a valid key, if one is needed.
     Stranger,
     Client,
     Operator,
 }
 
-/// The keys that are accepted.
+/// Accepted keys.
 #[derive(Debug)]
 pub struct KnownKeys(RwLock<Digests>);
 
@@ -46,7 +45,7 @@ type Digest256 = [u8; 32];
 
 #[derive(Debug)]
 struct Digests {
-    /// Empty means that everybody is a client.
+    /// Empty: every caller is a client.
     clients: Vec<Digest256>,
     admins: Vec<Digest256>,
 }
@@ -57,8 +56,8 @@ impl KnownKeys {
         Self(RwLock::new(Digests::of(keys)))
     }
 
-    /// Replaces all keys and returns how many clients had. A worker that asks for keys of a kind goes
-    /// on doing so: none are not taken in their place.
+    /// Replaces all keys. Returns the number of client keys, or `None` without a change if a kind that has keys would
+    /// lose them all.
     pub fn replace(&self, keys: &Keys) -> Option<usize> {
         let mut known = self.0.write();
         let is_lost = |new: &[String], old: &[Digest256]| new.is_empty() && !old.is_empty();
@@ -77,13 +76,13 @@ impl KnownKeys {
         !self.0.read().clients.is_empty()
     }
 
-    /// True if the operator has keys that no client has.
+    /// True if the operator has keys of its own.
     #[must_use]
     pub fn are_apart(&self) -> bool {
         !self.0.read().admins.is_empty()
     }
 
-    /// Takes the same time whichever key is given: digests are compared, all of them, to the end.
+    /// Authorization of a key, in constant time: all digests are compared to the end.
     #[must_use]
     pub fn caller(&self, authorization: Option<&str>) -> Caller {
         let known = self.0.read();
@@ -104,8 +103,8 @@ impl KnownKeys {
         }
     }
 
-    /// The client of a key that was accepted. Where no key is asked for, clients are known by
-    /// address even if they send one, because anybody can make up a key.
+    /// Client of an accepted key. Without authentication, clients are identified by address even if they send a key,
+    /// which could be arbitrary.
     #[must_use]
     pub fn client(&self, authorization: Option<&str>) -> Option<ClientId> {
         let given = authorization.and_then(bearer)?;
@@ -138,7 +137,7 @@ fn bearer(authorization: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
 }
 
-/// The `Authorization` of a request, or what its `x-api-key` would be there.
+/// The `Authorization` header of a request, or its equivalent from `x-api-key`.
 fn authorization(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     let text = |name: HeaderName| headers.get(name)?.to_str().ok();
     if headers.contains_key(AUTHORIZATION) {
@@ -159,7 +158,7 @@ pub async fn check(
     let caller = if is_at_socket {
         Caller::Operator
     } else if request.extensions().get::<HandedOver>().is_some() {
-        // Another supervisor has let it in.
+        // The earlier supervisor has authorized it.
         Caller::Client
     } else {
         app.keys.caller(authorization)

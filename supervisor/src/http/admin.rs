@@ -1,22 +1,22 @@
-//! The operator's routes: `/shutdown`, `/restart` and `/devices/N/...`, which change what everybody relies on, and
-//! `/crashes`, which tells of everybody's requests.
+//! Operator routes: `/shutdown`, `/restart` and `/devices/N/...`, which affect all clients, and `/crashes`, which
+//! reports on the requests of all clients.
 //!
-//! | given | where they are answered, and to whom |
+//! | option | served where, and for which callers |
 //! |---|---|
-//! | `--admin-socket` | at that Unix socket, to whoever may open it |
-//! | `--admin-key-file` | over TCP, to a key of that file; those keys open everything else, too |
-//! | neither | over TCP, to the first key of `--api-key-file`; to everybody where no key is asked for |
+//! | `--admin-socket` | on that Unix socket, to every process that may open it |
+//! | `--admin-key-file` | over TCP, to a key of that file; these keys open all other routes, too |
+//! | neither | over TCP, to the first key of `--api-key-file`; without keys, to every caller |
 //!
-//! Both may be given. No key of a client opens any of them once one is. At the socket
-//! ([`admin_socket`](super::admin_socket)) there is besides what tells of the worker, and none of what clients
-//! ask for: whoever is given that socket to send requests to would be the operator, too.
+//! Both options may be set. With either one, no client key opens an operator route. The socket
+//! ([`admin_socket`](super::admin_socket)) also serves health, metrics and the like, but no inference routes: a process
+//! with access to the socket is an operator, so no client should need it.
 
 use super::access::Caller;
 use super::error::ApiError;
 use super::{App, PROBES};
 use axum::http::Extensions;
 
-/// Marks each request that comes through the admin socket.
+/// Extension of each request on the admin socket.
 #[derive(Debug, Clone, Copy)]
 pub struct AtSocket;
 
@@ -32,7 +32,7 @@ pub fn is_operators(path: &str) -> bool {
         || path.starts_with("/devices/")
 }
 
-/// Why `caller` is not answered here, where that is so.
+/// Error for a `caller` without access here, or `None`.
 #[must_use]
 pub fn refusal(app: &App, path: &str, caller: Caller, is_at_socket: bool) -> Option<ApiError> {
     if is_at_socket {

@@ -1,8 +1,8 @@
-//! `--admin-socket`: a Unix socket that only this worker's user (and root) may open, so that whoever does needs
-//! no key ([`admin`](super::admin) says for what).
+//! `--admin-socket`: a Unix socket that only this worker's user and root may open. It needs no key (routes:
+//! [`admin`](super::admin)).
 //!
-//! What a worker that was killed left behind is replaced; a socket on which somebody listens is not. One
-//! connection carries one request: answers there are short, and nobody keeps the next out.
+//! A stale socket of a killed worker is replaced; a socket with a listener is an error. One connection carries one
+//! request, and answers are short, so no connection blocks the next.
 
 use super::admin::AtSocket;
 use super::connection::told_to_close;
@@ -35,7 +35,7 @@ use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-/// Connections that the kernel keeps until they are accepted.
+/// Queue length of connections before accept.
 const BACKLOG: i32 = 16;
 
 /// Pause after a failed accept.
@@ -60,10 +60,10 @@ impl AdminSocketError {
     }
 }
 
-/// Device, inode and time of its making: numbers of inodes are used again.
+/// Device, inode and change time: inode numbers are reused.
 type Identity = (u64, u64, i64, i64);
 
-/// The socket's name in the file system. It is removed with this, unless another socket has the name by then.
+/// Path of the socket. Dropping this removes the file, unless another socket has replaced it.
 #[derive(Debug)]
 pub struct Name {
     path: PathBuf,
@@ -80,14 +80,14 @@ impl Name {
 impl Drop for Name {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|it| it == self.made) {
-            // Whoever removed its directory has removed it, too.
+            // The file may be gone already.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 /// # Errors
-/// When somebody listens there, or no socket can be made there.
+/// If the socket has a listener, or cannot be created.
 pub fn listen(path: &Path) -> Result<(UnixListener, Name), AdminSocketError> {
     try_listen(path).map_err(|source| AdminSocketError {
         path: path.display().to_string(),
@@ -99,7 +99,7 @@ fn try_listen(path: &Path) -> io::Result<(UnixListener, Name)> {
     let address = SocketAddrUnix::new(path)?;
     remove_stale(path, &address)?;
     let socket = new_socket()?;
-    // The file that is made has the socket's own mode, so it is never anybody else's to open.
+    // The file inherits the socket's mode, so no other user can open it at any time.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &address)?;
     let name = Name {
@@ -121,12 +121,12 @@ fn new_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Removes a socket on which nobody listens.
+/// Removes a socket without a listener.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
     match rustix::net::connect(&new_socket()?, address) {
         Err(Errno::NOENT) => Ok(()),
         Err(Errno::CONNREFUSED) => fs::remove_file(path),
-        // Its queue is full.
+        // A full queue also means a listener.
         Ok(()) | Err(Errno::AGAIN) => Err(Errno::ADDRINUSE.into()),
         Err(error) => Err(error.into()),
     }
@@ -137,7 +137,7 @@ fn identity(path: &Path) -> io::Result<Identity> {
     Ok((facts.dev(), facts.ino(), facts.mtime(), facts.mtime_nsec()))
 }
 
-/// Everything that the operator's connections share.
+/// Shared state of the operator's connections.
 #[derive(Debug)]
 pub struct AdminServer {
     router: Router,
@@ -157,7 +157,7 @@ impl AdminServer {
         })
     }
 
-    /// Accepts until `closing` says so.
+    /// Accepts until `closing` is true.
     pub async fn run(self: Arc<Self>, listener: UnixListener, closing: watch::Receiver<bool>) {
         loop {
             let next = async {
@@ -173,7 +173,7 @@ impl AdminServer {
                     let (server, closing) = (Arc::clone(&self), closing.clone());
                     tokio::spawn(async move { server.serve(stream, place, closing).await });
                 }
-                // Everybody there may be told to leave, so there is a place.
+                // Connections there may be evicted, so there is always a slot.
                 Ok((_, None)) => {}
                 Err(error) => {
                     tracing::warn!(reason = %error, "admin_accept_failed");
@@ -183,7 +183,7 @@ impl AdminServer {
         }
     }
 
-    /// Waits until no connection is left, as long as `patience` lasts.
+    /// Waits until all connections have ended, for at most `patience`.
     pub async fn wait_idle(&self, patience: Duration) {
         self.places.wait_empty(patience).await;
     }

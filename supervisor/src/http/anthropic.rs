@@ -1,9 +1,9 @@
-//! Anthropic's Messages API, as its own clients and Claude Code speak it: `POST /v1/messages`,
-//! `POST /v1/messages/count_tokens`.
+//! Anthropic's Messages API, for its own clients and Claude Code: `POST /v1/messages`, `POST
+//! /v1/messages/count_tokens`.
 //!
-//! A front end onto the path that chat takes: a request becomes the same
-//! [`GenerationRequest`](super::generation::GenerationRequest), and the text of the answer is taken apart by the
-//! same parsers. Only the words differ.
+//! It is a front end to the path of chat: a request becomes the same
+//! [`GenerationRequest`](super::generation::GenerationRequest), and the same parsers split the text of the answer. Only
+//! the formats differ.
 //!
 //! ```text
 //! request ─→ conversation (content: blocks) ─┐
@@ -11,8 +11,8 @@
 //!                                                                   └───→ whole  (their sum)
 //! ```
 //!
-//! A field that would change the answer and is not done is refused by name; docs/guide/messages.md has all of them.
-//! Deliberately absent: images and documents, tools that Anthropic's servers run, and a budget for thoughts.
+//! An unsupported field that would change the answer is refused by name; docs/guide/messages.md has all of them.
+//! Deliberately absent: images and documents, tools that Anthropic's servers run, and a reasoning budget.
 
 mod content;
 mod conversation;
@@ -79,7 +79,7 @@ async fn try_messages(
     form.respond(app, accepted, false).await
 }
 
-/// The length of the prompt that the same request to `/v1/messages` would have.
+/// Number of prompt tokens of the same request to `/v1/messages`.
 async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
     let names = request::COUNT_NAMES;
     let (model, input, _room) = app.receive(request, names, request::read_counted).await?;
@@ -87,10 +87,10 @@ async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, A
     Ok(axum::Json(json!({"input_tokens": tokens.len()})).into_response())
 }
 
-/// `begun`: the client has had the beginning of it.
+/// Response of an accepted request. `begun`: the client already has the head of the response.
 ///
 /// # Errors
-/// When nothing was told yet, and nothing but a failure can be.
+/// If the request fails before any of the answer was sent.
 pub(super) async fn respond(
     answer: Accepted,
     model: &str,
@@ -98,7 +98,7 @@ pub(super) async fn respond(
     parsing: Parsing,
     begun: bool,
 ) -> Result<Response, ApiError> {
-    // Which block a piece belongs to depends on all before it.
+    // The block of a piece depends on all earlier text.
     answer.stream.give_known();
     if !is_streamed {
         return whole::respond(answer, model, parsing).await;
@@ -115,10 +115,10 @@ pub(super) async fn respond(
     }
 }
 
-/// What the ids of tool uses begin with.
+/// Prefix of tool use ids.
 const ID_PREFIX_OF_CALLS: &str = "toolu_";
 
-/// Why the answer of a timeline ended.
+/// Stop reason of a finished answer.
 fn stop_reason(reason: StopReason, timeline: &Timeline) -> &'static str {
     match reason {
         StopReason::MaxTokens => "max_tokens",
@@ -128,7 +128,7 @@ fn stop_reason(reason: StopReason, timeline: &Timeline) -> &'static str {
     }
 }
 
-/// Tokens as this API counts them: those of the prompt that were computed before are read from a cache, and no input.
+/// Usage of this API: prompt tokens from the prefix cache are cache reads, and are no input tokens.
 fn usage(tokens_in: u32, cached: u32, tokens_out: u32) -> Value {
     json!({
         "input_tokens": tokens_in.saturating_sub(cached),

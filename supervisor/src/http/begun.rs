@@ -1,8 +1,8 @@
-//! Answers that a client has begun: the last message is an assistant's text, and the model goes on with it.
+//! Continuation of an answer: the last message is the assistant's, and the model continues it.
 //!
-//! Anthropic's API continues such a message by itself, and so does `/v1/messages`. The OpenAI API takes it for a turn that
-//! has ended, and so do the other routes, unless the request says that it is a beginning: `continue_final_message: true` with
-//! `add_generation_prompt: false` (vLLM), or `prefix: true` of the message (DeepSeek).
+//! Anthropic's API always continues such a message, and so does `/v1/messages`. The OpenAI API and the other routes
+//! read it as a complete turn, unless the request has `continue_final_message: true` with `add_generation_prompt:
+//! false` (vLLM), or `prefix: true` in the message (DeepSeek).
 
 use super::fields::Fields;
 use super::generation::Input;
@@ -23,11 +23,11 @@ pub(super) const NOT_LAST: &str =
 const CONTINUE: &str = "continue_final_message";
 const PROMPT: &str = "add_generation_prompt";
 
-/// Whether the last message is to be continued.
+/// Whether to continue the last message.
 pub fn read(fields: &mut Fields<'_>) -> bool {
     let continues = fields.boolean(CONTINUE).unwrap_or(false);
     let opens = fields.boolean(PROMPT);
-    // Which of them go together is not said: one rule more, and Schemathesis makes no case of a chat's body.
+    // The schema omits the rule that couples both: with one more rule Schemathesis generates no body for chat.
     match (continues, opens) {
         (true, Some(true)) => {
             let rule = "cannot be true together with continue_final_message";
@@ -42,7 +42,7 @@ pub fn read(fields: &mut Fields<'_>) -> bool {
     continues
 }
 
-/// What is computed for a conversation. `continues`: as [`read`] has it.
+/// Input of a conversation. `continues`: result of [`read`].
 pub fn input(
     fields: &mut Fields<'_>,
     history: History,
@@ -68,7 +68,7 @@ pub fn input(
     Input::Begun(conversation(with_one(messages)), settings, beginning)
 }
 
-/// The text of an answer that the client has begun.
+/// Text of the assistant's message that the model continues.
 pub fn beginning(fields: &mut Fields<'_>, last: ChatMessage) -> String {
     if last.reasoning.is_some() || !last.tool_calls.is_empty() {
         let rule =
@@ -78,7 +78,7 @@ pub fn beginning(fields: &mut Fields<'_>, last: ChatMessage) -> String {
     last.content.unwrap_or_default()
 }
 
-/// Most templates look at the first message, whatever is in it.
+/// A conversation with at least one message: most templates read the first message without a check.
 pub fn with_one(mut messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
     if messages.is_empty() {
         messages.push(ChatMessage {
@@ -90,7 +90,7 @@ pub fn with_one(mut messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
     messages
 }
 
-/// Notes that what is begun is held to something.
+/// Notes a mistake: a continued answer cannot have a grammar.
 pub fn refuse_held(fields: &mut Fields<'_>) {
     let rule = "may not end with an assistant's text, which is continued, where the answer is held";
     fields.error("messages", Constraint::Conflict, rule);

@@ -1,18 +1,16 @@
-//! Request bodies: small, on time, a JSON object, and bounded together.
+//! Reader of request bodies, with limits on size, time and total memory.
 //!
 //! ```text
-//! bytes ─→ room for them ─→ one text ─→ fields ─→ what the route makes of them
-//!            (a budget)          (elsewhere, where it is long)
+//! bytes ─→ room (budget) ─→ text ─→ fields (long ones: on another thread) ─→ request of the route
 //! ```
 //!
-//! * Bytes take room of one budget as they come, so a slow client holds what it sent and no more.
-//!   The beginning of every body is free: short requests pass whatever long ones do.
-//! * Where there is no room, a body waits a little and is then turned away with what it held, so
-//!   nobody waits for ever for somebody who waits as well.
-//! * The room is given back with [`Room`], once the request has become tokens or was refused.
-//! * A long body is parsed where it holds up nobody, a few at a time.
-//! * What is left of a refused body is read and dropped for a while: a client that is still
-//!   writing would otherwise find its connection reset, and never the refusal.
+//! * Bytes take room from a common budget as they arrive, so a slow client holds room only for what it sent. The first
+//!   bytes of every body are free: short requests pass beside any long ones.
+//! * A body without room waits a short time and is then refused. It returns its room, so no two bodies can deadlock.
+//! * [`Room`] is returned once the request is tokenized or refused.
+//! * A long body is parsed on other threads, a few at a time.
+//! * The rest of a refused body is read and dropped for a while. Otherwise a client that is still writing would see a
+//!   connection reset instead of the refusal.
 
 use super::error::ApiError;
 use super::fields::{Fields, Names};
@@ -28,44 +26,43 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// Bytes of each body that need no room. With a thousand connections they are a fraction of the
-/// budget.
+/// Bytes of each body that need no room. With a thousand connections they are a fraction of the budget.
 const FREE_BYTES: usize = 16 << 10;
 
-/// Longer bodies are parsed elsewhere: these take well under a millisecond.
+/// Longest body that is parsed on the runtime's thread, in well under 1 ms.
 const INLINE_BYTES: usize = 32 << 10;
 
-/// Time that a body waits for room, all its waits together.
+/// Total time that a body waits for room.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Bytes that are read of a refused body before its connection is given up.
+/// Bytes of a refused body that are read before its connection is closed.
 const DISCARDED_BYTES: usize = 64 << 20;
 
-/// Limits of bodies: how much, and for how long.
+/// Limits of bodies: size and time.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
     pub bytes: usize,
     pub time: Duration,
-    /// Bytes of all bodies together, beyond what is free.
+    /// Bytes of all bodies together, beyond the free ones.
     pub together: usize,
 }
 
-/// The budget that all readers of bodies share.
+/// Budget of all bodies.
 #[derive(Debug)]
 pub struct Bodies {
     limits: BodyLimits,
     room: Arc<Semaphore>,
-    /// Room for prompts that templates made and that are not tokenized yet. It is a budget of its
-    /// own, because a request that holds room for its body must not wait for more of the same.
+    /// Room for prompts that templates rendered, before tokenization. A separate budget: a request that holds room for
+    /// its body must not wait for more of the same budget.
     prompts: Arc<Semaphore>,
-    /// Room for whole answers that are made of a client's text, until the client has read them. Of its own as well: who
-    /// reads slowly keeps no prompt of others waiting.
+    /// Room for complete answers made from text of clients, until the client has read them. A separate budget as well:
+    /// a slow reader blocks no prompt of other clients.
     answers: Arc<Semaphore>,
-    /// One permit for each long body that may be parsed now.
+    /// One permit for each long body in parsing.
     parsing: Semaphore,
 }
 
-/// The part of the budget that a body holds until this is dropped.
+/// Room of a body in the budget, returned when dropped.
 #[derive(Debug, Default)]
 pub struct Room(Option<OwnedSemaphorePermit>);
 
@@ -75,7 +72,7 @@ impl Bodies {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         Self {
             limits,
-            // A body that is alone always finds room.
+            // At least the largest body, so that a single body always finds room.
             room: Arc::new(Semaphore::new(limits.together.max(limits.bytes))),
             prompts: Arc::new(Semaphore::new(rendered_together(limits))),
             answers: Arc::new(Semaphore::new(rendered_together(limits))),
@@ -83,8 +80,7 @@ impl Bodies {
         }
     }
 
-    /// Reads a body, and what `read` makes of its fields. Keep the room for as long as the
-    /// request's text is kept.
+    /// Reads a body and applies `read` to its fields. The caller keeps the room as long as the request's text.
     ///
     /// # Errors
     /// 415, 413, 408, 429, 400 or the error of `read`, whichever comes first.
@@ -99,30 +95,30 @@ impl Bodies {
             return parse(&bytes, names, read).map(|read| (read, room));
         }
         let _turn = self.parsing.acquire().await;
-        // The room goes along: if the client leaves now, its bytes are still being read.
+        // The closure owns the room: if the client disconnects, its bytes are still in use.
         let parse = move || (parse(&bytes, names, read), room);
         let parsed = aside(parse).await;
         let (read, room) = parsed.ok_or_else(ApiError::unreadable)?;
         read.map(|read| (read, room))
     }
 
-    /// Room for a prompt that a template made, which may be many times the messages it was made of.
+    /// Room for a rendered prompt, which may be many times longer than its messages.
     ///
     /// # Errors
-    /// 429 when others hold too much.
+    /// 429 if other requests hold too much.
     pub fn room_for_prompt(&self, bytes: usize) -> Result<Room, ApiError> {
         take_room(&self.prompts, bytes)
     }
 
-    /// Room for an answer that is written as a whole, up to [`Self::longest_answer`].
+    /// Room for a complete answer of up to [`Self::longest_answer`] bytes.
     ///
     /// # Errors
-    /// 429 when others hold too much.
+    /// 429 if other requests hold too much.
     pub fn room_for_answer(&self, bytes: usize) -> Result<Room, ApiError> {
         take_room(&self.answers, bytes)
     }
 
-    /// Bytes of an answer for which there is room where nobody else holds any.
+    /// Bytes of the longest answer, for which an unused budget has room.
     #[must_use]
     pub fn longest_answer(&self) -> usize {
         rendered_together(self.limits)
@@ -139,7 +135,7 @@ impl Bodies {
         } else {
             None
         };
-        // Who asked whether to send the body is told no, and sends none.
+        // A client with `Expect: 100-continue` receives the refusal and sends no body.
         let asks_first = request.headers().contains_key(EXPECT);
         let mut body = request.into_body();
         let collected = match refused {
@@ -177,13 +173,14 @@ impl Bodies {
             self.grow(&mut room, length.saturating_sub(FREE_BYTES), patience)
                 .await?;
             patience = patience.saturating_sub(began.elapsed());
-            // The rest at once, so that nothing more is copied; not for those who only announce it.
+            // Reserves the rest at once to avoid further copies, but only after half of the announced bytes have
+            // arrived.
             if 2 * length >= announced {
                 let _ = bytes.try_reserve_exact(announced.saturating_sub(bytes.len()));
             }
-            // Copied: a frame of one byte may hold on to a whole buffer.
+            // Copied: a frame of one byte may keep a whole buffer alive.
             bytes.extend_from_slice(&data);
-            // Where more is there already, others have their turn between two frames.
+            // Yields between two frames if more is ready.
             tokio::task::yield_now().await;
         }
         Ok((bytes, room))
@@ -225,7 +222,7 @@ fn take_room(of: &Arc<Semaphore>, bytes: usize) -> Result<Room, ApiError> {
         .map_err(|_| ApiError::no_room())
 }
 
-/// A whole body, and what `read` makes of it.
+/// Parses a complete body and applies `read`.
 ///
 /// # Errors
 /// 400, or the error of `read`.
@@ -242,7 +239,7 @@ pub fn parse<T>(
     match Fields::parse(text, names) {
         Ok(fields) => read(fields),
         Err(error) if error.is_data() => Err(wrong("must be a JSON object".to_owned())),
-        // The parser's message may quote the text; its place does not.
+        // The parser's message may quote the text; its position does not.
         Err(error) => {
             let (line, column) = (error.line(), error.column());
             Err(wrong(format!("is not JSON: line {line}, column {column}")))
@@ -261,7 +258,7 @@ async fn discard(mut body: Body, time: Duration) {
             }
         }
     };
-    // Time is up, or it was read: either way the connection knows what to do.
+    // After a timeout or the complete body, the connection handles the rest.
     let _ = tokio::time::timeout(time, reading).await;
 }
 
@@ -373,11 +370,11 @@ mod tests {
         let bodies = bodies(100_000, 100_000);
         let (length, room) = read(&bodies, post(JSON, long(90_000))).await.unwrap();
         assert_eq!(length, 90_000);
-        // A second long one finds no room, and gives back what it had.
+        // A second long body finds no room and returns its share.
         let refused = read(&bodies, post(JSON, slowly(90_000))).await;
         let status = refused.unwrap_err().status().as_u16();
         assert_eq!(status, 429);
-        // A short one needs none.
+        // A short body needs no room.
         assert!(read(&bodies, post(JSON, long(10_000))).await.is_ok());
         drop(room);
         assert_eq!(bodies.room.available_permits(), 100_000);
@@ -390,7 +387,7 @@ mod tests {
         let all = Arc::clone(&bodies.room).acquire_many_owned(100_000);
         let mut held = all.await.unwrap();
         let trickle = async {
-            // A frame's worth, each time before the patience of one wait is over.
+            // Each frame arrives before the timeout of one wait.
             loop {
                 tokio::time::sleep(PATIENCE * 2 / 3).await;
                 drop(held.split(1000));
@@ -423,7 +420,7 @@ mod tests {
         );
     }
 
-    /// A body that comes in frames, as from a socket.
+    /// A body in frames, as from a socket.
     fn slowly(bytes: usize) -> Body {
         let frames = [b"{\"a\": \"".to_vec()]
             .into_iter()

@@ -1,14 +1,14 @@
-//! Ids of calls: a pure function of the answer's id and of the call's number, so that another supervisor gives the
+//! Ids of tool calls: a pure function of the answer's id and the call's index, so that another supervisor generates the
 //! same.
 
 use crate::hex::hex;
 use sha2::{Digest as _, Sha256};
 use worker_orcd_text::tools::Syntax;
 
-/// The ids of one answer's calls.
+/// Ids of one answer's calls.
 #[derive(Debug)]
 pub(super) struct CallIds {
-    /// What the API's own ids begin with.
+    /// Prefix of the API's ids.
     prefix: &'static str,
     answer: String,
     syntax: Option<Syntax>,
@@ -23,7 +23,7 @@ impl CallIds {
         }
     }
 
-    /// Mistral's templates refuse ids that are not nine letters and digits.
+    /// Mistral's templates accept only ids of nine letters and digits.
     pub(super) fn id(&self, index: usize) -> String {
         let digest = Sha256::digest(format!("{}:{index}", self.answer));
         let digits = hex(&digest);

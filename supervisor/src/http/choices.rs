@@ -1,8 +1,8 @@
-//! Several choices of one answer: how many there are, and what each is asked for.
+//! Several choices of one answer: their number and their parameters.
 //!
-//! Each choice is a request of its own, named `{answer}.{index}`. Choice `k` of a prompt is drawn with the seed
-//! `seed + k`, so it is, byte for byte, what a request for it alone with that seed gets. Choices are numbered as
-//! the OpenAI API numbers them: all of the first prompt, then all of the second.
+//! Each choice is a separate request with the id `{answer}.{index}`. Choice `k` of a prompt uses the seed `seed + k`,
+//! so it is byte for byte equal to the answer of a single request with that seed. Choices are numbered as in the OpenAI
+//! API: all of the first prompt, then all of the second.
 
 use super::error::ApiError;
 use super::generation::Input;
@@ -10,16 +10,16 @@ use super::mistakes::Constraint;
 use serde::{Deserialize, Serialize};
 use worker_orcd_ipc::Sampling;
 
-/// `n` of a request, at most.
+/// Largest `n`.
 pub const MAX_N: u32 = 8;
 
-/// Prompts of a request, at most.
+/// Largest number of prompts of a request.
 pub const MAX_PROMPTS: usize = 32;
 
-/// Choices of an answer that tells log probabilities, at most: they are kept until the last choice has ended.
+/// Largest number of choices with log probabilities, which are kept until the last choice ends.
 pub const MAX_WITH_LOGPROBS: usize = 32;
 
-/// How many choices an answer has.
+/// Number of choices of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     pub prompts: u32,
@@ -39,7 +39,7 @@ impl Layout {
         self.prompts as usize * self.n as usize
     }
 
-    /// The place of each choice, in the order of their numbers.
+    /// Positions of all choices, in order.
     pub fn places(self) -> impl Iterator<Item = Place> {
         let n = self.n.max(1);
         (0..self.prompts * self.n).map(move |index| Place {
@@ -49,17 +49,17 @@ impl Layout {
         })
     }
 
-    /// Tokens of all prompts, each counted once. `tokens_in` are those of each choice's prompt.
+    /// Tokens of all prompts, each counted once. `tokens_in`: prompt tokens of each choice.
     #[must_use]
     pub fn prompt_tokens(self, tokens_in: impl IntoIterator<Item = u32>) -> u32 {
         let of_prompts = tokens_in.into_iter().step_by(self.n.max(1) as usize);
         of_prompts.fold(0, u32::saturating_add)
     }
 
-    /// Refuses what no queue of this worker has room for, and too many with log probabilities.
+    /// Checks the limits of choices.
     ///
     /// # Errors
-    /// When more than `most` are asked for, or than there may be.
+    /// If there are more than `most`, which is the queue's size, or too many with log probabilities.
     pub fn check(self, most: usize, has_logprobs: bool) -> Result<(), ApiError> {
         let most = match has_logprobs {
             true => most.min(MAX_WITH_LOGPROBS),
@@ -77,19 +77,19 @@ impl Layout {
     }
 }
 
-/// The place of a choice in its answer.
+/// Position of a choice in its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Number of the choice.
     pub index: u32,
     /// Number of its prompt.
     pub prompt: usize,
-    /// Choices of the same prompt before it.
+    /// Number of the choice among those of its prompt.
     pub k: u32,
 }
 
 impl Place {
-    /// How its tokens are drawn.
+    /// Sampling parameters of this choice.
     #[must_use]
     pub fn sampling(self, asked: Sampling) -> Sampling {
         Sampling {
@@ -99,10 +99,10 @@ impl Place {
     }
 }
 
-/// What is asked for beside the first choice.
+/// Further choices after the first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct More {
-    /// Prompts behind the first.
+    /// Prompts after the first.
     pub prompts: Vec<Input>,
     /// Choices of each prompt.
     pub n: u32,

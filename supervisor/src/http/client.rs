@@ -1,15 +1,14 @@
-//! The client of a request, whose share of the worker it uses: its API key, or its address where no
-//! keys are asked for.
+//! Client of a request, for fair sharing: its API key, or its address without authentication.
 //!
-//! A [`ClientId`] is cut from a SHA-256, so that neither key nor address goes any further than
-//! here. Behind a proxy and without keys everybody is one client.
+//! A [`ClientId`] is a truncated SHA-256, so neither key nor address leaves this module. Behind a proxy and without
+//! keys all requests have the same client.
 
 use axum::http::Extensions;
 use sha2::{Digest, Sha256};
 use std::net::IpAddr;
 use worker_orcd_ipc::ClientId;
 
-/// The address that a connection comes from; all its requests carry it.
+/// Peer address of a connection, an extension of all its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address(pub IpAddr);
 
@@ -22,13 +21,12 @@ pub fn of_key(digest: &[u8; 32]) -> ClientId {
 pub fn of_address(Address(address): Address) -> ClientId {
     match address.to_canonical() {
         IpAddr::V4(address) => named(b"v4", &address.octets()),
-        // Whoever has one address of a network has all of them.
+        // A host usually controls its whole /64 network.
         IpAddr::V6(address) => named(b"v6", &address.octets()[..8]),
     }
 }
 
-/// The client as [`access`](super::access) found it. Without a connection, as in tests, all are
-/// one.
+/// Client as [`access`](super::access) determined it. Without a connection, as in tests, all requests have the same.
 #[must_use]
 pub fn of_request(extensions: &Extensions) -> ClientId {
     extensions.get().copied().unwrap_or_default()

@@ -1,18 +1,17 @@
-//! One connection: requests one after the other, and how it ends.
+//! One connection: requests in sequence, and the end of the connection.
 //!
-//! * A head that does not arrive in time ends it (hyper's timer); a body has its own timer in
-//!   [`super::body`].
-//! * A client that stops reading fills its socket; when nothing could be written for the write
-//!   timeout, the connection is dropped, and with it the stream and its work.
-//! * A client that ends its side may be gone, or wait for the answer to the last thing it said.
-//!   The kernel does not tell which, but it refuses bytes for whoever is gone. So something is
-//!   sent that every client skips: `100 Continue` before an answer, a comment in a stream.
-//! * Whoever is not being answered may be told to leave ([`super::places`]).
-//! * An open connection may be handed to another supervisor ([`super::handover`]), at any byte of an answer.
-//!   The next supervisor asks itself for the rest of it, and leaves out the head that the client has.
+//! * A head that does not arrive in time closes it (hyper's timer); a body has its own timer in [`super::body`].
+//! * A client that stops reading fills its socket. After the write timeout without progress the connection is dropped,
+//!   and with it the stream and its work.
+//! * A client that shuts down its side may be gone, or may wait for the answer. The kernel does not distinguish these,
+//!   but it rejects bytes for a closed socket. So the worker sends bytes that every client skips: `100 Continue` before
+//!   an answer, a comment in a stream.
+//! * A connection without an answer in progress may be evicted ([`super::places`]).
+//! * An open connection may be handed over to another supervisor ([`super::handover`]), at any byte of an answer. The
+//!   next supervisor requests the rest of the answer from itself, and omits the head, which the client has.
 //!
-//! [`client`] is who is at the other end and what it was told, [`bodies`] is how that is seen, [`replay`] is
-//! a request that is asked again, and [`wire`] the socket itself.
+//! [`client`]: state of the client and of its request. [`bodies`]: bodies that track progress. [`replay`]: a request in
+//! bytes, to be read again. [`wire`]: the socket.
 
 mod bodies;
 mod client;
@@ -54,14 +53,14 @@ use tokio::task::unconstrained;
 use tokio::time::timeout;
 use wire::Wire;
 
-/// Buffer of each connection, and the longest head: what has come of a body beyond it is not read
-/// until there is room for it ([`super::body`]).
+/// Buffer of each connection, and the longest head. Further bytes of a body are not read until there is room for them
+/// ([`super::body`]).
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Time for what is being read to be answered, or known to the journal, when everything is handed over.
+/// Time for requests in progress to be answered, or to enter the journal, during a handover.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Terms on which connections of one kind are served: routes and times.
+/// Routes and timeouts of one kind of connection.
 #[derive(Debug, Clone)]
 pub struct Terms {
     pub router: Router,
@@ -74,8 +73,8 @@ pub struct Terms {
     pub handover: Arc<Handover>,
 }
 
-/// Serves until the client goes, is told to leave, `closing` and everything was answered, or everything is
-/// handed over. `note` is what an earlier supervisor left of the connection; nothing where it is new.
+/// Serves until the client disconnects, the connection is evicted, all is answered after `closing`, or all is handed
+/// over. `note`: state from an earlier supervisor; default for a new connection.
 pub async fn serve(
     stream: TcpStream,
     place: Place,
@@ -84,11 +83,11 @@ pub async fn serve(
     note: ConnectionNote,
     door: mpsc::UnboundedSender<Left>,
 ) -> Result<(), hyper::Error> {
-    // Tokens are small and must not wait for each other.
+    // Tokens are small and must not be delayed by Nagle's algorithm.
     if stream.set_nodelay(true).is_err() {
         return Ok(());
     }
-    // Whoever has spoken with an earlier supervisor did so without TLS.
+    // An inherited connection has no TLS.
     let tls = terms
         .tls
         .as_ref()
@@ -103,7 +102,7 @@ pub async fn serve(
         unread: Mutex::default(),
     });
     if let Some(tls) = tls {
-        // Apart, because a session is large, and most connections have none.
+        // Boxed: a TLS session is large, and most connections have none.
         return Box::pin(secured(tls, client, &terms, closing, door)).await;
     }
     let mut stages = terms.handover.stages();
@@ -119,7 +118,7 @@ pub async fn serve(
     converse(io, resumed, client, &terms, closing, door).await
 }
 
-/// Shakes hands first. What TLS has agreed on cannot be given to another supervisor.
+/// Serves after a TLS handshake. A TLS session cannot be handed over.
 async fn secured(
     tls: &Tls,
     client: Arc<Client>,
@@ -153,7 +152,7 @@ async fn secured(
     }
 }
 
-/// Speaks HTTP over `io`, behind which the client's socket is.
+/// Serves HTTP over `io`.
 async fn converse<I: AsyncRead + AsyncWrite + Unpin>(
     io: Guarded<I>,
     resumed: Option<HandedOver>,
@@ -170,7 +169,7 @@ async fn converse<I: AsyncRead + AsyncWrite + Unpin>(
     let router = terms.router.clone().layer(Extension(Address(peer.ip())));
     let router = TowerToHyperService::new(router);
     let service = service_fn(|mut request: Request<Incoming>| {
-        // The first request is the supervisor's own.
+        // The first request of an inherited connection is the supervisor's own.
         if let Some(resumed) = resumed.lock().take() {
             request.extensions_mut().insert(resumed);
         }
@@ -212,7 +211,7 @@ async fn converse<I: AsyncRead + AsyncWrite + Unpin>(
     client.leave(note, &door)
 }
 
-/// Stops a connection where it is. `None` while nobody knows what was asked on it.
+/// Stops a connection at its present byte. `None` if its request is unknown.
 async fn stop<I, S>(
     mut connection: http1::Connection<TokioIo<Guarded<I>>, S>,
     client: &Client,
@@ -230,14 +229,13 @@ where
         }
     });
     timeout(SETTLE, unconstrained(settled)).await.ok()?;
-    // What hyper has read ahead, and what it has not asked for yet.
+    // Bytes that hyper has read ahead, then those that it has not read yet.
     let ahead = connection.into_parts().read_buf;
     let unread = [&ahead[..], &client.unread.lock()[..]].concat();
     client.note(unread)
 }
 
-/// Sends what an earlier supervisor could not. What is left of it, when everything is handed over before
-/// the client has taken it all.
+/// Sends the unsent bytes of an earlier supervisor. Returns the rest if a handover comes first.
 async fn send_rest(
     io: &mut Guarded<Wire>,
     unsent: &[u8],
@@ -248,7 +246,7 @@ async fn send_rest(
         tokio::select! {
             wrote = io.write(&unsent[sent..]) => match wrote {
                 Ok(bytes) if bytes > 0 => sent += bytes,
-                // The client is gone; what it was told ends with the connection.
+                // The client is gone; its answer ends with the connection.
                 _ => return None,
             },
             _ = stages.wait_for(|stage| *stage == HandoverStage::Leaving) => {
@@ -259,7 +257,7 @@ async fn send_rest(
     None
 }
 
-/// Returns when `closing` is told, and when nobody is left who could tell.
+/// Returns when `closing` becomes true, or its sender is dropped.
 pub async fn told_to_close(mut closing: watch::Receiver<bool>) {
     drop(closing.wait_for(|closing| *closing).await);
 }
@@ -271,7 +269,7 @@ async fn answer(
 ) -> Result<Response<Body>, Infallible> {
     let mut request = request.map(|body| Arc::new(Mutex::new(body)));
     client.asked(&request);
-    // Whoever asks many things at once lets everybody else have a turn before each of them.
+    // Yields before each request, so that a pipelining client does not starve others.
     tokio::task::yield_now().await;
     let path = request.uri().path();
     let is_probe = PROBES.contains(&path);

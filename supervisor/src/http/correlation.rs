@@ -1,5 +1,5 @@
-//! `X-Correlation-Id`: accepted or generated, echoed, and in every log line of its job. OpenAI's
-//! clients know the same as `X-Request-Id`, Anthropic's as `Request-Id`.
+//! `X-Correlation-Id`: accepted or generated, echoed, and in every log line of its job. OpenAI's clients use the name
+//! `X-Request-Id`, Anthropic's `Request-Id`.
 
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request};
@@ -33,8 +33,7 @@ pub async fn correlate(mut request: Request<Body>, next: Next) -> Response {
     response
 }
 
-/// True for what may stand in a log as an id: neither too long nor with other characters than ids
-/// have.
+/// True for an id of acceptable length and characters, safe to log.
 fn is_usable(id: &str) -> bool {
     !id.is_empty() && id.len() <= MAX_CHARS && id.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -14,7 +14,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Response {
     axum::Json(json!({"crashes": app.engine.crashes().list()})).into_response()
 }
 
-/// Each reads a file, and files are descriptors.
+/// Limits parallel readers: each needs a file descriptor.
 static READERS: Semaphore = Semaphore::const_new(CRASH_READERS);
 
 pub async fn one(State(app): State<Arc<App>>, id: Result<Path<String>, PathRejection>) -> Response {
@@ -22,7 +22,7 @@ pub async fn one(State(app): State<Arc<App>>, id: Result<Path<String>, PathRejec
         return ApiError::bad_request("the path is not UTF-8").respond(Dialect::Native);
     };
     let _turn = READERS.acquire().await;
-    // A disk may take its time.
+    // Disk reads may block.
     let found = tokio::task::spawn_blocking(move || app.engine.crashes().get(&id)).await;
     match found.ok().flatten() {
         Some(report) => axum::Json(report).into_response(),

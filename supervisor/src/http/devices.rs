@@ -1,5 +1,5 @@
-//! `POST /devices/{number}/drain` and `/devices/{number}/readmit`: the operator takes a device out of use, its
-//! streams moving to the others, and uses it again.
+//! `POST /devices/{number}/drain` and `/devices/{number}/readmit`: take a device out of service, with its streams moved
+//! to other devices, and return it to service.
 
 use super::App;
 use super::correlation::CorrelationId;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use worker_orcd_lifecycle::DeviceId;
 use worker_orcd_requests::error_code::ErrorCode;
 
-/// What the operator wants of a device.
+/// Requested action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wish {
     Drain,
@@ -59,7 +59,7 @@ async fn grant(app: &App, correlation: &CorrelationId, number: &str, wish: Wish)
     }
 }
 
-/// The device of that number, of so many.
+/// Device of that number, out of `devices`.
 fn device(number: &str, devices: usize) -> Option<DeviceId> {
     let number: u8 = number.parse().ok()?;
     (usize::from(number) < devices).then_some(DeviceId(number))

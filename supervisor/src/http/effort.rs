@@ -1,6 +1,6 @@
-//! How much a model is to think and to say, as far as its chat template has words for it.
+//! Reasoning effort and verbosity, for chat templates that support them.
 //!
-//! | field of chat | whose | what templates are told |
+//! | field of chat | origin | template variables |
 //! |---|---|---|
 //! | `reasoning_effort`; `effort` of `reasoning` | OpenAI; OpenRouter, and the Responses API | `reasoning_effort`, and with `none` also `enable_thinking: false` |
 //! | `enable_thinking` | Qwen's hosts | `enable_thinking` |
@@ -8,7 +8,7 @@
 //! | `enabled` of `reasoning` | OpenRouter | `enable_thinking` |
 //! | `verbosity` | OpenAI; `text.verbosity` of the Responses API | `verbosity` |
 //!
-//! A template that asks for none of these is not changed: they are advice, and no bound
+//! They have no effect on a template without these variables: they are hints, and no limits
 //! ([`thinking_budget`](super::thinking_budget) has those).
 
 use super::fields::{Fields, Names, among, nested};
@@ -17,7 +17,7 @@ use super::mistakes::{Constraint, Mistakes};
 use super::openapi::schema;
 use worker_orcd_text::template::TemplateSetting;
 
-/// Chat's fields.
+/// Fields of chat.
 pub const FIELDS: &[&str] = &[EFFORT, THINKS, THINKING, REASONING, VERBOSITY];
 
 const EFFORT: &str = "reasoning_effort";
@@ -33,7 +33,7 @@ pub const VERBOSITIES: &[(&str, &str)] = &[("low", "low"), ("medium", "medium"),
 
 type Setting = (String, TemplateSetting);
 
-/// As the OpenAI API has it.
+/// Values of the OpenAI API.
 pub const EFFORTS: &[(&str, &str)] = &[
     ("none", "none"),
     ("minimal", "minimal"),
@@ -44,7 +44,7 @@ pub const EFFORTS: &[(&str, &str)] = &[
     ("max", "max"),
 ];
 
-/// What the template is told of an effort.
+/// Template variables of an effort.
 #[must_use]
 pub fn settings_of(effort: &str) -> Vec<Setting> {
     let mut settings = vec![word(EFFORT, effort)];
@@ -54,13 +54,13 @@ pub fn settings_of(effort: &str) -> Vec<Setting> {
     settings
 }
 
-/// What the template is told of a verbosity.
+/// Template variable of a verbosity.
 #[must_use]
 pub fn verbosity(word_of_it: &str) -> Setting {
     word(VERBOSITY, word_of_it)
 }
 
-/// Reads chat's fields. `settings`: what the client has set for the template by its names.
+/// Reads the fields of chat. `settings`: template variables from the client.
 pub fn read(fields: &mut Fields<'_>, settings: &mut Vec<Setting>) {
     let effort = fields.word(EFFORT, EFFORTS);
     let of_effort = effort.map(settings_of);
@@ -102,7 +102,7 @@ fn read_reasoning(mut inside: Fields<'_>) -> Result<Vec<Setting>, Mistakes> {
     inside.finish().map(|()| settings)
 }
 
-/// Adds what a field says to what was said before it.
+/// Adds the variables of a field. Notes a conflict with earlier ones.
 fn add(fields: &mut Fields<'_>, field: &str, told: Vec<Setting>, settings: &mut Vec<Setting>) {
     for (name, setting) in told {
         match settings.iter().find(|(known, _)| *known == name) {
@@ -128,7 +128,7 @@ fn word(name: &str, word: &str) -> Setting {
 mod tests {
     use super::*;
 
-    /// What templates are told by the fields of a body, beside what is set for them.
+    /// Template variables of a body. `given`: variables set by the client.
     fn read_body(body: &str, given: &[(&str, TemplateSetting)]) -> Result<Vec<String>, String> {
         let mut fields = Fields::parse(body, |name| among(name, &[FIELDS])).unwrap();
         let own = |(name, setting): &(&str, TemplateSetting)| ((*name).to_owned(), setting.clone());

@@ -1,6 +1,6 @@
-//! `POST /v1/embeddings`: the vectors of texts, as the OpenAI API has them.
+//! `POST /v1/embeddings`: embeddings of texts, as in the OpenAI API.
 //!
-//! [`read`] reads the fields, [`pooled`](super::pooled) has the engine make vectors, [`written`] makes the answer of them.
+//! [`read`]: fields of a request. [`pooled`](super::pooled): computation in the engine. [`written`]: the answer.
 
 mod read;
 mod written;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 use worker_orcd_ipc::Pooling;
 
-/// llama.cpp's number of rerankers, whose one output is no embedding.
+/// Pooling type of rerankers in llama.cpp. Their single output is no embedding.
 pub(super) const RANK: u32 = 4;
 
 pub async fn embeddings(
@@ -67,10 +67,10 @@ async fn try_embeddings(
     app.answered(read::INPUT, bytes, answer, ()).await
 }
 
-/// How this model's texts are pooled: as the operator says, or as the file does.
+/// Pooling of this model: the operator's, else the file's.
 ///
 /// # Errors
-/// Where neither says, and where the model is no embedder.
+/// If neither is set, or the model does not support embeddings.
 pub fn pooling(chosen: Option<Pooling>, of_file: Option<u32>) -> Result<Pooling, ApiError> {
     if let Some(pooling) = chosen.or_else(|| Pooling::of_file(of_file?)) {
         return Ok(pooling);

@@ -1,4 +1,4 @@
-//! Answers that are not what was asked for, in the words of each API.
+//! Error responses in the format of each API.
 
 use super::anthropic;
 use super::mistakes::{Constraint, FieldError, Mistakes};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::fmt::Display;
 use worker_orcd_requests::error_code::ErrorCode;
 
-/// Which of the APIs a client speaks.
+/// API of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     Native,
@@ -31,7 +31,7 @@ impl Dialect {
     }
 }
 
-/// Goes with a response whose request was not let in, for those who count and log.
+/// Extension of a refused request's response, for counting and logging.
 #[derive(Debug, Clone, Copy)]
 pub struct Refused(pub &'static str);
 
@@ -41,18 +41,18 @@ pub struct ApiError {
     code: &'static str,
     message: String,
     retriable: bool,
-    /// Mistakes by field; empty unless the request itself is at fault.
+    /// Mistakes by field; empty unless the request is invalid.
     mistakes: Mistakes,
-    /// The OpenAI API's word, where clients look for it.
+    /// Code of the OpenAI API, which its clients check.
     openai_code: Option<&'static str>,
     retry_after_seconds: Option<u64>,
-    /// The end of a request that was let in, and is counted there.
+    /// End of an admitted request, which is counted elsewhere.
     is_an_end: bool,
 }
 
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// A worker that is loading, or between two children, is asked again soon.
+/// Retry delay while a worker loads or replaces a child.
 const SOON_SECONDS: u64 = 1;
 
 impl ApiError {
@@ -73,8 +73,7 @@ impl ApiError {
         Self::invalid(FieldError::new(field, constraint, message).into())
     }
 
-    /// A prompt that is too long, in words by which clients recognise it and shorten their
-    /// conversation.
+    /// Error of a prompt that is too long. Clients recognise its message and shorten their conversation.
     #[must_use]
     pub fn context_length(field: &str, tokens: impl Display, fit: u32, context: u32) -> Self {
         let message = format!(
@@ -88,7 +87,7 @@ impl ApiError {
         }
     }
 
-    /// The same of a field that this API calls otherwise.
+    /// Renames fields, for an API with other names.
     #[must_use]
     pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
         let of_prompt = |name: &str| format!("your {name} has");
@@ -96,7 +95,7 @@ impl ApiError {
         self.message = self
             .message
             .replacen(&of_prompt(prompt), &of_prompt(&name(prompt)), 1);
-        // A refusal with a code of its own is told in one sentence, which begins with the field.
+        // The message of an error with its own code is one sentence that begins with the field.
         let first = self.mistakes.listed().first();
         let told =
             first.and_then(|it| Some((name(&it.field), self.message.strip_prefix(&it.field)?)));
@@ -186,7 +185,7 @@ impl ApiError {
         Self::invalid_field("body", Constraint::Json, "ended before it was complete")
     }
 
-    /// The same with the OpenAI API's own word for it.
+    /// Sets the code of the OpenAI API.
     #[must_use]
     pub fn with_openai_code(self, code: &'static str) -> Self {
         Self {
@@ -195,13 +194,13 @@ impl ApiError {
         }
     }
 
-    /// Other bodies have all the memory that bodies may have.
+    /// Error: other bodies hold all the memory for bodies.
     #[must_use]
     pub fn no_room() -> Self {
         Self::busy("too many long requests are being received; try again soon")
     }
 
-    /// Others have what this request needs, for a moment.
+    /// Error: a resource is temporarily in use.
     #[must_use]
     pub fn busy(message: impl Into<String>) -> Self {
         Self {
@@ -278,8 +277,7 @@ impl ApiError {
         body
     }
 
-    /// The body for `/v1`. With several mistakes, `param` names the first and the message tells
-    /// them all.
+    /// Body for `/v1`. With several mistakes, `param` is the first and the message has all.
     fn openai_body(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -337,7 +335,7 @@ impl ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // OpenAI's clients guess by the status unless they are told.
+        // OpenAI's clients decide by the status unless this header is set.
         let again = if self.may_be_sent_again_at_once() {
             "true"
         } else {
@@ -347,8 +345,7 @@ impl ApiError {
         response
     }
 
-    /// False for a request that took all the time it had: it would take as long again, and clients
-    /// that are told to retry do so three times without asking anybody.
+    /// False after a timeout: a retry would take as long again, and clients retry three times by default.
     fn may_be_sent_again_at_once(&self) -> bool {
         self.retriable && self.status != StatusCode::GATEWAY_TIMEOUT
     }

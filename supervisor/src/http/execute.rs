@@ -25,7 +25,7 @@ use worker_orcd_text::tools::ChatTerms;
 
 const MAX_JOB_ID_CHARS: usize = 128;
 
-/// The value that this API has always meant where nothing is set.
+/// Default of this API in all versions.
 const DEFAULT_MAX_TOKENS: u32 = 2048;
 const DEFAULT_PROMPT_CHARS: usize = 32_768;
 
@@ -45,7 +45,7 @@ pub const NAMES: Names = |name| among(name, &[OWN_NAMES, reading::NAMES]);
 /// Every field of `/cancel`.
 pub const CANCEL_NAMES: Names = |name| among(name, &[&["job_id"]]);
 
-/// `/shutdown` lets active jobs finish, however long they take; a signal is what hurries.
+/// `/shutdown` waits for active jobs without a limit; a signal shortens the drain.
 const UNHURRIED: Duration = Duration::from_secs(365 * 24 * 3600);
 
 pub async fn execute(
@@ -80,10 +80,10 @@ async fn try_execute(
     form.respond(app, accepted, false).await
 }
 
-/// The request, and whether it asks for metrics.
+/// The request, and whether it requests metrics.
 ///
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes in the request.
 pub fn read_request(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
@@ -132,14 +132,13 @@ fn read_input(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> O
     fields.either("prompt", "messages", prompt.or(messages))
 }
 
-/// Idempotent: an unknown or finished job is no error, and neither is one of another key, which
-/// goes on.
+/// Idempotent: an unknown or finished job is no error, and neither is a job of another key, which continues.
 pub async fn cancel(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
 ) -> Response {
-    // Where keys tell clients apart. Nobody learns here of the jobs of others.
+    // With authentication, a client cannot detect jobs of others.
     let keys = app.keys.are_asked_for();
     let owner = keys.then(|| client::of_request(request.extensions()));
     let read = async {
@@ -159,10 +158,10 @@ pub async fn cancel(
     }
 }
 
-/// The job to be cancelled.
+/// Reads the job id.
 ///
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes in the request.
 pub fn read_cancellation(mut fields: Fields<'_>) -> Result<Option<String>, ApiError> {
     let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
     let job_id = fields.required("job_id", job_id);
@@ -180,7 +179,7 @@ pub async fn shutdown(
     accepted()
 }
 
-/// Puts a new child in the place of the one that serves. No stream ends by it.
+/// Replaces the serving child. All streams continue.
 pub async fn restart(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,

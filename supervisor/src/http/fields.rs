@@ -1,10 +1,9 @@
-//! Reading a JSON object field by field, noting everything that is wrong with it.
+//! Reader of a JSON object, field by field, which notes every mistake.
 //!
-//! A value is never echoed: it may be somebody's prompt. A reader says beforehand which names it
-//! knows; another name is a mistake, and so is one that comes twice, so nothing a client asks for
-//! is silently ignored. Values stay in the body until a reader asks for them ([`Json`]).
+//! Values are never echoed: they may be prompts. A reader declares its names. Any other name is a mistake, and so is a
+//! duplicate, so no field of a request is silently ignored. Values stay in the body until they are read ([`Json`]).
 //!
-//! A reader can be run over no body at all, to learn what it reads ([`Fields::described`]).
+//! A reader can run without a body, to describe the fields that it reads ([`Fields::described`]).
 
 use super::json::{self, Json, Kind};
 use super::mistakes::{Constraint, FieldError, Mistakes, shortened};
@@ -14,10 +13,10 @@ use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
-/// Finds an object's name among those that its reader knows.
+/// Looks up a name among those of a reader.
 pub type Names = fn(&str) -> Option<&'static str>;
 
-/// A name of one of these lists, as the list has it.
+/// Looks up a name in these lists. Returns the list's own string.
 #[must_use]
 pub fn among(name: &str, lists: &[&'static [&'static str]]) -> Option<&'static str> {
     let mut names = lists.iter().copied().flatten();
@@ -29,11 +28,11 @@ pub struct Fields<'a> {
     names: Names,
     given: Vec<Given<'a>>,
     mistakes: Mistakes,
-    /// Told behind the mistakes in what was read.
+    /// Mistakes about unknown names, reported after the others.
     strangers: Mistakes,
-    /// Unknown names are passed over where they have no value.
+    /// Ignore unknown names with an empty value.
     drops_hollow: bool,
-    /// Where each question is noted, for a reader that is described.
+    /// Description in progress, for a reader without a body.
     notes: Option<&'a RefCell<Description>>,
 }
 
@@ -46,15 +45,14 @@ struct Given<'a> {
 
 impl<'a> Fields<'a> {
     /// # Errors
-    /// When the text is not one JSON object.
+    /// If the text is not one JSON object.
     pub fn parse(text: &'a str, names: Names) -> Result<Self, serde_json::Error> {
         let mut fields = Self::none(names, &Mistakes::default());
         json::each_member_of(text, |name, value| fields.add(name, value))?;
         Ok(fields)
     }
 
-    /// The fields of an object inside of another, whose mistakes will be among `outside`. `None`
-    /// when it is no object.
+    /// Fields of a nested object, with room for mistakes from `outside`. `None` if it is no object.
     #[must_use]
     pub fn of(object: Json<'a>, names: Names, outside: &Mistakes) -> Option<Self> {
         let mut fields = Self::none(names, outside);
@@ -63,8 +61,8 @@ impl<'a> Fields<'a> {
             .then_some(fields)
     }
 
-    /// [`Fields::of`] for an object of a conversation's history. Servers and clients add keys of their own to
-    /// these; a key that is unknown is passed over where its value is `null`, `[]` or `{}`.
+    /// [`Fields::of`] for an object in a conversation's history. Servers and clients add keys of their own to these, so
+    /// an unknown key with the value `null`, `[]` or `{}` is ignored.
     #[must_use]
     pub fn of_history(object: Json<'a>, names: Names, outside: &Mistakes) -> Option<Self> {
         let mut fields = Self {
@@ -86,7 +84,7 @@ impl<'a> Fields<'a> {
         description
     }
 
-    /// What `read` asks for, when it is given nothing.
+    /// Description of the fields that `read` reads, from a run without a body.
     pub fn described(names: Names, read: impl for<'d> FnOnce(Fields<'d>)) -> Description {
         let notes = RefCell::default();
         read(Fields {
@@ -107,18 +105,18 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Says what a field may be. Readers that take a field as it is say so themselves.
+    /// Describes a field that is read as raw JSON. Typed readers describe their fields themselves.
     pub fn says(&self, name: &str, shape: impl FnOnce() -> Shape) {
         debug_assert!((self.names)(name).is_some(), "{name} is read but not known");
         self.note(|notes| notes.field(name, shape()));
     }
 
-    /// Says that a field is read and changes no answer.
+    /// Describes a field that is read and changes no answer.
     pub fn says_no_effect(&self, name: &str) {
         self.note(|notes| notes.no_effect(name));
     }
 
-    /// Says what holds between fields.
+    /// Describes a rule between fields.
     pub fn says_of_all(&self, rule: impl FnOnce() -> Shape) {
         self.note(|notes| notes.rule(rule()));
     }
@@ -150,7 +148,7 @@ impl<'a> Fields<'a> {
         });
     }
 
-    /// Takes a field out; `null` is the same as absent.
+    /// Takes a field. `null` is the same as absent.
     pub fn take(&mut self, name: &str) -> Option<Json<'a>> {
         debug_assert!((self.names)(name).is_some(), "{name} is read but not known");
         let given = self.given.iter_mut().find(|given| given.name == name)?;
@@ -161,7 +159,7 @@ impl<'a> Fields<'a> {
         Some(given.value).filter(|value| !value.is_null())
     }
 
-    /// Takes out a field that holds `[]` or `{}`, where a text is read.
+    /// Takes a text field if its value is `[]` or `{}`.
     pub fn drop_hollow(&mut self, name: &str) {
         self.says(name, hollow);
         if self.peek(name).is_some_and(Json::is_hollow) {
@@ -169,14 +167,14 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes out a field that changes no answer, whatever it holds.
+    /// Takes a field that changes no answer, whatever its value.
     pub fn pass_over(&mut self, name: &str) {
         self.says(name, schema::anything);
         self.says_no_effect(name);
         self.take(name);
     }
 
-    /// A field that is still there to be taken.
+    /// Value of a field that is not taken yet.
     #[must_use]
     pub fn peek(&self, name: &str) -> Option<Json<'a>> {
         let there = |given: &&Given<'_>| given.name == name && !given.taken;
@@ -184,7 +182,7 @@ impl<'a> Fields<'a> {
         Some(given.value).filter(|value| !value.is_null())
     }
 
-    /// Takes a field out where it is this very number.
+    /// Takes a field if its value is exactly this number.
     pub fn take_number(&mut self, name: &str, number: f64) -> bool {
         self.says(name, || schema::values([number]));
         let is_it = |given: &Given<'_>| {
@@ -195,21 +193,21 @@ impl<'a> Fields<'a> {
         found && self.take(name).is_some()
     }
 
-    /// True for a field that is there and `null`.
+    /// True for a field with the value `null`.
     #[must_use]
     pub fn is_null(&self, name: &str) -> bool {
         let given = self.given.iter().find(|given| given.name == name);
         given.is_some_and(|given| given.value.is_null())
     }
 
-    /// True for a field that has a value, taken or not.
+    /// True for a field with a value, taken or not.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         let given = self.given.iter().find(|given| given.name == name);
         given.is_some_and(|given| !given.value.is_null())
     }
 
-    /// True for a field that is `true`, taken or not.
+    /// True for a field with the value `true`, taken or not.
     #[must_use]
     pub fn is_true(&self, name: &str) -> bool {
         let given = self.given.iter().find(|given| given.name == name);
@@ -221,12 +219,12 @@ impl<'a> Fields<'a> {
             .note(|| FieldError::new(field, constraint, message));
     }
 
-    /// The list to which many mistakes in a row can be added.
+    /// List of mistakes, for adding many in a row.
     pub fn mistakes(&mut self) -> &mut Mistakes {
         &mut self.mistakes
     }
 
-    /// Notes the absence of a field. One that is there and was of no use has its mistake already.
+    /// Notes an absent field. An invalid one has its mistake already.
     pub fn required<T>(&mut self, name: &str, value: Option<T>) -> Option<T> {
         self.note(|notes| notes.required(name));
         if value.is_none() && !self.has(name) {
@@ -264,7 +262,7 @@ impl<'a> Fields<'a> {
         self.in_range(name, number, &range)
     }
 
-    /// A number above one and at most another.
+    /// Number above `above` and at most `most`.
     pub fn number_above(&mut self, name: &str, above: f64, most: f64) -> Option<f64> {
         self.says(name, || schema::number_above(above, most));
         let number = self.any_number(name)?;
@@ -294,7 +292,7 @@ impl<'a> Fields<'a> {
         self.in_range(name, number, &range)
     }
 
-    /// A text with a length in characters.
+    /// Text with a length in characters.
     pub fn text(&mut self, name: &str, chars: &RangeInclusive<usize>) -> Option<String> {
         self.says(name, || schema::text_of(chars));
         let value = self.take(name)?;
@@ -321,7 +319,7 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// One of a few words.
+    /// One of several words.
     pub fn word<T: Copy>(&mut self, name: &str, words: &[(&str, T)]) -> Option<T> {
         self.says(name, || schema::values(words.iter().map(|(word, _)| *word)));
         let value = self.take(name)?.small();
@@ -339,7 +337,7 @@ impl<'a> Fields<'a> {
         found.map(|(_, meaning)| *meaning)
     }
 
-    /// Accepts a field only where it asks for what happens anyway, which is said as a shape.
+    /// Accepts a field only with a value that requests the default behaviour. The shape describes these values.
     pub fn only(
         &mut self,
         name: &str,
@@ -356,7 +354,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// As [`Self::only`], where what asks for what happens anyway is one of these words.
+    /// [`Self::only`] for values that are words.
     pub fn only_words(
         &mut self,
         name: &str,
@@ -369,8 +367,7 @@ impl<'a> Fields<'a> {
     }
 
     /// # Errors
-    /// Everything that was noted, and every known field with a value that nobody took: it is
-    /// known elsewhere, and not supported here.
+    /// All noted mistakes, and every known field with a value that was not taken: this reader does not support it.
     pub fn finish(mut self) -> Result<(), Mistakes> {
         for given in &self.given {
             if !given.taken && !given.value.is_null() {
@@ -410,7 +407,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Reads the fields of an object inside of another. `None` where it is absent or wrong.
+/// Reads the fields of a nested object. `None` if it is absent or invalid.
 pub fn nested<T>(
     fields: &mut Fields<'_>,
     name: &'static str,
@@ -437,7 +434,7 @@ fn hollow() -> Shape {
     schema::values([json!([]), json!({}), Value::Null])
 }
 
-/// The rule that a value broke which is no text.
+/// Rule for a value that is not a text.
 fn text_rule(value: Json<'_>) -> &'static str {
     match value.kind() {
         Kind::Text => "a string without halves of characters",

@@ -1,4 +1,4 @@
-//! The request for text to which all APIs come down, and the one way to start it.
+//! Request for text, common to all APIs, and its single entry point.
 
 mod echo;
 mod prompt;
@@ -33,15 +33,15 @@ pub struct GenerationRequest {
     pub max_tokens: u32,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
-    /// Log probabilities of each token, and of so many of the most likely ones.
+    /// Return the log probability of each token, and this many of the most likely ones.
     pub logprobs: Option<u8>,
     /// The answer begins with the prompt.
     pub echo: bool,
-    /// As [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
+    /// Same as [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// How long its thoughts may be.
+    /// Reasoning budget.
     pub thinking: Option<Budget>,
-    /// What the answer is held to.
+    /// Grammar of the answer.
     pub structure: Option<Asked>,
     pub on_fault: Option<OnFault>,
 }
@@ -49,16 +49,16 @@ pub struct GenerationRequest {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     Prompt(String),
-    /// Messages and tools, and what the client sets for the template.
+    /// Messages and tools, and template variables from the client.
     Messages(Conversation, Vec<(String, TemplateSetting)>),
-    /// The same, and the text with which the answer has begun.
+    /// The same, and the beginning of the answer.
     Begun(Conversation, Vec<(String, TemplateSetting)>, String),
-    /// Ids, as `/v1/completions` may be given.
+    /// Token ids, which `/v1/completions` accepts.
     Tokens(Vec<TokenId>),
 }
 
 impl Input {
-    /// Tools are shown to the model.
+    /// Whether the prompt has tools.
     #[must_use]
     pub fn has_tools(&self) -> bool {
         match self {
@@ -69,7 +69,7 @@ impl Input {
         }
     }
 
-    /// The name of the field that held the prompt.
+    /// Name of the prompt's field.
     fn field(&self) -> &'static str {
         match self {
             Self::Prompt(_) | Self::Tokens(_) => "prompt",
@@ -78,12 +78,12 @@ impl Input {
     }
 }
 
-/// Whose request it is, and where its answer goes.
+/// Client of a request, and its connection.
 #[derive(Debug)]
 pub struct Asker {
     client: ClientId,
     correlation: CorrelationId,
-    /// `None` in tests, which have none.
+    /// `None` in tests.
     connection: Option<Attachment>,
 }
 
@@ -98,7 +98,7 @@ impl Asker {
     }
 }
 
-/// A request that the engine has accepted.
+/// Admitted request.
 #[derive(Debug)]
 pub struct Accepted {
     pub stream: RequestStream,
@@ -107,10 +107,10 @@ pub struct Accepted {
 }
 
 impl App {
-    /// The model, or the reason why there is none yet.
+    /// The model.
     ///
     /// # Errors
-    /// 503 before the first model was loaded.
+    /// 503 before the first model is loaded.
     pub fn model(&self) -> Result<Arc<LoadedModel>, ApiError> {
         self.engine.model().ok_or_else(|| {
             let snapshot = self.engine.snapshot();
@@ -122,7 +122,7 @@ impl App {
     /// Tokenizes and submits one request.
     ///
     /// # Errors
-    /// When the text does not fit, or the engine refuses.
+    /// If the text does not fit, or the engine refuses.
     pub async fn start(
         self: &Arc<Self>,
         model: &Arc<LoadedModel>,
@@ -135,10 +135,10 @@ impl App {
         one.pop().ok_or_else(lost)
     }
 
-    /// Tokenizes and submits a request for each choice, all or none: the one way in.
+    /// Tokenizes and submits a request for each choice, all or none. The single entry point.
     ///
     /// # Errors
-    /// When a text does not fit, or the engine refuses.
+    /// If a text does not fit, or the engine refuses.
     pub async fn start_all(
         self: &Arc<Self>,
         model: &Arc<LoadedModel>,
@@ -169,7 +169,7 @@ impl App {
             form: form.clone(),
         };
         let answer = request.job_id;
-        // But for what differs from choice to choice.
+        // Parameters common to all choices.
         let common = NewRequest {
             job_id: answer.clone(),
             part_of: (layout.count() > 1).then(|| answer.clone()),
@@ -221,7 +221,7 @@ impl App {
     }
 }
 
-/// Held until the journal has the request.
+/// Guard that must be held until the request is in the journal.
 async fn entering(connection: Option<&Attachment>) -> Option<Held> {
     match connection {
         Some(connection) => Some(connection.enter().await),
@@ -233,7 +233,7 @@ fn lost() -> ApiError {
     ApiError::of_code(ErrorCode::Internal, "the prompt could not be tokenized")
 }
 
-/// The request for one of several choices, or for the only one.
+/// Request for one of several choices, or for the only one.
 fn of_choice(common: &NewRequest, choice: Place, prompt: &Encoded, context: u32) -> NewRequest {
     let room = context.saturating_sub(prompt.tokens.len() as u32);
     let answer = &common.job_id;

@@ -1,5 +1,4 @@
-//! A stream whose writes fail once nothing could be written for too long: a client that stops
-//! reading holds its connection no longer than the write timeout.
+//! Stream with a write timeout: a client that stops reading holds its connection no longer than this.
 
 use std::future::Future;
 use std::io::{self, ErrorKind, IoSlice};
@@ -13,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 pub(super) struct Guarded<S> {
     stream: S,
     limit: Duration,
-    /// Runs while a write waits for the client.
+    /// Timer of a blocked write.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 

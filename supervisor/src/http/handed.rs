@@ -1,6 +1,6 @@
-//! Descriptors that a service manager hands over, by sd_listen_fds(3): the listening sockets of systemd's socket
-//! units, and what its descriptor store kept. They outlive this process, so clients that come between two
-//! supervisors wait and are not refused.
+//! Descriptors from a service manager, as in sd_listen_fds(3): listening sockets of systemd's socket units, and the
+//! content of its descriptor store. They outlive this process, so clients that connect between two supervisors wait and
+//! are not refused.
 
 use listenfd::ListenFd;
 use std::io;
@@ -10,15 +10,15 @@ use std::os::unix::net::UnixDatagram;
 #[derive(Debug, Default)]
 pub struct HandedDescriptors {
     pub listeners: Vec<TcpListener>,
-    /// Parcels of earlier supervisors ([`estate`](crate::estate)).
+    /// Handoff bundles of earlier supervisors ([`estate`](crate::estate)).
     pub parcels: Vec<UnixDatagram>,
 }
 
-/// What was handed to this process; nothing where nobody does so. To be called once, before there are
-/// threads: the variables are taken out of the environment, so that no child believes that it was meant.
+/// Descriptors that were passed to this process; empty without a service manager. Must be called once, before any
+/// thread starts: it removes the variables from the environment, so that no child uses them.
 ///
 /// # Errors
-/// When something is neither a TCP socket nor of this program.
+/// If a descriptor is neither a TCP socket nor one of this program.
 pub fn descriptors() -> io::Result<HandedDescriptors> {
     let mut handed = ListenFd::from_env();
     let mut descriptors = HandedDescriptors::default();

@@ -1,19 +1,19 @@
-//! Open connections on their way to the next supervisor.
+//! Handover of open connections to the next supervisor.
 //!
 //! ```text
 //! serving ──→ quiet ──────────────────→ leaving
-//!             a moment: no request      each connection stops where it is and leaves the socket, bytes on either
-//!             enters the journal,       side, and the job whose answer it was told. A request that the journal
-//!             probes are answered       does not know is left as the bytes that it came in
+//!             a moment: no request      each connection stops at its present byte. Left of it: its socket, bytes in
+//!             enters the journal,       either direction, and its answer's job. A request that is not in the journal
+//!             probes are answered       is left as its bytes
 //! ```
 //!
-//! Nothing waits for a slow client: what has come of a request is handed over and read again, and an answer that
-//! is not from the journal (embeddings, tokens) is computed again. Two kinds of request cannot be handed over and are
-//! waited for while everything else goes on: one over TLS, and one whose body comes in chunks, until it is whole.
+//! A slow client delays nothing: the received part of a request is handed over and read again, and an answer from
+//! outside the journal (embeddings, tokens) is computed again. Two kinds of request cannot be handed over and delay the
+//! handover while other requests proceed: one over TLS, and one with a chunked body until it is complete.
 //!
-//! Answers that run go on through `quiet`. In `leaving` nothing more is taken from the journal, however much of an
-//! answer lies there unread, so what goes along is what hyper had taken, and the pieces that are in it are counted:
-//! no client is told a byte twice or not at all.
+//! Running answers continue in `quiet`. In `leaving` no more text is taken from the journal, even if more is ready. The
+//! handover includes the bytes that hyper has taken and the number of pieces in them: each client receives each byte
+//! exactly once.
 
 use crate::engine::Skip;
 use parking_lot::Mutex;
@@ -24,13 +24,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Time for requests that are entering the journal to be in it. They need no more than a turn of their task.
+/// Time for requests to finish their entry into the journal, which takes one turn of their task.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Pause between two attempts to be quiet.
+/// Pause between two attempts to quiesce.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Time for connections to stop. They need a turn of their task.
+/// Time for connections to stop, which takes one turn of their task.
 const LEAVE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,33 +40,33 @@ pub enum Stage {
     Leaving,
 }
 
-/// What is left of a connection, beside its socket.
+/// State of a connection, except its socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionNote {
-    /// Bytes for the client that the socket had no room for.
+    /// Bytes for the client that did not fit into the socket.
     #[serde(with = "as_base64")]
     pub unsent: Vec<u8>,
-    /// Bytes of the client that no request has been made of.
+    /// Bytes from the client that belong to no request yet.
     #[serde(with = "as_base64")]
     pub unread: Vec<u8>,
     pub answer: Option<Answer>,
-    /// Nothing follows what is unsent.
+    /// The connection closes after the unsent bytes.
     pub closes: bool,
 }
 
-/// An answer that a connection waits for, or is in the middle of.
+/// Answer in progress on a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     pub job_id: String,
     pub correlation_id: String,
-    /// The path that was asked, without the job.
+    /// Requested path, without the job id.
     pub path: String,
-    /// The client's, for the headers of an answer that has not begun.
+    /// The client's `Origin`, for the headers of an answer that has not begun.
     pub origin: Option<String>,
-    /// What the client has of each part of the text; `None` where it has no head either.
+    /// Received position in each part of the text. `None`: the client does not have the head yet.
     pub told: Option<Vec<Skip>>,
     pub old_http: bool,
-    /// The client wants the connection closed behind the answer.
+    /// The connection closes after the answer.
     pub closes: bool,
 }
 
@@ -76,15 +76,15 @@ pub struct Left {
     pub socket: OwnedFd,
 }
 
-/// Shared by all connections and listeners of a server.
+/// State shared by all connections and listeners of a server.
 #[derive(Debug)]
 pub struct Handover {
     stage: watch::Sender<Stage>,
-    /// Requests that are on their way into the journal.
+    /// Requests that are entering the journal.
     entering: watch::Sender<usize>,
-    /// Requests whose connection cannot be handed over as it is.
+    /// Requests on connections that cannot be handed over at present.
     bound: watch::Sender<usize>,
-    /// Whoever holds one may still leave something.
+    /// Sender cloned by each connection and listener.
     leave: Mutex<Option<mpsc::UnboundedSender<Left>>>,
     left: Mutex<Option<mpsc::UnboundedReceiver<Left>>>,
 }
@@ -113,13 +113,13 @@ impl Handover {
         self.stage.subscribe()
     }
 
-    /// For a connection or a listener that may have something to leave. `None`: it came too late.
+    /// Sender for a connection or a listener. `None`: the handover is over.
     #[must_use]
     pub fn door(&self) -> Option<mpsc::UnboundedSender<Left>> {
         self.leave.lock().clone()
     }
 
-    /// Keeps connections from being handed over until it is dropped.
+    /// Prevents a handover until the guard is dropped.
     #[must_use]
     pub fn bind(self: &Arc<Self>) -> Held {
         Held::new(self, |handover| &handover.bound)
@@ -130,7 +130,7 @@ impl Handover {
         serving(&mut self.stages()).await;
     }
 
-    /// Waits until requests may enter the journal. This one is entering until the answer is dropped.
+    /// Waits until requests may enter the journal. The request counts as entering until the guard is dropped.
     pub async fn enter(self: &Arc<Self>) -> Held {
         let mut stages = self.stages();
         loop {
@@ -143,13 +143,13 @@ impl Handover {
         }
     }
 
-    /// Waits until an answer that is not the journal's may be given. When everything leaves it never may: the next
-    /// supervisor gives it.
+    /// Waits until an answer from outside the journal may be sent. Never returns during a handover: the next supervisor
+    /// answers.
     pub async fn may_answer(&self) {
         serving(&mut self.stages()).await;
     }
 
-    /// Lets no new request begin: nothing could answer it yet.
+    /// Holds new requests until [`release`](Self::release).
     pub fn hold(&self) {
         self.stage.send_replace(Stage::Quiet);
     }
@@ -159,8 +159,8 @@ impl Handover {
         self.stage.send_replace(Stage::Serving);
     }
 
-    /// Waits, with everything open, until no request is bound to this supervisor, and lets none begin then. False when
-    /// that takes longer than `patience`; then everything is as before. Cancelled, it leaves the stage as it is.
+    /// Quiesces: waits until no request is bound to this supervisor, and lets none begin after that. Returns false
+    /// after `patience`, with the previous stage restored. A cancelled call does not restore it.
     pub async fn hush(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         loop {
@@ -183,7 +183,7 @@ impl Handover {
         }
     }
 
-    /// Stops all connections and collects what is left of them. It is called once.
+    /// Stops all connections and collects their state. Must be called once.
     pub async fn collect(&self) -> Vec<Left> {
         self.stage.send_replace(Stage::Leaving);
         drop(self.leave.lock().take());
@@ -203,7 +203,7 @@ impl Handover {
     }
 }
 
-/// Counts as long as it lives.
+/// Guard that counts while it lives.
 #[derive(Debug)]
 pub struct Held {
     handover: Arc<Handover>,
@@ -230,7 +230,7 @@ async fn none(count: &watch::Sender<usize>) {
     drop(count.subscribe().wait_for(|count| *count == 0).await);
 }
 
-/// Never returns once everything leaves.
+/// Waits for the serving stage. Never returns during a handover.
 async fn serving(stages: &mut watch::Receiver<Stage>) {
     if stages
         .wait_for(|stage| *stage == Stage::Serving)
@@ -242,7 +242,7 @@ async fn serving(stages: &mut watch::Receiver<Stage>) {
 }
 
 impl Answer {
-    /// The request by which the next supervisor goes on with it.
+    /// Request with which the next supervisor resumes the answer.
     #[must_use]
     pub fn request(&self) -> Vec<u8> {
         let version = if self.old_http { "1.0" } else { "1.1" };
@@ -263,7 +263,7 @@ impl Answer {
     }
 }
 
-/// Bytes in a document of text, at a third more than their number.
+/// Bytes as base64 in a text document: a third longer.
 mod as_base64 {
     use base64::Engine as _;
     use base64::prelude::BASE64_STANDARD;
@@ -280,7 +280,7 @@ mod as_base64 {
     }
 }
 
-/// As one step of a path (RFC 3986, section 2.3).
+/// Percent-encodes a path segment (RFC 3986, section 2.3).
 fn percent_encoded(step: &str) -> String {
     let mut encoded = String::with_capacity(step.len());
     for byte in step.bytes() {

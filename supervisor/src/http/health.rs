@@ -1,7 +1,7 @@
-//! `GET /health`, `/livez`, `/readyz`: the honest state, from memory.
+//! `GET /health`, `/livez`, `/readyz`: state of the worker, from memory.
 //!
-//! `null` means unknown, never zero. Every figure that ages says how old it is in a field
-//! ending in `age_ms`; `since` fields are time stamps.
+//! `null` means unknown, never zero. Each figure that ages has its age in a field ending in `age_ms`. `since` fields
+//! are time stamps.
 
 #![expect(
     clippy::disallowed_methods,
@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::{MemoryBound, TokenizerKind};
 
-/// Everything for whoever may use this worker; for others, what an orchestrator needs.
+/// Full report for callers that may use this worker; an outline for others.
 pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
     let snapshot = app.engine.snapshot();
     let now = Instant::now();
@@ -51,7 +51,7 @@ pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Ca
     (code, axum::Json(report)).into_response()
 }
 
-/// Nothing of files, processes, requests or clients.
+/// Outline without files, processes, requests and clients.
 fn outline(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     json!({
         "status": snapshot.status(clock.now).as_str(),
@@ -62,13 +62,13 @@ fn outline(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     })
 }
 
-/// The process answers, and has not given up.
+/// 200 unless the worker has given up.
 pub async fn livez(State(app): State<Arc<App>>) -> Response {
     probe(!app.engine.snapshot().failed, "ok", "failed")
 }
 
-/// New requests are taken and will be answered, if need be after a pause: that of an upgrade, too. A worker whose devices
-/// are all unsteady takes them as well, but another one would answer without pauses.
+/// 200 if new requests are admitted and will be answered, if necessary after a pause, as in an upgrade. 503 if all
+/// devices are unsteady: requests are admitted, but another worker would answer without pauses.
 pub async fn readyz(State(app): State<Arc<App>>) -> Response {
     let (snapshot, now) = (app.engine.snapshot(), Instant::now());
     let is_ready = snapshot.is_ready(now) && app.engine.model().is_some();
@@ -113,7 +113,7 @@ fn details(app: &App, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     })
 }
 
-/// Turns moments into ages and time stamps.
+/// Converts times to ages and time stamps.
 struct Clock {
     now: Instant,
     wall: SystemTime,
@@ -128,7 +128,7 @@ impl Clock {
         rfc3339(self.wall - self.now.saturating_duration_since(moment))
     }
 
-    /// Time of day of a moment to come.
+    /// Time stamp of a future time.
     fn stamp_ahead(&self, moment: Instant) -> String {
         rfc3339(self.wall + moment.saturating_duration_since(self.now))
     }
@@ -202,7 +202,7 @@ fn device_report(
     report
 }
 
-/// The fields of both.
+/// Adds the fields of `more`.
 fn extend(report: &mut Value, more: Value) {
     if let (Value::Object(report), Value::Object(more)) = (report, more) {
         report.extend(more);
@@ -270,7 +270,7 @@ fn model_report(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapsho
     report
 }
 
-/// Defaults under the names of a request's fields.
+/// Defaults under the names of the request fields.
 fn sampling_report(defaults: &SamplingDefaults) -> Value {
     let values = &defaults.values;
     json!({

@@ -1,4 +1,4 @@
-//! One accepted request from the outside: its names, its log lines, its metrics.
+//! An admitted request: its ids, log lines and metrics.
 
 #![expect(
     clippy::disallowed_methods,
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use worker_orcd_requests::error_code::CLIENT_GONE;
 
-/// Says `execute_end` exactly once, also when the client just goes away.
+/// Logs `execute_end` exactly once, also if the client disconnects.
 #[derive(Debug)]
 pub struct Job {
     app: Arc<App>,
@@ -54,13 +54,13 @@ impl Job {
         self.app.devices.to_string()
     }
 
-    /// Generation of the child at the end; `None` while it is replaced.
+    /// Generation of the child at the end; `None` during its replacement.
     fn generation(&self) -> Option<u32> {
         let snapshot = self.app.engine.snapshot();
         snapshot.child().map(|child| child.generation)
     }
 
-    /// Says `execute_start`. `digest` is that of the prompt's text, where it had one.
+    /// Logs `execute_start`. `digest`: of the prompt's text; `None` for token ids.
     pub(super) fn log_start(
         &self,
         stream: &RequestStream,
@@ -88,12 +88,12 @@ impl Job {
         self.log_end(&End::Answered(completion));
     }
 
-    /// Another supervisor has told of its end, and counted it.
+    /// Marks the end as logged and counted by another supervisor.
     pub fn was_told(&mut self) {
         self.ended = true;
     }
 
-    /// `tokens_in` tokens have become a vector.
+    /// Records the end of an embedding of `tokens_in` tokens.
     pub fn embedded(&mut self, tokens_in: u32, embedding: &Embedding) {
         self.ended = true;
         let took = self.started_at.elapsed();
@@ -146,7 +146,7 @@ impl Job {
 
 enum End<'a> {
     Answered(&'a Completion),
-    /// So many tokens have become a vector.
+    /// Tokens of an embedding, and its result.
     Embedded(u32, &'a Embedding),
     Failed(&'a Failure),
     ClientGone,

@@ -1,9 +1,8 @@
-//! JSON as it lies in the body: values that were checked for syntax and are read where they are.
+//! JSON values in place: syntax-checked slices of the body, read on demand.
 //!
-//! A tree of general values would cost its client's bytes many times over: two bytes of text, `0,`,
-//! become thirty-two of memory. So a body is only ever taken apart, one level at a time, into
-//! slices of itself; what a field makes of its slice is all that is kept. Nesting costs one byte a
-//! level, wherever it ends.
+//! A tree of general values would need many times the body's memory: two bytes of text, `0,`, become thirty-two bytes.
+//! So a body is split one level at a time into slices, and only the parsed result of a field is kept. Nesting costs one
+//! byte per level.
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -11,10 +10,10 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// Bytes of a value that is looked at as a whole, at most. No value that is compared is longer.
+/// Longest value that is parsed as a tree, in bytes. No compared value is longer.
 const SMALL_BYTES: usize = 256;
 
-/// One value, unread.
+/// One unparsed value.
 #[derive(Debug, Clone, Copy)]
 pub struct Json<'a>(&'a str);
 
@@ -46,7 +45,7 @@ impl<'a> Json<'a> {
         self.kind() == Kind::Null
     }
 
-    /// `null`, or a text, list or object with nothing in it.
+    /// `null`, or an empty text, list or object.
     #[must_use]
     pub fn is_empty(self) -> bool {
         let inside = match self.kind() {
@@ -60,7 +59,7 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// `null`, and a list or an object that holds nothing.
+    /// `null`, or an empty list or object.
     #[must_use]
     pub fn is_hollow(self) -> bool {
         self.kind() != Kind::Text && self.is_empty()
@@ -80,7 +79,7 @@ impl<'a> Json<'a> {
         serde_json::from_str(self.0).ok()
     }
 
-    /// A whole number of 64 bits. 1.0 is one, to JSON and to most people.
+    /// Unsigned 64-bit integer. 1.0 is one.
     #[must_use]
     pub fn whole(self) -> Option<u64> {
         let number = self.number()?;
@@ -89,7 +88,7 @@ impl<'a> Json<'a> {
         number.as_u64().or(float.map(|n| n as u64))
     }
 
-    /// An integer of 64 bits of either sign. -1.0 is one.
+    /// Signed 64-bit integer. -1.0 is one.
     #[must_use]
     pub fn integer(self) -> Option<i64> {
         let number = self.number()?;
@@ -98,7 +97,7 @@ impl<'a> Json<'a> {
         number.as_i64().or(float.map(|n| n as i64))
     }
 
-    /// The text, where it needs no more memory than it has in the body.
+    /// The text, borrowed unless it has escapes.
     #[must_use]
     pub fn text(self) -> Option<Cow<'a, str>> {
         serde_json::from_str::<Text<'a>>(self.0)
@@ -106,7 +105,7 @@ impl<'a> Json<'a> {
             .map(|text| text.0)
     }
 
-    /// The whole value, where it is a short one.
+    /// The whole value as a tree, if it is short.
     #[must_use]
     pub fn small(self) -> Option<Value> {
         let is_small = self.0.len() <= SMALL_BYTES;
@@ -115,35 +114,35 @@ impl<'a> Json<'a> {
             .flatten()
     }
 
-    /// The value as it lies in the body.
+    /// The value as in the body.
     #[must_use]
     pub fn raw(self) -> &'a str {
         self.0
     }
 
-    /// The text of an object, as it lies in the body.
+    /// Text of an object as in the body.
     #[must_use]
     pub fn object_text(self) -> Option<&'a str> {
         (self.kind() == Kind::Object).then_some(self.0)
     }
 
-    /// Visits what a list holds. False, and no visit, when it is no list.
+    /// Visits the elements of a list. Returns false without a visit for other values.
     pub fn each_element(self, visit: impl FnMut(Json<'a>)) -> bool {
         let mut parser = serde_json::Deserializer::from_str(self.0);
         self.kind() == Kind::List && parser.deserialize_seq(Elements(visit)).is_ok()
     }
 
-    /// Visits what an object holds. False, and no visit, when it is no object.
+    /// Visits the members of an object. Returns false without a visit for other values.
     pub fn each_member(self, visit: impl FnMut(&str, Json<'a>)) -> bool {
         let mut parser = serde_json::Deserializer::from_str(self.0);
         self.kind() == Kind::Object && parser.deserialize_map(Members(visit)).is_ok()
     }
 }
 
-/// Visits the members of a whole text's one object; the rest of the text must be blank.
+/// Visits the members of the one object of a complete text, which may have white space around it.
 ///
 /// # Errors
-/// When the text is no JSON, or no object. Some members may have been visited by then.
+/// If the text is no JSON, or no object. Some members may have been visited by then.
 pub fn each_member_of<'a>(
     text: &'a str,
     visit: impl FnMut(&str, Json<'a>),
@@ -187,7 +186,7 @@ impl<'a, F: FnMut(&str, Json<'a>)> Visitor<'a> for Members<F> {
     }
 }
 
-/// Borrowed unless an escape has to be undone.
+/// Borrowed unless it has escapes.
 struct Text<'a>(Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
@@ -241,7 +240,7 @@ mod tests {
         );
         assert_eq!(Json("\"a\\n\"").text().as_deref(), Some("a\n"));
         assert!(matches!(Json("\"ab\"").text(), Some(Cow::Borrowed("ab"))));
-        // A lone half of a surrogate pair is no character.
+        // A lone surrogate is no character.
         assert!(Json("\"\\ud800\"").text().is_none());
         assert!(Json("1e999").number().is_none());
     }

@@ -1,22 +1,19 @@
-//! Threads for work on texts: short ones are done at once, longer ones on other threads, some at a
-//! time.
+//! Blocking pool for work on texts: short texts are processed inline, longer ones on other threads.
 //!
-//! A runtime thread that works is one on which streams, probes and everybody's sockets stand
-//! still. What takes longer than a moment goes to another thread, in one of two lanes, each
-//! with as many places as there are cores: whoever sends megabytes waits for others who do.
+//! A busy runtime thread delays streams, probes and sockets. So longer work runs on other threads, in two lanes with as
+//! many slots as cores: long texts wait only for other long texts.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, oneshot};
 
-/// Bytes of a text that is worked on at once; `cargo xtask bench latency` measures how long it
-/// holds a thread.
+/// Longest text that is processed inline, in bytes; `cargo xtask bench latency` measures its time.
 const INLINE_BYTES: usize = 1 << 10;
 
-/// Tens of milliseconds.
+/// Longest text of the short lane, in bytes: tens of milliseconds of work.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Priority of threads that work on long texts: they get what the others leave.
+/// Nice value of threads that process long texts: they get the idle time of the cores.
 const NICENESS: i32 = 10;
 
 #[derive(Debug)]
@@ -36,7 +33,7 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// Does the work on a text of so many bytes; `None` when it panicked.
+    /// Runs work on a text of `bytes` bytes. `None`: it panicked, or the system has no thread.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -51,7 +48,7 @@ impl Lanes {
             &self.long
         };
         let place = Arc::clone(lane).acquire_owned().await;
-        // The place goes along: if the client leaves now, its text is still being worked on.
+        // The closure owns the slot: if the client disconnects, its work still runs.
         let placed = move || {
             let _place = place;
             work()
@@ -60,15 +57,14 @@ impl Lanes {
     }
 }
 
-/// Does the work on a thread of its own, which leaves the cores to the runtime's threads when they
-/// want them; `None` when it panicked, or where the machine has no thread to give. Not on one of the
-/// runtime's blocking threads: a priority that was given up cannot be taken back, and on those models
-/// are built, for which streams wait.
+/// Runs work on a new thread with low priority. `None`: it panicked, or the system has no thread. The runtime's
+/// blocking threads are unsuitable: a lowered priority cannot be raised again, and they also build models, for which
+/// streams wait.
 pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (answer, answered) = oneshot::channel();
     let work = move || {
         give_way();
-        // Whoever asked may have left.
+        // The receiver may be gone.
         let _ = answer.send(work());
     };
     std::thread::Builder::new()
@@ -79,7 +75,7 @@ pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
 }
 
 fn give_way() {
-    // Refused at worst: then the kernel shares as it would have.
+    // On failure the normal priority stays.
     if rustix::process::getpriority_process(None).is_ok_and(|nice| nice < NICENESS) {
         let _ = rustix::process::setpriority_process(None, NICENESS);
     }

@@ -1,7 +1,7 @@
-//! Sockets: which addresses, and a place for whoever connects.
+//! Listening sockets, and a slot for each connection.
 //!
-//! Whoever finds no place, because everybody who holds one is being answered, is answered probes and
-//! nothing else: an orchestrator must not take a busy worker for a dead one.
+//! If all slots have answers in progress, a new connection is served probes alone: an orchestrator must not take a busy
+//! worker for a dead one.
 
 #![expect(
     clippy::disallowed_methods,
@@ -23,19 +23,19 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
-/// Two loopback addresses need one port that is free on both.
+/// Attempts to find a port that is free on both loopback addresses.
 const FREE_PORT_ATTEMPTS: u32 = 20;
 
-/// The address of a socket that does not say its own.
+/// Address of a socket that reports none.
 const UNKNOWN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// Pause after a failed accept (out of file descriptors, mostly).
+/// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Time for a probe's request to arrive and its answer to be read.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Time between two log lines about a lack of places.
+/// Time between two log lines about a lack of slots.
 const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
@@ -54,10 +54,10 @@ impl ListenError {
     }
 }
 
-/// The sockets that were handed over, or else new ones.
+/// Inherited sockets, or new ones.
 ///
 /// # Errors
-/// When an address is taken or not this machine's.
+/// If an address is in use or not local.
 pub async fn listeners(
     config: &HttpConfig,
     handed: Vec<std::net::TcpListener>,
@@ -78,7 +78,7 @@ async fn bind(config: &HttpConfig) -> Result<Vec<TcpListener>, ListenError> {
     }
     for _ in 0..FREE_PORT_ATTEMPTS {
         match bind_loopback(config.port).await {
-            // The port that was free on one address was not on the other: take another.
+            // The free port of one address is in use on the other: try another.
             Err(error) if config.port == 0 && error.source.kind() == ErrorKind::AddrInUse => {}
             result => return result,
         }
@@ -97,7 +97,7 @@ async fn bind_all(hosts: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, Liste
     Ok(listeners)
 }
 
-/// `localhost` works whichever address it resolves to, as far as this machine has both.
+/// Listens on both loopback addresses, as far as the host has them, so that `localhost` works however it resolves.
 async fn bind_loopback(port: u16) -> Result<Vec<TcpListener>, ListenError> {
     let first = bind_one(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
     let port = first.local_addr().map_or(port, |address| address.port());
@@ -117,7 +117,7 @@ async fn bind_one(address: SocketAddr) -> Result<TcpListener, ListenError> {
         .map_err(|source| ListenError { address, source })
 }
 
-/// Everything that all listeners share.
+/// State shared by all listeners.
 #[derive(Debug)]
 pub struct Server {
     everything: Terms,
@@ -128,7 +128,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// `probes_only` answers those who find no place among `places`.
+    /// `probes_only`: router of connections without a slot among `places`.
     #[must_use]
     pub fn new(
         everything: Router,
@@ -154,7 +154,7 @@ impl Server {
             keep_alive: false,
             read_timeout: config.read_timeout.min(PROBE_PATIENCE),
             write_timeout: config.write_timeout.min(PROBE_PATIENCE),
-            // A probe is answered from memory: whoever takes longer makes room like the idle.
+            // A probe is answered from memory, so a slow one may be evicted like an idle connection.
             while_answered: Stage::Sending,
         };
         Self {
@@ -171,8 +171,7 @@ impl Server {
         &self.handover
     }
 
-    /// Accepts until `closing` says so, or everything is handed over; connections then finish the answer they
-    /// are in.
+    /// Accepts until `closing` is true, or until a handover. Connections then finish their present answer.
     pub async fn run(self: Arc<Self>, listener: TcpListener, closing: watch::Receiver<bool>) {
         let Some(door) = self.handover.door() else {
             return;
@@ -208,16 +207,16 @@ impl Server {
             {
                 tracing::warn!(limit = self.places.limit(), "connections_full");
             }
-            // Nobody in the probes' lane can be told to leave: a connection without a place is closed.
+            // The probe lane cannot evict: without a slot the connection is closed.
             if let Some((place, terms)) = place {
-                // From here on it is waited for when everything leaves.
+                // A handover waits for it from here on.
                 let note = ConnectionNote::default();
                 spawn(stream, (place, terms), &closing, note, door.clone());
             }
         }
     }
 
-    /// Goes on with a connection of an earlier supervisor.
+    /// Continues a connection of an earlier supervisor.
     pub fn take_over(
         &self,
         stream: TcpStream,
@@ -231,7 +230,7 @@ impl Server {
         spawn(stream, place, closing, note, door);
     }
 
-    /// What TLS agrees on cannot be handed over, so its connections wait in the kernel.
+    /// A TLS session cannot be handed over, so TLS connections wait in the kernel's queue.
     fn accepts_in(&self, stage: HandoverStage) -> bool {
         match stage {
             HandoverStage::Serving => true,
@@ -248,7 +247,7 @@ impl Server {
         Some((place, &self.probes_only))
     }
 
-    /// Waits until no connection is left, as long as `patience` lasts.
+    /// Waits until all connections have ended, for at most `patience`.
     pub async fn wait_idle(&self, patience: Duration) {
         self.places.wait_empty(patience).await;
     }
@@ -269,7 +268,7 @@ fn spawn(
     });
 }
 
-/// A connection that nothing was read of.
+/// Hands over a connection of which no byte was read.
 fn leave(stream: TcpStream, door: &mpsc::UnboundedSender<Left>) {
     if let Ok(stream) = stream.into_std() {
         let note = ConnectionNote::default();
@@ -278,7 +277,7 @@ fn leave(stream: TcpStream, door: &mpsc::UnboundedSender<Left>) {
     }
 }
 
-/// Something that is worth saying, but not all the time.
+/// Rate limit of a log line.
 #[derive(Debug, Default)]
 struct Said(Option<Instant>);
 

@@ -1,7 +1,7 @@
-//! `logit_bias`: numbers that are added to the logits of single tokens, as the OpenAI API has it: an object
-//! whose names are ids of the vocabulary, and whose values are numbers from -100 to 100.
+//! `logit_bias`: biases added to the logits of single tokens, as in the OpenAI API. The names of the object are token
+//! ids, and its values are numbers from -100 to 100.
 //!
-//! What they are worth in the draw is defined in `gpu-child/src/sampler.rs`.
+//! `gpu-child/src/sampler.rs` defines their effect.
 
 use super::fields::Fields;
 use super::json::{Json, Kind};
@@ -14,7 +14,7 @@ pub(super) const FIELD: &str = "logit_bias";
 
 type Wrong = (Constraint, String);
 
-/// By ascending id; empty where none is given.
+/// Sorted by id; empty if absent.
 pub(super) fn read(fields: &mut Fields<'_>, vocabulary: u32) -> Vec<(TokenId, f32)> {
     fields.says(FIELD, || shape(vocabulary));
     let Some(given) = fields.take(FIELD) else {
@@ -38,7 +38,7 @@ pub(super) fn read(fields: &mut Fields<'_>, vocabulary: u32) -> Vec<(TokenId, f3
             });
         }
     });
-    // Other servers take lists, too; one with nothing in it asks for nothing.
+    // Other servers also accept lists; an empty one has no effect.
     let is_nothing = given.kind() == Kind::List && given.is_empty();
     if !is_object && !is_nothing {
         let rule = "must be an object of numbers, by token id";
@@ -63,7 +63,7 @@ fn read_bias(name: &str, value: Json<'_>, vocabulary: u32) -> Result<(TokenId, f
     Ok((TokenId(token), bias as f32))
 }
 
-/// A number as it is usually written: digits, and no zero before others.
+/// Parses a canonical decimal number: digits without leading zeros.
 fn id(name: &str) -> Option<u32> {
     let is_usual =
         name.bytes().all(|byte| byte.is_ascii_digit()) && (name == "0" || !name.starts_with('0'));
@@ -77,17 +77,17 @@ fn shape(vocabulary: u32) -> Shape {
     schema::any_of([biases, schema::list(schema::anything(), &(0..=0))])
 }
 
-/// A regular expression for the numbers from 0 to the last.
+/// Regular expression of the canonical numbers from 0 to `last`.
 fn pattern_up_to(last: u32) -> String {
     let digits = last.to_string();
     let more = digits.len() - 1;
     let mut alternatives = vec!["0".to_owned()];
     if more > 0 {
-        // Those with fewer digits.
+        // Numbers with fewer digits.
         alternatives.push(format!("[1-9][0-9]{{0,{}}}", more - 1));
     }
     for (place, digit) in digits.bytes().enumerate() {
-        // Those that are equal up to here, and then smaller.
+        // Numbers with an equal prefix and then a smaller digit.
         let least = if place == 0 { b'1' } else { b'0' };
         if digit > least {
             let (before, least, most) = (&digits[..place], least as char, (digit - 1) as char);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     proptest! {
-        /// The description has the ids that the reader takes.
+        /// The schema's pattern matches exactly the ids that the reader accepts.
         #[test]
         fn the_pattern_is_that_of_the_numbers_up_to_the_last(
             last in prop_oneof![0_u32..2000, any::<u32>()],

@@ -1,8 +1,8 @@
-//! `messages: [{role, content}, …]`, as chat clients send them.
+//! `messages: [{role, content}, …]` of chat clients.
 //!
-//! Clients send back what servers once gave them. Fields of other servers that can change no answer are passed over
-//! ([`PASSED_OVER`]), and so is a field of any name without a value. Parts of a text are joined. What an assistant
-//! called and thought, and the results of its calls, are the template's to show.
+//! Clients send back answers of other servers. Fields of other servers that cannot change an answer are ignored
+//! ([`PASSED_OVER`]), and so are unknown fields without a value. Text parts are joined. The template formats tool
+//! calls, reasoning and tool results.
 
 use super::begun;
 use super::fields::{Fields, Names, among};
@@ -14,26 +14,26 @@ use serde_json::json;
 use worker_orcd_text::tools::ChatTerms;
 use worker_orcd_text::{ChatMessage, ToolCall};
 
-/// A conversation of more turns fits no model, and each turn costs memory beyond its text.
+/// Largest number of messages: more fit no model, and each needs memory beyond its text.
 pub(super) const MAX_MESSAGES: usize = 16_384;
 
-/// Length of a name, as the OpenAI API has it.
+/// Largest length of a name, as in the OpenAI API.
 const MAX_NAME_CHARS: usize = 64;
 
 const ROLES: &[(&str, &str)] = &[
     ("system", "system"),
-    // What the OpenAI API calls developer is what templates call system.
+    // The OpenAI API's developer role is the system role of templates.
     ("developer", "system"),
     ("user", "user"),
     ("assistant", "assistant"),
     ("tool", "tool"),
 ];
 
-/// Fields that assistants' messages come back with, and that must be empty.
+/// Fields of assistants' messages that must be empty.
 const EMPTY: &[&str] = &["audio", "function_call", "refusal"];
 
-/// Fields of messages, their parts and calls that can change no answer: marks of what is worth caching, what another server keeps
-/// of its own, and numbers. Thoughts are read from `reasoning_content` or `reasoning`.
+/// Fields of messages, parts and calls that cannot change an answer: cache hints, data of other servers, and numbers.
+/// Reasoning is read from `reasoning_content` or `reasoning`.
 pub(super) const PASSED_OVER: &[&str] = &[
     "annotations",
     "cache_control",
@@ -47,10 +47,10 @@ pub(super) const PASSED_OVER: &[&str] = &[
 /// Fields of some roles.
 const OF_ROLES: &[&str] = &["tool_calls", "tool_call_id", begun::PREFIX];
 
-/// Names of what an assistant thought: llama-server's and DeepSeek's, and vLLM's and OpenRouter's.
+/// Names of reasoning: llama-server's and DeepSeek's, and vLLM's and OpenRouter's.
 pub(super) const THOUGHTS: [&str; 2] = ["reasoning_content", "reasoning"];
 
-/// What OpenAI's packages make of an answer's text for their callers, and send back with it.
+/// Parsed text that OpenAI's client packages add to an answer, and send back.
 const PARSED: &str = "parsed";
 
 const MESSAGE: Names = |name| {
@@ -71,17 +71,17 @@ const PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
     pub messages: Vec<ChatMessage>,
-    /// The last one is marked as the beginning of the answer.
+    /// The last message is marked as the beginning of the answer.
     pub is_prefix: bool,
 }
 
-/// A message, and its mark.
+/// Message with its mark.
 struct Marked {
     message: ChatMessage,
     is_prefix: bool,
 }
 
-/// All mistakes are noted in `fields`; `max_chars` bounds all texts together.
+/// Notes all mistakes in `fields`. `max_chars`: limit of all texts together.
 pub fn read_messages(fields: &mut Fields, max_chars: usize, terms: &ChatTerms) -> Option<History> {
     fields.says("messages", || {
         let read = |fields: Fields<'_>| drop(read_fields_of_message(fields, terms));
@@ -206,7 +206,7 @@ fn read_fields_of_message(
     Ok(role.zip(content).map(message).map(marked))
 }
 
-/// Under either name, or the same under both.
+/// Reads reasoning under either name. Both names are accepted if their texts are equal.
 fn read_thoughts(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
     let mut thoughts: Option<String> = None;
     for name in THOUGHTS {
@@ -225,7 +225,7 @@ fn read_thoughts(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> 
     thoughts
 }
 
-/// `None` where there are none. Where one is wrong, those that are right.
+/// `None` if absent. Invalid calls are omitted.
 fn read_tool_calls(
     fields: &mut Fields<'_>,
     is_assistant: bool,
@@ -270,7 +270,7 @@ fn read_tool_call_id(fields: &mut Fields<'_>, role: Option<&str>) -> Option<Stri
     }
 }
 
-/// Which fields each role may and must have.
+/// Rule of required and allowed fields by role.
 fn rule_of_roles() -> Shape {
     let role = |roles: &[&'static str]| ("role", schema::values(roles.iter().copied()));
     let no_id = (
@@ -278,7 +278,7 @@ fn rule_of_roles() -> Shape {
         schema::values([json!([]), json!({}), json!(null)]),
     );
     let no_calls = ("tool_calls", schema::or_null(empty()));
-    // Of an assistant alone.
+    // For assistants alone.
     let not_prefix = (begun::PREFIX, schema::or_null(schema::values([false])));
     let no_thoughts = THOUGHTS.map(|name| (name, schema::or_null(empty())));
     let others = [no_calls, not_prefix].into_iter().chain(no_thoughts);
@@ -294,13 +294,13 @@ fn rule_of_roles() -> Shape {
     schema::any_of([of_assistant, of_tool, of_others])
 }
 
-/// What says nothing, where a list or an object could.
+/// Empty text, list or object.
 fn empty() -> Shape {
     schema::values([json!(""), json!([]), json!({})])
 }
 
-/// An assistant that only called tools said `null` or nothing, which the inner `None` stands for. Beside no calls
-/// it is an empty text: templates have no other words for it, and some would print it as "None".
+/// Reads the content. The inner `None` is the `null` or absent content of an assistant with tool calls. Without tool
+/// calls it is read as an empty text: some templates would print it as "None".
 fn read_content(
     fields: &mut Fields<'_>,
     is_assistant: bool,
@@ -370,7 +370,7 @@ fn read_fields_of_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
     fields.says("type", || schema::values(["text"]));
     let kind = fields.take("type");
     if kind.is_some_and(|kind| kind.text().as_deref() != Some("text")) {
-        // What else a part of another kind holds is not looked at.
+        // Other fields of an unsupported part are not checked.
         let rule = "must be text: other parts are not supported";
         mistakes.note(|| FieldError::new(".type", Constraint::Unsupported, rule));
         return Err(mistakes);

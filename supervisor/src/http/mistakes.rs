@@ -1,23 +1,23 @@
-//! Mistakes of a request: the first ones in full, the rest counted.
+//! Mistakes of a request: the first ones in full, the others counted.
 //!
-//! A body of four megabytes has room for two million mistakes. Whoever made them is helped by the
-//! first few, and nobody by an answer fifty times as long as the question.
+//! A body of four megabytes could contain two million mistakes. The first few help the client; a list of all would be
+//! fifty times as long as the body.
 
 use serde::Serialize;
 
-/// More than a person reads; a mistake behind these costs a count.
+/// Largest number of listed mistakes.
 pub const LISTED: usize = 32;
 
-/// A field's name is the client's own text, and could be as long as the body.
+/// Longest field name in an error, in characters. Names are a client's text and may be as long as the body.
 const NAME_CHARS: usize = 64;
 
-/// One thing that is wrong with a request.
+/// One mistake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FieldError {
     pub field: String,
-    /// The kind of rule that was broken.
+    /// Kind of the violated rule.
     pub constraint: Constraint,
-    /// The rule, in words.
+    /// The rule as text.
     pub message: String,
 }
 
@@ -28,13 +28,13 @@ pub enum Constraint {
     Type,
     Range,
     Length,
-    /// A field that does not exist.
+    /// The field does not exist.
     Unknown,
-    /// The field exists elsewhere, but not here.
+    /// The field exists in other APIs and is not supported here.
     Unsupported,
     /// Two fields contradict each other.
     Conflict,
-    /// The field is there twice.
+    /// Duplicate field.
     Duplicate,
     /// The body as a whole is not JSON, or not an object.
     Json,
@@ -54,7 +54,7 @@ impl FieldError {
     }
 }
 
-/// A name as it may be told back.
+/// Name cut to the longest length in an error.
 #[must_use]
 pub fn shortened(name: &str) -> &str {
     let end = name.char_indices().nth(NAME_CHARS);
@@ -80,7 +80,7 @@ impl Default for Mistakes {
 }
 
 impl Mistakes {
-    /// `make` is asked only while there is room for what it makes.
+    /// Notes a mistake. `make` is called only if it will be listed.
     pub fn note(&mut self, make: impl FnOnce() -> FieldError) {
         if self.listed.len() < self.room {
             self.listed.push(make());
@@ -89,7 +89,7 @@ impl Mistakes {
         }
     }
 
-    /// An empty list that [`Mistakes::extend`] can take over, with no more room than is left here.
+    /// Empty list with the remaining room of this one, for [`Mistakes::extend`].
     #[must_use]
     pub fn inside(&self) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Mistakes {
         }
     }
 
-    /// Takes over all of another's, as mistakes inside of `place`.
+    /// Adds all mistakes of a nested value. `place`: path of that value.
     pub fn extend(&mut self, place: impl FnOnce() -> String, others: Self) {
         self.more += others.more;
         if others.listed.is_empty() {
@@ -111,7 +111,7 @@ impl Mistakes {
         }
     }
 
-    /// The same under other names.
+    /// Renames the fields.
     #[must_use]
     pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
         for error in &mut self.listed {
@@ -130,13 +130,13 @@ impl Mistakes {
         self.listed.len() + self.more
     }
 
-    /// The mistakes that are listed, at most [`LISTED`].
+    /// Listed mistakes, at most [`LISTED`].
     #[must_use]
     pub fn listed(&self) -> &[FieldError] {
         &self.listed
     }
 
-    /// Those that are not listed.
+    /// Number of mistakes that are not listed.
     #[must_use]
     pub fn more(&self) -> usize {
         self.more

@@ -1,13 +1,12 @@
 //! The OpenAI API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`.
 //!
-//! Both kinds of completion are one [`GenerationRequest`](super::generation::GenerationRequest)
-//! read from other fields and told in other words. A field that this worker does not support is
-//! refused by name; one that asks for what happens anyway (`logit_bias: {}`, `tools: []`) is accepted, and so
-//! are labels, which change no answer.
+//! Both kinds of completion are one [`GenerationRequest`](super::generation::GenerationRequest) with different fields
+//! and response formats. An unsupported field is refused by name. One that requests the default behaviour (`logit_bias:
+//! {}`, `tools: []`) is accepted, and so are labels, which change no answer.
 //!
-//! * [`request`] reads, [`stream`], [`several`] and [`whole`] answer, [`parts`] tells calls and thoughts from text, `logprobs` reads
-//!   and tells log probabilities,
-//!   [`models`] lists the one model.
+//! * [`request`]: reader of requests. [`stream`], [`several`], [`whole`]: writers of answers. [`parts`]: splits text
+//!   into tool calls and reasoning. `logprobs`: reads and writes log probabilities. [`models`]: the list of the one
+//!   model.
 
 #![expect(clippy::disallowed_methods, reason = "an answer is stamped")]
 
@@ -39,7 +38,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use worker_orcd_text::tools::Parsing;
 
-/// Which of the two endpoints is meant.
+/// Endpoint of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Chat,
@@ -64,13 +63,13 @@ impl Kind {
     fn chunk_object(self) -> &'static str {
         match self {
             Self::Chat => "chat.completion.chunk",
-            // The older endpoint never had a word of its own for its chunks.
+            // The older endpoint uses the same object name for its chunks.
             Self::Completion => "text_completion",
         }
     }
 }
 
-/// Fields with which every answer of one request begins.
+/// Common first fields of all events of an answer.
 #[derive(Debug, Clone)]
 pub struct Header {
     pub kind: Kind,
@@ -78,11 +77,11 @@ pub struct Header {
     /// Unix seconds.
     pub created: u64,
     pub model: String,
-    /// The model's, as `system_fingerprint`.
+    /// The model's fingerprint, for `system_fingerprint`.
     pub fingerprint: String,
-    /// How its text is taken apart.
+    /// Parsers of the answer's text.
     pub parsing: Parsing,
-    /// It is held to calls.
+    /// The grammar allows tool calls alone.
     pub must_call: bool,
 }
 

@@ -1,15 +1,14 @@
-//! `GET /openapi.json`: what is served, for programs.
+//! `GET /openapi.json`: machine-readable description of the API.
 //!
 //! ```text
 //! routes (table) ──→ operations ──→ answers (statuses, errors)
 //!                        │
-//!                        └──→ description ←── the readers of fields, run over no body
+//!                        └──→ description ←── readers of fields, run without a body
 //! ```
 //!
-//! Nothing here repeats what is read: the fields of a request, their types and their limits are what
-//! its reader asks for ([`description`]), and the paths are the router's. So the document is of this
-//! worker as it runs, with its model's vocabulary and its operator's limits, and needs a key where
-//! everything else does.
+//! It duplicates nothing: the fields of a request, their types and limits come from its reader ([`description`]), and
+//! the paths come from the router. So the document describes this worker, with its model's vocabulary and its
+//! operator's limits. It needs a key like other routes.
 
 mod answers;
 mod anthropic;
@@ -32,7 +31,7 @@ use utoipa::openapi::path::{Operation, PathItem, PathsBuilder};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Components, Info, License, OpenApi, OpenApiBuilder, Tag};
 
-/// Name of the one security scheme.
+/// Name of the security scheme.
 const KEY: &str = "key";
 
 const ABOUT: &str = "An LLM inference worker whose clients notice at most a pause when the engine behind it dies.\n\n\
@@ -44,7 +43,7 @@ pub async fn document(State(app): State<Arc<App>>) -> Response {
     axum::Json(of(&app)).into_response()
 }
 
-/// The document of this worker.
+/// Document of this worker.
 #[must_use]
 pub fn of(app: &App) -> OpenApi {
     let paths = ROUTES.iter().fold(PathsBuilder::new(), |paths, route| {
@@ -75,7 +74,7 @@ pub fn of(app: &App) -> OpenApi {
         .build()
 }
 
-/// An operation with all that every route has: what may be refused before it is asked, and the key.
+/// Operation with the common properties of all routes: early refusals, and the key.
 fn operation(app: &App, route: &Route) -> Operation {
     let is_open = OPEN_PATHS.contains(&route.path);
     let asks_for_keys = app.keys.are_asked_for();
@@ -84,7 +83,7 @@ fn operation(app: &App, route: &Route) -> Operation {
     let needs = || SecurityRequirement::new(KEY, <[&str; 0]>::default());
     match (asks_for_keys, route.path) {
         (false, _) => operation.build(),
-        // More is told to whoever has a key.
+        // Callers with a key get more fields.
         (true, "/health") => operation
             .securities(Some([SecurityRequirement::default(), needs()]))
             .build(),

@@ -1,11 +1,9 @@
-//! The origin of a request: the name under which it found this worker, and the page that sent it.
+//! Origin checks: the host name of a request, and the web page that sent it.
 //!
-//! A browser sends what any page tells it to. A page may give its own name this machine's address
-//! (DNS rebinding) and then speaks to a worker on loopback as if it were its own server: it is told
-//! by the name in `Host`. And it may POST without asking, as long as the request is one that a form
-//! could send, which `/shutdown` is: it is told by `Origin` and `Sec-Fetch-Site`. Everything else
-//! that changes anything must be JSON, for which a browser asks first; whom it may then let ask is
-//! what `--cors-origins` says.
+//! A browser sends requests for any page. A page may map its own name to this machine's address (DNS rebinding) and
+//! then access a worker on loopback as if it were its own server; `Host` reveals this. A page may also POST without a
+//! preflight, as long as an HTML form could send the request, such as `/shutdown`; `Origin` and `Sec-Fetch-Site` reveal
+//! this. All other changing requests must be JSON, which needs a preflight; `--cors-origins` lists the allowed origins.
 
 use super::access::Caller;
 use super::error::{ApiError, Dialect};
@@ -22,10 +20,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-/// Time after which a browser asks again.
+/// Time for which a browser caches a preflight.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
-/// Headers of an answer that a page's script may read.
+/// Response headers that a page's script may read.
 const EXPOSED: [HeaderName; 4] = [
     RETRY_AFTER,
     HeaderName::from_static("x-correlation-id"),
@@ -33,17 +31,16 @@ const EXPOSED: [HeaderName; 4] = [
     HeaderName::from_static("request-id"),
 ];
 
-/// The names that this worker answers to.
+/// Accepted host names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Names {
     Any,
-    /// Addresses and `localhost` are always among them: no page can take those for its own.
+    /// Addresses and `localhost` are always accepted: a page cannot claim them.
     Only(Vec<String>),
 }
 
 impl Names {
-    /// The host names that are accepted. On loopback, a request that uses another name was led
-    /// here.
+    /// Accepted host names. On loopback, any other name indicates DNS rebinding.
     #[must_use]
     pub fn of(config: &HttpConfig) -> Self {
         let names = &config.allowed_hosts;
@@ -65,7 +62,7 @@ impl Names {
     }
 }
 
-/// Answers what browsers ask before they let a page ask, and tells them who may read answers.
+/// CORS layer: answers preflights, and sets the headers of allowed origins.
 #[must_use]
 pub fn cors(origins: &[String]) -> Option<CorsLayer> {
     if origins.is_empty() {
@@ -79,7 +76,7 @@ pub fn cors(origins: &[String]) -> Option<CorsLayer> {
     if origins.iter().any(|origin| origin == "*") {
         return Some(layer.allow_origin(AllowOrigin::any()));
     }
-    // What is no header value was refused with the settings.
+    // Invalid header values were refused with the settings.
     let origins = origins
         .iter()
         .filter_map(|origin| HeaderValue::from_str(origin).ok());
@@ -94,7 +91,7 @@ pub async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Ne
 }
 
 fn refusal(app: &App, request: &Request<Body>) -> Option<ApiError> {
-    // No browser speaks with a Unix socket.
+    // Browsers do not use Unix sockets.
     if admin::is_at_socket(request.extensions()) {
         return None;
     }
@@ -112,7 +109,7 @@ fn refusal(app: &App, request: &Request<Body>) -> Option<ApiError> {
         let message = "this worker does not answer to that Host; --allowed-hosts names more";
         return Some(ApiError::forbidden(message));
     }
-    // A key is proof enough; without keys anybody is the operator, but for a page of somebody else's.
+    // A key is sufficient proof. Without keys every caller is the operator, except pages of other origins.
     let is_guarded =
         admin::is_operators(request.uri().path()) && app.keys.caller(None) == Caller::Operator;
     if is_guarded && is_cross_site(headers, given) {

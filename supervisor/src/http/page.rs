@@ -1,11 +1,11 @@
-//! `GET /` for people: the status page, which is one file without a build step (`page/status.html`).
+//! `GET /` in a browser: the status page, one file without a build step (`page/status.html`).
 //!
-//! It is the same for everybody and holds no fact of this worker: its script asks `/health`, `/crashes` and
-//! `/v1/chat/completions` as any client would, with the key that the person types. So a browser, which sends no key
-//! with an address, may have it. Programs get JSON at the same place ([`super::routes::root`]).
+//! It is static and has no data of this worker. Its script requests `/health`, `/crashes` and `/v1/chat/completions`
+//! like any client, with the key that the user enters. So it needs no key itself. Programs get JSON at the same path
+//! ([`super::routes::root`]).
 //!
-//! The policy lets nothing run but the script and the style that were compiled in, known by their digests,
-//! lets the script speak with this worker alone, and forbids it to make markup of text.
+//! The content security policy allows only the compiled-in script and style, by their digests, and requests to this
+//! worker. It forbids the script to create markup from text.
 
 use crate::accept;
 use axum::http::header::{
@@ -38,14 +38,14 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
     .join("; ")
 });
 
-/// True for what a browser sends when a person opens the worker's address.
+/// True for a navigation of a browser to the worker's address.
 #[must_use]
 pub fn is_asked_for<B>(request: &Request<B>) -> bool {
     let is_read = [Method::GET, Method::HEAD].contains(request.method());
     is_read && request.uri().path() == "/" && is_wanted(request.headers())
 }
 
-/// HTML is asked for by name, and not less than JSON.
+/// True if `Accept` names HTML, with at least the priority of JSON.
 #[must_use]
 pub fn is_wanted(headers: &HeaderMap) -> bool {
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
@@ -67,14 +67,14 @@ pub fn page() -> Response {
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    // Of printable letters only.
+    // The policy is printable ASCII.
     if let Ok(policy) = HeaderValue::from_str(&POLICY) {
         headers.insert(CONTENT_SECURITY_POLICY, policy);
     }
     response
 }
 
-/// `sha256-…` of what stands in the page's only element of that name.
+/// `sha256-…` of the content of the page's only element of that name.
 fn digest_of(element: &str) -> String {
     let (_, rest) = PAGE.split_once(&format!("<{element}>")).unwrap_or_default();
     let (content, _) = rest
@@ -87,7 +87,7 @@ fn digest_of(element: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Of whatever would need a looser policy, or would make markup of a worker's words.
+    /// Constructs that need a looser policy, or create markup from text.
     const FORBIDDEN: [&str; 12] = [
         "innerHTML",
         "outerHTML",
@@ -110,7 +110,7 @@ mod tests {
             assert_eq!(PAGE.matches(&opened).count(), 1, "{element}");
             assert_eq!(PAGE.matches(&format!("{opened}>")).count(), 1, "{element}");
         }
-        // `X-Frame-Options` and the like are for headers, and `http` is in no other word.
+        // `X-Frame-Options` and the like must be headers, and `http` occurs in no other word.
         let page = PAGE.replace("http://www.w3.org/2000/svg", "");
         for forbidden in FORBIDDEN {
             assert!(!page.contains(forbidden), "{forbidden}");

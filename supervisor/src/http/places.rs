@@ -1,14 +1,14 @@
-//! Places for connections: as many as there are, and who gives way when there are none.
+//! Connection slots: their number, and eviction.
 //!
 //! ```text
-//! accepted ─→ waiting ─→ sending ─→ answered ─┐     waiting and sending may be told to leave,
-//!               ↑                             │     those that have waited longest first;
-//!               └──────── answer flushed ─────┘     nobody does while it is answered
+//! accepted ─→ waiting ─→ sending ─→ answered ─┐     waiting and sending: evictable,
+//!               ↑                             │     the longest waiting first;
+//!               └──────── answer flushed ─────┘     answered: not evictable
 //! ```
 //!
-//! Whoever connects gets a place as long as anybody who is not being answered holds one. So idle
-//! clients, however many, keep nobody out: they only push each other out. Nobody is told to leave
-//! before its request can have been read, so in a burst of them those who connect wait a moment.
+//! A new connection gets a slot as long as one is held without an answer in progress. So idle clients block no others:
+//! they only evict each other. A connection is not evicted before its request could be read, so in a burst new
+//! connections wait a short time.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -18,14 +18,14 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
-/// Time to read a request that is on its way when its connection gets a place.
+/// Time after a connection gets a slot in which its request can be read.
 const GRACE: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub struct Places {
     limit: usize,
     free: Arc<Semaphore>,
-    /// Places whose holders may be told to leave, the first to go first.
+    /// Evictable slots, in the order of eviction.
     open: Mutex<Open>,
     evicted: AtomicU64,
 }
@@ -39,21 +39,21 @@ struct Open {
 #[derive(Debug, Clone)]
 struct Holder {
     leave: Arc<Notify>,
-    /// It is not told to leave before this.
+    /// Earliest eviction.
     safe_until: Instant,
 }
 
-/// Sooner is smaller: whoever waits for a request leaves before whoever sends one.
+/// Order of eviction, lowest first: waiting connections before sending ones.
 type Order = (Stage, u64);
 
-/// The present doings of a place's holder.
+/// Stage of a slot's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Nothing was asked, or everything answered.
+    /// No request in progress.
     Waiting,
-    /// A request's head is there, its body not yet.
+    /// The request's head has arrived, its body not yet.
     Sending,
-    /// The request is whole, its answer is not.
+    /// The request is complete, its answer is not.
     Answered,
 }
 
@@ -69,8 +69,7 @@ impl Places {
         })
     }
 
-    /// A place, if need be one that somebody else is told to leave. `None` when everybody is
-    /// being answered.
+    /// Takes a slot, if necessary by eviction. `None` if all have answers in progress.
     pub async fn take(self: &Arc<Self>) -> Option<Place> {
         let permit = self.permit().await?;
         Some(self.place(Some(permit)))
@@ -91,8 +90,8 @@ impl Places {
         place
     }
 
-    /// A place for a connection that an earlier supervisor served, beyond the limit where there is none: it is not
-    /// dropped because the limit is a smaller one now.
+    /// Takes a slot for a connection of an earlier supervisor. Exceeds the limit if it is full: a lower limit must not
+    /// drop the connection.
     #[must_use]
     pub fn take_over(self: &Arc<Self>) -> Place {
         let permit = Arc::clone(&self.free).try_acquire_owned().ok();
@@ -109,16 +108,16 @@ impl Places {
         self.limit - self.free.available_permits().min(self.limit)
     }
 
-    /// Number of connections that were told to leave since the start.
+    /// Number of evicted connections since the start.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// Waits until nobody is left, as long as `patience` lasts.
+    /// Waits until all slots are free, for at most `patience`.
     pub async fn wait_empty(&self, patience: Duration) {
         let all = u32::try_from(self.limit).unwrap_or(u32::MAX);
-        // Whoever is still there after that does not read the end of its answer.
+        // A connection that is still open after that does not read the end of its answer.
         let _ = tokio::time::timeout(patience, self.free.acquire_many(all)).await;
     }
 
@@ -128,7 +127,7 @@ impl Places {
                 return Some(permit);
             }
             let Err(safe_until) = self.evict_one()? else {
-                // Whoever was told to leave does so at once, and the first to wait is served first.
+                // An evicted connection leaves at once, and the first waiter is served first.
                 return Arc::clone(&self.free).acquire_owned().await.ok();
             };
             tokio::select! {
@@ -138,7 +137,7 @@ impl Places {
         }
     }
 
-    /// Tells the first to leave, or says until when it may stay. `None` when nobody may be told.
+    /// Evicts the first connection, or returns the time from which it may be evicted. `None` if no slot is evictable.
     fn evict_one(&self) -> Option<Result<(), Instant>> {
         let mut open = self.open.lock();
         let first = open.holders.first_entry()?;
@@ -152,11 +151,11 @@ impl Places {
     }
 }
 
-/// Free again when dropped.
+/// Slot, returned when dropped.
 #[derive(Debug)]
 pub struct Place {
     places: Arc<Places>,
-    /// The rank by which it may be told to leave; `None` while it may not.
+    /// Rank of eviction; `None` while it is not evictable.
     order: Mutex<Option<Order>>,
     holder: Holder,
     /// `None` beyond the limit.
@@ -178,7 +177,7 @@ impl Place {
         }
     }
 
-    /// Waits until somebody else needs the place.
+    /// Waits until the connection is evicted.
     pub async fn told_to_leave(&self) {
         self.holder.leave.notified().await;
     }

@@ -1,8 +1,8 @@
-//! Prompts of one request that become vectors or scores, on their way through the engine.
+//! Prompts of one request that become vectors or scores in the engine.
 //!
-//! Each is a request of its own to the engine: it has its place in the queue, its share of the steps, and its
-//! next child when one dies. The write-ahead log has none of them. An upgrade hands over the bytes of the HTTP request, and the
-//! next supervisor computes it again ([`handover`](super::handover)).
+//! Each is a separate request to the engine, with its own queue entry, its share of the steps, and replay after a
+//! death. The write-ahead log omits them. An upgrade hands over the bytes of the HTTP request, and the next supervisor
+//! computes it again ([`handover`](super::handover)).
 
 use super::App;
 use super::body::Room;
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Pooling, Sampling, TokenId};
 use worker_orcd_requests::error_code::ErrorCode;
 
-/// Prompts of one request that the engine has at once: enough to fill a step, and few enough that a long list leaves
-/// places in the queue to others.
+/// Prompts of one request in the engine at the same time: enough to fill a step, and few enough that a long list leaves
+/// queue entries to other clients.
 const AT_ONCE: usize = 16;
 
-/// Prompts of one request, as many as there is room for.
+/// Prompts of one request, within the memory limit.
 #[derive(Debug, Default)]
 pub(super) struct Prompts {
     list: VecDeque<Vec<TokenId>>,
@@ -31,8 +31,7 @@ pub(super) struct Prompts {
 
 impl Prompts {
     /// # Errors
-    /// Where it does not fit the model's context, or all together are too much to be held at once. `field` is where the
-    /// client wrote it.
+    /// If it exceeds the model's context, or the sum exceeds the memory limit. `field`: field of the prompt.
     pub(super) fn add(
         &mut self,
         app: &App,
@@ -51,38 +50,38 @@ impl Prompts {
         Ok(())
     }
 
-    /// The ids live until the last vector is there; the body does not.
+    /// Room for the token ids until the last vector. The body's room is returned.
     ///
     /// # Errors
-    /// 429 when others hold too much.
+    /// 429 if other requests hold too much.
     pub(super) fn room(&self, app: &App) -> Result<Room, ApiError> {
         app.bodies.room_for_prompt(self.bytes)
     }
 }
 
-/// Who asks, and how prompts are pooled.
+/// Client and pooling parameters.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) app: Arc<App>,
-    /// What the ids of its jobs begin with.
+    /// Prefix of its job ids.
     pub(super) id: String,
     pub(super) correlation: CorrelationId,
     pub(super) client: ClientId,
     pub(super) pooling: Pooling,
 }
 
-/// A prompt that the engine has.
+/// Prompt in the engine.
 struct Running {
     stream: RequestStream,
     job: Job,
 }
 
 impl Batch {
-    /// The vectors, in the order of the prompts, each of so many numbers. A prompt for which the queue has no place
-    /// waits for one of its own request to end; the first one has nothing to wait for.
+    /// Computes vectors of `numbers` components, in the order of the prompts. If the queue is full, a prompt waits for
+    /// an earlier one of the same request. It fails the request only if none of its prompts is running.
     ///
     /// # Errors
-    /// Where one prompt fails, all do.
+    /// If any prompt fails.
     pub(super) async fn run(
         &self,
         prompts: Prompts,
@@ -90,7 +89,7 @@ impl Batch {
     ) -> Result<Vec<Vec<f32>>, ApiError> {
         let mut running = VecDeque::new();
         let vectors = self.run_some(prompts.list, &mut running, numbers).await;
-        // Where one has failed.
+        // The others are cancelled after a failure.
         for mut left in running {
             let why = "another input of its list failed";
             left.job.failed(&Failure::new(ErrorCode::Cancelled, why));
@@ -98,7 +97,7 @@ impl Batch {
         vectors
     }
 
-    /// Leaves in `running` what is of no use after a failure.
+    /// Leaves the remaining prompts in `running` after a failure.
     async fn run_some(
         &self,
         mut prompts: VecDeque<Vec<TokenId>>,
@@ -162,7 +161,7 @@ impl Batch {
 
 impl Running {
     async fn vector(mut self) -> Result<Vec<f32>, ApiError> {
-        // The end is the only event of a request that has no token.
+        // A request without tokens has one event, its end.
         let mut events = Vec::new();
         self.stream.next(&mut events).await;
         let failure = match events.pop() {

@@ -1,8 +1,7 @@
-//! How the answer of one request is told: everything that telling it needs, in a form that another supervisor
-//! reads.
+//! Response format of a request, in a form that another supervisor can read.
 //!
-//! The journal keeps it with the request. So the rest of an answer is told as its beginning was, whoever
-//! tells it.
+//! The journal stores it with the request. So the rest of an answer has the same format as its beginning, in any
+//! supervisor.
 
 use super::choices::Layout;
 use super::error::ApiError;
@@ -34,40 +33,40 @@ pub enum Form {
         kind: Kind,
         /// Unix seconds.
         created: u64,
-        /// The model's.
+        /// The model's fingerprint.
         fingerprint: String,
-        /// `None`: the answer is told in one piece.
+        /// `None`: the answer is not streamed.
         stream: Option<StreamOptions>,
-        /// How its text is taken apart.
+        /// Parsers of its text.
         parsing: Parsing,
-        /// It is held to calls.
+        /// The grammar allows tool calls alone.
         #[serde(default)]
         must_call: bool,
-        /// Of how many choices it is.
+        /// Number of choices.
         layout: Layout,
     },
-    /// Of Anthropic's Messages API.
+    /// Anthropic's Messages API.
     Messages {
         is_streamed: bool,
-        /// How its text is taken apart.
+        /// Parsers of its text.
         parsing: Parsing,
     },
-    /// Of OpenAI's Responses API.
+    /// OpenAI's Responses API.
     Responses {
         /// Unix seconds.
         created: u64,
         is_streamed: bool,
-        /// How its text is taken apart.
+        /// Parsers of its text.
         parsing: Parsing,
         echo: Box<Echo>,
-        /// The first event that a client wants which asks for the rest.
+        /// First event for a client that resumes.
         #[serde(skip)]
         from: u64,
     },
 }
 
 impl Presentation {
-    /// `None` for what another version wrote.
+    /// `None` if another version wrote it.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         serde_json::from_str(text).ok()
@@ -75,7 +74,7 @@ impl Presentation {
 
     #[must_use]
     pub fn write(&self) -> String {
-        // Our own types have no map whose keys are no strings, and nothing else can fail.
+        // All maps have string keys; there is no other source of errors.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
@@ -92,7 +91,7 @@ impl Form {
         }
     }
 
-    /// How the text is taken apart.
+    /// Parsers of the text.
     #[must_use]
     pub fn parsing(&self) -> Parsing {
         match self {
@@ -103,7 +102,7 @@ impl Form {
         }
     }
 
-    /// Of how many choices the answer is.
+    /// Number of choices of the answer.
     #[must_use]
     pub fn layout(&self) -> Layout {
         match self {
@@ -114,7 +113,7 @@ impl Form {
         }
     }
 
-    /// Says that the prompt opens thinking.
+    /// Records that the prompt opens reasoning.
     pub fn open_thinking(&mut self) {
         match self {
             Self::Execute { .. } => {}
@@ -126,17 +125,17 @@ impl Form {
         }
     }
 
-    /// Says which event of a response is told first.
+    /// Sets the first event for a client that resumes.
     pub fn tell_from(&mut self, first: u64) {
         if let Self::Responses { from, .. } = self {
             *from = first;
         }
     }
 
-    /// The answer of one request. `begun`: its client has had the beginning of it.
+    /// Response of one request. `begun`: the client already has the head of the response.
     ///
     /// # Errors
-    /// When nothing was told yet, and nothing but a failure can be.
+    /// If the request fails before any of the answer was sent.
     pub async fn respond(
         self,
         app: &Arc<App>,
@@ -146,11 +145,10 @@ impl Form {
         self.respond_all(app, vec![accepted], begun).await
     }
 
-    /// The answer of which these are the choices, in their order. `begun`: its client has had the beginning
-    /// of it.
+    /// Response of an answer with these choices, in order. `begun`: the client already has the head of the response.
     ///
     /// # Errors
-    /// When nothing was told yet, and nothing but a failure can be.
+    /// If the request fails before any of the answer was sent.
     pub async fn respond_all(
         self,
         app: &Arc<App>,
@@ -195,8 +193,8 @@ impl Form {
                 };
                 let needs_all = parsing.is_any() || options.is_none() || layout.count() > 1;
                 for Accepted { stream, .. } in accepted.iter().filter(|_| needs_all) {
-                    // What a piece says depends on all before it, one piece is told whole, and of several
-                    // choices each piece is counted.
+                    // The format of a piece depends on all earlier text, an unstreamed answer is complete, and with
+                    // several choices each piece is counted.
                     stream.give_known();
                 }
                 match options {
@@ -233,12 +231,12 @@ impl Form {
     }
 }
 
-/// The one choice of an answer that has no other.
+/// The single choice of an answer.
 fn only(accepted: Vec<Accepted>) -> Result<Accepted, ApiError> {
     accepted.into_iter().next().ok_or_else(ApiError::unreadable)
 }
 
-/// An answer of the OpenAI API in events.
+/// Streamed answer of the OpenAI API.
 async fn told(
     mut accepted: Vec<Accepted>,
     header: &Header,

@@ -1,4 +1,4 @@
-//! Fields that both APIs call the same: how tokens are drawn, and where to stop.
+//! Fields that have the same names in several APIs: sampling and stop strings.
 
 use super::fields::Fields;
 use super::json::{Json, Kind};
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use worker_orcd_ipc::{Sampling, TokenId};
 use worker_orcd_text::tools::ChatTerms;
 
-/// Fields that [`read_sampling`], [`read_logit_bias`] and [`read_stop`] read.
+/// Fields of [`read_sampling`], [`read_logit_bias`] and [`read_stop`].
 pub const NAMES: &[&str] = &[
     "temperature",
     "top_p",
@@ -25,29 +25,29 @@ pub const NAMES: &[&str] = &[
     "stop",
 ];
 
-/// The OpenAI API takes four. Templates for completing code and evaluation harnesses send a dozen; each is
-/// compared at every character.
+/// Largest number of stop strings. The OpenAI API allows four; code completion templates and evaluation harnesses send
+/// a dozen. Each is compared at every character.
 pub(super) const MAX_STOPS: usize = 32;
 pub(super) const MAX_STOP_CHARS: usize = 256;
 
-/// Seeds that are generated are small enough for every JSON reader to give back exactly.
+/// Bits of a generated seed, so that every JSON reader represents it exactly.
 const GENERATED_SEED_BITS: u32 = 53;
 
-/// Bounds and defaults of a request, by the model that is served.
+/// Limits and defaults of a request that depend on the model.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelTerms {
     pub vocabulary: u32,
     /// Length of the context, in tokens.
     pub context: u32,
-    /// Numbers of a hidden state.
+    /// Components of a hidden state.
     pub n_embd: u32,
     pub defaults: Sampling,
     pub chat: ChatTerms,
 }
 
 impl ModelTerms {
-    /// The terms of a model. Without a model no bound is known, so that none refuses anything: the
-    /// request is answered 503 once its fields are right.
+    /// Terms of a model. Without a model all limits are open, so that the response is 503 and not a mistake that
+    /// depends on the model.
     #[must_use]
     pub fn of(model: Option<&LoadedModel>) -> Self {
         Self {
@@ -60,8 +60,7 @@ impl ModelTerms {
     }
 }
 
-/// Reads the fields that decide how tokens are drawn; both APIs call them the same. One that is
-/// absent is as the model's defaults have it, but for the seed.
+/// Reads the sampling fields. Absent ones take the model's defaults; an absent seed is generated.
 pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
     let defaults = &model.defaults;
     let mut number = |name: &str, range: RangeInclusive<f64>, default: f32| {
@@ -84,7 +83,7 @@ pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
     );
     let (above, most) = Sampling::REPETITION_PENALTY.into_inner();
     let repetition_penalty = fields.number_above("repetition_penalty", above, most);
-    // What is too small for 32 bits is still above nothing.
+    // A positive value that underflows to zero as 32-bit float stays positive.
     let repetition_penalty = repetition_penalty.map_or(defaults.repetition_penalty, |number| {
         (number as f32).max(f32::MIN_POSITIVE)
     });
@@ -104,7 +103,7 @@ pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
     }
 }
 
-/// Numbers that are added to the logits of single tokens, by ascending id.
+/// Logit biases, sorted by token id.
 pub fn read_logit_bias(fields: &mut Fields, model: &ModelTerms) -> Vec<(TokenId, f32)> {
     logit_bias::read(fields, model.vocabulary)
 }

@@ -1,4 +1,4 @@
-//! A request as it was received: its body read for the model that is served.
+//! Received requests: reads the body for the served model.
 
 use super::App;
 use super::body::Room;
@@ -11,16 +11,16 @@ use axum::body::Body;
 use axum::http::Request;
 use std::sync::Arc;
 
-/// Reads the fields of a request behind the model's name.
+/// Reader of a request's fields after the model's name.
 pub trait Read<T>: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
 
 impl<T, F> Read<T> for F where F: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
 
 impl App {
-    /// The model, the request, and the room that its body takes.
+    /// The model, the request, and the room of its body.
     ///
     /// # Errors
-    /// Everything that is wrong with the request; 503 where no model is loaded yet.
+    /// All mistakes in the request; 503 without a loaded model.
     pub(super) async fn receive<T: Send + 'static>(
         self: &Arc<Self>,
         request: Request<Body>,
@@ -36,7 +36,7 @@ impl App {
     }
 
     /// # Errors
-    /// Everything that is wrong with the request.
+    /// All mistakes in the request.
     pub fn read_named<T>(
         &self,
         mut fields: Fields<'_>,

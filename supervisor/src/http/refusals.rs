@@ -1,4 +1,4 @@
-//! Requests that were not let in: counted by code, and logged with their correlation id.
+//! Refused requests: counted by code, and logged with their correlation id.
 
 use super::App;
 use super::correlation::CorrelationId;

@@ -1,10 +1,10 @@
-//! `POST /v1/rerank` and `/rerank`: how well documents answer a query, as vLLM, Jina and llama-server have it.
+//! `POST /v1/rerank` and `/rerank`: relevance of documents to a query, as in vLLM, Jina and llama-server.
 //!
-//! The model file of a reranker has a prompt that a query and a document are put into, and a head that makes a score of
-//! the vector behind it. So each document is a prompt on [the way of embeddings](super::pooled), whose vector is one number.
-//! Texts of control tokens in what a client wrote stay text, unless the operator wants otherwise.
+//! A reranker's model file has a prompt template for a query and a document, and a classification head. So each
+//! document is a prompt on [the path of embeddings](super::pooled), and its vector has one component. Control tokens in
+//! text of clients stay text, unless the operator sets otherwise.
 //!
-//! [`read`] reads the fields, [`written`] makes the answer of scores.
+//! [`read`]: fields of a request. [`written`]: the answer.
 
 mod read;
 mod written;
@@ -71,10 +71,10 @@ async fn try_rerank(
     app.answered(read::DOCUMENTS, bytes, answer, room).await
 }
 
-/// The prompt of this model.
+/// Prompt template of this model.
 ///
 /// # Errors
-/// Where the model is no reranker.
+/// If the model is no reranker.
 pub fn template(model: &LoadedModel) -> Result<&str, ApiError> {
     let facts = &model.facts;
     let template = facts.rerank_template.as_deref();
@@ -91,13 +91,13 @@ pub fn template(model: &LoadedModel) -> Result<&str, ApiError> {
     })
 }
 
-/// A file that named one of them many times would make many times of what a client wrote.
+/// Both placeholders must occur exactly once: repeated ones would multiply a client's text.
 fn has_both_once(template: &str) -> bool {
     let mut places = [QUERY, DOCUMENT].into_iter();
     places.all(|place| template.matches(place).count() == 1)
 }
 
-/// The pieces of a prompt, and whether a client wrote them. What a client wrote is not looked into.
+/// Pieces of a prompt, with true for text of a client. Placeholders in text of a client are not expanded.
 fn filled(template: &str, query: &str, document: &str) -> Vec<(String, bool)> {
     let (mut pieces, mut rest) = (Vec::new(), template);
     loop {

@@ -1,8 +1,8 @@
-//! `/v1/responses`: OpenAI's Responses API without a memory, as Codex speaks it; `/v1/responses/input_tokens`.
+//! `/v1/responses`: OpenAI's Responses API without stored responses, for Codex; `/v1/responses/input_tokens`.
 //!
-//! It is the conversation of `/v1/chat/completions` in other words: [`request`] reads `input` and `tools` into the same
-//! messages and tools, and the same text is told as items ([`output`]), whole or as events. No answer is kept, so
-//! what refers to an earlier one is refused by name. [`rest`] is for clients whose connection broke off.
+//! It is `/v1/chat/completions` in another format: [`request`] converts `input` and `tools` to the same messages and
+//! tools, and the text of the answer becomes items ([`output`]), whole or streamed. Answers are not stored, so a
+//! reference to an earlier one is refused by name. [`rest`] is for clients that lost their connection.
 //!
 //! ```text
 //! request (input → items, tools, settings) → generation … pieces → output → events (streamed) or whole
@@ -76,7 +76,7 @@ async fn try_create(
     form.respond(app, accepted, false).await
 }
 
-/// What this API calls a field of chat.
+/// Name in this API of a field of chat.
 fn own_name(field: &str) -> String {
     match field {
         "messages" => "input".to_owned(),
@@ -84,7 +84,7 @@ fn own_name(field: &str) -> String {
     }
 }
 
-/// The length of the prompt that the same request to `/v1/responses` would have.
+/// Number of prompt tokens of the same request to `/v1/responses`.
 pub async fn count_input_tokens(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     match try_count(&app, request).await {
         Ok(response) => response,
@@ -102,18 +102,18 @@ async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, A
     Ok(axum::Json(told).into_response())
 }
 
-/// The answer: from its event `first` on, or whole where there is none. `begun`: its client has had the
-/// beginning of it.
+/// Response: streamed from event `first` on, or whole if `first` is `None`. `begun`: the client already has the head of
+/// the response.
 ///
 /// # Errors
-/// When nothing was told yet, and nothing but a failure can be.
+/// If the request fails before any of the answer was sent.
 pub(super) async fn respond(
     accepted: Accepted,
     header: Header,
     first: Option<u64>,
     begun: bool,
 ) -> Result<Response, ApiError> {
-    // What a piece says depends on all before it.
+    // The format of a piece depends on all earlier text.
     accepted.stream.give_known();
     let Some(first) = first else {
         return whole::respond(accepted, &header).await;

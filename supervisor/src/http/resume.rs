@@ -1,13 +1,12 @@
 //! `GET /execute/{job_id}`, `/v1/chat/completions/{id}`, `/v1/completions/{id}`, `/v1/messages/{id}`,
-//! `/v1/responses/{id}`: the rest of an answer whose connection an earlier supervisor lost.
+//! `/v1/responses/{id}`: the rest of an answer, after its connection was lost with an earlier supervisor.
 //!
-//! A response is asked for by the number of an event ([`rest`]). Of the others
-//! `?from=N` says that the client has N pieces of text (for `/execute`, that its last event had `i` = N − 1), and
-//! `Last-Event-ID` is the `id:` of the last event that it has, as browsers send it. Without either,
-//! the answer is told from its beginning.
+//! A response of the Responses API is resumed from an event's number ([`rest`]). For the others `?from=N` is the number
+//! of text pieces that the client has (for `/execute`: its last event had `i` = N − 1), and `Last-Event-ID` is the
+//! `id:` of its last event, as browsers send it. Without either, the answer is sent from its beginning.
 //!
-//! Of an answer of several choices, `?from=12.9.14` says how many chunks of each choice the client has, in the order of
-//! `index`: not the one with the role, but the one with `finish_reason`. Its chunks have no `id:`.
+//! For several choices, `?from=12.9.14` is the number of chunks of each choice that the client has, in the order of
+//! `index`, without the chunk of the role, and with that of `finish_reason`. Their chunks have no `id:`.
 
 use super::connection::Attachment;
 use super::error::{ApiError, Dialect};
@@ -29,11 +28,11 @@ use std::future::ready;
 use std::io;
 use std::sync::Arc;
 
-/// A request that came with its connection from an earlier supervisor. Only this process can say so: it is no
-/// header, but an extension.
+/// Marks a request that arrived with an inherited connection. It is an extension and no header, so clients cannot set
+/// it.
 #[derive(Debug, Clone)]
 pub struct HandedOver {
-    /// What the client has of each part of the answer; `None` where it has no head either.
+    /// Received position in each part of the answer; `None`: the client does not have the head yet.
     pub told: Option<Vec<Skip>>,
 }
 
@@ -61,7 +60,7 @@ pub async fn resume(
     };
     match response {
         Ok(response) => response,
-        // The client is in the middle of a text, and no answer but the end of the connection is left.
+        // The client is in the middle of a text: only the end of the connection can report the error.
         Err(_) if is_begun => Response::new(Body::from_stream(once(ready(lost())))),
         Err(error) => error.respond(dialect),
     }
@@ -129,11 +128,11 @@ fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiEr
     })
 }
 
-/// What the client says that it has, and in which field.
+/// The client's position, and the field that has it.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     field: &'static str,
-    /// Of each part; none where it has nothing.
+    /// One for each part; empty at the beginning.
     skips: Vec<Skip>,
 }
 
@@ -148,7 +147,7 @@ impl From<Vec<Skip>> for Place {
 
 impl Place {
     /// # Errors
-    /// When it is no place in an answer of so many parts.
+    /// If it is no position in an answer of `parts` parts.
     fn check(&self, parts: usize) -> Result<(), ApiError> {
         let message = match self.field {
             _ if self.skips.is_empty() || self.skips.len() == parts => return Ok(()),

@@ -1,5 +1,5 @@
-//! Every route: who answers it, and how it is described. The router, the document at
-//! `/openapi.json` and the answer to requests for paths that do not exist are made of one table.
+//! Table of all routes, with their handlers and descriptions: the source of the router, of `/openapi.json` and of 404
+//! responses.
 
 use super::error::{ApiError, Dialect};
 use super::openapi::operations;
@@ -44,7 +44,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
     }
 }
 
-/// Every route, in the order in which people are told.
+/// Every route, in the order of their listing.
 pub const ROUTES: [Route; 33] = [
     a_get("/", || get(root), operations::root),
     a_post(
@@ -169,7 +169,7 @@ pub const ROUTES: [Route; 33] = [
     ),
 ];
 
-/// `GET /`: what this is, to programs; the status page to who wants HTML.
+/// `GET /`: a short description as JSON, or the status page if HTML is accepted.
 pub async fn root(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if page::is_wanted(&headers) {
         return page::page();
@@ -190,7 +190,7 @@ pub async fn nothing_there(request: Request<Body>) -> Response {
     ApiError::not_found(advice(path)).respond(Dialect::of_path(path))
 }
 
-/// The same place without slashes that mean nothing, where there are any.
+/// The same URI without redundant slashes, or `None` if there are none.
 #[must_use]
 pub fn plain(uri: &Uri) -> Option<Uri> {
     let path = uri.path();

@@ -1,13 +1,12 @@
-//! An answer as server-sent events.
+//! Answers as server-sent events.
 //!
-//! The body is polled by the connection, asks the request's stream for everything that is new,
-//! and writes all of it into one chunk: under load, many tokens share one write. Silence is
-//! filled with comments, which every client skips: `: recovering` as soon as the child is dead or
-//! overdue and each second until another one goes on, `: keep-alive` otherwise, so that proxies see
-//! life.
+//! The connection polls the body. The body takes all new events of the request's stream and writes them into one chunk:
+//! under load, many tokens share one write. Silence is filled with comments, which every client skips: `: recovering`
+//! as soon as the child is dead or overdue, and each second until another one continues; `: keep-alive` otherwise, for
+//! proxies.
 //!
-//! An API whose clients retry by the status line keeps it back until there is something to tell:
-//! a request that fails before its first token is then refused like any other.
+//! If an API's clients retry by the status line, the status line is delayed until the first event: a request that fails
+//! before its first token then gets an error status.
 
 #![expect(
     clippy::disallowed_methods,
@@ -32,50 +31,49 @@ use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 use worker_orcd_requests::error_code::ErrorCode;
 
-/// Time between two looks whether the client of a silent stream should hear something.
+/// Time between two checks of a silent stream.
 const TICK: Duration = Duration::from_secs(1);
-/// Silence after which a comment is sent: well before common proxies give up.
+/// Silence after which a comment is sent; shorter than the timeouts of common proxies.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 const RECOVERING: &[u8] = b": recovering\n\n";
 
-/// The form in which one API writes its events. Everything is appended, so several events share a
-/// chunk.
+/// Event format of an API. All methods append, so several events share a chunk.
 pub trait Render: Send + Unpin + 'static {
-    /// Writes what comes before everything else.
+    /// Writes the events before all others.
     fn begin(&mut self, out: &mut Vec<u8>);
-    /// `index` is that of the last token that contributed.
+    /// Writes a piece of text. `index`: of the last token in it.
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>);
-    /// Text that the client has, before all that it is told here.
+    /// Processes text that the client already has, before all text that is written.
     fn known(&mut self, _piece: &Piece) {}
-    /// Writes what follows each batch of text; `tokens_out` counts all accepted tokens.
+    /// Writes what follows each batch of text. `tokens_out`: number of all accepted tokens.
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
-    /// Writes what fills a long silence.
+    /// Writes a keep-alive after a long silence.
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(COMMENT);
     }
 }
 
-/// A comment, which clients pass over.
+/// A comment, which clients ignore.
 const COMMENT: &[u8] = b": keep-alive\n\n";
 
-/// What the events of a body are made of.
+/// Source of a body's events.
 pub trait Source: Send + Unpin + 'static {
-    /// Takes what is new. `false` where nothing follows.
+    /// Takes new events. `false`: no more will follow.
     fn poll_new(&mut self, cx: &mut Context<'_>) -> Poll<bool>;
-    /// Writes what comes before everything else.
+    /// Writes the events before all others.
     fn begin(&mut self, out: &mut Vec<u8>);
-    /// Writes what was taken. True with the end.
+    /// Writes the taken events. Returns true after the end.
     fn write(&mut self, out: &mut Vec<u8>) -> bool;
-    /// The failure that comes before everything else, where there is one.
+    /// The failure, if it is the first event.
     fn first_failure(&mut self) -> Option<Failure>;
-    /// The client has had something of it from another supervisor.
+    /// Whether the client received a part of it from another supervisor.
     fn has_told(&self) -> bool;
     /// True while its child is dead or overdue.
     fn recovering(&self) -> bool;
-    /// Writes what fills a long silence.
+    /// Writes a keep-alive after a long silence.
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(COMMENT);
     }
@@ -85,12 +83,12 @@ pub trait Source: Send + Unpin + 'static {
 pub(super) fn failure_of(end: StreamEvent) -> Failure {
     match end {
         StreamEvent::Failed(failure) => failure,
-        // The journal gives vectors to those who asked for them.
+        // Only requests for embeddings get vectors.
         _ => Failure::new(ErrorCode::Internal, "a vector is no text"),
     }
 }
 
-/// The response whose body is the stream. It begins at once.
+/// Response with the stream as its body. The head is sent at once.
 #[must_use]
 pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
     let mut body = EventBody::new(One::new(stream, job, render));
@@ -98,22 +96,22 @@ pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Respons
     respond_with(body)
 }
 
-/// The response whose body is the rest of a stream that has begun elsewhere.
+/// Response with the rest of a stream that began in another supervisor.
 #[must_use]
 pub fn go_on<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
     go_on_with(One::new(stream, job, render))
 }
 
-/// [`go_on`] with a stream of several.
+/// [`go_on`] for a stream of several choices.
 #[must_use]
 pub fn go_on_with<S: Source>(source: S) -> Response {
     let mut body = EventBody::new(source);
-    // A client that was told nothing yet has had the head alone.
+    // A client without any part of the answer has received the head alone.
     body.begun = body.source.has_told();
     respond_with(body)
 }
 
-/// [`go_on`] where the beginning is told at once, before there is anything of the answer.
+/// [`go_on`] that writes the first events at once, before there is any text.
 #[must_use]
 pub fn go_on_begun<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
     let mut body = EventBody::new(One::new(stream, job, render));
@@ -121,11 +119,10 @@ pub fn go_on_begun<R: Render>(stream: RequestStream, job: Job, render: R) -> Res
     respond_with(body)
 }
 
-/// The response whose body is the stream, once the first events of it are known, and begun with
-/// them. A client that waits long for those hears that somebody is there.
+/// Response that starts with the first events, once they are known. Liveness probes are sent during a long wait.
 ///
 /// # Errors
-/// When the first event is a failure.
+/// If the first event is a failure.
 pub async fn respond_when_known<R: Render>(
     stream: RequestStream,
     job: Job,
@@ -134,12 +131,12 @@ pub async fn respond_when_known<R: Render>(
     respond_when_known_with(One::new(stream, job, render)).await
 }
 
-/// [`respond_when_known`] with a stream of several.
+/// [`respond_when_known`] for a stream of several choices.
 ///
 /// # Errors
-/// When the first event is a failure.
+/// If the first event is a failure.
 pub async fn respond_when_known_with<S: Source>(mut source: S) -> Result<Response, ApiError> {
-    // Cancel-safe: what is not known by then is the body's to read.
+    // Cancel-safe: the body reads later events.
     let known = poll_fn(|cx| source.poll_new(cx));
     let _ = tokio::time::timeout(KEEP_ALIVE, known).await;
     match source.first_failure() {
@@ -153,12 +150,12 @@ fn respond_with<S: Source>(body: EventBody<S>) -> Response {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx would otherwise collect the stream before passing it on.
+    // Disables nginx's buffering of the stream.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
-/// `event: NAME`, `data: JSON`. No name and no data of ours has a line break.
+/// Writes `event: NAME`, `data: JSON`. Neither may contain a line break.
 pub fn write_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
     out.extend_from_slice(b"event: ");
     out.extend_from_slice(name.as_bytes());
@@ -166,7 +163,7 @@ pub fn write_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
     write_data(out, data);
 }
 
-/// `data: JSON`. JSON escapes line breaks, so it is always one line.
+/// Writes `data: JSON`. JSON escapes line breaks, so it is always one line.
 pub fn write_data(out: &mut Vec<u8>, data: &impl Serialize) {
     out.extend_from_slice(b"data: ");
     write_json(out, data);
@@ -174,18 +171,18 @@ pub fn write_data(out: &mut Vec<u8>, data: &impl Serialize) {
 }
 
 pub fn write_json(out: &mut Vec<u8>, data: &impl Serialize) {
-    // Neither writing to memory nor serializing our own types can fail.
+    // Neither writing to memory nor serializing these types can fail.
     let _ = serde_json::to_writer(out, data);
 }
 
-/// One stream, told by one renderer.
+/// One stream with one renderer.
 struct One<R> {
     stream: RequestStream,
     job: Job,
     render: R,
-    /// Taken and not written. Reused.
+    /// Taken events that are not written yet. Reused.
     events: Vec<StreamEvent>,
-    /// What the client had before.
+    /// Position that the client has reached.
     known: Skip,
 }
 
@@ -276,7 +273,7 @@ struct EventBody<S> {
     ended: bool,
     tick: Pin<Box<Sleep>>,
     last_write: Instant,
-    /// The client knows of this pause.
+    /// The client was informed of this pause.
     pause_told: bool,
 }
 
@@ -312,15 +309,15 @@ impl<S: Source> EventBody<S> {
             }
             self.begin(out);
             self.ended |= self.source.write(out);
-            // Of what the client has, nothing is written, and only a stream that is read to its present
-            // end wakes this body again.
+            // A part that the client already has produces no output, and the waker is registered only after a read to
+            // the present end.
             if self.ended || !out.is_empty() {
                 return;
             }
         }
     }
 
-    /// Registers for the next tick and writes a comment when one is due.
+    /// Registers for the next tick and writes a comment if one is due.
     fn poll_silence(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
         let recovering = self.source.recovering();
         if recovering && !self.pause_told && self.begun {
@@ -386,7 +383,7 @@ mod tests {
     use worker_orcd_requests::record::NewRequest;
     use worker_orcd_requests::testing::{Journal, SEAT, request, step};
 
-    /// Tells the numbers of pieces, and counts those that are known.
+    /// Renderer that writes the numbers of pieces and counts the known ones.
     #[derive(Default)]
     struct Numbers {
         known: u32,

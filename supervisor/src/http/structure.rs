@@ -1,14 +1,14 @@
-//! `response_format` of the OpenAI API and `structured_outputs` of vLLM: what an answer is held to.
+//! `response_format` of the OpenAI API and `structured_outputs` of vLLM: the grammar of an answer.
 //!
 //! ```text
 //! "response_format": {"type": "json_schema", "json_schema": {"name": "point", "schema": {…}}}
-//! "response_format": {"type": "json_object", "schema": {…}}                         as Together and llama-server have it
-//! "json_schema": {…}, or "grammar": "root ::= …" (GBNF)                              llama-server's
+//! "response_format": {"type": "json_object", "schema": {…}}             Together, llama-server
+//! "json_schema": {…}, or "grammar": "root ::= …" (GBNF)                 llama-server
 //! "structured_outputs": {"regex": "[0-9]+"}         or json, json_object, choice, grammar
 //! ```
 //!
-//! A schema, an expression or a grammar is only carried here. Whether it can be followed is found out where
-//! that costs nobody anything ([`crate::interpreter::grammars`]).
+//! Schemas, expressions and grammars are not interpreted here. They are compiled in an isolated process
+//! ([`crate::interpreter::grammars`]).
 
 pub(super) mod formats;
 
@@ -35,7 +35,7 @@ use worker_orcd_text::tools::Parsing;
 /// Fields of both kinds of completion.
 pub const FIELDS: &[&str] = &[FORMAT, SCHEMA, GBNF, OUTPUTS];
 
-/// Where the Responses API and Anthropic's say the same.
+/// The corresponding field of the Responses API.
 pub(super) const TEXT_FORMAT: &str = "text.format";
 pub(super) const OUTPUT_FORMAT: &str = "output_config.format";
 
@@ -48,25 +48,25 @@ const OF_FORMAT: Names = |name| among(name, &[&["type", "json_schema", "schema"]
 const OF_SCHEMA: Names = |name| among(name, &[&["name", "description", "schema", "strict"]]);
 const OF_OUTPUTS: Names = |name| among(name, &[KINDS]);
 
-/// Ways to say what an answer is held to, in vLLM's words.
+/// Kinds of grammars, as named by vLLM.
 const KINDS: &[&str] = &["json", "json_object", "regex", "choice", "grammar"];
 
-/// Length of a schema's name, as the OpenAI API has it.
+/// Length of a schema's name, as in the OpenAI API.
 const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
 
-/// Time in which a tool whose schema is at fault is looked for, behind the time in which all were tried together.
+/// Time limit of the search for an invalid tool schema, after the check of all tools together.
 const LONGEST_SEARCH: Duration = Duration::from_millis(500);
 
 const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
-/// What an answer is held to, and where the request says so.
+/// Grammar of an answer, and its field in the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     pub field: &'static str,
     pub structure: Structure,
 }
 
-/// Notes all mistakes; `None` for text without bounds. `has_tools`: the model may call.
+/// Notes all mistakes. `None`: unconstrained text. `has_tools`: the model may call tools.
 pub fn read(fields: &mut Fields<'_>, has_tools: bool) -> Option<Asked> {
     let given = [
         (FORMAT, read_format(fields)),
@@ -86,7 +86,7 @@ pub fn read(fields: &mut Fields<'_>, has_tools: bool) -> Option<Asked> {
         let rule = "cannot be given together with tools that may be called";
         fields.error(field, Constraint::Conflict, rule);
     }
-    // The end of a text that is held is the end of the answer.
+    // A grammar's end must end the answer.
     if fields.is_true("ignore_eos") {
         let rule = format!("cannot be given together with {field}");
         fields.error("ignore_eos", Constraint::Conflict, rule);
@@ -124,7 +124,7 @@ fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
     })
 }
 
-/// An empty one asks for nothing.
+/// An empty one has no effect.
 fn read_top_schema(fields: &mut Fields<'_>) -> Option<Grammar> {
     fields.says(SCHEMA, || schema::of_type(Type::Object));
     let given = fields.take(SCHEMA)?;
@@ -133,7 +133,7 @@ fn read_top_schema(fields: &mut Fields<'_>) -> Option<Grammar> {
     schema.flatten().map(Grammar::JsonSchema)
 }
 
-/// An empty one asks for nothing.
+/// An empty one has no effect.
 fn read_gbnf(fields: &mut Fields<'_>) -> Option<Grammar> {
     let text = fields.text(GBNF, &(0..=usize::MAX))?;
     let is_followed = !text.is_empty() && is_short(fields, GBNF, text.len());
@@ -146,10 +146,10 @@ fn read_named_schema(mut fields: Fields<'_>) -> Result<Option<Grammar>, Mistakes
     Ok(schema.map(Grammar::JsonSchema))
 }
 
-/// The name, which llama-server and vLLM do not ask for, and the schema.
+/// Name, which is optional in llama-server and vLLM, and schema.
 fn take_named_schema(fields: &mut Fields<'_>) -> (Option<String>, Option<String>) {
     let name = fields.text("name", &NAME_CHARS);
-    // Both say nothing: an answer is held to a schema whatever they are.
+    // Neither field has an effect: the schema is always enforced.
     let _ = fields.text("description", &(0..=usize::MAX));
     let _ = fields.boolean("strict");
     (name, take_schema(fields))
@@ -161,7 +161,7 @@ fn take_schema(fields: &mut Fields<'_>) -> Option<String> {
     schema.and_then(|given| read_schema(fields, "schema", given))
 }
 
-/// A JSON Schema that is an object, as it was written.
+/// A JSON Schema that is an object, as text of the body.
 fn read_schema(fields: &mut Fields<'_>, name: &str, given: Json<'_>) -> Option<String> {
     let Some(schema) = given.object_text() else {
         fields.error(name, Constraint::Type, "must be an object");
@@ -212,7 +212,7 @@ fn read_kind(outputs: &mut Fields<'_>, kind: &str) -> Option<Grammar> {
         "json" => {
             let given = outputs.take(kind)?;
             let schema = match given.kind() {
-                // The text of a schema, as vLLM takes it.
+                // Text of a schema, as in vLLM.
                 Kind::Text => {
                     let text = outputs.text_of(kind, given, &(1..=usize::MAX))?;
                     let is_object = text.trim_start().starts_with('{')
@@ -249,7 +249,7 @@ fn read_choice(outputs: &mut Fields<'_>, kind: &str) -> Option<Vec<String>> {
         let text = element.text().filter(|text| !text.is_empty());
         are_texts &= text.is_some();
         if let Some(text) = text {
-            // Each costs a place, too.
+            // One byte for each separator.
             bytes += text.len() + 1;
             if bytes <= MAX_GRAMMAR_BYTES {
                 texts.push(text.into_owned());
@@ -264,7 +264,7 @@ fn read_choice(outputs: &mut Fields<'_>, kind: &str) -> Option<Vec<String>> {
     is_short(outputs, kind, bytes).then_some(texts)
 }
 
-/// Reads an object inside of a field, whose mistakes have their place.
+/// Reads a nested object. Paths of mistakes begin with the field's name.
 fn inside<'a, T>(
     fields: &mut Fields<'a>,
     name: &str,
@@ -285,8 +285,8 @@ fn inside<'a, T>(
     }
 }
 
-/// What is held has an end, and is no call. One alternative more, and Schemathesis makes no case of the body:
-/// that both fields are not given together is not said.
+/// Rule against other fields: constrained text has an end, and cannot be a tool call. It does not exclude both fields
+/// together: with one more alternative Schemathesis generates no body.
 fn rule_of_others() -> Shape {
     let no_tools = schema::or_null(schema::values([json!([])]));
     let ends = schema::or_null(schema::values([false]));
@@ -305,7 +305,7 @@ fn rule_of_others() -> Shape {
     ])
 }
 
-/// No schema can say which schemas are followed.
+/// No schema can describe which schemas are supported.
 fn format_shape() -> Shape {
     let schema = schema::closed_object(
         [
@@ -343,10 +343,10 @@ fn outputs_shape() -> Shape {
 }
 
 impl App {
-    /// The grammar of all that the model writes, tried where it may fail; `None` where nothing was asked.
+    /// Grammar of the complete output, checked in an isolated process; `None` for unconstrained output.
     ///
     /// # Errors
-    /// When it cannot be followed, or nobody could say in time.
+    /// If it is not supported, or if the check did not finish in time.
     pub(super) async fn hold(
         &self,
         model: &Arc<LoadedModel>,
@@ -383,7 +383,7 @@ impl App {
     }
 }
 
-/// The first that cannot be followed by itself; `None` where none was found in time.
+/// First grammar that fails on its own; `None` if none was found in time.
 async fn at_fault<T, F: Future<Output = Result<(), GrammarFault>>>(
     grammars: impl Iterator<Item = (T, Grammar)>,
     try_out: impl Fn(Grammar) -> F,

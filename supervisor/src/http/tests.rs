@@ -1,4 +1,4 @@
-//! The routes, asked without a socket, over an engine whose child cannot be started.
+//! Routes without a socket, over an engine without a startable child.
 
 use super::*;
 use crate::child::spawn::Spawner;
@@ -20,7 +20,7 @@ fn config(flags: &[&str]) -> Config {
     Config::gather(&command.get_matches_from(all), &Environment::default()).unwrap()
 }
 
-/// An engine that has given up: nothing can be generated, everything else must still answer.
+/// An engine that has given up: generation fails, and everything else must be answered.
 pub(super) async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
     let (spawner, orders) = Spawner::new();
@@ -240,7 +240,7 @@ async fn with_keys_only_probes_are_open() {
     );
 }
 
-/// The page holds nothing to hide, and a browser sends no key with an address. What it asks needs one.
+/// The page has no data, and a browser sends no key in a navigation. The requests of its script need one.
 #[tokio::test]
 async fn a_browser_gets_the_page_without_a_key_and_a_program_gets_json_with_one() {
     let keys = tempfile::NamedTempFile::new().unwrap();

@@ -1,7 +1,7 @@
-//! `POST /tokenize`, `/detokenize`, `/apply-template`: what a model is given, and what its tokens say.
+//! `POST /tokenize`, `/detokenize`, `/apply-template`: conversions between texts, conversations and tokens.
 //!
-//! Fields have the names of llama-server (`content`, `add_special`, `with_pieces`) and of vLLM (`prompt`, `messages`,
-//! `add_special_tokens`, `return_token_strs`), and an answer has what clients of either read.
+//! The fields have the names of llama-server (`content`, `add_special`, `with_pieces`) and of vLLM (`prompt`,
+//! `messages`, `add_special_tokens`, `return_token_strs`). The answers have the fields of both.
 
 mod held;
 mod read;
@@ -82,7 +82,8 @@ async fn try_apply_template(app: &Arc<App>, request: Request<Body>) -> Result<Re
 }
 
 impl App {
-    /// Writes an answer, made of so many bytes, once there is room for it. `rooms` is kept while what it was made of is.
+    /// Writes an answer that is computed from `bytes` bytes, once there is room for it. `rooms`: held until the answer
+    /// is written.
     pub(super) async fn answered<R: Send + 'static>(
         &self,
         field: &str,

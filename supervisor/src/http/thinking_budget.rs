@@ -1,7 +1,7 @@
-//! How long thoughts may be: what a request says of it, or else the operator.
+//! Reasoning budget: from the request, else from the operator.
 //!
-//! vLLM's and llama-server's fields mean the same, and of two that are given both hold. -1 asks for no bound,
-//! whatever the operator says.
+//! vLLM's and llama-server's fields have the same meaning; if both are set, both apply. -1 means no limit, whatever the
+//! operator has set.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -18,12 +18,12 @@ use worker_orcd_text::{Structure, Text};
 /// Fields of chat: vLLM's, and llama-server's.
 pub const FIELDS: &[&str] = &["thinking_token_budget", "thinking_budget_tokens"];
 
-/// Where nothing of the request says so.
+/// Origin of a budget that is not in the request.
 const OPTION: &str = "--reasoning-budget";
 
 const NO_BOUND: f64 = -1.0;
 
-/// A bound, and where it is said.
+/// Limit and its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     pub tokens: u32,
@@ -31,17 +31,17 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// The operator's.
+    /// The operator's default.
     #[must_use]
     pub fn of_operator(limits: &RequestLimits) -> Option<Self> {
         let field = OPTION;
         limits.reasoning_budget.map(|tokens| Self { tokens, field })
     }
 
-    /// What a child is told; `None` where nothing of an answer is told as thoughts.
+    /// Budget for the child; `None` if the answer's reasoning is not separated.
     ///
     /// # Errors
-    /// Where the model cannot write the tag.
+    /// If the model cannot generate the closing tag.
     pub fn settle(
         budget: Option<Self>,
         parsing: Parsing,
@@ -63,7 +63,7 @@ impl Budget {
     }
 }
 
-/// Reads chat's fields. `parsing`: how the answer is taken apart.
+/// Reads the fields of chat. `parsing`: parsers of the answer.
 pub fn read(
     fields: &mut Fields<'_>,
     limits: &RequestLimits,
@@ -88,7 +88,7 @@ pub fn read(
             smallest = Some(Budget { tokens, field });
         }
     }
-    // It is about thoughts, too, and has perhaps no place for the tag.
+    // A grammar of the whole output also covers reasoning, and may not allow the closing tag.
     let is_whole = structure.is_some_and(|it| {
         matches!(
             it.structure,

@@ -1,8 +1,8 @@
-//! TLS, where it was asked for: the certificate that is shown to the next client, and its handshake.
+//! TLS: the certificate for new connections, and handshakes.
 //!
-//! A handshake has the time of a request's head, and a client in it has a place like any other that has not
-//! asked yet. Behind it everything is as without TLS, but for a client that ends its side of the socket: it is
-//! gone. Whoever only has nothing more to say closes its half by a word of TLS (`close_notify`).
+//! A handshake has the time limit of a request's head, and its connection counts as one without a request. After it,
+//! everything is as without TLS, with one exception: a client that shuts down its side of the socket is gone, because a
+//! half-close in TLS is a `close_notify` message.
 
 use parking_lot::RwLock;
 use rustls::ServerConfig;
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// The present certificate and key; all that hold this see the next ones.
+/// Present certificate and key. All clones of this see a replacement.
 #[derive(Debug, Clone)]
 pub struct Tls(Arc<RwLock<Arc<ServerConfig>>>);
 
@@ -24,7 +24,7 @@ impl Tls {
         Self(Arc::new(RwLock::new(server)))
     }
 
-    /// For handshakes from now on.
+    /// Replaces the certificate for new handshakes.
     pub fn replace(&self, server: Arc<ServerConfig>) {
         *self.0.write() = server;
     }

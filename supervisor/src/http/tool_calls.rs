@@ -1,4 +1,4 @@
-//! Calls that an assistant made, as clients send them back: `tool_calls` of a message.
+//! Tool calls of an assistant that clients send back: `tool_calls` of a message.
 
 use super::fields::{Fields, Names, among};
 use super::json::Json;
@@ -8,20 +8,20 @@ use super::openapi::schema::{self, Shape};
 use worker_orcd_text::ToolCall;
 use worker_orcd_text::json_texts;
 
-/// A turn of more calls is no model's.
+/// Largest number of calls in a turn.
 const MAX_CALLS: usize = 128;
 
 /// Length of names and ids of calls.
 pub(super) const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=128;
 
-/// Other numbers would reach the template changed.
+/// Rule for numbers, which otherwise would reach the template with another value.
 pub(super) const NUMBERS: &str =
     "must have no integer beyond 64 bits and no number that is not finite";
 
 const CALL: Names = |name| among(name, &[&["id", "type", "function", "index"], PASSED_OVER]);
 const FUNCTION: Names = |name| among(name, &[&["name", "arguments", PARSED], PASSED_OVER]);
 
-/// What OpenAI's packages make of `arguments` for their callers, and send back with them.
+/// Parsed `arguments` that OpenAI's client packages add, and send back.
 const PARSED: &str = "parsed_arguments";
 
 pub(super) fn shape() -> Shape {
@@ -30,7 +30,7 @@ pub(super) fn shape() -> Shape {
     schema::list(call, &(0..=MAX_CALLS))
 }
 
-/// All mistakes are noted in `mistakes`, by their place behind the list's name: `[0].function.name`.
+/// Notes all mistakes in `mistakes`, by path relative to the list: `[0].function.name`.
 pub(super) fn read(list: Json<'_>, mistakes: &mut Mistakes) -> Vec<ToolCall> {
     let (mut calls, mut index) = (Vec::new(), 0);
     let is_list = list.each_element(|item| {

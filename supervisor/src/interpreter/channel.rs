@@ -1,4 +1,4 @@
-//! Frames over a socket pair, read and written by plain threads within a deadline.
+//! Frames over a socket pair, for plain threads, with deadlines.
 
 #![expect(clippy::disallowed_methods, reason = "an order has a deadline")]
 
@@ -27,7 +27,7 @@ pub(super) enum ChannelError {
     Codec(#[from] CodecError),
 }
 
-/// One end.
+/// One end of the socket pair.
 #[derive(Debug)]
 pub(super) struct Channel {
     stream: UnixStream,
@@ -35,7 +35,7 @@ pub(super) struct Channel {
     greeted: bool,
 }
 
-/// A message as it goes over the wire.
+/// Serializes a message as a frame.
 pub(super) fn frame<T: Serialize>(message: &T) -> Result<Vec<u8>, ChannelError> {
     let payload = encode(message)?;
     let mut frame = Vec::with_capacity(payload.len() + 4);
@@ -52,7 +52,7 @@ impl Channel {
         }
     }
 
-    /// Writes what [`frame`] made; without a deadline for as long as it takes.
+    /// Writes a [`frame`]. Without a deadline it may block forever.
     pub(super) fn send(
         &mut self,
         frame: &[u8],
@@ -65,7 +65,7 @@ impl Channel {
         self.write(frame, deadline)
     }
 
-    /// The next message.
+    /// Receives the next message.
     pub(super) fn receive<T: DeserializeOwned>(
         &mut self,
         deadline: Option<Instant>,
@@ -100,8 +100,7 @@ impl Channel {
     }
 }
 
-/// Time that a socket is told to wait at most. Zero would mean for ever, so it is an error: too
-/// late.
+/// Timeout for a socket operation. The socket reads zero as no timeout, so zero is an error: the deadline has passed.
 fn left_until(deadline: Option<Instant>) -> Result<Option<std::time::Duration>, ChannelError> {
     match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
         Some(left) if left.is_zero() => Err(ChannelError::Late),
@@ -109,7 +108,7 @@ fn left_until(deadline: Option<Instant>) -> Result<Option<std::time::Duration>, 
     }
 }
 
-/// A time-out is for the deadline to judge.
+/// Ignores a timeout, which the deadline check handles.
 fn wait_or_fail(error: io::Error) -> Result<(), ChannelError> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(()),

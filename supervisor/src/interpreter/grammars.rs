@@ -1,13 +1,12 @@
-//! Grammars of requests, compiled before a request is let in.
+//! Grammars of requests, compiled before admission.
 //!
-//! What an answer is held to is a stranger's text, and a child compiles it, too. So it is tried first where
-//! nothing else lives: in a process that has this model's vocabulary, and a time that is short. Two threads
-//! have such a process each, from the first grammar on. They get what streams leave of the processor, so a
-//! grammar's time is counted in time of the processor; who has waited for long is sent away meanwhile, so that
-//! every request is answered soon, whatever others send and whatever the machine does.
+//! A grammar is untrusted text that a child also compiles. So it is tried first in an isolated process that has the
+//! model's vocabulary and a short time limit. Two threads have one such process each, from the first grammar on. Their
+//! priority is low, and the limit counts processor time, so that streams are not disturbed and a busy machine fails no
+//! grammar. A client that has waited too long gets a retryable error: every request is answered soon, whatever the
+//! load.
 //!
-//! What was found of a grammar is kept, for clients send the same one with each request, and who was sent away
-//! comes back.
+//! Results are cached, because clients repeat grammars, and refused clients retry.
 
 use super::channel::frame;
 use super::keeper::{Keeper, OrderError, Patience};
@@ -24,53 +23,53 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use worker_orcd_ipc::{Grammar, TokenizerFacts};
 
-/// Processes, so that a grammar that takes its time is not what all others wait for.
+/// Number of processes: a slow grammar does not block all others.
 const PROCESSES: usize = 2;
 
-/// What a process may take for one grammar. Those of people take some milliseconds of processor time. A child takes the
-/// same again, and where streams compute on all cores that is several times as long.
+/// Time limits for one grammar. Ordinary ones take some milliseconds of processor time. A child takes the same again,
+/// which is several times as long while streams compute on all cores.
 const PATIENCE: Patience = Patience {
     work: Duration::from_millis(300),
     wait: Duration::from_secs(10),
 };
 
-/// Time that a process may take for the vocabulary. It is the machine's time, nobody's attack.
+/// Time limit for the vocabulary. It is trusted, and its time depends on the machine alone.
 const VOCABULARY_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Time that a client waits for what is found.
+/// Longest wait of a client for a result.
 const LONGEST_WAIT: Duration = Duration::from_millis(1300);
 
-/// Priority of what tries grammars: streams on all cores give it a tenth of one of them, so that they hardly feel it and
-/// an ordinary grammar is soon known.
+/// Nice value of the threads and processes. Beside streams on all cores they get about a tenth of one core: enough for
+/// an ordinary grammar, and hardly noticeable for streams.
 const NICENESS: i32 = 10;
 
-/// Bytes of the grammars that wait; more are sent away at once.
+/// Bytes of the waiting grammars. Further ones are refused at once.
 const WAITING_BYTES: usize = 16 << 20;
 
-/// Characters of a refusal that are kept and told.
+/// Characters of a cached error message.
 const SENTENCE_CHARS: usize = 1000;
 
-/// Bytes of what is known of grammars, with all that a map needs.
+/// Bytes of the cache, with the map's overhead.
 const KNOWN_BYTES: usize = 1 << 20;
 const ENTRY_BYTES: usize = 256;
 
 type Found = Result<(), GrammarFault>;
 type Digest = [u8; 32];
 
-/// Why an answer cannot be held to a grammar.
+/// Reason that a grammar cannot constrain an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum GrammarFault {
-    /// It is wrong, or too much.
+    /// Invalid or too expensive grammar.
     #[error("{0}")]
     Refused(String),
     #[error("too many grammars are being checked; try again soon")]
     Busy,
-    /// The machine's fault.
+    /// A fault of the machine.
     #[error("{0}")]
     Unavailable(String),
 }
 
-/// The check of one model's grammars. Dropped, its processes end.
+/// Grammar checker of one model. Dropping it ends its processes.
 #[derive(Debug)]
 pub struct Grammars {
     shared: Arc<Shared>,
@@ -78,18 +77,18 @@ pub struct Grammars {
 
 #[derive(Debug)]
 struct Shared {
-    /// The frame of a process's first order: the vocabulary.
+    /// Frame of a process's first order: the vocabulary.
     vocabulary: Result<Vec<u8>, String>,
     state: Mutex<State>,
     news: Condvar,
-    /// There was a process, or none can be had.
+    /// The first process is ready, or failed to start.
     begun: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Pending>,
-    /// Those that are being tried, and who else waits for what is found: a client that came back, as a rule.
+    /// Grammars in progress, with further receivers of their results: usually a client that retried.
     tried: HashMap<Digest, Vec<oneshot::Sender<Found>>>,
     known: Known,
     threads: usize,
@@ -103,14 +102,14 @@ struct Pending {
     reply: oneshot::Sender<Found>,
 }
 
-/// What is asked of a grammar: known, or to be known.
+/// Result of a lookup: cached, or pending.
 #[derive(Debug)]
 pub enum Asked {
     Known(Found),
     Soon(Soon),
 }
 
-/// What will be found.
+/// Pending result.
 #[derive(Debug)]
 pub struct Soon {
     reply: oneshot::Receiver<Found>,
@@ -119,13 +118,13 @@ pub struct Soon {
 
 impl Asked {
     /// # Errors
-    /// What is wrong with the grammar, or why nobody could say.
+    /// The error of the grammar, or why there is no result.
     pub async fn answer(self) -> Found {
         match self {
             Self::Known(found) => found,
             Self::Soon(Soon { reply, mut begun }) => {
                 let patience = async {
-                    // Nobody is sent away for the time that a first process takes.
+                    // The start of the first process does not count as a client's wait.
                     drop(begun.wait_for(|begun| *begun).await);
                     sleep(LONGEST_WAIT).await;
                 };
@@ -142,10 +141,10 @@ impl Asked {
 }
 
 impl Grammars {
-    /// Keeps the vocabulary, and starts nothing.
+    /// Stores the vocabulary. Starts no process.
     #[must_use]
     pub fn new(facts: &TokenizerFacts) -> Self {
-        // Grammars are about bytes of tokens: neither merges nor a template say anything of them.
+        // Grammars use the bytes of tokens alone: merges and templates are omitted.
         let facts = TokenizerFacts {
             kind: facts.kind,
             pre: String::new(),
@@ -173,7 +172,7 @@ impl Grammars {
         }
     }
 
-    /// Asks whether an answer can be held to this grammar. Takes as long as a digest of it.
+    /// Looks up whether this grammar can constrain an answer, or queues its check. Costs one digest of the grammar.
     #[must_use]
     pub fn ask(&self, grammar: &Grammar) -> Asked {
         let order = match frame(&Order::Check(grammar.clone())) {
@@ -204,7 +203,7 @@ impl Grammars {
         })
     }
 
-    /// Starts the threads that are missing: all of them, the first time.
+    /// Starts the missing threads: all of them at the first call.
     fn employ(&self, state: &mut State) -> Found {
         while state.threads < PROCESSES {
             let shared = Arc::clone(&self.shared);
@@ -241,7 +240,7 @@ impl Shared {
         while let Some(pending) = self.next() {
             let found = prepared.and_then(|()| {
                 let answer = keeper.ask(vocabulary, &pending.order);
-                // A death and a delay may be the machine's, and another time there is none.
+                // A death or a delay may be the machine's fault, so it is not cached.
                 let is_final =
                     matches!(answer, Ok(Answer::Checked(_)) | Err(OrderError::Costly(_)));
                 let found = of_answer(answer);
@@ -260,7 +259,7 @@ impl Shared {
         }
     }
 
-    /// Sees that there is a process that knows the vocabulary.
+    /// Ensures a process that has the vocabulary.
     fn prepare(&self, keeper: &mut Keeper, vocabulary: &[u8]) -> Found {
         if let Err(why) = &self.vocabulary {
             return Err(GrammarFault::Unavailable(why.clone()));
@@ -276,7 +275,7 @@ impl Shared {
                 return None;
             }
             match state.queue.pop_front() {
-                // A client that went away takes its order along.
+                // A client that disconnected cancels its order.
                 Some(pending) if pending.reply.is_closed() => {}
                 Some(pending) => {
                     if let Some(pending) = state.try_one(pending) {
@@ -289,12 +288,12 @@ impl Shared {
     }
 }
 
-/// The first process is made as fast as it can be: somebody waits. From then on it gets what the others leave, and
-/// so do this thread and the processes that it makes in place of that one.
+/// Lowers the priority of this thread, of its process and of its later processes. The first process starts at normal
+/// priority, because a client waits for it.
 fn give_way(process: Option<u32>) {
     let process = process.and_then(|it| Pid::from_raw(it.cast_signed()));
     for who in [None].into_iter().chain(process.map(Some)) {
-        // Refused at worst: then the kernel shares as it would have.
+        // On failure the normal priority stays.
         if getpriority_process(who).is_ok_and(|nice| nice < NICENESS) {
             let _ = setpriority_process(who, NICENESS);
         }
@@ -302,14 +301,14 @@ fn give_way(process: Option<u32>) {
 }
 
 impl State {
-    /// For a grammar of so many bytes, once those are gone that nobody waits for.
+    /// Whether the queue has room for this many bytes, after cancelled checks are removed.
     fn has_room(&mut self, bytes: usize) -> bool {
         self.queue.retain(|pending| !pending.reply.is_closed());
         let waiting: usize = self.queue.iter().map(|it| it.order.len()).sum();
         waiting + bytes <= WAITING_BYTES
     }
 
-    /// Unless it is known by now, or being tried.
+    /// Takes a check, unless its result is cached or in progress.
     fn try_one(&mut self, pending: Pending) -> Option<Pending> {
         if let Some(found) = self.known.get(&pending.digest) {
             drop(pending.reply.send(found));
@@ -349,11 +348,11 @@ fn first_fault(failure: &OrderError) -> String {
     }
 }
 
-/// What was found of the grammars that came last.
+/// Cache of the latest results.
 #[derive(Debug, Default)]
 struct Known {
     found: HashMap<Digest, Found>,
-    /// The oldest first.
+    /// Oldest first.
     order: VecDeque<Digest>,
     bytes: usize,
 }

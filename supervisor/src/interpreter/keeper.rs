@@ -1,14 +1,12 @@
-//! One process of this program that may die, and the next one.
+//! Owner of one child process of this program, which may die and is then replaced.
 //!
-//! Each process is told one thing before all others: a template, or a vocabulary. Whoever keeps it asks
-//! then, one order at a time.
+//! The first order of each process is a template or a vocabulary. After that, the owner sends one order at a time.
 //!
-//! An order whose process died, or was stopped by a signal, is given to one more: when memory is short, the kernel takes this
-//! process first, and an idle one may have been gone before the order came. An order that was late
-//! had its time.
+//! If the process died or was stopped by a signal, the order is retried once: under memory pressure the kernel kills
+//! this process first, and an idle one may have died before the order came. An order that timed out is not retried.
 //!
-//! An order is not to blame for a process that somebody else killed or stopped, or that hardly ran. So errors say which it
-//! was, by the signal and by the processor time that the process used for the order.
+//! An order is not blamed for a process that was killed or stopped from outside, or that hardly ran. So errors
+//! distinguish these cases, by the signal and by the processor time of the order.
 
 #![expect(clippy::disallowed_methods, reason = "an order has a deadline")]
 
@@ -29,34 +27,34 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::{info, warn};
 
-/// Path of this program, even if its file was replaced since.
+/// Path of this program, also after its file was replaced.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// From one look at a process to the next: whether it is stopped, and how much of its processor time is used.
+/// Poll interval of a process: whether it is stopped, and its processor time.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// An order that used less processor time has not filled the memory of a machine: a SIGKILL has another cause.
+/// An order with less processor time cannot have exhausted memory: a SIGKILL then has another cause.
 const SMALL_WORK: Duration = Duration::from_millis(100);
 
-/// The part of its time that a process must have run to be late by itself.
+/// Inverse of the smallest share of the wall time that a process must have run for a timeout to be the order's fault.
 const RUNNING_PART: u32 = 2;
 
-/// A thread's process, while there is one.
+/// Process of a thread, if any.
 #[derive(Debug)]
 pub(super) struct Keeper {
     process: Option<Process>,
-    /// Time that the first order of a process may take.
+    /// Time limit of a process's first order.
     patience_at_first: Duration,
-    /// Time that any other order may take.
+    /// Time limit of each other order.
     patience: Patience,
 }
 
-/// Whichever is over first.
+/// Time limits. The first that is exceeded counts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
-    /// Processor time, which a machine that others use makes no longer.
+    /// Processor time, which load of the machine does not extend.
     pub work: Duration,
-    /// On the clock of the wall.
+    /// Wall time.
     pub wait: Duration,
 }
 
@@ -78,12 +76,12 @@ impl Keeper {
         }
     }
 
-    /// Its process, while there is one.
+    /// PID of the process, if any.
     pub(super) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.child.id())
     }
 
-    /// Sees that there is a process that follows `first`, the frame of its first order.
+    /// Ensures a process that has executed `first`, the frame of its first order.
     pub(super) fn prepare(&mut self, first: &[u8]) -> Result<(), OrderError> {
         if self.process.is_none() {
             self.process = Some(self.twice(|keeper| keeper.start(first))?);
@@ -91,7 +89,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The answer to an order.
+    /// Sends an order and returns the answer.
     pub(super) fn ask(&mut self, first: &[u8], order: &[u8]) -> Result<Answer, OrderError> {
         self.twice(|keeper| keeper.ask_once(first, order))
     }
@@ -106,7 +104,7 @@ impl Keeper {
         }
     }
 
-    /// Asks the process there is, or else a new one. After an error there is none.
+    /// Sends an order to the present process or a new one. After an error there is no process.
     fn ask_once(&mut self, first: &[u8], order: &[u8]) -> Result<Answer, OrderError> {
         let mut process = match self.process.take() {
             Some(process) => process,
@@ -127,7 +125,7 @@ impl Keeper {
     }
 }
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug, Error)]
 pub(super) enum OrderError {
     #[error("no process can be had: {0}")]
@@ -147,7 +145,7 @@ pub(super) enum OrderError {
     Starved(Duration),
     #[error("{0}")]
     Garbled(String),
-    /// Its first order was answered otherwise than with [`Answer::Ready`].
+    /// The first order's answer was not [`Answer::Ready`].
     #[error("an answer out of turn")]
     Answered(Answer),
 }
@@ -159,8 +157,9 @@ fn in_words(status: ExitStatus) -> String {
     }
 }
 
-/// A process sends itself none of these signals, and the kernel does for no fault of its order. SIGKILL comes from the kernel
-/// too, where memory is short: an order that used some processor time may be why.
+/// Whether a signal came from outside: a process does not send these to itself, and the kernel sends none of them for a
+/// fault of the order. Under memory pressure the kernel also sends SIGKILL, and an order with some processor time may
+/// be the cause.
 fn is_from_outside(status: ExitStatus, used: Duration) -> bool {
     use Signal::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGTRAP, SIGXCPU};
     let signal = status.signal().map(Signal::try_from);
@@ -174,12 +173,12 @@ fn is_from_outside(status: ExitStatus, used: Duration) -> bool {
     }
 }
 
-/// Killed and waited for when dropped.
+/// Killed and reaped when dropped.
 #[derive(Debug)]
 struct Process {
     child: Child,
     channel: Channel,
-    /// Processor time that was used before the order.
+    /// Processor time before the order.
     used_before: Duration,
 }
 
@@ -195,12 +194,12 @@ impl Process {
                 format!("--{CPU_SECONDS}"),
                 (cpu_time.as_secs() + 1).to_string(),
             ])
-            // The allocator would reserve more addresses than this process may have.
+            // The allocator's default reservation exceeds this process's address space.
             .env("MIMALLOC_ARENA_RESERVE", "32M")
-            // Ctrl-C in a terminal is for the supervisor alone.
+            // Ctrl-C in a terminal must reach the supervisor alone.
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            // Nobody would read them, and a full pipe stops who writes.
+            // Pipes without a reader would fill and block the process.
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let child = unblocked(|| command.spawn()).map_err(OrderError::NotStarted)?;
@@ -247,7 +246,7 @@ impl Process {
         self.processor_time().saturating_sub(self.used_before)
     }
 
-    /// The signal, while it is stopped.
+    /// Signal that has stopped the process, if it is stopped.
     fn stopped_by(&self) -> Option<Signal> {
         let pid = Pid::from_raw(self.child.id().cast_signed());
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
@@ -257,16 +256,16 @@ impl Process {
         }
     }
 
-    /// Zero where the kernel tells none: one that has ended.
+    /// Zero if the kernel reports none: for a reaped process.
     fn processor_time(&self) -> Duration {
         let clock = clock_getcpuclockid(Pid::from_raw(self.child.id().cast_signed()));
         let time = clock.and_then(|it: ClockId| clock_gettime(it));
         time.map_or(Duration::ZERO, Duration::from)
     }
 
-    /// The reason for which the process gave no answer. It is not asked again, whatever it was.
+    /// Reason of a missing answer. The process is not used again.
     fn explain(&mut self, error: ChannelError, patience: Patience) -> OrderError {
-        // One that has ended can be asked until it is waited for.
+        // The processor time of a dead process is readable until it is reaped.
         let used = self.used();
         match error {
             ChannelError::Late => match self.stopped_by() {
@@ -285,7 +284,7 @@ impl Process {
         }
     }
 
-    /// One that has ended already keeps the status it ended with.
+    /// A process that has ended keeps its exit status.
     fn end(&mut self) -> io::Result<ExitStatus> {
         self.child.kill()?;
         self.child.wait()

@@ -1,10 +1,10 @@
-//! The supervisor's side: two threads, each with a process that it may lose.
+//! Rendering of chat templates, the supervisor's side: two threads, each with a process that may die.
 //!
-//! Plain threads, for two reasons: the kernel ends a process when the *thread* that made it ends
-//! (see [`crate::child::spawn`]), and one that only waits needs no runtime. One of them takes
-//! short conversations only, so that nobody with a few lines waits behind megabytes.
+//! Plain threads, for two reasons: the kernel ends a process when the *thread* that created it ends (see
+//! [`crate::child::spawn`]), and a thread that only waits needs no runtime. One of them takes short conversations only,
+//! so that these do not wait for megabytes.
 //!
-//! Whatever ended a process, the next one is started at once and not when it is asked for.
+//! A dead process is replaced at once, not at the next order.
 
 use super::channel::frame;
 use super::keeper::{Keeper, OrderError};
@@ -17,12 +17,12 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use worker_orcd_text::template::{Rendering, TemplateError, TemplateSource};
 
-/// A conversation that takes a millisecond or two.
+/// Longest short conversation, in bytes: one or two milliseconds of work.
 const SHORT_BYTES: usize = 64 << 10;
 
 type Reply = Result<String, TemplateError>;
 
-/// One chat template, and the processes that have compiled it. Dropped, they end.
+/// One chat template, and the processes that have compiled it. Dropping it ends them.
 #[derive(Debug)]
 pub struct Interpreter {
     pool: Arc<Pool>,
@@ -30,7 +30,7 @@ pub struct Interpreter {
 
 #[derive(Debug)]
 struct Pool {
-    /// The frame of a process's first order: the template.
+    /// Frame of a process's first order: the template.
     template: Vec<u8>,
     patience: Duration,
     queue: Mutex<Queue>,
@@ -50,7 +50,7 @@ struct PendingRender {
     reply: oneshot::Sender<Reply>,
 }
 
-/// Which conversations a thread takes.
+/// Conversations that a thread takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
     Short,
@@ -58,10 +58,10 @@ enum Lane {
 }
 
 impl Interpreter {
-    /// Waits until the template is compiled; not for the runtime's threads.
+    /// Starts the threads and waits until the template is compiled. Blocks: not for the runtime's threads.
     ///
     /// # Errors
-    /// When it cannot be. Where only a process is missing, the next order asks for one again.
+    /// If the template does not compile. If only a process is missing, the next order starts one.
     pub fn start(template: TemplateSource, patience: Duration) -> Result<Self, TemplateError> {
         let template = frame(&Order::Compile(template))
             .map_err(|error| TemplateError::Broken(error.to_string()))?;
@@ -79,15 +79,15 @@ impl Interpreter {
             Ok(Err(broken)) => return Err(broken),
             Err(mpsc::RecvError) => return Err(TemplateError::Broken("no word of it".to_owned())),
         }
-        // What the first process could compile, the second one can.
+        // The first process has compiled the template, so its result is not awaited.
         drop(interpreter.employ(Lane::Short)?);
         Ok(interpreter)
     }
 
-    /// The prompt that these messages become.
+    /// Renders a conversation to a prompt.
     ///
     /// # Errors
-    /// When the template refuses them, fails on them, ends its process, or takes too long.
+    /// If the template raises an error, fails, kills its process, or takes too long.
     pub async fn render(&self, rendering: Rendering) -> Reply {
         let (reply, answer) = oneshot::channel();
         self.pool.put(PendingRender { rendering, reply });
@@ -95,7 +95,7 @@ impl Interpreter {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Starts a thread. The receiver gets the word on its first process.
+    /// Starts a thread. The receiver gets the result of its first process.
     fn employ(
         &self,
         lane: Lane,
@@ -134,24 +134,23 @@ impl Pool {
             queue.long.push_back(render);
         }
         drop(queue);
-        // Both: which of them may take it, they know themselves.
+        // Wakes both threads: each checks whether it may take the order.
         self.news.notify_all();
     }
 
-    /// Waits for a render; `None` when there will be no more.
+    /// Waits for a rendering; `None` after shutdown.
     fn next(&self, lane: Lane) -> Option<PendingRender> {
         let mut queue = self.queue.lock();
         loop {
             if queue.closed {
                 return None;
             }
-            // Long ones first where they may be taken at all: the other thread has time for
-            // nothing but short ones.
+            // Long ones first in the lane that takes both: the other thread takes only short ones.
             let long = (lane == Lane::Any)
                 .then(|| queue.long.pop_front())
                 .flatten();
             match long.or_else(|| queue.short.pop_front()) {
-                // A client that went away takes its order along.
+                // A client that disconnected cancels its order.
                 Some(render) if render.reply.is_closed() => {}
                 Some(render) => return Some(render),
                 None => self.news.wait(&mut queue),
@@ -160,7 +159,7 @@ impl Pool {
     }
 }
 
-/// A thread, and the process it has.
+/// Thread with its process.
 #[derive(Debug)]
 struct Worker {
     pool: Arc<Pool>,
@@ -178,12 +177,12 @@ impl Worker {
             let answer = self.render(render.rendering);
             // The client may be gone.
             drop(render.reply.send(answer));
-            // What it could not do now, it says to the next one.
+            // On failure the next order reports the error.
             let _ = self.prepare();
         }
     }
 
-    /// Sees that there is a process with the template compiled.
+    /// Ensures a process that has compiled the template.
     fn prepare(&mut self) -> Result<(), TemplateError> {
         let compiled = self.keeper.prepare(&self.pool.template);
         compiled.map_err(of_template)
@@ -217,7 +216,7 @@ fn of_template(failure: OrderError) -> TemplateError {
 
 fn of_messages(failure: OrderError) -> TemplateError {
     match failure {
-        // Compiled before, and not now: the machine's state, not the template's.
+        // It compiled before: the fault is the machine's, not the template's.
         OrderError::Answered(Answer::Failed(TemplateError::Broken(why))) => {
             TemplateError::Unavailable(why)
         }

@@ -1,7 +1,7 @@
-//! The inside of the process: `worker-orcd interpret`, started by the supervisor, not by hand.
+//! Interpreter process: `worker-orcd interpret`, started by the supervisor, not by hand.
 //!
-//! Its limits come before anything is read. What it reads and writes is the socket that is its
-//! descriptor 0; it can open nothing else, starts no program, and leaves no core.
+//! It sets its limits before it reads any input. It reads and writes only the socket at descriptor 0. It can open no
+//! file, start no program, and leaves no core dump.
 
 use super::channel::{Channel, frame};
 use super::{Answer, Order};
@@ -25,15 +25,15 @@ pub const COMMAND: &str = "interpret";
 pub const PARENT: &str = "parent";
 pub const CPU_SECONDS: &str = "cpu-seconds";
 
-/// Program, stack and heap: a conversation of the largest body takes a third of it, two such
-/// processes stay below what a supervisor may use in a small container. A vocabulary and a grammar within
-/// the compiler's own limits take less.
+/// Address space for program, stack and heap. A conversation of the largest body takes a third of it, and two such
+/// processes stay below a supervisor's share of a small container. A vocabulary and a grammar within the compiler's own
+/// limits take less.
 const ADDRESS_SPACE_BYTES: rlim_t = 512 << 20;
 
-/// Stack that a process usually has, whatever this machine's limit is.
+/// Usual stack size, whatever this machine's limit is.
 const STACK_BYTES: rlim_t = 8 << 20;
 
-/// Score of the process that the kernel's OOM killer takes first.
+/// OOM score of the process that the kernel's OOM killer takes first.
 const OOM_SCORE: &str = "1000";
 
 #[must_use]
@@ -55,7 +55,7 @@ pub fn command_line() -> Command {
         )
 }
 
-/// Works until the supervisor closes the socket.
+/// Executes orders until the supervisor closes the socket.
 #[must_use]
 pub fn run(arguments: &ArgMatches) -> ExitCode {
     let number = |name| arguments.get_one::<u64>(name).copied().unwrap_or_default();
@@ -67,19 +67,19 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
     }
 }
 
-/// Ties this process to its parent and takes away what it does not need.
+/// Ties this process to its parent and drops its rights.
 fn confine(parent: i32) -> io::Result<UnixStream> {
-    // Refused at worst: then the kernel chooses as it would have.
+    // On failure the kernel's default score stays.
     drop(fs::write("/proc/self/oom_score_adj", OOM_SCORE));
-    // Dead when its parent is; one that died before this was asked for is known by its number.
+    // Ends this process with its parent. A parent that died before this call is detected by its PID.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     if getppid() != Pid::from_raw(parent) {
         return Err(io::Error::other("the supervisor is gone"));
     }
-    // A core would be piped to a collector while the supervisor waits for the end.
+    // A core dump could be piped to a collector while the supervisor waits.
     prctl::set_dumpable(false)?;
     prctl::set_no_new_privs()?;
-    // Before the limits: a set of rules is a descriptor.
+    // Must precede the limits: a ruleset needs a descriptor.
     allow_no_file().map_err(io::Error::other)?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     for (resource, limit) in [
@@ -87,18 +87,18 @@ fn confine(parent: i32) -> io::Result<UnixStream> {
         (Resource::RLIMIT_FSIZE, 0),
         (Resource::RLIMIT_AS, ADDRESS_SPACE_BYTES),
         (Resource::RLIMIT_STACK, STACK_BYTES),
-        // Those that are open stay open.
+        // Open descriptors stay open.
         (Resource::RLIMIT_NOFILE, 0),
     ] {
-        // One that is lower already stays.
+        // A lower existing limit stays.
         let (_, hard) = getrlimit(resource)?;
         setrlimit(resource, limit.min(hard), limit.min(hard))?;
     }
     Ok(UnixStream::from(socket))
 }
 
-/// Rules without an exception: no file, no program, no port, no process outside. On a kernel without them the
-/// limits are what is left, and `worker-orcd doctor` says so.
+/// Landlock rules without an exception: no file, program, port or outside process. On a kernel without Landlock only
+/// the limits apply, and `worker-orcd doctor` reports it.
 fn allow_no_file() -> Result<(), RulesetError> {
     const ALL: ABI = ABI::V6;
     let rules = Ruleset::default()
@@ -108,7 +108,7 @@ fn allow_no_file() -> Result<(), RulesetError> {
     rules.create()?.restrict_self().map(drop)
 }
 
-/// What a process was told first.
+/// Content of the first order.
 #[derive(Debug, Default)]
 struct Told {
     template: Option<ChatTemplate>,
@@ -162,8 +162,8 @@ impl Told {
     }
 }
 
-/// Limits the processor time of one order, from now on. The supervisor's own deadline comes first;
-/// this one holds where the supervisor itself is stopped.
+/// Limits the processor time of one order, from now on. The supervisor's deadline is earlier; this limit applies if the
+/// supervisor itself is stopped.
 fn allow_time(seconds: u64) -> io::Result<()> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let used = usage.user_time().tv_sec() + usage.system_time().tv_sec();

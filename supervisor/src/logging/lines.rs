@@ -1,9 +1,8 @@
-//! An event as one line: a JSON object, or words for a person.
+//! Format of an event as one line: a JSON object, or text.
 //!
-//! What a model file, a child or a client says is a value, and a value cannot end its line, begin
-//! another or talk to a terminal: control characters, line separators and whatever turns the
-//! direction of writing appear as escapes, in either format. No value is longer than
-//! [`MAX_VALUE_BYTES`].
+//! Text of a model file, a child or a client is a value. A value cannot end its line, begin another or control a
+//! terminal: control characters, line separators and marks of writing direction are escaped in both formats. A value
+//! has at most [`MAX_VALUE_BYTES`].
 
 use crate::calendar::rfc3339;
 use serde_json::{Map, Value};
@@ -14,7 +13,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 use uuid::Uuid;
 
-/// Twice the longest line that is taken from a child.
+/// Twice the longest line that is read from a child.
 const MAX_VALUE_BYTES: usize = 8 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +93,7 @@ fn text(time: &str, level: Level, fields: &Fields, paint: &Paint) -> String {
     line
 }
 
-/// Escape sequences around the parts of a line on a terminal.
+/// Escape sequences for parts of a line on a terminal.
 struct Paint {
     level: &'static str,
     dim: &'static str,
@@ -123,7 +122,7 @@ impl Paint {
     }
 }
 
-/// The text as it is where nothing in it could be misread, else as a JSON string.
+/// The text unchanged if it is unambiguous, else as a JSON string.
 fn word(text: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./:+@,%#()".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -133,7 +132,7 @@ fn word(text: &str) -> String {
     }
 }
 
-/// A JSON string without anything that a terminal would obey.
+/// JSON string without control characters.
 fn quoted(text: &str) -> String {
     let json = Value::from(text).to_string();
     if !json.contains(is_hazard) {
@@ -142,7 +141,7 @@ fn quoted(text: &str) -> String {
     escape(&json, |c| format!("\\u{:04x}", u32::from(c)))
 }
 
-/// The text for a person's terminal: the same without quotes.
+/// The same without quotes, for a terminal.
 #[must_use]
 pub(crate) fn printable(text: &str) -> String {
     escape(text, |c| c.escape_unicode().to_string())
@@ -160,7 +159,7 @@ fn escape(text: &str, escaped: impl Fn(char) -> String) -> String {
     out
 }
 
-/// All are of the first plane, so that four digits tell them.
+/// Whether a character is escaped. All of these are in the first plane, so four digits suffice.
 fn is_hazard(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
@@ -278,7 +277,7 @@ mod tests {
         assert!(coloured.contains("\u{1b}[33m WARN"), "{coloured:?}");
     }
 
-    /// A forged line, a cleared screen in seven and in eight bits, and a turned direction.
+    /// A forged line, a cleared screen in seven and in eight bits, and a reversed direction.
     #[test]
     fn nothing_that_is_said_ends_its_line_or_reaches_a_terminal() {
         let hostile = "llama\n{\"event\":\"ready\"}\r\u{1b}[2J\u{9b}2J\u{202e}\u{2028}\u{7f}";

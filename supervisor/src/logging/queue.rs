@@ -1,7 +1,7 @@
-//! A bounded queue of log lines, and one thread that waits for whoever reads standard error.
+//! Bounded queue of log lines, and a thread that writes them to standard error.
 //!
-//! A line that finds no room is dropped and counted, because the only other choice is to stop
-//! everything until somebody reads. The count is told as soon as lines flow again.
+//! A line without room is dropped and counted; the alternative would block the whole program on a stalled reader. The
+//! count is reported after the next successful write.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::{Condvar, Mutex};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Some thousands of lines: a burst passes whole, and a stalled reader costs twice this, once.
+/// Queue size in bytes: some thousands of lines. A stalled reader costs twice this.
 const MAX_WAITING_BYTES: usize = 1 << 20;
 
-/// A block that grew larger than this in a burst is given back.
+/// A buffer that grew beyond this in a burst is freed.
 const KEPT_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
@@ -28,13 +28,13 @@ pub(super) struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whole lines.
+    /// Complete lines.
     waiting: Vec<u8>,
-    /// The thread has lines that are not all written yet.
+    /// The thread has taken lines that are not all written yet.
     writing: bool,
 }
 
-/// Starts the thread. `report` is told how many lines were dropped, after others were written.
+/// Starts the thread. It calls `report` with the number of dropped lines after a later write.
 pub(super) fn start(file: File, report: impl Fn(u64) + Send + 'static) -> io::Result<Arc<Queue>> {
     let queue = Arc::new(Queue::default());
     let ours = Arc::clone(&queue);
@@ -45,7 +45,7 @@ pub(super) fn start(file: File, report: impl Fn(u64) + Send + 'static) -> io::Re
 }
 
 impl Queue {
-    /// Never waits for a reader.
+    /// Never blocks.
     pub(super) fn push(&self, line: &[u8]) {
         let mut state = self.state.lock();
         if state.waiting.len() + line.len() > MAX_WAITING_BYTES {
@@ -60,7 +60,7 @@ impl Queue {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything is written, but not for longer than `patience`.
+    /// Waits until everything is written, for at most `patience`.
     pub(super) fn settle(&self, patience: Duration) {
         let mut state = self.state.lock();
         let unsettled = |state: &mut State| state.writing || !state.waiting.is_empty();
@@ -74,7 +74,7 @@ impl Queue {
             self.take(&mut batch);
             let written = write_all(file, &batch);
             if written.is_err() {
-                // Nobody is left who could be told.
+                // Lines that failed to be written are counted as dropped.
                 let lines = batch.iter().filter(|byte| **byte == b'\n').count();
                 self.dropped.fetch_add(lines as u64, Ordering::Relaxed);
             }
@@ -86,7 +86,7 @@ impl Queue {
         }
     }
 
-    /// Waits for lines and exchanges them for what was written.
+    /// Waits for lines and exchanges them for the written buffer.
     fn take(&self, batch: &mut Vec<u8>) {
         batch.clear();
         batch.shrink_to(KEPT_BYTES);
@@ -102,7 +102,7 @@ impl Queue {
     }
 }
 
-/// Writes everything, even if somebody who shares the descriptor made it non-blocking.
+/// Writes everything, also if another process made the shared descriptor non-blocking.
 fn write_all(mut file: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write(bytes) {
@@ -128,7 +128,7 @@ mod tests {
 
     const LINES: usize = 100_000;
 
-    /// The reader's end, a queue that writes to the other one, and what is reported.
+    /// The reader's end, a queue that writes to the other end, and its reports.
     fn piped() -> (io::PipeReader, Arc<Queue>, mpsc::Receiver<u64>) {
         let (reader, writer) = io::pipe().unwrap();
         let (sender, reports) = mpsc::channel();
@@ -172,7 +172,7 @@ mod tests {
             "one"
         );
         fill(&queue);
-        // Returns, although nobody reads.
+        // Returns although the pipe has no reader.
         queue.settle(Duration::from_millis(50));
         let state = queue.state.lock();
         assert!(state.writing || !state.waiting.is_empty());

@@ -1,8 +1,8 @@
-//! A line for each device: in use or why not, what runs there, its memory, its deaths.
+//! Metrics with one line for each device: whether it is in use, its child, memory and deaths.
 //!
-//! Two CPU devices have the same name, so each line has the device's number, too: the place in the worker's list,
-//! which `POST /devices/N/readmit` takes. A figure without a label speaks of all devices together, or of the
-//! first that serves; its sentence says which.
+//! Two CPU devices have the same name, so each line also has the device's number: its position in the worker's list, as
+//! in `POST /devices/N/readmit`. A figure without a device label is about all devices, or about the first that serves;
+//! its help text names which.
 
 use super::families::purposes;
 use super::figure::{Figure, Labels, Now, Value, figure, gauge};
@@ -97,10 +97,10 @@ const FIGURES: &[Figure] = &[
     ),
 ];
 
-/// A line of a family whose labels say more than which device it is of.
+/// Lines of a family with further labels beside the device.
 type Lines = Vec<(Labels, u64)>;
 
-/// The values of one moment.
+/// Values at one moment.
 #[derive(Debug)]
 pub(super) struct TakenOfDevices {
     figures: Vec<(&'static Figure, Vec<(Labels, Value)>)>,
@@ -228,7 +228,7 @@ mod tests {
     use worker_orcd_ipc::{Load, MemoryReport, Role};
     use worker_orcd_lifecycle::Xid;
 
-    /// Two CPU devices, the second of which is out; the first computes.
+    /// Two CPU devices, of which the second is out of service and the first computes.
     fn snapshot(now: Instant) -> EngineSnapshot {
         let mut snapshot = EngineSnapshot::before_anything(now);
         snapshot.devices[0].id = "cpu".to_owned();

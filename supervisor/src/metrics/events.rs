@@ -1,4 +1,4 @@
-//! Events that HTTP counts as they happen.
+//! Counters and histograms of HTTP events.
 
 use crate::engine::{Completion, StopReason};
 use prometheus_client::metrics::counter::Counter;
@@ -11,7 +11,7 @@ use worker_orcd_requests::error_code::{CLIENT_GONE, ErrorCode, OTHER_REFUSALS};
 
 type Label = [(&'static str, &'static str); 1];
 
-/// The outcome of a request whose answer is a vector.
+/// Outcome of an embedding request.
 const EMBEDDED: &str = "EMBEDDED";
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Events {
             ended: Family::default(),
             refused: Family::default(),
             prompt_tokens: Counter::default(),
-            // As long as others' answers take: from 1 ms to 17 min.
+            // Depends on the length of other answers: from 1 ms to 17 min.
             queue_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 21)),
             // A long prompt takes minutes on a CPU: from 1 ms to 17 min.
             first_token_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 21)),
@@ -156,7 +156,7 @@ impl Events {
         );
     }
 
-    /// Creates all labels at zero, so that the first of a kind is seen to rise.
+    /// Creates all labels at zero, so that the first increment of each is visible.
     fn begin_at_zero(&self) {
         let reasons = [
             StopReason::MaxTokens,

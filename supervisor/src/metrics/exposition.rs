@@ -1,11 +1,11 @@
-//! The two texts that Prometheus reads: OpenMetrics for whoever asks for it, else the classic one.
+//! The two formats of Prometheus: OpenMetrics if the client accepts it, else the classic text format.
 //!
-//! They differ in the name under which a counter has its type and help, and in three lines that
-//! the classic form does not know.
+//! They differ in the name that a counter's TYPE and HELP lines have, and in three lines that the classic format does
+//! not have.
 
 use crate::accept;
 
-/// The form of an answer, which has its own content type.
+/// Format of an answer, with its own content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     OpenMetrics,
@@ -13,7 +13,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The form that the request's `Accept` header asks for; the classic one where nothing is said.
+    /// Format from the request's `Accept` header; the classic one by default.
     #[must_use]
     pub fn accepted(accept: Option<&str>) -> Self {
         let weight = |media_type| accept::weight(accept.unwrap_or_default(), media_type);
@@ -34,10 +34,10 @@ impl Format {
     }
 }
 
-/// `openmetrics` in the classic form.
+/// Converts `openmetrics` to the classic format.
 pub(super) fn classic(openmetrics: &str) -> String {
     let mut out = String::with_capacity(openmetrics.len());
-    // HELP comes first, and the type that follows it says under which name it belongs.
+    // HELP precedes TYPE, and TYPE determines the name.
     let mut help = None;
     for line in openmetrics.lines() {
         let mut words = line.splitn(4, ' ');

@@ -1,7 +1,6 @@
-//! Figures that have a line for each label, or buckets: what runs here, its status, deaths by cause, memory by
-//! purpose, and the waits of streams.
+//! Metrics with labels or buckets: build, status, deaths by cause, memory by purpose, and waits of streams.
 //!
-//! Every label's values are a closed set, so that no client and no child can make lines.
+//! The values of every label are a closed set: neither clients nor children can add lines.
 
 use super::figure::{Figure, Now, Value};
 use super::figures::FIGURES;
@@ -17,15 +16,15 @@ use strum::VariantArray as _;
 use worker_orcd_lifecycle::DeathCause;
 use worker_orcd_requests::Waits;
 
-/// The values of one moment.
+/// Values at one moment.
 #[derive(Debug)]
 pub(super) struct Taken {
     figures: Vec<(&'static Figure, Value)>,
-    /// Labels that say in words who computes.
+    /// Labels of the build: versions, model and devices.
     build: Vec<(&'static str, String)>,
     statuses: Vec<(&'static str, u64)>,
     deaths: Vec<(&'static str, u64)>,
-    /// Only the purposes of which the child says how much.
+    /// Only the purposes that the child reports, in bytes.
     memory: Vec<(&'static str, u64)>,
     gaps: Waits,
     pauses: Waits,
@@ -60,7 +59,7 @@ fn build(now: &Now<'_>) -> Vec<(&'static str, String)> {
     labels
 }
 
-/// Together they are what the child takes. The KV cache counts as a whole, whatever is in it.
+/// Memory of the child by purpose; the sum is its total. The KV cache counts in full, whatever its use.
 pub(super) fn purposes(now: &Now<'_>) -> Option<Vec<(&'static str, u64)>> {
     let memory = now.memory_there()?;
     let purposes = [

@@ -1,4 +1,4 @@
-//! One row of a table of figures: name, unit, what it is in a sentence, and where it comes from.
+//! Row of a table of figures: name, unit, help text, and source.
 
 use super::process::Process;
 use crate::engine::{ChildSnapshot, DeviceSnapshot, EngineSnapshot, LoadedModel};
@@ -11,13 +11,13 @@ use std::fmt;
 use std::time::Instant;
 use worker_orcd_ipc::MemoryReport;
 
-/// Everything that is looked at.
+/// Sources of all figures.
 #[derive(Clone, Copy)]
 pub(super) struct Now<'a> {
     pub snapshot: &'a EngineSnapshot,
-    /// The one whose figures are asked for.
+    /// Device of the figures.
     pub device: &'a DeviceSnapshot,
-    /// Requests that were let in and have not ended.
+    /// Admitted requests that have not ended.
     pub live: usize,
     pub model: Option<&'a LoadedModel>,
     pub at: Instant,
@@ -64,18 +64,18 @@ pub(super) fn count(value: u64) -> Option<Value> {
 }
 
 impl<'a> Now<'a> {
-    /// The same moment at each device.
+    /// The same moment for each device.
     pub(super) fn of_each_device(self) -> impl Iterator<Item = Now<'a>> {
         let devices = self.snapshot.devices.iter();
         devices.map(move |device| Now { device, ..self })
     }
 
-    /// The child that serves on the device, or is to.
+    /// Child that serves on the device, or is about to.
     pub(super) fn child_there(&self) -> Option<&'a ChildSnapshot> {
         self.snapshot.child_on(self.device)
     }
 
-    /// Unknown before that child has said a word of it.
+    /// Unknown before the child's first report.
     pub(super) fn memory_there(&self) -> Option<&'a MemoryReport> {
         let (memory, _) = self.child_there()?.memory.as_ref()?;
         Some(memory)
@@ -83,13 +83,13 @@ impl<'a> Now<'a> {
 }
 
 impl Figure {
-    /// The rows of `table` that have a value, in its order.
+    /// Rows of `table` that have a value, in order.
     pub(super) fn known(table: &'static [Self], now: &Now<'_>) -> Vec<(&'static Self, Value)> {
         let value = |it: &'static Self| (it.value)(now).map(|value| (it, value));
         table.iter().filter_map(value).collect()
     }
 
-    /// The rows of `table` that have a value of any of these devices, each with all of its values.
+    /// Rows of `table` that have a value for one of these devices, each with all its values.
     pub(super) fn of_each(
         table: &'static [Self],
         each: &[(Now<'_>, Labels)],
@@ -103,7 +103,7 @@ impl Figure {
         rows.filter(|(_, values)| !values.is_empty()).collect()
     }
 
-    /// The lines of one row, a line for each of its labels.
+    /// Writes the lines of one row, one for each label.
     pub(super) fn encode_each(
         &self,
         values: &[(Labels, Value)],
@@ -119,7 +119,7 @@ impl Figure {
         Ok(())
     }
 
-    /// Name, kind and sentence of the lines that follow.
+    /// Writes name, type and help text of the following lines.
     pub(super) fn describe<'e>(
         &'e self,
         value: &Value,

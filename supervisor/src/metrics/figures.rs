@@ -1,7 +1,7 @@
-//! The table of what the engine's snapshot knows, and of what the kernel says of both processes.
+//! Table of the engine's snapshot, and of the kernel's figures of both processes.
 //!
-//! A figure without a value has no line. Counters begin with the supervisor, whatever becomes of
-//! its children, unless the sentence says otherwise.
+//! A figure without a value has no line. Counters start with the supervisor and continue across its children, unless
+//! the help text states otherwise.
 
 use super::figure::{Figure, Now, Value, count, figure, gauge};
 use crate::engine::Status;
@@ -199,7 +199,7 @@ pub(super) const FIGURES: &[Figure] = &[
         "User and system time of the child that runs now; it starts over with each child.",
         |now| Some(Value::RealCount(now.child.as_ref()?.cpu_seconds)),
     ),
-    // === Memory of the first device that serves, as its child says ===
+    // === Memory of the first device that serves, as its child reports ===
     figure(
         "worker_orcd_device_memory_total",
         BYTES,
@@ -298,7 +298,7 @@ pub(super) const FIGURES: &[Figure] = &[
     ),
 ];
 
-/// Of the devices in use that should have a standby; unknown where none should.
+/// 1 if every configured standby of a device in use is ready, else 0; unknown if none is configured.
 fn standbys_ready(now: &Now<'_>) -> Option<Value> {
     let in_use = now
         .snapshot
@@ -310,7 +310,7 @@ fn standbys_ready(now: &Now<'_>) -> Option<Value> {
     gauge(u64::from(all))
 }
 
-/// Unknown while there is no child that could tell.
+/// Unknown without a child that reports.
 fn load<'a>(now: &Now<'a>) -> Option<&'a Load> {
     now.snapshot.load.children.as_ref().map(|(load, _)| load)
 }

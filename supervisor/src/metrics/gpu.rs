@@ -1,5 +1,5 @@
-//! The table of what NVIDIA's driver says of each card. What is unknown has no line at all: a zero
-//! would be a lie, and the last value would be one as soon as the device is wedged.
+//! Table of NVIDIA's driver's figures of each card. An unknown figure has no line: zero would be wrong, and the last
+//! value would be wrong once the device is wedged.
 
 use super::figure::{Figure, Labels, Now, Value, figure, gauge};
 use crate::engine::DeviceSnapshot;
@@ -112,11 +112,11 @@ fn measure(now: &Now<'_>) -> Option<Measure> {
     now.device.gpu.last_measure
 }
 
-/// The values of all cards of one moment.
+/// Values of all cards at one moment.
 #[derive(Debug)]
 pub(super) struct TakenOfGpu {
     figures: Vec<(&'static Figure, Vec<(Labels, Value)>)>,
-    /// Of all cards together.
+    /// Sums over all cards.
     xids: BTreeMap<Xid, u64>,
 }
 
@@ -125,7 +125,7 @@ impl TakenOfGpu {
         let several = now.snapshot.devices.len() > 1;
         let each = now.of_each_device().map(|now| {
             let uuid = uuid(now.device).unwrap_or_else(|| match several {
-                // Two lines of the same labels would be none.
+                // Two lines with the same labels would be invalid.
                 true => format!("unknown ({})", now.device.id),
                 false => "unknown".to_owned(),
             });

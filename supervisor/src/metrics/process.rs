@@ -1,5 +1,5 @@
-//! The kernel's figures of a process. Reading them never waits for a device: `status` and `stat`
-//! are answered from counters, also of a process that hangs in its driver.
+//! The kernel's figures of a process. Reads never wait for a device: `status` and `stat` are answered from counters,
+//! also for a process that hangs in its driver.
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{SysconfVar, sysconf};
@@ -10,7 +10,7 @@ pub(super) struct Process {
     pub resident_bytes: u64,
     /// Processor time in user and in system mode.
     pub cpu_seconds: f64,
-    /// Known of this process alone.
+    /// Known for this process alone.
     pub open_descriptors: Option<u64>,
     pub max_descriptors: Option<u64>,
 }
@@ -37,8 +37,8 @@ impl Process {
     }
 }
 
-/// Their directory's size is their number since Linux 6.2. To list them takes milliseconds where clients hold
-/// thousands, and whoever asks for metrics takes that time from the streams.
+/// Number of open descriptors. Since Linux 6.2 it is the size of their directory. A listing would take milliseconds
+/// with thousands of clients, and would delay streams.
 fn open_descriptors() -> Option<u64> {
     const DIRECTORY: &str = "/proc/self/fd";
     let size = fs::metadata(DIRECTORY).ok()?.len();
@@ -46,7 +46,7 @@ fn open_descriptors() -> Option<u64> {
         return Some(size);
     }
     let list = fs::read_dir(DIRECTORY).ok()?;
-    // Without the descriptor that lists them.
+    // Without the descriptor of the listing itself.
     Some((list.count() as u64).saturating_sub(1))
 }
 
@@ -56,7 +56,7 @@ fn resident_bytes(status: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// User and system time, behind a name that may itself hold spaces and brackets.
+/// User and system time. The preceding name may contain spaces and brackets.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut times = fields.split_whitespace().skip(11).map(str::parse::<u64>);

@@ -1,4 +1,4 @@
-//! The whole text, by the rules that Prometheus' own linter has.
+//! Checks of the whole text, with the rules of Prometheus' own linter.
 
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
@@ -14,7 +14,7 @@ fn texts() -> (String, String) {
     (text(Format::OpenMetrics), text(Format::Classic))
 }
 
-/// Names that the sample lines of a family may have.
+/// Possible names of a family's sample lines.
 fn samples(name: &str, kind: &str) -> Vec<String> {
     match kind {
         "histogram" => ["_bucket", "_sum", "_count"]

@@ -1,21 +1,21 @@
-//! What a benchmark found, by the definitions of vLLM (`vllm/benchmarks/serve.py`, `calculate_metrics`;
+//! Figures of a benchmark, as vLLM defines them (`vllm/benchmarks/serve.py`, `calculate_metrics`;
 //! `vllm/benchmarks/lib/endpoint_request_func.py`).
 //!
 //! - TTFT, time to first token: from sending a request to the first chunk of its answer.
-//! - ITL, inter-token latency: from each chunk to the next, whatever it holds; all answers together.
+//! - ITL, inter-token latency: from each chunk to the next, whatever its content; all answers together.
 //! - E2EL, end-to-end latency: from sending a request to the last chunk.
 //! - TPOT, time per output token: (E2EL - TTFT) / (tokens - 1), of each answer of more than one token.
-//! - Throughput: requests that were answered, and tokens by their usage, per second of the whole run.
-//! - Goodput: answers within all limits, per second; one token has a TPOT of 0 there.
+//! - Throughput: completed requests, and tokens of their usage, per second of the whole run.
+//! - Goodput: answers within all limits, per second. The TPOT of an answer of one token is 0 here.
 //!
-//! A chunk has at least one choice. A percentile between two values is interpolated, as by numpy.
+//! A chunk has at least one choice. Percentiles are interpolated linearly, as in numpy.
 
 use super::load::{Answer, Outcome};
 use serde_json::{Map, Value, json};
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-/// What an answer must keep to be a good one, in milliseconds.
+/// Latency limit of a good answer, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Limit {
     figure: Figure,
@@ -30,7 +30,7 @@ enum Figure {
 }
 
 impl Limit {
-    /// `ttft:200`
+    /// Parses `ttft:200`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let (name, ms) = text.split_once(':').ok_or("is no FIGURE:MS")?;
         let figure = match name {
@@ -54,7 +54,7 @@ impl Limit {
     }
 }
 
-/// In milliseconds.
+/// Latencies, in milliseconds.
 impl Answer {
     fn ttft(&self) -> f64 {
         self.chunks.first().copied().map_or(0.0, ms)
@@ -78,7 +78,7 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// `None` where nothing was measured.
+/// `None`: no values were measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Summary {
     mean: f64,
@@ -99,7 +99,7 @@ impl Summary {
     }
 }
 
-/// Interpolated between the two values beside it.
+/// Quantile, interpolated between the two nearest values.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let at = share * sorted.len().checked_sub(1)? as f64;
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
@@ -114,9 +114,9 @@ pub(super) struct Figures {
     seconds: f64,
     input_tokens: u64,
     output_tokens: u64,
-    /// Where there are limits.
+    /// Good answers; `None` without limits.
     good: Option<u64>,
-    /// Each with its name.
+    /// Latencies by name.
     latencies: [(&'static str, Option<Summary>); 4],
 }
 
@@ -151,7 +151,7 @@ impl Figures {
         self.input_tokens + self.output_tokens
     }
 
-    /// Fields as vLLM names them.
+    /// Figures under vLLM's field names.
     pub(super) fn json(&self) -> Map<String, Value> {
         let fields = [
             ("duration", json!(self.seconds)),

@@ -1,8 +1,8 @@
-//! Sending the requests of a benchmark, and the times at which their answers came.
+//! Load generator of a benchmark: sends the requests and records the arrival time of each chunk.
 //!
-//! The clock of a request starts when it is sent, on a connection of its own that is there by then
-//! (`vllm bench serve` keeps connections from one request to the next). An answer that breaks off, has no
-//! `[DONE]` or no usage has failed, and nothing of it is counted.
+//! The clock of a request starts when it is sent, on a new connection that is already open (`vllm bench serve` reuses
+//! connections). An answer that breaks off, or has no `[DONE]` or no usage, counts as failed and adds nothing to the
+//! figures.
 
 use crate::commands::remote::{DONE, Events, Refusal, Remote, accepted, code_of, words_of};
 use clap::ArgMatches;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 const PATH: &str = "/v1/completions";
 
-/// Frequent enough to be one token each in most vocabularies.
+/// Common words, each of which is one token in most vocabularies.
 const WORDS: [&str; 32] = [
     "time", "people", "way", "water", "day", "man", "thing", "woman", "life", "child", "world",
     "school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place",
@@ -26,10 +26,10 @@ const WORDS: [&str; 32] = [
     "home",
 ];
 
-/// A request that was answered to its end.
+/// Complete answer.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
-    /// When each chunk of the answer came, since the request was sent. Never empty.
+    /// Arrival times of the chunks, since the request was sent. Never empty.
     pub(super) chunks: Vec<Duration>,
     pub(super) usage: Usage,
 }
@@ -76,20 +76,20 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// How all requests went.
+/// Result of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     pub(super) duration: Duration,
     pub(super) answers: Vec<Answer>,
-    /// By code: how many, and the words of the first.
+    /// Failures by code: number, and message of the first.
     pub(super) failures: BTreeMap<String, (u64, String)>,
 }
 
-/// What is sent, and when.
+/// Requests and their send times.
 #[derive(Debug)]
 pub(super) struct Load {
-    /// Since the beginning, and a body.
+    /// Send times since the start, and bodies.
     requests: Vec<(Duration, Value)>,
     max_concurrency: usize,
     timeout: Duration,
@@ -110,7 +110,7 @@ impl Load {
             Value::from(body)
         };
         let bodies: Vec<Value> = (0..requests.unwrap_or_default()).map(body).collect();
-        // After the prompts, so that these are the same at any rate.
+        // Drawn after the prompts: these are then independent of the rate.
         let arrivals = arrivals(&mut random, bodies.len(), number("request-rate"));
         Self {
             requests: arrivals.into_iter().zip(bodies).collect(),
@@ -151,7 +151,7 @@ impl Load {
     }
 }
 
-/// Fields of every request, beside its prompt.
+/// Fields of every request except its prompt.
 fn fields(arguments: &ArgMatches) -> Map<String, Value> {
     let given = [
         (
@@ -180,8 +180,8 @@ fn prompt(random: &mut Xoshiro256PlusPlus, words: usize) -> String {
     (0..words).map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// A Poisson process: the time to the next request does not depend on the ones before. Stretched so that the last
-/// request comes when a steady rate would have it, as vLLM does; without a rate all are there at once.
+/// Send times: a Poisson process, stretched so that the last request is sent when a steady rate would send it, as in
+/// vLLM. Without a rate, all requests are sent at once.
 fn arrivals(random: &mut Xoshiro256PlusPlus, count: usize, rate: Option<f64>) -> Vec<Duration> {
     let Some(rate) = rate else {
         return vec![Duration::ZERO; count];
@@ -228,7 +228,7 @@ async fn answer(server: &Remote, body: &Value) -> Result<Answer, Failure> {
             let code = code_of(&chunk).unwrap_or("error".to_owned());
             return Err(Failure { code, words });
         }
-        // That of usage has none.
+        // The usage chunk has no choices.
         if chunk["choices"]
             .as_array()
             .is_some_and(|choices| !choices.is_empty())
@@ -270,7 +270,7 @@ mod tests {
         assert!(arrivals.is_sorted());
         let end = arrivals[999].as_secs_f64();
         assert!((end - 20.0).abs() < 1e-6, "{end}");
-        // Of exponential times a share of 1/e is longer than the mean.
+        // A share of 1/e of exponentially distributed gaps is longer than the mean.
         let gaps = arrivals
             .windows(2)
             .map(|pair| (pair[1] - pair[0]).as_secs_f64());

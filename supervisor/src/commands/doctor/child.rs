@@ -1,5 +1,4 @@
-//! The child's program: whether it is one, of this version, what it says of a model, and what children are
-//! confined with.
+//! The child's program: whether it is executable, its version, its report on a model, and the confinement of children.
 
 use super::Finding;
 use std::fs;
@@ -33,7 +32,7 @@ pub(super) fn binary(path: &Path, version: Result<String, String>) -> Finding {
     }
 }
 
-/// Children serve without it, and whoever takes one over has what this user has.
+/// Not fatal: children serve without confinement, but a compromised child then has all rights of this user.
 pub(super) fn confinement(checked: Option<Result<String, String>>) -> Finding {
     const SUBJECT: &str = "confinement";
     match checked {

@@ -1,7 +1,7 @@
-//! A GPU: NVIDIA's driver, its device nodes, the device in the child's words, and NVML.
+//! GPU: NVIDIA's driver, its device nodes, the child's report on the device, and NVML.
 //!
-//! Where the CPU was asked for, nothing of it matters. Where a GPU was asked for by name, its lack is bad;
-//! with `auto` the CPU serves meanwhile.
+//! With the CPU selected, nothing is checked. A missing GPU is bad if the settings name it; with `auto` the CPU serves
+//! instead.
 
 use super::Finding;
 use crate::config::device::DeviceChoice;
@@ -15,15 +15,15 @@ use std::path::Path;
 use std::time::Duration;
 use worker_orcd_lifecycle::RecoveryAction;
 
-/// NVML answers in a tenth of a second, and not at all on a wedged device.
+/// Time limit of NVML, which normally answers within 0.1 s, and never on a wedged device.
 const NVML_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The kernels are compiled with CUDA 13, whose programs no older driver takes.
+/// Oldest usable driver: the kernels are compiled with CUDA 13.
 const OLDEST_DRIVER: u32 = 580;
 
 const MEANWHILE: &str = "the CPU device serves meanwhile";
 
-/// `cards` are the ordinals that the choice comes to.
+/// All findings about GPUs. `cards`: ordinals of the selected cards.
 pub(super) fn all(
     choice: &DeviceChoice,
     cards: &[u32],
@@ -59,7 +59,7 @@ pub(super) fn all(
     findings
 }
 
-/// The version that the kernel's module writes.
+/// Checks the version that the kernel module reports.
 fn driver(text: &str) -> Option<Finding> {
     const SUBJECT: &str = "NVIDIA driver";
     let is_version = |word: &&str| {
@@ -78,7 +78,7 @@ fn driver(text: &str) -> Option<Finding> {
     })
 }
 
-/// The nodes that every context needs: `/dev/nvidiactl`, `/dev/nvidia-uvm`, and those of the cards.
+/// Checks the nodes of every context: `/dev/nvidiactl`, `/dev/nvidia-uvm`, and those of the cards.
 fn nodes(there: &[String], may_open: impl Fn(&str) -> io::Result<()>) -> Finding {
     const SUBJECT: &str = "device nodes";
     let is_card = |name: &&String| {
@@ -117,8 +117,7 @@ fn nodes(there: &[String], may_open: impl Fn(&str) -> io::Result<()>) -> Finding
     )
 }
 
-/// The device of the settings. A machine without NVIDIA's driver is told that, and not what else is
-/// missing.
+/// Checks the selected device. Without NVIDIA's driver, that is the only finding.
 fn device(outlook: Result<String, String>, driver: bool, is_named: bool) -> Finding {
     const SUBJECT: &str = "device";
     match outlook {
@@ -133,12 +132,12 @@ fn device(outlook: Result<String, String>, driver: bool, is_named: bool) -> Find
             "no NVIDIA driver is loaded",
             "the CPU device serves without one; for a GPU, load it",
         ),
-        // Kernels are the build's, and why says how they come in.
+        // The error names the missing kernels and the remedy: kernels are part of the build.
         Err(why) => Finding::note(SUBJECT, why, MEANWHILE),
     }
 }
 
-/// NVML's answers about a device, as a worker there would know them. Each is told with which one it is.
+/// Checks NVML's data about a device, as a worker would read it. `which`: device in the finding.
 fn nvml(which: &str, look: Result<(Identity, Gauges), String>) -> Finding {
     const SUBJECT: &str = "NVML";
     match look {

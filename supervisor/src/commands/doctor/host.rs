@@ -1,7 +1,6 @@
-//! The host: what its kernel can do, what this process may have of it, and its memory.
+//! The host: kernel features, limits of this process, and memory.
 //!
-//! A process that a service manager starts has other limits than a shell's: what is said here is of
-//! whoever started `doctor`.
+//! A service manager sets other limits than a shell: these findings are about the environment in which `doctor` runs.
 
 use super::Finding;
 use crate::config::HttpConfig;
@@ -13,10 +12,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Both loopback addresses.
+/// Number of listeners by default: both loopback addresses.
 const LISTENERS_BY_DEFAULT: usize = 2;
 
-/// What every child is made with, tried once.
+/// Tries each kernel feature that every child needs.
 pub(super) fn kernel() -> Finding {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
@@ -47,11 +46,11 @@ fn kernel_of(release: &str, pidfd: io::Result<()>, memory: io::Result<()>) -> Fi
     )
 }
 
-/// Places that are left for clients.
+/// Checks the number of client connections that the descriptor limit allows.
 pub(super) fn open_files(http: &HttpConfig) -> Finding {
     const SUBJECT: &str = "limits";
     match getrlimit(Resource::RLIMIT_NOFILE) {
-        // A worker raises its own limit as far as it may.
+        // A worker raises its soft limit to the hard limit.
         Ok((_, hard)) => open_files_of(hard, http),
         Err(error) => Finding::note(SUBJECT, error.to_string(), "the limit could not be read"),
     }
@@ -85,7 +84,7 @@ pub(super) fn open_files_of(limit: u64, http: &HttpConfig) -> Finding {
     }
 }
 
-/// Limits that end a child in the middle of its work. Nothing is said of those that are not set.
+/// Checks limits that could end a child during its work. Unlimited ones give no finding.
 pub(super) fn limits(model_bytes: Option<u64>) -> Vec<Finding> {
     let limit = |resource| match getrlimit(resource) {
         Ok((soft, _)) if soft != u64::MAX => Some(soft),
@@ -116,7 +115,7 @@ pub(super) fn limits(model_bytes: Option<u64>) -> Vec<Finding> {
         .collect()
 }
 
-/// Memory that is left, and bounds of the control group. `model_bytes` where the model will be in it.
+/// Checks available memory and limits of the control group. `model_bytes`: size of a model in host memory.
 pub(super) fn memory(model_bytes: Option<u64>) -> Vec<Finding> {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -155,7 +154,7 @@ fn memory_of(
     }
 }
 
-/// Bytes.
+/// Available memory, in bytes.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo
         .lines()
@@ -164,8 +163,8 @@ fn available(meminfo: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Control groups of this process that count memory, innermost first. In a container the path
-/// may be the host's: then only the root is there.
+/// Control groups of this process with a memory controller, innermost first. In a container the path may be the host's;
+/// then only the root exists.
 fn groups(root: &Path, lines: &str) -> Vec<PathBuf> {
     let second = lines.lines().find_map(|line| line.strip_prefix("0::/"));
     let first = lines.lines().find_map(|line| {
@@ -184,10 +183,10 @@ fn groups(root: &Path, lines: &str) -> Vec<PathBuf> {
     one.into_iter().chain(two).flat_map(upwards).collect()
 }
 
-/// The least limit, and the file that says so.
+/// Lowest limit, in bytes, and its file.
 fn group_limit(root: &Path, lines: &str) -> Option<(u64, PathBuf)> {
     const FILES: [&str; 3] = ["memory.max", "memory.high", "memory.limit_in_bytes"];
-    /// Version 1 writes no limit as the largest number of whole pages.
+    /// Cgroup version 1 writes "no limit" as the largest number of whole pages.
     const UNLIMITED: u64 = 1 << 62;
     let groups = groups(root, lines).into_iter();
     let files = groups.flat_map(|group| FILES.map(|file| group.join(file)));
@@ -198,7 +197,7 @@ fn group_limit(root: &Path, lines: &str) -> Option<(u64, PathBuf)> {
     limits.min()
 }
 
-/// A group that dies as a whole: what `OOMPolicy=kill` sets.
+/// Checks for group kill, which `OOMPolicy=kill` sets: the OOM killer then ends the whole group.
 fn group_kill(root: &Path, lines: &str) -> Option<Finding> {
     let mut files = groups(root, lines)
         .into_iter()

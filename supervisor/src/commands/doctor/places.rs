@@ -1,7 +1,7 @@
-//! What the settings name: keys, certificates, directories, sockets, and the port.
+//! Paths and addresses of the settings: keys, certificates, directories, sockets, and the port.
 //!
-//! Whether a place can be written is asked of the kernel, and nothing is left in it. The port is bound and
-//! let go, and never listened at, so no client can come.
+//! The kernel reports whether a path is writable; no file remains. The port is bound and closed without listening, so
+//! no client can connect.
 
 use super::Finding;
 use super::port;
@@ -39,7 +39,7 @@ pub(super) fn all(settings: &Examined) -> Vec<Finding> {
     findings
 }
 
-/// Nothing is said of files that nobody named.
+/// Findings about files of an option. No finding without the option.
 fn files(subject: &'static str, mistakes: Option<&[String]>, remedy: &'static str) -> Vec<Finding> {
     match mistakes {
         None => Vec::new(),
@@ -51,7 +51,7 @@ fn files(subject: &'static str, mistakes: Option<&[String]>, remedy: &'static st
     }
 }
 
-/// Made as for a child, and removed.
+/// Creates the directory as for a child, and removes it.
 fn socket_directory() -> Finding {
     match PrivateDir::create() {
         Ok(_) => Finding::good("child's socket", "a directory for it can be made"),
@@ -63,7 +63,7 @@ fn socket_directory() -> Finding {
     }
 }
 
-/// Made with the first report, so the nearest one that is there counts.
+/// Checks the nearest existing ancestor: the first report creates the directory.
 fn crash_directory(directory: Option<&Path>) -> Finding {
     const SUBJECT: &str = "crash reports";
     const REMEDY: &str = "say --crash-dir with a directory that can be written; until then reports end with the worker";
@@ -95,7 +95,7 @@ fn crash_directory(directory: Option<&Path>) -> Finding {
     }
 }
 
-/// A socket that nobody listens at any more is replaced; that of another worker is not.
+/// A socket without a listener is replaced at start; a socket with one is an error.
 fn admin_socket(path: &Path) -> Finding {
     const SUBJECT: &str = "admin socket";
     let name = path.display();
@@ -126,7 +126,7 @@ fn is_listened_at(path: &Path) -> bool {
     let (Ok(socket), Ok(address)) = (socket, SocketAddrUnix::new(path)) else {
         return false;
     };
-    // With a full queue, too.
+    // A full queue also means a listener.
     matches!(
         connect(&socket, &address),
         Ok(()) | Err(rustix::io::Errno::AGAIN)
@@ -138,7 +138,7 @@ fn listening(http: &HttpConfig) -> Finding {
     let tried = port::addresses(http)
         .into_iter()
         .map(|address| (address, port::try_bind(address)));
-    // A machine without IPv6 is none the worse where nobody asked for it.
+    // A missing IPv6 is no problem unless the settings name an IPv6 address.
     let is_optional = |error: &io::Error| {
         http.hosts.is_empty() && error.kind() == io::ErrorKind::AddrNotAvailable
     };

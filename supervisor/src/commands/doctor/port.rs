@@ -1,4 +1,4 @@
-//! Whether a port is free, and who has it.
+//! State and owner of a port.
 //!
 //! ```text
 //! /proc/net/tcp, tcp6: port, listening, inode ──► /proc/PID/fd/N → socket:[inode] ──► /proc/PID/comm
@@ -13,7 +13,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
-/// Where a worker would listen.
+/// Addresses on which a worker would listen.
 pub(super) fn addresses(http: &HttpConfig) -> Vec<SocketAddr> {
     let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     let hosts = match http.hosts.as_slice() {
@@ -24,23 +24,23 @@ pub(super) fn addresses(http: &HttpConfig) -> Vec<SocketAddr> {
     hosts.iter().copied().map(with_port).collect()
 }
 
-/// Bound and let go: nobody can connect to a socket that does not listen.
+/// Binds and closes a socket. It never listens, so no client can connect.
 pub(super) fn try_bind(address: SocketAddr) -> io::Result<()> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let socket = match socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None) {
-        // As if no interface had such an address.
+        // Same result as without an interface of this address.
         Err(rustix::io::Errno::AFNOSUPPORT) => return Err(io::ErrorKind::AddrNotAvailable.into()),
         socket => socket?,
     };
-    // As a worker does: connections of one that ended do not keep the port.
+    // As in a worker: lingering connections of an ended process do not block the port.
     set_socket_reuseaddr(&socket, true)?;
     Ok(bind(&socket, &address)?)
 }
 
-/// Name and number of a process that listens at this port, as far as this user may see.
+/// Name and PID of a process that listens on this port, if visible to this user.
 pub(super) fn owner(port: u16) -> Option<String> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
     let tables = tables.into_iter().flatten();
@@ -56,7 +56,7 @@ pub(super) fn owner(port: u16) -> Option<String> {
     Some(format!("{} (process {number})", name.trim()))
 }
 
-/// Links to sockets that listen at this port, as `/proc/PID/fd` writes them.
+/// Links to sockets that listen on this port, as in `/proc/PID/fd`.
 fn listening(table: &str, port: u16) -> Vec<String> {
     const LISTENS: &str = "0A";
     let local = format!(":{port:04X}");

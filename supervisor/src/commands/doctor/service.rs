@@ -1,7 +1,7 @@
-//! systemd: what a unit says against what the worker does.
+//! systemd: compares a unit with the worker's requirements.
 //!
-//! From inside, as in `ExecStartPre=`, the environment tells; of a unit's file, `[Service]` with its drop-ins
-//! (`FILE.d/*.conf`). `systemd/README.md` has the reason behind each setting. `%` is not expanded.
+//! From inside, as in `ExecStartPre=`, it reads the environment. From a unit file, it reads `[Service]` with its
+//! drop-ins (`FILE.d/*.conf`). `systemd/README.md` gives the reason for each setting. `%` is not expanded.
 
 use super::{Finding, host};
 use crate::commands::serve::LONGEST_END;
@@ -17,13 +17,13 @@ use std::time::Duration;
 
 const SUBJECT: &str = "systemd";
 
-/// One parcel, and a second one while it is replaced.
+/// Stored descriptors: one bundle, and a second during its replacement.
 const STORED: u64 = 2;
 
-/// The worker says its word twice in the watchdog's time, and none behind the driver's last turn.
+/// The worker notifies twice in each watchdog period, and not after the driver's last turn.
 const SHORTEST_WATCHDOG: Duration = LONGEST_END.saturating_mul(2);
 
-/// Nothing is said where no service manager listens.
+/// Findings from the environment. None without a service manager.
 pub(super) fn from_inside() -> Vec<Finding> {
     let variable = |name| std::env::var(name).ok();
     let Some(socket) = variable("NOTIFY_SOCKET") else {
@@ -40,7 +40,7 @@ pub(super) fn from_inside() -> Vec<Finding> {
     }
     let micros = variable("WATCHDOG_USEC").and_then(|text| text.parse().ok());
     findings.extend(micros.and_then(|micros| watchdog(Duration::from_micros(micros))));
-    // Of systemd 254 and newer.
+    // Set by systemd 254 and newer.
     let stored = variable("FDSTORE").and_then(|text| text.parse().ok());
     findings.extend(stored.and_then(descriptor_store));
     if findings.is_empty() {
@@ -81,7 +81,7 @@ fn descriptor_store(most: u64) -> Option<Finding> {
     })
 }
 
-/// Where the unit disagrees with the worker, and these settings.
+/// Differences between the unit and the requirements of the worker with these settings.
 pub(super) fn unit(path: &Path, settings: &Examined) -> Vec<Finding> {
     match read(path) {
         Err(error) => vec![Finding::bad(
@@ -101,7 +101,7 @@ pub(super) fn unit(path: &Path, settings: &Examined) -> Vec<Finding> {
     }
 }
 
-/// The unit and its drop-ins, one behind the other.
+/// The unit followed by its drop-ins.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = fs::read_to_string(path)?;
     let mut folder = path.as_os_str().to_owned();
@@ -119,13 +119,13 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Values of `[Service]`, in order; an empty one takes back those before it.
+/// Values of `[Service]`, in order. An empty value resets the earlier ones.
 struct Unit(BTreeMap<String, Vec<String>>);
 
-/// What the worker needs of a setting that can be left out.
+/// Requirement on an optional setting.
 struct Need {
     key: &'static str,
-    /// What systemd takes where nothing is said.
+    /// systemd's default.
     default: &'static str,
     is_met: fn(&str) -> bool,
     remedy: &'static str,
@@ -186,7 +186,7 @@ impl Unit {
         Self(values)
     }
 
-    /// The one that counts.
+    /// Last value, which is the effective one.
     fn last(&self, key: &str) -> Option<&str> {
         self.0.get(key)?.last().map(String::as_str)
     }
@@ -217,7 +217,7 @@ impl Unit {
 
     fn against_settings(&self, settings: &Examined) -> Vec<Finding> {
         let mut findings = Vec::new();
-        // The hard limit counts: a worker raises its own as far as it may.
+        // The hard limit counts: a worker raises its soft limit to it.
         let files = self
             .last("LimitNOFILE")
             .and_then(|it| it.rsplit(':').next());
@@ -266,7 +266,7 @@ impl Unit {
         let is_closed = self.says("DevicePolicy", "closed") || self.says("DevicePolicy", "strict");
         let allowed = self.0.get("DeviceAllow");
         let names_them = allowed.is_some_and(|them| them.iter().any(|it| it.contains("nvidia")));
-        // A list of others closes, too.
+        // A list of other devices also implies a closed policy.
         let is_listed = is_closed || allowed.is_some_and(|them| !them.is_empty());
         is_private || (is_listed && !names_them)
     }

@@ -1,9 +1,9 @@
-//! curl, with what every transfer has in common: no address is a pattern, none is a local file, and who asks says
-//! who it is, if it may be known.
+//! curl with the options of every transfer: no URL globbing, no local files, and the token for the hub, if there is
+//! one.
 //!
-//! The token never becomes an argument, which every user of the machine could read, nor a file, which a program that is killed
-//! leaves behind: curl reads it from its standard input, which is memory. It gives a header of ours to no other host
-//! that it is sent on to.
+//! The token is never an argument, which every user of the machine could read, nor a file, which a killed program
+//! leaves behind. curl reads it from standard input, which is in memory. curl sends the header to no other host after a
+//! redirect.
 
 use super::errand::{Output, Transfer};
 use crate::config::model_name::hub_home;
@@ -14,20 +14,20 @@ use std::io::{self, Seek as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Without a byte for so many seconds a transfer has broken off.
+/// A transfer without a byte for this many seconds has failed.
 const SILENCE_SECONDS: &str = "30";
 
-/// So many seconds an answer may take that is no file.
+/// Time limit for an answer that is not a file, in seconds.
 const ANSWER_SECONDS: &str = "60";
 
 pub(super) struct Curl {
-    /// The header that says who asks.
+    /// Authorization header.
     identity: Option<String>,
     transfer: Transfer,
 }
 
 impl Curl {
-    /// With the token of `HF_TOKEN`, or else of the file where Hugging Face's programs keep it.
+    /// Reads the token from `HF_TOKEN`, else from the token file of Hugging Face's programs.
     pub(super) fn of_environment(transfer: Transfer) -> Result<Self> {
         let variable = |name| std::env::var(name).ok().filter(|it| !it.is_empty());
         let file = variable("HF_TOKEN_PATH").map(PathBuf::from);
@@ -47,7 +47,7 @@ impl Curl {
     }
 
     /// # Errors
-    /// When the kernel has no memory for the token.
+    /// If the kernel has no memory for the token.
     pub(super) fn command(&self) -> Result<Command> {
         let mut command = Command::new("curl");
         command.args(["--globoff", "--proto", "=http,https"]);
@@ -65,10 +65,10 @@ impl Curl {
         Ok(command)
     }
 
-    /// An answer of the hub that is no file, of so many bytes at most.
+    /// Sends a request and returns the answer, which is not a file and has at most `most_bytes`.
     ///
     /// # Errors
-    /// When there is none, or a longer one, or it takes too long.
+    /// If there is no answer, or it is longer or takes too long.
     pub(super) fn ask(&self, url: &str, options: &[&str], most_bytes: u64) -> Result<Vec<u8>> {
         let mut command = self.command()?;
         command.args(["--max-time", ANSWER_SECONDS]);
@@ -84,7 +84,7 @@ impl Curl {
     }
 }
 
-/// A file that has no name and ends with those that hold it, to be read from its beginning.
+/// Anonymous file in memory, positioned at its start.
 fn memory_with(text: &str) -> io::Result<File> {
     let mut memory = File::from(memfd_create("token", MemfdFlags::CLOEXEC)?);
     memory.write_all(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! For whom a model is got: the program that looks into what has come, who is told, and how long it is tried.
+//! Context of a download: the program that checks files, the receiver of progress, and the number of retries.
 
 use super::news::News;
 use crate::child::probe;
@@ -16,43 +16,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
 
 pub(crate) struct Errand {
-    /// The child's program: no other reads what has come.
+    /// The child's program, which alone reads downloaded files.
     pub(crate) child: PathBuf,
     pub(crate) tell: Box<dyn Fn(News) + Send>,
-    /// How often in a row the rest of a file may be asked for without a byte, after a transfer broke off; `None`:
-    /// that is left to who comes next.
+    /// Resumptions in a row without a new byte, after a transfer broke off. `None`: no resumption; the next call
+    /// continues.
     pub(crate) retries: Option<u32>,
     pub(crate) transfer: Transfer,
 }
 
-/// Of what a program complains of, as much as a line can hold.
+/// Bytes of a program's error output in a message.
 const MAX_COMPLAINT_BYTES: u64 = 4096;
 
-/// The program that gets bytes, while there is one, for whoever has to end it.
+/// Program that transfers bytes, if any. Another thread can kill it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Transfer(Arc<Mutex<Running>>);
 
 #[derive(Debug, Default)]
 struct Running {
     program: Option<Child>,
-    /// Programs are leaders of their groups.
+    /// Programs are leaders of their process groups.
     in_groups: bool,
-    /// No other program may follow.
+    /// No further program may start.
     is_over: bool,
 }
 
-/// What a program that has ended has written.
+/// Output of an ended program.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) succeeded: bool,
     pub(super) bytes: Vec<u8>,
-    /// What it complained of.
+    /// Error output.
     pub(super) said: String,
 }
 
 impl Transfer {
-    /// Of somebody who may have to end it. A program that is found by name may be a wrapper that waits for another
-    /// (pyenv's `python3`), so it is ended with all that it has started. A terminal's interrupt does not reach it.
+    /// Transfer with a new process group for each program. A program may be a wrapper that waits for another (pyenv's
+    /// `python3`), so the whole group is killed. An interrupt of the terminal does not reach the group.
     pub(crate) fn in_groups() -> Self {
         let running = Running {
             in_groups: true,
@@ -61,25 +61,25 @@ impl Transfer {
         Self(Arc::new(Mutex::new(running)))
     }
 
-    /// For good: a child that waits for a hub would outlive who is told to end.
+    /// Kills the program and prevents further ones: a child that waits for a hub would outlive the worker.
     pub(crate) fn kill(&self) {
         let mut running = self.held();
         running.is_over = true;
         running.kill();
     }
 
-    /// True once it was killed.
+    /// True after [`kill`](Self::kill).
     pub(super) fn is_over(&self) -> bool {
         self.held().is_over
     }
 
-    /// Runs a program to its end and takes `most_bytes` of it at most: a hub may answer without one.
+    /// Runs a program to its end and reads at most `most_bytes`: a hub may send without end.
     ///
     /// # Errors
-    /// When it cannot be started, or writes more.
+    /// If the program cannot start, or writes more.
     pub(super) fn output(&self, command: &mut Command, most_bytes: u64) -> Result<Output> {
         let program = command.get_program().to_string_lossy().into_owned();
-        // A file takes all that is said while the bytes are read.
+        // A file accepts all error output while the bytes are read.
         let mut said = tempfile::tempfile()?;
         let command = command.stdout(Stdio::piped()).stderr(said.try_clone()?);
         let mut child = self
@@ -124,7 +124,7 @@ impl Transfer {
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the program's end. Returns its exit code.
     pub(super) fn ends(&self) -> io::Result<Option<i32>> {
         let child = self.held().program.take();
         let status = child.map(|mut child| child.wait()).transpose()?;
@@ -141,7 +141,7 @@ impl Running {
         let Some(program) = &mut self.program else {
             return;
         };
-        // Where this fails it has ended.
+        // An error means that the process has ended.
         match self.in_groups {
             true => drop(killpg(Pid::from_raw(program.id().cast_signed()), SIGKILL)),
             false => drop(program.kill()),
@@ -154,7 +154,7 @@ impl Errand {
         (self.tell)(news);
     }
 
-    /// The SHA-256 of a file, in hexadecimal digits.
+    /// SHA-256 of a file, in hexadecimal digits.
     pub(super) fn digest(&self, file: &Path) -> Result<String> {
         wait_for(probe::digest(&self.child, file))
     }
@@ -166,14 +166,14 @@ impl Errand {
         Ok(())
     }
 
-    /// Moves a whole model into place, so that no name ever belongs to half of one, or to none.
+    /// Renames a complete model to its final name. The name never refers to a partial file.
     pub(super) fn install(&self, from: &Path, to: &Path) -> Result<()> {
         self.check(from)?;
         fs::rename(from, to).with_context(|| format!("{} cannot be written", to.display()))
     }
 }
 
-/// An answer, which may be the words of a file.
+/// Waits for a report of the child's program, which may contain text of a file.
 fn wait_for(answer: impl Future<Output = Result<String, String>>) -> Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

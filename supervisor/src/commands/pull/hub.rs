@@ -1,4 +1,4 @@
-//! A file of a repository on Hugging Face, or on the mirror that `HF_ENDPOINT` names.
+//! File of a repository on Hugging Face, or on the mirror that `HF_ENDPOINT` names.
 //!
 //! ```text
 //! HEAD …/resolve/main/FILE ─→ commit, size, SHA-256 ─→ GET …/resolve/COMMIT/FILE ─→ compare ─→ rename
@@ -18,10 +18,10 @@ use worker_orcd_ipc::model_parts;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// The branch that is meant where no commit is known.
+/// Branch for a lookup without a commit.
 const BRANCH: &str = "main";
 
-/// A repository moves once or twice, and then its redirects end.
+/// A renamed repository redirects once or twice.
 const MAX_REDIRECTS: usize = 5;
 
 /// Listings of the largest repositories have a few megabytes.
@@ -29,7 +29,7 @@ const MAX_LISTING_BYTES: u64 = 8 << 20;
 
 const MAX_HEADER_BYTES: u64 = 64 << 10;
 
-/// `owner/name`, in the parts of which is nothing that a path could be made of.
+/// Repository `owner/name`. Both parts are safe as path components.
 pub(super) struct Hub {
     endpoint: String,
     curl: Curl,
@@ -46,7 +46,7 @@ impl Hub {
         })
     }
 
-    /// Gets the file that is meant to `directory/owner/name/file`.
+    /// Downloads the selected file to `directory/owner/name/file`.
     pub(super) fn pull(
         &self,
         repository: &str,
@@ -55,7 +55,7 @@ impl Hub {
         errand: &Errand,
     ) -> Result<PathBuf> {
         let file = match choice {
-            // A hub's mirror may have no listing.
+            // Mirrors may have no listing.
             Choice::File(file) => chosen(repository, choice, &[file]).map_err(Error::msg)?,
             _ => None,
         };
@@ -90,8 +90,8 @@ impl Hub {
         errand.install(&partial, target)
     }
 
-    /// Files of one model. They lie in a hidden folder until all are there and the whole can be served; the first,
-    /// which is the model's name, gets its own last.
+    /// Downloads the files of a model in several parts. They stay in a hidden folder until all are complete and
+    /// checked. The first file, which names the model, is renamed last.
     fn pull_parts(
         &self,
         repository: &str,
@@ -132,7 +132,7 @@ impl Hub {
         fs::remove_dir(&work).with_context(|| format!("{} is left", work.display()))
     }
 
-    /// Asks what the repository holds.
+    /// Selects a file from the repository's listing.
     fn listed_file(&self, repository: &str, choice: Choice<'_>) -> Result<String> {
         let listing = self.listing(repository, BRANCH)?;
         let files = listing.siblings.iter();
@@ -152,8 +152,7 @@ impl Hub {
         Ok(file.to_owned())
     }
 
-    /// Commit, size and SHA-256 of a file, from the headers of its address; from the hub's API
-    /// where a mirror leaves them out.
+    /// Commit, size and SHA-256 of a file, from the headers of its URL, or from the hub's API if a mirror omits them.
     fn look(&self, repository: &str, file: &str) -> Result<Promise> {
         let url = self.address(repository, BRANCH, file);
         let mut answer = Headers::of(&self.curl, &url)?;
@@ -167,7 +166,7 @@ impl Hub {
                 break;
             };
             let next = Headers::of(&self.curl, &to)?;
-            // Where the bytes are, questions about them may not be answered.
+            // The storage host may refuse HEAD requests.
             if next.status >= 400 {
                 break;
             }
@@ -218,8 +217,8 @@ impl Hub {
         )
     }
 
-    /// A redirect within the hub: a repository that was renamed. Others lead to where the bytes
-    /// are, which knows nothing of them.
+    /// Redirect within the hub: a renamed repository. Other redirects lead to the storage host, which sends no
+    /// metadata.
     fn own_address(&self, location: &str) -> Option<String> {
         if location.starts_with('/') && !location.starts_with("//") {
             let scheme = self.endpoint.find("://").map_or(0, |at| at + 3);
@@ -232,7 +231,7 @@ impl Hub {
     }
 }
 
-/// What a hub holds of a repository. Of all else that it says nothing is kept.
+/// Listing of a repository. Other fields are ignored.
 #[derive(Debug, Deserialize)]
 struct Listing {
     #[serde(default)]
@@ -251,10 +250,10 @@ struct Blob {
     sha256: String,
 }
 
-/// The head of an answer.
+/// Head of an answer.
 struct Headers {
     status: u16,
-    /// Names in lower case.
+    /// Fields, with names in lower case.
     fields: Vec<(String, String)>,
 }
 
@@ -286,7 +285,7 @@ impl Headers {
         found.next().map(|(_, value)| value.as_str())
     }
 
-    /// What the hub says against a request, and what may help.
+    /// Error message of the hub, with a possible remedy.
     fn complaint(&self) -> String {
         let said = self.get("x-error-message").map(printable);
         let said = said.unwrap_or_else(|| format!("the hub answered {}", self.status));
@@ -306,13 +305,13 @@ impl Headers {
         named.map(str::to_owned)
     }
 
-    /// Size of the file behind a redirect.
+    /// Size of the file behind a redirect, in bytes.
     fn size(&self) -> Option<u64> {
         let own = self.get("content-length").filter(|_| self.status == 200);
         self.get("x-linked-size").or(own)?.parse().ok()
     }
 
-    /// The tag of a large file is its SHA-256.
+    /// ETag of a large file, which is its SHA-256.
     fn linked_sha256(&self) -> Option<String> {
         let own = self.get("etag").filter(|_| self.status == 200);
         let tag = self.get("x-linked-etag").or(own)?;
@@ -325,7 +324,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// A path as part of an address.
+/// Percent-encodes a path.
 fn encode(path: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     path.bytes().fold(String::new(), |mut text, byte| {

@@ -1,25 +1,25 @@
-//! What is told while a model comes: by `pull` to a person, by a worker that starts in its log.
+//! Progress of a download: printed by `pull`, logged by a starting worker.
 //!
-//! How far a transfer is, is told now and then: a line for each percent of a large model would fill a journal, and
-//! a meter that is redrawn is no line at all.
+//! Progress is reported periodically: one line for each percent of a large model would fill a journal, and a redrawn
+//! progress bar is not a log line.
 
 use std::fmt::{self, Display};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Time between two words of one transfer.
+/// Time between two reports of one transfer.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// The same once it has taken [`A_WHILE`].
+/// Time between two reports after [`A_WHILE`].
 const LATER_PERIOD: Duration = Duration::from_secs(30);
 
 const A_WHILE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) enum News {
-    /// A file that is there already, whole.
+    /// A complete file already exists.
     Kept(PathBuf),
-    /// A transfer begins: what it gets, and how much of it an earlier one has brought.
+    /// A transfer begins: target, and bytes of an earlier transfer.
     Begins {
         what: String,
         at: Extent,
@@ -28,21 +28,21 @@ pub(crate) enum News {
         what: String,
         progress: Progress,
     },
-    /// It broke off, and is tried again after this time.
+    /// The transfer broke off. It is tried again after this time.
     Again {
         why: String,
         after: Duration,
     },
-    /// All bytes are here, and the right ones. The rate is that of the whole transfer.
+    /// The file is complete and verified. The rate is that of the whole transfer.
     Came {
         what: String,
         progress: Progress,
     },
-    /// The child's program has looked at the model, and says what it is.
+    /// Description of the model by the child's program.
     Checked(String),
 }
 
-/// How much of a file is here, in bytes.
+/// Downloaded part of a file, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) have: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Extent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) at: Extent,
-    /// Bytes a second.
+    /// Bytes per second.
     pub(crate) rate: u64,
 }
 
@@ -63,7 +63,7 @@ impl Extent {
 }
 
 impl Progress {
-    /// The time until the file is whole, at this rate.
+    /// Estimated remaining time, in seconds, at this rate.
     fn left(self) -> Option<u64> {
         let missing = self.at.whole.saturating_sub(self.at.have);
         missing.checked_div(self.rate)
@@ -107,7 +107,7 @@ fn megabytes(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / 1e6)
 }
 
-/// Counts the bytes of one transfer, and knows when there is something to say of them.
+/// Counts the bytes of one transfer and decides when to report.
 #[derive(Debug)]
 pub(super) struct Meter {
     at: Extent,
@@ -125,7 +125,7 @@ impl Meter {
         }
     }
 
-    /// How far it is, with the rate since that was told last; `None` where that was just now.
+    /// Adds bytes. Returns progress with the rate since the last report, or `None` shortly after a report.
     pub(super) fn came(&mut self, bytes: usize, now: Instant) -> Option<Progress> {
         self.at.have += bytes as u64;
         let period = match now.duration_since(self.began.0) {
@@ -140,7 +140,7 @@ impl Meter {
         Some(progress)
     }
 
-    /// With the rate of the whole transfer.
+    /// Final progress, with the rate of the whole transfer.
     pub(super) fn end(&self, now: Instant) -> Progress {
         self.since(self.began, now)
     }
@@ -177,7 +177,7 @@ mod tests {
             progress.to_string(),
             "150.0 of 400.0 MB (37 %), 10.0 MB/s, 25 s left"
         );
-        // What an earlier transfer has brought is no speed of this one.
+        // Bytes of an earlier transfer do not count towards the rate.
         meter.came(250_000_000, start + 2 * PERIOD);
         let end = meter.end(start + 2 * PERIOD);
         assert_eq!(end.to_string(), "400.0 of 400.0 MB (100 %), 30.0 MB/s");

@@ -1,8 +1,7 @@
-//! What a hub promises of a file, and the file that keeps it.
+//! Expected size and SHA-256 of a file, and its transfer.
 //!
-//! What has come lies in a file named after the SHA-256 that the hub promises, so that a transfer
-//! is only ever continued with bytes of the same file. Nothing gets its name before its size and
-//! its SHA-256 are the promised ones.
+//! The partial file's name contains the expected SHA-256, so a transfer continues only with bytes of the same file. A
+//! file gets its final name after its size and SHA-256 are verified.
 
 #![expect(clippy::disallowed_methods, reason = "how fast bytes come")]
 
@@ -19,19 +18,19 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// curl's number for a server that cannot send a part.
+/// curl's exit code for a server without range requests.
 const CURL_RANGE_ERROR: i32 = 33;
 
-/// Before a transfer is tried again; twice as long each time that it brings nothing.
+/// Pause before a retry. It doubles with each retry that transfers no byte.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What a model begins with.
+/// First bytes of a model file.
 const GGUF_MAGIC: [u8; 4] = *b"GGUF";
 
-/// Bytes that are written at a time.
+/// Bytes of one write.
 const CHUNK_BYTES: usize = 1 << 18;
 
-/// Size and SHA-256 that a hub promises for one file.
+/// Size and SHA-256 of a file, as the hub reports them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Promise {
     pub(super) url: String,
@@ -40,7 +39,7 @@ pub(super) struct Promise {
 }
 
 impl Promise {
-    /// The file is there, whole.
+    /// Whether the complete file exists.
     pub(super) fn is_kept(&self, target: &Path, errand: &Errand) -> Result<bool> {
         if target.exists() {
             ensure!(
@@ -60,11 +59,11 @@ impl Promise {
         target.with_file_name(name)
     }
 
-    /// Leaves the whole file at `partial`, or what has come of it so far.
+    /// Downloads to `partial`. On failure, the bytes received so far remain there.
     pub(super) fn transfer(&self, curl: &Curl, partial: &Path, errand: &Errand) -> Result<()> {
         ensure!(self.bytes > 0, "{} is empty, and no model is", self.url);
         let file = OpenOptions::new().append(true).create(true).open(partial)?;
-        // Two that write would mix their bytes.
+        // Two writers would mix their bytes.
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|(_, error)| error)
             .with_context(|| format!("{} is being written to", partial.display()))?;
@@ -96,7 +95,7 @@ impl Promise {
         Ok(())
     }
 
-    /// What a line can hold of its address.
+    /// Short name of the file for a log line.
     fn name(&self) -> String {
         let name = self.url.rsplit('/').next();
         name.unwrap_or(&self.url).to_owned()
@@ -108,7 +107,7 @@ impl Promise {
         Ok(Extent { have, whole })
     }
 
-    /// Appends until there is as much as was promised, or more. Of what breaks off, the rest is asked for again.
+    /// Appends until the expected size or more is there. Resumes a broken transfer.
     fn get_all(&self, curl: &Curl, file: &File, meter: &mut Meter, errand: &Errand) -> Result<()> {
         let mut in_vain = 0;
         loop {
@@ -166,7 +165,7 @@ impl Promise {
         let (Some(bytes), Some(mut words)) = (bytes, words) else {
             bail!("curl was started without pipes");
         };
-        // One byte more than there may be tells a file that is too long.
+        // One byte beyond the expected size detects a file that is too long.
         let mut bytes = bytes.take(self.bytes - have + 1);
         let begun = match have {
             0 => beginning(&mut bytes),
@@ -181,7 +180,7 @@ impl Promise {
             })
         });
         drop(bytes);
-        // It has ended, or is told by its closed pipe to end.
+        // curl has ended, or the closed pipe ends it.
         let mut said = String::new();
         words.read_to_string(&mut said)?;
         let code = errand.transfer.ends()?;
@@ -193,7 +192,7 @@ impl Promise {
     }
 }
 
-/// What a model begins with. Of anything else nothing is written.
+/// First bytes of a model file. If they are not GGUF's, no byte is written to disk.
 fn beginning(from: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut magic = Vec::new();
     from.take(GGUF_MAGIC.len() as u64).read_to_end(&mut magic)?;
@@ -206,7 +205,7 @@ fn beginning(from: &mut impl Read) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Calls `came` with the length of each piece.
+/// Calls `came` with the length of each chunk.
 fn copy(from: &mut impl Read, mut to: &File, mut came: impl FnMut(usize)) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
@@ -219,11 +218,11 @@ fn copy(from: &mut impl Read, mut to: &File, mut came: impl FnMut(usize)) -> io:
     }
 }
 
-/// How a transfer ended.
+/// End of a transfer.
 #[derive(Debug, Default)]
 struct End {
-    /// curl's number, where it could not get everything.
+    /// curl's exit code, if it failed.
     code: Option<i32>,
-    /// Its words.
+    /// curl's error output.
     said: String,
 }

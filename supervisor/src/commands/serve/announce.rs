@@ -1,4 +1,4 @@
-//! The word that the model is ready.
+//! Announcement that the model is ready.
 
 use crate::callback::{Registration, register};
 use crate::commands::end_with;
@@ -10,11 +10,10 @@ use std::net::SocketAddr;
 use worker_orcd_ipc::DeviceSelector;
 use worker_orcd_text::tools::Thoughts;
 
-/// Says that the model is ready: in the log, and to whoever asked to be called. False when
-/// nobody took the call.
+/// Announces that the model is ready: in the log, and to `--callback-url`. False if the callback failed.
 pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool {
     if app.engine.wait_ready().await.is_err() {
-        // The engine has ended, and says why itself.
+        // The engine has ended and logs the reason itself.
         return true;
     }
     let Some(model) = app.engine.model() else {
@@ -74,7 +73,7 @@ fn scheme(app: &App) -> &'static str {
     }
 }
 
-/// A command to type next.
+/// Example command for a first request.
 fn first_request(addresses: &[SocketAddr], app: &App) -> String {
     let host = match addresses.first() {
         Some(address) if address.ip().is_loopback() || address.ip().is_unspecified() => {

@@ -1,4 +1,4 @@
-//! Where clients and the operator come in: sockets that are listened at, before anything is loaded.
+//! Listening sockets for clients and the operator, opened before a model is loaded.
 
 use super::inheritance::Sockets;
 use crate::commands::end_with;
@@ -18,16 +18,16 @@ use tokio::net::{TcpListener, UnixListener};
 #[derive(Debug)]
 pub(super) struct Doors {
     pub(super) listeners: Vec<TcpListener>,
-    /// The same sockets, for whoever listens next.
+    /// Duplicates of the sockets for the next supervisor.
     pub(super) duplicates: Arc<[StdListener]>,
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) admin: Option<(UnixListener, Name)>,
 }
 
 impl Doors {
-    /// Listens, at sockets that were handed over or at new ones, and bounds connections by what is left.
+    /// Listens on inherited or new sockets, and limits connections by the remaining descriptors.
     ///
-    /// `goes_on` is true behind an upgrade: what cannot be had then is logged, and the worker goes on without it.
+    /// `goes_on`: after an upgrade, an unavailable admin socket is logged and is not fatal.
     pub(super) async fn open(
         http: &mut HttpConfig,
         sockets: Sockets,
@@ -64,13 +64,13 @@ impl Doors {
     }
 }
 
-/// Descriptors of the same sockets, for whoever listens next.
+/// Duplicates descriptors for the next supervisor.
 fn duplicate(listeners: &[TcpListener]) -> io::Result<Arc<[StdListener]>> {
     let duplicates = listeners.iter().map(|it| it.as_fd().try_clone_to_owned());
     duplicates.map(|it| it.map(StdListener::from)).collect()
 }
 
-/// Bounds connections by the process's descriptors that are left once children have theirs.
+/// Limits connections by the descriptors of the process that remain after the children's share.
 fn bound_connections(http: &mut HttpConfig, listeners: usize) -> Result<(), TooFew> {
     let wanted = http.max_connections;
     let budget = descriptors::budget(descriptors::raise_limit(), listeners, wanted.get())?;

@@ -1,7 +1,7 @@
-//! A model that is not on this machine yet: it is got before anything is loaded, while clients wait in the sockets.
+//! Download of a missing model at start. Clients wait in the sockets' queues.
 //!
-//! The log says how far it is, and so does the service manager, which is asked for the time. A signal that ends the
-//! worker ends it here, too; what has come stays, and the next start goes on from there.
+//! Progress is logged and sent to the service manager, with an extension of the start timeout. A stop signal also
+//! cancels the download. Partial files remain, and the next start resumes from them.
 
 #![expect(
     clippy::disallowed_methods,
@@ -24,19 +24,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How often in a row a transfer may bring nothing: with the pauses in between about a minute of it.
+/// Retries in a row without a byte: with their pauses, about one minute.
 const RETRIES: u32 = 5;
 
-/// A getter whose program was killed ends at once, unless its disk hangs, for which nobody waits.
+/// Time for the download thread to end after its program was killed. It may take longer only if a disk hangs.
 const REMOVES_WITHIN: Duration = Duration::from_secs(1);
 
-/// What the getter says, if it says anything.
+/// Result of the download thread.
 type Got = Result<anyhow::Result<PathBuf>, oneshot::error::RecvError>;
 
-/// Gets the model that the settings mean, if it is not here.
+/// Downloads the model if it is missing.
 ///
 /// # Errors
-/// How the worker ends: it was told to, or the model cannot be had.
+/// Exit code of the worker: it was stopped, or the model is not available.
 pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<(), WorkerExit> {
     if !config.must_be_got {
         return Ok(());
@@ -53,7 +53,7 @@ pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<
         .spawn(move || tell_the_service_manager(&told))
         .and_then(|_| {
             getter.spawn(move || {
-                // A worker that was told to end does not wait for it.
+                // The receiver is gone if the worker was stopped.
                 let _ = done.send(get(&name, child, words, of_getter));
             })
         });
@@ -87,7 +87,7 @@ pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<
 async fn stopped(signal: &str, transfer: &Transfer, got: impl Future<Output = Got>) -> WorkerExit {
     log_order(signal, true);
     transfer.kill();
-    // Who gets it removes what nobody can go on with. That it comes to nothing is known.
+    // The thread removes temporary files. Its error is expected.
     let _ = tokio::time::timeout(REMOVES_WITHIN, got).await;
     WorkerExit::Engine(SupervisorExit::Clean)
 }
@@ -104,7 +104,7 @@ fn get(
     let errand = Errand {
         child,
         tell: Box::new(move |news| {
-            // Nobody may be listening.
+            // The receiver may be gone.
             let _ = words.send(news.to_string());
             log(&news);
         }),
@@ -145,9 +145,9 @@ fn log(news: &News) {
     }
 }
 
-/// Until the model is here, or cannot be had.
+/// Sends progress to the service manager until the download ends.
 fn tell_the_service_manager(words: &Receiver<String>) {
-    /// Where nobody listens.
+    /// Timeout without a service manager.
     const NEVER: Duration = Duration::from_secs(3600);
     let mut manager = ServiceManager::of_this_process();
     loop {

@@ -1,7 +1,7 @@
-//! What this supervisor finds of an earlier one, and what it leaves.
+//! Handoff state: received from an earlier supervisor, and left for the next one.
 //!
-//! After an upgrade it comes through `exec` ([`lifeline`]), after a crash in a [`parcel`] from the descriptor store of the
-//! service manager.
+//! It arrives through `exec` after an upgrade ([`lifeline`]), and in a [`parcel`] from the service manager's descriptor
+//! store after a crash.
 
 use super::lifeline::{self, Received};
 use crate::commands::serve::upgrade;
@@ -33,26 +33,26 @@ use worker_orcd_requests::wal::{self, Ending, Restored};
 /// Longest time for which new requests wait for the first child.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
-/// An earlier supervisor's.
+/// State of an earlier supervisor.
 #[derive(Debug)]
 pub(super) struct Inherited {
     worker_id: Uuid,
     listeners: Vec<TcpListener>,
     listeners_given: bool,
-    /// Of each connection that [`lifeline::release`] returns.
+    /// Notes of the connections that [`lifeline::release`] returns, in the same order.
     connections: Vec<ConnectionNote>,
     pub(super) admin_socket: Option<PathBuf>,
-    /// Which rehearsal this is for.
+    /// Nonce of a rehearsal.
     pub(super) nonce: Uuid,
-    /// Why the upgrade was undone in which this program was to be replaced.
+    /// Reason for the rollback of an upgrade to this program.
     pub(super) undone: Option<String>,
-    /// Number of the parcel in the descriptor store.
+    /// Number of the bundle in the descriptor store.
     pub(super) number: u64,
     ending: Ending,
     engine: EngineEstate,
 }
 
-/// The document. The descriptors are those of the engine, listeners and connections, in this order.
+/// Document of a handoff. The descriptors are those of engine, listeners and connections, in this order.
 #[derive(Debug, Serialize, Deserialize)]
 struct Inventory {
     format: u32,
@@ -62,15 +62,15 @@ struct Inventory {
     worker_id: Uuid,
     engine: EngineNote,
     listeners: usize,
-    /// A service manager has made them.
+    /// A service manager created the listeners.
     listeners_given: bool,
     connections: Vec<ConnectionNote>,
 }
 
-/// What is left.
+/// State for the next supervisor.
 #[derive(Debug)]
 pub(super) struct Estate {
-    /// Those of one worker are numbered, in the order in which they were made.
+    /// Number of the bundle, ascending within one worker.
     pub(super) number: u64,
     pub(super) nonce: Uuid,
     pub(super) worker_id: Uuid,
@@ -83,16 +83,16 @@ pub(super) struct Estate {
 
 impl Estate {
     /// # Errors
-    /// When the kernel has no memory or no descriptor for it.
+    /// If the kernel has no memory or no descriptor for it.
     pub(super) fn pack(&self) -> io::Result<UnixDatagram> {
         let (document, descriptors) = self.parts()?;
         pack(&document, &descriptors)
     }
 
-    /// The document, and the descriptors that go with it.
+    /// The document and its descriptors.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If there is no memory for it.
     pub(super) fn parts(&self) -> io::Result<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
         let (engine, mut descriptors) = self.engine.parts();
         descriptors.extend(self.listeners.iter().map(|it| it.as_fd()));
@@ -116,29 +116,29 @@ impl Estate {
     }
 }
 
-/// What was found of earlier supervisors.
+/// Handoff state found at start.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) last: Option<Inherited>,
-    /// Why something is another version's. Without it the worker begins anew.
+    /// Errors of state that another version wrote. The worker starts fresh.
     pub(super) unreadable: Vec<String>,
 }
 
-/// Where to listen.
+/// Listening sockets.
 #[derive(Debug)]
 pub(super) struct Sockets {
     pub(super) listeners: Vec<TcpListener>,
-    /// A service manager has made them.
+    /// A service manager created them.
     pub(super) given: bool,
-    /// Those of the supervisor before, where it listened elsewhere: for the case that nothing else can be had.
+    /// Sockets of the earlier supervisor at other addresses: the fallback if new ones are not available.
     pub(super) before: Vec<TcpListener>,
 }
 
-/// What an upgrade has left, or else the last that lies in the descriptor store. To be called before anything
-/// else has a child.
+/// Finds the state of an upgrade, else the latest bundle in the descriptor store. Must be called before another module
+/// starts a child.
 ///
 /// # Errors
-/// When an upgrade has left something that cannot be read.
+/// If the state of an upgrade is unreadable.
 pub(super) fn find(received: Option<Received>, stored: &[UnixDatagram]) -> io::Result<Found> {
     if let Some(received) = received {
         return Ok(Found {
@@ -161,7 +161,7 @@ pub(super) fn find(received: Option<Received>, stored: &[UnixDatagram]) -> io::R
     Ok(Found { last, unreadable })
 }
 
-/// From the program that was executed in this process before.
+/// State from the program that ran in this process before `exec`.
 fn of_an_upgrade(received: Received) -> io::Result<Inherited> {
     let Received {
         document,
@@ -205,8 +205,7 @@ fn read(document: &[u8], descriptors: Vec<OwnedFd>, ending: Ending) -> io::Resul
     })
 }
 
-/// The same process had children before it became this program, and killed all but the one that lives on. Nobody
-/// else waits for them.
+/// Reaps children of the program before `exec`, which killed all except the living ones.
 fn reap_last_children(living: &[u32]) -> io::Result<()> {
     let children = std::fs::read_to_string("/proc/thread-self/children")?;
     let pids = children
@@ -216,7 +215,7 @@ fn reap_last_children(living: &[u32]) -> io::Result<()> {
     let pids: Vec<_> = pids.collect();
     let reap = move || {
         for pid in pids {
-            // One that is not there any more needs nobody.
+            // The child may have been reaped already.
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
         }
     };
@@ -227,18 +226,18 @@ fn reap_last_children(living: &[u32]) -> io::Result<()> {
 }
 
 impl Inherited {
-    /// Goes on as the same worker, where nobody has named it.
+    /// Takes over the worker's id, unless the settings name one.
     pub(super) fn settle(&self, config: &mut Config) {
         if config.worker_is_unnamed {
             config.worker_id = self.worker_id;
         }
         if self.ending == Ending::Upgrade {
-            // Whoever was to be told has been told.
+            // The earlier supervisor has called it.
             config.callback_url = None;
         }
     }
 
-    /// Its sockets, unless this supervisor is to listen elsewhere.
+    /// Takes its sockets, unless the settings name other addresses.
     pub(super) fn sockets(&mut self, http: &HttpConfig) -> Sockets {
         let listeners = std::mem::take(&mut self.listeners);
         let addresses = listeners.iter().map(TcpListener::local_addr);
@@ -255,7 +254,7 @@ impl Inherited {
         }
     }
 
-    /// An upgrade, and not a crash.
+    /// True after an upgrade, false after a crash.
     pub(super) fn is_of_an_upgrade(&self) -> bool {
         self.ending == Ending::Upgrade
     }
@@ -264,23 +263,23 @@ impl Inherited {
         &self.engine.note.model_path
     }
 
-    /// The devices that were decided on, if they were for this process.
+    /// Selected devices, if they were selected for this process.
     pub(super) fn devices(&self) -> Option<Vec<DeviceSelector>> {
         let devices = self.engine.note.devices.iter();
         let devices: Option<Vec<_>> = devices.map(|device| device.selector).collect();
         devices.filter(|it| !it.is_empty() && self.ending == Ending::Upgrade)
     }
 
-    /// Requests that the journal had.
+    /// Requests of the journal.
     ///
     /// # Errors
-    /// When its log cannot be read.
+    /// If the write-ahead log is unreadable.
     pub(super) fn requests(&mut self) -> io::Result<Vec<Restored>> {
         let log = self.engine.wal.take();
         log.map_or(Ok(Vec::new()), |log| wal::read(log, self.ending))
     }
 
-    /// The engine's part.
+    /// Takes the engine's part.
     pub(super) fn engine(&mut self) -> Inheritance {
         let mut requests = self.requests().unwrap_or_else(|error| {
             tracing::error!(%error, "wal_unreadable");
@@ -294,7 +293,7 @@ impl Inherited {
                 .filter_map(|note| note.answer.as_ref());
             answers.any(|answer| answer.job_id == job_id)
         };
-        // Nobody can ask for the rest of an answer whose name was never told.
+        // A client cannot resume an answer if it never received the id.
         requests.retain(|request| {
             let presentation = Presentation::read(&request.presentation);
             let answer = request.part_of.as_ref().unwrap_or(&request.job_id);
@@ -303,8 +302,7 @@ impl Inherited {
         Inheritance { estate, requests }
     }
 
-    /// Goes on with connections, for good: the driver has begun. Whoever asks while the first child starts waits a
-    /// little: clients were served a moment ago.
+    /// Continues all connections, once the driver runs. Resumed requests wait a short time for the first child.
     pub(super) fn go_on(
         self,
         app: &Arc<App>,
@@ -316,14 +314,14 @@ impl Inherited {
             .store(self.is_of_an_upgrade(), Ordering::Release);
         let (held, handover) = (Arc::clone(app), Arc::clone(server.handover()));
         tokio::spawn(async move {
-            // However it ends, there is an answer then.
+            // Requests are answered in each case.
             let _ = timeout(HELD_FOR, held.engine.wait_ready()).await;
             held.goes_on.store(false, Ordering::Release);
             handover.release();
         });
         let streams = lifeline::release().into_iter().map(TcpStream::from);
         for (stream, note) in streams.zip(self.connections) {
-            // One of which the kernel knows nothing more is gone.
+            // The kernel may have closed the connection.
             if let Ok(stream) = tokio::net::TcpStream::from_std(stream) {
                 server.take_over(stream, note, closing);
             }

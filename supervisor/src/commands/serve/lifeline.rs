@@ -1,15 +1,15 @@
-//! The way back, for a program that was executed in an upgrade and cannot go on.
+//! Rollback of an upgrade: returns to the previous program if this one cannot serve.
 //!
 //! ```text
 //! exec ─→ receive ─→ settings, log, sockets, engine ─→ first turn of the driver ─→ release
-//!            └─ armed: a panic, an exit, or two seconds without a first turn ──→ exec the program before
+//!            └─ armed: a panic, an exit, or two seconds without a first turn ──→ exec the previous program
 //! ```
 //!
-//! Until the driver's first turn nothing of the estate was used up: the children were sent nothing, and connections
-//! lie here. So the program before, whose file is open, is executed with the same document and the same descriptors.
+//! Before the driver's first turn the handoff state is unused: the children received no message, and connections are
+//! kept here. So the previous program is executed from its open file, with the same document and the same descriptors.
 //!
-//! The kernel ends children with the thread that made them ([`spawn`](crate::child::spawn)), so the main thread
-//! executes where it can be reached. Where it hangs, another thread does, and children are replaced as after a death.
+//! The kernel ends children with the thread that created them ([`spawn`](crate::child::spawn)), so the main thread
+//! calls `exec` if it responds. If it hangs, another thread does, and the children are replaced as after a death.
 
 use super::upgrade::without_descriptors_of_systemd;
 use crate::child::spawn::Spawner;
@@ -28,10 +28,10 @@ use std::time::Duration;
 /// Time from `exec` to the first turn of the driver.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Time for the last lines of the log to be read.
+/// Time to write the last lines of the log.
 const LAST_LINES: Duration = Duration::from_millis(100);
 
-/// Pause between two looks at an undoing that another thread has begun.
+/// Pause between two checks of a rollback on another thread.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 static LIFELINE: Mutex<Lifeline> = Mutex::new(Lifeline {
@@ -45,47 +45,47 @@ static LIFELINE: Mutex<Lifeline> = Mutex::new(Lifeline {
 struct Lifeline {
     state: State,
     main: Option<ThreadId>,
-    /// Reaches the main thread, once that takes orders.
+    /// Runs work on the main thread; set once that accepts work.
     spawner: Option<Spawner>,
-    /// Why the program is about to end, as far as it was said.
+    /// Reason for the end of the program, if noted.
     because: Option<String>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Nothing was received, or it is used.
+    /// No state was received, or it is in use.
     Slack,
     Armed(Box<Held>),
-    /// A thread is executing the program before.
+    /// A thread is executing the previous program.
     Pulled,
 }
 
-/// Everything that was received.
+/// Received state.
 #[derive(Debug)]
 struct Held {
-    /// `None`: this is the program before, which has no way back.
+    /// `None`: this is the previous program, which has no rollback.
     program: Option<OwnedFd>,
     label: Label,
     document: Vec<u8>,
-    /// Without connections.
+    /// Descriptors except those of connections.
     descriptors: Vec<OwnedFd>,
     connections: Vec<OwnedFd>,
 }
 
-/// What is known of an estate before it is used.
+/// Handoff state before its use.
 #[derive(Debug)]
 pub struct Received {
     pub(super) document: Vec<u8>,
-    /// Duplicates of everything but connections.
+    /// Duplicates of all descriptors except those of connections.
     pub(super) descriptors: Vec<OwnedFd>,
-    /// Why the upgrade was undone that this program was to be replaced in.
+    /// Reason for the rollback of an upgrade to this program.
     pub(super) undone: Option<String>,
 }
 
-/// Takes what an upgrade has left in descriptor 0. The first act of the program, on the main thread.
+/// Receives the state of an upgrade from descriptor 0. Must be the first action of the program, on the main thread.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it is unreadable.
 pub fn receive() -> io::Result<Option<Received>> {
     let memory = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let Some(passage) = passage::unpack(&memory)? else {
@@ -133,7 +133,7 @@ pub fn receive() -> io::Result<Option<Received>> {
     }))
 }
 
-/// Has a panic of any thread execute the program before. To be called again where another hook was set.
+/// Installs a panic hook that rolls back. Must be called again after another hook is installed.
 pub(super) fn guard_against_panics() {
     let next = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -142,23 +142,24 @@ pub(super) fn guard_against_panics() {
     }));
 }
 
-/// From now on the main thread takes orders.
+/// Sets the spawner that reaches the main thread.
 pub(super) fn reach_main_by(spawner: &Spawner) {
     LIFELINE.lock().spawner = Some(spawner.clone());
 }
 
-/// Why the program is about to end.
+/// Notes why the program is about to end.
 pub(in crate::commands) fn note(reason: &str) {
     LIFELINE.lock().because = Some(reason.to_owned());
 }
 
-/// The program ends. Executes the one before where this one has not served yet; returns where it has, or there is none.
+/// Rolls back at the end of the program, if this program has not served yet. Returns if it has, or if there is no
+/// previous program.
 pub fn end(otherwise: &str) {
     let because = LIFELINE.lock().because.clone();
     pull(because.as_deref().unwrap_or(otherwise));
 }
 
-/// The first turn has come: there is no way back from here. Returns the connections.
+/// Disables the rollback. Must follow the driver's first turn. Returns the connections.
 pub(super) fn release() -> Vec<OwnedFd> {
     loop {
         let mut lifeline = LIFELINE.lock();
@@ -172,7 +173,7 @@ pub(super) fn release() -> Vec<OwnedFd> {
     }
 }
 
-/// Executes the program before, if there is a way back. Returns when there is none, or it cannot be executed.
+/// Executes the previous program. Returns if there is none, or if it cannot be executed.
 fn pull(reason: &str) {
     let (held, spawner) = {
         let mut lifeline = LIFELINE.lock();
@@ -219,7 +220,7 @@ impl Held {
         let all: Vec<BorrowedFd<'_>> = all.map(|it| it.as_fd()).collect();
         let path = format!("/proc/self/fd/{}", program.as_raw_fd());
         let mut command = Command::new(path);
-        // As it was started: what is wrong may be in these.
+        // Arguments of the original start: those of the new program may be the cause.
         let mut arguments = label.arguments.iter();
         if let Some(name) = arguments.next() {
             command.arg0(name);
@@ -230,8 +231,8 @@ impl Held {
     }
 }
 
-/// Executes a program in this one's place and leaves it everything. Returns only when that failed; then everything is as
-/// before.
+/// Executes a program in this process and passes it the document and all descriptors. Returns only on failure, with
+/// descriptors as before.
 pub(super) fn execute(
     mut command: Command,
     label: &Label,
@@ -249,7 +250,7 @@ pub(super) fn execute(
             Ok(()) => command.exec(),
             Err(error) => error,
         };
-        // Each of them is open.
+        // All of them are open.
         let _ = passage::keep_open(descriptors, false);
         error
     })

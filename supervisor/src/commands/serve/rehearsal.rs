@@ -1,8 +1,8 @@
-//! The rehearsal of an upgrade: this program starts, on a copy of what it would go on with, as far as nobody notices.
+//! Rehearsal of an upgrade: a start of the new program on a copy of the handoff state, without visible effects.
 //!
-//! A running worker starts it in a process of its own, with a parcel in descriptor 0. It takes every step that can fail
-//! at the true start: settings, the parcel itself, places, sockets, the model where it is another one, requests that
-//! must fit, threads and an interpreter. Then it writes [`answer_to`] and ends.
+//! A running worker starts it in a new process, with a bundle in descriptor 0. It runs every fallible step of the true
+//! start: settings, the bundle, paths, sockets, the model if it changed, requests that must fit, threads and an
+//! interpreter. Then it writes [`answer_to`] and ends.
 
 use super::inheritance::{Found, Inherited, find};
 use super::sockets::check_places;
@@ -37,7 +37,7 @@ pub fn command_line() -> Cli {
         .hide(true)
 }
 
-/// Answers a running worker.
+/// Runs a rehearsal for a running worker.
 #[must_use]
 pub fn run(arguments: &ArgMatches) -> WorkerExit {
     match rehearse(arguments) {
@@ -89,7 +89,7 @@ fn inherited() -> Result<Inherited, String> {
     last.ok_or_else(reason)
 }
 
-/// Binds new addresses for a moment.
+/// Binds new addresses and closes them.
 async fn check_sockets(config: &mut Config, inherited: &mut Inherited) -> Result<(), String> {
     let sockets = inherited.sockets(&config.http);
     if sockets.given {

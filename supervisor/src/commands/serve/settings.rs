@@ -1,4 +1,4 @@
-//! Settings of the worker as the engine takes them.
+//! Conversion of the worker's settings to the engine's.
 
 use crate::config::device::{DecidedDevices, default_prefill_chunk};
 use crate::config::{Config, DEFAULT_MEMORY_PERMILLE};
@@ -58,7 +58,7 @@ pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> Engi
     }
 }
 
-/// Pages are found again by what they hold, so nobody copies any without a prefix cache.
+/// Readers of KV pages. Pages are found by content hash, so there is nothing to copy without a prefix cache.
 fn kv_readers(config: &Config, devices: &DecidedDevices) -> KvReaders {
     match (config.load.prefix_cache, config.life.standby) {
         (false, _) => KvReaders::None,

@@ -1,4 +1,4 @@
-//! Where a worker listens, and the places that its children need, before anything is opened.
+//! Listening addresses, and paths that children need.
 
 use super::inheritance::{Inherited, Sockets};
 use crate::child::socket::PrivateDir;
@@ -7,7 +7,7 @@ use std::io;
 use std::net::TcpListener as StdListener;
 use std::os::unix::fs::OpenOptionsExt as _;
 
-/// Sockets of a service manager, or else those of an earlier supervisor, if they are still asked for.
+/// Sockets of a service manager, or else those of an earlier supervisor, if the settings still name them.
 pub(super) fn sockets(
     config: &mut Config,
     handed: Vec<StdListener>,
@@ -16,7 +16,7 @@ pub(super) fn sockets(
     let given = !handed.is_empty();
     listen_at(&mut config.http, &handed)?;
     match (check_places(config), &inherited) {
-        // The child has what it needs, and a directory is made again for the next one.
+        // The running child needs no directory. The next one gets a new one.
         (Err(reason), Some(last)) if last.is_of_an_upgrade() => {
             tracing::error!(reason, "directory_missing");
         }
@@ -32,7 +32,7 @@ pub(super) fn sockets(
     })
 }
 
-/// Checks the places that every child will need, and for whose lack no child can be blamed.
+/// Checks paths that every child needs. Their absence would not be a child's fault.
 pub(super) fn check_places(config: &Config) -> Result<(), String> {
     PrivateDir::create().map_err(|error| error.to_string())?;
     let Some(trace) = &config.load.trace else {
@@ -41,14 +41,14 @@ pub(super) fn check_places(config: &Config) -> Result<(), String> {
     let opened = std::fs::OpenOptions::new()
         .append(true)
         .create(true)
-        // Nobody may be reading a FIFO yet.
+        // A FIFO may have no reader yet.
         .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
         .open(&trace.path);
     let named = |error| format!("--trace-logits {}: {error}", trace.path.display());
     opened.map(drop).map_err(named)
 }
 
-/// Where sockets were handed over, they say where the worker listens.
+/// Inherited sockets determine the listening addresses.
 fn listen_at(http: &mut HttpConfig, handed: &[StdListener]) -> Result<(), String> {
     if handed.is_empty() {
         return Ok(());

@@ -1,8 +1,7 @@
-//! The descriptor store of systemd (`FileDescriptorStoreMax=`): what a supervisor would leave, kept where it lies
-//! when the supervisor dies.
+//! systemd's descriptor store (`FileDescriptorStoreMax=`): keeps the handoff state if the supervisor dies.
 //!
-//! A parcel of it is stored when the model serves, and again whenever what is kept changes. The journal's log
-//! is in it from the beginning, and grows where it is.
+//! A bundle is stored when the model serves, and again after each change. The bundle contains the memory of the
+//! journal's write-ahead log, which grows in place.
 
 use super::inheritance::Estate;
 use crate::http::App;
@@ -15,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-/// Number of the parcel in the store; 0 where there is none.
+/// Number of the stored bundle; 0 if there is none.
 #[derive(Debug, Clone)]
 pub(super) struct Stored(Arc<AtomicU64>);
 
@@ -29,8 +28,7 @@ impl Stored {
     }
 }
 
-/// Stores what there is from now on, in place of what is stored. Nothing happens where no service manager
-/// listens; one without a store ignores it.
+/// Stores the state and keeps the store current. No effect without a service manager; one without a store ignores it.
 pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: Stored) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
@@ -58,7 +56,7 @@ pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: S
             put(&name(number), &parcel)?;
             remove(&name(before))
         };
-        // A service manager may not read.
+        // The service manager may not read.
         match tokio::task::spawn_blocking(store).await {
             Ok(Ok(())) => {
                 info!(number, "estate_stored");
@@ -78,7 +76,7 @@ fn put(name: &str, parcel: &impl AsFd) -> io::Result<()> {
     let words = [
         NotifyState::FdStore,
         NotifyState::FdName(name),
-        // The other end is closed, which is no reason to forget it.
+        // A closed peer is no reason to drop it.
         NotifyState::Custom("FDPOLL=0"),
     ];
     sd_notify::notify_with_fds(&words, &[parcel.as_fd()])

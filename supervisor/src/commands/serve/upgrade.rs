@@ -1,14 +1,14 @@
-//! SIGUSR2: another program takes the place of this one, in the same process, and no client notices.
+//! SIGUSR2: replaces this program by another one in the same process, without an effect on clients.
 //!
 //! ```text
-//! rehearse ──────────→ hush ─→ the driver leaves ─→ connections leave ─→ exec ─→ first turn of the next driver
-//!   in a process of     TLS      children end,        sockets, and where    │
-//!   its own, on a copy  ends     the log is whole     in which answer       └─ or this program again (lifeline)
+//! rehearse ──────────→ quiesce ─→ driver hands over ─→ connections stop ─→ exec ─→ first turn of the next driver
+//!   in a process of    TLS        children end,        sockets, and their    │
+//!   its own, on a copy ends       the log is whole     place in an answer    └─ or this program again (lifeline)
 //! ```
 //!
-//! Until the driver leaves, an upgrade that is not possible is refused, and nothing has happened; a signal that ends the
-//! worker calls it off. After that, this program itself goes on where the new one cannot be executed, or does not come
-//! to the first turn of its driver ([`lifeline`]).
+//! Until the driver hands over, an impossible upgrade is refused without effects, and a stop signal cancels it. After
+//! that, this program continues if the new one cannot be executed, or does not reach the first turn of its driver
+//! ([`lifeline`]).
 
 use super::inheritance::Estate;
 use super::lifeline;
@@ -41,43 +41,43 @@ use tokio::time::timeout;
 use uuid::Uuid;
 use worker_orcd_lifecycle::Exit;
 
-/// Of everything that one supervisor leaves to another: raised whenever any of it changes.
+/// Version of the complete handoff format. Any change to the handoff state increments it.
 pub(super) const FORMAT: u32 = 9;
 
-/// The name of the memory that says how the last upgrade went ([`Report`]).
+/// Name of the memory file with the result of the last upgrade ([`Report`]).
 pub(in crate::commands) const REPORT_NAME: &str = "worker-orcd-upgrade";
 
-/// How a report of success begins.
+/// Prefix of a success report.
 pub(in crate::commands) const TAKEN_OVER: &str = "taken over";
 
-/// Time for the new program's rehearsal.
+/// Time limit of the new program's rehearsal.
 const REHEARSAL: Duration = Duration::from_secs(10);
 
-/// Time for a worker that has just begun to serve.
+/// Time limit for the start of a worker that has just begun to serve.
 const STARTING: Duration = Duration::from_secs(2);
 
-/// So much of what a rehearsal writes is read.
+/// Bytes of a rehearsal's output that are read.
 const MAX_SAID_BYTES: u64 = 4096;
 
 /// Time beyond the read timeout for requests that cannot be handed over.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Time for the last lines of the log to be read.
+/// Time to write the last lines of the log.
 const LAST_LINES: Duration = Duration::from_millis(100);
 
-/// This program as it can be executed again.
+/// This program, for a repeated execution.
 #[derive(Debug, Clone)]
 pub(super) struct Program {
-    /// The path by which it was found; another file may be there by now.
+    /// Path of its start. The file there may be another one now.
     path: PathBuf,
     arguments: Vec<OsString>,
 }
 
 impl Program {
-    /// To be called at the start, before the file can have been replaced.
+    /// Must be called at start, before the file can be replaced.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// If the kernel does not report the path.
     pub(super) fn of_this_process() -> io::Result<Self> {
         Ok(Self {
             path: as_named(&std::env::current_exe()?),
@@ -85,7 +85,7 @@ impl Program {
         })
     }
 
-    /// Has the program that the path leads to now rehearse its start, on a copy of what it would go on with.
+    /// Runs the rehearsal of the program that is at the path now, on a copy of the handoff state.
     async fn rehearse(&self, parcel: OwnedFd, nonce: Uuid) -> Result<(), String> {
         let path = self.path.display();
         let mut command = Command::new(&self.path);
@@ -93,7 +93,7 @@ impl Program {
         command
             .arg(super::rehearsal::COMMAND)
             .args(&self.arguments[usize::from(serve)..])
-            // Killed with everything that it starts.
+            // The timeout kills its whole process group.
             .process_group(0)
             .stdin(parcel)
             .stdout(Stdio::piped())
@@ -101,7 +101,7 @@ impl Program {
         without_descriptors_of_systemd(&mut command);
         let not_started = |error| format!("{path} cannot be started: {error}");
         let mut started = unblocked(|| command.spawn()).map_err(not_started)?;
-        // It holds the parcel.
+        // The command holds the bundle.
         drop(command);
         let outputs = (started.stdout.take(), started.stderr.take());
         let mut process = Process::new(started).map_err(not_started)?;
@@ -141,42 +141,42 @@ async fn read_err(pipe: Option<ChildStderr>) -> String {
     read(pipe.map(OwnedFd::from)).await
 }
 
-/// What a process writes, up to a bound. One that writes more finds the pipe closed.
+/// Reads a process's output up to a limit. The pipe is closed at the limit.
 async fn read(pipe: Option<OwnedFd>) -> String {
     let mut said = Vec::new();
     if let Some(Ok(pipe)) = pipe.map(Receiver::from_owned_fd) {
-        // What came until then is what there is.
+        // An error keeps the output so far.
         let _ = pipe.take(MAX_SAID_BYTES).read_to_end(&mut said).await;
     }
     printable(String::from_utf8_lossy(&said).trim())
 }
 
-/// The sockets that they name are handed over otherwise.
+/// Removes the variables of socket activation: these sockets are handed over in the bundle.
 pub(super) fn without_descriptors_of_systemd(command: &mut Command) {
     for variable in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
         command.env_remove(variable);
     }
 }
 
-/// The answer of a program that could go on with what was asked about by this number.
+/// Answer of a successful rehearsal with this nonce.
 pub(super) fn answer_to(nonce: Uuid) -> String {
     format!("{FORMAT} {nonce}")
 }
 
-/// The path of a program as it was found, whatever has become of the file since.
+/// Original path of a program, even after its file was replaced.
 pub(in crate::commands) fn as_named(path: &Path) -> PathBuf {
-    // The kernel's word for a file that has no name any more (proc(5)).
+    // Suffix of the kernel for an unlinked file (proc(5)).
     let path = path.as_os_str().as_bytes();
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     OsStr::from_bytes(path).into()
 }
 
-/// How the last upgrade went, in memory that `worker-orcd upgrade` finds among this process's descriptors.
+/// Result of the last upgrade, in a memory file that `worker-orcd upgrade` finds among this process's descriptors.
 #[derive(Debug)]
 pub(super) struct Report(Option<File>);
 
 impl Report {
-    /// Empty, or with the outcome of the upgrade that made this process.
+    /// Empty, or with the result of the upgrade that started this process.
     pub(super) fn new() -> Self {
         let memory = memfd_create(REPORT_NAME, MemfdFlags::CLOEXEC);
         Self(memory.ok().map(File::from))
@@ -189,25 +189,25 @@ impl Report {
             reason = "so that no two reports are equal"
         )]
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        // One line each.
+        // One line for each.
         let outcome = outcome.split_whitespace().collect::<Vec<_>>().join(" ");
         let text = format!("{outcome}\n{}", since.unwrap_or_default().as_nanos());
-        // Its reader waits for a report that is whole.
+        // The reader waits for a complete report.
         let _ = file.set_len(0);
         let _ = file.write_all_at(text.as_bytes(), 0);
     }
 }
 
-/// Everything that is handed over.
+/// State for the next supervisor.
 #[derive(Debug)]
 pub(super) struct Holdings {
     pub(super) program: Program,
-    /// The thread whose children live on.
+    /// The thread that created the children, which live on.
     pub(super) spawner: Spawner,
     pub(super) app: Arc<App>,
     pub(super) server: Arc<Server>,
     pub(super) listeners: Arc<[TcpListener]>,
-    /// A service manager has made them.
+    /// A service manager created them.
     pub(super) listeners_given: bool,
     pub(super) admin_socket: Option<PathBuf>,
     pub(super) stored: Stored,
@@ -216,8 +216,8 @@ pub(super) struct Holdings {
 }
 
 impl Holdings {
-    /// Everything that can fail, while this program serves. Requests wait when it has succeeded. Dropped before that,
-    /// it leaves no trace once [`call_off`](Self::call_off) was called.
+    /// Runs all fallible steps while this program serves. Requests are held after success. If it is cancelled,
+    /// [`call_off`](Self::call_off) reverts all effects.
     ///
     /// # Errors
     /// Why an upgrade is not possible.
@@ -225,7 +225,7 @@ impl Holdings {
         if self.app.engine.is_closed() {
             return Err("the worker is ending".to_owned());
         }
-        // Behind another upgrade that takes a moment.
+        // A worker needs a moment after the previous upgrade.
         match timeout(STARTING, self.app.engine.wait_ready()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err("the engine has ended".to_owned()),
@@ -259,20 +259,20 @@ impl Holdings {
         }
     }
 
-    /// Everything goes on as before.
+    /// Reports a refused upgrade. The worker serves on.
     pub(super) fn refuse(&self, reason: &str) {
         tracing::error!(reason, "upgrade_refused");
         self.report.tell(&format!("refused: {reason}"));
     }
 
-    /// Ends what [`prepare`](Self::prepare) has begun.
+    /// Reverts [`prepare`](Self::prepare).
     pub(super) fn call_off(&self, reason: &str) {
         self.server.handover().release();
         self.refuse(reason);
     }
 
-    /// Becomes the other program, for which everything was prepared. Returns when the engine has ended meanwhile, or, with
-    /// an exit code, when neither program can be executed.
+    /// Executes the prepared program. Returns if the engine has ended meanwhile, or, with an exit code, if neither
+    /// program can be executed.
     pub(super) async fn hand_over(&self) -> Option<WorkerExit> {
         tracing::info!(program = %self.program.path.display(), "upgrade");
         let Some(engine) = self.app.engine.leave().await else {
@@ -314,10 +314,10 @@ impl Holdings {
     }
 }
 
-/// Everything that goes through `exec`.
+/// State that passes through `exec`.
 struct Departure {
     estate: Estate,
-    /// This program, for the next one's way back.
+    /// This program, for the next one's rollback.
     program: Option<File>,
 }
 

@@ -1,22 +1,22 @@
-//! What a worker is asked for one picture of it.
+//! Requests for one picture of a worker.
 
 use crate::commands::remote::{Remote, words_of};
 use serde_json::Value;
 use std::time::Duration;
 
-/// A worker answers from memory, so one that takes longer does not answer.
+/// Time limit of an answer. A worker answers from memory.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The words say why there is no answer.
+/// The error is a message for the view.
 pub(super) type Outcome = Result<Answers, String>;
 
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// The body of `/health`, which is there with status 503, too.
+    /// Body of `/health`, also with status 503.
     pub(super) health: Value,
-    /// Empty where they are not told.
+    /// Empty if not accessible.
     pub(super) metrics: String,
-    /// The list of `/crashes`, or why it is not told: it is the operator's.
+    /// List of `/crashes`, or the error: only the operator has access.
     pub(super) crashes: Result<Vec<Value>, String>,
 }
 
@@ -53,7 +53,7 @@ async fn all(remote: &Remote) -> Outcome {
     })
 }
 
-/// A refusal's words, in the worker's own API or in OpenAI's.
+/// Message of a refusal, in the format of the worker's own API or of OpenAI's.
 fn why(refusal: &Value) -> Option<String> {
     let own = refusal["message"].as_str().map(str::to_owned);
     own.or_else(|| words_of(refusal))

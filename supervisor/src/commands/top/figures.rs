@@ -1,4 +1,4 @@
-//! Figures in words: bytes, times, and bounds out of a histogram. What is not told is unknown.
+//! Formatting of figures: bytes, times, and percentiles of a histogram. A missing figure is "unknown".
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ pub(super) fn words(value: &Value) -> String {
     }
 }
 
-/// A figure in its unit.
+/// Formats a figure with its unit.
 pub(super) fn told(value: &Value, unit: impl Fn(f64) -> String) -> String {
     value.as_f64().map_or(UNKNOWN.to_owned(), unit)
 }
@@ -28,7 +28,7 @@ pub(super) fn bytes(bytes: f64) -> String {
     }
 }
 
-/// The two largest units.
+/// Formats a time in its two largest units.
 pub(super) fn time(seconds: f64) -> String {
     let whole = seconds as u64;
     let (days, hours) = (whole / 86_400, whole / 3600 % 24);
@@ -52,7 +52,7 @@ pub(super) fn share(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Bounds under which half and 99 of 100 observations of a histogram lie, since the worker's start.
+/// Upper bounds of the 50th and 99th percentile of a histogram, since the worker's start.
 pub(super) fn percentiles(metrics: &str, histogram: &str) -> String {
     let buckets = buckets(metrics, histogram);
     let bound = |share| {
@@ -71,7 +71,7 @@ pub(super) fn percentiles(metrics: &str, histogram: &str) -> String {
     }
 }
 
-/// Upper bounds in seconds, each with the count of all that lies below.
+/// Upper bounds in seconds, with the cumulative count of each.
 fn buckets(metrics: &str, histogram: &str) -> Vec<(f64, f64)> {
     let lines = metrics.lines().filter_map(|line| {
         let rest = line

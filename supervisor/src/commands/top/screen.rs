@@ -1,4 +1,4 @@
-//! A view on a terminal of any size. What does not fit is cut: at the right, and from below.
+//! Drawing of a view on a terminal of any size. Overflow is cut at the right and at the bottom.
 
 use super::view::{Row, Section, Tone, View};
 use ratatui::Frame;
@@ -8,10 +8,10 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Sparkline};
 use std::slice;
 
-/// Two columns of less would cut most values.
+/// Narrower columns would cut most values.
 const WIDTH_OF_TWO_COLUMNS: u16 = 76;
 
-/// With its title.
+/// Height with title.
 const HEIGHT_OF_RATES: u16 = 3;
 
 pub(super) fn draw(view: &View, frame: &mut Frame<'_>) {
@@ -55,7 +55,7 @@ pub(super) fn draw(view: &View, frame: &mut Frame<'_>) {
     stack(&view.lists, style, rest, frame);
 }
 
-/// The first lines of an area, and the others.
+/// The first lines of an area, and the rest.
 fn split(area: Rect, height: u16) -> [Rect; 2] {
     let height = height.min(area.height);
     Layout::vertical([Constraint::Length(height), Constraint::Fill(1)]).areas(area)
@@ -66,7 +66,7 @@ fn height(sections: &[Section]) -> u16 {
     heights.sum::<usize>().try_into().unwrap_or(u16::MAX)
 }
 
-/// Draws sections one below the other, and gives back what is left.
+/// Draws sections from top to bottom. Returns the rest of the area.
 fn stack(sections: &[Section], style: Style, mut area: Rect, frame: &mut Frame<'_>) -> Rect {
     for section in sections {
         let [lines, rest] = split(area, height(slice::from_ref(section)));
@@ -92,7 +92,7 @@ fn titled(title: &str) -> Block<'_> {
         .title(title)
 }
 
-/// All of them, however narrow it is: where they are more than columns, each column has the highest of several.
+/// Draws all rates at any width. A column of several rates has the highest of them.
 fn draw_rates(rates: &[Option<u64>], area: Rect, frame: &mut Frame<'_>) {
     let highest = rates.iter().flatten().max();
     let title = match highest {

@@ -1,14 +1,14 @@
-//! The rows of each part of a view. What the worker does not say is unknown, never zero.
+//! Rows of each section of a view. A figure that the worker does not report is unknown, never zero.
 
 use super::asked::Answers;
 use super::figures::{bytes, percentiles, share, time, time_of_ms, told, words};
 use super::view::Section;
 use serde_json::Value;
 
-/// Crashes that are listed.
+/// Number of listed crashes.
 const CRASHES: usize = 8;
 
-/// Who may not use the worker hears its state alone.
+/// Whether it is the outline, which callers without a key get.
 fn is_outline(health: &Value) -> bool {
     health.get("worker_id").is_none()
 }
@@ -195,7 +195,7 @@ pub(super) fn lists(answers: &Answers) -> Vec<Section> {
         .collect()
 }
 
-/// Devices that are to be told one by one; of one alone everything says.
+/// Devices with one row each. `None` for a single device, which the other rows describe.
 fn several(health: &Value) -> Option<&Vec<Value>> {
     health["devices"].as_array().filter(|it| it.len() > 1)
 }
@@ -230,7 +230,7 @@ fn doing(device: &Value) -> String {
     format!("{state}: {running} running, {waiting} waiting, {rate} tokens/s, KV {kv}")
 }
 
-/// With the device, where it could be another one.
+/// Row of a crash. It names the device if there are several.
 fn crash(crash: &Value, is_one_of_several: bool) -> (String, String) {
     let [at, cause, generation, requests] =
         ["at", "cause", "generation", "requests"].map(|name| words(&crash[name]));

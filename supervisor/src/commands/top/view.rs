@@ -1,6 +1,6 @@
-//! What is to be seen, as words: made of answers alone, by a function that asks nobody.
+//! View as text: a pure function of the answers.
 //!
-//! Whatever comes from a worker becomes [`Words`] first, in which nothing is left that a terminal would obey.
+//! All text of a worker becomes [`Words`] first, without control characters.
 
 use super::asked::Answers;
 use super::figures::words;
@@ -9,7 +9,7 @@ use crate::logging::printable;
 use serde_json::Value;
 use std::fmt;
 
-/// Text of somebody else, safe to print.
+/// Text of another source, safe to print.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Words(String);
 
@@ -25,7 +25,7 @@ impl Words {
 
 #[derive(Debug)]
 pub(super) struct Silence {
-    /// The time of day.
+    /// Time of day.
     pub(super) since: String,
     pub(super) why: String,
 }
@@ -33,7 +33,7 @@ pub(super) struct Silence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tone {
     Good,
-    /// It serves, or will, but something is not as it should be.
+    /// The worker serves or will serve, with a problem.
     Uneasy,
     Bad,
 }
@@ -42,14 +42,14 @@ pub(super) enum Tone {
 pub(super) struct View {
     pub(super) server: Words,
     pub(super) tone: Tone,
-    /// The state in one line.
+    /// Status in one line.
     pub(super) verdict: Words,
-    /// The figures are those of a worker that does not answer now.
+    /// The figures are old: the worker does not answer now.
     pub(super) is_stale: bool,
     is_healthy: bool,
-    /// Side by side, where there is room.
+    /// Side by side, if there is room.
     pub(super) columns: [Vec<Section>; 2],
-    /// Below both.
+    /// Below both columns.
     pub(super) lists: Vec<Section>,
     pub(super) rates: Vec<Option<u64>>,
 }
@@ -79,7 +79,7 @@ impl Section {
         Self { title, rows }
     }
 
-    /// Of the longest label.
+    /// Width of the longest label.
     pub(super) fn label_width(&self) -> usize {
         let lengths = self
             .rows

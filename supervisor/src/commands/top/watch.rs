@@ -1,4 +1,4 @@
-//! What was seen so far: the last answer, the rates of the last minutes, and since when nobody answers.
+//! History of a worker: the last answer, rates of the last minutes, and the time since it stopped answering.
 
 use super::asked::{Answers, Outcome};
 use super::view::{Silence, View};
@@ -6,7 +6,7 @@ use crate::calendar::rfc3339;
 use std::collections::VecDeque;
 use std::time::SystemTime;
 
-/// Ten minutes of questions that are a second apart.
+/// Ten minutes at one poll per second.
 const RATES_KEPT: usize = 600;
 
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(super) struct Watch {
     server: String,
     last: Option<Answers>,
     silence: Option<Silence>,
-    /// Tokens per second at each question; `None` where nobody answered.
+    /// Tokens per second at each poll; `None` without an answer.
     rates: VecDeque<Option<u64>>,
 }
 

@@ -1,4 +1,4 @@
-//! Bodies that tell how far a request is: the one that is received, and the one that is sent.
+//! Request and response bodies that record the progress of a request.
 
 use super::client::Client;
 use axum::body::{Body, Bytes, HttpBody};
@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 
 const COMMENT: &[u8] = b":\n\n";
 
-/// A request's body, which says when it is whole.
+/// Request body, which records its completion.
 pub(super) struct Sent {
     body: Arc<Mutex<Incoming>>,
     client: Option<Arc<Client>>,
@@ -66,7 +66,7 @@ impl HttpBody for Sent {
     }
 }
 
-/// An answer's body, which says when it was handed over, and a word in between where one is wanted.
+/// Response body, which records its progress, and sends a liveness probe if one is requested.
 pub(super) struct Told {
     pub(super) body: Body,
     pub(super) client: Arc<Client>,
@@ -81,7 +81,7 @@ impl HttpBody for Told {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        // What was not taken yet is another supervisor's to tell.
+        // The rest of the answer is sent by another supervisor.
         if self.is_stream && self.client.turn.lock().leaves {
             return Poll::Pending;
         }

@@ -1,4 +1,4 @@
-//! The client of a connection, and how far its present request is.
+//! Client of a connection, and progress of its present request.
 
 use super::replay::Replay;
 use crate::engine::Position;
@@ -20,69 +20,70 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-/// Pause between two looks at a client that has sent more than was read yet.
+/// Pause between two checks of a client with unread bytes.
 const LOOK_AGAIN: Duration = Duration::from_millis(25);
 
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// The client of one connection, and how far its present request is.
+/// Client of one connection, and progress of its present request.
 pub(super) struct Client {
     pub(super) socket: TcpStream,
     pub(super) place: Place,
-    /// It speaks TLS.
+    /// The connection uses TLS.
     pub(super) is_secured: bool,
     pub(super) while_answered: places::Stage,
     pub(super) handover: Arc<Handover>,
     pub(super) turn: Mutex<Turn>,
-    /// Bytes that are read before those of the socket.
+    /// Bytes that precede those of the socket.
     pub(super) unread: Mutex<Vec<u8>>,
 }
 
 #[derive(Default)]
 pub(super) struct Turn {
-    /// Something is being read of which a request may come, over TLS.
+    /// TLS only: bytes are being read that may become a request.
     pub(super) reads: bool,
-    /// While the connection cannot be handed over.
+    /// Set while the connection cannot be handed over.
     pub(super) bound: Option<Held>,
-    /// What was asked, until the journal has it.
+    /// The request, until it is in the journal.
     pub(super) replay: Option<Replay>,
-    /// What was asked, as long as its answer is not complete.
+    /// Answer in progress, until it is complete.
     pub(super) asked: Option<Answer>,
-    /// The journal has it.
+    /// The journal has the request.
     pub(super) known: bool,
-    /// How much of the answer was told.
+    /// Sent part of the answer.
     pub(super) position: Option<Position>,
     pub(super) whole: bool,
-    /// The answer's head was handed over.
+    /// The answer's head was passed to hyper.
     pub(super) begun: bool,
-    /// The answer's body was, to its last byte.
+    /// The last byte of the answer's body was passed to hyper.
     pub(super) complete: bool,
-    /// Bytes may be on their way between hyper and the socket.
+    /// Bytes may be between hyper and the socket.
     pub(super) writing: bool,
-    /// A word is wanted in the stream.
+    /// Liveness probe requested.
     pub(super) wanted: bool,
-    /// Waker of whoever polls the stream.
+    /// Waker of the stream's reader.
     pub(super) waker: Option<Waker>,
-    /// The socket is another supervisor's from here on: what is written is kept in `unsent`.
+    /// The socket belongs to another supervisor: further output goes to `unsent`.
     pub(super) leaves: bool,
     pub(super) unsent: Vec<u8>,
-    /// The connection is not used again.
+    /// The connection is not reused.
     pub(super) closed: bool,
 }
 
-/// The connection of a request, for whoever gives it to the journal.
+/// Connection of a request, for its entry into the journal.
 #[derive(Clone)]
 pub struct Attachment(pub(super) Arc<Client>);
 
 impl Attachment {
-    /// Waits until requests may enter the journal. To be held until the request is [attached](Self::attach).
+    /// Waits until requests may enter the journal. The guard must be held until the request is
+    /// [attached](Self::attach).
     pub async fn enter(&self) -> Held {
         self.0.handover.enter().await
     }
 
-    /// The journal has the request: from now on its answer can be told by another supervisor.
+    /// Records that the journal has the request: another supervisor can now send its answer.
     pub fn attach(&self, job_id: &str, correlation_id: &str, position: Position) {
-        // Behind TLS nobody else can tell the answer: who wants to go on elsewhere waits for its end.
+        // A TLS session cannot be handed over: a handover waits for the end of the answer.
         if self.0.is_secured {
             return;
         }
@@ -96,8 +97,8 @@ impl Attachment {
     }
 }
 
-/// Where the rest of an answer is asked for, its job is the last step of the path, in whatever way the client encoded it.
-/// Who begins an answer posts, to a path that may end like the job's name.
+/// Path of a request for the rest of an answer, without its last step, the job's id in any encoding. A POST starts an
+/// answer, and keeps its path even if it ends like an id.
 fn without_job<'a>(method: &Method, path: &'a str) -> &'a str {
     let path = path.trim_end_matches('/');
     match path.rsplit_once('/') {
@@ -133,7 +134,7 @@ impl Client {
             closes: closes || (old_http && !keeps),
         };
         let mut turn = self.turn.lock();
-        // Whoever asks again has the answer before, flushed or not.
+        // A pipelining client has received the previous answer.
         self.is_known(&mut turn);
         let replay = (!self.is_secured && resumed.is_none()).then(|| Replay::of(request));
         let is_chunked = replay.as_ref().is_some_and(Replay::is_chunked);
@@ -153,9 +154,9 @@ impl Client {
         self.place.enter(places::Stage::Sending);
     }
 
-    /// Waits until the request may begin, unless it is answered in any case.
+    /// Waits until requests may begin. `is_let_in`: a probe or a resumed request, which does not wait.
     pub(super) async fn begins(&self, is_let_in: bool) {
-        // Whoever waits for everything over TLS to end waits for this one.
+        // A handover waits for all TLS connections, so requests on them must proceed.
         if !is_let_in && !self.is_secured {
             self.handover.begin().await;
         }
@@ -167,8 +168,8 @@ impl Client {
         }
     }
 
-    /// Whether the socket may be read. Over TLS, the connection is bound from before that is decided until what was read
-    /// is a request that is answered, or is none yet: if none is bound once everything is quiet, none becomes so.
+    /// Whether the socket may be read. A TLS connection is bound before this decision, until the bytes read are an
+    /// answered request, or no request yet. So if none is bound once all is quiet, none will be.
     pub(super) fn begins_to_read(&self) -> bool {
         if !self.is_secured {
             return self.handover.stage() != Stage::Leaving;
@@ -188,14 +189,14 @@ impl Client {
         may_read
     }
 
-    /// No request has come of what was read.
+    /// Records that the bytes read contain no request.
     pub(super) fn has_read(&self, turn: &mut Turn) {
         if std::mem::take(&mut turn.reads) {
             turn.bound = None;
         }
     }
 
-    /// Nothing is lost of what was asked, whoever answers.
+    /// Records that the request cannot be lost any more.
     pub(super) fn is_known(&self, turn: &mut Turn) {
         turn.known = true;
         turn.replay = None;
@@ -204,13 +205,13 @@ impl Client {
         }
     }
 
-    /// What was asked is with the journal, answered, or can be asked again.
+    /// Whether the request is in the journal, answered, or repeatable.
     pub(super) fn is_settled(&self) -> bool {
         let turn = self.turn.lock();
         turn.asked.is_none() || turn.known || !turn.begun
     }
 
-    /// What is left of the connection. `None` while nobody knows what was asked.
+    /// State of the connection for the next supervisor. `None` while its request is unknown.
     pub(super) fn note(&self, mut unread: Vec<u8>) -> Option<ConnectionNote> {
         let mut turn = self.turn.lock();
         let mut answer = turn.asked.take();
@@ -252,7 +253,7 @@ impl Client {
         self.place.enter(self.while_answered);
     }
 
-    /// Everything that hyper had is in the socket.
+    /// Records that all bytes of hyper are in the socket.
     pub(super) fn flushed(&self) {
         let mut turn = self.turn.lock();
         turn.writing = false;
@@ -265,7 +266,7 @@ impl Client {
         }
     }
 
-    /// Returns once the client can be sent nothing any more.
+    /// Returns once the client can receive no more bytes.
     pub(super) async fn gone(&self) {
         loop {
             let either = Interest::READABLE | Interest::ERROR;
@@ -277,27 +278,28 @@ impl Client {
             }
             match self.socket.try_io(Interest::READABLE, || self.peek()) {
                 Ok(0) => break,
-                // What it sent is hyper's to read.
+                // The bytes are for hyper to read.
                 Ok(_) => sleep(LOOK_AGAIN).await,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
         }
-        // Without a whole request, hyper knows what to do.
+        // Without a complete request, hyper handles the end.
         while !self.turn.lock().whole {
             sleep(LOOK_AGAIN).await;
         }
-        // It is gone ([`tls`](crate::http::tls)), and a word in plain text would be none.
+        // With TLS, the end of the client's side means a disconnect ([`tls`](crate::http::tls)); a plain-text probe
+        // would corrupt the session.
         if self.is_secured {
             return;
         }
         if self.say_something().is_ok() {
-            // An error of the socket itself is an end, too.
+            // A socket error is also an end.
             let _ = self.socket.ready(Interest::ERROR).await;
         }
     }
 
-    /// Bytes that are there to be read, one at most.
+    /// Number of readable bytes, at most one.
     fn peek(&self) -> io::Result<usize> {
         let mut byte = [0];
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
@@ -312,7 +314,7 @@ impl Client {
             waker.wake();
         }
         let old_http = turn.asked.as_ref().is_some_and(|asked| asked.old_http);
-        // HTTP/1.0 knows no interim answers.
+        // HTTP/1.0 has no interim responses.
         if turn.begun || turn.writing || turn.leaves || old_http {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! A request that is being read or answered, as bytes from which another supervisor reads it again.
+//! A request in progress, as bytes that another supervisor can read again.
 
 use axum::body::Bytes;
 use axum::http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Its head as it was understood, and what was heard of its body.
+/// The parsed head, and the body so far.
 pub(super) struct Replay {
     method: Method,
     uri: Uri,
@@ -37,13 +37,12 @@ impl Replay {
         self.heard.extend(frame.data_ref().cloned());
     }
 
-    /// The length of the body is not known before it is whole.
+    /// The body's length is unknown until it is complete.
     pub(super) fn is_chunked(&self) -> bool {
         self.headers.contains_key(TRANSFER_ENCODING)
     }
 
-    /// Its bytes, as far as they have come. `None` for a part of a body in chunks: what was read ahead of it has a
-    /// meaning that hyper alone knows.
+    /// The bytes so far. `None` for a partial chunked body: only hyper can interpret its read-ahead bytes.
     pub(super) fn into_bytes(mut self) -> Option<Vec<u8>> {
         if self.is_chunked() {
             if !self.is_whole {
@@ -60,7 +59,7 @@ impl Replay {
         Some(bytes)
     }
 
-    /// What hyper has read of the body and the handler has not.
+    /// Adds the part of the body that hyper has read and the handler has not.
     fn hear_the_rest(&mut self) {
         let body = Arc::clone(&self.body);
         let mut body = body.lock();

@@ -1,4 +1,4 @@
-//! The socket, which is also looked at while hyper holds it.
+//! The socket, shared with checks while hyper owns it.
 
 use super::client::Client;
 use crate::http::handover::{Answer, ConnectionNote};
@@ -13,7 +13,8 @@ const END_OF_HEAD: &[u8; 4] = b"\r\n\r\n";
 
 pub(super) struct Wire {
     client: Arc<Client>,
-    /// The client has the head of the answer that comes next: so much of its end was seen and left out.
+    /// The client has the head of the next answer. The number of bytes matched so far of the head's end, while it is
+    /// omitted.
     leaves_out: Option<usize>,
 }
 
@@ -25,7 +26,7 @@ impl Wire {
         }
     }
 
-    /// Goes on where another supervisor stopped: the next request is for the rest of the answer, if there was one.
+    /// Restores the state of an earlier supervisor. The next request is for the rest of the answer, if there is one.
     pub(super) fn go_on(&mut self, note: ConnectionNote) -> Option<HandedOver> {
         let request = note.answer.as_ref().map(Answer::request);
         *self.client.unread.lock() = [request.unwrap_or_default(), note.unread].concat();
@@ -44,7 +45,7 @@ impl Wire {
         }
     }
 
-    /// Bytes of a head that the client has.
+    /// Number of bytes that belong to a head that the client has.
     fn left_out(&mut self, slices: &[IoSlice<'_>]) -> usize {
         let mut count = 0;
         for byte in slices.iter().flat_map(|slice| slice.iter()) {
@@ -79,7 +80,7 @@ impl AsyncRead for Wire {
         }
         drop(unread);
         if !self.client.begins_to_read() {
-            // The connection's task looks again when the stage changes.
+            // A change of the stage wakes the connection's task.
             return Poll::Pending;
         }
         let before = buffer.filled().len();

@@ -10,10 +10,10 @@ use crate::http::openai::request::token;
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::reading::ModelTerms;
 
-/// The field of the texts.
+/// Field of the texts.
 pub(super) const INPUT: &str = "input";
 
-/// Texts of one request, at most.
+/// Largest number of texts of one request.
 const MAX_INPUTS: usize = 256;
 
 /// Every field of `/v1/embeddings`.
@@ -23,14 +23,14 @@ const FIELDS: &[&str] = &["model", INPUT, "encoding_format", "dimensions", "user
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embeddings {
-    /// At least one.
+    /// Never empty.
     pub inputs: Vec<Input>,
     pub format: Format,
-    /// Numbers of a vector; `None` for all that there are.
+    /// Length of a returned vector; `None`: all components.
     pub dimensions: Option<usize>,
 }
 
-/// How a vector is written.
+/// Encoding of a vector.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
     /// A list of numbers.
@@ -41,7 +41,7 @@ pub enum Format {
 }
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes in the request.
 pub fn read_embeddings(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
@@ -67,7 +67,7 @@ pub fn read_embeddings(
     })
 }
 
-/// A text or token ids, or a list of texts or of lists of token ids.
+/// Reads a text or token ids, or a list of texts or of lists of token ids.
 fn read_inputs(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
     fields.says(INPUT, || inputs_shape(max_chars, vocabulary));
     let input = fields.take(INPUT)?;
@@ -124,7 +124,7 @@ fn read_list(
         return None;
     }
     let elements = elements.into_iter();
-    // The first mistake is told, and one is enough.
+    // Stops at the first mistake.
     elements
         .map(|element| one(fields, element, max_chars, vocabulary))
         .collect()

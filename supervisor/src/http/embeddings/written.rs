@@ -1,4 +1,4 @@
-//! The answer: vectors of length 1, as numbers or in base64.
+//! Answer of `/v1/embeddings`: unit vectors, as numbers or in base64.
 
 use super::read::Format;
 use base64::Engine as _;
@@ -33,7 +33,7 @@ struct Usage {
     total_tokens: u64,
 }
 
-/// `vectors` are `[n_embd]` each, of any length; `tokens` is what all inputs have together.
+/// `vectors`: `[n_embd]` each, of any norm. `tokens`: sum over all inputs.
 pub(super) fn answer(
     vectors: Vec<Vec<f32>>,
     format: Format,
@@ -62,7 +62,7 @@ pub(super) fn answer(
     }
 }
 
-/// Makes its length 1; that of nothing but zeros stays 0.
+/// Scales to length 1. A zero vector stays.
 fn normalize(vector: &mut [f32]) {
     let squares = vector.iter().map(|it| f64::from(*it) * f64::from(*it));
     let length = squares.sum::<f64>().sqrt();
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn base64_has_little_endian_floats() {
         let found = Vector::of(vec![1.0, -0.5], Format::Base64);
-        // 00 00 80 3f, 00 00 00 bf
+        // Bytes 00 00 80 3f, 00 00 00 bf.
         assert_eq!(found, Vector::Base64("AACAPwAAAL8=".to_owned()));
     }
 

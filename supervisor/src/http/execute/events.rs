@@ -1,7 +1,7 @@
-//! An answer of `/execute`, event by event.
+//! Events of an answer of `/execute`.
 //!
-//! `id:` of a `token` event is the token's place in the answer. It grows, and skips tokens without
-//! text of their own; `i` counts the events, so that a client sees whether one is missing.
+//! `id:` of a `token` event is the token's position in the answer. It grows, and skips tokens without text of their
+//! own. `i` counts the events, so that a client can detect a gap.
 
 #![expect(
     clippy::disallowed_methods,
@@ -14,16 +14,16 @@ use crate::http::sse::{Render, write_event, write_json};
 use serde_json::json;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Time between two `metrics` events of a client that asked for them.
+/// Time between two `metrics` events of a request with metrics.
 const METRICS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// `started`, `token`…, `metrics` where asked for, and one `end` or `error`.
+/// `started`, `token`…, optional `metrics`, and one `end` or `error`.
 #[derive(Debug)]
 pub struct ExecuteEvents<M> {
     started: Started,
-    /// Bytes in use on the device, where that is known.
+    /// Bytes in use on the device, if known.
     memory: M,
-    /// The moment at which metrics were last sent; `None` when nobody asked.
+    /// Time of the last metrics event; `None` without metrics.
     metrics: Option<Instant>,
     first_text_at: Option<Instant>,
 }
@@ -58,8 +58,7 @@ impl<M: Fn() -> Option<u64> + Send + Unpin + 'static> Render for ExecuteEvents<M
         write_event(out, "started", &started);
     }
 
-    /// The event's `id:` is the token's place in the answer, which counts tokens without text too; its `i` has no
-    /// gap.
+    /// Writes a `token` event. `id:` is the token's position, which also counts tokens without text; `i` has no gap.
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
         self.first_text_at.get_or_insert_with(Instant::now);
         out.extend_from_slice(b"event: token\nid: ");

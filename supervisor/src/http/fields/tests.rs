@@ -1,4 +1,4 @@
-//! What is read of an object, and what is wrong with it.
+//! Reading of objects, valid and invalid.
 
 use super::*;
 

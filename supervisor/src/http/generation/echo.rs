@@ -1,4 +1,4 @@
-//! What an answer that begins with its prompt does not tell of it.
+//! Echo: answers that begin with their prompt, without the tokens that the tokenizer added.
 
 use super::prompt::Encoded;
 use super::{Input, lost};
@@ -10,7 +10,7 @@ use worker_orcd_ipc::TokenId;
 use worker_orcd_text::Text;
 
 impl Input {
-    /// The text of a prompt that is one.
+    /// Text of a text prompt.
     fn text(&self) -> Option<String> {
         match self {
             Self::Prompt(text) => Some(text.clone()),
@@ -20,7 +20,7 @@ impl Input {
 }
 
 impl App {
-    /// The tokens of a prompt that fits, with which the answer may begin.
+    /// Tokens of a prompt that fits and that the answer can begin with.
     pub(super) async fn prepare_echoed(
         &self,
         model: &Arc<LoadedModel>,
@@ -35,7 +35,7 @@ impl App {
         Ok(prompt)
     }
 
-    /// Bytes with which the tokenizer began a text that a client gave.
+    /// Length of the text that the tokenizer added before a client's text, in bytes.
     async fn hidden(
         &self,
         model: &LoadedModel,
@@ -52,7 +52,7 @@ impl App {
     }
 }
 
-/// Zero where the tokens are another text, in which a tokenizer has replaced characters.
+/// Zero if the tokens have another text: a tokenizer may replace characters.
 fn hidden(text: &Text, given: &str, tokens: &[TokenId]) -> u32 {
     let bytes = tokens.iter().map(|token| text.bytes_written(*token));
     let written: Vec<u8> = bytes.flatten().copied().collect();

@@ -1,4 +1,4 @@
-//! From what a client wrote to the tokens of a prompt.
+//! Conversion of a client's input to prompt tokens.
 
 use super::{Input, lost};
 use crate::engine::LoadedModel;
@@ -17,7 +17,7 @@ use worker_orcd_text::tools::{ends_in_header, opens_thinking};
 use worker_orcd_text::{Conversation, Rendering, TemplateError, Undivided};
 
 impl App {
-    /// The tokens of a prompt that fits.
+    /// Tokens of a prompt that fits.
     pub(super) async fn prepare(
         &self,
         model: &Arc<LoadedModel>,
@@ -30,10 +30,10 @@ impl App {
         Ok(prompt)
     }
 
-    /// The tokens of a prompt as it would be computed; `field` is where the client wrote it.
+    /// Tokens of a prompt as it would be computed. `field`: field of the prompt.
     ///
     /// # Errors
-    /// When it is surely too long, or cannot be rendered.
+    /// If it is certainly too long, or cannot be rendered.
     pub async fn tokens_of(
         &self,
         model: &Arc<LoadedModel>,
@@ -44,10 +44,10 @@ impl App {
         Ok(self.encode(model, input, field).await?.tokens)
     }
 
-    /// The tokens of a text, without those that a model wants around it.
+    /// Tokens of a text, without the special tokens that a model adds.
     ///
     /// # Errors
-    /// When it is surely too long.
+    /// If it is certainly too long.
     pub async fn tokens_alone(
         &self,
         model: &Arc<LoadedModel>,
@@ -65,11 +65,11 @@ impl App {
         Ok(encoded?.tokens)
     }
 
-    /// The same of a text that is put together from pieces, of which a client wrote some (`true`): control tokens in
-    /// those stay text, unless the operator wants otherwise.
+    /// Tokens of a text in pieces. In pieces of a client (`true`) control tokens stay text, unless the operator sets
+    /// otherwise.
     ///
     /// # Errors
-    /// When it is surely too long.
+    /// If it is certainly too long.
     pub async fn tokens_of_pieces(
         &self,
         model: &Arc<LoadedModel>,
@@ -95,7 +95,7 @@ impl App {
         }
     }
 
-    /// Refuses a prompt that cannot fit however it is tokenized, before that costs anything.
+    /// Refuses a prompt that cannot fit however it is tokenized, before any cost.
     fn check_length(
         &self,
         model: &LoadedModel,
@@ -142,9 +142,9 @@ impl App {
         }
     }
 
-    /// Rendered by the model's template in a process of its own, then tokenized here. Control
-    /// tokens that a client wrote stay text, unless the operator wants otherwise. `beginning` is the answer's,
-    /// and follows what the template writes before every answer.
+    /// Renders the messages in the interpreter process, then tokenizes the result. Control tokens in text of a client
+    /// stay text, unless the operator sets otherwise. `beginning`: start of the answer, after the template's generation
+    /// prompt.
     async fn encode_messages(
         &self,
         model: &Arc<LoadedModel>,
@@ -152,7 +152,7 @@ impl App {
         settings: Vec<(String, TemplateSetting)>,
         beginning: String,
     ) -> Result<Encoded, ApiError> {
-        // Once, so that both renderings are of one day.
+        // Set once, so that both renderings have the same date.
         let settings = with_today(settings);
         let text = Arc::clone(&model.text);
         let bytes = conversation.cost() + beginning.len();
@@ -202,10 +202,10 @@ impl App {
         })
     }
 
-    /// The prompt that a conversation becomes, and behind it the text with which the answer has begun.
+    /// Rendered prompt of a conversation, followed by the beginning of the answer.
     ///
     /// # Errors
-    /// When the template refuses it, it is surely too long, or its answer cannot begin so.
+    /// If the template raises an error, the prompt is certainly too long, or the answer cannot begin with that text.
     pub async fn render_begun(
         &self,
         model: &LoadedModel,
@@ -227,10 +227,10 @@ impl App {
         Ok((prompt, room))
     }
 
-    /// The prompt that a conversation becomes.
+    /// Rendered prompt of a conversation.
     ///
     /// # Errors
-    /// When the template refuses it, or it is surely too long.
+    /// If the template raises an error, or the prompt is certainly too long.
     pub async fn render(
         &self,
         model: &LoadedModel,
@@ -261,7 +261,7 @@ impl App {
         ApiError::context_length(field, format_args!("{tokens} or more"), fit, context)
     }
 
-    /// Length of the longest prompt, in tokens: something must be left for an answer.
+    /// Length of the longest prompt, in tokens: at least one token remains for an answer.
     fn longest_prompt(&self, model: &LoadedModel) -> u32 {
         let fits = model.max_sequence_tokens.saturating_sub(1);
         self.limits.max_tokens_in.unwrap_or(u32::MAX).min(fits)
@@ -286,8 +286,9 @@ impl App {
     }
 }
 
-/// With the day for templates that ask for `date_string`, as Llama 3.1 to 3.3 do, in the form that they and llama-server write it
-/// in; a client may set another. A prompt is rendered once, and a stream goes on with its tokens whatever day it is.
+/// Adds today's date for templates with `date_string`, such as those of Llama 3.1 to 3.3, in the format of these
+/// templates and of llama-server. A client may set another. A prompt is rendered once, and a resumed stream keeps its
+/// tokens.
 fn with_today(mut settings: Vec<(String, TemplateSetting)>) -> Vec<(String, TemplateSetting)> {
     const NAME: &str = "date_string";
     if settings.iter().all(|(name, _)| name != NAME)
@@ -300,11 +301,11 @@ fn with_today(mut settings: Vec<(String, TemplateSetting)>) -> Vec<(String, Temp
 
 pub(super) struct Encoded {
     pub(super) tokens: Vec<TokenId>,
-    /// Digest of the text, where there was one.
+    /// Digest of the text; `None` for token ids.
     pub(super) digest: Option<TextDigest>,
-    /// Its text ends with the tag that opens thinking.
+    /// The prompt ends with the tag that opens reasoning.
     pub(super) opens_thinking: bool,
-    /// As [`NewRequest::echo`](crate::engine::NewRequest::echo).
+    /// Same as [`NewRequest::echo`](crate::engine::NewRequest::echo).
     pub(super) echo: Option<u32>,
 }
 
@@ -325,7 +326,7 @@ impl Encoded {
     }
 }
 
-/// The last message is an assistant's.
+/// Error of an assistant's last message that cannot be continued.
 fn not_continued(rule: &str) -> ApiError {
     ApiError::invalid_field("messages", Constraint::Unsupported, rule)
 }

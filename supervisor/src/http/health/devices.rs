@@ -1,4 +1,4 @@
-//! Each device of the worker, by its place in the worker's list.
+//! Devices of the worker, in the order of its list.
 
 use super::{Clock, child_report, gpu, memory_report, standby_report};
 use crate::engine::{DeviceSnapshot, EngineSnapshot};

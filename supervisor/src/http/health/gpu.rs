@@ -1,4 +1,4 @@
-//! Words of NVIDIA's driver, beside what the child says of itself: two fields, two sources.
+//! Data of NVIDIA's driver, in fields separate from the child's reports.
 
 use super::{Clock, extend};
 use crate::engine::{DeviceSnapshot, EngineSnapshot, GpuSnapshot};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use worker_orcd_lifecycle::RecoveryAction;
 
-/// The fields of `device`. Everything but the last Xid is `null` when it was not seen lately.
+/// Fields of `device`. All but the last Xid are `null` without a recent sample.
 pub(super) fn device(gpu: &GpuSnapshot, clock: &Clock) -> Value {
     let fresh = gpu.gauges(clock.now);
     let gauges = fresh.map(|(gauges, _)| gauges);
@@ -39,8 +39,7 @@ pub(super) fn device(gpu: &GpuSnapshot, clock: &Clock) -> Value {
     })
 }
 
-/// The fields of `vram`. NVIDIA's driver counts the whole device; `driver_child_bytes` is the
-/// child's share in it.
+/// Fields of `vram`. NVIDIA's driver counts the whole device; `driver_child_bytes` is the child's share.
 pub(super) fn memory(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Value {
     let gpu = &device.gpu;
     let fresh = gpu.gauges(clock.now);
@@ -59,13 +58,13 @@ pub(super) fn memory(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: 
     })
 }
 
-/// Memory of a process on the device, its context too, as NVIDIA's driver counts it.
+/// Device memory of a process including its context, in bytes, from NVIDIA's driver.
 pub(super) fn of_process(device: &DeviceSnapshot, pid: u32, clock: &Clock) -> Option<u64> {
     let (gauges, _) = device.gpu.gauges(clock.now)?;
     gauges.memory.as_ref()?.of(pid)
 }
 
-/// The fields of `vram` before any child has reported; `null` when NVIDIA's driver has not either.
+/// Fields of `vram` before the first report of a child; `null` without data of NVIDIA's driver, too.
 pub(super) fn memory_alone(
     snapshot: &EngineSnapshot,
     device: &DeviceSnapshot,

@@ -1,4 +1,4 @@
-//! Conversations, right and wrong.
+//! Reading of conversations, valid and invalid.
 
 use super::*;
 use crate::http::mistakes::LISTED;

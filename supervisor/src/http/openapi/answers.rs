@@ -1,4 +1,4 @@
-//! Answers by status: what was asked for, and why it may be refused.
+//! Responses by status: success, and reasons for refusals.
 
 use super::schema::{Shape, count, named};
 use crate::http::PROBES;
@@ -8,7 +8,7 @@ use utoipa::openapi::{ContentBuilder, Header, ResponseBuilder};
 
 pub(super) const JSON: &str = "application/json";
 
-/// A reason for another answer than the one that was asked for.
+/// Reason of an error response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
 pub(super) enum Why {
     Invalid,
@@ -27,7 +27,7 @@ pub(super) enum Why {
     TimedOut,
 }
 
-/// What is refused of any request with a body.
+/// Refusals of any request with a body.
 pub(super) const OF_BODIES: &[Why] = &[
     Why::Invalid,
     Why::BodyTimeout,
@@ -37,11 +37,11 @@ pub(super) const OF_BODIES: &[Why] = &[
     Why::Failed,
 ];
 
-/// What is refused of a request for text, once it was read.
+/// Refusals of a generation request after it was read.
 pub(super) const OF_GENERATION: &[Why] =
     &[Why::Quarantined, Why::Full, Why::Failed, Why::Unhealthy];
 
-/// How a request for text may end before there is any.
+/// Failures of a generation request before its first text.
 pub(super) const ENDS: &[Why] = &[Why::Cancelled, Why::Failed, Why::Unhealthy, Why::TimedOut];
 
 impl Why {
@@ -86,7 +86,7 @@ impl Why {
     }
 }
 
-/// An operation that may be refused for these reasons.
+/// Operation with these possible refusals.
 pub(super) fn refused(
     operation: OperationBuilder,
     dialect: Dialect,
@@ -115,7 +115,7 @@ fn retry_after() -> Header {
         .build()
 }
 
-/// What every route may answer before it is asked.
+/// Operation with the refusals of every route.
 pub(super) fn of_every_route(
     operation: OperationBuilder,
     path: &str,

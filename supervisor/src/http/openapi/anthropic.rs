@@ -1,4 +1,4 @@
-//! Schemas of what the Messages API answers.
+//! Response schemas of the Messages API.
 
 use super::answers::{content, json};
 use super::bodies::Named;
@@ -7,7 +7,7 @@ use super::schema::{
 };
 use utoipa::openapi::{ResponseBuilder, Type};
 
-/// Schemas that have a name of their own.
+/// Schemas with names.
 pub(super) const NAMED: [Named; 3] = [
     ("Message", message),
     ("MessageEvent", event),
@@ -16,7 +16,7 @@ pub(super) const NAMED: [Named; 3] = [
 
 const STOP_REASONS: [&str; 4] = ["end_turn", "max_tokens", "stop_sequence", "tool_use"];
 
-/// An answer, whole or streamed.
+/// Answer, whole or streamed.
 pub(super) fn answered() -> ResponseBuilder {
     let event = object_with(
         [
@@ -81,7 +81,7 @@ fn message() -> Shape {
     ])
 }
 
-/// The data of an event. Its `type` is the event's name.
+/// Data of an event. Its `type` is the event's name.
 fn event() -> Shape {
     let delta = object_with(
         [],

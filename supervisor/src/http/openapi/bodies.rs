@@ -1,4 +1,4 @@
-//! Schemas of what is answered. Objects may grow: a client skips fields that it does not know.
+//! Response schemas. Objects may gain fields: a client must ignore unknown ones.
 
 use super::schema::{
     Shape, any_of, boolean, count, integer, json_text, list, list_of, map, named, null, number,
@@ -17,7 +17,7 @@ use worker_orcd_requests::error_code::{ErrorCode, OTHER_REFUSALS};
 
 pub(super) type Named = (&'static str, fn() -> Shape);
 
-/// Schemas that have a name of their own.
+/// Schemas with names.
 pub(super) const NAMED: [Named; 19] = [
     ("Error", native_error),
     ("OpenAiError", openai_error),
@@ -40,7 +40,7 @@ pub(super) const NAMED: [Named; 19] = [
     ("Health", health::health),
 ];
 
-/// What `/tokenize` answers.
+/// Response of `/tokenize`.
 pub(super) fn tokens() -> Shape {
     let piece = any_of([text(), list_of(count())]);
     let token = any_of([count(), object([("id", count()), ("piece", piece)])]);
@@ -52,7 +52,7 @@ pub(super) fn tokens() -> Shape {
     ])
 }
 
-/// One event of a job. A stream is described by the shape of its events.
+/// One event of a job. A stream is described by the schema of its events.
 pub(super) fn event() -> Shape {
     let event = |name: &str, schema: &str| {
         let data = [("event", values([name])), ("data", json_text(schema))];
@@ -185,7 +185,7 @@ fn completion() -> Shape {
     answer("text_completion", choice, [("usage", named("Usage"))], [])
 }
 
-/// A chunk may have an error in place of choices.
+/// A chunk may have an error instead of choices.
 fn chat_chunk() -> Shape {
     let delta = object_with(
         [],
@@ -201,7 +201,7 @@ fn chat_chunk() -> Shape {
     chunk("chat.completion.chunk", choice)
 }
 
-/// A call of a message, or what a delta adds to one.
+/// Tool call of a message or of a delta.
 fn called(required: &[&str]) -> Shape {
     let function = object_with([("arguments", text())], [("name", text())]);
     let fields = [
@@ -243,12 +243,12 @@ fn answer<const M: usize, const N: usize>(
     object_with(fields.into_iter().chain(more), optional)
 }
 
-/// Of each token whose text begins here.
+/// Log probabilities of the tokens that begin in this text.
 fn chat_logprobs() -> Shape {
     object([("content", chat_tokens()), ("refusal", null())])
 }
 
-/// The list of them.
+/// List of log probabilities.
 pub(super) fn chat_tokens() -> Shape {
     let name = || {
         [

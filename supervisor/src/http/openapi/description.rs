@@ -1,26 +1,25 @@
-//! What a reader of fields takes, as it says itself.
+//! Description of a reader's fields, recorded from the reader itself.
 //!
-//! [`Fields::described`](crate::http::fields::Fields::described) runs a reader over no body at all.
-//! Each question that it asks is noted here with its limits, so what is served as the document is
-//! what is read, and cannot be anything else.
+//! [`Fields::described`](crate::http::fields::Fields::described) runs a reader without a body. Each read of a field is
+//! recorded here with its limits, so the document always matches the readers.
 
 use super::schema::{self, Shape};
 
 #[derive(Debug, Default)]
 pub struct Description {
-    /// Each field with the shapes that it may have.
+    /// Fields with their possible shapes.
     fields: Vec<(String, Vec<Shape>)>,
     required: Vec<String>,
-    /// What holds between fields.
+    /// Rules between fields.
     rules: Vec<Shape>,
-    /// Fields that are accepted and change no answer.
+    /// Accepted fields that change no answer.
     no_effect: Vec<String>,
-    /// What a field may be that is not among these.
+    /// Shape of all other fields, if any are allowed.
     others: Option<Shape>,
 }
 
 impl Description {
-    /// Notes a shape that a field may have, beside those that were noted before.
+    /// Adds a shape to those of a field.
     pub fn field(&mut self, name: &str, shape: Shape) {
         match self.fields.iter_mut().find(|(known, _)| known == name) {
             Some((_, shapes)) if shapes.contains(&shape) => {}
@@ -33,7 +32,7 @@ impl Description {
         self.required.push(name.to_owned());
     }
 
-    /// Notes that a field is accepted and changes no answer.
+    /// Records that a field is accepted and changes no answer.
     pub fn no_effect(&mut self, name: &str) {
         self.no_effect.push(name.to_owned());
     }
@@ -44,14 +43,14 @@ impl Description {
         self.no_effect.iter().any(|known| known == name)
     }
 
-    /// What a field may be; `None` where it is not read.
+    /// Shape of a field; `None` if it is not read.
     #[must_use]
     pub fn shape_of(&self, name: &str) -> Option<Shape> {
         let field = self.fields.iter().find(|(known, _)| known == name);
         field.map(|(_, shapes)| schema::any_of(shapes.iter().cloned()))
     }
 
-    /// Notes what a field may be that has no name here.
+    /// Sets the shape of all other fields.
     pub fn others(&mut self, shape: Shape) {
         self.others = Some(shape);
     }
@@ -65,7 +64,7 @@ impl Description {
         self.fields.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The object as a whole. A field that is not required may be `null`, which says nothing.
+    /// Shape of the whole object. An optional field may be `null`, the same as absent.
     #[must_use]
     pub fn into_shape(self) -> Shape {
         let required: Vec<&str> = self.required.iter().map(String::as_str).collect();

@@ -1,4 +1,4 @@
-//! What is done with a field of a request, as the reader of its endpoint describes it: for docs/guide/fields.md.
+//! Support of each request field, from the reader of its endpoint, for docs/guide/fields.md.
 
 use super::schema::Shape;
 use crate::config::RequestLimits;
@@ -24,12 +24,12 @@ pub enum Endpoint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
     Used,
-    /// It changes no answer, and may be one of these values, or of this type.
+    /// Changes no answer. Allowed values, or the type.
     NoEffect(String),
     Refused,
 }
 
-/// With it every reader reads the same, whatever the operator and the model.
+/// Limits that make the result independent of operator and model.
 const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,
     max_tokens_out: None,
@@ -39,7 +39,7 @@ const LIMITS: RequestLimits = RequestLimits {
     on_fault: OnFault::Resume,
 };
 
-/// What becomes of each of these fields.
+/// Support of each of these fields.
 #[must_use]
 pub fn of(endpoint: Endpoint, names: &[&str]) -> Vec<Fate> {
     match endpoint {
@@ -66,7 +66,7 @@ fn fates<T>(names: &[&str], known: Names, read: impl Read<T>) -> Vec<Fate> {
     let describe = |fields: Fields<'_>| drop(read(fields, &LIMITS, &terms));
     let description = Fields::described(known, describe);
     let fate = |name: &&str| match description.shape_of(name) {
-        // What every endpoint reads before its own fields.
+        // Every endpoint reads it before its own fields.
         None if *name == "model" && known(name).is_some() => Fate::Used,
         None => Fate::Refused,
         Some(shape) if description.has_no_effect(name) => Fate::NoEffect(in_words(&shape)),
@@ -75,7 +75,7 @@ fn fates<T>(names: &[&str], known: Names, read: impl Read<T>) -> Vec<Fate> {
     names.iter().map(fate).collect()
 }
 
-/// The values that a shape lists, or its type.
+/// Values of a shape, or its type, as text.
 fn in_words(shape: &Shape) -> String {
     let shape = serde_json::to_value(shape).unwrap_or_default();
     let either = shape["anyOf"].as_array();

@@ -1,4 +1,4 @@
-//! The schema of `/health`: what everybody is told, what callers with a key are told, and each device.
+//! Schema of `/health`: the outline, the full report, and each device.
 
 use super::schema::{
     Shape, boolean, count, list_of, object, object_with, of_type, or_null, text, values,
@@ -44,7 +44,7 @@ fn device() -> Shape {
     )
 }
 
-/// An outline for everybody, and the rest for whoever may use the worker.
+/// Outline for all callers, full report for authorized ones.
 pub(super) fn health() -> Shape {
     let part = || of_type(Type::Object);
     let known_part = || or_null(part());

@@ -1,4 +1,4 @@
-//! What each route does, and all that it may answer.
+//! Operations of all routes, with their responses.
 
 use super::answers::{ENDS, OF_BODIES, OF_GENERATION, Why, content, json, of_type, refused};
 use super::schema::{self, Shape, count, named, object, text, text_of};
@@ -85,7 +85,7 @@ pub fn apply_template(app: &App) -> OperationBuilder {
 
 fn of_text(operation: OperationBuilder) -> OperationBuilder {
     let operation = refused(operation, Native, OF_BODIES);
-    // Of another model than the one that is served.
+    // If the request names another model.
     refused(operation, Native, &[Why::NotFound, Why::Unhealthy])
 }
 
@@ -127,7 +127,7 @@ pub fn responses(app: &App) -> OperationBuilder {
     let operation = refused(operation, OpenAi, OF_BODIES);
     let operation = refused(operation, OpenAi, OF_GENERATION);
     let operation = refused(operation, OpenAi, ENDS);
-    // Of another model than the one that is served.
+    // If the request names another model.
     refused(operation, OpenAi, &[Why::NotFound])
 }
 
@@ -171,7 +171,7 @@ fn response() -> ResponseBuilder {
     json("The response, whole or streamed", named("Response")).content(EVENTS, streamed)
 }
 
-/// The rest of an answer, asked for by id.
+/// Request for the rest of an answer, by id.
 fn rest(id: &str, tag: &str, parameter: &str) -> OperationBuilder {
     let place = |name: &str, place: ParameterIn, words: &str, shape: Shape| {
         ParameterBuilder::new()
@@ -273,7 +273,7 @@ pub fn messages(app: &App) -> OperationBuilder {
     let operation = refused(operation, Anthropic, OF_BODIES);
     let operation = refused(operation, Anthropic, OF_GENERATION);
     let operation = refused(operation, Anthropic, ENDS);
-    // Of another model than the one that is served.
+    // If the request names another model.
     refused(operation, Anthropic, &[Why::NotFound])
 }
 
@@ -302,7 +302,7 @@ pub fn embeddings(app: &App) -> OperationBuilder {
     let operation = refused(operation, OpenAi, OF_BODIES);
     let operation = refused(operation, OpenAi, OF_GENERATION);
     let operation = refused(operation, OpenAi, ENDS);
-    // Of another model than the one that is served.
+    // If the request names another model.
     refused(operation, OpenAi, &[Why::NotFound])
 }
 
@@ -316,7 +316,7 @@ pub fn rerank(app: &App, id: &str) -> OperationBuilder {
     let operation = refused(operation, OpenAi, OF_BODIES);
     let operation = refused(operation, OpenAi, OF_GENERATION);
     let operation = refused(operation, OpenAi, ENDS);
-    // Of another model than the one that is served, and of one that is no reranker.
+    // If the request names another model, or the model is no reranker.
     refused(operation, OpenAi, &[Why::NotFound])
 }
 
@@ -333,11 +333,11 @@ fn generation(
     let operation = refused(operation, OpenAi, OF_BODIES);
     let operation = refused(operation, OpenAi, OF_GENERATION);
     let operation = refused(operation, OpenAi, ENDS);
-    // Of another model than the one that is served.
+    // If the request names another model.
     refused(operation, OpenAi, &[Why::NotFound])
 }
 
-/// An answer of the OpenAI API.
+/// Response of the OpenAI API.
 fn answered(answer: &str) -> ResponseBuilder {
     let chunk = bodies::chunk_event(&format!("{answer}Chunk"));
     json("The answer, whole or streamed", named(answer)).content(EVENTS, content(chunk))

@@ -1,4 +1,4 @@
-//! Bodies of requests, as their readers describe them, with examples that work.
+//! Request bodies, as their readers describe them, with working examples.
 
 use super::schema::Shape;
 use crate::http::App;
@@ -102,7 +102,7 @@ fn asked() -> Value {
     json!([{"role": "user", "content": [block]}])
 }
 
-/// Without an example where the model gives no embeddings.
+/// Has no example if the model does not support embeddings.
 pub(super) fn embeddings(app: &App) -> RequestBody {
     let shape = described(app, embeddings::NAMES, embeddings::read_embeddings);
     let examples = [
@@ -119,7 +119,7 @@ pub(super) fn embeddings(app: &App) -> RequestBody {
     }
 }
 
-/// Without an example where the model gives no scores.
+/// Has no example if the model is no reranker.
 pub(super) fn rerank(app: &App) -> RequestBody {
     let shape = described(app, rerank::NAMES, rerank::read_rerank);
     let documents = json!(["It is wide.", {"text": "It is blue."}]);
@@ -207,7 +207,7 @@ fn completions(app: &App) -> [(&'static str, Value); 2] {
     ]
 }
 
-/// Enough to see an answer, and no more than the operator allows.
+/// Tokens of an example's answer, within the operator's limit.
 fn few_tokens(app: &App) -> u32 {
     const FEW: u32 = 8;
     app.limits.max_tokens_out.map_or(FEW, |most| most.min(FEW))

@@ -1,5 +1,5 @@
-//! Schemas of what `/v1/responses` answers. Items, and events, are one shape each: which of its fields one has
-//! follows from its `type`.
+//! Response schemas of `/v1/responses`. Items are one shape, and events are one shape: the `type` determines the
+//! fields.
 
 use super::bodies::chat_tokens;
 use super::schema::{
@@ -27,7 +27,7 @@ const NAMES: [&str; 15] = [
     "response.failed",
 ];
 
-/// One event. A stream is described by the shape of its events.
+/// One event. A stream is described by the schema of its events.
 pub(super) fn event() -> Shape {
     object([
         ("event", values(NAMES)),
@@ -92,7 +92,7 @@ pub(super) fn response() -> Shape {
     ])
 }
 
-/// A thought, a text or a call.
+/// Reasoning, text or tool call.
 pub(super) fn item() -> Shape {
     object_with(
         [

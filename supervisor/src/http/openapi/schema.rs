@@ -1,4 +1,4 @@
-//! JSON Schema in a few words: what fields and answers are made of.
+//! Constructors of JSON Schemas for fields and responses.
 
 use serde_json::Value;
 use std::ops::RangeInclusive;
@@ -8,7 +8,7 @@ use utoipa::openapi::{AllOfBuilder, ArrayBuilder, Object, ObjectBuilder, Ref, Re
 
 pub type Shape = RefOr<Schema>;
 
-/// Every type but `null`, which means the same as a field that is absent.
+/// Every type but `null`, which is the same as an absent field.
 const SOMETHING: [Type; 5] = [
     Type::Boolean,
     Type::Number,
@@ -17,7 +17,7 @@ const SOMETHING: [Type; 5] = [
     Type::Object,
 ];
 
-/// Any value at all.
+/// Any value.
 #[must_use]
 pub fn anything() -> Shape {
     Object::with_type(SchemaType::AnyValue).into()
@@ -43,7 +43,7 @@ pub fn text() -> Shape {
     of_type(Type::String)
 }
 
-/// A text with a length in characters.
+/// Text with a length in characters.
 #[must_use]
 pub fn text_of(chars: &RangeInclusive<usize>) -> Shape {
     let (least, most) = (*chars.start(), *chars.end());
@@ -54,7 +54,7 @@ pub fn text_of(chars: &RangeInclusive<usize>) -> Shape {
         .into()
 }
 
-/// A text that is JSON, of a schema among the document's components.
+/// Text that contains JSON with a schema of the document's components.
 #[must_use]
 pub fn json_text(name: &str) -> Shape {
     ObjectBuilder::new()
@@ -81,7 +81,7 @@ pub fn number(range: &RangeInclusive<f64>) -> Shape {
         .into()
 }
 
-/// A number above one and at most another.
+/// Number above `above` and at most `most`.
 #[must_use]
 pub fn number_above(above: f64, most: f64) -> Shape {
     ObjectBuilder::new()
@@ -101,13 +101,13 @@ pub fn integer(range: &RangeInclusive<u64>) -> Shape {
         .into()
 }
 
-/// An integer from 0 on.
+/// Integer from 0 on.
 #[must_use]
 pub fn count() -> Shape {
     integer(&(0..=u64::MAX))
 }
 
-/// An integer of either sign that fits 64 bits.
+/// Signed 64-bit integer.
 #[must_use]
 pub fn whole_number() -> Shape {
     ObjectBuilder::new()
@@ -117,7 +117,7 @@ pub fn whole_number() -> Shape {
         .into()
 }
 
-/// One of these values, which may be of any type.
+/// One of these values, of any type.
 #[must_use]
 pub fn values<V: Into<Value>>(values: impl IntoIterator<Item = V>) -> Shape {
     ObjectBuilder::new()
@@ -136,7 +136,7 @@ pub fn list(items: Shape, length: &RangeInclusive<usize>) -> Shape {
         .into()
 }
 
-/// A list of any length.
+/// List of any length.
 #[must_use]
 pub fn list_of(items: Shape) -> Shape {
     list(items, &(0..=usize::MAX))
@@ -166,13 +166,13 @@ pub fn or_null(shape: Shape) -> Shape {
     any_of([shape, null()])
 }
 
-/// An object with at least these fields.
+/// Object with at least these fields.
 #[must_use]
 pub fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Shape)>) -> Shape {
     object_with(fields, [])
 }
 
-/// An object with at least these fields, and perhaps these.
+/// Object with at least these required fields, and some optional ones.
 #[must_use]
 pub fn object_with<'a>(
     fields: impl IntoIterator<Item = (&'a str, Shape)>,
@@ -187,7 +187,7 @@ pub fn object_with<'a>(
     optional.into_iter().fold(object, add).into()
 }
 
-/// An object with some of these fields, and no other.
+/// Object with these fields alone, of which some are required.
 #[must_use]
 pub fn closed_object<'a>(
     fields: impl IntoIterator<Item = (&'a str, Shape)>,
@@ -196,7 +196,7 @@ pub fn closed_object<'a>(
     object_of(fields, required, AdditionalProperties::FreeForm(false))
 }
 
-/// An object with some of these fields, and of other names with such values alone.
+/// Object with these fields, of which some are required. Fields with other names have the shape `others`.
 #[must_use]
 pub fn half_open_object<'a>(
     fields: impl IntoIterator<Item = (&'a str, Shape)>,
@@ -220,7 +220,7 @@ fn object_of<'a>(
     required.iter().fold(object, require).into()
 }
 
-/// An object of up to so many fields, whose names are alike, and are none of these.
+/// Object with at most `most` fields of shape `values`. Their names match `names` and are not in `but`.
 #[must_use]
 pub fn map(names: Shape, values: Shape, most: usize, but: &[&str]) -> Shape {
     let object = ObjectBuilder::new()
@@ -232,12 +232,12 @@ pub fn map(names: Shape, values: Shape, most: usize, but: &[&str]) -> Shape {
     but.iter().fold(object, exclude).into()
 }
 
-/// What no value is.
+/// Schema that matches no value.
 fn nothing() -> Shape {
     values::<Value>([])
 }
 
-/// An object in which a field is there, and these values are what the others may be.
+/// Object in which a field is present and other fields have these shapes.
 #[must_use]
 pub fn with<'a>(name: &str, others: impl IntoIterator<Item = (&'a str, Shape)>) -> Shape {
     let present = Object::with_type(SchemaType::from_iter(SOMETHING));
@@ -246,13 +246,13 @@ pub fn with<'a>(name: &str, others: impl IntoIterator<Item = (&'a str, Shape)>) 
     others.into_iter().fold(object, add).into()
 }
 
-/// An object in which a field is absent.
+/// Object without a field.
 #[must_use]
 pub fn without(name: &str) -> Shape {
     ObjectBuilder::new().property(name, null()).into()
 }
 
-/// A schema among the document's components.
+/// Schema of the document's components.
 #[must_use]
 pub fn named(name: &str) -> Shape {
     Ref::from_schema_name(name).into()

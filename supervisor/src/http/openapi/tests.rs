@@ -1,5 +1,4 @@
-//! The document against the tables that it is made of; `tests/tests/openapi.rs` holds it against a
-//! running worker.
+//! The document against its source tables; `tests/tests/openapi.rs` checks it against a running worker.
 
 use super::answers::Why;
 use super::requests;
@@ -60,7 +59,7 @@ async fn every_status_that_an_error_may_have_is_an_answer_of_some_route() {
     let told: BTreeSet<String> = answers.cloned().collect();
     for why in Why::VARIANTS {
         let is_there = told.contains(&why.status().to_string());
-        // Of a worker that asks for keys.
+        // Only with authentication.
         assert!(is_there || *why == Why::Unauthorized, "{why:?}");
     }
     let known: BTreeSet<u16> = Why::VARIANTS.iter().map(|why| why.status()).collect();

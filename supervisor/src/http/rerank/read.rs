@@ -10,7 +10,7 @@ use crate::http::reading::ModelTerms;
 
 pub(super) const DOCUMENTS: &str = "documents";
 
-/// Documents of one request, at most.
+/// Largest number of documents of one request.
 const MAX_DOCUMENTS: usize = 1024;
 
 /// Every field of `/v1/rerank`.
@@ -30,16 +30,16 @@ const DOCUMENT: Names = |name| among(name, &[&["text"]]);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rerank {
     pub query: String,
-    /// At least one.
+    /// Never empty.
     pub documents: Vec<String>,
-    /// Results that are told; `None` for all.
+    /// Number of returned results; `None`: all.
     pub top_n: Option<usize>,
-    /// Each result has its document.
+    /// Include the document in each result.
     pub returns_documents: bool,
 }
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes in the request.
 pub fn read_rerank(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
@@ -58,13 +58,13 @@ pub fn read_rerank(
     Ok(Rerank {
         query: query.ok_or_else(ApiError::unreadable)?,
         documents: documents.ok_or_else(ApiError::unreadable)?,
-        // vLLM's word for all.
+        // 0 means all in vLLM.
         top_n: top_n.filter(|it| *it > 0).map(|it| it as usize),
         returns_documents,
     })
 }
 
-/// `None` where it is absent; an empty list where something of it is wrong.
+/// `None` if absent; an empty list if an element is invalid.
 fn read_documents(fields: &mut Fields<'_>, max_chars: usize) -> Option<Vec<String>> {
     fields.says(DOCUMENTS, || {
         let read = |fields: Fields<'_>| drop(read_object(fields, max_chars));
@@ -100,7 +100,7 @@ fn text_shape(max_chars: usize) -> Shape {
     schema::text_of(&(0..=max_chars))
 }
 
-/// A text, or `{"text": …}`, as Jina and Cohere have it.
+/// A text, or `{"text": …}`, as in Jina and Cohere.
 fn read_document(item: Json<'_>, max_chars: usize, outside: &Mistakes) -> Result<String, Mistakes> {
     let mut wrong = outside.inside();
     if let Some(text) = item.text() {

@@ -1,4 +1,4 @@
-//! The answer: documents by their scores, the best first.
+//! Answer of `/v1/rerank`: documents by descending score.
 
 use super::read::Rerank;
 use serde::Serialize;
@@ -31,8 +31,8 @@ struct Usage {
     total_tokens: u64,
 }
 
-/// `scores` are those of the documents that were asked for, in their order; `tokens` is what all prompts have together.
-/// Of equal scores the first document's comes first.
+/// `scores`: in the order of the request's documents. `tokens`: sum over all prompts. Equal scores keep the order of
+/// the documents.
 pub(super) fn answer(
     id: String,
     model: String,

@@ -1,4 +1,4 @@
-//! Formats of an answer as the Responses API and Anthropic's write them, inside of another field.
+//! Answer formats of the Responses API and Anthropic's, nested in another field.
 //!
 //! ```text
 //! "text": {"format": {"type": "json_schema", "name": "point", "schema": {…}}}
@@ -24,7 +24,7 @@ const OF_TEXT: Names = |name| {
 };
 const OF_OUTPUT: Names = |name| among(name, &[&["type", "schema"]]);
 
-/// `format` of the Responses API's `text`: what the answer is held to, and what it repeats.
+/// `format` of the Responses API's `text`: the grammar, and the value that the response repeats.
 pub(in crate::http) fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar, Value)> {
     fields.says(FORMAT, text_shape);
     let given = fields.take(FORMAT)?;
@@ -46,7 +46,7 @@ pub(in crate::http) fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar,
                 Some((object, json!({"type": "json_object"})))
             }
             _ => named.map(|(name, schema)| {
-                // It was read as an object, and one that nests deeper than is read here is refused later.
+                // It was read as an object. A schema that nests too deeply for this parser is refused later.
                 let keywords: Value = serde_json::from_str(&schema).unwrap_or_default();
                 let told = json!({"type": "json_schema", "name": name, "schema": keywords});
                 (Grammar::JsonSchema(schema), told)
@@ -68,7 +68,7 @@ pub(in crate::http) fn read_of_output(fields: &mut Fields<'_>) -> Option<Grammar
     })
 }
 
-/// What holds the answer, of a format and of tools: they exclude each other. `field`: where the format is.
+/// Grammar of a format or of tools, which exclude each other. `field`: field of the format.
 pub(in crate::http) fn settle(
     fields: &mut Fields<'_>,
     field: &'static str,

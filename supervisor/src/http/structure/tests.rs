@@ -1,4 +1,4 @@
-//! What is read of both fields, and what is refused.
+//! Reading of both fields, valid and invalid.
 
 use super::*;
 use serde_json::{Value, json};
@@ -200,7 +200,7 @@ fn numbered(count: usize) -> impl Iterator<Item = (usize, Grammar)> {
     (0..count).map(|place| (place, Grammar::Regex(place.to_string())))
 }
 
-/// All but this one can be followed.
+/// Fails for grammar number `wrong` alone.
 fn judge(grammar: &Grammar, wrong: usize) -> Result<(), GrammarFault> {
     match *grammar == Grammar::Regex(wrong.to_string()) {
         true => Err(GrammarFault::Refused("as ordered".to_owned())),
@@ -227,7 +227,7 @@ async fn a_search_among_slow_grammars_is_given_up() {
     };
     assert_eq!(at_fault(numbered(100), slowly).await, None);
     assert!((1..=5).contains(&tried.get()), "{} were tried", tried.get());
-    // Nor is one waited for that never ends.
+    // A check that never ends is abandoned.
     let never = |_| std::future::pending();
     assert_eq!(at_fault(numbered(100), never).await, None);
 }

@@ -1,7 +1,7 @@
-//! An answer in memory, with the room that it takes.
+//! Answer in memory, with its room.
 //!
-//! It is handed on in slices, so that a connection copies no more of it than its client reads; and the room is given
-//! back with the last slice, not when the first is handed on.
+//! It is sent in slices, so that a connection copies only as much as its client reads. The room is returned after the
+//! last slice is sent.
 
 use crate::http::body::Room;
 use axum::body::{Body, HttpBody};

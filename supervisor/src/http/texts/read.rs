@@ -13,13 +13,13 @@ use worker_orcd_ipc::TokenId;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tokenize {
     pub input: Input,
-    /// The name by which the client gave it.
+    /// Name of the field in the request.
     pub field: &'static str,
-    /// Tokens that the model wants around every prompt are among them.
+    /// Add the special tokens of a prompt.
     pub adds_special: bool,
-    /// Each token comes with what it stands for (llama-server).
+    /// Include the text of each token (llama-server).
     pub with_pieces: bool,
-    /// What tokens stand for is a list of its own (vLLM).
+    /// Include a separate list of token texts (vLLM).
     pub with_texts: bool,
 }
 
@@ -54,7 +54,7 @@ pub const TEMPLATE_NAMES: Names = |name| {
 };
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes in the request.
 pub fn read_tokenize(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
@@ -87,7 +87,7 @@ pub fn read_tokenize(
     })
 }
 
-/// The first that is given, and a mistake for none and for two.
+/// First of the input fields that is present. Notes a mistake for none and for two.
 fn check_one_input(fields: &mut Fields<'_>) -> &'static str {
     fields.says_of_all(|| {
         schema::any_of(INPUTS.map(|name| {
@@ -111,8 +111,8 @@ fn check_one_input(fields: &mut Fields<'_>) -> &'static str {
     first.unwrap_or(INPUTS[0])
 }
 
-/// What says how a conversation is rendered says nothing of a text. And `parse_special` says nothing of a conversation,
-/// whose texts of special tokens are the client's own.
+/// Refuses template fields beside a text, and `parse_special` beside a conversation, in which special tokens of the
+/// client are always text.
 fn check_conversation(fields: &mut Fields<'_>) {
     let of_messages = || CONVERSATION.into_iter().flatten().copied();
     fields.says_of_all(|| {
@@ -133,7 +133,7 @@ fn check_conversation(fields: &mut Fields<'_>) {
     }
 }
 
-/// Two names of the same thing. A template writes all of them itself.
+/// Reads both names of the option. A template writes all special tokens itself.
 fn read_adds_special(fields: &mut Fields<'_>, default: bool, is_messages: bool) -> bool {
     fields.says_of_all(|| {
         let none = ["add_special", "add_special_tokens"].map(|name| {
@@ -167,7 +167,7 @@ fn read_adds_special(fields: &mut Fields<'_>, default: bool, is_messages: bool) 
 }
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes in the request.
 pub fn read_tokens(
     mut fields: Fields<'_>,
     _: &RequestLimits,
@@ -196,7 +196,7 @@ pub fn read_tokens(
 }
 
 /// # Errors
-/// Everything that is wrong with the request.
+/// All mistakes in the request.
 pub fn read_template(
     mut fields: Fields<'_>,
     limits: &RequestLimits,

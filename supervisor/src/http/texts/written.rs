@@ -1,5 +1,5 @@
-//! Answers, written as they go: as values of JSON they would take many times their length. Each is written twice, first
-//! to know its bytes.
+//! Answers, serialized directly: a tree of JSON values would need many times the memory. Each is serialized twice,
+//! first to count its bytes.
 
 use crate::engine::LoadedModel;
 use serde::{Serialize, Serializer};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_text::{Detokenizer, Text};
 
-/// The answer of `/tokenize`.
+/// Answer of `/tokenize`.
 pub(super) struct Tokenized {
     pub model: Arc<LoadedModel>,
     pub tokens: Vec<TokenId>,
@@ -17,19 +17,19 @@ pub(super) struct Tokenized {
     pub with_texts: bool,
 }
 
-/// The answer of `/detokenize`: llama-server's name of the text, and vLLM's.
+/// Answer of `/detokenize`, with llama-server's and vLLM's name of the text.
 pub(super) struct Detokenized {
     pub model: Arc<LoadedModel>,
     pub tokens: Vec<TokenId>,
 }
 
-/// The answer of `/apply-template`.
+/// Answer of `/apply-template`.
 #[derive(Serialize)]
 pub(super) struct Templated {
     pub prompt: String,
 }
 
-/// Bytes of an answer; `None` when they are more than `most`.
+/// Bytes of an answer; `None` if there are more than `most`.
 pub(super) fn length(answer: &impl Serialize, most: usize) -> Option<usize> {
     let mut left = Left(most);
     serde_json::to_writer(&mut left, answer).ok()?;
@@ -80,7 +80,7 @@ impl Serialize for Tokenized {
     }
 }
 
-/// A list that is never in memory as a whole.
+/// List that is serialized from an iterator.
 struct List<I>(I);
 
 impl<I: Iterator<Item: Serialize> + Clone> Serialize for List<I> {
@@ -96,7 +96,7 @@ enum Token<'a> {
     WithPiece { id: u32, piece: Piece<'a> },
 }
 
-/// Bytes that are no text are a list of numbers, as llama-server has it.
+/// Bytes that are not UTF-8 are a list of numbers, as in llama-server.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Piece<'a> {
@@ -127,7 +127,7 @@ impl Serialize for Detokenized {
     }
 }
 
-/// The text that tokens are written as, special tokens among them.
+/// Text of tokens, with special tokens.
 struct Written<'a>(&'a Text, &'a [TokenId]);
 
 impl Serialize for Written<'_> {

@@ -103,7 +103,7 @@ fn figures_of_a_worker_that_is_silent_are_dim() {
     let is_dim = |view: &View| {
         let terminal = terminal(view, 80, 24);
         let buffer = terminal.backend().buffer();
-        // The model's name, behind its label.
+        // The model's name, after its label.
         buffer[(9, 3)].modifier.contains(Modifier::DIM)
     };
     assert!(is_dim(&silent) && !is_dim(&view(&told)));
