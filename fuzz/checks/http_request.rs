@@ -1,4 +1,4 @@
-//! Used by the fuzz target and by the tests that replay its seeds.
+//! Check of the `http_request` fuzz target. The tests that replay its seeds run it too.
 
 use serde_json::Value;
 use worker_orcd::config::RequestLimits;
@@ -32,7 +32,7 @@ const MODEL: ModelTerms = ModelTerms {
     chat: ChatTerms::UNKNOWN,
 };
 
-/// What a body asks for.
+/// Reader of an endpoint's body.
 #[derive(Debug)]
 pub enum Asked {
     Generation(Box<GenerationRequest>),
@@ -42,7 +42,7 @@ pub enum Asked {
 
 pub type Endpoint = (Dialect, fn(&[u8]) -> Result<Asked, ApiError>);
 
-/// Each endpoint that takes a body, in an order that the seeds know.
+/// Every endpoint that takes a body. Seeds contain positions in this list.
 pub const ENDPOINTS: &[Endpoint] = &[
     (Dialect::Native, |body| {
         let read = read(body, execute::NAMES, execute::read_request)?;
@@ -96,7 +96,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     }),
 ];
 
-/// The first byte says which endpoint, the rest is the body. True when it was accepted.
+/// Reads a body. The first byte selects the endpoint, the rest is the body. True when it was accepted.
 pub fn check(data: &[u8]) -> bool {
     let Some((endpoint, body)) = data.split_first() else {
         return false;
@@ -119,7 +119,7 @@ pub fn check(data: &[u8]) -> bool {
     }
 }
 
-/// As the worker reads it that has a model.
+/// Reads the body as a worker with a model does.
 fn read<T>(body: &[u8], names: Names, read: impl Read<T>) -> Result<T, ApiError> {
     parse(body, names, |mut fields| {
         if names("model").is_some() {
@@ -138,11 +138,11 @@ fn generation(request: GenerationRequest) -> Asked {
     Asked::Generation(Box::new(request))
 }
 
-/// What was read without a tree is what a reader with a tree finds as well.
+/// Asserts that a reader that builds a tree finds the same as the reader without one.
 fn is_json_without_repeats(body: &[u8]) {
     let tree: Value = match serde_json::from_slice(body) {
         Ok(tree) => tree,
-        // In a label, which nobody looks into: nesting, or half a character.
+        // The error is in a label, and labels are not read: nesting, or half a character.
         Err(error) => {
             assert!(error.is_syntax(), "{error}");
             return;
@@ -179,7 +179,7 @@ fn is_short(input: &Input) {
         }
         Input::Messages(conversation, settings) | Input::Begun(conversation, settings, _) => {
             let messages = &conversation.messages;
-            // Those of `chat_template_kwargs`, and what other fields set.
+            // Settings from `chat_template_kwargs`, and those that other fields set.
             assert!(settings.len() <= 20);
             let contents = messages.iter().filter_map(|it| it.content.as_ref());
             let chars = contents.map(|content| content.chars().count());

@@ -1,4 +1,4 @@
-//! Used by the fuzz target and by the tests that replay its seeds.
+//! Check of the `sse` fuzz target. The tests that replay its seeds run it too.
 
 use serde_json::Value;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_text::tools::Parsing;
 use worker_orcd_text::{Detokenizer, StopMatcher};
 
-/// What was drawn, where it stops, how it ends: all as the bytes say.
+/// Tokens, stop strings and end of a stream, all read from the seed's bytes.
 struct Story<'a> {
     dialect: u8,
     fails: bool,
@@ -20,14 +20,14 @@ struct Story<'a> {
     tokens: Vec<&'a [u8]>,
 }
 
-/// Events that a client of the specification would be handed.
+/// Event that a client of the specification receives.
 struct Event {
     name: String,
     id: Option<u32>,
     data: String,
 }
 
-/// True when the stream ended by a stop string.
+/// Renders and reads back a stream. True when it ended at a stop string.
 pub fn check(data: &[u8]) -> bool {
     let Some(story) = Story::read(data) else {
         return false;
@@ -70,7 +70,7 @@ impl<'a> Story<'a> {
         })
     }
 
-    /// As `requests/progress.rs` does it. The bytes, the text in them, and whether it stopped.
+    /// Renders the stream as `requests/progress.rs` does. Returns the bytes, the text in them, and whether it stopped.
     fn tell(&self, mut render: impl Render) -> (Vec<u8>, String, bool) {
         let (mut out, mut told, mut stopped) = (Vec::new(), String::new(), false);
         let mut detokenizer = Detokenizer::default();
@@ -148,7 +148,7 @@ fn completion(tokens_out: u32, stop_sequence: Option<String>) -> Completion {
     }
 }
 
-/// By the WHATWG specification. All that is written must belong to an event.
+/// Events by the WHATWG specification. All output must belong to an event.
 fn events(out: &[u8]) -> Vec<Event> {
     let text = std::str::from_utf8(out).expect("a stream is UTF-8");
     assert!(!text.contains('\r'), "a line ends with a line feed");

@@ -1,14 +1,14 @@
-//! Used by the fuzz target and by the tests that replay its seeds.
+//! Check of the `template` fuzz target. The tests that replay its seeds run it too.
 
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
 use worker_orcd_text::template::ChatTemplate;
 use worker_orcd_text::{ChatMessage, Conversation, Rendering, TemplateError, TemplateSource, Text};
 
-/// Longer ones may overflow the stack, which the process that runs them is for.
+/// Longer templates may overflow the stack; production interprets them in a process of its own.
 const MAX_TEMPLATE_BYTES: usize = 2 << 10;
 const MAX_PROMPT_BYTES: usize = 64 << 10;
 
-/// As models bring them: plain, with looks into messages, and with everything as JSON.
+/// Templates as models contain them: plain, with access to parts of messages, and with everything as JSON.
 const TEMPLATES: &[&str] = &[
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
     "{% for m in messages %}<|im_start|>{% if '</think>' in m.content %}\
@@ -17,9 +17,8 @@ const TEMPLATES: &[&str] = &[
     "<|im_start|>{{ messages | tojson }}{{ messages[0]['content'][:9] }}<|im_end|>",
 ];
 
-/// The first byte says with which template of ours the rest, parted at zeros, is rendered as
-/// messages; past these, the rest is a template. True when it was one, or when it could be told
-/// whose each control token is.
+/// Reads a seed. The first byte selects a template of `TEMPLATES`, which renders the rest, split at zeros, as messages;
+/// higher values make the rest a template. True when it compiled, or when the origin of every control token was found.
 pub fn check(data: &[u8]) -> bool {
     let Some((which, rest)) = data.split_first() else {
         return false;
@@ -103,7 +102,7 @@ fn render(template: &ChatTemplate, conversation: Conversation) -> Result<String,
     })
 }
 
-/// Four tokens without text, and a token for each byte.
+/// Vocabulary of four tokens without text and one token for each byte.
 fn facts() -> TokenizerFacts {
     let mut tokens = ["<unk>", "<|im_start|>", "<|im_end|>", "</think>"]
         .map(str::to_owned)

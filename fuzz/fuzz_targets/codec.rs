@@ -1,4 +1,4 @@
-//! One frame's payload from a hostile peer, read as either direction's message.
+//! Payload of one frame from a hostile peer, read as a message of either direction.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fuzz_target!(|payload: &[u8]| {
     survives::<Envelope>(payload);
 });
 
-/// What decodes can be sent on and read again. Compared as bytes, because a float may be NaN.
+/// Asserts that a decoded message can be encoded and decoded again. Compares bytes, because a float may be NaN.
 fn survives<T: Serialize + DeserializeOwned>(payload: &[u8]) {
     let Ok(message) = decode::<T>(payload) else {
         return;

@@ -1,4 +1,4 @@
-//! A byte stream from a hostile peer, in reads of varying size.
+//! Byte stream from a hostile peer, in reads of varying size.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! A model file from a stranger: the header, and everything that is read from it before the
-//! first byte of a tensor is touched.
+//! Model file from an untrusted source: the header, and everything that is read from it before the first byte of a
+//! tensor.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -34,7 +34,7 @@ fn tensors_are_inside(header: &Header<'_>) {
             Some(view.data.len()),
             view.ty.row_bytes(view.cols).map(|row| row * view.rows)
         );
-        // Reads both ends: they must be there.
+        // Reads both ends, which checks that they are mapped.
         assert_eq!(view.data.first().is_some(), view.data.last().is_some());
     }
 }

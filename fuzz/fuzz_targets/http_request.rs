@@ -1,4 +1,4 @@
-//! A request body from a stranger, read by each endpoint that takes one.
+//! Request body from an untrusted client, read by each endpoint that takes one.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Templates of any bytes, compiled; and messages that would pass for a template's own tokens.
+//! Templates of any bytes, compiled; and messages that resemble a template's own tokens.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,11 +1,11 @@
-//! What may come of a child that goes wrong: it is replaced, its streams end or go on. Each of these
-//! starts a worker whose first child does what the script says.
+//! Outcomes of a child's failure: it is replaced, and its streams end or go on. Each function starts a worker with a
+//! first child that fails by the script.
 
 use crate::script::scripted_text;
 use crate::worker::request;
 use crate::{Script, Worker, wait};
 
-/// The lifecycle's label for the cause of the last death.
+/// Label of the last death's cause.
 #[must_use]
 pub fn last_cause(worker: &Worker) -> Option<String> {
     let health = worker.client().health();
@@ -14,7 +14,7 @@ pub fn last_cause(worker: &Worker) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Goes wrong with no request in flight; the next child serves.
+/// Asserts that the next child serves after a failure with no request in flight.
 pub fn is_replaced(script: Script, cause: &str) {
     is_replaced_in(Worker::scripted(script).listening(), cause);
 }
@@ -23,14 +23,14 @@ pub fn is_replaced_in(mut worker: Worker, cause: &str) {
     let seen = wait::until("the first child's death", || last_cause(&worker));
     assert_eq!(seen, cause, "{}", worker.log.text());
     worker.wait_ready();
-    // A worker that recovers calls itself ready while there is no child yet.
+    // A recovering worker is ready while there is no child yet.
     let is_next = |generation: &u64| *generation >= 2;
     wait::until("the next child", || worker.generation().filter(is_next));
     worker.assert_serves();
 }
 
-/// Goes wrong in the middle of a stream: with `--on-fault fail` the stream ends with one
-/// retriable error, and the next child serves.
+/// Asserts that a failure in the middle of a stream, with `--on-fault fail`, ends the stream with one retriable error,
+/// and that the next child serves.
 pub fn ends_the_stream(script: Script, cause: &str) {
     let script = script.token_interval_ms(20);
     let worker = Worker::scripted(script).arg("--on-fault", "fail").start();
@@ -60,7 +60,7 @@ pub fn ends_the_stream(script: Script, cause: &str) {
     worker.wait_one_child();
 }
 
-/// As above, but with `--on-fault resume`: the stream is the one of a run without the fault.
+/// Asserts that with `--on-fault resume` the stream equals that of a run without the fault.
 pub fn is_not_noticed(script: Script, cause: &str) {
     let worker = Worker::scripted(script.token_interval_ms(20)).start();
     let transcript = worker

@@ -1,4 +1,4 @@
-//! What the benchmark binaries share: a client that costs little, and numbers.
+//! Shared code of the benchmarks: a client of low cost, and statistics.
 
 pub mod burst;
 pub mod pause;

@@ -1,12 +1,10 @@
-//! A stream beside an attack: the bytes and the pace that it has alone.
+//! Streams beside an attack, compared with the bytes and the pace that they have alone.
 //!
-//! A scripted child speaks once a [`BEAT`], and a null child computes for one, so that what a gap
-//! between two tokens has beyond that is the supervisor's. Who attacks leaves the two cores to the
-//! supervisor, as somebody on another machine does.
+//! A scripted child sends a token per [`BEAT`], and a null child computes for one, so that the rest of a gap between
+//! two tokens is the supervisor's. Attackers give way on the two cores, as if they ran on another machine.
 //!
-//! A death is one long gap. An attack that kills lets [`GAPS`] tokens pass behind each death, so
-//! that the long gaps are the hundredth of which the pace says nothing; what else a death costs
-//! shows.
+//! A death is one long gap. An attack that kills lets [`GAPS`] tokens pass after each death, so that long gaps are the
+//! hundredth which the 99th percentile excludes; any other cost of a death shows.
 
 use crate::client::{Client, EventStream, SseEvent};
 use crate::script::Script;
@@ -21,55 +19,55 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// As much again, which is what a gap may have more than alone, has room for the scheduling of two
-/// busy cores, and none for a text that is worked on by a thread that others wait for.
+/// 30 ms. A gap may grow by as much again: room for the scheduling of two busy cores, and none for a text that is
+/// processed on a thread that others wait for.
 const BEAT: Duration = Duration::from_millis(30);
 
-/// How many times as long as alone 99 of 100 gaps may be.
+/// Limit of the 99th percentile of gaps, as a multiple of the undisturbed one.
 const TIMES_ALONE: u32 = 2;
 
-/// So many at least: of fewer, the 99th of 100 would be the longest.
+/// Minimum of measured gaps: of fewer, the 99th percentile would be the longest.
 pub const GAPS: usize = 110;
 
-/// For the other gaps, a first token and `/livez`: generous on a busy machine, and a fraction of
-/// what attacks took that held up everybody.
+/// 2 s for the other gaps, a first token and `/livez`: generous on a busy machine, and a fraction of the time that
+/// blocking attacks took.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// For the gap of a death: the wait before a third child, a load, and a replay.
+/// 8 s for the gap of a death: the delay before a third child, a load, and a replay.
 const PATIENCE_WITH_DEATHS: Duration = Duration::from_secs(8);
 
-/// Of which one has to keep the pace.
+/// Attempts, one of which has to keep the pace.
 const ATTEMPTS: usize = 5;
 
-/// Whoever measures has the machine to itself.
+/// Lock of the machine: measurements run alone.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-/// A good child whose streams a [`Bystander`] can measure.
+/// Well-behaved scripted child for the streams of a [`Bystander`].
 #[must_use]
 pub fn on_the_beat() -> Script {
     Script::behave().token_interval_ms(BEAT.as_millis() as u64)
 }
 
-/// A worker whose child computes nothing, but for a beat in each step, whoever is in it.
+/// Worker with a null child that takes a beat per step.
 #[must_use]
 pub fn a_beat_a_step() -> WorkerBuilder {
     Worker::null().env("NULL_CHILD_STEP_MICROS", &BEAT.as_micros().to_string())
 }
 
-/// An honest client that asks for the same again and again, and reads the same each time.
+/// Honest client that repeats the same request and expects the same answer.
 #[derive(Debug, Clone)]
 pub struct Bystander {
     client: Client,
-    /// Where the pace alone is measured.
+    /// Worker without the attack.
     calm: Client,
     body: Value,
-    /// Streams at once.
+    /// Concurrent streams.
     company: usize,
     outlives_deaths: bool,
     tokens: Arc<AtomicUsize>,
 }
 
-/// A stream that was begun and not yet read to its end.
+/// Stream that has begun and is not read to its end.
 #[derive(Debug)]
 pub struct Begun {
     stream: EventStream,
@@ -78,25 +76,25 @@ pub struct Begun {
     tokens: Arc<AtomicUsize>,
 }
 
-/// What streams said, one behind another, and how fast.
+/// Texts of consecutive streams, and their pace.
 #[derive(Debug, Default)]
 struct Reading {
     texts: BTreeSet<String>,
-    /// Between two tokens of one stream.
+    /// Gaps between two tokens of one stream.
     gaps: Vec<Duration>,
-    /// The longest time without an event, also before the first.
+    /// Longest time without an event, also before the first.
     silence: Duration,
     recoveries: u64,
 }
 
 impl Bystander {
-    /// Of a worker whose child is [`on_the_beat`].
+    /// Bystander of a worker with a child [`on_the_beat`].
     #[must_use]
     pub fn of_a_script(client: Client) -> Self {
         Self::new(client, request("an honest prompt ", GAPS as u32 + 1))
     }
 
-    /// `body` is one for `/execute`; each stream has an id of its own.
+    /// Bystander with `body` for `/execute`; each stream has its own id.
     #[must_use]
     pub fn new(client: Client, body: Value) -> Self {
         Self {
@@ -109,28 +107,28 @@ impl Bystander {
         }
     }
 
-    /// So many streams at once, of which no two have the same prompt. Each keeps its pace.
+    /// Sets the number of concurrent streams, with different prompts. Each has to keep its pace.
     #[must_use]
     pub fn in_company(mut self, streams: usize) -> Self {
         self.company = streams;
         self
     }
 
-    /// The attack kills children. It has to let [`GAPS`] tokens pass behind each death.
+    /// Declares that the attack kills children. It has to let [`GAPS`] tokens pass after each death.
     #[must_use]
     pub fn that_outlives_deaths(mut self) -> Self {
         self.outlives_deaths = true;
         self
     }
 
-    /// The worker of the client has a trouble from its start on; this is one without.
+    /// Sets the undisturbed worker, if the attacked one is disturbed from its start.
     #[must_use]
     pub fn compared_with(mut self, calm: Client) -> Self {
         self.calm = calm;
         self
     }
 
-    /// The text while nothing else happens.
+    /// Text without a disturbance.
     #[must_use]
     pub fn alone(&self) -> String {
         let (text, end) = self.begin().end();
@@ -138,13 +136,13 @@ impl Bystander {
         text
     }
 
-    /// Reads the first token.
+    /// Begins a stream and reads its first token.
     #[must_use]
     pub fn begin(&self) -> Begun {
         self.begin_at(&self.client, 0)
     }
 
-    /// A stream of each of the company, one behind the other.
+    /// Begins a stream of each prompt, one after the other.
     #[must_use]
     pub fn begin_all(&self) -> Vec<Begun> {
         let places = 0..self.company;
@@ -153,7 +151,7 @@ impl Bystander {
             .collect()
     }
 
-    /// `place`: in the company.
+    /// Begins the stream of prompt `place`.
     fn begin_at(&self, client: &Client, place: usize) -> Begun {
         let mut body = self.body.clone();
         body["job_id"] = json!(format!("bystander-{}", unique()));
@@ -171,13 +169,13 @@ impl Bystander {
         begun
     }
 
-    /// Tokens that were read until now: the clock of an attack, as long as somebody else reads.
+    /// Tokens read so far: clock of an attack, while another thread reads.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens.load(Ordering::SeqCst)
     }
 
-    /// Waits until each of the company has read so many tokens more, on average.
+    /// Waits until the streams have read `more` tokens each, on average.
     pub fn wait_tokens(&self, more: usize) {
         let goal = self.tokens() + more * self.company;
         wait::until("bystanders to read on", || {
@@ -185,11 +183,11 @@ impl Bystander {
         });
     }
 
-    /// Reads streams while `attack` lasts, and `/livez` beside them. Panics unless each stream is
-    /// whole, has the bytes that it has alone, and keeps the pace that it has alone.
+    /// Reads streams while `attack` runs, and `/livez` beside them. Panics unless each stream is complete and has its
+    /// undisturbed bytes and pace.
     ///
-    /// A machine that does other things as well may hold up everybody for a while: the pace beside
-    /// the attack is compared with that before and with that behind it, and measured again.
+    /// Other load of the machine may delay all streams: the pace beside the attack is compared with those before and
+    /// after it, and measured again.
     pub fn keeps_pace_beside<T: Send>(&self, mut attack: impl FnMut() -> T + Send) -> T {
         let _measuring = MEASURING.lock();
         let mut slow = Vec::new();
@@ -217,7 +215,7 @@ impl Bystander {
         alone
     }
 
-    /// Panics where anything but the pace is not as it is alone.
+    /// True if the pace is kept. Panics if anything else differs.
     fn is_kept(&self, alone: &[Reading], beside: &[Reading]) -> bool {
         println!("{}", told(alone, beside));
         let recoveries: u64 = beside.iter().map(|it| it.recoveries).sum();
@@ -235,7 +233,7 @@ impl Bystander {
         })
     }
 
-    /// The attack begins when the first streams have begun.
+    /// Starts the attack when the first streams have begun.
     fn read_beside<T: Send>(
         &self,
         client: &Client,
@@ -261,7 +259,7 @@ impl Bystander {
             });
             (attack.join(), readings)
         });
-        // An assertion that failed in there has failed out here.
+        // Assertions in the threads fail the test.
         let unwind = |panic| resume_unwind(panic);
         let readings = readings.into_iter().map(|it| it.unwrap_or_else(unwind));
         (
@@ -307,7 +305,7 @@ fn told(alone: &[Reading], beside: &[Reading]) -> String {
 }
 
 impl Begun {
-    /// Reads so many tokens more.
+    /// Reads `tokens` more tokens.
     pub fn more(&mut self, tokens: usize) {
         let mut left = tokens;
         while left > 0 {
@@ -316,7 +314,7 @@ impl Begun {
         }
     }
 
-    /// Reads on: the whole text, and what its `end` says.
+    /// Reads to the end: the whole text, and the `end` event.
     #[must_use]
     pub fn end(self) -> (String, Value) {
         let (text, last) = self.rest();
@@ -324,7 +322,7 @@ impl Begun {
         (text, last.json())
     }
 
-    /// Reads on: the whole text, and the last event.
+    /// Reads to the end: the whole text, and the last event.
     #[must_use]
     pub fn rest(mut self) -> (String, SseEvent) {
         while self.next().is_some() {}
@@ -343,7 +341,7 @@ impl Begun {
 }
 
 impl Reading {
-    /// To the end. Gaps behind the attack count where there were few beside it.
+    /// Reads to the end. Gaps after the attack count if there were few beside it.
     fn read(&mut self, mut stream: Begun, is_over: impl Fn() -> bool) {
         let mut last = Instant::now();
         while let Some(event) = stream.next() {
@@ -377,7 +375,7 @@ impl Display for Reading {
     }
 }
 
-/// The thread that calls, and those that it starts.
+/// Lowers the priority of the calling thread and its future threads.
 fn give_way() {
     rustix::process::setpriority_process(None, 19).expect("anybody may give way");
 }

@@ -1,4 +1,4 @@
-//! A browser without a window, driven as W3C's WebDriver says: a program beside it takes JSON over HTTP.
+//! Headless browser, driven through W3C's WebDriver: a separate program takes JSON over HTTP.
 
 use crate::{Client, wait};
 use base64::Engine as _;
@@ -12,20 +12,20 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::{fs, io, thread};
 
-/// The key under which WebDriver hands out elements.
+/// Key of element references in WebDriver.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// Chromium in a session of its own. It ends when this is dropped.
+/// Chromium in a session of its own, which ends on drop.
 #[derive(Debug)]
 pub struct Browser {
     driver: Child,
     client: Client,
     session: String,
-    /// The browser's own process.
+    /// Process of the browser.
     pid: Option<Pid>,
 }
 
-/// A thing on the page.
+/// Element of the page.
 #[derive(Debug)]
 pub struct Element<'a> {
     browser: &'a Browser,
@@ -33,7 +33,7 @@ pub struct Element<'a> {
 }
 
 impl Browser {
-    /// `None`, and a word about it, where there is no browser.
+    /// Starts a browser; prints a notice and returns `None` where there is none.
     #[must_use]
     pub fn open() -> Option<Self> {
         let spawned = Command::new("chromedriver")
@@ -55,7 +55,7 @@ impl Browser {
             port.trim_end_matches('.').parse().ok()
         });
         let port: u16 = port.expect("it says on which port it listens");
-        // It ends when nobody reads on.
+        // The program blocks when its output is not read.
         thread::spawn(move || lines.for_each(drop));
         let mut browser = Self {
             driver,
@@ -64,7 +64,7 @@ impl Browser {
             pid: None,
         };
         let options = json!({
-            // Whoever runs tests may be root, in a container with a small /dev/shm.
+            // Tests may run as root, in a container with a small /dev/shm.
             "args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
         });
         let wanted = json!({
@@ -85,13 +85,13 @@ impl Browser {
         self.post("/url", &json!({"url": url}));
     }
 
-    /// The value that a script returns.
+    /// Return value of a script.
     #[must_use]
     pub fn run(&self, script: &str) -> Value {
         self.post("/execute/sync", &json!({"script": script, "args": []}))
     }
 
-    /// The first element that a CSS selector names, as soon as it is there.
+    /// First element of a CSS selector, once it exists.
     #[must_use]
     pub fn find(&self, selector: &str) -> Element<'_> {
         let id = wait::until(selector, || {
@@ -102,7 +102,7 @@ impl Browser {
         Element { browser: self, id }
     }
 
-    /// The text that a person sees at `selector`.
+    /// Visible text at `selector`.
     #[must_use]
     pub fn text(&self, selector: &str) -> String {
         let selector = json!(selector);
@@ -110,14 +110,14 @@ impl Browser {
         self.run(&script).as_str().unwrap_or_default().to_owned()
     }
 
-    /// Waits for a text at `selector` that has `part` in it.
+    /// Waits until the text at `selector` contains `part`.
     pub fn wait_for(&self, selector: &str, part: &str) -> String {
         wait::until(&format!("{part:?} at {selector}"), || {
             Some(self.text(selector)).filter(|text| text.contains(part))
         })
     }
 
-    /// What the browser complained of: errors of scripts, and what the page's policy forbade.
+    /// Console messages: script errors, and violations of the page's policy.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
         let said = self.post("/se/log", &json!({"type": "browser"}));
@@ -126,7 +126,7 @@ impl Browser {
         entries.map(text).collect()
     }
 
-    /// A command of Chromium's own protocol.
+    /// Sends a command of the Chrome DevTools protocol.
     pub fn command(&self, name: &str, parameters: &Value) {
         self.post(
             "/goog/cdp/execute",
@@ -134,7 +134,7 @@ impl Browser {
         );
     }
 
-    /// The page as it is seen, whole.
+    /// Saves a screenshot of the whole page.
     pub fn picture(&self, path: &Path) {
         let parameters = json!({"captureBeyondViewport": true, "format": "png"});
         let asked = json!({"cmd": "Page.captureScreenshot", "params": parameters});
@@ -162,7 +162,7 @@ impl Element<'_> {
         self.post("click", &json!({}));
     }
 
-    /// Types into it. `\u{e007}` is the Enter key.
+    /// Types text. `\u{e007}` is the Enter key.
     pub fn type_in(&self, text: &str) {
         self.post("value", &json!({"text": text}));
     }
@@ -175,7 +175,7 @@ impl Element<'_> {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It ends its browser if it is asked to, but for one that hangs.
+        // Deleting the session ends the browser, unless it hangs.
         let asked = self.client.try_request("DELETE", &self.session, &[], &[]);
         let is_ended = asked.is_ok_and(|answer| answer.status == 200);
         if let Some(pid) = self.pid.filter(|_| !is_ended) {

@@ -1,13 +1,13 @@
-//! The one choice of a chat's answer, asked for whole, or put together of a stream as clients do it.
+//! The choice of a chat completion, complete or assembled from a stream.
 
 use crate::Client;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// The choice of a whole answer.
+/// Choice of a complete response.
 ///
 /// # Panics
-/// When it is refused.
+/// The request is refused.
 #[must_use]
 pub fn whole(client: &Client, body: &Value) -> Value {
     let answer = client.post("/v1/chat/completions", body);
@@ -15,10 +15,10 @@ pub fn whole(client: &Client, body: &Value) -> Value {
     answer.json()["choices"][0].clone()
 }
 
-/// A choice without the ids of its calls, which are another answer's.
+/// Choice without the ids of its calls, which differ between answers.
 ///
 /// # Panics
-/// When a call has none.
+/// A call has no id.
 #[must_use]
 pub fn anonymous(choice: &Value) -> Value {
     let mut choice = choice.clone();
@@ -32,10 +32,10 @@ pub fn anonymous(choice: &Value) -> Value {
     choice
 }
 
-/// The choice that a client puts together of a stream.
+/// Choice that a client assembles from a stream.
 ///
 /// # Panics
-/// When it does not end as streams do.
+/// The stream has no regular end.
 #[must_use]
 pub fn streamed(events: impl Iterator<Item = String>) -> Value {
     let mut message = json!({"role": "assistant", "content": null, "refusal": null});
@@ -78,7 +78,7 @@ pub fn streamed(events: impl Iterator<Item = String>) -> Value {
     json!({"index": 0, "message": message, "logprobs": null, "finish_reason": reason})
 }
 
-/// The choice of a streamed answer.
+/// Choice of a streamed response.
 #[must_use]
 pub fn stream(client: &Client, body: &Value) -> Value {
     let mut body = body.clone();

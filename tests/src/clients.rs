@@ -1,5 +1,5 @@
-//! What the snippets of `docs/guide/clients.md` talk to, and what they have to print. The model says what it likes, so
-//! each kind of output is known by its meaning.
+//! Worker and expected output for the snippets of `docs/guide/clients.md`. The model's text is arbitrary, so each kind
+//! of output is checked by its form.
 
 use crate::Worker;
 use crate::snippets::Snippet;
@@ -8,10 +8,10 @@ use serde_json::Value;
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// Where the page's worker is.
+/// Worker's address on the page.
 const ADDRESS_OF_PAGE: &str = "localhost:8080";
 
-/// A worker that can do what any snippet asks for, under the name that the page gives the model.
+/// Worker with every feature that snippets use, under the page's model name.
 #[must_use]
 pub fn worker() -> (TempDir, Worker) {
     let (dir, model) = with_tools();
@@ -22,14 +22,14 @@ pub fn worker() -> (TempDir, Worker) {
     (dir, worker)
 }
 
-/// The snippet's code, with the worker's address in it.
+/// Code of the snippet, with the worker's address in it.
 #[must_use]
 pub fn addressed(snippet: &Snippet, worker: &Worker) -> String {
     let address = worker.client().address.to_string();
     snippet.code.replace(ADDRESS_OF_PAGE, &address)
 }
 
-/// Tells clients of OpenAI's API where the worker is. No key is asked for, but they insist on one.
+/// Sets variables for clients of OpenAI's API. They require a key, although the worker has none.
 pub fn point(command: &mut Command, worker: &Worker) {
     let base = format!("http://{}/v1", worker.client().address);
     command
@@ -38,24 +38,24 @@ pub fn point(command: &mut Command, worker: &Worker) {
         .env("NO_PROXY", "*");
 }
 
-/// What a snippet prints.
+/// Kind of a snippet's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Printed {
-    /// Words of a model.
+    /// Text of a model.
     Text,
-    /// Words, and how many tokens they are.
+    /// Text, and its number of tokens.
     Counted,
-    /// One call of `get_weather` with the arguments of its schema, and whatever the model says to the result.
+    /// One call of `get_weather` with arguments of its schema, and the model's answer to the result.
     Call,
-    /// JSON of the schema of a river.
+    /// JSON of the river schema.
     River,
-    /// How near vectors of texts are.
+    /// Similarities of texts.
     Nearness,
 }
 
 impl Printed {
     /// # Errors
-    /// What is wrong with what was printed.
+    /// Description of the mismatch.
     pub fn check(self, output: &Output) -> Result<(), String> {
         let text = String::from_utf8_lossy(&output.stdout);
         let is_it = match self {
@@ -83,7 +83,7 @@ fn is_counted(text: &str) -> bool {
     };
     let tokens = last.strip_suffix(" tokens").map(str::parse::<usize>);
     let words = words.split_whitespace().count();
-    // A word is a token at least.
+    // A word is at least a token.
     words > 3 && matches!(tokens, Some(Ok(tokens)) if tokens >= words)
 }
 
@@ -113,7 +113,7 @@ fn is_river(river: &Value) -> bool {
         && (river["km"].as_u64()).is_some_and(|km| (1..=9999).contains(&km))
 }
 
-/// A text is nearest to itself, and nearer to one of its meaning than to another.
+/// A text is most similar to itself, and more similar to one of its meaning than to another.
 fn is_nearness(cosines: &Value) -> bool {
     let cosine = |name: &str| cosines[name].as_f64().unwrap_or(f64::NAN);
     let (same, near, far) = (cosine("same"), cosine("near"), cosine("far"));

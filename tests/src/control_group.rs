@@ -1,4 +1,4 @@
-//! A memory control group of our own, and a worker whose child is in it.
+//! Memory control group of a test, and a worker with its child in it.
 
 use crate::model::real_model;
 use crate::worker::{Worker, WorkerBuilder, binary, unique};
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Removed when dropped. The child joins it before it becomes one.
+/// Control group, removed on drop. The child joins it before it executes its program.
 #[derive(Debug)]
 pub struct ControlGroup {
     folder: PathBuf,
@@ -18,7 +18,7 @@ pub struct ControlGroup {
 }
 
 impl ControlGroup {
-    /// `None`, and a word about it, where this machine lets us make none.
+    /// Creates a group; prints a notice and returns `None` where that is not permitted.
     #[must_use]
     pub fn limited_to(bytes: u64) -> Option<Self> {
         let name = format!("worker-orcd-test-{}-{}", std::process::id(), unique());
@@ -45,7 +45,7 @@ impl ControlGroup {
         Some(Self { folder, wrapper })
     }
 
-    /// A command that joins it before it becomes this program.
+    /// Command that joins the group before it executes this program.
     #[must_use]
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("/bin/sh");
@@ -57,13 +57,13 @@ impl ControlGroup {
         command
     }
 
-    /// The kernel kills all of it or nothing. False where its version knows no such choice.
+    /// Has the kernel kill the whole group or nothing. False if the kernel does not support it.
     #[must_use]
     pub fn dies_as_a_whole(&self) -> bool {
         fs::write(self.folder.join("memory.oom.group"), "1").is_ok()
     }
 
-    /// With the real model.
+    /// Worker with the real model.
     #[must_use]
     pub fn worker(&self) -> WorkerBuilder {
         let path = self.wrapper.path().join("child");
@@ -81,7 +81,7 @@ impl ControlGroup {
 
 impl Drop for ControlGroup {
     fn drop(&mut self) {
-        // The kernel takes a moment to forget who was in it.
+        // The kernel removes processes from a group with a delay.
         let gone = (0..100).any(|_| {
             thread::sleep(Duration::from_millis(20));
             fs::remove_dir(&self.folder).is_ok()

@@ -1,10 +1,10 @@
-//! Who maps the memory that outlives a child, and who holds it.
+//! Mappings and descriptors of memory that outlives a child.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
-/// In which supervisor, child and standby may die.
+/// Every order in which supervisor, child and standby may die.
 pub const ORDERS: [[usize; 3]; 6] = [
     [0, 1, 2],
     [0, 2, 1],
@@ -14,14 +14,14 @@ pub const ORDERS: [[usize; 3]; 6] = [
     [2, 1, 0],
 ];
 
-/// A mapping of the weights, as `/proc/PID/maps` tells it.
+/// Mapping of the weights in `/proc/PID/maps`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapping {
     pub rights: String,
     pub inode: String,
 }
 
-/// The mapping in that process, if there is one.
+/// Mapping in that process, if there is one.
 #[must_use]
 pub fn weights_of(pid: u32) -> Option<Mapping> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
@@ -34,27 +34,26 @@ pub fn weights_of(pid: u32) -> Option<Mapping> {
     Some(Mapping { rights, inode })
 }
 
-/// Descriptors of the weights that a process holds.
+/// Descriptors of the weights in a process.
 #[must_use]
 pub fn held_by(pid: u32) -> usize {
     files_of(pid, "worker-orcd-weights").len()
 }
 
-/// KV caches that a process has descriptors of, by inode.
+/// KV caches of a process's descriptors, by inode.
 #[must_use]
 pub fn kv_caches_of(pid: u32) -> BTreeSet<u64> {
     files_of(pid, "worker-orcd-kv").into_iter().collect()
 }
 
-/// Processes that have a descriptor of one of these KV caches.
+/// Processes with a descriptor of one of these KV caches.
 #[must_use]
 pub fn holders_of(caches: &BTreeSet<u64>) -> Vec<u32> {
     let holds = |pid: &u32| !kv_caches_of(*pid).is_disjoint(caches);
     processes().filter(holds).collect()
 }
 
-/// Inodes behind the descriptors of files of that name, which are nowhere but in memory. None for a process
-/// that is gone.
+/// Inodes of the process's memfds of that name. Empty for a process that is gone.
 fn files_of(pid: u32, name: &str) -> Vec<u64> {
     let open = fs::read_dir(format!("/proc/{pid}/fd"));
     let paths = open

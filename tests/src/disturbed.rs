@@ -1,4 +1,4 @@
-//! Streams in the middle of which their worker loses its child, or is replaced by another supervisor.
+//! Streams that are disturbed in the middle by the death of the child or an upgrade of the supervisor.
 
 use crate::process;
 use crate::told::Answer;
@@ -6,23 +6,22 @@ use crate::worker::Worker;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// What happens.
+/// Disturbance of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disturbance {
-    /// The child gets SIGKILL.
+    /// SIGKILL to the child.
     Killed,
-    /// Another supervisor takes over.
+    /// Upgrade of the supervisor.
     Replaced,
 }
 
 impl Disturbance {
     pub const ALL: [Self; 2] = [Self::Killed, Self::Replaced];
 
-    /// The data of each event of a stream, in which this happens behind the first `events`. `body` asks for a
-    /// stream.
+    /// Data of each event of a stream that is disturbed after the first `events`. `body` requests a stream.
     ///
     /// # Panics
-    /// When the stream is refused or breaks off.
+    /// The stream is refused or breaks off.
     #[must_use]
     pub fn of_stream(
         self,
@@ -42,14 +41,14 @@ impl Disturbance {
     }
 }
 
-/// A streamed answer whose child is killed behind its first five events is the one that nothing happened to.
+/// Asserts that a streamed answer is unchanged when its child is killed after the first five events.
 ///
 /// # Panics
-/// When it is another one, or the child died beside it.
+/// It differs, or the child died too late.
 pub fn goes_on_behind_a_death(name: &str, worker: &Worker, path: &'static str, body: &Value) {
     let client = worker.client();
     let calm = Answer::whole(&client, path, body);
-    // A few tokens may be told in one event.
+    // One event may contain a few tokens.
     let least = body["max_tokens"].as_u64().expect("a limit") / 3;
     assert!(calm.len() as u64 > least.max(10), "{name}: {calm:?}");
     let (mut disturbed, rest) = Answer::begin(&client, path, body, 5);

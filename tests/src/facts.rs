@@ -1,5 +1,5 @@
-//! What the fake children report of themselves: a vocabulary of 256 bytes and an end, so that
-//! every text is its own token ids.
+//! Ready report of the fake children: a vocabulary of 256 bytes and an end token, so that every text is its own token
+//! ids.
 
 use crate::script::{EOS, VOCAB_SIZE};
 use worker_orcd_ipc::{
@@ -7,14 +7,14 @@ use worker_orcd_ipc::{
     TokenKind, TokenizerFacts, TokenizerKind, WeightsManifest,
 };
 
-/// Each message as `<role>content`, and a mark where the answer begins.
+/// Template that renders each message as `<role>content`, and a mark where the answer begins.
 pub const CHAT_TEMPLATE: &str = "{% for message in messages %}<{{ message.role }}>\
      {{ message.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
 
 /// The longest prompt that the contract allows, in four-byte characters.
 pub const CONTEXT_TOKENS: u32 = 131_072;
 
-/// There are no weights, and they never change.
+/// Constant identity: there are no weights.
 pub const IDENTITY: ModelIdentity = ModelIdentity([0x0d; 16]);
 
 const WEIGHTS_BYTES: u64 = 1000;
@@ -83,7 +83,7 @@ pub fn tokenizer() -> TokenizerFacts {
     }
 }
 
-/// Each makes a token, behind those that are there.
+/// Appends a token for each merge.
 pub fn add_merges(report: &mut ReadyReport, merges: &[String]) {
     report.model.vocab_size += merges.len() as u32;
     change_tokenizer(report, |tokenizer| {
@@ -95,7 +95,7 @@ pub fn add_merges(report: &mut ReadyReport, merges: &[String]) {
     });
 }
 
-/// Tokens without text of their own, behind those that are there.
+/// Appends control tokens.
 pub fn add_controls(report: &mut ReadyReport, controls: &[String]) {
     report.model.vocab_size += controls.len() as u32;
     change_tokenizer(report, |tokenizer| {
@@ -107,7 +107,7 @@ pub fn add_controls(report: &mut ReadyReport, controls: &[String]) {
 }
 
 /// # Panics
-/// When the report has none.
+/// The report has no tokenizer.
 pub fn change_tokenizer(report: &mut ReadyReport, change: impl FnOnce(&mut TokenizerFacts)) {
     let mut tokenizer = report.tokenizer.decode().expect("a tokenizer");
     change(&mut tokenizer);
@@ -135,8 +135,8 @@ pub fn memory() -> MemoryReport {
     }
 }
 
-/// GPT-2's way to write a byte as a printable character: printable Latin-1 stands for itself,
-/// the 68 others follow at U+0100 in their order.
+/// Printable character for a byte in GPT-2's encoding: printable Latin-1 stands for itself, the 68 others follow at
+/// U+0100 in their order.
 fn byte_token(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {

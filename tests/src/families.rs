@@ -1,5 +1,5 @@
-//! Families of models: real vocabularies and chat templates around layers of random weights, as
-//! `tests/oracle/families.py` writes them.
+//! Model families: real vocabularies and chat templates around layers of random weights, written by
+//! `tests/oracle/families.py`.
 
 use crate::model::{oracle_python, real_model, repository_root};
 use serde::Deserialize;
@@ -8,37 +8,37 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A row of `FAMILIES` in `tests/oracle/families.py`.
+/// Row of `FAMILIES` in `tests/oracle/families.py`.
 #[derive(Debug, Deserialize)]
 pub struct Family {
     pub name: String,
-    /// The model of `tests/oracle/tiny_models.py` whose layers it has.
+    /// Model of `tests/oracle/tiny_models.py` with the same layers.
     pub variant: String,
     pub template: String,
-    /// Texts of the tokens that begin and end a sequence.
+    /// Texts of BOS and EOS.
     pub begin: String,
     pub end: String,
     pub has_tools: bool,
-    /// Its file, where it was written.
+    /// Model file, if it was written.
     pub path: Option<PathBuf>,
 }
 
-/// All of them, without files.
+/// All families, without files.
 #[must_use]
 pub fn templates() -> Vec<Family> {
     asked_for("-".as_ref())
 }
 
-/// All of them, as files in a folder.
+/// All families, with files in a folder.
 #[must_use]
 pub fn written_to(folder: &Path) -> Vec<Family> {
     asked_for(folder.as_os_str())
 }
 
-/// A template of the collection that those of families come from.
+/// Template of the collection that contains those of the families.
 ///
 /// # Panics
-/// When it is not there.
+/// There is no such template.
 #[must_use]
 pub fn collected(name: &str) -> String {
     let folder = std::env::var_os("WORKER_ORCD_FAMILIES").map(PathBuf::from);
@@ -54,7 +54,7 @@ fn asked_for(folder: &OsStr) -> Vec<Family> {
     let mut command = Command::new(oracle_python());
     command.arg(script).arg(folder).arg(real_model());
     let output = command
-        // A checkout may be read-only, and a cache in it is a surprise.
+        // A checkout may be read-only, and a cache in it is unexpected.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .expect("Python starts");

@@ -1,15 +1,15 @@
-//! What the child can be told to do to itself, and what the supervisor must call it: one table for
-//! every test that injects faults.
+//! Kinds of injected faults, and the cause of death that the supervisor must report: one table for every test of
+//! faults.
 
-/// A kind of fault by the name it is asked for, and the death that it must bring about.
+/// Kind of fault by its name in the grammar, and its expected death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     pub kind: &'static str,
-    /// As `/health` and crash reports say. `None`: nobody dies of it.
+    /// Cause in `/health` and crash reports. `None`: no death.
     pub label: Option<&'static str>,
-    /// The driver's own name, in the words of the cause.
+    /// Error name of the driver, in the text of the cause.
     pub named: Option<&'static str>,
-    /// What the kernel's driver reports of it, on an H200.
+    /// Xid on an H200.
     pub xid: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ const fn device(kind: &'static str, name: &'static str, xid: u64) -> Expected {
     }
 }
 
-/// What every device can be made to do: `any` of the grammar.
+/// Faults of every device: `any` of the grammar.
 pub const ANYWHERE: [Expected; 14] = [
     process("panic", "panic"),
     process("abort", "signalled"),
@@ -49,10 +49,10 @@ pub const ANYWHERE: [Expected; 14] = [
     process("kill", "signalled"),
 ];
 
-/// What needs a KV cache that is shared.
+/// Faults that need a shared KV cache.
 pub const WITH_STANDBY: [Expected; 1] = [process("flipped-page", "signalled")];
 
-/// What only a GPU can do: `device` of the grammar.
+/// Faults of a GPU only: `device` of the grammar.
 pub const ON_A_GPU: [Expected; 6] = [
     device("illegal-address", "CUDA_ERROR_ILLEGAL_ADDRESS", 31),
     device("misaligned", "CUDA_ERROR_MISALIGNED_ADDRESS", 13),
@@ -74,7 +74,7 @@ pub fn expected(kind: &str) -> Option<&'static Expected> {
 }
 
 impl Expected {
-    /// A death of this label, in these words, is what the kind brings about.
+    /// Whether the kind explains a death of this label and text.
     #[must_use]
     pub fn fits(&self, label: &str, words: &str) -> bool {
         self.label == Some(label) && self.named.is_none_or(|name| words.contains(name))

@@ -1,5 +1,4 @@
-//! A file system that is full, for whoever may have none: it is mounted in a namespace of its own,
-//! and seen through the process that lives there.
+//! Full file system without root: mounted in a mount namespace, and accessed through a process in it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,10 +9,10 @@ use tempfile::TempDir;
 const SCRIPT: &str =
     "mount -t tmpfs -o size=64k,nr_inodes=100 tmpfs \"$0\" && echo mounted && exec sleep 600";
 
-/// More than there are.
+/// More files than there are inodes.
 const INODES: usize = 101;
 
-/// 64 KiB that are all taken. It is gone when dropped.
+/// File system of 64 KiB, unmounted on drop.
 #[derive(Debug)]
 pub struct FullDisk {
     resident: Child,
@@ -22,7 +21,7 @@ pub struct FullDisk {
 }
 
 impl FullDisk {
-    /// Full. `None`, and a word about it, where this machine lets us have no namespace.
+    /// Full file system; prints a notice and returns `None` where namespaces are not permitted.
     #[must_use]
     pub fn mount() -> Option<Self> {
         let disk = Self::with_room()?;
@@ -30,7 +29,7 @@ impl FullDisk {
         Some(disk)
     }
 
-    /// Empty until it is filled.
+    /// Empty file system, to be filled later.
     #[must_use]
     pub fn with_room() -> Option<Self> {
         let mount_point = TempDir::new().expect("a temporary directory");
@@ -58,13 +57,13 @@ impl FullDisk {
         Some(disk)
     }
 
-    /// Takes every byte.
+    /// Uses every byte.
     pub fn fill(&self) {
         let filled = fs::write(self.filler(), vec![0; 128 << 10]);
         assert!(filled.is_err(), "it has room");
     }
 
-    /// Takes every inode, so that no file can be made.
+    /// Uses every inode, so that no file can be created.
     pub fn take_inodes(&self) {
         let made = self.inodes().map(|path| fs::write(path, ""));
         assert!(
@@ -73,10 +72,10 @@ impl FullDisk {
         );
     }
 
-    /// Undoes the other two.
+    /// Reverses [`Self::fill`] and [`Self::take_inodes`].
     pub fn free(&self) {
         for path in self.inodes().chain([self.filler()]) {
-            // Some were not made.
+            // Some were not created.
             let _ = fs::remove_file(path);
         }
     }
@@ -90,7 +89,7 @@ impl FullDisk {
         &self.path
     }
 
-    /// What takes all the room.
+    /// File that uses all bytes.
     #[must_use]
     pub fn filler(&self) -> PathBuf {
         self.path.join("filler")

@@ -1,4 +1,4 @@
-//! A real model with another chat template: everything else of the file stays as it is.
+//! Copy of a real model with another chat template and no other change.
 
 use std::fs;
 use std::io;
@@ -6,14 +6,14 @@ use std::path::Path;
 use worker_orcd_gpu::model::gguf::parse;
 
 const KEY: &str = "tokenizer.chat_template";
-/// GGUF's default; the tensors behind the header start at a multiple of it.
+/// Default of GGUF; tensor data starts at a multiple of it.
 const ALIGNMENT: usize = 32;
 
-/// Writes a copy of `model` to `to` whose chat template is `template`, with a comment behind it: the
-/// header grows by a multiple of the alignment, so no tensor has to move within it.
+/// Writes a copy of `model` to `to` with the chat template `template`, padded by a comment: the header grows by a
+/// multiple of the alignment, so no tensor has to move within it.
 ///
 /// # Errors
-/// When the file cannot be read or written, is no GGUF, or brings no template.
+/// The file cannot be read or written, is no GGUF, or has no template.
 pub fn with_chat_template(model: &Path, template: &str, to: &Path) -> io::Result<()> {
     let bytes = fs::read(model)?;
     let header = parse(&bytes).map_err(io::Error::other)?;
@@ -31,7 +31,7 @@ pub fn with_chat_template(model: &Path, template: &str, to: &Path) -> io::Result
     fs::write(to, parts.concat())
 }
 
-/// As long as `old_bytes`, give or take whole alignments.
+/// Template padded to `old_bytes` plus or minus whole alignments.
 fn padded(template: &str, old_bytes: usize) -> String {
     let comment = "{##}";
     let least = template.len() + comment.len();

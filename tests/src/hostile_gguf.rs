@@ -1,7 +1,7 @@
-//! Model files that lie, each with words that its refusal must hold.
+//! Malformed model files, each with a text that its refusal contains.
 //!
-//! The same table serves three masters: seeds of the `gguf_header` fuzz target, the parser's
-//! test through its public face, and the whole worker's.
+//! The table provides seeds of the `gguf_header` fuzz target, and cases for tests of the parser's public API and of the
+//! whole worker.
 
 use worker_orcd_gpu::model::Architecture;
 use worker_orcd_gpu::model::gguf::parse;
@@ -13,11 +13,11 @@ use worker_orcd_kernels::TensorType;
 pub struct Hostile {
     pub name: &'static str,
     pub bytes: Vec<u8>,
-    /// Found in the error, so that a person knows what is wrong with the file.
+    /// Part of the error, which names the defect.
     pub says: &'static str,
 }
 
-/// A header that parses: three metadata entries, two tensors.
+/// Header that parses: three metadata entries, two tensors.
 #[must_use]
 pub fn honest() -> GgufBuilder {
     GgufBuilder::new()
@@ -31,8 +31,7 @@ pub fn honest() -> GgufBuilder {
         .tensor("token_embd.weight", TensorType::Q8_0, &[32, 2], vec![7; 68])
 }
 
-/// What a complete model says of itself, without its tensors: a way for the fuzzer into what is
-/// read behind the header.
+/// Metadata of a complete model, without its tensors. It leads the fuzzer to the code behind the header.
 #[must_use]
 pub fn metadata_of_a_model() -> Vec<u8> {
     let model = tiny_model(Architecture::Llama);
@@ -124,7 +123,7 @@ pub fn headers() -> Vec<Hostile> {
     ]
 }
 
-/// One metadata entry `k` whose type and value are `bytes`.
+/// Metadata entry `k` with `bytes` as its type and value.
 fn metadata_entry(bytes: &[u8]) -> Vec<u8> {
     let mut file = b"GGUF".to_vec();
     file.extend_from_slice(&3_u32.to_le_bytes());
@@ -133,7 +132,7 @@ fn metadata_entry(bytes: &[u8]) -> Vec<u8> {
     file.extend_from_slice(&1_u64.to_le_bytes());
     file.push(b'k');
     file.extend_from_slice(bytes);
-    // Counts are checked against what is left of the file; this keeps them from being the error.
+    // Counts are checked against the rest of the file; padding prevents that error.
     file.extend_from_slice(&[0; 64]);
     file
 }

@@ -1,5 +1,5 @@
-//! Schemas, expressions and grammars that are written to take time, memory or a stack: [some by hand](hostile), and
-//! [any number](siege()) by chance.
+//! Schemas, expressions and grammars that cost time, memory or stack: [fixed ones](hostile), and [any number](siege())
+//! of random ones.
 
 mod expressions;
 mod rules;
@@ -10,7 +10,7 @@ pub use siege::{Hostile, siege};
 
 use serde_json::{Value, json};
 
-/// Whatever a machine does in the time for it, nobody is served under these.
+/// Cases of [`hostile`] that are refused on a machine of any speed.
 const REFUSED: [&str; 6] = [
     "nested schema",
     "groups",
@@ -20,7 +20,7 @@ const REFUSED: [&str; 6] = [
     "no schema",
 ];
 
-/// Those of [`hostile`] that are always refused.
+/// Cases of [`hostile`] that are always refused.
 #[must_use]
 pub fn refused() -> Vec<(&'static str, Value)> {
     let mut all = hostile();
@@ -28,7 +28,7 @@ pub fn refused() -> Vec<(&'static str, Value)> {
     all
 }
 
-/// Names, and the fields that ask for them.
+/// Names, and the request fields.
 #[must_use]
 pub fn hostile() -> Vec<(&'static str, Value)> {
     let nested = |open: &str, close: &str, times: usize| {

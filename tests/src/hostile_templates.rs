@@ -1,6 +1,6 @@
-//! Chat templates that kill, fill or stop whoever interprets them.
+//! Chat templates that kill, fill or block the process that interprets them.
 //!
-//! Each would end or block the supervisor if that were the supervisor.
+//! Each would end or block the supervisor if it ran there.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ pub struct Bomb {
     pub template: String,
 }
 
-/// Parsing them overflows any stack of eight megabytes.
+/// Template that overflows, when parsed, any stack of 8 MB.
 #[must_use]
 pub fn deadly_to_compile() -> Vec<Bomb> {
-    // A model file may bring a template of a mebibyte.
+    // A model file may contain a template of 1 MiB.
     const BYTES: usize = 1_000_000;
     let bomb = |name, before: &str, repeated: &str, after: &str| Bomb {
         name,
@@ -27,7 +27,7 @@ pub fn deadly_to_compile() -> Vec<Bomb> {
     ]
 }
 
-/// Bodies that end their process when they are rendered.
+/// Bodies that end the process when they are rendered.
 #[must_use]
 pub fn deadly_to_render() -> Vec<Bomb> {
     let nest = "{% set ns = namespace(v=[]) %}{% for i in range(99999) %}\
@@ -56,7 +56,7 @@ pub fn deadly_to_render() -> Vec<Bomb> {
     ]
 }
 
-/// Few steps, each of them long: no count of steps notices.
+/// Template of few long steps, which no step count detects.
 #[must_use]
 pub fn endless() -> Bomb {
     Bomb {
@@ -67,8 +67,7 @@ pub fn endless() -> Bomb {
     }
 }
 
-/// One template with all of them in it: a last message that is a bomb's name sets it off, any
-/// other gets an ordinary prompt.
+/// Template with all of them: a last message that names a bomb triggers it, any other gives an ordinary prompt.
 #[must_use]
 pub fn arsenal(bombs: &[Bomb]) -> String {
     let mut template = String::from("{% set said = messages[-1]['content'] %}{% if false %}");

@@ -1,4 +1,4 @@
-//! A model hub that may lie: what `worker-orcd pull` asks of one, answered from memory.
+//! Fake model hub with configurable defects: serves the requests of `worker-orcd pull` from memory.
 
 use crate::played::{Delivery, serve};
 use crate::worker::binary;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
-/// The commit of everything.
+/// Commit of every file.
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// One file, and how the hub treats it.
+/// File, and its defects.
 #[derive(Debug, Clone)]
 pub struct Held {
     repository: String,
@@ -23,11 +23,11 @@ pub struct Held {
     promised_sha256: String,
     delivery: Delivery,
     ranges: bool,
-    /// Headers name size and SHA-256; without them the listing does.
+    /// Size and SHA-256 are in headers; otherwise in the listing.
     headers: bool,
-    /// The listing of its repository has no end.
+    /// The listing of its repository is endless.
     endless_listing: bool,
-    /// Who asks for it has to say so.
+    /// Token that the request must contain.
     token: Option<String>,
 }
 
@@ -60,7 +60,7 @@ impl Held {
         self
     }
 
-    /// What comes is something else than what was promised.
+    /// Sends other bytes than announced.
     #[must_use]
     pub fn but_sends(mut self, bytes: &[u8]) -> Self {
         self.bytes = bytes.to_vec();
@@ -92,12 +92,12 @@ impl Held {
     }
 }
 
-/// Serves until the test process ends.
+/// Hub that serves until the test process ends.
 #[derive(Debug)]
 pub struct FakeHub {
     address: SocketAddr,
     held: Arc<Mutex<Vec<Held>>>,
-    /// The first bytes that were asked for, of each transfer.
+    /// First byte of each transfer's range.
     starts: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -115,13 +115,13 @@ impl FakeHub {
         }
     }
 
-    /// For `HF_ENDPOINT`.
+    /// URL for `HF_ENDPOINT`.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// From now on it holds this instead.
+    /// Replaces the files.
     pub fn hold(&self, held: Vec<Held>) {
         *self.held.lock().expect("no holder panics") = held;
     }
@@ -138,7 +138,7 @@ pub fn pull(hub: &FakeHub, cache: &Path, name: &str) -> Output {
     pull_with(hub, cache, name, &binary("tested-worker-orcd-gpu"))
 }
 
-/// With that program to read what has come.
+/// Runs `worker-orcd pull` with another program that reads the files.
 #[must_use]
 pub fn pull_with(hub: &FakeHub, cache: &Path, name: &str, child: &Path) -> Output {
     command(hub, cache, name, child)
@@ -146,7 +146,7 @@ pub fn pull_with(hub: &FakeHub, cache: &Path, name: &str, child: &Path) -> Outpu
         .expect("it starts")
 }
 
-/// By somebody whom the hub knows by that token.
+/// Runs `worker-orcd pull` with a token for the hub.
 #[must_use]
 pub fn pull_as(hub: &FakeHub, cache: &Path, name: &str, token: &str) -> Output {
     let mut command = command(hub, cache, name, &binary("tested-worker-orcd-gpu"));
@@ -168,7 +168,7 @@ fn command(hub: &FakeHub, cache: &Path, name: &str, child: &Path) -> Command {
     command
 }
 
-/// The path that was printed. Panics where none was.
+/// The printed path. Panics if there is none.
 #[expect(
     clippy::must_use_candidate,
     reason = "that it was pulled may be all that counts"
@@ -225,7 +225,7 @@ fn answer(
     }
     let bytes = |it: &&Held| is_meant(it, &format!("/bytes/{}", it.repository));
     match held.iter().find(bytes) {
-        // Whoever has the bytes has nothing to do with who asks the hub.
+        // The host of the bytes must not receive the token.
         Some(_) if token.is_some() => {
             out.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
         }
@@ -243,7 +243,7 @@ fn list(out: &mut TcpStream, held: &[Held], repository: &str) -> std::io::Result
     let mut held = held.iter().filter(|it| it.repository == repository);
     if held.clone().any(|it| it.endless_listing) {
         out.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"siblings\": [")?;
-        // Until the client is gone.
+        // Until the client disconnects.
         loop {
             out.write_all(&[b' '; 1 << 16])?;
         }
@@ -272,7 +272,7 @@ fn redirect(out: &mut TcpStream, file: &Held) -> std::io::Result<()> {
     } else {
         String::new()
     };
-    // Another name for this machine: another host, as a client sees it.
+    // Another name of this machine, which clients treat as another host.
     let port = out.local_addr()?.port();
     write!(
         out,

@@ -1,5 +1,4 @@
-//! A service manager that keeps what a worker stores with it, and hands it to the next one, as systemd does with its
-//! descriptor store.
+//! Service manager that stores a worker's descriptors and passes them to the next one, like systemd's descriptor store.
 
 use crate::process;
 use crate::worker::{Worker, WorkerBuilder, binary};
@@ -15,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Silence after which nothing more is stored.
+/// 300 ms of silence end the storing.
 const SILENCE: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
@@ -35,19 +34,19 @@ impl Default for DescriptorStore {
 }
 
 impl DescriptorStore {
-    /// A worker that stores here what the next one needs.
+    /// Worker that stores its state here.
     #[must_use]
     pub fn of(&self, worker: WorkerBuilder) -> WorkerBuilder {
         worker.env("NOTIFY_SOCKET", &self.socket().display().to_string())
     }
 
-    /// Where it hears of descriptors, by sd_notify(3).
+    /// Socket for sd_notify(3).
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("notify")
     }
 
-    /// Kills the worker, and starts the next one with what it has stored.
+    /// Kills the worker, and starts the next one with the stored descriptors.
     #[must_use]
     pub fn succeed(&self, worker: Worker, next: WorkerBuilder) -> Worker {
         let kept = self.stored();
@@ -56,10 +55,10 @@ impl DescriptorStore {
         self.of(next).program_at(self.heir(&kept)).start()
     }
 
-    /// The descriptor that was stored last.
+    /// Descriptor that was stored last.
     ///
     /// # Panics
-    /// When none is.
+    /// There is none.
     #[must_use]
     pub fn stored(&self) -> OwnedFd {
         let mut last = None;
@@ -68,7 +67,7 @@ impl DescriptorStore {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut words = [IoSliceMut::new(&mut bytes)];
-            // A program that is started later has it, too.
+            // A program that is started later inherits it, too.
             let received = recvmsg(&self.socket, &mut words, &mut control, RecvFlags::empty());
             if received.is_err() {
                 return last.expect("something is stored");
@@ -81,10 +80,10 @@ impl DescriptorStore {
         }
     }
 
-    /// A program that starts the worker with what is kept, by sd_listen_fds(3).
+    /// Program that starts the worker with the stored descriptors, by sd_listen_fds(3).
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// It cannot be written.
     #[must_use]
     pub fn heir(&self, kept: &OwnedFd) -> PathBuf {
         let path = self.folder.path().join("heir");

@@ -1,16 +1,15 @@
-//! What is tested through the real binaries: the harness that starts them, talks to them and
-//! clears up after them.
+//! Harness of the tests of the real binaries: it starts them, communicates with them, and cleans up.
 //!
 //! ```text
 //! tests/*.rs ─ Worker ─ worker-orcd (this package's copy) ─ worker-orcd-gpu
-//!    │           │                                        └ or scripted-child: misbehaves to order
+//!    │           │                                        └ or scripted-child: fails by script
 //!    │           └ harness: starts it, reads its log,       └ or null-child: computes nothing
 //!    │             speaks HTTP with it
 //!    └ events, log lines, /proc
 //! ```
 //!
-//! What xtask needs as well is in `tests/harness`. Deliberately absent: any knowledge of the
-//! supervisor's inside. What a test asserts is what a client, an operator or the kernel sees.
+//! `tests/harness` has the part that xtask shares. Deliberately absent: any knowledge of the supervisor's internals.
+//! Tests assert observations of a client, an operator or the kernel.
 
 pub mod aftermath;
 pub mod bench;

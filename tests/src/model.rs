@@ -1,17 +1,16 @@
-//! Where the real model is, and the Python that has other engines.
+//! Paths of the real model, and of the Python with the oracles.
 
 use std::path::{Path, PathBuf};
 
-/// Names another file.
+/// Variable with another model file.
 pub const MODEL_VARIABLE: &str = "WORKER_ORCD_MODEL";
 
-/// Names a Python that has the packages of `tests/oracle/requirements.txt`.
+/// Variable with a Python that has the packages of `tests/oracle/requirements.txt`.
 const PYTHON_VARIABLE: &str = "WORKER_ORCD_PYTHON";
 
 const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// The model that tests run on. A missing model is a failure that says how to get it, because a
-/// test that skips itself in silence proves nothing.
+/// Model of the tests. A missing model is a failure that names the remedy: a silently skipped test proves nothing.
 #[must_use]
 pub fn real_model() -> PathBuf {
     let path = match std::env::var_os(MODEL_VARIABLE) {
@@ -33,8 +32,8 @@ pub fn repository_root() -> &'static Path {
         .expect("tests/ has a parent")
 }
 
-/// A missing oracle is a failure that says how to get it: a comparison that skips itself in
-/// silence proves nothing.
+/// Python of the oracles. A missing oracle is a failure that names the remedy: a silently skipped comparison proves
+/// nothing.
 #[must_use]
 pub fn oracle_python() -> PathBuf {
     let python = match std::env::var_os(PYTHON_VARIABLE) {

@@ -1,4 +1,4 @@
-//! The real model in a file of its own, to which anything may be done.
+//! Private copy of the real model, which a test may change.
 
 use crate::model::real_model;
 use crate::worker::Worker;
@@ -33,7 +33,7 @@ impl ModelCopy {
         Worker::with_model(&self.path).start()
     }
 
-    /// A file with this one's header and other weights takes its name.
+    /// Renames a file with the same header and other weights over it.
     pub fn replace_by_other_weights(&self) {
         let other = self.dir.path().join("other.gguf");
         fs::copy(real_model(), &other).expect("there is room for a copy");
@@ -46,7 +46,7 @@ impl ModelCopy {
     }
 }
 
-/// Other codes in a matrix of every layer; scales stay, so that nothing overflows.
+/// Changes codes in a matrix of every layer; scales stay, so that nothing overflows.
 pub fn edit_weights(path: &Path) {
     let bytes = fs::read(path).expect("the file is ours");
     let file = OpenOptions::new().write(true).open(path);
@@ -56,7 +56,7 @@ pub fn edit_weights(path: &Path) {
     }
 }
 
-/// Where, and what is there instead.
+/// Offsets and new bytes.
 fn edits(bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
     let header = parse(bytes).expect("it is a model");
     let tensors = header.tensors().iter();

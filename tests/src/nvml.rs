@@ -1,6 +1,5 @@
-//! NVIDIA's management library, played: a shared library of our own under its name, found by the
-//! loader before the real one, that does what a script says. The worker loads it as it would
-//! load the real one; nothing in it knows.
+//! Fake of NVIDIA's management library: a scripted shared library of the same name, which the loader finds before the
+//! real one. The worker loads it in the same way.
 
 use crate::worker::{WorkerBuilder, unique};
 use std::fs;
@@ -9,7 +8,7 @@ use tempfile::TempDir;
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/played_nvml.c");
 
-/// Its GPUs and their script: one, unless that says more. Dropping it takes the library away.
+/// GPUs and their script; one GPU by default. Removed on drop.
 #[derive(Debug)]
 pub struct PlayedNvml {
     directory: TempDir,
@@ -17,7 +16,7 @@ pub struct PlayedNvml {
 }
 
 impl PlayedNvml {
-    /// Compiles the library; it starts without a line of script.
+    /// Compiles the library; its script is empty.
     #[must_use]
     pub fn build() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -38,13 +37,13 @@ impl PlayedNvml {
         played
     }
 
-    /// The worker that is started from this sees the played GPU as `cuda:0`.
+    /// Makes the fake GPU `cuda:0` of the worker.
     #[must_use]
     pub fn seen_by(&self, worker: WorkerBuilder) -> WorkerBuilder {
         self.loadable_by(worker).arg("--device", "cuda:0")
     }
 
-    /// The worker that is started from this sees two played GPUs, and serves on both.
+    /// Makes both fake GPUs devices of the worker.
     #[must_use]
     pub fn seen_twice_by(&mut self, worker: WorkerBuilder) -> WorkerBuilder {
         self.plays("gpus 2");
@@ -53,7 +52,7 @@ impl PlayedNvml {
             .arg("--device", "cuda:0,cuda:1")
     }
 
-    /// The worker could load the library, if it wanted to.
+    /// Makes the library available to a worker without a device of it.
     #[must_use]
     pub fn loadable_by(&self, worker: WorkerBuilder) -> WorkerBuilder {
         let variables = self.environment();
@@ -62,7 +61,7 @@ impl PlayedNvml {
             .fold(worker, |worker, (name, value)| worker.env(name, value))
     }
 
-    /// Whoever has these variables loads it.
+    /// Variables with which a program loads it.
     #[must_use]
     pub fn environment(&self) -> [(&'static str, String); 3] {
         let path = |name: &str| self.directory.path().join(name).display().to_string();
@@ -73,12 +72,12 @@ impl PlayedNvml {
         ]
     }
 
-    /// Adds a line; `played_nvml.c` says which there are.
+    /// Appends a line to the script; `played_nvml.c` lists the commands.
     pub fn plays(&mut self, line: &str) {
         self.replace(|lines| lines.push(line.to_owned()));
     }
 
-    /// Takes all lines away that begin like this.
+    /// Removes all lines that begin with `beginning`.
     pub fn forgets(&mut self, beginning: &str) {
         self.replace(|lines| lines.retain(|line| !line.starts_with(beginning)));
     }

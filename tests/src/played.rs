@@ -1,33 +1,33 @@
-//! What servers have in common that tests play on loopback: a thread that answers, and payloads that break off.
+//! Shared code of fake servers on loopback: an accept loop, and payloads that break off.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-/// Answers each connection, one behind the other, until the test process ends.
+/// Serves one connection after another until the test process ends.
 ///
 /// # Panics
-/// When no port is free.
+/// No port is free.
 pub(crate) fn serve(answer: impl Fn(TcpStream) -> io::Result<()> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // A client that is gone has what it wanted.
+            // A client that disconnects is done.
             let _ = answer(stream);
         }
     });
     address
 }
 
-/// How a payload comes.
+/// Defect of a payload.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) enum Delivery {
     #[default]
     Whole,
-    /// The connection breaks behind this many bytes of one answer.
+    /// The connection breaks after this many bytes of one response.
     CutAfter(usize),
-    /// It stays, and nothing more comes.
+    /// The connection stays, and no more bytes come.
     SilentAfter(usize),
 }
 
@@ -39,7 +39,7 @@ impl Delivery {
         };
         out.write_all(&bytes[..most])?;
         if matches!(self, Self::SilentAfter(_)) {
-            // Until the client is gone.
+            // Until the client disconnects.
             while out.read(&mut [0]).is_ok_and(|read| read > 0) {}
         }
         Ok(())

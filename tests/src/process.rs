@@ -1,14 +1,14 @@
-//! What the kernel says of a process, read from `/proc`.
+//! Process information from `/proc`.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::time::Duration;
 
-/// `USER_HZ`: 100 on every Linux architecture that this runs on.
+/// `USER_HZ`: 100 on every supported Linux architecture.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Field 19 of `/proc/PID/stat`, of which the first here is field 3.
+/// Field 19 of `/proc/PID/stat`; the first here is field 3.
 const NICENESS_FIELD: usize = 16;
 
 /// State letter of `/proc/PID/stat` (`R`, `S`, `T`, `Z`, …); `None` when there is no such process.
@@ -17,13 +17,13 @@ pub fn state(pid: u32) -> Option<char> {
     stat_fields(pid)?.first()?.chars().next()
 }
 
-/// Runs, sleeps or is stopped; neither gone nor a zombie.
+/// True if the process runs, sleeps or is stopped; false if it is gone or a zombie.
 #[must_use]
 pub fn is_alive(pid: u32) -> bool {
     state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
-/// Processes whose parent this is, zombies included.
+/// Child processes, zombies included.
 #[must_use]
 pub fn children(pid: u32) -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
@@ -33,7 +33,7 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Those that serve the model; those that interpret templates left out.
+/// Child processes that serve the model; interpreters of templates are excluded.
 #[must_use]
 pub fn model_children(pid: u32) -> Vec<u32> {
     let interprets = |child: &u32| interpreters(pid).contains(child);
@@ -42,7 +42,7 @@ pub fn model_children(pid: u32) -> Vec<u32> {
     found
 }
 
-/// The processes that interpret templates for this worker.
+/// Interpreters of templates of this worker.
 #[must_use]
 pub fn interpreters(pid: u32) -> Vec<u32> {
     let mut found = children(pid);
@@ -53,7 +53,7 @@ pub fn interpreters(pid: u32) -> Vec<u32> {
     found
 }
 
-/// How much rather than others the kernel's OOM killer takes it.
+/// OOM score adjustment.
 #[must_use]
 pub fn oom_score_adj(pid: u32) -> Option<i32> {
     let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).ok()?;
@@ -65,30 +65,30 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat_fields(pid)?.get(1)?.parse().ok()
 }
 
-/// Resident memory that belongs to this process alone (heap and stacks, no mapped files).
+/// Private resident memory in bytes (heap and stacks, no mapped files).
 #[must_use]
 pub fn anonymous_rss_bytes(pid: u32) -> Option<u64> {
     status_bytes(pid, "RssAnon:")
 }
 
-/// Resident memory now, mapped files included.
+/// Resident memory in bytes, mapped files included.
 #[must_use]
 pub fn rss_bytes(pid: u32) -> Option<u64> {
     status_bytes(pid, "VmRSS:")
 }
 
-/// The most that was resident since the start, or since [`forget_peak`].
+/// Peak of resident memory since the start, or since [`forget_peak`].
 #[must_use]
 pub fn peak_rss_bytes(pid: u32) -> Option<u64> {
     status_bytes(pid, "VmHWM:")
 }
 
-/// Begins to look for the peak anew.
+/// Resets the peak.
 pub fn forget_peak(pid: u32) {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("a process of our own");
 }
 
-/// The most address space that it ever had.
+/// Peak of the address space.
 #[must_use]
 pub fn peak_address_space_bytes(pid: u32) -> Option<u64> {
     status_bytes(pid, "VmPeak:")
@@ -109,13 +109,13 @@ fn cpu_time_of(fields: &[String]) -> Duration {
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 
-/// Priority of its first thread: the higher, the more it leaves to others.
+/// Nice value of its first thread.
 #[must_use]
 pub fn niceness(pid: u32) -> Option<i32> {
     stat_fields(pid)?.get(NICENESS_FIELD)?.parse().ok()
 }
 
-/// One thread of a process.
+/// Thread of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thread {
     pub name: String,
@@ -123,7 +123,7 @@ pub struct Thread {
     pub cpu_time: Duration,
 }
 
-/// Those that live.
+/// Live threads.
 #[must_use]
 pub fn threads(pid: u32) -> Vec<Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))
@@ -142,7 +142,7 @@ pub fn threads(pid: u32) -> Vec<Thread> {
     tasks.flatten().filter_map(one).collect()
 }
 
-/// One bit for each signal, the lowest for number 1.
+/// Signal mask, with bit 0 for signal 1.
 #[must_use]
 pub fn blocked_signals(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -157,7 +157,7 @@ pub fn open_files(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
-/// Descriptors for which its table has room.
+/// Size of the descriptor table.
 #[must_use]
 pub fn descriptor_slots(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -166,7 +166,7 @@ pub fn descriptor_slots(pid: u32) -> u64 {
     slots.and_then(|it| it.trim().parse().ok()).unwrap_or(0)
 }
 
-/// The process may be gone already, which is as good as delivered.
+/// Sends a signal. The process may be gone already, which counts as delivered.
 pub fn signal(pid: u32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
 }
@@ -177,7 +177,7 @@ fn status_bytes(pid: u32, name: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// Fields behind the command name, which may itself hold spaces and brackets.
+/// Fields behind the command name, which may itself contain spaces and brackets.
 fn stat_fields(pid: u32) -> Option<Vec<String>> {
     fields_behind_name(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }

@@ -1,8 +1,7 @@
-//! What the scripted child is told to do wrong, and when.
+//! Script of the scripted child: its faults and their times.
 //!
-//! A script is one word per part in [`SCRIPT_VARIABLE`], as JSON. It reaches the child through
-//! a wrapper script that the harness writes, so that it does not depend on which variables the
-//! supervisor passes on.
+//! A script is JSON in [`SCRIPT_VARIABLE`]. The harness writes a wrapper script that sets the variable, so that it does
+//! not depend on the environment that the supervisor passes on.
 
 use serde::{Deserialize, Serialize};
 use worker_orcd_ipc::TokenId;
@@ -11,87 +10,87 @@ pub const SCRIPT_VARIABLE: &str = "SCRIPTED_CHILD";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Script {
-    /// When it goes wrong. [`Act::Behave`] makes this meaningless.
+    /// Time of the fault. Meaningless with [`Act::Behave`].
     pub moment: Moment,
     pub act: Act,
-    /// Children up to this generation go wrong; later ones behave.
+    /// Last generation with the fault; later children behave.
     pub faulty_generations: u32,
     /// Time between two tokens of one request.
     pub token_interval_ms: u64,
     pub max_running: u32,
-    /// SIGTERM is blocked, whatever else happens.
+    /// Blocks SIGTERM in any case.
     pub ignore_sigterm: bool,
-    /// `Command::Shutdown` is answered by nothing.
+    /// Ignores `Command::Shutdown`.
     pub ignore_shutdown: bool,
-    /// A grandchild is started that holds the child's pipes and its socket open.
+    /// Starts a grandchild that holds the child's pipes and its socket open.
     pub fork: bool,
-    /// The CUDA device that its program says it could compute on; `None` says that there is none.
+    /// CUDA device that the program reports as usable; `None` reports none.
     pub could_use: Option<String>,
-    /// What its model file would say; `None` is one that suits any conversation.
+    /// Chat template of its model; `None` is one for any conversation.
     pub chat_template: Option<String>,
-    /// What its tokenizer merges besides; each makes one more token.
+    /// Additional merges of its tokenizer; each makes one more token.
     pub merges: Vec<String>,
-    /// Control tokens that its vocabulary has besides.
+    /// Additional control tokens of its vocabulary.
     pub controls: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Moment {
-    /// In place of the hello, once the socket is connected.
+    /// Instead of the hello, after the socket is connected.
     BeforeHello,
-    /// After the hello, before the load order came.
+    /// Handshake: after the hello, before the load order.
     Handshaking,
-    /// After the load order and one progress report.
+    /// Load: after the load order and one progress report.
     Loading,
-    /// After `Ready`.
+    /// Service: after `Ready`.
     Serving,
-    /// After this many tokens, of whichever request.
+    /// Stream: after this many tokens, of any request.
     MidStream(u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Act {
     Behave,
-    // === Says what no child of this protocol says ===
-    /// A preamble of another version.
+    // === Violations of the protocol ===
+    /// Preamble of another version.
     OtherVersion,
     /// Bytes that are no preamble or no frame.
     Garbage,
     /// Half a frame, and then the end.
     TruncatedFrame,
-    /// A header that announces more than a frame may hold.
+    /// Header with a length above the limit of a frame.
     OversizedFrame,
-    /// A message with a byte behind it.
+    /// Message with a byte behind it.
     TrailingBytes,
-    /// A frame whose bytes decode to no message.
+    /// Frame with bytes that decode to no message.
     UnknownMessage,
-    /// That it is ready, with a tokenizer that is no message; then nothing more.
+    /// Ready report with a tokenizer that does not decode; then silence.
     NonsenseTokenizer,
-    /// The preamble a second time.
+    /// Second preamble.
     SecondHello,
-    /// Words of a child that does not exist.
+    /// Message of another generation.
     WrongGeneration,
-    /// A token for a request that nobody made.
+    /// Token for an unknown request.
     UnknownRequest,
     TokenOutOfRange,
-    /// The next token's index, one too high.
+    /// Token index that is one too high.
     WrongIndex,
-    /// A request's end, before it was asked for.
+    /// End of an unknown request.
     UnknownFinish,
-    /// A compile-time feature that the supervisor was not told to accept.
+    /// Compile-time feature that the supervisor does not accept.
     ForbiddenFeature,
     /// Another process's id in the hello.
     WrongPid,
-    // === Too much, too slow, or nothing at all ===
+    // === Floods, delays and silence ===
     /// Heartbeats without pause, as fast as the socket takes them.
     Flood,
     /// One byte of a frame at a time, ten a second.
     SlowDrip,
-    /// Nothing more is said, but commands are read.
+    /// Silence; commands are read.
     Stall,
-    /// Heartbeats that tell of one step that never ends.
+    /// Heartbeats with one step that never ends.
     StuckStep,
-    /// A step of half a second, of which heartbeats say that it is overdue.
+    /// Step of 500 ms, which heartbeats report as overdue.
     LateStep,
     /// Load progress that does not advance.
     StuckLoad,
@@ -99,12 +98,12 @@ pub enum Act {
     NeverRead,
     /// SIGSTOP to itself.
     Stop,
-    /// The socket is closed, but the process stays.
+    /// Closes the socket and keeps the process.
     CloseSocket,
     // === Ends ===
     Exit(i32),
     Signal(i32),
-    /// Says that the device failed, and exits with the code of that fault.
+    /// Reports a fault of the device, and exits with its code.
     FaultDevice,
     FaultModelLoad,
     FaultInsufficientMemory,
@@ -130,7 +129,7 @@ impl Script {
         }
     }
 
-    /// Goes wrong in the first child only.
+    /// Script that makes the first child fail.
     #[must_use]
     pub fn once(moment: Moment, act: Act) -> Self {
         Self {
@@ -141,7 +140,7 @@ impl Script {
         }
     }
 
-    /// Goes wrong in every child.
+    /// Script that makes every child fail.
     #[must_use]
     pub fn always(moment: Moment, act: Act) -> Self {
         Self {
@@ -156,7 +155,7 @@ impl Script {
         self
     }
 
-    /// When it is asked for a CUDA device, says that there is this one.
+    /// Reports this device as usable when it probes for CUDA.
     #[must_use]
     pub fn could_use(mut self, device: &str) -> Self {
         self.could_use = Some(device.to_owned());
@@ -175,7 +174,7 @@ impl Script {
         self
     }
 
-    /// Runs of `a` become tokens of up to so many letters, a power of two.
+    /// Adds tokens for runs of `a` of up to `letters`, a power of two.
     #[must_use]
     pub fn merging_runs_up_to(mut self, letters: usize) -> Self {
         let halves = (0..).map(|power| "a".repeat(1 << power));
@@ -191,18 +190,18 @@ impl Script {
     }
 }
 
-/// The end-of-sequence token, which ends an answer where a prompt has it; the 256 before it are the bytes.
+/// End-of-sequence token, which ends an answer if a prompt contains it; the 256 before it are the bytes.
 pub const EOS: TokenId = TokenId(256);
 pub const VOCAB_SIZE: u32 = 257;
 
-/// The token that a scripted child generates at `index`: the prompt's bytes, over and over. A
-/// function of nothing but the history, so that a test knows every stream beforehand.
+/// Token that a scripted child generates at `index`: the prompt's bytes, repeated. It depends on the history only, so a
+/// test can predict every stream.
 #[must_use]
 pub fn scripted_token(prompt: &[TokenId], index: usize) -> TokenId {
     prompt[index % prompt.len()]
 }
 
-/// The text of `count` scripted tokens behind an ASCII prompt.
+/// Text of `count` scripted tokens after an ASCII prompt.
 #[must_use]
 pub fn scripted_text(prompt: &str, count: usize) -> String {
     prompt.chars().cycle().take(count).collect()

@@ -1,11 +1,11 @@
-//! The snippets of docs/guide/clients.md, which the tests run as they stand there.
+//! Snippets of docs/guide/clients.md, which the tests run unchanged.
 
 use crate::model::repository_root;
 use std::fs;
 
 const PAGE: &str = "docs/guide/clients.md";
 
-/// A fenced block, with the name that its first line has as a comment.
+/// Fenced block, named by the comment in its first line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snippet {
     pub name: String,
@@ -15,7 +15,7 @@ pub struct Snippet {
 /// All snippets of the page in a language, as its fences name it.
 ///
 /// # Panics
-/// When the page is not there, or a block has no name.
+/// The page does not exist, or a block has no name.
 #[must_use]
 pub fn of_page(language: &str) -> Vec<Snippet> {
     let path = repository_root().join(PAGE);

@@ -1,5 +1,5 @@
-//! A program in a place of its own that an upgrade finds, a directory of sockets, and what stands in the way of an
-//! upgrade.
+//! Files of an upgrade test: a program at a path that the upgrade executes, a directory of sockets, and programs that
+//! fail the upgrade.
 
 use crate::worker::binary;
 use std::fs;
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The supervisor as it was built.
+/// Path of the supervisor's built program.
 #[must_use]
 pub fn real() -> PathBuf {
     binary("tested-worker-orcd")
@@ -19,14 +19,14 @@ pub fn real() -> PathBuf {
 pub struct Stage {
     directory: tempfile::TempDir,
     pub program: PathBuf,
-    /// A link to where sockets are made.
+    /// Link to the directory of sockets.
     pub runtime: PathBuf,
     pub taken: TcpListener,
     _admin: UnixListener,
 }
 
 impl Stage {
-    /// In a directory of its own below this one, whose file system may execute programs.
+    /// Creates a directory below `directory`, on a file system that permits execution.
     #[must_use]
     pub fn below(directory: impl AsRef<Path>) -> Self {
         let directory = tempfile::tempdir_in(directory).expect("a directory");
@@ -64,13 +64,13 @@ impl Stage {
         fs::rename(&next, &self.program).expect("replaced");
     }
 
-    /// The real program, with these words behind its own.
+    /// Places the real program, with additional arguments.
     pub fn place_with(&self, words: &str) {
         let real = real();
         self.place(format!("#!/bin/sh\nexec {} \"$@\" {words}\n", real.display()).as_bytes());
     }
 
-    /// One that rehearses as the real program does, and starts otherwise.
+    /// Places a program that rehearses like the real one, and then runs `start`.
     pub fn place_after_rehearsal(&self, start: &str) {
         let script = format!(
             "#!/bin/sh\nreal={}\nif [ \"$1\" = rehearses ]; then exec $real \"$@\"; fi\n{start}\n",

@@ -1,5 +1,5 @@
-//! A real systemd for one script: PID 1 of namespaces of its own, with the worker's unit in it. Needs root, and a
-//! machine that no systemd runs already.
+//! Real systemd for one script: PID 1 of its own namespaces, with the worker's unit in it. Requires root, and a machine
+//! without a running systemd.
 
 use crate::model::repository_root;
 use nix::unistd::Uid;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 
-/// What this machine lacks for it.
+/// Missing prerequisite of this machine, if any.
 #[must_use]
 pub fn lack() -> Option<String> {
     if !Uid::effective().is_root() {
@@ -40,29 +40,29 @@ pub fn lack() -> Option<String> {
     })
 }
 
-/// What is to happen.
+/// Parameters of a run.
 #[derive(Debug)]
 pub struct Stay<'a> {
-    /// Script of `tests/systemd/` that is run. `/mnt` is the directory of its [`Life`].
+    /// Script of `tests/systemd/`. `/mnt` is the directory of its [`Life`].
     pub script: &'a str,
-    /// Lines of the unit's `[Service]` that are other than those of the file.
+    /// Lines that replace those of the unit's `[Service]`.
     pub service: String,
-    /// Variables of the script, in lines of a shell. `PORT` is there besides.
+    /// Variables of the script, as shell lines. `PORT` is added.
     pub variables: String,
     pub seconds: u32,
 }
 
-/// What came of the script.
+/// Result of the script.
 #[derive(Debug)]
 pub struct Life {
-    /// What it said, in lines.
+    /// Output in lines.
     pub said: Vec<String>,
-    /// Holds what it wrote.
+    /// Directory of its files.
     directory: TempDir,
 }
 
 impl Life {
-    /// A file that it wrote; nothing where there is none.
+    /// Content of a file that it wrote; empty if there is none.
     #[must_use]
     pub fn read(&self, name: &str) -> String {
         fs::read_to_string(self.directory.path().join(name)).unwrap_or_default()
@@ -70,7 +70,7 @@ impl Life {
 }
 
 impl Stay<'_> {
-    /// Runs the script and prints what it, the worker and systemd said.
+    /// Runs the script and prints the output of the script, the worker and systemd.
     #[must_use]
     pub fn live(&self) -> Life {
         let port = free_port();

@@ -1,11 +1,11 @@
-//! What a client was told of a streamed answer, of any API, and how it asks for the rest.
+//! Streamed answer of any API as its client received it, and the request for the rest.
 
 use crate::{Client, EventStream, SseEvent};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Figures that depend on when something was computed, and for whom before.
+/// Figures that depend on the time, and on earlier requests.
 const OF_THE_MOMENT: &[&str] = &[
     "cached_tokens",
     "created",
@@ -15,10 +15,10 @@ const OF_THE_MOMENT: &[&str] = &[
     "started_at",
 ];
 
-/// Names that another answer to the same request has others for.
+/// Ids that differ between answers to equal requests.
 const NAMES: &[&str] = &["id", "item_id", "call_id"];
 
-/// A streamed answer, whose client may come back for the rest.
+/// Streamed answer that a client can resume.
 #[derive(Debug)]
 pub struct Answer {
     path: &'static str,
@@ -26,7 +26,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The first events of an answer to what was posted to `path`, and the stream that goes on with it.
+    /// Sends a request to `path`, and returns the first events and the stream that goes on with it.
     #[must_use]
     pub fn begin(
         client: &Client,
@@ -39,7 +39,7 @@ impl Answer {
         (Self { path, events }, stream)
     }
 
-    /// The whole of it, in a form in which answers to equal requests are equal.
+    /// Whole answer in normal form: equal for equal requests.
     #[must_use]
     pub fn whole(client: &Client, path: &'static str, body: &Value) -> Vec<Value> {
         let (mut answer, stream) = Self::begin(client, path, body, 0);
@@ -51,7 +51,7 @@ impl Answer {
         self.events.extend(events);
     }
 
-    /// Asks for what follows.
+    /// Requests the rest.
     #[must_use]
     pub fn ask_for_rest(&mut self, client: &Client) -> EventStream {
         let id = every_byte_encoded(&self.id());
@@ -73,8 +73,7 @@ impl Answer {
         id.expect("an answer has a name").to_owned()
     }
 
-    /// The query and the last event's id that say what the client has. What it has of a piece whose end it does not
-    /// have is forgotten.
+    /// Query and `Last-Event-ID` for the rest. Drops the received part of an incomplete piece.
     fn place(&mut self) -> (String, Option<String>) {
         let chunks = self.chunks();
         match (self.path, chunks.len()) {
@@ -101,7 +100,7 @@ impl Answer {
         }
     }
 
-    /// How many there are of each choice.
+    /// Number of chunks of each choice.
     fn chunks(&self) -> BTreeMap<u64, usize> {
         let mut counts = BTreeMap::new();
         for event in self.events.iter().filter(|it| it.data.starts_with('{')) {
@@ -111,7 +110,7 @@ impl Answer {
         counts
     }
 
-    /// All events, each choice behind the other, in a form in which answers to equal requests are equal.
+    /// All events, choice after choice, in normal form: equal for equal requests.
     #[must_use]
     pub fn told(&self) -> Vec<Value> {
         let mut names = BTreeMap::new();
@@ -127,7 +126,7 @@ impl Answer {
     }
 }
 
-/// Leaves out what is of the moment, and numbers names as they come.
+/// Removes figures of [`OF_THE_MOMENT`], and numbers ids in order of appearance.
 fn equalize(value: &mut Value, names: &mut BTreeMap<String, usize>) {
     match value {
         Value::Object(fields) => {
@@ -150,7 +149,7 @@ fn equalize(value: &mut Value, names: &mut BTreeMap<String, usize>) {
     }
 }
 
-/// Anthropic's API calls input what was not computed before.
+/// Adds cached tokens to the input tokens, from which Anthropic's API excludes them.
 fn add_up_prompt(usage: &mut Map<String, Value>) {
     let cached = usage.remove("cache_read_input_tokens");
     if let (Some(cached), Some(input)) = (cached, usage.get_mut("input_tokens")) {
@@ -158,7 +157,7 @@ fn add_up_prompt(usage: &mut Map<String, Value>) {
     }
 }
 
-/// A client may encode what it need not.
+/// Percent-encodes every byte, which a client may do.
 fn every_byte_encoded(step: &str) -> String {
     let mut encoded = String::new();
     for byte in step.bytes() {

@@ -1,8 +1,8 @@
-//! A dead process that its parent cannot wait for.
+//! Dead process that its parent cannot reap.
 //!
-//! The kernel reports the death of a traced process to its tracer first, and to its parent only
-//! when the tracer has waited for it or let it go (ptrace(2)). Until then the parent sees what it
-//! sees of a process that is stuck in the kernel: killed, and not to be reaped.
+//! The kernel reports the death of a traced process to its tracer first, and to its parent only when the tracer has
+//! waited for it or detached (ptrace(2)). Until then it looks to the parent like a process that is stuck in the kernel:
+//! killed, and not reapable.
 
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-/// While this lives, nobody reaps the process. A tracer is a thread, so it is one.
+/// Tracer that prevents the reaping of a process until it is dropped. It is a thread.
 #[derive(Debug)]
 pub struct Unreapable {
     release: Option<Sender<()>>,
@@ -19,7 +19,7 @@ pub struct Unreapable {
 
 impl Unreapable {
     /// # Panics
-    /// When the kernel does not let us trace our own descendant.
+    /// The kernel forbids tracing a descendant.
     #[must_use]
     pub fn hold(pid: u32) -> Self {
         let pid = Pid::from_raw(pid.cast_signed());
@@ -51,9 +51,9 @@ fn trace(pid: Pid, held: &Sender<nix::Result<()>>, released: &Receiver<()>) {
     let holds = seized.is_ok();
     let _ = held.send(seized);
     if holds {
-        // Ends when the other half is dropped.
+        // Returns when the other half is dropped.
         let _ = released.recv();
-        // It is dead by now, or the test failed before; the end of this thread lets it go anyway.
+        // It is dead by now, or the test failed before; the end of this thread detaches it anyway.
         let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL));
     }
 }

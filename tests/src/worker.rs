@@ -1,4 +1,4 @@
-//! Starting a real worker, and leaving nothing of it behind.
+//! Start and cleanup of a real worker.
 
 use crate::script::{SCRIPT_VARIABLE, Script};
 use crate::{model, process, wait};
@@ -14,17 +14,17 @@ use std::{env, fs};
 use tempfile::TempDir;
 use worker_orcd_harness::{Client, Launched, Log};
 
-/// `nobody`: the user and the group that a worker has which is not root's.
+/// User and group `nobody`, those of a worker without root.
 const NOBODY: u32 = 65534;
 
-/// What plays the part of the GPU child.
+/// Program of the GPU child.
 #[derive(Debug, Clone)]
 enum Player {
     Real,
-    /// The real child, which fails on command.
+    /// Real child with fault injection.
     Faulty,
     Scripted(Script),
-    /// Computes nothing, as fast as it can.
+    /// Child that computes nothing, as fast as it can.
     Null,
     /// Any program.
     Program(PathBuf),
@@ -38,31 +38,31 @@ pub struct WorkerBuilder {
     variables: Vec<(String, String)>,
     port: u16,
     hosts: &'static [&'static str],
-    /// What `ulimit` is given.
+    /// Arguments of `ulimit`.
     open_files: Vec<String>,
     in_a_loop: bool,
     unprivileged: bool,
     program: Option<PathBuf>,
 }
 
-/// A running worker. Dropping it kills it and waits until its children are gone too.
+/// Running worker. Drop kills it and waits until its children are gone too.
 #[derive(Debug)]
 pub struct Worker {
     launched: Launched,
     pub log: Log,
     client: Option<Client>,
-    /// Holds the wrapper script, and whatever else the worker was given.
+    /// Directory of the wrapper script and other files of the worker.
     pub directory: TempDir,
 }
 
 impl Worker {
-    /// The real child, the real model, the CPU device.
+    /// Real child and model on the CPU device.
     #[must_use]
     pub fn real() -> WorkerBuilder {
         WorkerBuilder::new(Player::Real, model::real_model())
     }
 
-    /// The real child and another file in the model's place.
+    /// Real child with another model file.
     #[must_use]
     pub fn with_model(path: impl Into<PathBuf>) -> WorkerBuilder {
         WorkerBuilder::new(Player::Real, path.into())
@@ -95,7 +95,7 @@ impl Worker {
         self.launched.pid()
     }
 
-    /// The child that serves now, as /health tells it.
+    /// Child that serves now, from `/health`.
     #[must_use]
     pub fn child_pid(&self) -> Option<u32> {
         self.client().health()["child"]["pid"]
@@ -103,13 +103,12 @@ impl Worker {
             .map(|pid| pid as u32)
     }
 
-    /// The generation of the child that serves now.
+    /// Generation of the child that serves now.
     #[must_use]
     pub fn generation(&self) -> Option<u64> {
         self.client().health()["child"]["generation"].as_u64()
     }
 
-    /// Kills the child that serves.
     pub fn kill_child(&self) {
         let child = self.child_pid().expect("a child serves");
         process::signal(child, Signal::SIGKILL);
@@ -126,7 +125,7 @@ impl Worker {
         });
     }
 
-    /// Has the next child take the place of the one that serves, and waits until it serves.
+    /// Restarts the child, and waits until the next one serves.
     pub fn restart(&self) {
         let client = self.client();
         let serving = || {
@@ -146,7 +145,7 @@ impl Worker {
         process::signal(self.pid(), signal);
     }
 
-    /// Waits until the present program is ready in the log, which another thread reads.
+    /// Waits for the present program's `ready` in the log, which another thread reads.
     pub fn wait_ready_in_log(&self) {
         wait::until("the present program to be ready in the log", || {
             let records = self.log.records();
@@ -156,7 +155,7 @@ impl Worker {
         });
     }
 
-    /// Has another program take its place, and waits until that one serves.
+    /// Upgrades the worker, and waits until the next program serves.
     pub fn upgrade(&self) {
         let ready = || self.log.events("ready").len();
         self.wait_ready_in_log();
@@ -171,7 +170,6 @@ impl Worker {
         });
     }
 
-    /// Waits until it serves.
     pub fn wait_ready(&mut self) {
         let ready = self.launched.ready(&self.client(), wait::PATIENCE);
         ready.unwrap_or_else(|error| panic!("{error}"));
@@ -188,8 +186,8 @@ impl Worker {
         status.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Everything that was logged until now: lines come in the order of what they tell of, so the
-    /// last one to wait for is that of a request of our own.
+    /// Complete log until now: lines are in the order of their events, so it waits for the line of a request of its
+    /// own.
     #[must_use]
     pub fn log_until_now(&self) -> String {
         let mark = format!("log-mark-{}", unique());
@@ -206,15 +204,15 @@ impl Worker {
         })
     }
 
-    /// Waits until no process of its own is left but one child that serves, and interpreters.
+    /// Waits until one serving child and interpreters are its only processes.
     pub fn wait_one_child(&self) {
-        // A process that was just made looks like its parent for a moment.
+        // A newly forked process looks like its parent for a moment.
         wait::until("one child", || {
             (process::model_children(self.pid()).len() == 1).then_some(())
         });
     }
 
-    /// What it left where crash reports go unless told otherwise.
+    /// Crash reports in the default directory.
     #[must_use]
     pub fn crash_reports(&self) -> Vec<Value> {
         let directory = self.directory.path().join("worker-orcd/crashes");
@@ -225,7 +223,7 @@ impl Worker {
             .collect()
     }
 
-    /// Asserts that the worker serves: a short request comes back whole.
+    /// Asserts that the worker serves: a short request completes.
     pub fn assert_serves(&self) {
         let request = serde_json::json!({
             "job_id": format!("proof-{}", unique()), "prompt": "proof of life", "max_tokens": 3,
@@ -279,14 +277,14 @@ impl WorkerBuilder {
         self
     }
 
-    /// Another file as the child's program.
+    /// Sets the child's program.
     #[must_use]
     pub fn with_child(mut self, program: impl Into<PathBuf>) -> Self {
         self.player = Player::Program(program.into());
         self
     }
 
-    /// The real child fails as `rules` say, in the grammar of `worker_orcd_gpu::fault_injection`.
+    /// Real child that fails by `rules`, in the grammar of `worker_orcd_gpu::fault_injection`.
     #[must_use]
     pub fn faults(mut self, rules: &str) -> Self {
         self.player = Player::Faulty;
@@ -306,56 +304,56 @@ impl WorkerBuilder {
         self
     }
 
-    /// With so many file descriptors, soft and hard limit.
+    /// Sets the limit of file descriptors, soft and hard.
     #[must_use]
     pub fn open_files(mut self, limit: u32) -> Self {
         self.open_files.push(format!("-n {limit}"));
         self
     }
 
-    /// The soft limit alone: a worker may raise it to the hard one.
+    /// Sets the soft limit alone: a worker may raise it to the hard one.
     #[must_use]
     pub fn soft_open_files(mut self, limit: u32) -> Self {
         self.open_files.push(format!("-Sn {limit}"));
         self
     }
 
-    /// A shell starts it again each time that it ends.
+    /// Restarts it in a shell loop each time that it ends.
     #[must_use]
     pub fn in_a_loop(mut self) -> Self {
         self.in_a_loop = true;
         self
     }
 
-    /// Runs without root's capabilities: as nobody where the test runs as root.
+    /// Runs without root's capabilities: as an unprivileged user where the test runs as root.
     #[must_use]
     pub fn unprivileged(mut self) -> Self {
         self.unprivileged = true;
         self
     }
 
-    /// Another file as the supervisor's program.
+    /// Sets the supervisor's program.
     #[must_use]
     pub fn program_at(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = Some(program.into());
         self
     }
 
-    /// Another model than the part would get by itself.
+    /// Sets the model.
     #[must_use]
     pub fn model(mut self, path: impl Into<PathBuf>) -> Self {
         self.model = path.into();
         self
     }
 
-    /// Any free port unless this says which.
+    /// Sets the port; any free one by default.
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = port;
         self
     }
 
-    /// Listens where a worker listens that was not told where.
+    /// Listens on the worker's default address.
     #[must_use]
     pub fn any_host(mut self) -> Self {
         self.hosts = &[];
@@ -379,7 +377,7 @@ impl WorkerBuilder {
         worker
     }
 
-    /// Starts it and waits for nothing.
+    /// Starts it without waiting.
     #[must_use]
     pub fn spawn(self) -> Worker {
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -398,7 +396,7 @@ impl WorkerBuilder {
         }
     }
 
-    /// What starts it, with this place for what it leaves.
+    /// Command that starts it, with this directory for its files.
     #[must_use]
     pub fn command(&self, directory: &Path) -> Command {
         let mut command = self.program();
@@ -415,13 +413,13 @@ impl WorkerBuilder {
         }
         command
             .args(&self.arguments)
-            // Crash reports of tests are nobody's but theirs.
+            // Tests write crash reports to a directory of their own.
             .env("XDG_STATE_HOME", directory)
             .envs(self.variables.iter().cloned());
         command
     }
 
-    /// Asserts that the worker gives up, with this number, and says these words. Gives what it said.
+    /// Asserts that the worker ends with this code and logs these words. Returns its log.
     pub fn ends_with(self, code: i32, words: &[&str]) -> String {
         let mut worker = self.spawn();
         let status = worker.wait_exit();
@@ -464,7 +462,7 @@ impl WorkerBuilder {
     }
 }
 
-/// A wrapper that hands the script over in the environment, whatever the supervisor passes on.
+/// Wrapper that sets the script in the environment, independently of the variables that the supervisor passes on.
 fn scripted_child(script: &Script, directory: &Path) -> PathBuf {
     let path = directory.join("child");
     let json = serde_json::to_string(script).expect("a script is JSON");
@@ -479,7 +477,7 @@ fn scripted_child(script: &Script, directory: &Path) -> PathBuf {
     path
 }
 
-/// A binary of this package, built beside whatever runs now.
+/// Binary of this package, built beside the running one.
 #[must_use]
 pub fn binary(name: &str) -> PathBuf {
     let this = env::current_exe().expect("the kernel knows");
@@ -503,7 +501,7 @@ pub fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// A number that no other caller in this process got.
+/// Number that is unique in this process.
 #[must_use]
 pub fn unique() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -511,7 +509,7 @@ pub fn unique() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A request for scripted and null children.
+/// Request for scripted and null children.
 #[must_use]
 pub fn request(prompt: &str, max_tokens: u32) -> Value {
     serde_json::json!({

@@ -1,5 +1,4 @@
-//! Who may ask for what: keys, names and pages; and what is said to somebody who asks for something
-//! that is not there.
+//! Access control by keys, host names and origins; and responses to unknown paths and methods.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -28,7 +27,7 @@ fn status(client: &Client, path: &str) -> u16 {
     client.get(path).status
 }
 
-/// Sends `head`, lines without their ends, and reads the answer.
+/// Sends `head`, lines without their ends, and reads the response.
 fn raw(client: &Client, head: &[&str]) -> Response {
     let mut connection = client.connect().unwrap();
     let bytes = format!("{}\r\nConnection: close\r\n\r\n", head.join("\r\n"));
@@ -177,7 +176,7 @@ fn beyond_loopback_there_are_keys_or_insecure() {
     assert_eq!(status(&keyed.client(), "/v1/models"), 401);
 }
 
-// === Names and pages ===
+// === Hosts and origins ===
 
 #[test]
 fn only_the_first_key_shuts_the_worker_down() {
@@ -287,7 +286,7 @@ fn pages_may_ask_from_where_cors_origins_say() {
     );
     assert_eq!(allowed(&preflight(&client, "https://evil.example")), None);
     let page = [("Origin", "http://b:1")];
-    // Also on a refusal, or the page could not read why.
+    // Also on a refusal, or the page could not read its cause.
     let refused = client.try_request("GET", "/v1/models", &page, b"").unwrap();
     assert_eq!(
         (refused.status, allowed(&refused).as_deref()),
@@ -321,7 +320,7 @@ fn pages_may_ask_from_where_cors_origins_say() {
     );
 }
 
-// === What is not there ===
+// === Unknown paths and methods ===
 
 #[test]
 fn what_is_not_there_is_answered_with_what_is() {
@@ -435,7 +434,7 @@ fn a_name_loses_its_ending_and_no_version() {
     }
 }
 
-/// Alone on the machine.
+/// Runs alone on the machine.
 mod pace {
     use super::*;
 

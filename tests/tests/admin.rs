@@ -1,4 +1,4 @@
-//! The operator's routes: at a Unix socket, or behind a key that no client has.
+//! Operator's routes: on a Unix socket, or with a key that clients do not have.
 
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -28,7 +28,7 @@ fn key_file(text: &str) -> tempfile::NamedTempFile {
     keys
 }
 
-/// The status, and all that came.
+/// Status and body.
 fn ask(socket: &Path, method: &str, path: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(socket).expect("somebody listens");
     stream
@@ -42,7 +42,7 @@ fn ask(socket: &Path, method: &str, path: &str) -> (u16, String) {
     (status.unwrap_or_else(|| panic!("{answer:?}")), answer)
 }
 
-/// Asserts that every route of the operator is refused, with these words.
+/// Asserts that every operator's route is refused with these words.
 fn assert_refused(client: &Client, word: &str) {
     for (method, path) in OPERATORS {
         let answer = client.try_request(method, path, &[], b"").unwrap();
@@ -175,7 +175,7 @@ fn an_upgrade_has_the_socket_too() {
     assert!(!socket.exists(), "it is removed at the end");
 }
 
-/// Alone on the machine.
+/// Runs alone on the machine.
 mod pace {
     use super::*;
 
@@ -194,7 +194,7 @@ mod pace {
                     .map(|_| UnixStream::connect(&socket).unwrap())
                     .collect();
                 for half in &mut crowd[..5] {
-                    // Who was told to leave already cannot be written to.
+                    // A closed connection cannot be written to.
                     let _ = half.write_all(b"GET /health HT");
                 }
                 assert_eq!(ask(&socket, "GET", "/health").0, 200);

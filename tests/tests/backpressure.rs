@@ -1,11 +1,11 @@
-//! Readers that read slowly or not at all: others are not slowed, and memory has a bound.
+//! Slow and stalled readers: other streams keep their pace, and memory is bounded.
 
 use nix::sys::socket::{setsockopt, sockopt};
 use std::time::{Duration, Instant};
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Script, Worker, process, wait};
 
-/// Sixteen streams that are not read, beside one that is read.
+/// Sixteen unread streams beside one that is read.
 #[test]
 fn clients_that_do_not_read_slow_nobody_and_hold_bounded_memory() {
     let script = Script::behave().max_running(32).token_interval_ms(0);
@@ -47,7 +47,7 @@ fn clients_that_do_not_read_slow_nobody_and_hold_bounded_memory() {
     });
 }
 
-/// A reader that comes back after a while finds every token, in order.
+/// A reader that pauses for a while finds every token, in order.
 #[test]
 fn a_slow_reader_loses_nothing() {
     let worker = Worker::scripted(Script::behave().token_interval_ms(0)).start();
@@ -71,15 +71,15 @@ fn a_slow_reader_loses_nothing() {
     assert_eq!(end.expect("a terminal event").name, "end");
 }
 
-/// More text than all the buffers on the way hold, and a client that takes none of it: after the
-/// write timeout the connection is closed, though the client never says that it is gone.
+/// The text exceeds all buffers on the way, and the client reads none of it: after the write timeout the connection is
+/// closed, though the client never closes its side.
 #[test]
 fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
     let script = Script::behave().token_interval_ms(0);
     let worker = Worker::scripted(script)
         .arg("--max-tokens-out", 130_000)
         .arg("--write-timeout", "2s")
-        // Or else this would close the connection if it had taken everything.
+        // A shorter read timeout would close the connection if the kernel had taken everything.
         .arg("--read-timeout", "3600s")
         .start();
     worker.assert_serves();
@@ -101,7 +101,7 @@ fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
     worker.assert_serves();
 }
 
-/// Connections of requests that are over close a moment after their clients have their answers.
+/// Number of open files. Connections of completed requests close shortly after their clients have the answers.
 fn open_files_at_rest(pid: u32) -> usize {
     wait::until("descriptors to stay as they are", || {
         let count = process::open_files(pid);

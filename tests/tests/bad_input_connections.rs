@@ -1,5 +1,5 @@
-//! What connections can do wrong: requests that are not whole, or late, no HTTP at all, too many of
-//! them. Each test does it, and sees that others are served meanwhile and after.
+//! Faulty connections: incomplete requests, late ones, other protocols, too many of them. Each test also checks that
+//! others are served meanwhile and afterwards.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -93,7 +93,7 @@ fn a_body_that_never_ends_is_given_up_after_the_read_timeout() {
         .request("POST", "/execute", &[], &[b' '; 10_000]);
     let mut slow = worker.client().connect().unwrap();
     let start = Instant::now();
-    // One byte at a time keeps a timeout between bytes from ever firing.
+    // One byte at a time prevents a timeout between bytes.
     let sent = bytes
         .iter()
         .take_while(|byte| {
@@ -131,7 +131,7 @@ fn headers_without_end_are_refused() {
     let mut connection = worker.client().connect().unwrap();
     connection.send(b"GET /health HTTP/1.1\r\n").unwrap();
     let header = format!("X-Padding: {}\r\n", "x".repeat(8000));
-    // The server may close before it has read all of it.
+    // The server may close before it has read everything.
     let sent = (0..1000)
         .take_while(|_| connection.send(header.as_bytes()).is_ok())
         .count();
@@ -151,7 +151,7 @@ fn more_connections_than_allowed_do_not_keep_the_worker_from_serving() {
     let open_before = worker_orcd_tests::process::open_files(worker.pid());
     let mut idle: Vec<TcpStream> = Vec::new();
     for _ in 0..600 {
-        // Past its limit the server may refuse, or let them wait in the kernel's queue.
+        // At its limit the server may refuse, or leave connections in the kernel's queue.
         let attempt =
             TcpStream::connect_timeout(&worker.client().address, Duration::from_millis(200));
         match attempt {
@@ -207,7 +207,7 @@ fn a_full_queue_says_when_to_come_back() {
 
 // === On the wire ===
 
-/// Reads a stream to its end without the client, to see the bytes on the wire.
+/// Reads a stream to its end without the client, for the raw bytes.
 #[test]
 fn the_stream_is_plain_sse_on_the_wire() {
     let worker = worker();

@@ -1,5 +1,4 @@
-//! What clients can ask wrong. Each test sends it, reads the refusal, and sees that the next request
-//! is served as if nothing had happened.
+//! Invalid requests. Each test sends one, reads the refusal, and checks that the next request is served normally.
 
 use serde_json::{Value, json};
 use worker_orcd_tests::worker::request;
@@ -9,7 +8,7 @@ fn worker() -> Worker {
     Worker::scripted(Script::behave().token_interval_ms(0)).start()
 }
 
-/// The `field`s of a 400, after checking the rest of its shape.
+/// `field`s of a 400, after a check of its shape.
 fn refused_fields(response: &Response) -> Vec<String> {
     assert_eq!(response.status, 400, "{}", response.text());
     let body = response.json();
@@ -31,7 +30,7 @@ fn refused_fields(response: &Response) -> Vec<String> {
         .collect()
 }
 
-/// A valid request with some fields replaced; `null` removes one.
+/// Valid request with some fields replaced; `null` removes one.
 fn with(changes: Value) -> Value {
     let mut body = request("a prompt that must not be echoed", 4);
     for (key, value) in changes.as_object().unwrap() {
@@ -246,8 +245,8 @@ fn a_body_beyond_the_limit_is_refused_and_not_read_into_memory() {
     worker.assert_serves();
 }
 
-/// A client that is still writing when it is refused would find its connection reset, and never
-/// see why: npm's `fetch` reports such a refusal as a failure of the network.
+/// A client that is still writing when it is refused would have its connection reset, and miss the reason: npm's
+/// `fetch` reports such a refusal as a network failure.
 #[test]
 fn who_sends_a_large_body_to_its_end_reads_the_refusal() {
     let worker = worker();
@@ -296,7 +295,7 @@ fn a_live_duplicate_is_refused_and_the_first_goes_on() {
     assert_eq!(second.status, 409, "{}", second.text());
     assert!(second.text().contains("DUPLICATE_JOB"), "{}", second.text());
     assert_eq!(first.transcript().events.last().unwrap().name, "end");
-    // Once it is over, the name is free again.
+    // After its end the name is free again.
     wait::until("the name to be free", || {
         (worker.client().post("/execute", &body).status == 200).then_some(())
     });

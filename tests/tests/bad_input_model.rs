@@ -1,4 +1,4 @@
-//! Model files that cannot be served: the worker ends with a sentence and a number.
+//! Unusable model files: the worker ends with a message and an exit code.
 
 use serde_json::json;
 use std::fs;
@@ -17,7 +17,7 @@ const MODEL_LOAD: i32 = 65;
 const INSUFFICIENT_MEMORY: i32 = 66;
 const DEVICE_UNAVAILABLE: i32 = 67;
 
-/// Keeps it in the directory.
+/// Writes the file to the directory.
 fn written(directory: &TempDir, file: &GgufBuilder) -> PathBuf {
     let path = directory.path().join("m.gguf");
     fs::write(&path, file.build()).unwrap();
@@ -31,7 +31,7 @@ fn is_refused_as(file: &GgufBuilder, words: &str) {
 
 fn is_refused(path: &Path, words: &str) {
     let log = Worker::with_model(path).ends_with(MODEL_LOAD, &[words]);
-    // With the death, and with the end of the worker.
+    // At the death, and at the end of the worker.
     let told = log.matches("the model cannot be loaded").count();
     assert!(told <= 2, "told {told} times: {log}");
 }
@@ -111,7 +111,7 @@ fn a_template_or_token_beyond_all_measure_is_named() {
     ] {
         let file = tiny_model(Architecture::Llama).meta(key, value);
         let named = match key {
-            // The sum of both lists is what counts.
+            // The limit is on the sum of both lists.
             "tokenizer.ggml.merges" => "a vocabulary of",
             key => key,
         };
@@ -138,8 +138,7 @@ fn a_model_that_is_not_there_is_named() {
 
 #[test]
 fn a_model_larger_than_memory_names_required_and_available() {
-    // Sparse: its feed-forward tensors have 256 GiB each, and the file system agrees without having
-    // them.
+    // Sparse: its feed-forward tensors have 256 GiB each, which the file system does not allocate.
     const N_FF: u64 = 1 << 30;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("huge.gguf");
@@ -178,7 +177,7 @@ fn a_cache_smaller_than_a_page_is_told_from_too_little_memory() {
     worker.ends_with(INSUFFICIENT_MEMORY, &words);
 }
 
-/// The first obstacle is the one that is told: kernels are of no use without a driver.
+/// The first obstacle is reported: kernels are useless without a driver.
 #[test]
 fn a_device_that_is_not_there_is_a_clear_sentence_and_a_number() {
     let worker = Worker::real().arg("--device", "cuda:99");
@@ -201,7 +200,7 @@ fn every_architecture_is_served_and_a_request_too_long_for_its_context_is_refuse
             "{health}"
         );
         worker.assert_serves();
-        // The context holds 256 tokens, a token a byte.
+        // The context holds 256 tokens of a byte each.
         let refusal = worker
             .client()
             .post("/execute", &request(&"x".repeat(300), 1));

@@ -1,5 +1,4 @@
-//! What an operator can get wrong: keys, ports, settings. Each test starts a worker with it and reads
-//! what it says.
+//! Invalid keys, ports and settings. Each test starts a worker with one and reads its output.
 
 use serde_json::json;
 use std::io::Write;
@@ -31,7 +30,7 @@ fn without_the_key_nothing_is_done() {
             assert_eq!(response.status, 401, "{path}: {}", response.text());
             assert!(!response.text().contains("secret"), "{}", response.text());
         }
-        // Probes of an orchestrator carry no key.
+        // Probes of an orchestrator have no key.
         assert_eq!(client.get("/readyz").status, 200);
     }
     assert_eq!(

@@ -1,5 +1,5 @@
-//! `worker-orcd bench`: figures that agree with each other and with what the server did, and failures that are told.
-//! No assertion is about how long something took.
+//! `worker-orcd bench`: figures that agree with each other and with the server's counts, and reports of failures. No
+//! assertion depends on a duration.
 
 use serde_json::{Map, Value, json};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -19,7 +19,7 @@ fn bench(address: SocketAddr, arguments: &[&str]) -> Command {
     command
 }
 
-/// The figures, and whether all went well.
+/// Figures, and whether the command succeeded.
 fn figures(mut command: Command) -> (Map<String, Value>, bool) {
     read(&command.arg("--json").output().unwrap())
 }
@@ -46,17 +46,17 @@ fn assert_close(found: f64, expected: f64) {
 const EVENT_STREAM: &str =
     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
 
-/// A server of the OpenAI API, but not ours: it sends what it is told to, and hangs up.
+/// Another server of the OpenAI API, which sends fixed responses and closes.
 struct OtherServer {
     address: SocketAddr,
-    /// Bodies of the requests, as they came.
+    /// Bodies of the requests.
     asked: Arc<Mutex<Vec<Value>>>,
-    /// Requests at a time, at most.
+    /// Peak of concurrent requests.
     most: Arc<AtomicUsize>,
 }
 
 impl OtherServer {
-    /// Answers when `together` requests are there, each by its number.
+    /// Responds when `together` requests are there, each by its number.
     fn new(together: usize, answer: impl Fn(usize) -> String + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -139,7 +139,7 @@ fn whole() -> String {
 
 #[test]
 fn figures_agree_with_each_other_and_with_what_the_worker_counted() {
-    // The first child dies in the middle, which no client may notice.
+    // The first child dies in the middle, which clients must not notice.
     let dies = Script::once(Moment::MidStream(20), Act::Signal(9)).token_interval_ms(1);
     let worker = Worker::scripted(dies).start();
     let address = worker.client().address;
@@ -167,7 +167,7 @@ fn figures_agree_with_each_other_and_with_what_the_worker_counted() {
     assert_eq!(found["errors"], json!({}));
     is("total_output_tokens", 12.0 * 9.0);
     let tokens_in = number(&found, "total_input_tokens");
-    // The worker publishes what it counted a little later.
+    // The worker publishes its counts a little later.
     wait::until("the worker to have counted the same", || {
         let metrics = worker.client().get("/metrics").text();
         let counted = |name: &str| -> Option<f64> {
@@ -184,7 +184,7 @@ fn figures_agree_with_each_other_and_with_what_the_worker_counted() {
     is("request_goodput", 12.0 / seconds);
     is("output_throughput", 12.0 * 9.0 / seconds);
     is("total_token_throughput", (tokens_in + 12.0 * 9.0) / seconds);
-    // Answers of one length: nine tokens, each a chunk, and a chunk with the reason for the end.
+    // Answers of one length: nine tokens, each a chunk, and a chunk with the finish reason.
     let behind_first = number(&found, "mean_e2el_ms") - number(&found, "mean_ttft_ms");
     assert_close(8.0 * number(&found, "mean_tpot_ms"), behind_first);
     assert_close(9.0 * number(&found, "mean_itl_ms"), behind_first);
@@ -246,7 +246,7 @@ fn what_is_sent_is_what_was_asked_for_and_the_seeds() {
             assert_eq!(prompt.split(' ').count(), 4);
             prompt
         };
-        // Requests that are sent one after the other may come in any order.
+        // Requests that are sent one after the other may arrive in any order.
         let mut prompts: Vec<String> = asked.into_iter().map(prompt_of).collect();
         prompts.sort();
         prompts
@@ -263,7 +263,7 @@ fn as_many_run_at_a_time_as_may() {
     let flags = ["--num-prompts", "6", "--max-concurrency", "2"];
     assert!(figures(bench(limited.address, &flags)).1);
     assert_eq!(limited.most.load(Ordering::SeqCst), 2);
-    // It answers nobody before all are there.
+    // It responds only when all requests are there.
     let unlimited = OtherServer::new(6, |_| whole());
     assert!(figures(bench(unlimited.address, &flags[..2])).1);
 }
@@ -298,7 +298,7 @@ fn a_server_that_refuses_is_counted_by_its_codes() {
     let with_key = [&few[..], &["--api-key-file", path, "--output-len", "3"]].concat();
     assert!(figures(bench(address, &with_key)).1);
 
-    // Without a word of the API for it.
+    // Without an error of the API's format.
     let busy =
         "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy";
     let other = OtherServer::new(1, move |_| busy.to_owned());
@@ -306,7 +306,7 @@ fn a_server_that_refuses_is_counted_by_its_codes() {
         figures(bench(other.address, &few)).0["errors"],
         json!({"503": 4})
     );
-    // In the stream, with a number for a code, as vLLM has it.
+    // In the stream, with a number for a code, like vLLM.
     let error = format!(
         "data: {}\n\n",
         json!({"error": {"message": "no more", "code": 500}})
@@ -320,7 +320,7 @@ fn a_server_that_refuses_is_counted_by_its_codes() {
 
 #[test]
 fn a_server_that_dies_in_the_middle_costs_the_answers_that_it_owed() {
-    // Every other answer is cut: the end of the connection in the middle of a length, or before [DONE].
+    // Every other answer is cut: the connection ends in the middle of a length, or before [DONE].
     let server = OtherServer::new(1, |number| match number % 4 {
         1 => EVENT_STREAM.replace("Connection", "Content-Length: 9999\r\nConnection") + &chunk("a"),
         3 => [EVENT_STREAM, &chunk("a"), &usage(5, 7)].concat(),
@@ -361,7 +361,7 @@ fn a_server_that_dies_in_the_middle_costs_the_answers_that_it_owed() {
         (&found["completed"], &found["failed"]),
         (&json!(0), &json!(5))
     );
-    // A connection that the kernel took before the end breaks off as well.
+    // A connection that the kernel accepted before the end breaks off as well.
     let broken_off = found["errors"]["broken_off"].as_u64();
     assert!(broken_off >= Some(2), "{found:?}");
     let nobody = figures(bench(client.address, &["--num-prompts", "3"])).0;

@@ -1,5 +1,5 @@
-//! Bursts of deaths with default settings: the worker goes on as long as its children deliver, and says that it does
-//! not do well. `chaos.rs` has the same with faults of every kind.
+//! Bursts of deaths with default settings: the worker continues while its children deliver tokens, and reports that it
+//! is unstable. `chaos.rs` has the same with faults of every kind.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ fn body() -> Value {
     json!({"prompt": "Tell me of the sea.", "max_tokens": 60, "temperature": 0.7, "seed": 3, "ignore_eos": true})
 }
 
-/// Kills each child as soon as a token of it was read.
+/// Kills each child as soon as one of its tokens was read.
 fn kill_each_child_that_delivers(worker: &Worker, bystander: &Bystander) {
     for _ in 0..KILLS {
         worker.replace_child();
@@ -31,7 +31,7 @@ fn kill_each_child_that_delivers(worker: &Worker, bystander: &Bystander) {
     }
 }
 
-/// `calm`: what the streams say of a worker whose children do not die.
+/// `calm` are the streams of a worker without deaths.
 fn outlives_twelve_kills(builder: WorkerBuilder, calm: &[String]) {
     let worker = builder.start();
     let client = worker.client();
@@ -75,7 +75,7 @@ fn twelve_kills_as_soon_as_tokens_flow_again_cost_no_stream_a_byte() {
     outlives_twelve_kills(Worker::real().flag("--standby"), &calm);
 }
 
-/// Only requests tell that these children deliver: nothing else lets the worker go on behind the sixth.
+/// Only requests prove that these children deliver: without them the worker ends at the sixth death.
 #[test]
 fn children_that_die_of_their_own_after_some_tokens_end_no_worker() {
     const TOKENS: usize = 90;

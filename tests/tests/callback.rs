@@ -1,5 +1,5 @@
-//! A registration over TLS: who is called must be who the URL says, for an authority that the host
-//! trusts. (`contract.rs` has the registration itself.)
+//! Registration over TLS: the certificate must be valid for the URL's host, by an authority that the machine trusts.
+//! (`contract.rs` has the registration itself.)
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use worker_orcd_tests::worker::WorkerBuilder;
 use worker_orcd_tests::{Script, Worker, wait};
 
-/// An authority that signs for one host, and the file by which it is trusted.
+/// Authority that signs for one host, and the file that makes it trusted.
 struct Authority {
     file: NamedTempFile,
     issuer: Issuer<'static, KeyPair>,
@@ -51,13 +51,13 @@ impl Authority {
         }
     }
 
-    /// A worker that trusts this authority and no other, and registers there.
+    /// Worker that trusts only this authority, and registers there.
     fn worker(&self, listener: &TcpListener) -> WorkerBuilder {
         let port = listener.local_addr().unwrap().port();
         Worker::scripted(Script::behave())
             .arg("--callback-url", format!("https://localhost:{port}/w"))
             .env("SSL_CERT_FILE", self.file.path().to_str().unwrap())
-            // Of the machine that runs the test.
+            // Authorities of the machine that runs the test.
             .env("SSL_CERT_DIR", "")
     }
 }
@@ -68,7 +68,7 @@ struct Orchestrator {
 }
 
 impl Orchestrator {
-    /// Takes one call, and gives back the line of the request and its body.
+    /// Accepts one call, and returns its request line and body.
     fn answer_one(&self) -> std::io::Result<(String, String)> {
         let (stream, _) = self.listener.accept()?;
         let connection = ServerConnection::new(Arc::clone(&self.config)).unwrap();
@@ -92,7 +92,7 @@ impl Orchestrator {
     }
 }
 
-/// Waits until the log says why a call failed.
+/// Waits until the log has the reason of a failed call.
 fn wait_for_reason(worker: &Worker, reason: &str) {
     wait::until(reason, || {
         let text = worker.log.text();

@@ -1,4 +1,4 @@
-//! Cancel and disconnect: decoding stops, the stream ends, nothing else is touched.
+//! Cancel and disconnect: decoding stops, the stream ends, other requests are unaffected.
 
 use serde_json::json;
 use worker_orcd_tests::worker::request;
@@ -32,7 +32,7 @@ fn a_running_job_ends_with_cancelled_and_its_slot_is_free() {
     assert_eq!(last.name, "error");
     assert_eq!(last.json()["code"], "CANCELLED");
     assert_eq!(last.json()["retriable"], false);
-    // The only slot is free again, or this would wait for two thousand tokens.
+    // The only slot is free again; otherwise this waits for two thousand tokens.
     worker.assert_serves();
     // Idempotent: finished jobs may be cancelled for ever.
     cancel(&worker, "victim");
@@ -50,7 +50,7 @@ fn a_waiting_job_ends_with_cancelled_and_the_running_one_goes_on() {
         let client = worker.client();
         std::thread::spawn(move || client.execute(&body).last())
     };
-    // Cancel is idempotent, so it may be repeated until the job was known.
+    // Cancel is idempotent, so it is repeated until the job is known.
     wait::until("the waiting job's end", || {
         cancel(&worker, "waiting");
         waiting.is_finished().then_some(())
@@ -89,7 +89,7 @@ fn a_client_that_vanishes_while_it_waits_is_forgotten() {
         drop(connection);
     }
     running_stream.disconnect();
-    // With the four gone, the one slot serves at once; with one of them left it would take 40 s.
+    // Without the four the one slot serves at once; with one of them left it would take 40 s.
     worker.assert_serves();
 }
 

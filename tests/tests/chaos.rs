@@ -1,8 +1,8 @@
 //! Fault injection. A child built with it is refused unless the worker accepts it, and rules that do not parse are refused at start.
 //!
-//! The ignored tests run with `cargo xtask test --deep`: no answer differs by a byte and no worker ends under sixty faults of every
-//! kind, with and without a standby, under supervisors that are replaced or killed, under siege, and with a device that goes out of
-//! use. `cargo xtask test` ends with a minute of chaos in their place (`xtask/src/chaos.rs`).
+//! The ignored tests run with `cargo xtask test --deep`: every answer is equal and every worker survives under sixty
+//! faults of every kind, with and without a standby, with upgrades and kills of supervisors, under siege, and with a
+//! device that goes out of use. `cargo xtask test` ends with a minute of chaos in their place (`xtask/src/chaos.rs`).
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 /// `SupervisorExit::ChildIncompatible`.
 const CHILD_INCOMPATIBLE: i32 = 80;
 
-/// A worker that is expected to end by itself.
+/// Output of a worker that is expected to end by itself.
 fn serve(flags: &[&str], faults: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tested-worker-orcd"))
         .args([
@@ -54,7 +54,8 @@ fn rules_that_are_half_understood_are_a_usage_error() {
     );
 }
 
-/// The runner for a minute, with these flags besides. Its worker has default settings, but for short deadlines.
+/// Runs the chaos program for a minute, with additional flags. Its worker has default settings, except for short
+/// deadlines.
 fn a_minute(flags: &[&str]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -69,7 +70,8 @@ fn a_minute(flags: &[&str]) {
     assert!(status.success(), "{status}; what happened is above");
 }
 
-/// Flags of a run that ends after a number of faults, which is the next argument. Children inject most of the faults themselves.
+/// Flags of a run that ends after the number of faults in the next argument. Children inject most of the faults
+/// themselves.
 const FAULTS: [&str; 9] = [
     "--minutes",
     "5",
@@ -82,7 +84,7 @@ const FAULTS: [&str; 9] = [
     "--faults",
 ];
 
-/// One runner at a time: each has the machine to itself.
+/// Lock of the machine: chaos runs alone.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]

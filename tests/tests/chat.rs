@@ -1,4 +1,4 @@
-//! `worker-orcd chat`, through pipes and at a terminal, with a worker that runs.
+//! `worker-orcd chat`, through pipes and at a terminal, with a running worker.
 
 use serde_json::{Value, json};
 use std::io::Write as _;
@@ -22,7 +22,7 @@ fn chat(client: &Client, arguments: &[&str]) -> Command {
     command
 }
 
-/// What the command leaves behind when it is given that through a pipe.
+/// Output of the command with this input through a pipe.
 fn piped(mut command: Command, text: &str) -> Output {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
@@ -32,7 +32,7 @@ fn piped(mut command: Command, text: &str) -> Output {
     process.wait_with_output().unwrap()
 }
 
-/// The likeliest answer, as the API gives it.
+/// Greedy answer of the API.
 fn likeliest(client: &Client, messages: &Value) -> String {
     let body = json!({"messages": messages, "max_tokens": 8, "temperature": 0});
     let answer = client.post("/v1/chat/completions", &body).json();
@@ -68,7 +68,7 @@ fn a_question_through_a_pipe_is_answered_as_the_api_answers_it() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
 
-    // Words behind the command are the same, and so is a key of the environment.
+    // Arguments after the command are equivalent, and so is a key in the environment.
     let mut asked = chat(
         &client,
         &[&LIKELIEST[..], &flags[..2], &[question]].concat(),
@@ -111,7 +111,7 @@ fn a_conversation_at_a_terminal_goes_on() {
     let mut keyboard = terminal.stdin.take().expect("piped");
     for (line, answer) in [(first, answer), (second, expected)] {
         writeln!(keyboard, "{line}").unwrap();
-        // Of an answer of several lines, the last one.
+        // Last line of the answer.
         let last = answer.lines().last().unwrap_or_default().to_owned();
         wait::until(&last, || log.text().contains(&last).then_some(()));
     }

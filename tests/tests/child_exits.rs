@@ -1,5 +1,5 @@
-//! Children that end, by every code and signal and in every state: the cause is told, and streams
-//! end or go on as they were asked to.
+//! Ends of children by every code and signal and in every state: the cause is reported, and streams end or go on by
+//! their fault policy.
 
 use worker_orcd_tests::aftermath::{ends_the_stream, is_not_noticed, is_replaced};
 use worker_orcd_tests::worker::request;
@@ -73,7 +73,7 @@ fn every_exit_code_in_mid_stream() {
     }
 }
 
-/// It does not understand how it was started, and the next one would not either.
+/// The child rejects its arguments, and the next one would too.
 #[test]
 fn the_code_of_a_usage_error_in_mid_stream_ends_the_worker() {
     let script = Script::once(Moment::MidStream(5), Act::Exit(2)).token_interval_ms(20);
@@ -151,7 +151,7 @@ fn a_child_that_always_dies_ends_the_worker() {
     Worker::scripted(script).ends_with(82, &["children in a row died"]);
 }
 
-/// Deaths are told where operators look: in the log, with generation and cause.
+/// Deaths are in the log, with generation and cause.
 #[test]
 fn a_death_is_logged_with_its_cause() {
     let worker = Worker::scripted(Script::once(Moment::Serving, Act::Exit(68))).listening();

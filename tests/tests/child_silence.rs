@@ -1,4 +1,4 @@
-//! Children that stand still, in what they say, do or read: each is given up at its deadline.
+//! Children that stop sending, progressing or reading: each is killed at its deadline.
 
 use worker_orcd_tests::aftermath::{ends_the_stream, is_replaced, is_replaced_in, last_cause};
 use worker_orcd_tests::worker::request;
@@ -71,7 +71,7 @@ fn a_child_that_closes_its_socket_and_stays() {
     );
 }
 
-/// More commands than the socket's buffer holds, to a child that reads none of them.
+/// More commands than the socket's buffer holds, for a child that reads none of them.
 #[test]
 fn a_child_that_never_reads_its_socket() {
     let script = Script::once(Moment::MidStream(1), Act::NeverRead).token_interval_ms(50);

@@ -1,4 +1,4 @@
-//! Children that do not want to go, or leave somebody behind: the worker ends all the same.
+//! Children that ignore the shutdown, or leave a process behind: the worker ends nevertheless.
 
 use nix::sys::signal::Signal;
 use worker_orcd_tests::aftermath::ends_the_stream;
@@ -14,7 +14,7 @@ fn a_grandchild_that_holds_the_pipes_holds_nobody_up() {
     ends_the_stream(script, "signalled");
 }
 
-/// Asked to go, told to go, made to go.
+/// Shutdown, SIGTERM, SIGKILL.
 #[test]
 fn a_child_that_ignores_sigterm_is_killed() {
     let script = Script {
@@ -59,8 +59,8 @@ fn a_worker_ends_though_its_child_ignores_everything() {
     assert!(!process::is_alive(child));
 }
 
-/// Nothing can be done about it but to say so and to make room: its memory is not known to be
-/// free. The stream ends, the worker ends with a code of its own, and another one serves.
+/// The worker can only report it and end: the child's memory may not be free. The stream ends, the worker ends with a
+/// code of its own, and another one serves.
 #[test]
 fn a_child_that_cannot_be_reaped_ends_the_worker() {
     let script = Script::behave().token_interval_ms(20);

@@ -1,5 +1,4 @@
-//! Children that say what no child says: another protocol, frames that are none, words without
-//! sense, and more of them than anybody can listen to.
+//! Children that violate the protocol: another version, malformed frames, impossible messages, and floods.
 
 use worker_orcd_ipc::PROTOCOL_VERSION;
 use worker_orcd_tests::aftermath::{ends_the_stream, is_replaced, last_cause};
@@ -48,7 +47,7 @@ fn a_file_that_may_not_be_executed_ends_the_worker_and_is_named() {
     Worker::with_child_program(path).ends_with(81, &[path]);
 }
 
-// === Words without sense ===
+// === Impossible messages ===
 
 #[test]
 fn garbage_while_serving() {
@@ -154,7 +153,7 @@ fn an_end_for_a_request_that_nobody_made() {
     );
 }
 
-/// A word of another generation says that the child does not know who it is.
+/// A message of another generation is a violation.
 #[test]
 fn a_word_of_another_generation() {
     ends_the_stream(
@@ -163,8 +162,7 @@ fn a_word_of_another_generation() {
     );
 }
 
-/// A flood of messages that are honest one by one: its source is replaced, and memory is no worse
-/// for it.
+/// A flood of individually valid messages: the child is replaced, and memory stays bounded.
 #[test]
 fn a_flood_of_heartbeats_drowns_nobody() {
     let script = Script::once(Moment::MidStream(5), Act::Flood).token_interval_ms(20);

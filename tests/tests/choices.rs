@@ -1,5 +1,5 @@
-//! Several choices of one answer: `n`, and batches of prompts. Each choice is what a request for it alone gets, byte
-//! for byte, however it is told and whatever happens meanwhile.
+//! Several choices of one answer: `n`, and batches of prompts. Each choice equals that of a request for it alone, byte
+//! for byte, in every delivery and under every disturbance.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -34,14 +34,14 @@ fn whole(client: &Client, path: &str, body: &Value) -> Value {
     answer.json()
 }
 
-/// The first choice of a request for it alone, as choice `index` of another.
+/// First choice of a separate request, renumbered to choice `index`.
 fn alone(client: &Client, path: &str, body: &Value, index: usize) -> (Value, Value) {
     let answer = whole(client, path, body);
     let choice = with(&answer["choices"][0], json!({ "index": index }));
     (choice, answer["usage"].clone())
 }
 
-/// Usage without what was computed before, which depends on who asked before.
+/// Usage without cached tokens, which depend on earlier requests.
 fn counted(usage: &Value) -> Value {
     let mut usage = usage.clone();
     let details = usage
@@ -52,12 +52,12 @@ fn counted(usage: &Value) -> Value {
     usage
 }
 
-/// What a client makes of a stream: text and end of each choice, and the last usage.
+/// Stream as a client assembles it: text and end of each choice, and the last usage.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     texts: BTreeMap<u64, String>,
     ends: BTreeMap<u64, String>,
-    /// Chunks of each choice, without what names this very request.
+    /// Chunks of each choice, without the request's ids.
     chunks: BTreeMap<u64, Vec<Value>>,
     usage: Value,
 }
@@ -120,7 +120,7 @@ fn streamed(client: &Client, path: &str, body: &Value) -> Told {
 fn each_choice_is_the_answer_to_the_next_seed() {
     let worker = Worker::real().start();
     let client = worker.client();
-    // Ends at different places, and with a text each.
+    // Choices end at different places, with a text each.
     let body = with(&chat(48), json!({"stop": ["."]}));
     let three = with(&body, json!({"n": 3}));
     let answer = whole(&client, CHAT, &three);
@@ -187,7 +187,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_each_choice_as_it_is() {
     let worker = Worker::real().start();
     let client = worker.client();
     let long = with(&chat(150), json!({"n": 3, "ignore_eos": true}));
-    // Some have ended when it happens.
+    // Some choices have ended by then.
     let stopped = with(&chat(150), json!({"n": 6, "stop": [",", "."]}));
     for body in [long, stopped] {
         let expected = streamed(&client, CHAT, &body);
@@ -253,7 +253,7 @@ fn who_leaves_leaves_all_choices_and_a_cancel_by_id_ends_them() {
         assert_eq!(client.post("/cancel", &job).status, 202);
         let last = stream.last().expect("an end").json();
         assert_eq!(last["error"]["code"], "cancelled", "{last}");
-        // The choices of which nobody was cancelled by name are, too.
+        // The other choices are cancelled, too.
         wait_for_load(&worker, 0);
     }
 }
@@ -264,7 +264,7 @@ fn all_choices_are_let_in_or_none() {
     let worker = Worker::scripted(script).arg("--max-queue", 7).start();
     let client = worker.client();
     let body = json!({"prompt": "some words", "max_tokens": 2000});
-    // One of the eight places is kept for somebody else.
+    // One of the eight slots is reserved for another client.
     let never = client.post(COMPLETIONS, &with(&body, json!({"n": 8})));
     assert_eq!(never.status, 400, "{}", never.text());
     assert_eq!(never.json()["error"]["param"], "n");
@@ -281,7 +281,7 @@ fn all_choices_are_let_in_or_none() {
     let mut second = client.connect().expect("a connection");
     let two = client.request("POST", COMPLETIONS, &[], two.as_bytes());
     second.send(&two).expect("sent");
-    // With one of the three there would be no room.
+    // There would be no room if one of the three had been admitted.
     wait_for_load(&worker, 7);
     stream.disconnect();
 }
@@ -299,7 +299,7 @@ fn rest(client: &Client, id: &str, from: &str, headers: &[(&str, &str)]) -> Stre
 fn the_rest_behind_a_crash_of_the_supervisor_is_told_choice_by_choice() {
     let store = DescriptorStore::default();
     let first = store.of(Worker::real()).start();
-    // Ends at different places, some before the crash.
+    // Choices end at different places, some before the crash.
     let body = with(&chat(150), json!({"n": 5, "stop": ["."]}));
     let expected = streamed(&first.client(), CHAT, &body);
     let chunks: usize = expected.chunks.values().map(Vec::len).sum();

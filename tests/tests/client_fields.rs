@@ -1,5 +1,4 @@
-//! Fields of clients that were made for other servers, through the real programs: what they change, and that they change nothing
-//! else.
+//! Fields of clients for other servers, through the real programs: their effect, and that there is no other.
 
 use serde_json::{Value, json};
 use worker_orcd_tests::client::Client;
@@ -8,7 +7,7 @@ use worker_orcd_tests::{Script, Worker};
 const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 
-/// Shows all that a history can say, and what a client sets.
+/// Template that renders every field of a message, and the client's settings.
 const SHOWING: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}\
                        <{{ message.role }}>{{ message.content or '' }}{{ message.reasoning_content }}{% for call in \
                        message.tool_calls %}<tool_call>{{ call.function | tojson }}{% endfor %}\
@@ -19,7 +18,7 @@ fn showing() -> Worker {
     Worker::scripted(Script::behave().chat_template(SHOWING.to_owned())).start()
 }
 
-/// A conversation with every kind of message.
+/// Conversation with every kind of message.
 fn history() -> Value {
     let function = json!({"name": "now", "arguments": "{}"});
     let call = json!({"id": "c1", "type": "function", "function": function});
@@ -35,7 +34,7 @@ fn history() -> Value {
     })
 }
 
-/// The choice of a whole answer, without the ids of calls, which are the answer's own.
+/// Choice of a complete response, without the ids of calls, which differ between answers.
 fn choice(client: &Client, body: &Value) -> Value {
     let answer = client.post(CHAT, body);
     assert_eq!(answer.status, 200, "{body}: {}", answer.text());
@@ -47,7 +46,7 @@ fn choice(client: &Client, body: &Value) -> Value {
     choice
 }
 
-/// The prompt that a body becomes.
+/// Prompt of a body.
 fn prompt(client: &Client, body: &Value) -> String {
     let answer = client.post("/apply-template", body);
     assert_eq!(answer.status, 200, "{body}: {}", answer.text());
@@ -57,7 +56,7 @@ fn prompt(client: &Client, body: &Value) -> String {
         .to_owned()
 }
 
-/// What of a body a template is given.
+/// Variables that a template receives from a body.
 fn rendered(body: &Value) -> Value {
     let mut body = body.clone();
     let fields = body.as_object_mut().expect("an object");

@@ -1,8 +1,8 @@
-//! Each snippet of docs/guide/clients.md in Python and for a shell, run as it stands there. What it prints is checked by
-//! its meaning: that text came, that a call's arguments are as the tool wants them, that an object is of its class.
+//! Python and shell snippets of docs/guide/clients.md, run unchanged. Their output is checked by its form: there is
+//! text, a call's arguments match the tool's schema, an object is of its class.
 //!
-//! The clients are in an environment of their own, which `cargo xtask test` makes, and speak with nobody but the
-//! worker.
+//! The clients are in a virtual environment of their own, which `cargo xtask test` makes, and connect to the worker
+//! only.
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -20,10 +20,10 @@ use worker_orcd_tests::model::{real_model, repository_root};
 use worker_orcd_tests::snippets::{self, Snippet};
 use worker_orcd_tests::{Script, Worker};
 
-/// Whether a snippet printed what the page promises.
+/// Whether a snippet printed the output that the page describes.
 type Check = fn(&str) -> bool;
 
-/// With a real model, which says what it likes, within the forms that hold it.
+/// Snippets with the real model, which writes arbitrary text within its constraints.
 const CLIENTS: [(&str, Check); 21] = [
     ("openai-chat", counted),
     ("openai-stream", counted),
@@ -60,7 +60,7 @@ const CLIENTS: [(&str, Check); 21] = [
     ("anthropic-tools", |out| answered(out, WEATHER, "\"}")),
 ];
 
-/// With a model that answers with a thought, a text and a call of the first tool.
+/// Snippets with a model that answers with reasoning, a text and a call of the first tool.
 const WIRE_FORMATS: [(&str, Check); 2] = [
     ("codex-turn", |out| {
         let items = objects(out);
@@ -98,29 +98,29 @@ const WIRE_FORMATS: [(&str, Check); 2] = [
     }),
 ];
 
-/// Knows tools and writes calls as Hermes does.
+/// Template with tools and Hermes's markup of calls.
 const WITH_TOOLS: &str = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}\nCall with <tool_call>.\
                           <|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n\
                           {{ message.content }}{% for call in message.tool_calls %}<tool_call>\
                           {{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
                           <|im_start|>assistant\n";
 
-/// What the scripted model repeats: who spoke, and what the call before has given.
+/// Text that the scripted model repeats: roles so far, and the result of the last call.
 const ANSWERING: &str = "{% if false %}{{ message.tool_calls }}{% endif %}<think>\nHm\n</think>\n\n\
                          {% for message in messages %}{{ message.role }} {% endfor %}{{ messages[3].content }}\n\
                          <tool_call>\n{\"name\": \"{{ tools[0].function.name }}\", \"arguments\": {\"command\": \"ls\"}}\
                          \n</tool_call><|end|>";
 
-/// Those who spoke before a call gave its result, and the result.
+/// Roles before the result of a call, and the result.
 const TURN: &str = "system user assistant tool";
 
 const WEATHER: &str = "get_weather {\"city\": \"";
 const KM: std::ops::RangeInclusive<u64> = 1..=9999;
 
-/// What the snippets let an answer have.
+/// Token limits of the snippets.
 const TOKENS: std::ops::RangeInclusive<u32> = 1..=60;
 
-/// Most clients take seconds to import, and other tests may run beside these.
+/// 4 min: most clients take seconds to import, and other tests may run beside these.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 #[test]
@@ -166,8 +166,8 @@ fn named(snippets: &[Snippet]) -> Vec<String> {
     snippets.iter().map(|it| it.name.clone()).collect()
 }
 
-/// Where snippets run: a worker, a home for what clients write, and a proxy at which whoever wants to speak with
-/// anybody else is seen.
+/// Environment of the snippets: a worker, a home for clients' files, and a proxy that detects connections to any other
+/// host.
 struct Ground {
     worker: SocketAddr,
     home: TempDir,
@@ -186,7 +186,7 @@ impl Ground {
         }
     }
 
-    /// Runs what has these names, two at a time: a client computes little beside its worker.
+    /// Runs the snippets of these names, two at a time: a client computes little beside its worker.
     fn insist(&self, checks: Vec<(&str, Check)>) {
         let page = on_page();
         let (left, failures) = (Mutex::new(checks), Mutex::new(Vec::new()));
@@ -240,7 +240,7 @@ impl Ground {
         Err(format!("{}: {out}\n{errors}", snippet.name))
     }
 
-    /// Variables that the page names, and those that keep a client from what is not the worker's.
+    /// Variables of the page, and those that keep a client away from other hosts.
     fn prepare(&self, command: &mut Command) {
         let home = self.home.path();
         let proxy = format!("http://{}", self.proxy.local_addr().expect("it is bound"));
@@ -280,7 +280,7 @@ fn environment() -> PathBuf {
     folder
 }
 
-/// Whether it ends by itself, and with success.
+/// Whether it exits successfully.
 fn ends_well(command: &mut Command) -> bool {
     let mut child = command.spawn().expect("it starts");
     let deadline = Instant::now() + PATIENCE;
@@ -295,7 +295,7 @@ fn ends_well(command: &mut Command) -> bool {
     false
 }
 
-/// Text, and then the count of its tokens.
+/// Text, and then the number of its tokens.
 fn counted(out: &str) -> bool {
     let Some((text, count)) = out.trim_end().rsplit_once('\n') else {
         return false;
@@ -309,7 +309,7 @@ fn whole_and_streamed(out: &str) -> bool {
     parts.is_some_and(|(whole, streamed)| !whole.trim().is_empty() && !streamed.trim().is_empty())
 }
 
-/// The first line tells of a call with a city that the tool knows.
+/// The first line contains a call with a city of the tool.
 fn called(out: &str, before: &str, behind: &str) -> bool {
     let first = out.lines().next().unwrap_or_default();
     let inside = first.strip_prefix(before);
@@ -317,14 +317,13 @@ fn called(out: &str, before: &str, behind: &str) -> bool {
     matches!(city, Some("Paris" | "Oslo"))
 }
 
-/// A call, and what the model says to its result.
+/// A call, and the model's answer to its result.
 fn answered(out: &str, before: &str, behind: &str) -> bool {
     let said = out.split_once('\n').map(|(_, said)| said.trim());
     called(out, before, behind) && said.is_some_and(|said| !said.is_empty())
 }
 
-/// How many objects of the class were printed. `None`, where anything else was, or one with a value that it may not
-/// have.
+/// Number of printed objects of the class. `None` for any other output, or for an object with an invalid value.
 fn rivers(out: &str) -> Option<usize> {
     let is_river = |line: &str| {
         let parts = line.strip_prefix("River(name=")?.strip_suffix(')')?;
@@ -342,7 +341,7 @@ fn numbers(out: &str) -> Vec<f64> {
     words.map(|it| it.parse().unwrap_or(f64::NAN)).collect()
 }
 
-/// Two cosines: of a text of the same thing, and of another.
+/// Two cosines: of a text about the same thing, and of another.
 fn nearer_first(out: &str) -> bool {
     matches!(numbers(out)[..], [near, far] if near < 1.0 && near > far)
 }

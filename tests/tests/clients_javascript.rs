@@ -1,4 +1,4 @@
-//! Each JavaScript snippet of `docs/guide/clients.md`, run by Node against a worker.
+//! JavaScript snippets of `docs/guide/clients.md`, run by Node against a worker.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use worker_orcd_tests::clients::{Printed, addressed, point, worker};
 use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::snippets::of_page;
 
-/// Names a folder that `cargo xtask test` has made of `tests/clients`, with Node and its packages.
+/// Variable with the folder of Node and its packages, which `cargo xtask test` makes from `tests/clients`.
 const FOLDER_VARIABLE: &str = "WORKER_ORCD_JAVASCRIPT";
 
-/// In the order of the page.
+/// Snippets in the order of the page.
 const SNIPPETS: &[(&str, Printed)] = &[
     ("openai-chat", Printed::Text),
     ("openai-stream", Printed::Counted),
@@ -51,7 +51,7 @@ fn every_javascript_snippet_of_the_page_prints_what_it_is_about() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Packages are looked for in its directory, because code that comes through a pipe has none of its own.
+/// Node with its packages on the search path, because code from a pipe has no directory.
 fn node() -> Command {
     let folder = match std::env::var_os(FOLDER_VARIABLE) {
         Some(folder) => PathBuf::from(folder),

@@ -1,4 +1,4 @@
-//! Each Rust snippet of `docs/guide/clients.md`: what is compiled is what the page shows, and it runs against a worker.
+//! Rust snippets of `docs/guide/clients.md`, compiled unchanged and run against a worker.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::snippets::of_page;
 use worker_orcd_tests::worker::binary;
 
-/// In the order of the page.
+/// Snippets in the order of the page.
 const SNIPPETS: &[(&str, Printed)] = &[
     ("async-openai-chat", Printed::Text),
     ("async-openai-stream", Printed::Counted),

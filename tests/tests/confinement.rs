@@ -1,10 +1,9 @@
-//! What the kernel says of the confinement of children and interpreters, and what the worker says of it. What
-//! it refuses is in `escapes.rs`.
+//! Confinement of children and interpreters, as the kernel and the worker report it. `escapes.rs` tests what it blocks.
 
 use std::fs;
 use worker_orcd_tests::{Worker, process, wait};
 
-/// A line of the status of each thread of a process.
+/// Line of the status of each thread of a process.
 fn of_each_thread(pid: u32, name: &str) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
     let statuses = threads.flatten().filter_map(|thread| {

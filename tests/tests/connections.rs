@@ -1,5 +1,5 @@
-//! More connections than the worker has descriptors or places for, and connections that are half
-//! closed: what they cost those who are served. Upgrades of workers that are full.
+//! More connections than descriptors or connection slots, and half-closed connections: effect on clients in service.
+//! Upgrades of full workers.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -32,7 +32,7 @@ fn the_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
     assert!(whole.as_u64() > Some(256), "{whole}");
 }
 
-/// The limit is taken away behind the worker's back, which clients cannot do.
+/// The test lowers the limit from outside, which clients cannot do.
 #[test]
 fn want_of_descriptors_is_no_death_and_is_waited_for() {
     let worker = Worker::scripted(on_the_beat()).start();
@@ -109,7 +109,7 @@ fn probes_are_answered_although_every_place_is_taken() {
     }
 }
 
-/// A kept-alive connection is as good as new, unless a newcomer needs its place.
+/// An idle connection is as good as a new one, unless a newcomer needs its slot.
 #[test]
 fn idle_connections_give_way_and_busy_ones_do_not() {
     let script = Script::behave().token_interval_ms(10);
@@ -133,7 +133,7 @@ fn idle_connections_give_way_and_busy_ones_do_not() {
 
 // === Upgrades ===
 
-/// Waits until the worker has accepted so many connections, or gone on with them.
+/// Waits until the worker has accepted or inherited `count` connections.
 fn wait_open(client: &Client, count: usize) {
     wait::until("the connections to be the worker's", || {
         let open = client.health()["connections"]["open"].as_u64()?;
@@ -141,7 +141,7 @@ fn wait_open(client: &Client, count: usize) {
     });
 }
 
-/// A full worker in mid-stream.
+/// Full worker with a running stream.
 struct Full {
     worker: Worker,
     crowd: Vec<TcpStream>,
@@ -184,7 +184,7 @@ impl Full {
         });
     }
 
-    /// Asserts that no connection was lost, and that the stream lacks nothing.
+    /// Asserts that no connection was lost, and that the stream is complete.
     fn end(self) {
         let client = self.worker.client();
         let question = client.request("GET", "/livez", &[], b"");
@@ -206,7 +206,7 @@ impl Full {
     }
 }
 
-/// The kernel bounds the descriptors that a user's processes have in flight together by the limit of each of them.
+/// The kernel limits a user's descriptors in flight, over all processes, by the limit of each of them.
 #[test]
 fn full_workers_of_one_user_that_upgrade_at_once_lose_no_connection() {
     let full: Vec<_> = (0..3).map(|_| Full::start()).collect();
@@ -227,7 +227,7 @@ fn full_workers_of_one_user_that_upgrade_at_once_lose_no_connection() {
 
 // === Half closed ===
 
-/// Everything that comes back to a client that ends its side behind its request.
+/// Response to a client that closes its side after its request.
 fn half_closed(worker: &Worker, path: &str, body: &serde_json::Value) -> String {
     let client = worker.client();
     let bytes = client.request("POST", path, &[], body.to_string().as_bytes());
@@ -251,7 +251,7 @@ fn a_half_closed_client_gets_its_whole_answer() {
     assert!(answer.contains(&scripted_text("abc", 30)), "{whole}");
 }
 
-/// Alone on the machine.
+/// Runs alone on the machine.
 mod pace {
     use super::*;
 
@@ -289,7 +289,7 @@ mod pace {
         }
     }
 
-    /// Each answer takes little, so only whoever takes no turns notices that there are thousands.
+    /// Each response is cheap; unfairness shows only with thousands of requests.
     #[test]
     fn clients_that_ask_many_things_at_once_take_turns_with_a_stream() {
         let worker = Worker::scripted(on_the_beat()).start();

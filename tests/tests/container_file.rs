@@ -1,5 +1,5 @@
-//! `docs/operate/container/Containerfile`, as far as it can be checked without an engine: what it copies is there, what it
-//! calls exists, and its numbers are those of the worker.
+//! `docs/operate/container/Containerfile`, as far as it can be checked without an engine: copied files and called
+//! programs exist, and its numbers are the worker's.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use worker_orcd::config::options;
 use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::{Script, Worker};
 
-/// Instructions and their arguments in order, lines joined, comments left out.
+/// Instructions and their arguments in order, lines joined, comments removed.
 fn instructions() -> Vec<(String, String)> {
     let file = repository_root().join("docs/operate/container/Containerfile");
     let text = fs::read_to_string(file).expect("it is there");
@@ -32,7 +32,7 @@ fn one(word: &str) -> String {
     one.clone()
 }
 
-/// What the first stage copies from the repository.
+/// Files that the first stage copies from the repository.
 fn copied() -> Vec<String> {
     let copies = all("COPY")
         .into_iter()
@@ -40,7 +40,7 @@ fn copied() -> Vec<String> {
     let sources = copies.flat_map(|line| {
         let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
         let (target, sources) = words.split_last().expect("a target").to_owned();
-        // Everything stays where it is in the repository.
+        // Paths are the same as in the repository.
         assert!(target == "./" || sources == [target.clone()], "{line}");
         sources.to_vec()
     });
@@ -97,7 +97,7 @@ fn the_commands_of_the_build_exist() {
         let words = command.split(' ').skip(1);
         let output = Command::new(env!("CARGO"))
             .args(words)
-            // Told after what stands before it is known.
+            // Help is printed after the preceding options are parsed.
             .arg("--help")
             .current_dir(repository_root())
             .output()
@@ -150,7 +150,7 @@ fn it_runs_as_nobody_at_the_workers_own_port() {
     }
 }
 
-/// Whether the health check of the image is content with a worker at this port.
+/// Whether the image's health check succeeds for a worker at this port.
 fn is_healthy(port: u16) -> bool {
     let check = one("HEALTHCHECK");
     let (_, command) = check.split_once("CMD ").expect("a command");

@@ -1,4 +1,4 @@
-//! What the contract promises beside bad input: text, addresses, registration, ids, deadlines.
+//! Guarantees of the contract besides bad input: text, addresses, registration, ids, deadlines.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Client, Script, Worker, process, wait};
 
-/// Every character is several tokens here: none may be cut, whatever the read boundaries are.
+/// Every character is several tokens here: none may be cut, at any read boundary.
 #[test]
 fn no_character_is_ever_cut_in_two() {
     let worker = Worker::scripted(Script::behave().token_interval_ms(1)).start();
@@ -34,7 +34,7 @@ fn no_character_is_ever_cut_in_two() {
     }
 }
 
-/// The last character's bytes never come: they are not lost, but shown as what they are.
+/// The last character's bytes never come: the incomplete bytes are rendered, not lost.
 #[test]
 fn an_unfinished_character_at_the_end_becomes_a_replacement() {
     let worker = Worker::scripted(Script::behave()).start();
@@ -53,7 +53,7 @@ fn a_stop_string_across_tokens_is_matched_and_never_leaked() {
     assert_eq!(transcript.text(), "one ");
     assert_eq!(end["stop_reason"], "STOP_SEQUENCE");
     assert_eq!(end["stop_sequence_matched"], "two th");
-    // What only looks like the beginning of one is text.
+    // A partial match of a stop string is text.
     body["job_id"] = json!("almost");
     body["stop"] = json!(["two x"]);
     let transcript = worker.client().execute(&body).transcript();
@@ -138,7 +138,7 @@ fn refusals_are_counted_by_their_code_and_logged_with_their_correlation_id() {
     assert_eq!(shutdown["correlation_id"], "find-me");
 }
 
-/// Who reads the log of many workers tells devices, models and children apart.
+/// The log of many workers distinguishes devices, models and children.
 #[test]
 fn events_name_their_device_model_and_generation() {
     let script = Script::behave().token_interval_ms(10);
@@ -207,7 +207,7 @@ fn waiting_for_a_place_is_told_from_being_worked_on() {
         .arg("--max-running", 1)
         .start();
     let client = worker.client();
-    // Sums of the queue and of the first tokens, when so many answers are counted.
+    // Sums of the queue and first-token times, after so many counted answers.
     let seconds = |answers: u32| {
         wait::until("the answers to be counted", || {
             let text = client.get("/metrics").text();
@@ -224,7 +224,7 @@ fn waiting_for_a_place_is_told_from_being_worked_on() {
     };
     let _ = client.execute(&request("alone", 1)).transcript().end();
     let (queued, first_token) = seconds(1);
-    // The report that it began comes a step before its token.
+    // The report of the start precedes its token by a step.
     assert!(queued < first_token, "{queued} of {first_token}");
 
     let mut before = client.execute(&request("before", 5));
@@ -256,7 +256,7 @@ fn metrics_count_what_happened() {
     };
     assert_eq!(value("worker_orcd_requests_started_total"), 3.0);
     assert_eq!(value("worker_orcd_prompt_tokens_total"), 9.0);
-    // What the child's heartbeat tells comes a little later.
+    // Figures from the child's heartbeat come a little later.
     for (name, expected) in [
         ("worker_orcd_generated_tokens_total", 15.0),
         (
@@ -270,7 +270,7 @@ fn metrics_count_what_happened() {
     }
 }
 
-/// Answers one POST and gives back its body.
+/// Answers one POST and returns its body.
 fn answer_one(listener: &TcpListener, status: &str) -> Value {
     let (stream, _) = listener.accept().unwrap();
     let mut reader = BufReader::new(stream);
@@ -315,7 +315,7 @@ fn a_worker_registers_once_it_serves_and_tries_again_when_refused() {
             "{key}"
         );
     }
-    // Whoever was called can call back at once.
+    // The callback's receiver can connect at once.
     let uri = registration["uri"].as_str().unwrap();
     let address: SocketAddr = uri.strip_prefix("http://").unwrap().parse().unwrap();
     let transcript = Client::new(address)
@@ -334,7 +334,7 @@ fn a_worker_registers_once_it_serves_and_tries_again_when_refused() {
 
 #[test]
 fn a_worker_that_nobody_wants_to_know_ends() {
-    // Bound and dropped: nobody listens there.
+    // Bound and dropped: the port refuses connections.
     let nobody = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

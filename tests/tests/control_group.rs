@@ -1,5 +1,5 @@
-//! A child in a memory control group that has less than the machine: it takes what the group has,
-//! and says whose limit that was.
+//! Child in a memory control group that is smaller than the machine: it uses the group's memory, and reports the group
+//! as the limit.
 
 use serde_json::json;
 use worker_orcd_tests::worker::unique;
@@ -19,7 +19,7 @@ fn the_default_cache_takes_no_more_than_the_group_has() {
     assert_eq!(vram["total_bytes"], 400 * MIB);
     let capacity = vram["kv_capacity_bytes"].as_u64().unwrap();
     assert!((MIB..100 * MIB).contains(&capacity), "{vram}");
-    // What is written into the cache takes memory only now: the kernel would kill if it were none.
+    // Memory of the cache is allocated on write: the kernel would kill the child if there were none.
     let request = |n: usize| {
         json!({
             "job_id": format!("group-{}", unique()), "max_tokens": 4, "temperature": 0.0,
@@ -50,7 +50,7 @@ fn a_model_larger_than_the_group_is_refused_before_the_kernel_kills() {
 fn without_a_limit_it_is_the_machines_memory_that_is_told() {
     let worker = Worker::real().start();
     let vram = worker.client().health()["vram"].clone();
-    // Or that of a group that this test itself runs in.
+    // Or that of a group that contains this test.
     let bound = vram["bound"].as_str().expect("a bound");
     assert!(["machine", "control_group"].contains(&bound), "{vram}");
 }

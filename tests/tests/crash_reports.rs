@@ -1,5 +1,4 @@
-//! A death leaves a report behind: what killed the child, what it was doing, who was waiting, and
-//! how long it took. Never what anybody wrote.
+//! Crash reports: cause of a death, work in progress, waiting requests, and durations. No prompt and no answer.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -8,7 +7,7 @@ use worker_orcd_tests::{Client, Worker, process, wait};
 
 const SECRET: &str = "the rain in Spain stays mainly in the plain";
 
-/// The newest report that `is_complete`.
+/// Newest report that `is_complete`.
 fn report(client: &Client, is_complete: impl Fn(&Value) -> bool) -> Value {
     wait::until("a crash report", || {
         let list = client.get("/crashes").json();
@@ -18,7 +17,7 @@ fn report(client: &Client, is_complete: impl Fn(&Value) -> bool) -> Value {
     })
 }
 
-/// The child that died; the stream went on to its end.
+/// Kills the child in the middle of a stream, which completes, and returns its pid.
 fn kill_mid_stream(worker: &Worker) -> u32 {
     let request = json!({
         "job_id": "interrupted", "prompt": SECRET, "max_tokens": 60, "temperature": 0.0,

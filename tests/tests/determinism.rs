@@ -1,5 +1,4 @@
-//! The same request gives the same bytes: alone or in company, now or later, on any number of
-//! threads.
+//! The same request gives the same bytes: alone or in a batch, at any time, with any number of threads.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -10,14 +9,14 @@ use worker_orcd_tests::{Worker, process, wait, worker};
 const PROMPT: &str = "<|im_start|>user\nName three rivers and say one sentence about each.\
                       <|im_end|>\n<|im_start|>assistant\n";
 
-/// Long enough for two pages of 32 positions that a second request can take over.
+/// Long enough for two pages of 32 positions that a second request can reuse.
 fn long_prompt(n: usize) -> String {
     let question = format!("Question {n}. Name three rivers, say one sentence about each of them");
     let question = question + &", and then tell where they come from and where they end".repeat(5);
     format!("<|im_start|>user\n{question}.<|im_end|>\n<|im_start|>assistant\n")
 }
 
-/// Greedy, and drawn with everything that takes part in drawing.
+/// Greedy request, and one with all sampling parameters.
 fn subjects() -> Vec<Value> {
     let common = |mut body: Value| {
         body["prompt"] = json!(PROMPT);
@@ -49,7 +48,7 @@ fn named(mut body: Value) -> Value {
     body
 }
 
-/// Every `token` event's data and the end's counts: all that may not differ.
+/// Data of every `token` event and the counts of the end: everything that must be equal.
 fn bytes_of(client: &Client, body: &Value) -> Vec<String> {
     let transcript = client.execute(&named(body.clone())).transcript();
     let end = transcript.end();
@@ -105,7 +104,7 @@ fn alone_and_beside_fifteen_others_the_bytes_are_the_same() {
     }
 }
 
-/// A counter that starts over with a child would tell Prometheus of a restart.
+/// A counter that is reset with a child would look like a restart to Prometheus.
 #[test]
 fn what_the_prefix_cache_saved_adds_up_over_children() {
     let worker = Worker::real().start();

@@ -1,4 +1,4 @@
-//! What `--device auto` comes to, and that it is decided once.
+//! Result of `--device auto`, and that it is decided once.
 
 use nix::sys::signal::Signal;
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use worker_orcd_tests::{Act, Moment, Script, Worker, process, wait};
 
-/// The child's number for a device that is not there.
+/// Exit code of a child without its device.
 const DEVICE_UNAVAILABLE: i32 = 67;
 
 fn auto(script: Script) -> worker_orcd_tests::WorkerBuilder {
@@ -69,7 +69,7 @@ fn an_option_of_the_device_that_auto_did_not_choose_is_named() {
     }
 }
 
-/// The CPU device computes other bits, so a card that is lost must not become one.
+/// The CPU device computes other bits, so it must not replace a lost card.
 #[test]
 fn a_device_that_auto_chose_and_that_is_gone_is_not_replaced_by_the_cpu() {
     let vanishes = Script::always(Moment::Loading, Act::Exit(DEVICE_UNAVAILABLE));
@@ -78,7 +78,7 @@ fn a_device_that_auto_chose_and_that_is_gone_is_not_replaced_by_the_cpu() {
     assert!(!log.contains("model_load_complete"), "{log}");
 }
 
-/// NVIDIA's driver makes them when a process asks that may start programs; a confined child may not.
+/// NVIDIA's driver creates them on request of a process that may execute programs; a confined child may not.
 #[test]
 fn a_device_without_its_nodes_is_asked_for_before_a_child_is_begun() {
     let directory = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn a_device_without_its_nodes_is_asked_for_before_a_child_is_begun() {
     assert!(asked.contains("--custody"), "a child was begun: {asked}");
 }
 
-/// What the real program answers depends on the machine; that it answers does not.
+/// The answer of the real program depends on the machine; it must always give one.
 #[test]
 fn the_real_program_answers_whether_it_can_compute_on_a_device() {
     let real = worker_orcd_tests::worker::binary("tested-worker-orcd-gpu");

@@ -1,5 +1,5 @@
-//! What a worker of several devices tells of each: /health, metrics, crash reports and `top`, while one dies, is
-//! drained and comes back.
+//! Figures of each device of a worker: /health, metrics, crash reports and `top`, while one device dies, is drained and
+//! returns.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use std::process::Command;
 use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Script, Worker, process, wait};
 
-/// A worker of two CPU devices, each of which serves.
+/// Worker of two CPU devices, both serving.
 fn of_two() -> Worker {
     let script = Worker::scripted(Script::behave());
     let worker = script.arg("--device", "cpu,cpu").start();
@@ -23,7 +23,7 @@ fn wait_until_both_serve(worker: &Worker) {
     });
 }
 
-/// The report on one device, once its standing is this one.
+/// Report on one device, once its status is `standing`.
 fn standing(worker: &Worker, number: usize, standing: &str) -> Value {
     wait::until(standing, || {
         let health = worker.client().health();
@@ -44,7 +44,7 @@ fn assert_told(samples: &[String], lines: &[&str]) {
     }
 }
 
-/// What `top` prints once, and whether that counts as healthy.
+/// Output of `top --once`, and whether it exits as healthy.
 fn top(worker: &Worker) -> (bool, String) {
     let url = format!("http://{}", worker.client().address);
     let mut command = Command::new(binary("tested-worker-orcd"));

@@ -1,5 +1,5 @@
-//! One worker on several devices: one whose child dies, that is drained, worn out or condemned goes alone, and
-//! its streams go on beside it, byte for byte.
+//! Worker with several devices: a death, drain, burst or condemnation affects one device only, and its streams go on on
+//! another, byte for byte.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -15,10 +15,10 @@ use worker_orcd_tests::{Act, Bystander, Moment, Script, Worker, WorkerBuilder, p
 /// `SupervisorExit::CrashLoop`.
 const CRASH_LOOP: i32 = 82;
 
-/// Among them, so many that each device has some.
+/// Streams: enough that each device has some.
 const STREAMS: usize = 4;
 
-/// What scripted children repeat.
+/// Prompt that scripted children repeat.
 const CARD_PROMPT: &str = "to the end of a card ";
 
 fn two() -> WorkerBuilder {
@@ -38,7 +38,7 @@ fn device(client: &Client, number: usize) -> Value {
     client.health()["devices"][number].clone()
 }
 
-/// The child that serves on that device.
+/// Child that serves on that device.
 fn child_of(client: &Client, number: usize) -> Option<u32> {
     let device = device(client, number);
     let serves = device["state"] == "serving";
@@ -70,7 +70,7 @@ fn wait_standing(client: &Client, number: usize, standing: &str) -> Value {
     })
 }
 
-/// Waits until the worker says that it has fewer devices than it is to have.
+/// Waits until the worker reports fewer devices than configured.
 fn degraded(client: &Client) -> Value {
     wait::until("the worker to call itself degraded", || {
         let health = client.get("/health");
@@ -79,7 +79,7 @@ fn degraded(client: &Client) -> Value {
     })
 }
 
-/// Uses the device again, and waits until its child serves.
+/// Readmits the device, and waits until its child serves.
 fn readmit(client: &Client, number: usize) {
     wait::until("the device to be empty", || {
         (device(client, number)["may_readmit"] == true).then_some(())
@@ -99,7 +99,7 @@ fn wait_for_streams_on_both(client: &Client) {
     });
 }
 
-/// The texts of a crowd without a disturbance, which are the same from each worker.
+/// Texts of the streams without a disturbance, the same for each worker.
 static TEXTS: OnceLock<Vec<String>> = OnceLock::new();
 
 /// Running streams, some of them on each device.
@@ -124,7 +124,7 @@ impl Crowd {
         self.streams.iter_mut().for_each(|it| it.more(tokens));
     }
 
-    /// Reads on: all are as they were without a fault. How often a child took over from another.
+    /// Reads to the end and checks the texts. Returns the number of recoveries.
     fn end(self) -> u64 {
         let mut recoveries = 0;
         for (stream, expected) in self.streams.into_iter().zip(self.texts) {
@@ -156,7 +156,7 @@ fn streams_of_a_child_that_dies_go_on_with_the_other_which_notices_nothing() {
     assert_eq!(worker.crash_reports().len(), 1);
 }
 
-/// Reads streams of scripted children in company to their ends. How often a child took over from another.
+/// Reads streams of scripted children to their ends. Returns the number of recoveries.
 fn end_as_scripted(streams: Vec<Begun>, tokens: usize) -> u64 {
     let mut recoveries = 0;
     for (place, stream) in streams.into_iter().enumerate() {
@@ -171,8 +171,8 @@ fn end_as_scripted(streams: Vec<Begun>, tokens: usize) -> u64 {
     recoveries
 }
 
-/// What becomes of the streams of a scripted child that acts like this once: how often they went over to the other
-/// device, with which nothing is wrong.
+/// Runs streams while one scripted child performs `act` once. Returns how often streams moved to the other, healthy
+/// device.
 fn streams_beside(act: Act) -> (Worker, u64) {
     let script = Script::once(Moment::MidStream(40), act).token_interval_ms(10);
     let worker = Worker::scripted(script)
@@ -209,7 +209,7 @@ fn a_child_whose_step_ends_late_loses_its_streams_and_takes_new_ones() {
     assert_eq!(children(&client), before, "neither has died");
 }
 
-/// A stream is interrupted only where its child is overdue, which the log names: a busy machine may keep one silent.
+/// A recovery is permitted only where the log names an overdue child: a busy machine may keep one silent.
 fn end_without_a_death(crowd: Crowd, worker: &Worker) {
     let interrupted = crowd.end();
     let overdue = worker.log.events("child_overdue");
@@ -263,7 +263,7 @@ fn a_device_is_drained_under_its_streams_and_used_again() {
     end_without_a_death(Crowd::begin(&client), &worker);
 }
 
-/// The drain may be over by then, or under way.
+/// The drain may be over by then, or in progress.
 #[test]
 fn a_device_that_is_drained_at_an_upgrade_is_drained_behind_it() {
     let worker = two().start();
@@ -285,8 +285,8 @@ fn a_device_that_is_drained_at_an_upgrade_is_drained_behind_it() {
     assert_eq!(worker.crash_reports().len(), 0, "nobody died");
 }
 
-/// Kills each child there before it can deliver anything, by a signal that counts as its own, until none comes any
-/// more. A request is with none that does not serve, so none is accused.
+/// Kills each child of the device before it can deliver a token, by a signal that counts as its own fault, until no
+/// more are started. A child that does not serve has no request, so none is suspected.
 fn wear_out(client: &Client, number: usize) -> Value {
     let mut last = None;
     wait::until("the device to be worn out", || {
@@ -336,7 +336,7 @@ fn a_device_that_wears_out_goes_alone_and_the_last_one_takes_the_worker_along() 
     assert_eq!(deaths(), before);
 
     wear_out(&client, 1);
-    // The worker may be gone before it is asked how the last one does.
+    // The worker may be gone before the query.
     while let Some(child) = last_child(&client) {
         process::signal(child, Signal::SIGABRT);
         wait::until("it to be gone", || {
@@ -346,7 +346,7 @@ fn a_device_that_wears_out_goes_alone_and_the_last_one_takes_the_worker_along() 
     assert_eq!(worker.wait_exit().code(), Some(CRASH_LOOP));
 }
 
-/// The next child of the first device; none of a worker that ends.
+/// Next child of the first device; `None` if the worker ends.
 fn last_child(client: &Client) -> Option<u32> {
     wait::until("a child or the end", || {
         let Ok(health) = client.try_get("/health").and_then(|it| it.try_json()) else {
@@ -383,7 +383,7 @@ fn children_and_the_supervisor_are_replaced_by_order_on_both_devices() {
     assert_eq!(client.health()["status"], "healthy");
 }
 
-/// What of the prompt was cached.
+/// Cached tokens of the prompt.
 fn cached(answer: &Value) -> u64 {
     let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
     cached.as_u64().expect("a number")

@@ -1,5 +1,5 @@
-//! `worker-orcd doctor`: every finding is provoked once, with its remedy. What a container does not allow
-//! (device nodes, an old driver, an old kernel) has unit tests beside it.
+//! `worker-orcd doctor`: every finding is provoked once, with its remedy. Findings that a container cannot provoke
+//! (device nodes, an old driver, an old kernel) have unit tests beside the code.
 
 use nix::unistd::geteuid;
 use std::fs::{self, File, Permissions};
@@ -15,10 +15,10 @@ use worker_orcd_tests::model::{real_model, repository_root};
 use worker_orcd_tests::nvml::PlayedNvml;
 use worker_orcd_tests::worker::binary;
 
-/// Who may do nothing.
+/// User without privileges.
 const NOBODY: u32 = 65_534;
 
-/// What it said, and whether it found nothing bad.
+/// Output, and whether it found no error.
 struct Said {
     fine: bool,
     text: String,
@@ -60,7 +60,7 @@ impl Said {
         self
     }
 
-    /// The worker would serve, but this is worth a word.
+    /// Asserts a warning: the worker would serve.
     fn notes(&self, subject: &str, what: &str) -> &Self {
         self.has(&format!("note  {subject}: "), what)
     }
@@ -79,7 +79,7 @@ fn doctor(arguments: &[&str]) -> Command {
     completed(Command::new(binary("tested-worker-orcd")), arguments)
 }
 
-/// With the child of this build, and a port that is nobody's, unless the arguments say otherwise.
+/// Adds the child of this build and a free port, unless the arguments have others.
 fn completed(mut command: Command, arguments: &[&str]) -> Command {
     let child = binary("tested-worker-orcd-gpu");
     command.arg("doctor").arg("--child-binary").arg(child);
@@ -87,7 +87,7 @@ fn completed(mut command: Command, arguments: &[&str]) -> Command {
     command
 }
 
-/// Behind limits that a shell sets.
+/// Runs it under limits that a shell sets.
 fn limited(limits: &str, arguments: &[&str]) -> Said {
     let mut shell = Command::new("/bin/sh");
     shell
@@ -97,7 +97,7 @@ fn limited(limits: &str, arguments: &[&str]) -> Said {
     Said::by(completed(shell, arguments))
 }
 
-/// A file of that name, with that text and mode.
+/// Creates a file of that name, text and mode.
 fn file(directory: &TempDir, name: &str, text: &str, mode: u32) -> String {
     let path = directory.path().join(name);
     fs::write(&path, text).unwrap();
@@ -105,7 +105,7 @@ fn file(directory: &TempDir, name: &str, text: &str, mode: u32) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// As long as no machine's memory, and nothing in it.
+/// Sparse file that exceeds any machine's memory.
 fn huge_model(directory: &TempDir) -> String {
     let path = directory.path().join("huge.gguf");
     File::create(&path).unwrap().set_len(1 << 42).unwrap();
@@ -213,7 +213,7 @@ fn a_port_that_is_taken_is_told_with_whoever_has_it() {
     let owner = format!("(process {})", std::process::id());
     Said::with(&["--port", &port]).refuses("port", &owner);
     drop(taken);
-    // A documentation's address is no machine's.
+    // An address for documentation belongs to no machine.
     Said::with(&["--insecure", "--host", "192.0.2.1"]).refuses("port", "192.0.2.1:0");
 }
 
@@ -242,7 +242,7 @@ fn places_that_cannot_be_written_are_named() {
     Said::with(&["--admin-socket", &socket]).likes("admin socket", &socket);
 }
 
-/// A copy of the worker that everybody may run, in a directory where nobody may write.
+/// Copy of the worker that every user may execute, in a directory that none may write.
 fn for_nobody() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let copy = directory.path().join("worker-orcd");
@@ -297,7 +297,7 @@ fn a_model_that_is_larger_than_memory_is_told_before_it_is_tried() {
     let directory = tempfile::tempdir().unwrap();
     let huge = huge_model(&directory);
     Said::with(&["--device", "cpu", "--model", &huge]).refuses("memory", "the model's file has");
-    // What is on a card is not in the host's memory.
+    // A model on a card does not need the host's memory.
     let said = Said::with(&["--device", "cuda:0", "--model", &huge]);
     said.likes("memory", "MiB available");
 }
@@ -371,7 +371,7 @@ fn a_service_manager_that_disagrees_is_told_from_inside() {
         .notes("systemd", "room for 1 stored");
 }
 
-/// The unit of this repository, with one line in the place of another.
+/// Unit of this repository, with one line replaced.
 fn unit_with(directory: &TempDir, line: &str, other: &str) -> String {
     let unit = fs::read_to_string(repository_root().join("systemd/worker-orcd@.service")).unwrap();
     assert!(unit.contains(line), "{line}");
@@ -436,7 +436,7 @@ fn drop_ins_count_and_a_home_that_is_hidden_hides_the_model() {
     fs::write(folder.join("20.conf"), "[Service]\nKillMode=mixed\n").unwrap();
     Said::with(&["--unit", &unit]).likes("systemd", "agrees");
 
-    // Any place that is below a home in name: nothing has to be in it but a file.
+    // Any path below a home by name: it needs only a file.
     let Some(home) = ["/root", "/home"]
         .into_iter()
         .find_map(|it| TempDir::new_in(it).ok())

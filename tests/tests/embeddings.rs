@@ -1,5 +1,4 @@
-//! Embeddings through the real programs: right by llama.cpp, and the same bytes whatever happens beside or under a
-//! request.
+//! Embeddings through the real programs: compared with llama.cpp, and with the same bytes under every disturbance.
 
 use serde_json::{Value, json};
 use std::path::Path;
@@ -18,7 +17,7 @@ fn texts(count: usize) -> Vec<String> {
     (0..count).map(text).collect()
 }
 
-/// What is answered to each input, as it was written.
+/// Vector of each input, as written.
 fn vectors(client: &Client, input: &Value) -> Vec<String> {
     let answer = client.post(PATH, &json!({"input": input, "encoding_format": "base64"}));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -28,7 +27,7 @@ fn vectors(client: &Client, input: &Value) -> Vec<String> {
     written.map(str::to_owned).collect()
 }
 
-/// Each text asked for by itself, with nothing beside it.
+/// Vector of each text in a request of its own.
 fn alone(pooling: &str, texts: &[String]) -> Vec<String> {
     let worker = pooled(pooling).arg("--threads", 1).start();
     let client = worker.client();
@@ -48,7 +47,7 @@ fn they_equal_llama_cpp_s_for_every_pooling_of_a_file_and_of_the_flag() {
         ("qwen3", "2", None),
         ("qwen3", "3", None),
         ("llama", "none", Some(("3", "last"))),
-        // The flag goes before the file.
+        // The flag precedes the file.
         ("qwen2", "3", Some(("1", "mean"))),
         ("phi3", "3", Some(("2", "cls"))),
     ];
@@ -61,7 +60,7 @@ fn they_equal_llama_cpp_s_for_every_pooling_of_a_file_and_of_the_flag() {
             of_file.as_ref(),
         ];
         oracle::run("embeddings.py", &write);
-        // A text of many chunks is among them.
+        // One text has many chunks.
         let worker = Worker::with_model(Path::new(&model)).arg("--prefill-chunk", 32);
         let (number, worker) = match chosen {
             Some((number, word)) => (number, worker.arg("--pooling", word)),
@@ -195,7 +194,7 @@ fn the_work_of_a_client_that_leaves_is_given_up_and_its_text_is_in_no_log() {
     assert!(!log.contains("SECRET"), "{log}");
 }
 
-/// With a model of F32 weights (`WORKER_ORCD_MODEL`); devices round quantized ones in ways of their own.
+/// Needs a model of F32 weights (`WORKER_ORCD_MODEL`); devices round quantized ones differently.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_card_s_vectors_are_the_cpu_s_and_nothing_beside_them_changes_a_bit() {

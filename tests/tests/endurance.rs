@@ -1,5 +1,5 @@
-//! Many requests to the unit under a real systemd, while children die of faults of their own, and the supervisor is
-//! killed twice and replaced twice: none is lost, none is told twice, and every stream is the one of a calm worker.
+//! Many requests to the unit under a real systemd, while children die of injected faults and the supervisor is killed
+//! twice and upgraded twice: none is lost or duplicated, and every stream equals an undisturbed worker's.
 
 use serde_json::Value;
 use worker_orcd_tests::oracle;
@@ -10,10 +10,10 @@ use worker_orcd_tests::worker::binary;
 const REQUESTS_VARIABLE: &str = "ENDURANCE_REQUESTS";
 const REQUESTS: u64 = 3000;
 
-/// Of each step of a child, without end.
+/// Faults of each step of a child, without a limit.
 const FAULTS: &str = "any@chance=0.002,seed=20261124";
 
-/// The unit with this machine's paths; short deadlines.
+/// Unit with this machine's paths and short deadlines.
 fn service(model: &str) -> String {
     let (worker, child) = (
         binary("tested-worker-orcd"),

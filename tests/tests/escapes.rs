@@ -1,15 +1,15 @@
-//! What a child that was taken over would try, tried: the kernel refuses it, and the stream goes on. Without
-//! confinement the same deeds go through, so it is the confinement that refuses.
+//! Actions of a compromised child: the kernel refuses them, and the stream goes on. Without confinement the same
+//! actions succeed, so the confinement is the cause of the refusal.
 
 use serde_json::{Value, json};
 use worker_orcd_gpu::fault_injection::Kind;
 use worker_orcd_tests::worker::unique;
 use worker_orcd_tests::{Client, Worker, WorkerBuilder, wait};
 
-/// Prompt tokens of the request in which each deed is done, at its third token.
+/// Prompt tokens of the first request; each action happens at the third token of its request.
 const FIRST_PROMPT: usize = 11;
 
-/// Each deed in the first child, in a request of its own.
+/// Worker with a first child that performs each action in a request of its own.
 fn tempted() -> WorkerBuilder {
     let rules = Kind::ESCAPES
         .iter()
@@ -39,7 +39,7 @@ fn ask(client: &Client, prompt_tokens: usize) -> (String, Value) {
     (transcript.text(), end["recoveries"].clone())
 }
 
-/// The child's words come through a pipe of their own.
+/// Waits for output of the child, which has a pipe of its own.
 fn wait_said(worker: &Worker, words: &str) {
     wait::until(words, || worker.log.text().contains(words).then_some(()));
 }
@@ -50,7 +50,7 @@ fn impairment(client: &Client) -> Option<Value> {
     all.find(|it| it["what"] == "child_confinement")
 }
 
-/// Asks for every deed, and for the same texts again of a child that is not tempted.
+/// Requests every action, and the same texts from a child without actions.
 fn is_refused_all_and_goes_on(worker: &Worker) -> Vec<String> {
     let client = worker.client();
     let prompts = FIRST_PROMPT..FIRST_PROMPT + Kind::ESCAPES.len();
@@ -73,7 +73,7 @@ fn a_confined_child_reads_no_other_file_opens_no_socket_starts_no_program_and_go
     is_refused_all_and_goes_on(&tempted().start());
 }
 
-/// With a standby, so that children on the card share memory too; and beside one that may do everything.
+/// Runs with a standby, so that children on the card share memory too; and compared with an unconfined worker.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_confined_child_on_a_card_is_refused_the_same_and_its_driver_lacks_nothing() {
@@ -119,7 +119,7 @@ fn without_confinement_the_same_deeds_go_through_and_that_is_told() {
         (kind, recoveries)
     });
     for (kind, recoveries) in recoveries {
-        // Another program in the child's place is its end.
+        // Executing another program ends the child.
         let deaths = u64::from(kind == Kind::RunProgram);
         assert_eq!(recoveries, deaths, "{}", kind.name());
         if deaths == 0 {

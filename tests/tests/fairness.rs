@@ -1,5 +1,5 @@
-//! A crowd of long prompts, and who comes after them. What is waited for is told in prompts of the
-//! crowd, not in seconds: how many of them had their first token in the meantime.
+//! Clients that arrive behind a crowd of long prompts. Waits are measured in prompts of the crowd, not in seconds: how
+//! many of them had their first token in the meantime.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -11,7 +11,7 @@ use worker_orcd_tests::client::{Client, EventStream};
 use worker_orcd_tests::worker::{WorkerBuilder, request, unique};
 use worker_orcd_tests::{Script, Worker, wait};
 
-/// No two begin alike. About 500 tokens: dozens of steps.
+/// Prompt with a beginning of its own, of about 500 tokens: dozens of steps.
 fn long(n: usize) -> Value {
     json!({
         "job_id": format!("long-{}", unique()), "max_tokens": 2, "temperature": 0.0,
@@ -26,7 +26,7 @@ fn short() -> Value {
     })
 }
 
-/// Sends them one after the other, so that they wait in this order, and counts first tokens.
+/// Sends prompts one after the other, so that they wait in this order, and counts first tokens.
 struct Crowd {
     first_tokens: Arc<AtomicUsize>,
     readers: Vec<JoinHandle<Option<String>>>,
@@ -56,8 +56,7 @@ impl Crowd {
     }
 }
 
-/// Reads to the end. An error where the stream breaks, as it does when the worker is not needed any
-/// more.
+/// Reads to the end. Returns an error if the stream breaks, which it does after the worker's end.
 fn text_of(stream: &mut EventStream, on_first_token: impl FnOnce()) -> Result<String, String> {
     let mut on_first_token = Some(on_first_token);
     let mut text = String::new();
@@ -83,7 +82,7 @@ fn wait_for_load(worker: &Worker, requests: u64) {
 }
 
 fn real_worker() -> WorkerBuilder {
-    // What is asked twice is computed twice.
+    // A repeated prompt is computed again.
     Worker::real().flag("--no-prefix-cache")
 }
 
@@ -104,7 +103,7 @@ fn a_short_prompt_passes_eight_and_forty_long_ones_of_its_own_client() {
     );
     assert_short_passes(&client, &forty, &short_alone);
 
-    // The oldest one's share was not taken by all who came later.
+    // Later prompts did not take the oldest one's share.
     let oldest = eight.readers.into_iter().next().unwrap();
     assert_eq!(oldest.join().unwrap(), Some(long_alone));
     assert!(forty.first_tokens() <= 2);
@@ -139,7 +138,7 @@ fn two_clients_get_equal_shares_however_many_prompts_one_of_them_sends() {
         assert!(reader.join().unwrap().is_some());
     }
     let passed = crowd.first_tokens() - before;
-    // In the same time as many of each, and two that had begun before.
+    // As many of each in the same time, and two that had begun before.
     assert!(
         passed <= 3 + 2,
         "{passed} prompts of the other client were computed meanwhile"

@@ -1,5 +1,5 @@
-//! A file of each family that is served answers chats over HTTP, by the programs that ship: the family's real vocabulary
-//! and chat template (`tests/oracle/families.py`), and two layers of random weights.
+//! Each supported family answers chats over HTTP, through the released programs: with the family's real vocabulary and
+//! chat template (`tests/oracle/families.py`), and two layers of random weights.
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -15,12 +15,12 @@ use worker_orcd_tests::{Client, Worker};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// As many as a machine of the tests has processors.
+/// Number of processors of a test machine.
 const AT_A_TIME: usize = 2;
 
 const WORDS: &str = "  Wie warm ist es in Köln, 12345 \u{1f321}?\n";
 
-/// Names of conversations, and what is asked.
+/// Names of conversations, and their requests.
 fn bodies(family: &Family) -> Vec<(&'static str, Value)> {
     let user = json!({"role": "user", "content": WORDS});
     let answer = json!({"role": "assistant", "content": "21 °C."});
@@ -39,7 +39,7 @@ fn bodies(family: &Family) -> Vec<(&'static str, Value)> {
         bodies.push(("tools", json!({"messages": [user], "tools": tools})));
         let mut must = json!({"messages": [user], "tools": tools, "tool_choice": "required"});
         if family.template.contains("enable_thinking") {
-            // Or it thinks to its last token.
+            // Otherwise it reasons up to its last token.
             must["thinking_token_budget"] = json!(4);
         }
         bodies.push(("a call", must));
@@ -53,7 +53,7 @@ fn bodies(family: &Family) -> Vec<(&'static str, Value)> {
     bodies
 }
 
-/// The prompt of a conversation, and its ids.
+/// Prompt of a conversation, and its ids.
 fn case(family: &Family, client: &Client, story: &str, body: &Value) -> Value {
     let mut shown = json!({});
     for name in ["messages", "tools", "tool_choice"] {
@@ -73,7 +73,7 @@ fn case(family: &Family, client: &Client, story: &str, body: &Value) -> Value {
     })
 }
 
-/// Asks everything of a worker with that file. Gives prompts and their ids.
+/// Sends every request to a worker with that file. Returns prompts and their ids.
 fn talk(family: &Family) -> Vec<Value> {
     let name = &family.name;
     let path = family.path.as_ref().expect("it was written");

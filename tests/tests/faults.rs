@@ -1,5 +1,4 @@
-//! The real child, built to fail: every kind of fault in turn under one supervisor, and a request
-//! that kills whoever computes it.
+//! Real child with injected faults: every kind of fault in turn under one supervisor, and a query of death.
 
 use serde_json::{Value, json};
 use std::thread;
@@ -11,7 +10,7 @@ use worker_orcd_tests::model_copy::edit_weights;
 use worker_orcd_tests::worker::unique;
 use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder, wait};
 
-/// Short deadlines: what hangs is to be noticed soon.
+/// Worker with short deadlines, so that hangs are detected soon.
 fn failing(faults: &str) -> WorkerBuilder {
     Worker::real()
         .faults(faults)
@@ -20,7 +19,7 @@ fn failing(faults: &str) -> WorkerBuilder {
         .arg("--max-restart-delay", "50ms")
 }
 
-/// A prompt of exactly so many tokens of SmolLM2's: rules tell requests apart by it.
+/// Prompt of exactly so many tokens of SmolLM2; rules select requests by it.
 fn prompt(tokens: usize) -> String {
     "a".to_owned() + &" a".repeat(tokens - 1)
 }
@@ -58,7 +57,7 @@ fn every_kind_has_a_row_and_every_row_a_label_that_exists() {
     assert_eq!(ANYWHERE.len() + ON_A_GPU.len(), Kind::ALL.len());
 }
 
-/// Who asks for a fault that does nothing there would believe to have survived it.
+/// A fault that has no effect on the device must be refused, because it would look survived.
 #[test]
 fn a_fault_that_only_a_gpu_has_or_only_a_shared_kv_cache_is_refused_by_name() {
     for row in ON_A_GPU.iter().chain(&WITH_STANDBY) {
@@ -70,8 +69,7 @@ fn a_fault_that_only_a_gpu_has_or_only_a_shared_kv_cache_is_refused_by_name() {
 
 #[test]
 fn a_stream_outlives_every_kind_of_fault() {
-    // The nth child fails at the fourth token of the request with 10 + n prompt tokens, and at
-    // nothing else.
+    // The nth child fails only at the fourth token of the request with 10 + n prompt tokens.
     let rules: Vec<_> = ANYWHERE
         .iter()
         .enumerate()
@@ -130,7 +128,7 @@ fn a_step_that_never_ends_leaves_word_where_it_stands() {
     );
 }
 
-/// The child that hangs has half of them. Nobody gives it up within the test.
+/// The hanging child has half of them. Its deadlines are longer than the test.
 #[test]
 fn streams_leave_a_child_that_hangs_before_it_is_given_up() {
     let worker = Worker::real()
@@ -198,11 +196,11 @@ fn a_query_of_death_is_refused_and_its_company_finishes() {
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
-    // Another request, however similar, is another request.
+    // A similar request is a different one.
     ask(&client, 24, 3);
 }
 
-/// Labels of all crash reports, by name.
+/// Causes of all crash reports, by name.
 fn labels(worker: &Worker) -> Vec<String> {
     let label = |report: &Value| report["cause"]["label"].as_str().map(str::to_owned);
     let mut labels: Vec<_> = worker.crash_reports().iter().filter_map(label).collect();
@@ -210,8 +208,8 @@ fn labels(worker: &Worker) -> Vec<String> {
     labels
 }
 
-/// The first child's weights change once it has placed them. The second finds it before it serves, and
-/// the third begins with the file.
+/// The first child's weights change after it has placed them. The second detects it before it serves, and the third
+/// loads the file.
 fn flipped(copy: &ModelCopy) -> WorkerBuilder {
     Worker::with_model(&copy.path).faults("flipped-bit@generation=1")
 }
@@ -264,9 +262,9 @@ fn a_bit_that_a_standby_finds_flipped_ends_the_child_that_computes_with_it() {
     worker.assert_serves();
 }
 
-/// The first child dies of each kind when it has sealed pages. It changes all of them, so that no more can be
-/// adopted than were copied before; the last one never was. After a death that casts doubt no page is looked
-/// at.
+/// The first child dies of each kind when it has sealed pages. The fault changes all of them, so the next child can
+/// adopt at most the pages that were copied before; the last one never was. After a death that makes memory suspect, no
+/// page is adopted.
 #[test]
 fn only_pages_as_they_were_sealed_are_adopted_and_none_after_a_death_that_casts_doubt() {
     for (kind, adopted, changed) in [

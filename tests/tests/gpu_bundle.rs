@@ -1,5 +1,5 @@
-//! What carries to a GPU machine, tried out without one: the Python of the bundle has tests of its
-//! own, and the random models that it makes are served by the CPU device, measured and checked.
+//! Bundle for a GPU machine, tested without one: its Python has tests of its own, and the CPU device serves the random
+//! models that it makes, with measurements and checks.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn model(kind: &str) -> (TempDir, PathBuf) {
     model_of("0.5b", kind, &[])
 }
 
-/// Two layers and a short vocabulary: the widths are true.
+/// Model with two layers and a short vocabulary; its widths are real.
 fn model_of(shape: &str, kind: &str, flags: &[&str]) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let path = folder.path().join(format!("{shape}-{kind}.gguf"));
@@ -97,7 +97,7 @@ fn every_shape_answers_a_chat_in_its_own_template() {
     }
 }
 
-/// Every token of the answer has a text of its own.
+/// Answer with a text for every token.
 fn ask(client: &Client, prompt: &str) -> String {
     let mut body = request(prompt, 40);
     body["temperature"] = json!(0.0);

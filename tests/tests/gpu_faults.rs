@@ -1,9 +1,8 @@
-//! The real child on a real card, built to fail there: faults of the device itself, one after the
-//! other, and what its driver says of each.
+//! Real child with injected faults on a real card: faults of the device, one after the other, and the driver's reports
+//! of each.
 //!
-//! Needs a card: `cargo xtask kernels`, then `cargo test --workspace
-//! --test end_to_end -- --ignored --test-threads 1 gpu_faults::`. A hundred of them under 32
-//! streams are the chaos runner's (`bench/gpu/run.py faults`).
+//! Needs a card: `cargo xtask kernels`, then `cargo test --workspace --test end_to_end -- --ignored --test-threads 1
+//! gpu_faults::`. The chaos runner has a hundred of them under 32 streams (`bench/gpu/run.py faults`).
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -16,9 +15,9 @@ use worker_orcd_tests::worker::unique;
 use worker_orcd_tests::{Client, Worker, WorkerBuilder, process, wait};
 
 const INSUFFICIENT_MEMORY: i32 = 66;
-/// What the driver's own book-keeping may move by.
+/// 16 MiB: variation of the driver's own usage.
 const TOLERANCE_BYTES: u64 = 16 << 20;
-/// The supervisor looks for the memory of the dead for five seconds.
+/// The supervisor waits 5 s for the memory of a dead child.
 const MEASURED_WITHIN: Duration = Duration::from_secs(7);
 
 fn on_the_card(faults: &str) -> WorkerBuilder {
@@ -44,7 +43,7 @@ fn ask(client: &Client, prompt_tokens: usize, max_tokens: u32) -> Transcript {
         .transcript()
 }
 
-/// The report of that child's death, when the driver's word is in it.
+/// Report of that child's death, once it has the driver's data.
 fn report(client: &Client, generation: u64) -> Option<Value> {
     let began = Instant::now();
     loop {
@@ -56,7 +55,7 @@ fn report(client: &Client, generation: u64) -> Option<Value> {
             client.get(&format!("/crashes/{id}")).json()
         });
         let is_told = |report: &Value| {
-            // Where nobody waited, no token ends the story.
+            // Without a waiting request no token ends the report.
             let over =
                 report["requests"]["count"] == 0 || report["timeline"]["first_token_ms"].is_f64();
             over && report["gpu"]["residual_bytes"].is_u64()
@@ -68,7 +67,7 @@ fn report(client: &Client, generation: u64) -> Option<Value> {
     }
 }
 
-/// What a report of this kind's death lacks.
+/// Defects of a report for this kind of death.
 fn complaints(row: &Expected, report: &Value) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut must = |holds: bool, what: &str| {
@@ -85,7 +84,7 @@ fn complaints(row: &Expected, report: &Value) -> Vec<String> {
     if row.kind == "endless-kernel" {
         let stands = text(&report["flight_recorder"]["stands"]["text"]);
         println!("{stands}");
-        // The copy came although the kernel never ends.
+        // The copy was done although the kernel never ends.
         let is_told = stands.contains("the engine waits for the device; the device has ")
             && stands.contains(" to end, ")
             && stands.contains("step ");
@@ -112,14 +111,13 @@ fn complaints(row: &Expected, report: &Value) -> Vec<String> {
     wrong
 }
 
-/// A step that only decodes is one behind which the engine may launch another; here it is the first,
-/// and no other command comes.
+/// A step that only decodes permits the launch of another behind it; here it is the first, and no other command comes.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn an_idle_worker_answers_a_prompt_that_needs_no_prefill() {
     let worker = on_the_card("").start();
     let client = worker.client();
-    // Of one token; and twice the same, of one token more than a page.
+    // One token; and twice the same prompt of one token more than a page.
     for prompt_tokens in [1, 1, 33, 33] {
         let answer = ask(&client, prompt_tokens, 8);
         let end = answer.end();
@@ -194,7 +192,7 @@ fn a_stream_outlives_every_fault_of_the_device() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A job that outgrows the cache ends, and nothing else does.
+/// A job that outgrows the cache ends alone.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn out_of_memory_in_a_job_ends_that_job() {
@@ -236,11 +234,11 @@ fn a_cache_of_less_than_a_page_is_refused_at_the_start() {
     assert!(log.contains("KV cache"), "{log}");
 }
 
-/// In the prompt of one request, and at the fourth token of the other.
+/// Kills in the prompt of one request, and at the fourth token of the other.
 const KILLS: &str = "kill@generation=3,position=200;\
                      kill@generation=4,prompt-tokens=10,position=13";
 
-/// In each of the three it is known from the report that the child was there.
+/// Each of the three reports proves that the child was there.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_kill_in_load_prefill_and_decode_costs_nothing() {
@@ -285,8 +283,8 @@ fn a_kill_in_load_prefill_and_decode_costs_nothing() {
     }
 }
 
-/// The second child finds it before it serves, the third begins with the file, and the fourth takes over
-/// what the third has placed.
+/// The second child detects it before it serves, the third loads the file, and the fourth adopts the weights of the
+/// third.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_bit_that_flipped_in_kept_weights_is_found_on_a_card() {
@@ -327,7 +325,7 @@ fn a_bit_that_flipped_in_kept_weights_is_found_on_a_card() {
     }
 }
 
-/// By what the card's memory was when the next worker began, and the one before when nothing had happened.
+/// Compares the card's memory at the start of the next worker with that at the start of an undisturbed one.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn supervisor_child_and_standby_killed_in_any_order_leave_no_process_and_no_device_memory() {

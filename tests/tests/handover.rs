@@ -1,4 +1,5 @@
-//! A stream of any API whose child dies, whose supervisor is replaced or dies: the client has the same events.
+//! Stream of any API across the death of its child, and an upgrade or the death of its supervisor: the client receives
+//! the same events.
 
 use serde_json::{Value, json};
 use worker_orcd_tests::client::{Client, EventStream};
@@ -12,7 +13,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// Knows tools, and shows nothing but contents and an end. It names what Hermes and Qwen write.
+/// Template with tools that renders only contents and an end mark. It names the markup of Hermes and Qwen.
 const HERMES: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}<tool_call><think>{% endif %}\
                       {% for message in messages %}{{ message.content }}{% endfor %}<|end|>";
 
@@ -21,10 +22,10 @@ const ANSWER: &str = "<think>\nTwo of \"them\".\n</think>\n\nI look.\n<tool_call
                       {\"a\": 1.0, \"b\": [\"\\u00e9\", {}]}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \
                       \"arguments\": {}}\n</tool_call>";
 
-/// What is asked, of which path, and how many events pass before something happens.
+/// Path, body, and number of events before the disturbance.
 type Case = (&'static str, Value, usize);
 
-/// Ids of jobs that are no path as they are, and one that ends like its path.
+/// Job ids that need encoding in a path, and one that ends like its path.
 const JOBS: &[&str] = &[
     "execute",
     "a b/c",
@@ -46,7 +47,7 @@ fn jobs(max_tokens: u32) -> Vec<Case> {
     JOBS.iter().enumerate().map(job).collect()
 }
 
-/// Calls and thoughts, by each API that has them.
+/// Tool calls and reasoning, in each API that has them.
 fn tools() -> Vec<Case> {
     let schema = json!({"type": "object", "properties": {}});
     let function = json!({"name": "add", "parameters": schema});
@@ -72,7 +73,7 @@ fn tools() -> Vec<Case> {
     cases
 }
 
-/// What only a real model says: draws, log probabilities, forms, several choices.
+/// Features of a real model: sampling, log probabilities, formats, several choices.
 fn drawn() -> Vec<Case> {
     let with = |extra: Value| {
         let mut body = json!({
@@ -150,8 +151,8 @@ fn assert_told(cases: &[Case], expected: &[Vec<Value>], told: Vec<(Answer, Event
     }
 }
 
-/// Clients that stay are told the same behind a child's death and two upgrades. Those that come back behind a crash of
-/// the supervisor are, although the one that tells them is replaced.
+/// Connected clients receive the same events after a child's death and two upgrades. So do clients that reconnect after
+/// a crash of the supervisor, also when their supervisor is upgraded.
 fn whatever_happens_each_is_told_the_same(worker: impl Fn() -> WorkerBuilder, cases: &[Case]) {
     let store = DescriptorStore::default();
     let first = store.of(worker()).start();
@@ -194,7 +195,7 @@ fn what_a_real_model_draws() {
     whatever_happens_each_is_told_the_same(Worker::real, &drawn());
 }
 
-/// Parts of an answer that has ended stay in the log for a while. What is asked behind an upgrade is no part of it.
+/// Parts of a completed answer stay in the log for a while. A new request after an upgrade must not include them.
 #[test]
 fn what_is_asked_behind_an_upgrade_is_not_taken_for_what_was_asked_before() {
     let worker = scripted().start();

@@ -1,4 +1,4 @@
-//! Texts of megabytes: what they cost those who sent them, and nobody else.
+//! Texts of megabytes: they cost their senders time, and no other client.
 
 use serde_json::{Value, json};
 use std::io::Write as _;
@@ -18,12 +18,12 @@ fn messages(count: usize, chars: usize) -> String {
     json!({"messages": vec![message; count], "max_tokens": 1}).to_string()
 }
 
-/// One thread for everybody: who holds it up holds up all.
+/// Worker with one runtime thread, which one request can block for all.
 fn scripted() -> WorkerBuilder {
     Worker::scripted(on_the_beat()).env("TOKIO_WORKER_THREADS", "1")
 }
 
-/// A token a character, as many as might fit the context.
+/// Prompt of as many one-character tokens as might fit the context.
 fn letters() -> String {
     json!({"prompt": "a b ".repeat(225_000), "max_tokens": 1}).to_string()
 }
@@ -31,12 +31,12 @@ fn letters() -> String {
 #[test]
 fn a_short_prompt_is_not_tokenized_behind_long_ones() {
     const LONG: usize = 6;
-    /// How many times as long as alone it may take on average: long ones compute on the same cores.
+    /// Limit of the average slowdown: long texts compute on the same cores.
     const TIMES_ALONE: u32 = 8;
     let worker = scripted().arg("--max-prompt-chars", ANY_LENGTH).start();
     let (client, body) = (worker.client(), letters());
     let short = json!({"prompt": "five kilobytes ".repeat(340), "max_tokens": 1});
-    // On average, until there is an end to it.
+    // Average, until `is_over`.
     let short_takes = |is_over: &dyn Fn(u32) -> bool| {
         let (began, mut passed) = (Instant::now(), 0);
         while !is_over(passed) {
@@ -56,7 +56,7 @@ fn a_short_prompt_is_not_tokenized_behind_long_ones() {
                     answered.fetch_add(1, Ordering::SeqCst);
                 });
             }
-            // The first of them is done, so that the others are on their way.
+            // The first of them is done, so the others are in progress.
             wait::until("a long one", || {
                 (answered.load(Ordering::SeqCst) > 0).then_some(())
             });
@@ -65,7 +65,7 @@ fn a_short_prompt_is_not_tokenized_behind_long_ones() {
         println!("{alone:?} alone, {beside:?} beside long ones");
         beside <= alone * TIMES_ALONE
     };
-    // A machine that does other things as well may hold up everybody for a while.
+    // Other load of the machine may delay all clients for a while.
     assert!((0..5).any(|_| passes()), "it waited each time");
 }
 
@@ -122,15 +122,15 @@ fn a_prompt_that_fits_no_context_is_refused_before_it_is_tokenized() {
     assert!(answer.text().contains("917490 tokens"), "{}", answer.text());
 }
 
-/// Of any words, and of any length of them.
+/// Texts of any words, of any length.
 #[test]
 fn prompts_that_are_tokenized_cost_eight_times_themselves_at_most() {
     const BODY: usize = 4 << 20;
-    /// A prompt of as many bytes as a body can hold may fit the context.
+    /// A prompt as long as a body may fit the context.
     const LONGEST_TOKEN: usize = 64;
-    /// Stacks, what cuts words, what the allocator is about to give back, and what a process grows by.
+    /// 16 MiB for stacks, word splitting, memory that the allocator returns later, and growth of the process.
     const BESIDE: u64 = 16 << 20;
-    /// For a build without optimization, beside other tests.
+    /// 5 min, for a build without optimization, beside other tests.
     const PATIENCE: Duration = Duration::from_secs(300);
     let long_word = "a".repeat(131 << 10) + " ";
     let whole = "a".repeat(BODY);
@@ -151,7 +151,7 @@ fn prompts_that_are_tokenized_cost_eight_times_themselves_at_most() {
         let body = |prompt: &str| json!({"prompt": prompt, "max_tokens": 1}).to_string();
         let prompt: String = text.chars().cycle().take(BODY - body("").len()).collect();
         let body = body(&prompt);
-        // A worker each: what one text leaves behind is no room for the next.
+        // A worker each: memory left by one text must not serve the next.
         let worker = Worker::scripted(Script::behave().merging_runs_up_to(LONGEST_TOKEN))
             .arg("--max-prompt-chars", ANY_LENGTH)
             .start();
@@ -170,7 +170,7 @@ fn prompts_that_are_tokenized_cost_eight_times_themselves_at_most() {
     }
 }
 
-/// A huge page would be resident as a whole for one byte that is written; `hg`: see proc_pid_smaps(5).
+/// A huge page would be resident as a whole for one written byte; `hg`: see proc_pid_smaps(5).
 #[test]
 fn the_supervisor_asks_for_no_huge_pages() {
     let worker = Worker::scripted(Script::behave()).start();
@@ -187,7 +187,7 @@ fn memory_comes_back_after_a_burst_of_large_bodies() {
     const BODY: usize = 4 << 20;
     const CLIENTS: usize = 100;
     const SLACK: u64 = 48 << 20;
-    // As if nothing bounded them together.
+    // Without a common limit.
     let worker = Worker::scripted(Script::behave())
         .arg("--max-bodies-size", "1GiB")
         .start();
@@ -200,7 +200,7 @@ fn memory_comes_back_after_a_burst_of_large_bodies() {
     let mut held = Vec::new();
     for _ in 0..CLIENTS {
         let connection = client.connect().unwrap();
-        // One that is turned away at the door cannot take everything.
+        // A refused connection may not accept everything.
         let _ = connection.socket().write_all(all_but_the_end);
         held.push(connection);
     }
@@ -216,7 +216,7 @@ fn memory_comes_back_after_a_burst_of_large_bodies() {
     assert!(during > before + SLACK, "{during} bytes are no burst");
 }
 
-/// Alone on the machine.
+/// Runs alone on the machine.
 mod pace {
     use super::*;
 
@@ -244,7 +244,7 @@ mod pace {
         eight_clients_send(&worker, &body);
     }
 
-    /// As many as there may be, as long as they can be without being refused for it at once.
+    /// Sends as many texts as permitted, of the longest length that is not refused at once.
     #[test]
     fn messages_that_are_rendered_and_tokenized_hold_up_nobody() {
         let worker = scripted().arg("--template-timeout", "60s").start();
@@ -256,7 +256,7 @@ mod pace {
     fn a_prompt_that_is_tokenized_holds_up_nobody_while_it_is() {
         let worker = scripted().arg("--max-prompt-chars", ANY_LENGTH).start();
         let (client, body) = (worker.client(), letters());
-        // So often that one that holds everybody up is not the hundredth gap.
+        // So often that one that blocks all streams is not the hundredth gap.
         Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
             for _ in 0..5 {
                 let answer = client.post_bytes("/v1/completions", body.as_bytes());

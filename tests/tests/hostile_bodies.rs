@@ -1,5 +1,5 @@
-//! Bodies that are written to cost memory and time, sent to the real supervisor. What each costs is
-//! seen by the kernel; a stream beside it keeps its bytes and its pace.
+//! Bodies that cost memory and time, sent to the real supervisor. The kernel's figures show the cost of each; a stream
+//! beside it keeps its bytes and its pace.
 
 use std::thread;
 use std::time::Duration;
@@ -10,23 +10,23 @@ use worker_orcd_tests::{Bystander, Worker, on_the_beat, process, wait};
 
 const MIB: u64 = 1 << 20;
 
-/// The largest body that is allowed.
+/// Largest permitted body.
 const BODY: usize = 4 << 20;
 
-/// A body may cost this many times its bytes.
+/// Memory limit of a body, as a multiple of its bytes.
 const TIMES: u64 = 8;
 
-/// Buffers of connections, stacks, and what a process grows by anyway.
+/// 8 MiB for buffers of connections, stacks, and growth of the process.
 const BESIDE: u64 = 8 * MIB;
 
-/// Answers are read by people.
+/// Limit of an error response, which people read.
 const LONGEST_ANSWER: usize = 16 << 10;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETION: &str = "/v1/completions";
 const EXECUTE: &str = "/execute";
 
-/// Its model knows tools, so that all of them are read.
+/// Worker with a model for tools, so that all of them are read.
 fn worker() -> Worker {
     let tools = "{% if false %}{{ tools }}{{ messages[0].tool_calls }}<tool_call>{% endif %}";
     let script = on_the_beat().chat_template(format!("{tools}{CHAT_TEMPLATE}"));
@@ -55,7 +55,7 @@ fn unknown_fields() -> String {
     body + "}"
 }
 
-/// What is sent, and where: each is refused with 400.
+/// Names, paths and bodies: each is refused with 400.
 fn hostile() -> Vec<(&'static str, &'static str, String)> {
     let message = "{\"role\":\"user\",\"content\":\"\"},";
     let call = "{\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}},";
@@ -158,7 +158,7 @@ fn hostile() -> Vec<(&'static str, &'static str, String)> {
 fn the_first_mistakes_are_listed_and_the_rest_is_counted() {
     let worker = worker();
     let native = send(&worker.client(), EXECUTE, &wrong_messages()).json();
-    // Each of them, and that there are too many.
+    // Each wrong message, and the error that there are too many.
     let wrong = wrong_messages().matches('0').count() + 1;
     assert_eq!(native["errors"].as_array().unwrap().len(), 32, "{native}");
     assert_eq!(native["more_errors"], wrong - 32, "{native}");
@@ -185,7 +185,7 @@ fn bodies_whose_end_is_held_back_cost_the_budget_and_lock_nobody_out() {
             socket
                 .set_write_timeout(Some(Duration::from_millis(200)))
                 .unwrap();
-            // Who finds no room is not read any further, and then refused.
+            // A client without memory is not read any further, and then refused.
             let _ = connection.send(&head[..head.len() - 1]);
             held.push(connection);
         }
@@ -195,7 +195,7 @@ fn bodies_whose_end_is_held_back_cost_the_budget_and_lock_nobody_out() {
     assert!(grown <= 96 * MIB, "{} MiB", grown / MIB);
     worker.assert_serves();
     drop(held);
-    // What they held is free again: a long request that is none too long is served.
+    // Their memory is free again: a long request within the limits is served.
     let long = request(&"x".repeat(32_768), 2);
     client.execute(&long).transcript().end();
 }
@@ -218,7 +218,7 @@ fn send(client: &Client, path: &str, body: &str) -> Response {
     client.post_bytes(path, body.as_bytes())
 }
 
-/// How far the supervisor's memory went beyond what it had before.
+/// Growth of the supervisor's memory during `act`.
 fn cost<T>(worker: &Worker, act: impl FnOnce() -> T) -> (T, u64) {
     let pid = worker.pid();
     process::forget_peak(pid);
@@ -228,13 +228,13 @@ fn cost<T>(worker: &Worker, act: impl FnOnce() -> T) -> (T, u64) {
     (result, peak.saturating_sub(before))
 }
 
-/// Alone on the machine.
+/// Runs alone on the machine.
 mod pace {
     use super::*;
 
     #[test]
     fn a_hostile_body_costs_at_most_eight_times_itself_and_its_answer_is_short() {
-        /// What a process that was used keeps. Less than all of the bodies once.
+        /// 48 MiB that a used process keeps. Less than all of the bodies once.
         const KEPT: u64 = 48 * MIB;
         let worker = worker();
         let rss = || process::rss_bytes(worker.pid()).unwrap();
@@ -284,7 +284,7 @@ mod pace {
                 }
             }
             assert!(answers.iter().any(|answer| answer.status == 400));
-            // All of them hold 256 MiB; the default for all together is 32.
+            // All of them hold 256 MiB; the common default limit is 32 MiB.
             println!("{} MiB", grown / MIB);
             assert!(grown <= 176 * MIB, "{} MiB", grown / MIB);
         });

@@ -1,5 +1,5 @@
-//! Disks that are full and directories that are gone or strange: each costs its own function, which
-//! `/health` says, and no stream a byte.
+//! Full disks, and missing or unusual directories: each disables its own function, which `/health` reports, and no
+//! stream loses a byte.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -27,12 +27,12 @@ fn bystander(worker: &Worker) -> Bystander {
     Bystander::new(worker.client(), body)
 }
 
-/// What anybody reads whose worker has no trouble.
+/// Text of an undisturbed worker.
 fn undisturbed() -> String {
     bystander(&Worker::real().start()).alone()
 }
 
-/// Something happens to the child in mid-stream: the text, and the recoveries.
+/// Text and recoveries of a stream that `happen` disturbs.
 fn disturbed(worker: &Worker, happen: impl FnOnce(u32)) -> (String, Value) {
     let stream = bystander(worker).begin();
     happen(worker.child_pid().expect("a child serves"));
@@ -54,7 +54,7 @@ fn wait_impaired(worker: &Worker, what: &str) -> String {
     let found = wait::until("the trouble in /health", || {
         impairment(&worker.client(), what)
     });
-    // The log is written behind what it tells of.
+    // The log is written after the event.
     let of_this = wait::until("the trouble in the log", || {
         let logged = worker.log.events("impaired").into_iter();
         let of_this: Vec<_> = logged.filter(|line| line["what"] == what).collect();
@@ -152,7 +152,7 @@ fn a_fifo_with_a_reports_name_does_not_hold_the_start_up() {
     worker.assert_serves();
 }
 
-/// Its sockets lie below this directory and nowhere else.
+/// Worker with its sockets below this directory and nowhere else.
 fn below(temporary: &Path) -> WorkerBuilder {
     sockets_below(Worker::real(), temporary)
 }
@@ -222,7 +222,7 @@ fn a_temporary_directory_that_cannot_hold_a_socket_is_a_usage_error_that_names_i
     }
 }
 
-/// The reason where it is refused; `None` where the next program serves.
+/// Reason of a refused upgrade; `None` if the next program serves.
 fn upgrade(worker: &Worker) -> Option<String> {
     let (ready, refused) = ("ready", "upgrade_refused");
     worker.wait_ready_in_log();
@@ -255,7 +255,7 @@ fn an_upgrade_on_a_full_disk_goes_through_or_is_refused_and_touches_no_stream() 
     let path = disk.path().to_str().expect("UTF-8");
     let is_named = |reason: &String| reason.contains(path) && reason.contains("No space left");
     disk.fill();
-    // A directory for sockets may need a byte of this file system, or none.
+    // A directory for sockets may or may not need a byte of this file system.
     let refused = upgrade(&worker);
     assert!(refused.as_ref().is_none_or(is_named), "{refused:?}");
     disk.take_inodes();

@@ -1,4 +1,4 @@
-//! Hostile grammars of all families beside streams: each is answered, at nobody else's cost.
+//! Hostile grammars of all families beside streams: each gets a response, at no cost to other clients.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -13,17 +13,17 @@ use worker_orcd_tests::{Client, Worker, wait};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// What an interpreter may have, program and stack included (`RLIMIT_AS`).
+/// Address space of an interpreter, program and stack included (`RLIMIT_AS`).
 const ADDRESS_SPACE_BYTES: u64 = 512 << 20;
 
-/// Heap of a supervisor while eight grammars wait, none of which has more than 256 KiB.
+/// 128 MiB heap of a supervisor while eight grammars of at most 256 KiB each wait.
 const SUPERVISOR_BYTES: u64 = 128 << 20;
 
-/// As `supervisor/src/interpreter/grammars.rs` and `gpu-child/src/grammars.rs` have it.
+/// Nice value in `supervisor/src/interpreter/grammars.rs` and `gpu-child/src/grammars.rs`.
 const NICENESS_OF_CHECKS: i32 = 10;
 const NICENESS_OF_COMPILERS: i32 = 8;
 
-/// What gives way to streams gets little beside those of another test.
+/// Lock of the machine: processes of low priority get little time beside another test.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -47,7 +47,7 @@ fn held(fields: Value, tokens: usize) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Served, refused, or sent away for a moment: in the shape of the OpenAI API, and by name.
+/// Served, refused, or deferred, in the format of the OpenAI API.
 fn assert_is_answered(told: &Told) {
     let Told {
         family,
@@ -69,7 +69,7 @@ fn assert_is_answered(told: &Told) {
     }
 }
 
-/// The most address space that any interpreter had.
+/// Peak address space of any interpreter.
 fn watched(worker: &Worker, over: &AtomicBool) -> u64 {
     let mut peak = 0;
     while !over.load(Ordering::Relaxed) {
@@ -130,7 +130,7 @@ fn what_grammars_cost_gives_way_to_streams() {
     let worker = Worker::real().start();
     let client = worker.client();
     let child = worker.child_pid().expect("a child serves");
-    // Its masks become expensive from token to token.
+    // The cost of its masks grows with every token.
     let ambiguous =
         json!({"structured_outputs": {"grammar": "start: s\ns: s s | s s s | s s s s | /[a-z]/"}});
     let body = held(ambiguous, 40);
@@ -159,7 +159,7 @@ fn what_grammars_cost_gives_way_to_streams() {
             .filter(|pid| nice(*pid) == NICENESS_OF_CHECKS)
             .collect()
     };
-    // Those of templates are no less urgent than before; one of grammars that is made anew is as the first was.
+    // Interpreters of templates keep their priority; a new one for grammars has the same as the first.
     let before = wait::until("both to give way", || {
         Some(checks()).filter(|it| it.len() == 2)
     });
@@ -181,7 +181,7 @@ fn what_grammars_cost_gives_way_to_streams() {
     });
 }
 
-/// Names that may be there or not: the time to compile them grows as the square of their number, to seconds here.
+/// Optional names: compilation time grows with the square of their number, to seconds here.
 fn endless() -> Value {
     let names = (0..8000).map(|it| (format!("name{it}"), json!({})));
     let names: serde_json::Map<String, Value> = names.collect();

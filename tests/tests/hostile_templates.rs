@@ -1,4 +1,4 @@
-//! Chat templates that kill, fill or stop the process that interprets them, and nothing else.
+//! Chat templates that kill, fill or block only the process that interprets them.
 
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
@@ -15,10 +15,10 @@ use worker_orcd_tests::hostile_templates::{
 };
 use worker_orcd_tests::{Bystander, Worker, WorkerBuilder, on_the_beat, process, wait};
 
-/// The limit that the process sets itself.
+/// Limit that the process sets itself.
 const ADDRESS_SPACE_BYTES: u64 = 512 << 20;
 
-/// A supervisor of a tiny model needs some tens of megabytes, whatever is rendered beside it.
+/// 200 MiB: a supervisor of a tiny model needs tens of megabytes, whatever is rendered beside it.
 const SUPERVISOR_BYTES: u64 = 200 << 20;
 
 fn model_with(template: &str) -> (TempDir, PathBuf) {
@@ -52,7 +52,7 @@ fn busy_interpreter(worker: &Worker) -> Option<u32> {
         .find(|pid| process::cpu_time(*pid) > Duration::from_millis(300))
 }
 
-/// The template is to blame, but on a machine that has no core for its interpreter.
+/// The template is blamed, unless the machine has no idle core for its interpreter.
 fn assert_late(refusal: &Response, ms: u64) {
     let text = refusal.text();
     match refusal.status {
@@ -67,7 +67,7 @@ fn assert_late(refusal: &Response, ms: u64) {
     }
 }
 
-/// Whether a thread that only computes has a core for itself.
+/// Whether a computing thread has a core for itself.
 fn has_idle_core() -> bool {
     let used = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
     let (before, start) = (used(), Instant::now());
@@ -156,7 +156,7 @@ fn a_worker_that_is_told_to_stop_does_not_wait_for_a_template() {
         .start();
     let client = worker.client();
     let bomb = thread::spawn(move || {
-        // The worker ends under it.
+        // The worker ends during this request.
         let body = json!({"messages": [{"role": "user", "content": "endless"}]});
         let _ = client.try_request(
             "POST",
@@ -195,7 +195,7 @@ fn an_interpreter_that_is_killed_while_idle_costs_nobody_anything() {
     }
 }
 
-/// A signal from outside is not the request's fault.
+/// A signal from outside is not blamed on the request.
 #[test]
 fn interpreters_that_are_stopped_cost_no_request_its_answer() {
     let worker = Worker::scripted(on_the_beat().chat_template(arsenal(&[]))).start();
@@ -204,7 +204,7 @@ fn interpreters_that_are_stopped_cost_no_request_its_answer() {
     let alone = bystander.alone();
     let begun = bystander.begin();
     for _ in 0..3 {
-        // Asked first, so that none of them is just being started.
+        // First, so that no interpreter is just starting.
         said(&client);
         for pid in process::interpreters(worker.pid()) {
             process::signal(pid, nix::sys::signal::Signal::SIGSTOP);
@@ -216,7 +216,7 @@ fn interpreters_that_are_stopped_cost_no_request_its_answer() {
     assert_eq!(begun.end().0, alone);
 }
 
-/// Each is answered, or asked to come again.
+/// Each is answered, or deferred with 503.
 #[test]
 fn interpreters_that_are_killed_all_the_time_refuse_no_request_as_wrong() {
     let worker = Worker::scripted(on_the_beat().chat_template(arsenal(&[]))).start();
@@ -283,7 +283,7 @@ fn interpreters_end_with_a_supervisor_that_is_killed() {
     });
 }
 
-/// The kernel's OOM killer takes whoever can be replaced.
+/// The kernel's OOM killer selects replaceable processes.
 #[test]
 fn where_memory_is_short_the_supervisor_goes_last() {
     let (_dir, path) = model_with(&arsenal(&[]));
@@ -294,7 +294,7 @@ fn where_memory_is_short_the_supervisor_goes_last() {
         child > own,
         "{child} for the child, {own} for the supervisor"
     );
-    // Each asks for it itself, as soon as it runs.
+    // Each process sets it itself when it starts.
     wait::until("two interpreters that go as soon as the child", || {
         let interpreters = process::interpreters(worker.pid());
         let goes_first = |pid: &u32| process::oom_score_adj(*pid) >= Some(child);
@@ -303,7 +303,7 @@ fn where_memory_is_short_the_supervisor_goes_last() {
     });
 }
 
-/// Alone on the machine.
+/// Runs alone on the machine.
 mod pace {
     use super::*;
 

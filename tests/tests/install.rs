@@ -1,4 +1,4 @@
-//! What `cargo xtask install` puts below a folder, and whether shells, man and systemd can use it.
+//! Files of `cargo xtask install`, and that shells, man and systemd accept them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -12,7 +12,6 @@ use worker_orcd::config::options::OPTIONS;
 use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::worker::binary;
 
-/// Installs below a folder.
 fn install(root: &Path, prefix: &str) -> Output {
     let root = [OsStr::new("--root"), root.as_os_str()];
     xtask(
@@ -21,14 +20,14 @@ fn install(root: &Path, prefix: &str) -> Output {
     )
 }
 
-/// A command of xtask, with the programs of this package in place of built ones.
+/// Command of xtask, with the programs of this package in place of built ones.
 fn xtask(command: &str, arguments: &[&OsStr]) -> Output {
     let programs = TempDir::new().expect("a temporary directory");
     for name in ["worker-orcd", "worker-orcd-gpu", "pages"] {
         let built = binary(&format!("tested-{name}"));
         symlink(built, programs.path().join(name)).expect("the directory is ours");
     }
-    // A umask that would keep everybody else out.
+    // The umask would exclude other users.
     let script = "umask 077 && exec \"$@\"";
     Command::new("sh")
         .args(["-c", script, "sh", env!("CARGO")])
@@ -41,7 +40,7 @@ fn xtask(command: &str, arguments: &[&OsStr]) -> Output {
         .expect("cargo starts")
 }
 
-/// The folder that all tests here look at.
+/// Folder that all tests here share.
 fn root() -> &'static Path {
     static ROOT: OnceLock<TempDir> = OnceLock::new();
     let root = ROOT.get_or_init(|| {
@@ -62,7 +61,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{path:?}: {error}"))
 }
 
-/// Runs a program; `None` and a word where this machine does not have it.
+/// Runs a program; prints a notice and returns `None` where this machine does not have it.
 fn run(program: &str, arguments: &[&OsStr]) -> Option<Output> {
     let output = Command::new(program)
         .args(arguments)
@@ -75,7 +74,7 @@ fn run(program: &str, arguments: &[&OsStr]) -> Option<Output> {
     output.ok()
 }
 
-/// Every file and folder below, with its mode.
+/// Mode of every file and folder below `root`.
 fn modes(root: &Path) -> BTreeMap<PathBuf, u32> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -124,7 +123,7 @@ fn every_file_has_its_place_and_its_mode() {
         "usr/share/zsh/site-functions/_worker-orcd",
     ];
     assert_eq!(files, wanted);
-    // The unit's own page is there, and what it and the README link to.
+    // The unit's own page exists, and the pages that it and the README link to.
     for page in [
         "README.md",
         "LICENSE",
@@ -206,7 +205,7 @@ fn bash_completes_flags_and_commands() {
             spec.name
         );
     }
-    // What the worker starts for itself is for nobody to type.
+    // Commands that the worker starts itself are hidden.
     let hidden = worker_orcd::interpreter::process::COMMAND;
     assert!(all.contains("doctor") && !said.contains(hidden), "{said}");
 }
@@ -234,14 +233,14 @@ fn the_other_shells_know_every_option() {
     }
 }
 
-/// What the worker says of a file of settings.
+/// Errors of the worker about a settings file.
 fn mistakes(settings: &Path) -> String {
     let output = Command::new(root().join("usr/bin/worker-orcd"))
         .arg("--config")
         .arg(settings)
-        // Tests may be told of a model in this way.
+        // The environment of tests may name a model.
         .env_remove("WORKER_ORCD_MODEL")
-        // One of the settings names a file that is made where it is missing.
+        // One of the settings names a file that is created if it is missing.
         .current_dir(settings.parent().expect("a folder"))
         .output()
         .expect("it starts");
@@ -260,7 +259,7 @@ fn the_settings_lack_a_model_and_nothing_else() {
         assert!(said.contains("/srv/models/model.gguf"), "{said}");
         assert!(read(&file).contains(&format!("\ndevice = \"{device}\"\n")));
 
-        // With every line in use each key is known, and each form of a value is read.
+        // With every line in use each key is known, and each value has a valid format.
         let all = read(&file).replace("\n#", "\n").replace("\n ", "\n# ");
         let directory = TempDir::new().expect("a temporary directory");
         let whole = directory.path().join("whole.toml");
@@ -284,7 +283,7 @@ fn systemd_reads_the_installed_units() {
             "worker-orcd@0.service",
             "worker-orcd@0.socket",
         ])
-        // The colon at the end stands for the folders that are searched otherwise.
+        // The colon at the end stands for the default search path.
         .env("SYSTEMD_UNIT_PATH", format!("{}:", folder.display()))
         .output();
     let Ok(output) = output else {
@@ -292,7 +291,7 @@ fn systemd_reads_the_installed_units() {
     };
     let said = text(&output.stderr);
     let known = |line: &&str| !line.contains("/usr/bin/worker-orcd is not executable");
-    // Other units of this machine may have mistakes of their own.
+    // Other units of this machine may have errors of their own.
     let ours = said
         .lines()
         .filter(|line| line.contains("worker-orcd"))
@@ -334,7 +333,7 @@ fn another_prefix_is_the_units_too_and_settings_that_are_there_stay() {
     }
 }
 
-/// A package, or what is lacking for one.
+/// Package, or the missing tool.
 fn debian_package(folder: &Path) -> Result<PathBuf, &'static str> {
     let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
     if !has("cargo-deb") {

@@ -1,19 +1,19 @@
-//! Keys and values outlive the child that computed them: the next one copies the pages of the streams that
-//! it goes on with, and nobody has them any more after that.
+//! Keys and values outlive the child that computed them: the next one copies the pages of the streams that it
+//! continues, and then their memory is freed.
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use worker_orcd_tests::custody::kv_caches_of;
 use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, wait};
 
-/// Positions after which a page is sealed again on the CPU.
+/// Positions after which the CPU device seals a page again.
 const EVERY: u64 = 2;
 
 fn with_standby() -> WorkerBuilder {
     Worker::real().flag("--standby")
 }
 
-/// A request whose prompt has so many words, and more tokens, and whose answer has so many tokens.
+/// Request with a prompt of so many words, and more tokens, and a limit of `max_tokens`.
 fn body(words: usize, max_tokens: u32) -> Value {
     let prompt = "Tell me of the sea and of the ships. ".repeat(words / 9 + 1);
     json!({
@@ -21,7 +21,7 @@ fn body(words: usize, max_tokens: u32) -> Value {
     })
 }
 
-/// The child that stands by, which can adopt from the one that serves.
+/// Standby that can adopt pages from the serving child.
 fn standby(worker: &Worker) -> u32 {
     wait::until("a child to stand by", || {
         let health = worker.client().health();
@@ -32,7 +32,7 @@ fn standby(worker: &Worker) -> u32 {
     })
 }
 
-/// Tokens that children have adopted, of pages that had not changed.
+/// Tokens that children have adopted, from unchanged pages.
 fn adopted(client: &Client) -> u64 {
     let [changed, tokens] = client
         .try_metrics([
@@ -73,7 +73,7 @@ fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
     assert_eq!(adopted(&client), sum);
 }
 
-/// Whether or not both come to the next child at once.
+/// Holds whether or not the streams reach the next child at once.
 #[test]
 fn streams_that_begin_alike_share_the_pages_that_are_adopted() {
     let worker = with_standby().start();
@@ -94,7 +94,7 @@ fn streams_that_begin_alike_share_the_pages_that_are_adopted() {
     }
 }
 
-/// Copies would wait for it at the death.
+/// Allocation at the death would delay the copies.
 #[test]
 fn a_standby_takes_memory_for_what_the_other_computes() {
     let worker = with_standby().start();

@@ -1,5 +1,5 @@
-//! Weights outlive the child that placed them: the next one maps the same memory, and nothing is left when
-//! everybody is gone.
+//! Weights outlive the child that placed them: the next one maps the same memory, and nothing is left after the end of
+//! all processes.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};

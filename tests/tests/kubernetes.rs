@@ -1,4 +1,4 @@
-//! The manifests of `docs/operate/kubernetes/`: what Kubernetes takes, and what agrees with the worker.
+//! Manifests of `docs/operate/kubernetes/`: they are valid for Kubernetes, and agree with the worker.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -15,14 +15,14 @@ use worker_orcd_tests::oracle;
 use worker_orcd_tests::worker::{binary, request};
 use worker_orcd_tests::{Script, Worker, wait};
 
-/// A default as `--help` shows it.
+/// Default in `--help`.
 fn default_of(option: &str) -> u64 {
     let default = options::spec(option).and_then(|spec| spec.default);
     let number = default.map(|text| text.trim_end_matches('s').parse());
     number.expect(option).expect(option)
 }
 
-/// What systemd's unit says of a supervisor that stands still.
+/// Watchdog timeout of systemd's unit.
 fn watchdog() -> u64 {
     let unit = repository_root().join("systemd/worker-orcd@.service");
     let unit = fs::read_to_string(unit).expect("it is there");
@@ -33,7 +33,7 @@ fn watchdog() -> u64 {
     seconds.expect("seconds")
 }
 
-/// Families of `/metrics` and their types, once a child has told its load.
+/// Families of `/metrics` and their types, once a child has reported its load.
 fn families(worker: &Worker) -> BTreeMap<String, String> {
     let client = worker.client();
     let _ = client.execute(&request("abc", 5)).transcript().end();
@@ -49,7 +49,7 @@ fn families(worker: &Worker) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Paths of probes that a caller without a key may ask.
+/// Paths of probes without a key.
 fn open_paths() -> Vec<&'static str> {
     let keys = tempfile::NamedTempFile::new().expect("a temporary file");
     fs::write(keys.path(), "a-key\n").expect("the file is ours");
@@ -77,7 +77,7 @@ fn facts() -> Value {
     })
 }
 
-/// What the worker says of these settings where a Secret's keys are as kubelet makes them for a group.
+/// Errors of the worker about these settings, with a Secret's keys as kubelet writes them for a group.
 fn mistakes(settings: &Path) -> String {
     let keys = tempfile::tempdir().expect("a temporary directory");
     let file = keys.path().join("keys");
@@ -92,7 +92,7 @@ fn mistakes(settings: &Path) -> String {
         .arg("--config")
         .arg(here)
         .env("CREDENTIALS_DIRECTORY", keys.path())
-        // Tests may be told of a model in this way.
+        // The environment of tests may name a model.
         .env_remove("WORKER_ORCD_MODEL")
         .output()
         .expect("it starts");

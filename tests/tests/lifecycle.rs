@@ -1,4 +1,4 @@
-//! How a worker comes and goes: start, drain, kill, and what is left behind (nothing).
+//! Lifecycle of a worker: start, drain, kill, and that nothing is left behind.
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
@@ -173,7 +173,7 @@ fn a_child_killed_in_mid_stream_is_not_noticed_where_streams_are_resumed() {
     assert_eq!(text, scripted_text("in flight", 80));
 }
 
-/// A request that arrives while there is no child waits for the next one.
+/// A request that arrives without a child waits for the next one.
 #[test]
 fn requests_wait_while_a_child_is_replaced() {
     let worker = Worker::scripted(Script::behave()).start();
@@ -181,7 +181,7 @@ fn requests_wait_while_a_child_is_replaced() {
         let child = worker.child_pid().unwrap();
         process::signal(child, Signal::SIGKILL);
         let transcript = worker.client().execute(&request("abc", 5)).transcript();
-        // It may have been accepted by the child that was about to die.
+        // The dying child may have accepted it.
         let recoveries = transcript.end()["recoveries"].as_u64().unwrap();
         assert!(recoveries <= 1, "{recoveries}");
         assert_eq!(transcript.text(), scripted_text("abc", 5));
@@ -248,7 +248,7 @@ fn no_prompt_and_no_completion_is_ever_logged() {
     process::signal(worker.child_pid().unwrap(), Signal::SIGKILL);
     assert_eq!(stream.last().unwrap().name, "end");
     worker.assert_serves();
-    // The two of them, and the proof that it serves.
+    // Both requests, and the one that proves service.
     for name in ["execute_start", "execute_end"] {
         worker.log.wait_for_many(name, 3);
     }
@@ -268,14 +268,14 @@ fn deaths_leak_no_descriptors_and_no_zombies() {
         worker.replace_child();
     }
     worker.assert_serves();
-    // Connections close a moment after their clients have read the end.
+    // Connections close shortly after their clients have read the end.
     wait::until("as many open files as before", || {
         (process::open_files(worker.pid()) <= before + 4).then_some(())
     });
     worker.wait_one_child();
 }
 
-/// The kernel lets a process of several threads wait where it enlarges this table.
+/// The kernel blocks a process of several threads when it enlarges this table.
 #[test]
 fn supervisor_and_child_have_room_for_their_descriptors_from_the_beginning() {
     let worker = Worker::real().start();

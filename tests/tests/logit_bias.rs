@@ -1,5 +1,5 @@
-//! `logit_bias` through the real programs: right by llama.cpp, and the same bytes whatever happens under a
-//! request; and `cached_tokens`, which is said once.
+//! `logit_bias` through the real programs: compared with llama.cpp, and with the same bytes under every disturbance;
+//! and `cached_tokens`, which is reported once.
 
 use serde_json::{Value, json};
 use worker_orcd_tests::Worker;
@@ -11,7 +11,7 @@ use worker_orcd_tests::oracle;
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Long enough that some pages of its prompt are whole.
+/// Prompt that is long enough for some whole pages.
 fn prompt() -> String {
     "The river runs past the old mill and on to the sea. ".repeat(12)
 }
@@ -47,7 +47,7 @@ fn cached_tokens(usage: &Value) -> u64 {
     cached.as_u64().unwrap_or_else(|| panic!("{usage}"))
 }
 
-/// What is the same in the chunks of equal requests.
+/// Part of the chunks that equal requests have in common.
 fn chunks(events: impl Iterator<Item = String>) -> Vec<Value> {
     let data = events.filter(|data| data != "[DONE]");
     let chunks = data.map(|data| serde_json::from_str::<Value>(&data).expect("JSON"));
@@ -56,7 +56,7 @@ fn chunks(events: impl Iterator<Item = String>) -> Vec<Value> {
         .collect()
 }
 
-/// The id of a text that is one token.
+/// Id of a text that is one token.
 fn id(client: &Client, text: &str) -> u64 {
     let answer = client.post("/tokenize", &json!({"content": text})).json();
     let [id] = &answer["tokens"].as_array().expect("ids")[..] else {
@@ -139,7 +139,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_biased_bytes_and_cached_tokens
         whole_body["stream"] = json!(false);
         whole_body.as_object_mut().unwrap().remove("stream_options");
         let answer = client.post(path, &whole_body).json();
-        // The prompt's pages are there by now.
+        // The prompt's pages are cached by now.
         let expected = chunks(client.stream(path, &body).map(|it| it.data));
         let usage = &expected.last().expect("chunks")[1];
         assert!(cached_tokens(usage) > 0, "{usage}");
@@ -151,7 +151,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_biased_bytes_and_cached_tokens
         });
         assert_eq!(said(&answer), texts.collect::<String>());
         for disturbance in Disturbance::ALL {
-            // They are there again, whichever child has died.
+            // They are cached again, whichever child has died.
             whole(&client, path, &json!({"max_tokens": 1}));
             let found = disturbance.of_stream(&worker, path, &body, 6);
             assert_eq!(

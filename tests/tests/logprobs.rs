@@ -1,5 +1,5 @@
-//! Log probabilities through the real programs: right by llama.cpp, and the same bytes whatever
-//! happens beside or under a request.
+//! Log probabilities through the real programs: compared with llama.cpp, and with the same bytes under every
+//! disturbance.
 
 use serde_json::{Value, json};
 use std::thread;
@@ -34,7 +34,7 @@ fn whole(client: &Client, path: &str, body: &Value) -> Value {
     answer.json()["choices"][0].clone()
 }
 
-/// Chunks, without what names this very request.
+/// Chunks without the request's ids.
 fn streamed(client: &Client, path: &str, body: &Value) -> Vec<Value> {
     let mut body = body.clone();
     body["stream"] = json!(true);
@@ -47,7 +47,7 @@ fn chunks(events: impl Iterator<Item = String>) -> Vec<Value> {
     chunks.map(|chunk| chunk["choices"].clone()).collect()
 }
 
-/// A list of `logprobs`, over all chunks.
+/// List of `logprobs`, over all chunks.
 fn joined(chunks: &[Value], column: &str) -> Value {
     let lists = chunks.iter().map(|it| &it[0]["logprobs"][column]);
     let items = lists.filter_map(Value::as_array).flatten();
@@ -135,7 +135,7 @@ fn the_real_model_s_tokens_are_its_text_and_its_offsets_their_places() {
 fn neither_neighbours_nor_threads_nor_chunks_nor_a_prefix_change_a_bit() {
     let alone = Worker::real().arg("--threads", 1).start();
     let expected = whole(&alone.client(), COMPLETIONS, &completion());
-    // The second time its prompt's pages are there.
+    // The second time its prompt's pages are cached.
     assert_eq!(whole(&alone.client(), COMPLETIONS, &completion()), expected);
     drop(alone);
     let worker = Worker::real()
@@ -160,7 +160,7 @@ fn neither_neighbours_nor_threads_nor_chunks_nor_a_prefix_change_a_bit() {
     }
 }
 
-/// Penalties and temperature change which token is drawn, and not how likely the model finds it.
+/// Penalties and temperature change the drawn token, and not the reported probabilities.
 #[test]
 fn they_are_the_model_s_own_whatever_the_draw_is_made_with() {
     let worker = Worker::real().start();
@@ -197,7 +197,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
     let worker = Worker::real().start();
     let client = worker.client();
     for (path, mut body) in [(CHAT, chat()), (COMPLETIONS, completion())] {
-        // Enough for something to happen in the middle.
+        // Long enough for a disturbance in the middle.
         body["max_tokens"] = json!(200);
         let expected = streamed(&client, path, &body);
         body["stream"] = json!(true);
@@ -209,7 +209,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
     assert!(worker.generation() > Some(1), "no child died");
 }
 
-/// Data of a response's events, without what names this very response.
+/// Data of a response's events, without its ids.
 fn response_events(events: impl Iterator<Item = String>) -> Vec<Value> {
     let mut events: Vec<Value> = events
         .map(|data| serde_json::from_str(&data).expect("JSON"))
@@ -263,7 +263,7 @@ fn a_response_lists_what_a_chat_lists_and_a_death_changes_no_byte() {
     assert!(worker.generation() > Some(1), "no child died");
 }
 
-/// A prompt that takes many steps, and one token behind it.
+/// Prompt of many steps, and one token after it.
 fn long_prompt() -> Value {
     let text: String = (0..60)
         .map(|n| format!("The {n}th river is long, and "))
@@ -358,7 +358,7 @@ fn a_prompt_s_are_those_of_the_same_tokens_when_they_were_drawn() {
             "{token} at {offset}"
         );
     }
-    // The end of an answer is listed too, for those who count.
+    // The end token is listed too, for clients that count.
     body["max_tokens"] = json!(1);
     let one_more = whole(&client, COMPLETIONS, &body);
     let lists = [&one_more, &scored].map(|it| column(it, "tokens").len());
@@ -380,7 +380,7 @@ fn a_prompt_s_are_told_once_with_the_same_bytes_whatever_dies_in_its_middle() {
     );
     body["stream"] = json!(true);
     for disturbance in Disturbance::ALL {
-        // In the prompt, and behind it.
+        // In the prompt, and after it.
         for events in [0, 3] {
             let all = disturbance.of_stream(&worker, COMPLETIONS, &body, events);
             let found = chunks(all.into_iter());
@@ -407,7 +407,7 @@ fn prompts_that_are_told_have_so_much_memory_and_wait_for_it_by_name() {
         assert!(message.as_str().expect("words").contains(word), "{message}");
         answer.header("retry-after").is_some()
     };
-    // More than it has for all.
+    // More than the worker's total.
     assert!(!refused(&telling(24, 8000, false), 400, "ask for fewer"));
     let long = client
         .open(COMPLETIONS, &telling(12, 8000, true))
@@ -418,7 +418,7 @@ fn prompts_that_are_told_have_so_much_memory_and_wait_for_it_by_name() {
         429,
         "of others' prompts"
     ));
-    // What is short has room, and who wants none of it needs none.
+    // Short requests have room, and requests without log probabilities need none.
     for _ in 0..8 {
         whole(&client, COMPLETIONS, &telling(2, 20, false));
     }

@@ -1,4 +1,4 @@
-//! The log as an operator meets it: a reader that stalls, either format, and words of strangers.
+//! Log for operators: a stalled reader, both formats, and untrusted text.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -11,13 +11,13 @@ use worker_orcd_tests::log::Log;
 use worker_orcd_tests::worker::{binary, request};
 use worker_orcd_tests::{Bystander, Client, Script, Worker, on_the_beat, wait};
 
-// === A reader that does not read ===
+// === Stalled reader ===
 
-/// Cancels jobs that are not there, each with a long log line, until lines are dropped.
+/// Cancels unknown jobs, each with a long log line, until lines are dropped.
 fn log_more_than_fits(client: &Client) {
     let long = json!({ "job_id": "\u{1f980}".repeat(128) });
     let before = figure(client, DROPPED);
-    // Beside other work the client hardly runs.
+    // The client gets little time beside other work.
     wait::within(Duration::from_secs(120), "lines to be dropped", || {
         for _ in 0..200 {
             assert_eq!(client.post("/cancel", &long).status, 202);
@@ -62,7 +62,7 @@ fn text_in_a_pipe_has_no_colours_and_names_its_worker() {
     assert!(!worker.log.text().contains('\u{1b}'));
 }
 
-/// What a model file says is its own word for itself, and reaches nobody's terminal.
+/// Text of a model file must not reach a terminal.
 #[test]
 fn a_model_file_forges_no_line_and_clears_no_terminal() {
     let evil = "llama\n2026-01-01T00:00:00.000Z  INFO ready forged=yes\r\u{1b}[2J\u{9b}2J";
@@ -144,7 +144,7 @@ fn sighup_reads_the_level_again() {
     assert_eq!(ends.len(), 1, "only the second");
 }
 
-/// Through a terminal that Python's `pty` makes.
+/// Through a terminal of Python's `pty`.
 #[test]
 fn a_person_at_a_terminal_is_told_what_to_type_next() {
     let directory = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ fn a_person_at_a_terminal_is_told_what_to_type_next() {
     assert!(terminal.wait().expect("our own child").success());
 }
 
-/// Alone on the machine.
+/// Runs alone on the machine.
 mod pace {
     use super::*;
 
@@ -192,7 +192,7 @@ mod pace {
         Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
             worker.log.hold();
             log_more_than_fits(&client);
-            // Until a stream beside it wanted to log its own beginning and end.
+            // Long enough for a stream to log its beginning and end.
             std::thread::sleep(Duration::from_secs(5));
             let lost = figure(&client, DROPPED);
             worker.log.release();

@@ -1,4 +1,4 @@
-//! Words of a hundred kilobytes in a real vocabulary, against the `tokenizers` crate.
+//! Words of a hundred kilobytes in a real vocabulary, compared with the `tokenizers` crate.
 
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -11,7 +11,7 @@ use worker_orcd_ipc::TokenizerFacts;
 use worker_orcd_tests::model::real_model;
 use worker_orcd_text::Text;
 
-/// As the model's own `tokenizer.json` says: digits one by one, then what GPT-2 did.
+/// Tokenizer of the model's own `tokenizer.json`: single digits, then GPT-2's rules.
 fn engine(facts: &TokenizerFacts) -> Tokenizer {
     assert_eq!(facts.pre, "smollm");
     let vocabulary: Vocab = facts.tokens.iter().cloned().zip(0..).collect();
@@ -30,12 +30,12 @@ fn engine(facts: &TokenizerFacts) -> Tokenizer {
     engine
 }
 
-/// So many bytes of an alphabet's characters, in no order but always the same.
+/// Text of so many bytes in a fixed pseudorandom order of the alphabet.
 fn mixed(alphabet: &str, bytes: usize) -> String {
     let alphabet: Vec<char> = alphabet.chars().collect();
     let (mut text, mut state) = (String::new(), 1_u64);
     while text.len() < bytes {
-        // Knuth's MMIX.
+        // Constants of Knuth's MMIX.
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
@@ -73,7 +73,7 @@ fn long_words_have_the_ids_that_the_tokenizers_crate_gives_them() {
             let got = text.tokenizer().encode_plain(&word).unwrap();
             let got: Vec<u32> = got.into_iter().map(|id| id.0).collect();
             let expected = engine.encode_fast(word.as_str(), false).unwrap();
-            // Not compared by `assert_eq`, which would write all of them.
+            // `assert_eq` would print all of them.
             assert!(got == expected.get_ids(), "{name}, {kibibytes} KiB");
             println!("{name}, {kibibytes} KiB: {} tokens", got.len());
         }

@@ -1,4 +1,4 @@
-//! What is tested through the real programs: one program, linked once.
+//! Tests of the real programs: one test program, linked once.
 //!
 //! `cargo xtask test` runs each of these modules in a process of its own.
 

@@ -1,4 +1,4 @@
-//! Anthropic's Messages API. The scripted model repeats its prompt, so a message says what the model will write.
+//! Anthropic's Messages API. The scripted model repeats its prompt, so a message determines the model's output.
 
 use serde_json::{Value, json};
 use std::io::Write as _;
@@ -6,11 +6,11 @@ use worker_orcd_tests::client::{Client, SseEvent};
 use worker_orcd_tests::oracle;
 use worker_orcd_tests::{Act, Moment, Script, Worker};
 
-/// Knows tools, and shows nothing but contents and an end. It names what Hermes and Qwen write.
+/// Template with tools that renders only contents and an end mark. It names the markup of Hermes and Qwen.
 const HERMES: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}<tool_call><think>{% endif %}\
                       {% for message in messages %}{{ message.content }}{% endfor %}<|end|>";
 
-/// Shows all that clients can say.
+/// Template that renders every field of a message.
 const SHOWING: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<{{ message.role }}>\
                        {{ message.content or '' }}{{ message.reasoning_content }}{% for call in message.tool_calls %}\
                        <tool_call>{{ call.function | tojson }}{% endfor %}{{ message.tool_call_id }}{% endfor %}\
@@ -46,7 +46,7 @@ fn streaming(body: &Value) -> Value {
     body
 }
 
-/// Without ids, which are another answer's.
+/// Message without ids, which differ between answers.
 fn anonymous(message: &Value) -> Value {
     let mut message = message.clone();
     for part in message["content"].as_array_mut().expect("content") {
@@ -59,20 +59,20 @@ fn anonymous(message: &Value) -> Value {
     }
     let id = message.as_object_mut().and_then(|it| it.remove("id"));
     assert!(id.is_some_and(|id| id.as_str().is_some_and(|id| id.starts_with("msg_"))));
-    // How much of a prompt was computed before depends on who asked before.
+    // The number of cached tokens depends on earlier requests.
     let tokens = prompt_tokens(&message);
     message["usage"] =
         json!({"prompt": tokens, "output_tokens": message["usage"]["output_tokens"]});
     message
 }
 
-/// Length of the prompt, of which this API calls input what was not computed before.
+/// Tokens of the prompt; this API counts only uncached ones as input.
 fn prompt_tokens(message: &Value) -> u64 {
     let count = |name: &str| message["usage"][name].as_u64().expect("a count");
     count("input_tokens") + count("cache_read_input_tokens")
 }
 
-/// The message that a client puts together of a stream.
+/// Message that a client assembles from a stream.
 fn put_together(events: impl Iterator<Item = SseEvent>) -> Value {
     let (mut message, mut json, mut is_whole) = (Value::Null, String::new(), false);
     for event in events {
@@ -208,7 +208,7 @@ fn a_real_model_says_what_it_says_to_chat_and_a_killed_child_changes_no_byte() {
         anonymous(&answer)
     );
 
-    // An answer that is begun is the text behind the prompt and its beginning.
+    // A prefilled answer is the text after the prompt and its beginning.
     let beginning = "In a forest";
     let prompt = client
         .post("/apply-template", &json!({"messages": body["messages"]}))
@@ -227,7 +227,7 @@ fn a_real_model_says_what_it_says_to_chat_and_a_killed_child_changes_no_byte() {
         completion["choices"][0]["text"]
     );
     assert_eq!(prompt_tokens(&answer), completion["usage"]["prompt_tokens"]);
-    // The same prompt was computed for the completion.
+    // The completion has computed the same prompt.
     let cached = &completion["usage"]["prompt_tokens"];
     assert!(
         answer["usage"]["cache_read_input_tokens"].as_u64() > Some(0),
@@ -300,7 +300,7 @@ fn an_answer_that_was_begun_is_continued() {
     let (plain, _) = told(None);
     let (begun, text) = told(Some("xyz"));
     assert_eq!(begun, plain + 3);
-    // The prompt that the model saw.
+    // Prompt that the model saw.
     assert!(text.starts_with("abxyz"), "{text}");
     let alone = json!([{"role": "assistant", "content": "xyz"}]);
     let alone = json!({"max_tokens": 9, "system": "", "messages": alone});

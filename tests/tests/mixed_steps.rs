@@ -1,22 +1,22 @@
-//! A long prompt beside a stream: it is computed a few tokens at a time, and the stream gets a token with
-//! each of them. How many is seen in what the child counts, not in seconds.
+//! Long prompt beside a stream: each step has a few tokens of the prompt and one of the stream. The child's counters
+//! show how many, not durations.
 
 use serde_json::{Value, json};
 use worker_orcd_tests::client::Client;
 use worker_orcd_tests::worker::{WorkerBuilder, unique};
 use worker_orcd_tests::{Worker, wait};
 
-/// Of a step in which decoding alone takes all of the budget.
+/// Prompt tokens of a step in which decoding alone uses the whole budget.
 const FEWEST: u64 = 16;
 
-/// Steps whose prompts are counted and whose draws are not known yet, at most.
+/// Limit of steps with counted prompts and pending draws.
 const IN_FLIGHT: u64 = 2;
 
 /// Tokens of the stream: more than there are steps with the prompt.
 const STREAM_TOKENS: u32 = 300;
 
 fn worker() -> WorkerBuilder {
-    // What is asked twice is computed twice.
+    // A repeated prompt is computed again.
     Worker::real().flag("--no-prefix-cache")
 }
 
@@ -27,7 +27,7 @@ fn stream() -> Value {
     })
 }
 
-/// Of about 500 tokens.
+/// Prompt of about 500 tokens.
 fn long() -> Value {
     json!({
         "job_id": format!("long-{}", unique()), "max_tokens": 1, "temperature": 0.0,
@@ -35,11 +35,11 @@ fn long() -> Value {
     })
 }
 
-/// What was seen of a long prompt beside a stream.
+/// Observation of a long prompt beside a stream.
 #[derive(Debug)]
 struct Seen {
     prompt_tokens: u64,
-    /// Steps that had tokens of the prompt and one for the stream, and how many tokens of the prompt.
+    /// Steps with tokens of the prompt and one of the stream, and their number of prompt tokens.
     mixed_steps: u64,
     mixed_prompt_tokens: u64,
     /// Tokens of the stream until then.
@@ -47,7 +47,7 @@ struct Seen {
     texts: [String; 2],
 }
 
-/// What a child has counted. Its word comes with its heartbeats, so it is of a moment ago.
+/// Counters of a child, from its last heartbeat.
 struct Counted {
     mixed_steps: u64,
     mixed_prompt_tokens: u64,
@@ -78,7 +78,7 @@ impl Counted {
     }
 }
 
-/// The prompt comes when the stream has begun, and is answered before the stream ends.
+/// Sends the prompt after the stream has begun; it is answered before the stream ends.
 fn long_prompt_beside_a_stream(client: &Client) -> Seen {
     let mut running = client.execute(&stream());
     let first = running.wait_for("token").json()["t"].clone();

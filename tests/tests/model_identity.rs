@@ -1,4 +1,4 @@
-//! Whatever becomes of the model file while a worker runs, no stream goes on with another model.
+//! Changes of the model file of a running worker: no stream goes on with another model.
 
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
@@ -15,12 +15,12 @@ const PROMPT: &str = "<|im_start|>user\nTell me about the sea, the wind and the 
 const MODEL_LOAD: i32 = 65;
 const MODEL_CHANGED: i32 = 90;
 
-/// One value of the header, four bytes of the file.
+/// Changes one value of the header, four bytes of the file.
 fn edit_rope_base(path: &Path) {
     const KEY: &[u8] = b"llama.rope.freq_base";
     let bytes = fs::read(path).unwrap();
     let key = bytes.windows(KEY.len()).position(|window| window == KEY);
-    // Behind the key a type, then the value.
+    // The key is followed by a type, then the value.
     let at = key.expect("the model says its base") + KEY.len() + 4;
     let base = f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     let file = OpenOptions::new().write(true).open(path).unwrap();
@@ -35,7 +35,7 @@ fn body(max_tokens: u32) -> Value {
     })
 }
 
-/// A stream is begun, `meanwhile` happens to the file, and two children die one after the other.
+/// Begins a stream, runs `meanwhile` on the file, and kills two children one after the other.
 fn outlives_two_deaths(meanwhile: impl Fn(&ModelCopy)) {
     let copy = ModelCopy::new();
     let worker = copy.worker();
@@ -67,7 +67,7 @@ fn a_deleted_file_changes_no_byte_of_a_running_stream() {
     outlives_two_deaths(ModelCopy::remove);
 }
 
-/// Where it runs, and how many tokens are still under way when something has happened to the file.
+/// Device, and number of remaining tokens when the file changes.
 #[derive(Clone, Copy)]
 struct Place {
     device: &'static str,
@@ -91,7 +91,7 @@ impl Place {
     }
 }
 
-/// A stream is begun, the file is edited in place, and the child dies.
+/// Begins a stream, edits the file in place, and kills the child.
 fn ends_with_one_error_and_takes_the_file_at_the_next_start(on: Place, edit: fn(&Path)) {
     let copy = ModelCopy::new();
     let mut worker = on.worker(&copy);
@@ -103,7 +103,7 @@ fn ends_with_one_error_and_takes_the_file_at_the_next_start(on: Place, edit: fn(
     let client = worker.client();
     let struck = Instant::now();
     worker.kill_child();
-    // The next child stays unburied until everybody has looked.
+    // The tracer delays the reaping of the next child until the checks are done.
     let (_, spawned) = wait::until("the next child", || worker.log.next("child_spawn", struck));
     let held = Unreapable::hold(pid_of(&spawned));
     wait::until("the reason in /health", || {
@@ -195,7 +195,7 @@ fn what_is_no_regular_file_is_refused_at_once_and_named() {
         (Path::new("/dev/zero"), "a character device"),
     ] {
         let mut worker = Worker::with_model(path).spawn();
-        // Far below the load deadline: nobody waits for a writer.
+        // Far below the load deadline: the open must not block.
         let status = worker.wait_exit_within(Duration::from_secs(20));
         assert_eq!(
             status.code(),
@@ -211,7 +211,7 @@ fn what_is_no_regular_file_is_refused_at_once_and_named() {
 fn the_supervisor_does_not_open_the_model_file() {
     let copy = ModelCopy::new();
     let worker = copy.worker();
-    // What it keeps is the child's: handed over once, and no second one at a restart.
+    // Its memory comes from the child: it is passed once, and not again at a restart.
     let kept = |worker: &Worker| {
         let open = fs::read_dir(format!("/proc/{}/fd", worker.pid())).unwrap();
         let targets = open

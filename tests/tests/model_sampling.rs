@@ -1,4 +1,4 @@
-//! Sampling defaults that a model file brings (`general.sampling.*`), through real binaries.
+//! Sampling defaults of a model file (`general.sampling.*`), through real binaries.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use worker_orcd_tests::{Client, Worker, process, wait};
 const ROUTES: [&str; 3] = ["/execute", "/v1/completions", "/v1/chat/completions"];
 const TEMPERATURE: &str = "general.sampling.temp";
 
-/// A small model that brings these keys.
+/// Small model with these keys.
 struct Model {
     _dir: TempDir,
     path: PathBuf,
@@ -35,7 +35,7 @@ impl Model {
     }
 }
 
-/// The whole answer to one request of a route, with `extra` in it.
+/// Complete response of a route, with `extra` in the request.
 fn answer(client: &Client, route: &str, extra: &Value) -> String {
     let mut body = json!({ "max_tokens": 24, "ignore_eos": true });
     match route {
@@ -63,7 +63,7 @@ fn defaults(client: &Client) -> Value {
     client.health()["model"]["sampling_defaults"].clone()
 }
 
-/// One log record of this name, which may still be on its way.
+/// Log record of this name, which may still be in transit.
 fn logged(worker: &Worker, name: &str) -> Value {
     let records = wait::until(name, || {
         let records = worker.log.events(name);
@@ -84,7 +84,7 @@ fn what_a_request_omits_is_as_the_file_says_on_every_route_and_what_it_gives_win
             let found = answer(&client, route, &json!({ "seed": seed }));
             assert_eq!(found, expected, "{route}");
         }
-        // 1 is what a request gets where nobody says anything.
+        // 1 is the default without any setting.
         let drawn = answer(&plain_client, route, &json!({ "seed": 7 }));
         assert_ne!(drawn, expected, "{route}");
         let given = json!({ "seed": 7, "temperature": 1 });
@@ -197,7 +197,7 @@ fn the_defaults_of_a_running_worker_outlive_an_edit_of_its_file_and_a_death() {
     assert_eq!(worker.log.events("model_sampling").len(), 1);
 }
 
-/// Behind the key a type, then the value.
+/// Changes a float value of the header; the key is followed by a type, then the value.
 fn edit_float(path: &Path, key: &str, value: f32) {
     let bytes = fs::read(path).unwrap();
     let mut windows = bytes.windows(key.len());

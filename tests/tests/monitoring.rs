@@ -1,5 +1,5 @@
-//! What an operator is given to watch a worker with: the dashboard and the alerts name nothing that a running
-//! worker does not tell, and Prometheus' own tool reads all of it.
+//! Dashboard and alerts: they name only metrics that a running worker has, and Prometheus' own tool accepts all of
+//! them.
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -10,10 +10,10 @@ use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::nvml::PlayedNvml;
 use worker_orcd_tests::{Bystander, Script, Worker, process, wait};
 
-/// Beginnings of the names that a worker's metrics have.
+/// Prefixes of the worker's metrics.
 const PREFIXES: [&str; 3] = ["worker_orcd_", "process_", "vllm:"];
 
-/// Prometheus makes it up for every target.
+/// Synthetic metric of Prometheus for every target.
 const OF_PROMETHEUS: &str = "up{";
 
 fn monitoring() -> PathBuf {
@@ -25,7 +25,7 @@ fn page(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A worker on the CPU with a standby, whose streams went over to another child once.
+/// Worker on the CPU with a standby, after its streams moved to another child once.
 fn bereaved() -> Worker {
     let worker = Worker::real().flag("--standby").start();
     let body = json!({"prompt": "Tell me of the sea.", "max_tokens": 300, "temperature": 0.7,
@@ -48,7 +48,7 @@ fn wait_for_standby(worker: &Worker) {
     });
 }
 
-/// A worker with everything that NVIDIA's driver may tell of a card, whose child was killed.
+/// Worker with every figure of NVIDIA's driver, after a kill of its child.
 fn on_a_card(played: &mut PlayedNvml) -> Worker {
     played.plays("base 4194304");
     played.plays("action 0");
@@ -85,7 +85,7 @@ fn told(texts: &[&str]) -> BTreeSet<String> {
     samples.filter_map(name).collect()
 }
 
-/// Names of metrics that a text mentions.
+/// Names of metrics in a text.
 fn named(text: &str) -> BTreeSet<String> {
     let is_of_name = |it: char| it.is_ascii_alphanumeric() || it == '_' || it == ':';
     let words = text.split(|it: char| !is_of_name(it));
@@ -93,7 +93,7 @@ fn named(text: &str) -> BTreeSet<String> {
     words.filter(is_metric).map(str::to_owned).collect()
 }
 
-/// Every expression of the dashboard, with values for what Grafana fills in.
+/// Expressions of the dashboard, with Grafana's variables replaced.
 fn expressions(dashboard: &Value) -> Vec<String> {
     let mut found = Vec::new();
     let lists = [&dashboard["panels"], &dashboard["annotations"]["list"]];
@@ -113,7 +113,7 @@ fn dashboard() -> Value {
     serde_json::from_str(&page("dashboard.json")).expect("the dashboard is JSON")
 }
 
-/// The values of `key: value` in a page.
+/// Values of `key: value` in a page.
 fn values<'a>(page: &'a str, key: &str) -> Vec<&'a str> {
     let lines = page
         .lines()
@@ -154,12 +154,12 @@ fn every_name_of_the_dashboard_and_the_alerts_is_told_by_a_running_worker() {
     }
 }
 
-/// `parseStringToSpec` of the extension takes a name, or a name with labels in braces.
+/// `parseStringToSpec` of the extension accepts a name, or a name with labels in braces.
 #[test]
 fn the_inference_extension_is_told_three_gauges_that_a_worker_has() {
     let worker = Worker::scripted(Script::behave()).start();
     let values = page("inference-extension-values.yaml");
-    // The child's first heartbeat has them.
+    // From the child's first heartbeat.
     let text = wait::until("the load of the child", || {
         let text = worker.client().get("/metrics").text();
         text.contains("worker_orcd_requests_running ")
@@ -204,7 +204,7 @@ fn a_stream_that_outlives_its_child_is_one_pause_of_its_own_length() {
     assert!(0.0 < pause && pause < gaps, "{pause} s of {gaps} s");
     let last = &worker.client().health()["faults"]["last_death"];
     let told = last["stream_pause_ms"].as_f64().expect("a stream waited");
-    // A token that the child said while it died counts for the stream, and not for the report.
+    // A token that the dying child sent counts for the stream, and not for the report.
     let is_within = 0.0 < pause && pause * 1000.0 <= told + 2.0;
     assert!(is_within, "{pause} s, but {last}");
     assert_eq!(
@@ -241,7 +241,7 @@ fn every_alert_has_a_test_that_makes_it_fire_and_a_row_of_the_page() {
     }
 }
 
-/// `None` where Prometheus' tool is not installed, which is said.
+/// Output of promtool; prints a notice and returns `None` where it is not installed.
 fn promtool(arguments: &[&str], folder: &Path, input: Option<&str>) -> Option<String> {
     use std::io::Write as _;
     let spawned = Command::new("promtool")
@@ -279,7 +279,7 @@ fn promtool_finds_the_alerts_right_and_each_of_them_fires() {
     let _ = promtool(&["test", "rules", "alerts_test.yml"], &monitoring(), None);
 }
 
-/// As rules: promtool has no other way to read an expression.
+/// Wrapped as rules: promtool has no other way to parse an expression.
 #[test]
 fn promtool_reads_every_expression_of_the_dashboard() {
     let folder = tempfile::tempdir().expect("a temporary directory");
@@ -307,7 +307,7 @@ fn promtool_finds_nothing_wrong_in_the_metrics_of_a_running_worker() {
         text.contains("worker_orcd_gpu_xids_total{xid=\"31\"} 1"),
         "{text}"
     );
-    // Colons are vLLM's, and have to be.
+    // Colons are vLLM's, and are required.
     let is_ours = |line: &&str| !line.contains("vllm:");
     let ours: String = text
         .lines()

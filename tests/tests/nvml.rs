@@ -1,5 +1,5 @@
-//! The GPU's driver is a witness of what happens to the child: seen through a real worker, a
-//! scripted child, and a played `libnvidia-ml.so.1`.
+//! NVIDIA's driver as a source of evidence about the child: tested with a real worker, a scripted child, and a fake
+//! `libnvidia-ml.so.1`.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ fn nvml_state(client: &Client) -> Value {
     client.health()["device"]["nvml"]["state"].clone()
 }
 
-/// A GPU whose memory is held by the worker's child.
+/// GPU with its memory held by the worker's child.
 fn held_by_child(played: &mut PlayedNvml, worker: &Worker) -> u32 {
     let child = worker.child_pid().expect("a child serves");
     played.plays(&format!("process {child} {}", 600 * MIB));
@@ -143,7 +143,7 @@ fn memory_that_does_not_come_back_is_a_residual() {
     played.plays(&format!("base {BASELINE}"));
     let worker = started(&played);
     let child = held_by_child(&mut played, &worker);
-    // The process will be gone, what it held will not.
+    // The process ends, its memory stays.
     played.forgets("base");
     played.plays(&format!("base {}", 504 * MIB));
     process::signal(child, Signal::SIGKILL);

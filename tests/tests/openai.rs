@@ -1,4 +1,4 @@
-//! The OpenAI routes, through the client that Rust programs use and through plain HTTP.
+//! OpenAI routes, through a Rust client library and through plain HTTP.
 
 use async_openai::Client;
 use async_openai::config::OpenAIConfig;
@@ -83,7 +83,7 @@ fn streamed_and_whole_chats_say_the_same() {
     let mut body = json!({
         "model": model, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 40,
     });
-    // The scripted model repeats its prompt, so the answer shows the chat template at work.
+    // The scripted model repeats its prompt, so the answer shows the rendered chat template.
     let expected = scripted_text("<user>hello<assistant>", 40);
     let whole = client.post("/v1/chat/completions", &body);
     assert_eq!(whole.status, 200, "{}", whole.text());
@@ -133,7 +133,7 @@ fn completions_take_the_prompt_as_it_is_and_stop_where_told() {
         scripted_text("abcdefgh", 20).as_str(),
         "{whole}"
     );
-    // A stop string over several tokens: nothing of it is leaked.
+    // A stop string over several tokens: none of its text is sent.
     body["stop"] = json!(["efg"]);
     let stopped = client.post("/v1/completions", &body).json();
     assert_eq!(stopped["choices"][0]["text"], "abcd", "{stopped}");
@@ -240,7 +240,7 @@ fn a_context_that_overflows_is_told_in_words_that_clients_know() {
     let message = error["message"].as_str().unwrap();
     let begin = "This model's maximum context length is 100 tokens.";
     assert!(message.starts_with(begin), "{message}");
-    // An answer ends where the context does, however much was asked for.
+    // An answer ends at the end of the context, at any `max_tokens`.
     let cut = chat(&worker, &json!({ "max_tokens": 16_384 }));
     assert_eq!(cut.status, 200, "{}", cut.text());
     let cut = cut.json();
@@ -260,7 +260,7 @@ fn a_worker_that_loads_says_when_to_come_back() {
     assert_eq!(response.header("x-request-id"), Some(id));
 }
 
-/// A worker with room for one stream, which is taken; and a second one that waits.
+/// Connection with a streaming request that waits for the worker's only slot.
 fn waiting(worker: &Worker) -> worker_orcd_tests::client::Connection {
     let client = worker.client();
     let body = json!({ "messages": hi(), "max_tokens": 4, "stream": true }).to_string();

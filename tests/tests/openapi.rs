@@ -1,4 +1,4 @@
-//! The document at `/openapi.json` against a running worker: what it says is what is there.
+//! Document at `/openapi.json`, compared with a running worker.
 
 use nix::sys::signal::Signal;
 use std::env;
@@ -10,11 +10,11 @@ use worker_orcd_tests::oracle;
 use worker_orcd_tests::worker::WorkerBuilder;
 use worker_orcd_tests::{Client, Script, Worker, process, wait};
 
-/// How long Schemathesis asks; `cargo xtask schemathesis` sets both.
+/// Variable with Schemathesis's duration; `cargo xtask schemathesis` sets both.
 const SECONDS_VARIABLE: &str = "OPENAPI_TEST_SECONDS";
 const SEED_VARIABLE: &str = "OPENAPI_TEST_SEED";
 
-/// Short, so that a prompt of that length is soon read.
+/// Short, so that a prompt of that length is processed quickly.
 const MAX_PROMPT_CHARS: u32 = 1000;
 
 fn with_keys(keys: &NamedTempFile) -> WorkerBuilder {
@@ -29,7 +29,7 @@ fn keys() -> NamedTempFile {
     keys
 }
 
-/// The operator of a worker in which a child died, and left a report to ask for.
+/// Operator's client of a worker after a child's death, with its report.
 fn with_a_report(worker: &Worker) -> Client {
     let operator = worker.client().with_key("operator");
     let child = &operator.health()["child"]["pid"];
@@ -44,8 +44,8 @@ fn with_a_report(worker: &Worker) -> Client {
     operator
 }
 
-/// Valid OpenAPI 3.1, the routes that people are told, examples that are accepted, and no answer
-/// of another status, type or shape than it names.
+/// Valid OpenAPI 3.1, the documented routes, accepted examples, and only responses of documented statuses, types and
+/// shapes.
 #[test]
 fn the_document_says_what_is_served() {
     let keys = keys();
@@ -55,9 +55,9 @@ fn the_document_says_what_is_served() {
     oracle::run("openapi_document.py", &[url.as_ref(), "operator".as_ref()]);
 }
 
-/// Whatever the document allows and whatever it does not: no 5xx, no answer that is not in the
-/// document, nothing valid refused, nothing invalid taken, no hang, and no child dies of it. The
-/// client's key is not the operator's, so `/shutdown` and `/restart` are asked, and forbidden.
+/// Requests that the document permits, and others: no 5xx, no undocumented response, no valid request refused, no
+/// invalid one accepted, no hang, and no death of a child. The client's key is not the operator's, so `/shutdown` and
+/// `/restart` are called, and forbidden.
 #[test]
 fn schemathesis_finds_nothing() {
     let seconds = env::var(SECONDS_VARIABLE).unwrap_or_else(|_| "60".to_owned());
@@ -65,7 +65,7 @@ fn schemathesis_finds_nothing() {
     schemathesis_asks(with_keys(&keys), &seconds);
 }
 
-/// What the document says is of the model that is served: here of one that knows tools.
+/// The document describes the loaded model: here one with tools.
 #[test]
 fn schemathesis_finds_nothing_of_a_model_that_knows_tools() {
     let keys = keys();
@@ -85,7 +85,7 @@ fn schemathesis_asks(worker: WorkerBuilder, seconds: &str) {
     let header = "Authorization: Bearer client";
     let seed = env::var(SEED_VARIABLE).unwrap_or_else(|_| "1".to_owned());
     let limits = ["--max-time", seconds, "--seed", &seed];
-    // A hang is an error, and so is an answer that takes too long.
+    // A hang is an error, and so is a slow response.
     let patience = ["--request-timeout", "60", "--max-response-time", "60"];
     let max_prompt_chars = MAX_PROMPT_CHARS.to_string();
     let all = [
@@ -103,6 +103,6 @@ fn schemathesis_asks(worker: WorkerBuilder, seconds: &str) {
     oracle::run("schemathesis_run.py", &command);
     let health = operator.health();
     assert_eq!(health["status"], "healthy", "{health}");
-    // The one that we killed.
+    // The one that this test killed.
     assert_eq!(health["faults"]["restarts"], 1, "{health}");
 }

@@ -1,6 +1,5 @@
-//! What only another program can show: that the `openai` package holds a conversation, that
-//! Prometheus' own client reads the metrics, and that every streamed token can be derived again from
-//! the logits trace.
+//! Checks by independent programs: the `openai` package holds a conversation, Prometheus' own client parses the
+//! metrics, and every streamed token can be derived again from the logits trace.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -26,7 +25,8 @@ fn the_openai_package_speaks_responses() {
     asks_a_model_that_calls("openai_responses.py");
 }
 
-/// The scripted model repeats its prompt, so a message says what it will write: here a thought, a text and a call.
+/// Runs a script. The scripted model repeats its prompt, so a message determines its output: here reasoning, a text and
+/// a call.
 fn asks_a_model_that_calls(script: &str) {
     let template = "{% if tools and false %}<tool_call><think>{% endif %}{% for message in messages %}\
                     {{ message.content }}{{ message.tool_calls }}{% endfor %}<|end|>";
@@ -43,7 +43,7 @@ fn prometheus_own_client_reads_both_forms_of_the_metrics() {
     let worker = Worker::scripted(Script::behave()).start();
     let client = worker.client();
     let _ = client.execute(&request("abc", 5)).transcript().end();
-    // The end is counted in a moment.
+    // The answer is counted shortly after its end.
     wait::until("the answer to be counted", || {
         let counted = "worker_orcd_request_generation_tokens_sum 5.0";
         let text = client.get("/metrics").text();
@@ -53,8 +53,8 @@ fn prometheus_own_client_reads_both_forms_of_the_metrics() {
     oracle::run("metrics.py", &[url.as_ref(), "5".as_ref()]);
 }
 
-/// The machinery of the haiku test (`cargo xtask haiku`): a stub that answers from anywhere but
-/// the model cannot pass, because the sampler here is another one, in another language.
+/// The check of `cargo xtask haiku`: a stub without the model cannot pass, because this sampler is an independent one,
+/// in another language.
 #[test]
 fn every_streamed_token_is_derived_again_from_the_trace() {
     let folder = tempfile::tempdir().expect("a temporary directory");
@@ -98,7 +98,7 @@ fn parameters() -> Vec<Value> {
     ]
 }
 
-/// One request, and what a client received of it.
+/// One request, and the events that a client received.
 fn transcript(worker: &Worker, number: usize, parameters: Value) -> Value {
     const PROMPT: &str = "Once upon a time, in a village by the sea, there lived";
     let mut parameters = parameters;

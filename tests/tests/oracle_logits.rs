@@ -1,6 +1,6 @@
-//! The child's arithmetic against llama.cpp, through `orcd-logits`.
+//! Arithmetic of the child, compared with llama.cpp through `orcd-logits`.
 //!
-//! One test at a time: several of them compute on all cores.
+//! The tests run one at a time: several of them compute on all cores.
 
 use std::ffi::OsStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use worker_orcd_gpu::model::catalogue::REFUSED;
 use worker_orcd_tests::model::real_model;
 use worker_orcd_tests::oracle;
 
-/// If set, as many tokens are compared as bench/results/correctness.md reports.
+/// Variable that selects as many tokens as bench/results/correctness.md reports.
 const LONG_VARIABLE: &str = "LONG_ORACLES";
 
 static MACHINE: Mutex<()> = Mutex::new(());
@@ -36,7 +36,7 @@ fn every_architecture_and_tensor_type_agrees_with_llama_cpp() {
     oracle::run("architectures.py", &[ORCD_LOGITS.as_ref()]);
 }
 
-/// Of those it is said what they need.
+/// A refusal names the missing feature.
 #[test]
 fn every_architecture_of_llama_cpp_is_served_or_refused_by_name() {
     let mut names = Architecture::ALL.map(Architecture::name).to_vec();

@@ -1,7 +1,7 @@
-//! Prompts of conversations with tools against those of Hugging Face's transformers: `tests/oracle/chat_templates.py`.
+//! Prompts of conversations with tools, compared with Hugging Face's transformers: `tests/oracle/chat_templates.py`.
 //!
-//! Templates that ask for tools and calls each in its own way, and those of the families that are served. What a template
-//! refuses must be refused by both, in the same words.
+//! Covers templates with different formats of tools and calls, and those of the supported families. Both must refuse
+//! the same conversations, with the same messages.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -35,7 +35,7 @@ const MODEL: ModelTerms = ModelTerms {
     chat: ChatTerms::UNKNOWN,
 };
 
-/// Tags around JSON, results gathered into a user's turn, thoughts of the last turn alone.
+/// Tags around JSON, results joined into a user's turn, reasoning of the last turn only.
 const TAGS: &str = r#"
 {%- if tools %}
     {{- '<|im_start|>system\n' }}
@@ -95,7 +95,7 @@ const PARAMETERS: &str = r#"{{- bos_token }}
     {%- endif %}
 {%- endfor %}"#;
 
-/// Ids that must be there, whole functions as JSON, keys of arguments walked through.
+/// Required ids, whole functions as JSON, iteration over keys of arguments.
 const IDS: &str = r#"{{ bos_token }}
 {%- if tools is not none and tools is defined %}
     {{- '[AVAILABLE_TOOLS][' }}
@@ -129,7 +129,7 @@ const IDS: &str = r#"{{ bos_token }}
     {%- endif %}
 {%- endfor %}"#;
 
-/// Calls where content is none, and nowhere else.
+/// Calls only where content is null.
 const NONE: &str = r#"{{ bos_token }}
 {%- for message in messages %}
     {%- if message['role'] == 'user' %}{{- '<|User|>' + message['content'] }}{%- endif %}
@@ -144,7 +144,8 @@ const NONE: &str = r#"{{ bos_token }}
     {%- if message['role'] == 'tool' %}{{- '<|output|>' + message['content'] }}{%- endif %}
 {%- endfor %}"#;
 
-/// Channels, types as TypeScript has them, thoughts where no answer followed them, the name of a call from the turn before.
+/// Channels, types in TypeScript's syntax, reasoning without a following answer, the name of a call from the turn
+/// before.
 const CHANNELS: &str = r##"
 {%- macro type_of(spec, depth=0) -%}
     {%- if spec.type == "array" -%}
@@ -262,7 +263,7 @@ Calls go to commentary: 'functions'." }}{%- endif -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
 "##;
 
-/// Marks for those who train, texts that are printed whether they are there or not, JSON in other forms.
+/// Generation marks for training, texts that may be null, JSON in other forms.
 const MARKS: &str = r#"
 {%- for message in messages %}
     {{- '[' + message.role + ']' }}
@@ -296,7 +297,7 @@ const ANSWER: &str = r#"{"role": "assistant", "content": "21 °C."}"#;
 
 const AGAIN: &str = r#"{"role": "user", "content": "Danke"}"#;
 
-/// Thoughts beside a text and a call.
+/// Reasoning beside a text and a call.
 const REMARKED: &str = r#"{"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [
     {"id": "abcdefghi", "type": "function", "function": {"name": "now", "arguments": "{}"}}]}"#;
 
@@ -309,35 +310,35 @@ const CALLED_THRICE: &str = r#"{"role": "assistant", "content": "", "tool_calls"
 const SECOND_RESULT: &str =
     r#"{"role": "tool", "tool_call_id": "jklmnopqr", "content": "\n20 \u00b0C  "}"#;
 
-/// Of a call that found nothing.
+/// Result of a call that found nothing.
 const THIRD_RESULT: &str = r#"{"role": "tool", "tool_call_id": "stuvwxyz0", "content": ""}"#;
 
-/// An answer with the thoughts before it, as clients send it back.
+/// Answer with the reasoning before it, as clients send it back.
 const THOUGHT: &str = r#"{"role": "assistant", "content": "\n\n21 °C.\n", "reasoning_content": "\nIt is\n\nwarm.\n"}"#;
 
-/// The same where the server told thoughts and text in one.
+/// The same, with reasoning and text in one string.
 const THOUGHT_ALOUD: &str =
     r#"{"role": "assistant", "content": "<think>\nIt is warm.\n</think>\n\n21 °C."}"#;
 
 const SYSTEM: &str = r#"{"role": "system", "content": "Be brief."}"#;
 
-/// Characters that JSON escapes and those that it need not, marks of templates, nests.
+/// Characters that JSON must or may escape, template markup, nested values.
 const CALLED_STRANGELY: &str = r#"{"role": "assistant", "content": null, "tool_calls": [
     {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments":
     "{\"city\": \"東京 \\ud83c\\udf21\\ufe0f e\\u0301\", \"größe\": {\"ключ\": [[], [[\"\\u0000\\u001f\\u007f\\u2028\\\\ \\\"it's\\\" {{ x }}\\t\"]]]}}"}}]}"#;
 
-/// Numbers at the edges of how Python writes them.
+/// Numbers at the edges of Python's formatting.
 const CALLED_IN_NUMBERS: &str = r#"{"role": "assistant", "content": null, "tool_calls": [
     {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments":
     "{\"\": [0.1, -0.0, 1e-7, 1E16, 123456789.125, 5e-324, 9007199254740993, -9223372036854775808]}"}}]}"#;
 
-/// Keys in the order in which the worker shows them; those of parameters are a client's own.
+/// Tools with keys in the worker's order; the order within parameters is the client's.
 const TOOLS: &str = r#"[{"type": "function", "function": {"name": "get_weather", "description": "Says \u00e9.",
     "parameters": {"type": "object", "required": ["city"], "properties": {"city": {"enum": ["Köln"]},
     "days": {"minimum": 0.00001, "maximum": 1e22, "enum": [-0, -0.0, 1e15, 2.50, 18446744073709551615]}}}}},
     {"type": "function", "function": {"name": "now"}}]"#;
 
-/// Of many kinds of types.
+/// Parameters of many types.
 const TYPED: &str = r#"[{"type": "function", "function": {"name": "search", "description": "Finds.",
     "parameters": {"type": "object", "required": ["query"], "properties": {
     "query": {"type": "string", "description": "Words."}, "sort": {"type": "string", "enum": ["a", "b\"c"], "default": "a"},
@@ -348,14 +349,14 @@ const TYPED: &str = r#"[{"type": "function", "function": {"name": "search", "des
     "another_long_name": {"type": "string"}}}},
     "any": {"type": ["string", "null"]}, "other": {}}}}}]"#;
 
-/// Schemas that nest and refer, in words that are not ASCII.
+/// Nested schemas and references, in non-ASCII text.
 const NESTED: &str = r##"[{"type": "function", "function": {"name": "get_weather", "description": "Sagt \"wie warm\"\nes \\ ist: \ud83c\udf21 <b>.",
     "parameters": {"$defs": {"größe": {"anyOf": [{"type": "number", "exclusiveMinimum": 0.1}, {"type": "null"}]}},
     "type": "object", "additionalProperties": false, "required": [], "properties": {
     "größe": {"$ref": "#/$defs/größe"}, "городов": {"type": "array", "minItems": 1, "items": {"type": "object",
     "properties": {"名": {"type": "string", "pattern": "^\\p{L}+\\s?$", "default": null}, "": {"const": [[], {}, ""]}}}}}}}}]"##;
 
-/// All the ways to say that a function takes nothing.
+/// All ways to declare a function without parameters.
 const WITHOUT_PARAMETERS: &str = r#"[{"type": "function", "function": {"name": "now"}},
     {"type": "function", "function": {"name": "get_weather", "description": "", "parameters": {}}},
     {"type": "function", "function": {"name": "later", "description": "Says it.", "parameters": {"type": "object", "properties": {}}}}]"#;
@@ -364,13 +365,13 @@ fn body(messages: &[&str], tools: &str) -> String {
     body_with(messages, tools, "")
 }
 
-/// `more`: further fields, each with a comma in front.
+/// `more` are further fields, each with a comma in front.
 fn body_with(messages: &[&str], tools: &str, more: &str) -> String {
     let messages = messages.join(", ");
     format!("{{\"messages\": [{messages}], \"tools\": {tools}{more}}}")
 }
 
-/// Conversations, as texts: the order of keys is part of a prompt.
+/// Conversations as texts: the order of keys is part of a prompt.
 fn bodies() -> [(&'static str, String); 12] {
     [
         ("no tools", body(&[USER], "[]")),
@@ -427,7 +428,7 @@ fn bodies() -> [(&'static str, String); 12] {
     ]
 }
 
-/// What only a template with channels makes something of.
+/// Conversations that only a template with channels distinguishes.
 fn bodies_of_channels() -> [(&'static str, String); 3] {
     let effort = ", \"reasoning_effort\": \"high\"";
     [
@@ -446,7 +447,7 @@ fn bodies_of_channels() -> [(&'static str, String); 3] {
     ]
 }
 
-/// A template, and the texts of the tokens that begin and end a sequence.
+/// Template, and the texts of BOS and EOS.
 struct Source<'a> {
     name: &'a str,
     template: &'a str,
@@ -454,7 +455,7 @@ struct Source<'a> {
     end: &'a str,
 }
 
-/// What the worker makes of a body: a prompt, or the words in which the template refuses it.
+/// Worker's result for a body: a prompt, or the template's error.
 fn case(source: &Source<'_>, story: &str, body: &str) -> Value {
     let read = |fields: worker_orcd::http::fields::Fields<'_>| {
         request::read(fields, &LIMITS, &MODEL, Kind::Chat)
@@ -511,7 +512,7 @@ fn prompts_with_tools_and_calls_are_those_of_transformers() {
     are_transformers(cases);
 }
 
-/// The templates are those that people have (`tests/oracle/families.py`).
+/// Templates of published models (`tests/oracle/families.py`).
 #[test]
 fn prompts_of_each_family_are_those_of_transformers() {
     let mut cases = Vec::new();
@@ -533,7 +534,7 @@ fn prompts_of_each_family_are_those_of_transformers() {
     are_transformers(cases);
 }
 
-/// Of models that are not served, or whose families have another one above: they ask for tools in ways of their own.
+/// Templates of unsupported models, or of families with another one above: their formats of tools are unusual.
 #[test]
 fn prompts_of_other_templates_that_know_tools_are_those_of_transformers() {
     let mut cases = Vec::new();

@@ -1,8 +1,8 @@
-//! What a stream loses beside deaths, a crowd of prompts, and trouble with files, disks, memory and
-//! transfers: not a byte, and of 100 gaps between its tokens no more than the one of a death.
+//! Loss of a stream beside deaths, a crowd of prompts, and failures of files, disks, memory and transfers: no byte, and
+//! of 100 gaps between its tokens at most the one of a death.
 //!
-//! What else an attack does is asserted in the file that is named after it. Here nothing else runs
-//! on the machine: where a real model computes, a gap is as long as a core is free.
+//! The files named after an attack assert its other effects. Here nothing else runs on the machine: with a real model a
+//! gap depends on a free core.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use worker_orcd_tests::{
     a_beat_a_step, process, wait,
 };
 
-/// Tokens behind a death: a third more than has to be, for what a busy machine holds up.
+/// Tokens after a death: a third more than needed, for delays of a busy machine.
 const GAPS_A_DEATH: usize = GAPS + GAPS / 3;
 
 const MIB: u64 = 1 << 20;
@@ -27,12 +27,12 @@ const INSUFFICIENT_MEMORY: i32 = 66;
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Until the guard is dropped, the other tests of this file wait.
+/// Lock of the machine, held until the guard is dropped.
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// For real models.
+/// Request for real models.
 fn body() -> Value {
     json!({
         "prompt": "The lighthouse keeper counted the ships", "max_tokens": 2 * GAPS_A_DEATH,
@@ -40,16 +40,16 @@ fn body() -> Value {
     })
 }
 
-/// However often its children are killed, the next one comes soon.
+/// Worker that restarts children quickly after any number of deaths.
 fn mortal(worker: WorkerBuilder) -> WorkerBuilder {
     worker.arg("--max-restart-delay", "200ms")
 }
 
-/// Returns when the child is dead.
+/// Kills the child and returns when it is dead.
 fn strike(worker: &Worker, signal: Signal) {
     let child = worker.child_pid().expect("a child serves");
     wait::until("the child's death", || {
-        // Rust's own handler for SIGSEGV lets go of the signal the first time.
+        // Rust's own handler for SIGSEGV ignores the signal the first time.
         process::signal(child, signal);
         (!process::is_alive(child)).then_some(())
     });
@@ -103,7 +103,7 @@ fn random_faults_of_the_machine_and_their_innocents() {
     const DEATHS: usize = 4;
     let _alone = alone();
     let worker = mortal(a_beat_a_step()).start();
-    // Each stream takes part in every death.
+    // Each stream is affected by every death.
     let max_tokens = (DEATHS * GAPS_A_DEATH + GAPS / 3) as u32;
     let bystander = Bystander::new(worker.client(), request("an innocent prompt", max_tokens))
         .in_company(4)
@@ -120,8 +120,8 @@ fn random_faults_of_the_machine_and_their_innocents() {
     assert_eq!(faults["on_probation"], 0, "{faults}");
 }
 
-/// The trace is full from the start, the directory of crash reports too where there can be a full
-/// disk, and that of the socket is gone at each death.
+/// The trace is full from the start, so is the directory of crash reports where a full disk can be mounted, and the
+/// directory of the socket is removed at each death.
 #[test]
 fn full_disks_and_directories_that_are_gone() {
     let _alone = alone();
@@ -159,8 +159,8 @@ fn full_disks_and_directories_that_are_gone() {
     );
 }
 
-/// What the group has is taken, and two more workers start: one in the same group, one in a group
-/// that is too small for it.
+/// The group's memory is used up, and two more workers start: one in the same group, one in a group that is too small
+/// for it.
 #[test]
 fn memory_that_is_taken_and_starts_beside_it() {
     let _alone = alone();
@@ -196,7 +196,7 @@ fn cache_bytes(worker: &Worker) -> u64 {
     vram["kv_capacity_bytes"].as_u64().expect("a cache")
 }
 
-/// Asks until nothing that is asked takes memory any more.
+/// Sends requests until they allocate no more memory.
 fn fill_cache(worker: &Worker) {
     let child = worker.child_pid().expect("a child serves");
     let taken = || process::anonymous_rss_bytes(child).expect("it lives");
@@ -217,8 +217,8 @@ fn fill_cache(worker: &Worker) {
     panic!("the cache takes more and more");
 }
 
-/// The model that runs was pulled. Transfers break off and lie, its file is removed, another one is
-/// pulled to its place, and then the child dies.
+/// The model of the worker was pulled. Transfers break off and send wrong bytes, its file is removed, another one is
+/// pulled to its path, and then the child dies.
 #[test]
 fn transfers_that_break_off_and_lie_and_another_model_under_the_same_name() {
     const NAME: &str = "some/model:m.gguf";
@@ -238,7 +238,7 @@ fn transfers_that_break_off_and_lie_and_another_model_under_the_same_name() {
     let bystander = Bystander::new(worker.client(), body()).that_outlives_deaths();
     bystander.keeps_pace_beside(|| {
         fs::remove_file(&path).unwrap();
-        // Its threads give way as who starts it does.
+        // Its threads inherit the low priority.
         let hub = FakeHub::start(vec![other.clone().cut_after(CUT), lie.clone()]);
         for fails in [NAME, "some/model:lie.gguf"] {
             assert!(!pull(&hub, cache.path(), fails).status.success());

@@ -1,4 +1,4 @@
-//! What a client is told while its stream stands still, and what `/health` says of it afterwards.
+//! Comments of a paused stream, and the pause in `/health` afterwards.
 
 use serde_json::json;
 use worker_orcd_tests::script::{Act, Moment, Script};
@@ -18,7 +18,7 @@ fn a_short_pause_has_a_comment_as_well() {
 #[test]
 fn without_a_pause_nothing_is_said() {
     let worker = Worker::scripted(Script::behave().token_interval_ms(5)).start();
-    // A busy machine may make a pause of its own, but not every time.
+    // A busy machine may cause a pause of its own, but not every time.
     wait::until("a stream without a comment", || {
         let mut stream = worker.client().execute(&request("in flight", 40));
         stream.wait_for("end");
@@ -49,7 +49,7 @@ fn a_child_that_stands_still_is_told_of_before_it_is_given_up_and_counted_from_i
         let last = client.health()["faults"]["last_death"].clone();
         last["stream_pause_ms"].as_u64()
     });
-    // The child's last beat comes a little before or after its last token.
+    // The child's last heartbeat is a little before or after its last token.
     assert!(
         pause + 200 >= DEADLINE_MS,
         "{pause} ms from the last token on"

@@ -1,5 +1,5 @@
-//! The CUDA device through the programs that ship, on a card that is played: the kernels themselves run, by
-//! an interpreter of their PTX. What they compute is compared with the CPU device.
+//! CUDA device through the released programs, on an emulated card: an interpreter of PTX runs the kernels. Results are
+//! compared with the CPU device.
 
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -10,15 +10,15 @@ use worker_orcd_tests::{Bystander, Worker, wait};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Each is the only one with something: experts beside a shared one, and gpt-oss's sinks, biases of experts and
-/// clamped unit; windows, norms behind blocks and two rotations.
+/// Families with unique features: a shared expert; gpt-oss's sinks, biases of experts and clamped unit; windows,
+/// post-norms and two rotations.
 const FAMILIES: [&str; 3] = ["qwen2moe", "gpt-oss", "gemma3"];
 
-/// Of natural logarithms, in the mean, of logits that are some tens apart. Activations are F16 on a card, and F32
-/// on the CPU; where two experts are as good for a token, each may choose another.
+/// Mean difference of log probabilities. Activations are F16 on a card, and F32 on the CPU; where two experts are
+/// nearly equal for a token, the devices may choose differently.
 const TOLERANCE: f64 = 0.03;
 
-/// What the model makes of each token of a prompt.
+/// Log probabilities of each token of a prompt.
 fn of_prompt(worker: &Worker) -> Vec<f64> {
     let body = json!({
         "prompt": "  Wie warm ist es in Köln, 12345 \u{1f321}? ".repeat(3),
@@ -74,7 +74,7 @@ fn models_compute_what_they_compute_on_the_cpu_and_go_on_behind_a_death() {
     }
 }
 
-/// With sinks, windows and experts; its pages hold one of two groups of layers each.
+/// Family with sinks, windows and experts; its pages hold one of two groups of layers each.
 #[test]
 fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
     let Some(card) = PlayedCuda::of_this_build() else {
@@ -84,7 +84,7 @@ fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
     let families = written_to(folder.path());
     let family = families.iter().find(|family| family.name == "gpt-oss");
     let path = family.and_then(|it| it.path.as_ref()).expect("its file");
-    // A standby computes a chunk before it stands by, which is interpreted.
+    // A standby computes a chunk before it is ready, which is interpreted.
     let worker = Worker::with_model(path)
         .arg("--kv-cache-size", "16MiB")
         .arg("--prefill-chunk", 128)

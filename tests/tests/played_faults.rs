@@ -1,7 +1,7 @@
-//! The real child built to fail, on a card that is played: faults of the device come from kernels that fault
-//! in the interpreter, and through the driver's own errors, which stay.
+//! Real child with injected faults on an emulated card: faults of the device come from kernels that fault in the
+//! interpreter, and through the driver's sticky errors.
 //!
-//! What only a real card has, such as its management library's word, is in `gpu_faults`.
+//! `gpu_faults` has the features of a real card, such as its management library.
 
 use serde_json::{Value, json};
 use worker_orcd_tests::Worker;
@@ -10,10 +10,10 @@ use worker_orcd_tests::faults::{Expected, ON_A_GPU};
 use worker_orcd_tests::played_cuda::PlayedCuda;
 use worker_orcd_tests::worker::unique;
 
-/// With a mixture of experts, sinks and windows.
+/// Family with a mixture of experts, sinks and windows.
 const FAMILY: &str = "gpt-oss";
 
-/// The nth request has so many prompt tokens and n more.
+/// The nth request has this many prompt tokens and n more.
 const PROMPT_TOKENS: usize = 10;
 
 fn request(prompt_tokens: usize) -> Value {
@@ -23,7 +23,7 @@ fn request(prompt_tokens: usize) -> Value {
     })
 }
 
-/// The fault of each kind that its request strikes at its fourth token, once.
+/// Rules with one fault of each kind, at the fourth token of its request, once.
 fn rules(rows: &[Expected]) -> String {
     let mut generation = 1;
     let mut rules = Vec::new();

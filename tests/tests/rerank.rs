@@ -1,5 +1,5 @@
-//! Scores of documents through the real programs: right by llama.cpp, and the same bits whatever happens beside or under
-//! a request.
+//! Scores of documents through the real programs: compared with llama.cpp, and with the same bits under every
+//! disturbance.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use worker_orcd_tests::{Worker, WorkerBuilder};
 const PATH: &str = "/v1/rerank";
 const QUERY: &str = "how wide is the river";
 
-/// A tiny random reranker.
+/// Tiny random reranker.
 struct Reranker {
     _folder: TempDir,
     path: PathBuf,
@@ -34,7 +34,7 @@ impl Reranker {
         Worker::with_model(Path::new(&self.path))
     }
 
-    /// Each document asked for by itself, with nothing beside it.
+    /// Scores of each document in a request of its own.
     fn alone(&self, documents: &[String]) -> Vec<Value> {
         let worker = self.worker().arg("--threads", 1).start();
         let client = worker.client();
@@ -50,7 +50,7 @@ fn documents(count: usize) -> Vec<String> {
     (0..count).map(text).collect()
 }
 
-/// The scores in the order of the documents, as they were written.
+/// Scores in the order of the documents, as written.
 fn scores(client: &Client, documents: &[String]) -> Vec<Value> {
     let answer = client.post(PATH, &json!({"query": QUERY, "documents": documents}));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -65,7 +65,7 @@ fn scores(client: &Client, documents: &[String]) -> Vec<Value> {
 #[test]
 fn they_equal_llama_cpp_s() {
     let reranker = Reranker::new();
-    // A prompt of many chunks is among them.
+    // One prompt has many chunks.
     let worker = reranker.worker().arg("--prefill-chunk", 16).start();
     let url = format!("http://{}", worker.client().address);
     let compare = ["compare".as_ref(), reranker.path.as_os_str(), url.as_ref()];
@@ -97,7 +97,7 @@ fn neither_company_nor_threads_nor_chunks_change_a_bit() {
 fn a_killed_child_and_a_replaced_supervisor_leave_the_scores_as_they_are() {
     let (reranker, documents) = (Reranker::new(), documents(300));
     let expected = reranker.alone(&documents);
-    // A step for each token, so that there is time for both.
+    // One step per token, which leaves time for both.
     let worker = reranker.worker();
     let worker = worker.arg("--prefill-chunk", 1).arg("--max-running", 2);
     let worker = worker.start();
@@ -142,7 +142,7 @@ fn what_cannot_be_is_refused_by_name() {
     assert_eq!(answer.status, 404, "a reranker has no embeddings");
 }
 
-/// The same kernels as for embeddings, and a head on the host.
+/// Uses the kernels of embeddings, and a head on the host.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_card_s_scores_are_the_cpu_s_and_a_death_changes_no_bit() {

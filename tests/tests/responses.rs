@@ -1,5 +1,5 @@
-//! `/v1/responses` through the real supervisor. The scripted model repeats its prompt, so a message says what the
-//! model will write; that the `openai` package and its types read it is held by `oracle_client`.
+//! `/v1/responses` through the real supervisor. The scripted model repeats its prompt, so a message determines the
+//! model's output. `oracle_client` checks it with the `openai` package.
 
 use serde_json::{Value, json};
 use worker_orcd_tests::client::{Client, SseEvent};
@@ -8,11 +8,11 @@ use worker_orcd_tests::{Act, Moment, Script, Worker};
 const PATH: &str = "/v1/responses";
 const COUNT_PATH: &str = "/v1/responses/input_tokens";
 
-/// Knows tools, and shows nothing but contents and an end. It names what Hermes and Qwen write.
+/// Template with tools that renders only contents and an end mark. It names the markup of Hermes and Qwen.
 const HERMES: &str = "{% if false %}{{ tools }}<tool_call><think>{{ message.tool_calls }}{% endif %}\
                       {% for message in messages %}{{ message.content }}{% endfor %}<|end|>";
 
-/// Shows all that clients can say.
+/// Template that renders every field of a message.
 const SHOWING: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{{ reasoning_effort }}{% for message in messages %}\
                        <{{ message.role }}>{{ message.content or '' }}{{ message.reasoning_content }}{% for call in \
                        message.tool_calls %}<tool_call>{{ call.function | tojson }}{% endfor %}\
@@ -42,7 +42,7 @@ fn whole(client: &Client, body: &Value) -> Value {
     answer.json()
 }
 
-/// Names and data of events, in which this answer's own id and time are replaced.
+/// Names and data of events, with the answer's own id and time replaced.
 fn anonymous(events: impl Iterator<Item = SseEvent>) -> Vec<String> {
     let events: Vec<SseEvent> = events.collect();
     let first = events[0].json();
@@ -80,7 +80,7 @@ fn stream(client: &Client, body: &Value) -> Vec<String> {
     anonymous(client.stream(PATH, &body))
 }
 
-/// The response with which a stream ends.
+/// Response at the end of a stream.
 fn last(events: &[String]) -> Value {
     let (_, data) = events
         .last()
@@ -167,7 +167,7 @@ fn a_death_and_an_upgrade_in_the_middle_change_no_byte() {
     assert_eq!(anonymous(told.into_iter()), expected);
 }
 
-/// As Codex writes a second turn, after the types in its own sources.
+/// Codex's second turn, by the types in its own sources.
 #[test]
 fn a_turn_of_codex_is_shown_to_the_model() {
     let worker = Worker::scripted(scripted(SHOWING)).start();
@@ -243,7 +243,7 @@ fn what_is_not_done_is_refused_in_openai_s_words() {
         assert_eq!(refused(PATH, &body), (400, json!(field)));
         assert_eq!(refused(COUNT_PATH, &body), (400, json!(field)));
     }
-    // Of the prompt, where nobody knows the field's name.
+    // Error for the prompt where the API has no field of that name.
     let long = json!({"input": "a ".repeat(100_000)});
     assert_eq!(refused(PATH, &long), (400, json!("input")));
     let fails = Worker::scripted(scripted("{{ raise_exception('no') }}")).start();

@@ -1,4 +1,4 @@
-//! The thread whose end tells of a death before the process is dead (`gpu-child/src/sentinel.rs`).
+//! Thread that reports a death by its end before the process is dead (`gpu-child/src/sentinel.rs`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What the descriptors of a process, or of a thread of it, stand for.
+/// Targets of the descriptors of a process or thread.
 fn descriptors(of: &Path) -> Vec<PathBuf> {
     let links = entries(&of.join("fd")).into_iter();
     links.filter_map(|link| fs::read_link(link).ok()).collect()

@@ -1,4 +1,4 @@
-//! What a service manager is told: `NOTIFY_SOCKET` and the watchdog, as systemd sets them.
+//! Notifications to a service manager: `NOTIFY_SOCKET` and the watchdog, as systemd sets them.
 
 use nix::sys::signal::Signal;
 use std::os::unix::net::UnixDatagram;
@@ -12,7 +12,7 @@ use worker_orcd_tests::{FakeHub, Held, Script, Worker, WorkerBuilder, wait};
 
 const WATCHDOG: Duration = Duration::from_millis(400);
 
-/// The end of the socket that systemd has.
+/// Service manager's end of the socket.
 struct Manager {
     socket: UnixDatagram,
     directory: TempDir,
@@ -45,7 +45,7 @@ impl Manager {
         text.trim_end().to_owned()
     }
 
-    /// All words up to the first one that begins like this.
+    /// All messages up to the first one that begins like this.
     fn until(&self, beginning: &str) -> Vec<String> {
         let mut words = Vec::new();
         while words
@@ -83,7 +83,7 @@ fn it_is_told_when_the_worker_is_ready_how_it_does_and_when_it_stops() {
     assert_eq!(worker.wait_exit().code(), Some(0));
 }
 
-/// As long as a model is got nothing is loaded, and nobody else says so.
+/// During a download no child reports load progress, so the supervisor extends the timeout itself.
 #[test]
 fn it_is_told_how_far_a_model_is_that_is_not_here_and_asked_for_the_time() {
     let cache = TempDir::new().expect("a temporary directory");
@@ -132,7 +132,7 @@ fn the_watchdog_hears_of_a_worker_to_which_nothing_happens_and_not_of_one_that_s
     worker.signal(Signal::SIGCONT);
 }
 
-/// Its socket takes few words until somebody reads.
+/// The queue of its socket fills until it is read.
 #[test]
 fn one_that_does_not_read_stops_nothing() {
     let manager = Manager::new();

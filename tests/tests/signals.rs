@@ -1,4 +1,4 @@
-//! What signals do, and what is left of a worker that ended by one.
+//! Effects of signals, and leftovers of a worker that ended by one.
 
 use nix::libc;
 use nix::sys::signal::Signal;
@@ -34,7 +34,7 @@ fn sigterm_behind_shutdown_hurries_it() {
     assert_eq!(stream.last().expect("a terminal event").name, "error");
     let status = worker.wait_exit();
     assert_eq!(status.code(), Some(84), "{}", describe(status));
-    // By itself the stream would have taken forty seconds.
+    // Undisturbed, the stream would have taken forty seconds.
     assert!(start.elapsed() < Duration::from_secs(20));
 }
 
@@ -72,7 +72,7 @@ fn a_signal_beside_an_upgrade_neither_ends_the_worker_nor_is_lost() {
         thread::sleep(Duration::from_millis(turn * 7 % 60));
         worker.signal(other);
         wait::until("an upgrade", || {
-            // The one before may have been under way, or the worker still starting.
+            // The previous upgrade may be in progress, or the worker still starting.
             worker.signal(Signal::SIGUSR2);
             thread::sleep(Duration::from_millis(100));
             (worker.log.events("upgrade").len() > before).then_some(())
@@ -122,7 +122,7 @@ fn sigterm_beside_an_upgrade_drains_and_a_second_one_ends() {
     assert!(asked_at.elapsed() < Duration::from_secs(20));
 }
 
-// === What is left ===
+// === Leftovers ===
 
 /// Socket directories below `parent`.
 fn directories(parent: &Path) -> Vec<PathBuf> {
@@ -187,7 +187,7 @@ fn the_next_worker_removes_what_a_killed_one_left_and_nothing_that_is_in_use() {
     next.signal(Signal::SIGTERM);
     next.wait_exit();
     assert_eq!(directories(parent.path()), in_use);
-    // Its directory is still good for another child.
+    // Its directory is still usable for another child.
     let child = living.child_pid().unwrap();
     process::signal(child, Signal::SIGKILL);
     wait::until("the next child", || {
@@ -198,7 +198,7 @@ fn the_next_worker_removes_what_a_killed_one_left_and_nothing_that_is_in_use() {
 
 // === Exit codes ===
 
-/// Numbers and meanings of a table, as `columns` takes them out of its lines.
+/// Numbers and meanings of a table, extracted from its lines by `columns`.
 fn codes<'a>(
     text: &'a str,
     columns: impl Fn(&'a str) -> Option<(&'a str, &'a str)>,
@@ -239,7 +239,7 @@ fn every_exit_code_is_in_help() {
     assert_eq!(helped, known);
 }
 
-/// Alone on the machine.
+/// Runs alone on the machine.
 mod pace {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! Special tokens that a client writes into a message are text.
+//! Special tokens in a client's message are text.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -16,7 +16,7 @@ fn real_facts() -> TokenizerFacts {
     tokenizer_facts(&file.header().unwrap()).unwrap()
 }
 
-/// The prompt of one message, and whose its control tokens are, as the supervisor finds out.
+/// Prompt of one message, and the owner of each control token by the supervisor's analysis.
 fn render(facts: &TokenizerFacts, text: &Text, content: &str) -> (String, Vec<bool>) {
     let template = ChatTemplate::compile(TemplateSource::from_facts(facts).unwrap()).unwrap();
     let render = |conversation: Conversation| {
@@ -73,7 +73,7 @@ fn what_a_client_writes_adds_no_control_token_and_nothing_else_changes() {
             "{:?}",
             text.decode(&ids)
         );
-        // What the ids were before, and what `--parse-special` restores.
+        // Former ids, which `--parse-special` restores.
         let parsed = text.encode_rendered(&prompt, &[]).unwrap();
         assert!(
             controls(&facts, &parsed).len() > honest.len(),
@@ -107,11 +107,11 @@ fn the_flag_restores_what_other_servers_do() {
             .as_u64()
             .unwrap()
     };
-    // A token a byte, and three control tokens of ten, twelve and ten bytes.
+    // One token per byte, and three control tokens of ten, twelve and ten bytes.
     let (as_text, as_tokens) = (tokens(&text, INJECTION), tokens(&parsed, INJECTION));
     assert_eq!(as_text - as_tokens, 9 + 11 + 9);
 
-    // A raw prompt is its author's own in any case.
+    // A raw prompt belongs to the client in any case.
     let raw = json!({"prompt": INJECTION, "max_tokens": 1});
     for worker in [&text, &parsed] {
         let answer = worker.client().post("/v1/completions", &raw).json();

@@ -1,4 +1,4 @@
-//! A second child stands by, with the weights of the first, and takes over from it.
+//! Standby: a second child with the weights of the first, which takes over from it.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ fn body() -> Value {
            "ignore_eos": true})
 }
 
-/// The child that stands by, as /health tells it.
+/// Standby in `/health`.
 fn standby(worker: &Worker) -> Value {
     wait::until("a child to stand by", || {
         let health = worker.client().health();
@@ -141,7 +141,7 @@ fn a_new_child_takes_over_by_order_and_nobody_died() {
     }
 }
 
-/// A child's program of the test's own.
+/// Copy of the child's program.
 fn copied_program() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let program = directory.path().join("worker-orcd-gpu");
@@ -149,7 +149,7 @@ fn copied_program() -> (TempDir, PathBuf) {
     (directory, program)
 }
 
-/// An upgrade puts another file in the place of the program.
+/// An upgrade replaces the file of the program.
 #[test]
 fn a_program_that_was_replaced_takes_over_by_itself_and_no_stream_notices() {
     let (directory, program) = copied_program();
@@ -173,7 +173,7 @@ fn a_program_that_was_replaced_takes_over_by_itself_and_no_stream_notices() {
     assert_eq!(running, program, "not one that was replaced");
 }
 
-/// A child of another version would be refused, so the one that stands by would be lost for it.
+/// A child of another version would be refused, which would waste the standby.
 #[test]
 fn a_program_of_another_version_is_told_in_the_log_and_left_alone() {
     let (directory, program) = copied_program();
@@ -251,7 +251,7 @@ fn killed_in_any_order_they_leave_no_process_and_no_memory() {
         for victim in order {
             process::signal(pids[victim], Signal::SIGKILL);
         }
-        // Whoever was begun in between dies with the supervisor.
+        // Children that started in between die with the supervisor.
         wait::until("the memory to be nobody's", || {
             let is_nobody_s = mapped_by(&weights).is_empty() && holders_of(&caches).is_empty();
             is_nobody_s.then_some(())

@@ -1,6 +1,6 @@
-//! The status page as a person has it: a real browser, a real worker, and a child that is killed.
+//! Status page in a real browser, with a real worker, and a child that is killed.
 //!
-//! The pictures that these tests take are in `target/tmp/`, for whoever wants to look at them.
+//! Screenshots of these tests are in `target/tmp/`.
 
 use serde_json::json;
 use std::io::Write as _;
@@ -16,7 +16,7 @@ fn picture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("status-page-{name}.png"))
 }
 
-/// A window of this width; the height is the page's.
+/// Resizes the window to this width; the height is the page's.
 fn resize(browser: &Browser, width: u32, is_phone: bool) {
     let height = browser.run("return document.documentElement.scrollHeight");
     let metrics =
@@ -32,7 +32,7 @@ fn prefer(browser: &Browser, scheme: &str) {
     );
 }
 
-/// Asks for a long story and kills the child that tells it. True if the story went on with the next one.
+/// Requests a long story and kills its child. True if the story went on with the next one.
 fn is_interrupted(browser: &Browser, worker: &Worker, death: usize) -> bool {
     let words = || browser.text("article.worker p").chars().count();
     browser.find("#forget").click();
@@ -84,7 +84,7 @@ fn it_shows_state_memory_and_streams_and_a_chat_that_outlives_its_child() {
     );
     browser.wait_for("#deaths-told", "No reports");
 
-    // A small model may be done before its child is killed.
+    // A small model may finish before its child is killed.
     let is_interrupted = (1..=5).any(|death| is_interrupted(&browser, &worker, death));
     assert!(is_interrupted, "{}", browser.text("#deaths"));
     let asked = browser.text("article.you p");
@@ -109,7 +109,7 @@ fn it_shows_state_memory_and_streams_and_a_chat_that_outlives_its_child() {
     ] {
         prefer(&browser, scheme);
         resize(&browser, width, is_phone);
-        // Again: the height depends on the width.
+        // Repeated: the height depends on the width.
         resize(&browser, width, is_phone);
         let widest = browser.run("return document.documentElement.scrollWidth");
         assert_eq!(widest, width, "it is wider than its window");
@@ -155,13 +155,13 @@ fn it_asks_for_a_key_where_the_worker_does_and_keeps_it_no_longer_than_the_tab()
     let kept =
         browser.run("return [sessionStorage.getItem('key'), localStorage.length, document.cookie]");
     assert_eq!(kept, json!(["a-client", 0, ""]));
-    // Reports are the operator's. The browser notes the refusal, whatever the page makes of it.
+    // Reports need the operator's key. The browser logs the refusal in any case.
     let mut others = browser.complaints();
     others.retain(|it| !(it.contains("/crashes") && it.contains("403")));
     assert_eq!(others, [""; 0]);
 }
 
-/// A page of another site may show it to nobody and learn nothing of it.
+/// Pages of another site can neither embed the page nor read it.
 #[test]
 fn its_policy_lets_nothing_run_that_was_not_compiled_in() {
     let Some(browser) = Browser::open() else {
@@ -194,7 +194,7 @@ fn its_policy_lets_nothing_run_that_was_not_compiled_in() {
     browser.wait_for("#status", "healthy");
 }
 
-/// Where somebody in between answers for the worker.
+/// A proxy responds in place of the worker.
 #[test]
 fn it_goes_on_where_crashes_may_not_be_asked() {
     let Some(browser) = Browser::open() else {

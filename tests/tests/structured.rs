@@ -1,5 +1,5 @@
-//! Answers that are held to a schema, an expression, a choice, a grammar or to calls, through the real programs
-//! and the real model.
+//! Answers constrained by a schema, an expression, a choice, a grammar or tools, through the real programs and the real
+//! model.
 
 use serde_json::{Value, json};
 use std::thread;
@@ -14,7 +14,7 @@ use worker_orcd_tests::tools_model::with_tools;
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A place, small enough to be whole in a few dozen tokens.
+/// Schema of a place, small enough to be complete in a few dozen tokens.
 fn place() -> Value {
     json!({
         "type": "object",
@@ -179,7 +179,7 @@ fn any_object_is_one_and_a_cut_answer_says_so() {
     let choice = whole(&client, CHAT, &chat(&cut));
     assert_eq!(choice["finish_reason"], "length", "{choice}");
     assert!(!is_place(&text_of(&choice)), "{choice}");
-    // A stop string ends what is held, too.
+    // A stop string ends a constrained answer, too.
     let stopped = json!({"structured_outputs": {"regex": "abcdef+"}, "stop": ["e"]});
     let choice = whole(&client, CHAT, &chat(&stopped));
     assert_eq!(text_of(&choice), "abcd");
@@ -230,7 +230,7 @@ fn neighbours_without_a_grammar_have_the_bytes_that_they_have_alone() {
     }
 }
 
-/// As a client asks that is told to come back: a busy machine may check no grammar in time.
+/// Response after retries: a busy machine may not check a grammar in time.
 fn answered(client: &Client, body: &Value) -> Response {
     let ask = || client.post(CHAT, body);
     let mut answer = ask();
@@ -245,11 +245,11 @@ fn answered(client: &Client, body: &Value) -> Response {
     answer
 }
 
-/// Refused in the shape of the OpenAI API, or served.
+/// Refused in the format of the OpenAI API, or served.
 fn assert_is_answered(name: &str, answer: &Response) {
     match answer.status {
         200 => {}
-        // What compiles may still be too much at a later step.
+        // A grammar that compiles may still be too expensive at a later step.
         400 if answer.text().contains("cannot go on under its grammar") => {}
         400 => {
             let error = &answer.json()["error"];
@@ -372,7 +372,7 @@ fn a_model_that_must_call_does_and_its_arguments_are_valid() {
         let wait = calls(&json!({"tool_choice": allowed, "seed": seed}));
         assert!(wait.iter().all(|call| call["function"]["name"] == "wait"));
     }
-    // At most one, and text before it as the model likes.
+    // At most one, after arbitrary text.
     let body = chat(&json!({
         "tools": tools(), "parallel_tool_calls": false, "max_tokens": 60,
     }));
@@ -391,7 +391,7 @@ fn a_model_that_must_call_does_and_its_arguments_are_valid() {
     assert_eq!(error["param"], "tools[1].function.parameters", "{error}");
     assert_eq!(error["code"], "invalid_function_parameters", "{error}");
 
-    // Each API names the field as its clients wrote it.
+    // Each API names the field as its client wrote it.
     let schema = json!({"type": "object", "unevaluatedProperties": false});
     let flat = json!({"type": "function", "name": "a", "parameters": schema, "strict": true});
     let responses = json!({"input": "hi", "tools": [{"type": "web_search"}, flat]});
@@ -406,7 +406,7 @@ fn a_model_that_must_call_does_and_its_arguments_are_valid() {
     assert!(message.starts_with("tools[0].input_schema "), "{message}");
 }
 
-/// A call behind the first would be left out, and its tokens were for nothing. This seed writes several where it may.
+/// A second call would be dropped, and its tokens wasted. With this seed the model writes several where permitted.
 #[test]
 fn a_response_that_must_call_once_ends_behind_its_call() {
     let (_dir, path) = with_tools();

@@ -1,10 +1,10 @@
-//! The unit, under a real systemd. Says what a machine lacks for it.
+//! Unit under a real systemd. Prints the missing prerequisites of a machine.
 
 use worker_orcd_tests::model::real_model;
 use worker_orcd_tests::systemd::{Life, Stay, lack};
 use worker_orcd_tests::worker::binary;
 
-/// The unit with this machine's paths, and times that a test can wait for.
+/// Unit with this machine's paths, and short times.
 fn service(device: &str) -> String {
     let (worker, child) = (
         binary("tested-worker-orcd"),
@@ -18,7 +18,7 @@ fn service(device: &str) -> String {
     )
 }
 
-/// The `data:` lines of tokens in these streams, in their order.
+/// `data:` lines of tokens in these streams, in order.
 fn tokens(life: &Life, names: &[&str]) -> Vec<String> {
     let text: String = names.iter().map(|name| life.read(name)).collect();
     let lines = text.lines().filter(|line| line.starts_with("data: {\"t\""));

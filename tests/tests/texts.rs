@@ -42,7 +42,7 @@ fn tokens_of_a_text_without_end_are_refused_and_a_long_text_is_counted() {
     worker.assert_serves();
 }
 
-/// Tokens of more than so many bytes of text, few for their text.
+/// Tokens of more than so many bytes of text, few for their length.
 fn long_text(client: &Client, bytes: usize) -> Value {
     let long = "-".repeat(1 << 17);
     let told = client.post("/tokenize", &json!({"content": long, "with_pieces": true}));

@@ -1,5 +1,5 @@
-//! Bounds on what a model thinks, through the real programs and the real model, in whose template every answer
-//! begins with a thought that never ends by itself.
+//! Budgets of reasoning, through the real programs and the real model. Its template begins every answer with reasoning
+//! that never ends by itself.
 
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ const BUDGET: &str = "thinking_token_budget";
 const OPENED: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                       {% endfor %}<|im_start|>assistant\n<think>\n";
 
-/// Knows thoughts, and leaves it to the model whether to have any.
+/// Template with optional reasoning.
 const TAGGED: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                       {% endfor %}<|im_start|>assistant\n{# <think> #}";
 
@@ -58,7 +58,7 @@ fn text<'a>(choice: &'a Value, part: &str) -> &'a str {
     choice["message"][part].as_str().unwrap_or_default()
 }
 
-/// What the model writes behind a prompt, as a text.
+/// Text that the model writes after a prompt.
 fn written(client: &Client, prompt: &str, max_tokens: usize) -> String {
     let body = json!({
         "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.7, "seed": 5,
@@ -77,8 +77,8 @@ fn prompt_of(client: &Client) -> String {
     answer["prompt"].as_str().expect("a prompt").to_owned()
 }
 
-/// `/v1/completions` knows no thoughts, and tokens depend on what stands before them and on the seed. So it says
-/// what the parts of an answer have to be.
+/// `/v1/completions` has no reasoning, and tokens depend on the text before them and on the seed. It therefore provides
+/// the expected parts of an answer.
 #[test]
 fn thoughts_are_those_without_a_bound_cut_behind_so_many_tokens_and_the_answer_follows_the_tag() {
     let thinker = thinker(OPENED, |it| it);
@@ -113,7 +113,7 @@ fn thoughts_are_those_without_a_bound_cut_behind_so_many_tokens_and_the_answer_f
         assert_eq!(text(&bounded, "content"), said.trim_start(), "{tokens}");
         assert!(!said.trim().is_empty(), "nothing follows the tag");
     }
-    // llama-server's name, and one that nothing comes up to.
+    // llama-server's name, and a budget that is never reached.
     let same = choice(&client, &json!({"thinking_budget_tokens": 9}));
     assert_eq!(same, choice(&client, &json!({BUDGET: 9})));
     assert_eq!(choice(&client, &json!({BUDGET: 60})), unbounded);
@@ -140,7 +140,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_bounded_thoughts_as_they_are()
                 |it: String| serde_json::from_str::<Value>(&it).expect("JSON")["choices"].take();
             chunks.map(chunk).collect()
         };
-        // Of several choices, which one is told first is nobody's promise.
+        // The order of several choices in a stream is arbitrary.
         let sorted = |mut chunks: Vec<Value>| {
             chunks.sort_by_key(|it| it[0]["index"].as_u64());
             chunks
@@ -153,7 +153,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_bounded_thoughts_as_they_are()
             expected.iter().any(thinks) && expected.iter().any(says),
             "{extra}"
         );
-        // In the thoughts, and behind them.
+        // In the reasoning, and after it.
         let [killed, replaced] = Disturbance::ALL;
         for (events, disturbance) in [(10, replaced), (40, killed), (10, killed)] {
             let found = disturbance.of_stream(worker, CHAT, &body, events);
@@ -219,7 +219,7 @@ fn the_operator_s_bound_holds_where_a_request_says_nothing() {
         message["content"][0]["thinking"],
         text(&more, "reasoning_content")
     );
-    // The template opens a thought, whatever it is told.
+    // The template opens reasoning in any case.
     let message = said("/v1/messages", &json!({"thinking": {"type": "disabled"}}));
     let none = choice(&client, &json!({BUDGET: 0}));
     assert_eq!(message["content"][0]["type"], "text");
@@ -235,7 +235,7 @@ fn an_answer_without_thoughts_has_the_bytes_that_it_has_without_a_bound() {
         assert_eq!(bounded, choice(&client, &json!({})));
         assert!(!text(&bounded, "content").is_empty(), "{bounded}");
     }
-    // A tag that the model writes itself: nothing else begins so.
+    // A tag that the model writes itself: nothing else begins like this.
     let begun =
         json!({"structured_outputs": {"regex": "[0-9]"}, BUDGET: 4, "logit_bias": biased(&client)});
     let bounded = choice(&client, &begun);
@@ -243,7 +243,7 @@ fn an_answer_without_thoughts_has_the_bytes_that_it_has_without_a_bound() {
     assert_eq!(text(&bounded, "content").len(), 1, "{bounded}");
 }
 
-/// Makes the model begin with the tag, where it may.
+/// Biases the model to the tag, where it is permitted.
 fn biased(client: &Client) -> Value {
     let tokens = answer(client, "/tokenize", &json!({"content": "<think>"}));
     let tokens = tokens["tokens"].as_array().expect("tokens").iter();
@@ -260,7 +260,7 @@ fn a_model_without_thoughts_has_no_bound_on_them() {
         assert_eq!(refused.json()["error"]["param"], field);
         answer(&worker.client(), CHAT, &chat(&json!({field: -1})));
     }
-    // Claude Code bounds those of every model.
+    // Claude Code sets a budget for every model.
     let body = chat(&json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}));
     answer(&worker.client(), "/v1/messages", &body);
     worker.assert_serves();

@@ -1,4 +1,4 @@
-//! HTTPS: that everything is as over HTTP, whom a handshake keeps out, and which files are taken.
+//! HTTPS: equivalence to HTTP, refused handshakes, and accepted files.
 
 use nix::sys::signal::Signal;
 use rcgen::{CertifiedKey, KeyPair, generate_simple_self_signed};
@@ -19,7 +19,7 @@ use worker_orcd_tests::{Script, Worker, WorkerBuilder, wait};
 
 type Stream = StreamOwned<ClientConnection, TcpStream>;
 
-/// A certificate and its key, in files of their own.
+/// Certificate and its key, in files of their own.
 struct Files {
     directory: TempDir,
 }
@@ -47,7 +47,7 @@ impl Files {
         fs::set_permissions(self.key(), Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// Another certificate in the same files.
+    /// Writes another certificate to the same files.
     fn renew(&self) -> CertificateDer<'static> {
         let made = made();
         self.write(&made);
@@ -72,7 +72,7 @@ fn ready(builder: WorkerBuilder) -> (Worker, SocketAddr) {
     (worker, address)
 }
 
-/// Connects, and trusts this certificate and no other.
+/// Connects with trust in this certificate only.
 fn connect(
     address: SocketAddr,
     trusted: &CertificateDer<'static>,
@@ -121,7 +121,7 @@ fn get(address: SocketAddr, trusted: &CertificateDer<'static>, path: &str) -> St
     rest(&mut stream)
 }
 
-/// The text of a stream's tokens.
+/// Text of a stream's tokens.
 fn text(answer: &str) -> String {
     let data = answer
         .lines()
@@ -194,7 +194,7 @@ fn who_leaves_is_gone_and_who_only_says_nothing_more_is_answered() {
 fn whoever_does_not_shake_hands_is_given_up_and_keeps_nobody_out() {
     let (files, certificate) = Files::new();
     let (_impatient, address) = ready(files.worker(5).arg("--read-timeout", "1s"));
-    // A record that begins a handshake, and no more of it.
+    // Incomplete record of a handshake.
     let mut half = TcpStream::connect(address).unwrap();
     half.write_all(&[0x16, 3, 1, 2, 0]).unwrap();
     let mut silent = TcpStream::connect(address).unwrap();

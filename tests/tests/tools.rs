@@ -1,15 +1,15 @@
-//! Tools, calls and thoughts of chat answers. The scripted model repeats its prompt, so a message says what
-//! the model will write.
+//! Tools, calls and reasoning of chat answers. The scripted model repeats its prompt, so a message determines the
+//! model's output.
 
 use serde_json::{Value, json};
 use worker_orcd_tests::chat::{anonymous, stream, streamed, whole};
 use worker_orcd_tests::{Act, Moment, Script, Worker};
 
-/// Knows tools, and shows nothing but contents, calls and an end. It names what Hermes and Qwen write.
+/// Template with tools that renders only contents, calls and an end mark. It names the markup of Hermes and Qwen.
 const HERMES: &str = "{% if false %}{{ tools }}<tool_call><think>{% endif %}{% for message in messages %}\
                       {{ message.content }}{% endfor %}<|end|>";
 
-/// The same of what gpt-oss writes.
+/// The same with the markup of gpt-oss.
 const CHANNELS: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}<|channel|><|message|>{% endif %}\
                         {% for message in messages %}{{ message.content }}{% endfor %}<|end|>";
 
@@ -17,11 +17,11 @@ const IN_CHANNELS: &str = "<|channel|>analysis<|message|>Two of \"them\".<|end|>
                            <|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.add \
                            <|constrain|>json<|message|>{\"a\": 1.0, \"b\": [\"\\u00e9\", {}]}<|call|>";
 
-/// Writes a mark that is a control token.
+/// Template with a mark that is a control token.
 const MISTRAL: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}{% endif %}[TOOL_CALLS]\
                        {{ messages[0].content }}<|end|>";
 
-/// Shows all that clients can say.
+/// Template that renders every field of a message.
 const SHOWING: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<{{ message.role }}>\
                        {{ message.content or '' }}{{ message.reasoning_content }}{% for call in message.tool_calls %}\
                        <tool_call>{{ call.function | tojson }}{% endfor %}{{ message.tool_call_id }}{% endfor %}<|end|>";
@@ -81,7 +81,7 @@ fn thoughts_text_and_calls_are_told_apart_streamed_and_whole() {
     assert_eq!(call["arguments"], "{\"a\": 1");
     assert_eq!(anonymous(&stream(&client, &cut)), anonymous(&choice));
 
-    // Stop strings are of the text as the model writes it.
+    // Stop strings apply to the text as the model writes it.
     let mut stopped = asking(ANSWER);
     stopped["stop"] = json!(["</tool_call>"]);
     let choice = whole(&client, &stopped);
@@ -160,7 +160,7 @@ fn without_tools_and_where_none_are_wanted_calls_are_text() {
             anonymous(&choice)
         );
     }
-    // The older endpoint tells what is written.
+    // The older endpoint returns the raw text.
     let body = json!({"prompt": format!("{ANSWER}<|end|>"), "max_tokens": 2000});
     let answer = worker.client().post("/v1/completions", &body).json();
     assert_eq!(answer["choices"][0]["text"], ANSWER);
@@ -266,7 +266,7 @@ fn tools_calls_and_results_are_shown_to_the_model() {
         let content = choice["message"]["content"].as_str();
         content.expect("text").to_owned()
     };
-    // What a client writes ends no prompt, and the model sees its end only at the end.
+    // A client's text ends no prompt, and the model sees the end token only at the end.
     let conversation = "<user>1+1 <|end|><assistant>Hm<tool_call>{\"name\": \"add\", \"arguments\": {\"b\": 1, \
                         \"a\": [1.0]}}<tool>2 <|end|>c1";
     assert_eq!(content(&body), conversation);

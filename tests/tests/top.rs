@@ -1,4 +1,4 @@
-//! `worker-orcd top`, as text and at a terminal, of a worker that runs, dies, is replaced, or was never there.
+//! `worker-orcd top`, as text and at a terminal, for a worker that runs, dies, is upgraded, or does not exist.
 
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::Signal;
@@ -13,10 +13,10 @@ use tempfile::NamedTempFile;
 use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Act, Client, Moment, Script, Worker, WorkerBuilder, process, wait};
 
-/// A terminal would clear its screen.
+/// Name with an escape sequence that would clear a terminal.
 const MODEL: &str = "the-\u{1b}[2J-model";
 
-/// As it is shown.
+/// Escaped form of the name.
 const SHOWN: &str = r"the-\u{1b}[2J-model";
 
 fn scripted() -> WorkerBuilder {
@@ -34,7 +34,7 @@ fn url(client: &Client) -> String {
     format!("http://{}", client.address)
 }
 
-/// What was printed, and whether that counts as healthy.
+/// Output, and whether it exits as healthy.
 fn once(arguments: &[&str]) -> (bool, String) {
     let output = top(arguments).arg("--once").output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
@@ -44,7 +44,7 @@ fn once(arguments: &[&str]) -> (bool, String) {
     (code == Some(0), String::from_utf8(output.stdout).unwrap())
 }
 
-/// The rest of the line that begins with this label.
+/// Rest of the line that begins with this label.
 fn row<'a>(text: &'a str, label: &str) -> &'a str {
     let mut rests = text.lines().filter_map(|line| {
         let rest = line.trim_start().strip_prefix(label)?;
@@ -93,7 +93,7 @@ fn once_tells_how_a_worker_does_and_what_became_of_its_child() {
     let (_, crashes) = text.split_once("crash reports").expect("a list");
     assert!(crashes.contains("generation 1, with 0 requests"), "{text}");
 
-    // Where nothing could be refreshed, the same comes without being asked for.
+    // `--once` is the default where the output cannot be refreshed.
     let output = top(&["--url", &url]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
@@ -184,7 +184,7 @@ fn each_caller_sees_what_the_worker_tells_it_and_why_not_more() {
     }
 }
 
-/// The command at a terminal of its own.
+/// Command at a terminal of its own.
 struct Terminal {
     process: Child,
     keyboard: File,
@@ -210,7 +210,7 @@ impl Terminal {
         let drawn = Arc::clone(&screen);
         let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // It fails when the last one who could write is gone.
+            // The read fails when the last writer is gone.
             while let Ok(length @ 1..) = output.read(&mut bytes) {
                 drawn.lock().unwrap().process(&bytes[..length]);
             }
@@ -234,7 +234,7 @@ impl Terminal {
         });
     }
 
-    /// True while keys come one by one, and while the screen is not the shell's.
+    /// Whether the terminal is in raw mode, and whether it shows the alternate screen.
     fn is_taken(&self) -> [bool; 2] {
         let flags = tcgetattr(&self.keyboard).unwrap().local_flags;
         let is_raw = !flags.intersects(LocalFlags::ICANON | LocalFlags::ECHO);
@@ -244,7 +244,7 @@ impl Terminal {
         ]
     }
 
-    /// How it ends, with the terminal as it was.
+    /// Exit status; asserts that the terminal is restored.
     fn ends(mut self) -> ExitStatus {
         let status = wait::until("the end", || self.process.try_wait().unwrap());
         wait::until("the shell's screen", || {
@@ -285,7 +285,7 @@ fn at_a_terminal_it_goes_on_over_deaths_upgrades_and_a_worker_that_is_gone() {
 
 #[test]
 fn keys_and_signals_end_it_and_the_terminal_is_as_it_was() {
-    // Nobody ever takes the connection.
+    // A port that never accepts.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let begun = || {

@@ -1,4 +1,4 @@
-//! The logits trace, and the proof that streamed tokens come from it.
+//! Logits trace, and the proof that streamed tokens come from it.
 
 use serde_json::{Value, json};
 use worker_orcd_gpu::model::{GgufFile, tokenizer_facts};
@@ -28,7 +28,7 @@ fn every_generated_token_has_a_line_of_logits_and_greedy_takes_the_largest() {
     });
     let transcript = worker.client().execute(&body).transcript();
     let end = transcript.end();
-    // Flushed per line: complete while the worker still runs.
+    // Flushed per line, so complete while the worker runs.
     let lines = lines(&path);
     for line in &lines {
         for key in [
@@ -61,7 +61,7 @@ fn every_generated_token_has_a_line_of_logits_and_greedy_takes_the_largest() {
     assert_eq!(text_code().decode(&largest), transcript.text());
 }
 
-/// The token with the largest of all logits, the first of equals.
+/// Token with the largest logit, the first of equals.
 fn largest_of(line: &Value) -> TokenId {
     let values = line["values"].as_array().unwrap();
     let vocabulary = line["shape"].as_array().unwrap().last().unwrap();
@@ -70,7 +70,7 @@ fn largest_of(line: &Value) -> TokenId {
         Some(values.len() as u64),
         "the whole row"
     );
-    // None of a healthy model is NaN.
+    // A healthy model has no NaN.
     let logits = values.iter().map(|value| value.as_f64().unwrap());
     let largest = logits
         .enumerate()
@@ -85,7 +85,7 @@ fn text_code() -> Text {
     Text::from_facts(&tokenizer_facts(&file.header().unwrap()).unwrap()).unwrap()
 }
 
-/// Two requests of two workers are not one: their lines in one file stay apart.
+/// Equal requests of two workers are distinct: their lines in one file stay apart.
 #[test]
 fn a_trace_that_goes_on_after_a_restart_numbers_no_request_twice() {
     let dir = tempfile::tempdir().unwrap();

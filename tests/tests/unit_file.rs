@@ -1,7 +1,7 @@
-//! The unit, the page beside it and the constants of the worker: three places that say the same.
+//! Agreement of the unit, its page and the worker's constants.
 //!
-//! Each line of the unit stands in a table of `systemd/README.md`, and the tables name nothing else. What a line is tied
-//! to is compared here with the worker's own value. `systemd-analyze` says how much is left open, where it is installed.
+//! Each line of the unit is in a table of `systemd/README.md`, and the tables have no other entries. Values that depend
+//! on the worker are compared with its own. `systemd-analyze`, where installed, rates the exposure.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use worker_orcd_tests::model::repository_root;
 const UNIT: &str = "systemd/worker-orcd@.service";
 const PAGE: &str = "systemd/README.md";
 
-/// What `systemd-analyze security` may say at most.
+/// Limit of the exposure by `systemd-analyze security`.
 const EXPOSURE: f64 = 3.0;
 
 fn read(path: &str) -> String {
@@ -26,7 +26,7 @@ fn read(path: &str) -> String {
     text.unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// `Key=value` of each line that decides something, in order.
+/// `Key=value` of each effective line, in order.
 fn settings() -> Vec<String> {
     let unit = read(UNIT);
     let lines = unit.lines().filter(|line| {
@@ -38,7 +38,7 @@ fn settings() -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// The value of a setting that is there once.
+/// Value of a setting that occurs once.
 fn value(key: &str) -> String {
     let settings = settings();
     let values = settings
@@ -54,7 +54,7 @@ fn seconds(text: &str) -> Duration {
     Duration::from_secs(number.parse().unwrap_or_else(|_| panic!("{text}")))
 }
 
-/// A default as `--help` shows it.
+/// Default in `--help`.
 fn default_of(option: &str) -> &'static str {
     let spec = options::spec(option).unwrap_or_else(|| panic!("--{option}"));
     spec.default
@@ -133,11 +133,11 @@ fn every_file_and_word_of_code_that_the_page_names_is_there() {
     }
 }
 
-/// Whether the next start of the same unit would end in the same way.
+/// Whether a restart of the same unit would end in the same way.
 fn would_end_again(exit: WorkerExit) -> bool {
     match exit {
         WorkerExit::Usage => true,
-        // Memory, an address, somebody at a URL, a hub: they come back.
+        // Memory, an address, a callback's receiver, a hub: they may recover.
         WorkerExit::Startup | WorkerExit::Listen | WorkerExit::Callback | WorkerExit::Fetch => {
             false
         }
@@ -149,10 +149,10 @@ fn would_end_again(exit: WorkerExit) -> bool {
             | SupervisorExit::SpawnImpossible
             | SupervisorExit::GpuNeedsReset
             | SupervisorExit::NodeNeedsReboot => true,
-            // The stuck process may go after all; the start limit ends it if not.
+            // The stuck process may end after all; the start limit stops the restarts otherwise.
             SupervisorExit::CrashLoop | SupervisorExit::Unreapable => false,
             SupervisorExit::ModelChanged => false,
-            // Nobody asked for another start.
+            // No restart is requested.
             SupervisorExit::Clean
             | SupervisorExit::DrainIncomplete
             | SupervisorExit::StoppedAtOnce => false,
@@ -187,7 +187,7 @@ fn the_times_of_the_unit_leave_room_for_those_of_the_worker() {
 
     let silence = seconds(&value("WatchdogSec")) / 2;
     assert!(silence > LONGEST_END, "{silence:?}");
-    // A driver that a machine under load keeps waiting is no reason: its child would be gone before.
+    // A driver that is delayed under load is no reason: its child would be killed first.
     assert!(silence > deadlines.heartbeat);
 }
 
@@ -204,7 +204,7 @@ fn the_limit_of_starts_can_be_reached_by_a_worker_that_always_gives_up() {
 fn the_unit_has_descriptors_for_all_connections_and_children() {
     let limit: u64 = value("LimitNOFILE").parse().expect("a number");
     let connections: u64 = default_of("max-connections").parse().expect("a number");
-    // Sockets of a unit: a few at most.
+    // A unit has a few sockets at most.
     assert!(limit >= connections + descriptors::kept_back(8));
 }
 
@@ -226,7 +226,7 @@ fn the_command_line_of_the_unit_is_one_that_the_worker_takes() {
     }
 }
 
-/// What `systemd-analyze security` says: the points that it counts, those that it does not, and the sum.
+/// Result of `systemd-analyze security`: the counted points, the others, and the sum.
 fn exposure() -> Result<([Vec<String>; 2], f64), String> {
     let directory = tempfile::TempDir::new().expect("a temporary directory");
     let unit = directory.path().join("worker-orcd@0.service");

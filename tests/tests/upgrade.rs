@@ -1,4 +1,4 @@
-//! SIGUSR2: the worker's program is replaced in the same process, and no client notices.
+//! SIGUSR2: the worker's program is replaced in the same process, unnoticed by clients.
 
 use nix::sys::signal::Signal;
 use nix::sys::socket::setsockopt;
@@ -65,7 +65,7 @@ fn streams_and_answers_go_on_byte_for_byte_on_their_own_connections() {
 
     let mut idle = TcpStream::connect(client.address).expect("a connection");
     let request = client.request("GET", "/livez", &[], &[]);
-    // Half of a request is on its way.
+    // Half of a request is in transit.
     let (half, rest) = request.split_at(request.len() / 2);
     idle.write_all(half).expect("sent");
 
@@ -140,7 +140,7 @@ fn what_cannot_take_over_is_refused_and_nothing_has_happened() {
     assert_eq!(worker.generation(), generation, "the same child");
     assert_eq!(stream.last().expect("an end").name, "end");
 
-    // While it ends nobody takes over.
+    // A worker that is ending is not upgraded.
     fs::write(&settings, "max-queue = 8\n").expect("written");
     let mut last = client.execute(&request("last", 100));
     last.wait_for("token");
@@ -157,7 +157,7 @@ fn what_cannot_take_over_is_refused_and_nothing_has_happened() {
 fn the_rest_of_an_answer_is_for_nobody_but_who_lost_it() {
     let worker = Worker::scripted(Script::behave()).start();
     let client = worker.client();
-    // Its client is there, or was and has all of it.
+    // Its client is connected, or has received everything.
     let running = client.execute(&request("running", 2000));
     for job in ["running", "unknown"] {
         let answer = client.get(&format!("/execute/{job}"));
@@ -220,7 +220,7 @@ fn where_the_new_program_cannot_be_executed_the_old_one_goes_on_and_may_be_repla
     let mut stream = worker.client().execute(&request("job", 100));
     stream.wait_for("token");
 
-    // It says that it takes over, and is not there any more when it should.
+    // It announces the takeover, and is gone when it should serve.
     let place = |text: &[u8]| {
         let next = directory.path().join("next");
         fs::write(&next, text).expect("written");
@@ -241,7 +241,7 @@ fn where_the_new_program_cannot_be_executed_the_old_one_goes_on_and_may_be_repla
     assert!(numbers.into_iter().eq((1..100).map(Value::from)));
 }
 
-/// A request whose answer nobody reads, with next to no room for it on this side.
+/// Request with an unread response and a minimal receive buffer.
 fn ask_and_read_nothing(client: &Client, body: &Value) -> TcpStream {
     let mut stream = TcpStream::connect(client.address).expect("a connection");
     setsockopt(&stream, RcvBuf, &(32 << 10)).expect("the kernel takes it");
@@ -258,7 +258,7 @@ fn ask_and_read_nothing(client: &Client, body: &Value) -> TcpStream {
     stream
 }
 
-/// What is behind each `"text":` of a stream, up to the end of the connection.
+/// Values of each `"text":` of a stream, up to the end of the connection.
 fn texts(mut stream: TcpStream) -> Vec<String> {
     let mut answer = String::new();
     stream
@@ -275,29 +275,29 @@ fn texts(mut stream: TcpStream) -> Vec<String> {
 fn what_a_slow_client_has_not_read_is_not_copied_in_an_upgrade_and_not_lost() {
     const STREAMS: u64 = 4;
     const TOKENS: usize = 4000;
-    // It is in each event: an answer is more than a kernel takes for a connection.
+    // Part of each event, so that a response exceeds the kernel's buffers of a connection.
     let name = "n".repeat(2500);
     let worker = Worker::null().arg("--served-model-name", &name).start();
     let client = worker.client();
     let body = json!({"prompt": "p", "max_tokens": TOKENS, "stream": true});
     let expected = texts(ask_and_read_nothing(&client, &body));
-    // And one without text, which tells the end.
+    // And one without text, which is the end.
     assert_eq!(expected.len(), TOKENS + 1);
     let streams: Vec<_> = (0..STREAMS)
         .map(|_| ask_and_read_nothing(&client, &body))
         .collect();
-    // Nothing is computed any more, and all of it lies there.
+    // Everything is computed, and waits in the buffers.
     thread::sleep(Duration::from_millis(500));
     wait_for_load(&client, 0);
     worker.upgrade();
     worker.upgrade();
-    // Of eleven megabytes the kernel has four, and the connection the events that it took together.
+    // The kernel has four of eleven megabytes, and the connection the events that it took together.
     for left in worker.log.wait_for_many("connections_left", 2) {
         assert_eq!(left["count"], STREAMS, "{left}");
         let unsent = left["unsent_bytes"].as_u64().expect("a number");
         assert!(unsent < STREAMS * (4 << 20), "{left}");
     }
-    // All at once, for the worker waits half a minute for each of them.
+    // All at once, because the worker waits half a minute for each of them.
     let readers: Vec<_> = streams
         .into_iter()
         .map(|stream| thread::spawn(move || texts(stream)))

@@ -1,4 +1,4 @@
-//! The child behind an upgrade: it lives on, unless it was made for something else.
+//! Child across an upgrade: it lives on, unless it was started with other settings.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use worker_orcd_tests::client::{Client, Transcript};
 use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Worker, process, wait};
 
-/// Its prompt fills many pages of the KV cache.
+/// Request with a prompt that fills many pages of the KV cache.
 fn long() -> Value {
     json!({
         "job_id": "long",
@@ -27,7 +27,7 @@ fn load(client: &Client, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} of {load}"))
 }
 
-/// The text of that request where nothing happens.
+/// Text of that request without a disturbance.
 fn alone(client: &Client) -> String {
     client.execute(&long()).transcript().text()
 }
@@ -37,7 +37,7 @@ fn assert_rest(told: &Transcript, expected: &str) {
     assert_eq!(told.last().json()["tokens_out"], 120);
 }
 
-/// A file of settings that says so much, with which a worker is started.
+/// Writes a settings file with this `max-running`.
 fn settings(path: &Path, max_running: u32) {
     fs::write(path, format!("max-running = {max_running}\n")).expect("written");
 }
@@ -55,7 +55,7 @@ fn it_lives_on_and_computes_next_to_nothing_again() {
     worker.upgrade();
     assert_rest(&stream.transcript(), &expected);
     assert_eq!(worker.child_pid(), Some(child));
-    // It was given its tokens once more in each upgrade.
+    // Each upgrade sends its tokens to the child again.
     let again = wait::until("the child to tell of them", || {
         let tokens = load(&client, "prompt_tokens").checked_sub(before)?;
         (tokens >= 400).then_some(tokens)

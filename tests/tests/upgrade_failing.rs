@@ -1,5 +1,5 @@
-//! Upgrades that fail, one after the other on one worker: each is refused or undone, named in the log and in the answer
-//! of `worker-orcd upgrade`, and no stream beside them differs.
+//! Failing upgrades, one after the other on one worker: each is refused or rolled back, named in the log and in the
+//! output of `worker-orcd upgrade`, and no stream beside them differs.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -17,17 +17,17 @@ use worker_orcd_tests::stage::{Stage, real};
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Script, Worker, wait};
 
-/// Variable with the number of upgrades that fail; without it each kind fails once. Its name is none of a setting.
+/// Variable with the number of failing upgrades; without it each kind fails once. No setting has this name.
 const UPGRADES_VARIABLE: &str = "FAILING_UPGRADES";
 
 const STREAMS: usize = 4;
 
-/// A program that hangs behind its rehearsal is given two seconds, and a busy machine runs many tests. Waiting for a slow
+/// 8 s. A program that hangs after its rehearsal has two seconds, and a busy machine runs many tests. A wait for a slow
 /// client took 14 seconds and more.
 const PROBE_WITHIN: Duration = Duration::from_secs(8);
 
-/// The longest that an answer may take while a child or the program is replaced. The rehearsal of the test takes longer,
-/// and waiting for a slow client took 14 seconds.
+/// 4 s for a response while a child or the program is replaced. The rehearsal of the test takes longer, and a wait for
+/// a slow client took 14 seconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 fn stage() -> Stage {
@@ -42,7 +42,7 @@ fn body(job: &str) -> Value {
     })
 }
 
-/// A way to fail: what it is called, how it is brought about, and what the answer says.
+/// Name of a failure, its cause, and the expected output.
 type Failure = (&'static str, fn(&Stage), &'static str);
 
 const FAILURES: &[Failure] = &[
@@ -160,7 +160,7 @@ const FAILURES: &[Failure] = &[
     ),
 ];
 
-/// The answer of `worker-orcd upgrade`.
+/// Output of `worker-orcd upgrade`, and whether it succeeded.
 fn upgrade(pid: u32) -> (bool, String) {
     let output = Command::new(real())
         .args(["upgrade", &pid.to_string()])
@@ -171,7 +171,7 @@ fn upgrade(pid: u32) -> (bool, String) {
     (output.status.success(), said)
 }
 
-/// What clients see while upgrades fail.
+/// Observations of clients while upgrades fail.
 #[derive(Default)]
 struct Seen {
     over: AtomicBool,
@@ -184,7 +184,7 @@ impl Seen {
         self.wrong.lock().expect("no panic").push(what);
     }
 
-    /// Asks for the same again and again.
+    /// Repeats the same request.
     fn read_streams(&self, client: &Client, number: usize, expected: &str) {
         for turn in 0.. {
             if self.over.load(Ordering::Acquire) {
@@ -199,14 +199,14 @@ impl Seen {
         }
     }
 
-    /// The longest that a probe or a new request took.
+    /// Longest duration of a probe or a new request.
     fn ask(&self, client: &Client) -> Duration {
         let mut longest = Duration::ZERO;
         while !self.over.load(Ordering::Acquire) {
             let asked_at = Instant::now();
             let alive = client.get("/livez").status;
             let alive_at = asked_at.elapsed();
-            // It is not ready while one child follows another, but answers at once.
+            // 503 between two children, but without delay.
             let ready = client.get("/readyz").status;
             let ready_at = asked_at.elapsed();
             let told = client.execute(&request("a new one", 1)).transcript();
@@ -222,7 +222,7 @@ impl Seen {
         longest
     }
 
-    /// The longest that a probe took.
+    /// Longest duration of a probe.
     fn probe(&self, client: &Client) -> Duration {
         let mut longest = Duration::ZERO;
         while !self.over.load(Ordering::Acquire) {
@@ -230,7 +230,7 @@ impl Seen {
                 let asked_at = Instant::now();
                 let answer = client.get(path);
                 longest = longest.max(asked_at.elapsed());
-                // One that hangs costs the child, and behind many deaths the worker is not ready for a moment.
+                // A hang costs the child, and after many deaths the worker is not ready for a moment.
                 if path == "/livez" && answer.status != 200 {
                     self.complain(format!("{path}: {} {}", answer.status, answer.text()));
                 }
@@ -241,7 +241,7 @@ impl Seen {
     }
 }
 
-/// A request whose head is there, and half of its body.
+/// Request that is sent with half of its body.
 fn send_half(client: &Client, head: &str, half: &[u8]) -> TcpStream {
     let mut slow = TcpStream::connect(client.address).expect("a connection");
     slow.set_read_timeout(Some(READ_TIMEOUT))
@@ -304,7 +304,7 @@ fn every_upgrade_that_fails_is_refused_or_undone_by_name_and_no_stream_differs()
                 let (is_done, said) = upgrade(pid);
                 assert!(!is_done && said.contains(reason), "{name}: {said}");
                 stage.lead_sockets_to(&stage.path("sockets"));
-                // Undone or refused, it serves.
+                // Rolled back or refused, it serves.
                 wait::until("the worker to serve", || {
                     (client.get("/readyz").status == 200).then_some(())
                 });
@@ -315,7 +315,7 @@ fn every_upgrade_that_fails_is_refused_or_undone_by_name_and_no_stream_differs()
         });
         let failed = failing.join();
         let before = seen.whole.load(Ordering::Acquire);
-        // Streams that were begun behind the last of them.
+        // Streams that began after the last of them.
         wait::until("streams behind the upgrades", || {
             let is_enough = seen.whole.load(Ordering::Acquire) >= before + 2 * STREAMS;
             let is_wrong = !seen.wrong.lock().expect("no panic").is_empty();

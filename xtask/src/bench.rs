@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: measure, print, and write `bench/results/NAME.md` with the command, the
-//! machine and the commit, so that a figure can be questioned and made again.
+//! `cargo xtask bench`: measures, prints, and writes `bench/results/NAME.md` with the command, the machine and the
+//! commit, so that a figure can be verified and measured again.
 
 mod cpu;
 mod gpu;

@@ -1,5 +1,5 @@
-//! `cargo xtask chaos`: builds the worker with a child that fails on command, and the runner
-//! that lives in `tests/src/bin/chaos`; then runs it.
+//! `cargo xtask chaos`: builds the worker with fault injection, and the chaos program of `tests/src/bin/chaos`; then
+//! runs it.
 
 use crate::bench::report;
 use crate::{fetch_model, paths, process};
@@ -14,8 +14,8 @@ pub struct Arguments {
     arguments: Vec<String>,
 }
 
-/// Everything at once, an hour long unless told otherwise: 16 honest streams, faults at random, and
-/// whatever a stranger may send. The report goes where the benchmarks' do.
+/// Runs a siege, of an hour by default: 16 honest streams, random faults, and all attacks. The report is beside those
+/// of the benchmarks.
 pub fn siege(arguments: &Arguments) -> Result<()> {
     let mut all: Vec<String> = SIEGE.map(str::to_owned).to_vec();
     all.push("--report".to_owned());
@@ -29,10 +29,10 @@ pub fn siege(arguments: &Arguments) -> Result<()> {
     run(&Arguments { arguments: all })
 }
 
-/// Every honest client reads to the end: what it does not get is a loss.
+/// Honest clients read to the end, so that missing text is a violation.
 const SIEGE: [&str; 6] = ["--siege", "--steady", "--minutes", "60", "--streams", "16"];
 
-/// The runner, and what it starts.
+/// Chaos program, and the programs that it starts.
 const PROGRAMS: [&str; 4] = [
     "chaos",
     "tested-worker-orcd",
@@ -46,14 +46,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     process::run(&mut runner("release", &model, &arguments.arguments)?)
 }
 
-/// A minute of requests of every kind, whose children die, with a child that stands by and pages that change before they are
-/// adopted. It takes what the tests before it built: a build of these binaries alone has other features, and would compile most
-/// of the workspace once more.
+/// Runs a minute of requests of every kind with deaths of children, a standby and pages that change before they are
+/// adopted. It uses the binaries of the tests before it: a build of these alone has other features, and would compile
+/// most of the workspace once more.
 pub fn for_ci(model: &Path) -> Result<()> {
     beside_a_standby(model, &["--minutes", "1", "--seed", "20261121"])
 }
 
-/// The same for longer, with a seed of its own.
+/// Runs the same for longer, with a new seed.
 pub fn fresh(model: &Path) -> Result<()> {
     beside_a_standby(model, &["--minutes", "5"])
 }
@@ -81,7 +81,7 @@ fn runner(profile: &str, model: &Path, arguments: &[String]) -> Result<Command> 
         .arg("--command")
         .arg(report::typed_command())
         .args(arguments);
-    // Where the report's path is meant to start from.
+    // The report's path is relative to this folder.
     command
         .current_dir(paths::root())
         .env("WORKER_ORCD_MODEL", model);

@@ -1,4 +1,4 @@
-//! `cargo xtask compare A B`: hands over to the child's `worker-orcd-compare`.
+//! `cargo xtask compare A B`: runs the child's `worker-orcd-compare`.
 
 use crate::process;
 use anyhow::Result;

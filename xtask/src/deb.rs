@@ -1,6 +1,6 @@
-//! `cargo xtask deb`: a Debian package of what `cargo xtask install` puts below a folder, made by cargo-deb.
+//! `cargo xtask deb`: Debian package of the files of `cargo xtask install`, made by cargo-deb.
 //!
-//! What the package says of itself is in `supervisor/Cargo.toml`.
+//! The package's metadata is in `supervisor/Cargo.toml`.
 
 use crate::{install, paths, process};
 use anyhow::{Context, Result};
@@ -20,7 +20,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     // Before anything is built.
     process::output(process::cargo().args(["deb", "--version"]))
         .context("cargo-deb is needed: cargo install cargo-deb --locked")?;
-    // Where cargo-deb looks: it knows the target folder by this name, wherever that is.
+    // cargo-deb looks here: it maps this name to the target folder, wherever that is.
     let staged = paths::target().join("release/package");
     if staged.exists() {
         fs::remove_dir_all(&staged)?;

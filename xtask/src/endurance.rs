@@ -1,5 +1,5 @@
 //! `cargo xtask endurance`: the test of `tests/tests/endurance.rs`, with many more requests, and those of
-//! `tests/tests/upgrade_failing.rs`, with many more upgrades; an optimised build.
+//! `tests/tests/upgrade_failing.rs`, with many more upgrades, in an optimized build.
 
 use crate::{process, python};
 use anyhow::Result;

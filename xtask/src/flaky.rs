@@ -1,7 +1,7 @@
-//! `cargo xtask flaky`: the test programs again and again beside busy processes, to find tests that fail now and then.
+//! `cargo xtask flaky`: repeats the test programs beside busy processes, to find flaky tests.
 //!
-//! The runs are counted in `bench/results/flaky.md` after each program, so a sitting goes on where the one before was stopped. The
-//! output of a failure lies in `target/flaky/`.
+//! The runs are counted in `bench/results/flaky.md` after each program, so a sitting continues where the previous one
+//! stopped. The output of a failure is in `target/flaky/`.
 
 mod report;
 
@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Whether it passed.
+/// Runs a program once; true if it passed.
 fn once(program: &Program, round: u32, settings: &side_by_side::Settings) -> Result<bool> {
     let ended = program.run(settings)?;
     let outcome = if ended.passed { "passed" } else { "FAILED" };

@@ -1,8 +1,7 @@
-//! `cargo xtask fuzz`: every fuzz target for a while each.
+//! `cargo xtask fuzz`: runs every fuzz target for a while.
 //!
-//! `fuzz/` is a workspace of its own with libFuzzer from a crate, so neither cargo-fuzz nor a
-//! nightly compiler is needed; its README says how to read what is found. The corpus seeds also
-//! run as ordinary tests.
+//! `fuzz/` is a workspace of its own with libFuzzer from a crate, so neither cargo-fuzz nor a nightly compiler is
+//! needed; its README describes how to read the findings. The corpus seeds also run as ordinary tests.
 
 use crate::{paths, process};
 use anyhow::{Context, Result, bail};
@@ -33,7 +32,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         );
     }
     for target in chosen {
-        // What libFuzzer finds new goes there; the committed corpus stays as it is.
+        // New inputs of libFuzzer are stored there; the committed corpus does not change.
         let found = folder.join("target/found").join(target);
         fs::create_dir_all(&found)?;
         process::run(

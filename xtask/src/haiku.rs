@@ -1,10 +1,9 @@
-//! `cargo xtask haiku`: proof that what was streamed came out of a model.
+//! `cargo xtask haiku`: proof that streamed tokens come from a model.
 //!
-//! A prompt that nobody has seen before (the current minute in words and a fresh nonce) is
-//! streamed over HTTP with a seed made of the time. Then every streamed token is derived again
-//! from the logits trace, by a sampler written from the definitions in another language
-//! (`tests/oracle/rederive.py`). The haiku must contain the minute. A small model often forgets
-//! it; then this fails, and says so.
+//! A unique prompt (the current minute in words and a fresh nonce) is streamed over HTTP with a seed made of the time.
+//! Then every streamed token is derived again from the logits trace, by a sampler written from the definitions in
+//! another language (`tests/oracle/rederive.py`). The haiku must contain the minute. A small model often omits it; the
+//! command then fails with that reason.
 
 use crate::worker::{self, Worker};
 use crate::{fetch_model, paths, process, python};
@@ -23,7 +22,7 @@ pub struct Arguments {
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// More than any vocabulary has: the trace holds whole rows.
+/// More than any vocabulary has, so that the trace contains whole rows.
 const ALL_VALUES: u32 = 1_000_000;
 
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -74,8 +73,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// True if the text has the word as one of its own: "one" is not in "stone", nor "seven" in
-/// "seventy-seven".
+/// Whether the text contains the word as a whole: "one" is not in "stone", nor "seven" in "seventy-seven".
 fn has_word(text: &str, word: &str) -> bool {
     let is_of_a_word = |letter: char| letter.is_alphanumeric() || letter == '-';
     text.to_lowercase()
@@ -101,7 +99,7 @@ fn request(word: &str, now: Duration) -> Value {
     })
 }
 
-/// A haiku as it came over the wire.
+/// Haiku as received.
 struct Haiku {
     text: String,
     tokens: u64,
@@ -125,7 +123,7 @@ impl Haiku {
     }
 }
 
-/// Insists on `started → token… → end` and on the server's own count of tokens.
+/// Streams a haiku. Checks the order `started → token… → end` and the server's token count.
 fn stream(worker: &Worker, request: &Value) -> Result<Haiku> {
     let (mut text, mut next, mut seed, mut end) = (String::new(), 0, None, None);
     let mut events = worker.client.try_stream("/execute", request)?;
@@ -161,7 +159,7 @@ fn stream(worker: &Worker, request: &Value) -> Result<Haiku> {
     })
 }
 
-/// Eight characters that depend on the time and on this process.
+/// Eight characters derived from the time and this process.
 fn nonce(now: Duration) -> String {
     use sha2::{Digest, Sha256};
     let digest = Sha256::digest(format!("{}-{}", now.as_nanos(), std::process::id()));

@@ -1,11 +1,11 @@
-//! `cargo xtask install --root DIR`: programs, units, man page, completions and settings, where a distribution has
-//! them, below DIR. Nobody has to be root for it.
+//! `cargo xtask install --root DIR`: installs programs, units, man page, completions and settings below DIR, in a
+//! distribution's layout. Needs no root.
 //!
-//! What is made from the table of options is written by an example of the supervisor. A file of settings that is there
-//! already is somebody's, and stays.
+//! An example of the supervisor generates files from the table of options. An existing settings file is the operator's,
+//! and is kept.
 //!
-//! Deliberately absent: users, and units that are enabled or started. The unit needs no user of its own
-//! (`systemd/README.md`), and what runs is the operator's to say.
+//! Deliberately absent: users, and enabling or starting units. The unit needs no user of its own (`systemd/README.md`),
+//! and starting it is the operator's decision.
 
 use crate::{kernels, paths, process, worker};
 use anyhow::{Context, Result, ensure};
@@ -36,15 +36,15 @@ pub struct Source {
 }
 
 const PROGRAMS: [&str; 2] = ["worker-orcd", "worker-orcd-gpu"];
-/// Writes what is made from the table of options.
+/// Example that generates files from the table of options.
 const PAGES: &str = "pages";
 
 const UNITS: [&str; 2] = ["worker-orcd@.service", "worker-orcd@.socket"];
 
-/// The prefix that the units of the repository have.
+/// Prefix in the units of the repository.
 pub const PREFIX: &str = "/usr";
 
-/// Made from the table of options, and the place below the prefix.
+/// Generated files, and their paths below the prefix.
 const MADE: [(&str, &str); 4] = [
     ("worker-orcd.1", "share/man/man1/worker-orcd.1"),
     (
@@ -58,10 +58,10 @@ const MADE: [(&str, &str); 4] = [
     ),
 ];
 
-/// Made from the table of options, one a device.
+/// Generated settings files, one a device.
 const SETTINGS: [&str; 2] = ["0.toml", "cpu.toml"];
 
-/// Pages, by their path in the repository; links between them stay right.
+/// Pages, by their path in the repository; links between them stay valid.
 const DOCUMENTS: [&str; 17] = [
     "README.md",
     "CHANGELOG.md",
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Everything, with programs and pages below the prefix below the root.
+/// Installs everything, with programs and pages below the prefix below the root.
 pub fn below(root: &Path, prefix: &str, source: &Source) -> Result<()> {
     let pages = tempfile::tempdir()?;
     let pages = pages.path();
@@ -134,7 +134,7 @@ pub fn below(root: &Path, prefix: &str, source: &Source) -> Result<()> {
     Ok(())
 }
 
-/// Two builds, because an example turns on features of what it needs itself.
+/// Builds twice, because an example turns on features of its own dependencies.
 fn build() -> Result<()> {
     if let Some(why) = kernels::for_ci(false, true)? {
         println!("the child has no kernels, and serves on the CPU: {why}");
@@ -144,7 +144,7 @@ fn build() -> Result<()> {
     process::run(process::cargo().args(["build", "--release"]).args(example))
 }
 
-/// A path that a unit reads as it is written, without a slash at its end.
+/// Prefix as a path that needs no quoting in a unit, without a slash at its end.
 fn plain(prefix: &Path) -> Result<&str> {
     let text = prefix.to_str().unwrap_or_default();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-_.+".contains(c);
@@ -163,7 +163,7 @@ fn with_prefix(unit: &str, prefix: &str) -> String {
     })
 }
 
-/// Writes a file beside its name and renames it: a program that runs goes on with the old one.
+/// Writes a temporary file and renames it: a running program keeps the old one.
 fn put(bytes: &[u8], to: &Path, mode: u32) -> Result<()> {
     let write = || {
         let folder = to.parent().unwrap_or(to);
@@ -178,7 +178,7 @@ fn put(bytes: &[u8], to: &Path, mode: u32) -> Result<()> {
     write().with_context(|| format!("{} cannot be written", to.display()))
 }
 
-/// Like `create_dir_all`, with the mode that everybody may enter, whatever the umask says.
+/// Creates folders like `create_dir_all`, with mode 0755 under any umask.
 fn make_folders(folder: &Path) -> std::io::Result<()> {
     if folder.is_dir() || folder.as_os_str().is_empty() {
         return Ok(());

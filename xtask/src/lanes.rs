@@ -1,13 +1,13 @@
-//! A list of things to do, some of them at a time.
+//! Concurrent processing of a list.
 
 use anyhow::Result;
 use std::sync::Mutex;
 use std::thread;
 
-/// Calls `run` with each item, in their order, in `count` threads.
+/// Calls `run` with each item, in order, in `count` threads.
 ///
 /// # Errors
-/// The first error. What runs beside it ends, and nothing else begins.
+/// The first error. Running items end, and no other begins.
 pub fn run<T: Sync>(
     items: &[T],
     count: usize,

@@ -1,7 +1,7 @@
 //! `cargo xtask lines`: lines of product code by package.
 //!
-//! Counted are committed Rust and CUDA files without blank lines, comments, and unit tests: an inline module `tests` and everything
-//! behind it, and files and folders of tests, examples, benchmarks and fuzz targets.
+//! It counts committed Rust and CUDA files without blank lines, comments, and unit tests: an inline module `tests` and
+//! everything after it, and files and folders of tests, examples, benchmarks and fuzz targets.
 
 use crate::{paths, process};
 use anyhow::Result;
@@ -19,7 +19,7 @@ pub fn run() -> Result<()> {
     let mut packages = BTreeMap::<String, usize>::new();
     for file in process::output(&mut list)?.lines() {
         let file = Path::new(file);
-        // A file that was deleted and not committed is listed.
+        // A deleted file is listed until the deletion is committed.
         if let (Some(package), Ok(text)) = (
             package_of(file),
             fs::read_to_string(paths::root().join(file)),
@@ -35,7 +35,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The folder of the nearest `Cargo.toml`; `None` for a file of tests.
+/// Folder of the nearest `Cargo.toml`; `None` for a file of tests.
 fn package_of(file: &Path) -> Option<String> {
     let is_of_tests = |part: &str| OF_TESTS.contains(&part) || part.ends_with("tests.rs");
     if file.iter().filter_map(|it| it.to_str()).any(is_of_tests) {

@@ -1,10 +1,9 @@
-//! `cargo xtask`: the one door to this repository, for people and for CI alike.
+//! `cargo xtask`: commands of this repository, for developers and CI.
 //!
-//! One command a file. What commands share: [`paths`] (where things are), [`process`] (programs
-//! that are started, and never left behind), [`python`] (the virtual environment of the
-//! oracles), [`javascript`] (Node and clients), [`worker`] (a worker that is running).
+//! One command a file. Shared modules: [`paths`] (paths of the repository), [`process`] (child processes and their
+//! cleanup), [`python`] (virtual environments), [`javascript`] (Node and clients), [`worker`] (running worker).
 //!
-//! Deliberately absent: anything that ships. What a user of the worker needs is in the worker.
+//! Deliberately absent: anything that ships. The worker itself has everything that its users need.
 
 #![forbid(unsafe_code)]
 
@@ -86,7 +85,7 @@ enum Command {
     Compare(compare::Arguments),
 }
 
-/// Code that a shell reports for a program that ^C ended.
+/// Exit code that a shell reports for a program that ^C ended.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {

@@ -1,15 +1,15 @@
-//! Paths of things in the repository.
+//! Paths of the repository.
 
 use std::path::{Path, PathBuf};
 
-/// The repository root: the parent of this crate's folder.
+/// Repository root: the parent of this crate's folder.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("xtask lies in the repository")
 }
 
-/// Path of what cargo builds for the given profile (`debug` or `release`).
+/// Path of a program that cargo builds for the given profile (`debug` or `release`).
 pub fn built(profile: &str, program: &str) -> PathBuf {
     target().join(profile).join(program)
 }

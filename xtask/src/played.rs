@@ -1,7 +1,8 @@
-//! `cargo xtask played`: the child's tests for a card, on one that is played (`tests/played-cuda`); or logits there.
+//! `cargo xtask played`: the child's tests for a card, on an emulated one (`tests/played-cuda`); or a comparison of its
+//! logits.
 //!
-//! Kernels are interpreted, and some of these tests were written for a card that takes a second for what the
-//! interpreter takes many minutes for. CI runs those that say most in little time.
+//! Kernels are interpreted; some of these tests take a card a second and the interpreter many minutes. CI runs those
+//! with the most coverage in little time.
 
 use crate::side_by_side::Program;
 use crate::{paths, process, python};
@@ -21,10 +22,10 @@ pub struct Arguments {
 
 const LIBRARY: &str = "libplayed_cuda.so";
 
-/// The child's programs with tests for a card.
+/// Test programs of the child for a card.
 const PROGRAMS: [&str; 2] = ["gpu-child/src/lib.rs", "gpu-child/tests/cuda/main.rs"];
 
-/// What CI runs.
+/// Tests that CI runs.
 const IN_CI: [&str; 5] = [
     "parity::every_type_agrees_with_the_references",
     "parity::norms_behind_blocks_two_rotations_and_scales_agree",
@@ -40,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// The tests that CI runs, of the programs that were built, with the library that was built with them.
+/// Selects the tests that CI runs from the built programs, with the library of the same build.
 pub fn for_ci(programs: &[Program]) -> Result<Vec<Program>> {
     let of_child = |program: &&Program| PROGRAMS.contains(&program.name().as_str());
     let programs: Vec<_> = programs.iter().filter(of_child).collect();
@@ -61,7 +62,7 @@ pub fn for_ci(programs: &[Program]) -> Result<Vec<Program>> {
 
 fn logits() -> Result<()> {
     let folder = library()?;
-    // With what the tests are built with: alone its dependencies would have other features.
+    // Together with the tests: alone its dependencies would have other features.
     let beside = ["--quiet", "--test", "end_to_end", "--no-run"];
     let mut build = process::cargo();
     process::run(build.args(["test", "-p", "worker-orcd-tests"]).args(beside))?;
@@ -74,18 +75,18 @@ fn logits() -> Result<()> {
     )
 }
 
-/// The folder in which programs find the played driver.
+/// Folder in which programs find the emulated driver.
 fn library() -> Result<PathBuf> {
     process::run(process::cargo().args(["build", "--quiet", "-p", "worker-orcd-played-cuda"]))?;
     put(&paths::built("debug", LIBRARY))
 }
 
-/// Copies the played driver where programs find it.
+/// Copies the emulated driver to the folder where programs find it.
 fn put(built: &Path) -> Result<PathBuf> {
     let folder = paths::target().join("played-cuda");
     fs::create_dir_all(&folder)?;
-    // Under the name that is looked for first, and alone in its folder. Written anew beside it: a program
-    // that has it open keeps what it has.
+    // Under the name that is looked for first, and alone in its folder. Written under another name and renamed: a
+    // program that has it open keeps the old file.
     let (library, unfinished) = (folder.join("libcuda.so"), folder.join("unfinished"));
     fs::copy(built, &unfinished).context("the played driver")?;
     fs::rename(unfinished, library)?;
@@ -107,7 +108,7 @@ fn tests(names: &[impl AsRef<str>]) -> Result<Command> {
 mod tests {
     use super::*;
 
-    /// A name of nothing would leave nothing to run, and pass.
+    /// A name without a test would select nothing, and pass.
     #[test]
     fn what_ci_runs_is_there() {
         for name in IN_CI {

@@ -1,8 +1,8 @@
-//! Programs that are started, and never left behind.
+//! Child processes and their cleanup.
 //!
-//! Every child gets a process group of its own, so that what it starts in turn (a test binary
-//! under `cargo test`, a GPU child under the supervisor) can be reached with it. A signal to
-//! xtask goes on to all groups: SIGTERM the first time, SIGKILL the second.
+//! Every child has a process group, so that signals also reach its descendants (a test binary under `cargo test`, a GPU
+//! child under the supervisor). A signal to xtask is forwarded to all groups: SIGTERM the first time, SIGKILL the
+//! second.
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Starts the thread that passes signals on. Call once, before anything is started.
+/// Starts the thread that forwards signals. Call once, before any child starts.
 pub fn end_children_on_signals() {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
@@ -33,19 +33,19 @@ pub fn end_children_on_signals() {
     });
 }
 
-/// The user asked to stop.
+/// Whether the user has requested the end.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
 fn signal_all(signal: Signal) {
     for group in GROUPS.lock().expect("no holder panics").iter() {
-        // A group that has just ended is what we wanted.
+        // A group that has just ended needs no signal.
         let _ = killpg(*group, signal);
     }
 }
 
-/// A process group to which signals are passed on until this value goes out of scope.
+/// Process group to which signals are forwarded until this value goes out of scope.
 #[derive(Debug)]
 pub struct Group(Pid);
 
@@ -73,7 +73,7 @@ impl Drop for Group {
     }
 }
 
-/// A running program whose group is killed when this value goes out of scope.
+/// Running program; its group is killed when this value goes out of scope.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -108,7 +108,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Only while the leader is not reaped can its id not have been given to somebody else.
+        // The id is unambiguous only while the leader is not reaped.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             self.group.signal(Signal::SIGKILL);
             let _ = self.child.wait();
@@ -116,7 +116,7 @@ impl Drop for Running {
     }
 }
 
-/// Shows a command, runs it to its end, and insists on success.
+/// Prints a command, runs it to its end, and returns an error unless it succeeds.
 pub fn run(command: &mut Command) -> Result<()> {
     println!("$ {}", shown(command));
     let status = Running::start(command)?.wait()?;
@@ -129,7 +129,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Like [`run`], without showing it, and with its standard output in hand.
+/// Runs a command like [`run`], without printing it, and returns its standard output.
 pub fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -142,7 +142,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// A command as a person would type it in the repository root.
+/// Command as a person would type it in the repository root.
 pub fn shown(command: &Command) -> String {
     let root = format!("{}/", crate::paths::root().display());
     let word = |word: &OsStr| word.to_string_lossy().replace(&root, "");
@@ -156,8 +156,8 @@ pub fn shown(command: &Command) -> String {
         .join(" ")
 }
 
-/// `cargo`, the one that started us, in the repository root. Without the variables that it set for xtask's package: ring's build
-/// script runs again where they change, and all that needs ring is compiled again.
+/// `cargo`, the one that started xtask, in the repository root. Variables for xtask's package are removed: ring's build
+/// script runs again where they change, and everything that depends on ring is compiled again.
 pub fn cargo() -> Command {
     let mut command = Command::new(cargo_path());
     command.current_dir(crate::paths::root());

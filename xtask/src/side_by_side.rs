@@ -1,8 +1,9 @@
-//! The test programs of the workspace, two at a time: most of them wait for other processes more than they compute.
+//! Runner of the workspace's test programs, two at a time: most of them wait for other processes more than they
+//! compute.
 //!
-//! They are built at once, so that all have the same features and each dependency is compiled once. Each module of the program
-//! `end_to_end` is a program here: it runs in a process of its own. The output of a program is shown when it has ended, whole. Tests
-//! that hold streams to a pace have the machine to themselves, and so has a program whose children have short deadlines.
+//! One build gives all the same features, so each dependency is compiled once. Each module of the program `end_to_end`
+//! runs as a program, in a process of its own. The output of a program is shown whole, after its end. Tests of a
+//! stream's pace run alone on the machine, and so does a program with short deadlines of its children.
 
 use crate::lanes;
 use crate::paths;
@@ -19,7 +20,7 @@ use std::time::Instant;
 
 const AT_ONCE: usize = 2;
 
-/// The module of the tests that hold streams to a pace (`tests/src/beside.rs`).
+/// Module of the tests of a stream's pace (`tests/src/beside.rs`).
 const MEASURES: &str = "pace";
 
 /// Programs that run alone: they start children that are killed where a step takes two seconds.
@@ -31,13 +32,13 @@ const ALONE: [&str; 5] = [
     "played_faults.rs",
 ];
 
-/// The program whose modules run one by one.
+/// Program that runs module by module.
 const OF_MODULES: &str = "tests/tests/main.rs";
 
-/// Tests that are named at the end.
+/// Number of tests in the list of the slowest.
 const SLOWEST: usize = 10;
 
-/// Variables of the environment, and what they name.
+/// Environment variables with paths.
 pub type Settings<'a> = [(&'a str, &'a Path)];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,25 +46,25 @@ pub struct Program {
     source: PathBuf,
     executable: PathBuf,
     package: PathBuf,
-    /// Names; all if there are none.
+    /// Names of the selected tests; empty for all.
     tests: Vec<String>,
     arguments: Vec<String>,
     environment: Vec<(String, OsString)>,
 }
 
-/// One run of a program.
+/// Ended run of a program.
 pub struct Ended {
     pub passed: bool,
-    /// What it printed.
+    /// Output of the program.
     pub output: Vec<u8>,
-    /// Seconds.
+    /// Duration in seconds.
     took: f64,
 }
 
-/// Builds test programs of the workspace: all, or those that `selection` (flags of `cargo test`) leaves.
+/// Builds test programs of the workspace: all, or those of `selection` (flags of `cargo test`).
 ///
 /// # Errors
-/// When they cannot be built.
+/// The build fails.
 pub fn build(selection: &[String]) -> Result<Vec<Program>> {
     // Without examples, which the lints check.
     let all = ["--tests".to_owned()];
@@ -99,7 +100,7 @@ pub fn build(selection: &[String]) -> Result<Vec<Program>> {
 /// Runs programs, and prints the slowest of their tests.
 ///
 /// # Errors
-/// At the end, with their names, when some of them fail.
+/// Names of the programs that failed, after all have run.
 pub fn run(programs: &[Program], settings: &Settings) -> Result<()> {
     let (alone, others): (Vec<_>, Vec<_>) = programs.iter().partition(|it| it.runs_alone());
     let mut ended = run_all(&others, AT_ONCE, settings)?;
@@ -123,7 +124,7 @@ pub fn run(programs: &[Program], settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// The test program of a message of cargo's: <https://doc.rust-lang.org/cargo/reference/external-tools.html>.
+/// Test program in a message of cargo: <https://doc.rust-lang.org/cargo/reference/external-tools.html>.
 fn program(message: &Value) -> Option<Program> {
     if message["profile"]["test"] != true {
         return None;
@@ -146,7 +147,7 @@ fn run_all(
 ) -> Result<Vec<(String, Ended)>> {
     let ended = Mutex::new(Vec::new());
     lanes::run(programs, at_once, |program| {
-        // Before it ends too: of a program that hangs nothing else is seen.
+        // Before its end too: a hanging program shows nothing else.
         println!("     Running {}", program.name());
         let run = program.run(settings)?;
         program.show(&run)?;
@@ -158,7 +159,7 @@ fn run_all(
 }
 
 impl Program {
-    /// Its first file, from the repository's root.
+    /// Root source file, from the repository's root.
     pub fn name(&self) -> String {
         let name = self.source.strip_prefix(paths::root());
         let name = name.unwrap_or(&self.source).display().to_string();
@@ -168,7 +169,7 @@ impl Program {
         }
     }
 
-    /// The folder of the program, and of the libraries that it is linked with.
+    /// Folder of the program and its libraries.
     pub fn folder(&self) -> &Path {
         self.executable.parent().unwrap_or(Path::new("."))
     }
@@ -204,7 +205,7 @@ impl Program {
         Ok(programs.collect())
     }
 
-    /// With nothing beside it.
+    /// Whether no other program runs beside it.
     pub fn runs_alone(&self) -> bool {
         self.measures() || ALONE.iter().any(|name| self.source.ends_with(name))
     }
@@ -213,10 +214,10 @@ impl Program {
         self.tests.first().is_some_and(|test| measures(test))
     }
 
-    /// In the package's folder, as cargo would.
+    /// Runs the program in the package's folder, like cargo.
     ///
     /// # Errors
-    /// When it does not start.
+    /// It does not start.
     pub fn run(&self, settings: &Settings) -> Result<Ended> {
         let mut printed = tempfile::tempfile()?;
         let mut command = Command::new(&self.executable);
@@ -225,7 +226,7 @@ impl Program {
         }
         command
             .args(&self.arguments)
-            // The seconds of each test; stable programs need the variable for it.
+            // Durations of the tests; stable programs need the variable for it.
             .args(["-Z", "unstable-options", "--report-time"])
             .env("RUSTC_BOOTSTRAP", "1")
             .current_dir(&self.package)
@@ -254,7 +255,7 @@ impl Program {
     }
 }
 
-/// Tests by module and by whether they measure, of lines such as `module::name: test`.
+/// Tests by module and by whether they measure a pace, from lines such as `module::name: test`.
 fn modules(listed: &str) -> BTreeMap<(String, bool), Vec<String>> {
     let mut modules = BTreeMap::<_, Vec<_>>::new();
     for test in listed.lines().filter_map(|it| it.strip_suffix(": test")) {
@@ -269,7 +270,7 @@ fn measures(test: &str) -> bool {
     test.split("::").any(|part| part == MEASURES)
 }
 
-/// Seconds and name, of a line such as `test module::name ... ok <1.234s>`.
+/// Seconds and name, from a line such as `test module::name ... ok <1.234s>`.
 fn time_of_test(line: &str) -> Option<(f64, &str)> {
     let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let (_, time) = outcome.split_once('<')?;

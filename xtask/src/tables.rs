@@ -1,12 +1,11 @@
-//! `cargo xtask tables`: tables of docs/guide/ that say what the code serves.
+//! `cargo xtask tables`: writes the generated tables of docs/guide/.
 //!
-//! What makes them is the test that holds the pages to them: it knows the code, which this program need not be
-//! built with.
+//! The test that checks the pages generates the tables: it links the code, which xtask need not.
 
 use crate::{paths, process};
 use anyhow::Result;
 
-/// Has `tests/tests/tidy/tables.rs` write what it would compare.
+/// Variable with which `tests/tests/tidy/tables.rs` writes the tables instead of comparing them.
 const WRITE: &str = "ORCD_WRITE_TABLES";
 
 pub fn run() -> Result<()> {

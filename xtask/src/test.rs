@@ -1,4 +1,4 @@
-//! `cargo xtask test`: what a change has to pass, in the order in which it fails fastest.
+//! `cargo xtask test`: checks that every change must pass, fastest failures first.
 
 mod deep;
 
@@ -49,10 +49,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Everything. Returns why the kernels were left out, if they were.
+/// Runs everything. Returns the reason if the kernels were left out.
 fn whole(arguments: &Arguments) -> Result<Option<String>> {
     let (oracles, compiled) = thread::scope(|scope| {
-        // They are mostly waited for.
+        // Their installation mostly waits.
         let oracles = scope.spawn(|| phase("oracles", oracles));
         let compiled = compiled(arguments);
         (oracles.join().expect("it does not panic"), compiled)
@@ -71,7 +71,7 @@ fn whole(arguments: &Arguments) -> Result<Option<String>> {
     Ok(left_out)
 }
 
-/// The test programs, and why the kernels were left out, if they were.
+/// Builds the test programs. Also returns the reason if the kernels were left out.
 fn compiled(arguments: &Arguments) -> Result<(Vec<Program>, Option<String>)> {
     // The child embeds them.
     let left_out = phase("kernels", || {
@@ -86,7 +86,7 @@ fn lints(arguments: &Arguments) -> Result<()> {
     if arguments.no_lint {
         return Ok(());
     }
-    // What ships is checked again without the features that `tests` turns on.
+    // Released packages are checked again without the features that `tests` turns on.
     for packages in [&["--workspace"][..], &[]] {
         let mut clippy = process::cargo();
         clippy
@@ -98,7 +98,7 @@ fn lints(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Unit tests, and the static checks of the repository.
+/// Runs unit tests, and the static checks of the repository.
 fn quick() -> Result<()> {
     let mut selection: Vec<_> = ["--lib", "--bins", "--test", "tidy"]
         .map(str::to_owned)
@@ -110,7 +110,7 @@ fn quick() -> Result<()> {
     phase("tests", || side_by_side::run(&programs, &[]))
 }
 
-/// The test programs of all packages but `tests`.
+/// Test programs of all packages but `tests`.
 fn tests_beside_sources() -> Result<Vec<String>> {
     let mut metadata = process::cargo();
     metadata.args(["metadata", "--format-version", "1", "--no-deps"]);
@@ -127,7 +127,7 @@ fn tests_beside_sources() -> Result<Vec<String>> {
         .collect())
 }
 
-/// Prints how long it took.
+/// Runs a phase and prints its duration.
 fn phase<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let done = run();
@@ -135,7 +135,7 @@ fn phase<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// Python and model for the tests of real models; vocabularies of others; the clients of docs/guide/clients.md.
+/// Python and model for the tests of real models; vocabularies of others; clients of docs/guide/clients.md.
 pub struct Oracles {
     python: PathBuf,
     families: PathBuf,
@@ -144,7 +144,7 @@ pub struct Oracles {
 }
 
 /// # Errors
-/// When one of them cannot be had.
+/// One of them is unavailable.
 pub fn oracles() -> Result<Oracles> {
     python::clients()?;
     Ok(Oracles {

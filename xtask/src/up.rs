@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     worker.wait()
 }
 
-/// Prints the percentages of the log's `model_load_progress` records on one line.
+/// Callback that prints the percentages of the log's `model_load_progress` records on one line.
 fn load_progress() -> Watch {
     Box::new(|record, _| {
         let percent = record["percent"].as_u64();
@@ -64,7 +64,7 @@ fn load_progress() -> Watch {
             if percent >= 100 {
                 println!();
             }
-            // A terminal that went away is no reason to stop serving.
+            // The worker continues without its terminal.
             let _ = std::io::stdout().flush();
         }
     })

@@ -1,4 +1,4 @@
-//! A worker that is running: built, started on a free port, and ended with its child.
+//! Running worker: build, start on a free port, and end with its child.
 
 use crate::process::Group;
 use crate::{paths, process};
@@ -12,10 +12,10 @@ use worker_orcd_harness::launch::AT_A_FREE_PORT;
 use worker_orcd_harness::log::Watch;
 use worker_orcd_harness::{Client, Launched, Log};
 
-/// A drain waits 5 s for streams by default; the rest is for the child to go.
+/// 15 s: a drain waits 5 s for streams by default; the rest is for the child's end.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(15);
 
-/// Longer than any pause that a healthy worker makes.
+/// 2 min: longer than any pause of a healthy worker.
 const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 
 pub struct Worker {
@@ -50,7 +50,7 @@ impl Worker {
         }
         let launched = Launched::start(&mut command, Log::watched(watch))?;
         let group = Group::of(launched.pid());
-        // A large model may take its time, and whoever waits may interrupt.
+        // A large model may take long, and the user can interrupt.
         let client = patient(launched.listening(Duration::MAX)?);
         launched.ready(&client, Duration::MAX)?;
         Ok(Self {
@@ -64,7 +64,7 @@ impl Worker {
         self.launched.pid()
     }
 
-    /// Drains it and insists on a clean end.
+    /// Drains the worker, and returns an error unless it ends cleanly.
     pub fn stop(self) -> Result<()> {
         self.group.signal_leader(Signal::SIGTERM);
         let status = self.launched.exit_within(DRAIN_PATIENCE)?;
@@ -74,7 +74,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until somebody ends it.
+    /// Waits until it ends.
     pub fn wait(self) -> Result<()> {
         let status = self.launched.exit_within(Duration::MAX)?;
         if !status.success() && !process::interrupted() {
@@ -89,14 +89,14 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Only while the leader is not reaped can its id not have been given to somebody else.
+        // The id is unambiguous only while the leader is not reaped.
         if self.launched.ended().is_none() {
             self.group.signal(Signal::SIGKILL);
         }
     }
 }
 
-/// A client that waits for answers that take long.
+/// Client that waits for slow responses.
 pub fn patient(client: Client) -> Client {
     Client {
         patience: SILENCE_LIMIT,

@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 and SSE client over a plain `TcpStream`.
+//! Small HTTP/1.1 and SSE client over a plain `TcpStream`.
 
 mod body;
 mod events;
@@ -11,11 +11,10 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Time that no answer takes in a test, whose streams have a comment every 15 s at the latest: past
-/// it, something hangs.
+/// 60 s. Streams of tests have a comment every 15 s at the latest, so a longer wait is a hang.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A client of one worker: the address where it listens, and the key to speak to it with.
+/// Client of one worker: address and API key.
 #[derive(Debug, Clone)]
 pub struct Client {
     pub address: SocketAddr,
@@ -24,16 +23,16 @@ pub struct Client {
     pub patience: Duration,
 }
 
-/// A whole answer.
+/// Complete response.
 #[derive(Debug, Clone)]
 pub struct Response {
     pub status: u16,
-    /// Names in lower case, in the order in which they came.
+    /// Names in lower case, in the order received.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
-/// An answer whose body is still to be read.
+/// Response with an unread body.
 #[derive(Debug)]
 pub struct Streaming {
     pub status: u16,
@@ -41,7 +40,7 @@ pub struct Streaming {
     pub body: BufReader<Body>,
 }
 
-/// One TCP connection, on which anything may be sent.
+/// TCP connection that can send any bytes.
 #[derive(Debug)]
 pub struct Connection {
     stream: BufReader<TcpStream>,
@@ -66,7 +65,7 @@ impl Client {
     }
 
     /// # Errors
-    /// When nobody listens there.
+    /// The port refuses the connection.
     pub fn connect(&self) -> io::Result<Connection> {
         let stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(10))?;
         stream.set_read_timeout(Some(self.patience))?;
@@ -95,13 +94,13 @@ impl Client {
     }
 
     /// # Errors
-    /// When the connection breaks before the answer is whole.
+    /// The connection breaks before the response is complete.
     pub fn try_get(&self, path: &str) -> io::Result<Response> {
         self.try_request("GET", path, &[], &[])
     }
 
     /// # Errors
-    /// When the connection breaks before the answer is whole.
+    /// The connection breaks before the response is complete.
     pub fn try_request(
         &self,
         method: &str,
@@ -114,7 +113,7 @@ impl Client {
         connection.read_response()
     }
 
-    /// The bytes of a request, for those who want to send only some of them.
+    /// Bytes of a request, for a test that sends only part of them.
     #[must_use]
     pub fn request(
         &self,
@@ -143,10 +142,10 @@ impl Client {
         [head.as_bytes(), body].concat()
     }
 
-    /// POSTs and returns as soon as the head of the answer is there.
+    /// POSTs and returns after the head of the response.
     ///
     /// # Errors
-    /// When the connection breaks before that.
+    /// The connection breaks before that.
     pub fn open(&self, path: &str, body: &Value) -> io::Result<Streaming> {
         let mut connection = self.connect()?;
         connection.send(&self.request("POST", path, &[], body.to_string().as_bytes()))?;
@@ -161,7 +160,7 @@ impl Client {
     }
 
     /// # Errors
-    /// When the connection breaks before there is a head, or the answer is not 200.
+    /// The connection breaks before the head, or the status is not 200.
     pub fn try_stream(&self, path: &str, body: &Value) -> io::Result<EventStream> {
         let streaming = self.open(path, body)?;
         if streaming.status == 200 {
@@ -177,20 +176,19 @@ impl Client {
         self.stream("/execute", request)
     }
 
-    /// The value of a metric without labels.
+    /// Value of a metric without labels.
     ///
     /// # Errors
-    /// When there is no answer, or it has no such metric.
+    /// There is no response, or it lacks the metric.
     pub fn try_metric(&self, name: &str) -> io::Result<u64> {
         let [value] = self.try_metrics([name])?;
         Ok(value)
     }
 
-    /// The values of metrics without labels at one moment: what is asked for one by one may change between two
-    /// answers.
+    /// Values of metrics without labels in one response, so that they are of the same moment.
     ///
     /// # Errors
-    /// When there is no answer, or it lacks one of these metrics.
+    /// There is no response, or it lacks one of the metrics.
     pub fn try_metrics<const N: usize>(&self, names: [&str; N]) -> io::Result<[u64; N]> {
         let text = self.try_get("/metrics")?.text();
         let mut values = [0; N];
@@ -203,7 +201,7 @@ impl Client {
         Ok(values)
     }
 
-    /// Waits until a child computes something for somebody.
+    /// Waits until a child computes for a request.
     pub fn wait_until_it_computes(&self) {
         crate::wait::until("something runs", || {
             let running = self.health()["load"]["running"].as_u64();
@@ -234,7 +232,7 @@ impl Response {
     }
 
     /// # Errors
-    /// When the body is no JSON.
+    /// The body is not JSON.
     pub fn try_json(&self) -> io::Result<Value> {
         serde_json::from_slice(&self.body).map_err(|error| {
             let told = format!("not JSON ({error}): {} {}", self.status, self.text());
@@ -245,7 +243,7 @@ impl Response {
 
 impl Streaming {
     /// # Errors
-    /// When the connection breaks before the body is whole.
+    /// The connection breaks before the body is complete.
     pub fn into_response(mut self) -> io::Result<Response> {
         let mut body = Vec::new();
         self.body.read_to_end(&mut body)?;
@@ -264,7 +262,7 @@ impl Streaming {
 
 impl Connection {
     /// # Errors
-    /// When the peer has closed.
+    /// The peer closed the connection.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.get_mut().write_all(bytes)
     }
@@ -274,10 +272,10 @@ impl Connection {
         self.stream.get_ref()
     }
 
-    /// Reads until the peer closes; a reset counts as closing. The bytes that came.
+    /// Reads until the peer closes, and returns the bytes; a reset counts as closing.
     ///
     /// # Errors
-    /// When the peer neither speaks nor closes within the read timeout.
+    /// The peer neither sends nor closes within the read timeout.
     pub fn read_to_close(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         match self.stream.read_to_end(&mut bytes) {
@@ -287,13 +285,13 @@ impl Connection {
     }
 
     /// # Errors
-    /// When the connection breaks before the answer is whole.
+    /// The connection breaks before the response is complete.
     pub fn read_response(self) -> io::Result<Response> {
         self.read_head()?.into_response()
     }
 
     /// # Errors
-    /// When the connection breaks, or what comes is not HTTP.
+    /// The connection breaks, or the bytes are not HTTP.
     pub fn read_head(mut self) -> io::Result<Streaming> {
         let status_line = self.read_line()?;
         let status = status_line
@@ -338,7 +336,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// Serves one canned answer.
+    /// Serves one fixed response.
     fn serve(answer: &'static str) -> Client {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! A worker's process: started, asked whether it serves, and ended at the latest when it is dropped.
+//! Process of a worker: start, readiness, and end, at the latest when it is dropped.
 
 use crate::client::Client;
 use crate::log::Log;
@@ -8,13 +8,13 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A port that is free, and a log that a program can read.
+/// Options for a free port and a machine-readable log.
 pub const AT_A_FREE_PORT: [&str; 6] =
     ["--host", "127.0.0.1", "--port", "0", "--log-format", "json"];
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// Lines of the log in the message of a failure.
+/// Log lines in the message of a failure.
 const TOLD_LINES: usize = 40;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Launched {
 
 impl Launched {
     /// # Errors
-    /// When there is no such program.
+    /// There is no such program.
     pub fn start(command: &mut Command, log: Log) -> io::Result<Self> {
         command
             .stdin(Stdio::null())
@@ -47,7 +47,7 @@ impl Launched {
         self.pid
     }
 
-    /// The way it ended; `None` while it runs.
+    /// Exit status; `None` while it runs.
     #[must_use]
     pub fn ended(&self) -> Option<ExitStatus> {
         let mut process = self.process.lock().expect("no holder panics");
@@ -55,7 +55,7 @@ impl Launched {
     }
 
     /// # Errors
-    /// In words, with the end of the log, when it has ended.
+    /// The process has ended. The message has the end of the log.
     pub fn assert_running(&self) -> io::Result<()> {
         match self.ended() {
             None => Ok(()),
@@ -66,7 +66,7 @@ impl Launched {
         }
     }
 
-    /// Ends it now, if it still runs.
+    /// Kills the process if it still runs.
     pub fn kill(&self) {
         let mut process = self.process.lock().expect("no holder panics");
         // Both may have happened already.
@@ -74,10 +74,10 @@ impl Launched {
         let _ = process.wait();
     }
 
-    /// A client of the address that it says it listens at.
+    /// Client of the address in the log.
     ///
     /// # Errors
-    /// When it ends before, or takes longer.
+    /// The process ends first, or exceeds `patience`.
     pub fn listening(&self, patience: Duration) -> io::Result<Client> {
         self.wait(patience, "to listen", || {
             self.log.address().map(Client::new)
@@ -85,7 +85,7 @@ impl Launched {
     }
 
     /// # Errors
-    /// When it ends before it serves, or takes longer.
+    /// The process ends first, or exceeds `patience`.
     pub fn ready(&self, client: &Client, patience: Duration) -> io::Result<()> {
         self.wait(patience, "to be ready", || {
             let answer = client.try_get("/readyz");
@@ -94,15 +94,15 @@ impl Launched {
     }
 
     /// # Errors
-    /// When it still runs after that time.
+    /// The process still runs after that time.
     pub fn exit_within(&self, patience: Duration) -> io::Result<ExitStatus> {
         self.wait_for(patience, "to end", || self.ended())
     }
 
-    /// The value that `probe` gives, if the worker lives to see it.
+    /// Value of `probe`, unless the worker ends first.
     ///
     /// # Errors
-    /// When the worker ends before, or it takes longer.
+    /// The worker ends first, or `patience` is exceeded.
     pub fn wait<T>(
         &self,
         patience: Duration,
@@ -145,8 +145,8 @@ impl Drop for Launched {
     }
 }
 
-/// Starts a program, which a test may have copied just now: a process that another thread has forked meanwhile has the copy open
-/// for writing until it executes its own program, and the kernel executes no such file.
+/// Starts a program, which a test may have copied just now. A process that another thread has forked meanwhile holds
+/// the copy open for writing until it executes its own program, and the kernel executes no such file.
 fn spawn(command: &mut Command) -> io::Result<Child> {
     const TRIES: u32 = 500;
     for _ in 1..TRIES {

@@ -1,12 +1,11 @@
-//! A worker from outside: what tests, the chaos runner, benchmarks and xtask share.
+//! Worker seen from outside: shared by tests, the chaos runner, benchmarks and xtask.
 //!
-//! * [`client`] speaks HTTP/1.1 and reads server-sent events over a plain `TcpStream`, so that a test
-//!   can do what a library forbids: send half a request, read one byte a second, vanish.
-//! * [`launch`] starts the program and waits until it serves; [`log`] is what it wrote.
-//! * [`wait`] waits for something to become true, with an end.
+//! * [`client`]: HTTP/1.1 and server-sent events over a plain `TcpStream`, so that a test can do what a
+//!   library forbids: send half a request, read one byte a second, vanish.
+//! * [`launch`]: process of a program, until it serves. [`log`]: its log. [`wait`]: waiting with a deadline.
 //!
-//! Deliberately absent: any part of the worker, so that xtask links none of it; which program is
-//! started, with which settings, and what has to be left behind, which is for each user to say.
+//! Deliberately absent: any part of the worker, so that xtask links none of it; choice of program and settings, and
+//! cleanup, which belong to each user.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The log of a worker, line by line, as it wrote it.
+//! Log of a worker, line by line.
 
 use crate::wait;
 use serde_json::Value;
@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The event with the address.
+/// Event that contains the address.
 const LISTENING: &str = "listening";
 
-/// Those of a log that is watched.
+/// Lines kept of a watched log.
 const LAST_LINES: usize = 40;
 
-/// Called with each record, and when it was read.
+/// Callback for each record, with the time at which it was read.
 pub type Watch = Box<dyn FnMut(&Value, Instant) + Send>;
 
-/// Shared with the threads that read the worker's pipes.
+/// Log shared with the threads that read the worker's pipes.
 #[derive(Clone)]
 pub struct Log {
-    /// Lines, with the moment at which each was read.
+    /// Lines, with the time at which each was read.
     lines: Arc<Mutex<VecDeque<(Instant, String)>>>,
-    /// Older ones are let go.
+    /// Limit; older lines are dropped.
     kept_lines: usize,
     watch: Option<Arc<Mutex<Watch>>>,
     address: Arc<OnceLock<SocketAddr>>,
@@ -34,7 +34,7 @@ pub struct Log {
 }
 
 impl Default for Log {
-    /// Keeps everything.
+    /// Log without a limit.
     fn default() -> Self {
         Self {
             lines: Arc::default(),
@@ -48,7 +48,7 @@ impl Default for Log {
 }
 
 impl Log {
-    /// Keeps the last lines for the message of a failure; what matters is for `watch` to note.
+    /// Log of the last lines only, for the message of a failure; `watch` sees each record.
     #[must_use]
     pub fn watched(watch: Watch) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Log {
 
     fn take(&self, line: String) {
         let now = Instant::now();
-        // Whoever measures beside this has better uses for a core than parsing every line.
+        // Measurements need the cores, so not every line is parsed.
         if self.watch.is_some() || line.contains(LISTENING) {
             let record = serde_json::from_str(&line).unwrap_or_default();
             self.note(&record, now);
@@ -91,7 +91,7 @@ impl Log {
     fn note(&self, record: &Value, now: Instant) {
         let address = record["address"].as_str().and_then(|it| it.parse().ok());
         if let (Some(LISTENING), Some(address)) = (event_name(record), address) {
-            // The first of several.
+            // The first address is kept.
             let _ = self.address.set(address);
         }
         if let Some(watch) = &self.watch {
@@ -99,13 +99,13 @@ impl Log {
         }
     }
 
-    /// The address at which it said that it listens.
+    /// Address from the log.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address.get().copied()
     }
 
-    /// Waits for the end of the pipes; not for long, because somebody else may hold them open.
+    /// Waits briefly for the end of the pipes: another process may hold them open.
     pub fn wait_end(&self) {
         let start = Instant::now();
         let has_ended = || self.open.load(Ordering::SeqCst) == 0;
@@ -117,7 +117,7 @@ impl Log {
         }
     }
 
-    /// Reads nothing any more, and keeps the pipes open: the reader that stalls.
+    /// Stops reading and keeps the pipes open, like a stalled reader.
     pub fn hold(&self) {
         self.held.store(true, Ordering::Relaxed);
     }
@@ -132,7 +132,7 @@ impl Log {
         lines.iter().map(|(_, text)| text.clone()).collect()
     }
 
-    /// The last lines.
+    /// Last lines.
     #[must_use]
     pub fn tail(&self, count: usize) -> String {
         let lines = self.lines();
@@ -144,7 +144,7 @@ impl Log {
         self.lines().join("\n")
     }
 
-    /// The lines that are JSON objects.
+    /// Lines that are JSON objects.
     #[must_use]
     pub fn records(&self) -> Vec<Value> {
         self.lines()
@@ -153,7 +153,7 @@ impl Log {
             .collect()
     }
 
-    /// The records of one event name, such as `ready`.
+    /// Records of one event name, such as `ready`.
     #[must_use]
     pub fn events(&self, name: &str) -> Vec<Value> {
         let mut records = self.records();
@@ -161,12 +161,12 @@ impl Log {
         records
     }
 
-    /// The first record of this name, once it has come.
+    /// Waits for the first record of this name.
     pub fn wait_for(&self, name: &str) -> Value {
         self.wait_for_many(name, 1).remove(0)
     }
 
-    /// The records of this name, once there are so many.
+    /// Waits for `count` records of this name.
     pub fn wait_for_many(&self, name: &str, count: usize) -> Vec<Value> {
         wait::until(name, || {
             let records = self.events(name);
@@ -174,11 +174,11 @@ impl Log {
         })
     }
 
-    /// The first record of this name that was read after `since`, and when.
+    /// First record of this name after `since`, and its time.
     #[must_use]
     pub fn next(&self, name: &str, since: Instant) -> Option<(Instant, Value)> {
         let lines = self.lines.lock().expect("no holder panics");
-        // From the end: what is looked for is new.
+        // Search from the end: the record is recent.
         let recent = lines.iter().rev().take_while(|(at, _)| *at >= since);
         recent
             .filter_map(|(at, text)| Some((*at, serde_json::from_str::<Value>(text).ok()?)))
@@ -193,7 +193,7 @@ impl fmt::Debug for Log {
     }
 }
 
-/// The name of a record's event.
+/// Event name of a record.
 #[must_use]
 pub fn event_name(record: &Value) -> Option<&str> {
     let fields = record.get("fields").unwrap_or(record);

@@ -1,12 +1,12 @@
-//! Waiting for something to become true, with an end.
+//! Waiting for a condition, with a deadline.
 
 use std::time::{Duration, Instant};
 
-/// Time that a test waits for what should happen within a second or two, on a busy machine. It
-/// guards against hanging; it is no promise about speed.
+/// 30 s: a deadline for events that take a second or two, on a busy machine. It guards against hangs and is no limit on
+/// speed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The first `Some` that `probe` gives. Panics after [`PATIENCE`], naming what never came.
+/// First `Some` of `probe`. Panics after [`PATIENCE`] with the name of what was awaited.
 pub fn until<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
     within(PATIENCE, what, probe)
 }

@@ -1,23 +1,22 @@
-//! The calls of NVIDIA's driver that the child makes, by their names in C.
+//! Functions of NVIDIA's driver that the child calls, by their names in C.
 //!
 //! ```text
-//! devices    what there is, and the context of a thread
-//! memory     allocations, pinned host memory, what a launch may reach     pages     addresses of this process
-//! mapping    memory that descriptors stand for, mapped where wanted       handles   what names a thing to the caller
-//! streams    a thread for each, with its queue                            errors    codes, and the one that stays
-//! events     places in a stream
+//! devices    devices, and the context of a thread
+//! memory     allocations, pinned host memory, address space of launches   pages     addresses of this process
+//! mapping    memory behind descriptors, mapped at reserved addresses      handles   handles of the caller
+//! streams    a thread for each, with its queue                            errors    codes, and the sticky error
+//! events     positions in a stream
 //! copies     between host and device, and fills
 //! modules    fatbins and their kernels
 //! launches   kernels, put into a stream
-//! graphs     what was put into a stream while that was recorded
+//! graphs     recorded work of a stream
 //! ```
 //!
-//! An address of the device is the same address of this process. There is one address space for all devices,
-//! and one error that stays. Memory is counted for each process by itself: two processes on one device take
-//! as much as each of them could alone.
+//! An address of the device is the same address of this process. All devices share one address space and one sticky
+//! error. Memory is counted per process: each of two processes on one device can allocate all of it.
 //!
-//! Places for an answer are `Option<&mut MaybeUninit<T>>`, which is C's pointer that may be null; that they
-//! are alive is the caller's promise, as for every driver.
+//! Output parameters are `Option<&mut MaybeUninit<T>>`, which is C's nullable pointer. As for every driver, the caller
+//! guarantees that they are alive.
 //!
 //! Source: CUDA driver API 13.0.
 

@@ -1,4 +1,4 @@
-//! A fatbin, as nvcc writes it: the same kernels for several architectures, of which one entry is PTX.
+//! Fatbins as nvcc writes them: the same kernels for several architectures, one entry of them as PTX.
 //!
 //! ```text
 //! file    magic u32, version u16, bytes of this header u16, bytes of all entries u64
@@ -6,7 +6,7 @@
 //!         u32 at 16, architecture u32 at 28, bytes of the text u64 at 56 (zero where it is not compressed)
 //! ```
 //!
-//! NVIDIA describes none of this: it is what the fatbins of CUDA 12 and 13 look like.
+//! NVIDIA documents none of this; it was found in fatbins of CUDA 12 and 13.
 
 use ruzstd::decoding::StreamingDecoder;
 use std::io::Read;
@@ -15,16 +15,16 @@ const MAGIC: u32 = 0xba55_ed50;
 const KIND_PTX: u16 = 1;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// The architecture that is played; text for a later one is not for it.
+/// Emulated architecture; PTX for a later one is unsuitable.
 const ARCHITECTURE: u32 = 80;
 
-/// Bytes of a file's header: enough to learn from how long the file is.
+/// Bytes of a file's header, which has the file's length.
 pub const HEADER_BYTES: usize = 16;
 
-/// Bytes of the whole file.
+/// Length of the whole file, in bytes.
 ///
 /// # Errors
-/// It is no fatbin.
+/// The header is not a fatbin's.
 pub fn bytes(header: &[u8; HEADER_BYTES]) -> Result<usize, String> {
     if u32::from_le_bytes(field(header, 0)?) != MAGIC {
         return Err("no fatbin: another magic number".to_owned());
@@ -37,10 +37,10 @@ pub fn bytes(header: &[u8; HEADER_BYTES]) -> Result<usize, String> {
         .ok_or_else(|| "a fatbin of an impossible size".to_owned())
 }
 
-/// The PTX for the latest architecture that the played one runs.
+/// PTX for the latest architecture that the emulated one runs.
 ///
 /// # Errors
-/// It is no fatbin, has no such PTX, or packs it in an unknown way.
+/// The image is not a fatbin, has no such PTX, or uses an unknown compression.
 pub fn ptx(image: &[u8]) -> Result<String, String> {
     let end = bytes(&field(image, 0)?)?;
     let image = image.get(..end).ok_or("a fatbin that is cut short")?;
@@ -63,9 +63,9 @@ struct Entry<'a> {
     kind: u16,
     architecture: u32,
     payload: &'a [u8],
-    /// Bytes that the payload is unpacked to; zero where it is not packed.
+    /// Uncompressed bytes of the payload; zero if it is not compressed.
     text_bytes: usize,
-    /// Where the next entry begins.
+    /// Offset of the next entry.
     end: usize,
 }
 
@@ -81,7 +81,7 @@ impl<'a> Entry<'a> {
         if bytes == 0 {
             return Err("an entry without a size".to_owned());
         }
-        // Where nothing is packed, the field of packed bytes is zero.
+        // Without compression the field of compressed bytes is zero.
         let payload = match packed {
             0 => payload,
             packed => payload.get(..packed).ok_or_else(short)?,
@@ -108,7 +108,7 @@ impl<'a> Entry<'a> {
             return Err(format!("PTX of {told} bytes was unpacked to {found}"));
         }
         let mut text = String::from_utf8(unpacked).map_err(|error| error.to_string())?;
-        // It ends as a C string does, and where it is not packed, with the padding.
+        // Like a C string it ends with zeros; without compression they are padding.
         text.truncate(text.trim_end_matches('\0').len());
         Ok(text)
     }

@@ -1,5 +1,5 @@
-//! NVIDIA's driver as far as the child uses it, for tests on machines without a GPU: memory is the process's
-//! own, and kernels are run by an interpreter of their PTX.
+//! Emulation of NVIDIA's driver, as far as the child uses it, for tests without a GPU: memory is the process's own, and
+//! an interpreter of PTX runs the kernels.
 
 mod driver;
 mod fatbin;

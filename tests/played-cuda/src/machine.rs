@@ -1,9 +1,9 @@
-//! A device's multiprocessors: runs the blocks of a launch.
+//! Multiprocessors of a device, which run the blocks of a launch.
 //!
-//! Blocks run to their end one after the other, on a thread for each core of this machine: none may wait for
-//! another. The lanes of a warp go on together as far as they can. Lanes that went another way are run until
-//! they meet again: the group that is furthest back goes first, and an instruction for many lanes waits for
-//! those it names. (Collange: "Stack-less SIMT reconvergence at low cost", 2011.)
+//! Each thread, one per core of this machine, runs blocks to their end one after the other: a block must not wait for
+//! another. The lanes of a warp proceed together as far as possible. Diverged lanes run until they reconverge: the
+//! group that is furthest back goes first, and an instruction for many lanes waits for those in its mask. (Collange:
+//! "Stack-less SIMT reconvergence at low cost", 2011.)
 
 mod arithmetic;
 mod block;
@@ -20,7 +20,7 @@ use block::Block;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Memory that a kernel may reach: addresses of this process.
+/// Memory of a kernel: addresses of this process.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     pub start: u64,
@@ -28,7 +28,7 @@ pub struct Range {
     pub writable: bool,
 }
 
-/// What a launch may reach, by address, without overlaps.
+/// Address space of a launch, by address, without overlaps.
 #[derive(Debug, Clone, Default)]
 pub struct AddressSpace {
     pub ranges: Vec<Range>,
@@ -40,27 +40,27 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// As the kernel lays out its parameters.
+    /// Parameters in the kernel's layout.
     pub parameters: Vec<u8>,
 }
 
-/// Why a launch ended before its end.
+/// Cause of a launch's failure.
 #[derive(Debug, Clone)]
 pub enum Trouble {
     IllegalAddress(String),
     Misaligned(String),
     Trap,
-    /// Lanes that wait for each other for ever, or the process is to end.
+    /// Deadlock of lanes, or end of the process.
     Stuck(String),
 }
 
-/// Fewer are computed sooner than a thread begins.
+/// Blocks per thread; fewer are computed sooner than a thread starts.
 const BLOCKS_OF_A_THREAD: u64 = 8;
 
-/// Runs a launch to its end. `goes_on` is asked now and then.
+/// Runs a launch to its end. Calls `goes_on` from time to time.
 ///
 /// # Errors
-/// Why it ended before.
+/// The launch's failure.
 pub fn run(
     kernel: &Kernel,
     launch: &Launch,

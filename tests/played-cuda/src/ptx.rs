@@ -1,7 +1,7 @@
-//! PTX as nvcc writes it: text to instructions that a machine runs.
+//! PTX of nvcc: from text to instructions of the machine.
 //!
-//! Only what the kernels of this project use is understood; anything else is named in an error, so a kernel
-//! is run as it is written or not at all. Source: NVIDIA's "Parallel Thread Execution ISA" 9.0.
+//! Supported are the instructions of this project's kernels. Others are an error with their name, so a kernel runs
+//! exactly as written or not at all. Source: NVIDIA's "Parallel Thread Execution ISA" 9.0.
 
 mod assign;
 mod kernel;
@@ -15,13 +15,13 @@ pub use kernel::Kernel;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A translation unit. Its kernels are understood when they are asked for: most are never run.
+/// Translation unit. Kernels are parsed on demand: most are never run.
 #[derive(Debug)]
 pub struct Module {
     text: String,
-    /// Where each kernel's text is.
+    /// Range of each kernel's text.
     entries: HashMap<String, std::ops::Range<usize>>,
-    /// Its variables in global memory.
+    /// Variables in global memory.
     globals: Vec<(String, Box<[u64]>)>,
     kernels: Mutex<HashMap<String, Arc<Kernel>>>,
 }
@@ -30,7 +30,7 @@ const ENTRY: &str = ".visible .entry ";
 
 impl Module {
     /// # Errors
-    /// When it is something else.
+    /// The text is not PTX.
     pub fn new(text: String) -> Result<Self, String> {
         if !text.contains(".version") {
             return Err("this is no PTX".to_owned());
@@ -57,10 +57,10 @@ impl Module {
         })
     }
 
-    /// `None` where there is no such kernel.
+    /// Kernel of this name; `None` if there is none.
     ///
     /// # Errors
-    /// What is not understood.
+    /// The unsupported construct.
     pub fn kernel(&self, name: &str) -> Result<Option<Arc<Kernel>>, String> {
         let Some(at) = self.entries.get(name) else {
             return Ok(None);
@@ -83,7 +83,7 @@ impl Module {
     }
 }
 
-/// `.align 4 .u32 name;`, of at most eight bytes; zero, as memory without a value is.
+/// `.align 4 .u32 name;`, of at most eight bytes, initialized to zero.
 fn global(text: &str) -> Option<(String, Box<[u64]>)> {
     let name = text.trim_end_matches(';').split_whitespace().last()?;
     (!name.contains('[')).then(|| (name.to_owned(), vec![0].into_boxed_slice()))

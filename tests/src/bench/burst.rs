@@ -1,7 +1,7 @@
-//! Some streams asked for in the same moment, and when each of their tokens came.
+//! Streams that begin at the same moment, and the arrival of each of their tokens.
 //!
-//! What [`Pump`](super::Pump) is to throughput over minutes, this is to one batch: 256 streams
-//! begin together, and the tokens counted are those that came while all of them ran.
+//! [`Pump`](super::Pump) measures throughput over minutes; this measures one batch: 256 streams begin together, and
+//! only tokens that arrived while all of them ran are counted.
 
 use super::Latencies;
 use super::pump::{Lane, told};
@@ -14,16 +14,16 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// One thread reads so many streams; more threads would only wake each other.
+/// Streams of one reader thread; more threads would only wake each other.
 const LANES_A_THREAD: usize = 64;
-/// No stream is silent for longer, unless something hangs: 60 s.
+/// 60 s in milliseconds: a longer silence of a stream is a hang.
 const SILENCE: u16 = 60_000;
 
-/// One answer.
+/// Arrivals of one answer.
 #[derive(Debug, Clone)]
 pub struct Stream {
     pub asked_at: Instant,
-    /// A read, and how many token events it held. Never empty.
+    /// Time of each read, and its number of token events. Never empty.
     pub arrivals: Vec<(Instant, u64)>,
     pub tokens_in: u64,
     pub tokens_out: u64,
@@ -39,10 +39,10 @@ impl Burst {
     /// Sends all of `requests` and reads all answers.
     ///
     /// # Errors
-    /// When a connection is refused, or a stream breaks or ends without an `end`.
+    /// A connection is refused, or a stream breaks or ends without an `end`.
     ///
     /// # Panics
-    /// When a reader does.
+    /// A reader thread panics.
     pub fn run(address: SocketAddr, requests: &[Value]) -> io::Result<Self> {
         let groups: Vec<_> = requests.chunks(LANES_A_THREAD).collect();
         let together = Barrier::new(groups.len());
@@ -61,7 +61,7 @@ impl Burst {
         })
     }
 
-    /// From the first request to the last token.
+    /// Time from the first request to the last token.
     #[must_use]
     pub fn whole(&self) -> Duration {
         let from = self.streams.iter().map(|stream| stream.asked_at).min();
@@ -74,15 +74,15 @@ impl Burst {
         self.streams.iter().map(|stream| stream.tokens_out).sum()
     }
 
-    /// While every stream ran: from the moment at which all have begun to the moment at which the
-    /// first ends. `None` when there is no such time.
+    /// Period in which every stream ran: from the first token of the last to begin to the end of the first to end.
+    /// `None` when there is no such time.
     fn together(&self) -> Option<(Instant, Instant)> {
         let from = self.streams.iter().map(Stream::first).max()?;
         let to = self.streams.iter().map(Stream::last).min()?;
         (from < to).then_some((from, to))
     }
 
-    /// From one read of tokens to the next, of every stream, while all ran.
+    /// Gaps between reads of tokens, of every stream, while all ran.
     #[must_use]
     pub fn gaps(&self) -> Option<Latencies> {
         let (from, to) = self.together()?;
@@ -112,7 +112,7 @@ impl Burst {
                 .copied()
                 .filter(|(at, _)| (from..to).contains(at))
                 .collect();
-            // A token that is half a character has no event of its own.
+            // A token that is half a character has no event.
             let tokens_an_event = stream.tokens_out as f64 / events(&stream.arrivals) as f64;
             events(&inside) as f64 * tokens_an_event
         };
@@ -131,23 +131,23 @@ impl Stream {
         self.arrivals[self.arrivals.len() - 1].0
     }
 
-    /// From the request to its first token.
+    /// Time from each request to its first token.
     #[must_use]
     pub fn time_to_first(&self) -> Duration {
         self.first() - self.asked_at
     }
 }
 
-/// The streams of one thread.
+/// Streams of one thread.
 struct Group {
     lanes: Vec<(Lane, Stream)>,
 }
 
 impl Group {
-    /// Connects, waits until all groups have, and asks.
+    /// Connects, waits until all groups have connected, and sends the requests.
     fn connect(address: SocketAddr, requests: &[Value], together: &Barrier) -> io::Result<Self> {
         let lanes: io::Result<Vec<_>> = requests.iter().map(|_| Lane::connect(address)).collect();
-        // Also when it failed: the others wait.
+        // Also after a failure: the others wait.
         together.wait();
         let mut group = Self { lanes: Vec::new() };
         for (mut lane, request) in lanes?.into_iter().zip(requests) {
@@ -174,7 +174,7 @@ impl Group {
         Ok(self.lanes.into_iter().map(|(_, stream)| stream).collect())
     }
 
-    /// Which lanes have something to read.
+    /// Lanes with readable data.
     fn readable(&self) -> io::Result<Vec<usize>> {
         let busy: Vec<_> = (0..self.lanes.len())
             .filter(|index| self.lanes[*index].0.busy)
@@ -198,7 +198,7 @@ impl Group {
 }
 
 impl Lane {
-    /// One read.
+    /// Reads once.
     fn take(&mut self, stream: &mut Stream, buffer: &mut [u8]) -> io::Result<()> {
         let before = self.token_events;
         self.read_on(buffer)?;

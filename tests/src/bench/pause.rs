@@ -1,4 +1,4 @@
-//! The pause that streams see when their child dies in their midst, and whether they keep their bytes.
+//! Pause of streams at the death of their child, and comparison of their bytes.
 
 use super::Latencies;
 use crate::worker::request;
@@ -11,29 +11,29 @@ use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_harness::Client;
 
-/// Tokens that every stream has before the child dies.
+/// Tokens of every stream before the child dies.
 pub(super) const TOKENS_BEFORE: usize = 8;
 pub(super) const TOKENS_AFTER: usize = 24;
 
-/// So many more in an upgrade, whose rehearsal streams outlast.
+/// Additional tokens in an upgrade, so that streams outlast its rehearsal.
 const TOKENS_OF_AN_UPGRADE: usize = 200;
 
-/// Time for the prompts of a case to be computed.
+/// 5 min for the prompts of a case.
 const PROMPTS_WITHIN: Duration = Duration::from_secs(300);
 
-/// How a child dies.
+/// Way of a child's death.
 #[derive(Debug, Clone, Copy)]
 pub struct Death {
     pub name: &'static str,
     cause: Cause,
-    /// Time that passes before anybody may notice it.
+    /// Time before the death can be detected.
     pub deadline: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Cause {
     Signal(Signal),
-    /// A fault of the child's own, of that name in the grammar.
+    /// Injected fault of that name in the grammar.
     Fault,
 }
 
@@ -56,13 +56,13 @@ impl Death {
         }
     }
 
-    /// One of [`FAULTS`].
+    /// Entry of [`FAULTS`] by name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         FAULTS.into_iter().find(|death| death.name == name)
     }
 
-    /// Lets it happen, to a process or to whichever child computes.
+    /// Causes the death, of this process or of the child that computes.
     fn strike(self, victim: u32) {
         match self.cause {
             Cause::Signal(signal) => process::signal(victim, signal),
@@ -72,15 +72,14 @@ impl Death {
         }
     }
 
-    /// The file that a child waits for.
+    /// File that triggers the child's fault.
     fn trigger(self) -> PathBuf {
         let name = format!("bench-recovery-{}-{}", std::process::id(), self.name);
         std::env::temp_dir().join(name)
     }
 }
 
-/// Deaths that a signal makes; the hang ends at the heartbeat deadline of a worker that is started by
-/// [`worker`].
+/// Deaths by signals. The hang ends at the heartbeat deadline of a worker that [`worker`] starts.
 pub const DEATHS: [Death; 3] = [
     Death::of_signal("SIGKILL", Signal::SIGKILL, Duration::ZERO),
     Death::of_signal("abort", Signal::SIGABRT, Duration::ZERO),
@@ -91,10 +90,10 @@ pub const DEATHS: [Death; 3] = [
     ),
 ];
 
-/// No death, but what ends the child and the supervisor all the same.
+/// Upgrade: not a death, but it ends both the child and the supervisor.
 pub const UPGRADE: Death = Death::of_signal("upgrade", Signal::SIGUSR2, Duration::ZERO);
 
-/// Deaths that only a child makes which was built to fail.
+/// Deaths that need a child with fault injection.
 pub const FAULTS: [Death; 7] = [
     Death::of_fault("nan", Duration::ZERO),
     Death::of_fault("panic", Duration::ZERO),
@@ -137,7 +136,7 @@ impl Mode {
         }
     }
 
-    /// The supervisor is what goes.
+    /// Whether the supervisor is replaced.
     pub const fn is_upgrade(self) -> bool {
         matches!(self, Self::Upgrade | Self::UpgradeWithStandby)
     }
@@ -150,17 +149,17 @@ impl Mode {
     }
 }
 
-/// One row of the matrix.
+/// Row of the matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     pub death: Death,
-    /// Words of each prompt; of most models a token each.
+    /// Words of each prompt; in most models a token each.
     pub context: usize,
     pub streams: usize,
     pub deaths: usize,
 }
 
-/// A worker whose children may die as often as they like, also of these faults.
+/// Worker that allows any number of deaths, also by these faults.
 #[must_use]
 pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
     let mut builder = Worker::real()
@@ -178,7 +177,7 @@ pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
         builder = builder
             .faults(&rules.join(";"))
             .arg("--step-timeout", step_deadline)
-            // The same prompts meet them again and again.
+            // The same prompts are in flight at every death.
             .arg("--quarantine-for", "0s");
     }
     match mode {
@@ -188,23 +187,23 @@ pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
     }
 }
 
-/// What a client saw of a stream.
+/// Stream as its client saw it.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub text: String,
     pub arrivals: Vec<Instant>,
-    /// Children that died while they had it, or times that it was asked for again.
+    /// Deaths of its child, or repeated requests.
     pub interruptions: u64,
     pub prompt_tokens: u64,
 }
 
 impl Seen {
-    /// Times between two tokens.
+    /// Gaps between tokens.
     fn gaps(&self) -> impl Iterator<Item = Duration> {
         self.arrivals.windows(2).map(|pair| pair[1] - pair[0])
     }
 
-    /// It was interrupted before this moment, as far as it is known when, and then went on.
+    /// True if it was interrupted and then continued. `behind` is the time of the interruption, if known.
     fn went_on(&self, behind: Option<Instant>) -> bool {
         match behind {
             Some(moment) => self.arrivals.last() > Some(&moment),
@@ -212,14 +211,14 @@ impl Seen {
         }
     }
 
-    /// The longest time between two tokens of which the second came after that moment.
+    /// Longest gap between two tokens of which the second came after `moment`.
     fn pause_after(&self, moment: Instant) -> Option<Duration> {
         let gaps = self.arrivals.windows(2).filter(|pair| pair[1] > moment);
         gaps.map(|pair| pair[1] - pair[0]).max()
     }
 }
 
-/// Kills the child of a `worker` in the midst of streams, or upgrades the worker, so many times.
+/// Kills the child of `worker` in the middle of streams, or upgrades the worker, `count` times.
 #[must_use]
 pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
     let client = worker.client();
@@ -227,7 +226,7 @@ pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
         (_, true) => worker.pid(),
         (child, false) => child,
     };
-    // The answers of an upgrade count no recovery.
+    // Answers after an upgrade count no recovery.
     let went_on = |killed_at| {
         let ready = || worker.log.next("ready", killed_at);
         mode.is_upgrade()
@@ -237,12 +236,12 @@ pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
     toll.row(case, mode.name())
 }
 
-/// What the deaths of a case were to its streams.
+/// Effect of a case's deaths on its streams.
 #[derive(Debug, Default)]
 pub(super) struct Toll {
-    /// Of the longest prompt, as the server counts them.
+    /// Tokens of the longest prompt, by the server's count.
     prompt_tokens: u64,
-    /// Between two tokens where nobody dies.
+    /// Gaps between tokens without a death.
     undisturbed: Latencies,
     pauses: Latencies,
     differing: usize,
@@ -267,8 +266,8 @@ impl Toll {
     }
 }
 
-/// Kills a process in the midst of streams, so many times: that which `ready` gives when it is. `went_on`: when another
-/// one served behind that moment, where streams do not count interruptions.
+/// Kills a process in the middle of streams, `count` times: the one that `ready` returns. `went_on` returns true when
+/// another one served after the given moment, for streams that do not count interruptions.
 pub(super) fn kill_amid(
     case: Case,
     ready: impl Fn() -> u32,
@@ -278,7 +277,7 @@ pub(super) fn kill_amid(
     let expected = read(&AtomicUsize::new(0));
     let prompt_tokens = expected.iter().map(|seen| seen.prompt_tokens).max();
     let mut toll = Toll {
-        // llama.cpp's server is not asked; a word is a token of its model too.
+        // llama.cpp's server is not queried; a word is a token of its model too.
         prompt_tokens: prompt_tokens
             .filter(|it| *it > 0)
             .unwrap_or(case.context as u64),
@@ -313,7 +312,7 @@ pub(super) fn kill_amid(
     toll
 }
 
-/// The child, once it serves and, where there is to be one, another stands by.
+/// Child that serves, once it does and the standby, if any, is ready.
 pub(super) fn ready_child(client: &Client, mode: Mode) -> u32 {
     wait::until("everybody to be ready", || {
         let health = client.health();
@@ -332,7 +331,7 @@ fn read(client: &Client, case: Case, begun: &AtomicUsize) -> Vec<Seen> {
     at_once(case, |place| read_one(client, &body(case, place), begun))
 }
 
-/// Reads each stream of a case in a thread of its own.
+/// Reads each stream of a case in its own thread.
 pub(super) fn at_once(case: Case, read: impl Fn(usize) -> Seen + Sync) -> Vec<Seen> {
     thread::scope(|scope| {
         let streams = (0..case.streams).map(|place| {
@@ -347,7 +346,7 @@ pub(super) fn at_once(case: Case, read: impl Fn(usize) -> Seen + Sync) -> Vec<Se
     })
 }
 
-/// No two prompts of a case begin alike, so that no prefix is shared.
+/// Prompt with a beginning of its own, so that no prefix is shared.
 pub(super) fn prompt(case: Case, place: usize) -> String {
     let first = char::from(b'A' + (place % 26) as u8).to_string();
     first + &" a".repeat(case.context - 1 - place / 26) + &" b".repeat(place / 26)

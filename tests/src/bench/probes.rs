@@ -1,12 +1,12 @@
-//! How long probes and new requests wait while a child or the program is replaced, beside streams and a client that
-//! sends the head of a request and no body.
+//! Latency of probes and new requests while a child or the program is replaced, beside streams and a client that sends
+//! the head of a request and no body.
 //!
 //! ```text
-//! nothing ─ POST /restart ─ an upgrade whose rehearsal fails after two seconds ─ an upgrade that goes through
-//!    └ beside each: GET /livez, GET /readyz and POST /execute for a token, over and over, each on a connection of its own
+//! nothing ─ POST /restart ─ an upgrade with a rehearsal that fails after 2 s ─ an upgrade that succeeds
+//!    └ beside each: GET /livez, GET /readyz and POST /execute of one token, repeated, each on its own connection
 //! ```
 //!
-//! The child is scripted, so that no model takes the cores: what is measured is the supervisor.
+//! The child is scripted, so that no model uses the cores: the supervisor alone is measured.
 
 use super::Latencies;
 use super::pause::ms;
@@ -27,15 +27,15 @@ const STREAMS: usize = 4;
 
 const TOKENS: usize = 100;
 
-/// Between two answers and the next questions.
+/// 5 ms between a response and the next request.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// As long as nothing happens, to compare with.
+/// 2 s without an event, for comparison.
 const CALM: Duration = Duration::from_secs(2);
 
 const REFUSES: &[u8] = b"#!/bin/sh\nsleep 2\nexit 1\n";
 
-/// What happens to the worker, and its name.
+/// Name of an event, and the function that causes it.
 type Event = (&'static str, fn(&Worker, &Stage));
 
 const EVENTS: [Event; 4] = [
@@ -53,10 +53,10 @@ const EVENTS: [Event; 4] = [
     }),
 ];
 
-/// Times of answers of one worker, of which everything happens to so many times.
+/// Response times of one worker, with `rounds` of every event.
 ///
 /// # Panics
-/// When a stream is not what it is without all that.
+/// A stream differs from one without the events.
 #[must_use]
 pub fn measure(rounds: usize) -> Vec<Value> {
     let real = real();
@@ -105,7 +105,7 @@ fn read_streams(client: &Client, is_over: &AtomicBool) {
     }
 }
 
-/// Times from a connection to the whole answer.
+/// Times from a connection to the complete response.
 #[derive(Default)]
 struct Asked {
     livez: Latencies,
@@ -114,7 +114,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Asks until it has happened.
+    /// Sends requests until `happen` returns.
     fn beside(&mut self, client: &Client, happen: impl FnOnce()) {
         let is_over = &AtomicBool::new(false);
         thread::scope(|scope| {
@@ -123,7 +123,7 @@ impl Asked {
                     assert_eq!(client.get("/livez").status, 200);
                 });
             });
-            // Not ready is an answer too.
+            // 503 is a valid response here.
             scope.spawn(|| {
                 again_and_again(&mut self.readyz, is_over, || drop(client.get("/readyz")))
             });

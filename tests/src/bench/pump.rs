@@ -1,8 +1,7 @@
-//! Many `/execute` streams read by one thread, at little cost.
+//! Many `/execute` streams read by one thread, at low cost.
 //!
-//! On two cores the client competes with what it measures, so it does the least that still
-//! proves something: it counts events as they pass and believes a stream only if the number of
-//! `token` events equals the `tokens_out` of its `end`.
+//! On two cores the client competes with the server under test, so it does little: it counts events, and accepts a
+//! stream only if the number of `token` events equals the `tokens_out` of its `end`.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
@@ -12,7 +11,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-/// Holds the `end` event and the last chunk.
+/// Size that holds the `end` event and the last chunk.
 const TAIL_BYTES: usize = 1024;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,7 +21,7 @@ pub struct Totals {
     pub bytes: u64,
 }
 
-/// A fixed number of connections, each with one request after another.
+/// Fixed number of connections, each with one request after another.
 #[derive(Debug)]
 pub struct Pump {
     lanes: Vec<Lane>,
@@ -31,7 +30,7 @@ pub struct Pump {
     pub totals: Totals,
 }
 
-/// Makes the body of the n-th request.
+/// Function that returns the body of the n-th request.
 pub trait RequestSource: Fn(u64) -> Value {}
 impl<F: Fn(u64) -> Value> RequestSource for F {}
 
@@ -41,19 +40,19 @@ impl std::fmt::Debug for dyn RequestSource {
     }
 }
 
-/// One connection, and what its stream has said so far.
+/// Connection, and the state of its stream.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) socket: TcpStream,
     pub(super) busy: bool,
     pub(super) token_events: u64,
-    /// Bytes of an unfinished `event: token` at the end of the last read, and the last events.
+    /// End of the last read: a partial `event: token`, and the last events.
     pub(super) tail: Vec<u8>,
 }
 
 impl Pump {
     /// # Errors
-    /// When a connection is refused.
+    /// A connection is refused.
     pub fn new(
         address: SocketAddr,
         lanes: usize,
@@ -70,10 +69,10 @@ impl Pump {
         })
     }
 
-    /// Keeps every lane busy until `enough`, then lets what runs finish.
+    /// Keeps every lane busy until `enough`, then finishes the running streams.
     ///
     /// # Errors
-    /// When a stream breaks, is refused, or has not the tokens that its end tells.
+    /// A stream breaks, is refused, or lacks tokens that its end counts.
     pub fn run(&mut self, mut enough: impl FnMut(&Totals) -> bool) -> io::Result<()> {
         let mut started = self.totals.requests;
         loop {
@@ -132,7 +131,7 @@ impl Lane {
         })
     }
 
-    /// A long prompt may be larger than the socket's buffer: writing waits, reading does not.
+    /// Sends a request. A long prompt may exceed the socket's buffer: writing blocks, reading does not.
     pub(super) fn start(&mut self, request: &Value) -> io::Result<()> {
         let body = request.to_string();
         let head =
@@ -156,7 +155,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Counts what is there, and is no longer busy when the answer is whole. How many bytes came.
+    /// Counts the available data, and clears `busy` after the end. Returns the number of bytes.
     pub(super) fn read_on(&mut self, buffer: &mut [u8]) -> io::Result<u64> {
         let read = match self.socket.read(buffer) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -171,7 +170,7 @@ impl Lane {
 
     fn count(&mut self, bytes: &[u8]) {
         const MARK: &[u8] = b"event: token";
-        // A mark that is cut in two is found in the seam, one that is whole in the bytes.
+        // The seam catches a mark that is split over two reads.
         let seam_start = self.tail.len().saturating_sub(MARK.len() - 1);
         let mut seam = self.tail[seam_start..].to_vec();
         seam.extend_from_slice(&bytes[..bytes.len().min(MARK.len() - 1)]);
@@ -207,7 +206,7 @@ fn tokens_out(tail: &[u8]) -> Option<u64> {
     told(tail, b"\"tokens_out\":")
 }
 
-/// The last number behind `key`.
+/// Last number behind `key`.
 pub(super) fn told(tail: &[u8], key: &[u8]) -> Option<u64> {
     let at = memchr::memmem::rfind(tail, key)? + key.len();
     let digits: Vec<u8> = tail[at..]

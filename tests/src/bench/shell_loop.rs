@@ -1,5 +1,5 @@
-//! The same deaths for a server in a shell loop that starts it again, as llama.cpp's users run theirs: a
-//! client whose connection ends asks again, with the text that it has, until it is answered.
+//! The same deaths for a server that a shell loop restarts, as users of llama.cpp run it: after the end of its
+//! connection a client repeats its request, with the text that it has, until it gets a response.
 
 use super::pause::{Case, Mode, Seen, TOKENS_AFTER, TOKENS_BEFORE, at_once, kill_amid, prompt};
 use crate::{WorkerBuilder, process, wait};
@@ -15,27 +15,27 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use worker_orcd_harness::Client;
 
-/// Time between two attempts of a client that is not answered.
+/// 5 ms between two attempts of a client.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// The shell that starts a server again each time that it ends.
+/// Shell that restarts a server each time that it ends.
 #[derive(Debug)]
 pub struct ShellLoop {
     shell: Child,
     client: Client,
     mode: &'static str,
-    /// Answered with 200 once the server is ready.
+    /// Path that returns 200 once the server is ready.
     ready: &'static str,
-    /// The place for what the server leaves.
+    /// Directory for the server's files.
     _directory: TempDir,
 }
 
 impl ShellLoop {
-    /// Starts `command`, which is told `--port`, `--slots` and `--context`, and waits until it answers.
-    /// `context` is that of the longest prompt.
+    /// Starts `command` with `--port`, `--slots` and `--context`, and waits until it responds. `context` is the length
+    /// of the longest prompt.
     ///
     /// # Panics
-    /// When it does not.
+    /// It does not respond.
     #[must_use]
     pub fn of_llama_server(command: &str, slots: usize, context: usize) -> Self {
         let address = free_address();
@@ -49,10 +49,10 @@ impl ShellLoop {
         Self::start(shell, directory, address, mode, "/health")
     }
 
-    /// Starts a worker, and waits until it answers.
+    /// Starts a worker, and waits until it responds.
     ///
     /// # Panics
-    /// When it does not.
+    /// It does not respond.
     #[must_use]
     pub fn of_worker(worker: WorkerBuilder) -> Self {
         let address = free_address();
@@ -89,12 +89,12 @@ impl ShellLoop {
         });
     }
 
-    /// The server, which is the shell's only child.
+    /// Process of the server, the shell's only child.
     fn server(&self) -> u32 {
         process::children(self.shell.id())[0]
     }
 
-    /// Kills the server in the midst of streams, so many times.
+    /// Kills the server in the middle of streams, `count` times.
     #[must_use]
     pub fn measure(&self, case: Case) -> Value {
         let ready = || {
@@ -117,7 +117,7 @@ impl ShellLoop {
         })
     }
 
-    /// Asks for the tokens that are missing; true when they are all there.
+    /// Requests the missing tokens; true when the stream is complete.
     fn ask(&self, prompt: &str, seen: &mut Seen, begun: &AtomicUsize) -> bool {
         let wanted = TOKENS_BEFORE + TOKENS_AFTER;
         let body = json!({
@@ -149,7 +149,7 @@ impl ShellLoop {
 
 impl Drop for ShellLoop {
     fn drop(&mut self) {
-        // The group is the shell's: with it ends whatever it has started.
+        // The shell's process group includes everything that it has started.
         let _ = killpg(
             Pid::from_raw(self.shell.id().cast_signed()),
             Signal::SIGKILL,

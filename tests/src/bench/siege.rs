@@ -1,7 +1,6 @@
-//! Streams that go on, and when each of their tokens came, while others ask for what is hard to follow.
+//! Streams and the arrival of each of their tokens, beside expensive grammars.
 //!
-//! All is measured in windows of one run, in turn with and without the others, so that a machine that others use
-//! too is the same machine for both.
+//! Windows with and without grammars alternate in one run, so that other load of the machine affects both.
 
 use super::Latencies;
 use super::pump::Lane;
@@ -17,20 +16,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_harness::Client;
 
-/// No stream is silent for longer, unless something hangs: 60 s.
+/// 60 s in milliseconds: a longer silence of a stream is a hang.
 const SILENCE: u16 = 60_000;
 
-/// From one look at the memory of all processes to the next.
+/// 50 ms between two samples of the memory of all processes.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// When a token came, and how long after the one before it.
+/// Arrival of a token, and the gap before it.
 #[derive(Debug, Clone, Copy)]
 struct Gap {
     at: Instant,
     long: Duration,
 }
 
-/// Streams, one after another on each connection, until they are over.
+/// Streams, one after another on each connection.
 #[derive(Debug, Default)]
 pub struct Streams {
     gaps: Mutex<Vec<Gap>>,
@@ -39,10 +38,10 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Has so many streams go on until [`Self::end`].
+    /// Runs concurrent streams until [`Self::end`].
     ///
     /// # Errors
-    /// When one is refused, breaks, or is silent.
+    /// A stream is refused, breaks, or is silent.
     pub fn run(
         &self,
         address: SocketAddr,
@@ -78,10 +77,10 @@ impl Streams {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// The gaps that lie in a window.
+    /// Gaps in a window.
     ///
     /// # Panics
-    /// When a reader did.
+    /// A reader thread has panicked.
     #[must_use]
     pub fn within(&self, (from, to): (Instant, Instant)) -> Latencies {
         let mut inside = Latencies::default();
@@ -141,23 +140,23 @@ fn readable(lanes: &[Lane]) -> io::Result<Vec<usize>> {
     }
 }
 
-/// What became of one request.
+/// Outcome of one request.
 #[derive(Debug, Clone)]
 pub struct Told {
     pub family: &'static str,
-    /// Zero where its client left before there was an answer.
+    /// Zero if the client left before the response.
     pub status: u16,
     pub text: String,
     pub took: Duration,
 }
 
-/// Sends all of it, so many at once, each as soon as one before it was answered.
+/// Sends all requests, `at_once` of them in flight.
 ///
 /// # Errors
-/// When a connection breaks.
+/// A connection breaks.
 ///
 /// # Panics
-/// When a sender does.
+/// A sender thread panics.
 pub fn send(
     client: &Client,
     at_once: usize,
@@ -196,19 +195,19 @@ fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// The most memory that each kind of process had by itself, files left out.
+/// Peak of each kind of process's own memory, files excluded.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Peaks {
     supervisor: u64,
     child: u64,
-    /// Of the largest process that checks grammars, or interprets templates.
+    /// Peak of the largest process that checks grammars or interprets templates.
     checker: u64,
     checkers: usize,
     all: u64,
 }
 
 impl Peaks {
-    /// Looks at them until it is over.
+    /// Samples the memory until `is_over`.
     #[must_use]
     pub fn while_not(over: &AtomicBool, supervisor: u32) -> Self {
         let mut most = Self::default();
@@ -235,7 +234,7 @@ impl Peaks {
         most
     }
 
-    /// The larger of each.
+    /// Maximum of each.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -247,7 +246,7 @@ impl Peaks {
         }
     }
 
-    /// MiB.
+    /// Peaks in MiB.
     #[must_use]
     pub fn summary(&self, side: &str) -> Value {
         let mib = |bytes: u64| bytes >> 20;

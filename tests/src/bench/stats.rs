@@ -1,9 +1,9 @@
-//! Summaries of measured times.
+//! Statistics of measured times.
 
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Times in the order in which they were measured.
+/// Times in the order of measurement.
 #[derive(Debug, Clone, Default)]
 pub struct Latencies(Vec<Duration>);
 
@@ -12,12 +12,12 @@ impl Latencies {
         self.0.push(latency);
     }
 
-    /// In the order in which they were measured.
+    /// Visits times in the order of measurement.
     pub fn each(&self, take: impl FnMut(Duration)) {
         self.0.iter().copied().for_each(take);
     }
 
-    /// The smallest time that at least `share` of all do not exceed (nearest rank).
+    /// Smallest time that at least `share` of all do not exceed (nearest rank).
     #[must_use]
     pub fn quantile(&self, share: f64) -> Duration {
         let mut sorted = self.0.clone();

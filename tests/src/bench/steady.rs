@@ -1,4 +1,4 @@
-//! The speed of a stream that nothing happens to, with a standby and without, in turn.
+//! Speed of an undisturbed stream, alternately with a standby and without.
 
 use super::pause::{self, Mode};
 use crate::worker::request;
@@ -9,7 +9,7 @@ use worker_orcd_harness::Client;
 const PROMPT_TOKENS: usize = 100;
 const TOKENS: u32 = 256;
 
-/// Tokens per second of a worker without a standby and of one with, of so many rounds each.
+/// Tokens per second of a worker without a standby and of one with, `rounds` of each.
 #[must_use]
 pub fn measure(device: &str, rounds: usize) -> Value {
     let modes = [Mode::WeightsKept, Mode::Standby];
@@ -17,7 +17,7 @@ pub fn measure(device: &str, rounds: usize) -> Value {
     pause::ready_child(&workers[1].client(), modes[1]);
     let mut rates = [Vec::new(), Vec::new()];
     for round in 0..rounds {
-        // Who comes first may meet another machine.
+        // The order alternates, because the machine's load changes.
         for place in [round % 2, (round + 1) % 2] {
             rates[place].push(rate(&workers[place].client()));
         }

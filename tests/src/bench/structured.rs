@@ -1,8 +1,7 @@
-//! Answers that are held to a schema beside answers that are not: how much slower they are, and how much slower
-//! those beside them become.
+//! Cost of answers under a schema: their own slowdown, and that of unconstrained streams beside them.
 //!
-//! Each figure is a ratio of two measurements, one right after the other and in turn first, so that a machine
-//! that slows down slows both. A rate is of whole answers, prompts included; prompts are short.
+//! Each figure is a ratio of two adjacent measurements in alternating order, so that a machine that slows down affects
+//! both. A rate is of whole answers, prompts included; prompts are short.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -11,10 +10,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_harness::Client;
 
-/// Free texts, and so many of them that no answer is complete before it has all of its tokens.
+/// Free texts in the array: enough that no answer is complete before its token limit.
 const ITEMS: u32 = 1000;
 
-/// Time to wait for an answer.
+/// 2 min for an answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
@@ -43,10 +42,10 @@ impl Structured {
         }
     }
 
-    /// Streams under a schema, over as many without one.
+    /// Streams under a schema, relative to as many without one.
     ///
     /// # Errors
-    /// When an answer fails, or ends early.
+    /// An answer fails, or ends early.
     pub fn constrained(&self, streams: usize, rounds: usize) -> Result<Value> {
         let company = |is_held: bool| vec![is_held; streams];
         let figure = compare(rounds, |is_held| {
@@ -58,10 +57,10 @@ impl Structured {
         Ok(told("constrained", streams, figure))
     }
 
-    /// Streams without a schema beside one that has one, over the same beside another without.
+    /// Streams without a schema beside a constrained one, relative to the same beside an unconstrained one.
     ///
     /// # Errors
-    /// When an answer fails, or ends early.
+    /// An answer fails, or ends early.
     pub fn neighbours(&self, streams: usize, rounds: usize) -> Result<Value> {
         let figure = compare(rounds, |is_held| {
             let mut company = vec![false; streams];
@@ -74,7 +73,7 @@ impl Structured {
         Ok(told("neighbours", streams, figure))
     }
 
-    /// The time that each answer took, of requests sent together.
+    /// Duration of each answer, of requests sent together.
     fn ask(&self, are_held: &[bool]) -> Result<Vec<Duration>> {
         let bodies: Vec<Value> = are_held.iter().map(|is_held| self.body(*is_held)).collect();
         thread::scope(|scope| {
@@ -102,7 +101,7 @@ impl Structured {
         Ok(took)
     }
 
-    /// A request with a prompt that is new.
+    /// Request with a new prompt.
     fn body(&self, is_held: bool) -> Value {
         let number = self.asked.fetch_add(1, Ordering::Relaxed);
         let mut body = json!({
@@ -124,7 +123,7 @@ impl Structured {
     }
 }
 
-/// Each side once to warm up, then both sides in each round.
+/// Runs each side once to warm up, then both sides in each round.
 fn compare(rounds: usize, rate: impl Fn(bool) -> Result<f64>) -> Result<Vec<Rates>> {
     let mut found = Vec::new();
     for round in 0..=rounds {

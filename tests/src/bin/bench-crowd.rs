@@ -1,9 +1,9 @@
-//! The gaps between tokens of some streams alone, and beside a crowd: thousands of connections on which nothing
-//! is said, and hundreds of clients that send or read a byte at a time. Prints one JSON object.
+//! Gaps between tokens of some streams, alone and beside a crowd: thousands of idle connections, and hundreds of
+//! clients that send or read a byte at a time. Prints one JSON object.
 //!
-//! A child that computes nothing makes a step in the same time each, so what a gap has beyond that is the
-//! supervisor's, and the client's, which has the same cores. Alone and beside take turns, because a machine
-//! that others use too is not the same from one minute to the next.
+//! Every step of the null child takes the same time, so the rest of a gap belongs to the supervisor and to the client,
+//! which shares its cores. Measurements alone and beside the crowd alternate, because other load of the machine
+//! changes.
 
 use anyhow::{Context, ensure};
 use clap::Parser;
@@ -38,20 +38,20 @@ struct Options {
     rounds: usize,
 }
 
-/// Descriptors of this program for everything but the crowd and the streams.
+/// Descriptors of this program without the crowd and the streams.
 const OWN_DESCRIPTORS: usize = 64;
 
 /// Pause between two bytes of a slow client.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// A slow reader's, and as many questions as have longer answers than all buffers between us hold.
+/// Receive buffer of a slow reader. Its pipelined requests have larger responses than all buffers between both sides.
 const RECEIVE_BUFFER: usize = 4 << 10;
 const QUESTIONS: usize = 64;
 
-/// Time between two looks at whether the supervisor has filled all buffers, after which everybody is slow.
+/// 2 s between two checks whether the supervisor has filled all buffers. After that all clients are slow.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Longer than everything here takes, so that who is idle stays until it leaves.
+/// Longer than the benchmark, so that idle clients stay connected.
 const READ_TIMEOUT: &str = "30min";
 
 fn main() -> anyhow::Result<()> {
@@ -99,7 +99,7 @@ fn main() -> anyhow::Result<()> {
         calm.each(|gap| alone.push(gap));
         busy.each(|gap| beside.push(gap));
     }
-    // Whoever is idle is there until it leaves; the slow ones come back when they are dropped.
+    // Idle clients stay connected; slow ones reconnect when they are dropped.
     ensure!(
         fewest_open as usize >= options.idle,
         "only {fewest_open} connections were open"
@@ -137,7 +137,7 @@ fn ms(gaps: &Latencies, share: f64) -> f64 {
     gaps.quantile(share).as_secs_f64() * 1e3
 }
 
-/// The gaps between the tokens of all streams. Tokens that came in one read have no gap between them.
+/// Gaps between the tokens of all streams. Tokens of one read have no gap between them.
 fn measure(client: &Client, options: &Options, tokens: u32) -> anyhow::Result<Latencies> {
     let requests: Vec<_> = iter::repeat_with(|| worker::request("x", tokens))
         .take(options.streams)
@@ -156,10 +156,10 @@ fn measure(client: &Client, options: &Options, tokens: u32) -> anyhow::Result<La
     Ok(gaps)
 }
 
-/// Everybody who is in the way.
+/// Idle and slow clients.
 struct Crowd {
     address: SocketAddr,
-    /// Held, and nothing else.
+    /// Connections that are only held open.
     _idle: Vec<TcpStream>,
     slow: usize,
     supervisor: u32,
@@ -177,7 +177,7 @@ impl Crowd {
         })
     }
 
-    /// Waits until the supervisor has next to nothing to do.
+    /// Waits until the supervisor is almost idle.
     fn settle(&self) {
         let mut before = process::cpu_time(self.supervisor);
         loop {
@@ -190,7 +190,7 @@ impl Crowd {
         }
     }
 
-    /// Does `work` while the slow ones are slow.
+    /// Runs `work` while the slow clients send and read.
     fn beside<T>(&self, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut slow = (0..self.slow)
             .map(|place| Slow::connect(self.address, place % 2 == 0))
@@ -217,7 +217,7 @@ impl Crowd {
     }
 }
 
-/// A client that takes its time.
+/// Slow client.
 struct Slow {
     socket: TcpStream,
     sends: bool,
@@ -239,7 +239,7 @@ impl Slow {
         Ok(Self { socket, sends })
     }
 
-    /// Sends or reads one byte. Who was dropped comes back.
+    /// Sends or reads one byte. Reconnects if it was dropped.
     fn beat(&mut self, address: SocketAddr) -> io::Result<()> {
         let done = match self.sends {
             true => self.socket.write(b"a"),

@@ -1,5 +1,5 @@
-//! Streams beside hostile grammars on the CPU device: the gaps between their tokens, how soon each grammar is
-//! answered and by what, and the memory of all processes. Prints one JSON object.
+//! Streams beside hostile grammars on the CPU device: gaps between tokens, latency and kind of each response to a
+//! grammar, and memory of all processes. Prints one JSON object.
 
 use anyhow::{Result, ensure};
 use clap::Parser;
@@ -36,19 +36,19 @@ struct Options {
     worker_flag: Vec<String>,
 }
 
-/// Time in which each is to be answered.
+/// 2 s: limit for each response.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Who waits for longer leaves, and has no answer.
+/// 60 s: timeout of a client.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Behind the last answer of a window, before the next is measured.
+/// 500 ms between the last response of a window and the next measurement.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The first window, which has none before it to be as long as.
+/// Length of the first window; the others are as long as the window before.
 const FIRST: Duration = Duration::from_secs(3);
 
-/// Places beyond those of the streams, so that what is served is served beside them.
+/// Slots beyond those of the streams, for the accepted grammars.
 const MORE_RUNNING: usize = 8;
 
 const CONTEXT: u32 = 2048;
@@ -86,7 +86,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What was measured on one side.
+/// Measurements of one side.
 #[derive(Default)]
 struct Side {
     gaps: Vec<Latencies>,
@@ -94,7 +94,7 @@ struct Side {
 }
 
 impl Side {
-    /// Measures while `work` is done.
+    /// Measures while `work` runs.
     fn measure<T>(
         &mut self,
         worker: &Worker,
@@ -179,7 +179,7 @@ fn ratio(busy: &Latencies, calm: &Latencies, share: f64) -> f64 {
     (ratio * 1e3).round() / 1e3
 }
 
-/// Each window with grammars, over those before and behind it.
+/// Each window with grammars, relative to those before and after it.
 fn windows(without: &Side, with: &Side) -> Vec<Value> {
     let beside = without.gaps.windows(2).zip(&with.gaps);
     let rows = (1..).zip(beside).map(|(window, (calm, busy))| {
@@ -193,7 +193,7 @@ fn windows(without: &Side, with: &Side) -> Vec<Value> {
     rows.collect()
 }
 
-/// By what it was answered.
+/// Kind of the response.
 fn kind(told: &Told) -> &'static str {
     let says = |part: &str| told.text.contains(part);
     match told.status {

@@ -1,5 +1,5 @@
-//! What a schema costs on the CPU device: the stream that is held to it, and the streams beside it. Prints one
-//! JSON object.
+//! Cost of a schema on the CPU device, for the constrained stream and for the streams beside it. Prints one JSON
+//! object.
 
 use anyhow::Result;
 use clap::Parser;

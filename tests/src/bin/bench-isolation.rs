@@ -1,9 +1,9 @@
-//! What the split into two processes costs: tokens per second of streams over HTTP, through
-//! supervisor, journal, socket, child and flight recorder, beside the same executor called in a
-//! loop. Interleaved, in one run. Prints one JSON object.
+//! Cost of the split into two processes: tokens per second of streams over HTTP, through supervisor, journal, socket,
+//! child and flight recorder, beside the same executor called in a loop. Both alternate in one run. Prints one JSON
+//! object.
 //!
-//! Once with a core to spare for everything that does not compute, the client of this program
-//! included, and once with a compute thread on every core.
+//! Measured once with a spare core for everything that does not compute, this client included, and once with a compute
+//! thread on every core.
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -60,7 +60,7 @@ fn compare(options: &Options, threads: u32, rows: &mut Vec<Value>) -> Result<()>
         for round in 0..=options.rounds {
             let bare_speed = bare.decode(streams, options.tokens)?;
             let served_speed = stream(&client, streams, options.tokens)?;
-            // The first is to warm up.
+            // The first round is a warm-up.
             if round > 0 {
                 alone.push(bare_speed);
                 served.push(served_speed);
@@ -80,13 +80,13 @@ fn compare(options: &Options, threads: u32, rows: &mut Vec<Value>) -> Result<()>
     Ok(())
 }
 
-/// Sorts them.
+/// Median; sorts the values.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// The executor, and nothing else.
+/// Executor without scheduler and server.
 struct Bare {
     executor: CpuExecutor,
     pages_each: u32,
@@ -128,7 +128,7 @@ impl Bare {
         })
     }
 
-    /// Tokens per second of the steps behind the prompts.
+    /// Tokens per second of the steps after the prompts.
     fn decode(&mut self, sequences: usize, tokens: u32) -> Result<f64> {
         let prompt: Vec<_> = (0..PROMPT_TOKENS).map(|_| TokenId(260)).collect();
         let mut last: Vec<Vec<TokenId>> = vec![prompt; sequences];
@@ -191,8 +191,7 @@ fn body(tokens: u32) -> Value {
     body
 }
 
-/// Tokens per second from the moment at which every stream has its first token to the moment at
-/// which the first of them ends.
+/// Tokens per second from the moment at which every stream has its first token to the end of the first stream.
 fn stream(client: &Client, streams: usize, tokens: u32) -> Result<f64> {
     let readers: Vec<_> = (0..streams)
         .map(|_| {

@@ -1,12 +1,11 @@
-//! How long `/health`, a cancel and a disconnect take while every slot is busy, and how long the
-//! runtime's threads are held by what they do themselves. Prints one JSON object.
+//! Latency of `/health`, cancel and disconnect while every slot is busy, and how long requests block threads of the
+//! runtime. Prints one JSON object.
 //!
-//! The default is the real child, whose compute threads take every core: that is the load under
-//! which the contract's figures must hold. `--null` puts a child there that computes nothing and
-//! so makes many small steps instead of few long ones.
+//! The default is the real child with compute threads on every core: the load under which the contract's figures must
+//! hold. `--null` selects a child that computes nothing and so makes many small steps instead of few long ones.
 //!
-//! A cancelled or abandoned job must also stop being decoded. The proof is seen from outside: a
-//! request that waited for the slot gets its first token.
+//! A cancelled or abandoned job must also stop decoding. The proof is external: a request that waited for the slot gets
+//! its first token.
 
 use clap::Parser;
 use serde_json::{Value, json};
@@ -35,11 +34,11 @@ struct Options {
 }
 
 const PROMPT: &str = "Tell me a very long story about a lighthouse and the sea. Once upon a time,";
-/// As many as one request may ask for.
+/// Limit of one request.
 const MAX_TOKENS: u32 = 2048;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The largest body that is read, and the longest text that is tokenized, on a thread of the runtime
+/// 32 KiB: the largest body that is read, and the longest text that is tokenized, on a thread of the runtime
 /// (`http/body.rs`, `http/lanes.rs`). Longer ones go to other threads.
 const INLINE_BODY: usize = 32 << 10;
 const INLINE_TEXT: usize = 1 << 10;
@@ -87,8 +86,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Requests that are refused once they were read, or once their text was tokenized: no child has a
-/// part in it, so the whole round trip is at least as long as a thread of the runtime is held.
+/// Latency of requests that are refused after they were read, or after their text was tokenized. No child takes part,
+/// so the round trip is an upper bound of the time that a thread of the runtime is blocked.
 fn measure_inline(body: &Value) -> std::io::Result<Latencies> {
     const ROUNDS: usize = 500;
     let worker = Worker::real().arg("--max-tokens-in", 1).start();
@@ -106,7 +105,7 @@ fn measure_inline(body: &Value) -> std::io::Result<Latencies> {
     Ok(latencies)
 }
 
-/// Runs for as long as any request may.
+/// Request of the maximum length.
 fn endless() -> Value {
     let mut body = request(PROMPT, MAX_TOKENS);
     body["ignore_eos"] = json!(true);
@@ -115,7 +114,7 @@ fn endless() -> Value {
 
 fn keep_a_slot_busy(client: Client, stop: Arc<AtomicBool>) {
     std::thread::spawn(move || {
-        // Ends with the worker, which is gone when the measuring is over.
+        // Ends with the worker, after the measurement.
         while let Ok(streaming) = client.open("/execute", &endless()) {
             let mut events = EventStream::new(streaming);
             while let Ok(Some(_)) = events.try_next() {
@@ -127,7 +126,7 @@ fn keep_a_slot_busy(client: Client, stop: Arc<AtomicBool>) {
     });
 }
 
-/// One connection, one request after another.
+/// Latency on one connection, one request after another.
 fn measure_health(client: &Client, count: usize) -> std::io::Result<Latencies> {
     let mut latencies = Latencies::default();
     for _ in 0..count {
@@ -138,13 +137,13 @@ fn measure_health(client: &Client, count: usize) -> std::io::Result<Latencies> {
         let response = connection.read_response()?;
         latencies.push(start.elapsed());
         assert_eq!(response.status, 200, "{}", response.text());
-        // Spread over time, so that every phase of a step is met.
+        // Spread over time, to cover every phase of a step.
         std::thread::sleep(Duration::from_millis(3));
     }
     Ok(latencies)
 }
 
-/// A stream whose events arrive in a channel, with the moment of their arrival.
+/// Stream with a channel of its events and their times.
 struct Job {
     job_id: String,
     events: Receiver<(Instant, SseEvent)>,
@@ -175,11 +174,11 @@ impl Job {
     }
 
     fn leave(&self) {
-        // An error means that the server was faster; gone is gone.
+        // An error means that the server closed first.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// `None` when the stream ends without one.
+    /// Time of the next event of this name; `None` when the stream ends without one.
     fn wait_for(&self, name: &str) -> Option<Instant> {
         loop {
             let (at, event) = self.events.recv_timeout(PATIENCE).ok()?;
@@ -196,7 +195,7 @@ impl Job {
     }
 }
 
-/// The slot that is not kept busy by the others: one job runs in it, the next waits for it.
+/// Slot that the other jobs leave free: one job runs in it, the next waits for it.
 struct LastSlot {
     client: Client,
     running: Job,
@@ -206,7 +205,7 @@ struct LastSlot {
 struct Measured {
     ended: Latencies,
     reused: Latencies,
-    /// The next job got a slot before this one was ended: one of the others had finished.
+    /// Invalid samples: the next job got a slot before this one was ended.
     dropped: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Whether the supervisor's memory stays flat over many requests. Prints one JSON object with
-//! the supervisor's own memory (`RssAnon`) after each tenth of them.
+//! Growth of the supervisor's memory over many requests. Prints one JSON object with the supervisor's private memory
+//! (`RssAnon`) after each tenth of them.
 
 use clap::Parser;
 use serde_json::json;

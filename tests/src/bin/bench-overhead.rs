@@ -1,5 +1,5 @@
-//! Streamed tokens per second through socket, supervisor and SSE, with children that compute
-//! nothing: what everything but the model costs, by the number of devices. Prints one JSON object.
+//! Streamed tokens per second through socket, supervisor and SSE, with null children: cost of everything but the model,
+//! by number of devices. Prints one JSON object.
 
 use clap::Parser;
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// The processes of all devices, once each has one that serves.
+/// Processes of all devices, once each has one that serves.
 fn children(worker: &Worker, devices: usize) -> Vec<u32> {
     wait::until("a child on every device", || {
         let health = worker.client().health();
@@ -96,7 +96,7 @@ fn children(worker: &Worker, devices: usize) -> Vec<u32> {
     })
 }
 
-/// The last streams are let finish, inside the measured time: no token is counted twice or lost.
+/// Finishes the last streams inside the measured time: no token is counted twice or lost.
 fn run_for(pump: &mut Pump, time: Duration) -> std::io::Result<()> {
     let start = Instant::now();
     pump.run(|_| start.elapsed() >= time)

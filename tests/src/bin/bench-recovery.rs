@@ -1,13 +1,11 @@
-//! What a death costs: how soon it is noticed and how long its streams pause, beside a cold start
-//! of the worker in the same run. Prints one JSON object.
+//! Cost of a death: its detection time and the pause of its streams, beside a cold start of the worker in the same run.
+//! Prints one JSON object.
 //!
-//! The real child and the real model, which lies in the page cache after the first start. A pause
-//! is the longest gap between two tokens of a stream whose child was killed in between, as its
-//! client sees it. Moments are those at which the log's lines arrive at the other end of its pipe:
-//! the line about a death comes when the process was waited for, and the crash report tells how
-//! much earlier it was noticed; the line about a hang comes with the kill. Dead is a process when
-//! the kernel says so through a pidfd, which this program watches too: before that the kernel takes
-//! its memory back, for some milliseconds.
+//! Child and model are the real ones; the model is in the page cache after the first start. A pause is the longest gap
+//! between two tokens of a stream that lost its child in between, as its client sees it. Times are those at which log
+//! lines arrive through the pipe: the line about a death comes after the process was reaped, and the crash report has
+//! the lead of the detection; the line about a hang comes with the kill. A process is dead when its pidfd, which this
+//! program watches too, becomes readable: before that the kernel spends some milliseconds on reclaiming its memory.
 
 use clap::Parser;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -73,7 +71,7 @@ struct Options {
     probes_only: bool,
 }
 
-/// With the tokens before the kill, 200.
+/// Together with the tokens before the kill, 200.
 const PROMPT_TOKENS: usize = 192;
 const TOKENS_BEFORE: usize = 8;
 const MAX_TOKENS: u32 = 32;
@@ -89,7 +87,7 @@ fn main() {
     }
     if options.pauses_only {
         let pauses = pauses(&options);
-        // Its workers have children that ship.
+        // Its workers have the released child.
         let is_measured = options.steady > 0 && options.faults.is_empty();
         let steady = is_measured.then(|| steady::measure(&options.device, options.steady));
         let result = json!({"bench": "recovery", "steady": steady, "pauses": pauses});
@@ -97,7 +95,7 @@ fn main() {
         return;
     }
     let cold_starts = cold_starts(options.cold_starts);
-    // A child that is killed before it serves is followed late on purpose.
+    // Restarts of a child that is killed before it serves are delayed on purpose.
     let worker = Worker::real().arg("--max-restart-delay", "1ms").start();
     let kills = kills(&worker, options.kills);
     let stopped = stops(&worker, options.stops);
@@ -130,7 +128,7 @@ fn deaths(options: &Options) -> Vec<Death> {
     }
 }
 
-/// The pause of streams for each way to come back, each way to die, and each load.
+/// Pause of streams for each recovery mode, kind of death, and load.
 fn pauses(options: &Options) -> Vec<Value> {
     let mut rows = Vec::new();
     for &mode in &options.modes {
@@ -157,7 +155,7 @@ fn pauses(options: &Options) -> Vec<Value> {
     rows
 }
 
-/// Deaths that a shell can answer: nothing in its loop notices a hang, and a fault is of a child.
+/// Deaths in a shell loop, which detects no hang; faults need the child.
 fn of_shell_loop(options: &Options, server: &ShellLoop) -> Vec<Value> {
     let deaths = pause::DEATHS.iter().filter(|it| it.deadline.is_zero());
     let deaths: Vec<_> = deaths.copied().collect();
@@ -192,7 +190,7 @@ fn cold_starts(count: usize) -> Latencies {
     for _ in 0..count {
         let start = Instant::now();
         let worker = Worker::real().start();
-        // Who asks may be told before the log is.
+        // The HTTP probe may succeed before the log line arrives.
         let (ready, _) = wait::until("the word that it is ready", || {
             worker.log.next("ready", start)
         });
@@ -245,7 +243,7 @@ fn kills(worker: &Worker, count: usize) -> Kills {
 struct Killed {
     killed_at: Instant,
     dead_at: Instant,
-    /// The longest gap between two tokens of the stream.
+    /// Longest gap between two tokens of the stream.
     pause: Duration,
 }
 
@@ -294,8 +292,7 @@ fn last_timeline(worker: &Worker) -> Value {
     })
 }
 
-/// From SIGSTOP to the decision to kill. The deadline counts from the last heartbeat, which may have
-/// come up to 25 ms before.
+/// Time from SIGSTOP to the decision to kill. The deadline counts from the last heartbeat, up to 25 ms earlier.
 fn stops(worker: &Worker, count: usize) -> Latencies {
     let mut latencies = Latencies::default();
     for _ in 0..count {
@@ -310,7 +307,7 @@ fn stops(worker: &Worker, count: usize) -> Latencies {
     latencies
 }
 
-/// From the request that makes the step to the decision to kill, less the deadline.
+/// Time from the request that makes the step to the decision to kill, less the deadline.
 fn endless(count: usize) -> Latencies {
     let mut latencies = Latencies::default();
     let worker = Worker::null()

@@ -1,9 +1,8 @@
-//! The client of `tests/systemd/endurance.sh`: many streams against a worker that systemd runs, whose supervisor is
-//! killed and replaced meanwhile, while its children die of faults of their own.
+//! Client of `tests/systemd/endurance.sh`: many streams of a worker under systemd. The supervisor is killed and
+//! upgraded while its children die of injected faults.
 //!
-//! A client whose connection breaks off asks for the rest, with what it has. Each stream is compared with what
-//! another worker says to the same request where nothing happens. What a client is told in between (a refusal, an
-//! answer that is not known any more) counts.
+//! After the end of its connection a client requests the rest. Each stream is compared with that of an undisturbed
+//! worker for the same request. Other responses in between (a refusal, an unknown answer) are counted.
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -48,12 +47,12 @@ struct Arguments {
 /// Different requests.
 const KINDS: u64 = 48;
 
-/// Time for a stream to be told to its end, whatever happens to the worker.
+/// 2 min for a stream to complete, whatever happens to the worker.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Deaths and upgrades of the supervisor, in their order and evenly over the run.
+/// Deaths and upgrades of the supervisor, in order and evenly over the run.
 const EVENTS: [Happening; 4] = [
     Happening::Killed,
     Happening::Upgraded,
@@ -78,7 +77,7 @@ fn body(job: &str, kind: u64) -> Value {
     })
 }
 
-/// A stream as its client has it.
+/// Stream as its client received it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Told {
     text: String,
@@ -86,7 +85,7 @@ struct Told {
     ended: bool,
 }
 
-/// What clients were told that is no stream, and how often.
+/// Responses that are no stream, and their number.
 #[derive(Debug, Default)]
 struct Counts(Mutex<BTreeMap<String, u64>>);
 
@@ -103,10 +102,10 @@ impl Counts {
 }
 
 impl Told {
-    /// Reads until the connection ends, however it does.
+    /// Reads until the connection ends.
     ///
     /// # Errors
-    /// A sentence on what no stream may say.
+    /// Description of an event that no stream may contain.
     fn read(&mut self, answer: Streaming) -> Result<(), String> {
         let mut events = EventStream::new(answer);
         while let Ok(Some(event)) = events.try_next() {
@@ -131,7 +130,7 @@ impl Told {
     }
 }
 
-/// Asks, and asks for the rest for as long as there is any.
+/// Sends the request, and requests the rest until it is complete.
 fn follow(client: &Client, job: &str, kind: u64, counts: &Counts) -> Result<Told, String> {
     let body = body(job, kind);
     let mut told = Told::default();
@@ -145,7 +144,7 @@ fn follow(client: &Client, job: &str, kind: u64, counts: &Counts) -> Result<Told
             false => client.open("/execute", &body),
             true => open_rest(client, job, told.tokens),
         };
-        // From now on it may be known there, whatever is known here.
+        // From now on the worker may have the job.
         has_asked = true;
         match answer.map(|answer| (answer.status, answer)) {
             Ok((200, answer)) => {
@@ -154,7 +153,7 @@ fn follow(client: &Client, job: &str, kind: u64, counts: &Counts) -> Result<Told
                     counts.count("connections broken");
                 }
             }
-            // Its first word was lost with the supervisor.
+            // Its first token was lost with the supervisor.
             Ok((404, _)) if told.tokens == 0 => {
                 counts.count("asked again");
                 has_asked = false;
@@ -194,7 +193,7 @@ fn main_pid(unit: &str) -> Result<Pid> {
     Ok(Pid::from_raw(pid))
 }
 
-/// Lets the supervisor die, or be replaced, and waits until another one serves.
+/// Kills or upgrades the supervisor, and waits until another one serves.
 fn happen(what: Happening, arguments: &Arguments) -> Result<()> {
     let signal = match what {
         Happening::Killed => Signal::SIGKILL,

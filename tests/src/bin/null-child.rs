@@ -1,5 +1,5 @@
-//! The real child around an executor that computes nothing: its text is the alphabet, over and over.
-//! What is measured with it is everything but the model.
+//! Real child around an executor that computes nothing: its text is the alphabet, repeated. Measurements with it cover
+//! everything but the model.
 
 use std::time::Duration;
 use worker_orcd_gpu::custody::Custody;
@@ -11,7 +11,7 @@ use worker_orcd_ipc::{
 };
 use worker_orcd_tests::facts;
 
-/// Microseconds that a step pretends to take; unset means none.
+/// Variable with the duration of a step in microseconds; none by default.
 const STEP_VARIABLE: &str = "NULL_CHILD_STEP_MICROS";
 
 /// Printable bytes, so that every token is one event.
@@ -58,7 +58,7 @@ struct NullExecutor {
     geometry: KvGeometry,
     max_batch_tokens: u32,
     step_takes: Duration,
-    /// Of the step that was begun.
+    /// Requests of the launched step.
     drawing: Vec<RequestId>,
     drawn: Vec<Drawn>,
 }
@@ -104,7 +104,7 @@ impl Executor for NullExecutor {
     }
 }
 
-/// One that was left out or said twice is seen.
+/// Next letter, so that a missing or repeated token is visible.
 fn next_token(sample: &SampleWork<'_>) -> TokenId {
     let letter = LETTERS[sample.generated.len() % LETTERS.len()];
     TokenId(letter.into())

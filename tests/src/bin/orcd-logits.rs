@@ -1,13 +1,12 @@
-//! `orcd-logits MODEL`: token histories through one of the child's executors, logits
-//! out.
+//! `orcd-logits MODEL`: logits of token histories, through one of the child's executors.
 //!
-//! One JSON line in per history: `{"tokens": […], "positions": […]}`, positions rising. Out comes,
-//! in order, with `--output logits` one row of little-endian `f32` per position, and with
-//! `--output next-token` one JSON line per history: the best token at every position, and the
-//! negative log-likelihood of the token that really follows (null behind the last).
+//! Input is one JSON line per history: `{"tokens": […], "positions": […]}`, positions rising. Output is, in order, with
+//! `--output logits` one row of little-endian `f32` per position, and with `--output next-token` one JSON line per
+//! history: the best token at every position, and the negative log-likelihood of the token that follows (null at the
+//! end).
 //!
-//! This is the executor as the scheduler uses it, batches and pages and all, without a scheduler:
-//! a step ends at every wanted position, because only there are logits computed.
+//! The executor has batches and pages as under the scheduler. A step ends at every wanted position, because only there
+//! are logits computed.
 
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
@@ -58,7 +57,7 @@ struct Request {
     positions: Vec<usize>,
 }
 
-/// How far one history has come.
+/// Progress of one history.
 struct History {
     tokens: Vec<TokenId>,
     positions: Vec<usize>,
@@ -102,8 +101,8 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
     let header = file.header()?;
     let config = ModelConfig::from_gguf(&header, Some(options.context))?;
     let weights = ModelWeights::from_gguf(&header, &config)?;
-    // Both halves of every layer's page, in two bytes a value, for every history of a batch. Where layers are in groups, some
-    // pages are not full.
+    // Both halves of every layer's page, in two bytes a value, for every history of a batch. Layers in groups leave
+    // some pages partly empty.
     let row = config.n_kv_heads * config.head_dim;
     let groups = if config.positions.window.is_some() {
         2
@@ -160,7 +159,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
     })
 }
 
-/// Every history gets pages of its own; a group begins with an empty cache.
+/// Gives every history its own pages; a group begins with an empty cache.
 fn histories(group: &[Request], options: &Options, geometry: KvGeometry) -> Result<Vec<History>> {
     let pages_each = geometry.table_entries(options.context as usize) as u32;
     let history = |(request, index): (&Request, u32)| {
@@ -227,7 +226,7 @@ fn run(
 }
 
 impl History {
-    /// Up to where the next step goes; `None` when the last wanted position is behind.
+    /// End of the next step; `None` after the last wanted position.
     fn next_end(&self, chunk: usize) -> Option<usize> {
         let wanted = *self
             .positions
@@ -252,7 +251,7 @@ impl History {
     }
 }
 
-/// Collects the rows of one group of histories.
+/// Rows of one group of histories.
 struct Seen {
     rows: Vec<Rows>,
 }
@@ -300,7 +299,7 @@ impl Rows {
         }
     }
 
-    /// Which token really follows the row that was pushed last.
+    /// Sets the token that follows the last row.
     fn name_next(&mut self, next: Option<TokenId>) {
         if let Self::NextToken { summary, last } = self {
             summary

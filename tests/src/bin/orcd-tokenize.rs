@@ -1,8 +1,8 @@
-//! `orcd-tokenize MODEL`: the supervisor's text code, one JSON line in, one out.
+//! `orcd-tokenize MODEL`: the supervisor's text code, with one JSON line per input and output.
 //!
-//! `{"text": "…", "whole": bool}` gives `{"ids": […]}`, with the BOS and EOS that the model asks
-//! for when `whole`; `{"ids": […]}` gives `{"text": "…", "streamed": "…"}`, decoded at once and
-//! token by token. The facts come from the child's own reader, as they do in production.
+//! `{"text": "…", "whole": bool}` gives `{"ids": […]}`, with the model's BOS and EOS when `whole`; `{"ids": […]}` gives
+//! `{"text": "…", "streamed": "…"}`, decoded at once and token by token. The child's reader provides the tokenizer, as
+//! in production.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ fn answer(model: &Text, request: Request) -> Result<Answer> {
     })
 }
 
-/// What a client's pieces add up to.
+/// Concatenation of a client's pieces.
 fn streamed(model: &Text, ids: &[TokenId]) -> String {
     let mut detokenizer = Detokenizer::default();
     let mut pieces = Vec::new();

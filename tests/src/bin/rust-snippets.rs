@@ -1,9 +1,8 @@
-//! The Rust of `docs/guide/clients.md`: `rust-snippets NAME` runs one of its snippets, as
-//! `tests/tests/clients_rust.rs` has it do.
+//! Rust snippets of `docs/guide/clients.md`: `rust-snippets NAME` runs one of them, for `tests/tests/clients_rust.rs`.
 
 use std::error::Error;
 
-/// A module of each snippet's file, and the name that runs it.
+/// Declares a module for each snippet's file, and runs it by name.
 macro_rules! snippets {
     ($($name:literal $module:ident)*) => {
         $(mod $module {

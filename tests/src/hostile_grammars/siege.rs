@@ -1,30 +1,30 @@
-//! Any number of hostile grammars, each another one, and the same ones for the same seed.
+//! Any number of different hostile grammars, reproducible by seed.
 //!
-//! A family is one way to take time, memory or a stack; chance chooses how far each of its members goes, from
-//! what is served to what no limit allows.
+//! A family is one way to consume time, memory or stack. The size of each member is random, between acceptable and
+//! beyond all limits.
 
 use super::{expressions, rules, schemas};
 use serde_json::Value;
 
-/// A grammar that is written to cost much.
+/// Expensive grammar.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hostile {
     pub family: &'static str,
-    /// The fields of a request that ask for it.
+    /// Fields of the request.
     pub fields: Value,
 }
 
-/// Makes one of a family.
+/// Constructor of a family's member.
 pub(super) type Make = fn(&mut Random) -> Value;
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 #[derive(Debug)]
 pub struct Random(u64);
 
-/// So many of them, one of each family in turn.
+/// `count` grammars, one of each family in turn.
 ///
 /// # Panics
-/// When a family has fewer members than that.
+/// A family has fewer members than that.
 #[must_use]
 pub fn siege(seed: u64, count: usize) -> Vec<Hostile> {
     let families = [schemas::FAMILIES, expressions::FAMILIES, rules::FAMILIES].concat();
@@ -54,7 +54,7 @@ impl Random {
         least + (self.next() % (most - least + 1) as u64) as usize
     }
 
-    /// Small numbers as often as large ones.
+    /// Random size; small numbers are as frequent as large ones.
     pub(super) fn size(&mut self, least: usize, most: usize) -> usize {
         let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         let ratio = most as f64 / least as f64;

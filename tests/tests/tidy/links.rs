@@ -1,4 +1,4 @@
-//! Whether each relative link of each page leads to a committed file, and each anchor to a heading of it.
+//! Checks that each relative link of each page leads to a committed file, and each anchor to a heading.
 
 use crate::repository::{committed_files, read};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use worker_orcd_tests::model::repository_root;
 #[test]
 fn every_relative_link_leads_to_a_file_and_a_heading() {
     let files = committed_files();
-    // A page that is deleted but not committed yet is still listed.
+    // A deleted page is listed until the deletion is committed.
     let pages = files
         .iter()
         .filter(|path| is_page(path) && repository_root().join(path).is_file());
@@ -47,7 +47,7 @@ fn is_page(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "md")
 }
 
-/// `a/../b` is `b`.
+/// Normalized path: `a/../b` is `b`.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
@@ -62,7 +62,7 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// The page without its fenced blocks of code.
+/// Page without its fenced blocks of code.
 fn without_blocks(text: &str) -> String {
     let mut is_inside = false;
     let lines = text.lines().filter(|line| {
@@ -84,7 +84,7 @@ fn targets(text: &str) -> Vec<String> {
     targets.map(str::to_owned).collect()
 }
 
-/// Anchors of a page's headings, as GitHub makes them.
+/// Anchors of a page's headings, by GitHub's rules.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut seen = BTreeMap::<String, usize>::new();
     let mut anchors = BTreeSet::new();
@@ -108,7 +108,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 fn anchor(heading: &str) -> String {
     let mut text = String::new();
-    // Of a link only its text counts.
+    // Only the text of a link counts.
     for (number, part) in heading.split("](").enumerate() {
         text.push_str(match number {
             0 => part,

@@ -1,10 +1,9 @@
-//! What can be checked by looking at the repository: invariants of ARCHITECTURE.md here, and in
-//! [`pages`] whether its pages say what is there, in [`links`] whether their links lead somewhere, in [`tables`] whether
-//! tables of models, settings and fields are the code's, in [`rooms`]
-//! who needs whom, in [`sizes`] how long files and functions are.
+//! Static checks of the repository: invariants of ARCHITECTURE.md here, claims of pages in [`pages`], their links in
+//! [`links`], generated tables in [`tables`], module dependencies in [`rooms`], lengths of files and functions in
+//! [`sizes`].
 //!
-//! Each test here names what must be absent, and where. The first one checks the checker: a scan that
-//! finds no files would pass everything.
+//! Each test here names a forbidden thing, and its scope. The first one checks the checker: a scan that finds no files
+//! would pass everything.
 
 mod links;
 mod pages;
@@ -21,7 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use worker_orcd_tests::model::repository_root;
 
-/// Larger files are data, and data has a place of its own.
+/// 1 MiB: larger files are data, which is stored elsewhere.
 const MAX_COMMITTED_BYTES: u64 = 1 << 20;
 
 #[test]
@@ -141,7 +140,7 @@ fn comments_hold_text_and_no_code_that_a_check_does_not_run() {
 
 #[test]
 fn bincode_is_named_in_one_file() {
-    // The codec says why; elsewhere in code the word would be a second wire format.
+    // The codec gives the reason; elsewhere in code the word would mean a second wire format.
     only_in("bincode", |path| {
         path == Path::new("ipc-protocol/src/codec.rs")
     });
@@ -156,7 +155,7 @@ fn cudarc_is_named_where_its_driver_is_called_or_played() {
 
 #[test]
 fn every_module_opens_with_a_page() {
-    // A file of unit tests is part of the module it tests.
+    // A file of unit tests is part of the module under test.
     let is_module = |path: &Path| {
         path.components().any(|part| part.as_os_str() == "src") && !path.ends_with("tests.rs")
     };
@@ -171,7 +170,7 @@ fn every_module_opens_with_a_page() {
     }
 }
 
-/// A file that is no module of the program, or a target that is built without its tests, would pass unseen.
+/// A file that is no module of the program, or a target that is built without its tests, would be skipped silently.
 #[test]
 fn every_test_is_in_a_program_that_is_built() {
     let modules = read(Path::new("tests/tests/main.rs"));
@@ -209,7 +208,7 @@ fn a_test_that_measures_is_in_a_module_pace() {
             continue;
         }
         let (others, pace) = text.split_once("\nmod pace {").unwrap_or((&text, ""));
-        // In two parts, so that this file does not find itself.
+        // In two parts, so that this file does not match.
         let call = concat!(".keeps", "_pace_beside(");
         assert!(!others.contains(call), "{path:?} measures beside others");
         measured += pace.matches(call).count();
@@ -217,11 +216,11 @@ fn a_test_that_measures_is_in_a_module_pace() {
     assert!(measured > 5, "{measured} tests measure");
 }
 
-/// `http.rs` beside `http/`: a tab or a stack trace then says which module it shows.
+/// `http.rs` beside `http/`: a tab or a stack trace then has the name of the module.
 #[test]
 fn no_module_is_called_mod() {
     for (path, _) in rust_sources("") {
-        // Beside test programs a file of their own would be a test program, too.
+        // Beside test programs such a file would be a test program.
         let is_source = path.iter().any(|part| part == "src");
         assert!(!is_source || !path.ends_with("mod.rs"), "{path:?}");
     }
@@ -229,7 +228,7 @@ fn no_module_is_called_mod() {
 
 #[test]
 fn nothing_is_left_to_do_later() {
-    // Written in two parts, so that this file does not find itself.
+    // In two parts, so that this file does not match.
     let forbidden = [
         concat!("to", "do!("),
         concat!("unimple", "mented!("),
@@ -242,7 +241,7 @@ fn nothing_is_left_to_do_later() {
     }
 }
 
-/// What an operator's filters are made of: a word that stays, not a sentence that is polished.
+/// Operators filter by event names, which are identifiers, not sentences.
 #[test]
 fn every_event_of_the_log_has_a_name_and_no_sentence() {
     let mut events = 0;
@@ -258,7 +257,7 @@ fn every_event_of_the_log_has_a_name_and_no_sentence() {
     assert!(events > 30, "only {events} events were found");
 }
 
-/// A line that has the name tells one thing, from one place.
+/// An event name has one meaning, and one place in the code.
 #[test]
 fn every_event_of_the_log_has_a_name_of_its_own() {
     // By a signal or over HTTP, and then with a correlation id.
@@ -275,7 +274,7 @@ fn every_event_of_the_log_has_a_name_of_its_own() {
     assert!(places.is_empty(), "{places:#?}");
 }
 
-/// The last literal of each call of a macro of `tracing`.
+/// Last literal of each call of a macro of `tracing`.
 fn event_names(text: &str) -> impl Iterator<Item = &str> {
     let calls = ["debug!(", "info!(", "warn!(", "error!("];
     let calls = calls.into_iter().flat_map(|call| text.match_indices(call));
@@ -299,7 +298,7 @@ fn no_large_file_and_no_model_is_committed() {
             !matches!(extension, Some("gguf" | "safetensors" | "whl" | "so")),
             "{path:?} does not belong into a repository"
         );
-        // A file that is deleted but not committed yet has no size.
+        // A deleted file has no size until the deletion is committed.
         if let Ok(found) = fs::metadata(repository_root().join(&path)) {
             assert!(
                 found.len() <= MAX_COMMITTED_BYTES,
@@ -312,7 +311,7 @@ fn no_large_file_and_no_model_is_committed() {
 
 #[test]
 fn every_unsafe_block_and_impl_has_its_proof() {
-    // In two parts, so that this file does not find itself.
+    // In two parts, so that this file does not match.
     let proven = [concat!("unsafe", " {"), concat!("unsafe", " impl")];
     for (path, text) in rust_sources("") {
         let lines: Vec<_> = text.lines().collect();
@@ -321,7 +320,7 @@ fn every_unsafe_block_and_impl_has_its_proof() {
             if !is_unsafe || line.trim_start().starts_with("//") {
                 continue;
             }
-            // A proof may be a few lines long and stand above the statement that holds the block.
+            // A proof may be a few lines long and precede the statement that contains the block.
             let before = &lines[number.saturating_sub(8)..=number];
             assert!(
                 before.iter().any(|line| line.contains("SAFETY:")),
@@ -335,7 +334,7 @@ fn every_unsafe_block_and_impl_has_its_proof() {
 /// Asserts that `word` occurs in code only in files that `allowed` accepts.
 fn only_in(word: &str, allowed: impl Fn(&Path) -> bool) {
     for (path, text) in rust_sources("") {
-        // This file names what it forbids.
+        // This file names the forbidden words.
         if allowed(&path) || path == Path::new("tests/tests/tidy/main.rs") {
             continue;
         }

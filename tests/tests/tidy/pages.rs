@@ -1,4 +1,4 @@
-//! Whether the pages say what is there: tests, files, folders, causes of death, exit codes, Xids.
+//! Checks that pages agree with the code: tests, files, folders, causes of death, exit codes, Xids.
 
 use crate::repository::{committed_files, read, rust_sources};
 use std::collections::BTreeSet;
@@ -11,14 +11,14 @@ const DEATHS: &str = "docs/operate/deaths.md";
 const PROMISES: &str = "docs/internals/promises.md";
 const NVML: &str = "docs/operate/nvml.md";
 
-/// ARCHITECTURE.md is read in a quarter of an hour; what it does not say has a page of its own.
+/// Limit of ARCHITECTURE.md, which takes a quarter of an hour to read; details have pages of their own.
 const MAX_ARCHITECTURE_WORDS: usize = 2_500;
 
-/// The attribute of a test that takes minutes, which `cargo xtask test --deep` alone runs.
+/// Attribute of a test that takes minutes and runs only with `cargo xtask test --deep`.
 const DEEP: &str = "#[ignore = \"deep: ";
 
-/// A promise is held only by a test that exists and that `cargo xtask test` runs. A row whose test runs with `--deep` alone
-/// names that flag.
+/// A promise needs a test that exists and that `cargo xtask test` runs. A row with a test for `--deep` alone names that
+/// flag.
 #[test]
 fn every_test_that_a_page_names_is_there_and_runs_in_a_check() {
     let sources: Vec<_> = rust_sources("").into_iter().map(|(_, text)| text).collect();
@@ -73,7 +73,7 @@ fn every_file_that_a_page_names_is_there() {
             let is_path = ["rs", "cu", "cuh", "py", "md"]
                 .iter()
                 .any(|suffix| has_suffix(Path::new(word), suffix));
-            // `target/` is not committed, and NAME is the reader's.
+            // `target/` is not committed, and NAME is a placeholder.
             let is_of_others = word.starts_with('/') || word.starts_with("target/");
             let is_meant = !is_of_others && !word.contains("NAME");
             if is_meant && (is_path || word.ends_with('/')) {
@@ -172,21 +172,21 @@ fn every_folder_has_a_row_of_the_code_map() {
         let name = folder.file_name().and_then(|name| name.to_str());
         let name = name.expect("a name");
         let is_of_tools = name.starts_with('.') || name == "proptest-regressions";
-        // A module may be called by its file, or by both.
+        // A module may be named by its file, its folder, or both.
         let words = ["/", "*", ".rs"].map(|end| format!("{name}{end}"));
         let is_named = is_of_tools || words.iter().any(|it| map.contains(it));
         assert!(is_named, "{} is not on the map", folder.display());
     }
 }
 
-/// `5` or `5–7`.
+/// Range such as `5` or `5–7`.
 fn range(text: &str) -> std::ops::RangeInclusive<u32> {
     let (first, last) = text.split_once('–').unwrap_or((text, text));
     let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("{text:?}"));
     number(first)..=number(last)
 }
 
-/// First and second cell of each row: a number, and a name or nothing.
+/// First and second cell of each row: a number, and a name or an empty cell.
 fn numbered(page: &str, heading: &str) -> Vec<(i32, String)> {
     let rows = rows_under(page, heading).into_iter();
     rows.map(|row| (row[0].parse().expect(row[0]), row[1].replace('`', "")))
@@ -217,7 +217,7 @@ fn cells(row: &str) -> Vec<&str> {
     inner.split('|').map(str::trim).collect()
 }
 
-/// What stands between backticks.
+/// Text between backticks.
 fn words_of_code(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -226,7 +226,7 @@ fn has_suffix(path: &Path, suffix: &str) -> bool {
     path.extension().is_some_and(|found| found == suffix)
 }
 
-/// Words of a page that can only be a function: lower case, with several underscores.
+/// Whether a word can only be a function: lower case, with several underscores.
 fn is_test_name(word: &str) -> bool {
     word.matches('_').count() >= 2
         && word

@@ -1,4 +1,4 @@
-//! The repository as the tests look at it: what is committed, and what is linked into what.
+//! Repository as the tests see it: committed files, and dependencies of packages.
 
 use serde_json::Value;
 use std::fs;
@@ -48,7 +48,7 @@ pub fn committed_files() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Names of everything that is linked into `package`, dev-dependencies left out.
+/// Names of all packages linked into `package`, without dev-dependencies.
 pub fn dependencies_of(package: &str) -> Vec<String> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -77,7 +77,7 @@ pub fn dependencies_of(package: &str) -> Vec<String> {
         .collect()
 }
 
-/// First files of the workspace's programs and libraries that have `test = false`.
+/// Root files of the workspace's programs and libraries that have `test = false`.
 pub fn targets_without_tests() -> Vec<PathBuf> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1"])

@@ -1,5 +1,4 @@
-//! Rooms of the supervisor and of the child (a folder below `src`, or a file) and which of them name
-//! which.
+//! Rooms of the supervisor and of the child (a folder below `src`, or a file), and their dependencies.
 
 use crate::repository::{code_lines, rust_sources};
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,14 +6,14 @@ use std::path::Path;
 
 type Rooms = BTreeMap<String, BTreeSet<String>>;
 
-/// `supervisor/src/http/sse.rs` and `supervisor/src/http.rs` are of the room `http`.
+/// Room of a file: `http` for `supervisor/src/http/sse.rs` and `supervisor/src/http.rs`.
 fn room_of(path: &Path, sources: &str) -> Option<String> {
     let inside = path.strip_prefix(sources).ok()?;
     let first = inside.components().next()?.as_os_str().to_str()?;
     Some(first.trim_end_matches(".rs").to_owned())
 }
 
-/// What stands behind each `crate::`, tests included.
+/// Names after each `crate::`, tests included.
 fn named(text: &str) -> impl Iterator<Item = String> {
     let behind = |line: &str| {
         let parts = line.split("crate::").skip(1);
@@ -41,8 +40,7 @@ fn rooms(sources: &str) -> Rooms {
     rooms
 }
 
-/// Rooms are taken away that need nobody who is still there; what cannot be taken away is in a
-/// circle, or needs one.
+/// Removes rooms without remaining dependencies, repeatedly. The rest is in a cycle, or depends on one.
 fn left_over(mut rooms: Rooms) -> Rooms {
     loop {
         let free = |needed: &BTreeSet<String>| needed.iter().all(|it| !rooms.contains_key(it));

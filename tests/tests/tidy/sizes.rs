@@ -1,15 +1,15 @@
-//! Sizes of files and functions: past them a file holds two ideas, and a function is two.
+//! Limits on the lengths of files and functions.
 
 use crate::repository::{committed_files, read, rust_sources};
 use std::path::Path;
 
-/// Every Rust file, tests included.
+/// Limit of every Rust file, tests included.
 const MAX_LINES: usize = 600;
 
-/// A file of product code without its unit tests, in Rust or CUDA.
+/// Limit of a file of product code without its unit tests, in Rust or CUDA.
 const MAX_PRODUCT_LINES: usize = 450;
 
-/// A function of product code, from its `fn` to its brace.
+/// Limit of a function of product code, from its `fn` to its brace.
 const MAX_FUNCTION_LINES: usize = 80;
 
 #[test]
@@ -59,7 +59,7 @@ fn no_function_of_product_code_is_long() {
     assert!(long.is_empty(), "more than {MAX_FUNCTION_LINES}: {long:#?}");
 }
 
-/// A file that is listed and not there was deleted, and the deletion is not committed yet.
+/// Whether a path is product code. A listed file that is missing was deleted, and the deletion is not committed yet.
 fn is_product(path: &Path) -> bool {
     let crates = [
         "supervisor",
@@ -79,14 +79,14 @@ fn is_product(path: &Path) -> bool {
             .is_file()
 }
 
-/// The text before the inline module of unit tests, which is a file's last item.
+/// Text before the inline module of unit tests, which is a file's last item.
 fn without_tests(text: &str) -> &str {
     let tests = text.find("\n#[cfg(test)]\nmod tests {");
     &text[..tests.unwrap_or(text.len())]
 }
 
-/// Name and length of each function. `cargo fmt` puts a function's last brace below the
-/// beginning of its first line, and nothing in between stands there.
+/// Name and length of each function. `cargo fmt` aligns a function's last brace with its first line, and indents
+/// everything in between.
 fn functions(text: &str) -> Vec<(&str, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let indent = |line: &str| line.len() - line.trim_start().len();
@@ -105,7 +105,7 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
     found
 }
 
-/// The name behind `fn`, if a function begins in this line.
+/// Name after `fn`, if a function begins in this line.
 fn function_name(line: &str) -> Option<&str> {
     let (before, behind) = line.trim_start().split_once("fn ")?;
     let is_qualifier = |word: &str| {

@@ -1,6 +1,6 @@
-//! Tables of models, tensor types, settings and fields: what the pages show is what the code says.
+//! Tables of models, tensor types, settings and fields: the pages agree with the code.
 //!
-//! `cargo xtask tables` runs these tests with [`WRITE`], and they write what else they compare.
+//! With [`WRITE`], which `cargo xtask tables` sets, the tests write the tables instead.
 
 mod fields;
 
@@ -17,10 +17,10 @@ use worker_orcd_tests::model::repository_root;
 
 const WRITE: &str = "ORCD_WRITE_TABLES";
 
-/// What holds the logits of the models that a row names, and of each tensor type, against llama.cpp's.
+/// Test that compares logits with llama.cpp's, for the models of each row and for each tensor type.
 const LOGITS: &str = "every_architecture_and_tensor_type_agrees_with_llama_cpp";
 
-/// The models of that test.
+/// Models of that test.
 const TINY_MODELS: &str = "tests/oracle/tiny_models.py";
 
 #[test]
@@ -106,7 +106,7 @@ fn served() -> String {
     table
 }
 
-/// The key tells files apart where other files of the architecture have it not.
+/// Name of a row, with the key that distinguishes files of one architecture.
 fn name_of(row: &Served) -> String {
     let name = row.architecture.name();
     let same = SERVED
@@ -118,7 +118,7 @@ fn name_of(row: &Served) -> String {
     }
 }
 
-/// Bits that a weight takes where a row is as long as the longest block.
+/// Bits per weight in a row of the longest block.
 fn on_cpu(ty: TensorType) -> f64 {
     const COLS: usize = 256;
     let shape = PackedShape {
@@ -129,7 +129,7 @@ fn on_cpu(ty: TensorType) -> f64 {
     (shape.bytes() * 8) as f64 / (ROWS * COLS) as f64
 }
 
-/// Asserts that the page has that table between its marks, or puts it there.
+/// Asserts that the page has the table between its marks, or writes it.
 fn is_in(page: &str, name: &str, table: &str) {
     let path = Path::new(page);
     let text = read(path);

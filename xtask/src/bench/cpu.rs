@@ -1,8 +1,8 @@
-//! `cargo xtask bench cpu`: this engine beside llama.cpp.
+//! `cargo xtask bench cpu`: comparison of this engine with llama.cpp.
 //!
-//! Both serve the same file over HTTP with the same number of threads; the same client measures
-//! both, in rounds that alternate, so that a machine that slows down slows both. Never do both
-//! compute at once. Every prompt is new, so no cache answers for the arithmetic.
+//! Both serve the same file over HTTP with the same number of threads, and one client measures both in alternating
+//! rounds, so that a machine that slows down affects both. They never compute at the same time. Every prompt is new, so
+//! no cache replaces the computation.
 
 use super::report;
 use crate::process::Running;
@@ -33,7 +33,7 @@ const PROMPT_TOKENS: usize = 512;
 const DECODE_TOKENS: usize = 128;
 const DECODE_PROMPT_TOKENS: usize = 16;
 const BATCH: usize = 8;
-/// Longest sequence, for either engine.
+/// Longest sequence of either engine.
 const CONTEXT_TOKENS: usize = 2 * PROMPT_TOKENS;
 /// Room for the whole batch of a model of SmolLM2's size.
 const KV_CACHE: &str = "128MiB";
@@ -124,7 +124,7 @@ fn measure(engine: Engine, prompts: &mut Prompts, figures: &mut Figures) -> Resu
     Ok(())
 }
 
-/// One streamed completion, as the client saw it.
+/// Streamed completion, from the client's side.
 struct Completion {
     tokens_in: u64,
     tokens_out: usize,
@@ -135,7 +135,7 @@ struct Completion {
 }
 
 impl Completion {
-    /// The first token belongs to the prompt.
+    /// Decoding rate. The first token belongs to the prompt.
     fn decode_rate(&self) -> f64 {
         (self.tokens_out - 1) as f64 / (self.last - self.first).as_secs_f64()
     }
@@ -186,8 +186,8 @@ fn complete(engine: Engine, prompt: &str, max_tokens: usize) -> Result<Completio
 }
 
 impl Completion {
-    /// Either API's chunk. Text can be late (half a character), so counts come from the engines'
-    /// own last words, and times from the first and the last chunk before them.
+    /// Counts a chunk of either API. Text can be late (half a character), so counts come from the engines' own usage
+    /// figures, and times from the first and the last chunk before them.
     fn count(&mut self, chunk: &Value, start: Instant) {
         let is_summary = chunk["stop"] == true || chunk["usage"].is_object();
         if is_summary {
@@ -207,7 +207,7 @@ impl Completion {
     }
 }
 
-/// All tokens of all streams over the time from the first of them to the last.
+/// Rate of all tokens of all streams, from the first token to the last.
 fn batch_rate(engine: Engine, prompts: &mut Prompts) -> Result<f64> {
     let texts: Vec<_> = (0..BATCH)
         .map(|_| prompts.next(DECODE_PROMPT_TOKENS))
@@ -245,7 +245,7 @@ fn batch_rate(engine: Engine, prompts: &mut Prompts) -> Result<f64> {
     Ok(tokens as f64 / (last - first).as_secs_f64())
 }
 
-/// Real text, cut into pieces of an exact number of tokens, none of them twice.
+/// Real text, cut into unique pieces of an exact number of tokens.
 struct Prompts {
     pieces: Vec<String>,
     used: usize,
@@ -281,7 +281,7 @@ impl Prompts {
     }
 }
 
-/// llama.cpp's own server; it ends when its standard input closes.
+/// Starts llama.cpp's own server, which ends when its standard input closes.
 fn start_llama(python: &Path, model: &Path, threads: usize) -> Result<(Running, SocketAddr)> {
     let mut command = Command::new(python);
     command
@@ -357,7 +357,7 @@ fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Resident memory of both processes after the load above, against the file and the KV cache.
+/// Table of both processes' resident memory after the load above, compared with the file and the KV cache.
 fn memory_table(worker: &Worker, model: &Path) -> Result<String> {
     const MIB: f64 = 1024.0 * 1024.0;
     let health = worker.client.health();
@@ -377,7 +377,7 @@ fn memory_table(worker: &Worker, model: &Path) -> Result<String> {
     ))
 }
 
-/// `VmRSS`: what the process has in memory, mapped file pages included.
+/// `VmRSS`: resident memory of the process, mapped file pages included.
 fn resident_bytes(pid: u64) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status

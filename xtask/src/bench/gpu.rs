@@ -1,13 +1,13 @@
-//! `cargo xtask bench gpu`: a folder that carries to a GPU machine without Rust and without
-//! internet, and, where there is a GPU, its figures at once.
+//! `cargo xtask bench gpu`: a bundle for a GPU machine without Rust and without internet. Runs it, where there is a
+//! GPU.
 //!
 //! ```text
 //! target/gpu-bundle/   run.py and its modules, read.ptx, COMMIT
-//!     bin/             bench-gpu, chaos, the two programs as they ship, and a child that fails on command
+//!     bin/             bench-gpu, chaos, the two released programs, and a child with fault injection
 //! ```
 //!
-//! The models are not in it: `run.py` makes those with random weights where it runs, and
-//! SmolLM2's file is handed to it.
+//! Models are not included: `run.py` makes those with random weights on the GPU machine, and SmolLM2's file is passed
+//! to it.
 
 use super::report;
 use crate::{fetch_model, paths, process};
@@ -26,7 +26,7 @@ pub struct Arguments {
     flags: Vec<String>,
 }
 
-/// Size of a bundle, which is carried in one go.
+/// Limit of a bundle, which is copied in one go.
 const MAX_BYTES: u64 = 60 << 20;
 
 const PROGRAMS: [&str; 5] = [
@@ -38,7 +38,7 @@ const PROGRAMS: [&str; 5] = [
 ];
 
 pub fn run(arguments: &Arguments) -> Result<()> {
-    // The same command as by hand: what the child embeds must be there before it is built.
+    // The same command as by hand: the child embeds its results when it is built.
     process::run(Command::new(std::env::current_exe()?).arg("kernels"))?;
     let bundle = bundle();
     if bundle.exists() {
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     measure_here(&bundle, &arguments.flags)
 }
 
-/// The packages' own target folder, whatever cargo was told.
+/// Folder of the bundle, in the package's own target folder, whatever cargo's settings are.
 fn bundle() -> PathBuf {
     paths::target().join("gpu-bundle")
 }
@@ -78,7 +78,7 @@ fn build() -> Result<()> {
     process::run(&mut command)
 }
 
-/// Copies the programs without symbols, which are most of them.
+/// Copies the programs without symbols, which are most of their size.
 fn copy_to(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     for name in PROGRAMS {
@@ -93,7 +93,7 @@ fn copy_to(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Everything that is not compiled.
+/// Copies everything that is not compiled.
 fn lay_out(bundle: &Path, commit: &str) -> Result<()> {
     fs::create_dir_all(bundle)?;
     for entry in fs::read_dir(paths::root().join("bench/gpu"))? {
@@ -186,7 +186,7 @@ mod tests {
             assert!(names.iter().any(|name| name == needed), "{names:?}");
         }
         assert!(names.iter().all(|name| !name.starts_with("test_")));
-        // It starts with nothing else beside it, and says what it can do.
+        // It starts without other files, and prints its commands.
         let output = Command::new("python3")
             .arg("-B")
             .arg(folder.path().join("run.py"))

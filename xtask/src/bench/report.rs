@@ -1,4 +1,4 @@
-//! The head of every result file, beside its figures.
+//! Head of every result file.
 
 use crate::{paths, process};
 use anyhow::Result;
@@ -28,18 +28,18 @@ pub fn write(name: &str, command: &str, table: &str) -> Result<()> {
     Ok(())
 }
 
-/// The command as it was typed after `cargo`.
+/// Command as typed after `cargo`.
 pub fn typed_command() -> String {
     let words: Vec<_> = std::env::args().skip(1).collect();
     format!("cargo xtask {}", words.join(" "))
 }
 
-/// The present time, in minutes of UTC.
+/// Present time, in minutes of UTC.
 pub fn date() -> Result<String> {
     process::output(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]))
 }
 
-/// The present commit, with `+` when the tree has changes that no commit has.
+/// Present commit, with `+` when the tree has uncommitted changes.
 pub fn commit() -> Result<String> {
     let git = |arguments: &[&str]| {
         process::output(
@@ -49,7 +49,7 @@ pub fn commit() -> Result<String> {
         )
     };
     let id = git(&["rev-parse", "--short=12", "HEAD"])?;
-    // What other benchmarks wrote just before is no change of what is measured.
+    // Results that other benchmarks have just written are not a change of the measured code.
     let status = ["status", "--porcelain", "--untracked-files=no", "--"];
     let measured = [".", ":(exclude)bench/results"];
     let changed = !git(&[&status[..], &measured[..]].concat())?.is_empty();

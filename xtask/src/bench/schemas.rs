@@ -1,5 +1,5 @@
-//! Many schemas, each compiled as a request's is, and answers of a random model judged by two validators:
-//! `gpu-child/grammar/examples/schema_walks.rs` draws, `tests/oracle/schema_answers.py` judges.
+//! Many schemas, each compiled like a request's, and answers of a random model checked by two validators:
+//! `gpu-child/grammar/examples/schema_walks.rs` draws, `tests/oracle/schema_answers.py` validates.
 
 use super::{report, service};
 use crate::{fetch_model, paths, process, python};

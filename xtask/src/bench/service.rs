@@ -1,5 +1,5 @@
-//! Benchmarks of everything but the model: the `bench-*` programs of the tests crate, which have
-//! the harness and the child that computes nothing. Each prints one JSON object.
+//! Benchmarks of everything but the model: the `bench-*` programs of the tests crate, which has the harness and the
+//! null child. Each prints one JSON object.
 
 use super::report;
 use crate::{fetch_model, paths, process, python};
@@ -21,7 +21,7 @@ pub fn run(name: &str, arguments: &Arguments) -> Result<()> {
     write(name, &table)
 }
 
-/// With the times of masks, of a vocabulary that is made up.
+/// Runs the benchmark, with the times of masks for a synthetic vocabulary.
 pub fn run_grammar(arguments: &Arguments) -> Result<()> {
     let mut masks = process::cargo();
     masks.args(["run", "--quiet", "--release", "-p", "worker-orcd-grammar"]);
@@ -32,7 +32,7 @@ pub fn run_grammar(arguments: &Arguments) -> Result<()> {
     write("grammar", &format!("{masks}\n\n{table}"))
 }
 
-/// Beside llama.cpp's server, which a shell loop starts again.
+/// Runs the benchmark, with llama.cpp's server in a shell loop for comparison.
 pub fn run_recovery(arguments: &Arguments) -> Result<()> {
     let model = fetch_model::run()?;
     let (python, script) = (

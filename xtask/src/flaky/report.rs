@@ -1,6 +1,7 @@
-//! `bench/results/flaky.md`: the sittings of `cargo xtask flaky`, and how often each program passed and failed.
+//! `bench/results/flaky.md`: sittings of `cargo xtask flaky`, and passed and failed runs of each program.
 //!
-//! The file is read before a sitting and written after each program, so a sitting goes on where the one before was stopped.
+//! The file is read before a sitting and written after each program, so a sitting continues where the previous one
+//! stopped.
 
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -15,12 +16,12 @@ const HEAD: &str = "# flaky\n\n\
 pub struct Report {
     /// Rows of the first table.
     sittings: Vec<String>,
-    /// By program, the runs that passed and that failed.
+    /// Passed and failed runs by program.
     runs: BTreeMap<String, [u32; 2]>,
 }
 
 impl Report {
-    /// The report of earlier sittings, which is empty where the file does not exist.
+    /// Report of earlier sittings, empty if there is no file.
     pub fn read(path: &Path) -> Self {
         fs::read_to_string(path).map_or_else(|_| Self::default(), |text| Self::parse(&text))
     }
@@ -39,12 +40,11 @@ impl Report {
         self.runs.retain(|name, _| !is_chosen(name));
     }
 
-    /// Counts a run.
     pub fn add(&mut self, program: &str, passed: bool) {
         self.runs.entry(program.to_owned()).or_default()[usize::from(!passed)] += 1;
     }
 
-    /// Runs of a program, whatever their outcome.
+    /// Runs of a program, passed or failed.
     pub fn runs(&self, program: &str) -> u32 {
         self.runs.get(program).map_or(0, |it| it.iter().sum())
     }

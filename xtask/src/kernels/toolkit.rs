@@ -1,5 +1,4 @@
-//! A CUDA compiler and a disassembler: those of `CUDA_HOME` or `PATH`, and where there are none,
-//! NVIDIA's wheels from PyPI in `target/nvcc`.
+//! CUDA compiler and disassembler: from `CUDA_HOME` or `PATH`, otherwise NVIDIA's wheels from PyPI in `target/nvcc`.
 
 use crate::{paths, process, python};
 use anyhow::{Context, Result, bail};
@@ -7,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// All five pinned together: nvcc's wheel asks for no version of the other four, and newer ones
-/// do not fit it.
+/// Wheels of the compiler, all five pinned together: nvcc's wheel does not constrain the versions of the other four,
+/// and newer ones do not fit it.
 const COMPILER: [&str; 5] = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
@@ -17,21 +16,21 @@ const COMPILER: [&str; 5] = [
     "nvidia-cuda-cccl==13.0.85",
 ];
 
-/// PyPI has none as old as the compiler; newer ones read all that it writes.
+/// Wheels of the disassembler. PyPI has none as old as the compiler; newer ones read all its output.
 const DISASSEMBLER: [&str; 2] = [
     "nvidia-cuda-cuobjdump==13.2.78",
     "nvidia-cuda-nvdisasm==13.2.78",
 ];
 
-/// A compiler that works.
+/// Compiler that was tested to run.
 #[derive(Debug)]
 pub struct Toolkit {
     pub nvcc: PathBuf,
-    /// The version as the compiler describes itself.
+    /// Version in the compiler's own words.
     pub version: String,
 }
 
-/// The thing that was looked for, or why PyPI could not be asked for it.
+/// Tool, or the reason why PyPI is unreachable.
 pub enum Found<T> {
     Here(T),
     Unreachable(String),
@@ -55,7 +54,7 @@ pub fn compiler() -> Result<Found<Toolkit>> {
         .context("the wheels hold no nvcc that works")
 }
 
-/// `cuobjdump`: beside the compiler, or the wheels'.
+/// `cuobjdump`: beside the compiler, or from the wheels.
 pub fn disassembler(toolkit: &Toolkit) -> Result<Found<PathBuf>> {
     let works = |program: &PathBuf| process::output(Command::new(program).arg("--version")).is_ok();
     let beside = toolkit.nvcc.with_file_name("cuobjdump");
@@ -79,7 +78,7 @@ fn environment() -> PathBuf {
     paths::target().join("nvcc")
 }
 
-/// Somewhere under `lib/python3.X/site-packages`.
+/// Path of a program under `lib/python3.X/site-packages`.
 fn installed(program: &str) -> Option<PathBuf> {
     fs::read_dir(environment().join("lib"))
         .ok()?
@@ -88,7 +87,7 @@ fn installed(program: &str) -> Option<PathBuf> {
         .find(|program| program.exists())
 }
 
-/// The inner error is a network that is not there; whatever else goes wrong is a mistake of ours.
+/// Installs wheels. The inner error is a missing network; any other failure is a defect of this code.
 fn install(wheels: &[&str]) -> Result<Result<(), String>> {
     let folder = environment();
     let python = folder.join("bin/python");
@@ -111,8 +110,8 @@ fn install(wheels: &[&str]) -> Result<Result<(), String>> {
     }
 }
 
-/// pip ends an attempt without a network with "no matching distribution", as it does for a
-/// version that does not exist; what went before tells them apart.
+/// Whether a line of pip's log reports a missing network. pip ends such an attempt with "no matching distribution", as
+/// for a version that does not exist; earlier lines distinguish them.
 fn is_no_network(line: &str) -> bool {
     [
         "NewConnectionError",
@@ -128,7 +127,7 @@ fn is_no_network(line: &str) -> bool {
     .any(|words| line.contains(words))
 }
 
-/// A `PATH` for programs that look for their siblings in it.
+/// `PATH` for programs that look for their siblings in it.
 pub fn path_with(program: &Path) -> std::ffi::OsString {
     let own = program.parent().map(Path::to_path_buf);
     let inherited = std::env::var_os("PATH").unwrap_or_default();

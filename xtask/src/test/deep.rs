@@ -1,13 +1,13 @@
-//! `cargo xtask test --deep`: what takes long and rarely finds anything, behind everything else.
+//! `cargo xtask test --deep`: long checks that rarely find anything, after all others.
 
 use super::{Oracles, Program, phase};
 use crate::{chaos, schemathesis, side_by_side};
 use anyhow::Result;
 
-/// The program whose ignored tests are those that take minutes.
+/// Program with ignored tests that take minutes.
 const CHAOS: &str = "tests/tests/chaos.rs";
 
-/// Programs that run again, and how much more they do then.
+/// Programs that run again, with the variable and value that make them longer.
 const LONGER: [(&str, &str, &str); 3] = [
     ("tests/tests/endurance.rs", "ENDURANCE_REQUESTS", "20000"),
     ("tests/tests/upgrade_failing.rs", "FAILING_UPGRADES", "72"),

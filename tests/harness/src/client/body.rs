@@ -1,4 +1,4 @@
-//! The body of an answer, whichever way its end is marked.
+//! Body of a response: chunked, of a given length, or up to the end of the connection.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -28,13 +28,13 @@ impl Framing {
     }
 }
 
-/// Reads to the end of the body and no further. A stream that stops in the middle of a body is
-/// an error, never a short body: that is how a test tells a clean end from a cut.
+/// Reads to the end of the body and no further. A stream that breaks inside a body is an error, never a short body, so
+/// a test distinguishes a clean end from a cut.
 #[derive(Debug)]
 pub struct Body {
     stream: BufReader<TcpStream>,
     framing: Framing,
-    /// Bytes left in this chunk, or of the whole body.
+    /// Bytes left in this chunk, or in the whole body.
     left: usize,
     ended: bool,
 }

@@ -1,4 +1,4 @@
-//! Server-sent events, as the WHATWG specification reads them (event, data, id, comments).
+//! Server-sent events as the WHATWG specification reads them (event, data, id, comments).
 
 use super::Streaming;
 use serde_json::Value;
@@ -10,19 +10,19 @@ pub struct SseEvent {
     /// `message` when the server names none.
     pub name: String,
     pub data: String,
-    /// What a client names as the last that it has.
+    /// Value that a client sends as `Last-Event-ID`.
     pub id: Option<String>,
 }
 
-/// One event after another until the body ends.
+/// Iterator over events until the body ends.
 #[derive(Debug)]
 pub struct EventStream {
     streaming: Streaming,
-    /// Comment lines seen so far: they say "still here" and carry no news.
+    /// Comment lines so far. They are keep-alives without content.
     pub comments: usize,
 }
 
-/// Events of a whole `/execute` stream.
+/// Events of a complete `/execute` stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transcript {
     pub events: Vec<SseEvent>,
@@ -61,14 +61,14 @@ impl EventStream {
         self.streaming.body.get_ref().socket()
     }
 
-    /// Goes away without a word, as a client does whose process died.
+    /// Disconnects without notice, like a client after the death of its process.
     pub fn disconnect(self) {
-        // An error means that the peer was faster; gone is gone.
+        // An error means that the peer closed first.
         let _ = self.socket().shutdown(Shutdown::Both);
     }
 
     /// # Errors
-    /// When the connection breaks inside the body.
+    /// The connection breaks inside the body.
     pub fn try_next(&mut self) -> io::Result<Option<SseEvent>> {
         let mut name = String::from("message");
         let (mut data, mut id): (Option<String>, Option<String>) = (None, None);
@@ -102,7 +102,7 @@ impl EventStream {
         }
     }
 
-    /// The next comment's words; events before it are dropped. Panics when there is none.
+    /// Text of the next comment; drops events before it. Panics when there is none.
     pub fn wait_for_comment(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -118,13 +118,13 @@ impl EventStream {
         }
     }
 
-    /// The next event of this name; those before it are dropped. Panics when there is none.
+    /// Next event of this name; drops others. Panics when there is none.
     pub fn wait_for(&mut self, name: &str) -> SseEvent {
         self.find(|event| event.name == name)
             .unwrap_or_else(|| panic!("the stream ended without a {name} event"))
     }
 
-    /// Everything up to the end of the body.
+    /// Events up to the end of the body.
     #[must_use]
     pub fn transcript(self) -> Transcript {
         Transcript {
@@ -145,7 +145,7 @@ impl Iterator for EventStream {
 }
 
 impl Transcript {
-    /// All `token` events' text.
+    /// Text of all `token` events.
     #[must_use]
     pub fn text(&self) -> String {
         let tokens = self.events.iter().filter(|event| event.name == "token");
@@ -167,8 +167,8 @@ impl Transcript {
         self.events.last().expect("at least one event")
     }
 
-    /// Asserts the shape that the contract promises: `started`, then `token`s counted from 0
-    /// without a gap, then exactly one `end` or `error`.
+    /// Asserts the contract's shape: `started`, then `token`s numbered from 0 without a gap, then exactly one `end` or
+    /// `error`.
     pub fn assert_well_formed(&self) -> &Self {
         assert_eq!(self.events[0].name, "started", "{:?}", self.names());
         let (last, middle) = self.events[1..].split_last().expect("a terminal event");
@@ -191,14 +191,14 @@ impl Transcript {
         self
     }
 
-    /// The terminal event's JSON, which must be an `end`.
+    /// JSON of the terminal event, which must be an `end`.
     pub fn end(&self) -> Value {
         self.assert_well_formed();
         assert_eq!(self.last().name, "end", "{:?}", self.last());
         self.last().json()
     }
 
-    /// The terminal event's JSON, which must be an `error` with this code.
+    /// JSON of the terminal event, which must be an `error` with this code.
     pub fn error(&self, code: &str) -> Value {
         self.assert_well_formed();
         assert_eq!(self.last().name, "error", "{:?}", self.last());

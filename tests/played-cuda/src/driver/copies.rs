@@ -1,7 +1,7 @@
 //! Copies between host and device, and fills, in stream order.
 //!
-//! As with NVIDIA's driver, only pinned memory is copied while the host goes on: other memory of the host is
-//! read before the call returns, and has been written to when it does.
+//! As with NVIDIA's driver, only copies of pinned memory are asynchronous. Other host memory is read before the call
+//! returns, and is written when it returns.
 
 use super::errors::{HEALTH, Outcome, answer};
 use super::memory::{self, Access, MEMORY};
@@ -13,11 +13,11 @@ use std::ptr;
 use std::slice;
 use std::sync::Arc;
 
-/// A copy to the device.
+/// Copies to the device.
 ///
 /// # Safety
-/// So many bytes can be read from the host's memory; where it is pinned, or the stream is being recorded,
-/// until the copy is done.
+/// `bytes` bytes of the host's memory are readable; where it is pinned, or the stream is being recorded, until the copy
+/// is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     to: CUdeviceptr,
@@ -34,21 +34,21 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
         if stream.is_recorded() || is_pinned(source) {
             return stream.add(copying(range.start, source, bytes, range));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let staged = unsafe { slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
         stream.add(Arc::new(move || {
             reach(&range, Access::ReadWrite)?;
-            // SAFETY: memory of the device, which is there and may be written to.
+            // SAFETY: memory of the device, which is mapped and writable.
             unsafe { ptr::copy_nonoverlapping(staged.as_ptr(), range.start as *mut u8, bytes) };
             Ok(())
         }))
     }))
 }
 
-/// A copy to the host.
+/// Copies to the host.
 ///
 /// # Safety
-/// So many bytes can be written to the host's memory, and nobody looks at them before the copy is done.
+/// `bytes` bytes of the host's memory are writable, and are not read before the copy is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     to: *mut c_void,
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     }))
 }
 
-/// A fill with one byte.
+/// Fills with one byte.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD8Async(
     start: CUdeviceptr,
@@ -85,14 +85,14 @@ pub extern "C" fn cuMemsetD8Async(
         MEMORY.reach(&range, Access::ReadWrite)?;
         stream.add(Arc::new(move || {
             let found = reach(&range, Access::ReadWrite)?;
-            // SAFETY: memory of the device, which is there and may be written to.
+            // SAFETY: memory of the device, which is mapped and writable.
             unsafe { memory::fill(range.clone(), byte, found.is_shared) };
             Ok(())
         }))
     }))
 }
 
-/// The device's range and the stream; nothing where there is nothing to do.
+/// Device range and stream; `None` for a copy of zero bytes.
 fn begin(start: u64, bytes: usize, stream: CUstream) -> Outcome<Option<(Range<u64>, Arc<Stream>)>> {
     HEALTH.check()?;
     let stream = Stream::of(stream)?;
@@ -105,7 +105,7 @@ fn is_pinned(address: u64) -> bool {
     MEMORY.find(address).is_some_and(|found| found.is_host)
 }
 
-/// A copy when its turn has come. The device's side of it is looked at again.
+/// Work item of a copy. It checks the device's side again when it runs.
 fn copying(to: u64, from: u64, bytes: usize, device: Range<u64>) -> Work {
     let access = match device.start == to {
         true => Access::ReadWrite,
@@ -113,14 +113,14 @@ fn copying(to: u64, from: u64, bytes: usize, device: Range<u64>) -> Work {
     };
     Arc::new(move || {
         reach(&device, access)?;
-        // SAFETY: the device's side is there, and the host's is by the promise of whoever called. Both may be
-        // one memory, where that is pinned.
+        // SAFETY: the device's side is mapped, and the caller guarantees the host's. Both may be one memory, where that
+        // is pinned.
         unsafe { ptr::copy(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     })
 }
 
-/// What a copy may touch when its turn has come.
+/// Area of a copy when it runs.
 fn reach(range: &Range<u64>, access: Access) -> Outcome<memory::Found> {
     let found = MEMORY.reach(range, access);
     found.map_err(|_| CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)

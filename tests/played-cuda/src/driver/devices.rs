@@ -1,7 +1,6 @@
-//! The devices that there are, what is asked about them, and the context that a thread works in.
+//! Devices, their attributes, and the context of a thread.
 //!
-//! They are A100s with few multiprocessors and little memory. How many there are, and of what size, says the
-//! environment.
+//! Each is an A100 with few multiprocessors and little memory. Environment variables set their number and size.
 
 use super::errors::{HEALTH, Outcome, Place, answer, expect, give};
 use super::handles::pointer;
@@ -16,18 +15,18 @@ use std::sync::{Arc, LazyLock};
 /// CUDA 13.0.
 const DRIVER_VERSION: c_int = 13_000;
 const NAME: &[u8] = b"Played GPU";
-/// Of which the last byte is the device's number.
+/// UUID; its last byte is the device's number.
 const UUID: [u8; 16] = *b"played-cuda-gpu\0";
 const COMPUTE_CAPABILITY: [u32; 2] = [8, 0];
 
-/// Shared memory that a block may ask for.
+/// Limit of a block's shared memory.
 pub const MAX_SHARED_BYTES: u32 = 163 << 10;
 
-/// Names the number of devices.
+/// Variable with the number of devices.
 const DEVICES_VARIABLE: &str = "PLAYED_CUDA_DEVICES";
-/// Names the number of multiprocessors of each.
+/// Variable with the number of multiprocessors of each device.
 const MULTIPROCESSORS_VARIABLE: &str = "PLAYED_CUDA_MULTIPROCESSORS";
-/// Names the bytes of memory of each.
+/// Variable with the memory of each device, in bytes.
 const MEMORY_VARIABLE: &str = "PLAYED_CUDA_MEMORY";
 
 static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
@@ -46,28 +45,28 @@ fn setting(variable: &str, default: u64) -> u64 {
     })
 }
 
-/// One of them.
+/// Interpreted device.
 #[derive(Debug)]
 pub struct Device {
     ordinal: u8,
-    /// As many blocks run at a time, at least.
+    /// Multiprocessors; at least as many blocks run at a time.
     pub multiprocessors: u32,
-    /// What is taken of its memory, by this process.
+    /// Memory that this process has allocated on it.
     pub memory: Arc<Budget>,
 }
 
 impl Device {
     /// # Errors
-    /// There is none of that number.
+    /// There is no device of that number.
     pub fn of(ordinal: CUdevice) -> Outcome<&'static Self> {
         let device = usize::try_from(ordinal).ok().and_then(|at| DEVICES.get(at));
         device.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
 
-    /// The device of the calling thread's context, in which nothing has failed.
+    /// Device of the calling thread's context, if no error is sticky.
     ///
     /// # Errors
-    /// There is no context, or the error that stays.
+    /// There is no context, or an error is sticky.
     pub fn current() -> Outcome<&'static Self> {
         HEALTH.check()?;
         let device = CURRENT.get();
@@ -79,34 +78,34 @@ thread_local! {
     static CURRENT: Cell<Option<&'static Device>> = const { Cell::new(None) };
 }
 
-/// Nothing has to be made ready; there are no flags.
+/// Initializes nothing; there are no flags.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: c_uint) -> CUresult {
     answer(expect(flags == 0, CUresult::CUDA_ERROR_INVALID_VALUE))
 }
 
-/// The version of CUDA that is played.
+/// Version of CUDA that is emulated.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDriverGetVersion(version: Place<'_, c_int>) -> CUresult {
     answer(give(version, DRIVER_VERSION))
 }
 
-/// As many as the environment says.
+/// Number of devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetCount(count: Place<'_, c_int>) -> CUresult {
     answer(give(count, DEVICES.len() as c_int))
 }
 
-/// A device is known by its number.
+/// Handle of a device, which is its number.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGet(device: Place<'_, CUdevice>, ordinal: c_int) -> CUresult {
     answer(Device::of(ordinal).and_then(|_| give(device, ordinal)))
 }
 
-/// Cut short where there is little room.
+/// Name of a device, truncated to `len`.
 ///
 /// # Safety
-/// There is room for so many characters.
+/// `name` has room for `len` characters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(
     name: *mut c_char,
@@ -117,7 +116,7 @@ pub unsafe extern "C" fn cuDeviceGetName(
     if name.is_null() || len == 0 {
         return CUresult::CUDA_ERROR_INVALID_VALUE;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let place = unsafe { slice::from_raw_parts_mut(name.cast::<u8>(), len) };
     place.fill(0);
     let bytes = NAME.len().min(len - 1);
@@ -125,7 +124,7 @@ pub unsafe extern "C" fn cuDeviceGetName(
     answer(Device::of(device).map(drop))
 }
 
-/// One that no other device has.
+/// UUID of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetUuid_v2(uuid: Place<'_, CUuuid>, device: CUdevice) -> CUresult {
     answer(Device::of(device).and_then(|device| {
@@ -136,7 +135,7 @@ pub extern "C" fn cuDeviceGetUuid_v2(uuid: Place<'_, CUuuid>, device: CUdevice) 
     }))
 }
 
-/// The few that the child asks for.
+/// Attributes that the child reads.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetAttribute(
     value: Place<'_, c_int>,
@@ -155,7 +154,7 @@ pub extern "C" fn cuDeviceGetAttribute(
     }))
 }
 
-/// A device has one context, which is known by the device's number, counted from one.
+/// Context of a device: its number plus one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRetain(
     context: Place<'_, CUcontext>,
@@ -167,7 +166,7 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(
     }))
 }
 
-/// Makes a device's context the calling thread's, or none.
+/// Makes a device's context, or none, the calling thread's.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     let device = match context.addr() {
@@ -209,7 +208,7 @@ mod tests {
         // SAFETY: as many characters.
         let result = unsafe { cuDeviceGetName(name.as_mut_ptr(), 8, 0) };
         assert_eq!(result, CUresult::CUDA_SUCCESS);
-        // SAFETY: the call has put a zero there.
+        // SAFETY: the call has terminated the string.
         assert_eq!(unsafe { CStr::from_ptr(name.as_ptr()) }, c"Played ");
         let ask = |attribute| given(|place| cuDeviceGetAttribute(place, attribute, 0));
         let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;

@@ -1,4 +1,4 @@
-//! Results of calls, their names, and the error that stays.
+//! Results of calls, their names, and the sticky error.
 
 use cudarc::driver::sys::CUresult;
 use parking_lot::Mutex;
@@ -9,73 +9,73 @@ use std::io::Write;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
-/// What a call comes to.
+/// Result of a call.
 pub type Outcome<T = ()> = Result<T, CUresult>;
 
-/// A caller's place for an answer.
+/// Output parameter of a call.
 pub type Place<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
-/// The outcome as C has it.
+/// Outcome as a C result.
 pub fn answer(outcome: Outcome) -> CUresult {
     outcome.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
-/// Puts a value where the caller wants it.
+/// Stores a value in an output parameter.
 ///
 /// # Errors
-/// It is wanted nowhere.
+/// The parameter is null.
 pub fn give<T>(place: Place<'_, T>, value: T) -> Outcome {
     let place = place.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     place.write(value);
     Ok(())
 }
 
-/// Fails with that error unless something holds.
+/// Fails with `error` unless `holds`.
 ///
 /// # Errors
-/// The one given.
+/// `error`.
 pub fn expect(holds: bool, error: CUresult) -> Outcome {
     holds.then_some(()).ok_or(error)
 }
 
-/// Tells whoever reads the process's errors why a call fails, where its code says too little.
+/// Prints the cause of a failure to stderr, where its code is ambiguous.
 pub fn tell(why: &dyn Display) {
     let _ = writeln!(std::io::stderr(), "played CUDA: {why}");
 }
 
-/// Whether work can still be done: the first failure of a launch is what every later call comes to.
+/// Sticky error: after the first failure of a launch every call returns it.
 #[derive(Debug, Default)]
 pub struct Health(OnceLock<CUresult>);
 
-/// That of this process.
+/// Health of this process.
 pub static HEALTH: Health = Health::new();
 
 impl Health {
-    /// Nothing has failed.
+    /// Health without an error.
     pub const fn new() -> Self {
         Self(OnceLock::new())
     }
 
     /// # Errors
-    /// The one that stays.
+    /// The sticky error.
     pub fn check(&self) -> Outcome {
         self.0.get().map_or(Ok(()), |error| Err(*error))
     }
 
-    /// Everything fails from here on.
+    /// Makes an error sticky.
     pub fn fail(&self, error: CUresult) {
-        // The first one stays.
+        // The first error stays.
         let _ = self.0.set(error);
     }
 }
 
-/// As `CUresult` has it in C.
+/// Name of a `CUresult`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorName(error: CUresult, text: Place<'_, *const c_char>) -> CUresult {
     answer(give(text, name(error).as_ptr()))
 }
 
-/// Callers keep names for as long as they like.
+/// Name of an error, with static lifetime because callers keep it.
 fn name(error: CUresult) -> &'static CStr {
     static NAMES: Mutex<BTreeMap<CUresult, &'static CStr>> = Mutex::new(BTreeMap::new());
     NAMES.lock().entry(error).or_insert_with(|| {
@@ -84,7 +84,7 @@ fn name(error: CUresult) -> &'static CStr {
     })
 }
 
-/// What a call puts into the place that it is given.
+/// Value that a call stores in its output parameter.
 #[cfg(test)]
 pub fn given<T: Default>(call: impl FnOnce(Place<'_, T>) -> CUresult) -> Outcome<T> {
     let mut place = MaybeUninit::new(T::default());
@@ -107,7 +107,7 @@ mod tests {
             cuGetErrorName(error, Some(&mut text)),
             CUresult::CUDA_SUCCESS
         );
-        // SAFETY: the call has succeeded, and gave a string that lives on.
+        // SAFETY: the call has succeeded, and its string is static.
         let text = unsafe { CStr::from_ptr(text.assume_init()) };
         assert_eq!(text, c"CUDA_ERROR_ILLEGAL_ADDRESS");
         let nowhere = cuGetErrorName(error, None);

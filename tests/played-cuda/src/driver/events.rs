@@ -1,4 +1,4 @@
-//! Events: places in a stream that can be asked about and waited for.
+//! Events: positions in a stream that callers query and wait for.
 
 use super::devices::Device;
 use super::errors::{HEALTH, Outcome, Place, answer, expect, give};
@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 static EVENTS: Handles<Event> = Handles::new();
 
-/// Where it was recorded last. One that never was is reached.
+/// Last recorded position. An event without one counts as reached.
 #[derive(Debug, Default)]
 pub struct Event(Mutex<Option<(Arc<Stream>, u64)>>);
 
 impl Event {
-    /// Puts it behind all that is in a stream.
+    /// Records the event behind all work of a stream.
     ///
     /// # Errors
     /// The stream is being recorded.
@@ -26,7 +26,7 @@ impl Event {
         Ok(())
     }
 
-    /// Whether the stream got there.
+    /// Whether the stream has reached it.
     pub fn is_reached(&self) -> bool {
         let place = self.0.lock();
         place
@@ -34,23 +34,23 @@ impl Event {
             .is_none_or(|(stream, at)| stream.is_past(*at))
     }
 
-    /// Waits until the stream gets there.
+    /// Waits until the stream reaches it.
     ///
     /// # Errors
-    /// The error that stays.
+    /// The sticky error.
     pub fn wait(&self) -> Outcome {
         let place = self.0.lock().clone();
         place.map_or(Ok(()), |(stream, at)| stream.wait(at))
     }
 }
 
-/// No event here measures time.
+/// Creates an event. None of them measures time.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventCreate(event: Place<'_, CUevent>, _flags: c_uint) -> CUresult {
     answer(Device::current().and_then(|_| give(event, pointer(EVENTS.add(Arc::default())))))
 }
 
-/// Puts the event behind all that is in the stream.
+/// Records the event behind all work of the stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
     answer(HEALTH.check().and_then(|()| {
@@ -59,18 +59,18 @@ pub extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
     }))
 }
 
-/// Whether the stream got to the event.
+/// Whether the stream has reached the event.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
     answer(EVENTS.get(event.addr()).and_then(|event| {
         let is_reached = event.is_reached();
-        // Looked at behind the event: what ended in front of it has failed by then, if it fails.
+        // Checked after the event: work before it has failed by then, if it fails.
         HEALTH.check()?;
         expect(is_reached, CUresult::CUDA_ERROR_NOT_READY)
     }))
 }
 
-/// Waits until the stream gets to the event.
+/// Waits until the stream reaches the event.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
     let event = EVENTS.get(event.addr());

@@ -1,6 +1,6 @@
-//! Graphs: what was put into a stream while that was recorded, to be done as often as wanted.
+//! Graphs: recorded work of a stream, to be launched any number of times.
 //!
-//! They are in stream order, as they were recorded, and take no memory of the device.
+//! A graph runs in the order of its recording, and takes no memory of the device.
 
 use super::errors::{HEALTH, Outcome, Place, answer, give};
 use super::handles::{Handles, pointer};
@@ -14,7 +14,7 @@ type Graph = Vec<Work>;
 static RECORDED: Handles<Graph> = Handles::new();
 static EXECUTABLE: Handles<Graph> = Handles::new();
 
-/// In each mode, other threads may do what they like.
+/// Begins a recording. No mode restricts other threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(
     stream: CUstream,
@@ -23,7 +23,7 @@ pub extern "C" fn cuStreamBeginCapture_v2(
     answer(Stream::of(stream).and_then(|stream| stream.begin_recording()))
 }
 
-/// Makes a graph of what was recorded.
+/// Ends a recording, and makes a graph of it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamEndCapture(stream: CUstream, graph: Place<'_, CUgraph>) -> CUresult {
     answer(Stream::of(stream).and_then(|stream| {
@@ -32,7 +32,7 @@ pub extern "C" fn cuStreamEndCapture(stream: CUstream, graph: Place<'_, CUgraph>
     }))
 }
 
-/// What is launched of a graph outlives it.
+/// Instantiates a graph. The instance outlives the graph.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphInstantiateWithFlags(
     executable: Place<'_, CUgraphExec>,
@@ -45,13 +45,13 @@ pub extern "C" fn cuGraphInstantiateWithFlags(
     }))
 }
 
-/// A graph is where it is needed from the beginning.
+/// Uploads nothing: a graph needs no preparation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphUpload(executable: CUgraphExec, stream: CUstream) -> CUresult {
     answer(known(executable, stream).map(drop))
 }
 
-/// Puts all of it into the stream.
+/// Launches a graph into the stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> CUresult {
     answer(known(executable, stream).and_then(|(graph, stream)| {
@@ -65,13 +65,13 @@ fn known(executable: CUgraphExec, stream: CUstream) -> Outcome<(Arc<Graph>, Arc<
     Ok((EXECUTABLE.get(executable.addr())?, Stream::of(stream)?))
 }
 
-/// Lets go of a recording.
+/// Destroys a graph.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphDestroy(graph: CUgraph) -> CUresult {
     answer(RECORDED.remove(graph.addr()).map(drop))
 }
 
-/// Launches of it that are under way go on.
+/// Destroys an instance. Its launches in progress go on.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphExecDestroy(executable: CUgraphExec) -> CUresult {
     answer(EXECUTABLE.remove(executable.addr()).map(drop))

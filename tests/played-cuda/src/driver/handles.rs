@@ -1,4 +1,4 @@
-//! What callers know things by: numbers, in the shape of pointers to nothing.
+//! Handles of callers: numbers, as pointers that are never dereferenced.
 
 use super::errors::Outcome;
 use cudarc::driver::sys::CUresult;
@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::Arc;
 
-/// The things of one kind that there are.
+/// Live objects of one kind.
 #[derive(Debug)]
 pub struct Handles<T>(Mutex<Known<T>>);
 
 #[derive(Debug)]
 struct Known<T> {
-    /// The handle given last. None is given twice.
+    /// Last handle. No handle is reused.
     last: usize,
     things: BTreeMap<usize, Arc<T>>,
 }
 
 impl<T> Handles<T> {
-    /// None yet.
+    /// Empty table.
     pub const fn new() -> Self {
         Self(Mutex::new(Known {
             last: 0,
@@ -27,7 +27,7 @@ impl<T> Handles<T> {
         }))
     }
 
-    /// Takes a thing in, and gives its handle, which is not zero.
+    /// Adds an object and returns its handle, which is not zero.
     pub fn add(&self, thing: Arc<T>) -> usize {
         let mut known = self.0.lock();
         known.last += 1;
@@ -37,29 +37,29 @@ impl<T> Handles<T> {
     }
 
     /// # Errors
-    /// It is no handle, or none any more.
+    /// The handle is invalid or was removed.
     pub fn get(&self, handle: usize) -> Outcome<Arc<T>> {
         let known = self.0.lock();
         let thing = known.things.get(&handle).map(Arc::clone);
         thing.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Lets go of a thing.
+    /// Removes an object.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// As [`get`](Self::get).
     pub fn remove(&self, handle: usize) -> Outcome<Arc<T>> {
         let thing = self.0.lock().things.remove(&handle);
         thing.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// All that there are now.
+    /// All live objects.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.0.lock().things.values().map(Arc::clone).collect()
     }
 }
 
-/// A handle as C has it.
+/// Handle as a C pointer.
 pub fn pointer<P>(handle: usize) -> *mut P {
     ptr::without_provenance_mut(handle)
 }

@@ -18,10 +18,10 @@ use std::sync::Arc;
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_THREADS: u32 = 1024;
-/// Of all blocks that are on a multiprocessor at a time.
+/// Limit for all resident blocks of a multiprocessor.
 const THREADS_OF_MULTIPROCESSOR: u32 = 2048;
 const SHARED_BYTES_OF_MULTIPROCESSOR: u32 = 164 << 10;
-/// What a block takes of it for itself.
+/// Shared memory that each block reserves.
 const RESERVED_SHARED_BYTES: u32 = 1 << 10;
 
 const OVERLAP: AttributeId = AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -38,7 +38,7 @@ struct Geometry {
 
 impl Geometry {
     /// # Errors
-    /// A device refuses it.
+    /// A device would refuse it.
     fn check(&self, function: &Function) -> Outcome {
         let fits = |size: [u32; 3], most: [u32; 3]| {
             let mut pairs = size.into_iter().zip(most);
@@ -56,7 +56,7 @@ impl Geometry {
         self.block.iter().product()
     }
 
-    /// Whether all blocks are on a device at the same time.
+    /// Whether all blocks are resident at the same time.
     fn fits_at_once(&self, device: &Device) -> bool {
         let by_threads = THREADS_OF_MULTIPROCESSOR / self.threads();
         let by_shared =
@@ -66,12 +66,11 @@ impl Geometry {
     }
 }
 
-/// A launch. That it may begin before the one in front of it has ended says nothing where it never does; other
-/// attributes are refused.
+/// Launches a kernel. Programmatic stream serialization is accepted and has no effect, because launches never overlap;
+/// other attributes are refused.
 ///
 /// # Safety
-/// The configuration has as many attributes as it says, and each of the kernel's parameters is as large as
-/// the kernel has it.
+/// The configuration has as many attributes as it declares, and each parameter has the kernel's size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernelEx(
     config: Option<&CUlaunchConfig>,
@@ -89,7 +88,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     };
     let attributes = match config.attrs.is_null() {
         true => &[],
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         false => unsafe { slice::from_raw_parts(config.attrs, config.numAttrs as usize) },
     };
     answer(HEALTH.check().and_then(|()| {
@@ -100,16 +99,16 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         )?;
         let function = Function::of(function)?;
         geometry.check(&function)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { launch(function, geometry, parameters, config.hStream) }
     }))
 }
 
-/// All blocks are said to run at the same time, so there must be room for them. Whether they can wait for
-/// each other is the interpreter's affair.
+/// Launches a cooperative kernel, which needs all blocks resident at once. Waits between blocks are left to the
+/// interpreter.
 ///
 /// # Safety
-/// Each of the kernel's parameters is as large as the kernel has it.
+/// Each parameter has the kernel's size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchCooperativeKernel(
     function: CUfunction,
@@ -133,15 +132,15 @@ pub unsafe extern "C" fn cuLaunchCooperativeKernel(
         geometry.check(&function)?;
         let too_large = CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
         expect(geometry.fits_at_once(device), too_large)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { launch(function, geometry, parameters, stream) }
     }))
 }
 
-/// Takes a copy of the parameters, and puts the launch into the stream.
+/// Copies the parameters, and puts the launch into the stream.
 ///
 /// # Safety
-/// Each of the kernel's parameters is as large as the kernel has it.
+/// Each parameter has the kernel's size.
 unsafe fn launch(
     function: Arc<Function>,
     geometry: Geometry,
@@ -152,8 +151,8 @@ unsafe fn launch(
     let bytes = function.kernel.parameter_bytes;
     let parameters = match bytes {
         0 => Vec::new(),
-        // A kernel here has one parameter, which holds all that it takes.
-        // SAFETY: the caller's promise.
+        // A kernel here has one parameter, which holds all arguments.
+        // SAFETY: guaranteed by the caller.
         _ if !parameters.is_null() => unsafe {
             slice::from_raw_parts((*parameters).cast::<u8>(), bytes).to_vec()
         },
@@ -168,7 +167,7 @@ unsafe fn launch(
     stream.add(running(function, launch))
 }
 
-/// A launch when its turn has come, with what it may reach by then.
+/// Work item of a launch. It takes the address space when it runs.
 fn running(function: Arc<Function>, launch: Launch) -> Work {
     Arc::new(move || {
         let goes_on = || HEALTH.check().is_ok();
@@ -177,7 +176,7 @@ fn running(function: Arc<Function>, launch: Launch) -> Work {
     })
 }
 
-/// What NVIDIA's driver calls it. The rest is told.
+/// Result code of NVIDIA's driver; details go to stderr.
 fn code(kernel: &str, trouble: &Trouble) -> CUresult {
     match trouble {
         Trouble::IllegalAddress(why) => {
@@ -196,7 +195,7 @@ fn code(kernel: &str, trouble: &Trouble) -> CUresult {
     }
 }
 
-/// For the copy engine of later devices alone.
+/// Refused: tensor maps need the copy engine of later devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuTensorMapEncodeTiled(
     _map: *mut CUtensorMap,

@@ -1,7 +1,7 @@
-//! Memory that a descriptor can stand for: a file without a name, which is mapped where addresses were
-//! reserved, and lives as long as anybody holds it.
+//! Shareable memory: an anonymous file (memfd), mapped at reserved addresses. It lives as long as a descriptor or
+//! mapping of it.
 //!
-//! Imported memory is counted by the process that made it.
+//! Imported memory counts for the process that created it.
 
 use super::devices::Device;
 use super::errors::{HEALTH, Outcome, Place, answer, expect, give};
@@ -23,28 +23,28 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What sizes of memory that is mapped are multiples of.
+/// Granularity of mapped memory, in bytes.
 const GRANULE: u64 = 2 << 20;
 
-/// By which a descriptor is known to be of such memory.
+/// Name of the memfd, which identifies such a descriptor.
 const NAME: &str = "played-cuda-memory";
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 static ALLOCATIONS: Handles<Physical> = Handles::new();
 
-/// Memory that is not anywhere yet.
+/// Physical memory without an address.
 #[derive(Debug)]
 pub struct Physical {
     file: OwnedFd,
     bytes: u64,
-    /// None for another process's.
+    /// `None` for another process's memory.
     _share: Option<Share>,
 }
 
 impl Physical {
     /// # Errors
-    /// There is no such memory to be had.
+    /// There is not enough memory.
     pub fn new(bytes: u64, share: Share) -> Outcome<Self> {
         let make = || {
             let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?);
@@ -59,16 +59,16 @@ impl Physical {
         })
     }
 
-    /// Memory that another process has exported, or this one. The descriptor stays the caller's.
+    /// Memory that this or another process has exported. The caller keeps the descriptor.
     ///
     /// # Errors
-    /// It stands for something else.
+    /// The descriptor is of something else.
     pub fn import(descriptor: RawFd) -> Outcome<Self> {
         let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}"));
         let target = format!("/memfd:{NAME} (deleted)");
         let is_ours = link.is_ok_and(|link| link == Path::new(&target));
         expect(is_ours, INVALID)?;
-        // SAFETY: open, as was just seen, and by the caller's word until the call is over.
+        // SAFETY: open, as just checked; the caller keeps it open until the call returns.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let copy = descriptor.try_clone_to_owned().map(File::from);
         let length = |file: File| Ok((file.metadata()?.len(), file));
@@ -82,10 +82,10 @@ impl Physical {
         })
     }
 
-    /// A descriptor of it.
+    /// Descriptor of the memory.
     ///
     /// # Errors
-    /// The process may have no more.
+    /// The process is at its limit of descriptors.
     pub fn export(&self) -> Outcome<OwnedFd> {
         let copy = self.file.try_clone();
         copy.map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
@@ -93,7 +93,7 @@ impl Physical {
 }
 
 impl Memory {
-    /// Addresses for memory to be mapped at.
+    /// Reserves addresses.
     ///
     /// # Errors
     /// There are none.
@@ -105,10 +105,10 @@ impl Memory {
         Ok(start)
     }
 
-    /// Gives them back.
+    /// Releases reserved addresses.
     ///
     /// # Errors
-    /// They were not reserved in one piece, or something is still mapped there.
+    /// They were not reserved in one piece, or memory is still mapped there.
     pub fn unreserve(&self, range: &Range<u64>) -> Outcome {
         let mut addresses = self.addresses();
         let own = addresses.reserved.get(&range.start).map(Pages::range);
@@ -119,10 +119,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Puts memory at reserved addresses where none is. Nobody may reach it yet.
+    /// Maps memory at reserved addresses, without access.
     ///
     /// # Errors
-    /// These are no such addresses, or the memory is smaller.
+    /// The addresses are not reserved or are in use, or the memory is smaller.
     pub fn map(&self, range: Range<u64>, physical: Arc<Physical>, offset: u64) -> Outcome {
         let bytes = range.end - range.start;
         expect(is_whole(bytes) && offset.is_multiple_of(GRANULE), INVALID)?;
@@ -147,7 +147,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes memory away from its addresses.
+    /// Unmaps memory.
     ///
     /// # Errors
     /// It was not mapped there in one piece.
@@ -157,10 +157,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Sets what may be done with mapped memory.
+    /// Sets access to mapped memory.
     ///
     /// # Errors
-    /// As for [`unmap`](Self::unmap).
+    /// As [`unmap`](Self::unmap).
     pub fn allow(&self, range: &Range<u64>, access: Access) -> Outcome {
         let protection = match access {
             Access::None => ProtFlags::PROT_NONE,
@@ -205,7 +205,7 @@ fn is_posix(kind: HandleType) -> Outcome {
     expect(kind == posix, CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }
 
-/// The device that memory is wanted on.
+/// Device of an allocation.
 fn device_of(properties: Option<&CUmemAllocationProp>) -> Outcome<&'static Device> {
     let location = properties.ok_or(INVALID)?.location;
     let on_device = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -213,7 +213,7 @@ fn device_of(properties: Option<&CUmemAllocationProp>) -> Outcome<&'static Devic
     Device::of(location.id)
 }
 
-/// One for all devices and wishes.
+/// Granularity, the same for all devices and properties.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemGetAllocationGranularity(
     granularity: Place<'_, usize>,
@@ -223,7 +223,7 @@ pub extern "C" fn cuMemGetAllocationGranularity(
     answer(device_of(properties).and_then(|_| give(granularity, GRANULE as usize)))
 }
 
-/// Memory of a device, without an address.
+/// Allocates memory without an address.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemCreate(
     handle: Place<'_, CUmemGenericAllocationHandle>,
@@ -240,13 +240,13 @@ pub extern "C" fn cuMemCreate(
     }))
 }
 
-/// What is mapped stays until it is unmapped.
+/// Releases a handle. Mappings of the memory stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
     answer(ALLOCATIONS.remove(handle as usize).map(drop))
 }
 
-/// A descriptor, which is the caller's to close.
+/// Exports a descriptor, which the caller closes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemExportToShareableHandle(
     descriptor: Place<'_, c_int>,
@@ -257,13 +257,13 @@ pub extern "C" fn cuMemExportToShareableHandle(
     answer(is_posix(kind).and_then(|()| {
         let copy = ALLOCATIONS.get(handle as usize)?.export()?;
         give(descriptor, copy.as_raw_fd())?;
-        // The caller's from here on.
+        // The caller owns it now.
         let _ = copy.into_raw_fd();
         Ok(())
     }))
 }
 
-/// The descriptor travels as a pointer's value.
+/// Imports a descriptor, which is passed as a pointer's value.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemImportFromShareableHandle(
     handle: Place<'_, CUmemGenericAllocationHandle>,
@@ -277,7 +277,7 @@ pub extern "C" fn cuMemImportFromShareableHandle(
     }))
 }
 
-/// Addresses without memory. No wish for certain ones is heard.
+/// Reserves addresses. Hints are ignored.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAddressReserve(
     address: Place<'_, CUdeviceptr>,
@@ -292,13 +292,13 @@ pub extern "C" fn cuMemAddressReserve(
     }))
 }
 
-/// Gives such addresses back.
+/// Releases reserved addresses.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAddressFree(address: CUdeviceptr, size: usize) -> CUresult {
     answer(range(address, size).and_then(|range| MEMORY.unreserve(&range)))
 }
 
-/// Puts memory at such addresses, still out of reach.
+/// Maps memory at reserved addresses, without access.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemMap(
     address: CUdeviceptr,
@@ -313,8 +313,7 @@ pub extern "C" fn cuMemMap(
     }))
 }
 
-/// Waits for what is under way, unlike NVIDIA's driver: a launch on its way would end the process, and not
-/// only itself.
+/// Unmaps memory. Waits for all streams, unlike NVIDIA's driver: here a running launch would end the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemUnmap(address: CUdeviceptr, size: usize) -> CUresult {
     streams::wait_for_all();
@@ -325,7 +324,7 @@ pub extern "C" fn cuMemUnmap(address: CUdeviceptr, size: usize) -> CUresult {
     )
 }
 
-/// One description: all devices have one address space here.
+/// Sets access. One descriptor suffices: all devices have one address space here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemSetAccess(
     address: CUdeviceptr,

@@ -1,7 +1,6 @@
-//! Memory of the devices, and of the host as far as they reach it.
+//! Memory of the devices, and host memory that they can reach.
 //!
-//! A launch may reach an allocation to its last byte, and no further: NVIDIA's devices let it reach the rest
-//! of a page.
+//! A launch can reach an allocation to its last byte and no further; NVIDIA's devices permit the rest of the page.
 
 use super::devices::Device;
 use super::errors::{HEALTH, Outcome, Place, answer, expect, give};
@@ -20,14 +19,14 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a device's memory, and those that are taken.
+/// Total and allocated bytes of a device's memory.
 #[derive(Debug)]
 pub struct Budget {
     total: u64,
     taken: AtomicU64,
 }
 
-/// Bytes that are taken until this is dropped.
+/// Allocated bytes, released on drop.
 #[derive(Debug)]
 pub struct Share {
     of: Arc<Budget>,
@@ -35,7 +34,7 @@ pub struct Share {
 }
 
 impl Budget {
-    /// All of it is free.
+    /// Budget with all bytes free.
     pub fn new(total: u64) -> Self {
         Self {
             total,
@@ -44,7 +43,7 @@ impl Budget {
     }
 
     /// # Errors
-    /// Less is free.
+    /// Fewer bytes are free.
     pub fn take(self: &Arc<Self>, bytes: u64) -> Outcome<Share> {
         let more = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.total);
         let relaxed = Ordering::Relaxed;
@@ -54,7 +53,7 @@ impl Budget {
         Ok(Share { of, bytes })
     }
 
-    /// In bytes.
+    /// Free and total bytes.
     pub fn free_and_total(&self) -> (u64, u64) {
         (self.total - self.taken.load(Ordering::Relaxed), self.total)
     }
@@ -66,7 +65,7 @@ impl Drop for Share {
     }
 }
 
-/// What a launch may do with memory.
+/// Access of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
     None,
@@ -74,7 +73,7 @@ pub enum Access {
     ReadWrite,
 }
 
-/// What an area is made of.
+/// Backing of an area.
 #[derive(Debug)]
 pub enum Matter {
     Device {
@@ -84,54 +83,54 @@ pub enum Matter {
     Host {
         _pages: Pages,
     },
-    /// Lies in addresses that are reserved.
+    /// Mapped at reserved addresses.
     Mapped {
         _physical: Arc<Physical>,
     },
 }
 
-/// Memory in one piece, as it was asked for.
+/// Contiguous memory of one allocation.
 #[derive(Debug)]
 pub struct Area {
-    /// As many as were asked for.
+    /// Size as requested.
     pub bytes: u64,
-    /// What launches and copies may do there.
+    /// Access of launches and copies.
     pub access: Access,
-    /// What is given back with it.
+    /// Backing, released with the area.
     pub matter: Matter,
 }
 
-/// What is said about an address in an area.
+/// Area of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Of the whole area.
+    /// Range of the whole area.
     pub range: Range<u64>,
-    /// What launches and copies may do there.
+    /// Access of launches and copies.
     pub access: Access,
-    /// Memory of the host, pinned.
+    /// Pinned host memory.
     pub is_host: bool,
-    /// With whoever has a descriptor of it.
+    /// Shared by its descriptors.
     pub is_shared: bool,
 }
 
-/// The address space of the devices.
+/// Address space of the devices.
 #[derive(Debug)]
 pub struct Memory(Mutex<Addresses>);
 
-/// What lies where, by first addresses.
+/// Areas and reservations, by first address.
 #[derive(Debug)]
 pub struct Addresses {
-    /// Memory.
+    /// Areas with memory.
     pub areas: BTreeMap<u64, Area>,
-    /// Places for areas that are mapped.
+    /// Reserved addresses for mappings.
     pub reserved: BTreeMap<u64, Pages>,
 }
 
-/// That of this process.
+/// Address space of this process.
 pub static MEMORY: Memory = Memory::new();
 
 impl Memory {
-    /// Nothing is there.
+    /// Empty address space.
     pub const fn new() -> Self {
         Self(Mutex::new(Addresses {
             areas: BTreeMap::new(),
@@ -139,13 +138,13 @@ impl Memory {
         }))
     }
 
-    /// For more than one look.
+    /// Lock for several lookups.
     pub fn addresses(&self) -> parking_lot::MutexGuard<'_, Addresses> {
         self.0.lock()
     }
 
     /// # Errors
-    /// There is not that much.
+    /// There is not enough memory.
     pub fn allocate(&self, bytes: u64, budget: &Arc<Budget>) -> Outcome<u64> {
         expect(bytes > 0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let share = budget.take(bytes)?;
@@ -159,10 +158,10 @@ impl Memory {
         Ok(start)
     }
 
-    /// Host memory that devices reach.
+    /// Allocates host memory that devices can reach.
     ///
     /// # Errors
-    /// There is not that much.
+    /// There is not enough memory.
     pub fn allocate_host(&self, bytes: u64) -> Outcome<u64> {
         expect(bytes > 0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let pages = Pages::allocate(bytes)?;
@@ -181,10 +180,10 @@ impl Memory {
         self.0.lock().areas.insert(start, area);
     }
 
-    /// Gives an allocation back.
+    /// Frees an allocation.
     ///
     /// # Errors
-    /// It is none that was made by the matching call.
+    /// It was not made by the matching call.
     pub fn free(&self, start: u64, is_host: bool) -> Outcome {
         let mut addresses = self.0.lock();
         let matches = addresses.areas.get(&start).is_some_and(|area| {
@@ -198,7 +197,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The area around an address.
+    /// Area that contains an address.
     pub fn find(&self, address: u64) -> Option<Found> {
         let addresses = self.0.lock();
         let (start, area) = addresses.areas.range(..=address).next_back()?;
@@ -211,7 +210,7 @@ impl Memory {
         })
     }
 
-    /// The area that all of a range lies in, if that much is allowed there.
+    /// Area that contains the whole range, if it permits `access`.
     ///
     /// # Errors
     /// There is none.
@@ -221,7 +220,7 @@ impl Memory {
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// All that a launch may reach now.
+    /// Address space of a launch, as of now.
     pub fn space(&self) -> AddressSpace {
         let addresses = self.0.lock();
         let areas = addresses.areas.iter();
@@ -238,7 +237,7 @@ impl Memory {
     }
 }
 
-/// Memory of the current context's device.
+/// Allocates memory of the current context's device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAlloc_v2(address: Place<'_, CUdeviceptr>, bytes: usize) -> CUresult {
     answer(Device::current().and_then(|device| {
@@ -247,13 +246,13 @@ pub extern "C" fn cuMemAlloc_v2(address: Place<'_, CUdeviceptr>, bytes: usize) -
     }))
 }
 
-/// Waits for what is under way, as NVIDIA's driver does.
+/// Frees memory. Waits for all streams, as NVIDIA's driver does.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> CUresult {
     answer(free(address, false))
 }
 
-/// Host memory that devices reach by the same address.
+/// Allocates host memory that devices reach by the same address.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAllocHost_v2(place: Place<'_, *mut c_void>, bytes: usize) -> CUresult {
     answer(Device::current().and_then(|_| {
@@ -262,7 +261,7 @@ pub extern "C" fn cuMemAllocHost_v2(place: Place<'_, *mut c_void>, bytes: usize)
     }))
 }
 
-/// Waits for what is under way, as NVIDIA's driver does.
+/// Frees host memory. Waits for all streams, as NVIDIA's driver does.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(start: *mut c_void) -> CUresult {
     answer(free(start as u64, true))
@@ -274,10 +273,10 @@ fn free(start: u64, is_host: bool) -> Outcome {
     MEMORY.free(start, is_host)
 }
 
-/// The few that the child asks for.
+/// Attributes of a pointer that the child reads.
 ///
 /// # Safety
-/// There are so many attributes, and as many places, each of the type that its attribute has.
+/// There are `count` attributes and as many output parameters, each of its attribute's type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerGetAttributes(
     count: c_uint,
@@ -289,7 +288,7 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
         return CUresult::CUDA_ERROR_INVALID_VALUE;
     }
     let count = count as usize;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let (attributes, places) = unsafe {
         (
             slice::from_raw_parts(attributes, count),
@@ -299,24 +298,24 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
     answer(HEALTH.check().and_then(|()| {
         let found = MEMORY.find(address);
         let pairs = attributes.iter().zip(places);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         pairs.into_iter().try_for_each(|(attribute, place)| unsafe {
             describe(found.as_ref(), *attribute, *place)
         })
     }))
 }
 
-/// Zeros where nothing is known of an address.
+/// Writes an attribute; zeros for an unknown address.
 ///
 /// # Safety
-/// The place is of the attribute's type.
+/// The output parameter is of the attribute's type.
 unsafe fn describe(found: Option<&Found>, attribute: Attribute, place: *mut c_void) -> Outcome {
     let kind = found.map_or(0, |found| match found.is_host {
         true => Kind::CU_MEMORYTYPE_HOST as u32,
         false => Kind::CU_MEMORYTYPE_DEVICE as u32,
     });
     let range = found.map_or(0..0, |found| found.range.clone());
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match attribute {
             Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => place.cast::<u32>().write(kind),
@@ -335,14 +334,14 @@ unsafe fn describe(found: Option<&Found>, attribute: Attribute, place: *mut c_vo
     Ok(())
 }
 
-/// Fills memory. Where that are zeros, whole pages are given back instead: a cache of gigabytes is cleared
-/// before its first use, and much of it has none.
+/// Fills memory. Zeros release whole pages instead: a cache of gigabytes is cleared before its first use, and most of
+/// it is untouched.
 ///
 /// # Safety
-/// The range may be written to, and nobody on the host has a reference into it.
+/// The range is writable, and the host has no reference into it.
 pub unsafe fn fill(range: Range<u64>, byte: u8, is_shared: bool) {
     let done = match byte {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         0 => unsafe { pages::forget(range.clone(), is_shared) },
         _ => range.start..range.start,
     };

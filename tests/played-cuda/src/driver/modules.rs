@@ -1,4 +1,4 @@
-//! Fatbins that were loaded, and the kernels in them.
+//! Loaded fatbins and their kernels.
 
 use super::devices::{Device, MAX_SHARED_BYTES};
 use super::errors::{Outcome, Place, answer, expect, give, tell};
@@ -12,31 +12,31 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Dynamic shared memory that a launch may have without asking for it first.
+/// Dynamic shared memory of a launch without opt-in, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
 
 static MODULES: Handles<Module> = Handles::new();
 static FUNCTIONS: Handles<Function> = Handles::new();
 
-/// A kernel as it is launched.
+/// Kernel with the state of its launches.
 #[derive(Debug)]
 pub struct Function {
-    /// As in the module.
+    /// Name in the module.
     pub name: String,
-    /// What the interpreter runs.
+    /// Code for the interpreter.
     pub kernel: Arc<Kernel>,
-    /// Dynamic shared memory that a launch may have.
+    /// Limit of a launch's dynamic shared memory.
     shared_bytes: AtomicU32,
 }
 
 impl Function {
     /// # Errors
-    /// It is no function.
+    /// The handle is not a function.
     pub fn of(handle: CUfunction) -> Outcome<Arc<Self>> {
         FUNCTIONS.get(handle.addr())
     }
 
-    /// In bytes, of one block.
+    /// Dynamic shared memory of one block, in bytes.
     pub fn shared_bytes(&self) -> u32 {
         self.shared_bytes.load(Ordering::Relaxed)
     }
@@ -45,7 +45,7 @@ impl Function {
 /// Loads a fatbin.
 ///
 /// # Safety
-/// The image is a fatbin, as long as it says it is.
+/// The image is a fatbin of the length in its header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(
     module: Place<'_, CUmodule>,
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn cuModuleLoadData(
     if image.is_null() {
         return CUresult::CUDA_ERROR_INVALID_VALUE;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let image = unsafe { whole(image.cast()) };
     answer(Device::current().and_then(|_| {
         let invalid = or(CUresult::CUDA_ERROR_INVALID_IMAGE, "an image");
@@ -70,16 +70,16 @@ pub unsafe extern "C" fn cuModuleLoadData(
 /// All bytes of an image.
 ///
 /// # Safety
-/// There are as many as its header says.
+/// The image has as many bytes as its header declares.
 unsafe fn whole<'a>(image: *const u8) -> Result<&'a [u8], String> {
-    // SAFETY: the caller's promise, of which the header is the least.
+    // SAFETY: guaranteed by the caller; the image is at least a header.
     let header = unsafe { &*image.cast::<[u8; fatbin::HEADER_BYTES]>() };
     let bytes = fatbin::bytes(header)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { slice::from_raw_parts(image, bytes) })
 }
 
-/// Tells why something is refused, and makes a code of it.
+/// Prints the cause of a refusal, and maps it to a code.
 fn or<E: Display>(error: CUresult, what: &str) -> impl FnOnce(E) -> CUresult {
     move |why| {
         tell(&format_args!("{what} is refused: {why}"));
@@ -90,7 +90,7 @@ fn or<E: Display>(error: CUresult, what: &str) -> impl FnOnce(E) -> CUresult {
 /// Finds a kernel by its name.
 ///
 /// # Safety
-/// The name ends with a zero.
+/// The name is terminated by a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(
     function: Place<'_, CUfunction>,
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     if name.is_null() {
         return CUresult::CUDA_ERROR_INVALID_VALUE;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     answer(MODULES.get(module.addr()).and_then(|module| {
         let kernel = module.kernel(&name);
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     }))
 }
 
-/// Allows launches more shared memory; nothing else can be set.
+/// Raises the limit of dynamic shared memory; no other attribute can be set.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFuncSetAttribute(
     function: CUfunction,

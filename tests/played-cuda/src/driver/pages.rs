@@ -11,10 +11,10 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-/// Of memory: no page of Linux on the machines in question is larger.
+/// 64 KiB: no page of Linux on the machines in question is larger.
 const PAGE: u64 = 64 << 10;
 
-/// A range of addresses, given back when it is dropped.
+/// Range of addresses, unmapped on drop.
 #[derive(Debug)]
 pub struct Pages {
     start: NonNull<c_void>,
@@ -25,14 +25,14 @@ pub struct Pages {
 unsafe impl Send for Pages {}
 
 impl Pages {
-    /// Addresses that nothing can be read from or written to.
+    /// Reserves addresses without access.
     ///
     /// # Errors
     /// There are none.
     pub fn reserve(bytes: u64) -> Outcome<Self> {
         let bytes = NonZeroUsize::new(bytes as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-        // SAFETY: addresses that nobody has, of the system's choice.
+        // SAFETY: unused addresses, which the kernel chooses.
         let start = unsafe { mmap_anonymous(None, bytes, ProtFlags::PROT_NONE, flags) };
         Ok(Self {
             start: start.map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?,
@@ -40,10 +40,10 @@ impl Pages {
         })
     }
 
-    /// Memory of zeros, and behind it a page without any: who runs past the end does not get far.
+    /// Zeroed memory, with an inaccessible page behind it that catches an overrun.
     ///
     /// # Errors
-    /// There is not that much.
+    /// There is not enough memory.
     pub fn allocate(bytes: u64) -> Outcome<Self> {
         let size = bytes.checked_next_multiple_of(PAGE);
         let whole = size.and_then(|size| size.checked_add(PAGE));
@@ -58,31 +58,31 @@ impl Pages {
         self.start.as_ptr() as u64
     }
 
-    /// All of them.
+    /// All addresses.
     pub fn range(&self) -> Range<u64> {
         self.start()..self.start() + self.bytes as u64
     }
 
-    /// Sets what the host may do there.
+    /// Sets the host's access.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The kernel refuses.
     pub fn allow(&self, range: Range<u64>, access: ProtFlags) -> Outcome {
         let (start, bytes) = self.inside(&range)?;
-        // SAFETY: pages of this range alone. Nobody on the host has a reference into memory of the device.
+        // SAFETY: pages of this range alone. The host has no reference into memory of the device.
         let outcome = unsafe { mprotect(start, bytes.get(), access) };
         outcome.map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    /// Puts a file's bytes there, or nothing. No access is allowed yet.
+    /// Maps a file there, or nothing. Access is not permitted yet.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The kernel refuses.
     pub fn put(&self, range: Range<u64>, file: Option<(BorrowedFd<'_>, u64)>) -> Outcome {
         let (start, bytes) = self.inside(&range)?;
         let (at, none) = (start.addr(), ProtFlags::PROT_NONE);
         let private = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-        // SAFETY: takes the place of pages of this range alone, to which nobody on the host has a reference.
+        // SAFETY: replaces pages of this range alone, to which the host has no reference.
         let put = unsafe {
             match file {
                 Some((file, offset)) => {
@@ -102,7 +102,7 @@ impl Pages {
         let offset = range.start.wrapping_sub(own.start) as usize;
         let bytes = NonZeroUsize::new(range.end.wrapping_sub(range.start) as usize);
         match bytes {
-            // SAFETY: inside, as was just found.
+            // SAFETY: inside, as just checked.
             Some(bytes) if inside => Ok((unsafe { self.start.byte_add(offset) }, bytes)),
             _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
@@ -111,28 +111,27 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped in `reserve`, and nobody's from here on.
+        // SAFETY: mapped in `reserve`, and not used any more.
         let _ = unsafe { munmap(self.start, self.bytes) };
     }
 }
 
-/// Makes memory read as zeros by giving its pages back, as far as it is whole pages. Gives the range that it
-/// did so for.
+/// Zeroes memory by releasing its pages, as far as it is whole pages. Returns the range that it zeroed.
 ///
 /// # Safety
-/// The range is mapped, to be written to, and nobody on the host has a reference into it.
+/// The range is mapped and writable, and the host has no reference into it.
 pub unsafe fn forget(range: Range<u64>, is_shared: bool) -> Range<u64> {
     let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
     let nothing = range.start..range.start;
     let Some(at) = NonNull::new(start as *mut c_void).filter(|_| start < end) else {
         return nothing;
     };
-    // Pages of a file are the file's, and it is there that they have to go.
+    // Pages of a file must be removed from the file.
     let advice = match is_shared {
         true => MmapAdvise::MADV_REMOVE,
         false => MmapAdvise::MADV_DONTNEED,
     };
-    // SAFETY: pages inside the range, of which the caller says that nobody looks at them.
+    // SAFETY: pages inside the range, to which the caller guarantees that there is no reference.
     match unsafe { madvise(at, (end - start) as usize, advice) } {
         Ok(()) => start..end,
         Err(_) => nothing,

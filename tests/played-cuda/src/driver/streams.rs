@@ -1,6 +1,6 @@
-//! Streams: what is put into one is done in order, by a thread of its own.
+//! Streams: queues of work, each with a thread that does it in order.
 //!
-//! Once an error stays, whatever is still in a queue is passed over, so that nobody waits for it.
+//! After a sticky error the rest of each queue is skipped, so that waits end.
 
 use super::devices::Device;
 use super::errors::{HEALTH, Health, Outcome, Place, answer, give};
@@ -13,12 +13,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
-/// One thing to do: by a stream's thread, and by graphs more than once. Its error stays.
+/// Unit of work. Graphs repeat it. Its error is sticky.
 pub type Work = Arc<dyn Fn() -> Outcome + Send + Sync>;
 
 static STREAMS: Handles<Stream> = Handles::new();
 
-/// A queue of work. It is there as long as the process, as is its thread.
+/// Queue of work, with its thread. Both live as long as the process.
 #[derive(Debug)]
 pub struct Stream {
     state: Mutex<State>,
@@ -29,10 +29,10 @@ pub struct Stream {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Work>,
-    /// Pieces of work that were ever put in, and those that are over.
+    /// Work ever added, and work that is over.
     accepted: u64,
     over: u64,
-    /// What was put in since recording began.
+    /// Work added since recording began.
     recorded: Option<Vec<Work>>,
 }
 
@@ -44,7 +44,7 @@ impl std::fmt::Debug for State {
 
 impl Stream {
     /// # Errors
-    /// There is no thread to be had.
+    /// No thread can be started.
     pub fn start(health: &'static Health) -> Outcome<Arc<Self>> {
         let stream = Arc::new(Self {
             state: Mutex::default(),
@@ -59,12 +59,12 @@ impl Stream {
     }
 
     /// # Errors
-    /// It is no stream.
+    /// The handle is not a stream.
     pub fn of(handle: CUstream) -> Outcome<Arc<Self>> {
         STREAMS.get(handle.addr())
     }
 
-    /// The thread's life.
+    /// Loop of the thread.
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
@@ -74,7 +74,7 @@ impl Stream {
             };
             drop(state);
             if self.health.check().is_ok() {
-                // Whoever waits must learn that nothing comes any more; the panic has told why.
+                // Waits must end after a panic. Its message is printed already.
                 let outcome = catch_unwind(AssertUnwindSafe(|| work()));
                 if let Err(error) = outcome.unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN)) {
                     self.health.fail(error);
@@ -87,10 +87,10 @@ impl Stream {
         }
     }
 
-    /// Puts work behind all that is there, or into the recording.
+    /// Adds work to the queue, or to the recording.
     ///
     /// # Errors
-    /// The error that stays.
+    /// The sticky error.
     pub fn add(&self, work: Work) -> Outcome {
         self.health.check()?;
         let mut state = self.state.lock();
@@ -104,7 +104,7 @@ impl Stream {
         Ok(())
     }
 
-    /// From here on, work is recorded and not done.
+    /// Begins a recording: work is recorded and not done.
     ///
     /// # Errors
     /// It is being recorded already.
@@ -118,25 +118,25 @@ impl Stream {
         Ok(())
     }
 
-    /// What was recorded.
+    /// Ends the recording and returns its work.
     ///
     /// # Errors
-    /// Nothing is being recorded, or the error that stays.
+    /// Nothing is being recorded, or the sticky error.
     pub fn end_recording(&self) -> Outcome<Vec<Work>> {
         let recorded = self.state.lock().recorded.take();
         self.health.check()?;
         recorded.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)
     }
 
-    /// Whether work is recorded and not done.
+    /// Whether work is recorded instead of done.
     pub fn is_recorded(&self) -> bool {
         self.state.lock().recorded.is_some()
     }
 
-    /// The place behind all work that is there: as many pieces as were ever put in.
+    /// Position behind all work of the queue: the number of units ever added.
     ///
     /// # Errors
-    /// It is being recorded: what is put in now has no place yet.
+    /// The stream is being recorded: its work has no position yet.
     pub fn end(&self) -> Outcome<u64> {
         let state = self.state.lock();
         match state.recorded {
@@ -145,15 +145,15 @@ impl Stream {
         }
     }
 
-    /// Whether all work in front of a place is over.
+    /// Whether all work before a position is over.
     pub fn is_past(&self, place: u64) -> bool {
         self.state.lock().over >= place
     }
 
-    /// Waits until all work in front of a place is over.
+    /// Waits until all work before a position is over.
     ///
     /// # Errors
-    /// The error that stays.
+    /// The sticky error.
     pub fn wait(&self, place: u64) -> Outcome {
         let mut state = self.state.lock();
         self.changed
@@ -163,16 +163,16 @@ impl Stream {
     }
 }
 
-/// Waits for all work that is in any stream.
+/// Waits for all work of all streams.
 pub fn wait_for_all() {
     for stream in STREAMS.all() {
         let end = stream.state.lock().accepted;
-        // What it ended with is for others to look at.
+        // The result is left to other callers.
         let _ = stream.wait(end);
     }
 }
 
-/// No stream here waits for a legacy one, so all flags are one.
+/// Creates a stream. There is no legacy stream, so flags have no effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreate(stream: Place<'_, CUstream>, _flags: c_uint) -> CUresult {
     answer(Device::current().and_then(|_| {
@@ -181,7 +181,7 @@ pub extern "C" fn cuStreamCreate(stream: Place<'_, CUstream>, _flags: c_uint) ->
     }))
 }
 
-/// Waits for all that is in the stream.
+/// Waits for all work of the stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: CUstream) -> CUresult {
     answer(HEALTH.check().and_then(|()| {
@@ -190,7 +190,7 @@ pub extern "C" fn cuStreamSynchronize(stream: CUstream) -> CUresult {
     }))
 }
 
-/// A stream of a test, in the first device's context, which becomes the thread's.
+/// Stream for a test, in the first device's context, which becomes the thread's.
 #[cfg(test)]
 pub fn stream() -> CUstream {
     super::devices::enter();

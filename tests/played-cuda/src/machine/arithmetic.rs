@@ -1,7 +1,7 @@
-//! What instructions compute, for all lanes at once.
+//! Results of arithmetic instructions, for all lanes at once.
 //!
-//! Approximations of a device are exact here, and its tensor cores' sums are rounded once, so results are
-//! near those of a device and not the same bits. One run has the same bits as another.
+//! A device's approximations are exact here, and sums of tensor cores are rounded once. Results are therefore near a
+//! device's, and not the same bits. Every run has the same bits.
 
 use super::registers::{Longs, Mask, Registers, Words, each_lane, mapped};
 use crate::ptx::op::{LongOp, Reading, Relation, Shift, Word, WordOp};
@@ -166,7 +166,7 @@ pub fn float_of_half(bits: u16) -> f32 {
     f32::from_bits(value.to_bits() | sign)
 }
 
-/// Exact in 64 bits up to the one rounding, but for sums of very different sizes.
+/// Exact in 64 bits up to the one rounding, except for sums of very different sizes.
 fn of_halves(words: [u32; 3], f: impl Fn([f64; 3]) -> f64) -> u32 {
     let of = |shift: u32| {
         let values = words.map(|word| f64::from(float_of_half((word >> shift) as u16)));
@@ -183,7 +183,7 @@ fn flushed(value: f32) -> f32 {
     }
 }
 
-/// The product is exact in 64 bits; what the sum loses says which way it was rounded.
+/// The product is exact in 64 bits; the error of the sum has the direction of its rounding.
 fn fused_down(a: f32, b: f32, c: f32) -> f32 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let sum = product + c;
@@ -225,7 +225,7 @@ fn permute(low: u32, high: u32, selector: u32) -> u32 {
     u32::from_le_bytes(result)
 }
 
-/// The low `count` bits of `bits`, put into `into` from bit `from` on.
+/// Replaces `count` bits of `into`, from bit `from` on, by the low bits of `bits`.
 pub fn insert_bits(bits: u64, into: u64, from: u32, count: u32) -> u64 {
     let (from, count) = (from & 0xFF, count & 0xFF);
     let mask = 1_u64.checked_shl(count).map_or(u64::MAX, |bit| bit - 1);
@@ -280,7 +280,7 @@ pub fn shift(shift: Shift, value: &Longs, by: &Words) -> Longs {
 fn holds<T: PartialOrd>(relation: Relation, a: T, b: T) -> bool {
     match relation {
         Relation::Equal => a == b,
-        // Of what is no number, nothing holds.
+        // Every relation with NaN is false.
         Relation::NotEqual => a.partial_cmp(&b).is_some_and(Ordering::is_ne),
         Relation::Less => a < b,
         Relation::LessOrEqual => a <= b,

@@ -1,4 +1,4 @@
-//! A block: its warps, what they share, and its barrier.
+//! Block: its warps, shared memory and barrier.
 
 use super::memory::Memory;
 use super::registers::{LANES, Mask};
@@ -6,10 +6,10 @@ use super::warp::{Pause, Warp};
 use super::{AddressSpace, Launch, Trouble};
 use crate::ptx::Kernel;
 
-/// Instructions that a warp runs before others get their turn: it may wait for what they write.
+/// Instructions of a warp before the others' turn, because it may wait for their writes.
 const SLICE: u32 = 1 << 20;
 
-/// Reused for block after block of a launch.
+/// State that is reused for block after block of a launch.
 pub struct Block<'a> {
     warps: Vec<Warp<'a>>,
     memory: Memory<'a>,
@@ -25,10 +25,10 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Runs the block at this place of the grid.
+    /// Runs the block at this position of the grid.
     ///
     /// # Errors
-    /// Why it did not come to its end.
+    /// The launch's failure.
     pub fn run(&mut self, place: [u32; 3], goes_on: &dyn Fn() -> bool) -> Result<(), Trouble> {
         self.memory.begin();
         for warp in &mut self.warps {
@@ -55,7 +55,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// All threads that still run have come.
+    /// Releases the barrier, which all live threads have reached.
     fn pass_barrier(&mut self) {
         let all = self.warps.iter().all(Warp::all_hold_at_barrier);
         for warp in &mut self.warps {

@@ -9,7 +9,7 @@ use crate::ptx::op::{Op, PredicateOp, Special};
 
 impl Warp<'_> {
     /// # Errors
-    /// When it fails.
+    /// The instruction fails.
     pub(super) fn execute(
         &mut self,
         op: &Op,
@@ -55,14 +55,14 @@ impl Warp<'_> {
             Op::ActiveMask(to) => self.registers.set_word(*to, active, [active; LANES]),
             Op::Special(to, special) => self.special(active, *to, *special),
             Op::SyncWarp(_) | Op::Fence => {}
-            // The warp's own, which never come here.
+            // The warp handles these itself.
             Op::Branch(_) | Op::Exit | Op::Barrier | Op::BarrierAnd(..) => {}
             rest => self.move_registers(rest, active),
         }
         Ok(())
     }
 
-    /// What is neither memory nor of words alone.
+    /// Operations on registers that are neither memory access nor arithmetic on words.
     fn move_registers(&mut self, op: &Op, active: Mask) {
         let registers = &mut self.registers;
         match op {

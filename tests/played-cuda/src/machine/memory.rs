@@ -1,4 +1,4 @@
-//! Memory of all spaces: what a launch may reach of the process's own, and what a block has for itself.
+//! Memory of all spaces: the launch's part of the process's memory, and a block's own.
 
 use super::registers::{LANES, Longs, Mask, Registers, lanes, mapped};
 use super::warp::Warp;
@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub struct Memory<'a> {
     space: &'a AddressSpace,
-    /// The range that was reached last.
+    /// Range of the last access.
     last: Range,
     parameters: Bytes,
     shared: Bytes,
 }
 
-/// Memory whose first byte is aligned for every element.
+/// Memory that is aligned for every element.
 pub struct Bytes(Vec<u128>);
 
 impl Bytes {
@@ -27,16 +27,16 @@ impl Bytes {
 
     pub fn all(&mut self) -> &mut [u8] {
         let bytes = size_of_val(self.0.as_slice());
-        // SAFETY: every byte of these numbers is a byte.
+        // SAFETY: any bytes are valid for these integers.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), bytes) }
     }
 }
 
-/// Copies to shared memory that are on their way. A thread sees them when it has waited for them.
+/// Asynchronous copies to shared memory. A thread sees them after it has waited for them.
 #[derive(Default)]
 pub struct Copies {
     pending: Vec<Copy>,
-    /// Groups that each lane has closed.
+    /// Groups that each lane has committed.
     groups: [usize; LANES],
 }
 
@@ -48,7 +48,7 @@ struct Copy {
     bytes: [u8; MOST_COPIED],
 }
 
-/// Bytes that one lane copies with an instruction, at most.
+/// Limit of one lane's copy, in bytes.
 const MOST_COPIED: usize = 16;
 
 impl Copies {
@@ -58,7 +58,7 @@ impl Copies {
         }
     }
 
-    /// What has come for these lanes, with all but their newest groups done; without a number, all is.
+    /// Copies of these lanes, without their newest `but` groups; `None` takes all.
     fn take(&mut self, active: Mask, but: Option<usize>) -> Vec<Copy> {
         let groups = self.groups;
         let is_done = |copy: &mut Copy| {
@@ -91,13 +91,13 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// What a block finds in its shared memory is not what another left: a value that stands for none.
+    /// Fills shared memory with a pattern, so that no block sees the values of another.
     pub fn begin(&mut self) {
         self.shared.all().fill(0xA5);
     }
 
     /// # Errors
-    /// When these bytes cannot be reached.
+    /// These bytes cannot be reached.
     fn reach(&mut self, at: u64, bytes: usize, writes: bool) -> Result<*mut u8, Trouble> {
         let end = at.wrapping_add(bytes as u64);
         if at < self.last.start || end > self.last.end {
@@ -114,7 +114,7 @@ impl<'a> Memory<'a> {
         Ok(at as *mut u8)
     }
 
-    /// What is added to all of these addresses, where each can be reached and that is seen at once.
+    /// Pointer that all of these addresses are relative to, if one check covers all of them.
     fn reach_warp(
         &mut self,
         addresses: &Longs,
@@ -146,14 +146,14 @@ impl<'a> Memory<'a> {
     }
 
     /// # Errors
-    /// When these bytes are not all in shared memory.
+    /// These bytes are not all in shared memory.
     fn reach_shared(&mut self, at: u64, bytes: usize) -> Result<*mut u8, Trouble> {
         inside(self.shared.all(), "shared memory", at, bytes)
     }
 
     fn write_shared(&mut self, at: u64, from: &[u8]) -> Result<(), Trouble> {
         let to = self.reach_shared(at, from.len())?;
-        // SAFETY: so many bytes of shared memory, which is this thread's.
+        // SAFETY: as many bytes of shared memory, which this thread owns.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Warp<'_> {
         mapped(&bases, |base| base.wrapping_add_signed(address.offset))
     }
 
-    /// The space that a generic address is in.
+    /// Space of a generic address.
     fn resolve(space: Space, at: u64) -> (Space, u64) {
         match space {
             Space::Generic if at >= LOCAL_ADDRESSES => (Space::Local, at - LOCAL_ADDRESSES),
@@ -196,7 +196,7 @@ impl Warp<'_> {
         }
     }
 
-    /// Where these bytes of a lane are in this process.
+    /// Address in this process of these bytes of a lane.
     fn reach(
         &mut self,
         memory: &mut Memory<'_>,
@@ -221,7 +221,7 @@ impl Warp<'_> {
         }
     }
 
-    /// The same for all of these lanes.
+    /// [`Self::reach`] for all of these lanes.
     fn reach_all(
         &mut self,
         memory: &mut Memory<'_>,
@@ -254,7 +254,7 @@ impl Warp<'_> {
         for (index, target) in to.iter().enumerate() {
             let mut values = [0; LANES];
             for lane in lanes(active) {
-                // SAFETY: inside of what was reached, and aligned.
+                // SAFETY: inside the checked range, and aligned.
                 values[lane] = unsafe { read(places[lane].add(index * element.bytes), element) };
             }
             put(&mut self.registers, *target, active, &values);
@@ -274,7 +274,7 @@ impl Warp<'_> {
         for (index, source) in from.iter().enumerate() {
             let values = self.values(*source);
             for lane in lanes(active) {
-                // SAFETY: inside of what was reached, and aligned.
+                // SAFETY: inside the checked range, and aligned.
                 unsafe {
                     write(
                         places[lane].add(index * element.bytes),
@@ -294,7 +294,7 @@ impl Warp<'_> {
         }
     }
 
-    /// Lane by lane, as a device does in some order.
+    /// Atomic operation, lane by lane, as a device does in some order.
     pub(super) fn atomic(
         &mut self,
         memory: &mut Memory<'_>,
@@ -312,7 +312,7 @@ impl Warp<'_> {
         let mut values = self.values(value);
         for lane in lanes(active) {
             let place = places[lane];
-            // SAFETY: reached and aligned; the host and other blocks change it in this way, too.
+            // SAFETY: checked and aligned; the host and other blocks use atomic operations too.
             values[lane] = unsafe { change(op, place, bytes, values[lane]) };
         }
         if let Some(to) = to {
@@ -321,7 +321,7 @@ impl Warp<'_> {
         Ok(())
     }
 
-    /// Reads at once; what it reads is seen when it is waited for.
+    /// Reads at once; the values become visible when they are waited for.
     pub(super) fn copy_async(
         &mut self,
         memory: &mut Memory<'_>,
@@ -344,7 +344,7 @@ impl Warp<'_> {
             let count = (reads[lane] as usize).min(bytes);
             if count > 0 {
                 let from = memory.reach(from, count, false)?;
-                // SAFETY: so many bytes were reached.
+                // SAFETY: as many bytes were checked.
                 unsafe { std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), count) };
             }
             let group = self.copies.groups[lane];
@@ -371,7 +371,7 @@ impl Warp<'_> {
         Ok(())
     }
 
-    /// A row of eight halves of each of four matrices, from the lanes' addresses.
+    /// Rows of eight halves of four matrices, from the lanes' addresses.
     pub(super) fn matrix_rows(
         &mut self,
         memory: &mut Memory<'_>,
@@ -381,7 +381,7 @@ impl Warp<'_> {
         let places = self.reach_all(memory, active, address, 16, false)?;
         let mut rows = [[0; 16]; LANES];
         for lane in lanes(active) {
-            // SAFETY: so many bytes of shared memory were reached.
+            // SAFETY: as many bytes of shared memory were checked.
             rows[lane] = unsafe { places[lane].cast::<[u8; 16]>().read() };
         }
         Ok(rows)
@@ -389,10 +389,10 @@ impl Warp<'_> {
 }
 
 /// # Safety
-/// So many bytes are there, and aligned. The host and other blocks may write meanwhile, which is theirs to
-/// order, as on a device.
+/// As many bytes are mapped and aligned. The host and other blocks may write meanwhile; as on a device, ordering is
+/// their responsibility.
 unsafe fn read(from: *const u8, element: Element) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let value = unsafe {
         match element.bytes {
             1 => u64::from(from.read_volatile()),
@@ -409,9 +409,9 @@ unsafe fn read(from: *const u8, element: Element) -> u64 {
 }
 
 /// # Safety
-/// As for a read.
+/// As for [`read`].
 unsafe fn write(to: *mut u8, bytes: usize, value: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match bytes {
             1 => to.write_volatile(value as u8),
@@ -422,19 +422,19 @@ unsafe fn write(to: *mut u8, bytes: usize, value: u64) {
     }
 }
 
-/// What was there before.
+/// Previous value.
 ///
 /// # Safety
-/// As for a read.
+/// As for [`read`].
 unsafe fn change(op: AtomicOp, at: *mut u8, bytes: usize, value: u64) -> u64 {
     let order = Ordering::SeqCst;
     if bytes == 8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let place = unsafe { AtomicU64::from_ptr(at.cast()) };
         let updated = place.fetch_update(order, order, |old| Some(result(op, old, value)));
         return updated.unwrap_or_default();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let place = unsafe { AtomicU32::from_ptr(at.cast()) };
     let new = |old| Some(result(op, u64::from(old), value) as u32);
     u64::from(place.fetch_update(order, order, new).unwrap_or_default())

@@ -1,15 +1,15 @@
-//! The registers of a warp: one value for each lane.
+//! Registers of a warp: one value for each lane.
 
 use crate::ptx::Kernel;
 use crate::ptx::op::{Long, Predicate, Slot, Word};
 
 pub const LANES: usize = 32;
-/// A bit for each lane.
+/// Bit for each lane.
 pub type Mask = u32;
 pub type Words = [u32; LANES];
 pub type Longs = [u64; LANES];
 
-/// A value of each lane. (`array::from_fn` calls a function for each, and is not unrolled.)
+/// Value of each lane. (`array::from_fn` calls a function for each, and is not unrolled.)
 #[inline(always)]
 pub fn each_lane<T: Copy + Default>(value: impl Fn(usize) -> T) -> [T; LANES] {
     let mut values = [T::default(); LANES];
@@ -19,7 +19,7 @@ pub fn each_lane<T: Copy + Default>(value: impl Fn(usize) -> T) -> [T; LANES] {
     values
 }
 
-/// What becomes of each lane's value.
+/// Maps each lane's value.
 #[inline(always)]
 pub fn mapped<T: Copy, U: Copy + Default>(values: &[T; LANES], of: impl Fn(T) -> U) -> [U; LANES] {
     each_lane(|lane| of(values[lane]))

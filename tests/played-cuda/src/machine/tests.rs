@@ -6,7 +6,7 @@ use crate::ptx::Module;
 const HEAD: &str =
     ".version 9.0\n.target sm_80\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n";
 
-/// Runs a kernel of one pointer to these words, in `threads` of one block.
+/// Runs a kernel with one pointer to these words, in `threads` of one block.
 fn run_on(words: &mut [u32], threads: u32, body: &str) -> Result<(), Trouble> {
     let text = format!(
         "{HEAD}.visible .entry k(\n.param .u64 k_param_0\n)\n{{\n.reg .pred %p<9>;\n.reg .b32 %r<40>;\n\
@@ -35,7 +35,7 @@ fn run_on(words: &mut [u32], threads: u32, body: &str) -> Result<(), Trouble> {
 #[test]
 fn lanes_that_went_another_way_meet_again() {
     let mut words = [0; 32];
-    // Odd lanes take a way that lies behind the others', and shuffle with all.
+    // Odd lanes take a path behind the others', and shuffle with all.
     let body = "
         and.b32 %r2, %r1, 1;
         setp.eq.s32 %p1, %r2, 1;
@@ -139,7 +139,7 @@ fn what_cannot_be_reached_ends_the_launch() {
 
 #[test]
 fn lanes_that_wait_for_each_other_for_ever_are_told() {
-    // The first lane never comes to the instruction that names it.
+    // The first lane never reaches the instruction that names it.
     let body = "
         setp.eq.s32 %p1, %r1, 0;
         @%p1 bra $L_barrier;
@@ -152,7 +152,7 @@ fn lanes_that_wait_for_each_other_for_ever_are_told() {
     assert!(matches!(outcome, Err(Trouble::Stuck(_))), "{outcome:?}");
 }
 
-/// Against the products as they are written, with each element where the instruction has it.
+/// Comparison with plain products, with each element in the instruction's layout.
 #[test]
 fn a_matrix_product_is_that_of_its_fragments() {
     let half = |value: usize| u32::from(half::f16::from_f32(value as f32).to_bits());

@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together.
+//! Collective operations of a warp's lanes.
 
 use super::Trouble;
 use super::arithmetic::float_of_half;
@@ -8,7 +8,7 @@ use super::warp::Warp;
 use crate::ptx::op::{Address, ReduceOp, ShuffleMode, Slot, Word};
 
 impl Warp<'_> {
-    /// `shfl.sync`: each lane gets the value of another, or its own where there is none in its part of the warp.
+    /// `shfl.sync`: each lane gets the value of another, or its own where its part of the warp has none.
     pub(super) fn shuffle(
         &mut self,
         active: Mask,
@@ -52,7 +52,7 @@ impl Warp<'_> {
         self.registers.set_word(to, active, [result; LANES]);
     }
 
-    /// Of each lane, those with the same value.
+    /// Mask of the lanes with the same value, for each lane.
     pub(super) fn match_any(&mut self, active: Mask, to: Slot, value: Word, mask: Word) {
         let mask = self.first_of(mask, active) & active;
         let mut result = [0; LANES];
@@ -84,8 +84,8 @@ impl Warp<'_> {
         Ok(())
     }
 
-    /// `mma.m16n8k16`: of a 16 × 16 and a 16 × 8 matrix of halves, added to a 16 × 8 matrix of floats. Lane l has
-    /// row l / 4 and eight rows on, and columns 2 (l mod 4) and the next (PTX ISA, "Matrix Fragments for
+    /// `mma.m16n8k16`: product of a 16 × 16 and a 16 × 8 matrix of halves, added to a 16 × 8 matrix of floats. Lane l
+    /// has rows l / 4 and l / 4 + 8, and columns 2 (l mod 4) and the next (PTX ISA, "Matrix Fragments for
     /// mma.m16n8k16").
     pub(super) fn matrix_product(
         &mut self,
@@ -98,7 +98,7 @@ impl Warp<'_> {
         let a = a.map(|it| self.registers.word(it));
         let b = b.map(|it| self.registers.word(it));
         let mut left = [[0.0_f64; 16]; 16];
-        // By the index that is summed over.
+        // Indexed by the summed dimension.
         let mut right = [[0.0_f64; 8]; 16];
         for lane in 0..LANES {
             let (row, column) = (lane / 4, 2 * (lane % 4));
@@ -124,7 +124,7 @@ impl Warp<'_> {
     }
 }
 
-/// Exact, but for sums of very different sizes.
+/// Exact, except for sums of very different sizes.
 fn products(left: &[[f64; 16]; 16], right: &[[f64; 8]; 16]) -> [[f64; 8]; 16] {
     let mut sums = [[0.0; 8]; 16];
     let is_finite = right.iter().flatten().all(|it| it.is_finite());

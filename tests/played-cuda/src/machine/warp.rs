@@ -1,4 +1,4 @@
-//! A warp: where each of its lanes is, and which of them go on.
+//! Warp: position of each lane, and scheduling of its lanes.
 
 use super::memory::{Bytes, Copies, Memory};
 use super::registers::{LANES, Mask, Registers, lanes};
@@ -6,10 +6,10 @@ use super::{Launch, Trouble};
 use crate::ptx::Kernel;
 use crate::ptx::op::{Instruction, Members, Op, Predicate, Slot, Word};
 
-/// Why a warp does not go on by itself.
+/// Reason for a warp's pause.
 pub enum Pause {
     End,
-    /// All of its lanes that still run have come to the block's barrier.
+    /// All live lanes have reached the block's barrier.
     Barrier,
     Slice,
 }
@@ -17,7 +17,7 @@ pub enum Pause {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Ready,
-    /// For other lanes, which the instruction names.
+    /// Waits for other lanes, which the instruction names.
     Waiting,
     AtBarrier,
 }
@@ -33,7 +33,7 @@ struct Group {
 pub struct Warp<'a> {
     kernel: &'a Kernel,
     pub(super) launch: &'a Launch,
-    /// Of the block.
+    /// Index in the block.
     index: usize,
     pub(super) place: [u32; 3],
     pub(super) threads: [[u32; 3]; LANES],
@@ -44,12 +44,12 @@ pub struct Warp<'a> {
     groups: Vec<Group>,
 }
 
-/// What an instruction made of a group.
+/// Effect of an instruction on a group.
 enum Step {
     Next,
-    /// It is where it goes on, and there is no other group.
+    /// The position is set, and there is no other group.
     Jumped,
-    /// The groups are to be looked at anew.
+    /// The groups must be examined again.
     Regroup,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// All lanes at the first instruction, for the block at this place.
+    /// Puts all lanes at the first instruction, for the block at this position.
     pub fn begin(&mut self, place: [u32; 3]) {
         let threads = self.launch.block.iter().product::<u32>() as usize;
         let count = (threads - self.index * LANES).min(LANES);
@@ -91,10 +91,10 @@ impl<'a> Warp<'a> {
         self.kernel.local_bytes
     }
 
-    /// Runs at most so many instructions.
+    /// Runs at most `slice` instructions.
     ///
     /// # Errors
-    /// When an instruction fails, or no lane can go on.
+    /// An instruction fails, or no lane can proceed.
     pub fn run(&mut self, memory: &mut Memory<'_>, slice: u32) -> Result<Pause, Trouble> {
         let mut left = slice;
         loop {
@@ -112,7 +112,7 @@ impl<'a> Warp<'a> {
                 return Ok(Pause::Slice);
             }
             self.merge_into(first, State::Ready);
-            // Merging has moved it.
+            // Merging may have moved it.
             let first = self.furthest_back().unwrap_or(0);
             let others = self.groups.iter().enumerate();
             let others = others.filter(|(index, it)| *index != first && it.state == State::Ready);
@@ -136,7 +136,7 @@ impl<'a> Warp<'a> {
             .map(|(index, _)| index)
     }
 
-    /// Lanes that came to the same instruction go on together.
+    /// Merges lanes that reached the same instruction.
     fn merge_into(&mut self, index: usize, state: State) {
         let at = self.groups[index].at;
         let mut all = 0;
@@ -160,7 +160,7 @@ impl<'a> Warp<'a> {
         self.groups.iter().fold(0, |all, group| all | group.lanes)
     }
 
-    /// Those that wait for lanes which have ended since.
+    /// Wakes groups that wait for lanes which have ended since.
     fn wake(&mut self) -> Result<(), Trouble> {
         let alive = self.alive();
         for index in 0..self.groups.len() {
@@ -186,7 +186,7 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// A word that is the same for all these lanes.
+    /// Word that is the same for all these lanes.
     pub(super) fn first_of(&self, word: Word, active: Mask) -> u32 {
         let lane = active.trailing_zeros() as usize % LANES;
         self.registers.word(word)[lane]
@@ -223,7 +223,7 @@ impl<'a> Warp<'a> {
         Ok(Step::Next)
     }
 
-    /// For lanes that are not here yet; if they are, they are taken in.
+    /// Waits for missing lanes; merges those that have arrived.
     fn wait(&mut self, index: usize, needed: Mask, is_guarded: bool) -> Result<Step, Trouble> {
         if is_guarded {
             return Err(Trouble::Stuck(
@@ -266,7 +266,7 @@ impl<'a> Warp<'a> {
         }
         if stay == 0 {
             group.at = target;
-            // Others may have been passed.
+            // The group may have passed others.
             return if is_alone {
                 Step::Jumped
             } else {
@@ -293,7 +293,7 @@ impl<'a> Warp<'a> {
         Step::Next
     }
 
-    /// Whether all lanes at a barrier that asks for it say that it holds.
+    /// Whether the predicate of a voting barrier holds for all lanes.
     pub fn all_hold_at_barrier(&self) -> bool {
         self.at_barrier().all(|(lanes, op)| match op {
             Op::BarrierAnd(_, holds) => lanes & !self.registers.predicate(*holds) == 0,
@@ -307,7 +307,7 @@ impl<'a> Warp<'a> {
         groups.map(move |it| (it.lanes, &kernel.instructions[it.at].op))
     }
 
-    /// Goes on behind the barrier, having been told whether it held for all of the block.
+    /// Continues behind the barrier, with the vote of the whole block.
     pub fn pass_barrier(&mut self, all: Mask) {
         let answers: Vec<(Mask, Slot)> = self
             .at_barrier()
@@ -327,7 +327,7 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// The lanes of a mask, with what each has of a word.
+    /// Lanes of a mask, with each one's value of a word.
     pub(super) fn each(&self, word: Word, active: Mask) -> impl Iterator<Item = (usize, u32)> {
         let values = self.registers.word(word);
         lanes(active).map(move |lane| (lane, values[lane]))

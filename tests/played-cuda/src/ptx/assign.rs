@@ -1,22 +1,22 @@
-//! Few registers instead of many: PTX has one for each value, and most live shortly.
+//! Register allocation: PTX has a register for each value, and most values are short-lived.
 //!
-//! A value lives from the first instruction that may have it to the last, as they lie; two that never live at
-//! the same time share a register. Numbers get registers of their own, which nobody writes, so that every
-//! operand is a register. (Poletto and Sarkar: "Linear scan register allocation", 1999.)
+//! A value lives from the first instruction that may have it to the last, in text order; two that never live at the
+//! same time share a register. Constants get registers of their own, which are never written, so that every operand is
+//! a register. (Poletto and Sarkar: "Linear scan register allocation", 1999.)
 
 use super::names::Counts;
 use super::op::{Instruction, Long, Op, Slot, Word};
 use super::slots::{File, Use};
 use std::collections::{BTreeSet, HashMap};
 
-/// What is in registers before the first instruction.
+/// Constants in registers before the first instruction.
 #[derive(Debug, Default)]
 pub struct Constants {
     pub words: Vec<u32>,
     pub longs: Vec<u64>,
 }
 
-/// Numbers the registers anew, and says how many there are.
+/// Renumbers the registers, and returns how many there are.
 pub fn assign(instructions: &mut [Instruction], counts: &mut Counts) -> Constants {
     let lives = lives(instructions, *counts);
     let mut constants = Constants::default();
@@ -69,7 +69,7 @@ fn place<T>(all: &mut Vec<T>, value: T) -> Slot {
     all.len() - 1
 }
 
-/// The first and the last instruction of a value.
+/// First and last instruction of a value.
 type Life = Option<(usize, usize)>;
 
 fn lives(instructions: &mut [Instruction], counts: Counts) -> [Vec<Life>; 3] {
@@ -102,7 +102,7 @@ fn lives(instructions: &mut [Instruction], counts: Counts) -> [Vec<Life>; 3] {
     sizes.map(|size| all.by_ref().take(size).collect())
 }
 
-/// A bit for each value.
+/// Bit for each value.
 type Set = Vec<u64>;
 
 fn members(set: &Set) -> impl Iterator<Item = usize> {
@@ -114,12 +114,12 @@ fn members(set: &Set) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Instructions without a branch among them, and which values are needed where.
+/// Basic blocks, and the values that each needs.
 struct Flow {
     values: usize,
     blocks: Vec<std::ops::Range<usize>>,
     next: Vec<Vec<usize>>,
-    /// Values that a block, or one behind it, reads before it writes them.
+    /// Live-in values: those that a block, or one behind it, reads before it writes them.
     into: Vec<Set>,
 }
 
@@ -153,7 +153,7 @@ impl Flow {
         for (block, range) in blocks.iter().enumerate() {
             let (reads, writes): (&mut Set, &mut Set) = (&mut reads[block], &mut writes[block]);
             for instruction in &mut instructions[range.clone()] {
-                // Lanes that are left out keep what they have.
+                // Inactive lanes keep their value.
                 let is_whole = instruction.guard.is_none();
                 instruction.each_use(&mut |it| {
                     let (file, slot, is_write) = match it {
@@ -195,7 +195,7 @@ fn blocks(instructions: &[Instruction]) -> Vec<std::ops::Range<usize>> {
     starts.windows(2).map(|pair| pair[0]..pair[1]).collect()
 }
 
-/// What is read, and what blocks behind need and the block does not write; until nothing is added any more.
+/// Live-in values of each block, by iteration to a fixed point.
 fn needed(mut into: Vec<Set>, writes: &[Set], next: &[Vec<usize>]) -> Vec<Set> {
     loop {
         let mut grew = false;
@@ -215,12 +215,12 @@ fn needed(mut into: Vec<Set>, writes: &[Set], next: &[Vec<usize>]) -> Vec<Set> {
 }
 
 struct Shared {
-    /// The new number of each old one.
+    /// New number of each old one.
     slots: Vec<Slot>,
     count: usize,
 }
 
-/// Values get registers in the order in which their lives begin.
+/// Assigns registers in the order in which lives begin.
 fn share(lives: &[Life], first: usize) -> Shared {
     let mut slots = vec![first; lives.len()];
     let mut order: Vec<(usize, usize, usize)> = lives
@@ -231,7 +231,7 @@ fn share(lives: &[Life], first: usize) -> Shared {
     order.sort_unstable();
     let mut count = first;
     let mut free = BTreeSet::new();
-    // By their last instruction.
+    // By last instruction.
     let mut taken = BTreeSet::new();
     for (from, to, value) in order {
         while let Some((end, slot)) = taken.first().copied()

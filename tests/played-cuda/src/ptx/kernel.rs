@@ -1,4 +1,4 @@
-//! A kernel: its instructions, and the memory that each block and thread of it has.
+//! Kernel: its instructions, and the memory of each block and thread.
 
 use super::assign::{Constants, assign};
 use super::lower::lower;
@@ -7,31 +7,31 @@ use super::op::{Instruction, Op};
 use super::reader::{Operand, Statement, statements};
 use std::collections::HashMap;
 
-/// A kernel that can be run.
+/// Kernel that can be run.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Of all parameters, with the gaps between them.
+    /// Bytes of all parameters, with the gaps between them.
     pub parameter_bytes: usize,
     pub instructions: Vec<Instruction>,
     pub counts: Counts,
-    /// In the first registers of each file.
+    /// Constants, in the first registers of each file.
     pub constants: Constants,
-    /// Of a block, without what a launch adds.
+    /// Static shared memory of a block.
     pub shared_bytes: usize,
-    /// Of a thread.
+    /// Local memory of a thread.
     pub local_bytes: usize,
-    /// Addresses of its module's variables, of eight bytes each.
+    /// Addresses of the module's variables, eight bytes each.
     pub globals: Vec<u64>,
 }
 
-/// What a launch adds to the shared memory begins at a multiple of this: the most that any of it asks for.
+/// Alignment of dynamic shared memory: the largest that a kernel requires.
 const DYNAMIC_ALIGNMENT: u64 = 128;
 
 impl Kernel {
-    /// Reads a kernel, given what stands before all kernels.
+    /// Parses a kernel, given the text before all kernels.
     ///
     /// # Errors
-    /// What is not understood.
+    /// The unsupported construct.
     pub(super) fn read(
         before: &str,
         globals: &[(String, Box<[u64]>)],
@@ -134,10 +134,10 @@ fn variable<'a>(text: &'a str, end: &mut u64, names: &mut Names<'a>) -> Result<(
     Ok(())
 }
 
-/// Of a type such as `f32`.
+/// Bytes of a type such as `f32`.
 ///
 /// # Errors
-/// When it is none that is known.
+/// The type is unknown.
 pub fn bytes_of(kind: &str) -> Result<usize, String> {
     match kind {
         "b8" | "u8" | "s8" => Ok(1),
@@ -154,7 +154,7 @@ fn instructions<'a>(
 ) -> Result<Vec<Instruction>, String> {
     let mut all = Vec::with_capacity(statements.len());
     let mut labels = HashMap::new();
-    // Labels may come behind the branches to them.
+    // Labels may follow the branches to them.
     let mut branches = Vec::new();
     for statement in statements {
         match statement {

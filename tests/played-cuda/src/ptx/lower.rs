@@ -1,4 +1,4 @@
-//! A statement to instructions.
+//! Lowering of a statement to instructions.
 
 mod arithmetic;
 mod memory;
@@ -10,17 +10,17 @@ use super::reader::{Operand, Text};
 
 const NONE: Word = Word::Same(0);
 
-/// One statement, on its way to its instructions.
+/// Statement that is being lowered.
 struct Lowering<'a, 't> {
     text: &'t Text<'a>,
     names: &'t Names<'a>,
     ops: Vec<Op>,
 }
 
-/// Adds the instructions of a statement. Where a branch goes is not known yet.
+/// Appends the instructions of a statement. Targets of branches are resolved later.
 ///
 /// # Errors
-/// What is not understood.
+/// The unsupported construct.
 pub fn lower<'a>(
     text: &Text<'a>,
     names: &Names<'a>,
@@ -96,7 +96,7 @@ impl<'a, 't> Lowering<'a, 't> {
         }
     }
 
-    /// The last part of the opcode: what the operands are.
+    /// Last part of the opcode: the operands' type.
     fn kind(&self) -> &'a str {
         self.text.opcode.last().copied().unwrap_or_default()
     }
@@ -111,8 +111,7 @@ impl<'a, 't> Lowering<'a, 't> {
         self.ops.push(Op::Word(op, to, all));
     }
 
-    /// `mov`, and the changes of address spaces, which have one address each here: but local addresses are
-    /// marked.
+    /// `mov` and `cvta`. All spaces share their addresses here, except that local addresses are marked.
     fn copy(&mut self) -> Result<(), String> {
         let (to, from) = (self.operand(0)?, self.operand(1)?);
         if let Operand::Vector(parts) = to {

@@ -1,4 +1,4 @@
-//! What the names of a kernel stand for.
+//! Names of a kernel and their meanings.
 
 use super::op::{Long, Predicate, Slot, Source, Special, Target, Word};
 use super::reader::Operand;
@@ -30,7 +30,7 @@ struct Declared {
 pub struct Names<'a> {
     /// Innermost last.
     scopes: Vec<HashMap<&'a str, Declared>>,
-    /// Of each variable in memory, the offset in its space.
+    /// Offset of each variable in its space.
     pub variables: HashMap<&'a str, u64>,
     pub counts: Counts,
 }
@@ -47,7 +47,7 @@ impl<'a> Names<'a> {
     /// `.b32 %r<5>` or `.b16 low,high`.
     ///
     /// # Errors
-    /// When it is not that.
+    /// The text has another form.
     pub fn declare_registers(&mut self, text: &'a str) -> Result<(), String> {
         let (kind, names) = text
             .trim()
@@ -104,7 +104,7 @@ impl<'a> Names<'a> {
     }
 
     /// # Errors
-    /// When it is none.
+    /// The operand is no word.
     pub fn word(&self, operand: &Operand<'_>) -> Result<Word, String> {
         match operand {
             Operand::Number(number) => Ok(Word::Same(*number as u32)),
@@ -118,7 +118,7 @@ impl<'a> Names<'a> {
     }
 
     /// # Errors
-    /// When it is none.
+    /// The operand is no long.
     pub fn long(&self, operand: &Operand<'_>) -> Result<Long, String> {
         match operand {
             Operand::Number(number) => Ok(Long::Same(*number)),
@@ -132,7 +132,7 @@ impl<'a> Names<'a> {
     }
 
     /// # Errors
-    /// When it is none.
+    /// The operand is no predicate.
     pub fn predicate(&self, operand: &Operand<'_>) -> Result<Predicate, String> {
         match operand {
             Operand::Number(number) => Ok(Predicate::Same(*number != 0)),
@@ -142,7 +142,7 @@ impl<'a> Names<'a> {
     }
 
     /// # Errors
-    /// When it is no register of this file.
+    /// It is no register of this file.
     pub fn predicate_slot(&self, name: &str) -> Result<Slot, String> {
         match self.register(name) {
             Some(Register::Predicate(slot)) => Ok(slot),
@@ -151,7 +151,7 @@ impl<'a> Names<'a> {
     }
 
     /// # Errors
-    /// When it is no register of this file.
+    /// It is no register of this file.
     pub fn word_slot(&self, operand: &Operand<'_>) -> Result<Slot, String> {
         match self.word(operand)? {
             Word::Slot(slot) => Ok(slot),
@@ -160,7 +160,7 @@ impl<'a> Names<'a> {
     }
 
     /// # Errors
-    /// When it is no register of this file.
+    /// It is no register of this file.
     pub fn long_slot(&self, operand: &Operand<'_>) -> Result<Slot, String> {
         match self.long(operand)? {
             Long::Slot(slot) => Ok(slot),
@@ -168,10 +168,10 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// A word or a long, as the register is; a number is as wide as `bytes` say.
+    /// Word or long, by the register; the width of a constant is `bytes`.
     ///
     /// # Errors
-    /// When it is neither.
+    /// The operand is neither.
     pub fn source(&self, operand: &Operand<'_>, bytes: usize) -> Result<Source, String> {
         match operand {
             Operand::Number(number) if bytes == 8 => Ok(Source::Long(Long::Same(*number))),
@@ -183,7 +183,7 @@ impl<'a> Names<'a> {
     }
 
     /// # Errors
-    /// When it is neither a word nor a long.
+    /// The operand is neither a word nor a long.
     pub fn target(&self, operand: &Operand<'_>) -> Result<Target, String> {
         match operand {
             Operand::Name(name) => match self.register(name) {
@@ -196,7 +196,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// `%tid.x` and its like.
+/// Special register, such as `%tid.x`.
 pub fn special(name: &str) -> Option<Special> {
     if name == "%laneid" {
         return Some(Special::Lane);

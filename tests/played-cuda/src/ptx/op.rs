@@ -1,10 +1,10 @@
-//! Instructions as the machine runs them. Registers are numbered, in three files: words (16 and 32 bits, and
-//! floats), longs (64 bits) and predicates.
+//! Instructions of the machine. Registers are numbered in three files: words (16 and 32 bits, and floats), longs (64
+//! bits) and predicates.
 
-/// The number of a register in its file.
+/// Number of a register in its file.
 pub type Slot = usize;
 
-/// A register of each lane, or the same for all.
+/// Register of each lane, or a value for all.
 #[derive(Debug, Clone, Copy)]
 pub enum Word {
     Slot(Slot),
@@ -23,7 +23,7 @@ pub enum Predicate {
     Same(bool),
 }
 
-/// Lanes whose predicate is the other way do nothing.
+/// Guard: lanes with the other predicate do nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct Guard {
     pub predicate: Slot,
@@ -42,11 +42,11 @@ pub enum Space {
     Shared,
     Local,
     Parameter,
-    /// Global, or local where the address says so.
+    /// Global, or local by the address.
     Generic,
 }
 
-/// A place in memory: base and offset.
+/// Address in memory: base and offset.
 #[derive(Debug, Clone, Copy)]
 pub struct Address {
     pub space: Space,
@@ -66,15 +66,15 @@ pub enum Target {
     Long(Slot),
 }
 
-/// One element of a load or a store.
+/// Element of a load or a store.
 #[derive(Debug, Clone, Copy)]
 pub struct Element {
     pub bytes: usize,
-    /// Loads fill the register with copies of the sign.
+    /// Loads sign-extend.
     pub signed: bool,
 }
 
-/// Of up to four words to one.
+/// Operation of up to four words with one result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WordOp {
     Copy,
@@ -99,11 +99,11 @@ pub enum WordOp {
     MinSigned,
     MaxUnsigned,
     MinUnsigned,
-    /// Of each bit, by a table of eight.
+    /// Bitwise function of three words, by a table of eight bits.
     Lop3(u8),
     Permute,
     InsertBits,
-    /// Shifts that bring the highest bit that is set to the top.
+    /// Shift that brings the highest set bit to the top.
     LeadingZeros,
     ReverseBits,
     CountBits,
@@ -126,7 +126,7 @@ pub enum WordOp {
     ReciprocalRoot,
     ReciprocalRootFlushed,
     Saturate,
-    /// Of two halves each, as are those that follow.
+    /// Operates on two halves each, as do those that follow.
     SubtractHalves,
     MultiplyHalves,
     FusedHalves,
@@ -185,16 +185,16 @@ pub enum Relation {
     GreaterOrEqual,
 }
 
-/// How what is compared is read.
+/// Type of the compared values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
     Signed,
     Unsigned,
-    /// Nothing holds of what is no number.
+    /// Ordered: false if an operand is NaN.
     Float,
-    /// Everything holds of what is no number.
+    /// Unordered: true if an operand is NaN.
     FloatUnordered,
-    /// It holds of what is no number, whatever the relation.
+    /// True only if an operand is NaN.
     NoNumber,
 }
 
@@ -226,13 +226,13 @@ pub enum AtomicOp {
 pub struct Atomic {
     pub op: AtomicOp,
     pub bytes: usize,
-    /// Gets what was there before.
+    /// Receives the previous value.
     pub to: Option<Target>,
     pub address: Address,
     pub value: Source,
 }
 
-/// Over all lanes of a mask.
+/// Reduction over the lanes of a mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReduceOp {
     MaxUnsigned,
@@ -262,7 +262,7 @@ pub enum Op {
     Load(Element, Vec<Target>, Address),
     Store(Element, Vec<Source>, Address),
     Atomic(Atomic),
-    /// To shared memory from global memory, and how many bytes of these are read: the others are zeros.
+    /// Copies from global to shared memory. The operand is the number of bytes to read: the others are zeros.
     CopyAsync {
         to: Address,
         from: Address,
@@ -270,7 +270,7 @@ pub enum Op {
         read: Option<Word>,
     },
     CommitCopies,
-    /// All but the newest groups.
+    /// Waits for all but the newest groups.
     WaitCopies {
         but: Option<usize>,
     },
@@ -278,7 +278,7 @@ pub enum Op {
     Exit,
     Trap,
     Barrier,
-    /// Whether it holds of all threads.
+    /// Barrier with a vote: whether the predicate holds for all threads.
     BarrierAnd(Slot, Predicate),
     SyncWarp(Word),
     Shuffle {
@@ -300,20 +300,20 @@ pub enum Op {
         b: [Word; 2],
         c: [Word; 4],
     },
-    /// Everything is seen by everybody at once here.
+    /// No operation: writes are visible at once here.
     Fence,
 }
 
-/// Lanes that an instruction is for.
+/// Lanes of an instruction.
 #[derive(Debug, Clone, Copy)]
 pub enum Members {
     All,
-    /// Of a mask that is the same for all of them.
+    /// Lanes of a mask that is the same for all of them.
     Of(Word),
 }
 
 impl Op {
-    /// The lanes that must come together for it, where it is such an instruction.
+    /// Lanes that must converge for the instruction; `None` for other instructions.
     #[must_use]
     pub fn members(&self) -> Option<Members> {
         match self {
@@ -327,5 +327,5 @@ impl Op {
     }
 }
 
-/// Added to local addresses that stand for themselves: no other memory is there.
+/// Mark of local addresses; no other memory is there.
 pub const LOCAL_ADDRESSES: u64 = 1 << 62;

@@ -1,12 +1,12 @@
-//! Text to statements: labels, scopes, declarations and instructions with their operands.
+//! Parser: text to labels, scopes, declarations and instructions with their operands.
 
-/// A piece of a kernel's body.
+/// Piece of a kernel's body.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Statement<'a> {
     Open,
     Close,
     Label(&'a str),
-    /// Without the period, such as `reg .b32 %r<5>`.
+    /// Text without the period, such as `reg .b32 %r<5>`.
     Declaration(&'a str),
     Instruction(Text<'a>),
 }
@@ -14,16 +14,16 @@ pub enum Statement<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Text<'a> {
     pub guard: Option<(&'a str, bool)>,
-    /// The parts of `cvt.rn.f16.f32`.
+    /// Parts of the opcode, such as those of `cvt.rn.f16.f32`.
     pub opcode: Vec<&'a str>,
     pub operands: Vec<Operand<'a>>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operand<'a> {
-    /// A register, a label, a variable or a special register.
+    /// Register, label, variable or special register.
     Name(&'a str),
-    /// A register and a predicate: `%r1|%p2`.
+    /// Register and predicate: `%r1|%p2`.
     Pair(&'a str, &'a str),
     Number(u64),
     /// `[name+offset]`.
@@ -31,10 +31,10 @@ pub enum Operand<'a> {
     Vector(Vec<Operand<'a>>),
 }
 
-/// The statements of the text between a kernel's braces.
+/// Statements between a kernel's braces.
 ///
 /// # Errors
-/// What is no statement.
+/// The text that is no statement.
 pub fn statements(mut text: &str) -> Result<Vec<Statement<'_>>, String> {
     let mut all = Vec::new();
     loop {
@@ -103,7 +103,7 @@ fn instruction(text: &str) -> Result<Text<'_>, String> {
     })
 }
 
-/// What commas separate, but for those in braces.
+/// Parts between commas; braces protect theirs.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0;
     text.split(move |c| {

@@ -1,8 +1,8 @@
-//! The registers that an instruction reads and writes.
+//! Registers that an instruction reads and writes.
 
 use super::op::{Address, Instruction, Long, Op, Predicate, Slot, Source, Target, Word};
 
-/// A file of registers.
+/// File of registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum File {
     Words,
@@ -10,7 +10,7 @@ pub enum File {
     Predicates,
 }
 
-/// What is done with a register, or a number that could be in one.
+/// Use of a register or constant.
 #[derive(Debug)]
 pub enum Use<'a> {
     Read(File, &'a mut Slot),
@@ -20,7 +20,7 @@ pub enum Use<'a> {
 }
 
 impl Instruction {
-    /// Shows all of them, those that are read first.
+    /// Visits all uses, reads first.
     pub fn each_use(&mut self, show: &mut dyn FnMut(Use<'_>)) {
         if let Some(guard) = &mut self.guard {
             show(Use::Read(File::Predicates, &mut guard.predicate));

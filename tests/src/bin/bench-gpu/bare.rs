@@ -1,4 +1,4 @@
-//! The executor, and nothing else: loaded as the child loads it, called step by step.
+//! Executor without scheduler and server: loaded as the child loads it, called step by step.
 
 use super::lines::{Line, request};
 use super::{Measure, Settings, check, say, speed};
@@ -11,7 +11,7 @@ use worker_orcd_gpu::loader;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
 
 /// # Errors
-/// When the model does not load, or two answers differ that must not.
+/// The model does not load, or answers differ that must be equal.
 pub fn run(settings: &Settings) -> Result<()> {
     ensure!(
         !settings.measures(Measure::Long) && !settings.measures(Measure::Mixed),
@@ -28,14 +28,14 @@ pub fn run(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// A loaded model, and its KV pages cut into as many equal shares as fit.
+/// Loaded model, with its KV pages cut into as many equal shares as fit.
 pub struct Bare {
     executor: Box<dyn Executor>,
     pub vocabulary: u32,
     geometry: KvGeometry,
     pages_each: u32,
     shares: u32,
-    /// Prompt tokens computed in one step.
+    /// Prompt tokens of one step.
     pub chunk: usize,
     steps: u64,
 }
@@ -86,27 +86,27 @@ impl Bare {
         })
     }
 
-    /// Sequences that have room at the same time.
+    /// Number of shares.
     pub fn room(&self) -> usize {
         self.shares as usize
     }
 
-    /// The pages of the `index`th share.
+    /// Pages of the `index`th share.
     pub fn pages(&self, index: usize) -> Vec<PageId> {
         let first = index as u32 * self.pages_each;
         (first..first + self.pages_each).map(PageId).collect()
     }
 
-    /// Pages for so many tokens of a sequence that is alone: over the shares' borders.
+    /// Pages for a sequence of `tokens` tokens that runs alone, across shares.
     pub fn pages_alone(&self, tokens: usize) -> Vec<PageId> {
         let count = self.geometry.table_entries(tokens);
         (0..count as u32).map(PageId).collect()
     }
 
-    /// One step: up to `chunk` tokens, over lines in their order, of which `which` are meant.
+    /// Runs one step: up to `chunk` tokens of the lines `which`, in their order.
     ///
     /// # Errors
-    /// The executor's fault, or that it drew no token where one was due.
+    /// A fault of the executor, or a missing token.
     pub fn step(
         &mut self,
         lines: &mut [Line],

@@ -1,9 +1,8 @@
-//! Before anything is timed: what a sequence gets depends on nothing but itself.
+//! Check before the measurements: the tokens of a sequence do not depend on other sequences.
 //!
-//! The first four sequences run alone, all of them in batches of eight, and then in batches of
-//! every size that will be timed, with prompts of different lengths, cut at different places,
-//! some greedy and some drawn: every token must be the same. And a sequence whose prompt already
-//! holds half of an answer must go on with the other half.
+//! The first four sequences run alone, all of them in batches of eight, and then in batches of every measured size,
+//! with prompts of different lengths, cut at different positions, some greedy and some drawn: every token must be the
+//! same. A sequence with half of an answer in its prompt must go on with the other half.
 
 use super::bare::Bare;
 use super::lines::Line;
@@ -20,7 +19,7 @@ pub const LONGEST_PROMPT: usize = 160;
 const SMALL_CHUNK: usize = 37;
 
 /// # Errors
-/// When two answers differ, or the device fails.
+/// Two answers differ, or the device fails.
 pub fn run(bare: &mut Bare, settings: &Settings) -> Result<()> {
     let count = settings.largest_batch().min(bare.room());
     let chunk = bare.chunk;
@@ -60,7 +59,7 @@ pub fn run(bare: &mut Bare, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Of a different length than its neighbours; one in four drawn instead of chosen.
+/// Line of a length of its own; one in four is drawn instead of greedy.
 fn subject(bare: &Bare, index: usize, share: usize) -> Line {
     let length = 11 + index * 29 % (LONGEST_PROMPT - 11);
     let prompt = token_ids(index as u64, length, bare.vocabulary);
@@ -88,7 +87,7 @@ fn answers(
     Ok(lines.iter().map(|line| line.generated().to_vec()).collect())
 }
 
-/// What a supervisor does after a death: the tokens so far are computed as a prompt is.
+/// Answer after a replay, as after a death: the tokens so far are computed as a prompt.
 fn replayed(bare: &mut Bare, index: usize, wanted: &[TokenId]) -> Result<()> {
     let (known, rest) = wanted.split_at(wanted.len() / 2);
     let length = 11 + index * 29 % (LONGEST_PROMPT - 11);
@@ -116,7 +115,7 @@ fn same(got: &[Vec<TokenId>], wanted: &[Vec<TokenId>], how: &str, batch: usize) 
     Ok(())
 }
 
-/// Answers that are all the same would show little.
+/// Number of different answers; equal answers would prove little.
 fn distinct(answers: &[Vec<TokenId>]) -> usize {
     answers
         .iter()

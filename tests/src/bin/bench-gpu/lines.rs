@@ -1,17 +1,17 @@
-//! A sequence as an executor sees it: tokens so far, how many of them are computed, and its pages.
+//! Sequence of an executor: tokens so far, number of computed ones, and pages.
 
 use anyhow::{Result, ensure};
 use worker_orcd_gpu::device::{PageId, SampleWork, SequenceWork};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 
-/// By which the executor knows a line.
+/// Id of a line for the executor.
 pub fn request(index: usize) -> RequestId {
     RequestId(index as u64 + 1)
 }
 
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// Prompt, then what was drawn.
+    /// Prompt and drawn tokens.
     history: Vec<TokenId>,
     prompt_tokens: usize,
     computed: usize,
@@ -34,18 +34,18 @@ impl Line {
         &self.history[self.prompt_tokens..]
     }
 
-    /// Tokens that are known and not computed.
+    /// Known tokens that are not computed.
     pub fn pending(&self) -> usize {
         self.history.len() - self.computed
     }
 
-    /// Back to where it had drawn its first token; what it had computed since is forgotten.
+    /// Returns to the state before its first drawn token.
     pub fn rewind(&mut self) {
         self.history.truncate(self.prompt_tokens + 1);
         self.computed = self.prompt_tokens;
     }
 
-    /// The next `tokens` of it.
+    /// Work of the next `tokens` tokens.
     pub fn work(&self, index: usize, tokens: usize) -> SequenceWork<'_> {
         let end = self.computed + tokens;
         let (prompt, generated) = self.history.split_at(self.prompt_tokens);
@@ -60,10 +60,10 @@ impl Line {
         }
     }
 
-    /// After a step of `tokens`.
+    /// Records a step of `tokens`.
     ///
     /// # Errors
-    /// When a token was drawn that was not due, or none that was.
+    /// A token was drawn that was not due, or a due one was not.
     pub fn advance(&mut self, tokens: usize, drawn: Option<TokenId>) -> Result<()> {
         self.computed += tokens;
         let is_due = self.computed == self.history.len();

@@ -1,4 +1,4 @@
-//! Streams behind many positions: what the keys and values of a long context cost each token.
+//! Streams behind many positions: cost of a long context's keys and values for each token.
 
 use super::served::Served;
 use super::{Settings, median, say};
@@ -8,7 +8,7 @@ use std::str::FromStr;
 use worker_orcd_tests::bench::Burst;
 use worker_orcd_tests::worker::request;
 
-/// Written `32x4096`.
+/// Number of streams and length of context, written `32x4096`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Crowd {
     pub streams: usize,
@@ -30,8 +30,8 @@ impl FromStr for Crowd {
 }
 
 impl Served {
-    /// Every round asks the same prompts: the first computes them, and is not counted; the others
-    /// find their keys and values kept, so that the time goes to what is measured.
+    /// Every round has the same prompts: the first computes them, and is not counted; the others find their keys and
+    /// values in the cache, so that decoding alone is measured.
     pub fn long(&self, settings: &Settings, crowds: &[Crowd]) -> Result<()> {
         for crowd in crowds {
             let mut bodies: Vec<_> = (0..crowd.streams)

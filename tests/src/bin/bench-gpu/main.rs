@@ -1,14 +1,13 @@
-//! How fast a device serves one model: `bench-gpu bare` calls the executor in a loop, `bench-gpu
-//! served` asks a worker over HTTP. Correct first: both compare answers over batch sizes before
-//! they time anything, and end without a figure when one differs.
+//! Speed of a device for one model: `bench-gpu bare` calls the executor in a loop, `bench-gpu served` uses a worker
+//! over HTTP. Both first compare answers over batch sizes, and end without a figure when one differs.
 //!
 //! ```text
 //! bench/gpu/run.py ── bare ─── bare::Bare (executor) ◄── lines (sequences) ── check, speed
 //!                  └─ served ─ Worker ◄── Burst ── served, long, mixed, structured
 //! ```
 //!
-//! Every finding is one JSON object on a line of its own, printed as soon as it is known, so that
-//! a run that is cut short keeps what it found. `"what"` says which.
+//! Every finding is one JSON object on a line of its own, printed at once, so that an interrupted run keeps its
+//! findings. `"what"` is its kind.
 
 mod bare;
 mod check;
@@ -110,12 +109,12 @@ impl Settings {
         batches.copied().max().unwrap_or(1)
     }
 
-    /// The longest sequence that is decoded beside others.
+    /// Longest sequence that is decoded beside others.
     fn decode_context(&self) -> usize {
         self.prompt_tokens.max(check::LONGEST_PROMPT) + self.tokens.max(self.check_tokens)
     }
 
-    /// The longest sequence that is asked for.
+    /// Longest sequence.
     fn context(&self) -> usize {
         let prompts = self
             .prompts
@@ -125,8 +124,8 @@ impl Settings {
         self.decode_context().max(prompt + 2)
     }
 
-    /// Numbers of rounds, beginning with that of the warm-up, which is round 0. At least one more
-    /// is run, and then as many as are asked for and patience allows.
+    /// Numbers of rounds; round 0 is the warm-up. At least one more is run, and then as many as `wanted` and patience
+    /// permit.
     fn rounds(&self, wanted: usize) -> impl Iterator<Item = usize> {
         let (began, patience) = (Instant::now(), Duration::from_secs_f64(self.patience));
         (0..=wanted.max(1)).take_while(move |round| *round <= 1 || began.elapsed() < patience)
@@ -145,7 +144,7 @@ fn say(finding: &Value) {
     println!("{finding}");
 }
 
-/// Sorts them; NaN of none.
+/// Median; sorts the values. NaN if there are none.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -1,5 +1,4 @@
-//! Streams that run while prompts arrive: how long a reader waits between two tokens, and how much
-//! longer than without.
+//! Gaps of streams while prompts arrive, compared with those without.
 
 use super::served::Served;
 use super::{Settings, say};
@@ -36,12 +35,12 @@ impl Arriving {
     }
 }
 
-/// What became of the prompts that arrived.
+/// Outcome of the prompts that arrived.
 #[derive(Debug, Default)]
 struct Arrived {
     first_tokens: Latencies,
     answered: usize,
-    /// Due while as many were still waiting as there are places for: not sent.
+    /// Not sent, because as many prompts were waiting as there are slots.
     held_back: usize,
 }
 
@@ -52,7 +51,7 @@ impl Served {
                 .map(|_| self.request(settings.prompt_tokens, tokens))
                 .collect()
         };
-        // The first meets batches of this size for the first time.
+        // The first round has the first batch of this size.
         Burst::run(self.address, &streams(settings.tokens.min(32)))?;
         let alone = Burst::run(self.address, &streams(settings.tokens))?;
         let alone = alone.gaps().context("the streams never ran together")?;
@@ -86,7 +85,7 @@ impl Served {
         Ok(())
     }
 
-    /// One prompt after another at its time, whether or not the ones before are answered.
+    /// Sends one prompt after another at its time, whether or not the previous ones are answered.
     fn arrivals(&self, arriving: &Arriving, is_over: &AtomicBool) -> io::Result<Arrived> {
         let (began, every) = (Instant::now(), Duration::from_millis(arriving.every_ms));
         let mut arrived = Arrived::default();

@@ -1,4 +1,4 @@
-//! Prompts of an exact length that nobody has asked for before.
+//! Unique prompts of an exact length.
 
 use worker_orcd_ipc::TokenId;
 
@@ -8,7 +8,7 @@ const WORDS: [&str; 24] = [
     "from", "was", "are", "this", "be", "or", "an", "not", "but", "have",
 ];
 
-/// Of a token, with its space, at most.
+/// Longest token in characters, with its space.
 pub const TOKEN_CHARS: usize = 5;
 
 /// What a prompt is made of.
@@ -29,7 +29,7 @@ fn next(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// `length` ids of the vocabulary.
+/// Random ids of the vocabulary.
 pub fn token_ids(seed: u64, length: usize, vocabulary: u32) -> Vec<TokenId> {
     let mut state = seed;
     (0..length)
@@ -37,7 +37,7 @@ pub fn token_ids(seed: u64, length: usize, vocabulary: u32) -> Vec<TokenId> {
         .collect()
 }
 
-/// A text of `length` tokens.
+/// Text of `length` tokens.
 pub fn text(seed: u64, length: usize, alphabet: Alphabet) -> String {
     let mut state = seed;
     let words: Vec<_> = (0..length)

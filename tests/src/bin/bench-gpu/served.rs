@@ -1,4 +1,4 @@
-//! The same figures as a client sees them: over HTTP, through supervisor, socket and child.
+//! The same figures over HTTP, through supervisor, socket and child.
 
 use super::long::Crowd;
 use super::mixed::Arriving;
@@ -35,7 +35,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// As far as they are measured.
+    /// Crowds to measure, if any.
     fn crowds(&self) -> &[Crowd] {
         if self.settings.measures(Measure::Long) {
             &self.long
@@ -44,13 +44,13 @@ impl Arguments {
         }
     }
 
-    /// If that is measured.
+    /// Arriving prompts, if they are measured.
     fn arriving(&self) -> Option<&Arriving> {
         let is_measured = self.settings.measures(Measure::Mixed);
         is_measured.then_some(&self.arriving)
     }
 
-    /// The most streams that run at once, of those whose rate is taken.
+    /// Most streams at once, of those with a measured rate.
     fn company(&self) -> usize {
         let long = self.crowds().iter().map(|crowd| crowd.streams);
         let mixed = self.arriving().map(|arriving| arriving.streams);
@@ -60,7 +60,7 @@ impl Arguments {
         self.settings.largest_batch().max(most)
     }
 
-    /// The longest sequence that is asked for.
+    /// Longest sequence.
     fn context(&self) -> usize {
         let settings = &self.settings;
         let long = self.crowds().iter();
@@ -70,13 +70,13 @@ impl Arguments {
         settings.context().max(longest)
     }
 
-    /// A worker that is ready, and how long that took from the start of its process.
+    /// Ready worker, and the time from the start of its process.
     fn start(&self) -> (Worker, f64) {
         let settings = &self.settings;
-        // Prompts that arrive find a place beside the streams that they disturb.
+        // Arriving prompts have slots beside the streams that they disturb.
         let places = self.arriving().map_or(0, |arriving| 2 * arriving.streams);
         let running = self.company().max(places);
-        // Of each device, which has its part of the streams.
+        // Slots of each device, which has its part of the streams.
         let devices = settings.device.split(',').count();
         let builder: WorkerBuilder = Worker::with_model(&settings.model)
             .arg("--device", &settings.device)
@@ -91,20 +91,20 @@ impl Arguments {
         };
         let began = Instant::now();
         let worker = builder.start();
-        // It answers that it is ready before its log's line has come through the pipe.
+        // The HTTP probe succeeds before the line of the log has passed the pipe.
         let (ready, _) = wait::until("the log to say so", || worker.log.next("ready", began));
         (worker, (ready - began).as_secs_f64())
     }
 }
 
-/// Requests one after the other, for each prompt length.
+/// Sequential requests for each prompt length.
 const PROMPT_ROUNDS: usize = 21;
-/// Streams whose text is compared alone and in company.
+/// Streams that are compared alone and in a batch.
 const COMPARED: usize = 4;
 const SHOWN_TOKENS: u32 = 48;
 
 /// # Errors
-/// When the worker does not start, a stream fails, or two answers differ.
+/// The worker does not start, a stream fails, or two answers differ.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let settings = &arguments.settings;
     let mut starts = Vec::new();
@@ -143,12 +143,12 @@ pub struct Served {
     client: Client,
     pub address: SocketAddr,
     alphabet: Alphabet,
-    /// Seeds of prompts: none is asked for twice by chance.
+    /// Counter of prompts' seeds, so that no prompt repeats.
     asked: AtomicU64,
 }
 
 impl Served {
-    /// A greedy request with a prompt that is new.
+    /// Greedy request with a new prompt.
     pub fn request(&self, prompt_tokens: usize, tokens: usize) -> Value {
         let seed = self.asked.fetch_add(1, Ordering::Relaxed);
         let mut body = request(&text(seed, prompt_tokens, self.alphabet), tokens as u32);
@@ -164,7 +164,7 @@ impl Served {
         say(&json!({"what": "text", "side": "served", "prompt": prompt, "text": text}));
     }
 
-    /// The same requests alone and among as many others as will be timed.
+    /// Compares the same requests alone and among as many others as are measured.
     fn check(&self, settings: &Settings, company: usize) -> Result<()> {
         let bodies: Vec<_> = (0..company)
             .map(|index| {
@@ -207,7 +207,7 @@ impl Served {
         self.client.execute(&body).transcript().text()
     }
 
-    /// From the request to the first token.
+    /// Measures the time to the first token.
     fn prompts(&self, settings: &Settings) -> Result<()> {
         for length in &settings.prompts {
             let mut times = Vec::new();

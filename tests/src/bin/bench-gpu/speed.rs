@@ -1,4 +1,4 @@
-//! The bare figures: decoding at each batch size, and prompts to their first token.
+//! Figures of the bare executor: decoding at each batch size, and prompts to their first token.
 
 use super::bare::Bare;
 use super::lines::Line;
@@ -10,16 +10,16 @@ use std::time::Instant;
 use worker_orcd_gpu::device::PageId;
 use worker_orcd_ipc::Sampling;
 
-/// Whatever a device makes when it first sees a batch of a size is made then.
+/// Steps in which a device allocates for a new batch size.
 const WARM_UP_STEPS: usize = 16;
 
-/// Of each prompt length.
+/// Rounds for each prompt length.
 const PROMPT_ROUNDS: usize = 11;
 
-/// Prompts once; then the same positions are decoded in every round.
+/// Computes prompts once; then decodes the same positions in every round.
 ///
 /// # Errors
-/// The device's.
+/// A fault of the device.
 pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
     for batch in &settings.batches {
         if *batch > bare.room() {
@@ -63,10 +63,10 @@ pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// From the call to its first token, each prompt new.
+/// Measures the time of the first token of new prompts.
 ///
 /// # Errors
-/// The device's.
+/// A fault of the device.
 pub fn prompts(bare: &mut Bare, settings: &Settings) -> Result<()> {
     for length in &settings.prompts {
         let mut times = Vec::new();

@@ -1,5 +1,4 @@
-//! Streams under a schema beside streams without one, as [`bench::structured`](worker_orcd_tests::bench::structured)
-//! compares them.
+//! Streams under a schema beside unconstrained streams, by [`bench::structured`](worker_orcd_tests::bench::structured).
 
 use super::{Settings, say};
 use anyhow::Result;
@@ -7,7 +6,7 @@ use serde_json::json;
 use worker_orcd_tests::Client;
 use worker_orcd_tests::bench::structured::Structured;
 
-/// Streams at once: one, and as many as a busy worker has.
+/// Numbers of streams: one, and those of a busy worker.
 pub const STREAMS: [usize; 2] = [1, 32];
 
 pub fn run(client: Client, settings: &Settings) -> Result<()> {

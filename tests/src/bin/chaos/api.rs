@@ -1,5 +1,4 @@
-//! The APIs as their clients read them: what an event says, what names this very answer, and what the
-//! model said in all.
+//! APIs from the client's side: content of an event, ids of an answer, and the complete output of the model.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -14,17 +13,17 @@ pub enum Api {
     Embeddings,
 }
 
-/// Pieces of an answer in their order, by its part: a choice, or what is about all of them.
+/// Pieces of an answer in order, by part: a choice, or `ALL`.
 pub type Parts = BTreeMap<String, Vec<Value>>;
 
-/// What an event tells.
+/// Content of an event.
 #[derive(Debug, Default, PartialEq)]
 pub struct Told {
-    /// The part, and what is told of it.
+    /// Part and piece.
     pub piece: Option<(String, Value)>,
-    /// The model has said something.
+    /// Whether it contains output of the model.
     pub is_word: bool,
-    /// By which the answer can be cancelled or resumed.
+    /// Name with which the answer can be cancelled or resumed.
     pub name: Option<String>,
     pub end: Option<End>,
 }
@@ -32,16 +31,16 @@ pub struct Told {
 #[derive(Debug, Clone, PartialEq)]
 pub enum End {
     Complete,
-    /// The event, as it is.
+    /// Error event.
     Error(Value),
 }
 
-/// What the model said: one choice, put together.
+/// Output of the model in one choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcome {
     pub text: String,
     pub calls: Vec<Call>,
-    /// It did not end by itself.
+    /// Cut by a limit.
     pub is_cut: bool,
 }
 
@@ -52,13 +51,13 @@ pub struct Call {
 }
 
 impl Outcome {
-    /// Nothing but a text of this kind, told to its end.
+    /// Whether it is only a complete text of this kind.
     pub fn is_text(&self, is_right: fn(&str) -> bool) -> bool {
         !self.is_cut && self.calls.is_empty() && is_right(&self.text)
     }
 }
 
-/// What is about no choice in particular.
+/// Part for data of no choice in particular.
 const ALL: &str = "all";
 
 impl Api {
@@ -74,7 +73,7 @@ impl Api {
     }
 
     /// # Errors
-    /// When it is no event of this API.
+    /// It is no event of this API.
     pub fn read(self, name: &str, data: &str) -> Result<Told, String> {
         if data == "[DONE]" && matches!(self, Self::Chat | Self::Completions) {
             return Ok(Told {
@@ -92,7 +91,7 @@ impl Api {
         }
     }
 
-    /// What was said in each choice.
+    /// Output of each choice.
     pub fn outcomes(self, is_streamed: bool, parts: &Parts) -> Vec<Outcome> {
         let whole = || parts.get(ALL).and_then(|pieces| pieces.last());
         match self {
@@ -115,7 +114,7 @@ impl Api {
     }
 }
 
-/// An answer in one piece.
+/// Parts of an unstreamed answer.
 pub fn whole(body: Value) -> Parts {
     Parts::from([(ALL.to_owned(), vec![anonymous(body)])])
 }
@@ -157,7 +156,7 @@ fn chunk(data: Value) -> Told {
         Some(index) => index.to_string(),
         None => ALL.to_owned(),
     };
-    // The role comes before any token.
+    // The role precedes every token.
     let is_word = choice.is_object() && choice["delta"]["role"].is_null();
     Told {
         piece: Some((part, anonymous(data))),
@@ -177,7 +176,7 @@ fn response(data: Value) -> Told {
     Told {
         name: data["response"]["id"].as_str().map(str::to_owned),
         is_word: kind.ends_with(".delta"),
-        // A failure is told beside the pieces, not among them.
+        // An error is no piece.
         piece: (!matches!(end, Some(End::Error(_)))).then(|| (ALL.to_owned(), anonymous(data))),
         end,
     }
@@ -186,7 +185,7 @@ fn response(data: Value) -> Told {
 fn message(data: Value) -> Told {
     let name = data["message"]["id"].as_str().map(str::to_owned);
     let (is_word, end) = match data["type"].as_str() {
-        // Says that somebody is there.
+        // Keep-alive.
         Some("ping") => return Told::default(),
         Some("error") => {
             return Told {
@@ -206,7 +205,7 @@ fn message(data: Value) -> Told {
     }
 }
 
-/// Without ids and times, which are this answer's own, and without what was computed for others before.
+/// Removes ids and times, which differ between answers, and the counts of cached tokens.
 fn anonymous(mut value: Value) -> Value {
     hide(&mut value);
     value

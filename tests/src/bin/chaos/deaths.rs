@@ -1,8 +1,7 @@
-//! What became of each death: the worker's crash reports beside what was injected.
+//! Deaths: the worker's crash reports compared with the injected faults.
 //!
-//! A report knows the child's generation, and so does the log line in which the child announced
-//! its fault, so the two are joined without a clock. Where there is a GPU, its driver's word is in
-//! the report: Xids, the memory that came back, and how long that took.
+//! Both the report and the log line of a fault contain the child's generation, which joins them without a clock. On a
+//! GPU the report also has the driver's data: Xids, the recovered memory, and the time of the recovery.
 
 use super::pauses::quantile;
 use super::worker::{Injection, Worker};
@@ -13,30 +12,30 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::faults::expected;
 
-/// The driver's book-keeping moves by a few MiB; the supervisor allows the same.
+/// 16 MiB: the driver's own usage varies by a few MiB; the supervisor allows the same.
 const TOLERANCE_BYTES: u64 = 16 << 20;
-/// The supervisor looks for the memory of the dead for five seconds.
+/// The supervisor waits 5 s for the memory of a dead child.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// The label of a child that broke the protocol.
+/// Cause of a child that violated the protocol.
 const PROTOCOL_VIOLATION: &str = "protocol_violation";
 
-/// One crash report, as far as it matters here.
+/// Part of a crash report.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Death {
     generation: u64,
     label: String,
     words: String,
     died_in: String,
-    /// What the child wrote down of a step that did not end, with a semicolon in front.
+    /// Flight record of an unfinished step, after a semicolon.
     stands: String,
-    /// From the notice to the first token of the next child.
+    /// Time from the detection to the first token of the next child.
     silence: Option<Duration>,
     /// `None` on a device that is no GPU.
     gpu: Option<Gpu>,
 }
 
-/// How long before the child itself said so, or was noticed.
+/// Lead of the driver's report over the child's own report or its detection.
 type Sooner = Duration;
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -48,20 +47,20 @@ struct Gpu {
     action: Option<String>,
 }
 
-/// All of a run, and what was injected into whom.
+/// Deaths and injected faults of a run.
 #[derive(Debug, Default)]
 pub struct Deaths {
     deaths: Vec<Death>,
     injected: BTreeMap<u64, Vec<String>>,
-    /// `device.nvml` of `/health`, where there is a GPU.
+    /// `device.nvml` of `/health`, on a GPU.
     nvml: Option<String>,
 }
 
 impl Deaths {
-    /// Reads every report, when the driver has had its time to say what became of the memory.
+    /// Reads every report, after the driver has had its time to report the memory.
     ///
     /// # Errors
-    /// When the worker does not answer.
+    /// The worker does not answer.
     pub fn read(worker: &Worker, injected: &[Injection]) -> Result<Self> {
         let began = Instant::now();
         loop {
@@ -98,9 +97,8 @@ impl Deaths {
         }
     }
 
-    /// What a run may not show. `disturbed`: signals came from outside, or there was a neighbour on the
-    /// card, so that a child may have died of another thing than it was told to; but no signal makes a child violate
-    /// the protocol.
+    /// Violations in the reports. `disturbed`: a signal from outside or a neighbour on the card may be the cause of a
+    /// child's death instead of the injected fault; but no signal makes a child violate the protocol.
     pub fn violations(&self, disturbed: bool) -> Vec<String> {
         let mut violations = Vec::new();
         for death in &self.deaths {
@@ -138,7 +136,7 @@ impl Deaths {
         violations
     }
 
-    /// Nothing where nothing died.
+    /// Table; empty if nothing died.
     pub fn markdown(&self) -> String {
         let mut out = String::new();
         if self.deaths.is_empty() {
@@ -189,7 +187,7 @@ impl Deaths {
         out
     }
 
-    /// By the kinds that the child announced.
+    /// Kind of the announced fault.
     fn fault(&self, death: &Death) -> String {
         let Some(kinds) = self.injected.get(&death.generation) else {
             return "a signal from outside".to_owned();
@@ -221,7 +219,7 @@ fn row(fault: &str, deaths: &[&Death]) -> String {
     )
 }
 
-/// The label, and the driver's own name where it gave one.
+/// Cause, and the driver's error name, if any.
 fn noticed_as(death: &Death) -> String {
     let of_driver = |word: &&str| word.starts_with("CUDA_ERROR_");
     let mut words = death
@@ -286,12 +284,12 @@ fn death(report: &Value) -> Death {
     }
 }
 
-/// Xids that came after the notice were no sooner.
+/// Lead of an Xid. Xids after the detection have none.
 fn sooner(ms: &Value) -> Sooner {
     Duration::from_secs_f64((-ms.as_f64().unwrap_or(0.0)).max(0.0) / 1e3)
 }
 
-/// The state, or the phase of the step that has no end.
+/// State, or the phase of the unfinished step.
 fn died_in(report: &Value) -> String {
     let state = report["child"]["state"].as_str().unwrap_or("unknown");
     if state != "serving" {

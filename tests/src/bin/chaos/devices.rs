@@ -1,30 +1,30 @@
-//! The devices of the worker under test, as `/health` tells of them.
+//! Devices of the worker under test, from `/health`.
 
 use super::worker::Worker;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use worker_orcd_tests::process;
 
-/// One of them at one moment.
+/// State of a device at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
     pub number: usize,
-    /// `in_use`, or why it is not.
+    /// `in_use`, or the reason why it is not.
     pub standing: String,
     pub reason: Option<String>,
-    /// Its child answers requests.
+    /// True if its child serves.
     pub serves: bool,
-    /// Its children die in a burst.
+    /// True if its children die in a burst.
     pub is_unsteady: bool,
-    /// A standby is there, or none is to be.
+    /// A standby exists, or none is configured.
     pub is_complete: bool,
-    /// It is empty, and can be used again.
+    /// True if it is empty and can be readmitted.
     pub may_return: bool,
     pub child: Option<u32>,
 }
 
 impl Device {
-    /// All of a worker, in the order of their numbers.
+    /// All devices of a worker, in order of their numbers.
     pub fn all(health: &Value) -> Vec<Self> {
         let devices = health["devices"].as_array().into_iter().flatten();
         devices.map(Self::of).collect()
@@ -39,7 +39,7 @@ impl Device {
             reason: words("reason"),
             serves: told["state"] == "serving",
             is_unsteady: told["unsteady"] == true,
-            // A standby that is on its way has fewer descriptors than one that waits.
+            // A standby that is not ready has fewer descriptors than a ready one.
             is_complete: standby.is_null() || standby["state"] == "standing_by",
             may_return: told["may_readmit"] == true,
             child: told["child"]["pid"].as_u64().map(|pid| pid as u32),
@@ -50,12 +50,12 @@ impl Device {
         self.standing == "in_use"
     }
 
-    /// Of a worker with one at least `/readyz` succeeds.
+    /// True if it is in use without a burst. With one such device `/readyz` succeeds.
     pub fn is_steady(&self) -> bool {
         self.is_in_use() && !self.is_unsteady
     }
 
-    /// In use, at rest and with all its children.
+    /// True if it is in use and stable, with all its children.
     pub fn is_whole(&self) -> bool {
         self.is_in_use() && self.serves && self.is_complete
     }
@@ -63,22 +63,22 @@ impl Device {
 
 impl Worker {
     /// # Errors
-    /// When it does not answer.
+    /// The worker does not answer.
     pub fn devices(&self) -> Result<Vec<Device>> {
         Ok(Device::all(&self.health()?))
     }
 
-    /// The child of the moment of each device that has one, if its process runs.
+    /// Running child process of each device.
     pub fn children(&self) -> Vec<u32> {
         let devices = self.devices().unwrap_or_default().into_iter();
         let runs = |pid: &u32| process::parent(*pid) == Some(self.pid);
         devices.filter_map(|it| it.child).filter(runs).collect()
     }
 
-    /// `wish`: `drain` or `readmit`.
+    /// Posts an order: `drain` or `readmit`.
     ///
     /// # Errors
-    /// When it is refused.
+    /// The order is refused.
     pub fn order(&self, device: usize, wish: &str) -> Result<()> {
         let path = format!("/devices/{device}/{wish}");
         let body = json!({}).to_string();

@@ -1,5 +1,5 @@
-//! A number of clients, each with one request after the other, and the comparison of what they
-//! got with what they would have got without faults.
+//! Concurrent clients, each with one request after the other, and the comparison of their answers with those of a run
+//! without faults.
 
 use super::mix::{Expects, Manner, Random, Request};
 use super::stream::{Answer, Ending, ask};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Clients that take the references; answers do not depend on who else is asking.
+/// Clients for the references; answers do not depend on concurrency.
 const REFERENCE_CLIENTS: usize = 8;
 
 /// Requests with the answers of a run without faults.
@@ -20,7 +20,7 @@ pub struct References(Arc<Vec<(Request, Answer)>>);
 
 impl References {
     /// # Errors
-    /// When a request does not even complete without faults.
+    /// A request fails even without faults.
     pub fn take(worker: &Worker, requests: Vec<Request>) -> Result<Self> {
         let next = AtomicU64::new(0);
         let answers = Mutex::new(vec![None; requests.len()]);
@@ -63,11 +63,11 @@ impl References {
         &self.0
     }
 
-    /// Asks for an answer that is held to a form, if there is one: the supervisor's processes for grammars start
-    /// with the first, and a worker that is idle has them from then on.
+    /// Sends a constrained request, if there is one: the supervisor starts its processes for grammars with the first,
+    /// and keeps them while it is idle.
     ///
     /// # Errors
-    /// When the answer breaks off.
+    /// The answer breaks off.
     pub fn warm(&self, worker: &Worker) -> Result<()> {
         let is_held = |request: &Request| matches!(request.expects, Expects::Form(_));
         let Some((request, _)) = self.0.iter().find(|(request, _)| is_held(request)) else {
@@ -80,7 +80,7 @@ impl References {
     }
 }
 
-/// Clients at work.
+/// Running clients.
 #[derive(Debug)]
 pub struct Lanes {
     threads: Vec<JoinHandle<()>>,
@@ -88,11 +88,11 @@ pub struct Lanes {
     over: Arc<AtomicBool>,
 }
 
-/// Who asks.
+/// Number and behaviour of the clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Clients {
     pub count: usize,
-    /// All read to the end.
+    /// Every client reads to the end.
     pub steady: bool,
     pub seed: u64,
 }
@@ -132,7 +132,7 @@ impl Lanes {
         }
     }
 
-    /// One line every ten seconds.
+    /// Prints one line every ten seconds.
     pub fn show_progress(&self, worker: &Worker, elapsed: Duration) {
         if elapsed.as_millis() % 10_000 < 500 {
             let tally = lock(&self.tally);
@@ -152,7 +152,7 @@ impl Lanes {
     /// Lets every stream finish, and starts no new one.
     ///
     /// # Errors
-    /// When the worker dies meanwhile.
+    /// The worker dies meanwhile.
     pub fn finish(self, worker: &Worker, patience: Duration) -> Result<Tally> {
         self.over.store(true, Ordering::Relaxed);
         let deadline = Instant::now() + patience;
@@ -179,7 +179,7 @@ impl Lanes {
     }
 }
 
-/// The requests that a lane begins with, so that all of them are asked for once, however short the run is.
+/// First requests of a lane: together the lanes cover all requests, even in a short run.
 fn deal(requests: usize, lane: usize, lanes: usize) -> Vec<usize> {
     (lane..requests).step_by(lanes).collect()
 }

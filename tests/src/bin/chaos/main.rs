@@ -1,26 +1,25 @@
-//! `cargo xtask chaos`: many streams against the real worker while its children die of
-//! everything they can die of; every finished stream is compared with a run without faults.
+//! `cargo xtask chaos`: many streams of the real worker while its children die of every kind of fault. Every finished
+//! stream is compared with a run without faults.
 //!
 //! ```text
 //! mix ── lanes ─┐                 ┌─ stream (one request, as its client sees it)
 //!               ├─ worker ◄───────┘
 //! storm ────────┤  (signals from outside; the child's own faults come from WORKER_ORCD_FAULTS)
-//! wear ─────────┤  (devices that go out of use, and come back)
+//! wear ─────────┤  (devices that are taken out of use and readmitted)
 //! watch ────────┤  (descriptors, threads, memory, zombies of the supervisor)
-//! siege ────────┤  (hostile requests, clients, logs and disks, where asked for)
+//! siege ────────┤  (hostile requests, clients, logs and disks, with --siege)
 //! vram ─────────┘  (device memory, on a GPU)
 //!                      └──── deaths ── verdict ── report
 //! ```
 //!
-//! * [`mix`] makes requests and client manners from the seed, [`stream`] reads one answer as its
-//!   [`api`] tells it, [`lanes`] keep a number of streams going, [`tally`] compares and counts,
-//!   [`worker`] is the process under test and its log,
-//!   [`devices`] are those that it has, [`storm`] sends signals, [`wear`] takes devices out of use, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`siege`] is
-//!   everything else that can be done to a worker, [`deaths`] reads the crash reports, [`succession`] replaces and kills supervisors, [`pauses`]
-//!   finds what faults cost, [`report`] says it all.
+//! * [`mix`]: requests and behaviour of clients, from the seed. [`stream`]: one answer. [`api`]: its format.
+//!   [`lanes`]: concurrent streams. [`tally`]: comparison and counts. [`worker`]: process under test and its log.
+//! * [`devices`]: its devices. [`storm`]: signals. [`wear`]: devices out of use. [`watch`]: figures of `/proc`.
+//!   [`vram`]: figures of nvidia-smi. [`siege`]: attacks. [`succession`]: upgrades and deaths of supervisors.
+//! * [`deaths`]: crash reports. [`pauses`]: cost of faults. [`report`]: summary.
 //!
-//! The seed fixes the requests, the manners of clients and the children's own faults; when a
-//! signal from outside hits is a matter of the machine's time. Exit code 0 means no violation.
+//! The seed fixes the requests, the behaviour of clients and the injected faults; the times of signals from outside
+//! vary. Exit code 0 means no violation.
 
 mod api;
 mod deaths;
@@ -159,10 +158,10 @@ impl Mix {
     }
 }
 
-/// After the storm: what runs may finish.
+/// 3 min for running streams to finish after the storm.
 const CALM: Duration = Duration::from_secs(180);
 
-/// What a shell allows a process by default; a besieged worker has no more.
+/// Default limit of a shell, which a besieged worker keeps.
 const DESCRIPTORS: u64 = 1024;
 
 fn main() -> ExitCode {
@@ -215,7 +214,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)?;
     }
     let mut vram = vram::Vram::of(&arguments.device)?;
-    // One device says what several are to say.
+    // The reference is computed on one device only.
     let first = arguments.device.split(',').next().unwrap_or_default();
     let alone = Setup {
         device: first.to_owned(),
@@ -292,7 +291,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         violations.push("no page was adopted, so nothing was shown of that".to_owned());
     }
     let reports = Deaths::read(&worker, &injected)?;
-    // On a card a fault of one child may meet the other while that one loads.
+    // On a card a fault of one child may hit the other while that one loads.
     let has_neighbour = arguments.standby && arguments.device.contains("cuda");
     violations.extend(reports.violations(has_neighbour || !signals.is_empty()));
     let fills = injected.iter().filter(|it| it.kind == "device-full");
@@ -341,7 +340,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     })
 }
 
-/// What `/health` should say of deaths, and does not.
+/// Missing deaths in `/health`.
 fn honesty(health: &Value) -> Option<String> {
     let faults = &health["faults"];
     let figure = |name: &str| faults[name].as_u64();
@@ -364,7 +363,7 @@ fn fresh_seed() -> u64 {
     u64::from(since.subsec_nanos()) ^ since.as_secs()
 }
 
-/// This program and its arguments, but for the commit, which is said elsewhere.
+/// Command line of this program, without the commit, which is printed elsewhere.
 fn typed() -> String {
     let mut arguments: Vec<_> = std::env::args().skip(1).collect();
     if let Some(commit) = arguments.iter().position(|it| it == "--commit") {

@@ -1,6 +1,6 @@
-//! What is asked for, and how the clients behave: all of it from the seed.
+//! Requests and behaviour of clients, from the seed.
 //!
-//! [`kinds`] has a row for each kind of request, [`held`] the forms that answers are held to.
+//! [`kinds`] has a row for each kind of request, [`held`] the formats of constrained answers.
 
 mod held;
 pub mod kinds;
@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct Random(u64);
 
 impl Random {
-    /// A stream of its own for each `lane` of a seed.
+    /// Independent generator for each `lane` of a seed.
     pub fn new(seed: u64, lane: u64) -> Self {
         let mut random = Self(seed ^ lane.wrapping_mul(0xd6e8_feb8_6659_fd93));
         random.next();
@@ -34,7 +34,7 @@ impl Random {
         (self.next() % bound.max(1) as u64) as usize
     }
 
-    /// 0 to 1.
+    /// Uniform number from 0 to 1.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -44,10 +44,10 @@ impl Random {
     }
 }
 
-/// Everything of a request but its job id.
+/// Request without its job id.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The kind, and how the answer is told.
+    /// Kind and delivery.
     pub what: String,
     pub api: Api,
     pub is_streamed: bool,
@@ -55,31 +55,31 @@ pub struct Request {
     pub expects: Expects,
 }
 
-/// What a request of a kind brings about, whatever happens to the worker.
+/// Expected outcome of a request of a kind, whatever happens to the worker.
 #[derive(Debug, Clone, Copy)]
 pub enum Expects {
-    /// The answer of a run without faults, to the last bit.
+    /// Answer of a run without faults, bit by bit.
     Answer,
-    /// That, and what the model says fulfils this by the word of somebody else than the worker.
+    /// The same, and the output passes this independent check of its format.
     Form(fn(&Outcome) -> bool),
-    /// An error, in which the worker names the field.
+    /// Error that names the field.
     Refusal,
 }
 
-/// How a client takes its answer.
+/// Behaviour of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     Reads,
     /// Sleeps after every event.
     ReadsSlowly(Duration),
-    /// Says that it wants no more after so many pieces; an answer in one piece has no name to say.
+    /// Cancels after so many pieces; an unstreamed answer has no id to cancel.
     Cancels(u32),
-    /// Goes away after so many pieces, or hundredths of a second where the answer comes in one.
+    /// Disconnects after so many pieces, or after hundredths of a second if the answer is unstreamed.
     Vanishes(u32),
 }
 
 impl Manner {
-    /// Seven in ten read to the end.
+    /// Random behaviour: seven in ten read to the end.
     pub fn draw(random: &mut Random) -> Self {
         match random.below(10) {
             0 => Self::Cancels(random.below(12) as u32),
@@ -112,7 +112,7 @@ const PASSAGES: [&str; 4] = [
      that led to it,",
 ];
 
-/// So many different requests of each kind and each way to tell the answer.
+/// `of_each` different requests of each kind and delivery.
 pub fn requests(seed: u64, of_each: usize, kinds: &[Kind]) -> Vec<Request> {
     let mut random = Random::new(seed, u64::MAX);
     let mut requests = Vec::new();
@@ -123,14 +123,14 @@ pub fn requests(seed: u64, of_each: usize, kinds: &[Kind]) -> Vec<Request> {
             }
         }
     }
-    // Neighbours of a kind would be asked for at the same time.
+    // Shuffled: neighbours of a kind would run at the same time.
     for last in (1..requests.len()).rev() {
         requests.swap(last, random.below(last + 1));
     }
     requests
 }
 
-/// What to go on with: short, but for one in four.
+/// Prompt: short, except for one in four.
 fn words(random: &mut Random) -> String {
     let mut words = (*random.pick(&OPENINGS)).to_owned();
     let passages = match random.below(4) {

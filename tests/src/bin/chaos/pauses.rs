@@ -1,21 +1,21 @@
-//! What faults cost: the gaps between tokens in which one happened.
+//! Cost of faults: gaps between tokens that contain one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// What happened when, as far as this process can tell.
+/// Fault and its time, as this process observed it.
 pub type Hit = (String, Instant);
 
-/// The log line about a fault is read before the last tokens, for which the way through the
-/// supervisor and its sockets is longer: a child announces a fault as soon as the step before it is
-/// over. On a GPU, where a step takes a millisecond, that is the rule.
+/// 250 ms. A log line about a fault arrives before the last tokens, which have a longer way through the supervisor and
+/// its sockets: a child announces a fault right after the step before it. On a GPU, with steps of a millisecond, that
+/// is the rule.
 const EARLY: Duration = Duration::from_millis(250);
 
-/// A gap that is over sooner was there before, and ends with those last tokens; or a standby was there, and
-/// nothing notable came of the fault.
+/// 50 ms. A gap that ends sooner began before the fault, and ends with those last tokens; or a standby took over
+/// without a notable pause.
 const OVER_AFTER: Duration = Duration::from_millis(50);
 
-/// By what happened in them; each list is sorted.
+/// Gaps by fault; each list is sorted.
 #[derive(Debug, Default, PartialEq)]
 pub struct Pauses(BTreeMap<String, Vec<Duration>>);
 
@@ -53,7 +53,7 @@ impl Pauses {
     }
 }
 
-/// The smallest that at least `share` of all do not exceed (nearest rank).
+/// Smallest duration that at least `share` of all do not exceed (nearest rank).
 pub fn quantile(sorted: &[Duration], share: f64) -> Duration {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted
@@ -82,7 +82,7 @@ mod tests {
             hit("SIGKILL", 2040),
             hit("SIGSTOP", 3100),
             hit("panic", 3101),
-            // Told of before the last token was read; and just before one that was on its way.
+            // Announced before the last token was read; and just before one in transit.
             hit("trap", 3990),
             hit("trap", 5160),
         ];

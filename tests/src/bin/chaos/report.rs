@@ -1,4 +1,4 @@
-//! The outcome, as Markdown that can be read in a terminal and kept in the repository.
+//! Report in Markdown, for the terminal and the repository.
 
 use super::deaths::Deaths;
 use super::pauses::{Hit, Pauses};
@@ -12,7 +12,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What children did not compute again, since the worker was started.
+/// Work that children adopted instead of computing it, since the start of the worker.
 #[derive(Debug, Clone, Copy)]
 pub struct Adopted {
     pub tokens: u64,
@@ -27,7 +27,7 @@ pub struct Report {
     pub stormed_for: Duration,
     pub cold_starts: Vec<Duration>,
     pub pauses: Pauses,
-    /// From inside and from outside.
+    /// Injected faults and signals.
     pub hits: Vec<Hit>,
     pub deaths: u64,
     pub reports: Deaths,
@@ -35,17 +35,17 @@ pub struct Report {
     pub recoveries: Value,
     pub adopted: Adopted,
     pub memory: String,
-    /// Of a GPU.
+    /// Verdict on a GPU's memory.
     pub vram: Option<String>,
-    /// Devices that went out of use meanwhile.
+    /// Devices that were out of use meanwhile.
     pub worn: Option<String>,
-    /// What strangers did meanwhile.
+    /// Outcome of the siege.
     pub siege: Option<String>,
-    /// What became of requests whose supervisor had a successor.
+    /// Outcome of upgrades and deaths of the supervisor.
     pub succession: Option<String>,
     pub tally: Tally,
     pub slowness: u32,
-    /// When children died.
+    /// Times of children's deaths.
     pub died: Vec<Instant>,
     pub violations: Vec<String>,
 }
@@ -95,7 +95,7 @@ impl Report {
                 "chaos"
             },
             self.command,
-            // The worker was built together with this.
+            // The worker has the same profile as this program.
             if cfg!(debug_assertions) {
                 "debug"
             } else {
@@ -111,7 +111,7 @@ impl Report {
         )
     }
 
-    /// Two faults may share a death, and a signal may hit a child that is dying already.
+    /// Table of faults. Two faults may share a death, and a signal may hit a child that is dying already.
     fn faults(&self) -> String {
         let mut out = "| fault | times |\n|---|---|\n".to_owned();
         let mut kinds = BTreeMap::<&str, u64>::new();

@@ -1,9 +1,8 @@
-//! The siege: what strangers, operators, log readers and disks do to the worker while honest streams
-//! run beside it.
+//! Siege: attacks by strangers, operators, log readers and disks on the worker, beside honest streams.
 //!
-//! Every attack is a row of [`attacks::ATTACKS`] with a thread of its own. A stranger may be refused
-//! or cut off in any way that HTTP knows; an honest request in between must be served, and a probe
-//! answered in time. What the honest streams lost is the lanes' business.
+//! Every attack is a row of [`attacks::ATTACKS`] with a thread of its own. A stranger may be refused or cut off in any
+//! way that HTTP permits; an honest request in between must be served, and a probe answered in time. The lanes check
+//! the honest streams.
 
 mod attacks;
 mod ground;
@@ -24,23 +23,23 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What the issue of the siege allows the supervisor, resident.
+/// 200 MiB: limit of the supervisor's resident memory under siege.
 pub const MEMORY_BYTES: u64 = 200 << 20;
 
-/// A probe that waits longer would have an orchestrator restart the worker, on this kind of machine.
+/// 2 s: an orchestrator restarts a worker after a slower probe, on this kind of machine.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
-/// The log's reader sleeps so long, and reads so long in between.
+/// Durations for which the reader of the log sleeps, and reads in between.
 const LOG_UNREAD: Duration = Duration::from_secs(20);
 const LOG_READ: Duration = Duration::from_secs(40);
 
 const FIRST_STRIKE_SECONDS: f64 = 3.0;
 
-/// More would be the same mistake again.
+/// Limit; more would repeat the same defect.
 const MAX_VIOLATIONS: usize = 20;
 
-/// What became of the attacks.
+/// Outcome of the attacks.
 #[derive(Debug, Default)]
 pub struct Ledger {
     outcomes: BTreeMap<&'static str, BTreeMap<String, u64>>,
@@ -74,7 +73,7 @@ impl Siege {
         Self { threads, ..siege }
     }
 
-    /// Ends the attacks, and says what came of them.
+    /// Ends the attacks, and returns their outcome.
     pub fn stop(self) -> Ledger {
         self.over.store(true, Ordering::Relaxed);
         for thread in self.threads {
@@ -93,7 +92,7 @@ impl Siege {
     }
 
     fn attack(&self, attack: &'static Attack, address: SocketAddr, pid: u32, mut random: Random) {
-        // Each once in the beginning, however short the siege is.
+        // Each once in the beginning, also in a short siege.
         let mut wait = pause(FIRST_STRIKE_SECONDS, &mut random);
         while rest(wait, &self.over) {
             let outcome = (attack.strike)(address, pid, &mut random);
@@ -141,7 +140,7 @@ impl Ledger {
         }
     }
 
-    /// An attack that was never made showed nothing.
+    /// Violations. An attack that was never made counts as one.
     pub fn verdict(&self) -> Vec<String> {
         let idle = ATTACKS
             .iter()

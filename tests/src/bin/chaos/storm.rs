@@ -1,6 +1,6 @@
-//! Faults from outside: signals to any of the children that serve, or are to, at random moments.
+//! Faults from outside: signals to any child, serving or not, at random times.
 //!
-//! They hit children in every state, loading ones too, which faults from inside do not.
+//! They hit children in every state, also while loading, unlike injected faults.
 
 use super::mix::Random;
 use super::pauses::Hit;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Longer than a child takes to start and to load a small model.
+/// 0.6 s: longer than the start of a child and the load of a small model.
 const CHASE_WITHIN: f64 = 0.6;
 
 #[derive(Debug)]
@@ -21,13 +21,13 @@ pub struct Storm {
     over: Arc<AtomicBool>,
 }
 
-/// What comes from outside.
+/// Parameters of the signals.
 #[derive(Debug, Clone)]
 pub struct Weather {
-    /// Seconds between signals, on average; 0 is calm.
+    /// Seconds between signals, on average; 0 sends none.
     pub mean_seconds: f64,
     pub signals: Vec<Signal>,
-    /// A second signal follows each while the next child starts and loads.
+    /// Sends a second signal after each while the next child starts and loads.
     pub chase: bool,
     pub seed: u64,
 }
@@ -69,12 +69,12 @@ impl Storm {
     }
 }
 
-/// As between independent events.
+/// Random pause between independent events.
 pub fn pause(mean_seconds: f64, random: &mut Random) -> Duration {
     Duration::from_secs_f64(-mean_seconds * (1.0 - random.unit()).ln())
 }
 
-/// False when the storm is over.
+/// Sleeps; false when the storm is over.
 pub fn rest(pause: Duration, over: &AtomicBool) -> bool {
     let until = Instant::now() + pause;
     while Instant::now() < until {

@@ -1,6 +1,6 @@
-//! One request and its answer, as its client sees it.
+//! One request and its answer, from the client's side.
 //!
-//! Whether a stream ended well is told by its last event. What comes is compared later, piece by piece.
+//! The last event decides whether a stream ended well. Content is compared later, piece by piece.
 
 use super::api::{Api, End, Parts, whole};
 use super::mix::{Expects, Manner, Request};
@@ -9,23 +9,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_harness::{Client, EventStream, Response, SseEvent};
 
-/// Shorter ones are the engine's own pace under load.
+/// 50 ms: shorter gaps are the engine's own pace under load.
 pub const NOTABLE_GAP: Duration = Duration::from_millis(50);
 
-/// A client that leaves before an answer in one piece has come stays so long for each piece of a stream.
+/// 10 ms for each piece: stay of a client that disconnects before an unstreamed answer.
 const HUNDREDTH: Duration = Duration::from_millis(10);
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
     pub parts: Parts,
     pub pieces: u32,
     pub end: Ending,
-    /// As the worker's own API tells them.
+    /// Recoveries that the worker's own API reports.
     pub recoveries: u64,
-    /// Of a stream: from its first word; of an answer in one piece: from when it was asked for. To its end.
+    /// Period of the answer: from the first token of a stream, or from the request of an unstreamed answer, to the end.
     pub under_way: Option<(Instant, Instant)>,
-    /// Between two words, when something may have happened.
+    /// Gaps between tokens in which a fault may have occurred.
     pub gaps: Vec<(Instant, Instant)>,
 }
 
@@ -35,18 +35,18 @@ pub enum Ending {
     #[default]
     Left,
     Complete,
-    /// An error, and one was asked for.
+    /// An expected error.
     Refused,
     Cancelled,
     Quarantined,
-    /// Any other error, or none where there should have been one; in words.
+    /// Any other error, or a missing one, with a description.
     Failed(String),
 }
 
-/// Asks and reads until the answer ends or the client has had enough.
+/// Sends a request and reads until the answer ends or the client leaves.
 ///
 /// # Errors
-/// When the answer breaks off or breaks the rules.
+/// The answer breaks off or violates its format.
 pub fn ask(
     client: &Client,
     job: &str,
@@ -123,7 +123,7 @@ fn refused(refusal: &Response, request: &Request) -> Answer {
     };
     let error = refusal.try_json().unwrap_or_default()["error"].clone();
     Answer {
-        // The words tell what the compiler came to, which is a matter of the time that it had.
+        // The message depends on the compiler's progress, and so on time.
         parts: whole(json!([
             refusal.status,
             error["type"],
@@ -139,14 +139,14 @@ fn is_quarantined(words: &str) -> bool {
     words.to_lowercase().contains("quarantined")
 }
 
-/// A stream as far as it has come.
+/// Received part of a stream.
 pub struct Reading {
     api: Api,
     pub answer: Answer,
     pub words: u32,
     last_word: Option<Instant>,
     pub ended: bool,
-    /// By which the worker knows it.
+    /// Id for the worker.
     pub name: String,
     has_cancelled: bool,
 }
@@ -169,7 +169,7 @@ impl Reading {
     }
 
     /// # Errors
-    /// When it is no event that may come now.
+    /// The event is not permitted here.
     pub fn event(&mut self, SseEvent { name, data, .. }: &SseEvent) -> Result<(), String> {
         if self.ended {
             return Err(format!("{name} came after the end: {data}"));
@@ -221,7 +221,7 @@ impl Reading {
     }
 
     /// # Errors
-    /// When it has no end.
+    /// The stream has no end.
     pub fn finish(self) -> Result<Answer, String> {
         if self.ended {
             Ok(self.answer)

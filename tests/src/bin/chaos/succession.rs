@@ -1,7 +1,7 @@
-//! Supervisors that are replaced, and supervisors that are killed, under requests of each kind.
+//! Upgrades and kills of supervisors under requests of each kind.
 //!
-//! Behind an upgrade every answer goes on, on its connection. Behind a kill a client has lost its connection,
-//! and asks the next supervisor, which was handed what the first had stored, for what it has not read yet.
+//! After an upgrade every answer goes on, on its connection. After a kill the connection is lost; the client requests
+//! the unread rest from the next supervisor, which inherits the stored state of the first.
 
 mod rest;
 
@@ -21,20 +21,20 @@ use std::time::{Duration, Instant};
 use worker_orcd_harness::Client;
 use worker_orcd_tests::inheritance::DescriptorStore;
 
-/// Requests under one supervisor, so many that all of them run; fewer in each further round, because short answers are
-/// over before the last of many has begun.
+/// Concurrent requests under one supervisor, few enough that all run. Further rounds have fewer, because short answers
+/// end before the last of many has begun.
 const TOGETHER: usize = 6;
 
-/// An answer may have ended before its supervisor does; then its kind is tried again, so often.
+/// Rounds for a kind of answers that end before their supervisor does.
 const ROUNDS: usize = 6;
 
-/// A stream of fewer pieces may be over before a supervisor can be killed under it, however often that is tried.
+/// Minimum of pieces: a shorter stream may end before its supervisor can be killed, in any number of rounds.
 const LONG: u32 = 8;
 
-/// Until each stream has said something, or a supervisor has a successor.
+/// 60 s for each stream's first token, or for the next supervisor.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For answers in one piece behind their requests, of which nothing is heard; half as long in each further round,
-/// because a fast machine has told a short answer by then.
+/// 100 ms between an unstreamed request and the event; halved in each further round, because a fast machine completes a
+/// short answer by then.
 const HEAD_START: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(5);
 
@@ -46,12 +46,12 @@ enum End {
     Killed,
 }
 
-/// Of one kind: how often a supervisor ended under its answer, and that was the reference all the same.
+/// Counts of one kind: answers that lost their supervisor in progress, and that equal the reference.
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
     replaced: u64,
     killed: u64,
-    /// A client can be in the middle of it, and come back.
+    /// A client can be in the middle of it, and resume.
     is_long_stream: bool,
 }
 
@@ -64,7 +64,7 @@ pub struct Succession {
 
 impl Succession {
     /// # Errors
-    /// When a supervisor does not start.
+    /// A supervisor does not start.
     pub fn run(setup: &Setup, faults: &Faults, references: &References) -> Result<Self> {
         let mut succession = Self::default();
         let mut longest = BTreeMap::<&str, &(Request, Answer)>::new();
@@ -96,7 +96,7 @@ impl Succession {
             }
         }
         worker.stop()?;
-        // Answers in one piece have no name that a client could know.
+        // Unstreamed answers have no id for a client.
         let streams: Vec<_> = all.into_iter().filter(|it| is_long_stream(it)).collect();
         println!(
             "chaos: supervisors are killed under {} streams",
@@ -111,7 +111,7 @@ impl Succession {
         Ok(succession)
     }
 
-    /// Those of whose kind no answer was under way yet.
+    /// References of kinds that had no answer in progress yet.
     fn left<'a>(&self, all: &[Reference<'a>], end: End) -> Vec<Reference<'a>> {
         let is_left = |(request, _): &&&(Request, Answer)| {
             let row = self.rows[&request.what];
@@ -189,7 +189,7 @@ impl Succession {
         }
     }
 
-    /// A kind that was never hit has shown nothing.
+    /// Violations. A kind that was never interrupted counts as one.
     pub fn verdict(&self) -> Vec<String> {
         let mut violations = self.violations.clone();
         for (what, row) in &self.rows {
@@ -227,20 +227,20 @@ fn is_long_stream((request, answer): &(Request, Answer)) -> bool {
     request.is_streamed && answer.pieces >= LONG
 }
 
-/// The supervisor of the moment, as clients know it.
+/// Present supervisor, from the clients' side.
 struct Stage {
     client: Mutex<Option<Client>>,
     changed: Condvar,
-    /// Before the supervisor ends these streams are to say something, and these answers in one piece to be asked for.
+    /// Number of streams without a first token and of unsent unstreamed requests; the supervisor ends at zero.
     awaited: AtomicUsize,
     is_over: AtomicBool,
 }
 
-/// What a client got, and whether it was in the middle of that when the supervisor ended.
+/// Answer of a client, and whether it was in progress when the supervisor ended.
 struct Followed {
     answer: Answer,
     was_under_way: bool,
-    /// It came to its end on another connection, behind what the client had.
+    /// True if it was completed on another connection.
     has_rested: bool,
 }
 
@@ -254,8 +254,8 @@ impl Stage {
         }
     }
 
-    /// Asks for all of them, lets the supervisor end when each stream has said something and answers in one piece
-    /// had their head start, and reads to the end.
+    /// Sends all requests, ends the supervisor when each stream has a first token and unstreamed answers had their head
+    /// start, and reads to the end.
     fn play<T>(
         &self,
         name: &str,
@@ -300,7 +300,7 @@ impl Stage {
         self.changed.notify_all();
     }
 
-    /// The client of the supervisor that serves, or serves next.
+    /// Client of the supervisor that serves, or serves next.
     fn served(&self) -> Result<Client, String> {
         let (client, _) = self
             .changed

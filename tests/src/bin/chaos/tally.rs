@@ -1,4 +1,4 @@
-//! What became of the requests, kind by kind, and what may not become of any.
+//! Outcomes of the requests, by kind, and violations.
 
 use super::api::Parts;
 use super::mix::{Expects, Manner, Request};
@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Instant;
 
-/// More would be the same mistake again.
+/// Limit; more would repeat the same defect.
 const MAX_VIOLATIONS: usize = 50;
 
-/// Of a piece that differs, as much as helps.
+/// Characters of a differing piece in a message.
 const SHOWN_CHARACTERS: usize = 300;
 
-/// What became of the requests.
+/// Outcomes of the requests.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     kinds: BTreeMap<String, Kind>,
@@ -28,25 +28,25 @@ pub struct Tally {
     pub failed: u64,
     pub mismatched: u64,
     pub pieces: u64,
-    /// Of streams whose readers were quick.
+    /// Gaps of streams with quick readers.
     pub gaps: Vec<(Instant, Instant)>,
     pub violations: Vec<String>,
 }
 
-/// Requests of one kind, whose answers are told in one way.
+/// Outcomes of one kind and delivery.
 #[derive(Debug, Clone, Default)]
 struct Kind {
-    /// Told to their end: equal to the reference, and valid where they are held to a form.
+    /// Complete answers: equal to the reference, and valid if they are constrained.
     equal: u64,
     different: u64,
-    /// The clients of these did not wait for the end; as far as they read, they are equal.
+    /// Partial answers of clients that left: equal as far as they were read.
     parts: u64,
     failed: u64,
     under_way: Vec<(Instant, Instant)>,
 }
 
 impl Tally {
-    /// With a row for each kind that is going to be asked for.
+    /// Tally with a row for each kind of the references.
     pub fn of(references: &[(Request, Answer)]) -> Self {
         let kinds = references.iter().map(|(request, _)| request.what.clone());
         Self {
@@ -101,7 +101,7 @@ impl Tally {
                 self.failed += 1;
                 self.violation(format!("{job} ({what}): cancelled, but not by its client"));
             }
-            // No request of the mix kills anybody.
+            // No request of the mix kills a child.
             Ending::Quarantined => {
                 self.quarantined += 1;
                 self.violation(format!("{job} ({what}): convicted, and it is innocent"));
@@ -113,7 +113,7 @@ impl Tally {
         }
     }
 
-    /// A kind of which nothing came to its end has shown nothing.
+    /// Violations. A kind without a complete answer counts as one.
     pub fn verdict(&self) -> Vec<String> {
         let mut violations = self.violations.clone();
         let idle = self.kinds.iter().filter(|(_, kind)| kind.equal == 0);
@@ -124,7 +124,7 @@ impl Tally {
         violations
     }
 
-    /// `deaths`: when children died.
+    /// Table. `deaths` are the times at which children died.
     pub fn markdown(&self, deaths: &[Instant]) -> String {
         let mut out =
             "| asked for | completed, equal and valid | … of which a child died under | left or \
@@ -146,17 +146,17 @@ impl Tally {
 
     pub fn violation(&mut self, text: String) {
         if self.violations.len() < MAX_VIOLATIONS {
-            // The report comes at the end of what may be an hour.
+            // Printed at once: the report comes at the end of up to an hour.
             println!("chaos: {text}");
             self.violations.push(text);
         }
     }
 }
 
-/// A whole answer is the reference; a part of one is its beginning, choice by choice.
+/// Compares with the reference, of which a partial answer must be the beginning, choice by choice.
 ///
 /// # Errors
-/// The first difference.
+/// Description of the first difference.
 pub fn difference(got: &Answer, want: &Answer) -> Result<(), String> {
     let is_told = matches!(got.end, Ending::Complete | Ending::Refused);
     if is_told && got.end != want.end {
@@ -191,10 +191,10 @@ fn parts_differ(got: &Parts, want: &Parts, is_told: bool) -> Result<(), String> 
     Ok(())
 }
 
-/// Whether an answer that was told to its end has what it was held to, whatever the reference has.
+/// Checks the format of a complete constrained answer, independently of the reference.
 ///
 /// # Errors
-/// What it has instead.
+/// Description of the defect.
 pub fn check(request: &Request, answer: &Answer) -> Result<(), String> {
     match (request.expects, &answer.end) {
         (Expects::Form(is_met), Ending::Complete) => {

@@ -1,9 +1,8 @@
-//! Device memory over a storm: after each death it must be back where it was.
+//! Device memory during a storm: after each death it must return to its previous level.
 //!
-//! `nvidia-smi` is asked again and again, because the worker's own word on its memory is what is
-//! being checked; a process for each question, so that no answer waits in a buffer. The KV cache
-//! has a fixed size, so a child that serves takes the same memory every time; more than that is
-//! memory of the dead that did not return.
+//! The program polls `nvidia-smi`, because it checks the worker's own figures; with a process for each query, so that
+//! no answer waits in a buffer. The KV cache has a fixed size, so a serving child always uses the same memory; more is
+//! memory of dead children that did not return.
 
 use super::worker::Change;
 use anyhow::{Context, Result, bail};
@@ -13,14 +12,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Between an answer and the next question.
+/// 50 ms between an answer and the next query.
 const PERIOD: Duration = Duration::from_millis(50);
-/// The driver's own book-keeping moves by a few MiB; a lost model would be a hundred.
+/// 16 MiB: the driver's own usage varies by a few MiB; a leaked model is a hundred.
 const TOLERANCE_MIB: u64 = 16;
-/// The driver frees what a process had a moment after the process is gone.
+/// 3 s: the driver frees memory shortly after the process is gone.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// MiB in use at some moment between the question and the answer.
+/// MiB in use at some moment between the query and the answer.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     asked: Instant,
@@ -33,11 +32,11 @@ pub struct Vram {
     asking: Option<JoinHandle<()>>,
     over: Arc<AtomicBool>,
     readings: Arc<Mutex<Vec<Reading>>>,
-    /// Before there was any worker.
+    /// MiB in use before the worker started.
     empty: u64,
 }
 
-/// What came of it.
+/// Result of the polling.
 #[derive(Debug)]
 pub struct Verdict {
     pub summary: String,
@@ -45,10 +44,10 @@ pub struct Verdict {
 }
 
 impl Vram {
-    /// `None` for what is not one GPU.
+    /// Poller; `None` for anything but one GPU.
     ///
     /// # Errors
-    /// When nvidia-smi does not answer.
+    /// nvidia-smi does not answer.
     pub fn of(device: &str) -> Result<Option<Self>> {
         let ordinal = device.strip_prefix("cuda:");
         let Some(ordinal) = ordinal.filter(|it| !it.contains(',')) else {
@@ -60,7 +59,7 @@ impl Vram {
         Self::asking(smi).map(Some)
     }
 
-    /// `smi` prints a number and ends.
+    /// Polls `smi`, a command that prints a number and ends.
     fn asking(mut smi: Command) -> Result<Self> {
         let readings = Arc::new(Mutex::new(Vec::new()));
         let over = Arc::new(AtomicBool::new(false));
@@ -91,10 +90,10 @@ impl Vram {
         Ok(vram)
     }
 
-    /// What is in use from now on.
+    /// MiB in use after this call.
     ///
     /// # Errors
-    /// When no answer comes.
+    /// No answer arrives.
     pub fn in_use(&mut self) -> Result<u64> {
         let now = Instant::now();
         while now.elapsed() < PATIENCE {
@@ -111,11 +110,11 @@ impl Vram {
         self.readings.lock().expect("no holder panics").clone()
     }
 
-    /// `served` is what an idle worker had in use; now there is none any more. `filled` is when
-    /// children were told to take all there is.
+    /// Verdict after the worker's end. `served` is the usage of an idle worker. `filled` are the times at which
+    /// children were ordered to allocate all memory.
     ///
     /// # Errors
-    /// When nvidia-smi says nothing any more.
+    /// nvidia-smi does not answer any more.
     pub fn verdict(
         mut self,
         served: u64,
@@ -160,20 +159,20 @@ impl Drop for Vram {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(asking) = self.asking.take() {
-            // It only reads; a panic there has been printed.
+            // The thread only reads; its panic has been printed.
             let _ = asking.join();
         }
     }
 }
 
-/// For each child that followed a death: whether memory was back while it lived.
+/// Return of memory, for each child after a death.
 #[derive(Debug, Default)]
 struct Returns {
-    /// How long after it was ready.
+    /// Time after the child was ready.
     back: Vec<Duration>,
-    /// The least that was in use while it lived, above what was served with before, in MiB.
+    /// Lowest excess over `served` while the child lived, in MiB.
     excesses: Vec<u64>,
-    /// No reading fell into its life.
+    /// Children without a reading in their life.
     unseen: usize,
 }
 
@@ -235,7 +234,7 @@ mod tests {
             (50, 1000),
             (210, 1900),
             (260, 1005),
-            // Asked while the third child lived, answered when it was dead: nobody knows.
+            // Query during the third child's life, answer after its death: ambiguous.
             (302, 200),
             (410, 1100),
             (490, 1200),
@@ -245,7 +244,7 @@ mod tests {
         assert_eq!(returns.back, [Duration::from_millis(60)]);
         assert_eq!(returns.excesses, [100]);
         assert_eq!(returns.unseen, 1);
-        // What the third child took on command is not memory of the dead.
+        // Memory that the third child allocated on command is not a leak.
         let returns = Returns::of(&readings, 1000, &changes, &[at(405)]);
         assert_eq!((returns.excesses.len(), returns.unseen), (0, 2));
     }
@@ -254,7 +253,7 @@ mod tests {
     fn memory_that_does_not_return_is_told() {
         let counter = tempfile::NamedTempFile::new().unwrap();
         let mut smi = Command::new("sh");
-        // 100 MiB more with every question.
+        // 100 MiB more with every query.
         let script = "echo x >> $0; echo $(($(wc -l < $0) * 100))";
         smi.args(["-c", script]).arg(counter.path());
         let mut vram = Vram::asking(smi).unwrap();

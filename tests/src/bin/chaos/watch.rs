@@ -1,8 +1,8 @@
-//! What the kernel says of the supervisor: descriptors, threads, memory, zombies.
+//! Figures of the supervisor from the kernel: descriptors, threads, memory, zombies.
 //!
-//! Descriptors and threads are compared idle with idle, before and after. Memory has a bound in every
-//! run, and is compared between the second and the last quarter of one that is long enough for caches
-//! and pools to have grown to what the load asks for by then.
+//! Descriptors and threads are compared idle with idle, before and after. Memory has a limit in every run. In a run
+//! that is long enough for caches and pools to reach their size it is also compared between the second and the last
+//! quarter.
 
 use super::worker::{Worker, offspring};
 use anyhow::Result;
@@ -10,20 +10,20 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// A zombie is waited for as soon as it is noticed.
+/// 5 s: a zombie is reaped as soon as it is noticed.
 const ZOMBIE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The runtime keeps threads for blocking work for a few seconds.
 const MORE_THREADS: usize = 8;
-/// A connection or two that the kernel has not yet told the supervisor to be closed.
+/// Closed connections that the kernel has not reported to the supervisor yet.
 const MORE_DESCRIPTORS: usize = 4;
 const MORE_MEMORY_BYTES: u64 = 16 << 20;
-/// Whatever the load of this runner: a supervisor that takes more than this has lost some.
+/// 200 MiB: more is a leak, at any load of this runner.
 const MOST_MEMORY_BYTES: u64 = 200 << 20;
-/// With 24 threads memory grew for the first minute, and then stayed (`bench/results/gpu-faults.md`).
+/// 2 min. With 24 threads memory grew for the first minute, and then stayed (`bench/results/gpu-faults.md`).
 const LONG_ENOUGH: Duration = Duration::from_secs(120);
 
-/// One look.
+/// Figures at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
     pub descriptors: usize,
@@ -31,7 +31,7 @@ pub struct Sample {
     pub threads: usize,
     /// Command lines of the GPU children and the interpreters, zombies included.
     pub children: Vec<String>,
-    /// Resident memory that is no file's.
+    /// Anonymous resident memory.
     pub memory_bytes: u64,
     /// Resident memory, files included.
     pub resident_bytes: u64,
@@ -43,7 +43,7 @@ pub struct Watch {
     samples: Vec<Sample>,
     watched: Duration,
     most_descriptors: usize,
-    /// When each was seen first.
+    /// First sighting of each zombie.
     zombies: BTreeMap<u32, Instant>,
     longest_zombie: Duration,
 }
@@ -60,10 +60,10 @@ impl Watch {
         }
     }
 
-    /// A look at a worker that does nothing.
+    /// Figures of an idle worker.
     ///
     /// # Errors
-    /// When it does not come to rest.
+    /// The worker does not become idle.
     pub fn settled(worker: &Worker) -> Result<Sample> {
         worker.wait_idle()?;
         // Connections of clients that have just left.
@@ -88,7 +88,7 @@ impl Watch {
         self.longest_zombie = self.longest_zombie.max(longest.unwrap_or_default());
     }
 
-    /// What did not stay as it was.
+    /// Figures that differ from `before`.
     pub fn verdict(&self, worker: &Worker, before: &Sample) -> Vec<String> {
         let mut violations = Vec::new();
         let after = match Self::settled(worker) {
@@ -135,7 +135,7 @@ impl Watch {
         violations
     }
 
-    /// For the report.
+    /// Summary for the report.
     pub fn summary(&self, before: &Sample) -> String {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let (early, late) = self.memory().unwrap_or_default();
@@ -152,7 +152,7 @@ impl Watch {
         )
     }
 
-    /// The most that was resident at any look.
+    /// Peak of resident memory.
     pub fn peak_bytes(&self) -> u64 {
         let bytes = self.samples.iter().map(|sample| sample.resident_bytes);
         bytes.max().unwrap_or(0)
@@ -214,7 +214,7 @@ fn is_zombie(pid: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Four looks, with so many MiB.
+    /// Watch with four samples of so many MiB.
     fn watch(mib: [u64; 4], watched: Duration) -> Watch {
         let mut watch = Watch::new(&Sample::default());
         watch.samples = mib

@@ -1,6 +1,6 @@
-//! Devices that go out of use while streams run, and come back: drained by order, and worn out by kills, in turn.
+//! Devices that go out of use while streams run, and return: drained by order, and worn out by kills, alternately.
 //!
-//! The last one in use is left alone. While one is out the worker has to say so, and to serve.
+//! The last device in use is spared. While one is out the worker has to report it, and to serve.
 
 use super::devices::Device;
 use super::mix::Random;
@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Between two things that happen to devices, on average.
+/// Seconds between two events, on average.
 const MEAN_SECONDS: f64 = 4.0;
 
-/// Until a device that was ordered so has no child, or has one that serves; faults go on meanwhile.
+/// 3 min for an ordered device to lose its child, or to serve again; faults go on meanwhile.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Between two looks at `/health`.
+/// 5 ms between two polls of `/health`.
 const POLL: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,14 +31,14 @@ enum Way {
     WornOut,
 }
 
-/// What became of the devices.
+/// Outcome of the devices.
 #[derive(Debug, Default)]
 pub struct Worn {
-    /// Times that one was drained, and worn out, and came back.
+    /// Devices that were drained, or worn out, and returned.
     drained: u64,
     worn_out: u64,
     readmitted: u64,
-    /// That wore devices out.
+    /// Kills that wore devices out.
     pub kills: Vec<Hit>,
     violations: Vec<String>,
 }
@@ -58,7 +58,7 @@ impl Wear {
             let mut random = Random::new(seed, u64::MAX - 2);
             let mut worn = Worn::default();
             let mut ways = [Way::Drained, Way::WornOut].into_iter().cycle();
-            // Each once, however short the run is.
+            // Each once, also in a short run.
             while rest(pause(MEAN_SECONDS, &mut random), &stop) || !worn.has_shown_all() {
                 let way = ways.next().expect("without end");
                 if let Err(error) = worn.out_and_back(&worker, way, &mut random, &stop) {
@@ -71,7 +71,7 @@ impl Wear {
         Self { thread, over }
     }
 
-    /// All devices are in use afterwards.
+    /// Ends with all devices in use.
     pub fn stop(self) -> Worn {
         self.over.store(true, Ordering::Relaxed);
         self.thread.join().expect("wear does not panic")
@@ -113,8 +113,8 @@ impl Worn {
         Ok(())
     }
 
-    /// Kills each child of the device before it can deliver anything. What kills one that does not serve yet counts as its
-    /// own doing; no request is with it that could be accused.
+    /// Kills each child of the device before it can deliver a token. A signal to a child that does not serve counts as
+    /// its own fault, and no request is with it that could be suspected.
     fn wear_out(&mut self, worker: &Worker, device: usize) -> Result<()> {
         let mut last = None;
         wait(worker, device, |it| {
@@ -137,7 +137,7 @@ impl Worn {
         self.drained > 0 && self.worn_out > 0
     }
 
-    /// What was not as it should be, or was not shown.
+    /// Violations, and events that never occurred.
     pub fn verdict(&self) -> Vec<String> {
         let mut violations = self.violations.clone();
         if self.drained == 0 {
@@ -161,7 +161,8 @@ impl Worn {
     }
 }
 
-/// The worker says that a device is out, and why, and is ready all the same, unless children of all others die in bursts.
+/// Checks that the worker reports the device as out with its reason, and is ready, unless children of all others die in
+/// bursts.
 fn serves_without(worker: &Worker, device: usize) -> Result<()> {
     let answer = worker.client.try_get("/health")?;
     let (status, health) = (answer.status, answer.try_json()?);

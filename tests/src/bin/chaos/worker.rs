@@ -1,4 +1,4 @@
-//! The worker under test: started, listened to, stopped, and nothing of it left behind.
+//! Worker under test: start, log, stop, and a check for leftovers.
 
 use super::devices::Device;
 use super::report::Adopted;
@@ -17,32 +17,32 @@ use worker_orcd_harness::log::event_name;
 use worker_orcd_harness::{Client, Launched, Log};
 use worker_orcd_tests::process;
 
-/// For what takes a second or two, on a busy machine.
+/// 60 s for events that take a second or two, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Nothing is said before an answer in one piece is there, and several deaths may come before that. What hangs is
-/// found by who waits for the end of all.
+/// 10 min: an unstreamed answer has no bytes before its end, and several deaths may precede it. The deadline of the
+/// whole run detects hangs.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(600);
 
 const SETTINGS: [&str; 6] = [
-    // One for each death; a run's verdict reads them all.
+    // One for each death; the verdict reads them all.
     "--max-crash-reports",
     "10000",
-    // Faults strike at random: whoever is convicted had bad luck, and its like goes on.
+    // Faults strike at random: a convicted request is innocent, and repeats of it must go on.
     "--quarantine-for",
     "0s",
-    // The model says nothing of embeddings; with the mean every token counts.
+    // The model has no pooling type; with the mean every token counts.
     "--pooling",
     "mean",
 ];
-/// Short, so that a run holds many faults; the run without faults has the worker's own.
+/// Short, so that a run contains many faults; the run without faults has the worker's default.
 pub const HEARTBEAT_SECONDS: u32 = 1;
 pub const STEP_SECONDS: u32 = 2;
 
-/// For each request that runs. A size of its own, whatever is free, so that device memory in use
-/// is the same after every start.
+/// Cache for each running request. Its fixed size, independent of free memory, makes the usage of device memory the
+/// same after every start.
 const KV_CACHE_MIB: usize = 8;
-/// What is served, and where.
+/// Model, device and options.
 #[derive(Debug, Clone)]
 pub struct Setup {
     pub model: PathBuf,
@@ -50,29 +50,29 @@ pub struct Setup {
     pub max_running: usize,
     pub max_context: u32,
     pub standby: bool,
-    /// The deadlines of workers with faults are so many times as long.
+    /// Factor of the deadlines of workers with faults.
     pub slowness: u32,
-    /// Where crash reports and a logits trace go: a disk that is soon full.
+    /// Directory of crash reports and a logits trace: a disk that is soon full.
     pub small_disk: Option<PathBuf>,
-    /// The supervisor's program, where it is not the one beside this.
+    /// Program of the supervisor, if it is not the one beside this program.
     pub program: Option<PathBuf>,
-    /// Where the supervisor says what is to be kept for the next one.
+    /// Socket on which the supervisor stores descriptors for the next one.
     pub notified: Option<PathBuf>,
 }
 
-/// What children do to themselves, by chance.
+/// Injected faults, by chance.
 #[derive(Debug, Clone)]
 pub struct Faults {
-    /// As in the child's grammar.
+    /// Kinds in the child's grammar.
     pub kinds: String,
-    /// At each step, as a probability.
+    /// Probability at each step.
     pub chance: f64,
     pub seed: u64,
 }
 
 impl Faults {
-    /// The faults of the `nth` worker of a run. The draws of a child depend on its generation and its step, so workers
-    /// with one seed would lose their first children in the same ways.
+    /// Faults of the `nth` worker of a run. A child's draws depend on its generation and step, so workers with one seed
+    /// would lose their first children in the same ways.
     #[must_use]
     pub fn of_worker(&self, nth: u64) -> Self {
         Self {
@@ -96,27 +96,27 @@ pub struct Worker {
     launched: Launched,
     pub pid: u32,
     pub client: Client,
-    /// From starting the process to being ready.
+    /// Time from the start of the process to readiness.
     pub cold_start: Duration,
     seen: Arc<Mutex<Seen>>,
     /// Crash reports of this run alone.
     _crashes: TempDir,
 }
 
-/// What a child did to itself, by its own word.
+/// Fault that a child announced.
 #[derive(Debug, Clone)]
 pub struct Injection {
     pub kind: String,
     pub generation: u64,
-    /// When its line was read.
+    /// Time at which its log line was read.
     pub at: Instant,
 }
 
 impl Worker {
-    /// Starts it and waits until it is ready; `faults` goes to its children.
+    /// Starts the worker with `faults` for its children, and waits until it is ready.
     ///
     /// # Errors
-    /// When it does not become ready.
+    /// It does not become ready.
     pub fn start(setup: &Setup, faults: Option<&Faults>) -> Result<Self> {
         let began = Instant::now();
         let crashes = tempfile::tempdir()?;
@@ -180,15 +180,15 @@ impl Worker {
     }
 
     /// # Errors
-    /// When the worker has ended: it may restart children, and nobody may have to restart it.
+    /// The worker has ended. It may restart children, but must not need a restart itself.
     pub fn assert_alive(&self) -> Result<()> {
         Ok(self.launched.assert_running()?)
     }
 
-    /// Has the supervisor replaced by its own program, and waits until that serves.
+    /// Upgrades the supervisor to its own program, and waits until that serves.
     ///
     /// # Errors
-    /// When it does not.
+    /// It does not serve.
     pub fn upgrade(&self) -> Result<()> {
         let before = self.seen().supervisors;
         process::signal(self.pid, Signal::SIGUSR2);
@@ -196,12 +196,11 @@ impl Worker {
         Ok(self.launched.wait(PATIENCE, "to be replaced", served)?)
     }
 
-    /// Kills the supervisor.
     pub fn kill(&self) {
         self.launched.kill();
     }
 
-    /// Whether what it says is read, or left in its pipes until they are full.
+    /// Reads the log, or leaves it in its pipes until they are full.
     pub fn read_log(&self, read: bool) {
         match read {
             true => self.launched.log.release(),
@@ -210,13 +209,13 @@ impl Worker {
     }
 
     /// # Errors
-    /// When it does not answer.
+    /// The worker does not answer.
     pub fn health(&self) -> Result<Value> {
         Ok(self.client.try_get("/health")?.try_json()?)
     }
 
     /// # Errors
-    /// When it does not answer.
+    /// The worker does not answer.
     pub fn adopted(&self) -> Result<Adopted> {
         let [tokens, changed_pages] = self.client.try_metrics([
             "worker_orcd_kv_adopted_tokens_total",
@@ -232,12 +231,12 @@ impl Worker {
         self.seen().deaths
     }
 
-    /// Deaths of children and new ones that serve, in their order.
+    /// Deaths of children and new serving ones, in order.
     pub fn changes(&self) -> Vec<(Change, Instant)> {
         self.seen().changes.clone()
     }
 
-    /// What children did to themselves.
+    /// Faults that children announced.
     pub fn injected(&self) -> Vec<Injection> {
         self.seen().injected.clone()
     }
@@ -246,10 +245,10 @@ impl Worker {
         self.seen.lock().expect("no holder panics")
     }
 
-    /// Waits until a child serves on each device and nothing runs.
+    /// Waits until a child serves on each device and no request runs.
     ///
     /// # Errors
-    /// When that does not come about.
+    /// That does not happen.
     pub fn wait_idle(&self) -> Result<()> {
         let idle = || {
             let health = self.health().ok()?;
@@ -260,10 +259,10 @@ impl Worker {
         Ok(self.launched.wait(PATIENCE, "to serve and be idle", idle)?)
     }
 
-    /// Drains it and looks for anything that is left.
+    /// Drains the worker and checks for leftovers.
     ///
     /// # Errors
-    /// When it does not end with 0, or leaves a process behind.
+    /// It ends with another code than 0, or leaves a process behind.
     pub fn stop(&self) -> Result<()> {
         self.assert_alive()?;
         process::signal(self.pid, Signal::SIGTERM);
@@ -273,7 +272,7 @@ impl Worker {
             "the worker drained with {status}:\n{}",
             self.launched.log.text()
         );
-        // Each was killed and waited for; a moment for the kernel's own book-keeping.
+        // Each was killed and reaped; the kernel's figures follow with a delay.
         thread::sleep(Duration::from_millis(200));
         let left = offspring(self.pid);
         ensure!(left.is_empty(), "processes {left:?} outlived the worker");
@@ -281,14 +280,14 @@ impl Worker {
     }
 }
 
-/// What became of a child.
+/// Change of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     Death,
     Ready,
 }
 
-/// What the log said, as far as it matters here.
+/// Relevant records of the log.
 #[derive(Debug, Default)]
 struct Seen {
     deaths: u64,
@@ -332,8 +331,8 @@ fn beside_this(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Processes that were started with this parent, wherever they hang now; and those that hang
-/// below it, zombies included.
+/// Processes that were started with this parent, wherever they are in the tree now, and those below it, zombies
+/// included.
 pub fn offspring(supervisor: u32) -> Vec<u32> {
     let argument = format!("--parent\0{supervisor}\0");
     let is_offspring = |pid: u32| {

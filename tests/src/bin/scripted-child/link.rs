@@ -1,4 +1,4 @@
-//! The control socket, from the child's side, with no rule enforced on what is sent.
+//! Child's side of the control socket, without checks of what is sent.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -62,7 +62,7 @@ impl Link {
         self.send_raw(&frame);
     }
 
-    /// Ends the process when nobody listens any more, as every good child does.
+    /// Sends bytes. Ends the process when the peer is gone, like the real child.
     pub fn send_raw(&self, bytes: &[u8]) {
         if self
             .socket
@@ -75,7 +75,7 @@ impl Link {
         }
     }
 
-    /// `None` when none came in time.
+    /// Next command; `None` after `patience`.
     pub fn receive(&self, patience: Duration) -> Option<Command> {
         self.commands
             .lock()
@@ -89,7 +89,7 @@ impl Link {
     }
 
     pub fn close(&self) {
-        // First, or the reader would take the end for a reason to exit.
+        // First, because the reader exits at the end of the socket.
         self.stop_reading();
         let socket = self.socket.lock().expect("no writer panics");
         socket
@@ -106,7 +106,7 @@ impl Link {
     }
 }
 
-/// The end of the socket is the end of the process, unless the script said to stop reading.
+/// Reads commands. The end of the socket ends the process, unless the script stops the reading.
 fn read_commands(mut socket: UnixStream, commands: &Sender<Command>, reading: &AtomicBool) {
     let mut frames = FrameReader::new();
     let mut buffer = [0; 4096];

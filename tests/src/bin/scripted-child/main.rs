@@ -1,8 +1,8 @@
-//! A child that speaks the protocol and misbehaves as its script says.
+//! Child that speaks the protocol and misbehaves by its script.
 //!
-//! Without a script it is a good child with a vocabulary of bytes, which repeats the prompt.
-//! It links `ipc-protocol` and nothing of the real child, so that it can say what the real one
-//! cannot. The file [`serve`] is the good child, [`misdeeds`] the bad one.
+//! Without a script it is a well-behaved child with a vocabulary of bytes, which repeats the prompt. It links
+//! `ipc-protocol` and nothing of the real child, so that it can send messages that the real one cannot. [`serve`] has
+//! the regular behaviour, [`misdeeds`] the faults.
 
 mod link;
 mod misdeeds;
@@ -31,7 +31,7 @@ fn main() {
             .thread_block()
             .expect("a signal can be blocked");
     }
-    // As the real child does: whatever the script says, it does not outlive its parent.
+    // Like the real child it does not outlive its parent, whatever the script says.
     prctl::set_pdeathsig(Signal::SIGKILL).expect("a process may ask for this");
     let link = Link::connect();
     if script.fork {
@@ -53,7 +53,7 @@ fn start_grandchild(link: &Link) {
         .expect("sleep starts");
 }
 
-/// To the question that comes before any child.
+/// Answers the probe that precedes any child.
 fn answer(script: &Script) -> ExitCode {
     match &script.could_use {
         Some(device) => {

@@ -1,5 +1,5 @@
-//! The bad child: one arm for each [`Act`]. What does not end the process is done once, and the
-//! child then goes on as if nothing had happened: it is for the supervisor to notice.
+//! Faults: one arm for each [`Act`]. A fault that does not end the process happens once, and the child then goes on
+//! normally: the supervisor must detect it.
 
 use crate::serve::Child;
 use nix::sys::signal::{Signal, raise};
@@ -14,7 +14,7 @@ use worker_orcd_tests::{Act, facts};
 /// Length of a late step.
 const LATE: Duration = Duration::from_millis(500);
 
-/// No request has this number.
+/// Number of no request.
 const NOBODY: RequestId = RequestId(u64::MAX);
 
 impl Child {
@@ -149,7 +149,7 @@ impl Child {
         }
     }
 
-    /// From a thread of its own, as fast as the socket takes it; service goes on beside it.
+    /// Floods the socket from a thread of its own; service goes on beside it.
     fn flood(&mut self) {
         let link = self.link.clone();
         let payload = link.payload(self.heartbeat());
@@ -167,7 +167,7 @@ impl Child {
         }
     }
 
-    /// A request that runs and its next index.
+    /// Running request and its next index.
     fn somebody(&self) -> (RequestId, u32) {
         self.requests
             .iter()
@@ -202,7 +202,7 @@ impl Child {
 
 fn die_of(signal: i32) {
     let signal = Signal::try_from(signal).expect("a signal's number");
-    // Rust's own handler for SIGSEGV and SIGBUS lets go of the signal the first time.
+    // Rust's own handler for SIGSEGV and SIGBUS ignores the signal the first time.
     for _ in 0..2 {
         raise(signal).expect("a process may signal itself");
     }

@@ -1,4 +1,4 @@
-//! The good child: heartbeats, tokens that repeat the prompt, cancel, shutdown.
+//! Regular behaviour: heartbeats, tokens that repeat the prompt, cancel, shutdown.
 
 use crate::link::Link;
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ const HEARTBEAT: Duration = Duration::from_millis(HEARTBEAT_INTERVAL_MS);
 pub struct Child {
     pub link: Link,
     pub script: Script,
-    /// In the order of arrival; the first `max_running` run, the others wait.
+    /// Requests in order of arrival; the first `max_running` run, the others wait.
     pub requests: BTreeMap<RequestId, Running>,
     pub steps: u64,
     pub tokens_said: u64,
-    /// Reported in heartbeats; only a misdeed sets it.
+    /// Value for heartbeats; only a fault sets it.
     pub step_elapsed_ms: Option<u64>,
-    /// As long as its heartbeats call a step overdue.
+    /// Time until which its heartbeats report a step as overdue.
     pub overdue_until: Option<Instant>,
     next_heartbeat: Instant,
     pub next_step: Instant,
@@ -34,7 +34,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// What is said is the most likely, and the ids before it follow.
+    /// Log probabilities: the drawn token is the most likely, and the ids before it follow.
     fn logprobs(&self, request: RequestId, token: TokenId) -> Option<DrawnLogprobs> {
         let top = self.submission.logprobs?;
         let likely = |rank: u32| (TokenId(token.0.saturating_sub(rank)), -0.5 - rank as f32);
@@ -74,7 +74,7 @@ impl Child {
         }
     }
 
-    /// A moment of this life has come: if it is the script's, the misdeed follows.
+    /// Causes the script's fault, if this is its moment.
     pub fn reach(&mut self, moment: Moment) {
         if self.script.moment == moment {
             self.misbehave();
@@ -216,7 +216,7 @@ impl Child {
         }));
     }
 
-    /// One token for each request that runs.
+    /// Sends one token for each running request.
     fn step(&mut self) {
         self.next_step = Instant::now() + Duration::from_millis(self.script.token_interval_ms);
         self.steps += 1;

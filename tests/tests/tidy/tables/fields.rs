@@ -1,4 +1,4 @@
-//! docs/guide/fields.md: what the readers do with each field that other servers have.
+//! docs/guide/fields.md: support for each field of other servers.
 
 use super::is_in;
 use crate::repository::read;

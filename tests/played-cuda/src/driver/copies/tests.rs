@@ -26,7 +26,7 @@ impl Pinned {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: that much was allocated, and is this value's.
+        // SAFETY: this value owns an allocation of that size.
         unsafe { slice::from_raw_parts_mut(self.0, BYTES) }
     }
 }
@@ -38,7 +38,7 @@ impl Drop for Pinned {
 }
 
 fn upload(to: u64, from: &[u8], stream: CUstream) -> CUresult {
-    // SAFETY: as many bytes; pinned ones are not dropped in these tests before they were copied.
+    // SAFETY: as many bytes; these tests do not drop pinned ones before they are copied.
     unsafe { cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), stream) }
 }
 

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 
 const DONE: CUresult = CUresult::CUDA_SUCCESS;
 
-/// What a call gives, which has given something.
+/// Output of a call that succeeds.
 fn made<P>(call: impl FnOnce(Place<'_, *mut P>) -> CUresult) -> *mut P {
     let mut place = MaybeUninit::uninit();
     assert_eq!(call(Some(&mut place)), DONE);
@@ -33,7 +33,7 @@ fn what_was_recorded_is_done_at_each_launch() {
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     assert_eq!(cuStreamBeginCapture_v2(stream, mode), DONE);
     assert_eq!(cuMemsetD8Async(memory, 5, 4, stream), DONE);
-    // SAFETY: one byte, which lives on.
+    // SAFETY: one byte, which outlives the graph.
     let copied = unsafe { cuMemcpyHtoDAsync_v2(memory + 1, source.cast(), 1, stream) };
     assert_eq!(copied, DONE);
     let waited = cuStreamSynchronize(stream);
@@ -45,7 +45,7 @@ fn what_was_recorded_is_done_at_each_launch() {
     assert_eq!(cuGraphUpload(executable, stream), DONE);
     assert_eq!(look(stream), [9; 8]);
     for value in [1, 2] {
-        // SAFETY: nothing that is recorded runs now.
+        // SAFETY: recorded work does not run now.
         unsafe { source.write(value) };
         assert_eq!(cuMemsetD8Async(memory, 9, 8, stream), DONE);
         assert_eq!(cuGraphLaunch(executable, stream), DONE);

@@ -58,7 +58,7 @@ fn memory_lives_as_long_as_a_mapping_or_a_handle() {
     assert_eq!(memory.unmap(&range), Err(INVALID));
 }
 
-/// What another process may hand over.
+/// Descriptor that is no exported memory.
 fn memfd() -> OwnedFd {
     let budget = Arc::new(Budget::new(SIZE));
     physical(&budget).export().unwrap()
@@ -71,7 +71,7 @@ fn a_descriptor_stands_for_the_same_memory() {
     let descriptor = made.export().unwrap();
     let first = mapped(&memory, made);
     memory.allow(&first, Access::ReadWrite).unwrap();
-    // SAFETY: the last word of what was just mapped.
+    // SAFETY: the last word of the mapping above.
     unsafe { last_word(&first).write(7) };
     memory.unmap(&first).unwrap();
     let taken = Physical::import(descriptor.as_raw_fd()).unwrap();
@@ -107,18 +107,18 @@ fn more_than_there_is_is_not_mapped() {
     assert_eq!(map(start + SIZE..start + 2 * SIZE, 0), Ok(()));
 }
 
-/// The calls themselves, as the child makes them.
+/// Calls as the child makes them.
 #[test]
 fn memory_is_shared_by_calls() {
     use super::super::errors::given;
     let posix = HandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    // SAFETY: plain numbers and pointers, for which zeros are values.
+    // SAFETY: plain numbers and pointers, for which zeros are valid.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     let size = SIZE as usize;
     let made = given(|place| cuMemCreate(place, size, Some(&properties), 0)).unwrap();
     let descriptor = given(|place| cuMemExportToShareableHandle(place, made, posix, 0)).unwrap();
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, with no other owner.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     assert_eq!(cuMemRelease(made), CUresult::CUDA_SUCCESS);
     let number = std::ptr::without_provenance_mut(descriptor.as_raw_fd() as usize);

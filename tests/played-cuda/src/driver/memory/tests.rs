@@ -57,7 +57,7 @@ fn a_fill_ends_where_it_should() {
     const BYTES: u64 = 1 << 20;
     let (memory, budget) = (Memory::new(), Arc::new(Budget::new(BYTES)));
     let start = memory.allocate(BYTES, &budget).unwrap();
-    // SAFETY: the whole of the allocation, which nobody else knows.
+    // SAFETY: the whole of the allocation, which this test alone uses.
     let bytes = unsafe {
         fill(start..start + BYTES, 7, false);
         fill(start + 100..start + BYTES - 100, 0, false);
@@ -91,7 +91,7 @@ fn the_driver_says_what_lies_at_an_address() {
         (&raw mut bytes).cast(),
     ];
     let (attributes, places) = (attributes.as_mut_ptr(), places.as_mut_ptr());
-    // SAFETY: four places of the types that the attributes have.
+    // SAFETY: four output parameters of their attributes' types.
     let result = unsafe { cuPointerGetAttributes(4, attributes, places, start + 4999) };
     assert_eq!(result, CUresult::CUDA_SUCCESS);
     let device = Kind::CU_MEMORYTYPE_DEVICE as u32;

@@ -15,7 +15,7 @@ fn saying(number: u32, to: &Sender<u32>) -> Work {
     })
 }
 
-/// Work that goes on until the sender is dropped.
+/// Work that runs until the sender is dropped.
 fn held() -> (Sender<()>, Work) {
     let (hold, held) = channel();
     let held = Mutex::new(held);
@@ -56,7 +56,7 @@ fn an_event_is_reached_when_its_stream_got_there() {
     stream.add(work).unwrap();
     event.record(Arc::clone(&stream)).unwrap();
     assert!(!event.is_reached());
-    // What comes later is not waited for.
+    // Later work is not waited for.
     let (later, work) = held();
     stream.add(work).unwrap();
     drop(hold);

@@ -21,7 +21,7 @@ impl Lowering<'_, '_> {
         }
     }
 
-    /// Integers and predicates without a carry, a saturation or anything else that would change the result.
+    /// Refuses integers and predicates with a carry, saturation or another modifier of the result.
     fn expect_plain(&self) -> Result<(), String> {
         let [name, parts @ .., kind] = self.text.opcode.as_slice() else {
             return Err("not known".to_owned());
@@ -39,7 +39,7 @@ impl Lowering<'_, '_> {
         self.long_slot(0)
     }
 
-    /// Of 16 bits to a word, of 32 to a long.
+    /// Product of 16-bit operands as a word, of 32-bit operands as a long.
     fn multiply_wide(&mut self, to: Result<usize, String>, of: [Word; 2]) -> Result<(), String> {
         match self.kind() {
             "u16" => {
@@ -156,7 +156,7 @@ impl Lowering<'_, '_> {
         self.words_to_word(op)
     }
 
-    /// The operation of all operands but the first, which is the result.
+    /// Operation on all operands but the first, which is the result.
     fn words_to_word(&mut self, op: WordOp) -> Result<(), String> {
         let to = self.word_slot(0)?;
         let mut of = [NONE; 4];
@@ -223,7 +223,7 @@ impl Lowering<'_, '_> {
     }
 
     pub(super) fn compare(&mut self) -> Result<(), String> {
-        // With a third part or a fourth operand, another predicate decides, too.
+        // With a third part or a fourth operand, another predicate takes part.
         let [_, name, _] = *self.text.opcode.as_slice() else {
             return Err("not known".to_owned());
         };

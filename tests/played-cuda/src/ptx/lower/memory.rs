@@ -16,7 +16,7 @@ impl Lowering<'_, '_> {
         }
     }
 
-    /// What is between name and type says where, how many, and how caches are used, which changes no result here.
+    /// Refuses unknown parts between name and type: space, count, and cache hints, which change no result here.
     fn expect_known(&self) -> Result<(), String> {
         let [name, parts @ .., _] = self.text.opcode.as_slice() else {
             return Err("not known".to_owned());
@@ -49,7 +49,7 @@ impl Lowering<'_, '_> {
     }
 
     fn space(&self) -> Space {
-        // `shared.global` of a copy is not asked for here.
+        // `shared.global` of a copy is not checked here.
         let mut parts = self.text.opcode.iter();
         let found = parts.find_map(|part| match *part {
             "global" => Some(Space::Global),
@@ -86,7 +86,7 @@ impl Lowering<'_, '_> {
         Ok(Element { bytes, signed })
     }
 
-    /// The elements of a vector, or the one that stands for itself.
+    /// Elements of a vector, or the single operand.
     fn elements(&self, at: usize) -> Result<Vec<Operand<'_>>, String> {
         match self.operand(at)? {
             Operand::Vector(all) => Ok(all.clone()),

@@ -1,4 +1,4 @@
-//! What the threads of a block or the lanes of a warp do together.
+//! Collective instructions of the threads of a block or the lanes of a warp.
 
 use super::Lowering;
 use crate::ptx::op::{Address, Op, ReduceOp, ShuffleMode, Slot, Source, Space, Word};

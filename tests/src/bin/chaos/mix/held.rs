@@ -1,12 +1,11 @@
-//! Forms that answers are held to, and how to tell a text that has one.
+//! Formats of constrained answers, and checks of texts.
 //!
-//! The worker holds an answer by llguidance. Here the text is parsed and looked at by hand, so a mistake
-//! there is not repeated.
+//! The worker constrains an answer by llguidance. These checks parse by hand, so that they do not repeat its mistakes.
 
 use super::super::api::{Call, Outcome};
 use serde_json::{Value, json};
 
-/// A form, as `structured_outputs` names it, and who has it.
+/// Format in `structured_outputs`, and its check.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
     /// `json`, `regex`, `choice` or `grammar`.
@@ -136,7 +135,7 @@ fn is_word(text: &str, least: usize, most: usize) -> bool {
     (least..=most).contains(&text.len()) && text.bytes().all(|it| it.is_ascii_lowercase())
 }
 
-/// By rewriting what is between the brackets as a term, innermost first.
+/// Checks a sum by replacing innermost brackets by a term.
 fn is_sum(text: &str) -> bool {
     let is_flat = |text: &str| text.split('+').all(|it| matches!(it, "1" | "22"));
     let mut text = text.to_owned();
@@ -148,7 +147,7 @@ fn is_sum(text: &str) -> bool {
             return false;
         }
         text.replace_range(open..=close, "1");
-        // What stood beside the brackets would become part of a number.
+        // A digit beside the brackets would become part of a number.
         if text[open + 1..].starts_with(['1', '2']) || text[..open].ends_with(['1', '2']) {
             return false;
         }
@@ -174,7 +173,7 @@ fn is_call(call: &Call) -> bool {
     }
 }
 
-/// One call of a tool, and nothing beside it.
+/// Whether the output is one tool call only.
 pub fn is_one_call(outcome: &Outcome) -> bool {
     !outcome.is_cut
         && outcome.text.is_empty()
@@ -182,7 +181,7 @@ pub fn is_one_call(outcome: &Outcome) -> bool {
         && is_call(&outcome.calls[0])
 }
 
-/// Text, calls, or both; only the last call of an answer that was cut may be a part of one.
+/// Whether texts and calls are complete; only the last call of an answer that was cut may be partial.
 pub fn calls_are_whole(outcome: &Outcome) -> bool {
     let whole = match outcome.is_cut {
         true => outcome.calls.len().saturating_sub(1),

@@ -1,4 +1,4 @@
-//! A row for each kind of request: which API, how its answer may be told, what is asked for.
+//! Table of the kinds of requests: API, delivery, and body.
 
 use super::super::api::Api;
 use super::held::{
@@ -8,7 +8,7 @@ use super::{Expects, Random, Request, length, words};
 use serde_json::{Value, json};
 use worker_orcd_tests::hostile_grammars::refused;
 
-/// How an answer is told.
+/// Delivery of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told {
     Streamed,
@@ -20,7 +20,7 @@ pub struct Kind {
     pub name: &'static str,
     pub api: Api,
     pub told: &'static [Told],
-    /// A body, and what has to come of it.
+    /// Returns a body and its expected outcome.
     make: fn(&mut Random) -> (Value, Expects),
 }
 
@@ -39,7 +39,7 @@ const fn kind(name: &'static str, api: Api, told: &'static [Told], make: Make) -
     }
 }
 
-/// The worker's own API, which knows no form, no tool and no log probability.
+/// The worker's own API, without formats, tools and log probabilities.
 pub const EXECUTE: [Kind; 4] = [
     kind("execute, greedy", Api::Execute, STREAMED, |random| {
         execute(random, &json!({"temperature": 0.0}))
@@ -124,7 +124,7 @@ const CLIENTS: [Kind; 20] = [
         },
     ),
     kind("completions, echo", Api::Completions, BOTH, |random| {
-        // In the middle of a prompt's there is most to lose, so little comes behind it.
+        // A death during the prompt loses the most, so the answer is short.
         let extra = json!({
             "echo": true, "logprobs": random.below(21), "max_tokens": random.below(9),
             "n": 1 + random.below(2),
@@ -221,7 +221,7 @@ pub const ALL: [Kind; 26] = {
     all
 };
 
-/// Enough for every text that a form here asks for, also of a model that writes much white space between its parts.
+/// Enough for every format here, also of a model that writes much white space between its parts.
 const HELD_TOKENS: u32 = 500;
 
 impl Kind {
@@ -309,7 +309,7 @@ fn message(random: &mut Random, extra: &Value) -> Value {
     merged(chat(random, &json!({"system": "Be short."})), extra)
 }
 
-/// With room for all of what it is held to.
+/// Adds a token limit that holds every format.
 fn held(body: Value) -> Value {
     merged(body, &json!({"max_tokens": HELD_TOKENS}))
 }
@@ -327,7 +327,7 @@ fn functions() -> Value {
     tools().map(function).into()
 }
 
-/// A conversation in which the assistant has called a tool each time: a small model goes on like that.
+/// Conversation in which the assistant has called a tool each time: a small model continues like that.
 fn calling(random: &mut Random) -> Value {
     let mut messages = Vec::new();
     for _ in 0..3 {
@@ -342,7 +342,7 @@ fn calling(random: &mut Random) -> Value {
     messages.into()
 }
 
-/// Of tokens that any vocabulary has.
+/// Bias on tokens of any vocabulary.
 fn bias(random: &mut Random) -> Value {
     let mut bias = json!({});
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! The attacks, one row each: how often, what is done, and what may come of it.
+//! Table of attacks: frequency, action, and permitted outcome.
 
 use super::super::mix::Random;
 use super::template;
@@ -13,12 +13,12 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
-/// The largest body that the worker reads by default.
+/// Default limit of a body.
 const BODY_BYTES: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A client with nothing to do stays so long.
+/// 5 s: stay of an idle client.
 const LOITERING: Duration = Duration::from_secs(5);
-/// Addresses of this machine that strangers come from; the honest clients have 127.0.0.1.
+/// Loopback addresses of strangers; the honest clients have 127.0.0.1.
 const STRANGERS: usize = 8;
 
 #[derive(Debug)]
@@ -32,22 +32,22 @@ pub struct Attack {
 
 #[derive(Debug, Clone, Copy)]
 pub enum Expects {
-    /// An error of HTTP, or the end of the connection.
+    /// HTTP error, or end of the connection.
     Refusal,
-    /// 200, as if nothing were the matter.
+    /// 200, as without an attack.
     Service,
-    /// The attack does not wait for an answer.
+    /// Not checked.
     Nothing,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Status(u16),
-    /// The connection ended without an answer.
+    /// The connection ended without a response.
     Closed,
-    /// Neither an answer nor an end for a long time.
+    /// Neither a response nor an end for a long time.
     Silent,
-    /// Nothing was waited for.
+    /// Not waited for.
     Done,
 }
 
@@ -188,7 +188,7 @@ pub const ATTACKS: [Attack; 17] = [
             Signal::SIGALRM,
             Signal::SIGPIPE,
         ];
-        // A worker that is gone is noticed elsewhere.
+        // Another check detects a dead worker.
         let _ = kill(Pid::from_raw(pid.cast_signed()), *random.pick(&signals));
         Outcome::Done
     }),
@@ -222,7 +222,7 @@ fn head(path: &str, bytes: usize) -> String {
     )
 }
 
-/// As many of `more` between the two as a body may hold.
+/// Body of `start`, as many `more` as fit, and `end`.
 fn filled(start: &str, more: &str, end: &str) -> String {
     let times = (BODY_BYTES - start.len() - end.len()) / more.len();
     [start, &more.repeat(times), end].concat()
@@ -235,7 +235,7 @@ fn exchange(to: SocketAddr, random: &mut Random, request: &[u8], patience: Durat
     }
 }
 
-/// The status, once the answer has come to its end; the worker may answer before it has read all.
+/// Status of the complete response; the worker may respond before it has read all.
 fn answer(mut socket: TcpStream, request: &[u8], patience: Duration) -> Outcome {
     let timeouts = socket
         .set_read_timeout(Some(patience))
@@ -243,7 +243,7 @@ fn answer(mut socket: TcpStream, request: &[u8], patience: Duration) -> Outcome 
     if timeouts.is_err() {
         return Outcome::Closed;
     }
-    // A worker that refuses early closes; its answer is read all the same.
+    // A worker that refuses early closes; its response is still readable.
     let _ = socket.write_all(request);
     let mut head = Vec::new();
     let mut piece = [0; 16 << 10];
@@ -265,14 +265,14 @@ fn answer(mut socket: TcpStream, request: &[u8], patience: Duration) -> Outcome 
     }
 }
 
-/// So many connections that say something and then neither read nor write.
+/// Opens `times` connections that send something and then neither read nor write.
 fn loiter(to: SocketAddr, random: &mut Random, times: usize, words: &[u8]) -> Outcome {
     let mut loiterers = Vec::new();
     for _ in 0..times {
         let Ok(mut socket) = stranger(to, random) else {
             break;
         };
-        // Enough to say that much where the worker reads; it need not.
+        // Long enough for a worker that reads; it need not.
         let _ = socket.set_write_timeout(Some(LOITERING));
         let _ = socket.write_all(words);
         loiterers.push(socket);
@@ -281,8 +281,8 @@ fn loiter(to: SocketAddr, random: &mut Random, times: usize, words: &[u8]) -> Ou
     Outcome::Done
 }
 
-/// A connection from an address of its own, as another client would have; from ours where the
-/// worker listens elsewhere than on the loopback network.
+/// Connection from a loopback address of its own, like another client's; from the default address if the worker listens
+/// elsewhere.
 fn stranger(to: SocketAddr, random: &mut Random) -> std::io::Result<TcpStream> {
     let SocketAddr::V4(to_v4) = to else {
         return TcpStream::connect_timeout(&to, PATIENCE);

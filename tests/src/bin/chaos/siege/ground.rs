@@ -1,5 +1,4 @@
-//! What the worker stands on: a model whose template knows tools, and for the siege one that is hostile,
-//! and a disk that is full in a moment.
+//! Files of the worker: a model with a template for tools, in a siege a hostile one, and a small disk.
 
 use super::template::bombs;
 use anyhow::{Context, Result};
@@ -9,23 +8,23 @@ use tempfile::TempDir;
 use worker_orcd_tests::gguf_patch::with_chat_template;
 use worker_orcd_tests::tools_model::WITH_TOOLS;
 
-/// The logits trace fills it within seconds; from then on crash reports find no room either.
+/// 1 MiB: the logits trace fills it within seconds; later crash reports find no space.
 const DISK: &str = "size=1m";
 
 #[derive(Debug)]
 pub struct Ground {
     _dir: TempDir,
     pub model: PathBuf,
-    /// Mounted, where this user may.
+    /// Mount point, if this user may mount.
     pub small_disk: Option<PathBuf>,
 }
 
 impl Ground {
     /// # Errors
-    /// When the model cannot be copied.
+    /// The model cannot be copied.
     pub fn prepare(model: &Path, is_besieged: bool) -> Result<Self> {
         let dir = tempfile::tempdir()?;
-        // The file's name is the model's, for clients.
+        // The file's name is the model's name in the API.
         let copy = dir.path().join(model.file_name().context("a model file")?);
         let template = match is_besieged {
             true => bombs(),
@@ -54,7 +53,7 @@ impl Ground {
         })
     }
 
-    /// For the report.
+    /// Description for the report.
     pub fn told(&self) -> &'static str {
         match self.small_disk {
             Some(_) => "Trace and crash reports went to a disk of 1 MiB.",

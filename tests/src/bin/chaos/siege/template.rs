@@ -1,8 +1,8 @@
-//! A chat template that works, and holds a bomb for each word that sets one off.
+//! Working chat template with a bomb for each trigger word.
 
 use worker_orcd_tests::tools_model::WITH_TOOLS;
 
-/// What a client says, and what the template then does.
+/// Trigger in a message, and the template's reaction.
 const BOMBS: [(&str, &str); 8] = [
     (
         "print a deep list",
@@ -32,14 +32,14 @@ const BOMBS: [(&str, &str); 8] = [
     ),
 ];
 
-/// The word that sets off bomb number `index`, counted round.
+/// Trigger of bomb `index`, modulo their number.
 pub fn fuse(index: usize) -> &'static str {
     BOMBS[index % BOMBS.len()].0
 }
 
 pub const COUNT: usize = BOMBS.len();
 
-/// ChatML with tools, but for messages that are one of the fuses.
+/// ChatML with tools, and the bombs.
 pub fn bombs() -> String {
     let mut template = "{% if false %}".to_owned();
     for (fuse, bomb) in BOMBS {

@@ -1,4 +1,4 @@
-//! A stream whose connection may break off, and the way to ask for the rest of it in each API.
+//! Stream that survives its connection, and the resumption in each API.
 
 use super::super::api::Api;
 use super::super::mix::Request;
@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 use worker_orcd_harness::client::Streaming;
 use worker_orcd_harness::{Client, EventStream};
 
-/// One stream, over as many connections as it takes.
+/// Stream, over as many connections as it takes.
 pub struct Stream {
     pub reading: Reading,
     events: EventStream,
-    /// The last `id:` of an event, and how many pieces there were with that event.
+    /// Last `id:` of an event, and the number of pieces up to that event.
     marked: Option<(String, usize)>,
 }
 
 impl Stream {
     /// # Errors
-    /// When it is refused.
+    /// The request is refused.
     pub fn open(client: &Client, request: &Request, job: &str) -> Result<Self, String> {
         let mut body = request.body.clone();
         if request.api == Api::Execute {
@@ -31,11 +31,11 @@ impl Stream {
         })
     }
 
-    /// Reads until it ends, or its connection does. Whether it has ended. `saw` is told after each event how many
-    /// words there were.
+    /// Reads until the stream or its connection ends; true at the end of the stream. `saw` receives the number of
+    /// tokens after each event.
     ///
     /// # Errors
-    /// When something comes that may not.
+    /// An event is not permitted.
     pub fn read(&mut self, mut saw: impl FnMut(u32)) -> Result<bool, String> {
         while let Ok(Some(event)) = self.events.try_next() {
             self.reading.event(&event)?;
@@ -47,11 +47,11 @@ impl Stream {
         Ok(self.reading.ended)
     }
 
-    /// The same stream on a connection with the next supervisor, behind what has come; from its beginning where
-    /// nothing has that a client could name.
+    /// Resumes the stream on a connection with the next supervisor, behind the received part; from its beginning if
+    /// nothing identifiable was received.
     ///
     /// # Errors
-    /// When that is refused.
+    /// The request is refused.
     pub fn rest(mut self, client: &Client, request: &Request, job: &str) -> Result<Self, String> {
         if self.reading.words == 0 {
             return Self::open(client, request, &format!("{job}-again"));
@@ -68,9 +68,9 @@ impl Stream {
         Ok(self)
     }
 
-    /// What a client says that it has, in the query and as `Last-Event-ID`.
+    /// Received position, as query and `Last-Event-ID`.
     fn place(&mut self, request: &Request) -> (String, Option<String>) {
-        // Of some of the choices nothing may have come.
+        // Some choices may have no pieces.
         let counts = |first: usize| {
             let counts = (0..choices(&request.body)).map(|choice| {
                 let pieces = self.pieces(&choice.to_string()).len();
@@ -87,7 +87,7 @@ impl Stream {
                 let last = last.and_then(Value::as_u64).unwrap_or(0);
                 (format!("?stream=true&starting_after={last}"), None)
             }
-            // Events behind the last one with an id come again.
+            // Events after the last one with an id are repeated.
             Api::Messages => {
                 let (id, pieces) = self.marked.clone().unzip();
                 let all = self
@@ -112,7 +112,7 @@ impl Stream {
     }
 }
 
-/// Choices that a request asks for.
+/// Number of choices of a request.
 fn choices(body: &Value) -> u64 {
     let prompts = match &body["prompt"] {
         Value::Array(prompts) if prompts.iter().all(Value::is_string) => prompts.len() as u64,
@@ -140,7 +140,7 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    /// What is asked of the next supervisor, when so much of a stream has come.
+    /// Resumption request after these events of a stream.
     fn asked(api: Api, events: &[&str]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = Client::new(listener.local_addr().unwrap());
