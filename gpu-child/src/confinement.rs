@@ -1,17 +1,17 @@
-//! The confinement of this process, which it puts on itself before anything foreign is read: what a model
-//! file or a request could make it do, the kernel refuses.
+//! Confinement of this process by itself, before it reads untrusted input: the kernel then refuses whatever a model
+//! file or a request could make it do beyond its task.
 //!
 //! ```text
-//! begin    no new privileges, limits, no core        before the supervisor's sockets are connected to
-//! enter    Landlock: files     seccomp: system calls  behind that, while there is one thread
+//! begin    no new privileges, limits, no core         before the supervisor's sockets are connected
+//! enter    Landlock: files     seccomp: system calls  afterwards, while there is one thread
 //! ```
 //!
-//! Both are inherited by each later thread, and neither can be taken off. [`limits`] is the first half,
-//! [`files`] and [`calls`] are the second; `docs/internals/confinement.md` has all of it row by row, with reasons.
+//! Both are inherited by each later thread, and neither can be removed. [`limits`] is the first half, [`files`] and
+//! [`calls`] are the second; `docs/internals/confinement.md` lists every rule with its reason.
 //!
-//! A kernel that lacks a part has the rest enforced, and what is missing is told in the
-//! [hello](worker_orcd_ipc::ChildHello). Deliberately absent: namespaces and another user, which are for
-//! whoever starts the supervisor to give.
+//! A kernel without one of the features enforces the others, and the gap is reported in the
+//! [hello](worker_orcd_ipc::ChildHello). Deliberately absent: namespaces and another user, which are the responsibility
+//! of the supervisor's service manager.
 
 mod calls;
 mod files;
@@ -34,12 +34,12 @@ pub struct Allowed {
     /// Everything: no confinement.
     #[arg(long)]
     pub unconfined: bool,
-    /// Directories from which files may be removed, as rules of injected faults do.
+    /// Directories from which rules of injected faults may remove files.
     #[arg(skip)]
     pub removable: Vec<PathBuf>,
 }
 
-/// The first half. Gives what could not be had, in words.
+/// Applies the first half. Returns a description of each gap.
 #[must_use]
 pub fn begin(allowed: &Allowed) -> Vec<String> {
     if allowed.unconfined {
@@ -48,7 +48,7 @@ pub fn begin(allowed: &Allowed) -> Vec<String> {
     limits::set()
 }
 
-/// The second half, for the calling thread and those that it starts. Gives what could not be had, in words.
+/// Applies the second half to the calling thread and its later threads. Returns a description of each gap.
 #[must_use]
 pub fn enter(allowed: &Allowed) -> Vec<String> {
     if allowed.unconfined {

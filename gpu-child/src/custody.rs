@@ -1,9 +1,9 @@
-//! The child's end of the socket for descriptors: what it opened and the next child needs goes up,
-//! what an earlier child opened comes down.
+//! Descriptor passing between the child and the supervisor: descriptors for the next child go up, those of an earlier
+//! child come down.
 //!
-//! Only the loader uses it; then the [sentinel](crate::sentinel) keeps it open. What comes while the child serves
-//! comes through a second one of the kind, the mailbox. The process does not live by this
-//! socket: that of the [control socket](crate::serve) is the end that ends it.
+//! Only the loader uses it; then the [sentinel](crate::sentinel) keeps it open. Descriptors that arrive while the child
+//! serves use a second socket of the kind, the mailbox. The end of this socket does not end the process: that of the
+//! [control socket](crate::serve) does.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -23,8 +23,10 @@ pub struct Custody {
 }
 
 impl Custody {
+    /// Connects to the supervisor.
+    ///
     /// # Errors
-    /// When nobody listens there.
+    /// If there is no listener.
     pub fn connect(path: &Path) -> io::Result<Self> {
         UnixStream::connect(path).map(|stream| Self { stream })
     }
@@ -47,15 +49,15 @@ impl Custody {
     /// A duplicate of this end of the socket.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// If no descriptor is left.
     pub fn line(&self) -> io::Result<OwnedFd> {
         self.stream.try_clone().map(OwnedFd::from)
     }
 
-    /// Leaves a duplicate of the descriptor with the supervisor. Does not wait for it to be taken.
+    /// Sends a duplicate of the descriptor to the supervisor, without waiting for its receipt.
     ///
     /// # Errors
-    /// When the socket does not take it.
+    /// If the socket refuses it.
     pub fn hand_over(&self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
         let descriptors = [descriptor.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -70,10 +72,10 @@ impl Custody {
         Ok(())
     }
 
-    /// Takes what the supervisor has put there before it said so.
+    /// Receives a descriptor that the supervisor sent before the corresponding message.
     ///
     /// # Errors
-    /// When nothing is there, or something else.
+    /// If there is none, or it is of another kind.
     pub fn take(&self, article: FdKind) -> io::Result<OwnedFd> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,11 +1,10 @@
 //! The device boundary is a step, not an operation.
 //!
-//! The scheduler hands a [`Batch`] (which sequences, which new tokens at which positions, which
-//! KV pages) to the device's [`Executor`] and gets back what was [`Drawn`]
-//! for each row that draws. What happens below that line (fusing, graphs, persistent kernels, threads)
-//! is the device's own business, under one law:
+//! The scheduler passes a [`Batch`] (sequences, new tokens with positions, KV pages) to the device's [`Executor`] and
+//! receives the [`Drawn`] token of each sampling row. Fusion, graphs, persistent kernels and threads are the device's
+//! own choice, under one law:
 //!
-//! > What one sequence gets depends on (weights, its tokens, its positions, its sampling
+//! > The result of one sequence depends on (weights, its tokens, its positions, its sampling
 //! > parameters) and on nothing else, bit for bit: not on its neighbours in the batch, not on
 //! > how its prompt was cut into chunks, not on whether its pages were computed by another
 //! > request with the same prefix, not on the number of threads.
@@ -30,82 +29,78 @@ pub use kv_custody::{KvCustody, PageCopy, PagePart};
 pub use kv_geometry::{KvGeometry, KvGroups, NearGroups, PageId};
 pub(crate) use open::OpenDevice;
 
-/// Stands for the token that the step before draws for the same request, where a step is launched
-/// before that one has ended: the device puts the token in its place. Never in a prompt, and only
-/// the newest of a sequence's tokens.
+/// Placeholder for the token that the preceding step samples for the same request, in a step launched before that one
+/// has ended. The device substitutes the token. Never in a prompt, and only as the newest token of a sequence.
 pub const TO_BE_DRAWN: TokenId = TokenId(u32::MAX);
 
-/// Everything one step computes.
+/// Input of one step.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
-    /// Steps of this child, counted from 1; goes into faults.
+    /// Number of the step in this child, from 1. Faults name it.
     pub step: u64,
     pub sequences: &'a [SequenceWork<'a>],
 }
 
-/// A sequence's share of a step: `tokens` are run at `first_position ..`, their keys and values
-/// written to `pages`, attending to everything before them.
+/// A sequence's share of a step: `tokens` run at `first_position ..`, their keys and values are written to `pages`, and
+/// they attend to all earlier positions.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceWork<'a> {
     pub request: RequestId,
     /// Never empty.
     pub tokens: &'a [TokenId],
     pub first_position: u32,
-    /// Page table from position 0 on; covers at least `first_position + tokens.len()`. Of block `b` and group `g` of layers at
-    /// `b * groups + g`; where nothing of a block is seen any more, or was written yet, a page of anybody.
+    /// Page table from position 0 on; covers at least `first_position + tokens.len()`. Page of block `b` and group `g`
+    /// of layers at `b * groups + g`. Entries outside all windows, or unwritten ones, may be any page.
     pub pages: &'a [PageId],
-    /// Parameters of the draw, when `tokens` ends at the newest token, so that a next one may be drawn.
+    /// Sampling parameters, if `tokens` ends at the newest token, so that the next one may be sampled.
     pub sample: Option<SampleWork<'a>>,
 }
 
-/// `Any`, so that fault injection finds the devices that can fail by themselves.
+/// A device that computes steps. `Any`, so that fault injection finds the devices with faults of their own.
 pub trait Executor: Any + Send {
     fn facts(&self) -> DeviceFacts;
-    /// `kv_used_bytes` is left 0 here: the scheduler knows which pages are in use.
+    /// Memory usage. `kv_used_bytes` is 0 here: the scheduler counts the pages in use.
     fn memory(&self) -> MemoryReport;
     fn kv_geometry(&self) -> KvGeometry;
-    /// The largest number of tokens, over all sequences, that one batch may hold.
+    /// Maximum number of tokens of a batch, over all sequences.
     fn max_batch_tokens(&self) -> u32;
 
-    /// Prompt tokens of a first step, when nobody knows yet how long one takes: few enough on the slowest
-    /// machine.
+    /// Prompt tokens of the first step, before any measurement: few enough for the slowest machine.
     fn first_prompt_tokens(&self) -> u32 {
         32
     }
 
-    /// Begins a step: computes the batch, or sends it on its way, up to the draws. The draws of the step
-    /// before were decided on. A token that they are still to give is [`TO_BE_DRAWN`] here.
+    /// Begins a step: computes the batch, or launches it, up to the sampling. The preceding step's sampling has been
+    /// launched; a token that it has not returned yet is [`TO_BE_DRAWN`] here.
     ///
     /// # Errors
-    /// A [`Fault`]: the executor cannot be used any more and the child must end. It may be that of the step
-    /// before.
+    /// A [`Fault`]: the executor is unusable and the child must end. The preceding step may have caused it.
     fn begin(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<(), Fault>;
 
-    /// The draws of the step begun last: an entry for each of its sequences with a `sample`, in order. Where
-    /// it is `None` nothing is drawn. What counts is given here; at the beginning, masks may not be known yet.
-    /// The tap says which [`Checkpoint::Logits`] it wants. They are shown here, or when the step is finished.
+    /// Samples the last step: an entry for each of its sequences with a `sample`, in order. `None` samples nothing.
+    /// These parameters are the effective ones; at the beginning, masks may be missing. The tap selects
+    /// [`Checkpoint::Logits`], which it receives here or when the step is finished.
     ///
     /// # Errors
-    /// As [`Self::begin`].
+    /// Those of [`Self::begin`].
     fn draw(&mut self, draws: &[Option<SampleWork<'_>>], tap: &mut dyn Tap) -> Result<(), Fault>;
 
-    /// Waits for the oldest step whose draws were decided on, and gives what it drew, in order. The tap is that of
-    /// its draws: it sees what it wanted then and was not shown.
+    /// Waits for the oldest sampled step, and returns its tokens, in order. The tap is that of its sampling, and
+    /// receives the selected values that are still missing.
     ///
     /// # Errors
-    /// As [`Self::begin`].
+    /// Those of [`Self::begin`].
     fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault>;
 
-    /// It computes while the caller goes on, so that a step may be begun while another is on its way: two at
-    /// most.
+    /// True for an asynchronous device: a step may begin while another is in flight, at most two.
     fn is_ahead(&self) -> bool {
         false
     }
 
-    /// A whole step.
+    /// Runs a whole step.
     ///
     /// # Errors
-    /// As [`Self::begin`].
+    /// Those of [`Self::begin`].
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         self.begin(batch, tap)?;
         let samples = batch.sequences.iter().filter_map(|work| work.sample);
@@ -114,53 +109,50 @@ pub trait Executor: Any + Send {
         self.finish(tap)
     }
 
-    /// Looks whether what was loaded is still there and still the same, a part of it at a time.
-    /// Called between steps, some ten times a second, also while there is nothing to do; must not
-    /// wait. A device that cannot look reports [`MemoryReport::resident`] as unknown.
+    /// Checks a part of the loaded memory for presence and changes. Called between steps, some ten times a second, also
+    /// while idle; must not block. A device without such a check reports [`MemoryReport::resident`] as unknown.
     ///
     /// # Errors
-    /// A [`Fault`]: what was computed lately cannot be trusted, and the child must end.
+    /// A [`Fault`]: recent results cannot be trusted, and the child must end.
     fn inspect(&mut self) -> Result<(), Fault> {
         Ok(())
     }
 
-    /// Takes the memory that a standby has left to the child that served, and that the device may get
-    /// back only now. Called once, before the first step, where the order to load was for a
-    /// [`Role::Standby`](worker_orcd_ipc::Role::Standby).
+    /// Allocates the memory that a standby leaves to the serving child until now. Called once, before the first step,
+    /// if the load was ordered for a [`Role::Standby`](worker_orcd_ipc::Role::Standby).
     ///
     /// # Errors
-    /// A [`Fault`]: the memory is not there.
+    /// A [`Fault`]: the memory is not available.
     fn promote(&mut self) -> Result<(), Fault> {
         Ok(())
     }
 
-    /// The KV cache as others may have it; `None` where it dies with its process.
+    /// The shareable KV cache; `None` if it dies with its process.
     fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
         None
     }
 
-    /// A witness of steps that do not end; asked for once, when everything is loaded. A device that
-    /// computes in the caller's thread tells its [`Tap`] how far it is, and needs none.
+    /// Progress probe for steps that do not end; requested once, after the load. A synchronous device reports progress
+    /// to its [`Tap`] and needs none.
     fn witness(&mut self) -> Option<Box<dyn Witness>> {
         None
     }
 }
 
-/// A reader of a device's progress, for another thread than the one that waits for the device.
+/// Reader of a device's progress, for another thread than the one that waits for the device.
 pub trait Witness: Send {
-    /// An account in one line. Waits for a bounded time, whatever the device does.
+    /// Report in one line. The wait is bounded, whatever the device does.
     fn account(&mut self) -> String;
 }
 
-/// Looks at intermediate values while a step runs; behind it are the logits trace and the parity
-/// tests. Slow on purpose, so it is asked first.
+/// Observer of intermediate values of a step: the logits trace and the parity tests. It slows the step, so the device
+/// queries its selection first.
 pub trait Tap {
     fn wants(&self, request: RequestId, checkpoint: &Checkpoint) -> bool;
-    /// `values` is one row: `[n_embd]` for a layer or a norm, `[vocab]` for logits (before penalties and
-    /// temperature), of the token at `position`.
+    /// Receives one row: `[n_embd]` for a layer or a norm, `[vocab]` for logits (before penalties and temperature), of
+    /// the token at `position`.
     fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, values: &[f32]);
-    /// The step is that far, for all its rows. A device that runs a whole step in one go says
-    /// nothing.
+    /// Progress: all rows of the step have reached the checkpoint. An asynchronous device does not call it.
     fn reached(&mut self, _: &Checkpoint) {}
 }
 
@@ -170,19 +162,19 @@ pub enum Checkpoint {
     Embedding,
     /// The residual stream after this layer.
     Layer(u32),
-    /// Output of the final norm, only for positions at which a token is drawn.
+    /// Output of the final norm, only at sampling positions.
     FinalNorm,
-    /// Logits, only for positions at which a token is drawn.
+    /// Logits, only at sampling positions.
     Logits,
-    /// Output of the final norm at every position of who wants it, whether a token is drawn there or not.
-    /// Nobody else's is computed.
+    /// Output of the final norm at every position of the selected requests, sampling or not. Other requests' rows are
+    /// not computed.
     Hidden,
-    /// Logits at every position of who wants them, whether a token is drawn there or not: the same bits as
-    /// `Logits` where one is. Nobody else's are computed.
+    /// Logits at every position of the selected requests, sampling or not: the same bits as `Logits` at a sampling
+    /// position. Other requests' rows are not computed.
     PromptLogits,
 }
 
-/// A tap that sees nothing.
+/// A tap without selection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTap;
 

@@ -1,5 +1,5 @@
-//! The way from `main` to [`serve`]: arguments, the tie to the parent, the
-//! socket, the [`confinement`]; or to the [answer of a question](crate::questions).
+//! Start of the process, from `main` to [`serve`]: arguments, parent-death signal, socket, [`confinement`]; or the
+//! [answer to a query](crate::questions).
 
 use crate::confinement::{self, Allowed};
 use crate::custody::Custody;
@@ -23,8 +23,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use worker_orcd_ipc::{ExitCode, Fault, FaultKind, Generation, LoadOrder};
 
-/// Points above the parent's score: as if this process had half of the machine's memory more than
-/// it has.
+/// Points above the parent's score: as if this process used half of the machine's memory more than it does.
 const OOM_SCORE_ABOVE_PARENT: i32 = 500;
 const MAX_OOM_SCORE: i32 = 1000;
 
@@ -56,7 +55,7 @@ struct Serving {
     parent: Option<i32>,
 }
 
-/// Works until the conversation ends; never returns.
+/// Serves until the connection ends; never returns.
 pub fn run<L>(loader: L) -> !
 where
     L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
@@ -67,8 +66,8 @@ where
     connection.converse(&[], socket, loader)
 }
 
-/// The same in a child that fails where `WORKER_ORCD_FAULTS` asks for it. Its hello names the feature, and the
-/// supervisor refuses it unless it was started with `--accept-fault-injection`.
+/// Variant of [`run`] with the injected faults of `WORKER_ORCD_FAULTS`. Its `Hello` names the feature, and the
+/// supervisor refuses it unless started with `--accept-fault-injection`.
 #[cfg(feature = "fault-injection")]
 pub fn run_with_faults<L>(loader: L) -> !
 where
@@ -77,7 +76,7 @@ where
     let (serving, mut allowed) = begin();
     let rules = fault_injection::rules();
     let rules = rules.unwrap_or_else(|error| end(ExitCode::Usage, &error.to_string()));
-    // The files that rules wait for.
+    // Files that trigger rules.
     allowed
         .removable
         .extend(fault_injection::directories(&rules));
@@ -87,7 +86,7 @@ where
     connection.converse(&[fault_injection::FEATURE], socket, loader)
 }
 
-/// Answers a question and ends, or returns what it was started to serve with.
+/// Answers a query and exits, or returns the arguments for serving.
 fn begin() -> (Serving, Allowed) {
     exit::end_process_on_panic(|_| {});
     let Arguments {
@@ -118,7 +117,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Connects to the supervisor, then confines the process. The loader that it returns has the socket for descriptors.
+    /// Connects to the supervisor, then confines the process. The returned loader owns the socket for descriptors.
     fn open<L>(
         serving: Serving,
         allowed: &Allowed,
@@ -144,7 +143,7 @@ impl Connection {
         let loader = move |order: &LoadOrder, progress: Progress<'_>| {
             let loaded = loader(order, custody.as_ref(), progress);
             if !is_watched {
-                // Its end would be taken for this process's.
+                // The supervisor would take the socket's end for this process's.
                 std::mem::forget(custody);
             }
             loaded
@@ -169,7 +168,7 @@ impl Connection {
     {
         let link = Arc::new(Link::new(writer, self.generation, exit::end_process()));
         let speaker = Arc::clone(&link);
-        // The panicking thread may be the one that was speaking: then nobody speaks again.
+        // The panicking thread may hold the link: then no event can be sent any more.
         exit::end_process_on_panic(move |fault| speaker.try_last_words(fault));
         let hello = hello(features, self.confinement_gaps);
         serve(self.socket, link, hello, FlightRecorder::at_stdin(), loader);
@@ -177,15 +176,15 @@ impl Connection {
     }
 }
 
-/// Without one, a death by a signal is noticed some milliseconds later.
+/// Starts the sentinel. Without it, a death by a signal is detected some milliseconds later.
 fn post_sentinel(custody: &Custody) -> bool {
     let posted = custody.line().and_then(sentinel::post);
     let posted = posted.inspect_err(|error| eprintln!("worker-orcd-gpu: no sentinel: {error}"));
     posted.is_ok()
 }
 
-/// Has the kernel make its table of this process's descriptors as large as it will be: later, with several threads, that
-/// takes tens of milliseconds, in which streams would wait. Where it is refused, it takes place later.
+/// Enlarges the kernel's descriptor table of this process to its final size: with several threads, that would take tens
+/// of milliseconds, for which streams would wait. If the kernel refuses, it grows later.
 fn make_room_for_descriptors() {
     const ROOM: u64 = 1024;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(ROOM);
@@ -194,9 +193,8 @@ fn make_room_for_descriptors() {
     }
 }
 
-/// Offers this process to the kernel where memory is short: it is replaced, while the death of the
-/// supervisor ends every stream. Raising one's own score needs no privilege; where it is refused
-/// all the same, the choice stays as it was.
+/// Raises this process's OOM score: a child is replaceable, while the supervisor's death ends every stream. Raising
+/// one's own score needs no privilege; if it is refused all the same, the kernel's choice is unchanged.
 fn stand_in_for_the_supervisor() {
     const OWN_SCORE: &str = "/proc/self/oom_score_adj";
     let inherited = std::fs::read_to_string(OWN_SCORE)
@@ -206,14 +204,14 @@ fn stand_in_for_the_supervisor() {
     drop(std::fs::write(OWN_SCORE, score.to_string()));
 }
 
-/// The kernel kills this process when its parent dies. A parent that died before this was asked
-/// for is noticed by its process id.
+/// Sets the parent-death signal: the kernel kills this process when its parent dies. A parent that died earlier is
+/// detected by its process id.
 fn tie_to_parent(parent: Option<i32>) -> nix::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     if parent.is_some_and(|parent| getppid() != Pid::from_raw(parent)) {
         end(ExitCode::SupervisorLost, "the supervisor is gone");
     }
-    // Ctrl-C in a terminal goes to the whole group; what it means is for the supervisor to say.
+    // Ctrl-C in a terminal goes to the whole process group; only the supervisor handles it.
     // SAFETY: ignoring a signal installs no handler that could run.
     unsafe { signal(Signal::SIGINT, SigHandler::SigIgn) }?;
     Ok(())
@@ -223,7 +221,7 @@ fn connect(path: PathBuf) -> io::Result<Socket> {
     Stream::connect(path.to_fs_name::<GenericFilePath>()?).map(|stream| Socket(Arc::new(stream)))
 }
 
-/// The socket, from which one thread reads and to which others write.
+/// The socket, with one reading thread and several writing ones.
 #[derive(Clone)]
 struct Socket(Arc<Stream>);
 

@@ -1,12 +1,11 @@
-//! The end of this process: one number per cause, and last words when there is time for them.
+//! Exit of this process: one exit code per cause, and a final event if there is time for it.
 
 use std::any::Any;
 use std::panic::PanicHookInfo;
 use std::sync::Arc;
 use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
 
-/// The function that ends the process. Tests put another in its place, so it may return; its caller
-/// must be ready to stop by itself.
+/// The function that ends the process. Tests replace it, so it may return; its caller must then stop by itself.
 pub type ExitHook = Arc<dyn Fn(ExitCode) + Send + Sync>;
 
 #[must_use]
@@ -14,15 +13,15 @@ pub fn end_process() -> ExitHook {
     Arc::new(|code| end_now(code))
 }
 
-/// Ends without exit handlers: NVIDIA's driver installs one, and after a device error it may never
-/// return. What this process writes is written without buffers.
+/// Exits without exit handlers: NVIDIA's driver installs one, and after a device error it may never return. All output
+/// of this process is unbuffered.
 pub fn end_now(code: ExitCode) -> ! {
     // SAFETY: ends the process; nothing runs after it.
     unsafe { nix::libc::_exit(code.code()) }
 }
 
-/// Makes a panic in any thread end the process: half a child is worth less than none. `last_words`
-/// may tell the supervisor first.
+/// Makes a panic in any thread end the process: a partial child is worse than none. `last_words` may report to the
+/// supervisor first.
 pub fn end_process_on_panic(last_words: impl Fn(Fault) + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |info| {
         let fault = describe(info);

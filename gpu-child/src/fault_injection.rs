@@ -1,24 +1,23 @@
-//! A child that fails on command, for the tests and the chaos runner. Behind the cargo feature
-//! `fault-injection`, which what ships lacks. Nothing here acts unless the program begins with
-//! [`run_with_faults`](crate::entry::run_with_faults): the hello of such a child names the feature, and the
-//! supervisor refuses it unless it was started with `--accept-fault-injection`.
+//! A child that fails on command, for the tests and the chaos runner. Behind the cargo feature `fault-injection`, which
+//! released binaries lack. Inactive unless the program begins with [`run_with_faults`](crate::entry::run_with_faults):
+//! the `Hello` of such a child names the feature, and the supervisor refuses it unless started with
+//! `--accept-fault-injection`.
 //!
 //! ```text
 //! WORKER_ORCD_FAULTS ─ grammar ─ Rule ─ strike? ─┬─ deeds: in the step (dies, hangs, lies)
 //!                                FaultyExecutor ─┘
-//!                                                ├─ device::misdeed: on the device, in front of it
+//!                                                ├─ device::misdeed: on the device, before the step
 //!                                                └─ wire: in the next write (FaultyWriter)
 //! ```
 //!
-//! * [`grammar`] is the page on what can be asked for; nothing is injected without the variable.
-//! * [`kind`] is the closed list of misdeeds, [`executor`] strikes before a step is computed,
-//!   [`deeds`] does what happens in the engine's own thread, [`escapes`] what the kernel refuses, [`wire`] what happens to bytes on their
-//!   way up; what a device has to do is [its own](crate::device::misdeed).
+//! * [`grammar`] documents the rules; without the variable nothing is injected.
+//! * [`kind`] is the closed list of faults. [`executor`] applies the rules before a step is computed. [`deeds`] are
+//!   faults of the engine thread, [`escapes`] actions that the kernel refuses, [`wire`] changes of outgoing bytes.
+//!   Faults of a device are [its own](crate::device::misdeed).
 //!
-//! Every fault is announced on stderr before it is committed, so that a log says what was
-//! injected beside what the supervisor noticed. Deliberately absent: faults outside this process
-//! (a signal from elsewhere is the chaos runner's), and tokens that are wrong but possible, which
-//! nobody can notice.
+//! Every fault is logged on stderr before it is injected, so that a log shows it beside the supervisor's detection.
+//! Deliberately absent: faults outside this process (the chaos runner sends signals), and wrong but plausible tokens,
+//! which are undetectable.
 
 mod deeds;
 mod escapes;
@@ -44,16 +43,16 @@ use std::sync::Arc;
 use wire::Wire;
 use worker_orcd_ipc::{Fault, Generation, LoadOrder};
 
-/// The name of the feature in a hello.
+/// The name of the feature in a `Hello`.
 pub const FEATURE: &str = "fault-injection";
 
-/// The rules of this child; unset means none.
+/// Environment variable with the rules of this child; unset means none.
 pub const VARIABLE: &str = "WORKER_ORCD_FAULTS";
 
-/// The rules that this process was given.
+/// The rules of this process.
 ///
 /// # Errors
-/// When the variable does not follow the [`grammar`].
+/// If the variable violates the [`grammar`].
 pub fn rules() -> Result<Vec<Rule>, GrammarError> {
     match std::env::var(VARIABLE) {
         Ok(text) => parse(&text),
@@ -69,7 +68,7 @@ pub fn directories(rules: &[Rule]) -> impl Iterator<Item = PathBuf> {
     rules.iter().filter_map(Rule::directory)
 }
 
-/// Puts the faults that `rules` ask for around a writer and a loader.
+/// Wraps a writer and a loader with the faults of `rules`.
 pub fn arm<W, L>(
     rules: Vec<Rule>,
     generation: Generation,
@@ -105,14 +104,14 @@ where
     (writer, loader)
 }
 
-/// The device, if it can fail by itself.
+/// The device, if it has faults of its own.
 fn saboteur<'a>(device: &'a mut (dyn Executor + 'static)) -> Option<&'a mut dyn Saboteur> {
     let device: &mut dyn Any = device;
     let device = device.downcast_mut::<CudaExecutor>()?;
     Some(device)
 }
 
-/// A fault that would never strike is refused, or a run would claim to have survived it.
+/// Prepares the device. A rule with an impossible fault is refused: a run would otherwise claim to have survived it.
 fn make_ready(
     rules: &[Rule],
     device: &str,
@@ -135,7 +134,7 @@ fn make_ready(
         .filter(|kind| kind.of_device().is_some());
     let first = of_device.find(may_come);
     if let Some(saboteur) = saboteur {
-        // A NaN is the device's own where there is a device to make it.
+        // The device produces a NaN itself if there is a device.
         return match first.is_some() || may_come(&Kind::NonFinite) {
             true => saboteur.prepare(),
             false => Ok(()),
@@ -149,7 +148,7 @@ mod tests {
     use super::*;
     use crate::device::misdeed::DeviceMisdeed;
 
-    /// A device that fails by itself, and counts how often it was made ready.
+    /// A device with faults of its own, which counts its preparations.
     #[derive(Default)]
     struct Device {
         ready: u32,

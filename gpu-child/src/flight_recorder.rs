@@ -1,16 +1,13 @@
-//! The flight recorder: what this process does, written where a death cannot reach it.
+//! The flight recorder: a log of this process's recent actions that survives its death.
 //!
-//! The supervisor hands the ring over as descriptor 0: a sealed memfd, mapped here once. Each
-//! record is one cache line of plain stores, some tens of nanoseconds with the clock
-//! (`examples/flight_recorder_cost.rs` measures it), and needs no system call: what was stored
-//! is in the memfd at once, whoever dies.
+//! The supervisor passes the ring as descriptor 0: a sealed memfd, mapped here once. Each record is one cache line of
+//! plain stores, some tens of nanoseconds with the clock (`examples/flight_recorder_cost.rs` measures it), without a
+//! system call: stored data is in the memfd immediately, so it survives any death.
 //!
-//! A child that was started by hand has a terminal there, or nothing: then nothing is recorded,
-//! and everything works all the same.
+//! A manually started child has a terminal or no file there: then it works without recording.
 //!
-//! [`Watched`] is how the recorder sees into a step without any device knowing of it: a device
-//! asks its [`Tap`] at every checkpoint whether somebody wants to look, and being asked is the
-//! news.
+//! [`Watched`] records the progress inside a step without support by the device: a device queries its [`Tap`] at every
+//! checkpoint, and the query itself is the event.
 
 use crate::device::{Checkpoint, SampleWork, SequenceWork, Tap};
 use memmap2::{MmapOptions, MmapRaw};
@@ -41,15 +38,15 @@ struct Ring {
     written: Cell<u64>,
 }
 
-/// Notes in the same memory, for another thread than the one that computes: how it stands when that
-/// one does not get on.
+/// Notes in the same memory, for another thread than the one that computes: state of the child while that thread is
+/// stuck.
 pub struct Notes {
     ring: Option<(Arc<MmapRaw>, u32)>,
     written: usize,
 }
 
 impl FlightRecorder {
-    /// The notes, for one thread: two would write into each other's places.
+    /// The notes, for one thread: two would overwrite each other's entries.
     #[must_use]
     pub fn notes(&self) -> Notes {
         let ring = self.ring.as_ref();
@@ -59,13 +56,13 @@ impl FlightRecorder {
         }
     }
 
-    /// Records nothing.
+    /// A recorder without a ring.
     #[must_use]
     pub fn none() -> Self {
         Self { ring: None }
     }
 
-    /// The ring at descriptor 0, if that is what lies there.
+    /// The ring at descriptor 0, if there is one.
     #[must_use]
     pub fn at_stdin() -> Self {
         Self::at(io::stdin())
@@ -127,7 +124,7 @@ impl fmt::Debug for FlightRecorder {
 }
 
 impl Ring {
-    /// `None` for anything but a ring that cannot shrink under the map.
+    /// Maps the ring. `None` for anything but a ring that cannot shrink under the map.
     fn map(file: &File) -> Option<Self> {
         let seals = SealFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GET_SEALS).ok()?);
         let mut header = [0; RECORD_BYTES];
@@ -160,29 +157,29 @@ impl Ring {
     }
 }
 
-/// Puts a record or a note into its place.
+/// Stores a record or a note.
 fn store(map: &MmapRaw, at: usize, bytes: &[u8]) {
     assert!(at.is_multiple_of(8) && at + bytes.len() <= map.len());
     let (words, _) = bytes.as_chunks::<8>();
     for (index, word) in words.iter().enumerate() {
-        // SAFETY: inside the map, as was just checked, and aligned, for a map begins at a page.
-        // Whoever else maps this memory is the supervisor's descriptor, which reads by system call;
-        // in this process the words are only accessed here.
+        // SAFETY: inside the map, as was just checked, and aligned, for a map begins at a page. The only other user of
+        // this memory is the supervisor's descriptor, which reads by system call; in this process the words are only
+        // accessed here.
         let place =
             unsafe { AtomicU64::from_ptr(map.as_mut_ptr().add(at + 8 * index).cast::<u64>()) };
-        // In order, a record's checksum last, so that it is whole as early as it can be.
+        // In order, a record's checksum last, so that it is complete as early as possible.
         place.store(u64::from_ne_bytes(*word), Ordering::Release);
     }
 }
 
-/// A clock that cannot be read stands still; the numbers still tell the order.
+/// Monotonic time; 0 if the clock is unreadable. The numbers of the records still give the order.
 fn monotonic_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| {
         now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
     })
 }
 
-/// The phase of a batch, as its sequences say.
+/// The phase of a batch, by its sequences.
 #[must_use]
 pub fn phase(sequences: &[SequenceWork<'_>]) -> Phase {
     match sequences.iter().filter(|work| decodes(work)).count() {
@@ -192,15 +189,14 @@ pub fn phase(sequences: &[SequenceWork<'_>]) -> Phase {
     }
 }
 
-/// The newest token alone, behind tokens of its own.
+/// True for a sequence that runs only its newest token, after its prompt.
 #[must_use]
 pub fn decodes(work: &SequenceWork<'_>) -> bool {
     let draws_behind_its_own = |sample: SampleWork<'_>| !sample.generated.is_empty();
     work.tokens.len() == 1 && work.sample.is_some_and(draws_behind_its_own)
 }
 
-/// A tap that lets the recorder know how far the device has come, and is otherwise the one
-/// inside.
+/// A tap that records the device's progress, and otherwise forwards to the inner one.
 #[expect(missing_debug_implementations, reason = "a tap has nothing to show")]
 pub struct Watched<'a> {
     inner: &'a mut dyn Tap,

@@ -1,4 +1,4 @@
-//! Threads that compile grammars and compute masks, so that the engine's thread does neither.
+//! Threads that compile grammars and compute masks, so that the engine thread does neither.
 //!
 //! ```text
 //!                 grammar  ┌───────────────────┐ matcher, first mask
@@ -13,12 +13,12 @@
 //!         matcher, token   └───────────────────┘ matcher, next mask
 //! ```
 //!
-//! A matcher travels: it is here between two masks, and with a worker while that computes one. What takes long,
-//! a compilation or the replay of a history, is a compiler's, so that it delays no mask of others; and so does the
-//! slow worker have the matchers whose last mask took long. Compilers and slow worker get what streams leave of the
-//! processor. The threads start with the first grammar.
+//! A matcher moves between threads: it is here between two masks, and at a worker during the computation. Long work,
+//! such as a compilation or the replay of a history, belongs to the compilers, so that it delays no other masks; the
+//! slow worker has the matchers with a slow last mask. Compilers and slow worker run at low priority, after the
+//! streams. The threads start with the first grammar.
 //!
-//! An error, a panic inside llguidance too, is the answer to one ticket and ends nothing else.
+//! An error, even a panic inside llguidance, is the answer to one ticket and ends nothing else.
 
 use crate::scheduler::Wish;
 use nix::time::{ClockId, clock_gettime};
@@ -32,17 +32,17 @@ use worker_orcd_grammar::limits::STACK_BYTES;
 use worker_orcd_grammar::{Compiler, GrammarError, Mask, Matcher};
 use worker_orcd_ipc::{Grammar, TokenId, TokenizerFacts};
 
-/// Threads that compile, at most, and as many that compute masks. A mask takes a small part of a step, so few serve many streams.
+/// Maximum number of compilers, and of workers. A mask takes a small part of a step, so few serve many streams.
 const MOST_WORKERS: usize = 4;
 
-/// Processor time of a mask behind which the next one is the slow worker's: an ordinary one takes far less.
+/// Processor time of a mask after which the next one goes to the slow worker: an ordinary one takes far less.
 const SLOW_MASK: Duration = Duration::from_millis(1);
 
-/// Priority of compilers and slow workers: beside streams on all cores each gets a seventh of a core, so that what a
-/// grammar may cost at most is there within two seconds or so, and streams lose little meanwhile.
+/// Priority of compilers and slow workers: beside streams on all cores each gets a seventh of a core, so that a grammar
+/// of the maximum cost is done within two seconds or so, and streams lose little meanwhile.
 const NICENESS: i32 = 8;
 
-/// So that no grammar waits for a single other one.
+/// Minimum number of compilers: no grammar waits for a single other one.
 const FEWEST_COMPILERS: usize = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -51,30 +51,30 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub struct Answer {
     pub ticket: u64,
-    /// Tokens before it that the grammar left no choice about.
+    /// Tokens forced by the grammar before the mask.
     pub forced: Vec<TokenId>,
     pub mask: Result<Mask, GrammarError>,
 }
 
-/// What a thread sends back.
+/// Result of a thread.
 #[derive(Debug)]
 struct Done {
     answer: Answer,
-    /// Where it can go on.
+    /// The matcher, unless it has failed.
     matcher: Option<Traveller>,
 }
 
 #[derive(Debug)]
 struct Traveller {
     matcher: Box<Matcher>,
-    /// Its last mask took long.
+    /// The last mask took long.
     is_slow: bool,
 }
 
 #[derive(Debug)]
 enum Place {
     Here(Traveller),
-    /// With a thread, which looks whether anybody still wants it.
+    /// Moved to a thread, which drops it when it is no longer needed.
     Away(#[expect(dead_code, reason = "held, so that the thread sees it")] Arc<()>),
 }
 
@@ -85,7 +85,7 @@ pub struct Grammars {
     queues: Option<Queues>,
     matchers: HashMap<u64, Place>,
     done: Receiver<Done>,
-    /// Given to the threads when they start.
+    /// Cloned by the threads when they start.
     answers: Sender<Done>,
 }
 
@@ -96,7 +96,7 @@ struct Queues {
     slow_worker: Sender<Job>,
 }
 
-/// The compiler for this vocabulary, made when it is needed.
+/// The compiler for this vocabulary, created when it is needed.
 #[derive(Debug)]
 struct Workshop {
     facts: Mutex<Option<TokenizerFacts>>,
@@ -130,10 +130,10 @@ impl Grammars {
         }
     }
 
-    /// Begins what is wanted.
+    /// Starts the work of a request.
     ///
     /// # Errors
-    /// When the threads cannot be started. No grammar is the cause of that.
+    /// If the threads cannot be started, independently of the grammar.
     pub fn hear(&mut self, wish: Wish) -> io::Result<()> {
         match wish {
             Wish::Begin {
@@ -152,7 +152,7 @@ impl Grammars {
         Ok(())
     }
 
-    /// An answer that is here by then.
+    /// The next answer that arrives before the deadline.
     pub fn answer_by(&mut self, deadline: Instant) -> Option<Answer> {
         loop {
             let patience = deadline.saturating_duration_since(Instant::now());
@@ -162,7 +162,7 @@ impl Grammars {
             };
             let Done { answer, matcher } = done;
             match (self.matchers.remove(&answer.ticket), matcher) {
-                // Nobody wants it any more.
+                // No longer needed.
                 (None, Some(matcher)) => self.free(matcher),
                 (None, None) => {}
                 (Some(_), matcher) => {
@@ -223,7 +223,7 @@ impl Grammars {
         }
     }
 
-    /// Elsewhere: it may be large.
+    /// Frees a matcher on another thread: it may be large.
     fn free(&self, matcher: Traveller) {
         if let Some(queues) = &self.queues {
             drop(queues.slow_worker.send(Box::new(move || drop(matcher))));
@@ -244,7 +244,7 @@ impl Grammars {
 }
 
 impl Workshop {
-    /// A matcher behind a history; `None` where nobody wants it any more.
+    /// Creates a matcher after a history; `None` if it is no longer needed.
     fn begin(
         &self,
         grammar: &Grammar,
@@ -280,7 +280,7 @@ impl Workshop {
     }
 }
 
-/// What a matcher says next, unless it has failed.
+/// Result of a matcher's next mask, with the matcher unless it has failed.
 fn done(
     ticket: u64,
     matcher: impl FnOnce() -> Result<Box<Matcher>, GrammarError>,
@@ -307,19 +307,19 @@ fn done(
     }
 }
 
-/// Of this thread: what others take from it is not its own.
+/// Processor time of this thread, independent of other threads' load.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     time.map_or(Duration::ZERO, Duration::from)
 }
 
-/// One core is the engine's.
+/// Number of threads: one core is left to the engine.
 fn workers() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     cores.saturating_sub(1).clamp(1, MOST_WORKERS)
 }
 
-/// Threads that work on one queue until its sender is gone.
+/// Starts threads that serve one queue until its sender is gone.
 fn start(name: &str, threads: usize, niceness: Option<i32>) -> io::Result<Sender<Job>> {
     let (sender, jobs) = channel::<Job>();
     let jobs = Arc::new(Mutex::new(jobs));
@@ -339,9 +339,9 @@ fn start(name: &str, threads: usize, niceness: Option<i32>) -> io::Result<Sender
     Ok(sender)
 }
 
-/// This thread, as Linux has it.
+/// Lowers the priority of this thread; on Linux it applies to a single thread.
 fn give_way(niceness: i32) {
-    // Refused at worst: then the kernel shares as it would have.
+    // If it is refused, the kernel schedules with the old priority.
     if getpriority_process(None).is_ok_and(|nice| nice < niceness) {
         let _ = setpriority_process(None, niceness);
     }

@@ -1,5 +1,4 @@
-//! The pages of the KV arena: what each holds, and for whom. Pure: it hands out page numbers and
-//! never touches the arena.
+//! Page allocator and prefix cache of the KV arena. Pure: it deals in page numbers and never touches the arena.
 //!
 //! ```text
 //!            allocate             publish (full, tokens known)
@@ -11,18 +10,19 @@
 //!                         evict (least recently used)
 //! ```
 //!
-//! A page is written only while it is private: it belongs to one sequence and is not full. The pages of
-//! a block that is full, one for each group of layers ([`KvGeometry`]), may be published under the exact tokens
-//! that they hold and the block before it; other sequences with the same beginning then share them, and they are
-//! never written again. Pages that nobody uses are kept until their room is needed.
+//! A page is written only while it is private: one sequence uses it, and it is not full. The pages of a full block, one
+//! for each group of layers ([`KvGeometry`]), may be published under their exact tokens and the preceding block. Other
+//! sequences with the same prefix then share them, and they are never written again. Pages without users stay cached
+//! until an allocation evicts them.
 //!
-//! Pages whose layers see a window are given back while their sequence goes on, so they are evicted earlier than others of their
-//! block. A beginning is of use up to any block for which all is there that is seen from behind it ([`Reach`]).
+//! Pages of sliding-window layers are released while their sequence runs, so they are evicted earlier than the others
+//! of their block. A prefix is reusable up to a block from which all pages in the layers' windows are present
+//! ([`Reach`]).
 //!
-//! A child that stands by keeps free pages aside that hold what another child has sealed at the same
-//! place, until their request comes, or nobody will.
+//! A standby reserves free pages for copies of pages that another child has sealed under the same numbers, until their
+//! request arrives or cannot arrive any more.
 //!
-//! Tokens are compared, not hashes of them: two prefixes never share a page by accident.
+//! The cache compares tokens, not their hashes: two prefixes never share a page by collision.
 
 mod chain;
 mod reach;
@@ -37,26 +37,26 @@ use worker_orcd_ipc::TokenId;
 pub use chain::ChainId;
 pub use reach::Reach;
 
-/// The published blocks with which a sequence of tokens begins.
+/// Published blocks that match the beginning of a sequence of tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Prefix {
-    /// Of block `b` and group `g` at `b * groups + g`; `None` for near pages before `near_from`.
+    /// Page of block `b` and group `g` at `b * groups + g`. `None` for sliding-window pages before `near_from`.
     pub pages: Vec<Option<PageId>>,
     pub blocks: usize,
-    /// The first block with near pages.
+    /// First block with sliding-window pages.
     pub near_from: usize,
     pub chain: ChainId,
 }
 
 #[derive(Debug, Default)]
 struct Page {
-    /// Sequences that use it.
+    /// Number of sequences that use the page.
     users: u32,
-    /// The block and its group that it is found under.
+    /// Block and group under which the page is published.
     published: Option<(BlockKey, usize)>,
-    /// Time at which its last user let go of it.
+    /// Logical time at which the last user released the page.
     released: u64,
-    /// Times that it was allocated.
+    /// Number of allocations so far.
     epoch: u64,
 }
 
@@ -64,7 +64,7 @@ struct Page {
 #[derive(Debug, Default)]
 struct Kept {
     count: usize,
-    /// A page that has found a user since then stays here until its turn comes.
+    /// Lazy: a page that has found a user since stays here until eviction reaches it.
     queue: VecDeque<(u64, PageId)>,
 }
 
@@ -74,9 +74,9 @@ pub struct KvPages {
     shares_prefixes: bool,
     pages: Vec<Page>,
     free: Vec<PageId>,
-    /// Pages without users that hold what another child has sealed at the same place, with its checksum.
+    /// Pages reserved for copies of another child's sealed pages under the same numbers, with their checksums.
     ahead: BTreeMap<PageId, u128>,
-    /// With a hash that strangers, whose tokens these are, cannot guess.
+    /// The hash is randomly seeded: clients choose the tokens and must not be able to force collisions.
     chains: HashMap<BlockKey, Block, RandomState>,
     kept: Kept,
     clock: u64,
@@ -105,20 +105,19 @@ impl KvPages {
         self.geometry
     }
 
-    /// Pages that can be allocated now, kept ones given up.
+    /// Pages that can be allocated now, including cached pages without users.
     #[must_use]
     pub fn available_pages(&self) -> u32 {
         (self.free.len() + self.ahead.len() + self.kept.count) as u32
     }
 
-    /// Pages that some sequence uses.
+    /// Pages in use by at least one sequence.
     #[must_use]
     pub fn used_pages(&self) -> u32 {
         self.geometry.pages - self.available_pages()
     }
 
-    /// The longest published beginning of `tokens` that can be gone on from, in whole blocks. The caller becomes a user of
-    /// its pages.
+    /// Longest reusable published prefix of `tokens`, in whole blocks. The caller becomes a user of its pages.
     pub fn find(&mut self, tokens: &[TokenId]) -> Prefix {
         let (geometry, mut chain) = (self.geometry, ChainId::ROOT);
         let whole = geometry.groups.whole();
@@ -155,17 +154,17 @@ impl KvPages {
         prefix
     }
 
-    /// A page that only the caller uses; `None` when every page has a user.
+    /// Allocates a private page. `None` if every page has a user.
     pub fn allocate(&mut self) -> Option<PageId> {
         let free = self.free.pop();
-        // From the end: the first ones belong to the oldest request, which is the next to come.
+        // From the end: the first ones belong to the oldest request, which arrives next.
         let page = free.or_else(|| Some(self.ahead.pop_last()?.0));
         let page = page.or_else(|| self.evict())?;
         Some(self.hand_out(page))
     }
 
-    /// Takes a free page for what another child has at the same place. It is nobody's before it is
-    /// [kept](Self::keep_ahead), and may have been taken for that before.
+    /// Reserves a free page for a copy of another child's page of the same number. It has no owner until it is
+    /// [kept](Self::keep_ahead). True also if it was reserved for this purpose before.
     pub fn take_ahead(&mut self, page: PageId) -> bool {
         let place = self.free.iter().rposition(|free| *free == page);
         if let Some(place) = place {
@@ -174,7 +173,7 @@ impl KvPages {
         self.ahead.remove(&page).is_some() || place.is_some()
     }
 
-    /// The page that was [taken](Self::take_ahead) holds what has this checksum; without one it is free again.
+    /// Records the checksum of the contents of a [reserved](Self::take_ahead) page. `None` frees the page.
     pub fn keep_ahead(&mut self, page: PageId, checksum: Option<u128>) {
         match checksum {
             Some(checksum) => {
@@ -184,7 +183,7 @@ impl KvPages {
         }
     }
 
-    /// The page, for the caller alone, if it was [kept](Self::keep_ahead) and has this checksum.
+    /// Allocates the page to the caller if it was [kept](Self::keep_ahead) with this checksum.
     pub fn find_ahead(&mut self, page: PageId, checksum: u128) -> Option<PageId> {
         let is_it = self.ahead.get(&page) == Some(&checksum);
         is_it.then(|| {
@@ -193,13 +192,13 @@ impl KvPages {
         })
     }
 
-    /// Nobody will come for what was kept ahead.
+    /// Frees all pages reserved for copies: no request will arrive for them.
     pub fn forget_ahead(&mut self) {
         let pages = std::mem::take(&mut self.ahead);
         self.free.extend(pages.into_keys().rev());
     }
 
-    /// So many pages that only the caller uses, or none.
+    /// Allocates `count` private pages, or none.
     pub fn allocate_all(&mut self, count: usize) -> Option<Vec<PageId>> {
         let is_there = count <= self.available_pages() as usize;
         is_there.then(|| (0..count).map_while(|_| self.allocate()).collect())
@@ -212,9 +211,9 @@ impl KvPages {
         page
     }
 
-    /// Offers the pages of a full block, which holds `tokens` behind the chain `parent`, to others: one for each group, but for
-    /// near pages that were given back. Gives the longer chain's name. Where a page that is in use already has a place,
-    /// the caller's stays private.
+    /// Publishes the pages of a full block with `tokens` after the chain `parent`: one for each group, except released
+    /// sliding-window pages. Returns the extended chain. Where the block already has a page in use, the caller's page
+    /// stays private.
     pub fn publish(
         &mut self,
         parent: ChainId,
@@ -242,8 +241,7 @@ impl KvPages {
             let Some(own) = *own else { continue };
             match *known {
                 Some(other) if self.pages[other.0 as usize].users > 0 => continue,
-                // The other one has no user: this one takes its place, so that a chain whose end
-                // is in use does not lose its front.
+                // The other page has no user. This one replaces it, so that a chain with a used end keeps its front.
                 Some(other) => {
                     self.kept.count -= 1;
                     self.pages[other.0 as usize].published = None;
@@ -257,10 +255,10 @@ impl KvPages {
         block.chain
     }
 
-    /// The caller stops using these pages, given in the order of positions.
+    /// Releases the caller's use of these pages, listed in the order of positions.
     pub fn release(&mut self, pages: &[PageId]) {
-        // From the end, so that the front of a chain is the youngest and evicted last: a block is
-        // of no use to anybody without the blocks before it.
+        // From the end, so that the front of a chain is the youngest and evicted last: a block is unusable without the
+        // blocks before it.
         for &id in pages.iter().rev() {
             let page = &mut self.pages[id.0 as usize];
             page.users = page
@@ -286,13 +284,13 @@ impl KvPages {
         }
     }
 
-    /// Tells a page from what it was before it was allocated the last time.
+    /// Allocation count of a page: distinguishes its contents from those of earlier allocations.
     #[must_use]
     pub fn epoch(&self, page: PageId) -> u64 {
         self.pages[page.0 as usize].epoch
     }
 
-    /// A page that may be written: one sequence uses it and no other can find it.
+    /// True for a writable page: one sequence uses it, and it is not published.
     #[must_use]
     pub fn is_private(&self, page: PageId) -> bool {
         let page = &self.pages[page.0 as usize];
@@ -307,8 +305,8 @@ impl KvPages {
         page.users += 1;
     }
 
-    /// A page of this group is the block's no more. Without a page of layers that see all, or without any, nobody can use the
-    /// rest.
+    /// Removes this group's page from the block. Without a page of a full-attention group, or without any page, the
+    /// rest of the block is unusable and is freed.
     fn withdraw(&mut self, key: &BlockKey, group: usize) {
         let Some(block) = self.chains.get_mut(key) else {
             return;

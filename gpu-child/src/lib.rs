@@ -1,22 +1,20 @@
 //! The disposable process that owns one device, its model and its KV cache.
 //!
 //! ```text
-//! entry ─ serve ─┬─ reader, heartbeat, link          (threads and words)
-//!                └─ engine ─┬─ scheduler ─ kv_cache  (pure: who runs, in which pages)
+//! entry ─ serve ─┬─ reader, heartbeat, link          (threads and messages)
+//!                └─ engine ─┬─ scheduler ─ kv_pages  (pure: sequences and pages of a step)
 //!                           ├─ device    ─ sampler   (a step: tokens in, tokens out)
-//!                           ├─ grammars              (threads: what may be drawn next)
-//!                           ├─ trace, logprobs, pooling  (what the device saw, on request)
-//!                           └─ flight_recorder       (what it was doing, for after its death)
+//!                           ├─ grammars              (threads: masks of allowed tokens)
+//!                           ├─ trace, logprobs, pooling  (rows of the device, on request)
+//!                           └─ flight_recorder       (recent actions, for a crash report)
 //!           loader ─┬─ model ─ gguf                  (an untrusted file, checked)
 //!                   └─ custody                       (the open file, for the next child)
 //! ```
 //!
-//! Synchronous threads, no async runtime. The process is made to be killed at any moment: nothing
-//! that a client was promised lives here. It never outlives its parent, its control socket or a
-//! device error.
+//! Synchronous threads, no async runtime. The process may be killed at any moment: no state that a client depends on
+//! lives only here. It never outlives its parent, its control socket or a device error.
 //!
-//! Deliberately absent: text (the supervisor's), HTTP, retries, and any fallback from one device
-//! to another.
+//! Deliberately absent: text (the supervisor's), HTTP, retries, and any fallback from one device to another.
 
 pub mod confinement;
 pub mod custody;

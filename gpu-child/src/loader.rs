@@ -1,11 +1,11 @@
-//! An order to load becomes an executor: the file is opened, or taken over from an earlier child,
-//! checked, and handed to the device.
+//! Executes an order to load: opens the file, or takes it over from an earlier child, checks it, and loads it onto the
+//! device.
 //!
-//! Weights that an earlier child has placed stay where they are: this one takes their memory over, and
-//! of the file only its header is read.
+//! Retained weights of an earlier child stay in place: this child takes over their memory, and reads only the header of
+//! the file.
 //!
-//! The model's identity is taken of what will be computed with, where it lies, and not of the file: a
-//! file that is edited while it is read has no one content.
+//! The model's identity is computed from the loaded data, not from the file: a file that is edited while it is read has
+//! no single content.
 
 use crate::custody::Custody;
 use crate::device::{Executor, KeptWeights, LoadOptions, OpenDevice, Source};
@@ -26,16 +26,18 @@ use worker_orcd_ipc::{
     WeightsManifest, model_stem,
 };
 
+/// Loads the model.
+///
 /// # Errors
-/// [`Fault::DeviceUnavailable`], [`Fault::ModelLoad`] or [`Fault::InsufficientMemory`]: a new
-/// child would fail in the same way. [`Fault::Io`] when something that was to be taken over is not
-/// there, and [`Fault::Device`] when weights that were kept have changed.
+/// [`Fault::DeviceUnavailable`], [`Fault::ModelLoad`] or [`Fault::InsufficientMemory`]: a new child would fail in the
+/// same way. [`Fault::Io`] if an expected descriptor is missing, and [`Fault::Device`] if retained weights have
+/// changed.
 pub fn load(
     order: &LoadOrder,
     custody: Option<&Custody>,
     progress: Progress<'_>,
 ) -> Result<Loaded, Fault> {
-    // A device takes longer to open than a header to read: neither waits for the other.
+    // Opening the device and reading the header run in parallel: the device takes longer.
     thread::scope(|scope| {
         let device = thread::Builder::new()
             .name("open-device".to_owned())
@@ -48,7 +50,7 @@ pub fn load(
     })
 }
 
-/// Loads on a device that is open when it is asked for.
+/// Loads on a device that is open when it is needed.
 fn load_on(
     device: impl FnOnce() -> Result<OpenDevice, Fault>,
     order: &LoadOrder,
@@ -67,13 +69,13 @@ fn load_on(
     let head = rank_head(&header, &config).map_err(fault)?;
     let head = head.map(|tensor| RankHead::of(&tensor));
     let sampling = sampling_advice(&header, model.vocab_size);
-    // In the order in which the supervisor hands them out.
+    // In the order in which the supervisor sends them.
     let kept = kept_weights(order, custody)?;
     let other = other_kv(order, custody)?;
     let mailbox = mailbox(order, custody)?;
     let options = LoadOptions {
         kv_cache_bytes: order.kv_cache_bytes,
-        // Every running sequence has its token beside a whole chunk of prompts.
+        // Every running sequence has its token besides a whole prefill chunk.
         max_batch_tokens: order
             .prefill_chunk_tokens
             .max(1)
@@ -121,7 +123,8 @@ fn load_on(
     })
 }
 
-/// The supervisor notices what it was not given, says so, and has the next child begin with the file.
+/// Sends a descriptor to the supervisor. On failure the supervisor reports the gap, and the next child begins with the
+/// file.
 fn hand_over(custody: &Custody, article: FdKind, descriptor: &impl AsFd) {
     if let Err(error) = custody.hand_over(article, descriptor) {
         eprintln!("worker-orcd-gpu: {article:?} cannot be handed over: {error}");
@@ -149,15 +152,15 @@ fn mailbox(order: &LoadOrder, custody: Option<&Custody>) -> Result<Option<Custod
     }
 }
 
-/// Bytes of the machine's memory that it takes: pages that were never written take none.
+/// Bytes of host memory in use by it: unwritten pages take none.
 fn taken_by(other: &OtherKv) -> u64 {
     const BLOCK_BYTES: u64 = 512;
     let file = rustix::fs::fstat(&other.memory);
     file.map_or(0, |file| file.st_blocks.cast_unsigned() * BLOCK_BYTES)
 }
 
-/// Hands the KV cache over, and takes the other child's. Gives that child, if its pages can be adopted.
-/// Without them their tokens are computed again.
+/// Exports the KV cache, and attaches the other child's. Returns that child if its pages can be adopted. Otherwise
+/// their tokens are recomputed.
 fn share_kv(
     executor: &mut dyn Executor,
     other: Option<OtherKv>,
@@ -209,8 +212,8 @@ fn take(custody: Option<&Custody>, article: FdKind) -> Result<OwnedFd, Fault> {
     })
 }
 
-/// `Debug` writes every field of the configuration, and every float in as many digits as tell it
-/// from its neighbours.
+/// Hash of the model. `Debug` writes every field of the configuration, and every float with enough digits to
+/// distinguish it from its neighbours.
 fn identity(
     config: &ModelConfig,
     weights: &WeightsManifest,
@@ -228,8 +231,7 @@ fn identity(
     ModelIdentity(hasher.finish_128().to_le_bytes())
 }
 
-/// The description of a file, if [`load`] could take it: everything is checked but the tensors'
-/// bytes and the memory that they need.
+/// Description of a loadable file: everything is checked except the tensors' bytes and the required memory.
 ///
 /// # Errors
 /// [`Fault::ModelLoad`].
@@ -251,7 +253,7 @@ pub fn check(path: &Path) -> Result<String, Fault> {
     ))
 }
 
-/// The length of sequences that was ordered, but no more than the model was trained for.
+/// The ordered sequence length, limited to the model's context length.
 fn sequence_tokens(order: &LoadOrder, header: &Header<'_>) -> Result<u32, ModelError> {
     let context_length = ModelConfig::from_gguf(header, None)?.context_length as u32;
     Ok(order

@@ -1,9 +1,8 @@
-//! Log probabilities of the tokens that a step draws; [`PromptRows`] are for those of a prompt.
+//! Log probabilities of sampled tokens; [`PromptRows`] are for those of a prompt.
 //!
-//! One function on one thread makes them of a row of raw logits, for every device. So they depend on
-//! that row and on nothing else: not on the batch, the threads, or whether the row was computed by this
-//! child or by the one before. A device shows its rows to a [`Tap`], and those who want no log
-//! probabilities cost nothing.
+//! One function on one thread computes them from a row of raw logits, for every device. So they depend on that row
+//! only: not on the batch, the threads, or the child that computed the row. A device passes its rows to a [`Tap`], and
+//! requests without log probabilities cost nothing.
 
 mod prompt;
 
@@ -11,11 +10,11 @@ use crate::device::{Checkpoint, Tap};
 pub use prompt::{PromptRows, WantedPart};
 use worker_orcd_ipc::{Drawn, DrawnLogprobs, Logprobs, RequestId, TokenId};
 
-/// The log-softmax of a row of finite logits, at `token` and at the `top` most likely tokens. Sums go
-/// by ascending id, in f64.
+/// The log-softmax of a row of finite logits, at `token` and at the `top` most likely tokens. Sums go by ascending id,
+/// in f64.
 ///
 /// # Panics
-/// When the token is not of the row.
+/// If the token is outside the row.
 #[must_use]
 pub fn logprobs(logits: &[f32], token: TokenId, top: u8) -> Logprobs {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -29,7 +28,7 @@ pub fn logprobs(logits: &[f32], token: TokenId, top: u8) -> Logprobs {
     }
 }
 
-/// The largest logits, the largest first, and the lower id first of equals.
+/// The largest logits in descending order; of equals, the lower id first.
 fn most_likely(logits: &[f32], count: usize) -> impl Iterator<Item = (TokenId, f32)> {
     let mut most: Vec<(TokenId, f32)> = Vec::with_capacity(count + 1);
     for (id, &logit) in (0..).map(TokenId).zip(logits) {
@@ -37,7 +36,7 @@ fn most_likely(logits: &[f32], count: usize) -> impl Iterator<Item = (TokenId, f
         if is_full && most.last().is_none_or(|(_, least)| logit <= *least) {
             continue;
         }
-        // Ids ascend: one that comes later goes behind its equals.
+        // Ids ascend: a later one goes after its equals.
         let place = most.partition_point(|(_, other)| *other >= logit);
         most.insert(place, (id, logit));
         most.truncate(count);
@@ -45,7 +44,7 @@ fn most_likely(logits: &[f32], count: usize) -> impl Iterator<Item = (TokenId, f
     most.into_iter()
 }
 
-/// The rows of a step whose log probabilities are wanted, until it is known which tokens they drew.
+/// Rows of a step with requested log probabilities, until their sampled tokens are known.
 #[derive(Debug, Default)]
 pub struct WantedRows {
     rows: Vec<WantedRow>,
@@ -55,12 +54,12 @@ pub struct WantedRows {
 struct WantedRow {
     request: RequestId,
     top: u8,
-    /// Empty until the device has shown it.
+    /// Empty until the device has passed the row.
     logits: Vec<f32>,
 }
 
 impl WantedRows {
-    /// Rows of these requests, with so many most likely tokens each.
+    /// Rows of these requests, each with its number of most likely tokens.
     #[must_use]
     pub fn of(wanted: impl Iterator<Item = (RequestId, u8)>) -> Self {
         let row = |(request, top)| WantedRow {
@@ -78,12 +77,12 @@ impl WantedRows {
         self.rows.is_empty()
     }
 
-    /// A tap that keeps these rows, and shows another one what that one wants.
+    /// A tap that keeps these rows, and forwards the selection of an inner tap.
     pub fn keep<'a>(&'a mut self, inner: &'a mut dyn Tap) -> impl Tap + 'a {
         Keeping { rows: self, inner }
     }
 
-    /// The log probabilities of drawn tokens whose rows were kept, in the order of `drawn`.
+    /// Log probabilities of the sampled tokens with kept rows, in the order of `drawn`.
     #[must_use]
     pub fn answer(&self, drawn: &[Drawn]) -> Vec<DrawnLogprobs> {
         let of = |drawn: &Drawn| {
@@ -135,7 +134,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition, as simple as it can be.
+    /// The definition, in its simplest form.
     fn simple(logits: &[f32], token: usize, top: usize) -> (f64, Vec<(usize, f64)>) {
         let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
         let of = |id: usize| f64::from(logits[id]) - sum.ln();

@@ -8,8 +8,8 @@
 //!            └─ model_facts (+ rerank) ModelFacts ──┴─ the supervisor
 //! ```
 //!
-//! Nothing here computes or allocates memory on a device. A file is refused before the first
-//! byte is uploaded, with the key or tensor that is wrong.
+//! Deliberately absent: arithmetic, and device memory. A file is refused before the first byte is uploaded, with the
+//! name of the invalid key or tensor.
 
 mod architecture;
 pub mod catalogue;

@@ -1,7 +1,7 @@
-//! Embeddings and scores: the rows of a prompt that a device shows behind its final norm, pooled to one vector.
+//! Embeddings and scores: a prompt's rows after the final norm, pooled to one vector.
 //!
-//! What is pooled is what llama.cpp calls `result_norm`. Sums go by ascending position, in f64, on one thread.
-//! So a vector depends on the rows alone, and not on the chunks in which a prompt was computed.
+//! The rows are llama.cpp's `result_norm`. Sums go by ascending position, in f64, on one thread. So a vector depends on
+//! the rows alone, and not on the chunks in which a prompt was computed.
 
 mod rank_head;
 
@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use worker_orcd_ipc::{Pooling, RequestId};
 
-/// The vector of one prompt, as far as its rows are known.
+/// The vector of one prompt, accumulated from the rows so far.
 #[derive(Debug, Clone)]
 pub struct Pool {
     pooling: Pooling,
@@ -20,7 +20,7 @@ pub struct Pool {
     length: usize,
     /// `[n_embd]`; empty before the first row.
     sum: Vec<f64>,
-    /// What makes a score of it, for [`Pooling::Rank`].
+    /// Classification head, for [`Pooling::Rank`].
     head: Option<Arc<RankHead>>,
 }
 
@@ -40,13 +40,13 @@ impl Pool {
         Self { head, ..self }
     }
 
-    /// A score is wanted of a model that gives none.
+    /// True if a score is requested of a model without a head.
     #[must_use]
     pub fn lacks_head(&self) -> bool {
         self.pooling == Pooling::Rank && self.head.is_none()
     }
 
-    /// Some of these positions count.
+    /// True if some of these positions count.
     #[must_use]
     pub fn wants(&self, positions: Range<usize>) -> bool {
         match self.pooling {
@@ -56,13 +56,13 @@ impl Pool {
         }
     }
 
-    /// The positions before the last one count for nothing: they may be in the cache already.
+    /// True if positions before the last one do not count: they may come from the cache.
     #[must_use]
     pub fn may_reuse_prefix(&self) -> bool {
         matches!(self.pooling, Pooling::Last | Pooling::Rank)
     }
 
-    /// Takes the row of a position, `[n_embd]`; positions ascend.
+    /// Adds the row of a position, `[n_embd]`; positions ascend.
     pub fn add(&mut self, position: usize, row: &[f32]) {
         if self.wants(position..position + 1) {
             self.sum.resize(row.len(), 0.0);
@@ -72,12 +72,12 @@ impl Pool {
         }
     }
 
-    /// Forgets all rows: they will be computed again.
+    /// Drops all rows: they will be computed again.
     pub fn restart(&mut self) {
         self.sum.clear();
     }
 
-    /// The vector, `[n_embd]`, once every row is known; a score alone where scores are wanted.
+    /// The vector, `[n_embd]`, once every row is added; a single score for [`Pooling::Rank`].
     #[must_use]
     pub fn vector(&self) -> Vec<f32> {
         let rows = match self.pooling {
@@ -92,7 +92,7 @@ impl Pool {
     }
 }
 
-/// A row behind the final norm.
+/// A row after the final norm.
 #[derive(Debug)]
 pub struct HiddenRow {
     pub request: RequestId,
@@ -108,7 +108,7 @@ impl HiddenRow {
     }
 }
 
-/// The rows of a step that embeddings are made of.
+/// Rows of a step for embeddings.
 #[derive(Debug)]
 pub struct HiddenRows {
     wanted: Vec<RequestId>,
@@ -130,12 +130,12 @@ impl HiddenRows {
         !self.wanted.is_empty()
     }
 
-    /// A tap that keeps these rows, and shows another one what that one wants.
+    /// A tap that keeps these rows, and forwards the selection of an inner tap.
     pub fn keep<'a>(&'a mut self, inner: &'a mut dyn Tap) -> impl Tap + 'a {
         Keeping { kept: self, inner }
     }
 
-    /// What was kept, as it was shown.
+    /// The kept rows, in the order of the device.
     #[must_use]
     pub fn into_rows(self) -> Vec<HiddenRow> {
         self.rows

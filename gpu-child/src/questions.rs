@@ -1,9 +1,8 @@
-//! Questions to this program before there is any child ([`worker_orcd_ipc::probe`]), each answered by a process
-//! of its own, and the answers.
+//! Queries to this program without a child ([`worker_orcd_ipc::probe`]), each answered by a process of its own.
 //!
-//! A stranger's file is read by a process that may read nothing else. A device is looked at without
-//! confinement: no file is read for it, and where device nodes are missing, NVIDIA's driver makes them with a
-//! program that a confined child could not start.
+//! An untrusted file is read by a process that may read no other. A device is probed without confinement: no file is
+//! read for it, and if device nodes are missing, NVIDIA's driver creates them with a program that a confined child
+//! could not start.
 
 use crate::confinement::{self, Allowed};
 use crate::device::cuda;
@@ -35,7 +34,7 @@ pub struct Questions {
 }
 
 impl Questions {
-    /// Answers the one that was asked, and ends; returns where none was.
+    /// Answers the given query and exits; returns if there is none.
     pub fn answer(self) {
         if let Some(ordinal) = self.probe {
             end_with(cuda::outlook(ordinal));
@@ -57,7 +56,7 @@ impl Questions {
     }
 }
 
-/// Gives what is not in force, which is said by whoever was asked for that.
+/// Applies the confinement, and returns its gaps. Callers ignore them: `--check-confinement` reports them.
 fn confine_to(path: &Path) -> Vec<String> {
     let allowed = Allowed {
         model: Some(path.to_owned()),

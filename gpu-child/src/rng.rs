@@ -1,11 +1,10 @@
-//! Philox4x32-10: a generator without state.
+//! Philox4x32-10: a counter-based random number generator.
 //!
-//! Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011). A number is a function
-//! of a key and a counter, so the token at a position can be drawn again by another process
-//! without replaying the draws before it.
+//! Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011). A number is a function of a key and a
+//! counter, so another process can repeat the sampling at a position without replaying earlier ones.
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
-/// The golden ratio and `sqrt(3) - 1`, which the key grows by in each round.
+/// The golden ratio and `sqrt(3) - 1`: increments of the key in each round.
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: u32 = 10;
 
@@ -25,7 +24,7 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// Evenly distributed over all 64 bits.
+/// A number evenly distributed over all 64 bits.
 #[must_use]
 pub fn number(seed: u64, position: u32) -> u64 {
     let key = [seed as u32, (seed >> 32) as u32];

@@ -1,29 +1,28 @@
-//! The draw: from a row of logits to the next token. Pure: the same row, parameters, history and
-//! position give the same token, on every machine and every device.
+//! The sampler: from a row of logits to the next token. Pure: the same row, parameters, history and position give the
+//! same token, on every machine and every device.
 //!
 //! Order and definitions:
 //!
-//! 1. biases of single tokens, as the OpenAI API defines `logit_bias`, are added to the logits; before
-//!    penalties, as vLLM and llama.cpp have it;
-//! 2. repetition penalty, as transformers' `RepetitionPenaltyLogitsProcessor`: the logit of every
-//!    token seen in prompt or completion is divided by it when positive, multiplied when negative
-//!    (CTRL, arXiv:1909.05858, section 4.1);
+//! 1. logit biases, as the OpenAI API defines `logit_bias`, are added to the logits; before penalties, as in vLLM and
+//!    llama.cpp;
+//! 2. repetition penalty, as transformers' `RepetitionPenaltyLogitsProcessor`: the logit of every token in prompt or
+//!    completion is divided by it if positive, multiplied if negative (CTRL, arXiv:1909.05858, section 4.1);
 //! 3. frequency and presence penalty, as the OpenAI API defines them, over the completion:
 //!    `logit -= count * frequency + (count > 0) * presence`;
-//! 4. the mask: a token that it forbids has no weight. It is never drawn, not at temperature 0 either,
-//!    and no filter below counts it;
-//! 5. temperature, as `TemperatureLogitsWarper`: logits are divided by it; 0 means argmax, the
-//!    lowest id of equals, and ends here. From here on a token is its [`weight`]: the
-//!    exponential as a whole number, so that everything below is exact;
-//! 6. top-k, as `TopKLogitsWarper`: what is below the k-th largest goes, equals of it stay;
-//! 7. top-p, as `TopPLogitsWarper`: the smallest set of most probable tokens whose mass reaches
-//!    p stays, at least one; of equals, lower ids come first;
-//! 8. min-p, as `MinPLogitsWarper`: what is less probable than p times the most probable goes;
-//! 9. the draw: the inverse of the cumulative distribution in order of token ids, at a number
-//!    that Philox makes of (seed, position).
+//! 4. the mask: a forbidden token has no weight. It is never sampled, not at temperature 0 either, and no filter below
+//!    counts it;
+//! 5. temperature, as `TemperatureLogitsWarper`: logits are divided by it; 0 means argmax, the lowest id of equals, and
+//!    ends here. From here on a token is its [`weight`]: the exponential as an integer, so that everything below is
+//!    exact;
+//! 6. top-k, as `TopKLogitsWarper`: tokens below the k-th largest are removed, its equals stay;
+//! 7. top-p, as `TopPLogitsWarper`: the smallest set of most probable tokens with a mass of at least p stays, at least
+//!    one token; of equals, lower ids come first;
+//! 8. min-p, as `MinPLogitsWarper`: tokens less probable than p times the most probable are removed;
+//! 9. sampling: the inverse of the cumulative distribution in order of token ids, at a Philox number of (seed,
+//!    position).
 //!
-//! No step needs the whole vocabulary sorted. Logits must be finite: the executor ends the child
-//! before others get here. `kernels/cuda/sample.cu` is the same for a GPU.
+//! No step sorts the whole vocabulary. Logits must be finite: the executor ends the child before non-finite ones arrive
+//! here. `kernels/cuda/sample.cu` is the same for a GPU.
 
 mod lanes;
 mod nucleus;
@@ -35,21 +34,21 @@ pub(crate) use weight::LEAST;
 use weight::mass;
 use worker_orcd_ipc::{Drawn, RequestId, Sampling, TokenId};
 
-/// Parameters and history that a next token is drawn with.
+/// Parameters and history for sampling a next token.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleWork<'a> {
     pub sampling: Sampling,
     pub prompt: &'a [TokenId],
     pub generated: &'a [TokenId],
-    /// The mask: bit `i % 32` of word `i / 32` says that token `i` may be drawn. One bit at least, and as
-    /// many words as the vocabulary needs. `None`: all may be.
+    /// The mask: bit `i % 32` of word `i / 32` allows token `i`. At least one bit is set, and the number of words is
+    /// that of the vocabulary. `None`: all tokens are allowed.
     pub allowed: Option<&'a [u32]>,
-    /// Added to logits: ids of the vocabulary, ascending, and finite numbers.
+    /// Logit biases: ids of the vocabulary, ascending, and finite numbers.
     pub bias: &'a [(TokenId, f32)],
 }
 
 impl<'a> SampleWork<'a> {
-    /// A draw without mask and biases.
+    /// Sampling without mask and biases.
     #[must_use]
     pub fn new(sampling: Sampling, prompt: &'a [TokenId], generated: &'a [TokenId]) -> Self {
         Self {
@@ -61,7 +60,7 @@ impl<'a> SampleWork<'a> {
         }
     }
 
-    /// The answer for a request that drew this token.
+    /// The answer for a request with this sampled token.
     #[must_use]
     pub fn drawn(&self, request: RequestId, token: TokenId) -> Drawn {
         Drawn {
@@ -72,31 +71,31 @@ impl<'a> SampleWork<'a> {
     }
 }
 
-/// A token that is still in the race.
+/// A token that has passed the filters so far.
 #[derive(Debug, Clone, Copy)]
 struct WeightedToken {
     id: u32,
-    /// Probability, but for a common factor that makes the most probable token's 1.
+    /// Probability relative to the most probable token.
     weight: f32,
 }
 
-/// Requirements of the parameters on a draw at one position, as both devices compute with them.
+/// Parameters of sampling at one position, in the form that both devices compute with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Draw {
-    /// Powers of two below one logit.
+    /// Powers of two per logit.
     pub rate: f32,
-    /// 0 is off.
+    /// 0: off.
     pub top_k: u32,
-    /// Top-p in 2⁻⁶⁴; the largest is off.
+    /// Top-p in 2⁻⁶⁴; the maximum: off.
     pub top_p: u64,
-    /// Least weight that stays.
+    /// Minimum weight that stays.
     pub min_p: f32,
-    /// Evenly distributed, in 2⁻⁶⁴.
+    /// Evenly distributed random number, in 2⁻⁶⁴.
     pub number: u64,
 }
 
 impl Draw {
-    /// `None` when it is not a draw but the largest logit.
+    /// Parameters at this position. `None` for argmax.
     pub fn new(sampling: &Sampling, position: u32) -> Option<Self> {
         let top_p = if sampling.top_p < 1.0 {
             (f64::from(sampling.top_p) * 2_f64.powi(64)) as u64
@@ -117,11 +116,11 @@ impl Draw {
     }
 }
 
-/// `position` is that of the token being drawn: the first one behind a prompt of 5 has 5.
-/// `logits` is used up.
+/// Samples a token. `position`: that of the new token; the first one after a prompt of 5 has 5. `logits` is
+/// overwritten.
 ///
 /// # Panics
-/// When the mask is not as long as the vocabulary needs, or a bias is outside of it.
+/// If the mask has another length than the vocabulary requires, or a bias is outside the vocabulary.
 pub fn sample(logits: &mut [f32], work: &SampleWork<'_>, position: u32) -> TokenId {
     for (token, bias) in work.bias {
         // Finite: the largest number and a small one are the largest number.
@@ -184,12 +183,12 @@ fn penalize(logits: &mut [f32], work: &SampleWork<'_>) {
     }
 }
 
-/// Tokens that are not allowed lose every comparison, and weigh less than the least weight that has mass.
+/// Masks forbidden tokens: they lose every comparison, and weigh less than the minimum weight with mass.
 fn forbid(logits: &mut [f32], allowed: &[u32]) {
     assert_eq!(allowed.len(), logits.len().div_ceil(32), "words of a mask");
     for (logits, word) in logits.chunks_mut(32).zip(allowed) {
         match word {
-            // As a grammar has it, most words are one of these.
+            // In a grammar's mask, most words are one of these.
             0 => logits.fill(f32::NEG_INFINITY),
             &u32::MAX => {}
             word => {
@@ -206,14 +205,14 @@ fn argmax(logits: &[f32]) -> usize {
     logits.iter().position(|logit| *logit == max).unwrap_or(0)
 }
 
-/// Tokens that top-k, top-p and min-p leave over, in no order; `None` when all of them are off.
+/// Tokens that pass top-k, top-p and min-p, unordered; `None` if all of them are off.
 fn candidates(weights: &[f32], draw: &Draw) -> Option<Vec<WeightedToken>> {
     let top_k = Some(draw.top_k as usize).filter(|k| (1..weights.len()).contains(k));
     if top_k.is_none() && !draw.has_top_p() && draw.min_p <= LEAST {
         return None;
     }
     let candidate = |(id, weight)| WeightedToken { id, weight };
-    // What has no mass changes no filter, and under a mask that is nearly everything.
+    // Tokens without mass change no filter, and under a mask that is nearly all of them.
     let mut left: Vec<WeightedToken> = match top_k {
         None => {
             let all = (0..).zip(weights.iter().copied()).map(candidate);
@@ -237,8 +236,7 @@ fn draw_of(mut left: Vec<WeightedToken>, number: u64) -> TokenId {
     walk(left.into_iter(), at(total, number))
 }
 
-/// Draws as [`draw_of`] does over the whole vocabulary: sums of blocks first, then one block token
-/// by token.
+/// Samples as [`draw_of`] does, over the whole vocabulary: sums of blocks first, then one block token by token.
 fn draw_of_all(weights: &[f32], number: u64) -> TokenId {
     const BLOCK: usize = 256;
     let of_block = |block: &[f32]| -> u64 { block.iter().map(|weight| mass(*weight)).sum() };
@@ -257,7 +255,7 @@ fn draw_of_all(weights: &[f32], number: u64) -> TokenId {
     )
 }
 
-/// The token in whose mass this place lies.
+/// The token with this point in its mass.
 fn walk(mut tokens: impl Iterator<Item = WeightedToken>, mut place: u64) -> TokenId {
     let token = tokens.find(|token| match place.checked_sub(mass(token.weight)) {
         Some(rest) => {
@@ -269,7 +267,7 @@ fn walk(mut tokens: impl Iterator<Item = WeightedToken>, mut place: u64) -> Toke
     TokenId(token.expect("a place inside the mass").id)
 }
 
-/// A place in a mass: below it, for every number.
+/// A point in a mass: below the total, for every number.
 fn at(total: u64, number: u64) -> u64 {
     ((u128::from(total) * u128::from(number)) >> 64) as u64
 }

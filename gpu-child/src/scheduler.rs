@@ -1,5 +1,5 @@
-//! Continuous batching: who runs in the next step, and with how many tokens. Pure: no device, no
-//! clock, no I/O.
+//! Continuous batching: chooses the sequences of the next step and their numbers of tokens. Pure: no device, no clock,
+//! no I/O.
 //!
 //! ```text
 //!   submit ─► waiting ── admit (pages for all its tokens) ──► running ── complete ─► finished
@@ -7,32 +7,30 @@
 //!                └──────────── park (no page left) ─────────────┘
 //! ```
 //!
-//! One turn is [`Scheduler::plan`], the device's step on its way ([`Scheduler::launched`]), its draws
-//! ([`draws`]), its end ([`Scheduler::complete`]). A second step may be planned and launched before the first has ended: a
-//! sequence that goes on whatever is drawn for it runs a token that only the device knows yet. If
-//! that token ends it, what the second step draws for it is dropped.
+//! One turn is [`Scheduler::plan`], launch on the device ([`Scheduler::launched`]), sampling ([`draws`]) and
+//! [`Scheduler::complete`]. A second step may be planned and launched before the first has ended: a sequence that
+//! continues regardless of the sampled token runs a token that only the device has yet. If that token ends the
+//! sequence, the second step's sample is dropped.
 //!
-//! * Every running sequence whose prompt is computed gets its newest token into the batch: decoding
-//!   never waits for prompts.
-//! * What is left of the batch goes to prompts, in at most two chunks beside those that it ends:
-//!   equal shares to clients, and to a client's oldest and shortest request ([`fair_queue`]). How many
-//!   tokens that is, is said from outside, by those who know the time ([`Company`]).
-//! * A waiting request is admitted when it is its turn and there is room for it ([`room`]), so that
-//!   a long queue holds neither slots nor pages. It takes over pages that hold the same beginning.
-//! * A running sequence gives back pages that its layers see no more ([`page_table`]).
-//! * When a running sequence needs a page and there is none, another one is parked: its pages
-//!   are freed, its tokens kept. Later it is recomputed, and goes on as if it had not been away,
-//!   because the device computes the same bits either way. The one that runs for longest is never
-//!   parked, so that somebody always gets to the end.
+//! * Every running sequence with a complete prefill gets its newest token into the batch: decoding never waits for
+//!   prompts.
+//! * The rest of the batch goes to chunked prefill, in at most two chunks besides those that complete a prompt: equal
+//!   shares to clients, and to a client's oldest and shortest request ([`fair_queue`]). The caller, which measures
+//!   time, sets the number of prompt tokens ([`Company`]).
+//! * A waiting request is admitted in its turn, if there is room for it ([`room`]), so that a long queue holds neither
+//!   slots nor pages. It reuses cached pages with the same prefix.
+//! * A running sequence releases pages outside its layers' windows ([`page_table`]).
+//! * If a running sequence needs a page and none is free, another sequence is parked: its pages are freed, its tokens
+//!   kept. Later it is recomputed and continues with the same output, because the device computes the same bits either
+//!   way. The longest-running sequence is never parked, so that at least one sequence always finishes.
 //!
-//! A sequence under a grammar draws only where the mask of its next token is here ([`constraint`]). It is in
-//! the step before that, but for its first draw: what is computed of its prompt stops before the last token.
+//! A sequence under a grammar samples only when the mask of its next token is present ([`constraint`]). It takes part
+//! in the step before that, except for its first sample: its prefill stops before the last token.
 //!
-//! A sequence whose thoughts are bounded sits out where it takes a token under way to know what may come next
-//! ([`thoughts`]).
+//! A sequence with a reasoning budget pauses where the next allowed token depends on a token in flight ([`thoughts`]).
 //!
-//! Where every slot is taken by a sequence that decodes, a newcomer waits for one to end. Slots are
-//! then given so that clients get to hold equally many.
+//! If decoding sequences hold every slot, a new request waits until one ends. Free slots are then assigned so that
+//! clients hold equally many.
 //!
 //! Each accepted submission is reported as finished exactly once.
 
@@ -68,7 +66,7 @@ use worker_orcd_ipc::{
     Began, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId,
 };
 
-/// Errors that only a wrong supervisor or a wrong device causes.
+/// Errors that only a defective supervisor or device causes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SchedulerError {
     #[error("request {0} was submitted while it was still running")]
@@ -81,33 +79,33 @@ pub enum SchedulerError {
     NotToBeDrawn(RequestId),
 }
 
-/// Long prompts that share what a step has for prompts: fewer, larger chunks read keys and values less
-/// often, and with two a short prompt that comes has its turn in the next step.
+/// Prompts that share the prefill budget of a step. Fewer, larger chunks read the KV cache less often; with two, a
+/// short new prompt gets its turn in the next step.
 const CHUNKS: usize = 2;
 
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
     cache: KvPages,
-    /// Sequences that wait, in the order of arrival.
+    /// Waiting sequences, in order of arrival.
     waiting: Vec<Sequence>,
-    /// Sequences that run, in the order of admission.
+    /// Running sequences, in order of admission.
     running: Vec<Sequence>,
     queue: FairQueue,
-    /// Tokens of each running sequence in the step that was planned last; 0 sits it out.
+    /// Tokens of each running sequence in the last planned step; 0: not in the step.
     planned: Vec<usize>,
-    /// Steps on their way, the oldest first.
+    /// Steps in flight, the oldest first.
     flights: VecDeque<Vec<Share>>,
     submissions: u64,
-    /// Taken in for the first time, and not told yet.
+    /// Requests admitted for the first time and not reported yet.
     began: Vec<Began>,
-    /// Endings to be reported with the next step.
+    /// Ends of requests, reported with the next step.
     finished: Vec<Finished>,
-    /// Taken without a draw, to be reported at once.
+    /// Tokens forced by a grammar without sampling, reported immediately.
     forced: Vec<Drawn>,
-    /// For those who compute masks.
+    /// Mask requests for the grammar threads.
     wishes: Vec<Wish>,
-    /// Matchers asked for.
+    /// Number of matchers requested so far.
     tickets: u64,
     seals: Seals,
     prefix_hit_tokens: u64,
@@ -149,12 +147,12 @@ impl Scheduler {
     }
 
     /// # Errors
-    /// When a request of this name has not finished yet.
+    /// If an unfinished request has the same id.
     pub fn submit(&mut self, submission: Submission) -> Result<(), SchedulerError> {
         self.submit_behind(submission, None)
     }
 
-    /// Submits a request whose first tokens are in the cache, and some more in a page of its own.
+    /// Submits a request with its first tokens in the cache, and further ones in a private tail block.
     fn submit_behind(
         &mut self,
         submission: Submission,
@@ -180,7 +178,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Unknown and finished requests are fine: they may have ended while the word travelled.
+    /// Cancels a request. Ignores unknown and finished requests: they may have ended while the command was in transit.
     pub fn cancel(&mut self, request: RequestId) {
         let is_it = |sequence: &Sequence| sequence.request == request;
         let mut sequence = if let Some(index) = self.running.iter().position(is_it) {
@@ -194,8 +192,8 @@ impl Scheduler {
         self.finish(sequence, FinishReason::Cancelled);
     }
 
-    /// Decides the next step. `prompt_tokens` says how many tokens of prompts it may hold, over all
-    /// sequences; none only where something decodes. False when there is nothing to compute.
+    /// Plans the next step. `prompt_tokens` returns the budget of prompt tokens over all sequences; 0 is legal only if
+    /// a sequence decodes. False if there is nothing to compute.
     pub fn plan(&mut self, prompt_tokens: impl FnOnce(Company) -> u32) -> bool {
         let are_short = self.make_room();
         let Self {
@@ -220,7 +218,7 @@ impl Scheduler {
         self.planned.iter().any(|tokens| *tokens > 0)
     }
 
-    /// The planned step, as the device is told.
+    /// The planned step, in the device's terms.
     #[must_use]
     pub fn work(&self) -> Vec<SequenceWork<'_>> {
         let parts = self.running.iter().zip(&self.planned);
@@ -230,7 +228,7 @@ impl Scheduler {
             .collect()
     }
 
-    /// The planned step is on its way, up to its draws.
+    /// Records that the planned step is launched, up to its sampling.
     pub fn launched(&mut self) {
         let shape = self.planned_shape();
         if shape.decoding > 0 && shape.prompt_tokens > 0 {
@@ -251,10 +249,10 @@ impl Scheduler {
         self.flights.push_back(flight.collect());
     }
 
-    /// Takes what the oldest step on its way drew, in the order of [`Self::work`].
+    /// Applies the samples of the oldest step in flight, in the order of [`Self::work`].
     ///
     /// # Errors
-    /// When the device's answer does not fit the question. It cannot be trusted any more then.
+    /// If the device's answer does not match the step. The device cannot be trusted from then on.
     pub fn complete(&mut self, step: u64, drawn: Vec<Drawn>) -> Result<StepReport, SchedulerError> {
         let flight = self.flights.pop_front().unwrap_or_default();
         self.check(&flight, &drawn)?;
@@ -274,17 +272,17 @@ impl Scheduler {
         })
     }
 
-    /// Requests of the planned step that were in none before.
+    /// Requests with their first step in the planned one.
     pub fn take_began(&mut self) -> Vec<Began> {
         std::mem::take(&mut self.began)
     }
 
-    /// Requests that ended without a step: refused, cancelled, or complete as they came.
+    /// Requests that ended without a step: refused, cancelled, or complete at submission.
     pub fn take_finished(&mut self) -> Vec<Finished> {
         std::mem::take(&mut self.finished)
     }
 
-    /// The answer to a step has its shares that draw, and nothing else.
+    /// Checks that the answer has exactly the shares of the step that sample.
     fn check(&self, flight: &[Share], drawn: &[Drawn]) -> Result<(), SchedulerError> {
         let drawing = flight.iter().filter_map(|it| Some((it.request, it.draws?)));
         let (expected, found) = (drawing.clone().count(), drawn.len());
@@ -303,7 +301,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives prompts what a step has left beside decoding.
+    /// Distributes the batch's tokens that decoding leaves to prompts.
     fn share_out(&mut self, mut left: usize, pages_are_short: bool) {
         let chunk = left.div_ceil(CHUNKS);
         let mut scored = 0;
@@ -332,7 +330,7 @@ impl Scheduler {
         }
     }
 
-    /// Sequences that have prompt tokens to be computed.
+    /// Sequences with prompt tokens to compute.
     fn candidates(&self) -> Vec<Candidate> {
         let prefills = |it: &&Sequence| !it.decodes() && it.runs(&self.limits, &self.cache);
         let running = self.running.iter().filter(prefills);
@@ -346,8 +344,8 @@ impl Scheduler {
             .collect()
     }
 
-    /// Index of a candidate among those that run, after admission if it did not run before. If it
-    /// cannot be admitted, it leaves the candidates.
+    /// Index of a candidate among the running sequences, after its admission if it was waiting. A candidate that cannot
+    /// be admitted is removed from `candidates`.
     fn take_in(&mut self, next: Candidate, candidates: &mut Vec<Candidate>) -> Option<usize> {
         if !next.waits {
             let mut running = self.running.iter();
@@ -359,20 +357,20 @@ impl Scheduler {
                 return Some(self.running.len() - 1);
             }
             Err(NoRoom::Slots) => candidates.retain(|it| !it.waits || it.client != next.client),
-            // The cache is not searched for what each of a long queue could take over.
+            // Without this, the cache would be searched for a prefix of each request of a long queue.
             Err(NoRoom::Pages) => candidates.retain(|it| !it.waits || it.left < next.left),
         }
         self.queue.pass(next.client);
         None
     }
 
-    /// Tells a sequence what became of its share of a step; one that has ended by now hears
-    /// nothing. `from` is where to look first: a step's order is that of those who still run.
+    /// Applies a share of a step to its sequence; ignored if that has ended. `from` is the index at which the search
+    /// begins: a step's order is that of the sequences that still run.
     fn advance(&mut self, share: &Share, drawn: Option<Drawn>, from: &mut usize) -> Option<Drawn> {
         let is_it = |sequence: &Sequence| sequence.serial == share.serial;
         let (before, behind) = self.running.split_at(*from);
         let behind = behind.iter().position(is_it).map(|offset| *from + offset);
-        // One that was parked and taken in again since has changed its place.
+        // A sequence that was parked and readmitted since has another index.
         let place = behind.or_else(|| before.iter().position(is_it));
         let sequence = match place {
             Some(place) => {
@@ -420,8 +418,8 @@ impl Scheduler {
     }
 }
 
-/// Rows that each of those who decode may have in a step. One has more than one row where its next tokens are
-/// known, and not beside others, who would wait for them.
+/// Maximum rows of each decoding sequence in a step. A sequence has more than one row if its next tokens are known and
+/// no other sequence would have to wait for them.
 fn rows_of_each<'a>(
     decoding: impl Iterator<Item = &'a Sequence> + Clone,
     limits: &Limits,

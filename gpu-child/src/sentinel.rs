@@ -1,10 +1,9 @@
-//! A thread whose end tells of the process's, before the kernel takes its memory down.
+//! Sentinel thread: its end signals the process's death before the kernel frees the memory.
 //!
-//! A process that is killed by a signal keeps its descriptors until its memory is gone, which takes
-//! milliseconds where there is much of it; only then do its sockets end. The memory is everybody's and goes
-//! with the last thread, but a thread may have descriptors of its own, and these go with that thread. So one thread
-//! has the socket for descriptors to itself once the model is loaded, and its end is a sign that the
-//! supervisor gets at once.
+//! A process killed by a signal keeps its descriptors until its memory is freed, which takes milliseconds for a large
+//! one; only then do its sockets close. All threads share the memory, which goes with the last thread, but a thread may
+//! have its own descriptor table, which goes with that thread. So one thread alone holds the socket for descriptors
+//! once the model is loaded, and the supervisor receives its end immediately.
 
 use nix::libc;
 use std::io;
@@ -12,10 +11,10 @@ use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::sync::mpsc::sync_channel;
 use std::thread;
 
-/// Leaves the line with a new thread, and with nobody else who has not a duplicate of it.
+/// Moves the line to a new thread. No other thread keeps it, except as a duplicate.
 ///
 /// # Errors
-/// When there is no thread, or the kernel has none of a thread's own descriptors.
+/// If the thread cannot be started, or the kernel has no per-thread descriptor tables.
 pub fn post(line: OwnedFd) -> io::Result<()> {
     let number = line.as_raw_fd();
     let (tell, told) = sync_channel(1);
@@ -23,7 +22,7 @@ pub fn post(line: OwnedFd) -> io::Result<()> {
     let posted = thread.spawn(move || {
         let alone = leave_all_but(number);
         let stays = alone.is_ok();
-        // The one who listens waits for nothing else.
+        // The caller waits for nothing else.
         drop(tell.send(alone));
         if stays {
             loop {
@@ -35,7 +34,7 @@ pub fn post(line: OwnedFd) -> io::Result<()> {
     posted.and_then(|_| told.recv().unwrap_or_else(lost))
 }
 
-/// Gives the calling thread descriptors of its own, of which it keeps one.
+/// Gives the calling thread its own descriptor table, with this one descriptor.
 fn leave_all_but(number: RawFd) -> io::Result<()> {
     let number = number.unsigned_abs();
     let ranges = [(0, number.checked_sub(1)), (number + 1, Some(u32::MAX))];

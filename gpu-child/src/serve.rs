@@ -1,4 +1,4 @@
-//! The child's side of the conversation, over any `Read` and `Write`.
+//! The child's side of the connection, over any `Read` and `Write`.
 //!
 //! ```text
 //!              ┌──────────────┐ commands, bounded ┌───────────────┐
@@ -14,12 +14,12 @@
 //!              └─────────────────┘
 //! ```
 //!
-//! States: awaiting `Load` → loading → (standing by →) serving. The reader checks that each command is legal in
-//! the state; anything else ends the child with `FaultKind::Protocol`. The reader ends the process
-//! itself when the socket closes or a shutdown is ordered, so that neither waits for a step or a
-//! load to end: the operating system frees what they hold.
+//! States: awaiting `Load` → loading → (standby →) serving. The reader checks that each command is legal in the state;
+//! any other ends the child with `FaultKind::Protocol`. The reader itself ends the process when the socket closes or a
+//! shutdown is ordered, so that neither waits for the end of a step or a load: the operating system frees the
+//! resources.
 //!
-//! One more thread ([`watch`]) looks at steps that take long, and leaves word for the crash report.
+//! One more thread ([`watch`]) observes long steps and records notes for the crash report.
 
 mod heartbeat;
 mod link;
@@ -47,8 +47,8 @@ use worker_orcd_ipc::{
     TokenizerFacts, WeightsManifest,
 };
 
-/// Commands that may wait for the engine. The supervisor bounds what it submits far below this; a
-/// peer that fills it is not following the protocol.
+/// Maximum queued commands. The supervisor bounds its submissions far below this; a peer that fills the queue violates
+/// the protocol.
 const COMMAND_QUEUE: usize = 8192;
 
 /// A loaded model.
@@ -63,20 +63,20 @@ pub struct Loaded {
     pub weights: WeightsManifest,
     pub tokenizer: TokenizerFacts,
     pub sampling: SamplingAdvice,
-    /// Of a reranker.
+    /// Classification head of a reranker.
     pub rank_head: Option<RankHead>,
-    /// Prompt plus completion of one request.
+    /// Maximum tokens of one request, prompt plus completion.
     pub max_sequence_tokens: u32,
-    /// The child whose KV cache sealed pages may be adopted from.
+    /// Child with a KV cache from which sealed pages may be adopted.
     pub adopts_from: Option<Generation>,
-    /// Through which KV caches of other devices' children come.
+    /// Socket over which KV caches of other devices' children arrive.
     pub mailbox: Option<Custody>,
 }
 
-/// Callback while loading, with bytes done and bytes in all.
+/// Callback during a load: bytes done, total bytes.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
-/// What this process says of itself, with what may be held against it.
+/// The `Hello` of this process, with the gaps in its confinement.
 #[must_use]
 pub fn hello(features: &[&str], confinement_gaps: Vec<String>) -> ChildHello {
     ChildHello {
@@ -88,8 +88,8 @@ pub fn hello(features: &[&str], confinement_gaps: Vec<String>) -> ChildHello {
     }
 }
 
-/// Says hello, loads what it is told to, and works until the conversation ends. Returns only when
-/// the link's [`ExitHook`](crate::exit::ExitHook) does.
+/// Sends `Hello`, loads the ordered model, and serves until the connection ends. Returns only if the link's
+/// [`ExitHook`](crate::exit::ExitHook) does.
 pub fn serve<R, L>(
     reader: R,
     link: Arc<Link>,

@@ -1,5 +1,5 @@
-//! The logits trace: one JSON line for each token that is drawn, flushed line by line, so that
-//! what a child computed is still there after it was killed.
+//! The logits trace: one JSON line for each sampled token, flushed line by line, so that a killed child's results stay
+//! available.
 //!
 //! | field | |
 //! |---|---|
@@ -7,20 +7,19 @@
 //! | `team` | `worker-orcd` |
 //! | `request` | the supervisor's number for the request |
 //! | `checkpoint` | `logits`: before penalties and temperature |
-//! | `token_idx` | index of the token being drawn in its sequence, prompt included |
+//! | `token_idx` | index of the token being sampled in its sequence, prompt included |
 //! | `dtype`, `shape` | of the whole row |
-//! | `argmax` | over the whole row, the lowest of equals; `null` when nothing is a number |
+//! | `argmax` | over the whole row, the lowest of equals; `null` if no value is a number |
 //! | `values` | the row's first values |
 //! | `source` | build and device |
 //!
-//! A value that is no number is written as `NaN`, `Infinity` or `-Infinity`, as Python's `json`
-//! writes and reads them: hiding one as `null` or 0 has cost this project's ancestor months. A
-//! request that is recomputed after it was parked repeats no line, because only draws are traced.
-//! Lines are appended: a child that takes over goes on in the same file. A line that cannot be written
-//! ends the trace, and nothing else.
+//! A non-finite value is written as `NaN`, `Infinity` or `-Infinity`, as Python's `json` writes and reads them: hiding
+//! one as `null` or 0 has cost this project's ancestor months. A request that is recomputed after parking repeats no
+//! line, because only sampling is traced. Lines are appended: a successor continues in the same file. A line that
+//! cannot be written ends the trace, and nothing else.
 //!
-//! Layers are not traced: at every position and layer they would be hundreds of times the size of
-//! the logits. Parity tests look at them through [`Tap`] directly.
+//! Layers are not traced: at every position and layer they would be hundreds of times the size of the logits. Parity
+//! tests read them through [`Tap`] directly.
 
 pub mod compare;
 
@@ -37,13 +36,15 @@ pub struct LogitsTrace {
     file: File,
     first_values: usize,
     source: String,
-    /// The first failure; the tap has nobody to tell.
+    /// The first failure: a tap has no return value for it.
     error: Option<io::Error>,
 }
 
 impl LogitsTrace {
+    /// Opens the trace.
+    ///
     /// # Errors
-    /// When the file cannot be opened for appending.
+    /// If the file cannot be opened for appending.
     pub fn create(order: &TraceOrder, device: &str) -> io::Result<Self> {
         let file = File::options()
             .append(true)
@@ -60,6 +61,8 @@ impl LogitsTrace {
         })
     }
 
+    /// Returns the first failure.
+    ///
     /// # Errors
     /// The first line that could not be written, once.
     pub fn check(&mut self) -> io::Result<()> {
@@ -126,7 +129,7 @@ fn line(ts: f64, row: &TracedRow<'_>, first_values: usize) -> String {
         }
         push_number(&mut line, *value);
     }
-    // The source is our own words: nothing in it needs escaping.
+    // The source is built from constants and names that need no escaping.
     push(&mut line, format_args!("],\"source\":\"{source}\"}}\n"));
     line
 }

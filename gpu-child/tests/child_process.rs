@@ -49,7 +49,7 @@ impl Supervisor {
                 "--parent",
                 &std::process::id().to_string(),
             ])
-            // Its model is written when it has begun. What confines it is tested with the supervisor's.
+            // Its model is written after the start. The supervisor's tests cover the confinement.
             .arg("--unconfined")
             .args(arguments)
             .env("SOCKET", &path)
@@ -362,7 +362,7 @@ fn a_panic_in_any_thread_is_told_and_ends_the_process() {
     );
 }
 
-/// A child whose loader panics in a thread of its own; nothing unless the test above asks for it.
+/// A child with a panic in a thread of its loader; inactive unless the test above starts it.
 #[test]
 fn role_of_a_panicking_child() {
     use worker_orcd_gpu::flight_recorder::FlightRecorder;

@@ -1,4 +1,4 @@
-//! `worker-orcd-compare` by its exit code: 0 agreed, 1 did not, 2 could not be read.
+//! Exit codes of `worker-orcd-compare`: 0 for agreement, 1 for a difference, 2 for an unreadable file.
 
 use std::path::Path;
 use std::process::Command;

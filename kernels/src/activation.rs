@@ -1,7 +1,7 @@
-//! The gated units of a feed-forward part, named by their activation, of which a model's description names one.
+//! Gated units of a feed-forward part, by activation.
 //!
-//! A new one is a variant here, a case in `kernels/cuda/glu.cuh`, and a word in the
-//! description of the model that has it. The fast path of the CPU ([`glu`](mod@crate::cpu::glu)) takes any of them.
+//! A new one requires a variant here, a case in `kernels/cuda/glu.cuh`, and an entry in the conventions of its
+//! architecture. The fast path of the CPU ([`glu`](mod@crate::cpu::glu)) supports all of them.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -13,9 +13,9 @@ pub enum Activation {
     /// `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) / 2`, the approximation of Hendrycks and Gimpel (arXiv:1606.08415,
     /// section 2); the gated unit is GEGLU. Written as `x / (1 + exp(-2 …))`, which is the same number.
     Gelu = 1,
-    /// gpt-oss's SwiGLU (`swiglu` in the `torch/model.py` of openai/gpt-oss, llama.cpp's `ggml_swiglu_oai`): of a gate that
-    /// is at most [`SWIGLU_LIMIT`] and an `up` within plus and minus that, `gate / (1 + exp(-α gate)) * (up + 1)`, α
-    /// being [`SWIGLU_ALPHA`].
+    /// gpt-oss's SwiGLU (`swiglu` in the `torch/model.py` of openai/gpt-oss, llama.cpp's `ggml_swiglu_oai`):
+    /// `gate / (1 + exp(-α gate)) * (up + 1)`, with the gate clamped to at most [`SWIGLU_LIMIT`], `up` to plus and
+    /// minus that, and α = [`SWIGLU_ALPHA`].
     ClampedSwiglu = 2,
 }
 
@@ -45,7 +45,7 @@ impl Activation {
         }
     }
 
-    /// The same in single precision.
+    /// The unit in single precision.
     #[must_use]
     pub fn fast(self, gate: f32, up: f32) -> f32 {
         match self {

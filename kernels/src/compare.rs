@@ -1,4 +1,4 @@
-//! The distance between two rows. A value that is not finite never passes.
+//! Distance between two rows. A non-finite value never passes.
 
 /// Result of [`compare`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -7,15 +7,14 @@ pub struct Difference {
     pub max_abs: f32,
     /// Index of `max_abs`; 0 for empty rows.
     pub at: usize,
-    /// Largest `|expected|`: the scale that `max_abs` is to be judged by.
+    /// Largest `|expected|`: the scale of `max_abs`.
     pub scale: f32,
     /// First index at which either row holds a NaN or an infinity.
     pub first_non_finite: Option<usize>,
 }
 
 impl Difference {
-    /// `max_abs` as a share of the largest expected value; infinite when all of those are zero
-    /// and something is not.
+    /// `max_abs` relative to the largest expected value; infinite if all of those are zero and `max_abs` is not.
     #[must_use]
     pub fn relative(&self) -> f32 {
         if self.max_abs == 0.0 {
@@ -25,7 +24,7 @@ impl Difference {
         }
     }
 
-    /// Everything is finite and [`relative`](Self::relative) is at most `tolerance`.
+    /// True if every value is finite and [`relative`](Self::relative) is at most `tolerance`.
     #[must_use]
     pub fn within(&self, tolerance: f32) -> bool {
         self.first_non_finite.is_none() && self.relative() <= tolerance
@@ -35,7 +34,7 @@ impl Difference {
 /// Compares two rows of one length.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 #[must_use]
 pub fn compare(expected: &[f32], actual: &[f32]) -> Difference {
     assert_eq!(expected.len(), actual.len(), "rows of different lengths");
@@ -75,7 +74,7 @@ mod tests {
     fn a_value_that_is_not_finite_never_passes() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             assert!(!compare(&[0.0, 1.0], &[0.0, bad]).within(f32::INFINITY));
-            // Even where both rows agree about it.
+            // Even if both rows agree about it.
             assert!(!compare(&[bad], &[bad]).within(f32::INFINITY));
         }
         assert_eq!(

@@ -1,21 +1,21 @@
 //! Fast paths of the operations in [`reference`](crate::reference), for one core.
 //!
-//! The law of this module, which everything above it leans on:
+//! The law of this module, on which all layers above rely:
 //!
 //! > Every output element has one owner, and the order in which its terms are added depends on
 //! > its own row and its own inputs only: never on how many rows or tokens share a call.
 //!
-//! * [`isa`]: which instruction set is in use, decided once.
-//! * [`packed`]: weights as they lie in memory, eight rows interleaved, so that eight sums grow
-//!   side by side in one vector register and nothing is ever added across a register.
+//! * [`isa`]: the instruction set in use, detected once.
+//! * [`packed`]: memory layout of weights, eight rows interleaved, so that eight sums grow side by side in one vector
+//!   register and no sum crosses a register.
 //! * [`quantize`]: activations as blocks of 32 signed bytes, the other side of integer dots.
 //! * [`matmul`]: one group of eight weight rows against any number of tokens.
 //! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
-//! * [`routing`]: which experts a row is sent to.
+//! * [`routing`]: selection of a row's experts.
 //! * [`mod@rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer.
 //!
-//! Each operation has a portable body, and an AVX2 body where that pays. The two may differ in
-//! rounding; each of them keeps the law.
+//! Each operation has a portable body, and an AVX2 body if that pays. The two may differ in rounding; each of them
+//! obeys the law.
 
 pub mod attention;
 pub mod convert;

@@ -1,8 +1,8 @@
-//! Scalar code that defines what correct is: one operation a file, under the same name as the
-//! fast path in [`cpu`](crate::cpu).
+//! Scalar code that defines correct results: one operation a file, under the same name as the fast path in
+//! [`cpu`](crate::cpu).
 //!
-//! Sums run in `f64`, so that a difference found by comparing is the fast path's own. Nothing
-//! here is fast, unsafe or aware of blocks of more than one row.
+//! Sums run in `f64`, so that a difference in a comparison is the fast path's own. Deliberately absent: optimizations,
+//! unsafe code, and blocks of more than one row.
 
 pub mod attention;
 pub mod checksum;

@@ -1,7 +1,7 @@
 //! Random but well-formed rows of any tensor type, for tests and benchmarks.
 //!
-//! Codes are uniform random bytes; block scales are drawn so that values stay near
-//! `±magnitude`, because a random bit pattern read as F16 is as likely huge as tiny.
+//! Codes are uniform random bytes; block scales are chosen so that values stay near `±magnitude`, because a random bit
+//! pattern read as F16 is as likely huge as tiny.
 
 use crate::TensorType;
 use half::{bf16, f16};
@@ -35,10 +35,10 @@ impl Noise {
     }
 }
 
-/// `rows` rows of `cols` elements, as a GGUF file would hold them.
+/// `rows` rows of `cols` elements, in the encoding of a GGUF file.
 ///
 /// # Panics
-/// When `cols` is no whole number of blocks.
+/// If `cols` is not a whole number of blocks.
 #[must_use]
 pub fn random_rows(ty: TensorType, rows: usize, cols: usize, magnitude: f32, seed: u64) -> Vec<u8> {
     let row_bytes = ty.row_bytes(cols).expect("whole blocks");
@@ -54,7 +54,7 @@ fn push_block(ty: TensorType, magnitude: f32, noise: &mut Noise, bytes: &mut Vec
     let start = bytes.len();
     bytes.extend((0..ty.block_bytes()).map(|_| noise.bits() as u8));
     let block = &mut bytes[start..];
-    // Where the F16 fields lie, and the largest code (times sub-scale) that each multiplies.
+    // Offsets of the F16 fields, and the largest code (times sub-scale) that each multiplies.
     let scales: &[(usize, f32)] = match ty {
         TensorType::F32 => {
             block.copy_from_slice(&(noise.value() * magnitude).to_le_bytes());

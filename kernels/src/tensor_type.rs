@@ -1,6 +1,6 @@
 //! GGUF tensor types and the shape of their blocks (ggml's `ggml_type`, `ggml-common.h`).
 
-/// A tensor type that can be computed with. Numbers are GGUF's own.
+/// A supported tensor type. Numbers are GGUF's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[allow(non_camel_case_types)]
@@ -125,7 +125,7 @@ impl TensorType {
         }
     }
 
-    /// Bytes of a row of `cols` elements, or `None` when `cols` is no whole number of blocks.
+    /// Bytes of a row of `cols` elements, or `None` if `cols` is not a whole number of blocks.
     #[must_use]
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         let block = self.block_elements();

@@ -1,9 +1,9 @@
-//! How long a mask takes, and a compilation, for a vocabulary as large as today's. Prints a table.
+//! Benchmark of masks and compilations, for a vocabulary of today's size. Prints a table.
 //!
 //!     cargo run --release -p worker-orcd-grammar --example mask_speed -- [tokens]
 //!
-//! Random walks through grammars of several kinds. The vocabulary is made up: bytes, then words of up to
-//! eight letters, most with a space before them, and runs of digits and brackets as JSON has them.
+//! Random walks through grammars of several kinds. The vocabulary is synthetic: bytes, then words of up to eight
+//! letters, most with a space before them, and runs of digits and brackets as in JSON.
 
 use std::time::{Duration, Instant};
 use worker_orcd_grammar::Compiler;
@@ -77,7 +77,7 @@ fn main() {
     }
 }
 
-/// Gives the times of all tokens but the first, answer by answer.
+/// Times of all tokens but the first, answer by answer.
 fn measure(compiler: &Compiler, name: &str, grammar: &Grammar) -> Vec<Duration> {
     let (mut compiled, mut first, mut masks) = (vec![], vec![], vec![]);
     for seed in 0..WALKS {

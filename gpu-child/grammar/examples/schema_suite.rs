@@ -1,11 +1,12 @@
-//! Which texts of JSON Schema's own test suite a grammar lets through:
+//! Runs JSON Schema's own test suite, and reports the texts that a grammar accepts:
 //!
 //! ```text
 //! schema_suite FOLDER…      a folder of https://github.com/json-schema-org/JSON-Schema-Test-Suite, as tests/draft7
 //! ```
 //!
-//! Prints each invalid text that is let through and each valid one that is not, and ends with 1 where there is one of
-//! the first. An object is tried in each order of its members, up to [`MAX_ORDERED`] of them: the order of a grammar is its schema's.
+//! Prints each invalid text that is accepted and each valid one that is not, and exits with 1 if there is one of the
+//! first. An object is tried in each order of its members, up to [`MAX_ORDERED`] of them: the order of a grammar is its
+//! schema's.
 
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use vocabulary::{facts, ids};
 
 const MAX_ORDERED: usize = 4;
 
-/// What the suite leaves to the folder's name.
+/// Dialect of each folder, which the suite's files do not name.
 const DIALECTS: [(&str, &str); 3] = [
     ("draft4", "http://json-schema.org/draft-04/schema#"),
     ("draft6", "http://json-schema.org/draft-06/schema#"),

@@ -1,13 +1,13 @@
-//! Answers that a random model gives under many schemas, one JSON line for each schema, to be judged by others.
+//! Answers of a random model under many schemas, one JSON line for each schema, for judgement by independent
+//! validators.
 //!
 //!     cargo run --release -p worker-orcd-grammar --example schema_walks -- VOCABULARY.json [--tokens N] [--answers N] \
 //!         [--length N] [--most-schemas N] FILE-OR-FOLDER…
 //!
-//! `tests/oracle/tokenizer_facts.py` writes the vocabulary of a model's file; with `--tokens` as many, the further
-//! ones made of two of its own. Each
-//! schema is compiled as a request's is, with the first mask. Then answers are drawn: every fourth from all
-//! tokens of each mask alike, the others by a model that prefers what closes, so that more of them come to
-//! an end. `xtask/src/bench/schemas.rs` runs this, `tests/oracle/schema_answers.py` judges.
+//! `tests/oracle/tokenizer_facts.py` writes the vocabulary of a model's file. `--tokens` enlarges it to this number,
+//! each further token made of two of its own. Each schema is compiled as in a request, with the first mask. Then
+//! answers are sampled: every fourth uniformly from each mask, the others by a model that prefers closing tokens, so
+//! that more of them are complete. `xtask/src/bench/schemas.rs` runs this, `tests/oracle/schema_answers.py` judges.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use worker_orcd_grammar::limits::STACK_BYTES;
 use worker_orcd_grammar::{Compiler, GrammarError, Mask};
 use worker_orcd_ipc::{Grammar, TokenId, TokenKind, TokenizerFacts, Vocabulary};
 
-/// Tokens that are drawn alike before the one that closes most is taken.
+/// Number of sampled candidates, of which the one that closes most is taken.
 const CANDIDATES: usize = 12;
 
 #[path = "../tests/vocabulary/mod.rs"]
@@ -104,7 +104,7 @@ fn find(path: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// As many tokens: the further ones are two of the first behind each other.
+/// Enlarges the vocabulary: each further token is the concatenation of two of the first.
 fn larger(mut facts: TokenizerFacts, tokens: usize) -> TokenizerFacts {
     let own = facts.tokens.len();
     let mut random = Random(7);
@@ -224,7 +224,7 @@ impl Walk<'_> {
         })
     }
 
-    /// How much of what is open a token closes.
+    /// Number of open brackets that a token closes.
     fn worth(&self, token: TokenId) -> i32 {
         let bytes = self.vocabulary.bytes(token).iter();
         bytes
@@ -238,7 +238,7 @@ impl Walk<'_> {
     }
 }
 
-/// The token of the bit that so many others stand before.
+/// The token with this index in the mask.
 fn nth(mask: &Mask, mut index: usize) -> TokenId {
     for (place, word) in mask.words().iter().enumerate() {
         let ones = word.count_ones() as usize;

@@ -1,5 +1,5 @@
-//! The mask of one place of a text. Where the lexer's state is one that was [scouted](crate::scout), what stays inside of the
-//! lexeme is the same for all matchers of a grammar, and found once.
+//! Mask at one position of a text. If the lexer's state was [scouted](crate::scout), the tokens that stay inside the
+//! lexeme are the same for all matchers of a grammar, and computed once.
 
 use crate::error::GrammarError;
 use crate::limits::MAX_TABLE_BYTES;
@@ -13,22 +13,24 @@ use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Nodes that are merged behind one end of a lexeme.
+/// Maximum number of nodes merged at one end of a lexeme.
 const MAX_MERGED_NODES: usize = 20_000;
 
-/// The vocabulary as it is walked.
+/// The vocabulary in the order of the walk.
 pub(crate) struct Words {
     trie: Trie,
     slices: Slices,
     marked: TokTrie,
     env: TokEnv,
-    /// For the states that were not scouted.
+    /// Computes masks in states that were not scouted.
     sliced: Arc<SlicedBiasComputer>,
 }
 
 impl Words {
+    /// Prepares the vocabulary.
+    ///
     /// # Errors
-    /// Where an expression of ours is none.
+    /// If a built-in expression is invalid.
     pub(crate) fn new(env: &TokEnv, sliced: Arc<SlicedBiasComputer>) -> Result<Self, GrammarError> {
         let trie = env.tok_trie();
         let tokens = 0..trie.vocab_size() as u32;
@@ -54,7 +56,8 @@ impl Words {
         self.env.tok_trie()
     }
 
-    /// `rec` may be anywhere: all transitions of a scouted state are there, so its lexer learns nothing here.
+    /// Table of a scouted state. `rec` may be at any position: all transitions of a scouted state exist, so its lexer
+    /// learns nothing here.
     fn table(&self, rec: &mut ParserRecognizer<'_>, first: &[bool; 256], state: StateID) -> Table {
         let lexer = rec.lexer_mut();
         let step = |state, byte| {
@@ -105,9 +108,9 @@ impl Words {
     }
 }
 
-/// What the lexer says of all tokens in one of its states.
+/// The lexer's result for all tokens in one of its states.
 struct Table {
-    /// Tokens that end inside of the lexeme: as a list, or where they are many as a set.
+    /// Tokens that end inside the lexeme: as a list, or as a set if there are many.
     few: Vec<u32>,
     many: Option<SimpleVob>,
     ways: Vec<Way>,
@@ -116,7 +119,7 @@ struct Table {
 /// A [`Crossing`].
 struct Way {
     path: Vec<u8>,
-    /// What is below its nodes, unless that is much: many tokens go on alike.
+    /// Merged subtrees of its nodes, unless they are large: many tokens share suffixes.
     merged: Option<Trie>,
     nodes: Vec<u32>,
 }
@@ -136,10 +139,10 @@ impl Table {
 pub(crate) struct Bias {
     words: Arc<Words>,
     first: [bool; 256],
-    /// Of the states that were scouted. A state's number is the same in each matcher, for all begin with the lexer that
-    /// was there when they were scouted.
+    /// Tables of the scouted states. A state has the same number in each matcher, because all begin with the lexer of
+    /// the scout.
     tables: HashMap<StateID, OnceLock<Table>>,
-    /// Of the tables that are kept.
+    /// Size of the kept tables.
     bytes: AtomicUsize,
 }
 
@@ -175,7 +178,7 @@ impl Bias {
         set
     }
 
-    /// Kept, where there is room.
+    /// Table of a state; kept if there is room.
     fn look_up(
         &self,
         rec: &mut ParserRecognizer<'_>,

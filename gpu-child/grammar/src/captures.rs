@@ -1,12 +1,14 @@
-//! Captures of a Lark grammar: llguidance keeps a copy of each text that a rule with this attribute has matched.
-//! Nobody reads it here, and many rules may keep the same long text, so such a grammar is refused.
+//! Captures of a Lark grammar. For a rule with this attribute llguidance keeps a copy of each matched text. This crate
+//! does not use them, and many rules may keep the same long text, so such a grammar is refused.
 
 use crate::error::GrammarError;
 use llguidance::earley::CGrammar;
 use std::collections::HashSet;
 
+/// Refuses captures.
+///
 /// # Errors
-/// When a rule that the start leads to captures what it has matched.
+/// If a rule that is reachable from the start captures its match.
 pub(crate) fn refuse(grammar: &CGrammar) -> Result<(), GrammarError> {
     let mut seen = HashSet::from([grammar.start()]);
     let mut unseen = vec![grammar.start()];

@@ -1,4 +1,4 @@
-//! From a grammar to a matcher.
+//! Compiler: from a grammar to a matcher.
 
 use crate::bias::Words;
 use crate::captures;
@@ -19,8 +19,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use worker_orcd_ipc::{Grammar, TokenizerFacts};
 
-/// A vocabulary that grammars are compiled for. Takes a part of a second to make for a large one, and memory
-/// as the vocabulary several times, and [for grammars](crate::limits::MAX_KEPT_BYTES) that were compiled.
+/// Compiler of grammars for one vocabulary. Its construction takes a part of a second for a large one. It takes several
+/// times the vocabulary's memory, and some [for compiled grammars](crate::limits::MAX_KEPT_BYTES).
 pub struct Compiler {
     factory: ParserFactory,
     words: Arc<Words>,
@@ -30,10 +30,12 @@ pub struct Compiler {
 }
 
 impl Compiler {
+    /// Prepares a vocabulary.
+    ///
     /// # Errors
-    /// When the facts contradict themselves, or no token ends a generation.
+    /// If the facts are inconsistent, or no token ends a generation.
     pub fn new(facts: &TokenizerFacts) -> Result<Self, GrammarError> {
-        // A file can have a vocabulary that nobody has thought of.
+        // The vocabulary is untrusted, so llguidance may panic.
         let (factory, words, narrow) = caught(|| {
             let tokens = token_env(facts)?;
             let mut factory = ParserFactory::new_simple(&tokens).map_err(GrammarError::new)?;
@@ -51,8 +53,10 @@ impl Compiler {
         })
     }
 
+    /// Compiles a grammar.
+    ///
     /// # Errors
-    /// When the grammar is malformed, asks for what is not implemented, or exceeds a limit.
+    /// If the grammar is malformed, has an unsupported feature, or exceeds a limit.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
         caught(|| {
             let kept = self.kept().find(grammar);
@@ -72,12 +76,12 @@ impl Compiler {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A parser before its first token, to make copies of.
+    /// A parser before its first token, for copying.
     fn prepared(&self, grammar: &Grammar) -> Result<Arc<TokenParser>, GrammarError> {
         let mut parser = self.parser(grammar)?;
         captures::refuse(parser.parser.grammar())?;
         parser.start_without_prompt();
-        // What goes wrong there is none of the answer's.
+        // A failure there is not a failure of the answer.
         let scouted = caught(|| Ok(scouted(&parser.parser, &self.words)));
         let mut is_done = false;
         if let Ok(Some(scouted)) = scouted {
@@ -126,7 +130,7 @@ impl fmt::Debug for Compiler {
     }
 }
 
-/// A panic is an error as any other; no hook hears of it.
+/// Converts a panic to an error; no panic hook runs.
 pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T, GrammarError>) -> Result<T, GrammarError> {
     let answer = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(run())));
     answer.unwrap_or_else(|panic| Err(GrammarError::new(panic)))

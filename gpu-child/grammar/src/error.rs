@@ -1,10 +1,10 @@
-//! Why a grammar cannot be used, or not any further.
+//! Error of a grammar: at its compilation or later.
 
 use crate::limits::MAX_MESSAGE_BYTES;
 use std::fmt::Display;
 use thiserror::Error;
 
-/// In words that may be shown to whoever sent the grammar: the parser's own sentence, of bounded length.
+/// Message for the client that sent the grammar: the parser's own sentence, of bounded length.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct GrammarError {
@@ -12,11 +12,11 @@ pub struct GrammarError {
 }
 
 impl GrammarError {
-    /// Of what was said, the first sentence, cut to a bounded length.
+    /// The first sentence of a message, cut to a bounded length.
     #[must_use]
     pub fn new(why: impl Display) -> Self {
         let why = why.to_string();
-        // A panic inside llguidance is told with a backtrace, and any error with a mark of its brevity.
+        // llguidance appends a backtrace to a panic's message, and a mark to any shortened error.
         let sentence = why.split("\n<backtrace>").next().unwrap_or_default();
         let sentence = sentence.replace("\n<non-verbose/>", "");
         let mut message = sentence.trim().to_owned();

@@ -1,17 +1,17 @@
-//! GBNF, the grammars of llama.cpp, as Lark.
+//! GBNF, the grammars of llama.cpp, translated to Lark.
 //!
-//! A GBNF grammar matches characters; the parser of Lark matches lexemes, and a lexeme goes on as long as it can. In
-//! `[a-z]* "x"` a lexeme `[a-z]*` would take the `x` too. So each regular part becomes one lexeme only where no text that follows
-//! it could also continue it, or another lexeme that may stand there; elsewhere it is taken apart, at the worst into
-//! single characters, which cannot continue each other. The language stays the same.
+//! A GBNF grammar matches characters; the parser of Lark matches lexemes, and a lexeme is as long as possible. In
+//! `[a-z]* "x"` a lexeme `[a-z]*` would take the `x` too. So a regular part becomes one lexeme only if no text that may
+//! follow it could also continue it, or an alternative lexeme. Other parts are split, in the worst case into single
+//! characters, which cannot continue each other. The language stays the same.
 //!
 //! ```text
-//! text ── reader ──► rules ── regular ──► rules that are not recursive are written out where they are used
-//!      ── cut ──► lexemes and what is around them ── writer ──► Lark
+//! text ── reader ──► rules ── regular ──► non-recursive rules are inlined where they are used
+//!      ── cut ──► lexemes and rules around them ── writer ──► Lark
 //! ```
 //!
-//! As in llama.cpp, the last one of several rules of one name counts, and a repetition that may be longer than 2000 has no
-//! end. Refused by name: tokens (`<think>`, `<[7]>`, `!<think>`), empty classes, ranges that end before they begin, surrogates.
+//! As in llama.cpp, the last of several rules of one name wins, and a repetition above 2000 is unbounded. Refused by
+//! name: tokens (`<think>`, `<[7]>`, `!<think>`), empty classes, ranges that end before they begin, surrogates.
 
 mod around;
 mod automaton;
@@ -24,24 +24,24 @@ mod writer;
 use crate::limits::MAX_GRAMMAR_BYTES;
 use class::Class;
 
-/// Brackets inside brackets.
+/// Maximum depth of nested brackets.
 const MAX_NESTING: usize = 64;
 
-/// Parts inside parts, where rules that are not recursive are written out.
+/// Maximum depth of nested parts, after the inlining of non-recursive rules.
 const MAX_DEPTH: usize = 256;
 
 const MAX_RULES: usize = 1024;
 
-/// As in llama.cpp.
+/// Maximum bounded repetition, as in llama.cpp.
 const MAX_REPETITIONS: u32 = 2000;
 
-/// Parts of the rules, where those that are not recursive are written out.
+/// Maximum number of parts, after the inlining of non-recursive rules.
 const MAX_PARTS: usize = 50_000;
 
 /// A Lark grammar of the same language, for [`worker_orcd_ipc::Grammar::Lark`].
 ///
 /// # Errors
-/// When the text is malformed (the sentence has line and column), refers to tokens, or exceeds a limit.
+/// If the text is malformed (the message has line and column), refers to tokens, or exceeds a limit.
 pub fn gbnf_to_lark(text: &str) -> Result<String, String> {
     if text.len() > MAX_GRAMMAR_BYTES {
         let bytes = text.len();
@@ -53,7 +53,7 @@ pub fn gbnf_to_lark(text: &str) -> Result<String, String> {
     Ok(writer::lark(&cut::lexemes(rules)?))
 }
 
-/// What a rule matches.
+/// Expression of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Tree {
     /// The empty text.
@@ -62,12 +62,12 @@ enum Tree {
     Sequence(Vec<Tree>),
     Either(Vec<Tree>),
     Repeat(Box<Tree>, u32, Option<u32>),
-    /// By its index.
+    /// Reference to a rule, by its index.
     Rule(usize),
 }
 
 impl Tree {
-    /// A literal, or as a literal but with classes.
+    /// True for a literal, and for a sequence of characters and classes.
     fn is_word(&self) -> bool {
         match self {
             Self::Class(_) => true,
@@ -76,7 +76,7 @@ impl Tree {
         }
     }
 
-    /// Those of a word.
+    /// Classes of a word.
     fn classes(&self) -> impl Iterator<Item = &Class> {
         let trees = match self {
             Self::Sequence(trees) => trees.as_slice(),

@@ -1,4 +1,4 @@
-//! Schemas inside of a text in Lark, behind `%json`: they are followed as one that stands alone is.
+//! Schemas inside a Lark text, after `%json`: translated like a separate schema.
 
 use crate::error::GrammarError;
 use crate::schema;
@@ -9,12 +9,14 @@ pub(crate) const SETTINGS: &str = "x-guidance";
 
 pub(crate) const JSON: &str = "%json";
 
-/// Characters of a string that may be escaped: each has one way to be written, so that a name that is
-/// written otherwise is another name.
+/// Characters of a string that may be escaped. Each has a single escape, so that a name written otherwise is another
+/// name.
 pub(crate) const ESCAPES: &str = "nrbtf\\\"";
 
+/// Translates the schemas in a text.
+///
 /// # Errors
-/// When a schema cannot be followed.
+/// If a schema is not supported.
 pub(crate) fn followed(text: &str) -> Result<String, GrammarError> {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(first) = rest.chars().next() {
@@ -38,12 +40,12 @@ pub(crate) fn followed(text: &str) -> Result<String, GrammarError> {
     Ok(out)
 }
 
-/// A comment.
+/// Length of a comment.
 fn line(text: &str) -> usize {
     text.find('\n').unwrap_or(text.len())
 }
 
-/// A string or an expression.
+/// Length of a string or an expression.
 fn quoted(text: &str, mark: char) -> usize {
     let mut is_escaped = true;
     for (at, c) in text.char_indices() {
@@ -55,7 +57,7 @@ fn quoted(text: &str, mark: char) -> usize {
     text.len()
 }
 
-/// A control token, or a bracket alone.
+/// Length of a control token, or of a single bracket.
 fn marked(text: &str) -> usize {
     let end = text[1..].find(|c: char| c.is_whitespace() || c == '<' || c == '>');
     match end.map(|end| end + 1) {
@@ -76,7 +78,7 @@ fn inline(text: &str) -> Result<(Value, usize), GrammarError> {
     Ok((with_settings(&given, settings)?, length))
 }
 
-/// A schema in the compiler's words, with its settings.
+/// A schema in the compiler's dialect, with its settings.
 pub(crate) fn with_settings(given: &Value, mut settings: Value) -> Result<Value, GrammarError> {
     let is_lenient = settings["lenient"] == Value::Bool(true);
     let mut followed = schema::followed(given, is_lenient)?;

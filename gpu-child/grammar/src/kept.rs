@@ -1,4 +1,4 @@
-//! Grammars that are compiled: clients ask again and again with the same one.
+//! Cache of compiled grammars: clients repeat the same one.
 
 use crate::limits::{MAX_KEPT_BYTES, MAX_KEPT_GRAMMARS};
 use llguidance::TokenParser;
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use worker_orcd_ipc::Grammar;
 
-/// The last ones that were used, the newest first.
+/// The most recently used ones, the newest first.
 #[derive(Default)]
 pub(crate) struct Kept(VecDeque<(Grammar, Arc<TokenParser>)>);
 

@@ -2,13 +2,13 @@
 
 use worker_orcd_ipc::TokenId;
 
-/// The tokens that may come next: bit `i % 32` of word `i / 32` is token `i`, and there are exactly
-/// `vocabulary.div_ceil(32)` words. At least one bit is set.
+/// Allowed next tokens: bit `i % 32` of word `i / 32` is token `i`, and there are exactly `vocabulary.div_ceil(32)`
+/// words. At least one bit is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mask(Vec<u32>);
 
 impl Mask {
-    /// `words` may be longer; bits outside the vocabulary are dropped.
+    /// Mask of these words. `words` may be longer; bits outside the vocabulary are dropped.
     pub(crate) fn new(mut words: Vec<u32>, vocabulary: usize) -> Self {
         words.resize(vocabulary.div_ceil(32), 0);
         if let Some(last) = words.last_mut()
@@ -19,7 +19,7 @@ impl Mask {
         Self(words)
     }
 
-    /// These tokens; those outside the vocabulary are dropped.
+    /// Mask of these tokens; those outside the vocabulary are dropped.
     pub fn of(tokens: impl IntoIterator<Item = TokenId>, vocabulary: usize) -> Self {
         let mut words = vec![0; vocabulary.div_ceil(32)];
         for token in tokens {
@@ -41,7 +41,7 @@ impl Mask {
         word.is_some_and(|word| word & 1 << (token.index() % 32) != 0)
     }
 
-    /// The token in it, where it has one alone.
+    /// The allowed token, if there is exactly one.
     #[must_use]
     pub fn only(&self) -> Option<TokenId> {
         let mut words = (0..).zip(&self.0).filter(|(_, word)| **word != 0);
@@ -53,7 +53,7 @@ impl Mask {
         }
     }
 
-    /// Tokens in it, in the order of their ids.
+    /// Allowed tokens, in the order of their ids.
     pub fn tokens(&self) -> impl Iterator<Item = TokenId> {
         let all = 0..self.0.len() as u32 * 32;
         all.map(TokenId).filter(|token| self.allows(*token))

@@ -1,8 +1,8 @@
-//! One answer on its way through a grammar.
+//! Matcher: state of one answer in a grammar.
 //!
-//! A lexer keeps each state that a mask looked at. Where they are many, the matcher begins again from the compiled grammar
-//! and takes the tokens of the answer without their masks: what is left then are the states of the answer itself. It does
-//! so too where one mask exceeds its limits, and then allows [few tokens](crate::narrow) for a while.
+//! A lexer keeps each state that a mask has visited. If there are many, the matcher restarts from the compiled grammar
+//! and replays the tokens of the answer without their masks: only the states of the answer itself remain. It also does
+//! so if one mask exceeds its limits, and then computes [narrow masks](crate::narrow) for a while.
 
 use crate::compiler::caught;
 use crate::error::GrammarError;
@@ -17,31 +17,31 @@ use std::sync::Arc;
 use std::{fmt, mem};
 use worker_orcd_ipc::TokenId;
 
-/// Asked in turns: a mask, the token that was drawn of it, the next mask.
+/// Calls alternate: a mask, the token sampled from it, the next mask.
 pub struct Matcher {
-    /// Or why it cannot go on.
+    /// The parser, or the error that ended it.
     parser: Result<TokenParser, GrammarError>,
-    /// Before its first token.
+    /// Parser before its first token.
     compiled: Arc<TokenParser>,
-    /// What was accepted.
+    /// Accepted tokens.
     tokens: Vec<TokenId>,
-    /// States and bytes of the lexer that it is renewed at.
+    /// States and bytes of the lexer at which it is renewed.
     most: (usize, usize),
-    /// What it does where a mask of all tokens is too much; without it that is an error.
+    /// Fallback if a full mask exceeds a limit; without it that is an error.
     narrow: Option<Arc<Narrow>>,
-    /// Tokens to come whose masks are narrow.
+    /// Number of narrow masks still to come.
     narrow_tokens: usize,
     /// The last step exceeded a limit of the lexer.
     is_exhausted: bool,
     vocabulary: usize,
     /// Tokens that end a generation.
     ends: Vec<u32>,
-    /// Items of the parser that the tokens accepted have left behind, and its rows as so many.
+    /// Parser items kept for the accepted tokens, and its rows as a number of items.
     kept_items: usize,
 }
 
 impl Matcher {
-    /// `compiled` has been started.
+    /// Matcher of a started parser.
     pub(crate) fn new(compiled: Arc<TokenParser>, vocabulary: usize) -> Self {
         let parser = compiled.deep_clone();
         Self {
@@ -63,19 +63,19 @@ impl Matcher {
         self
     }
 
-    /// The tokens that may come next: those that ends generation exactly where the grammar is complete, and
-    /// after its end no others. Not all of them, where looking at all exceeds a limit.
+    /// Allowed next tokens. Tokens that end a generation are allowed exactly where the grammar is complete; after its
+    /// end no others are. The mask is incomplete if a full one exceeds a limit.
     ///
     /// # Errors
-    /// When a limit is exceeded nevertheless, or the vocabulary has no token to go on with. The matcher cannot be used
-    /// any more.
+    /// If a limit is exceeded nevertheless, or no token of the vocabulary can continue. The matcher is unusable from
+    /// then on.
     pub fn mask(&mut self) -> Result<Mask, GrammarError> {
         if self.is_full() {
             self.begin_again()?;
         }
         if self.narrow_tokens == 0 {
             let wide = self.ask(mask_of);
-            // Where the answer itself fills the lexer, beginning again frees nothing.
+            // If the answer itself fills the lexer, a restart frees nothing.
             let is_hopeless = self.most.1 > MAX_LEXER_BYTES;
             if self.narrow.is_none() || !self.is_exhausted || is_hopeless {
                 return Ok(Mask::new(wide?.into(), self.vocabulary));
@@ -96,10 +96,10 @@ impl Matcher {
         Ok(Mask::new(words?.into(), self.vocabulary))
     }
 
-    /// The next mask, and before it the tokens that masks of a single token leave no choice about, `most` of
-    /// them at most: it goes on by those. One that ends a generation is left to be drawn.
+    /// The next mask, preceded by at most `most` forced tokens, each from a mask with a single token; the matcher
+    /// accepts them. A token that ends a generation is left to sampling.
     ///
-    /// The mask may be an error behind some tokens.
+    /// The mask may be an error after some tokens.
     pub fn forced(&mut self, most: usize) -> (Vec<TokenId>, Result<Mask, GrammarError>) {
         let mut forced = Vec::new();
         loop {
@@ -118,10 +118,10 @@ impl Matcher {
         }
     }
 
-    /// Goes on by a token of the last mask.
+    /// Accepts a token of the last mask.
     ///
     /// # Errors
-    /// When it was not in the mask, or a limit is exceeded. The matcher cannot be used any more.
+    /// If it was not in the mask, or a limit is exceeded. The matcher is unusable from then on.
     pub fn accept(&mut self, token: TokenId) -> Result<(), GrammarError> {
         let is_end = self.ends.contains(&token.0);
         let kept = self.kept_items;
@@ -143,7 +143,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// Masks have left much in the lexer.
+    /// True if masks have left many states in the lexer.
     fn is_full(&self) -> bool {
         self.parser.as_ref().is_ok_and(|parser| {
             let (states, bytes) = lexer_size(parser);
@@ -151,7 +151,7 @@ impl Matcher {
         })
     }
 
-    /// From the compiled grammar, with the tokens that were accepted and without what masks have left behind.
+    /// Restarts from the compiled grammar, with the accepted tokens and without the states of masks.
     fn begin_again(&mut self) -> Result<(), GrammarError> {
         let tokens = mem::take(&mut self.tokens);
         self.parser = Ok(self.compiled.deep_clone());
@@ -169,11 +169,11 @@ impl Matcher {
         Ok(())
     }
 
-    /// Goes on by tokens that were drawn elsewhere, as if they had been drawn here. It computes a mask before each
-    /// token, because limits count the work of masks too, and because which masks are narrow depends on the masks before.
+    /// Replays tokens that were sampled elsewhere, with the same result as if they were sampled here. It computes a
+    /// mask before each token: limits count the work of masks too, and narrow masks depend on earlier ones.
     ///
     /// # Errors
-    /// As [`Self::mask`] and [`Self::accept`].
+    /// Those of [`Self::mask`] and [`Self::accept`].
     pub fn replay(&mut self, tokens: &[TokenId]) -> Result<(), GrammarError> {
         tokens.iter().try_for_each(|token| {
             self.mask()?;
@@ -181,22 +181,22 @@ impl Matcher {
         })
     }
 
-    /// What was accepted is a text of the grammar.
+    /// True if the accepted text is complete.
     ///
     /// # Errors
-    /// As [`Self::mask`].
+    /// Those of [`Self::mask`].
     pub fn is_complete(&mut self) -> Result<bool, GrammarError> {
         self.ask(|parser| Ok(parser.is_accepting()))
     }
 
-    /// Bytes of its lexer, as they are limited; none where it cannot go on.
+    /// Size of its lexer, in the limit's unit; 0 after an error.
     #[must_use]
     pub fn lexer_bytes(&self) -> usize {
         let parser = self.parser.as_ref();
         parser.map_or(0, |parser| parser.parser.lexer_stats().num_bytes)
     }
 
-    /// Lexer work by now; none where it cannot go on.
+    /// Lexer work so far; 0 after an error.
     pub(crate) fn fuel(&self) -> usize {
         let parser = self.parser.as_ref();
         parser.map_or(0, |parser| parser.parser.lexer_stats().total_fuel_spent)
@@ -206,7 +206,7 @@ impl Matcher {
         &self.ends
     }
 
-    /// What limits count: lexer fuel, items and rows of the parser.
+    /// Values compared with limits: lexer fuel, items and rows of the parser.
     #[cfg(test)]
     pub(crate) fn work(&self) -> Option<(usize, usize, usize)> {
         let parser = self.parser.as_ref().ok()?;
@@ -214,8 +214,8 @@ impl Matcher {
         Some((lexer.total_fuel_spent, stats.all_items, stats.rows))
     }
 
-    /// A step of the parser. What went wrong once is the answer to all that is asked later: the parser is
-    /// given up, for a panic may have left it half done.
+    /// Runs a step of the parser. An error is permanent and answers all later calls: the parser is dropped, because a
+    /// panic may have left it inconsistent.
     fn ask<T>(
         &mut self,
         step: impl FnOnce(&mut TokenParser) -> Result<T, GrammarError>,
@@ -237,7 +237,7 @@ impl Matcher {
     }
 }
 
-/// After the end of the answer, its end alone.
+/// Mask of the parser; after the end of the answer, its end tokens only.
 fn mask_of(parser: &mut TokenParser) -> Result<SimpleVob, GrammarError> {
     if parser.stopped() {
         return Ok(parser.token_env.tok_trie().eos_token_set());
@@ -245,7 +245,7 @@ fn mask_of(parser: &mut TokenParser) -> Result<SimpleVob, GrammarError> {
     parser.compute_mask().map_err(GrammarError::new)
 }
 
-/// A limit of its lexer is exceeded.
+/// True if a limit of its lexer is exceeded.
 fn is_exhausted(parser: &TokenParser) -> bool {
     let stats = parser.parser.lexer_stats();
     stats.error || stats.num_bytes > MAX_LEXER_BYTES
@@ -266,8 +266,8 @@ fn lexer_size(parser: &TokenParser) -> (usize, usize) {
     (stats.num_states, stats.num_bytes)
 }
 
-/// What the lexer of a parser that has made no mask may grow to before it is renewed. At least to twice its size, so that the
-/// work of renewals is a share of the whole.
+/// Lexer size at which a new parser is renewed: at least twice its present size, so that the work of renewals is a
+/// share of the whole.
 fn most(parser: &TokenParser) -> (usize, usize) {
     let (states, bytes) = lexer_size(parser);
     (
@@ -276,7 +276,7 @@ fn most(parser: &TokenParser) -> (usize, usize) {
     )
 }
 
-/// What the parser has made by now. Where a token is accepted it keeps what it makes; of a mask it keeps nothing.
+/// Number of items that the parser has created so far. It keeps those of accepted tokens, and none of masks.
 fn items(parser: &TokenParser) -> usize {
     let stats = parser.parser_stats();
     stats.all_items + stats.rows * ITEMS_OF_A_ROW

@@ -1,14 +1,14 @@
-//! Masks of few tokens, for a place where a mask of all is too much work.
+//! Narrow masks of few tokens, for a position where a full mask is too much work.
 //!
-//! An expression such as `a.{90}$` has as many states as there are sets of 90 places. A token of several bytes leads through
-//! several of them, and a mask of all tokens through thousands. A token of one byte leads to one. What such tokens can write
-//! is what all tokens can write, where the vocabulary has one for each byte.
+//! An expression such as `a.{90}$` has as many states as there are sets of 90 positions. A token of several bytes leads
+//! through several of them, and a full mask through thousands. A token of one byte leads to one. If the vocabulary has
+//! a token for each byte, such tokens can write any text.
 
 use crate::walk::is_marked;
 use llguidance::earley::{BiasComputer, ParserRecognizer};
 use llguidance::toktrie::{SimpleVob, TokEnv, TokTrie};
 
-/// Allows tokens of one byte alone, and control tokens that the grammar names.
+/// Allows tokens of one byte alone, and control tokens named in the grammar.
 pub(crate) struct Narrow {
     few: TokTrie,
     env: TokEnv,
@@ -42,7 +42,7 @@ impl BiasComputer for Narrow {
     }
 }
 
-/// Allows nothing. A mask with it gives the lexer its fuel, and looks at no state.
+/// Allows nothing. A mask with it gives the lexer its fuel, and visits no state.
 pub(crate) struct Idle(pub(crate) TokEnv);
 
 impl BiasComputer for Idle {

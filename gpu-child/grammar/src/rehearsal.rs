@@ -1,15 +1,17 @@
-//! The beginning of an answer under a grammar whose lexer has more states than are found in advance, drawn when it is compiled: where
-//! its masks exceed a limit it is refused then, instead of being followed by [few tokens](crate::narrow).
+//! Trial answer at compilation, for a grammar with more lexer states than the scout finds. If its masks exceed a limit,
+//! the grammar is refused early, instead of being matched with [narrow masks](crate::narrow).
 //!
-//! Tokens are drawn by a fixed sequence of numbers, so that the same grammar meets the same end everywhere. What the
-//! matcher learns is dropped. A longer answer may still meet a limit: of memory, or of states.
+//! Tokens are sampled with a fixed sequence of numbers, so that the same grammar has the same result everywhere. The
+//! matcher is dropped afterwards. A longer answer may still reach a limit of memory or states.
 
 use crate::error::GrammarError;
 use crate::limits::{MAX_REHEARSED_FUEL, REHEARSED_TOKENS};
 use crate::matcher::Matcher;
 
+/// Runs the trial.
+///
 /// # Errors
-/// When the answer could not go on.
+/// If the answer cannot continue.
 pub(crate) fn rehearsed(mut matcher: Matcher) -> Result<(), GrammarError> {
     let (most, mut state) = (matcher.fuel() + MAX_REHEARSED_FUEL, 0);
     for _ in 0..REHEARSED_TOKENS {
@@ -21,7 +23,7 @@ pub(crate) fn rehearsed(mut matcher: Matcher) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// None at the end of an answer, which comes last.
+/// `None` at the end of an answer, which comes last.
 fn step(matcher: &mut Matcher, state: &mut u64) -> Result<Option<()>, GrammarError> {
     let mask = matcher.mask()?;
     let ends = matcher.ends();

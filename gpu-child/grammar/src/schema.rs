@@ -1,20 +1,18 @@
-//! A client's JSON Schema in words that the compiler follows exactly.
+//! Translation of a client's JSON Schema to a dialect that the compiler follows exactly.
 //!
 //! ```text
 //! schema of a client ── here ──► schema of draft 2020-12, a few keywords of it ── llguidance ──► grammar
 //! ```
 //!
-//! llguidance passes over some of what it does not know, and reads some of what it knows loosely. So each
-//! keyword that any draft has is either followed, or refused by name and place; what no draft knows means
-//! nothing. What comes out:
+//! llguidance ignores some unsupported keywords, and interprets some supported ones loosely. So each keyword of any
+//! draft is either translated, or refused by name and place; other keywords are ignored. The result:
 //!
 //! * has no `format` ([`formats`]), and expressions in the engine's syntax ([`pattern`]);
 //! * has bounds that are inclusive, and numbers that are exact ([`numbers`]);
 //! * has references to its own `$defs` only ([`references`]);
-//! * has keywords that apply other schemas in place behind all others, where none is lost;
-//! * has `anyOf` for a `oneOf`, each of whose alternatives is held to what no other lets through, where they do not
-//!   exclude each other ([`disjoint`], [`one_of`]), and for other keywords that say what a value must not be ([`conditions`],
-//!   [`negation`]).
+//! * has keywords that apply other schemas in place after all others, so that none is lost;
+//! * has `anyOf` for a `oneOf`, with each alternative restricted to values that no other accepts, if they are not
+//!   disjoint ([`disjoint`], [`one_of`]), and for other keywords that exclude values ([`conditions`], [`negation`]).
 
 mod budget;
 mod conditions;
@@ -36,7 +34,7 @@ use disjoint::Comparison;
 use references::References;
 use serde_json::{Map, Value, json};
 
-/// What no grammar follows.
+/// Keywords that no grammar can express.
 const REFUSED: &[&str] = &[
     "contains",
     "minContains",
@@ -49,18 +47,19 @@ const REFUSED: &[&str] = &[
     "contentMediaType",
 ];
 
-/// Where draft 3 and those before it are named, whose keywords have other meanings.
+/// Identifiers of draft 3 and earlier ones, with other meanings of keywords.
 const OLD_DRAFTS: &[&str] = &["/draft-00/", "/draft-01/", "/draft-02/", "/draft-03/"];
 
-/// Drafts in which `items` is about what `prefixItems` is about.
+/// Drafts with a list of schemas in `items`, later `prefixItems`.
 const LIST_DRAFTS: &[&str] = &["/draft-04/", "/draft-06/", "/draft-07/", "/2019-09/"];
 
-/// Drafts that hold a text to the encoding and the type of what it contains.
+/// Drafts in which the encoding and the type of a text's content are assertions.
 const CONTENT_DRAFTS: &[&str] = &["/draft-06/", "/draft-07/"];
 
+/// Translates a schema. `is_lenient`: an unsupported keyword is ignored, if a schema without it remains.
+///
 /// # Errors
-/// The keyword that cannot be followed, and its place. `is_lenient`: it is passed over instead, where a schema
-/// without it is left.
+/// The unsupported keyword, and its place.
 pub(crate) fn followed(schema: &Value, is_lenient: bool) -> Result<Value, GrammarError> {
     let dialect = schema["$schema"].as_str().unwrap_or_default();
     let is_of = |drafts: &[&str]| drafts.iter().any(|it| dialect.contains(it));
@@ -99,13 +98,13 @@ struct Reader<'a> {
 
 type Keywords = Map<String, Value>;
 
-/// One schema on its way.
+/// Schema under construction.
 #[derive(Default)]
 struct Out {
     plain: Keywords,
     /// Keywords that apply other schemas in place.
     applied: Keywords,
-    /// More for `allOf`.
+    /// Further elements of `allOf`.
     more: Vec<Value>,
 }
 
@@ -147,7 +146,7 @@ impl Reader<'_> {
         Ok(out)
     }
 
-    /// Those that are read alone.
+    /// Translates keywords that are independent of others.
     fn keyword(
         &mut self,
         name: &str,
@@ -197,14 +196,13 @@ impl Reader<'_> {
             name if REFUSED.contains(&name) => {
                 self.unless_lenient(inside, Err(format!("{name} cannot be followed")))?;
             }
-            // Those that are read together with others, those that say nothing of a text, and those that no
-            // draft knows.
+            // Those that are read together with others, annotations, and those that are in no draft.
             _ => {}
         }
         Ok(())
     }
 
-    /// Schemas by name.
+    /// Translates schemas by name.
     fn members(
         &mut self,
         value: &Value,
@@ -226,8 +224,8 @@ impl Reader<'_> {
         Ok(Value::Object(out))
     }
 
-    /// Names that only some readers find an expression in are held to its schema where other names are free, and
-    /// are not written where there are no others.
+    /// Translates `patternProperties`. A name that only some regular expression engines match must satisfy its schema
+    /// if other names are allowed, and is excluded if they are not.
     fn pattern_properties(
         &mut self,
         keywords: &Keywords,
@@ -263,7 +261,7 @@ impl Reader<'_> {
         out.map(Value::Array)
     }
 
-    /// Items of a list, as the newest draft has them.
+    /// Items of a list, in the form of the newest draft.
     fn items(
         &mut self,
         keywords: &Keywords,
@@ -280,7 +278,7 @@ impl Reader<'_> {
         }
         let (first, rest) = match is_list {
             true => ("items", "additionalItems"),
-            // Beside items that are no list, additionalItems mean nothing in any draft.
+            // Beside `items` that are no list, additionalItems mean nothing in any draft.
             false => ("prefixItems", "items"),
         };
         if let Some(value) = keywords.get(first) {
@@ -294,7 +292,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// `pattern`, `format` and an encoding.
+    /// Translates `pattern`, `format` and an encoding.
     fn text(&mut self, keywords: &Keywords, at: &str, out: &mut Out) -> Result<(), GrammarError> {
         let mut patterns = Vec::new();
         if let Some(value) = keywords.get("pattern") {

@@ -1,6 +1,6 @@
-//! States of the lexer that a grammar's answers go through, found when it is compiled: in the order of their distance, as
-//! many as limits let. All transitions from them are made, so that no matcher makes them again. What is found is a function
-//! of vocabulary and grammar.
+//! Scout: finds the lexer states that a grammar's answers pass through, at compilation, in the order of their distance
+//! and within limits. It computes all transitions from them, so that no matcher computes them again. The result is a
+//! function of vocabulary and grammar.
 
 use crate::bias::{Bias, Words};
 use crate::limits::{MAX_SCOUTED_BYTES, MAX_SCOUTED_STATES, MAX_SCOUTED_TEXT, SCOUTED_AT_ONCE};
@@ -15,15 +15,15 @@ use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct Scouted {
-    /// With what its lexer has learned.
+    /// Parser with the states that its lexer has learned.
     pub(crate) parser: Parser,
-    /// The masks that go with it.
+    /// Masks for these states.
     pub(crate) bias: Bias,
-    /// There was room for all states that are looked at.
+    /// All visited states were within the limits.
     pub(crate) is_done: bool,
 }
 
-/// None where a limit is exceeded on the way: then its matchers do without.
+/// Scouts a grammar. `None` if a limit is exceeded: then its matchers do without.
 pub(crate) fn scouted(parser: &Parser, words: &Arc<Words>) -> Option<Scouted> {
     let mut parser = parser.deep_clone();
     let most = parser.lexer_stats().num_bytes + MAX_SCOUTED_BYTES;
@@ -61,20 +61,20 @@ struct Scout {
 #[derive(Default)]
 struct Found {
     first: Option<[bool; 256]>,
-    /// Texts that lead the parser to states that it was not in before.
+    /// Texts that lead the parser to new states.
     texts: VecDeque<Vec<u8>>,
     /// States that the parser was in.
     met: HashSet<StateID>,
-    /// Where lexemes begin.
+    /// Start states of lexemes.
     starts: VecDeque<StateID>,
     seen: HashSet<StateID>,
-    /// Seen, and not looked at.
+    /// Known states that are not visited yet.
     states: VecDeque<StateID>,
-    /// Looked at since the last start or text.
+    /// States visited since the last start or text.
     looked_at: usize,
-    /// Not to be looked at.
+    /// States not to be visited.
     left: Vec<StateID>,
-    /// From where to where, inside of lexemes.
+    /// Transitions inside lexemes: source, target.
     ways: Vec<(StateID, StateID)>,
 }
 
@@ -85,7 +85,7 @@ impl Scout {
 }
 
 impl BiasComputer for Scout {
-    /// No mask: a part of the way.
+    /// Runs a part of the search; the result is no mask.
     fn compute_bias(&self, rec: &mut ParserRecognizer<'_>, _: &[u8]) -> SimpleVob {
         let mut found = self.found();
         if found.first.is_none() {
@@ -131,7 +131,7 @@ impl Found {
         self.first = Some(first_bytes(rec));
         self.texts.push_back(Vec::new());
         self.see(rec.lexer_state());
-        // Inside of most lexemes no other is possible, wherever they are.
+        // Inside most lexemes no other is possible, at any position.
         let lexer = rec.lexer_mut();
         let extra = lexer.lexer_spec().extra_lexeme(0).as_usize();
         for lexeme in 0..extra {
@@ -148,7 +148,7 @@ impl Found {
         }
     }
 
-    /// Where a text leads to, and from there each byte that is written as one character.
+    /// Records the state after a text, and after each further byte that is a single character.
     fn try_text(&mut self, rec: &mut ParserRecognizer<'_>, text: &[u8]) {
         let bytes = text.iter();
         let pushed = bytes.take_while(|byte| rec.try_push_byte(**byte)).count();
@@ -179,7 +179,7 @@ impl Found {
         }
     }
 
-    /// States from where no text inside of a lexeme leads to one that was not looked at.
+    /// States from which no text inside a lexeme leads to an unvisited one.
     fn closed(&self) -> HashSet<StateID> {
         let mut unseen: Vec<StateID> = self.states.iter().chain(&self.left).copied().collect();
         let mut open: HashSet<StateID> = unseen.iter().copied().collect();

@@ -1,34 +1,35 @@
-//! Large sets of tokens that are allowed or not as one where a text is free, as inside of a string.
+//! Slices: large sets of tokens that are allowed or forbidden together where a text is free, as inside a string.
 
 use crate::error::GrammarError;
 use llguidance::derivre::{Regex, StateID};
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use llguidance::{HashMap, HashSet};
 
-/// Each is a part of the one before: what a string of JSON holds without an escape, and where its length is
-/// limited, parts of that.
+/// Each is a part of the one before: JSON strings without an escape, and parts of them for limited lengths.
 const TEXTS: [&str; 3] = [
     r#"[^"\\\x00-\x1F\x7F]+"#,
     r#"[^"\\\x00-\x1F\x7F]{1,30}"#,
     r#"[^"\\\x00-\x1F\x7F]{1,10}"#,
 ];
 
-/// Pairs of a state of the set and one of the lexer that are looked at for one set. Where there are more, the
-/// tokens of the set are looked at one by one.
+/// Pairs of a state of the set and one of the lexer that are examined for one set. Beyond that, the tokens of the set
+/// are examined one by one.
 const MOST_PAIRS: usize = 512;
 
-/// The sets, the largest first. A token is known by a bit of each.
+/// The sets, the largest first. A token has a bit for each.
 pub(crate) struct Slices(Vec<Slice>);
 
 struct Slice {
     tokens: SimpleVob,
-    /// The automaton: from each state, by bytes that lead on, sorted.
+    /// The automaton: transitions from each state, sorted by byte.
     states: Vec<Vec<(u8, usize)>>,
 }
 
 impl Slices {
+    /// Builds the slices.
+    ///
     /// # Errors
-    /// When an expression is none.
+    /// If an expression is invalid.
     pub(crate) fn new(trie: &TokTrie, tokens: &[u32]) -> Result<Self, GrammarError> {
         let slice = |text: &&str| {
             let mut regex = Regex::new(text).map_err(GrammarError::new)?;
@@ -46,15 +47,15 @@ impl Slices {
         TEXTS.iter().map(slice).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The sets that a token is in.
+    /// The sets of a token.
     pub(crate) fn of(&self, token: u32) -> u8 {
         let slices = self.0.iter().enumerate();
         let bits = slices.filter(|(_, slice)| slice.tokens.is_allowed(token));
         bits.map(|(at, _)| 1 << at).sum()
     }
 
-    /// The largest set of which each text stays inside of a lexeme, as a bit, and its tokens. `step` says
-    /// where a state of the lexer goes to by a byte, inside of a lexeme.
+    /// The largest set with all texts inside a lexeme, as a bit, and its tokens. `step`: transition of a lexer state by
+    /// a byte, inside a lexeme.
     pub(crate) fn inside(
         &self,
         begin: StateID,
@@ -87,7 +88,7 @@ impl Slice {
     }
 }
 
-/// The first one is where a text begins.
+/// States of an expression; the first one is the start.
 fn states(regex: &mut Regex) -> Vec<Vec<(u8, usize)>> {
     let begin = regex.initial_state();
     let mut places = HashMap::from_iter([(begin, 0)]);

@@ -1,8 +1,8 @@
-//! A grammar in the words of llguidance.
+//! Translation of a grammar to llguidance's input.
 //!
-//! A JSON Schema is taken strictly ([`crate::schema`]): a keyword that would not be followed is refused by name. Between the
-//! parts of a JSON text is nothing, one space, or one line end with an indentation of at most
-//! [`MAX_INDENT`] characters: a model that has nothing to say must not go on with white space for ever.
+//! A JSON Schema is interpreted strictly ([`crate::schema`]): an unsupported keyword is refused by name. Between the
+//! parts of a JSON text is nothing, one space, or one line end with an indentation of at most [`MAX_INDENT`]
+//! characters: otherwise a model could emit white space for ever.
 
 use crate::error::GrammarError;
 use crate::gbnf::gbnf_to_lark;
@@ -15,8 +15,10 @@ use worker_orcd_ipc::Grammar;
 
 const MAX_INDENT: usize = 32;
 
+/// Translates a grammar.
+///
 /// # Errors
-/// When it is too long, or malformed as far as that is seen before it is compiled.
+/// If it is too long, or malformed as far as this is visible before its compilation.
 pub(crate) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
     let bytes = grammar.text_bytes();
     if bytes > MAX_GRAMMAR_BYTES {
@@ -31,7 +33,7 @@ pub(crate) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarErr
             check_lark(text)?;
             Ok(TopLevelGrammar::from_lark(inline::followed(text)?))
         }
-        // Its own limits bound what is written.
+        // Its own limits bound the output.
         Grammar::Gbnf(text) => {
             let lark = gbnf_to_lark(text).map_err(GrammarError::new)?;
             Ok(TopLevelGrammar::from_lark(lark))
@@ -64,7 +66,7 @@ fn schema(text: &str) -> Result<TopLevelGrammar, GrammarError> {
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
 
-/// One terminal: so many alternatives would be too many rules.
+/// A choice as one terminal: this many alternatives would be too many rules.
 fn choice(texts: &[String]) -> Result<TopLevelGrammar, GrammarError> {
     if texts.is_empty() || texts.iter().any(String::is_empty) {
         let why = "a choice has at least one text, and none that is empty";
@@ -79,7 +81,7 @@ fn choice(texts: &[String]) -> Result<TopLevelGrammar, GrammarError> {
     Ok(TopLevelGrammar::from_lark(lark))
 }
 
-/// What the parser of Lark would spend a stack on.
+/// Limits the constructs that Lark's parser handles by recursion.
 fn check_lark(text: &str) -> Result<(), GrammarError> {
     let lines = text.lines().count();
     if lines > MAX_LARK_LINES {
@@ -97,7 +99,7 @@ fn check_lark(text: &str) -> Result<(), GrammarError> {
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
         match byte {
-            // What it escapes is no bracket.
+            // An escaped character is not a bracket.
             b'\\' => drop(bytes.next()),
             b'(' | b'[' | b'{' => {
                 depth += 1;

@@ -1,9 +1,9 @@
-//! The vocabulary as llguidance wants it.
+//! The vocabulary in llguidance's form.
 //!
-//! * A control token is its name behind the byte 0xFF, which no text has: only a grammar that names the
-//!   token itself allows it.
+//! * A control token is its name after the byte 0xFF, which no text has: only a grammar that names the token itself
+//!   allows it.
 //! * A token without bytes, and one that is too long, are never allowed.
-//! * Nothing is ever forced: the model chooses how a text is cut into tokens.
+//! * llguidance's own forcing is off: the model chooses the tokenization of a text.
 
 use crate::error::GrammarError;
 use crate::limits::MAX_TOKEN_BYTES;
@@ -12,8 +12,10 @@ use std::sync::Arc;
 use worker_orcd_ipc::vocabulary::effective_kind;
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, Vocabulary};
 
+/// Converts the vocabulary.
+///
 /// # Errors
-/// When the facts contradict themselves, or no token ends a generation.
+/// If the facts are inconsistent, or no token ends a generation.
 pub(crate) fn token_env(facts: &TokenizerFacts) -> Result<TokEnv, GrammarError> {
     let vocabulary = Vocabulary::from_facts(facts).map_err(GrammarError::new)?;
     let mut ends: Vec<u32> = facts.end_of_generation.iter().map(|it| it.0).collect();

@@ -1,30 +1,30 @@
-//! Tokens by their bytes, in the order in which they are walked.
+//! Trie of the tokens' bytes, in the order of the walk.
 
-/// Each node is before those below it, which are sorted by byte. The first one is the root.
+/// Each node precedes its descendants, and siblings are sorted by byte. The first one is the root.
 pub(crate) struct Trie {
     nodes: Vec<Node>,
-    /// In the order of the nodes where they end.
+    /// Tokens in the order of their end nodes.
     tokens: Vec<u32>,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct Node {
-    /// Of [`Trie::tokens`], those that end before this node.
+    /// Number of [`Trie::tokens`] that end before this node.
     before: u32,
-    /// Nodes: itself and those below.
+    /// Number of nodes: itself and its descendants.
     size: u32,
-    /// Bytes from the root, its own among them.
+    /// Bytes from the root, including its own.
     depth: u16,
     pub(crate) byte: u8,
     /// Bit `i`: all tokens here and below are in set `i`.
     pub(crate) sets: u8,
 }
 
-/// A token, its bytes, and the sets that it is in.
+/// A token, its bytes, and its sets.
 pub(crate) type Entry<'a> = (&'a [u8], u32, u8);
 
 impl Trie {
-    /// Of tokens that have bytes, and fewer than 2¹⁶.
+    /// Trie of tokens with at least one and fewer than 2¹⁶ bytes.
     pub(crate) fn new(mut entries: Vec<Entry<'_>>) -> Self {
         entries.sort_unstable_by_key(|(bytes, token, _)| (*bytes, *token));
         let mut growing = Growing::new();
@@ -41,7 +41,7 @@ impl Trie {
         growing.done()
     }
 
-    /// What is below all these nodes, as if they were one: its root.
+    /// Union of the subtrees below all these nodes, with a root of its own.
     pub(crate) fn merged(&self, nodes: &[u32]) -> Self {
         let mut growing = Growing::new();
         self.merge(nodes, &mut growing);
@@ -79,7 +79,7 @@ impl Trie {
         &self.nodes
     }
 
-    /// Those that end at a node.
+    /// Tokens that end at a node.
     pub(crate) fn tokens(&self, node: usize) -> &[u32] {
         let end = self.nodes.get(node + 1);
         let end = end.map_or(self.tokens.len(), |next| next.before as usize);
@@ -103,7 +103,7 @@ impl Node {
 
 struct Growing {
     trie: Trie,
-    /// The way from the root to the last node.
+    /// Path from the root to the last node.
     open: Vec<usize>,
 }
 
@@ -131,7 +131,7 @@ impl Growing {
         self.open.push(self.trie.nodes.len() - 1);
     }
 
-    /// One that ends at the last node.
+    /// Adds a token that ends at the last node.
     fn token(&mut self, token: u32, sets: u8) {
         self.trie.tokens.push(token);
         if let Some(node) = self.trie.nodes.last_mut() {
@@ -139,7 +139,7 @@ impl Growing {
         }
     }
 
-    /// All that are open but the root and `depth` below it.
+    /// Closes the path down to `depth` nodes below the root.
     fn close(&mut self, depth: usize) {
         while self.open.len() > depth + 1
             && let Some(at) = self.open.pop()
@@ -148,7 +148,7 @@ impl Growing {
         }
     }
 
-    /// Nothing more comes below this one.
+    /// Closes a node: its subtree is complete.
     fn finish(&mut self, at: usize) {
         let nodes = &mut self.trie.nodes;
         let (mut child, mut sets) = (at + 1, nodes[at].sets);

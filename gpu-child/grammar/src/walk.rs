@@ -1,7 +1,7 @@
-//! A walk through the tokens: by the lexer alone inside of a lexeme, and by the parser behind its end.
+//! Walk through the tokens: by the lexer alone inside a lexeme, and by the parser after its end.
 //!
-//! What a parser says behind the end of a lexeme does not depend on the lexeme's text, so it is asked once for all
-//! tokens that end the same one, and not for each.
+//! The parser's result after the end of a lexeme does not depend on the lexeme's text, so it is computed once for all
+//! tokens that end the same one, not for each.
 
 use crate::limits::MAX_TOKEN_BYTES;
 use crate::trie::Trie;
@@ -11,34 +11,34 @@ use llguidance::earley::lexerspec::LexemeIdx;
 use llguidance::toktrie::{Recognizer, SimpleVob, TokTrie};
 use llguidance::{CancellationHandle, HashMap};
 
-/// In the signature of llguidance.
+/// Argument of llguidance's signature: no cancellation.
 pub(crate) const NOBODY_CANCELS: Option<CancellationHandle> = None;
 
-/// Tokens, and the bytes that some lexeme of the grammar begins with.
+/// Tokens, and the possible first bytes of the grammar's lexemes.
 #[derive(Clone, Copy)]
 pub(crate) struct Ground<'a> {
     pub(crate) trie: &'a Trie,
     pub(crate) first: &'a [bool; 256],
 }
 
-/// Ways out of a lexeme behind which the parser is at the same place.
+/// Exits from a lexeme with the same parser state behind them.
 pub(crate) struct Crossing {
-    /// One of them, to the byte that shows that the lexeme has ended.
+    /// One of them, including the byte that shows the lexeme's end.
     pub(crate) path: Vec<u8>,
-    /// Where all of them lead to in the trie.
+    /// Trie nodes at the end of all of them.
     pub(crate) nodes: Vec<u32>,
 }
 
-/// Crossings of the same key are one.
+/// Crossings of the same key are merged.
 #[derive(PartialEq, Eq, Hash, Clone, Copy)]
 enum Key {
-    /// The one lexeme that ends here, and the byte behind it where that is what ends it.
+    /// The one lexeme that ends here, and the byte after it if that ends it.
     Lexeme(LexemeIdx, Option<u8>),
-    /// Several may end: the state says which.
+    /// Several may end: identified by the state.
     State(StateID, Option<u8>),
 }
 
-/// Bytes that a lexeme of the grammar may begin with. The parser drops all others behind the end of a lexeme.
+/// Possible first bytes of the grammar's lexemes. After the end of a lexeme, the parser drops all others.
 pub(crate) fn first_bytes(rec: &mut ParserRecognizer<'_>) -> [bool; 256] {
     let lexer = rec.lexer_mut();
     let all = lexer.lexer_spec().all_lexemes();
@@ -51,7 +51,7 @@ pub(crate) fn first_bytes(rec: &mut ParserRecognizer<'_>) -> [bool; 256] {
     first
 }
 
-/// From the place where the parser is, sets the tokens that it allows behind a way out of the lexeme: those below `roots`.
+/// Sets the tokens below `roots` that the parser allows at its present position, after an exit from the lexeme.
 pub(crate) fn follow(
     rec: &mut ParserRecognizer<'_>,
     ground: Ground<'_>,
@@ -73,8 +73,8 @@ pub(crate) fn follow(
     rec.pop_bytes(pushed);
 }
 
-/// Of the tokens below `roots`, where the lexer has state `begin`: allows those that end inside of the lexeme, and gives
-/// the ways out of it. Passes over what is wholly in one of the sets `skipped`.
+/// Walks the tokens below `roots` from the lexer state `begin`: sets those that end inside the lexeme, and returns its
+/// exits. Skips subtrees that are completely in one of the sets `skipped`.
 pub(crate) fn inside(
     rec: &mut ParserRecognizer<'_>,
     ground: Ground<'_>,
@@ -111,7 +111,8 @@ pub(crate) fn inside(
                         ways.add(way, possible, true, at, &path[top + 1..=depth]);
                     }
                 } else if next.has_lowest_match() {
-                    // It ends with this byte. Of some the last bytes belong to the next one: those are alone.
+                    // It ends with this byte. The last bytes of some lexemes belong to the next one: those are
+                    // separate.
                     let is_alike = lexer.possible_hidden_len(next) == 0;
                     let possible = || only(lexer.possible_lexemes(next).iter());
                     ways.add((next, None), possible, is_alike, at, &path[top + 1..=depth]);
@@ -138,7 +139,7 @@ fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
 struct Ways {
     crossings: Vec<Crossing>,
     places: HashMap<Key, usize>,
-    /// Most are as the one before.
+    /// Most are equal to the one before.
     last: Option<((StateID, Option<u8>), usize)>,
 }
 
@@ -175,7 +176,7 @@ impl Ways {
     }
 }
 
-/// Tokens with the byte that marks control tokens are walked by the parser: it reads their numbers.
+/// True for tokens with the byte that marks control tokens. The parser walks them, because it reads their numbers.
 pub(crate) fn is_marked(trie: &TokTrie, token: u32) -> bool {
     trie.token(token).contains(&TokTrie::SPECIAL_TOKEN_MARKER)
 }

@@ -1,5 +1,5 @@
-//! Texts that a schema must let through, and that it must not, where keywords say what a value must not be: `oneOf`, `not`,
-//! `if`, dependencies, names and their count. By hand, of what JSON Schema says of each.
+//! Texts that a schema must accept or refuse under keywords that exclude values: `oneOf`, `not`, `if`, dependencies,
+//! names and their count. Written by hand, from JSON Schema's definition of each.
 
 mod vocabulary;
 
@@ -98,14 +98,14 @@ fn alternatives_that_are_closed_are_told_by_the_names_of_the_others() {
 
 #[test]
 fn what_stands_beside_a_reference_tells_no_alternatives_apart() {
-    // Drafts up to 7 pass over it.
+    // Drafts up to 7 ignore it.
     let one = |kind: &str| json!({"$ref": "#/definitions/o", "properties": {"k": {"const": kind}}, "required": ["k"]});
     let schema = json!({
         "$schema": "http://json-schema.org/draft-07/schema#", "oneOf": [one("a"), one("b")],
         "definitions": {"o": {"type": "object"}},
     });
     assert!(refused(&schema).contains("oneOf"));
-    // And draft 4 knows no `const`.
+    // Draft 4 has no `const`.
     let schema = json!({
         "$schema": "http://json-schema.org/draft-04/schema#", "oneOf": [{"const": 1}, {"const": 2}],
     });

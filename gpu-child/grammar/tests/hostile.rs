@@ -1,4 +1,4 @@
-//! Grammars that are written to cost much. Each ends: compiled or refused, and so does each of its masks.
+//! Grammars designed to be expensive. Each ends: compiled or refused, and so does each of its masks.
 
 mod vocabulary;
 
@@ -11,13 +11,13 @@ use worker_orcd_grammar::limits::{
 use worker_orcd_grammar::{Compiler, GrammarError, Mask, Matcher};
 use worker_orcd_ipc::{Grammar, TokenId, TokenKind, TokenizerFacts};
 
-/// On such a stack as the limits are made for.
+/// Runs with the stack size of the limits.
 fn on_its_stack<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn(run);
     thread.unwrap().join().unwrap()
 }
 
-/// Compiles, and goes some tokens along. An error says why in few words.
+/// Compiles, and accepts some tokens. An error has a short message.
 fn outcome(grammar: Grammar) -> Result<(), GrammarError> {
     let outcome = on_its_stack(move || {
         let mut matcher = Compiler::new(&facts()).unwrap().compile(&grammar)?;
@@ -289,7 +289,7 @@ fn a_walk_through_an_ordinary_grammar_meets_no_limit() {
     assert!(ended > 0);
 }
 
-/// Takes bytes of a text until a limit is met. The error, and the tokens before it.
+/// Accepts bytes of a text until a limit is reached. Returns the error, and the number of tokens before it.
 fn until_refused(
     text: impl Fn(usize, &mut Random) -> u8,
     mut take: impl FnMut(TokenId) -> Result<(), GrammarError>,
@@ -322,14 +322,14 @@ fn what_a_matcher_keeps_of_an_answer_is_bounded() {
     on_its_stack(move || {
         let compiler = Compiler::new(&facts()).unwrap();
         let mut lived = compiler.compile(&grammar).unwrap();
-        // Masks leave nothing behind.
+        // Masks leave no states behind.
         let (error, tokens) = until_refused(text, |token| lived.accept(token));
         let words = error.to_string();
         assert!(words.contains(&MAX_KEPT_ITEMS.to_string()), "{words}");
         assert!(tokens.len() > 1000, "{} tokens", tokens.len());
         assert_eq!(lived.mask().unwrap_err(), error);
         assert_eq!(lived.accept(ENDS[0]).unwrap_err(), error);
-        // Another child meets the same end at the same token.
+        // Another child reaches the same limit at the same token.
         let mut replayed = compiler.compile(&grammar).unwrap();
         let again = until_refused(text, |token| replayed.replay(&[token]));
         assert_eq!(again, (error, tokens));
@@ -353,7 +353,7 @@ fn a_row_is_counted_however_few_its_items_are() {
 
 #[test]
 fn what_a_lexer_keeps_is_bounded() {
-    // A state for each choice of places behind an `a`, and an expression for each place.
+    // A state for each set of positions after an `a`, and an expression for each position.
     let grammar = regex("(a|b)*a(a|b){3000}c");
     let text = |_, random: &mut Random| b'a' + random.below(2) as u8;
     on_its_stack(move || {
@@ -369,8 +369,8 @@ fn what_a_lexer_keeps_is_bounded() {
     });
 }
 
-/// A vocabulary with words of 12 letters: tokens that lead to many states from each place. The first of them, and
-/// how many there are.
+/// A vocabulary with words of 12 letters: tokens that lead to many states from each position. Returns the first of
+/// them, and their number.
 fn wide(letters: &[&str], words: usize) -> (TokenizerFacts, usize, usize) {
     let mut wide = facts();
     let ends = wide.tokens.split_off(wide.tokens.len() - ENDS.len());
@@ -393,7 +393,7 @@ fn wide(letters: &[&str], words: usize) -> (TokenizerFacts, usize, usize) {
     (wide, first, words_count)
 }
 
-/// Names of any letters up to a length, beside names that are free.
+/// Names of any letters up to a length, beside unrestricted names.
 #[test]
 fn names_that_are_counted_are_followed_to_the_end_of_an_answer() {
     let letters = ["a", "é", "日", "n", "\\n", "B", " ", "_", "\u{1F600}"];
@@ -417,7 +417,7 @@ fn names_that_are_counted_are_followed_to_the_end_of_an_answer() {
 /// `limits::NARROW_TOKENS`.
 const NARROW_TOKENS: usize = 32;
 
-/// A token of an answer: of the mask, by a fixed sequence of numbers.
+/// A token of an answer, sampled from the mask with a fixed sequence of numbers.
 fn drawn(matcher: &mut Matcher, random: &mut Random) -> Result<TokenId, GrammarError> {
     Ok(of_mask(&matcher.mask()?, random))
 }
@@ -475,7 +475,7 @@ fn an_answer_goes_on_by_single_bytes_where_a_mask_of_all_tokens_is_too_much() {
             .position(|token| token == "<0x3B>")
             .unwrap();
         let semicolon = TokenId(semicolon as u32);
-        // A line that ends as soon as it may, and what follows it.
+        // A line that ends as soon as it may, and its successor.
         let run = || {
             let mut matcher = compiler.compile(&grammar).unwrap();
             let (mut random, mut taken, mut masks) = (Random(1), Vec::new(), Vec::new());
@@ -498,12 +498,12 @@ fn an_answer_goes_on_by_single_bytes_where_a_mask_of_all_tokens_is_too_much() {
         let (taken, masks, line_end) = run();
         let narrow: Vec<_> = masks.iter().map(is_narrow).collect();
         assert!(!narrow[0] && narrow[line_end - 1], "{narrow:?}");
-        // Behind a line all tokens could be looked at, but the narrow masks are not over.
+        // After a line a full mask would be possible, but the narrow masks are not over.
         assert!(
             narrow[line_end] && narrow[line_end..].contains(&false),
             "{narrow:?}"
         );
-        // Another child makes the same masks, from the beginning and behind a death at any token.
+        // Another child makes the same masks, from the beginning and after a death at any token.
         for (died_behind, mask) in masks.iter().enumerate().skip(line_end) {
             let mut replayed = compiler.compile(&grammar).unwrap();
             replayed.replay(&taken[..died_behind]).unwrap();
@@ -513,7 +513,7 @@ fn an_answer_goes_on_by_single_bytes_where_a_mask_of_all_tokens_is_too_much() {
     });
 }
 
-/// An answer under it would end in its middle.
+/// Otherwise its answer would end in the middle.
 #[test]
 fn a_schema_whose_lexer_has_too_much_work_is_refused_when_it_is_compiled() {
     let letters = ["a", "é", "日", "n", "b", "B", " ", "_", "\u{1F600}"];
@@ -531,7 +531,7 @@ fn a_schema_whose_lexer_has_too_much_work_is_refused_when_it_is_compiled() {
     });
 }
 
-/// What the fuel of one mask and the states leave room for, far below what a whole lexer may have.
+/// Maximum work of one mask by its fuel and its states, far below the limit of a whole lexer.
 const MOST_OF_ONE_MASK: usize = 4 << 20;
 
 #[test]

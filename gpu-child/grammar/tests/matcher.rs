@@ -1,4 +1,4 @@
-//! What a matcher allows, over a small vocabulary whose tokens overlap.
+//! Masks of a matcher, over a small vocabulary with overlapping tokens.
 
 mod vocabulary;
 
@@ -36,7 +36,7 @@ const PERSON: &str = r##"{
     "additionalProperties": false
 }"##;
 
-/// By hand what [`PERSON`] says.
+/// Handwritten equivalent of [`PERSON`].
 fn is_person(value: &Value) -> bool {
     let Some(fields) = value.as_object() else {
         return false;
@@ -93,7 +93,7 @@ fn every_token_that_ends_generation_is_allowed_exactly_where_the_grammar_is_comp
     }
     assert_eq!(matcher.mask().unwrap().tokens().collect::<Vec<_>>(), ENDS);
     for end in ENDS {
-        // A request can ask to go on past the end.
+        // A request may continue past the end.
         matcher.accept(end).unwrap();
         assert_eq!(matcher.mask().unwrap().tokens().collect::<Vec<_>>(), ENDS);
     }
@@ -247,7 +247,7 @@ fn without_a_token_that_ends_generation_nothing_is_compiled() {
 #[test]
 fn a_token_longer_than_the_trie_can_hold_is_never_allowed() {
     let mut facts = facts();
-    // Behind the bytes, one that is not a byte.
+    // After the bytes, one that is not a byte.
     let long = 256;
     facts.tokens[long] = "a".repeat(100_000);
     let mut matcher = Compiler::new(&facts)

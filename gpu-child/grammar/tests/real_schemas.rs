@@ -1,5 +1,5 @@
-//! Answers of a random model under schemas as people write them (`real/`, written for this), judged by two validators that are not
-//! ours: `tests/oracle/schema_answers.py`, as after the walks over thousands of others
+//! Answers of a random model under realistic schemas (`real/`, written for this test), judged by two independent
+//! validators: `tests/oracle/schema_answers.py`, which also judges the walks over thousands of others
 //! (`cargo xtask bench schemas`).
 
 mod vocabulary;
@@ -15,16 +15,16 @@ use worker_orcd_ipc::{Grammar, TokenId, TokenKind};
 
 const ANSWERS: u64 = 40;
 
-/// Of each schema, so many of [`ANSWERS`] must come to an end: what is judged is no empty set.
+/// Minimum number of complete answers of [`ANSWERS`] for each schema: otherwise the judgement covers too little.
 const LEAST_ENDED: usize = 10;
 
-/// Tokens of an answer, at most.
+/// Maximum tokens of an answer.
 const LENGTH: usize = 600;
 
-/// Tokens that are drawn before the one that closes most is taken.
+/// Number of sampled candidates, of which the one that closes most is taken.
 const CANDIDATES: usize = 6;
 
-/// The random model, which knows the words of its schema: letters alone would seldom make one.
+/// The random model. It has the words of its schema: random letters would seldom form one.
 struct Model {
     compiler: Compiler,
     words: Vec<String>,
@@ -61,8 +61,8 @@ impl Model {
         }
     }
 
-    /// Half of the time a word where there is one, or a further member. Every fourth answer draws all other tokens
-    /// alike.
+    /// Half of the time a word if one is allowed, or a further member. Every fourth answer samples all other tokens
+    /// uniformly.
     fn drawn(&self, mask: &Mask, seed: u64, random: &mut Random) -> TokenId {
         let is_text = mask.allows(TokenId(b'"'.into()));
         let is_further = |it: TokenId| it.0 == u32::from(b',') && !is_text;
@@ -84,7 +84,7 @@ impl Model {
     }
 }
 
-/// Names of properties and constants, as they are written.
+/// Collects names of properties and constants, in JSON notation.
 fn note_words(schema: &Value, words: &mut BTreeSet<String>) {
     match schema {
         Value::Object(members) => {
@@ -120,7 +120,7 @@ fn what_is_drawn_under_schemas_as_people_write_them_is_valid() {
     fs::write(&walks, lines.join("\n")).expect("a file");
     let judge = here.join("../../tests/oracle/schema_answers.py");
     let mut command = Command::new(python());
-    // A checkout may be read-only, and a cache in it is a surprise.
+    // A checkout may be read-only, and a cache in it is unexpected.
     command
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .arg(judge)
@@ -153,7 +153,7 @@ fn walked(file: &Path, schema: &Value) -> Value {
     json!({"file": file, "answers": answers, "compile_us": 0, "mask_us": [0], "cut": 0, "failed": []})
 }
 
-/// `None`: cut by its length.
+/// Text of an answer; `None`: cut by its length.
 fn answer(model: &Model, matcher: &mut Matcher, seed: u64) -> Option<String> {
     let mut random = Random(seed);
     let mut answer = Vec::new();
@@ -169,7 +169,7 @@ fn answer(model: &Model, matcher: &mut Matcher, seed: u64) -> Option<String> {
     None
 }
 
-/// How much of what is open a text closes.
+/// Number of open brackets that a text closes.
 fn worth(text: &[u8]) -> i32 {
     let bytes = text.iter().map(|byte| match byte {
         b'}' | b']' => 2,

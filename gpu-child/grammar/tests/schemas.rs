@@ -1,5 +1,4 @@
-//! Texts that a schema must let through, and texts that it must not: what JSON Schema says of them, written
-//! by hand.
+//! Texts that a schema must accept or refuse, written by hand from JSON Schema's definitions.
 
 mod vocabulary;
 
@@ -12,7 +11,7 @@ fn compiler() -> Compiler {
     Compiler::new(&facts()).expect("a vocabulary")
 }
 
-/// A whole text of the schema.
+/// True if the text is a complete text of the schema.
 fn allows(compiler: &Compiler, schema: &Value, text: &str) -> bool {
     let grammar = Grammar::JsonSchema(schema.to_string());
     let mut matcher = match compiler.compile(&grammar) {
@@ -210,7 +209,7 @@ fn formats_are_those_of_the_calendar() {
         &[r#""YWI=""#, r#""YWJj""#],
         &[r#""YWI""#, r#""YWJ=""#, r#""""#],
     );
-    // What it says of numbers is nothing.
+    // Constraints on numbers do not apply.
     assert_allows(
         &json!({"type": "integer", "format": "date"}),
         &["5"],
@@ -322,7 +321,7 @@ fn what_cannot_be_followed_is_refused_with_its_place() {
             .expect_err("refused")
             .to_string();
         assert!(refused.contains(words), "{schema}: {refused}");
-        // The same behind thoughts and in calls.
+        // The same after reasoning and in tool calls.
         let inline = Grammar::Lark(format!("start: \"x\" %json {schema}"));
         let refused = compiler()
             .compile(&inline)

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Any difference is less than infinity: with that nothing would ever fail.
+/// Parses the tolerance. Infinity is refused: the comparison could never fail.
 fn tolerance(text: &str) -> Result<f64, String> {
     let number = text.parse().ok();
     number

@@ -1,8 +1,8 @@
-//! seccomp: system calls that are refused with `EPERM`, whatever they are asked for.
+//! seccomp: system calls refused with `EPERM`, with any arguments.
 //!
-//! A list of what is refused, and not of what is allowed: which calls NVIDIA's driver makes is NVIDIA's to
-//! decide and differs from release to release, and a list that stops a driver in the middle of a stream
-//! costs more than it keeps. What is refused is named with its reason in `docs/internals/confinement.md`.
+//! A deny list, not an allow list: NVIDIA's driver makes other calls in each release, and a list that stops a driver in
+//! the middle of a stream costs more than it protects. `docs/internals/confinement.md` names each refused call with its
+//! reason.
 
 use super::Allowed;
 use nix::libc;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// Numbers of calls; each is refused.
 type Group = &'static [libc::c_long];
 
-/// Another program in the place of this one, and another process beside it.
+/// Replacement of this process's program, and creation of processes.
 const PROGRAMS: Group = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -25,7 +25,7 @@ const PROGRAMS: Group = &[
     libc::SYS_vfork,
 ];
 
-/// Memory and descriptors of another process.
+/// Memory and descriptors of other processes.
 const OTHERS: Group = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -35,14 +35,14 @@ const OTHERS: Group = &[
     libc::SYS_kcmp,
 ];
 
-/// Ways to make a system call that no filter sees.
+/// Ways to make a system call past the filter.
 const RINGS: Group = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
 ];
 
-/// Modes, owners and attributes of files, which Landlock does not see.
+/// Modes, owners and attributes of files, which Landlock does not cover.
 const FILES: Group = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_chmod,
@@ -120,19 +120,20 @@ const SOCKETS: Group = &[
 
 const ALWAYS: [Group; 6] = [PROGRAMS, OTHERS, RINGS, FILES, PLACES, KERNEL];
 
-/// Bit of the calls of x32 programs, which a 64-bit process may make too where the kernel has them.
+/// Bit of the calls of x32 programs, which a 64-bit process may make too if the kernel supports them.
 #[cfg(target_arch = "x86_64")]
 const X32: libc::c_long = 0x4000_0000;
 
-/// Calls that have a number of their own there: execve, ptrace, kexec_load, process_vm_readv and
-/// process_vm_writev, execveat.
+/// Calls with an x32 number of their own: execve, ptrace, kexec_load, process_vm_readv and process_vm_writev, execveat.
 #[cfg(target_arch = "x86_64")]
 const ONLY_X32: Group = &[520, 521, 528, 539, 540, 545];
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
+/// Installs the filter.
+///
 /// # Errors
-/// What is not enforced, in words.
+/// A description of the gap.
 pub(super) fn restrict(allowed: &Allowed) -> Result<(), String> {
     let refused = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
     let programs = programs(allowed).map_err(|error| refused(&error))?;
@@ -159,7 +160,7 @@ fn programs(allowed: &Allowed) -> Result<[BpfProgram; 2], seccompiler::BackendEr
     for call in ONLY_X32 {
         refuse(&mut rules, X32 | *call, None);
     }
-    // Its flags lie in memory, where no filter looks: without it, the C library takes clone.
+    // Its flags are in memory, which a filter cannot read: without it, the C library uses clone.
     let mut unknown = Rules::new();
     refuse(&mut unknown, libc::SYS_clone3, None);
     Ok([
@@ -175,7 +176,7 @@ fn refuse(rules: &mut Rules, call: libc::c_long, only: Option<SeccompRule>) {
     rules.insert(call, only);
 }
 
-/// Anything but a thread of this process.
+/// Matches any clone that is not a thread of this process.
 fn other_process() -> Result<SeccompRule, seccompiler::BackendError> {
     let thread = libc::CLONE_THREAD as u64;
     let flags = SeccompCmpOp::MaskedEq(thread);
@@ -187,7 +188,7 @@ fn other_process() -> Result<SeccompRule, seccompiler::BackendError> {
     )?])
 }
 
-/// Anything but a socket of this machine's processes: the driver makes such ones.
+/// Matches any socket family except local ones, which the driver uses.
 fn other_family() -> Result<SeccompRule, seccompiler::BackendError> {
     let local = libc::AF_UNIX as u64;
     SeccompRule::new(vec![SeccompCondition::new(
@@ -222,7 +223,7 @@ mod tests {
         removable: Vec::new(),
     };
 
-    /// In a thread of its own, which takes the filter with it when it ends.
+    /// Runs `deed` confined, in a thread of its own: the filter ends with the thread.
     fn confined<T: Send>(allowed: &Allowed, deed: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -233,7 +234,7 @@ mod tests {
         })
     }
 
-    /// With arguments that no call could follow.
+    /// Makes a call with invalid arguments.
     fn call(number: libc::c_long) -> Errno {
         // SAFETY: no call takes -1 for a pointer, a descriptor or a set of flags.
         let result = unsafe { libc::syscall(number, -1, -1, -1, -1, -1, -1) };
@@ -243,7 +244,7 @@ mod tests {
 
     #[test]
     fn every_call_of_the_list_is_refused_on_both_devices() {
-        // These would not fail, if nobody refused them.
+        // Without the filter these would succeed.
         let forks = [libc::SYS_fork, libc::SYS_vfork];
         for allowed in [&Allowed::default(), &ON_A_CARD] {
             confined(allowed, || {

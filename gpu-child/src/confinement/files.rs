@@ -1,8 +1,8 @@
-//! Landlock: the files that may be opened, and what may be done with them. Whatever has no row here is
-//! refused with `EACCES`; what was opened before, and what is handed over, stays open.
+//! Landlock: the accessible files, with the permitted operations. Any other access is refused with `EACCES`; files that
+//! are open already, and received descriptors, stay usable.
 //!
-//! It also keeps TCP ports, abstract sockets and processes outside away. What it does not see, such as
-//! the mode of a file, is for the [system calls](super::calls).
+//! It also denies TCP ports, abstract sockets and signals to other processes. Gaps, such as the mode of a file, are
+//! closed by the [system call filter](super::calls).
 
 use super::Allowed;
 use crate::device::cuda::KERNELS_VARIABLE;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::{env, fs};
 use worker_orcd_ipc::model_parts;
 
-/// Nothing is asked for that only later ones have.
+/// Version of the interface; later features are not used.
 const ALL: ABI = ABI::V6;
 
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
@@ -26,7 +26,7 @@ const DEVICE: BitFlags<AccessFs> =
 const REWRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate});
 const REMOVE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{RemoveFile});
 
-/// What this process and its libraries look at: itself, its memory, its share of the machine.
+/// Files that this process and its libraries read: the process, its memory, its share of the machine.
 const OF_THE_MACHINE: [&str; 9] = [
     "/proc/self",
     "/proc/meminfo",
@@ -39,7 +39,7 @@ const OF_THE_MACHINE: [&str; 9] = [
     "/dev/urandom",
 ];
 
-/// What NVIDIA's driver looks at: the kernel's half, the bus, its libraries and their settings.
+/// Files that NVIDIA's driver reads: kernel interfaces, the bus, its libraries and their settings.
 const OF_THE_DRIVER: [&str; 18] = [
     "/proc/driver",
     "/proc/devices",
@@ -61,14 +61,16 @@ const OF_THE_DRIVER: [&str; 18] = [
     "/usr/local",
 ];
 
-/// Where NVIDIA's Multi-Process Service listens unless told otherwise.
+/// Default directory of NVIDIA's Multi-Process Service.
 const MPS_DIRECTORY: &str = "/tmp/nvidia-mps";
 
-/// A right, and the paths that have it. A path that does not exist, or is empty, gives nothing.
+/// Rights and their paths. A missing or empty path grants nothing.
 type Row = (BitFlags<AccessFs>, Vec<PathBuf>);
 
+/// Installs the rules.
+///
 /// # Errors
-/// What is not enforced, in words.
+/// A description of the gap.
 pub(super) fn restrict(allowed: &Allowed) -> Result<(), String> {
     let status = put_on(&rows(allowed)).map_err(|error| format!("Landlock: {error}"))?;
     judge(status.ruleset, status.landlock)
@@ -119,7 +121,7 @@ fn rows(allowed: &Allowed) -> Vec<Row> {
         rows.extend([
             (DEVICE, device_nodes()),
             (READ, paths(&OF_THE_DRIVER)),
-            // It gives its threads names, and fails where it cannot.
+            // The driver names its threads, and fails if it cannot.
             (REWRITE, paths(&["/proc/self/task"])),
             (READ, named_in("LD_LIBRARY_PATH")),
             (READ, named_in(KERNELS_VARIABLE)),
@@ -129,8 +131,8 @@ fn rows(allowed: &Allowed) -> Vec<Row> {
     rows
 }
 
-/// Every card's, for the driver counts those that it can open: without the others the first would be
-/// another.
+/// Device nodes of every card: the driver enumerates the cards that it can open, so a missing one would change the
+/// ordinals.
 fn device_nodes() -> Vec<PathBuf> {
     let nodes = fs::read_dir("/dev").into_iter().flatten().flatten();
     let of_the_driver =
@@ -146,7 +148,7 @@ fn named_in(variable: &str) -> Vec<PathBuf> {
     env::split_paths(&value).collect()
 }
 
-/// Its clients speak with it through sockets and files in its directory, and through shared memory.
+/// Rows for the Multi-Process Service: sockets and files in its directory, and shared memory.
 fn multi_process_service() -> Vec<Row> {
     let given = env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let directory = given.map_or_else(|| MPS_DIRECTORY.into(), PathBuf::from);
@@ -172,7 +174,7 @@ mod tests {
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
     use std::thread;
 
-    /// In a thread of its own, which takes the rules with it when it ends.
+    /// Runs code confined, in a thread of its own: the rules end with the thread.
     fn confined<T: Send>(allowed: &Allowed, deed: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let thread = scope.spawn(|| {

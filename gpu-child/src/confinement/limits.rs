@@ -1,16 +1,16 @@
-//! No new privileges, resource limits, and no core.
+//! No new privileges, resource limits, and no core dump.
 //!
-//! A core of this process would hold prompts, answers and the model. The limit alone does not prevent one:
-//! where cores are piped to a collector, the kernel does not look at it. A process that is not dumpable leaves
-//! none anywhere, and only root reads its memory or attaches a debugger to it.
+//! A core of this process would hold prompts, answers and the model. The limit alone does not prevent one: if cores are
+//! piped to a collector, the kernel ignores it. A process that is not dumpable leaves no core at all, and only root
+//! reads its memory or attaches a debugger to it.
 //!
-//! Deliberately absent: limits of address space and file size. NVIDIA's driver reserves more addresses than
-//! there is memory, and the size of a file limits memory that is shared too.
+//! Deliberately absent: limits of address space and file size. NVIDIA's driver reserves more addresses than there is
+//! memory, and the limit of file sizes also applies to shared memory.
 
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 
-/// What a program usually has; the driver opens some tens for a card.
+/// The usual default of programs; the driver opens some tens for a card.
 const OPEN_FILES: rlim_t = 1024;
 
 const LIMITS: [(Resource, rlim_t); 3] = [
@@ -19,7 +19,7 @@ const LIMITS: [(Resource, rlim_t); 3] = [
     (Resource::RLIMIT_MSGQUEUE, 0),
 ];
 
-/// What could not be set, in words.
+/// Applies all limits. Returns a description of each gap.
 pub(super) fn set() -> Vec<String> {
     let mut missing = Vec::new();
     let mut note = |what: &str, outcome: nix::Result<()>| {
@@ -35,7 +35,7 @@ pub(super) fn set() -> Vec<String> {
     missing
 }
 
-/// One that is lower already stays.
+/// Lowers a limit; a lower one stays.
 fn lower(resource: Resource, limit: rlim_t) -> nix::Result<()> {
     let (_, hard) = getrlimit(resource)?;
     setrlimit(resource, limit.min(hard), limit.min(hard))
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// The process in which the test is repeated: limits are a process's, and no other test's.
+    /// Marks the process in which the test is repeated: limits apply to a process, so no other test may share it.
     const INSIDE: &str = "WORKER_ORCD_TEST_LIMITS";
 
     #[test]

@@ -1,4 +1,4 @@
-//! Knowledge that every device has in the same way.
+//! Code shared by all devices.
 
 pub mod arena_layout;
 pub mod batch;
@@ -12,36 +12,36 @@ use crate::model::{FileWeights, GgufFile, ModelConfig};
 use manifest::KeptWeights;
 use worker_orcd_ipc::{KvReaders, Role};
 
-/// A model that has been checked, before it is in place.
+/// A checked model before it is loaded onto a device.
 #[derive(Debug)]
 pub struct Source<'a> {
     pub config: &'a ModelConfig,
     pub weights: &'a FileWeights<'a>,
-    /// The file whose mapping the weights lie in, where there is one: a card's load reads it, and touches no page
-    /// of the mapping.
+    /// File behind the weights' mapping, if there is one: a card's load reads the file, and touches no page of the
+    /// mapping.
     pub file: Option<&'a GgufFile>,
-    /// What an earlier process has made of the weights.
+    /// Retained weights of an earlier process.
     pub kept: Option<KeptWeights>,
 }
 
 /// Options of every device, given when a model is loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// `None` takes what the device thinks best ([`budget`]).
+    /// Ordered size of the KV cache; `None`: the device's default ([`budget`]).
     pub kv_cache_bytes: Option<u64>,
-    /// The largest batch, in tokens: decides the size of the activations.
+    /// Maximum tokens of a batch: determines the size of the activations.
     pub max_batch_tokens: u32,
-    /// The longest sequence, in tokens.
+    /// Maximum tokens of a sequence.
     pub max_sequence_tokens: u32,
-    /// A standby on a card that shares no KV cache takes the memory of KV cache and activations only when it is
-    /// promoted.
+    /// Role of the child. On a card without a shared KV cache, a standby allocates KV cache and activations only at its
+    /// promotion.
     pub role: Role,
-    /// For whom the KV cache lies in memory that may outlive the process. Nobody without a prefix cache, by which
-    /// adopted pages are found.
+    /// Processes for which the KV cache lies in memory that may outlive this one. None without a prefix cache, in which
+    /// adopted pages are looked up.
     pub kv_readers: KvReaders,
-    /// Bytes that another process has now, and that come free when this one serves.
+    /// Bytes that another process holds now, and that are free when this one serves.
     pub lent: u64,
-    /// Named in a fault; nothing else depends on it.
+    /// Name of the model, for faults only.
     pub model: String,
 }
 

@@ -1,4 +1,4 @@
-//! The CPU device: one forward pass for every architecture, on threads of its own.
+//! The CPU device: one forward pass for every architecture, on its own threads.
 //!
 //! ```text
 //! load ──► weights (packed arena)          step: embed ─► layers ─► head ─► tokens
@@ -6,18 +6,17 @@
 //!          scratch (activations)                 └── pool: items claimed by threads
 //! ```
 //!
-//! * [`load`] decides what fits on an open device, then packs the file's tensors into one arena, or
-//!   takes over the arena of an earlier process; after it the file is not read again. The arena is
-//!   [`sealed`] and may outlive the process.
-//! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, [`experts`] where a
-//!   model has them, and [`head`] for the rows that draw a token.
-//! * [`pool`] hands numbered items to threads; [`memory`] owns every large allocation and knows
-//!   what it is for; [`control_group`] may leave less of it than the machine has.
+//! * [`load`] sizes the KV cache on an open device, then packs the file's tensors into one arena, or takes over the
+//!   arena of an earlier process; afterwards the file is not read again. The arena is [`sealed`] and may outlive the
+//!   process.
+//! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, [`experts`] if the model has them, and
+//!   [`head`] for sampling rows.
+//! * [`pool`] distributes numbered items to threads; [`memory`] owns every large allocation and its purpose;
+//!   [`control_group`] may leave less memory than the machine has.
 //!
-//! The law of [`device`](super) holds here because an item of work is always "these outputs,
-//! from all of their inputs, in an order given by their own indices": who computes it, and what
-//! else is computed beside it, cannot be seen in the bits. Arithmetic lives in
-//! [`worker_orcd_kernels::cpu`]; this folder decides what runs where.
+//! The law of [`device`](super) holds here because a work item is always a set of outputs, computed from all of their
+//! inputs, in an order given by their own indices: neither the thread nor other items affect the bits. Arithmetic lives
+//! in [`worker_orcd_kernels::cpu`]; this folder schedules it.
 
 mod attention;
 mod control_group;
@@ -55,13 +54,13 @@ pub struct CpuExecutor {
     kv: KvCache,
     kv_sharing: KvSharing,
     scratch: Scratch,
-    /// The step whose draws are to come.
+    /// The step that is not sampled yet.
     open: Option<OpenStep>,
-    /// What the step before drew, until it is asked for.
+    /// Tokens of the preceding step, until they are collected.
     drawn: Vec<Drawn>,
 }
 
-/// A step that is computed up to its draws: its residual stream lies in the scratch.
+/// A step computed up to its sampling: its residual stream is in the scratch.
 #[derive(Debug)]
 pub struct OpenStep {
     step: u64,
@@ -69,13 +68,13 @@ pub struct OpenStep {
 }
 
 impl CpuExecutor {
-    /// Gets the model in place: packs the file's tensors, or takes over what an earlier process has
-    /// packed. `progress` hears of bytes done and in all, as the file counts them.
+    /// Loads the model: packs the file's tensors, or takes over the packed weights of an earlier process. `progress`
+    /// receives done and total bytes, in bytes of the file.
     ///
     /// # Errors
-    /// [`Fault::InsufficientMemory`] when weights, KV cache and activations do not fit,
-    /// [`Fault::ModelLoad`] when the tensors contradict the configuration or what was kept, and
-    /// [`Fault::Device`] when what was kept has changed.
+    /// [`Fault::InsufficientMemory`] if weights, KV cache and activations do not fit, [`Fault::ModelLoad`] if the
+    /// tensors contradict the configuration or the retained weights, and [`Fault::Device`] if the retained weights have
+    /// changed.
     pub fn load(
         device: Device,
         source: Source<'_>,
@@ -85,16 +84,16 @@ impl CpuExecutor {
         load::load(device, source, options, progress)
     }
 
-    /// What lies where in the memory of the weights; the same for the same file and program.
+    /// Layout of the weights' memory; equal for the same file and binary.
     #[must_use]
     pub fn manifest(&self) -> &WeightsManifest {
         &self.weights.manifest
     }
 
-    /// The memory of the weights, for a later process.
+    /// Descriptor of the weights' memory, for a later process.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// If no descriptor is left.
     pub fn share_weights(&self) -> Result<OwnedFd, Fault> {
         self.weights.arena.share()
     }

@@ -1,7 +1,6 @@
-//! A KV cache that outlives its process: pages get checksums, and pages of another process are copied and
-//! believed by theirs.
+//! A KV cache that outlives its process: checksums of its pages, and verified copies of another process's pages.
 //!
-//! A copy is checked after it was made, so it does not matter who still writes the original.
+//! A copy is verified after it was made, so concurrent writes to the original are harmless.
 
 use super::PageId;
 use std::os::fd::OwnedFd;
@@ -20,9 +19,9 @@ pub struct PageCopy {
     /// Index in the other KV cache.
     pub from: u32,
     pub to: PageId,
-    /// Positions that are sealed.
+    /// Number of sealed positions.
     pub tokens: u32,
-    /// Of these, as they were sealed.
+    /// Checksum of these positions at their sealing.
     pub checksum: u128,
 }
 
@@ -30,49 +29,48 @@ pub trait KvCustody {
     /// A descriptor of the memory, for another process.
     ///
     /// # Errors
-    /// When none can be had.
+    /// If none is available.
     fn share(&self) -> Result<OwnedFd, Fault>;
 
-    /// Positions after which a page is worth sealing again; a divisor of those of a page.
+    /// Number of positions after which a page is sealed again; a divisor of the positions of a page.
     fn seal_every(&self) -> u32;
 
-    /// Has checksums taken of what was computed, behind everything that was launched.
+    /// Requests checksums of these parts, in order after all launched work.
     ///
     /// # Errors
-    /// As [`Executor::step`](super::Executor::step).
+    /// Those of [`Executor::step`](super::Executor::step).
     fn seal(&mut self, parts: &[PagePart]) -> Result<(), Fault>;
 
-    /// The checksums that are there by now and were not given before, in the order in which they were
-    /// to be taken.
+    /// Available checksums that were not returned before, in the order of the requests.
     ///
     /// # Errors
-    /// As [`Executor::step`](super::Executor::step).
+    /// Those of [`Executor::step`](super::Executor::step).
     fn seals(&mut self) -> Result<Vec<u128>, Fault>;
 
-    /// Takes the memory of another child's KV cache, of the same shape, to be read. That may take place beside steps;
-    /// where it fails later, no page of it is intact.
+    /// Attaches the memory of another child's KV cache, of the same shape, for reading. This may continue beside steps;
+    /// if it fails later, all its pages count as not intact.
     ///
     /// # Errors
-    /// When it cannot be taken, or has not that many bytes.
+    /// If it cannot be attached, or has another size.
     fn attach(&mut self, child: Generation, memory: OwnedFd, bytes: u64) -> Result<(), Fault>;
 
-    /// Copies take long enough for a standby to make them before their requests come.
+    /// True if copies take long enough for a standby to make them before their requests arrive.
     fn copies_ahead(&self) -> bool;
 
-    /// There is a page of this number in both KV caches, and the memory to copy it before it is needed.
+    /// True if both KV caches have a page of this number, and there is memory to copy it in advance.
     fn has_room_ahead(&self, child: Generation, page: PageId) -> bool;
 
-    /// Copies pages of that child, and tells of each whether the copy has the checksum. What is not sealed is cleared, and
-    /// so is a page that has another.
+    /// Copies pages of that child. Returns for each whether the copy has the checksum. Unsealed positions are zeroed,
+    /// and so is a page with another checksum.
     ///
     /// # Errors
-    /// As [`Executor::step`](super::Executor::step).
+    /// Those of [`Executor::step`](super::Executor::step).
     fn adopt(&mut self, child: Generation, pages: &[PageCopy]) -> Result<Vec<bool>, Fault>;
 
-    /// Lets go of that child's KV cache.
+    /// Detaches that child's KV cache.
     fn release(&mut self, child: Generation);
 
-    /// Changes a bit of each page that may have no copy yet, as a fault would.
+    /// Flips a bit of each page that may have no copy yet: an injected fault.
     #[cfg(feature = "fault-injection")]
     fn flip_bits(&mut self);
 }

@@ -1,15 +1,15 @@
-//! Shape of the KV cache: what a page holds, and which pages a sequence needs.
+//! Shape of the KV cache: contents of a page, and pages of a sequence.
 //!
 //! ```text
 //!            block 0   block 1   block 2   block 3          a block: `page_tokens` positions of a sequence
-//!  group 0     page      page      page      page           whole: its layers see the whole sequence
-//!  group 1      ·         ·        page      page           near: its layers see a window, and what has
-//!  group 2      ·         ·        page      page           slid out of it is given back
+//!  group 0     page      page      page      page           whole: layers with full attention
+//!  group 1      ·         ·        page      page           near: sliding-window layers; pages outside
+//!  group 2      ·         ·        page      page           the window are released
 //! ```
 //!
-//! Layers are in groups, and a page holds some positions of one group. Groups have equally many layers, so that all pages are
-//! of one size, and any page can be any group's. A model without windows has one group. (vLLM's hybrid KV cache manager has
-//! such groups.)
+//! Layers are in groups, and a page holds some positions of one group. All groups have the same number of layers, so
+//! that all pages have the same size and any page can belong to any group. A model without windows has one group.
+//! (vLLM's hybrid KV cache manager has such groups.)
 
 /// Index of a KV page in the device's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,31 +21,31 @@ pub struct KvGeometry {
     /// Positions per page.
     pub page_tokens: u32,
     pub pages: u32,
-    /// Keys and values of one page over the layers of its group.
+    /// Bytes of the keys and values of one page, over the layers of its group.
     pub page_bytes: u64,
     pub groups: KvGroups,
 }
 
-/// Groups of layers: first those that see all of a sequence, then those that see what is near.
+/// Groups of layers: first those with full attention, then those with a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvGroups {
     pub whole: u32,
     pub near: Option<NearGroups>,
 }
 
-/// Groups whose layers see a window.
+/// Sliding-window groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NearGroups {
     /// Never zero.
     pub count: u32,
-    /// Positions that a query sees, itself included. Never zero.
+    /// Positions that a query sees, including its own. Never zero.
     pub window: u32,
-    /// Positions of a prompt behind those that are computed for which there are pages. Never zero.
+    /// Positions of a prompt with pages ahead of the computed ones. Never zero.
     pub ahead: u32,
 }
 
 impl KvGroups {
-    /// All layers see all.
+    /// All layers have full attention.
     pub const ONE: Self = Self {
         whole: 1,
         near: None,
@@ -68,8 +68,8 @@ impl KvGroups {
 }
 
 impl KvGeometry {
-    /// Tokens whose keys and values so many pages hold, in all layers: of a sequence that is longer than its windows they hold
-    /// more.
+    /// Tokens with keys and values in this many pages, in all layers. For a sequence longer than its windows, the pages
+    /// hold more.
     #[must_use]
     pub fn tokens_in(&self, pages: u32) -> u64 {
         u64::from(pages) * u64::from(self.page_tokens) / self.groups.count() as u64
@@ -81,21 +81,21 @@ impl KvGeometry {
         tokens.div_ceil(self.page_tokens as usize)
     }
 
-    /// Entries of the page table of a sequence of so many tokens.
+    /// Entries of the page table of a sequence of this length.
     #[must_use]
     pub fn table_entries(&self, tokens: usize) -> usize {
         self.blocks(tokens) * self.groups.count()
     }
 
-    /// The first block whose near pages are seen from `position` or any position behind it.
+    /// The first block with sliding-window pages in the window of `position` or a later one.
     #[must_use]
     pub fn near_from(&self, position: usize) -> usize {
         let sees = |near: NearGroups| (position + 1).saturating_sub(near.window as usize);
         self.groups.near.map_or(0, sees) / self.page_tokens as usize
     }
 
-    /// The end of the blocks that want near pages, of a sequence of which so many positions are computed and so many more are to
-    /// be computed next, if it has them.
+    /// End of the blocks that need sliding-window pages, in a sequence of `tokens` with `computed` positions done and
+    /// the next `ahead` to compute.
     #[must_use]
     pub fn near_to(&self, computed: usize, ahead: usize, tokens: usize) -> usize {
         match self.groups.near {
@@ -104,19 +104,19 @@ impl KvGeometry {
         }
     }
 
-    /// Positions of a prompt for which there are near pages, where there are enough.
+    /// Positions of a prompt with sliding-window pages ahead of the computed ones, if there are enough pages.
     #[must_use]
     pub fn ahead(&self) -> usize {
         self.groups.near.map_or(1, |near| near.ahead as usize)
     }
 
-    /// The most pages that a sequence of so many tokens has at a time.
+    /// Maximum number of pages that a sequence of this length holds at a time.
     #[must_use]
     pub fn sequence_pages(&self, tokens: usize) -> usize {
         self.pages_with(tokens, self.ahead())
     }
 
-    /// With fewer pages a sequence of so many tokens cannot be computed.
+    /// Minimum number of pages to compute a sequence of this length.
     #[must_use]
     pub fn least_pages(&self, tokens: usize) -> usize {
         self.pages_with(tokens, 1)
@@ -124,7 +124,7 @@ impl KvGeometry {
 
     fn pages_with(&self, tokens: usize, ahead: usize) -> usize {
         let blocks = self.blocks(tokens);
-        // What is seen, and what is to be written, begin anywhere in a block.
+        // The window, and the positions to write, begin anywhere in a block.
         let near = |near: NearGroups| 1 + self.blocks(near.window as usize - 1 + ahead - 1);
         let near = self.groups.near.map_or(0, near);
         self.groups.whole() * blocks + self.groups.near() * near.min(blocks)
@@ -137,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Blocks that are wanted are those that some query sees, and never more than was reckoned with.
+        /// The needed blocks are those that a query sees, and never exceed the computed maximum.
         #[test]
         fn near_pages_are_those_that_are_seen_or_to_be_written(
             window in 1_u32..40,

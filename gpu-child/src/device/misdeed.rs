@@ -1,13 +1,12 @@
-//! Faults that a device makes on command, in a child that was built for it; `fault_injection` gives
-//! the commands.
+//! Injected device faults, in a child built for fault injection; `fault_injection` triggers them.
 //!
-//! A [`Saboteur`] fails by itself. Where no device does, a NaN is put among the logits after they were
-//! computed and before they are checked, so that it is the device's own check that finds it.
+//! A [`Saboteur`] is a device with faults of its own. For any device, a NaN can be put among the logits after their
+//! computation and before their check, so that the device's own check detects it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use worker_orcd_ipc::Fault;
 
-/// Committed in front of a step, on the device.
+/// Fault injected before a step, on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceMisdeed {
     IllegalAddress,
@@ -21,44 +20,44 @@ pub enum DeviceMisdeed {
 
 /// A device that fails on command.
 pub trait Saboteur {
-    /// Once, before the first [`commit`](Self::commit).
+    /// Prepares the device. Called once, before the first [`commit`](Self::commit).
     ///
     /// # Errors
-    /// When this build or this device cannot do it.
+    /// If this build or this device does not support it.
     fn prepare(&mut self) -> Result<(), Fault>;
 
-    /// Most of them are only found out by what is computed next.
+    /// Injects a fault. Most of them are detected only by the following computation.
     ///
     /// # Errors
-    /// The device's own answer, where it comes at once.
+    /// The device's own error, if it is immediate.
     ///
     /// # Panics
-    /// When it was not prepared.
+    /// If the device was not prepared.
     fn commit(&mut self, misdeed: DeviceMisdeed) -> Result<(), Fault>;
 }
 
-/// There is one engine in a process.
+/// A process has one engine.
 static NAN_ORDERED: AtomicBool = AtomicBool::new(false);
 static FLIP_ORDERED: AtomicBool = AtomicBool::new(false);
 
-/// The next logits of this process will hold a NaN.
+/// Puts a NaN among the next logits of this process.
 pub(crate) fn order_nan() {
     NAN_ORDERED.store(true, Ordering::Relaxed);
 }
 
-/// Spoils a logit where that was ordered, between computing and checking.
+/// Spoils a logit, if ordered, between its computation and its check.
 pub(super) fn spoil(logits: &mut [f32]) {
     if !logits.is_empty() && NAN_ORDERED.swap(false, Ordering::Relaxed) {
         logits[0] = f32::NAN;
     }
 }
 
-/// A bit of the weights that this process places will flip.
+/// Flips a bit of the weights that this process loads.
 pub(crate) fn order_flip() {
     FLIP_ORDERED.store(true, Ordering::Relaxed);
 }
 
-/// Called between taking checksums and sealing.
+/// True if a flip is ordered. Called between checksumming and sealing.
 pub(super) fn flip_ordered() -> bool {
     FLIP_ORDERED.swap(false, Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! The first step of a load, which needs no model: a device that was ordered is made ready.
+//! First step of a load, which needs no model: opens the ordered device.
 
 use super::cpu::{self, CpuExecutor};
 use super::cuda::{self, CudaExecutor, CudaOptions};
@@ -7,24 +7,26 @@ use std::os::fd::OwnedFd;
 use worker_orcd_ipc::{DeviceSelector, Fault, LoadOrder, WeightsManifest};
 use worker_orcd_kernels::cpu::Isa;
 
-/// A device that is ready to take a model: threads on the CPU; a context and kernels on a card.
+/// An open device: threads on the CPU; a context and kernels on a card.
 #[derive(Debug)]
 pub(crate) enum OpenDevice {
     Cpu(cpu::Device),
     Cuda(cuda::Device),
 }
 
-/// A model in place.
+/// A loaded model.
 pub(crate) struct Placed {
     pub executor: Box<dyn Executor>,
     pub manifest: WeightsManifest,
-    /// The memory of the weights, where this process has made it.
+    /// Memory of the weights, if this process has allocated it.
     pub memory: Option<OwnedFd>,
 }
 
 impl OpenDevice {
+    /// Opens the ordered device.
+    ///
     /// # Errors
-    /// [`Fault::DeviceUnavailable`] or [`Fault::Io`] when the device cannot be had.
+    /// [`Fault::DeviceUnavailable`] or [`Fault::Io`] if the device is not available.
     pub(crate) fn open(order: &LoadOrder) -> Result<Self, Fault> {
         Ok(match order.device {
             DeviceSelector::Cpu => Self::Cpu(cpu::Device::open(order.threads, Isa::detect())?),
@@ -32,10 +34,10 @@ impl OpenDevice {
         })
     }
 
-    /// Gets the model in place.
+    /// Loads the model.
     ///
     /// # Errors
-    /// As for [`CpuExecutor::load`] and [`CudaExecutor::load`].
+    /// Those of [`CpuExecutor::load`] and [`CudaExecutor::load`].
     pub(crate) fn load(
         self,
         source: Source<'_>,
@@ -43,7 +45,7 @@ impl OpenDevice {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, Fault> {
-        // Memory that was taken over is shared already, and NVIDIA's driver shares no memory of others.
+        // Retained memory is shared already, and NVIDIA's driver does not export imported memory.
         let is_new = source.kept.is_none();
         Ok(match self {
             Self::Cpu(device) => {

@@ -1,4 +1,4 @@
-//! Faults that happen in the engine's own thread, in the middle of a step.
+//! Faults of the engine thread, in the middle of a step.
 
 use super::escapes::attempt;
 use super::wire::Misdeed;
@@ -12,17 +12,17 @@ use std::thread;
 use std::time::Duration;
 use worker_orcd_ipc::Fault;
 
-/// Delay until the step is in flight, and before a step of a small model on a fast device is over.
+/// Delay after which the step is in flight, but a step of a small model on a fast device has not ended.
 const KILL_AFTER: Duration = Duration::from_micros(100);
 
-/// The rest of a fault that its process survived.
+/// Result of a fault that the process survived.
 pub(super) enum Outcome {
     Done,
-    /// The next write does it.
+    /// The next write performs it.
     OnTheWire(Misdeed),
 }
 
-/// Most kinds do not return.
+/// Injects a fault. Most kinds do not return.
 pub(super) fn commit(kind: Kind, device: &mut (dyn Executor + 'static)) -> Result<Outcome, Fault> {
     match kind {
         Kind::Panic => panic!("injected"),
@@ -77,7 +77,7 @@ pub(super) fn commit(kind: Kind, device: &mut (dyn Executor + 'static)) -> Resul
     }
 }
 
-/// Computes for ever, as a kernel that lost its end condition would.
+/// Computes for ever, as a kernel without an end condition would.
 fn hang() -> ! {
     loop {
         std::hint::spin_loop();
@@ -89,8 +89,8 @@ fn segfault() -> ! {
     // SAFETY: a fresh private mapping aliases nothing.
     let page = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) };
     let page = page.expect("the kernel has a page to give").cast::<u8>();
-    // SAFETY: the page is ours, and belongs to no Rust object; that it may not be written is the
-    // point, and the hardware answers with a signal that nobody handles.
+    // SAFETY: the page is ours, and belongs to no Rust object; it is deliberately not writable, and the hardware
+    // answers with a signal without a handler.
     unsafe { page.as_ptr().write_volatile(1) };
     unreachable!("the page may not be written")
 }

@@ -1,5 +1,5 @@
-//! What a child that was taken over would try first: another file, the network, another program. A confined
-//! child is refused each, and goes on with its step.
+//! First actions of a compromised child: another file, the network, another program. A confined child is refused each,
+//! and continues its step.
 
 use super::Kind;
 use std::fs;
@@ -8,13 +8,13 @@ use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-/// Readable for everybody on any machine.
+/// Readable for all users on any machine.
 const FILE: &str = "/etc/passwd";
 
-/// Ends at once, and says that all is well.
+/// Exits immediately, with success.
 const PROGRAM: &str = "/bin/true";
 
-/// Tries it, and says on stderr what came of it. A program that may be started takes this one's place.
+/// Attempts the action, and logs the result on stderr. A program that may start replaces this one.
 pub(super) fn attempt(kind: Kind) {
     let outcome = match kind {
         Kind::ReadFile => fs::read(FILE).map(drop),

@@ -1,4 +1,4 @@
-//! An executor that asks the rules before each step, and does the step if they are silent.
+//! An executor that evaluates the rules before each step, and computes the step if no rule matches.
 
 use super::deeds::{self, Outcome};
 use super::wire::Wire;

@@ -1,4 +1,4 @@
-//! `WORKER_ORCD_FAULTS`, read: which misdeeds, and when.
+//! Parser of `WORKER_ORCD_FAULTS`: faults and their conditions.
 //!
 //! ```text
 //! faults    = rule *( ";" rule )
@@ -18,15 +18,14 @@
 //!           / "position=" N       a sequence computes this position, counted from 0
 //!           / "token=" N          a sequence computes this token id
 //!           / "chance=" P         with this probability, 0 to 1, at each step
-//!           / "file=" PATH        once for each time that somebody puts a file there
+//!           / "file=" PATH        once for each time that a file is created there
 //!           / "seed=" N           of the draws for `chance` and among several kinds
 //! ```
 //!
-//! `device` is every kind that only a GPU has (`illegal-address` to `device-full`), `any` every other
-//! that flips no bit and is no try to get out. All conditions of a rule must hold in the same step; the last three of a sequence
-//! may be met by different sequences. The first rule that strikes wins. Draws depend on seed, generation,
-//! step and rule, so every child of a run fails in its own way, and again in the same way when the run is
-//! repeated.
+//! `device` is every kind that only a GPU has (`illegal-address` to `device-full`). `any` is every other kind except
+//! bit flips and the refused actions. All conditions of a rule must hold in the same step; the last three conditions on
+//! a sequence may be met by different sequences. The first matching rule wins. Draws depend on seed, generation, step
+//! and rule, so every child of a run fails in its own way, and a repeated run fails identically.
 //!
 //! `segfault@step=7` · `panic@token=31337` (a query of death) · `any@chance=0.01,seed=42`
 
@@ -38,7 +37,7 @@ use std::str::FromStr;
 use thiserror::Error;
 use worker_orcd_ipc::{Generation, TokenId};
 
-/// A usage error: the child does not start on rules that it only half understands.
+/// A usage error: the child does not start with rules that it understands only partly.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum GrammarError {
     #[error("{0:?} has no @ between what and when")]
@@ -71,8 +70,10 @@ pub struct Rule {
     file: Option<PathBuf>,
 }
 
+/// Parses rules.
+///
 /// # Errors
-/// At the first rule that is not understood.
+/// At the first invalid rule.
 pub fn parse(text: &str) -> Result<Vec<Rule>, GrammarError> {
     text.split(';')
         .map(str::trim)
@@ -103,7 +104,7 @@ impl Rule {
         Ok(rule)
     }
 
-    /// Under no condition.
+    /// A rule without conditions.
     fn of_kinds(kinds: Vec<Kind>) -> Self {
         Self {
             kinds,
@@ -161,26 +162,26 @@ impl Rule {
         Ok(())
     }
 
-    /// A rule that may ever do that.
+    /// True if the rule can inject this kind.
     #[must_use]
     pub fn may(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
     }
 
-    /// The place of the file that the strike removes.
+    /// Directory of the file that the strike removes.
     #[must_use]
     pub fn directory(&self) -> Option<PathBuf> {
         let file = self.file.as_ref()?;
         file.parent().map(PathBuf::from)
     }
 
-    /// Whether a bit is to flip in the weights that this child places.
+    /// True if a bit must flip in the weights that this child loads.
     #[must_use]
     pub fn flips_a_bit(&self, generation: Generation) -> bool {
         self.may(Kind::FlippedBit) && self.generation == Some(generation.0)
     }
 
-    /// The fault that this rule, the `index`th, makes in this step.
+    /// The fault that this rule, the `index`th, injects in this step.
     #[must_use]
     pub fn strike(&self, index: u32, generation: Generation, batch: &Batch<'_>) -> Option<Kind> {
         let any = |meets: &dyn Fn(&SequenceWork<'_>) -> bool| batch.sequences.iter().any(meets);
@@ -244,7 +245,7 @@ fn parse_kinds(text: &str) -> Result<Vec<Kind>, GrammarError> {
     Ok(kinds)
 }
 
-/// A number of at least `least`; NaN is not.
+/// A number of at least `least`; NaN is refused.
 fn number<T: FromStr + PartialOrd>(text: &str, least: T) -> Option<T> {
     text.parse().ok().filter(|number| *number >= least)
 }
@@ -255,7 +256,7 @@ mod tests {
     use crate::device::SampleWork;
     use worker_orcd_ipc::{RequestId, Sampling};
 
-    /// A sequence of two tokens from position 6 on, that draws after a prompt of eight.
+    /// A step with a sequence of two tokens from position 6 on, which samples after a prompt of eight.
     fn strike(rules: &str, generation: u32, step: u64) -> Option<Kind> {
         let prompt = [TokenId(1); 8];
         let sampling = Sampling::default();

@@ -1,21 +1,21 @@
-//! The closed list of misdeeds, and the names they are asked for by.
+//! The closed list of faults, and their names in rules.
 
 use crate::device::misdeed::DeviceMisdeed;
 
 /// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A Rust panic: last words, then exit code 72.
+    /// A Rust panic: final event, then exit code 72.
     Panic,
-    /// SIGABRT, without last words.
+    /// SIGABRT, without a final event.
     Abort,
-    /// A write to a page that may not be written: SIGSEGV from the hardware.
+    /// A write to a read-only page: SIGSEGV from the hardware.
     Segfault,
-    /// Leaves without a word, and claims that all is well.
+    /// Exits without a message, with success.
     ExitZero,
-    /// The step never ends; heartbeats go on.
+    /// The step never ends; heartbeats continue.
     Hang,
-    /// Says nothing any more, heartbeats included.
+    /// No further output, heartbeats included.
     Stall,
     /// Heartbeats without pause.
     Flood,
@@ -23,45 +23,44 @@ pub enum Kind {
     Garbage,
     /// Five bytes a second.
     Drip,
-    /// A NaN among the logits, which the device's own check has to find.
+    /// A NaN among the logits, for the device's own check to detect.
     NonFinite,
-    /// A token that is not in the vocabulary, past the child's own check.
+    /// A token outside the vocabulary, past the child's own check.
     WrongToken,
-    /// More memory than there is was asked for.
+    /// An allocation beyond the memory.
     OutOfMemory,
     /// SIGSTOP to itself.
     Stop,
     /// SIGKILL to itself a moment later, while the device computes.
     Kill,
-    /// A kernel stores through a pointer to nowhere.
+    /// A kernel stores through an invalid pointer.
     IllegalAddress,
-    /// A kernel loads 16 bytes from an odd place.
+    /// A kernel loads 16 bytes from a misaligned address.
     Misaligned,
     /// A kernel traps.
     Trap,
-    /// A kernel never ends; heartbeats go on.
+    /// A kernel never ends; heartbeats continue.
     EndlessKernel,
-    /// More device memory than the device has was asked for, of NVIDIA's driver.
+    /// An allocation beyond the device's memory, by NVIDIA's driver.
     DeviceOutOfMemory,
-    /// All that is left of the device's memory is taken, and work goes on. No step needs any, so
-    /// this one is no death.
+    /// Allocates the rest of the device's memory, then continues. No step allocates any, so this fault is no death.
     DeviceFull,
-    /// A bit of the first page of the KV cache changes, and the process aborts. The cache must be shared,
-    /// or the bit would be gone with the process.
+    /// Flips a bit of the first page of the KV cache, and aborts. The cache must be shared, or the bit would be lost
+    /// with the process.
     FlippedPage,
-    /// A bit of the weights changes after their checksums were taken and before they are sealed. No
-    /// step is its moment: the child that places the weights does it.
+    /// Flips a bit of the weights after their checksums were computed and before they are sealed. Independent of steps:
+    /// the child that loads the weights does it.
     FlippedBit,
-    /// Reads a file that is none of the child's.
+    /// Reads a file that is not the child's.
     ReadFile,
-    /// Makes a socket of the network.
+    /// Creates a network socket.
     OpenSocket,
-    /// Starts another program in its own place.
+    /// Replaces itself by another program.
     RunProgram,
 }
 
 impl Kind {
-    /// Every kind that a group has.
+    /// Every kind that is in a group.
     pub const ALL: [Self; 20] = [
         Self::Panic,
         Self::Abort,
@@ -85,7 +84,7 @@ impl Kind {
         Self::DeviceFull,
     ];
 
-    /// What a confined child is refused, and goes on.
+    /// Actions that a confined child is refused; it continues.
     pub const ESCAPES: [Self; 3] = [Self::ReadFile, Self::OpenSocket, Self::RunProgram];
 
     #[must_use]
@@ -126,7 +125,7 @@ impl Kind {
         all.find(|kind| kind.name() == name)
     }
 
-    /// The fault that the device itself has to make, where it must be the device.
+    /// The fault that the device itself must inject, if it is a device's.
     #[must_use]
     pub fn of_device(self) -> Option<DeviceMisdeed> {
         match self {

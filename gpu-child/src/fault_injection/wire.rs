@@ -1,7 +1,7 @@
-//! A writer that misbehaves when it is told to: silent, endless, senseless, slow, or lying.
+//! A writer that misbehaves on command: silent, endless, invalid, slow, or wrong.
 //!
-//! The link holds its lock while it writes, so a writer that never returns silences the
-//! heartbeat as well: that is what makes a stall a stall.
+//! The link holds its lock during a write, so a writer that never returns silences the heartbeat as well: that is the
+//! difference between a stall and a hang.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,10 +15,10 @@ use worker_orcd_ipc::{
 /// Five bytes a second: the smallest frame takes longer than any heartbeat deadline.
 const DRIP_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Announces a frame of 4 GiB, which is more than any frame may be.
+/// Announces a frame of 4 GiB, more than the maximum.
 const GARBAGE: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0xde, 0xad, 0xbe, 0xef];
 
-/// The length in front of a frame's payload.
+/// Size of the length before a frame's payload.
 const HEADER_BYTES: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(super) enum Misdeed {
     WrongToken,
 }
 
-/// The fault that the next write is to make.
+/// The fault of the next write.
 #[derive(Debug, Default)]
 pub(super) struct Wire(Mutex<Option<Misdeed>>);
 
@@ -44,7 +44,7 @@ impl Wire {
     }
 }
 
-/// Gets whole frames from the link, one a call, and passes them on unless it was told otherwise.
+/// Receives whole frames from the link, one per call, and forwards them unless a fault is set.
 #[derive(Debug)]
 pub struct FaultyWriter<W> {
     socket: W,
@@ -61,7 +61,7 @@ impl<W: Write> FaultyWriter<W> {
         }
     }
 
-    /// Writes until the supervisor has had enough and closes the socket.
+    /// Writes until the supervisor closes the socket.
     fn flood(&mut self) -> io::Result<()> {
         let heartbeat = Event::Heartbeat(Heartbeat {
             steps: 0,
@@ -88,7 +88,7 @@ impl<W: Write> FaultyWriter<W> {
         Ok(())
     }
 
-    /// The frame with an impossible token in it; a frame without tokens has to wait for the next.
+    /// Writes the frame with an impossible token in it; a frame without tokens postpones the fault to the next.
     fn lie(&mut self, bytes: &[u8]) -> io::Result<()> {
         match with_wrong_token(bytes)? {
             Some(lie) => self.socket.write_all(&lie),

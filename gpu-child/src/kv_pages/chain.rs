@@ -1,4 +1,4 @@
-//! Chains of published blocks: under which tokens a block is found, and which pages are its own.
+//! Chains of published blocks: lookup keys of a block, and its pages.
 
 use crate::device::PageId;
 use hashbrown::Equivalent;
@@ -6,8 +6,8 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
 
-/// Names the end of a chain of published blocks. Never reused, so that a block which takes the
-/// place of an evicted one cannot be mistaken for it.
+/// Identifier of the end of a chain of published blocks. Never reused, so that a block that replaces an evicted one
+/// cannot be mistaken for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChainId(pub(super) u64);
 
@@ -20,7 +20,7 @@ impl ChainId {
 #[derive(Debug)]
 pub(super) struct Block {
     pub chain: ChainId,
-    /// By group of layers. Those whose layers see a window may be missing.
+    /// Pages by group of layers. Pages of sliding-window groups may be missing.
     pub pages: Box<[Option<PageId>]>,
 }
 
@@ -38,14 +38,14 @@ impl Hash for BlockKey {
     }
 }
 
-/// A key that is looked up.
+/// Borrowed form of a key, for lookups.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place<'a> {
     pub parent: ChainId,
     pub tokens: &'a [TokenId],
 }
 
-/// Two tokens at a time: a long prompt is looked up block by block when it goes on in another child.
+/// Hashes two tokens at a time: after a failover, a long prompt is looked up block by block.
 impl Hash for Place<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.parent.0);

@@ -1,19 +1,19 @@
-//! How much of a beginning is of use: behind it, all must be there that its next positions see.
+//! Reusable length of a prefix: all pages that the next positions attend to must be present.
 
 use crate::device::KvGeometry;
 
-/// Blocks that are there one behind the other, from the first on.
+/// Consecutive present blocks, counted from the first.
 #[derive(Debug, Clone, Copy)]
 pub struct Reach {
     geometry: KvGeometry,
     blocks: usize,
-    /// From here on near pages are there, too.
+    /// First block from which all sliding-window pages are present.
     near_from: usize,
     longest: usize,
 }
 
 impl Reach {
-    /// The first `blocks` are of use, with near pages from `near_from` on.
+    /// Reach of `blocks` usable blocks, with sliding-window pages from `near_from` on.
     #[must_use]
     pub fn of(geometry: KvGeometry, blocks: usize, near_from: usize) -> Self {
         Self {
@@ -24,7 +24,7 @@ impl Reach {
         }
     }
 
-    /// Another block is there, with its near pages or without.
+    /// Appends a block, with or without its sliding-window pages.
     pub fn add(&mut self, has_near: bool) {
         self.blocks += 1;
         if !has_near {
@@ -35,13 +35,13 @@ impl Reach {
         }
     }
 
-    /// Blocks that can be gone on from.
+    /// Number of blocks after which a sequence can continue.
     #[must_use]
     pub fn longest(&self) -> usize {
         self.longest
     }
 
-    /// Of those, the first whose near pages are seen from behind them.
+    /// First block with sliding-window pages that are visible from the end of [`Self::longest`].
     #[must_use]
     pub fn near_from(&self) -> usize {
         self.seen_from(self.longest)

@@ -1,4 +1,4 @@
-//! What is found, shared, kept and given up.
+//! Lookup, sharing, caching and eviction of pages.
 
 use super::*;
 use crate::device::{KvGroups, NearGroups};
@@ -17,7 +17,7 @@ fn cache(pages: u32) -> KvPages {
     KvPages::new(geometry(pages, KvGroups::ONE), true)
 }
 
-/// Two groups that see all, and one that sees three positions.
+/// Two full-attention groups, and one with a window of three positions.
 fn cache_with_near(pages: u32) -> KvPages {
     let near = NearGroups {
         count: 1,
@@ -35,7 +35,7 @@ fn tokens(ids: &[u32]) -> Vec<TokenId> {
     ids.iter().copied().map(TokenId).collect()
 }
 
-/// The pages of the beginning that is found.
+/// The pages of the cached prefix.
 fn find(cache: &mut KvPages, ids: &[u32]) -> Vec<PageId> {
     let prefix = cache.find(&tokens(ids));
     prefix.pages.into_iter().flatten().collect()
@@ -179,7 +179,7 @@ fn without_sharing_nothing_is_found_or_kept() {
     assert_eq!(cache.free.len(), 4);
 }
 
-/// Allocates and publishes blocks for all of `ids`: whole pages, and near ones from `near_from` on.
+/// Allocates and publishes blocks for all of `ids`: full-attention pages, and sliding-window pages from `near_from` on.
 fn fill_blocks(cache: &mut KvPages, ids: &[u32], near_from: usize) -> Vec<[Option<PageId>; 3]> {
     let mut chain = ChainId::ROOT;
     let blocks = tokens(ids);
@@ -198,7 +198,7 @@ fn a_beginning_is_of_use_where_all_is_there_that_is_seen_from_behind_it() {
     let ids = [1, 2, 3, 4, 5, 6, 7, 8];
     let mut cache = cache_with_near(20);
     let blocks = fill_blocks(&mut cache, &ids, 2);
-    // Behind eight positions a window of three sees the last block; behind six it sees the third.
+    // After eight positions a window of three sees the last block; after six it sees the third.
     let prefix = cache.find(&tokens(&ids));
     assert_eq!((prefix.blocks, prefix.near_from), (4, 3));
     let mut expected = blocks.concat();
@@ -209,7 +209,7 @@ fn a_beginning_is_of_use_where_all_is_there_that_is_seen_from_behind_it() {
     );
     let shorter = cache.find(&tokens(&ids[..6]));
     assert_eq!((shorter.blocks, shorter.near_from), (3, 2));
-    // Nothing near is there of the second block.
+    // The second block has no sliding-window pages.
     assert_eq!(cache.find(&tokens(&ids[..4])).blocks, 0);
 }
 
@@ -233,7 +233,7 @@ fn without_a_page_of_layers_that_see_all_the_rest_of_a_block_is_free() {
         panic!("a block")
     };
     let pages = pages.map(Option::unwrap);
-    // One of layers that see all is the first to be evicted.
+    // A full-attention page is the first to be evicted.
     cache.release(&pages[..1]);
     cache.release(&pages[1..]);
     assert_eq!(cache.available_pages(), 3);

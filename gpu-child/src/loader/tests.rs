@@ -44,7 +44,7 @@ fn files() -> Vec<GgufBuilder> {
     files.chain([tiny_mixtral()]).collect()
 }
 
-/// Of a tensor with experts, too: the file's bytes, and a number of tensors of each type.
+/// Includes tensors of experts: bytes of the file, and the number of tensors of each type.
 #[test]
 fn facts_count_every_byte_of_the_tensors() {
     for file in files() {
@@ -83,7 +83,7 @@ fn every_tensor_is_part_of_the_identity_whoever_packed_it() {
             let start = data.as_ptr().addr() - whole.as_ptr().addr();
             for at in [start, start + data.len() - 4] {
                 let mut other = whole.clone();
-                // The lowest bit of a float: the least that can be edited.
+                // The lowest bit of a float: the smallest possible edit.
                 other[at] ^= 1;
                 assert_ne!(identity_of(&other), identity, "{} at {at}", tensor.name);
             }
@@ -111,7 +111,7 @@ fn what_changes_the_arithmetic_is_part_of_the_identity_and_a_description_is_not(
     assert_eq!(identity_of(&described.build()), identity);
 }
 
-/// As llama.cpp's converter writes a reranker.
+/// A reranker in the format of llama.cpp's converter.
 fn reranker() -> GgufBuilder {
     let head: Vec<f32> = (0..2 * N_EMBD).map(|n| n as f32).collect();
     tiny_model(Architecture::Qwen3)

@@ -1,25 +1,25 @@
 //! Log probabilities of a prompt's tokens.
 //!
-//! The row of a position tells how likely the token behind it was. A device shows a few rows at a time, and of each
-//! no more is kept than what is told of it: a prompt as long as the context never has all its rows in memory.
+//! The row of a position yields the log probability of the next token. A device passes a few rows at a time, and only
+//! their results are kept: a prompt as long as the context never has all its rows in memory.
 
 use super::logprobs;
 use crate::device::{Checkpoint, Tap};
 use worker_orcd_ipc::{Logprobs, RequestId, Scored, TokenId};
 
-/// The rows of a prompt in one step, and the tokens behind them.
+/// The rows of a prompt in one step, with their next tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedPart {
     pub request: RequestId,
-    /// As [`PromptLogprobs::top`](worker_orcd_ipc::PromptLogprobs::top).
+    /// Same as [`PromptLogprobs::top`](worker_orcd_ipc::PromptLogprobs::top).
     pub top: u8,
-    /// Position of the first row; rows before it were told of.
+    /// Position of the first row; earlier rows are reported already.
     pub first: u32,
-    /// The token behind each row.
+    /// The token after each row.
     pub tokens: Vec<TokenId>,
 }
 
-/// The rows of a step that tell of prompts.
+/// Rows of a step that yield log probabilities of prompts.
 #[derive(Debug, Default)]
 pub struct PromptRows {
     parts: Vec<Part>,
@@ -50,15 +50,15 @@ impl PromptRows {
         !self.parts.is_empty()
     }
 
-    /// A tap that reads these rows, and shows another one what that one wants.
+    /// A tap that reads these rows, and forwards the selection of an inner tap.
     pub fn read<'a>(&'a mut self, inner: &'a mut dyn Tap) -> impl Tap + 'a {
         Reading { rows: self, inner }
     }
 
-    /// What the rows tell.
+    /// Results of the rows.
     ///
     /// # Errors
-    /// The request of a row that holds something else than finite numbers.
+    /// The request of a row with a non-finite number.
     pub fn answer(self) -> Result<Vec<Scored>, RequestId> {
         if let Some(request) = self.not_finite {
             return Err(request);
@@ -156,7 +156,7 @@ mod tests {
     fn each_row_that_is_wanted_tells_of_the_token_behind_it_as_a_drawn_one_would() {
         let mut rows = wanted();
         assert!(rows.is_wanted());
-        // One that was told of before, and one behind which nothing of the prompt comes.
+        // One that is reported already, and one without a next token of the prompt.
         show(&mut rows, 4..8, None);
         let expected = Scored {
             request: REQUEST,

@@ -1,11 +1,11 @@
-//! The architectures that are known, and what sets their files apart.
+//! Supported architectures, and the differences between their files.
 //!
-//! The only place that tells one from the other: what is behind it sees configuration and tensors.
+//! The only place that distinguishes architectures: the rest of the program sees configuration and tensors.
 
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{Activation, Weighing};
 
-/// `general.architecture`.
+/// Value of `general.architecture`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
     Llama,
@@ -20,7 +20,7 @@ pub enum Architecture {
     GptOss,
 }
 
-/// Properties of an architecture's files that others have not.
+/// Properties specific to an architecture's files.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Conventions {
     pub(super) rope_pairs: RopePairs,
@@ -31,33 +31,33 @@ pub(super) struct Conventions {
     pub(super) unrotated_every: Option<usize>,
     /// Queries may have a [temperature](super::Temperature), and YaRN a multiplier of its logarithm.
     pub(super) has_temperature: bool,
-    /// Biases of Q, K and V must be there.
+    /// Biases of Q, K and V are required.
     pub(super) has_qkv_bias: bool,
-    /// The bias of attention's output, too.
+    /// A bias of attention's output is required.
     pub(super) has_output_bias: bool,
-    /// A logit of each head in its softmax's denominator.
+    /// Each head has a sink: a logit in its softmax's denominator.
     pub(super) has_sinks: bool,
-    /// The tensor of the norm in front of the feed-forward part.
+    /// Tensor of the norm before the feed-forward part.
     pub(super) ffn_norm: &'static str,
-    /// Norms of each head of Q and K.
+    /// Q and K have per-head norms.
     pub(super) has_head_norms: bool,
     /// Gate and up are one tensor, and Q, K and V may be.
     pub(super) is_fused: bool,
-    /// Norms of what attention and feed-forward part give, before it is added.
+    /// The outputs of attention and of the feed-forward part have norms, before the residual addition.
     pub(super) has_post_norms: bool,
     pub(super) windows: Option<Windows>,
-    /// A token's embedding is multiplied by the root of its width.
+    /// A token's embedding is multiplied by the square root of its width.
     pub(super) scales_embedding: bool,
-    /// Models of so many layers scale attention by the width of a head as the embedding's share.
+    /// Models with this number of layers scale attention by `n_embd / n_heads` in place of the head dimension.
     pub(super) layers_scaled_by_width: Option<usize>,
-    /// There may be a head that scores, and llama.cpp takes its softmax.
+    /// The file may have a classification head, with llama.cpp's softmax.
     pub(super) has_rank_head: bool,
-    /// The activation of the feed-forward part.
+    /// Activation of the feed-forward part.
     pub(super) activation: Activation,
     pub(super) experts: Experts,
 }
 
-/// What most architectures have.
+/// Conventions of most architectures.
 const PLAIN: Conventions = Conventions {
     rope_pairs: RopePairs::HalfOffset,
     rotates_whole_heads: false,
@@ -111,36 +111,36 @@ const GEMMA_3: Conventions = Conventions {
     ..PLAIN
 };
 
-/// Most layers have a window.
+/// Most layers have a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Windows {
-    /// The last of so many layers has none, unless a key says otherwise.
+    /// The last of this many layers has full attention, unless a key overrides it.
     pub(super) whole_every: usize,
-    /// Layers with a window rotate by a base of their own, and are not slowed.
+    /// Sliding-window layers have a RoPE base of their own, without scaling.
     pub(super) have_rotation: bool,
 }
 
-/// What a file of this architecture may have in place of one feed-forward part.
+/// Mixture of experts that a file of this architecture may have in place of a dense feed-forward part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Experts {
     None,
-    /// As its files say. An expert is as wide as the dense part would be.
+    /// Present if the file's keys define it. An expert has the width of the dense part.
     Optional,
     Always {
         weighing: Weighing,
-        /// One expert more, for every token.
+        /// One additional expert, for every token.
         has_shared: bool,
         /// Router and experts have biases.
         has_biases: bool,
     },
 }
 
-/// The tensor that holds the factors of RoPE's pairs, where there is one.
+/// Tensor with RoPE's per-dimension factors, if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RopeFactors {
-    /// `rope_freqs`, but for scaling of type `longrope`.
+    /// `rope_freqs`, except for scaling of type `longrope`.
     ByScaling,
-    /// The short or the long ones, by the length that is served.
+    /// The short or the long factors, by the served sequence length.
     ByLength,
 }
 
@@ -158,7 +158,7 @@ impl Architecture {
         Self::GptOss,
     ];
 
-    /// The name in `general.architecture` and in front of every key.
+    /// Name in `general.architecture`, and prefix of every key.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -222,7 +222,7 @@ impl Architecture {
             Self::SmolLm3 => Conventions {
                 rope_pairs: RopePairs::Adjacent,
                 rotates_whole_heads: true,
-                // No key says so: it stands in llama.cpp (`n_no_rope_layer_step`).
+                // There is no key; the value is llama.cpp's `n_no_rope_layer_step`.
                 unrotated_every: Some(4),
                 ..PLAIN
             },

@@ -1,7 +1,7 @@
-//! Which files are served, and of those that llama.cpp knows besides, what they would need.
+//! Catalogue of served kinds of files, and of llama.cpp's other architectures with their missing features.
 //!
-//! One row a kind of file. docs/guide/models.md shows the rows (`cargo xtask tables` writes them there), and
-//! a refusal quotes them. Deliberately absent: what tells one architecture's arithmetic from another's
+//! One row per kind of file. docs/guide/models.md shows the rows (`cargo xtask tables` generates them), and a refusal
+//! quotes them. Deliberately absent: arithmetic differences between architectures
 //! ([`architecture`](super::architecture)), and tensor types, which are the same for all.
 
 use super::architecture::Architecture;
@@ -10,16 +10,16 @@ use super::architecture::Architecture;
 #[derive(Debug)]
 pub struct Served {
     pub architecture: Architecture,
-    /// The key, behind the architecture's name, by which such files are told from others of the architecture.
+    /// Key, after the architecture's name, that distinguishes such files from others of the architecture.
     pub with_key: Option<&'static str>,
-    /// In words, in Markdown.
+    /// Names of models, in Markdown.
     pub models: &'static str,
-    /// Tiny models of `tests/oracle/tiny_models.py`, whose logits are held against llama.cpp's; with one of them a chat is
-    /// held over HTTP.
+    /// Tiny models of `tests/oracle/tiny_models.py` with logits compared to llama.cpp's; one of them also serves a chat
+    /// over HTTP in a test.
     pub held_by: &'static [&'static str],
 }
 
-/// All kinds, as the tables show them.
+/// All kinds, in the order of the tables.
 pub const SERVED: &[Served] = &[
     Served {
         architecture: Architecture::Llama,
@@ -104,16 +104,16 @@ pub const SERVED: &[Served] = &[
     },
 ];
 
-/// Architectures that are known and not served.
+/// Known architectures that are not served.
 #[derive(Debug)]
 pub struct Refused {
-    /// Of `general.architecture`.
+    /// Values of `general.architecture`.
     pub names: &'static [&'static str],
-    /// What they have that is not computed.
+    /// Missing features.
     pub needs: &'static str,
 }
 
-/// The names are those of the `gguf` package; what they need is in llama.cpp's `src/models/`.
+/// Names from the `gguf` package; missing features according to llama.cpp's `src/models/`.
 pub const REFUSED: &[Refused] = &[
     Refused {
         names: &["qwen3next", "qwen35", "qwen35moe"],
@@ -310,7 +310,7 @@ pub const REFUSED: &[Refused] = &[
     },
 ];
 
-/// Why a file of this architecture is not served.
+/// Reason for which a file of this architecture is not served.
 pub(super) fn refusal(name: &str) -> String {
     let known = REFUSED.iter().find(|known| known.names.contains(&name));
     let needs = match known {

@@ -1,7 +1,7 @@
 //! Hyperparameters, read from `{arch}.*` keys and checked before anything is uploaded.
 //!
-//! Defaults and meanings are llama.cpp's, because its converters write these files. What this
-//! project does not compute is refused by name, never ignored.
+//! Defaults and meanings are llama.cpp's, because its converters write these files. Unsupported features are refused by
+//! name, never ignored.
 
 use super::architecture::Architecture;
 use super::error::ModelError;
@@ -18,9 +18,9 @@ pub struct ModelConfig {
     pub architecture: Architecture,
     pub n_layers: usize,
     pub n_embd: usize,
-    /// Width of a dense feed-forward part. Files with experts say it too, and have none.
+    /// Width of a dense feed-forward part. Files with experts have the key too, but no such part.
     pub n_ff: usize,
-    /// `None` where the feed-forward part is dense.
+    /// `None`: the feed-forward part is dense.
     pub experts: Option<ExpertsConfig>,
     pub n_heads: usize,
     pub n_kv_heads: usize,
@@ -28,28 +28,28 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     pub context_length: usize,
     pub norm_eps: f32,
-    /// That of layers that see all.
+    /// Rotation of layers with full attention.
     pub rope: Rope,
     pub positions: Positions,
-    /// Queries times keys are multiplied by it: mostly `1 / sqrt(head_dim)`.
+    /// Factor of the attention scores: mostly `1 / sqrt(head_dim)`.
     pub attention_scale: f64,
-    /// A token's embedding is multiplied by it.
+    /// Factor of a token's embedding.
     pub embedding_scale: f32,
-    /// The activation of the feed-forward part.
+    /// Activation of the feed-forward part.
     pub activation: Activation,
-    /// A score of each head that takes part in its softmax and has no value.
+    /// Each head has an attention sink: a score in its softmax without a value.
     pub has_sinks: bool,
 }
 
 impl ModelConfig {
-    /// The rotations: that of layers that see all, and that of those with a window, where it is another.
+    /// Rotations: of layers with full attention, and, if different, of sliding-window layers.
     pub fn ropes(&self) -> impl Iterator<Item = &Rope> {
         let of_windows = self.positions.window.as_ref();
         let of_windows = of_windows.and_then(|window| window.rope.as_ref());
         [&self.rope].into_iter().chain(of_windows)
     }
 
-    /// The place of a layer's rotation among these; `None` where it leaves queries and keys as they are.
+    /// Index of a layer's rotation among [`ropes`](Self::ropes); `None` if the layer has no rotation.
     #[must_use]
     pub fn rope_of(&self, layer: usize) -> Option<usize> {
         let has_window = self.positions.window_of(layer).is_some();
@@ -58,12 +58,11 @@ impl ModelConfig {
         self.positions.rotates(layer).then_some(place)
     }
 
-    /// `max_sequence_tokens` is the longest sequence that will be served, when that is not the
-    /// model's context length: long-context models choose their RoPE factors by it.
+    /// Configuration of a file. `max_sequence_tokens`: the longest served sequence, if it is not the model's context
+    /// length; long-context models choose their RoPE factors by it.
     ///
     /// # Errors
-    /// When the architecture is unknown, a key is missing or makes no sense, or the file asks for
-    /// something that is not implemented.
+    /// If the architecture is unknown, a key is missing or invalid, or the file requires an unsupported feature.
     pub fn from_gguf(
         header: &Header<'_>,
         max_sequence_tokens: Option<u32>,
@@ -113,7 +112,7 @@ impl ModelConfig {
     }
 }
 
-/// The vocabulary is as long as the tokenizer's list, which llama.cpp takes for the truth too.
+/// Size of the vocabulary: the length of the tokenizer's list, as in llama.cpp.
 fn vocab_size(header: &Header<'_>) -> Result<usize, ModelError> {
     const KEY: &str = "tokenizer.ggml.tokens";
     let tokens = header
@@ -151,7 +150,7 @@ impl<'h, 'a> Keys<'h, 'a> {
         format!("{}.{name}", self.architecture.name())
     }
 
-    /// Things that would change the arithmetic and are not implemented.
+    /// Refuses unsupported features that would change the arithmetic.
     fn refuse_unsupported(&self) -> Result<(), ModelError> {
         for (name, feature) in [
             (
@@ -181,7 +180,7 @@ impl<'h, 'a> Keys<'h, 'a> {
         Ok(())
     }
 
-    /// A number, zero where it is not there.
+    /// A number; 0 if the key is missing.
     pub(super) fn count(&self, name: &str) -> Result<u32, ModelError> {
         Ok(self.header.u32(&self.key(name))?.unwrap_or(0))
     }
@@ -191,7 +190,7 @@ impl<'h, 'a> Keys<'h, 'a> {
         self.optional_positive(name)?.ok_or_else(missing)
     }
 
-    /// A number, or an array of one number a layer when they are all the same.
+    /// A number, or an array with one number per layer if they are all equal.
     pub(super) fn optional_positive(&self, name: &str) -> Result<Option<usize>, ModelError> {
         let key = self.key(name);
         let value = match self.header.get(&key) {
@@ -232,8 +231,8 @@ impl<'h, 'a> Keys<'h, 'a> {
         Ok(head_dim)
     }
 
-    /// llama.cpp has no key for it: of the models that its architecture's numbers of layers stand for, one has
-    /// another scale than all others.
+    /// Attention scale. There is no key for it: llama.cpp identifies the one model with another scale by its number of
+    /// layers.
     fn attention_scale(&self, [n_layers, n_embd, n_heads, head_dim]: [usize; 4]) -> f64 {
         let by_width = self.architecture.conventions().layers_scaled_by_width;
         let values = match by_width == Some(n_layers) {

@@ -1,4 +1,4 @@
-//! Why a file that is valid GGUF still cannot be served. Every variant names the key or tensor.
+//! Reasons for which a valid GGUF file cannot be served. Every variant names the key or tensor.
 
 use super::GgufError;
 use super::catalogue::refusal;

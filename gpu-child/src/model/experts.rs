@@ -1,8 +1,7 @@
 //! Hyperparameters of a mixture of experts: `{arch}.expert_*`.
 //!
-//! What is computed is what llama.cpp computes for these architectures (`build_moe_ffn`): the most likely
-//! experts, by a softmax, and their weights as the architecture says and whatever a key says. A key that
-//! says otherwise is refused.
+//! The computation is llama.cpp's for these architectures (`build_moe_ffn`): top-k experts by a softmax, with weights
+//! defined by the architecture, even against a key. A file with a contradicting key is refused.
 
 use super::architecture::Experts;
 use super::config::Keys;
@@ -19,11 +18,11 @@ const SOFTMAX_WEIGHT: u32 = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertsConfig {
     pub count: usize,
-    /// Experts that a token is sent to; at most `count`.
+    /// Experts per token; at most `count`.
     pub used: usize,
     /// Width of an expert.
     pub n_ff: usize,
-    /// Width of the expert that every token is sent to, where there is one.
+    /// Width of the shared expert, if there is one.
     pub shared_n_ff: Option<usize>,
     pub weighing: Weighing,
     /// The router and the experts have biases.
@@ -31,17 +30,17 @@ pub struct ExpertsConfig {
 }
 
 impl ExpertsConfig {
-    /// Numbers that a row is weighed by: one for each expert, and one for the shared one.
+    /// Router outputs of a row: one for each expert, and one for the shared expert.
     #[must_use]
     pub fn logits(&self) -> usize {
         self.count + usize::from(self.shared_n_ff.is_some())
     }
 }
 
-/// `n_ff` is the file's width of a dense feed-forward part.
+/// Experts of a file. `n_ff`: the file's width of a dense feed-forward part.
 ///
 /// # Errors
-/// When a key is missing or makes no sense, or asks for what is not implemented.
+/// If a key is missing or invalid, or requires an unsupported feature.
 pub(super) fn read(keys: &Keys<'_, '_>, n_ff: usize) -> Result<Option<ExpertsConfig>, ModelError> {
     let has_experts = keys.count("expert_count")? > 0;
     let (weighing, has_shared, has_biases) = match keys.architecture.conventions().experts {
@@ -80,7 +79,7 @@ pub(super) fn read(keys: &Keys<'_, '_>, n_ff: usize) -> Result<Option<ExpertsCon
     }))
 }
 
-/// Of an expert. llama.cpp does not read the key for `llama`, and derives what is missing elsewhere.
+/// Width of an expert. llama.cpp does not read the key for `llama`, and derives a missing one for other architectures.
 fn width(keys: &Keys<'_, '_>, n_ff: usize, used: usize) -> Result<usize, ModelError> {
     const KEY: &str = "expert_feed_forward_length";
     let told = keys.optional_positive(KEY)?;

@@ -1,4 +1,4 @@
-//! GGUF v3: header, metadata, tensor table, and the mapped file they describe
+//! GGUF v3: header, metadata, tensor table, and the mapped file
 //! (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>).
 //!
 //! ```text
@@ -6,14 +6,14 @@
 //!                                                 └─ tensors by name   (TensorView)
 //! ```
 //!
-//! A model may lie in [several files](mod@worker_orcd_ipc::model_parts): the first has the metadata, each has some of the
-//! tensors.
+//! A model may consist of [several files](mod@worker_orcd_ipc::model_parts): the first has the metadata, each has some
+//! of the tensors.
 //!
-//! The file is untrusted. [`parse`] works on plain bytes, so that it can be fuzzed; it allocates
-//! no more than the file could hold, and whatever it returns is inside those bytes. Nothing is
-//! copied: names, strings, arrays and tensor data are slices of the map.
+//! The file is untrusted. [`parse`] works on plain bytes, so that it can be fuzzed. It allocates no more than the file
+//! could hold, and all its results lie inside those bytes. Names, strings, arrays and tensor data are slices of the
+//! map, not copies.
 //!
-//! Deliberately absent: what the keys and tensors mean (`config`, `weights`, `tokenizer_facts`).
+//! Deliberately absent: the meaning of keys and tensors (`config`, `weights`, `tokenizer_facts`).
 
 mod cursor;
 mod error;
@@ -47,19 +47,19 @@ struct Part {
 }
 
 impl GgufFile {
-    /// Opens and maps the file, and those that belong to it; nothing of them is read yet.
+    /// Opens and maps the file and its further parts, without reading them.
     ///
     /// # Errors
-    /// [`GgufError::Io`] when one cannot be opened or mapped, or is no regular file.
+    /// [`GgufError::Io`] if one cannot be opened or mapped, or is not a regular file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let files: Result<_, _> = model_parts(path).iter().map(|it| open(it)).collect();
         Self::map(files?, path)
     }
 
-    /// Maps files that are open already; `path` is what the first is called in errors.
+    /// Maps open files. `path`: the name of the first in errors.
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// Those of [`open`](Self::open).
     pub fn map(files: Vec<File>, path: &Path) -> Result<Self, GgufError> {
         let parts = files.into_iter().map(|file| Part::map(file, path));
         Ok(Self {
@@ -67,19 +67,19 @@ impl GgufFile {
         })
     }
 
-    /// The open files, for whoever maps them next.
+    /// The open files, for another mapping.
     pub fn files(&self) -> impl ExactSizeIterator<Item = &File> {
         self.parts.iter().map(|part| &part.file)
     }
 
-    /// Reads a part of a map again, from the file. Not a page of the map is touched, so none of it
-    /// becomes memory of this process; a file that was cut is an error here.
+    /// Reads a part of a map again, from the file. No page of the map is touched, so none of it becomes memory of this
+    /// process. A truncated file is an error here.
     ///
     /// # Errors
-    /// When the file cannot be read, or ends before.
+    /// If the file cannot be read, or ends earlier.
     ///
     /// # Panics
-    /// When `bytes` are in no map, or `into` is not as long.
+    /// If `bytes` are in no map, or `into` has another length.
     pub fn read_again(&self, bytes: &[u8], into: &mut [u8]) -> io::Result<()> {
         let has_it = |part: &&Part| part.map.as_ptr_range().contains(&bytes.as_ptr());
         let part = self.parts.iter().find(has_it);
@@ -89,8 +89,10 @@ impl GgufFile {
         part.file.read_exact_at(into, offset as u64)
     }
 
+    /// Parses the header.
+    ///
     /// # Errors
-    /// As [`parse`], of any file; and when the files do not belong together.
+    /// Those of [`parse`], for any file; also if the files do not belong together.
     pub fn header(&self) -> Result<Header<'_>, GgufError> {
         let parts = self.parts.iter().map(|part| &part.map[..]);
         parts::join(parts)
@@ -101,9 +103,9 @@ impl Part {
     fn map(file: File, path: &Path) -> Result<Self, GgufError> {
         let io = |source| named(path, source);
         check_type(file.metadata().map_err(io)?.file_type()).map_err(io)?;
-        // SAFETY: the map is read-only and private to this process. Somebody who truncates the
-        // file under it makes a later read end in SIGBUS: that kills this child, which is made
-        // to be killed, and no value is ever read outside the map.
+        // SAFETY: the map is read-only and private to this process. If another process truncates the file, a later read
+        // ends in SIGBUS: that kills this child, which is designed to be killed, and no value is ever read outside the
+        // map.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Ok(Self { file, map })
     }
@@ -111,11 +113,11 @@ impl Part {
 
 fn open(path: &Path) -> Result<File, GgufError> {
     let io = |source| named(path, source);
-    // First, because to open a device can be to set it going.
+    // Before the opening, because opening a device can activate it.
     check_type(fs::metadata(path).map_err(io)?.file_type()).map_err(io)?;
     OpenOptions::new()
         .read(true)
-        // In case it has become a FIFO since: those wait for a writer.
+        // In case it has become a FIFO since: opening one waits for a writer.
         .custom_flags(O_NONBLOCK | O_NOCTTY)
         .open(path)
         .map_err(io)
@@ -146,7 +148,7 @@ fn check_type(found: FileType) -> io::Result<()> {
 pub struct TensorView<'a> {
     pub name: &'a str,
     pub ty: TensorType,
-    /// Slowest dimension product; 1 for a vector.
+    /// Product of all dimensions but the fastest; 1 for a vector.
     pub rows: usize,
     /// Elements of one row, contiguous (`ne[0]`).
     pub cols: usize,
@@ -159,8 +161,7 @@ impl<'a> TensorView<'a> {
         self.data.len() / self.rows
     }
 
-    /// Rows `start .. start + len` as a tensor of their own (one matrix of several fused ones);
-    /// `None` when they are not all there.
+    /// Rows `start .. start + len` as a tensor (one matrix of several fused ones); `None` if out of range.
     #[must_use]
     pub fn row_range(&self, start: usize, len: usize) -> Option<Self> {
         let end = start.checked_add(len)?;
@@ -176,8 +177,8 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// Elements `start .. start + len` of a vector (the bias of one of several fused matrices);
-    /// `None` when they are not all there or do not begin and end at a block.
+    /// Elements `start .. start + len` of a vector (the bias of one of several fused matrices); `None` if they are out
+    /// of range or do not begin and end at a block.
     #[must_use]
     pub fn element_range(&self, start: usize, len: usize) -> Option<Self> {
         let end = start.checked_add(len)?;

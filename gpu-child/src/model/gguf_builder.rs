@@ -1,5 +1,5 @@
-//! Writes small GGUF files, for tests and tools. The other half of `gguf`, on purpose knowing
-//! nothing of the parser: what it is told it writes, right or wrong.
+//! Writer of small GGUF files, for tests and tools. Independent of the parser, on purpose: it writes valid and invalid
+//! files alike.
 
 use worker_orcd_kernels::TensorType;
 
@@ -94,7 +94,7 @@ impl GgufBuilder {
         self
     }
 
-    /// `dims` fastest first. The data is taken as it is, whatever the type says.
+    /// Adds a tensor. `dims`: fastest first. The data is not checked against the type.
     #[must_use]
     pub fn tensor(mut self, name: &str, ty: TensorType, dims: &[u64], data: Vec<u8>) -> Self {
         self.tensors.retain(|tensor| tensor.name != name);
@@ -110,7 +110,7 @@ impl GgufBuilder {
         self.tensor(name, TensorType::F32, dims, data)
     }
 
-    /// A tensor with any type number, beside one of the same name when there is one.
+    /// Adds a tensor with any type number, even beside one of the same name.
     #[must_use]
     pub fn push_tensor(mut self, name: &str, ty: u32, dims: &[u64], data: Vec<u8>) -> Self {
         self.tensors.push(Tensor {
@@ -128,7 +128,7 @@ impl GgufBuilder {
         self
     }
 
-    /// The same in several files, as `llama-gguf-split` divides it: the first has the metadata, each some of the
+    /// Splits the file into `of` files, as `llama-gguf-split` does: the first has the metadata, each some of the
     /// tensors.
     #[must_use]
     pub fn parts(&self, of: usize) -> Vec<Self> {
@@ -198,7 +198,7 @@ fn put_tensor_info(out: &mut Vec<u8>, tensor: &Tensor, offset: u64) {
     put_u64(out, offset);
 }
 
-/// Numbers are GGUF's value types.
+/// Writes a value; the type numbers are GGUF's.
 fn put_meta(out: &mut Vec<u8>, value: &Meta) {
     match value {
         Meta::U32(value) => {

@@ -1,5 +1,5 @@
-//! The tensors of a model in one list, whatever a matrix (`M`) and a vector (`V`) are: views into
-//! the file, places on a device, values.
+//! The tensors of a model in one list, generic over matrix (`M`) and vector (`V`): views into the file, places on a
+//! device, values.
 
 use super::experts::ExpertsConfig;
 
@@ -20,14 +20,14 @@ pub struct Layer<M, V> {
     /// RMS norms over each head before RoPE, `[head_dim]`.
     pub q_norm: Option<V>,
     pub k_norm: Option<V>,
-    /// A score of each head that takes part in its softmax and has no value, `[n_heads]`.
+    /// Attention sink of each head: a score in its softmax without a value, `[n_heads]`.
     pub sinks: Option<V>,
     pub attn_output: Linear<M, V>,
-    /// The norm of what attention gives, before it is added to the residual stream.
+    /// Norm of attention's output, before its addition to the residual stream.
     pub attn_post_norm: Option<V>,
     pub ffn_norm: V,
     pub feed_forward: FeedForward<M, V>,
-    /// The same of the feed-forward part.
+    /// Norm of the feed-forward part's output.
     pub ffn_post_norm: Option<V>,
 }
 
@@ -40,13 +40,12 @@ pub enum FeedForward<M, V> {
 /// `down (activation(gate x) * (up x))`.
 #[derive(Debug, Clone, Copy)]
 pub struct GatedUnit<M, V> {
-    /// A file may keep them in one tensor, as `qkv`.
+    /// Gate and up. A file may keep them in one tensor, as `qkv`.
     pub gate_up: [Linear<M, V>; 2],
     pub down: Linear<M, V>,
 }
 
-/// Gated units of which each row uses a few. A matrix holds the rows of all experts, one expert behind
-/// the other, and so does a bias.
+/// Gated units of which each row uses a few. A matrix holds the rows of all experts consecutively, and so does a bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Experts<M, V> {
     pub config: ExpertsConfig,
@@ -56,7 +55,7 @@ pub struct Experts<M, V> {
     pub shared: Option<SharedExpert<M, V>>,
 }
 
-/// An expert that every row uses, weighed by the sigmoid of a product.
+/// An expert that every row uses, weighted by the sigmoid of a product.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedExpert<M, V> {
     /// `[1, n_embd]`.
@@ -66,7 +65,7 @@ pub struct SharedExpert<M, V> {
 
 #[derive(Debug, Clone)]
 pub struct ModelWeights<M, V> {
-    /// `[vocab, n_embd]`; `None` where the output is the embedding table too.
+    /// `[vocab, n_embd]`; `None` if the output matrix is the embedding table too.
     pub token_embd: Option<M>,
     pub layers: Vec<Layer<M, V>>,
     pub output_norm: V,
@@ -74,22 +73,28 @@ pub struct ModelWeights<M, V> {
     pub output: Linear<M, V>,
 }
 
-/// The new form of each tensor when the list is mapped.
+/// Conversion of each tensor when the list is mapped.
 pub trait Mapping<M, V> {
     type Matrix;
     type Vector;
     type Error;
 
+    /// Converts a matrix.
+    ///
     /// # Errors
-    /// When this matrix cannot be mapped.
+    /// If this matrix cannot be mapped.
     fn matrix(&mut self, matrix: &M) -> Result<Self::Matrix, Self::Error>;
 
+    /// Converts a vector.
+    ///
     /// # Errors
-    /// When this vector cannot be mapped.
+    /// If this vector cannot be mapped.
     fn vector(&mut self, vector: &V) -> Result<Self::Vector, Self::Error>;
 
+    /// Converts an optional vector.
+    ///
     /// # Errors
-    /// As [`vector`](Self::vector).
+    /// Those of [`vector`](Self::vector).
     fn optional(&mut self, vector: Option<&V>) -> Result<Option<Self::Vector>, Self::Error> {
         vector.map(|vector| self.vector(vector)).transpose()
     }
@@ -107,11 +112,11 @@ impl<M, V> ModelWeights<M, V> {
         outside.chain(in_layers.map(|linear| &linear.weight))
     }
 
-    /// Tensors are mapped in one order for all devices, which is the order in which they lie in an
-    /// arena: output, embedding, layer by layer, last norm; a bias comes before its matrix.
+    /// Maps all tensors, in one order for all devices, which is their order in an arena: output, embedding, layer by
+    /// layer, last norm; a bias comes before its matrix.
     ///
     /// # Errors
-    /// The first of the mapping.
+    /// The first error of the mapping.
     pub fn try_map<T: Mapping<M, V>>(
         &self,
         to: &mut T,

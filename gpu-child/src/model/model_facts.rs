@@ -1,4 +1,4 @@
-//! Facts of a model: its name, its shape, and the types that were really loaded.
+//! Facts of a model: its name, its shape, and the tensor types in its file.
 
 use super::config::ModelConfig;
 use super::error::ModelError;
@@ -7,10 +7,10 @@ use super::rerank::rerank_template;
 use worker_orcd_ipc::ModelFacts;
 use worker_orcd_kernels::TensorType;
 
-/// `fallback_name` is for files without a `general.name`.
+/// Facts of a file. `fallback_name` is for files without a `general.name`.
 ///
 /// # Errors
-/// When `general.name` is no string, the pooling type no number, or a reranker's prompt no text.
+/// If `general.name` is not a string, the pooling type not a number, or a reranker's prompt not a text.
 pub fn model_facts(
     header: &Header<'_>,
     config: &ModelConfig,

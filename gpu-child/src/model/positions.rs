@@ -1,44 +1,45 @@
-//! What attention makes of positions beside RoPE's parameters: which layers rotate queries and keys, how far queries
-//! see, and what they are multiplied by.
+//! Position-dependent attention parameters besides RoPE's: rotated layers, sliding windows, and the temperature of
+//! queries.
 
 use super::config::Keys;
 use super::error::ModelError;
 use super::rope;
 use worker_orcd_kernels::reference::rope::Rope;
 
-/// The same in every layer, unless it says otherwise.
+/// Position-dependent parameters, equal in all layers unless a field states otherwise.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Positions {
-    /// The last of so many layers, and of the next so many, leaves queries and keys as they are. Never zero.
+    /// The last of each group of this many layers has no rotation. Never zero.
     pub unrotated_every: Option<usize>,
     pub temperature: Option<Temperature>,
     pub window: Option<Window>,
 }
 
-/// Most layers see only what is near.
+/// Most layers have a sliding window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Window {
-    /// Positions that a query sees, itself included.
+    /// Positions that a query sees, including its own.
     pub positions: usize,
-    /// The last of so many layers, and of the next so many, sees all; `None`: none does. Never zero.
+    /// The last of each group of this many layers has full attention; `None`: no layer has. Never zero.
     pub whole_every: Option<usize>,
-    /// Their rotation, where it is another one than that of layers that see all.
+    /// Rotation of sliding-window layers, if it differs from that of layers with full attention.
     pub rope: Option<Rope>,
 }
 
-/// Queries far behind the beginning are longer (Llama 4's "temperature tuning", as llama.cpp computes it in
+/// Attention temperature scaling at long positions (Llama 4's "temperature tuning", as llama.cpp computes it in
 /// `llm_graph_input_attn_temp`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Temperature {
     pub scale: f32,
-    /// Positions of the original context: queries within it are as long as ever.
+    /// Positions of the original context: queries within it are not scaled.
     pub original: usize,
 }
 
 impl Positions {
+    /// Parameters of a file. `rope`: rotation of layers with full attention.
+    ///
     /// # Errors
-    /// When a key makes no sense, or asks for what the architecture does not have.
-    /// `rope` is the rotation of layers that see all.
+    /// If a key is invalid, or requires a feature that the architecture does not have.
     pub(super) fn read(
         keys: &Keys<'_, '_>,
         context_length: usize,
@@ -51,14 +52,14 @@ impl Positions {
         })
     }
 
-    /// Queries and keys of the layer are rotated.
+    /// True if queries and keys of the layer are rotated.
     #[must_use]
     pub fn rotates(&self, layer: usize) -> bool {
         self.unrotated_every
             .is_none_or(|every| !(layer + 1).is_multiple_of(every))
     }
 
-    /// A query of the layer sees at most this many positions, itself included; `None` sees all.
+    /// Positions that a query of the layer sees at most, including its own; `None`: full attention.
     #[must_use]
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         let window = self.window.as_ref()?;
@@ -66,7 +67,7 @@ impl Positions {
         (!window.whole_every.is_some_and(sees_all)).then_some(window.positions)
     }
 
-    /// What a query is multiplied by.
+    /// Factor of a query at this position.
     #[must_use]
     pub fn temperature_at(&self, position: u32) -> f32 {
         self.temperature
@@ -117,8 +118,8 @@ fn temperature(
     }))
 }
 
-/// `attention.sliding_window` counts for architectures with windows alone, as for llama.cpp: of phi3 it ignores the key
-/// (its pull request 13676), because files in the wild carry wrong values.
+/// Sliding window. As in llama.cpp, `attention.sliding_window` counts only for architectures with windows. It ignores
+/// phi3's key (its pull request 13676), because existing files have wrong values.
 fn window(keys: &Keys<'_, '_>, rope: &Rope) -> Result<Option<Window>, ModelError> {
     const PATTERN: &str = "attention.sliding_window_pattern";
     let Some(windows) = keys.architecture.conventions().windows else {

@@ -1,11 +1,11 @@
-//! What makes a file that of a reranker, as llama.cpp's converter writes Qwen3-Reranker: a pooling type, a head, and
-//! the prompt that a query and a document are put into.
+//! Rerankers, in the format of llama.cpp's converter for Qwen3-Reranker: a pooling type, a classification head, and a
+//! prompt template for a query and a document.
 
 use super::config::ModelConfig;
 use super::error::ModelError;
 use super::gguf::{Header, TensorView};
 
-/// The rows of the output for "yes" and for "no".
+/// The rows of the output matrix for "yes" and for "no".
 pub(super) const HEAD: &str = "cls.output.weight";
 pub(super) const HEAD_ROWS: usize = 2;
 
@@ -14,14 +14,14 @@ const RANK: u32 = 4;
 
 const TEMPLATE: &str = "tokenizer.chat_template.rerank";
 
-/// That of Qwen3-Reranker has some hundred bytes.
+/// Maximum bytes of a template. Qwen3-Reranker's has some hundred.
 pub(super) const MAX_TEMPLATE_BYTES: usize = 1 << 16;
 
-/// The head, `[2, n_embd]`, whose shape was checked with the other weights. `None` where it is not there, or the file
-/// says that texts are pooled in another way.
+/// The head, `[2, n_embd]`, with a shape checked with the other weights. `None` if it is missing, or the file has
+/// another pooling type.
 ///
 /// # Errors
-/// When the pooling type is no number.
+/// If the pooling type is not a number.
 pub fn rank_head<'a>(
     header: &Header<'a>,
     config: &ModelConfig,
@@ -31,10 +31,10 @@ pub fn rank_head<'a>(
     Ok(header.tensor(HEAD).filter(|_| ranks))
 }
 
-/// The prompt of a reranker, with `{query}` and `{document}` in it. `None` where something of one is missing.
+/// The prompt template of a reranker, with `{query}` and `{document}`. `None` if the file is not a complete reranker.
 ///
 /// # Errors
-/// As for [`rank_head`], and when the prompt is no text or too long a one.
+/// Those of [`rank_head`]; also if the template is not a text or too long.
 pub fn rerank_template(
     header: &Header<'_>,
     config: &ModelConfig,

@@ -1,8 +1,8 @@
 //! RoPE's parameters: base, rotated dimensions, and the kinds of scaling.
 //!
-//! As llama.cpp reads them: `none`, `linear`, and per-pair factors from a tensor (llama 3's
-//! `rope_freqs`, phi3's `rope_factors_short` and `_long`, of which the served sequence length
-//! chooses one), and [`yarn`](super::yarn), which is per-pair factors that follow from numbers.
+//! The interpretation is llama.cpp's: `none`, `linear`, and per-pair factors from a tensor (llama 3's `rope_freqs`;
+//! phi3's `rope_factors_short` and `_long`, selected by the served sequence length), and [`yarn`](super::yarn), with
+//! computed per-pair factors.
 
 use super::architecture::RopeFactors;
 use super::config::Keys;
@@ -68,8 +68,8 @@ pub(super) fn read(
     }
 }
 
-/// The rotation of layers with a window, where they have one of their own, which is not slowed by a scale: `rope` is that of
-/// the others.
+/// Rotation of sliding-window layers, if they have their own, which is not scaled. `rope`: rotation of the other
+/// layers.
 pub(super) fn of_windows(
     keys: &Keys<'_, '_>,
     rope: &Rope,
@@ -121,7 +121,7 @@ fn scaling(keys: &Keys<'_, '_>) -> Result<Scaling, ModelError> {
     }
 }
 
-/// `scale_linear` is the key's old name; 0 means none.
+/// Linear scale. `scale_linear` is the key's old name; 0 means none.
 fn scale(keys: &Keys<'_, '_>) -> Result<f32, ModelError> {
     for name in ["rope.scaling.factor", "rope.scale_linear"] {
         let key = keys.key(name);

@@ -1,8 +1,7 @@
-//! `general.sampling.*`: how the makers of a file would have its tokens drawn.
+//! `general.sampling.*`: sampling parameters recommended by a file.
 //!
-//! The twelve keys are llama.cpp's, converters copy them from `generation_config.json`, and
-//! whatever they say is no reason to refuse a file: what the sampler cannot do, or no request may
-//! ask for, is handed on by name.
+//! The twelve keys are llama.cpp's; converters copy them from `generation_config.json`. No value is a reason to refuse
+//! a file: parameters that the sampler or the API does not support are reported by name.
 
 use super::gguf::{Header, Value};
 use std::ops::RangeInclusive;
@@ -10,7 +9,7 @@ use worker_orcd_ipc::{Sampling, SamplingAdvice};
 
 const PREFIX: &str = "general.sampling.";
 
-/// Longest list of names. They go into one line of the log, and llama.cpp knows twelve.
+/// Maximum number of names. They go into one line of the log, and llama.cpp has twelve.
 const MAX_NAMES: usize = 32;
 const MAX_NAME_CHARS: usize = 64;
 
@@ -50,7 +49,7 @@ pub fn sampling_advice(header: &Header<'_>, vocabulary: u32) -> SamplingAdvice {
     advice
 }
 
-/// Writers choose among the types: a temperature of 1 may be an integer.
+/// A number of any type: a temperature of 1 may be an integer.
 fn number(value: &Value<'_>) -> Option<f64> {
     match *value {
         Value::Float(value) => Some(value),
@@ -60,7 +59,7 @@ fn number(value: &Value<'_>) -> Option<f64> {
     }
 }
 
-/// -1 is another word for off, as in requests to `/v1`.
+/// Top-k. -1 means off, as in requests to `/v1`.
 fn top_k(value: Option<f64>, vocabulary: u32) -> Option<u32> {
     let value = value.map(|value| if value == -1.0 { 0.0 } else { value })?;
     let is_count = value.fract() == 0.0 && (0.0..=f64::from(vocabulary)).contains(&value);

@@ -1,26 +1,26 @@
-//! Complete GGUF files with two small layers of pseudo-random weights, one for each
-//! architecture: for tests and tools that need a model but no sense in what it says.
+//! Complete GGUF files with two small layers of pseudo-random weights, one for each architecture: for tests and tools
+//! that need a model but no meaningful output.
 
 use super::architecture::Architecture;
 use super::gguf_builder::{GgufBuilder, Meta};
 
-/// Of most architectures.
+/// Number of layers in most architectures.
 pub const N_LAYERS: u32 = 2;
 pub const N_EMBD: u64 = 64;
 pub const N_FF: u64 = 96;
 pub const N_HEADS: u64 = 4;
 pub const N_KV_HEADS: u64 = 2;
 pub const HEAD_DIM: u64 = 16;
-/// Experts of those that have them, and how many a token uses.
+/// Number of experts, and of those that a token uses.
 pub const EXPERTS: u64 = 6;
 pub const EXPERTS_USED: u64 = 2;
-/// Width of an expert, but in Mixtral's file: there it is [`N_FF`].
+/// Width of an expert, except in Mixtral's file: there it is [`N_FF`].
 pub const EXPERT_FF: u64 = 32;
 pub const SHARED_FF: u64 = 48;
 pub const CONTEXT_LENGTH: u32 = 256;
-/// Positions that a query sees in layers with a window.
+/// Positions that a query sees in sliding-window layers.
 pub const WINDOW: u32 = 40;
-/// Tokens: one a byte, and the special ones behind them.
+/// Size of the vocabulary: one token per byte, then the special ones.
 pub const VOCAB: u64 = 256 + SPECIALS.len() as u64;
 pub const EOS: u32 = 257;
 
@@ -36,13 +36,13 @@ pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
     model(architecture, experts)
 }
 
-/// As [`tiny_model`]: of the architecture `llama`, with experts.
+/// Variant of [`tiny_model`] for the architecture `llama`, with experts.
 #[must_use]
 pub fn tiny_mixtral() -> GgufBuilder {
     model(Architecture::Llama, Some(N_FF))
 }
 
-/// As many as make a difference between layers.
+/// Enough layers to include every kind of layer.
 fn n_layers(architecture: Architecture) -> u32 {
     match architecture {
         Architecture::SmolLm3 => 4,
@@ -160,7 +160,7 @@ const CHAT_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message
      {{ message['content'] }}<|im_end|>\n{% endfor %}\
      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// GPT-2's printable stand-in for a byte.
+/// GPT-2's printable replacement of a byte.
 fn byte_token(byte: u8) -> String {
     let is_printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if is_printable(&byte) {
@@ -238,7 +238,7 @@ impl Random {
         file.tensor_f32(name, &[len], &self.values(len, 0.4))
     }
 
-    /// Around 1, as norms are.
+    /// Values around 1, as in trained norms.
     fn norm(&mut self, file: GgufBuilder, name: &str, len: u64) -> GgufBuilder {
         let values: Vec<f32> = self
             .values(len, 0.2)

@@ -1,5 +1,5 @@
-//! `tokenizer.ggml.*`, checked and handed on: the supervisor builds the tokenizer, the child only
-//! needs to know where a sequence ends.
+//! `tokenizer.ggml.*`, checked and forwarded: the supervisor builds the tokenizer, the child needs only the end of a
+//! sequence.
 
 use super::error::ModelError;
 use super::gguf::{GgufError, Header};
@@ -7,8 +7,8 @@ use super::rerank;
 use std::collections::HashMap;
 use worker_orcd_ipc::{MAX_FRAME_BYTES, TokenId, TokenKind, TokenizerFacts, TokenizerKind};
 
-/// Texts that end a turn in some family of chat models. Files mark the right token in many ways
-/// or not at all, so llama.cpp goes by the text (its issue 9606), and this list is its list.
+/// Texts that end a turn in a family of chat models. Files mark the right token in many ways or not at all, so
+/// llama.cpp goes by the text (its issue 9606), and this list is its list.
 const END_OF_GENERATION: [&str; 21] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -33,8 +33,8 @@ const END_OF_GENERATION: [&str; 21] = [
     "<｜end▁of▁sentence｜>",
 ];
 
-/// Separators of fill-in-the-middle training: a model that writes one has left its answer. A key,
-/// or else the first of the texts that exists.
+/// Separators of fill-in-the-middle training: a model that writes one has left its answer. The token is that of the
+/// key, or else of the first existing text.
 const FILL_IN_THE_MIDDLE: [(&str, &[&str]); 3] = [
     (
         "tokenizer.ggml.fim_pad_token_id",
@@ -53,7 +53,7 @@ const FILL_IN_THE_MIDDLE: [(&str, &[&str]); 3] = [
     ("tokenizer.ggml.fim_sep_token_id", &["<|file_sep|>"]),
 ];
 
-/// Byte-level vocabularies whose text begins with a BOS unless the file says otherwise.
+/// Byte-level vocabularies with a BOS before the text by default.
 const ADD_BOS: [&str; 8] = [
     "llama3",
     "llama-v3",
@@ -65,19 +65,20 @@ const ADD_BOS: [&str; 8] = [
     "tekken",
 ];
 
-/// Templates of well-known models have some kilobytes.
+/// Maximum bytes of a chat template. Those of well-known models have some kilobytes.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
-/// Bytes that all tokens and merges may take on the wire: with the largest templates it still fits a
-/// frame.
+/// Maximum bytes of all tokens and merges on the wire: with the largest templates they still fit a frame.
 const MAX_VOCABULARY_BYTES: usize = 30 << 20;
 const _: () = assert!(
     MAX_VOCABULARY_BYTES + MAX_TEMPLATE_BYTES + rerank::MAX_TEMPLATE_BYTES < MAX_FRAME_BYTES
 );
 
+/// Tokenizer data of a file.
+///
 /// # Errors
-/// When the tokenizer's model is not supported, a list is missing or has another length than the
-/// vocabulary, a special token is outside it, or all of it is too much to be told.
+/// If the tokenizer's model is not supported, a list is missing or has another length than the vocabulary, a special
+/// token is outside it, or the data exceeds the limits.
 pub fn tokenizer_facts(header: &Header<'_>) -> Result<TokenizerFacts, ModelError> {
     let kind = kind(header)?;
     let is_bpe = kind == TokenizerKind::ByteLevelBpe;
@@ -100,7 +101,7 @@ pub fn tokenizer_facts(header: &Header<'_>) -> Result<TokenizerFacts, ModelError
         .id("tokenizer.ggml.unknown_token_id")?
         .or(default(0));
     let end_of_generation = end_of_generation(&special, &tokens, eos)?;
-    // What ends a generation is never text, whatever the file calls it.
+    // A token that ends a generation is never text, even if the file marks it as such.
     for token in &end_of_generation {
         if kinds[token.index()] == TokenKind::Normal {
             kinds[token.index()] = TokenKind::Control;
@@ -242,8 +243,8 @@ fn check_length(key: &str, found: usize, n_tokens: usize) -> Result<(), ModelErr
     ))
 }
 
-/// Checks the size on the wire. Beside its text, a token has a length, a kind, a score, and perhaps
-/// a place in the list of ends.
+/// Checks the size on the wire. Besides its text, a token has a length, a kind, a score, and possibly an entry in the
+/// list of ends.
 fn check_size(tokens: &[&str], merges: &[&str]) -> Result<(), ModelError> {
     const BESIDE_TEXT: usize = 16;
     let texts = tokens.iter().chain(merges);

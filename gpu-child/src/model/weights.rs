@@ -1,7 +1,7 @@
 //! Tensors by role, as views into the mapped file.
 //!
-//! Every shape is checked against the configuration, and every tensor of the file must have a
-//! role: one without (an expert, a sink, a scale) would change the arithmetic if it were ignored.
+//! Every shape is checked against the configuration, and every tensor of the file must have a role: one without (an
+//! expert, a sink, a scale) would change the arithmetic if it were ignored.
 
 use super::architecture::Conventions;
 use super::config::ModelConfig;
@@ -21,9 +21,11 @@ type FileUnit<'a> = GatedUnit<TensorView<'a>, TensorView<'a>>;
 type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
 
 impl<'a> FileWeights<'a> {
+    /// Assigns each tensor its role.
+    ///
     /// # Errors
-    /// When a tensor is missing, has another shape than the configuration says, a type that its
-    /// role does not allow, or no role at all.
+    /// If a tensor is missing, has another shape than the configuration defines, a type that its role does not allow,
+    /// or no role at all.
     pub fn from_gguf(header: &Header<'a>, config: &ModelConfig) -> Result<Self, ModelError> {
         let mut tensors = Tensors {
             header,
@@ -47,7 +49,7 @@ impl<'a> FileWeights<'a> {
             );
         }
         if config.architecture.conventions().has_rank_head {
-            // No part of a step: who scores reads it.
+            // Not part of a step: the rank head reads it.
             tensors.optional_matrix(rerank::HEAD, rerank::HEAD_ROWS, n_embd)?;
         }
         tensors.refuse_unused(config)?;
@@ -118,7 +120,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
             self.linear("attn_k", kv_dim, config.n_embd)?,
             self.linear("attn_v", kv_dim, config.n_embd)?,
         ];
-        // Who was trained with these biases answers in garbage without them.
+        // A model trained with these biases produces garbage without them.
         if self.conventions.has_qkv_bias {
             for (linear, name) in qkv
                 .iter()
@@ -170,7 +172,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
 
     fn experts(&mut self, config: &ExpertsConfig) -> Result<FileExperts<'a>, ModelError> {
         let n_embd = self.config.n_embd;
-        // As the first files of Mixtral have it.
+        // Format of the first Mixtral files.
         if self.has("ffn_gate.0.weight") {
             let (key, feature) = (self.name("ffn_gate.0.weight"), "a tensor for each expert");
             return Err(ModelError::unsupported(key, feature));
@@ -207,8 +209,8 @@ impl<'a> LayerReader<'_, '_, 'a> {
         })
     }
 
-    /// Its bias must be there where the architecture has biases. Where it has none llama.cpp reads none: one that is
-    /// there has no role.
+    /// A linear layer of experts. If the architecture has biases, its bias is required. If not, llama.cpp reads none,
+    /// so an existing bias has no role.
     fn of_experts(
         &mut self,
         stem: &str,
@@ -262,7 +264,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
     }
 }
 
-/// A range of the outputs of a fused linear layer, whose shape was checked to hold them.
+/// A range of the outputs of a fused linear layer with a checked shape.
 fn slice(fused: FileLinear<'_>, start: usize, len: usize) -> FileLinear<'_> {
     Linear {
         weight: fused
@@ -276,7 +278,7 @@ fn slice(fused: FileLinear<'_>, start: usize, len: usize) -> FileLinear<'_> {
     }
 }
 
-/// The tensor table, and which of it has found a role.
+/// The tensor table, with a mark for each tensor with a role.
 struct Tensors<'h, 'a> {
     header: &'h Header<'a>,
     used: HashSet<&'a str>,
@@ -315,7 +317,7 @@ impl<'a> Tensors<'_, 'a> {
         self.optional_f32(name, [len, 1, 1, 1])
     }
 
-    /// Norms and biases are F32 in every file that llama.cpp writes.
+    /// An optional F32 vector: llama.cpp writes norms and biases as F32 in every file.
     fn optional_f32(
         &mut self,
         name: &str,

@@ -1,14 +1,14 @@
-//! YaRN (Peng et al., arXiv:2309.00071), as llama.cpp's `rope_yarn` computes it: pairs that turn often within the
-//! original context keep their frequency, those that do not turn once are slowed by the scale, those between are
-//! mixed; and cos and sin are stretched, where the file does not say that they are not.
+//! YaRN (Peng et al., arXiv:2309.00071), as in llama.cpp's `rope_yarn`: pairs with many turns within the original
+//! context keep their frequency, those with less than one are divided by the scale, those between are interpolated. cos
+//! and sin are multiplied by the attention factor, unless the file disables it.
 
 use super::config::Keys;
 use super::error::ModelError;
 use std::f64::consts::TAU;
 use worker_orcd_kernels::reference::rope::Rope;
 
-/// Turns within the original context from which on a pair keeps its frequency, and up to which it is slowed. The paper's
-/// values (section 3.2), and llama.cpp's for the architectures that are served.
+/// Turns within the original context: from `BETA_FAST` on, a pair keeps its frequency; up to `BETA_SLOW`, it is divided
+/// by the scale. The paper's values (section 3.2), and llama.cpp's for the served architectures.
 const BETA_FAST: f64 = 32.0;
 const BETA_SLOW: f64 = 1.0;
 
@@ -16,14 +16,16 @@ const BETA_SLOW: f64 = 1.0;
 pub(super) struct Yarn {
     /// Positions of the original context.
     original: usize,
-    /// What the logarithm is multiplied by in the stretch that the file takes back; 0: none (`mscale_all_dim` in
-    /// transformers, where `mscale` is 1).
+    /// Multiplier of the logarithm in the attention factor that the file cancels; 0: none (`mscale_all_dim` in
+    /// transformers, with `mscale` 1).
     log_multiplier: f64,
 }
 
 impl Yarn {
+    /// YaRN's parameters.
+    ///
     /// # Errors
-    /// When the file asks for other values than llama.cpp uses for its architecture.
+    /// If the file has other values than llama.cpp uses for its architecture.
     pub(super) fn read(keys: &Keys<'_, '_>, original: usize) -> Result<Self, ModelError> {
         for (name, only) in [
             ("rope.scaling.yarn_ext_factor", 1.0),
@@ -56,7 +58,7 @@ impl Yarn {
         })
     }
 
-    /// The rotation as it is with its linear scale taken for that of YaRN.
+    /// Converts a rotation with linear scaling to YaRN with the same scale.
     pub(super) fn stretch(self, rope: Rope) -> Rope {
         let scale = f64::from(rope.scale);
         let (first, last) = (
@@ -87,14 +89,14 @@ impl Yarn {
         }
     }
 
-    /// The pair, with a fraction, that turns so often within the original context.
+    /// Index of the pair, with a fraction, with this number of turns within the original context.
     fn pair_of(self, turns: f64, rope: &Rope) -> f64 {
         let positions = self.original as f64;
         rope.dims as f64 * (positions / (turns * TAU)).ln() / (2.0 * f64::from(rope.base).ln())
     }
 }
 
-/// Each number is finite and above zero.
+/// True if each number is finite and above zero.
 pub(super) fn is_a_rotation(rope: &Rope) -> bool {
     let factors = rope.factors.iter().flatten();
     let mut numbers = factors.chain([&rope.attn_factor]);
@@ -128,7 +130,7 @@ mod tests {
         assert_eq!(stretched.frequency(0), own.frequency(0));
         assert_eq!(stretched.frequency(31), plain.frequency(31));
         let slower = |pair| own.frequency(pair) / stretched.frequency(pair);
-        // The whole numbers around the two pairs of the formula; those between are mixed more and more.
+        // The integers around the two pairs of the formula; the pairs between are interpolated.
         assert_eq!((slower(10), slower(23)), (1.0, 4.0));
         assert!((11..23).all(|pair| slower(pair - 1) < slower(pair)));
         assert!((stretched.attn_factor - 1.138_629_4).abs() < 1e-6);

@@ -1,7 +1,7 @@
-//! The head of a reranker: how likely "yes" is against "no" behind a prompt.
+//! Classification head of a reranker: probability of "yes" against "no" after a prompt.
 //!
-//! As llama.cpp has it (`llm_graph_context::build_pooling`): each row of the head times the vector of the last token,
-//! and of the softmax of both products the first number. Sums go by ascending index, in f64.
+//! The computation is llama.cpp's (`llm_graph_context::build_pooling`): the product of each row of the head with the
+//! vector of the last token, and the first number of the softmax of both products. Sums go by ascending index, in f64.
 
 use crate::model::TensorView;
 use worker_orcd_kernels::reference::dequantize::dequantize_row;
@@ -15,7 +15,7 @@ pub struct RankHead {
 }
 
 impl RankHead {
-    /// `head`: `[2, n_embd]`, of any type.
+    /// Reads the head, `[2, n_embd]`, of any type.
     #[must_use]
     pub fn of(head: &TensorView<'_>) -> Self {
         let mut rows = vec![0.0; head.rows * head.cols];
@@ -24,7 +24,7 @@ impl RankHead {
         Self { yes: rows, no }
     }
 
-    /// From 0 to 1. `vector`: `[n_embd]`.
+    /// Score from 0 to 1. `vector`: `[n_embd]`.
     #[must_use]
     pub fn score(&self, vector: &[f64]) -> f32 {
         let product = |row: &[f32]| {

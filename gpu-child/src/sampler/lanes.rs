@@ -1,8 +1,8 @@
-//! The largest of many, in eight lanes: an order that the compiler can make vectors of.
+//! Maximum of many values, in eight lanes: an order that the compiler can vectorize.
 
 const LANES: usize = 8;
 
-/// The largest; of nothing, minus infinity.
+/// The maximum; minus infinity for an empty slice.
 pub(super) fn max(values: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (chunks, rest) = values.as_chunks::<LANES>();

@@ -1,15 +1,15 @@
-//! Top-p without sorting the vocabulary: masses of buckets first, then the one bucket in which p is
-//! reached, token by token.
+//! Top-p without sorting the vocabulary: masses of buckets first, then the one bucket in which p is reached, token by
+//! token.
 
 use super::WeightedToken;
 use super::weight::{LEAST, mass, share};
 
-/// Bits of a weight that are finer than a bucket: 64 buckets for each power of two.
+/// Bits of a weight below the resolution of a bucket: 64 buckets for each power of two.
 const FINER: u32 = 17;
 const BUCKETS: usize = ((1.0_f32.to_bits() - LEAST.to_bits()) >> FINER) as usize + 1;
 
-/// The smallest set of heaviest tokens that has `top_p` (in 2⁻⁶⁴) of the mass, at least one. Of
-/// equals, lower ids come first.
+/// The smallest set of heaviest tokens with at least `top_p` (in 2⁻⁶⁴) of the mass, at least one token. Of equals,
+/// lower ids come first.
 pub(super) fn nucleus(tokens: Vec<WeightedToken>, top_p: u64) -> Vec<WeightedToken> {
     let mut masses = vec![0_u64; BUCKETS];
     for token in &tokens {
@@ -41,7 +41,7 @@ pub(super) fn nucleus(tokens: Vec<WeightedToken>, top_p: u64) -> Vec<WeightedTok
     inside
 }
 
-/// The heaviest token's is 0; what has no mass is with the lightest that have some.
+/// Bucket of a token: 0 for the heaviest. Tokens without mass share the bucket of the lightest with mass.
 fn bucket(token: &WeightedToken) -> usize {
     let below = 1.0_f32.to_bits() - token.weight.to_bits();
     ((below >> FINER) as usize).min(BUCKETS - 1)

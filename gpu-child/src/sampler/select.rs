@@ -1,10 +1,10 @@
-//! The k largest of many values, without sorting the many.
+//! The k largest of many values, without sorting all.
 
 use super::lanes;
 use std::cmp::Ordering;
 
-/// The `k` largest of the values from `least` on, with their indices, and all that equal the smallest of
-/// them: by falling value, equals by rising index. `k` is at least 1; more than there are gives all.
+/// The `k` largest of the values from `least` on, with their indices, and all equals of the smallest of them: by
+/// falling value, equals by rising index. `k` is at least 1; above the number of values it selects all.
 pub(super) fn top(values: &[f32], k: usize, least: f32) -> Vec<(u32, f32)> {
     let bound = if k < values.len() {
         lower_bound(values, k)
@@ -24,10 +24,9 @@ pub(super) fn top(values: &[f32], k: usize, least: f32) -> Vec<(u32, f32)> {
     found
 }
 
-/// A value that at least `k` others reach, and not many more: the k-th largest of the largest of
-/// each block.
+/// A lower bound of the k-th largest value, not far below it: the k-th largest of the blocks' maxima.
 fn lower_bound(values: &[f32], k: usize) -> f32 {
-    // About four blocks for each value that is wanted: enough that a block rarely holds two.
+    // About four blocks for each selected value: enough that a block rarely holds two.
     let block = (values.len() / (4 * k)).clamp(1, 64);
     let mut maxima: Vec<f32> = values.chunks(block).map(lanes::max).collect();
     let (_, bound, _) = maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));

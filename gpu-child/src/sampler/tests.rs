@@ -1,4 +1,4 @@
-//! Against a naive implementation of the same definitions: everything sorted, everything in f64.
+//! Comparison with a naive implementation of the same definitions: everything sorted, everything in f64.
 
 use super::*;
 use proptest::prelude::*;
@@ -87,8 +87,7 @@ fn softmax(scores: &[f64]) -> Vec<f64> {
     exps.into_iter().map(|exp| exp / total).collect()
 }
 
-/// The token whose share of the unit interval holds the number, and how far the number is from
-/// the nearest border.
+/// The token with the number in its share of the unit interval, and the distance of the number from the nearest border.
 fn naive_draw(probabilities: &[f64], number: f64) -> (TokenId, f64) {
     let mut before = 0.0;
     for (id, probability) in probabilities.iter().enumerate() {
@@ -103,7 +102,7 @@ fn naive_draw(probabilities: &[f64], number: f64) -> (TokenId, f64) {
     (TokenId(0), 0.0)
 }
 
-/// Values on a grid that is coarse against rounding, so that f32 and f64 agree on who is in.
+/// Values on a grid that is coarse against rounding, so that f32 and f64 agree on the filters.
 fn logits() -> impl Strategy<Value = Vec<f32>> {
     prop::collection::vec(
         (-400_i32..400).prop_map(|value| value as f32 / 50.0 + 0.001),
@@ -154,7 +153,7 @@ proptest! {
         let drawn = sample(&mut logits.clone(), &work, position);
         let number = rng::number(sampling.seed, position) as f64 / 2_f64.powi(64);
         let (expected, distance) = naive_draw(&probabilities, number);
-        // At a border, or where rounding decides who is in the nucleus, either is right.
+        // At a border, or where rounding decides the nucleus, either is right.
         if drawn != expected {
             let near_border = distance < 1e-5;
             prop_assert!(near_border || borderline(&logits, &work), "{drawn} instead of {expected}");
@@ -171,7 +170,7 @@ fn mask(allowed: &[bool]) -> Vec<u32> {
     allowed.chunks(32).map(word).collect()
 }
 
-/// Words as a grammar's: of none, of all, and of some.
+/// Words as in a grammar's mask: empty, full, and mixed.
 fn allowed() -> impl Strategy<Value = Vec<bool>> {
     let word = prop_oneof![
         Just(0_u32),
@@ -188,7 +187,7 @@ fn allowed() -> impl Strategy<Value = Vec<bool>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Forbidden tokens are as if the vocabulary did not have them.
+    /// Forbidden tokens behave as absent from the vocabulary.
     #[test]
     fn a_masked_draw_is_the_draw_of_the_allowed_alone(
         logits in logits(),
@@ -290,7 +289,7 @@ fn under_a_mask_only_the_worst_token_may_be_left() {
     }
 }
 
-/// A filter's threshold is so close to a token that f32 and f64 may differ about it.
+/// True if a filter's threshold is so close to a token that f32 and f64 may differ about it.
 fn borderline(logits: &[f32], work: &SampleWork<'_>) -> bool {
     let nudged = |top_p: f32, min_p: f32| {
         let mut sampling = work.sampling;
@@ -444,7 +443,7 @@ fn the_seed_and_the_position_decide() {
     assert_ne!(of(1, 2), of(2, 2));
 }
 
-/// The best of several is compared with the best of several: a busy machine slows both.
+/// The best of several runs on both sides: a busy machine slows both.
 #[test]
 fn a_large_vocabulary_is_drawn_from_sooner_than_it_is_sorted() {
     let logits: Vec<f32> = (0..49_152)

@@ -1,31 +1,29 @@
-//! The weight of a token in the draw: a whole number.
+//! Integer weight of a token in sampling.
 //!
-//! `e^((logit - max) / temperature)` in plain `f32` arithmetic, then as a multiple of 2⁻⁴⁰. Every
-//! sum of whole numbers is exact, so it does not matter in which order, on how many threads or on
-//! which device they are added: `kernels/cuda/sample.cu` has the same operations, and draws the
-//! same token. No libm (a system's may differ) and no branch, so that the compiler makes vectors
-//! of a loop over it.
+//! `e^((logit - max) / temperature)` in plain `f32` arithmetic, then as a multiple of 2⁻⁴⁰. Every sum of integers is
+//! exact, so order, threads and devices do not matter: `kernels/cuda/sample.cu` has the same operations, and samples
+//! the same token. No libm (a system's may differ) and no branch, so that the compiler vectorizes a loop over it.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// The weight of the most probable token, as an [`mass`]. Sixteen million of them can be added.
+/// The weight of the most probable token, as a [`mass`]. Sixteen million of them can be added.
 pub(super) const ONE: u64 = 1 << 40;
 
-/// Least weight that has mass; a token below it is never drawn.
+/// Minimum weight with mass; a token below it is never sampled.
 pub(crate) const LEAST: f32 = 1.0 / ONE as f32;
 
-/// Powers of two below one logit, at a temperature. No temperature makes it infinite.
+/// Powers of two per logit, at a temperature. Finite for every temperature.
 pub(super) fn rate(temperature: f32) -> f32 {
     (LOG2_E / temperature).min(f32::MAX)
 }
 
-/// Weight of a logit so far from the largest: `distance` is not positive. Relative error under 2e-7
-/// beside what rounding `distance * rate` makes.
+/// Weight of a logit at this distance from the largest: `distance` is not positive. Relative error under 2e-7 in
+/// addition to the rounding of `distance * rate`.
 #[inline]
 pub(super) fn weight(distance: f32, rate: f32) -> f32 {
     // Far below `LEAST`, and far above what the exponent cannot hold.
     const FLOOR: f32 = -64.0;
-    // Adding 1.5 * 2^23 rounds to a whole number, and leaves it in the lowest bits.
+    // Adding 1.5 * 2^23 rounds to an integer, and leaves it in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let product = distance * rate;
     let power = if product > FLOOR { product } else { FLOOR };
@@ -43,7 +41,7 @@ pub(super) fn weight(distance: f32, rate: f32) -> f32 {
     ] {
         e = e * r + coefficient;
     }
-    // 0.7 < e < 1.42, and the product's exponent is inside: a sum of exponents.
+    // 0.7 < e < 1.42, and the product's exponent is in range: a sum of exponents.
     let exponent = rounded.to_bits().wrapping_sub(ROUND.to_bits()) << 23;
     f32::from_bits(e.to_bits().wrapping_add(exponent))
 }

@@ -1,6 +1,5 @@
-//! Adoption: pages that another child has computed get into the cache before their request is submitted,
-//! which then finds them there as it would find those of an equal beginning. Pages of a block that is not full go
-//! to their request alone.
+//! Adoption: pages that another child has computed enter the prefix cache before their request is submitted, which then
+//! finds them like any cached prefix. Pages of a partial block go to their request alone.
 
 use super::seals::Contents;
 use super::sequence::Tail;
@@ -9,19 +8,19 @@ use crate::device::{KvGeometry, PageCopy, PageId, PagePart};
 use crate::kv_pages::{Prefix, Reach};
 use worker_orcd_ipc::{SealedPage, Submission, TokenId};
 
-/// Room for pages of another child, to be filled by the device.
+/// Pages reserved for another child's pages; the device fills them.
 #[derive(Debug)]
 pub struct Adoption {
-    /// One behind the other.
+    /// Consecutive blocks.
     blocks: Vec<AdoptedBlock>,
-    /// The blocks before them, which are here already.
+    /// Preceding blocks, already in the cache.
     prefix: Prefix,
     tokens: Vec<TokenId>,
 }
 
 #[derive(Debug)]
 struct AdoptedBlock {
-    /// By group; `None` where there is nothing to adopt.
+    /// Pages by group; `None` where there is nothing to adopt.
     pages: Vec<Option<Adopted>>,
     tokens: u32,
 }
@@ -29,12 +28,12 @@ struct AdoptedBlock {
 #[derive(Debug)]
 struct Adopted {
     copy: PageCopy,
-    /// It was copied, ahead or by now, and is intact.
+    /// The copy is complete and intact.
     is_here: bool,
 }
 
 impl Adoption {
-    /// The pages that are still to be copied.
+    /// Pages still to be copied.
     pub fn copies(&self) -> impl Iterator<Item = PageCopy> {
         let pages = self.blocks.iter().flat_map(|block| &block.pages).flatten();
         let missing = pages.filter(|page| !page.is_here);
@@ -48,7 +47,7 @@ impl Adoption {
 }
 
 impl AdoptedBlock {
-    /// All pages of these groups are here.
+    /// True if all pages of these groups are present.
     fn has(&self, groups: impl Iterator<Item = usize>) -> bool {
         let mut pages = groups.map(|group| &self.pages[group]);
         pages.all(|page| page.as_ref().is_some_and(|page| page.is_here))
@@ -59,14 +58,14 @@ impl AdoptedBlock {
     }
 }
 
-/// Positions of a block that another child has sealed: of each page equally many, or nothing where the page was given back.
+/// Number of positions of a block that another child has sealed, equal in all its pages. Released pages do not count.
 fn sealed_tokens(block: &[SealedPage]) -> Option<u32> {
     let tokens = block.iter().map(|page| page.tokens).max()?;
     let is_it = |page: &SealedPage| page.tokens == tokens || page.tokens == 0;
     block.iter().all(is_it).then_some(tokens)
 }
 
-/// The blocks behind a prefix that may be adopted, with the positions of each: full ones, and one behind them.
+/// Adoptable blocks after a prefix, each with its number of positions: full blocks, then at most one partial block.
 fn possible_blocks<'a>(
     sealed: &'a [SealedPage],
     prefix: &Prefix,
@@ -87,8 +86,8 @@ fn possible_blocks<'a>(
 }
 
 impl Scheduler {
-    /// Room for a page that another child has sealed, at the same place. Its copy is to be
-    /// [kept](Self::keep_ahead), whatever came of it.
+    /// Reserves the page with the same number as a page that another child has sealed. The caller passes the copy to
+    /// [`Self::keep_ahead`], whether it succeeded or not.
     pub fn make_room_ahead(&mut self, sealed: SealedPage) -> Option<PageCopy> {
         let to = PageId(sealed.page);
         let is_whole = sealed.tokens == self.cache.geometry().page_tokens;
@@ -100,25 +99,25 @@ impl Scheduler {
         })
     }
 
-    /// Keeps a copy for the request that will bring its page.
+    /// Keeps a copy for the request that will name its page.
     pub fn keep_ahead(&mut self, copy: PageCopy, is_intact: bool) {
         let checksum = is_intact.then_some(copy.checksum);
         self.cache.keep_ahead(copy.to, checksum);
     }
 
-    /// Requests will bring no more pages of the other child.
+    /// Frees the kept copies: no request will name further pages of the other child.
     pub fn forget_ahead(&mut self) {
         self.cache.forget_ahead();
     }
 
-    /// Makes room for the pages that another child has sealed for a request.
+    /// Allocates pages for those that another child has sealed for a request.
     pub fn make_room_for(&mut self, submission: &Submission) -> Adoption {
         let sealed = submission.sealed.as_ref();
         let sealed = sealed.map_or(&[][..], |it| &it.pages);
         let page_tokens = self.cache.geometry().page_tokens;
         let mut tokens = submission.prompt.clone();
         tokens.extend(&submission.generated);
-        // The last token is run in any case, and so is what log probabilities are still to be told of.
+        // The last token is computed in any case, and so is the part of the prompt with missing log probabilities.
         tokens.pop();
         if let Some(order) = submission.prompt_logprobs
             && order.reported as usize + 1 < submission.prompt.len()
@@ -153,7 +152,7 @@ impl Scheduler {
         }
     }
 
-    /// A page for what another child has sealed, with a copy of it or without.
+    /// Allocates a page for a sealed page, with or without an existing copy of it.
     fn place(&mut self, sealed: &SealedPage) -> Option<Adopted> {
         let ahead = self.cache.find_ahead(PageId(sealed.page), sealed.checksum);
         let to = ahead.or_else(|| self.cache.allocate())?;
@@ -168,11 +167,11 @@ impl Scheduler {
         })
     }
 
-    /// Submits the request, with what can be gone on from of the blocks whose pages are intact: `intact` tells it of each of
-    /// the [`copies`](Adoption::copies).
+    /// Submits the request after the reusable blocks with intact pages. `intact` has one entry for each of the
+    /// [`copies`](Adoption::copies).
     ///
     /// # Errors
-    /// As [`submit`](Self::submit).
+    /// Those of [`submit`](Self::submit).
     pub fn submit_with(
         &mut self,
         submission: Submission,
@@ -220,14 +219,14 @@ impl Scheduler {
             start: reach.longest() * page_tokens,
             tokens: block.tokens as usize,
         });
-        // Whoever submits it next finds them by its tokens.
+        // The submission below finds them by their tokens.
         let mut used: Vec<_> = prefix.pages.into_iter().flatten().collect();
         used.extend(blocks.iter().flat_map(AdoptedBlock::places));
         self.cache.release(&used);
         self.submit_behind(submission, tail)
     }
 
-    /// The checksums of an adopted block are known.
+    /// Registers the checksums of an adopted block.
     fn learn_seals_of(&mut self, block: &AdoptedBlock) {
         for copy in block.pages.iter().flatten().map(|page| page.copy) {
             let part = PagePart {
@@ -240,8 +239,7 @@ impl Scheduler {
         self.adopted_tokens += u64::from(block.tokens);
     }
 
-    /// Gives up the pages that are not full of requests that wait: somebody else needs room. True if there
-    /// were any.
+    /// Releases the adopted partial blocks of waiting requests, to make room. True if there were any.
     pub(super) fn give_up_tails(&mut self) -> bool {
         let Self { waiting, cache, .. } = self;
         let before = cache.available_pages();

@@ -1,11 +1,10 @@
-//! Grammars, as far as the scheduler knows them: who waits for a mask, and what is to be asked for.
+//! Grammars in the scheduler: sequences that wait for masks, and requests for masks.
 //!
-//! Masks are computed elsewhere. The scheduler says what it wants ([`Wish`]) and hears of each matcher one
-//! mask at a time ([`Scheduler::hear_mask`]). Only a sequence that has a slot has a matcher: matchers are
-//! large, and the queue is long. One that is parked gives its own up; the next one replays its tokens.
+//! Masks are computed elsewhere. The scheduler emits requests ([`Wish`]) and receives one mask per matcher at a time
+//! ([`Scheduler::hear_mask`]). Only a sequence with a slot has a matcher: matchers are large, and the queue is long. A
+//! parked sequence drops its matcher; the next one replays its tokens.
 //!
-//! Tokens that a grammar leaves no choice about come with the mask behind them, and are taken without being
-//! drawn.
+//! Tokens forced by a grammar arrive with the mask after them, and are appended without sampling.
 
 use super::Scheduler;
 use super::sequence::Sequence;
@@ -13,39 +12,38 @@ use std::sync::Arc;
 use worker_orcd_grammar::{GrammarError, Mask};
 use worker_orcd_ipc::{Drawn, FinishReason, Grammar, TokenId};
 
-/// What the scheduler wants of those who know grammars. A ticket is the name of a matcher, and never given
-/// again.
+/// Request of the scheduler to the grammar threads. A ticket identifies a matcher and is never reused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
-    /// A matcher, and its mask behind these tokens.
+    /// Creates a matcher and computes its mask after these tokens.
     Begin {
         ticket: u64,
         grammar: Arc<Grammar>,
         generated: Vec<TokenId>,
-        /// Tokens without a choice that may be taken before the mask.
+        /// Maximum number of forced tokens before the mask.
         most_forced: usize,
     },
-    /// The mask behind one more token.
+    /// Computes the mask after one more token.
     Next {
         ticket: u64,
         token: TokenId,
         most_forced: usize,
     },
-    /// The matcher is not needed any more, whatever it computes just now.
+    /// Drops the matcher, even during a computation.
     Forget { ticket: u64 },
 }
 
-/// What a sequence's next token is held to.
+/// Constraint on a sequence's next token.
 #[derive(Debug)]
 pub(super) enum Constraint {
     None,
     Grammar {
         grammar: Arc<Grammar>,
-        /// The matcher, where one was asked for.
+        /// Ticket of the matcher, if one was requested.
         ticket: Option<u64>,
-        /// What it allows next, once it is here and until a step draws by it.
+        /// Mask of the next token, from its arrival until a step samples with it.
         mask: Option<Mask>,
-        /// It was waited for at a draw, and did not come in time.
+        /// A sampling waited for the mask and it was late.
         is_late: bool,
     },
 }
@@ -71,7 +69,7 @@ impl Constraint {
         matches!(self, Self::Grammar { mask: None, .. })
     }
 
-    /// A mask is to come, soon.
+    /// True if a mask will arrive soon.
     pub(super) fn expects_mask(&self) -> bool {
         matches!(
             self,
@@ -83,7 +81,7 @@ impl Constraint {
         )
     }
 
-    /// What is to come is waited for no longer.
+    /// Marks the outstanding mask as late.
     pub(super) fn goes_without(&mut self) {
         if let Self::Grammar { is_late, .. } = self {
             *is_late = true;
@@ -97,14 +95,14 @@ impl Constraint {
         }
     }
 
-    /// A draw is on its way that goes by the mask.
+    /// Records that a sampling with the mask is launched.
     pub(super) fn used(&mut self) {
         if let Self::Grammar { mask, .. } = self {
             *mask = None;
         }
     }
 
-    /// The token is accepted.
+    /// Request for the mask after the accepted token.
     pub(super) fn next(&self, token: TokenId, most_forced: usize) -> Option<Wish> {
         let ticket = self.ticket()?;
         Some(Wish::Next {
@@ -114,7 +112,7 @@ impl Constraint {
         })
     }
 
-    /// Nothing is wanted of its matcher any more.
+    /// Drops the matcher.
     pub(super) fn give_up(&mut self) -> Option<Wish> {
         let Self::Grammar { ticket, mask, .. } = self else {
             return None;
@@ -132,16 +130,16 @@ impl Constraint {
 }
 
 impl Scheduler {
-    /// What is wanted since this was asked last.
+    /// Requests since the last call.
     pub fn take_wishes(&mut self) -> Vec<Wish> {
         std::mem::take(&mut self.wishes)
     }
 
-    /// The answer to a wish, or the end of a request whose grammar cannot go on. `forced` are tokens before
-    /// the mask, which nobody need draw.
+    /// Applies the answer to a request: a mask, or the end of a sequence with a failed grammar. `forced`: tokens before
+    /// the mask that need no sampling.
     pub fn hear_mask(&mut self, of: u64, forced: &[TokenId], answer: Result<Mask, GrammarError>) {
         let is_it = |sequence: &Sequence| sequence.constraint.ticket() == Some(of);
-        // One that does not run has no matcher, and one that has ended no place.
+        // A sequence that does not run has no matcher; one that has ended has no index.
         let Some(index) = self.running.iter().position(is_it) else {
             return;
         };
@@ -168,7 +166,7 @@ impl Scheduler {
             sequence.undraw();
         }
         for token in forced {
-            // As many as there would be without: the token that the memory has no room for is the last.
+            // The same number of tokens as with sampling: the token without room in memory is the last.
             let is_over = sequence.ending(&self.limits).is_some();
             if is_over || sequence.outgrows(&self.cache) {
                 break;
@@ -178,19 +176,19 @@ impl Scheduler {
         }
     }
 
-    /// Tokens that were taken and not told yet.
+    /// Forced tokens not reported yet.
     pub fn take_forced(&mut self) -> Vec<Drawn> {
         std::mem::take(&mut self.forced)
     }
 
-    /// A mask is to come.
+    /// True if a mask is outstanding.
     #[must_use]
     pub fn awaits_masks(&self) -> bool {
         let mut running = self.running.iter();
         running.any(|sequence| sequence.constraint.lacks_mask())
     }
 
-    /// It has a slot now.
+    /// Requests the first mask of a sequence that has just got a slot.
     pub(super) fn ask_for_first_mask(&mut self, sequence: &mut Sequence) {
         let generated = sequence.generated().to_vec();
         let most_forced = sequence.most_forced(&self.limits);

@@ -1,34 +1,34 @@
-//! The draws of a step that is on its way.
+//! Sampling of a step in flight.
 //!
-//! A step may be launched before it is known how some of its rows draw: their masks are computed meanwhile.
-//! Such a draw is open. Once it is decided on ([`Scheduler::settle_draws`]) each row of the step draws, or
-//! draws nothing: its request has ended, its mask is late, or its next token is known without a draw.
+//! A step may be launched before the sampling of some rows is decided: their masks are computed meanwhile. Such a
+//! sampling is open. After [`Scheduler::settle_draws`] each row of the step samples or not. It does not if its request
+//! has ended, its mask is late, or its next token is forced.
 
 use super::Scheduler;
 use super::sequence::Sequence;
 use crate::device::SampleWork;
 use worker_orcd_ipc::RequestId;
 
-/// A sequence in a step that is on its way.
+/// A sequence's share of a step in flight.
 #[derive(Debug)]
 pub(super) struct Share {
     pub serial: u64,
     pub request: RequestId,
-    /// The device has a row for a draw.
+    /// The device has a row for the sampling.
     pub may_draw: bool,
-    /// The index of the token that it draws.
+    /// Index of the sampled token.
     pub draws: Option<u32>,
 }
 
 impl Scheduler {
-    /// A draw of the step launched last waits for a mask.
+    /// True if a sampling of the last launched step waits for a mask.
     #[must_use]
     pub fn draws_wait(&self) -> bool {
         let mut running = self.running.iter();
         running.any(|it| it.is_open() && it.constraint.expects_mask())
     }
 
-    /// Somebody draws in the step launched last whatever masks come.
+    /// True if another row of the last launched step samples regardless of masks.
     #[must_use]
     pub fn others_draw(&self) -> bool {
         let newest = self.flights.back().into_iter().flatten();
@@ -36,7 +36,7 @@ impl Scheduler {
         drawing.any(|share| self.find(share.serial).is_some_and(|it| !it.is_open()))
     }
 
-    /// The draws of the step launched last are decided on: who has no mask by now sits this one out.
+    /// Decides the sampling of the last launched step: a row without a mask by now does not sample.
     pub fn settle_draws(&mut self) {
         for sequence in self.running.iter_mut().filter(|it| it.is_open()) {
             if sequence.constraint.lacks_mask() {
@@ -59,7 +59,7 @@ impl Scheduler {
         }
     }
 
-    /// How the rows of the step launched last draw, as the device is told.
+    /// Sampling of the rows of the last launched step, in the device's terms.
     #[must_use]
     pub fn draws(&self) -> Vec<Option<SampleWork<'_>>> {
         let newest = self.flights.back().into_iter().flatten();
@@ -71,7 +71,7 @@ impl Scheduler {
         .collect()
     }
 
-    /// The draws are on their way.
+    /// Records that the sampling is launched.
     pub fn drawn(&mut self) {
         for sequence in &mut self.running {
             sequence.close();

@@ -1,14 +1,13 @@
-//! The order of prompts: whose prompt is computed next. Pure.
+//! Order of prefill: selects the prompt for the next chunk. Pure.
 //!
-//! **Between clients** it is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) with the
-//! prompt token as its unit. Each client has an account of what was computed for it, and the
-//! smallest is next. One that comes, or comes back, begins at the level where the client stood that
-//! had the turn last: nobody saves up turns by staying away, and nobody is given more by coming
-//! back often. So two clients with prompts waiting are never further apart than two chunks.
+//! **Between clients**: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), with the prompt token as the
+//! unit. Each client has an account of its computed tokens, and the client with the smallest is next. A new or
+//! returning client begins at the level of the client that had the last turn: absence saves up no turns, and frequent
+//! returns gain none. So two clients with waiting prompts are never more than two chunks apart.
 //!
-//! **Between the requests of a client** half of the tokens are the oldest one's and half are those of
-//! the one with the fewest left. The first half says that nobody starves: everybody gets to be
-//! the oldest. The second says that a short prompt behind long ones waits about twice its own time.
+//! **Between the requests of a client**: half of the tokens go to the oldest, half to the one with the fewest left. The
+//! first half prevents starvation, because every request becomes the oldest. The second lets a short prompt after long
+//! ones wait for about twice its own time.
 
 use std::collections::BTreeMap;
 use worker_orcd_ipc::ClientId;
@@ -17,13 +16,13 @@ use worker_orcd_ipc::ClientId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub client: ClientId,
-    /// Place in the order of arrival.
+    /// Index in the order of arrival.
     pub serial: u64,
-    /// Tokens to be computed before the first is drawn.
+    /// Tokens to compute before the first sample.
     pub left: usize,
-    /// A request that runs only once it is admitted.
+    /// True if the request needs admission first.
     pub waits: bool,
-    /// Log probabilities of its prompt are still to be told.
+    /// Log probabilities of its prompt are still missing.
     pub scores: bool,
 }
 
@@ -37,13 +36,13 @@ pub(super) struct FairQueue {
 #[derive(Debug, Default)]
 struct Account {
     tokens: u64,
-    /// Tokens by which the shortest requests are ahead of the oldest ones: never more than a chunk
-    /// either way, because the one that is ahead waits.
+    /// Tokens by which the shortest requests are ahead of the oldest ones. At most a chunk either way, because the one
+    /// ahead waits.
     lead: i64,
 }
 
 impl FairQueue {
-    /// Forgets clients that have nothing left and had no more than others.
+    /// Removes clients without remaining prompts that had no more than others.
     pub(super) fn retain_clients(&mut self, present: &[Candidate]) {
         if present.is_empty() {
             self.accounts.clear();
@@ -55,7 +54,7 @@ impl FairQueue {
         }
     }
 
-    /// The request whose turn it is.
+    /// The request for the next chunk.
     pub(super) fn next(&self, candidates: &[Candidate]) -> Option<Candidate> {
         // Of two at one level, the one that waits for longer.
         let first = |it: &&Candidate| (self.standing(it.client), it.serial);
@@ -68,7 +67,7 @@ impl FairQueue {
         next.copied()
     }
 
-    /// The client had its turn, with this many tokens.
+    /// Charges the client's turn: this many tokens.
     pub(super) fn charge(&mut self, client: ClientId, tokens: usize) {
         let begins = self.standing(client);
         self.level = begins;
@@ -82,7 +81,7 @@ impl FairQueue {
         };
     }
 
-    /// The request whose turn it was cannot be run now: the client's other kind is next.
+    /// Passes the turn of a request that cannot run now to the client's other class: oldest or shortest.
     pub(super) fn pass(&mut self, client: ClientId) {
         let begins = self.standing(client);
         let account = self.accounts.entry(client).or_default();

@@ -1,4 +1,4 @@
-//! What the supervisor is told of the scheduler with each heartbeat.
+//! Statistics of the scheduler, sent to the supervisor with each heartbeat.
 
 use super::Scheduler;
 use worker_orcd_ipc::Load;
@@ -18,7 +18,7 @@ impl Scheduler {
             changed_pages: self.changed_pages,
             mixed_steps: self.mixed_steps,
             mixed_prompt_tokens: self.mixed_prompt_tokens,
-            // Others know the time.
+            // Set by the pacer, which measures time.
             step_budget_us: None,
         }
     }

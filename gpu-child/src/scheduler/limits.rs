@@ -1,4 +1,4 @@
-//! What a model, a device and an operator allow.
+//! Limits of the scheduler, from the model, the device and the operator.
 
 use crate::pooling::RankHead;
 use std::collections::HashSet;
@@ -7,19 +7,19 @@ use worker_orcd_ipc::{TokenId, Vocabulary};
 
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Sequences that may be decoded in one step.
+    /// Maximum decoding sequences in one step.
     pub max_running: u32,
-    /// Prompt plus completion of one request.
+    /// Maximum tokens of one request, prompt plus completion.
     pub max_sequence_tokens: u32,
-    /// Tokens that one batch may hold.
+    /// Maximum tokens of one batch.
     pub max_batch_tokens: u32,
     pub vocab_size: u32,
-    /// Somebody looks at the logits that each token is drawn from.
+    /// A trace records the logits of each sampled token.
     pub traces_logits: bool,
     pub end_of_generation: HashSet<TokenId>,
-    /// The texts of tokens; none where they contradict themselves, of which the supervisor makes no model.
+    /// Texts of the tokens. Empty for an inconsistent vocabulary, which the supervisor refuses to serve.
     pub words: Arc<Vocabulary>,
-    /// Of a reranker.
+    /// Classification head of a reranker.
     pub rank_head: Option<Arc<RankHead>>,
 }
 

@@ -1,7 +1,7 @@
-//! The page table of a sequence: which pages it has, and which of them it gives back while it goes on.
+//! Page table of a sequence: allocation, and release of pages outside the windows.
 //!
-//! It has a page of each group whose layers see all for every block of its tokens. Of groups whose layers see a window
-//! ([`KvGeometry`]) it has the pages of what its next positions see, and of some positions ahead of them.
+//! For each block of its tokens, a sequence has a page of each full-attention group. Of sliding-window groups
+//! ([`KvGeometry`]) it has the pages in the windows of its next positions, and those of some positions ahead.
 
 use crate::device::{KvGeometry, PageId};
 use crate::kv_pages::{KvPages, Prefix};
@@ -9,18 +9,18 @@ use std::ops::Range;
 
 #[derive(Debug, Default)]
 pub(super) struct PageTable {
-    /// Of block `b` and group `g` at `b * groups + g`. In place of a near page that it has not: another page of that block, which
-    /// attention may read and does not count.
+    /// Page of block `b` and group `g` at `b * groups + g`. A missing sliding-window page is replaced by another page
+    /// of that block, which attention may read but masks out.
     pages: Vec<PageId>,
-    /// Blocks whose near pages it has.
+    /// Blocks with sliding-window pages.
     near: Range<usize>,
 }
 
-/// What a sequence is to have pages for.
+/// Positions for which a sequence needs pages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     pub tokens: usize,
-    /// Positions that are computed, and those to be computed next.
+    /// Computed positions, and those to compute next.
     pub computed: usize,
     pub ahead: usize,
 }
@@ -32,7 +32,7 @@ impl Wanted {
 }
 
 impl PageTable {
-    /// That of a sequence that begins alike.
+    /// Page table of a sequence with this cached prefix.
     pub(super) fn of(prefix: Prefix, geometry: KvGeometry) -> Self {
         let groups = geometry.groups.count();
         let blocks = prefix.pages.chunks_exact(groups);
@@ -54,12 +54,12 @@ impl PageTable {
         self.pages.len() / geometry.groups.count()
     }
 
-    /// Pages that it has.
+    /// Number of pages held.
     pub(super) fn count(&self, geometry: KvGeometry) -> usize {
         geometry.groups.whole() * self.blocks(geometry) + geometry.groups.near() * self.near.len()
     }
 
-    /// Pages that it lacks for what it wants.
+    /// Number of missing pages.
     pub(super) fn missing(&self, geometry: KvGeometry, wanted: Wanted) -> usize {
         let blocks = geometry.blocks(wanted.tokens);
         let blocks = blocks.saturating_sub(self.blocks(geometry));
@@ -68,7 +68,7 @@ impl PageTable {
         geometry.groups.whole() * blocks + geometry.groups.near() * near
     }
 
-    /// Takes the pages that it lacks, all of them or none. True where nothing is missing then.
+    /// Allocates the missing pages, all or none. True if none is missing afterwards.
     pub(super) fn fill(&mut self, cache: &mut KvPages, wanted: Wanted) -> bool {
         let geometry = cache.geometry();
         let missing = self.missing(geometry, wanted);
@@ -98,7 +98,7 @@ impl PageTable {
         true
     }
 
-    /// Another block, whose pages were taken elsewhere.
+    /// Appends a block of pages allocated elsewhere.
     pub(super) fn push_block(&mut self, pages: &[PageId], geometry: KvGeometry) {
         self.pages.extend(pages);
         if geometry.groups.near.is_some() {
@@ -106,7 +106,7 @@ impl PageTable {
         }
     }
 
-    /// Gives back the near pages that no position from this one on sees.
+    /// Releases the sliding-window pages outside the windows of all positions from this one on.
     pub(super) fn slide(&mut self, cache: &mut KvPages, position: usize) {
         let from = cache
             .geometry()
@@ -118,7 +118,7 @@ impl PageTable {
         self.near.start = from;
     }
 
-    /// Gives back the near pages of blocks that are not wanted yet. Nothing was written there.
+    /// Releases the sliding-window pages of blocks that are not needed yet. They are unwritten.
     pub(super) fn give_up_ahead(&mut self, cache: &mut KvPages, wanted: Wanted) {
         let geometry = cache.geometry();
         let end = wanted.near_to(geometry).max(self.near.start);
@@ -128,7 +128,7 @@ impl PageTable {
         self.near.end = self.near.end.min(end);
     }
 
-    /// Gives back the near pages of a block, which has another page in their place.
+    /// Releases the sliding-window pages of a block; another page of the block replaces them in the table.
     fn give_back_near(&mut self, cache: &mut KvPages, block: usize) {
         let groups = cache.geometry().groups;
         let (whole, count) = (groups.whole(), groups.count());
@@ -141,7 +141,7 @@ impl PageTable {
         }
     }
 
-    /// Gives all of them back.
+    /// Releases all pages.
     pub(super) fn release(&mut self, cache: &mut KvPages) {
         let geometry = cache.geometry();
         let pages: Vec<_> = (0..self.blocks(geometry))
@@ -152,7 +152,7 @@ impl PageTable {
         *self = Self::default();
     }
 
-    /// The pages of a block, by group; `None` for those that it has not.
+    /// Pages of a block, by group; `None` for missing ones.
     pub(super) fn of_block(
         &self,
         block: usize,
@@ -166,7 +166,7 @@ impl PageTable {
             .map(move |(group, page)| (has_near || group < whole).then_some(*page))
     }
 
-    /// Positions for which there are near pages; all where there are no such groups.
+    /// Positions with sliding-window pages; unlimited without such groups.
     pub(super) fn room(&self, geometry: KvGeometry) -> usize {
         match geometry.groups.near {
             Some(_) => self.near.end * geometry.page_tokens as usize,
@@ -175,7 +175,7 @@ impl PageTable {
     }
 }
 
-/// A block of a page table: in place of pages that are not there another page of it, or any where there is none.
+/// Table entries of a block: another page of the block, or page 0 if it has none, replaces a missing one.
 fn filled(block: &[Option<PageId>]) -> impl Iterator<Item = PageId> {
     let other = block.iter().flatten().next().copied();
     let other = other.unwrap_or(PageId(0));

@@ -1,9 +1,8 @@
 //! Slots and pages: admission, and parking when pages run out.
 //!
-//! * A client takes a slot only where one is left for each client that waits and holds fewer.
-//! * A request for which there were no pages lets at most [`PATIENCE`] others pass it. Then
-//!   nobody is admitted before it.
-//! * Pages are taken back from the client that holds most of them, newest sequence first.
+//! * A client gets a slot only if one remains for each waiting client that holds fewer.
+//! * A request without enough pages lets at most [`PATIENCE`] others pass. Then none is admitted before it.
+//! * Pages are taken from the client that holds the most, newest sequence first.
 
 use super::Scheduler;
 use super::fair_queue::Candidate;
@@ -14,7 +13,7 @@ use worker_orcd_ipc::{Began, ClientId, FinishReason, Finished};
 /// Requests that may pass one that waits for pages: enough to fill a batch with short ones.
 pub(super) const PATIENCE: u32 = 8;
 
-/// Why a request is not admitted now.
+/// Reason for which a request is not admitted now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoRoom {
     Slots,
@@ -28,8 +27,8 @@ impl Scheduler {
             .then(|| self.out_of_memory(sequence))
     }
 
-    /// Where pages `are_short`, leaves the prompt alone that runs for longest, if there is one: others would be parked again before
-    /// they get to their end, each because of the next.
+    /// If pages `are_short`, leaves only the longest-running prompt among the candidates, if it is one: the others
+    /// would be parked again before they finish, each because of the next.
     pub(super) fn keep_the_first(&self, candidates: &mut Vec<Candidate>, are_short: bool) {
         let first = self.running.first().map(|it| it.serial);
         let is_first = |it: &Candidate| Some(it.serial) == first;
@@ -42,7 +41,7 @@ impl Scheduler {
     pub(super) fn keep_admissible(&self, candidates: &mut Vec<Candidate>) {
         let is_full = self.running.len() >= self.limits.max_running as usize;
         let head = self.head_of_queue();
-        // Parked, and their newest token is still to come.
+        // Parked, and their newest token is still in flight.
         let unknown = self.waiting.iter().filter(|it| it.has_unknown());
         let unknown: Vec<u64> = unknown.map(|it| it.serial).collect();
         candidates.retain(|it| {
@@ -59,11 +58,11 @@ impl Scheduler {
         let at = at.filter(|at| self.may_take_slot(&self.waiting[*at]));
         let mut sequence = self.waiting.remove(at.ok_or(NoRoom::Slots)?);
         let saved = sequence.adopt_prefix(&mut self.cache);
-        // What others wait with is worth less than that somebody goes on.
+        // Admission has priority over the adopted tails of waiting requests.
         let is_short = !self.has_pages_for(&sequence);
         if is_short && !(self.give_up_tails() && self.has_pages_for(&sequence)) {
             sequence.give_up_pages(&mut self.cache);
-            // What was parked may have outgrown the cache.
+            // A parked sequence may have outgrown the cache.
             match self.never_fits(&sequence) {
                 Some(reason) => self.finish(sequence, reason),
                 None => {
@@ -96,8 +95,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives each running sequence the pages that its next positions need, the one that runs for
-    /// longest first. True if somebody had to be parked for it.
+    /// Gives each running sequence the pages for its next positions, the longest-running first. True if a sequence was
+    /// parked.
     pub(super) fn make_room(&mut self) -> bool {
         self.slide(self.seals.are_told());
         let before = self.running.len();
@@ -114,12 +113,12 @@ impl Scheduler {
             if sequence.will_be_full(limits) || sequence.take_pages(cache) {
                 index += 1;
             } else if has_hope && self.give_back_the_spare() {
-                // The same sequence again, for which there may be pages now.
+                // The same sequence again: there may be pages now.
             } else if has_hope && let Some(victim) = self.least_deserving() {
                 self.park(victim);
                 index -= usize::from(victim < index);
             } else if self.running[index].has_unknown() {
-                // The token to come may end it otherwise.
+                // The token in flight may end it with another reason.
                 index += 1;
             } else {
                 self.end_for_lack_of_memory(index);
@@ -128,7 +127,7 @@ impl Scheduler {
         self.running.len() < before
     }
 
-    /// Gives back what nobody needs for what comes next. True if there was anything.
+    /// Releases pages that the next positions do not need. True if there were any.
     fn give_back_the_spare(&mut self) -> bool {
         if self.give_up_tails() || self.slide(false) {
             return true;
@@ -141,7 +140,7 @@ impl Scheduler {
         cache.available_pages() > before
     }
 
-    /// Has running sequences give back what they see no more. True if there was anything.
+    /// Releases pages outside the windows of running sequences. True if there were any.
     fn slide(&mut self, waits_for_seals: bool) -> bool {
         let Self { running, cache, .. } = self;
         let before = cache.available_pages();
@@ -174,8 +173,8 @@ impl Scheduler {
         free > waiting.into_iter().filter(|it| holds(*it) < own).count()
     }
 
-    /// Pages for the sequence are there, or where it is alone for what comes next. Beside its own, a block for each that runs
-    /// already must be left: a sequence admitted into the last page would only be parked again.
+    /// True if there are pages for all the sequence's tokens, or, if it runs alone, for its next position. Beyond
+    /// these, one block for each running sequence must remain: otherwise the sequence would only be parked again.
     fn has_pages_for(&self, sequence: &Sequence) -> bool {
         let missing = match self.running.is_empty() {
             true => sequence.missing_pages(&self.cache),
@@ -186,8 +185,7 @@ impl Scheduler {
         wanted <= self.cache.available_pages() as usize
     }
 
-    /// The newest sequence of the client that holds the most pages, not counting the sequence that
-    /// runs for longest.
+    /// The newest sequence of the client that holds the most pages. The longest-running sequence does not count.
     fn least_deserving(&self) -> Option<usize> {
         let others = self.running.iter().enumerate().skip(1);
         let mut clients: BTreeMap<ClientId, (usize, usize)> = BTreeMap::new();
@@ -213,7 +211,7 @@ impl Scheduler {
         self.waiting.insert(at, sequence);
     }
 
-    /// All pages there are would be too few.
+    /// Ends a sequence for which the whole arena is too small.
     fn end_for_lack_of_memory(&mut self, index: usize) {
         let mut sequence = self.running.remove(index);
         sequence.give_up_pages(&mut self.cache);

@@ -1,8 +1,8 @@
-//! Prompts whose log probabilities are wanted.
+//! Log probabilities of prompts.
 //!
-//! Every position's row tells of the token behind it, so positions that are in the cache already are computed
-//! again, but for those that were told of. Such a prompt takes [`ROWS`] of a step at most: to read a row takes
-//! time of the thread that everybody waits for. Nothing is drawn before all of it was told.
+//! The row of each position yields the log probability of the next token, so cached positions are computed again,
+//! except those already reported. Such prompts take at most [`ROWS`] tokens of a step: reading a row costs time of the
+//! engine thread, for which all sequences wait. No token is sampled before the whole prompt is reported.
 
 use super::Scheduler;
 use super::fair_queue::Candidate;
@@ -10,16 +10,16 @@ use super::sequence::Sequence;
 use crate::logprobs::WantedPart;
 use worker_orcd_ipc::{PromptLogprobs, Scored, TokenId};
 
-/// Tokens of such prompts in a step. A row of a large vocabulary is read in about a millisecond, and a cancellation
-/// waits for no longer than a step.
+/// Maximum tokens of such prompts in a step. Reading a row of a large vocabulary takes about a millisecond, and a
+/// cancellation waits for at most a step.
 pub(super) const ROWS: usize = 32;
 
-/// How far the log probabilities of a prompt were told.
+/// Progress of a prompt's log probabilities.
 #[derive(Debug)]
 pub(super) struct Scoring {
     top: u8,
     told: usize,
-    /// Tokens that are to be told of: all of the prompt but the first.
+    /// Tokens to report: all of the prompt but the first.
     all: usize,
 }
 
@@ -36,12 +36,12 @@ impl Scoring {
         self.told >= self.all
     }
 
-    /// Positions whose rows are not needed any more, where others are.
+    /// Positions with reported log probabilities; their rows are not needed again.
     pub(super) fn told(&self) -> usize {
         self.told
     }
 
-    /// What the rows of these positions tell.
+    /// Log probabilities that the rows of these positions yield.
     pub(super) fn part(
         &self,
         sequence: &Sequence,
@@ -63,20 +63,20 @@ impl Scoring {
 }
 
 impl Candidate {
-    /// Tokens that it may have of a step in which such prompts have so many, if it is bounded.
+    /// Maximum tokens in a step in which such prompts already have `scored`. `None`: unlimited.
     pub(super) fn most_scored(&self, scored: usize) -> Option<usize> {
         self.scores.then(|| ROWS - scored)
     }
 }
 
 impl Scheduler {
-    /// Rows of the planned step that tell of prompts.
+    /// Rows of the planned step that yield log probabilities of prompts.
     pub fn prompt_rows_wanted(&self) -> impl Iterator<Item = WantedPart> {
         self.planned_sequences()
             .filter_map(|(sequence, tokens)| sequence.scored_part(tokens))
     }
 
-    /// Parts of prompts that are told of with the planned step.
+    /// Records the parts of prompts reported with the planned step.
     pub fn score(&mut self, scored: &[Scored]) {
         for part in scored {
             let mut running = self.running.iter_mut();

@@ -1,4 +1,4 @@
-//! Checksums of pages: which the device is asked for, which are known, and who is told.
+//! Checksums of pages: requested from the device, received, reported to the supervisor.
 
 use super::Scheduler;
 use super::sequence::Sequence;
@@ -7,7 +7,7 @@ use crate::kv_pages::KvPages;
 use std::collections::VecDeque;
 use worker_orcd_ipc::{SealedPage, Sealing};
 
-/// What was computed of a page since it was allocated the last time.
+/// Contents of a page since its last allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Contents {
     pub part: PagePart,
@@ -16,11 +16,11 @@ pub(super) struct Contents {
 
 #[derive(Debug, Default)]
 pub(super) struct Seals {
-    /// By page: the last that was asked for; no checksum until the device has answered.
+    /// Last requested contents by page; without a checksum until the device has answered.
     last: Vec<Option<(Contents, Option<u128>)>>,
-    /// In the order in which the device was asked.
+    /// Outstanding requests, in the order of the device's answers.
     asked: VecDeque<Contents>,
-    /// Somebody is told.
+    /// The supervisor receives reports of sealed pages.
     are_told: bool,
 }
 
@@ -51,7 +51,7 @@ impl Seals {
         self.last[page] = Some((contents, checksum));
     }
 
-    /// True for what the device was not asked for yet.
+    /// Registers a request. True if the device has not received it yet.
     fn ask(&mut self, contents: Contents) -> bool {
         let is_new = !self.is_last(contents);
         if is_new {
@@ -65,11 +65,11 @@ impl Seals {
         self.set_last(contents, Some(checksum));
     }
 
-    /// Answers of the device, in the order of the questions.
+    /// Records the device's answers, in the order of the requests.
     fn answer(&mut self, checksums: Vec<u128>) {
         for checksum in checksums {
             let asked = self.asked.pop_front();
-            // The page may hold more by now, or be another.
+            // The page may hold more by now, or be reallocated.
             if let Some(contents) = asked.filter(|contents| self.is_last(*contents)) {
                 self.learn(contents, checksum);
             }
@@ -78,7 +78,7 @@ impl Seals {
 }
 
 impl Scheduler {
-    /// What the device is to take checksums of, `every` so many positions. It is given once.
+    /// Page contents to checksum, a multiple of `every` positions. Each is returned once.
     pub fn take_unsealed(&mut self, every: u32) -> Vec<PagePart> {
         let Self {
             running,
@@ -93,13 +93,12 @@ impl Scheduler {
         unsealed.map(|contents| contents.part).collect()
     }
 
-    /// What the device has answered to [`Self::take_unsealed`], in the same order.
+    /// Records the device's answers to [`Self::take_unsealed`], in the same order.
     pub fn learn_seals(&mut self, checksums: Vec<u128>) {
         self.seals.answer(checksums);
     }
 
-    /// Sealed pages that the supervisor was not told of yet, and an empty list for a request that has given
-    /// up those it was told of.
+    /// Sealed pages not reported yet, and an empty list for a request that has released reported pages.
     pub fn take_sealed(&mut self, every: u32) -> Vec<Sealing> {
         let Self {
             running,
@@ -118,7 +117,7 @@ impl Scheduler {
     }
 }
 
-/// The next sealed pages of a sequence, up to the first block of which not all checksums are known yet.
+/// The next sealed pages of a sequence, up to the first block with an outstanding checksum.
 fn sealing(sequence: &mut Sequence, cache: &KvPages, seals: &Seals, every: u32) -> Sealing {
     let sealed = |contents: Option<Contents>| {
         let Some(contents) = contents else {

@@ -1,4 +1,4 @@
-//! A request on its way: its tokens, how many of them are in the KV cache, and when it ends.
+//! One request in progress: its tokens, the number of them in the KV cache, and its end.
 
 mod drawing;
 mod paging;
@@ -18,10 +18,10 @@ use worker_orcd_ipc::{
     ClientId, FinishReason, MAX_LOGIT_BIASES, RequestId, Sampling, Submission, TokenId,
 };
 
-/// A block that is not full and holds positions from `start` on.
+/// Partial block with positions from `start` on.
 #[derive(Debug)]
 pub(super) struct Tail {
-    /// One for each group of layers.
+    /// One page for each group of layers.
     pub pages: Vec<PageId>,
     pub start: usize,
     pub tokens: usize,
@@ -30,46 +30,45 @@ pub(super) struct Tail {
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) request: RequestId,
-    /// Place in the order of submissions: unlike the request's name, never given again.
+    /// Index in the order of submissions. Unlike the request id, it is never reused.
     pub(super) serial: u64,
     pub(super) client: ClientId,
-    /// Prompt, then completion; at the end one [`TO_BE_DRAWN`] for each step that was launched and
-    /// has not said yet what it drew.
+    /// Prompt, then completion, then one [`TO_BE_DRAWN`] for each launched step with an outstanding sample.
     tokens: Vec<TokenId>,
     unknown: usize,
-    /// How the newest of those is drawn is not decided yet.
+    /// The sampling of the newest [`TO_BE_DRAWN`] is not decided yet.
     is_open: bool,
     prompt_len: usize,
     sampling: Sampling,
     max_tokens: usize,
     ignore_eos: bool,
-    /// As [`Submission::logprobs`].
+    /// Same as [`Submission::logprobs`].
     pub(super) logprobs: Option<u8>,
-    /// Where log probabilities of its prompt are wanted.
+    /// State of the prompt's log probabilities, if requested.
     pub(super) scoring: Option<Scoring>,
     pub(super) constraint: Constraint,
     thoughts: Option<Thoughts>,
-    /// As [`Submission::logit_bias`].
+    /// Same as [`Submission::logit_bias`].
     logit_bias: Vec<(TokenId, f32)>,
-    /// Where its embedding is wanted, and no token.
+    /// State of the embedding, if one is requested in place of tokens.
     pub(super) pool: Option<Pool>,
-    /// Positions `0 .. computed` are in `table`, as far as they are still seen.
+    /// Positions `0 .. computed` are in `table`, except released ones.
     computed: usize,
     table: PageTable,
-    /// All it had when it was admitted is computed, and since then it is one token at a time.
+    /// The prefill since admission is complete: one token per step from now on.
     decodes: bool,
-    /// Names the first `published` blocks.
+    /// Identifier of the first `published` blocks.
     chain: ChainId,
     published: usize,
-    /// Positions `0 .. told` are sealed, and the supervisor knows.
+    /// Positions `0 .. told` are sealed and reported to the supervisor.
     told: usize,
-    /// The supervisor was told of pages that were given up since.
+    /// Pages reported to the supervisor were released since.
     is_told_too_much: bool,
-    /// What another child has computed of it beyond whole pages, until it is admitted.
+    /// Partial block that another child has computed, until admission.
     tail: Option<Tail>,
-    /// A sequence that ran before and was parked: its prompt is already in the statistics.
+    /// The sequence ran before and was parked: the statistics already count its prompt.
     pub(super) was_running: bool,
-    /// Once it was its turn and there were not enough pages: how many were admitted since.
+    /// Number of requests admitted since this one's turn came without enough pages.
     pub(super) passed_by: Option<u32>,
 }
 
@@ -143,15 +142,15 @@ impl Sequence {
         self.unknown > 0
     }
 
-    /// Tokens that are not in the KV cache yet. At least 1 for as long as it runs: the newest
-    /// token is always still to be run. 0 of a prompt that was all there is.
+    /// Tokens that are not in the KV cache yet. At least 1 while running: the newest token is always still to be run. 0
+    /// for a fully computed prompt without a completion.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Of those, what can be run now. A first token that is drawn waits for its mask, and so does one whose
-    /// mask was late; other masks come while the step is computed. Whoever has bounded thoughts waits until it is known
-    /// what may come next. And a prompt is run as far as it has pages.
+    /// Pending tokens that can run now. The first sample waits for its mask, as does one with a late mask; other masks
+    /// arrive during the step. A sequence with a reasoning budget waits until its next allowed token is known. Prefill
+    /// is limited by the pages at hand.
     pub(super) fn runnable(&self, cache: &KvPages) -> usize {
         let comes_soon = self.decodes && self.constraint.expects_mask();
         let is_decided = |thoughts: &Thoughts| thoughts.is_decided(self.unknown);
@@ -166,7 +165,7 @@ impl Sequence {
         &self.known()[self.prompt_len..]
     }
 
-    /// Positions that are in the KV cache.
+    /// Positions in the KV cache.
     pub(super) fn computed(&self) -> usize {
         self.computed
     }
@@ -175,7 +174,7 @@ impl Sequence {
         Candidate {
             client: self.client,
             serial: self.serial,
-            // One that waits is given a slot, and asks for its mask then.
+            // A waiting sequence gets a slot first, and then requests its mask.
             left: match waits {
                 true => self.pending(),
                 false => self.runnable(cache),
@@ -185,19 +184,18 @@ impl Sequence {
         }
     }
 
-    /// Log probabilities of its prompt are still to be told.
+    /// True if log probabilities of the prompt are still missing.
     pub(super) fn scores_are_missing(&self) -> bool {
         self.scoring.as_ref().is_some_and(|it| !it.is_over())
     }
 
-    /// What the rows of the next `tokens` of what is pending tell of its prompt.
+    /// Part of the prompt's log probabilities that the next `tokens` pending rows yield.
     pub(super) fn scored_part(&self, tokens: usize) -> Option<WantedPart> {
         let rows = self.computed..self.computed + tokens;
         self.scoring.as_ref()?.part(self, rows, &self.tokens)
     }
 
-    /// Tokens that may be taken from elsewhere. The last is run in any case: its logits are what a next token is
-    /// drawn from.
+    /// Tokens that may come from the cache. The last one is always computed: the next token is sampled from its logits.
     fn reusable(&self) -> usize {
         let before_last = self.tokens.len() - 1;
         match &self.scoring {
@@ -206,7 +204,7 @@ impl Sequence {
         }
     }
 
-    /// A step that ends with its newest token draws the next one.
+    /// True if a step that ends with the newest token samples the next one.
     fn is_continued(&self) -> bool {
         self.pool.is_none() && self.max_tokens > 0
     }
@@ -215,12 +213,12 @@ impl Sequence {
         self.decodes
     }
 
-    /// Something of it can be in the next step.
+    /// True if a token of the sequence can be in the next step.
     pub(super) fn runs(&self, limits: &Limits, cache: &KvPages) -> bool {
         !self.will_be_full(limits) && !self.lacks_pages(cache) && self.runnable(cache) > 0
     }
 
-    /// Why it ends before anything is computed, if it does.
+    /// Reason to end before any computation, if there is one.
     pub(super) fn refusal(&self, limits: &Limits) -> Option<FinishReason> {
         let refused = |message| Some(FinishReason::Refused { message });
         if self.prompt_len == 0 {
@@ -268,7 +266,7 @@ impl Sequence {
             && biases.is_sorted_by(|a, b| a.0 < b.0)
     }
 
-    /// Why it ends with the tokens it is known to have, if it does.
+    /// Reason to end with the tokens known so far, if there is one.
     pub(super) fn ending(&self, limits: &Limits) -> Option<FinishReason> {
         if let Some(pool) = &self.pool {
             let embedded = || FinishReason::Embedded {
@@ -287,7 +285,7 @@ impl Sequence {
         is_full.then_some(FinishReason::MaxTokens)
     }
 
-    /// Whatever is drawn for it by the steps under way, it has no room for more.
+    /// True if the sequence has no room for a further token, regardless of the samples in flight.
     pub(super) fn will_be_full(&self, limits: &Limits) -> bool {
         match self.pool {
             Some(_) => self.is_embedded(),
@@ -296,23 +294,23 @@ impl Sequence {
         }
     }
 
-    /// A prompt that becomes an embedding, all of which is computed.
+    /// True for a fully computed prompt of an embedding.
     fn is_embedded(&self) -> bool {
         self.pool.is_some() && self.pending() == 0
     }
 
-    /// Rows of the next `tokens` of what is pending are part of its embedding.
+    /// True if rows of the next `tokens` pending tokens are part of the embedding.
     pub(super) fn pools(&self, tokens: usize) -> bool {
         let rows = self.computed..self.computed + tokens;
         self.pool.as_ref().is_some_and(|pool| pool.wants(rows))
     }
 
-    /// A sequence that may have no more than this many tokens.
+    /// True if the sequence may have at most this many tokens.
     fn holds(&self, tokens: usize, limits: &Limits) -> bool {
         tokens - self.prompt_len >= self.max_tokens || tokens >= limits.max_sequence_tokens as usize
     }
 
-    /// The mask behind that token, where another token is to follow.
+    /// Request for the mask after that token, if a further token follows.
     pub(super) fn next_wish(&self, token: TokenId, limits: &Limits) -> Option<Wish> {
         match self.ending(limits) {
             Some(_) => None,
@@ -320,7 +318,7 @@ impl Sequence {
         }
     }
 
-    /// Positions whose tokens are known, and that no step is going to run once more.
+    /// Positions with known tokens that no step will recompute.
     fn settled(&self) -> usize {
         let again = usize::from(self.is_open);
         (self.computed - again).min(self.known().len())

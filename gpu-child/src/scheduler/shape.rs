@@ -1,32 +1,32 @@
-//! What a step holds, in numbers: enough to tell how long it will take, for those who know the time.
+//! Size of a step, in numbers from which the pacer estimates its duration.
 
 use super::Scheduler;
 use super::sequence::Sequence;
 
-/// Who is to be in the next step, before it is said how many tokens of prompts it may hold.
+/// Demand of the next step before its budget of prompt tokens is set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Company {
-    /// Sequences that decode.
+    /// Decoding sequences.
     pub decoding: usize,
-    /// Sequences that have no token yet, and a slot or a free one to come to.
+    /// Sequences without a generated token that hold a slot or can get a free one.
     pub prompts: usize,
-    /// Positions behind the prompt that is furthest.
+    /// Computed positions of the furthest prompt.
     pub deepest: usize,
 }
 
-/// The planned step.
+/// Size of the planned step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepShape {
-    /// Sequences that decode.
+    /// Decoding sequences.
     pub decoding: usize,
-    /// Tokens that belong to prompts (or to sequences being recomputed).
+    /// Tokens of prompts, or of sequences being recomputed.
     pub prompt_tokens: usize,
-    /// The mean number of positions behind one of those.
+    /// Mean number of preceding positions of such a token.
     pub depth: usize,
 }
 
 impl Scheduler {
-    /// Of the step whose decoding sequences are planned.
+    /// Demand of a step with planned decoding sequences.
     pub(super) fn company(&self, decoding: usize) -> Company {
         let begun = || self.running.iter().filter(|sequence| !sequence.decodes());
         let free = (self.limits.max_running as usize).saturating_sub(self.running.len());

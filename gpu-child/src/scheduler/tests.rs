@@ -1,4 +1,4 @@
-//! Tests with a device that knows nothing but what is in its pages ([`paged_device`]).
+//! Tests with a device that reads its page contents only ([`paged_device`]).
 
 mod adoption;
 mod biases;
@@ -34,14 +34,13 @@ struct Bench {
     device: PagedDevice,
     outcomes: BTreeMap<RequestId, Outcome>,
     step: u64,
-    /// Launches a step before the one before it has ended, and has the answers of those that have
-    /// not been told.
+    /// Launches a step before the preceding one has ended, and keeps its unreported answers.
     is_ahead: bool,
     answers: VecDeque<Vec<Drawn>>,
-    /// The draws of the step begun last are to come.
+    /// The last step is not sampled yet.
     is_open: bool,
     play: Play,
-    /// What was told of each prompt.
+    /// Reported log probabilities of each prompt.
     scored: BTreeMap<RequestId, Vec<Logprobs>>,
 }
 
@@ -92,7 +91,7 @@ impl Bench {
         self.scheduler.submit(submission).unwrap();
     }
 
-    /// A turn; false when there was nothing to compute.
+    /// Runs a turn. False if there was nothing to compute.
     fn turn(&mut self, prefill_tokens: u32) -> bool {
         self.play.hear(&mut self.scheduler);
         self.play.answer(&mut self.scheduler);
@@ -137,7 +136,7 @@ impl Bench {
         computes || ends || was_open || self.play.is_at_work()
     }
 
-    /// The draws of the step that was begun last, by the masks that are here.
+    /// Samples the last step, with the masks that have arrived.
     fn draw(&mut self) {
         self.scheduler.settle_draws();
         self.answers
@@ -405,7 +404,7 @@ fn a_step_ahead_keeps_the_device_busy_and_ends_where_it_should() {
         );
         bench.turn(5);
     }
-    // The sixth is the last whatever it is: nothing runs behind it.
+    // The sixth is the last for any token: no step runs after it.
     bench.turn(5);
     assert!(bench.answers.is_empty());
     assert_eq!(bench.outcome(1).tokens.len(), 6);
@@ -413,7 +412,7 @@ fn a_step_ahead_keeps_the_device_busy_and_ends_where_it_should() {
     assert_eq!(bench.outcome(1), &alone(&submission(1, &[1, 2, 3], 6), 16));
 }
 
-/// As a sequence is that was parked and taken in again while its step was on its way.
+/// The case of a sequence that was parked and readmitted while its step was in flight.
 #[test]
 fn whoever_changes_its_place_hides_nobody_behind_it() {
     let mut bench = Bench::new(limits(), 16, true);
@@ -481,7 +480,7 @@ enum Act {
     Cancel(u64),
 }
 
-/// Prompts of few different tokens, so that many begin alike.
+/// Prompts of few different tokens, so that many have common prefixes.
 fn act() -> impl Strategy<Value = Act> {
     let request = (
         prop::collection::vec(1_u32..3, 1..30),

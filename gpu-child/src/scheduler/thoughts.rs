@@ -1,16 +1,16 @@
-//! Thoughts that are bounded: how many tokens they have, and which token must come next.
+//! Reasoning budget: counts reasoning tokens and forces the closing tag at the limit.
 //!
 //! ```text
-//!   Before ── opening tag ──► Thinks ── so many tokens, the last character whole ──► Closes ──► Over
-//!     │                         └────────────────── closing tag ──────────────────────────────►  ▲
-//!     └── any other text ────────────────────────────────────────────────────────────────────────┘
+//!   Before ── opening tag ──► Thinks ── budget used, last character complete ──► Closes ──► Over
+//!     │                         └────────────────── closing tag ──────────────────────────►  ▲
+//!     └── any other text ────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A function of the generated tokens, so that a history goes on where it was. Tags are looked for in the text,
-//! as the supervisor does (`supervisor/text/src/tools/thinking.rs`), because a vocabulary may have several ways
-//! to write one. The token that completes the opening tag is not counted, each one behind it is. While the
-//! tokens of the closing tag are drawn, each is the only one allowed. A grammar goes before: where it does not
-//! allow that token, its own mask counts.
+//! A pure function of the generated tokens, so that a replayed history continues in the same state. Tags are matched in
+//! the text, as in the supervisor (`supervisor/text/src/tools/thinking.rs`), because a vocabulary may have several
+//! tokenizations of a tag. The token that completes the opening tag is not counted; each later one is. While the
+//! closing tag is emitted, its next token is the only one allowed. A grammar has priority: if it does not allow that
+//! token, its own mask applies.
 
 use super::Limits;
 use worker_orcd_grammar::Mask;
@@ -20,26 +20,25 @@ use worker_orcd_ipc::{ThinkingBudget, TokenId, Vocabulary};
 pub(super) struct Thoughts {
     budget: ThinkingBudget,
     state: State,
-    /// The text before the opening tag, or the last of the thoughts' text: more than could be the beginning of
-    /// a tag or of a character.
+    /// Text before the opening tag, or the end of the reasoning text: at least any partial tag or character.
     tail: Vec<u8>,
-    /// The one token that may come next.
+    /// The only allowed next token, if there is one.
     only: Option<(TokenId, Mask)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing but white space and a beginning of the opening tag came.
+    /// Only white space and a prefix of the opening tag so far.
     Before,
-    /// So many tokens of thoughts came.
+    /// Number of reasoning tokens so far.
     Thinks(u32),
-    /// The next token is this one of those that close.
+    /// The next token is this one of the closing tokens.
     Closes(usize),
     Over,
 }
 
 impl Thoughts {
-    /// Behind these tokens.
+    /// State after these generated tokens.
     pub(super) fn new(budget: ThinkingBudget, generated: &[TokenId], limits: &Limits) -> Self {
         let state = match &budget.open {
             Some(_) => State::Before,
@@ -63,13 +62,13 @@ impl Thoughts {
         self.budget.is_sound(limits.vocab_size)
     }
 
-    /// One more token was drawn.
+    /// Adds a sampled token.
     pub(super) fn learn(&mut self, token: TokenId, limits: &Limits) {
         self.advance(token, &limits.words);
         self.settle(limits);
     }
 
-    /// What may come next is known, whatever the last `unknown` tokens turn out to be.
+    /// True if the next mask is known, regardless of the last `unknown` tokens.
     pub(super) fn is_decided(&self, unknown: usize) -> bool {
         let most = match self.state {
             State::Over => return true,
@@ -80,7 +79,7 @@ impl Thoughts {
         unknown == 0 || most < self.budget.tokens as usize
     }
 
-    /// `by_grammar`: what a grammar allows.
+    /// Mask of the next token. `by_grammar`: the grammar's mask.
     pub(super) fn allowed<'a>(&'a self, by_grammar: Option<&'a [u32]>) -> Option<&'a [u32]> {
         let Some((token, only)) = &self.only else {
             return by_grammar;
@@ -105,7 +104,7 @@ impl Thoughts {
             State::Closes(next) if self.budget.closing.get(next) == Some(&token) => {
                 self.state = State::Closes(next + 1);
             }
-            // A grammar has not allowed it.
+            // The grammar has not allowed it.
             State::Closes(_) => self.state = State::Thinks(self.budget.tokens),
         }
         if self.state != State::Before {
@@ -114,7 +113,8 @@ impl Thoughts {
         self.close_in_time();
     }
 
-    /// The text of a token as the supervisor tells it: of control tokens, only tags have one, and parts of the opening one.
+    /// Text of a token as the supervisor emits it. A control token has text only if it is a tag or part of the opening
+    /// tag.
     fn text<'a>(&self, token: TokenId, words: &'a Vocabulary) -> &'a [u8] {
         let name = words.name(token);
         let open = self.budget.open.as_deref().unwrap_or_default().as_bytes();
@@ -136,7 +136,7 @@ impl Thoughts {
             }
         };
         let space = known.len() - known.trim_start().len();
-        // The rest may be the beginning of white space.
+        // The rest may be a prefix of a white-space character.
         let may_be_space = is_cut && space == known.len();
         let text = &self.tail[space..];
         if text.starts_with(open) {
@@ -180,10 +180,10 @@ impl Thoughts {
     }
 }
 
-/// In UTF-8, in bytes.
+/// Bytes of the longest character in UTF-8.
 const LONGEST_CHARACTER: usize = 4;
 
-/// False where the last bytes are the beginning of a character.
+/// False if the last bytes are an incomplete character.
 fn ends_whole(text: &[u8]) -> bool {
     let last = text.len().saturating_sub(LONGEST_CHARACTER - 1)..text.len();
     last.into_iter().all(|at| {

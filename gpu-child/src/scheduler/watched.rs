@@ -1,8 +1,7 @@
-//! Rows of the planned step that somebody wants to see: those behind log probabilities, and those behind
-//! embeddings.
+//! Rows of the planned step that are copied to the host: for log probabilities and for embeddings.
 //!
-//! A prompt that becomes an embedding is a prompt like any other, at whose end no token is drawn. It ends with
-//! the step that has its last token.
+//! A prompt of an embedding is scheduled like any other, but no token is sampled at its end. It ends with the step of
+//! its last token.
 
 use super::Scheduler;
 use super::sequence::Sequence;
@@ -10,27 +9,26 @@ use crate::pooling::HiddenRow;
 use worker_orcd_ipc::RequestId;
 
 impl Scheduler {
-    /// Requests of the planned step whose log probabilities are wanted, and of how many most likely
-    /// tokens each.
+    /// Requests of the planned step with requested log probabilities, each with its number of most likely tokens.
     pub fn logprobs_wanted(&self) -> impl Iterator<Item = (RequestId, u8)> {
         let planned = self.planned_sequences();
         planned.filter_map(|(s, _)| Some((s.request, s.logprobs?)))
     }
 
-    /// Requests of the planned step whose embeddings need rows of it.
+    /// Requests of the planned step with rows for an embedding.
     pub fn hidden_wanted(&self) -> impl Iterator<Item = RequestId> {
         let planned = self.planned_sequences();
         planned.filter_map(|(s, tokens)| s.pools(tokens).then_some(s.request))
     }
 
-    /// Somebody who runs or waits wants to see rows of a prompt, which are read while a step is begun.
+    /// True if a running or waiting request needs rows of a prompt, which are copied while the step runs.
     #[must_use]
     pub fn reads_prompts(&self) -> bool {
         let mut all = self.running.iter().chain(&self.waiting);
         all.any(|it| it.pool.is_some() || it.scores_are_missing())
     }
 
-    /// Takes a row that an embedding is made of.
+    /// Adds a row to its request's embedding.
     pub fn pool(&mut self, row: &HiddenRow) {
         let is_its = |it: &&mut Sequence| it.request == row.request;
         let sequence = self.running.iter_mut().find(is_its);

@@ -1,5 +1,5 @@
-//! A thread that does nothing but say that the process lives, and how far it is. It never waits
-//! for the engine, so a step that hangs is told apart from a process that does.
+//! Heartbeat thread: reports liveness and progress. It never waits for the engine, so the supervisor distinguishes a
+//! hung step from a hung process.
 
 use super::{Link, Status};
 use std::thread;
@@ -8,7 +8,7 @@ use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
 
 const INTERVAL: Duration = Duration::from_millis(HEARTBEAT_INTERVAL_MS);
 
-/// Sends heartbeats until the conversation is over; one comes at once when a step becomes overdue.
+/// Sends heartbeats until the connection ends, and one immediately when a step becomes overdue.
 pub(super) fn beat(link: &Link, status: &Status) {
     let mut beat_at = Instant::now() + INTERVAL;
     let mut was_overdue = false;

@@ -1,4 +1,4 @@
-//! The way up: events as whole frames, one at a time, from any thread; and the last of them.
+//! Upstream half of the connection: sends events as whole frames, one at a time, from any thread, and the final event.
 
 use crate::exit::ExitHook;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{Envelope, Event, ExitCode, Fault, Generation, Preamble, encode};
 
-/// Time that a panicking thread waits for another to finish its message.
+/// Time for which a panicking thread waits for another to finish its message.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(200);
 
 pub struct Link {
@@ -19,9 +19,9 @@ pub struct Link {
 
 struct FrameSink {
     writer: Box<dyn Write + Send>,
-    /// The preamble goes out in front of the first frame.
+    /// The preamble precedes the first frame.
     has_sent_preamble: bool,
-    /// The last words are said.
+    /// The final event is sent.
     is_closed: bool,
 }
 
@@ -45,14 +45,13 @@ impl Link {
         }
     }
 
-    /// False when the conversation is over; then there is nothing more to do for the caller. A
-    /// supervisor that does not listen any more is a supervisor that is gone.
+    /// Sends an event. False if the connection has ended; the caller then stops. A supervisor that does not read any
+    /// more counts as gone.
     pub(super) fn send(&self, event: Event) -> bool {
         self.send_each(|| [event])
     }
 
-    /// The same of several events, which are made when no other thread can send: they are never older than what was
-    /// sent before them.
+    /// Sends several events, created while no other thread can send: they are never older than earlier events.
     pub(super) fn send_each<I: IntoIterator<Item = Event>>(
         &self,
         events: impl FnOnce() -> I,
@@ -72,25 +71,24 @@ impl Link {
         true
     }
 
-    /// Tells the supervisor why, then ends with the fault's exit code.
+    /// Reports the fault, then exits with its exit code.
     pub fn last_words(&self, fault: Fault) {
         let code = fault.exit_code();
         self.finish(&mut self.lock(), Event::Fault(fault), code);
     }
 
-    /// The answer to an order to go.
+    /// Acknowledges a shutdown and exits.
     pub(super) fn goodbye(&self) {
         self.finish(&mut self.lock(), Event::Goodbye, ExitCode::Clean);
     }
 
-    /// The end when the supervisor is gone.
+    /// Exits because the supervisor is gone.
     pub(super) fn lost(&self) {
         (self.exit)(ExitCode::SupervisorLost);
         self.lock().is_closed = true;
     }
 
-    /// Last words of a panic hook: never waits long, because the panicking thread may hold the
-    /// lock.
+    /// Final event of a panic hook. The wait is bounded, because the panicking thread may hold the lock.
     pub fn try_last_words(&self, fault: Fault) {
         const STEP: Duration = Duration::from_millis(5);
         let code = fault.exit_code();
@@ -104,12 +102,12 @@ impl Link {
         }
     }
 
-    /// Ends while the lock is held, so that nothing is said after the last words.
+    /// Exits while the lock is held, so that no event follows the final one.
     fn finish(&self, sink: &mut FrameSink, event: Event, code: ExitCode) {
         if std::mem::replace(&mut sink.is_closed, true) {
             return;
         }
-        // Written to stderr only where it could not be sent: a cause that is told twice looks like two.
+        // Written to stderr only if it could not be sent: a cause reported twice looks like two.
         let words = format!("{event:?}");
         if let Err(error) = sink.write_event(self.generation, event) {
             eprintln!("worker-orcd-gpu: the last words were not heard: {error}: {words}");
@@ -118,7 +116,7 @@ impl Link {
     }
 
     fn lock(&self) -> MutexGuard<'_, FrameSink> {
-        // A panic ends the process, so a poisoned lock is only seen by tests.
+        // A panic ends the process, so only tests see a poisoned lock.
         self.sink.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -152,7 +150,7 @@ mod tests {
     use std::thread;
     use worker_orcd_ipc::{FrameReader, decode};
 
-    /// A report of a load that was made before the child was ready would come after its Ready.
+    /// Otherwise a progress report created before the child was ready could follow its Ready.
     #[test]
     fn events_are_made_when_no_other_thread_can_send() {
         let (mut reader, writer) = pipe().expect("a pipe");

@@ -1,11 +1,10 @@
-//! The number of prompt tokens that a step may hold so that it stays short.
+//! Budget of prompt tokens per step, so that steps stay short.
 //!
-//! A step cannot be interrupted: a cancellation, and the next token of all other requests, wait for
-//! it. Chunking changes no result, so the size of a chunk is free to follow the speed of the
-//! machine. Pure: durations come as arguments.
+//! A step cannot be interrupted: cancellations, and the next tokens of all other requests, wait for it. Chunking
+//! changes no result, so the chunk size may follow the speed of the machine. Pure: durations are arguments.
 //!
-//! Where nothing decodes, nobody waits for a token but those whose prompts these are: chunks are as
-//! large as a cancellation allows. Beside sequences that decode, [`Beside`] keeps a budget.
+//! If no sequence decodes, only the prompts themselves wait: chunks are as large as the latency of a cancellation
+//! allows. If sequences decode, [`Beside`] keeps a time budget.
 
 mod beside;
 
@@ -13,19 +12,18 @@ use crate::scheduler::{Company, StepShape};
 use beside::Beside;
 use std::time::Duration;
 
-/// Length of a step: shorter than the time within which a cancelled request must stop, with room
-/// for the way there.
+/// Target duration of a step: shorter than the time within which a cancelled request must stop, with a margin for the
+/// transit.
 const TARGET: Duration = Duration::from_millis(70);
 
-/// A step may be longer than wanted by this factor before chunks become smaller, and has to be shorter by more than that
-/// before they grow: the tokens of the longest steps take more time than those of the first, and chunks that follow each
-/// of them would be of ragged sizes.
+/// Hysteresis: chunks shrink if a step exceeds the target by this factor, and grow only if it stays below by more. The
+/// last tokens of a prompt take longer than the first, and chunks that followed each step would have ragged sizes.
 const BAND: f64 = 1.15;
 
-/// Larger chunks are whole multiples of this: rows of the largest blocks of a device, twice.
+/// Larger chunks are multiples of this: twice the rows of a device's largest blocks.
 const ROUND_TOKENS: u32 = 256;
 
-/// Smaller chunks would read all weights for almost nothing.
+/// Smaller chunks would read all weights for little work.
 const MIN_TOKENS: u32 = 8;
 
 #[derive(Debug)]
@@ -35,8 +33,8 @@ pub(super) struct Pacer {
 }
 
 impl Pacer {
-    /// Begins with `first_tokens`; `max_tokens` is what the supervisor allows, and `budget` what it
-    /// wants of steps that decode.
+    /// Pacer that starts with `first_tokens`. `max_tokens`: the supervisor's limit. `budget`: the operator's time for
+    /// steps that decode.
     pub(super) fn new(first_tokens: u32, max_tokens: u32, budget: Option<Duration>) -> Self {
         let max_tokens = max_tokens.max(1);
         Self {
@@ -45,7 +43,7 @@ impl Pacer {
         }
     }
 
-    /// Prompt tokens that the next step may hold. None only where something decodes, and now and then.
+    /// Prompt tokens allowed in the next step. 0 only occasionally, and only if a sequence decodes.
     pub(super) fn prompt_tokens(&mut self, company: Company) -> u32 {
         match company.decoding {
             0 => self.alone.tokens,
@@ -53,7 +51,7 @@ impl Pacer {
         }
     }
 
-    /// A step took so long.
+    /// Records the duration of a step.
     pub(super) fn observe(&mut self, shape: StepShape, took: Duration) {
         if shape.decoding == 0 {
             self.alone.observe(shape.prompt_tokens, took);
@@ -61,13 +59,13 @@ impl Pacer {
         self.beside.observe(shape, took);
     }
 
-    /// What a step may take that decodes and has prompts, too, as far as it is known.
+    /// Time budget of a step with decoding sequences and prompts, if known.
     pub(super) fn budget(&self) -> Option<Duration> {
         self.beside.budget()
     }
 }
 
-/// Steps in which nothing decodes.
+/// Steps without decoding sequences.
 #[derive(Debug)]
 struct Alone {
     tokens: u32,
@@ -82,10 +80,10 @@ impl Alone {
         }
     }
 
-    /// A step with this many prompt tokens took so long.
+    /// Records the duration of a step with this many prompt tokens.
     fn observe(&mut self, prompt_tokens: usize, took: Duration) {
         let ratio = TARGET.as_secs_f64() / took.as_secs_f64().max(1e-6);
-        // A step that was not full says little about how much more would have been possible.
+        // A partial step says little about the capacity.
         let was_full = prompt_tokens >= self.tokens as usize;
         if prompt_tokens > 0 && (ratio * BAND < 1.0 || (was_full && ratio > BAND)) {
             let wanted = (f64::from(self.tokens) * ratio.clamp(0.5, 2.0)) as u32;
@@ -103,7 +101,7 @@ impl Alone {
 mod tests {
     use super::*;
 
-    /// A machine with this many microseconds a token, on which every step is full.
+    /// Simulates a machine with this many microseconds per token, on which every step is full.
     fn settle(pacer: &mut Alone, us_per_token: u64) -> Duration {
         let mut took = Duration::ZERO;
         for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! The way down: bytes to commands, each checked against the state of the conversation.
+//! Downstream half of the connection: parses commands and checks each against the state of the connection.
 
 use super::Link;
 use std::io::{ErrorKind, Read};
@@ -6,8 +6,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use worker_orcd_ipc::{Command, ConversationState, Fault, FrameReader, Role, decode};
 
-/// The conversation's state. The reader moves it on when `Load` or `Promote` comes, the engine when it is
-/// ready.
+/// State of the connection. The reader advances it at `Load` and `Promote`, the engine when the model is loaded.
 #[derive(Debug)]
 pub(super) struct Conversation(Mutex<ConversationState>);
 
@@ -16,7 +15,7 @@ impl Conversation {
         Self(Mutex::new(ConversationState::AwaitingLoad))
     }
 
-    /// Moves on from loading. Called before `Ready` is sent, because the answer may come at once.
+    /// Leaves the loading state. Called before `Ready` is sent, because the answer may arrive immediately.
     pub(super) fn is_ready(&self, role: Role) {
         *self.lock() = match role {
             Role::Active => ConversationState::Serving,
@@ -40,7 +39,7 @@ impl Conversation {
     }
 }
 
-/// Reads until the conversation ends, and ends the process when it is the peer who ended it.
+/// Reads until the connection ends. Exits the process if the peer ended it.
 pub(super) fn read_commands(
     mut reader: impl Read,
     link: &Link,

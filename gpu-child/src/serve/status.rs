@@ -1,4 +1,4 @@
-//! The status that heartbeats report, written by the engine between steps and read at any time.
+//! Status reported by heartbeats. The engine writes it between steps; any thread reads it at any time.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ pub(super) struct Status {
     doing: AtomicU8,
 }
 
-/// The engine thread's present work.
+/// Present work of the engine thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Doing {
@@ -57,13 +57,13 @@ impl Doing {
 #[derive(Debug, Default)]
 struct Inner {
     steps: u64,
-    /// The oldest on its way.
+    /// The oldest step in flight.
     step_began: Option<(u64, Instant)>,
-    /// When the present call of the device will have taken far longer than such calls do, if that is known.
+    /// Time at which the present device call becomes overdue, if known.
     overdue_at: Option<Instant>,
     load: Load,
     memory: MemoryReport,
-    /// Bytes done and in all, while loading.
+    /// Bytes loaded and total bytes, during a load.
     progress: Option<(u64, u64)>,
 }
 
@@ -87,24 +87,24 @@ impl Status {
         self.lock().step_began = Some((step, now));
     }
 
-    /// The oldest step on its way, and since when.
+    /// The oldest step in flight, and its start.
     pub(super) fn step(&self) -> Option<(u64, Instant)> {
         self.lock().step_began
     }
 
-    /// The device is called: to compute, or to be waited for. `patience`: the time after which that is overdue.
+    /// Records a device call: computation or wait. `patience`: duration after which it is overdue.
     pub(super) fn calls_device(&self, doing: Doing, patience: Option<Duration>) {
         self.lock().overdue_at = patience.map(|patience| Instant::now() + patience);
         self.does(doing);
     }
 
-    /// When the present call of the device becomes overdue, or did.
+    /// Time at which the present device call becomes, or became, overdue.
     pub(super) fn overdue_at(&self) -> Option<Instant> {
         let calls = matches!(self.doing(), Doing::Computes | Doing::WaitsForDevice);
         self.lock().overdue_at.filter(|_| calls)
     }
 
-    /// The device takes far longer for the step than for others of its size.
+    /// True if the step takes far longer than others of its size.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.overdue_at().is_some_and(|at| at <= now)
     }
@@ -129,7 +129,7 @@ impl Status {
         };
     }
 
-    /// Events of this beat.
+    /// Events of this heartbeat.
     pub(super) fn events(&self, now: Instant) -> impl Iterator<Item = Event> + use<> {
         let step_overdue = self.is_overdue(now);
         let inner = self.lock();

@@ -1,13 +1,13 @@
-//! The engine thread, which computes: commands in, one step after the other, tokens out.
+//! The engine thread: receives commands, runs one step after the other, sends tokens.
 //!
-//! A device that computes while this thread goes on is kept busy: while a step that only decodes is
-//! in flight, the next one is planned and launched behind it. Only then the thread waits for the tokens
-//! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
-//! be long, and a client that cancels or comes must not wait for two. Nor is anything launched ahead where
-//! somebody wants an embedding or a prompt's log probabilities: their rows are read while the step is begun.
+//! An asynchronous device is kept busy: while a step that only decodes is in flight, the next one is planned and
+//! launched behind it. The thread then waits for the tokens of the first, sends them and updates the scheduler. No step
+//! is launched behind one with prompts: it may be long, and a cancellation or a new request must not wait for two. No
+//! step is launched ahead either while an embedding or a prompt's log probabilities are requested: their rows are
+//! copied while the step runs.
 //!
-//! What may be drawn under a grammar follows from what was drawn before. So such a step is launched without
-//! its draws ([`launch`]), the masks are computed while the device computes ([`masks`]), and then it draws.
+//! Under a grammar the next mask depends on the previous token. Such a step is launched without its sampling
+//! ([`launch`]), the masks are computed while the device computes ([`masks`]), and then it samples.
 
 mod commands;
 mod kept_kv;
@@ -39,15 +39,14 @@ use worker_orcd_ipc::{
     ReadyReport, Role, SealedPage, StepReport, Submission, Vocabulary,
 };
 
-/// Time between two inspections of what was loaded. An inspection takes microseconds of this thread
-/// and of the device (`a_look_costs_little`), a small part of this interval.
+/// Interval of integrity checks of the loaded memory. A check takes microseconds of this thread and of the device
+/// (`a_look_costs_little`), a small part of the interval.
 const INSPECTION_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The same for a standby: it looks at memory that the child that serves looks at too, and takes its time on
-/// the device from that one.
+/// Interval in a standby: it checks the same memory as the serving child, and takes device time from it.
 const STANDBY_INSPECTION_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Loads, then steps until the reader is gone or something goes wrong.
+/// Loads the model, then runs steps until the reader is gone or a fault occurs.
 pub(super) fn run<L>(
     link: &Link,
     status: &Arc<Status>,
@@ -59,7 +58,7 @@ pub(super) fn run<L>(
 where
     L: FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
 {
-    // The reader lets nothing but an order to load through at first.
+    // The reader passes only `Load` at first.
     let Ok(Command::Load(order)) = commands.recv() else {
         return Ok(());
     };
@@ -70,7 +69,7 @@ where
     })?;
     recorder.record(0, Moment::LoadEnd, StepRequests::NONE);
     if let Some((_, bytes_total)) = status.progress() {
-        // The last of it may have come between two heartbeats.
+        // The last progress may have come between two heartbeats.
         link.send(Event::LoadProgress {
             bytes_done: bytes_total,
             bytes_total,
@@ -104,9 +103,9 @@ struct StepLoop<'a> {
     trace: Option<LogitsTrace>,
     pacer: Pacer,
     step_times: StepTimes,
-    /// Steps begun.
+    /// Steps begun so far.
     step: u64,
-    /// Steps in flight, the oldest first; the time at which the one before them ended, and what it took.
+    /// Steps in flight, the oldest first; the end and the duration of the step before them.
     in_flight: VecDeque<StepInFlight>,
     last_end: Instant,
     last_took: Duration,
@@ -114,14 +113,14 @@ struct StepLoop<'a> {
     memory_asked: Instant,
     inspected: Instant,
     inspection_interval: Duration,
-    /// Children whose pages may be adopted.
+    /// Children from which pages may be adopted.
     adopts_from: Vec<Generation>,
-    /// The one that this one stands by for; pages of it that wait to be copied before their requests come.
+    /// The serving child, in a standby; its pages that wait to be copied before their requests arrive.
     copies_from: Option<Generation>,
     ahead: VecDeque<SealedPage>,
-    /// Requests of other children whose pages are to be copied now.
+    /// Requests of other children with pages to copy now.
     adopting: Vec<Submission>,
-    /// Through which KV caches of other devices' children come.
+    /// Socket over which KV caches of other devices' children arrive.
     mailbox: Option<Custody>,
 }
 
@@ -239,13 +238,13 @@ impl<'a> StepLoop<'a> {
                 self.draw()?;
             }
             let launches = self.may_launch_ahead() && self.plan();
-            // A grammar is compiled while the prompt is computed.
+            // A grammar is compiled during the prefill.
             self.ask_for_masks()?;
             if !self.report_between_steps() {
                 return Ok(());
             }
-            // Set before anything else can happen: a loop that waits for a command while a step is in
-            // flight would leave that step's tokens where they are, until a command comes.
+            // Set before any further event: a loop that waits for a command while a step is in flight would delay that
+            // step's tokens until a command arrives.
             is_idle = !launches && self.in_flight.is_empty();
             if launches {
                 self.launch()?;
@@ -268,8 +267,8 @@ impl<'a> StepLoop<'a> {
         }
     }
 
-    /// Reports what needs no step: requests that begin, and those that ended for another reason than a token.
-    /// False when the supervisor is gone.
+    /// Reports events that need no step: requests that begin, and those that end without a token. False if the
+    /// supervisor is gone.
     fn report_between_steps(&mut self) -> bool {
         let finished = self.scheduler.take_finished();
         self.drop_scores_of(&finished);
@@ -283,8 +282,7 @@ impl<'a> StepLoop<'a> {
         self.send(report)
     }
 
-    /// Inspects the device between steps. It is watched as steps are: a device that hangs under it
-    /// is noticed.
+    /// Checks the device's memory between steps. It counts as a device call, so a hang is detected.
     fn inspect_in_time(&mut self) -> Result<(), Fault> {
         let now = Instant::now();
         if now.duration_since(self.inspected) < self.inspection_interval {
@@ -298,7 +296,7 @@ impl<'a> StepLoop<'a> {
         Ok(())
     }
 
-    /// Sends a report that says something; false when the supervisor is gone.
+    /// Sends a report, unless it is empty. False if the supervisor is gone.
     fn send(&self, report: StepReport) -> bool {
         let StepReport {
             step: _,
@@ -318,13 +316,13 @@ impl<'a> StepLoop<'a> {
         !says_something || self.link.send(Event::Step(report))
     }
 
-    /// Decides the next step; false when there is nothing to compute.
+    /// Plans the next step. False if there is nothing to compute.
     fn plan(&mut self) -> bool {
         let pacer = &mut self.pacer;
         self.scheduler.plan(|company| pacer.prompt_tokens(company))
     }
 
-    /// Another step may be launched before the next one ends.
+    /// True if another step may be launched before the next one ends.
     fn may_launch_ahead(&self) -> bool {
         match self.in_flight.back() {
             None => true,
@@ -340,7 +338,7 @@ impl<'a> StepLoop<'a> {
     }
 }
 
-/// The end of a trace that cannot be written. A full disk costs the trace, and no stream.
+/// Ends a trace that cannot be written. A full disk costs the trace, and no stream.
 fn stop_trace(link: &Link, error: &std::io::Error) {
     link.send(Event::TraceStopped {
         message: error.to_string(),

@@ -1,23 +1,23 @@
-//! What steps have taken lately, so that one which takes far longer is noticed while it does.
+//! Durations of recent steps, for the detection of an overdue step while it runs.
 //!
-//! NVIDIA's driver stops a card while it handles a fault, and this process learns of it afterwards
-//! (`bench/results/devices.md`). With another device in the worker, streams need not wait for that.
+//! NVIDIA's driver stops a card while it handles a fault, and this process is notified afterwards
+//! (`bench/results/devices.md`). If the worker has another device, streams need not wait for that.
 
 use crate::scheduler::StepShape;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A step is overdue when it has taken so many times as long as the longest of its size.
+/// A step is overdue after this multiple of the longest step of its size.
 const FACTOR: u32 = 8;
 
-/// No step is overdue sooner: other work of the machine delays one thread by some milliseconds.
+/// Minimum duration of an overdue step: other load of the machine delays a thread by some milliseconds.
 const LEAST: Duration = Duration::from_millis(15);
 
-/// Steps of each size that are remembered, and how many it takes to know that size.
+/// Remembered steps of each size, and the number required for a prediction.
 const KEPT: usize = 16;
 const KNOWN: usize = 8;
 
-/// By size: the first of one row, the next of 2 and 3, then of 4 to 7, and so on.
+/// Durations by size class: 1 row, 2 to 3, 4 to 7, and so on.
 #[derive(Debug, Default)]
 pub(super) struct StepTimes(Vec<VecDeque<Duration>>);
 
@@ -34,7 +34,7 @@ impl StepTimes {
         of_size.push_back(took);
     }
 
-    /// Time after which such a step is overdue; `None` where too few are known.
+    /// Duration after which such a step is overdue; `None` with too few samples.
     pub(super) fn patience(&self, shape: StepShape) -> Option<Duration> {
         let of_size = self.0.get(size(shape))?;
         let longest = of_size.iter().max().filter(|_| of_size.len() >= KNOWN)?;

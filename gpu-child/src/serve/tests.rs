@@ -1,4 +1,4 @@
-//! Conversations in memory: the test is the supervisor, over two pipes.
+//! Connections in memory: the test is the supervisor, over two pipes.
 
 mod ahead;
 pub(super) mod counter;
@@ -45,7 +45,7 @@ impl Supervisor {
         let (child_reader, down) = pipe().unwrap();
         let (up, child_writer) = pipe().unwrap();
         let (sender, exits): (Sender<ExitCode>, _) = channel();
-        // A process would be gone here; the test only takes note.
+        // A process would exit here; the test only records it.
         let exit: crate::exit::ExitHook = Arc::new(move |code| {
             let _ = sender.send(code);
         });
@@ -153,7 +153,7 @@ impl Supervisor {
         }
     }
 
-    /// Everything one request gets.
+    /// All output of one request.
     fn collect(&mut self, request: u64) -> (Vec<u32>, FinishReason) {
         let mut tokens = Vec::new();
         loop {

@@ -1,11 +1,10 @@
-//! A thread that writes down how things stand while a step does not end, so that a death by the step
-//! deadline explains itself.
+//! Watch thread: records the state of the child while a step does not end, as evidence for a death by the step
+//! deadline.
 //!
-//! This process does not know that deadline. It looks when a step is half a second old, then each
-//! time that its age has doubled: so the last look before any deadline of a second or more came
-//! after no less than half of it. What it finds goes into the flight recorder ([`Notes`]): first what the
-//! engine's thread does, which costs nothing to know, then also what the device's [`Witness`] says,
-//! who may have to ask NVIDIA's driver, which perhaps does not answer.
+//! This process has no access to that deadline. The thread records when a step is half a second old, then each time its
+//! age has doubled. So the last record before any deadline of a second or more is at least half as old as the deadline.
+//! Records go into the flight recorder ([`Notes`]): first the engine thread's present work, which is free to read, then
+//! the account of the device's [`Witness`], which may have to query NVIDIA's driver, and that may not answer.
 
 use super::Status;
 use crate::device::Witness;
@@ -14,7 +13,7 @@ use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time between two readings of the step's age.
+/// Interval between two readings of the step's age.
 const GLANCE: Duration = Duration::from_millis(50);
 const FIRST_LOOK: Duration = Duration::from_millis(500);
 
@@ -42,7 +41,7 @@ pub(super) fn watch(
     }
 }
 
-/// The time of the next look at the present step.
+/// Time of the next record of the present step.
 #[derive(Debug)]
 struct Patience {
     step: Option<(u64, Instant)>,
@@ -59,7 +58,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// The step, where it is time to look at it.
+    /// The step, if its record is due.
     fn is_over(&mut self, step: Option<(u64, Instant)>, now: Instant) -> Option<(u64, Instant)> {
         if step != self.step {
             *self = Self {

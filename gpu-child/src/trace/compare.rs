@@ -1,9 +1,8 @@
-//! Two traces side by side: the largest difference at each checkpoint, and whether they agree.
+//! Comparison of two traces: the largest difference at each checkpoint, and their agreement within a tolerance.
 //!
-//! Lines are matched on (checkpoint, token_idx), so a reference engine's trace needs no more than
-//! those two, `values`, and the same text. A file with several requests has several lines for the
-//! same place; then one request is to be named. Traces agree when each has every row of the other,
-//! in the same shape, and no value differs by more than is allowed.
+//! Lines are matched on (checkpoint, token_idx), so a reference engine's trace needs only those two, `values`, and the
+//! same text. A file with several requests has several lines for the same key; then the caller selects one request.
+//! Traces agree if each has every row of the other, in the same shape, and no value differs by more than the tolerance.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +22,7 @@ pub enum CompareError {
         line: usize,
         checkpoint: String,
         token_idx: u64,
-        /// Requests that the file holds up to this line.
+        /// Requests in the file up to this line.
         requests: BTreeSet<u64>,
     },
 }
@@ -34,7 +33,7 @@ pub type Trace = BTreeMap<(String, u64), TracedValues>;
 /// A traced row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TracedValues {
-    /// Shape of the whole row, where the file says it.
+    /// Shape of the whole row, if the file has it.
     pub shape: Option<Vec<u64>>,
     /// The first values.
     pub values: Vec<f64>,
@@ -45,10 +44,10 @@ fn list(requests: &BTreeSet<u64>) -> String {
     names.join(", ")
 }
 
-/// Reads the text of a trace; with `request` only that request's lines.
+/// Parses the text of a trace; with `request`, only that request's lines.
 ///
 /// # Errors
-/// When a line is no JSON object with a checkpoint, a token and values, or its place is taken.
+/// If a line is not a JSON object with a checkpoint, a token and values, or repeats a key.
 pub fn read_trace(text: &str, request: Option<u64>) -> Result<Trace, CompareError> {
     let mut trace = Trace::new();
     let mut requests = BTreeSet::new();
@@ -98,7 +97,7 @@ pub fn read_trace(text: &str, request: Option<u64>) -> Result<Trace, CompareErro
     Ok(trace)
 }
 
-/// Python's `NaN` and `Infinity` are no JSON; as strings they are.
+/// Quotes Python's `NaN` and `Infinity`, which are not JSON.
 fn quote_non_numbers(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let (mut is_string, mut is_escaped) = (false, false);
@@ -140,14 +139,14 @@ fn number(value: &Value) -> Option<f64> {
 /// The difference at one checkpoint.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CheckpointDifference {
-    /// Rows that both have.
+    /// Rows in both traces.
     pub rows: usize,
     pub only_in_a: usize,
     pub only_in_b: usize,
-    /// Rows that both have, in another shape or with another count of values.
+    /// Rows in both traces, with another shape or number of values.
     pub unlike: usize,
     pub values: usize,
-    /// The largest, and where; infinite when only one of the two is a number.
+    /// The largest difference, with its place; infinite if only one of the two is a number.
     pub largest: f64,
     pub token_idx: u64,
     pub index: usize,
@@ -174,7 +173,7 @@ pub fn compare(a: &Trace, b: &Trace) -> BTreeMap<String, CheckpointDifference> {
 }
 
 impl CheckpointDifference {
-    /// Nothing is missing on either side, and nothing differs by more than `tolerance`.
+    /// True if no row is missing on either side, and no value differs by more than `tolerance`.
     #[must_use]
     pub fn agrees_within(&self, tolerance: f64) -> bool {
         self.values > 0

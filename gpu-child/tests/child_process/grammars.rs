@@ -1,4 +1,4 @@
-//! Answers that are held to a grammar, by a model that would say anything.
+//! Answers constrained by a grammar, from a model with random weights.
 
 use super::*;
 use rustix::process::{Resource, Rlimit, prlimit};
@@ -8,7 +8,7 @@ use worker_orcd_ipc::Grammar;
 type Answer = (Vec<TokenId>, FinishReason);
 
 impl Supervisor {
-    /// Has them answered beside each other.
+    /// Runs the submissions in parallel.
     fn answers(&mut self, submissions: &[Submission]) -> BTreeMap<u64, Answer> {
         for submission in submissions {
             self.say(&Command::Submit(Box::new(submission.clone())));
@@ -32,7 +32,7 @@ impl Supervisor {
         answers
     }
 
-    /// The tokens, and how many came with one report at most.
+    /// The tokens, and the maximum number of them in one report.
     fn told(&mut self, submission: &Submission) -> (Vec<TokenId>, usize) {
         self.say(&Command::Submit(Box::new(submission.clone())));
         let (mut tokens, mut most) = (Vec::new(), 0);
@@ -116,7 +116,7 @@ fn an_answer_is_valid_and_another_child_goes_on_where_one_died() {
     }
 }
 
-/// Where log probabilities are wanted every token is drawn.
+/// Log probabilities disable forced tokens: every token is sampled.
 #[test]
 fn forced_tokens_are_those_that_would_be_drawn() {
     let mut supervisor = Supervisor::start();
@@ -191,12 +191,12 @@ fn a_grammar_that_fails_ends_its_request_alone() {
     assert_eq!(answers[&1].0, supervisor.generate(&submission(5, 0.0)));
 }
 
-/// The request is not to blame, and another child can go on with it.
+/// The failure is not the request's, and another child can continue it.
 #[test]
 fn threads_that_cannot_be_started_end_the_child_and_not_the_request() {
     let mut supervisor = Supervisor::start();
     supervisor.load_tiny(Architecture::Llama);
-    // Room for what it does now, and for no stack of a thread that compiles.
+    // Room for its present work, but not for the stack of a compiler thread.
     let id = supervisor.child.id();
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let mut words = status.split_whitespace();

@@ -1,5 +1,5 @@
-//! The law of the device boundary on the CPU: nothing but its own tokens and positions changes a
-//! bit of what a sequence gets.
+//! The law of the device boundary on the CPU: a sequence's result depends, bit for bit, on its own tokens and positions
+//! only.
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{

@@ -1,4 +1,4 @@
-//! Pages that a process took over from another, which may still be alive: the same bits, or none.
+//! Pages taken over from another process, which may still be alive: the same bits, or none.
 
 use crate::support::{MIXED, Model, config, options, pages, run, tokens};
 use std::os::fd::OwnedFd;
@@ -78,7 +78,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     let seen = run(&mut heir, &model, 112, &tokens[112..], &places);
     assert_eq!(seen, expected);
 
-    // The first process lives, and writes over what it had sealed.
+    // The first process lives, and overwrites its sealed positions.
     run(&mut first, &model, 0, &tokens[10..42], &own[1..2]);
     let nowhere = PageCopy {
         from: u32::MAX,

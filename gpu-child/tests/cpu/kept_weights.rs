@@ -1,4 +1,4 @@
-//! Weights that a process took over from another: the same bits, or a fault with a name.
+//! Weights taken over from another process: the same bits, or a specific fault.
 
 use crate::support::{MIXED, Model, alone, config, options, tokens};
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -6,7 +6,7 @@ use worker_orcd_gpu::device::{KeptWeights, Source};
 use worker_orcd_ipc::{DeviceError, Fault, WeightsManifest};
 use worker_orcd_kernels::cpu::Isa;
 
-/// What is left of an executor that is gone.
+/// Retained weights of a dropped executor.
 fn left_by(executor: CpuExecutor) -> KeptWeights {
     KeptWeights {
         memory: executor.share_weights().expect("a descriptor"),

@@ -1,4 +1,4 @@
-//! The CPU device from outside: the law of the boundary, and the arithmetic behind it.
+//! The CPU device from outside: the law of the boundary, and its arithmetic.
 
 mod exactness;
 mod kept_kv;

@@ -1,5 +1,5 @@
-//! The forward pass against one written with the scalar references: what the other engine in
-//! `tests/oracle` cannot show (windows in all layers, head norms together with biases) is shown here.
+//! The forward pass compared with one made of the scalar references. It covers combinations that the other engine in
+//! `tests/oracle` does not: windows in all layers, head norms together with biases.
 
 use crate::support::forward::forward;
 use crate::support::{
@@ -10,8 +10,8 @@ use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, Weighing, compare};
 
-/// Float weights leave rounding and the F16 cache; 2e-3 of the largest value covers both, and a
-/// wrong pair, window or bias is off by a hundred times that.
+/// Tolerance: float weights leave rounding and the F16 cache; 2e-3 of the largest value covers both, and a wrong pair,
+/// window or bias is off by a hundred times that.
 #[test]
 fn the_pass_agrees_with_the_references_at_every_position() {
     for pairs in [RopePairs::Adjacent, RopePairs::HalfOffset] {
@@ -26,32 +26,32 @@ fn the_pass_agrees_with_the_references_at_every_position() {
     }
 }
 
-/// As far apart as above.
+/// Same tolerance as above.
 #[test]
 fn layers_that_do_not_rotate_agree_with_the_references() {
     agrees(config_without_rotations(), "layers without rotation");
 }
 
-/// As far apart as above.
+/// Same tolerance as above.
 #[test]
 fn windows_in_some_layers_agree_with_the_references() {
     agrees(config_with_windows(10), "windows");
 }
 
-/// As far apart as above.
+/// Same tolerance as above.
 #[test]
 fn norms_behind_blocks_two_rotations_and_scales_agree_with_the_references() {
     model_agrees(Model::like_gemma([TensorType::F32; 9]), "like Gemma");
 }
 
-/// As far apart as above.
+/// Same tolerance as above.
 #[test]
 fn queries_with_a_temperature_agree_with_the_references() {
     agrees(config_with_temperature(), "a temperature");
 }
 
-/// As far apart as above. The second choice is what a shared expert beside weights that do not add
-/// up to 1 makes (qwen2moe), which Mixtral and qwen3moe have not.
+/// Same tolerance as above. The second case has a shared expert and weights that do not add up to 1 (qwen2moe), unlike
+/// Mixtral and qwen3moe.
 #[test]
 fn a_mixture_of_experts_agrees_with_the_references() {
     for (weighing, shared_n_ff) in [
@@ -75,7 +75,7 @@ fn gpt_oss_agrees_with_the_references_past_its_window() {
     agrees(config, "gpt-oss");
 }
 
-/// The last hidden state at each position, with either set of CPU code.
+/// Compares the last hidden state at each position, with both sets of CPU code.
 fn agrees(config: ModelConfig, what: &str) {
     model_agrees(Model::random(config, [TensorType::F32; 9]), what);
 }

@@ -1,20 +1,20 @@
 //! Attention over an F16 cache: softmax over fixed spans of positions, merged in order.
 //!
-//! Position 0 of a sequence starts span 0; a span is [`SPAN_TOKENS`] positions, cut into tiles
-//! of [`TILE_TOKENS`] (a page). For a query, each span that it sees yields a [`Partial`]:
+//! Position 0 of a sequence starts span 0; a span is [`SPAN_TOKENS`] positions, cut into tiles of [`TILE_TOKENS`] (a
+//! page). For a query, each span that it sees yields a [`Partial`]:
 //!
 //! ```text
 //! m = max s_p      l = Σ exp(s_p - m)      acc = Σ exp(s_p - m) v_p      s_p = q · k_p
 //! ```
 //!
-//! and spans are [`merge`]d from the first to the last. So the arithmetic of a query follows from
-//! its position alone, whether one thread walks its spans or several share them, and whether it
-//! came alone (decoding) or with others of its prompt: a call takes up to [`MAX_ROWS`] rows
-//! (queries times heads of a group) only to read the cache once for all of them.
+//! and spans are [`merge`]d from the first to the last. So the arithmetic of a query follows from its position alone,
+//! whether one thread walks its spans or several share them, and whether it is alone (decoding) or with others of its
+//! prompt: a call takes up to [`MAX_ROWS`] rows (queries times heads of a group) only to read the cache once for all of
+//! them.
 //!
-//! In a tile, keys lie `[head_dim][32]`, so that eight scores grow in one register and no sum
-//! crosses it; values lie `[32][head_dim]`. Positions that a query does not see are never
-//! multiplied: what lies there may be another sequence's leftovers.
+//! In a tile, keys are `[head_dim][32]`, so that eight scores grow in one register and no sum crosses it; values are
+//! `[32][head_dim]`. Positions outside a query's window are never multiplied: they may hold another sequence's stale
+//! data.
 
 use super::isa::Isa;
 
@@ -39,7 +39,7 @@ pub struct KvTile<'a> {
     pub v: &'a [u16],
 }
 
-/// A query head, already scaled by `1 / sqrt(head_dim)`, and what it sees of the span.
+/// A query head, already scaled by `1 / sqrt(head_dim)`, and its visible positions of the span.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryRow<'a> {
     pub q: &'a [f32],
@@ -48,18 +48,18 @@ pub struct QueryRow<'a> {
     pub to: usize,
 }
 
-/// Maximum and sum of a row so far; its `acc` is kept by the caller.
+/// Maximum and sum of a row so far; the caller keeps its `acc`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Partial {
     pub max: f32,
     pub sum: f32,
 }
 
-/// Attention over one span for up to [`MAX_ROWS`] rows of one key-value head. `out` gets a row's
-/// `acc` (`[head_dim]`) after the other.
+/// Attention over one span for up to [`MAX_ROWS`] rows of one key-value head. `out` receives the `acc` (`[head_dim]`)
+/// of each row, consecutively.
 ///
 /// # Panics
-/// When a row sees nothing, or more than `tiles` hold, or sizes do not fit together.
+/// If a row sees no position, or more than `tiles` hold, or sizes are inconsistent.
 pub fn attention_span(
     isa: Isa,
     rows: &[QueryRow<'_>],
@@ -99,7 +99,7 @@ fn check(rows: &[QueryRow<'_>], tiles: &[KvTile<'_>], out: &[f32], head_dim: usi
     }
 }
 
-/// Folds the next span into what came before it.
+/// Merges the next span into the earlier ones.
 pub fn merge(so_far: &mut Partial, acc: &mut [f32], next: Partial, next_acc: &[f32]) {
     let max = so_far.max.max(next.max);
     let (keep, add) = ((so_far.max - max).exp(), (next.max - max).exp());
@@ -110,13 +110,13 @@ pub fn merge(so_far: &mut Partial, acc: &mut [f32], next: Partial, next_acc: &[f
     }
 }
 
-/// Turns the merged accumulator into the attention's output. A `sink` is a score that takes part in the softmax and
-/// has no value, behind all spans.
+/// Converts the merged accumulator to the attention's output. A `sink` is a score in the softmax without a value, after
+/// all spans.
 pub fn finish(partial: Partial, sink: Option<f32>, acc: &mut [f32]) {
     let Some(sink) = sink else {
         return divide(acc, partial.sum);
     };
-    // As `merge` with a span of one position, whose value is zeros.
+    // As `merge` with a span of one position with a value of zeros.
     let max = partial.max.max(sink);
     let keep = (partial.max - max).exp();
     acc.iter_mut().for_each(|acc| *acc *= keep);

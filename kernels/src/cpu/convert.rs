@@ -3,8 +3,10 @@
 use super::isa::Isa;
 use half::f16;
 
+/// Converts a row.
+///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn to_f16(isa: Isa, values: &[f32], out: &mut [u16]) {
     assert_eq!(values.len(), out.len(), "rows of different lengths");
     #[cfg(target_arch = "x86_64")]

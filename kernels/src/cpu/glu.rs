@@ -1,5 +1,5 @@
-//! The gated linear unit over eight rows of one token, in place over `gate`: the shape in which
-//! [`matmul_group`](super::matmul_group) hands out its results.
+//! The gated linear unit over eight rows of one token, in place over `gate`: the result layout of
+//! [`matmul_group`](super::matmul_group).
 
 use super::isa::Isa;
 use super::packed::ROWS;
@@ -62,7 +62,7 @@ fn clamped_swiglu_avx2(gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         // SAFETY: both are eight floats.
         let (g, u) = unsafe { (_mm256_loadu_ps(gate.as_ptr()), _mm256_loadu_ps(up.as_ptr())) };
-        // Where either is a NaN these give the second.
+        // If either is a NaN these return the second.
         let g = _mm256_min_ps(limit, g);
         let u = _mm256_max_ps(_mm256_set1_ps(-SWIGLU_LIMIT), _mm256_min_ps(limit, u));
         // SAFETY: AVX2 and FMA are enabled for this function.

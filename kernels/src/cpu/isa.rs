@@ -1,7 +1,7 @@
-//! The instruction set of the fast paths: a token that can only be had by asking the machine.
+//! The instruction set of the fast paths: a token that only detection creates.
 
-/// Proof that the machine was asked. Holding the AVX2 kind means that AVX2, FMA and F16C are
-/// there, which is what the `unsafe` calls into AVX2 bodies rest on.
+/// Proof of detection. The AVX2 kind proves that AVX2, FMA and F16C are available, as the `unsafe` calls of AVX2 bodies
+/// require.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(Kind);
 
@@ -13,7 +13,7 @@ enum Kind {
 }
 
 impl Isa {
-    /// The best that this machine can do.
+    /// The best instruction set of this machine.
     #[must_use]
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -32,7 +32,7 @@ impl Isa {
         Self(Kind::Portable)
     }
 
-    /// Everything that can be tested on this machine.
+    /// All instruction sets that can be tested on this machine.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let mut all = vec![Self::portable()];

@@ -1,13 +1,13 @@
 //! `W x` for one group of eight packed rows and any number of tokens.
 //!
 //! Quantized weights meet quantized activations: per block of 32 an exact integer dot, then
-//! `acc = fma(dot, scale * d, acc)` and, where the type has an offset, `acc = fma(min, sum, acc)`,
-//! blocks in order; of types with sub-blocks of 16 both for one half and then for the other. Float weights meet `f32` activations: two sums, of the even and of the odd
-//! columns, added at the end. Either way a (row, token) pair has accumulators of its own, so a
-//! result does not know which rows or tokens were computed beside it.
+//! `acc = fma(dot, scale * d, acc)` and, for types with an offset, `acc = fma(min, sum, acc)`, blocks in order; for
+//! types with sub-blocks of 16 both for one half and then for the other. Float weights meet `f32` activations: two
+//! sums, of the even and of the odd columns, added at the end. Either way a (row, token) pair has accumulators of its
+//! own, so a result does not depend on other rows or tokens of the call.
 //!
-//! Bytes moved per group: the packed weights once for every tile of tokens (they stay in the
-//! first-level cache in between), and the activations once.
+//! Bytes moved per group: the packed weights once for every tile of tokens (they stay in the first-level cache in
+//! between), and the activations once.
 
 use super::isa::Isa;
 use super::packed::{PackedMatrix, ROWS};
@@ -20,8 +20,8 @@ mod avx2_float;
 mod avx2_quant;
 mod portable;
 
-/// Tokens that are computed at once, of those that are left. Eight share the unpacking of a
-/// quantized block; float weights need two registers a token, of which eight would not fit.
+/// Tokens computed at once, of the remaining ones. Eight share the unpacking of a quantized block; float weights need
+/// two registers a token, of which eight would not fit.
 fn tile(ty: TensorType, left: usize) -> usize {
     match left {
         8.. if Activations::is_quantized(ty) => 8,
@@ -30,8 +30,8 @@ fn tile(ty: TensorType, left: usize) -> usize {
     }
 }
 
-/// Input rows of a matmul, token after token. Only the form that the weights need has to be
-/// there: [`is_quantized`](Activations::is_quantized) says which.
+/// Input rows of a matmul, token after token. Only the form that the weights need must be valid:
+/// [`is_quantized`](Activations::is_quantized).
 #[derive(Debug, Clone, Copy)]
 pub struct Activations<'a> {
     pub cols: usize,
@@ -44,7 +44,7 @@ pub struct Activations<'a> {
 }
 
 impl<'a> Activations<'a> {
-    /// Types whose weights read `q` and `meta` (else `values`).
+    /// True for types with weights that read `q` and `meta` (else `values`).
     #[must_use]
     pub fn is_quantized(ty: TensorType) -> bool {
         !matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
@@ -75,11 +75,11 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// Rows `8 group ..` of `weights` times tokens `first ..` of `x`, one `[f32; 8]` a token. Rows
-/// past the matrix come out as zero.
+/// Rows `8 group ..` of `weights` times tokens `first ..` of `x`, one `[f32; 8]` a token. Rows past the matrix are
+/// zero.
 ///
 /// # Panics
-/// When the group or a token does not exist, or `x` lacks the form that the weights need.
+/// If the group or a token does not exist, or `x` lacks the form that the weights need.
 pub fn matmul_group(
     isa: Isa,
     weights: &PackedMatrix<'_>,

@@ -1,11 +1,11 @@
-//! Activations as blocks of 32 signed bytes with a scale, made once for each matmul input.
+//! Activations as blocks of 32 signed bytes with a scale, computed once for each matmul input.
 //!
-//! Per block, by itself, so that a token's bytes do not depend on its neighbours:
-//! `d = max|x| / 127`, `q = round(x / d)` (half to even). The block's sums are kept beside it,
-//! because weights with an offset (`w = scale * code + min`) need `min * sum(x)`.
+//! Each block is independent, so that a token's bytes do not depend on its neighbours: `d = max|x| / 127`,
+//! `q = round(x / d)` (half to even). The block's sums are stored too, because weights with an offset
+//! (`w = scale * code + min`) need `min * sum(x)`.
 //!
-//! A NaN or an infinity makes `d` NaN: it must reach the logits, where it is a fault, and not
-//! be rounded to an innocent integer here.
+//! A NaN or an infinity makes `d` NaN: it must reach the logits, where it is a fault, and not be rounded to an ordinary
+//! integer here.
 
 use super::isa::Isa;
 
@@ -25,7 +25,7 @@ pub struct BlockMeta {
 /// Quantizes one row.
 ///
 /// # Panics
-/// When the row is no whole number of blocks or the outputs do not match it.
+/// If the row is not a whole number of blocks or the outputs do not match it.
 pub fn quantize_row(isa: Isa, x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
     assert!(
         x.len() == q.len() && x.len() == meta.len() * Q_BLOCK,

@@ -7,8 +7,10 @@ use super::isa::Isa;
 
 const SUMS: usize = 16;
 
+/// Normalizes a row.
+///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn rmsnorm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     assert!(
         x.len() == weight.len() && x.len() == out.len(),

@@ -1,5 +1,5 @@
-//! Rotary embedding with the angles worked out once for a token and used by every head of every
-//! layer. The rotation itself is the reference's, multiplication by multiplication.
+//! Rotary embedding with angles computed once for a token and used by every head of every layer. The rotation itself is
+//! the reference's, multiplication by multiplication.
 
 use crate::reference::rope::Rope;
 
@@ -20,7 +20,7 @@ impl RopeRow {
 /// Rotates one head in place.
 ///
 /// # Panics
-/// When the head is shorter than the rotated part.
+/// If the head is shorter than the rotated part.
 pub fn apply_rope(head: &mut [f32], rope: &Rope, row: &RopeRow) {
     for (i, &(cos, sin)) in row.turns.iter().enumerate() {
         let (a, b) = rope.pair(i);

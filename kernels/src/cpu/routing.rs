@@ -1,7 +1,7 @@
-//! The choice of experts for a row, and the sum of what they say.
+//! Selection of the experts of a row, and the weighted sum of their outputs.
 //!
-//! Everything here is a function of one row: probabilities are added in the order of the experts,
-//! weights and results in the order in which experts were chosen.
+//! All results are functions of one row: probabilities are added in the order of the experts, weights and outputs in
+//! the order of selection.
 
 use crate::Weighing;
 
@@ -11,12 +11,12 @@ pub struct Choice {
     pub weight: f32,
 }
 
-/// Fills `chosen`, the most likely expert first; of equally likely ones the lower index. `logits` are lost.
+/// Fills `chosen`, the most likely expert first; of equally likely ones the lower index. `logits` are overwritten.
 ///
-/// Of logits that are not finite the choice is of different experts all the same, and weights are NaN.
+/// For non-finite logits the chosen experts are still distinct, and weights are NaN.
 ///
 /// # Panics
-/// When more are to be chosen than there are.
+/// If more are to be chosen than there are.
 pub fn route(logits: &mut [f32], weighing: Weighing, chosen: &mut [Choice]) {
     assert!(chosen.len() <= logits.len(), "as many experts as are used");
     match weighing {
@@ -42,7 +42,7 @@ pub fn route(logits: &mut [f32], weighing: Weighing, chosen: &mut [Choice]) {
     }
 }
 
-/// The largest of `x`, the first of equals first, each with what it is there.
+/// The largest of `x`, the first of equals first, each with its value.
 fn choose(x: &[f32], chosen: &mut [Choice]) {
     for n in 0..chosen.len() {
         let (before, rest) = chosen.split_at_mut(n);
@@ -83,7 +83,7 @@ fn softmax(x: &mut [f32]) {
 /// `out += weight * row`.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn add_weighted(weight: f32, row: &[f32], out: &mut [f32]) {
     assert_eq!(row.len(), out.len(), "rows of one length");
     for (out, &value) in out.iter_mut().zip(row) {
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Probabilities over all of them would all but the first be zero.
+    /// Probabilities over all experts would be zero for all but the first.
     #[test]
     fn of_unlikely_ones_the_more_likely_is_chosen_where_only_the_chosen_are_weighed() {
         let mut chosen = [Choice::default(); 3];

@@ -10,11 +10,11 @@ pub struct AttentionShape {
     /// Divides `n_heads`; head `h` reads key-value head `h / (n_heads / n_kv_heads)`.
     pub n_kv_heads: usize,
     pub head_dim: usize,
-    /// A query sees at most this many positions, itself included.
+    /// Positions that a query sees at most, including its own.
     pub window: Option<usize>,
 }
 
-/// `q` is `[n_heads, head_dim]` at the last position; `keys` and `values` are
+/// Attention of one query. `q` is `[n_heads, head_dim]` at the last position; `keys` and `values` are
 /// `[positions, n_kv_heads, head_dim]` up to and including it. A head's sink is one more score in its softmax, without
 /// a value.
 #[must_use]

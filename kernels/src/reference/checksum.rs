@@ -1,14 +1,13 @@
-//! A checksum of memory that must not change: the wrapping sum over its 64-bit words, each mixed
-//! with its place.
+//! A checksum of memory that must not change: the wrapping sum over its 64-bit words, each mixed with its index.
 //!
-//! Not against malice, against accidents: because the mix of a word is a bijection, one word that
-//! changed always changes the sum; several go unnoticed once in 2^64.
+//! It detects accidents, not attacks: the mix of a word is a bijection, so one changed word always changes the sum;
+//! several changed words go undetected once in 2^64.
 
-/// Checksum of whole 64-bit little-endian words; `first` is the place of the first one, so that a
-/// checksum can be taken in pieces and added up.
+/// Checksum of whole 64-bit little-endian words. `first`: index of the first one, so that checksums of pieces can be
+/// added.
 ///
 /// # Panics
-/// When `bytes` is no whole number of words.
+/// If `bytes` is not a whole number of words.
 #[must_use]
 pub fn checksum(bytes: &[u8], first: u64) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();

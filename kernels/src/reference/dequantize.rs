@@ -17,7 +17,7 @@ pub use small::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
 /// Reads one row (or several contiguous ones).
 ///
 /// # Panics
-/// When `bytes` does not hold exactly `out.len()` elements of type `ty`.
+/// If `bytes` does not hold exactly `out.len()` elements of type `ty`.
 pub fn dequantize_row(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(
         ty.row_bytes(out.len()),

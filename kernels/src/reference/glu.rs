@@ -1,4 +1,4 @@
-//! The gated linear unit (Shazeer, arXiv:2002.05202, section 2): `activation(gate) * up`, or what a model makes of it.
+//! The gated linear unit (Shazeer, arXiv:2002.05202, section 2): `activation(gate) * up`, or a model's variant of it.
 
 use crate::Activation;
 

@@ -1,9 +1,10 @@
 //! `y = W x + b` for one row of activations.
 
-/// `weight` is `[n_out, n_in]` row-major, already dequantized; sizes follow from the slices.
+/// Product of a matrix and a row. `weight` is `[n_out, n_in]` row-major, already dequantized; sizes follow from the
+/// slices.
 ///
 /// # Panics
-/// When the sizes do not fit together.
+/// If the sizes are inconsistent.
 #[must_use]
 pub fn matmul(weight: &[f32], x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
     assert!(

@@ -19,7 +19,7 @@ pub struct Rope {
     /// Values at the front of a head that are rotated; the rest pass through.
     pub dims: usize,
     pub base: f32,
-    /// Divides every frequency; 1 when there is no linear scaling.
+    /// Divides every frequency; 1 without linear scaling.
     pub scale: f32,
     /// Divides the frequency of each pair, `[dims / 2]`.
     pub factors: Option<Vec<f32>>,

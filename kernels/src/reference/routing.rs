@@ -1,17 +1,18 @@
-//! The choice of experts for a row (llama.cpp's `build_moe_ffn` with softmax): the most likely ones, and their weights.
+//! Selection of the experts of a row (llama.cpp's `build_moe_ffn` with softmax): the most likely ones, and their
+//! weights.
 
 use super::softmax::softmax;
 
-/// What an expert's result is multiplied by.
+/// Definition of an expert's weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Weighing {
-    /// Its probability among all experts.
+    /// Probability among all experts.
     Softmax = 0,
-    /// The same, divided by the sum of those of the chosen. llama.cpp does not divide by less than 2⁻¹⁴; the most
-    /// likely of its 512 experts at most has 2⁻⁹ alone.
+    /// Probability divided by the sum over the chosen experts. llama.cpp does not divide by less than 2⁻¹⁴; the most
+    /// likely of its at most 512 experts alone has at least 2⁻⁹.
     Renormalized = 1,
-    /// Its probability among the chosen (`LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX_WEIGHT`).
+    /// Probability among the chosen experts (`LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX_WEIGHT`).
     OfChosen = 2,
 }
 
@@ -24,7 +25,7 @@ pub fn route(logits: &[f32], used: usize, weighing: Weighing) -> Vec<(usize, f32
         }
         Weighing::OfChosen => logits.iter().copied().enumerate().collect(),
     };
-    // A stable sort: what is equal stays in order.
+    // A stable sort: equals stay in order.
     experts.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     experts.truncate(used);
     let weights: Vec<f32> = experts.iter().map(|&(_, weight)| weight).collect();

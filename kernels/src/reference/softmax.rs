@@ -1,4 +1,4 @@
-//! `p_i = exp(x_i - max) / sum`, the maximum taken out so that nothing overflows.
+//! `p_i = exp(x_i - max) / sum`; the maximum is subtracted to avoid an overflow.
 
 #[must_use]
 pub fn softmax(x: &[f32]) -> Vec<f32> {

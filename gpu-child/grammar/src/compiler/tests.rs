@@ -1,4 +1,4 @@
-//! Masks against those of llguidance alone.
+//! Comparison of masks with those of plain llguidance.
 
 use super::*;
 use crate::limits::{MAX_KEPT_GRAMMARS, MAX_SCOUTED_BYTES};
@@ -27,7 +27,7 @@ const GRAMMARS: &[(&str, &str)] = &[
         "lark",
         "start: text <|tool|> %json {\"type\": \"object\"} text\ntext: /[a-z \"]*/",
     ),
-    // Counts more characters than are looked at in advance.
+    // Counts more characters than the scout looks ahead.
     ("json", r#"{"type": "string", "maxLength": 200}"#),
     // One text may be of two lexemes.
     ("lark", "start: (A \"1\" | B \"0\")+\nA: /[ae]+/\nB: /a*e/"),
@@ -54,7 +54,7 @@ fn grammar((kind, text): (&str, &str)) -> Grammar {
     }
 }
 
-/// Below a limit, by SplitMix64.
+/// A number below a limit, by SplitMix64.
 pub(crate) fn random(state: &mut u64, limit: usize) -> usize {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -63,7 +63,7 @@ pub(crate) fn random(state: &mut u64, limit: usize) -> usize {
     ((z ^ (z >> 31)) % limit as u64) as usize
 }
 
-/// Bytes, and texts of what grammars and strings are made of, some of them twice.
+/// Bytes, and typical texts of grammars and strings, some of them twice.
 pub(crate) fn facts() -> TokenizerFacts {
     let mut tokens: Vec<(String, TokenKind)> = (0..=255_u8)
         .map(|byte| (format!("<0x{byte:02X}>"), TokenKind::Byte))
@@ -108,7 +108,7 @@ pub(crate) fn facts() -> TokenizerFacts {
 }
 
 impl Compiler {
-    /// Without what this crate adds.
+    /// A matcher of plain llguidance.
     fn plain(&self, grammar: &Grammar) -> Matcher {
         let mut parser = self.parser(grammar).expect("a grammar");
         parser.start_without_prompt();
@@ -122,7 +122,7 @@ fn masks_are_those_of_llguidance_whether_their_tables_are_kept_or_not() {
     for grammar in GRAMMARS.iter().copied().map(grammar) {
         for seed in 0..6 {
             let mut plain = compiler.plain(&grammar);
-            // The first makes tables on its way, where walks before have not. The second finds them.
+            // The first matcher creates tables in states without one. The second finds them.
             let mut first = compiler.compile(&grammar).expect("a grammar");
             let mut again = compiler.compile(&grammar).expect("a grammar");
             let (mut state, mut drawn) = (seed, Vec::new());
@@ -145,7 +145,8 @@ fn masks_are_those_of_llguidance_whether_their_tables_are_kept_or_not() {
     }
 }
 
-/// So limits, which count it, end an answer at the same token whoever has made the tables.
+/// Limits count the lexer's size, so they end an answer at the same token, independently of the matcher that created
+/// the tables.
 #[test]
 fn a_lexer_learns_the_same_whether_its_tables_are_kept_or_not() {
     let compiler = Compiler::new(&facts()).expect("a vocabulary");

@@ -1,14 +1,14 @@
-//! Which lexemes may begin an answer, and which may follow each.
+//! First and follow sets of the lexemes.
 
 use super::Tree;
 use super::automaton::Automaton;
 use super::class::Bytes;
 use super::cut::Node;
 
-/// Lexemes, each counted as often as it stands somewhere.
+/// Maximum number of lexemes, counted once per occurrence.
 const MAX_LEXEMES: usize = 4096;
 
-/// Numbers of lexemes.
+/// Set of lexemes, by number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Set(Vec<u64>);
 
@@ -21,7 +21,7 @@ impl Set {
         self.0[number / 64] |= 1 << (number % 64);
     }
 
-    /// Adds what the other one has, and returns what was not there.
+    /// Adds the other set, and returns the new elements.
     pub(super) fn added(&mut self, other: &Self) -> Self {
         let both = self.0.iter_mut().zip(&other.0);
         let new = both.map(|(ours, theirs)| {
@@ -32,12 +32,12 @@ impl Set {
         Self(new.collect())
     }
 
-    /// How many are looked through for one of the operations on all of it.
+    /// Number of words that an operation on the whole set reads.
     pub(super) fn words(&self) -> usize {
         self.0.len()
     }
 
-    /// Something was not there.
+    /// Adds the other set. True if an element is new.
     fn add(&mut self, other: &Self) -> bool {
         let mut changed = false;
         for (ours, theirs) in self.0.iter_mut().zip(&other.0) {
@@ -59,16 +59,16 @@ impl Set {
 pub(super) struct Around<'a> {
     pub(super) trees: Vec<&'a Tree>,
     pub(super) automata: Vec<Automaton>,
-    /// What may begin an answer.
+    /// Lexemes that may begin an answer.
     pub(super) first: Set,
-    /// What may follow each.
+    /// Lexemes that may follow each lexeme.
     pub(super) follow: Vec<Set>,
-    /// What a text of each may be followed by.
+    /// Bytes that may follow a text of each lexeme.
     after: Vec<Bytes>,
 }
 
 impl<'a> Around<'a> {
-    /// None where it takes too many steps.
+    /// Computes the sets. `None` if it takes too many steps.
     pub(super) fn new(bodies: &'a [Node], steps: &mut usize) -> Option<Self> {
         let mut trees = Vec::new();
         bodies.iter().for_each(|body| collect(body, &mut trees));
@@ -89,7 +89,7 @@ impl<'a> Around<'a> {
         });
         let ends: Vec<usize> = ends.collect();
         let sweep = (bodies.len() + trees.len()) * trees.len().div_ceil(64);
-        // What begins a rule is known from the rules in it, and what follows it from those that it is in.
+        // The first set of a rule follows from the rules in it, its follow set from the rules around it.
         while std::mem::take(&mut seeker.changed) {
             *steps = steps.checked_sub(sweep)?;
             for (id, body) in bodies.iter().enumerate().rev() {
@@ -154,7 +154,7 @@ impl Rule {
     }
 }
 
-/// Goes through all rules until nothing changes.
+/// Iterates over all rules until nothing changes.
 struct Seeker<'a> {
     automata: &'a [Automaton],
     rules: Vec<Rule>,
@@ -162,7 +162,7 @@ struct Seeker<'a> {
     changed: bool,
 }
 
-/// What a part may begin with.
+/// First set of a part.
 struct Start {
     first: Set,
     is_nullable: bool,
@@ -176,7 +176,7 @@ impl Seeker<'_> {
         rule.is_nullable = start.is_nullable;
     }
 
-    /// `end` is one more than the number of its last lexeme.
+    /// Computes the first set of a node. `end`: one more than the number of its last lexeme.
     fn start(&self, node: &Node, end: usize) -> Start {
         match node {
             Node::Empty => self.nothing(true),
@@ -217,7 +217,7 @@ impl Seeker<'_> {
         }
     }
 
-    /// Notes what follows its lexemes and rules, where `after` follows it.
+    /// Records the follow sets of its lexemes and rules, if `after` follows it.
     fn part(&mut self, node: &Node, end: usize, after: &Set) {
         match node {
             Node::Empty => {}

@@ -1,17 +1,18 @@
-//! The places in a lexeme, as Glushkov has them: one for each class that is written in it.
+//! Glushkov automaton of a lexeme: one position for each class in it.
 
 use super::Tree;
 use super::class::{Bytes, Class};
 use std::collections::{HashMap, HashSet};
 
-/// A repetition of more is taken as one without end: its texts are among those.
+/// Maximum number of copies of a repeated part. A larger repetition is approximated by an unbounded one, which includes
+/// its texts.
 const MAX_COPIES: u32 = 8;
 
-/// What matches a lexeme.
+/// Automaton of a lexeme.
 #[derive(Debug, Default)]
 pub(super) struct Automaton {
     places: Vec<Place>,
-    /// Where a text may begin.
+    /// Positions at which a text may begin.
     first: Vec<usize>,
     first_bytes: Bytes,
     pub(super) is_nullable: bool,
@@ -24,12 +25,12 @@ struct Place {
     is_last: bool,
 }
 
-/// What a text of one lexeme is to another one.
+/// Relation of a lexeme's texts to another lexeme.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Meeting {
-    /// Some text is a text of both.
+    /// The lexemes have a text in common.
     pub(super) at_end: bool,
-    /// The bytes that may continue a text of the first one towards a text of the second one.
+    /// Bytes that may continue a text of the first lexeme towards a text of the second.
     pub(super) onward: Bytes,
 }
 
@@ -68,7 +69,7 @@ impl Automaton {
         bytes
     }
 
-    /// `steps` are taken from what may still be spent. None where they do not suffice.
+    /// Compares with another lexeme. `steps`: remaining budget, reduced by the work. `None` if it does not suffice.
     pub(super) fn meeting(&self, other: &Self, steps: &mut usize) -> Option<Meeting> {
         let mut meeting = Meeting {
             at_end: self.is_nullable && other.is_nullable,
@@ -135,7 +136,7 @@ impl Automaton {
         }
     }
 
-    /// Those that begin alike share places.
+    /// Words with a common prefix share positions.
     fn words(&mut self, words: &[&Tree]) -> Part {
         let mut part = Part::empty();
         part.is_nullable = false;

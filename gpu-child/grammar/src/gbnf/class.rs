@@ -13,7 +13,7 @@ impl Class {
         Self(vec![(char::MIN, char::MAX)])
     }
 
-    /// None where it has no character.
+    /// `None` for an empty class.
     pub(super) fn new(mut ranges: Vec<(char, char)>, negated: bool) -> Option<Self> {
         ranges.sort_unstable();
         let mut united: Vec<(char, char)> = Vec::new();
@@ -47,7 +47,7 @@ impl Class {
         false
     }
 
-    /// The bytes that its characters begin with in UTF-8.
+    /// First bytes of its characters in UTF-8.
     pub(super) fn first_bytes(&self) -> Bytes {
         let mut bytes = Bytes::default();
         for (first, last) in &self.0 {
@@ -84,7 +84,7 @@ fn lead(of: char) -> u8 {
     buffer[0]
 }
 
-/// Surrogates are no characters and are passed over.
+/// The next character. Surrogates are not characters and are skipped.
 fn after(of: char) -> Option<char> {
     (of..=char::MAX).nth(1)
 }

@@ -1,30 +1,30 @@
-//! Which parts become lexemes.
+//! Selection of the parts that become lexemes.
 //!
-//! Two lexemes stand beside each other where some text before them may be followed by either. The parser's lexer reads
-//! on as long as one of them goes on. So a text of the first that is complete must not be continued by the second with a byte
-//! that may also begin what follows the first: such lexemes are in conflict, and one of them is taken apart.
-//! What follows and what stands beside is found as if each place where a rule is used were followed by what follows any of them:
-//! some conflicts are none, but none is overlooked.
+//! Two lexemes are alternatives if either may follow the same text. The parser's lexer continues while one of them
+//! matches. So a complete text of the first must not be continued by the second with a byte that may also begin a
+//! follower of the first: such lexemes are in conflict, and one of them is split. Follow sets and alternatives are
+//! computed as if every use of a rule had the followers of all its uses: this finds some false conflicts, but misses
+//! none.
 
 use super::around::{Around, Set};
 use super::{Rules, Tree};
 use std::collections::HashSet;
 
-/// Pairs of lexemes and of places in them that are compared, and what is looked at to find them.
+/// Budget: compared pairs of lexemes and of positions in them, and the work to find them.
 const MAX_STEPS: usize = 2_000_000;
 
-/// Classes of a lexeme: it is a part of an answer, and no expression of all of it, which would have a state for
-/// each of its characters.
+/// Maximum number of classes of a lexeme: it is a part of an answer, and no expression of all of it, which would have a
+/// state for each of its characters.
 const MAX_SIZE: u64 = 256;
 
-/// Size of what may be repeated often in one lexeme.
+/// Maximum size of a part with many repetitions in one lexeme.
 const MAX_REPEATED: u64 = 24;
 
 /// A rule around lexemes.
 #[derive(Debug)]
 pub(super) enum Node {
     Empty,
-    /// It refers to no rule.
+    /// A part without references to rules.
     Lexeme(Tree),
     Rule(usize),
     Sequence(Vec<Node>),
@@ -32,8 +32,10 @@ pub(super) enum Node {
     Repeat(Box<Node>, u32, Option<u32>),
 }
 
+/// Divides the rules into lexemes.
+///
 /// # Errors
-/// When there is too much to compare.
+/// If the comparison exceeds its budget.
 pub(super) fn lexemes(rules: Rules<Tree>) -> Result<Rules<Node>, String> {
     let mut bodies: Vec<Node> = rules.bodies.into_iter().map(node).collect();
     let mut steps = MAX_STEPS;
@@ -57,7 +59,7 @@ pub(super) fn lexemes(rules: Rules<Tree>) -> Result<Rules<Node>, String> {
     }
 }
 
-/// The largest parts that refer to no rule and have some size at most.
+/// The largest parts without references to rules, up to a maximum size.
 fn node(tree: Tree) -> Node {
     match tree {
         Tree::Empty => Node::Empty,
@@ -80,7 +82,7 @@ fn taken_apart(tree: Tree) -> Node {
     }
 }
 
-/// Classes, as often as they are repeated. None where it refers to a rule.
+/// Number of classes, multiplied by repetitions. `None` if it refers to a rule.
 fn size(tree: &Tree) -> Option<u64> {
     let sum = |trees: &[Tree]| {
         trees
@@ -99,7 +101,7 @@ fn size(tree: &Tree) -> Option<u64> {
     }
 }
 
-/// Whatever its size: something short that is repeated, or a choice between words.
+/// True for a part that is a lexeme at any size: a repetition of a short part, or a choice between words.
 fn is_simple(tree: &Tree) -> bool {
     match tree {
         Tree::Repeat(tree, ..) => size(tree).is_some_and(|size| size <= MAX_REPEATED),
@@ -108,7 +110,7 @@ fn is_simple(tree: &Tree) -> bool {
     }
 }
 
-/// Words among other alternatives are one.
+/// Merges the words among the alternatives to one.
 fn either(trees: Vec<Tree>) -> Node {
     let (mut words, rest): (Vec<Tree>, Vec<Tree>) = trees.into_iter().partition(Tree::is_word);
     let mut nodes: Vec<Node> = Vec::new();
@@ -121,7 +123,7 @@ fn either(trees: Vec<Tree>) -> Node {
     Node::Either(nodes)
 }
 
-/// What is gained where it is taken apart: at the end a literal becomes characters.
+/// Priority for splitting: a literal is split into characters last.
 fn worth(tree: &Tree) -> u8 {
     match tree {
         Tree::Sequence(_) if tree.is_word() => 1,
@@ -131,7 +133,7 @@ fn worth(tree: &Tree) -> u8 {
     }
 }
 
-/// In the order in which lexemes are numbered.
+/// Visits all lexemes in the order of their numbers.
 fn each_lexeme(node: &mut Node, see: &mut dyn FnMut(&mut Node)) {
     match node {
         Node::Lexeme(_) => see(node),
@@ -143,7 +145,7 @@ fn each_lexeme(node: &mut Node, see: &mut dyn FnMut(&mut Node)) {
     }
 }
 
-/// The numbers of lexemes to take apart. None where it takes too many steps.
+/// Numbers of lexemes to split. `None` if it takes too many steps.
 fn conflicts(bodies: &[Node], steps: &mut usize) -> Option<HashSet<usize>> {
     let around = Around::new(bodies, steps)?;
     let mut beside = Beside {
@@ -157,7 +159,7 @@ fn conflicts(bodies: &[Node], steps: &mut usize) -> Option<HashSet<usize>> {
     while let Some((our, their)) = beside.open.pop() {
         let sets = (&around.follow[our], &around.follow[their]);
         *steps = steps.checked_sub(sets.0.words())?;
-        // Many are followed by the same.
+        // Many have the same followers.
         if seen.insert(sets) {
             beside.see(sets.0, sets.1, steps)?;
         }
@@ -165,7 +167,7 @@ fn conflicts(bodies: &[Node], steps: &mut usize) -> Option<HashSet<usize>> {
     Some(beside.apart)
 }
 
-/// Lexemes beside each other.
+/// Alternative lexemes.
 struct Beside<'a> {
     around: &'a Around<'a>,
     seen: Vec<Set>,

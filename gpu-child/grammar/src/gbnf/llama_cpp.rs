@@ -1,4 +1,5 @@
-//! What llama.cpp accepts: the grammars and texts of its own `tests/test-grammar-integration.cpp`, without those that name tokens.
+//! Conformance with llama.cpp: the grammars and texts of its own `tests/test-grammar-integration.cpp`, without those
+//! that refer to tokens.
 
 use super::tests::{accepts, compiler};
 use super::*;

@@ -1,11 +1,13 @@
-//! The text of a grammar, read as llama.cpp reads it.
+//! Parser of a grammar's text, compatible with llama.cpp's.
 
 use super::class::Class;
 use super::{MAX_NESTING, MAX_REPETITIONS, MAX_RULES, Rules, Tree};
 use std::collections::HashMap;
 
+/// Parses the rules.
+///
 /// # Errors
-/// With line and column.
+/// A message with line and column.
 pub(super) fn rules(text: &str) -> Result<Rules<Tree>, String> {
     let mut reader = Reader {
         text,
@@ -24,17 +26,17 @@ pub(super) fn rules(text: &str) -> Result<Rules<Tree>, String> {
 
 struct Reader<'a> {
     text: &'a str,
-    /// In bytes.
+    /// Position in bytes.
     at: usize,
     depth: usize,
     ids: HashMap<&'a str, usize>,
     found: Vec<Found<'a>>,
 }
 
-/// A rule that was named.
+/// A referenced or defined rule.
 struct Found<'a> {
     name: &'a str,
-    /// Where it was named first.
+    /// Position of its first occurrence.
     at: usize,
     body: Option<Tree>,
 }
@@ -279,7 +281,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Spaces and comments.
+    /// Skips spaces and comments.
     fn skip(&mut self, lines: bool) {
         loop {
             self.while_so(|next| {

@@ -1,13 +1,13 @@
-//! Rules that are not recursive, written out where they are used.
+//! Inlining of non-recursive rules.
 //!
 //! A rule that refers to itself at its end alone (`ws ::= [ \n] ws | ""`), or at its beginning alone, is a repetition.
 
 use super::{MAX_DEPTH, MAX_PARTS, Rules, Tree};
 
-/// Rules that are recursive, and the root. Their bodies refer to no others.
+/// Recursive rules, and the root. Their bodies refer to no others.
 ///
 /// # Errors
-/// When they have too many parts, or a rule matches no text at all.
+/// If they have too many parts, or a rule matches no text at all.
 pub(super) fn written_out(mut rules: Rules<Tree>) -> Result<Rules<Tree>, String> {
     check_productive(&rules)?;
     for (id, body) in rules.bodies.iter_mut().enumerate() {
@@ -35,7 +35,7 @@ struct Writer<'a> {
     rules: &'a Rules<Tree>,
     recursive: &'a [bool],
     parts: usize,
-    /// Rules that stay, by their old indices.
+    /// Remaining rules, by their old indices.
     kept: Vec<usize>,
 }
 
@@ -78,7 +78,7 @@ impl Writer<'_> {
     }
 }
 
-/// The rule as a repetition, where it refers to itself at one side alone.
+/// The rule as a repetition, if it refers to itself at one side alone.
 fn repetition(body: &Tree, id: usize) -> Option<Tree> {
     if !refers(body, id) {
         return None;
@@ -98,7 +98,7 @@ fn repetition(body: &Tree, id: usize) -> Option<Tree> {
     None
 }
 
-/// Into what stands beside the reference, and alternatives that have none.
+/// Splits alternatives into the parts next to the reference, and alternatives without one.
 fn split(
     tree: &Tree,
     id: usize,
@@ -159,7 +159,7 @@ fn references(tree: &Tree, see: &mut dyn FnMut(usize)) {
     }
 }
 
-/// Rules that lead to a circle of references: what is left when those are taken away whose references are all taken away.
+/// Rules that lead to a cycle of references: the rest after repeated removal of rules without remaining references.
 fn recursive(rules: &Rules<Tree>) -> Vec<bool> {
     let mut recursive = vec![true; rules.bodies.len()];
     loop {
@@ -176,7 +176,7 @@ fn recursive(rules: &Rules<Tree>) -> Vec<bool> {
     }
 }
 
-/// An answer could begin such a rule and never end.
+/// Refuses rules without a finite text: an answer could begin such a rule and never end.
 fn check_productive(rules: &Rules<Tree>) -> Result<(), String> {
     let mut ends = vec![false; rules.bodies.len()];
     loop {

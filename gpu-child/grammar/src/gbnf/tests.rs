@@ -1,4 +1,4 @@
-//! What the Lark grammars accept, against a recognizer of GBNF that knows no lexemes.
+//! Comparison of the Lark grammars with a recognizer of GBNF without lexemes.
 
 use super::*;
 use crate::Compiler;
@@ -10,7 +10,7 @@ pub(super) fn compiler() -> Compiler {
     Compiler::new(&facts()).expect("a vocabulary")
 }
 
-/// Byte by byte: a lexeme must not depend on how a text is cut into tokens.
+/// Byte by byte: a lexeme must not depend on the tokenization.
 pub(super) fn accepts(compiler: &Compiler, lark: &str, text: &str) -> bool {
     let grammar = Grammar::Lark(lark.to_owned());
     let matcher = compiler.compile(&grammar);
@@ -21,7 +21,7 @@ pub(super) fn accepts(compiler: &Compiler, lark: &str, text: &str) -> bool {
     }) && matcher.is_complete().is_ok_and(|complete| complete)
 }
 
-/// The ends of the rule's texts that begin at `from`, by trying.
+/// Finds the ends of the rule's texts that begin at `from`, by exhaustive search.
 struct Recognizer<'a> {
     rules: &'a Rules<Tree>,
     text: Vec<char>,
@@ -29,7 +29,7 @@ struct Recognizer<'a> {
 
 impl Recognizer<'_> {
     fn accepts(&self) -> bool {
-        // What is found for each rule at each place, until nothing more is found.
+        // Results for each rule at each position, until a fixed point is reached.
         let places = self.text.len() + 1;
         let mut found = vec![vec![HashSet::new(); places]; self.rules.bodies.len()];
         loop {
@@ -80,7 +80,7 @@ impl Recognizer<'_> {
     }
 }
 
-/// Some part of a grammar over a, b, é and è, whose first bytes are equal.
+/// A random part of a grammar over a, b, é and è. The last two have equal first bytes.
 fn part(state: &mut u64, depth: usize) -> String {
     let classes = ["[ab]", "[^a]", "[é]", "[è-ê]", "a", "[a-é]", "."];
     let literals = [
@@ -132,7 +132,7 @@ fn the_language_of_random_grammars_stays_the_same() {
     assert!(taken > tried / 20 && taken < tried, "{taken} of {tried}");
 }
 
-/// Grammars of the shapes that llama.cpp publishes: some texts of each, and some that are none.
+/// Grammars in the style of llama.cpp's published ones: each with texts inside and outside its language.
 const GRAMMARS: &[(&str, &[&str], &[&str])] = &[
     (
         r##"# JSON
@@ -235,7 +235,7 @@ cjk ::= [一-鿿]"#,
         &["", "a", "日 ", "日  本"],
     ),
     (
-        // A rule that repeats itself, names that Lark reads otherwise, and escapes.
+        // A rule that repeats itself, names with another meaning in Lark, and escapes.
         r##"Root-2 ::= "/" root_2 "\\" | "\U0001F600"
 root_2 ::= [\]\[\-^a]? "#" root_2?
 root ::= ROOT-2 | Root-2
@@ -336,7 +336,7 @@ fn what_is_malformed_or_not_implemented_is_refused_with_its_place() {
     }
 }
 
-/// Each is refused, or written out in bounded time and size.
+/// Each is refused, or inlined in bounded time and size.
 #[test]
 fn what_is_written_to_cost_much_ends() {
     let doubled = |to: usize| -> String {

@@ -1,4 +1,4 @@
-//! Lexemes and what is around them, as Lark.
+//! Lark text of lexemes and the rules around them.
 
 use super::class::Class;
 use super::cut::Node;
@@ -23,7 +23,7 @@ pub(super) fn lark(rules: &Rules<Node>) -> String {
     writer.text + &writer.defined
 }
 
-/// A name of Lark for each: small letters are a rule's. The first one is the start.
+/// Lark names of the rules, in lower case. The first one is the start.
 fn names(names: &[String]) -> Vec<String> {
     let mut taken = HashSet::from(["start".to_owned()]);
     let rest = names.iter().skip(1).map(|name| {
@@ -43,10 +43,10 @@ fn names(names: &[String]) -> Vec<String> {
 
 struct Writer {
     rules: Vec<String>,
-    /// By their expressions.
+    /// Lexemes by their expressions.
     lexemes: HashMap<String, usize>,
     text: String,
-    /// The lexemes' lines.
+    /// Definitions of the lexemes.
     defined: String,
 }
 
@@ -140,7 +140,7 @@ fn class(of: &Class, text: &mut String) {
     }
 }
 
-/// By its number, where it might mean something.
+/// Writes a character, as a number if it might have a special meaning.
 fn char(of: char, text: &mut String) {
     if of.is_ascii_alphanumeric() || of == ' ' {
         text.push(of);

@@ -1,12 +1,12 @@
-//! Work that one schema may make before it is compiled: comparisons and what is derived of them are products of
-//! what a client writes.
+//! Work budget of one schema before its compilation: comparisons and derived schemas are products of the client's
+//! input.
 
 use std::cell::Cell;
 
-/// Schemas looked at.
+/// Compared schemas.
 const MAX_COMPARISONS: usize = 100_000;
 
-/// Expressions made to find out whether texts differ: each has fuel of its own.
+/// Expressions built to compare texts: each has fuel of its own.
 const MAX_EXPRESSIONS: usize = 200;
 
 /// Schemas written for a negation.

@@ -1,5 +1,4 @@
-//! Keywords that say what a value must not be, or what it must be where it is something else: as alternatives of
-//! schemas without such keywords.
+//! Keywords that exclude values (`not`, `if`, dependencies), as alternatives of schemas without such keywords.
 
 use super::negation::{MAX_DEPTH, any_of, typed};
 use super::types::Types;
@@ -7,7 +6,7 @@ use super::{Keywords, Out, Reader, references, wrong};
 use crate::error::GrammarError;
 use serde_json::{Value, json};
 
-/// Ways to combine the alternatives of one schema: the compiler writes each of them.
+/// Maximum combinations of the alternatives of one schema: the compiler writes each of them.
 pub(super) const MAX_WAYS: usize = 128;
 
 impl Reader<'_> {
@@ -66,7 +65,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What is left of a schema where another one inside of it is not met.
+    /// The rest of a schema if another one inside it is not satisfied.
     fn others(
         &mut self,
         keywords: &Keywords,
@@ -84,7 +83,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Each is a property that is not there, or one that is, and what it asks for.
+    /// Alternatives for each dependency: the property is absent, or present with its requirement.
     fn dependencies(
         &mut self,
         keywords: &Keywords,
@@ -119,8 +118,8 @@ impl Reader<'_> {
     }
 }
 
-/// Combinations of alternatives that a schema leaves, in the compiler's words: those of one are added, and of what
-/// holds together multiplied.
+/// Number of combinations of a schema's alternatives, in the compiler's dialect: alternatives are added, conjunctions
+/// multiplied.
 pub(super) fn ways(schema: &Value) -> usize {
     let parts = |name: &str| schema.get(name).and_then(Value::as_array);
     let alternatives = parts("anyOf").map_or(1, |all| {
@@ -130,7 +129,7 @@ pub(super) fn ways(schema: &Value) -> usize {
     together.fold(alternatives, usize::saturating_mul)
 }
 
-/// Names of properties that schemas speak of.
+/// Property names in schemas.
 pub(super) fn own_names(schemas: &[&Keywords]) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     for keywords in schemas {
@@ -145,7 +144,7 @@ pub(super) fn own_names(schemas: &[&Keywords]) -> Vec<String> {
     out
 }
 
-/// An object may have a property of this name.
+/// True if an object may have a property of this name.
 fn may_have(keywords: &Keywords, name: &str) -> bool {
     let own = keywords.get("properties").and_then(|it| it.get(name));
     let is_closed = keywords.get("additionalProperties") == Some(&Value::Bool(false))

@@ -1,16 +1,18 @@
-//! How many properties an object has. The compiler counts those that no keyword names; of those that one does, it is
-//! told which are there.
+//! Number of an object's properties. The compiler counts those without a keyword; for named ones, the translation
+//! states which are present.
 
 use super::negation::{any_of, typed};
 use super::types::Types;
 use super::{Keywords, Out, numbers};
 use serde_json::{Map, Value, json};
 
-/// Sets of names that are tried.
+/// Maximum number of sets of names.
 const MAX_SETS: usize = 64;
 
+/// Translates the limits.
+///
 /// # Errors
-/// The keyword, and why it cannot be followed.
+/// The keyword, and the reason for its refusal.
 pub(super) fn write(keywords: &Keywords, out: &mut Out) -> Result<(), String> {
     let number = |name: &str| keywords.get(name).and_then(numbers::count);
     let (least, most) = (
@@ -79,7 +81,7 @@ pub(super) fn write(keywords: &Keywords, out: &mut Out) -> Result<(), String> {
 
 struct Sets<'a> {
     optional: Vec<&'a str>,
-    /// Properties that must be there beside those that are required.
+    /// Number of required properties besides those in `required`.
     more: usize,
     has_others: bool,
 }
@@ -114,7 +116,7 @@ impl Sets<'_> {
         (parts.len() <= MAX_SETS).then_some(parts)
     }
 
-    /// These are there, and of the others none where `is_all`.
+    /// Schema with these properties present, and, if `is_all`, no other.
     fn part(&self, set: &[&str], is_all: bool, least: Option<u64>) -> Value {
         let mut part = json!({"type": "object", "required": set});
         if is_all {
@@ -128,7 +130,7 @@ impl Sets<'_> {
         part
     }
 
-    /// All sets of so many; `None`: they are too many.
+    /// All sets of this size; `None`: there are too many.
     fn of_size(&self, size: usize) -> Option<Vec<Vec<&str>>> {
         let mut sets: Vec<(usize, Vec<&str>)> = vec![(0, Vec::new())];
         for _ in 0..size {

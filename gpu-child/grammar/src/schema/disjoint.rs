@@ -1,6 +1,6 @@
-//! Whether no value is valid under two schemas. Where that is not seen, they are taken to overlap.
+//! Disjointness of schemas: no value is valid under both. Undecided pairs count as overlapping.
 //!
-//! What only some validators look at excludes nothing: a format, and whatever stands beside a reference.
+//! Keywords that only some validators check exclude nothing: a format, and siblings of a reference.
 
 use super::budget::Budget;
 use super::references::References;
@@ -9,10 +9,10 @@ use super::types::Types;
 use llguidance::derivre::RegexAst;
 use serde_json::Value;
 
-/// References followed one behind another, and schemas inside of schemas.
+/// Maximum length of a chain of references, and depth of nested schemas.
 const MAX_DEPTH: usize = 16;
 
-/// Below this, a whole number and its neighbours are told apart by every reader.
+/// Below this, every JSON parser distinguishes an integer from its neighbours.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
 static ANYTHING: Value = Value::Bool(true);
@@ -20,12 +20,12 @@ static ANYTHING: Value = Value::Bool(true);
 pub(super) struct Comparison<'a> {
     pub(super) references: &'a References<'a>,
     pub(super) budget: &'a Budget,
-    /// It knows no `const`, and no numbers of `exclusiveMinimum`.
+    /// Draft 4: no `const`, and `exclusiveMinimum` is not a number.
     pub(super) is_draft_4: bool,
 }
 
 impl<'a> Comparison<'a> {
-    /// No value of these types is valid under both.
+    /// True if no value of these types is valid under both.
     pub(super) fn exclude(&self, one: &Value, other: &Value, within: Types) -> bool {
         self.compare(one, other, within, MAX_DEPTH)
     }
@@ -54,7 +54,7 @@ impl<'a> Comparison<'a> {
             })
     }
 
-    /// What a chain of references ends at.
+    /// End of a chain of references.
     pub(super) fn resolved<'v>(&self, schema: &'v Value) -> &'v Value
     where
         'a: 'v,
@@ -98,7 +98,7 @@ impl<'a> Comparison<'a> {
         types
     }
 
-    /// A number with a fraction may be valid.
+    /// True if a number with a fraction may be valid.
     pub(super) fn has_fractions(&self, schema: &Value) -> bool {
         let mut parts = self.parts(schema, MAX_DEPTH).into_iter();
         parts.all(|part| match part.get("type") {
@@ -108,7 +108,7 @@ impl<'a> Comparison<'a> {
         })
     }
 
-    /// Values that are all there are.
+    /// The complete list of valid values, if there is one.
     pub(super) fn constants<'v>(&self, schema: &'v Value) -> Option<Vec<&'v Value>> {
         match (schema.get("const"), schema.get("enum")) {
             (Some(value), _) if !self.is_draft_4 => Some(vec![value]),
@@ -125,7 +125,7 @@ impl<'a> Comparison<'a> {
         values.all(|value| self.lacks_at(other, value, depth))
     }
 
-    /// A value is not valid under a schema.
+    /// True if a value is not valid under a schema.
     pub(super) fn lacks(&self, schema: &Value, value: &Value) -> bool {
         self.lacks_at(schema, value, MAX_DEPTH)
     }
@@ -166,7 +166,7 @@ impl<'a> Comparison<'a> {
             }
     }
 
-    /// Schemas that `one` applies in place.
+    /// True if schemas that `one` applies in place exclude the other.
     fn parts_exclude(&self, one: &Value, other: &Value, within: Types, depth: usize) -> bool {
         let exclude = |part: &Value| self.compare(part, other, within, depth - 1);
         let of_any =
@@ -186,7 +186,7 @@ impl<'a> Comparison<'a> {
             && texts::have_nothing_in_common([one, other].concat())
     }
 
-    /// By their length, or by items that both begin with.
+    /// True if their lengths exclude each other, or their common first items.
     fn arrays_exclude(&self, one: &Value, other: &Value, depth: usize) -> bool {
         let count = |schema: &Value, name: &str| schema.get(name).and_then(Value::as_u64);
         let least = |schema| count(schema, "minItems").unwrap_or(0);
@@ -200,7 +200,7 @@ impl<'a> Comparison<'a> {
                 && self.compare(items(one), items(other), Types::ALL, depth - 1)
     }
 
-    /// They differ in a property that `one` requires.
+    /// True if they differ in a property that `one` requires.
     fn objects_exclude(&self, one: &Value, other: &Value, depth: usize) -> bool {
         let mut required = self.parts(one, depth).into_iter();
         let mut required = required.by_ref().flat_map(|part| names(part, "required"));
@@ -221,7 +221,7 @@ impl<'a> Comparison<'a> {
         })
     }
 
-    /// A schema and all that it is made of by `allOf`.
+    /// A schema and all its parts by `allOf`.
     fn parts<'v>(&self, schema: &'v Value, depth: usize) -> Vec<&'v Value>
     where
         'a: 'v,
@@ -247,7 +247,7 @@ pub(super) fn names<'v>(schema: &'v Value, name: &str) -> impl Iterator<Item = &
     list(schema, name).filter_map(Value::as_str)
 }
 
-/// What stands for a property: its own schema, or that of names that no keyword names.
+/// Schemas of a property: its own, or that of unnamed properties.
 fn property<'v>(schema: &'v Value, name: &str) -> impl Iterator<Item = &'v Value> + use<'v> {
     let own = schema.get("properties").and_then(|all| all.get(name));
     let all = own.or_else(|| match schema.get("patternProperties") {
@@ -257,12 +257,12 @@ fn property<'v>(schema: &'v Value, name: &str) -> impl Iterator<Item = &'v Value
     all.into_iter()
 }
 
-/// What stands for each item of a list.
+/// Schema of each item of a list.
 fn all_items(schema: &Value) -> Option<&Value> {
     schema.get("items").filter(|it| !it.is_array())
 }
 
-/// Numbers between two, each of them inside or not.
+/// Numbers between two bounds, each inclusive or exclusive.
 #[derive(Clone, Copy)]
 struct Range {
     low: f64,
@@ -309,7 +309,7 @@ fn ranges_exclude(one: Range, other: Range) -> bool {
     is_under(one, other) || is_under(other, one)
 }
 
-/// Numbers are, whatever they are written as.
+/// Numbers are equal by value, in any notation.
 fn are_equal(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => one.as_f64() == other.as_f64(),

@@ -1,7 +1,7 @@
-//! Formats of strings, as regular expressions whose every text is valid for whoever checks the format.
+//! Formats of strings, as regular expressions with texts that every validator of the format accepts.
 //!
-//! Each is narrower than its standard where validators differ: no leap seconds, capital `T` and `Z`, names of
-//! hosts without two hyphens beside each other, no percent in a host, at most six digits of a second.
+//! Each is narrower than its standard if validators differ: no leap seconds, capital `T` and `Z`, host names without
+//! two adjacent hyphens, no percent in a host, at most six digits of a second.
 
 const MONTH_AND_DAY: &str = "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])\
     |(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))";
@@ -11,7 +11,7 @@ const LEAP_YEAR: &str = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])\
 const TIME: &str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 const NUMBER: &str = "[0-9]{1,9}";
 
-/// Labels of at most 49 characters; five of them and the points between are below the 253 of a name.
+/// Labels of at most 49 characters; five of them and the dots between are below the 253 of a name.
 const LABEL: &str = "[a-zA-Z0-9]{1,23}(?:-[a-zA-Z0-9]{1,12}){0,2}";
 const LAST_LABEL: &str = "[a-zA-Z][a-zA-Z0-9]{0,22}(?:-[a-zA-Z0-9]{1,12}){0,2}";
 const LOCAL_PART: &str =
@@ -24,7 +24,7 @@ const PATH_CHAR: &str = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@]|%[0-9a-fA-F]{2})";
 const FIRST_CHAR: &str = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=@]|%[0-9a-fA-F]{2})";
 const HOST: &str = r"[a-zA-Z0-9][a-zA-Z0-9._~\-]*(?::[0-9]{1,4})?";
 
-/// An encoding that is followed in every draft.
+/// An encoding that is supported in every draft.
 pub(super) const BASE64: &str = "base64";
 
 pub(super) fn base64() -> String {
@@ -32,7 +32,7 @@ pub(super) fn base64() -> String {
     format!("^(?:{c}{{4}})*(?:{c}[AQgw]==|{c}{{2}}[AEIMQUYcgkosw048]=)?$")
 }
 
-/// `None`: no draft from 4 on knows it, and so it says nothing.
+/// Expression of a format; `None` for a name that no draft from 4 on defines, which has no effect.
 pub(super) fn pattern(format: &str) -> Option<String> {
     let inside = match format {
         "date" => date(),
@@ -109,7 +109,7 @@ fn json_pointer() -> String {
     r"(?:/(?:[^~/\x00-\x1F\x7F]|~[01])*)*".to_owned()
 }
 
-/// Expressions that every engine knows: characters, classes and what repeats them, without groups.
+/// Expressions that every engine supports: characters, classes and quantifiers, without groups.
 fn regex() -> String {
     let class = r"\[\^?(?:[a-zA-Z0-9_ ]|a-z|A-Z|0-9|\\[dws])+\]";
     let one = format!(r"(?:[a-zA-Z0-9_ /:,@=-]|\.|\\[.dwsDWS/+*?$^]|{class})[*+?]?");

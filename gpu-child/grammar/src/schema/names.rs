@@ -1,4 +1,4 @@
-//! `propertyNames`, where names are some, or are held by one expression: `patternProperties` with no others beside them.
+//! `propertyNames` with a list of names, or with one expression: `patternProperties` without others beside them.
 
 use super::negation::typed;
 use super::types::Types;
@@ -6,7 +6,7 @@ use super::{Keywords, Out, Reader, formats, numbers, pattern, wrong};
 use crate::error::GrammarError;
 use serde_json::{Map, Value, json};
 
-/// What says nothing of a name.
+/// Keywords without effect on a name.
 const ANNOTATIONS: &[&str] = &["title", "description", "examples", "default", "$comment"];
 
 impl Reader<'_> {
@@ -28,7 +28,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// `None`: every name is valid.
+    /// Schema of the names; `None`: every name is valid.
     fn names(&self, schema: &Value) -> Result<Option<Value>, String> {
         let alone = schema.as_object().is_none_or(|it| it.len() == 1);
         if schema.get("$ref").is_some() && !alone {

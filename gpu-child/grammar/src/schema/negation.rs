@@ -1,24 +1,24 @@
-//! All that is not valid under a schema, as schemas in the compiler's words.
+//! Negation of a schema: the invalid values, as schemas in the compiler's dialect.
 //!
-//! Each value that is valid under one of the pieces is invalid under the schema, for whoever reads it: what only some
-//! validators look at (a format, what stands beside a reference) makes no piece. What no grammar can say, as that a text does
-//! not match an expression, is lost; it is told by type, so that whoever asks can refuse.
+//! Each value that is valid under one of the pieces is invalid under the schema, for every validator: keywords that
+//! only some check (a format, siblings of a reference) yield no piece. A condition that no grammar can express, such as
+//! a text that does not match an expression, is lost. Losses are returned by type, so that the caller can refuse.
 
 use super::types::Types;
 use super::{Keywords, Reader, numbers, texts, wrong};
 use crate::error::GrammarError;
 use serde_json::{Value, json};
 
-/// Schemas inside of schemas.
+/// Maximum depth of nested schemas.
 pub(super) const MAX_DEPTH: usize = 8;
 
-/// Numbers that an enumeration leaves ranges between.
+/// Maximum numbers of an enumeration that is negated as ranges between them.
 const MAX_NUMBERS: usize = 16;
 
-/// Ways to combine the pieces of alternatives that are all to be missed.
+/// Maximum combinations of the pieces of alternatives that must all be invalid.
 const MAX_WAYS: usize = 64;
 
-/// Keywords by the types that they are about, of which no piece is made.
+/// Keywords without pieces, with the types that they apply to.
 const LOST: &[(&str, Types)] = &[
     ("multipleOf", Types::NUMBER),
     ("pattern", Types::STRING),
@@ -54,7 +54,7 @@ impl Negation {
 }
 
 impl Reader<'_> {
-    /// `names`: properties that an object may be told by, where it may have no others.
+    /// Negates a schema. `names`: properties that distinguish an object if it may have no others.
     pub(super) fn negated(
         &mut self,
         schema: &Value,
@@ -103,7 +103,7 @@ impl Reader<'_> {
     /// The pieces that overlap a schema.
     ///
     /// # Errors
-    /// The keyword that is lost for a type of value of which nothing is left.
+    /// The keyword that is lost for a type of value without any piece.
     pub(super) fn left(
         &self,
         schema: &Value,
@@ -127,7 +127,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Gives the types that the other keywords are about.
+    /// Adds the other types, and returns the types that the other keywords apply to.
     fn other_types(&self, schema: &Value, out: &mut Negation) -> Types {
         let types = Types::named(schema);
         let others = Types::ALL.without(types);
@@ -181,7 +181,7 @@ impl Reader<'_> {
         }
     }
 
-    /// On the other side of a bound.
+    /// Numbers on the other side of a bound.
     fn other_numbers(
         &self,
         keywords: &Keywords,
@@ -196,7 +196,7 @@ impl Reader<'_> {
             "minimum" => "exclusiveMaximum",
             "maximum" if is_true("exclusiveMaximum") => "minimum",
             "maximum" => "exclusiveMinimum",
-            // Draft 4 knows no numbers there.
+            // Draft 4 has no numbers there.
             "exclusiveMinimum" if value.is_number() && !self.is_draft_4 => "maximum",
             "exclusiveMaximum" if value.is_number() && !self.is_draft_4 => "minimum",
             _ => return,
@@ -258,7 +258,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What schemas that are applied in place make invalid.
+    /// Negates the schemas that are applied in place.
     fn other_parts(
         &mut self,
         keywords: &Keywords,
@@ -285,7 +285,7 @@ impl Reader<'_> {
                 .iter()
                 .try_fold(1_usize, |ways, it| ways.checked_mul(it.len()));
             match (ways, all.len()) {
-                // Nothing is missed by all.
+                // No value violates all of them.
                 (Some(0), _) => {}
                 (Some(_), 1) => out.pieces.extend(all.pop().unwrap_or_default()),
                 (Some(ways), _) if ways <= MAX_WAYS => {
@@ -296,7 +296,7 @@ impl Reader<'_> {
             }
         }
         if let Some(schema) = keywords.get("not") {
-            // The place is not the schema's own behind a reference.
+            // The place is not the schema's own after a reference.
             if !self.references.is_one_document() {
                 out.lose(Types::ALL, "not");
                 return Ok(());
@@ -332,7 +332,7 @@ fn numbers_of(bounds: &Value) -> Option<Value> {
     out.insert("type".to_owned(), json!("number"));
     numbers::write(bounds.as_object()?, &mut out).ok()?;
     let bound = |name: &str| out.get(name).and_then(Value::as_f64);
-    // Two numbers beside each other have none between them.
+    // Two adjacent numbers have none between them.
     let is_empty = bound("minimum")
         .zip(bound("maximum"))
         .is_some_and(|(low, high)| low > high);
@@ -343,7 +343,7 @@ fn numbers_of(bounds: &Value) -> Option<Value> {
     })
 }
 
-/// Below the first, between two, and above the last.
+/// Ranges below the first number, between two, and above the last.
 fn numbers_between(numbers: &[&Value]) -> Option<Vec<Value>> {
     let mut numbers = numbers.to_vec();
     numbers.sort_by(|one, other| one.as_f64().partial_cmp(&other.as_f64()).expect("no NaN"));

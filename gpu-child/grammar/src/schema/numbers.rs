@@ -1,29 +1,29 @@
-//! Bounds, multiples and constants, as far as numbers of 64 bits hold them exactly.
+//! Bounds, multiples and constants, within the exact range of 64-bit numbers.
 //!
-//! The compiler knows bounds as `f64`. A bound that is not one is moved inwards to the next that is, and so are
-//! most that are exclusive, for a decimal fraction close to one may be read as the bound itself.
+//! The compiler represents bounds as `f64`. Any other bound is moved inwards to the next `f64`, and so are most
+//! exclusive bounds, because a decimal fraction close to one may be parsed as the bound itself.
 
 use serde_json::{Map, Number, Value, json};
 
-/// The least power of two that an `i64` cannot hold. The compiler writes bounds as such.
+/// The smallest power of two that an `i64` cannot hold. The compiler writes bounds as `i64`.
 const TOO_LARGE: f64 = 9_223_372_036_854_775_808.0;
 
-/// What a number above an exclusive zero is at least: one that is written with this many digits is no zero to
-/// any reader.
+/// Minimum above an exclusive zero: a number with this many digits is non-zero for every JSON parser.
 const ABOVE_ZERO: f64 = 1e-30;
 
-/// Integers up to here are exact for every reader, and their fractions of [`LEAST_FRACTION`] up to the other.
+/// Limit of integers that every JSON parser represents exactly. `EXACT_FRACTIONS` is the limit for their fractions of
+/// [`LEAST_FRACTION`].
 const EXACT: f64 = 9_007_199_254_740_991.0;
 const EXACT_FRACTIONS: f64 = 1_099_511_627_776.0;
 const LEAST_FRACTION: f64 = 1.0 / 1024.0;
 
-/// Two of them have a common multiple of 32 bits, which is what the compiler reckons with.
+/// Two of them have a common multiple of 32 bits, the compiler's type.
 const MAX_MULTIPLE: f64 = 65_535.0;
 
-/// Writes bounds and multiples of a schema in the compiler's words.
+/// Translates bounds and multiples of a schema.
 ///
 /// # Errors
-/// The keyword, and what is wrong with it.
+/// The keyword, with the reason.
 pub(super) fn write(
     keywords: &Map<String, Value>,
     out: &mut Map<String, Value>,
@@ -39,7 +39,7 @@ pub(super) fn write(
                 .or(Some(Bound::inclusive(-bound)));
         }
     }
-    // Without a bound the compiler lets numbers through that no reader holds, as 8E657 and what has 400 digits.
+    // Without a bound the compiler allows numbers that no parser holds, as 8E657 and those with 400 digits.
     if low.is_some() || high.is_some() || may_be_number(keywords, out) {
         let bound = Bound::inclusive(-TOO_LARGE.next_down());
         (low, high) = (low.or(Some(bound)), high.or(Some(bound)));
@@ -57,7 +57,8 @@ pub(super) fn write(
     Ok(())
 }
 
-/// It says so, or says something without saying a type. What says nothing at all leaves that to others.
+/// True if the schema has the type number, or has keywords but no type. A schema without keywords leaves numbers to
+/// others.
 fn may_be_number(keywords: &Map<String, Value>, out: &Map<String, Value>) -> bool {
     let is_it = |name: &Value| name == "number" || name == "integer";
     match keywords.get("type") {
@@ -67,7 +68,7 @@ fn may_be_number(keywords: &Map<String, Value>, out: &Map<String, Value>) -> boo
     }
 }
 
-/// A lower bound; an upper one is turned around.
+/// A lower bound; an upper one is negated.
 #[derive(Debug, Clone, Copy)]
 struct Bound {
     at: f64,
@@ -82,8 +83,8 @@ impl Bound {
         }
     }
 
-    /// Above a number that is held exactly. Towards zero, bounds without a fraction stay: the compiler would
-    /// let no 0.9 through below 0.9999999999999999.
+    /// Bound above a number that is held exactly. Towards zero, bounds without a fraction stay: the compiler would
+    /// allow no 0.9 below 0.9999999999999999.
     fn above(at: f64) -> Self {
         match at {
             0.0 => Self::inclusive(ABOVE_ZERO),
@@ -112,7 +113,7 @@ impl Bound {
     }
 }
 
-/// The lower bound that two keywords make together; with `sign` -1 the upper one, turned around.
+/// The lower bound of two keywords together; with `sign` -1 the upper one, negated.
 fn lower(
     keywords: &Map<String, Value>,
     names: [&str; 2],
@@ -129,7 +130,7 @@ fn lower(
         .transpose()?;
     let above = match keywords.get(exclusive) {
         None | Some(Value::Bool(false)) => None,
-        // As draft 4 has it.
+        // Draft 4's form.
         Some(Value::Bool(true)) => at,
         Some(value) => Some(number(exclusive, value)?),
     };
@@ -148,7 +149,7 @@ fn lower(
     Ok(Some(bound))
 }
 
-/// The least `f64` that is not below a number times `sign`, and whether it is equal.
+/// The smallest `f64` that is not below a number times `sign`, and whether it is equal.
 fn inwards(number: &Number, sign: f64) -> (f64, bool) {
     let Some(integer) = integer(number) else {
         return (number.as_f64().unwrap_or_default() * sign, true);
@@ -169,10 +170,10 @@ fn integer(number: &Number) -> Option<i128> {
         .or(number.as_u64().map(i128::from))
 }
 
-/// The largest number whose multiples are told apart: every one of them is read back as it was written.
+/// The largest number with distinguishable multiples: every one of them is parsed to the written value.
 ///
-/// Multiples are those of the decimal fraction that the schema states, as JSON Schema defines them. A validator that
-/// divides two binary fractions does not know all of those: 0.07 / 0.01 is 7.000000000000001.
+/// Multiples are those of the schema's decimal fraction, as JSON Schema defines them. A validator that divides two
+/// binary fractions does not accept all of those: 0.07 / 0.01 is 7.000000000000001.
 fn exact_multiples(value: &Value) -> Result<f64, String> {
     let wrong = |why: &str| Err(format!("multipleOf {value}: {why}"));
     let Some(multiple) = value.as_f64().filter(|it| *it > 0.0) else {
@@ -193,10 +194,10 @@ fn exact_multiples(value: &Value) -> Result<f64, String> {
     }
 }
 
-/// The power of ten that makes an integer of a decimal fraction. `None` where a common multiple with another one
-/// may exceed 32 bits.
+/// The power of ten that turns a decimal fraction into an integer. `None` if a common multiple with another one may
+/// exceed 32 bits.
 fn decimal_scale(fraction: f64) -> Option<f64> {
-    // Rust writes a float with as few digits as tell it from others, and without an exponent.
+    // Rust writes the shortest decimal that identifies a float, without an exponent.
     let text = fraction.to_string();
     let (whole, decimals) = text.split_once('.')?;
     let scale = 10_f64.powi(i32::try_from(decimals.len()).ok()?);
@@ -204,17 +205,17 @@ fn decimal_scale(fraction: f64) -> Option<f64> {
     (digits * scale <= MAX_MULTIPLE).then_some(scale)
 }
 
-/// A count may be written with a fraction that is zero.
+/// A count; a fraction of zero is legal.
 pub(super) fn count(value: &Value) -> Option<u64> {
     let is_whole = |float: &f64| float.fract() == 0.0 && (0.0..=EXACT).contains(float);
     let whole = value.as_f64().filter(is_whole).map(|float| float as u64);
     value.as_u64().or(whole)
 }
 
-/// A constant is written as what it is equal to, and nothing is near it only.
+/// Checks that a constant is written as an equal value, not merely a close one.
 ///
 /// # Errors
-/// Which value cannot be written.
+/// The value that cannot be written.
 pub(super) fn check_constant(value: &Value) -> Result<(), String> {
     match value {
         Value::Number(number) => match is_written_exactly(number) {
@@ -234,13 +235,13 @@ pub(super) fn check_constant(value: &Value) -> Result<(), String> {
     }
 }
 
-/// Control characters without a letter of their own: an escape by number would be a second way to write
-/// each name, and so they are not written at all.
+/// True for a control character without a short escape. A numeric escape would be a second notation for each name, so
+/// such characters are not written at all.
 fn is_escaped_by_number(c: char) -> bool {
     c.is_ascii_control() && !"\u{8}\t\n\u{c}\r".contains(c)
 }
 
-/// As the compiler writes it: an `f64` with as few digits as tell it from others, and zeros behind.
+/// True if the compiler's notation is exact: the shortest decimal of an `f64`, then zeros.
 fn is_written_exactly(number: &Number) -> bool {
     let Some(float) = number.as_f64() else {
         return false;

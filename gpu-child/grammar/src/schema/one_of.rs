@@ -1,4 +1,4 @@
-//! `oneOf`: alternatives that exclude each other, or each held to what no other lets through.
+//! `oneOf`: disjoint alternatives, or each restricted to values that no other accepts.
 
 use super::conditions::own_names;
 use super::disjoint::Comparison;
@@ -8,10 +8,10 @@ use super::{Keywords, Out, Reader, wrong};
 use crate::error::GrammarError;
 use serde_json::{Map, Value, json};
 
-/// Alternatives that are told from each other.
+/// Maximum number of overlapping alternatives.
 const MAX_ALTERNATIVES: usize = 48;
 
-/// Ways to be valid under one of them alone.
+/// Maximum number of schemas for values that are valid under one alternative alone.
 const MAX_WAYS: usize = 64;
 
 const UNCLEAR: &str = "its alternatives are not seen to exclude each other";
@@ -90,7 +90,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What is asked for beside an alternative, so that no other is met: all of one of these lists.
+    /// Conditions beside an alternative that exclude all others: all of one of these lists.
     fn ways_alone(
         &mut self,
         alone: &Alone<'_>,
@@ -143,15 +143,15 @@ impl Reader<'_> {
 
 struct Alone<'a> {
     alternatives: &'a [Value],
-    /// Each with what holds beside all of them.
+    /// Alternatives, each combined with the keywords beside them.
     wholes: Vec<Value>,
-    /// Properties that are spoken of beside them.
+    /// Property names in the keywords beside them.
     names: Vec<String>,
     within: Types,
 }
 
 impl Alone<'_> {
-    /// The places of those that each may have a value in common with.
+    /// Overlaps: for each alternative, the indices of those that may have a value in common with it.
     fn overlaps(&self, comparison: &Comparison<'_>) -> Vec<Vec<usize>> {
         let mut out = vec![Vec::new(); self.wholes.len()];
         for (index, one) in self.wholes.iter().enumerate() {
@@ -165,7 +165,7 @@ impl Alone<'_> {
         out
     }
 
-    /// Where an alternative has some values only: those that none of the others has.
+    /// Exclusive values of alternatives with a list of values: those that none of the others accepts.
     fn constants(
         &self,
         comparison: &Comparison<'_>,
@@ -190,7 +190,8 @@ impl Alone<'_> {
     }
 }
 
-/// What is in the compiler's words means the same in a client's: references do not, and no classes inside of classes.
+/// True if a piece in the compiler's dialect has the same meaning in a client's: references do not, and no classes
+/// inside classes.
 fn is_read_as_clients(piece: &Value) -> bool {
     let text = piece.to_string();
     !text.contains("$ref") && !text.contains("[[")
@@ -200,7 +201,7 @@ fn all_of(schemas: &[&Value]) -> Value {
     json!({"allOf": schemas})
 }
 
-/// What holds beside alternatives, as far as it tells them from each other: the types, and the properties that something requires.
+/// Keywords beside alternatives that help to distinguish them: the types, and the required properties.
 fn context(keywords: &Keywords, alternatives: &[Value]) -> Value {
     let none = Keywords::new();
     let required = |schema: &Keywords| {

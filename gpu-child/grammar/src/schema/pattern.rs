@@ -1,50 +1,52 @@
-//! A regular expression of ECMA 262, which JSON Schema has, as the compiler's engine understands it.
+//! Translation of a regular expression of ECMA 262, JSON Schema's dialect, to the compiler's engine.
 //!
-//! Validators disagree on a few words (`.`, `\W`, `$` …): some follow ECMA, some Python. Each is written here as
-//! what all of them match, so that a text made under it is valid for each. What the engine has no
-//! counterpart of is refused by name.
+//! Validators disagree on some syntax (`.`, `\W`, `$` …): some follow ECMA, some Python. Each is translated to the
+//! intersection, so that a generated text is valid for every validator. Syntax without an equivalent in the engine is
+//! refused by name.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// A character that ends no line anywhere.
+/// A character that ends no line in any dialect.
 const ANY: &str = r"[^\n\r\x{2028}\x{2029}]";
 const EVERY: &str = r"[\x00-\x{10FFFF}]";
 
-/// White space of ECMA and Python both, and of either.
+/// White space of both ECMA and Python, and of either.
 const SPACE: &str = r" \t\n\r\f\v";
 const ANY_SPACE: &str = r" \t\n\r\f\v\x1C-\x1F\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}";
 
-/// The same of digits and of letters of words.
+/// The same for digits and for word characters.
 const DIGIT: &str = "0-9";
 const ANY_DIGIT: &str = r"\p{Nd}";
 const WORD: &str = "0-9a-zA-Z_";
 const ANY_WORD: &str = r"\p{L}\p{N}_";
 
-/// Characters that mean something to the engine, inside a class or outside.
+/// Special characters of the engine, inside a class or outside.
 const MARKS: &str = r"\.+*?()|[]{}^$#&-~";
 
-/// Excluded by each class that excludes something. No text has it, for it has no short escape. llguidance writes a class that
-/// has all control characters with all short escapes, those of `"` and `\` too, though the class may exclude them.
+/// Excluded by each negated class. No text has it, because it has no short escape. llguidance writes a class with all
+/// control characters as all short escapes, including those of `"` and `\`, though the class may exclude them.
 pub(super) const NUL: &str = r"\x00";
 
-/// What stands at one place.
+/// Element at one position.
 enum Atom {
     Char(char),
     /// The inside of a class.
     Set(String),
 }
 
+/// Translates an expression to the intersection of all dialects.
+///
 /// # Errors
-/// The word that cannot be followed.
+/// The unsupported syntax.
 pub(super) fn translated(pattern: &str) -> Result<String, String> {
     written_as(pattern, false)
 }
 
-/// The same as what any validator matches.
+/// Translates an expression to the union of all dialects.
 ///
 /// # Errors
-/// As [`translated`].
+/// Those of [`translated`].
 pub(super) fn widest(pattern: &str) -> Result<String, String> {
     written_as(pattern, true)
 }
@@ -58,7 +60,7 @@ fn written_as(pattern: &str, is_widest: bool) -> Result<String, String> {
     .run()
 }
 
-/// A character as the engine has it, inside a class or outside.
+/// A character in the engine's syntax, inside a class or outside.
 pub(super) fn written(c: char) -> String {
     match MARKS.contains(c) {
         true => format!("\\{c}"),
@@ -74,7 +76,7 @@ struct Translation<'a> {
 
 impl Translation<'_> {
     fn run(mut self) -> Result<String, String> {
-        // Whether a quantifier may stand here.
+        // A quantifier is legal here.
         let mut is_repeatable = false;
         while let Some(c) = self.rest.next() {
             let was_repeatable = std::mem::replace(&mut is_repeatable, true);
@@ -108,7 +110,7 @@ impl Translation<'_> {
                         return Err(format!("{quantifier:?} with nothing before it to repeat"));
                     }
                     self.out += &quantifier;
-                    // Which of several matches comes first makes no other text.
+                    // The choice among several matches does not change the language.
                     self.rest.next_if_eq(&'?');
                     is_repeatable = false;
                 }
@@ -122,7 +124,7 @@ impl Translation<'_> {
         self.out += &written(c);
     }
 
-    /// Behind `(`: names of groups mean nothing to whoever only matches.
+    /// A group, after `(`. Names of groups have no effect on matching.
     fn group(&mut self) -> Result<(), String> {
         if self.rest.next_if_eq(&'?').is_some() {
             self.rest.next_if_eq(&'P');
@@ -146,7 +148,7 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// `None`: a brace that stands for itself.
+    /// A quantifier; `None`: a literal brace.
     fn quantifier(&mut self, first: char) -> Result<Option<String>, String> {
         if first != '{' {
             return Ok(Some(first.to_string()));
@@ -165,7 +167,7 @@ impl Translation<'_> {
         Ok(Some(format!("{{{ahead}}}")))
     }
 
-    /// Behind `[`.
+    /// A class, after `[`.
     fn class(&mut self) -> Result<(), String> {
         let is_negated = self.rest.next_if_eq(&'^').is_some();
         if self.rest.peek() == Some(&']') {
@@ -206,7 +208,7 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// `None`: the end of the class.
+    /// A member of a class; `None`: the end of the class.
     fn member(&mut self, is_negated: bool) -> Result<Option<Atom>, String> {
         match self.rest.next() {
             None => Err("a class without an end".to_owned()),
@@ -217,7 +219,8 @@ impl Translation<'_> {
         }
     }
 
-    /// Behind `\`. In a class that is negated, what is left must be what all leave.
+    /// An escape, after `\`. In a negated class it must be the union of all dialects, so that the rest is the
+    /// intersection.
     fn escape(&mut self, is_negated: bool) -> Result<Atom, String> {
         let is_negated = is_negated != self.is_widest;
         let set =
@@ -256,10 +259,10 @@ impl Translation<'_> {
         is_whole.then(|| u32::from_str_radix(&code, 16).ok())?
     }
 
-    /// Behind `\x` or `\u`; above the first plane a character has two codes.
+    /// A code, after `\x` or `\u`; a character above the first plane has two codes.
     fn code(&mut self, digits: usize) -> Result<Atom, String> {
         let wrong = "an escape that names no character";
-        // As the engine has it, of what was written here before.
+        // The engine's notation, in a translated expression.
         if self.is_widest && self.rest.next_if_eq(&'{').is_some() {
             let code: String = self.rest.by_ref().take_while(|c| *c != '}').collect();
             let c = u32::from_str_radix(&code, 16).ok().and_then(char::from_u32);
@@ -278,7 +281,7 @@ impl Translation<'_> {
             .ok_or_else(|| wrong.to_owned())
     }
 
-    /// Behind `\p`.
+    /// A Unicode property, after `\p`.
     fn property(&mut self, p: char) -> Result<Atom, String> {
         let wrong = || format!("\\{p}");
         self.rest.next_if_eq(&'{').ok_or_else(wrong)?;

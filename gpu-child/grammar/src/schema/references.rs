@@ -1,4 +1,4 @@
-//! References within one schema: each becomes one to a definition with a plain name.
+//! References within one schema: each becomes a reference to a definition with a plain name.
 
 use super::wrong;
 use crate::error::GrammarError;
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 pub(super) struct References<'a> {
     root: &'a Value,
-    /// Places by what names them: `$id`, or the place of one and an anchor behind `#`.
+    /// Places by name: `$id`, or the place of one and an anchor after `#`.
     named: HashMap<String, String>,
     /// Places of documents.
     documents: Vec<String>,
@@ -28,7 +28,7 @@ impl<'a> References<'a> {
         }
     }
 
-    /// The reference to write for one that stands at `at`.
+    /// The translated reference for one at the place `at`.
     pub(super) fn followed(&mut self, value: &Value, at: &str) -> Result<String, GrammarError> {
         let reference = value
             .as_str()
@@ -42,7 +42,7 @@ impl<'a> References<'a> {
         if let Some(name) = self.definitions.get(&place) {
             return Ok(format!("#/$defs/{name}"));
         }
-        // The compiler knows no escapes in a reference.
+        // The compiler supports no escapes in a reference.
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-$".contains(c);
         let plain: String = place
             .chars()
@@ -54,12 +54,12 @@ impl<'a> References<'a> {
         Ok(format!("#/$defs/{name}"))
     }
 
-    /// A definition that is to be written, and where it stands.
+    /// The next definition to write, with its place.
     pub(super) fn next(&mut self) -> Option<(String, String)> {
         self.pending.pop()
     }
 
-    /// What a reference leads to, where it means the same at every place.
+    /// Target of a reference, if it is the same at every place.
     pub(super) fn target(&self, reference: &str) -> Option<&'a Value> {
         let place = self
             .place(reference, "")
@@ -67,7 +67,7 @@ impl<'a> References<'a> {
         self.root.pointer(&place)
     }
 
-    /// No schema inside has a name of its own that references start from.
+    /// True if no schema inside has a name of its own as a base of references.
     pub(super) fn is_one_document(&self) -> bool {
         self.documents.iter().all(String::is_empty)
     }
@@ -91,7 +91,7 @@ pub(super) fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// The name of the document that a schema is; one that is an anchor only is none.
+/// The name of a schema's document. An anchor alone is not a name.
 fn id(schema: &Value) -> Option<&str> {
     let id = schema.get("$id").or_else(|| schema.get("id"))?.as_str()?;
     let id = id.trim_end_matches('#');

@@ -1,21 +1,21 @@
-//! Texts of schemas as regular expressions: whether two schemas have one in common, and all but some.
+//! Texts of schemas as regular expressions: intersection of two schemas, and complement of a list.
 
 use super::pattern;
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use serde_json::Value;
 
-/// Work to find out whether an expression matches anything.
+/// Work limit of an emptiness test.
 const FUEL: u64 = 5_000;
 
-/// Longer expressions are not looked into.
+/// Maximum bytes of an examined expression.
 const MAX_PATTERN_BYTES: usize = 500;
 
-/// Texts that an expression for all others is written from: characters of each, and of all.
+/// Maximum characters of each text, and of all, in an expression for all other texts.
 const MAX_TEXT_CHARS: usize = 128;
 const MAX_CHARS: usize = 2_000;
 
-/// What every text that is valid under the schema matches, whoever reads it. What only some check, as a format,
-/// is nothing here.
+/// Expressions that every valid text matches, under every validator. Keywords that only some check, as a format, do not
+/// count.
 pub(super) fn expressions(schema: &Value) -> Vec<RegexAst> {
     let mut out = Vec::new();
     let pattern = schema.get("pattern").and_then(Value::as_str);
@@ -33,7 +33,7 @@ pub(super) fn expressions(schema: &Value) -> Vec<RegexAst> {
     out
 }
 
-/// No text matches all of them.
+/// True if no text matches all of them.
 pub(super) fn have_nothing_in_common(expressions: Vec<RegexAst>) -> bool {
     if expressions.len() < 2 {
         return false;
@@ -44,9 +44,9 @@ pub(super) fn have_nothing_in_common(expressions: Vec<RegexAst>) -> bool {
     regex.is_ok_and(|mut regex| regex.always_empty())
 }
 
-/// Every text that some reader finds the expression in, all do. `false`: that is not seen.
+/// True if all engines find the expression in the same texts. `false`: undecided.
 pub(super) fn is_read_alike(pattern: &str) -> bool {
-    // Whatever stands behind what was found says nothing, unless its end is asked for.
+    // Text after the match has no effect, unless the expression requires the end.
     let found = pattern.strip_suffix(".*");
     let pattern = found.filter(|it| !it.ends_with('\\')).unwrap_or(pattern);
     let (Ok(all), Ok(any)) = (pattern::translated(pattern), pattern::widest(pattern)) else {
@@ -137,7 +137,7 @@ mod tests {
         ));
         assert!(nothing(&digits, &json!({"maxLength": 0})));
         assert!(!nothing(&digits, &json!({"pattern": "^1"})));
-        // A digit to Python, and a line end that Python passes over.
+        // A digit to Python, and a line end that Python ignores.
         assert!(!nothing(&digits, &json!({"pattern": "٣"})));
         assert!(!nothing(&digits, &json!({"pattern": "\\n"})));
         assert!(!nothing(

@@ -1,4 +1,4 @@
-//! The six types of JSON as a set, and what a schema says of them itself.
+//! The six types of JSON as a set, and the types of a schema by its own keywords.
 
 use serde_json::Value;
 
@@ -16,12 +16,12 @@ impl Types {
     pub(super) const ARRAY: Self = Self(16);
     pub(super) const OBJECT: Self = Self(32);
 
-    /// What a schema's `type` names.
+    /// Types in a schema's `type`.
     pub(super) fn named(schema: &Value) -> Self {
         Self::keyword(schema.get("type"))
     }
 
-    /// What `type` names; all of them where it stands nowhere. An integer is a number.
+    /// Types in `type`; all if it is absent. An integer is a number.
     pub(super) fn keyword(value: Option<&Value>) -> Self {
         let one = |name: &Value| match name.as_str() {
             Some("integer") => Self::NUMBER,
@@ -74,7 +74,7 @@ impl Types {
             .filter(|it| !it.is_none())
     }
 
-    /// As `type` has them.
+    /// Names for `type`.
     pub(super) fn names(self) -> Vec<&'static str> {
         let is_one = |place: &usize| self.0 & 1 << place != 0;
         (0..6).filter(is_one).map(|place| NAMES[place]).collect()

@@ -1,4 +1,4 @@
-//! A vocabulary of bytes and of some pairs of them, so that one text has many ways into tokens.
+//! A vocabulary of bytes and of some pairs of them, so that one text has many tokenizations.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -9,7 +9,7 @@ const PAIRS: [&str; 14] = [
     "{\"", "\":", "\",", "\"}", "▁\"", "na", "me", "name", "true", "null", "ab", "12", "}}", "yes",
 ];
 
-/// The control tokens behind the bytes and the pairs; the last two end a generation.
+/// The control tokens after the bytes and the pairs; the last two end a generation.
 const CONTROL: [&str; 3] = ["<|tool|>", "<|im_end|>", "</s>"];
 
 const FIRST_CONTROL: u32 = 256 + PAIRS.len() as u32;
@@ -39,7 +39,7 @@ pub fn facts() -> TokenizerFacts {
     }
 }
 
-/// A text, byte by byte.
+/// Tokens of a text, byte by byte.
 pub fn ids(text: &str) -> Vec<TokenId> {
     text.bytes().map(|byte| TokenId(byte.into())).collect()
 }
@@ -53,8 +53,8 @@ pub fn text(tokens: &[TokenId]) -> String {
     String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
-/// Draws allowed tokens at random until one ends the generation, or `length` of them are drawn. Gives those
-/// before the end, and whether it came.
+/// Samples allowed tokens at random until one ends the generation, or `length` of them are sampled. Returns those
+/// before the end, and whether the end came.
 pub fn walk(matcher: &mut Matcher, seed: u64, length: usize) -> (Vec<TokenId>, bool) {
     let mut random = Random(seed);
     let mut tokens = Vec::new();

@@ -1,13 +1,13 @@
-//! What the bytes mean that outlive a child, as one number.
+//! Version number of the layout of all memory that outlives a child.
 //!
-//! Checksums say that nothing has changed, and nothing of how it is to be read. So a child of another
-//! program, which may pack weights or lay out pages in another way, says another number in its hello, and is
-//! given nothing to take over (`supervisor/src/driver/keeping.rs`).
+//! Checksums prove that bytes are unchanged, but not their layout. A child of another binary may pack weights or lay
+//! out pages differently. It sends another number in its `Hello`, and receives no retained memory
+//! (`supervisor/src/driver/keeping.rs`).
 //!
-//! The number is a hash of the sources that decide it. An edit of a comment there costs one load at an
-//! upgrade; that somebody forgets to raise a version would cost wrong text.
+//! The number is a hash of the sources that define the layout. An edit of a comment there costs one load at an upgrade;
+//! a forgotten version bump would cost wrong text.
 
-/// Of weights, KV pages and their checksums, for both devices.
+/// Layout of weights, KV pages and their checksums, for both devices.
 pub const ARENA_LAYOUT: u64 = fnv1a(&[
     include_str!("../../../../kernels/cuda/common.cuh"),
     include_str!("../../../../kernels/cuda/weights.cuh"),
@@ -23,7 +23,7 @@ pub const ARENA_LAYOUT: u64 = fnv1a(&[
     include_str!("manifest.rs"),
 ]);
 
-/// FNV-1a with 64 bits, and a byte that no text has behind each of them
+/// 64-bit FNV-1a, with a separator byte that is in no text after each text
 /// (<https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>).
 const fn fnv1a(texts: &[&str]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;

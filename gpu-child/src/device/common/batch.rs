@@ -1,4 +1,4 @@
-//! A batch as every device reads it: what it must keep to, which rows may draw, and who watches.
+//! Common reading of a batch: its contract, its sampling rows, and its taps.
 
 use super::kv::PAGE_TOKENS;
 use crate::device::{Checkpoint, SequenceWork, Tap};
@@ -7,7 +7,7 @@ use worker_orcd_ipc::{RequestId, TokenId};
 /// Blocks that hold all of a sequence's positions, with a page for each of `groups` groups of layers.
 ///
 /// # Panics
-/// When there are no tokens, or the page table is too short.
+/// If there are no tokens, or the page table is too short.
 #[must_use]
 pub fn blocks_of(work: &SequenceWork<'_>, groups: usize) -> usize {
     let blocks = (work.first_position as usize + work.tokens.len()).div_ceil(PAGE_TOKENS);
@@ -19,8 +19,10 @@ pub fn blocks_of(work: &SequenceWork<'_>, groups: usize) -> usize {
     blocks
 }
 
+/// Row of the embedding table.
+///
 /// # Panics
-/// When the token is not of the vocabulary.
+/// If the token is outside the vocabulary.
 #[must_use]
 pub fn index_of(token: TokenId, vocab_size: usize) -> usize {
     let index = token.index();
@@ -39,7 +41,7 @@ pub fn rows(sequences: &[SequenceWork<'_>]) -> impl Iterator<Item = (RequestId, 
     sequences.iter().flat_map(of_sequence)
 }
 
-/// The last row of a sequence that may draw.
+/// The last row of a sequence that may sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrawingRow {
     pub row: usize,
@@ -47,7 +49,7 @@ pub struct DrawingRow {
     pub position: u32,
 }
 
-/// The rows that may draw, in order.
+/// Rows that may sample, in order.
 #[must_use]
 pub fn drawing_rows(sequences: &[SequenceWork<'_>]) -> Vec<DrawingRow> {
     let mut end = 0;
@@ -62,11 +64,11 @@ pub fn drawing_rows(sequences: &[SequenceWork<'_>]) -> Vec<DrawingRow> {
     sequences.iter().filter_map(last).collect()
 }
 
-/// Shows rows, each of a request at a position, to who wants them. `values` reads the values of a
-/// row, which costs nothing where no tap wants it.
+/// Passes rows, each of a request at a position, to the tap if it selects them. `values` reads the values of a row; it
+/// is called only for selected rows.
 ///
 /// # Errors
-/// As `values`.
+/// Those of `values`.
 pub fn watch<V: AsRef<[f32]>, E>(
     tap: &mut dyn Tap,
     checkpoint: Checkpoint,

@@ -1,33 +1,31 @@
-//! The number of pages that the KV cache gets.
+//! Number of pages of the KV cache.
 //!
-//! Pure: what is free and what is needed come as numbers.
+//! Pure: free and required memory are arguments.
 
 use super::LoadOptions;
 use worker_orcd_ipc::Fault;
 
-/// Memory kept free on a card beside what the device keeps: the context of a standby process (518
-/// MiB on an H200).
+/// Memory kept free on a card for a standby process: its context (518 MiB on an H200).
 const STANDBY_BYTES: u64 = 518 << 20;
-/// Sequences of full length that a cache in the machine's memory holds when its size is not ordered
-/// …
+/// Sequences of full length for which a cache in host memory has room unless its size is ordered …
 const DEFAULT_SEQUENCES: u64 = 8;
-/// … and its size, which it does not exceed unless one sequence needs more.
+/// … and the size that it does not exceed unless one sequence needs more.
 const DEFAULT_BYTES: u64 = 1 << 30;
 
-/// The memory of a device, and what everything but the KV cache needs of it.
+/// Memory of a device, and the demand of everything but the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     pub total: u64,
     pub free: u64,
-    /// Memory kept free whatever was ordered.
+    /// Memory kept free regardless of the order.
     pub reserve: u64,
     pub fixed: u64,
     pub page_bytes: u64,
-    /// KV caches that have to fit beside each other, each with its pages.
+    /// KV caches that must fit side by side, each with its pages.
     pub kv_caches: u64,
 }
 
-/// Memory for not even one page.
+/// Error: no room for a single page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLittle {
     pub required: u64,
@@ -35,10 +33,10 @@ pub struct TooLittle {
 }
 
 impl Budget {
-    /// The pages that were ordered, or else those that `unordered` gives.
+    /// The ordered number of pages, or else the result of `unordered`.
     ///
     /// # Errors
-    /// [`Fault::InsufficientMemory`] when they do not fit on `device`, or are none.
+    /// [`Fault::InsufficientMemory`] if they do not fit on `device`, or there are none.
     pub fn pages(
         &self,
         options: &LoadOptions,
@@ -69,11 +67,11 @@ impl Budget {
         pages.map_err(|too_little| refuse(device.to_owned(), too_little))
     }
 
-    /// The pages that `permille` of a card hold beside everything else, but no more than `useful`:
-    /// memory that sequences can never fill is left to others.
+    /// Pages that fit into `permille` of a card besides the rest, at most `useful`: memory that sequences can never
+    /// fill is left to other processes.
     ///
     /// # Errors
-    /// When that is not one.
+    /// If there is no room for a page.
     pub fn by_share(&self, permille: u16, useful: u64) -> Result<u32, TooLittle> {
         let share = self.total / 1000 * u64::from(permille.min(1000));
         let available = share.min(self.free.saturating_sub(self.reserve + STANDBY_BYTES));
@@ -81,10 +79,10 @@ impl Budget {
         self.check(pages.min(useful.max(1)), available)
     }
 
-    /// The pages that a few sequences of `sequence_pages` fill, in memory that others need too.
+    /// Pages for a few sequences of `sequence_pages`, in memory that other processes need too.
     ///
     /// # Errors
-    /// When that is not one.
+    /// If there is no room for a page.
     pub fn by_sequences(&self, sequence_pages: u64) -> Result<u32, TooLittle> {
         let sequence = sequence_pages * self.page_bytes;
         let wanted = DEFAULT_BYTES
@@ -121,7 +119,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// An empty card of 140 GiB and a model of 15.
+    /// An empty card of 140 GiB and a model of 15 GiB.
     fn budget() -> Budget {
         Budget {
             total: 140 * GIB,

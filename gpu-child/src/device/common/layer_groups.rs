@@ -1,35 +1,35 @@
-//! Groups of layers: the layers whose keys and values of some positions lie in one page.
+//! Groups of layers: layers with the keys and values of the same positions in one page.
 //!
-//! Where some layers see all and others a window, each group has layers of one kind, and as many as other groups: as many as there
-//! are of the rarer kind, or more where there would be more groups than [`MAX_LAYER_GROUPS`]. The last group of a kind may have
-//! fewer; the rest of its pages holds nothing.
+//! If some layers have full attention and others a sliding window, each group has layers of one kind. All groups have
+//! the same number of layers: the number of layers of the rarer kind, or more if there would be more than
+//! [`MAX_LAYER_GROUPS`] groups. The last group of a kind may have fewer; the rest of its pages is unused.
 
 use crate::device::{KvGroups, NearGroups};
 use crate::model::Positions;
 use worker_orcd_ipc::MAX_LAYER_GROUPS;
 
-/// Positions of a prompt for which there are pages of windows ahead of what is computed: as many as a chunk has at most.
+/// Positions of a prompt with sliding-window pages ahead of the computed ones: at least the largest chunk.
 const MOST_AHEAD: usize = 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerGroups {
     groups: KvGroups,
-    /// Of a page.
+    /// Layers of a page.
     layers: usize,
-    /// Of each layer.
+    /// Place of each layer.
     places: Vec<Place>,
 }
 
-/// Where a layer's keys and values are.
+/// Place of a layer's keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub group: usize,
-    /// Among the layers of a page.
+    /// Index among the layers of a page.
     pub index: usize,
 }
 
 impl LayerGroups {
-    /// `batch_tokens` is the size of the largest batch.
+    /// Assigns layers to groups. `batch_tokens`: size of the largest batch.
     #[must_use]
     pub fn of(n_layers: usize, positions: &Positions, batch_tokens: usize) -> Self {
         let windows = (0..n_layers).map(|layer| positions.window_of(layer));
@@ -41,7 +41,7 @@ impl LayerGroups {
             _ => layers_of_a_group(whole, near),
         };
         let whole_groups = whole.div_ceil(layers);
-        // Places are given one behind the other, by kind.
+        // Places are assigned consecutively, by kind.
         let (mut next_whole, mut next_near) = (0, whole_groups * layers);
         let places = windows.iter().map(|window| {
             let next = match window {
@@ -77,7 +77,7 @@ impl LayerGroups {
         self.groups
     }
 
-    /// Layers that a page has room for.
+    /// Number of layers in a page.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layers
@@ -118,7 +118,7 @@ mod tests {
         LayerGroups::of(n_layers, &positions, 64)
     }
 
-    /// Layers, whole ones every so many; groups of both kinds, and layers of a page.
+    /// Layers, interval of full-attention layers; groups of both kinds, and layers of a page.
     const MODELS: [(usize, Option<usize>, [usize; 3]); 9] = [
         (28, None, [1, 0, 28]),
         // gpt-oss-20b.
@@ -129,7 +129,7 @@ mod tests {
         (34, Some(6), [1, 6, 5]),
         (48, Some(6), [1, 5, 8]),
         (62, Some(6), [1, 6, 10]),
-        // None sees all; and one of many does.
+        // No full-attention layer; one of many.
         (2, Some(6), [0, 1, 2]),
         (40, Some(40), [1, 7, 6]),
     ];
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// What docs/guide/models.md says of two models.
+    /// The numbers of docs/guide/models.md for two models.
     #[test]
     fn a_long_sequence_takes_a_part_of_the_pages_of_all_its_tokens() {
         let share = |n_layers, every, window, tokens: usize| {

@@ -1,18 +1,17 @@
-//! Tensors on their way into an arena: where each goes, and whether its bytes are those of its
-//! shape.
+//! Placement of tensors in an arena, and checks of their sizes.
 
 use crate::model::TensorView;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::dequantize_row;
 
-/// Cuts one arena into pieces before it is allocated. Each starts at a multiple of `ALIGNMENT`.
+/// Layout of one arena before its allocation. Each piece starts at a multiple of `ALIGNMENT`.
 #[derive(Debug, Default)]
 pub struct Layout<const ALIGNMENT: u64> {
     bytes: u64,
 }
 
 impl<const ALIGNMENT: u64> Layout<ALIGNMENT> {
-    /// The offset of the next `bytes`.
+    /// Offset of the next `bytes`.
     pub fn place(&mut self, bytes: u64) -> u64 {
         let offset = self.bytes;
         self.bytes = (offset + bytes).next_multiple_of(ALIGNMENT);
@@ -25,8 +24,10 @@ impl<const ALIGNMENT: u64> Layout<ALIGNMENT> {
     }
 }
 
+/// Checks a tensor's bytes against its shape.
+///
 /// # Errors
-/// [`Fault::ModelLoad`] when a tensor's bytes are not those of its shape.
+/// [`Fault::ModelLoad`] if they differ.
 pub fn check_size(tensor: &TensorView<'_>) -> Result<(), Fault> {
     let TensorView {
         name,
@@ -50,7 +51,7 @@ pub fn check_size(tensor: &TensorView<'_>) -> Result<(), Fault> {
 /// A norm or a bias, as floats.
 ///
 /// # Errors
-/// As for [`check_size`].
+/// Those of [`check_size`].
 pub fn values(tensor: &TensorView<'_>) -> Result<Vec<f32>, Fault> {
     check_size(tensor)?;
     let mut values = vec![0.0; tensor.rows * tensor.cols];

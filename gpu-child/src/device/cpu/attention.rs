@@ -11,12 +11,12 @@ use worker_orcd_kernels::cpu::{
     Isa, KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attention_span, finish, merge,
 };
 
-/// The division of an item's spans among threads.
+/// Division of an item's spans among threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// A single thread computes all spans of an item and merges them.
     Whole,
-    /// Spans are computed apart, into slots of this many rows, and merged behind them.
+    /// Spans are separate items, with results in slots of this many rows, and merged afterwards.
     BySpan { rows_in_slot: usize },
 }
 
@@ -34,8 +34,8 @@ const NOTHING: Partial = Partial {
 };
 
 impl Partials {
-    /// Rows (a query head over one span) that can be kept: a few megabytes at the usual head
-    /// sizes. What does not fit is walked whole.
+    /// Maximum number of stored rows (a query head over one span): a few megabytes at the usual head sizes. Beyond
+    /// that, items are walked whole.
     const MOST_ROWS: usize = 8192;
 
     #[must_use]
@@ -72,19 +72,19 @@ pub struct Attention<'a> {
     pub isa: Isa,
     pub config: &'a ModelConfig,
     pub plan: &'a Plan<'a>,
-    /// That of the layer.
+    /// Walk of the layer.
     pub walk: &'a Walk,
-    /// `[n_heads]`, where the layer has them.
+    /// `[n_heads]`, if the layer has sinks.
     pub sinks: Option<&'a [f32]>,
     pub kv: &'a KvCache,
-    /// Of the layer in the cache.
+    /// Place of the layer in the cache.
     pub place: Place,
     /// `[tokens, qkv_width]`, queries first, rotated and scaled.
     pub qkv: &'a [f32],
 }
 
 impl Attention<'_> {
-    /// Into `out`, `[tokens, n_heads * head_dim]`.
+    /// Computes `out`, `[tokens, n_heads * head_dim]`.
     pub fn run(&self, pool: &Pool, partials: &mut Partials, out: &mut [f32]) {
         match self.walk.split {
             Split::Whole => self.run_whole(pool, out),
@@ -162,7 +162,7 @@ impl Attention<'_> {
             .flat_map(|item| item.spans.clone().map(move |span| (item, span)))
     }
 
-    /// `(row, head)` of everything an item computes.
+    /// `(row, head)` of all outputs of an item.
     fn heads(&self, item: &Item) -> impl Iterator<Item = (usize, usize)> + use<> {
         let in_group = self.config.n_heads / self.config.n_kv_heads;
         let heads = item.kv_head * in_group..(item.kv_head + 1) * in_group;
@@ -205,7 +205,7 @@ impl Attention<'_> {
         }
     }
 
-    /// The part of a span that a head of a row sees; `None` when that is nothing.
+    /// The part of a span that a head of a row sees; `None` if it is empty.
     fn query(&self, row: usize, head: usize, span: usize) -> Option<QueryRow<'_>> {
         let (head_dim, width) = (self.config.head_dim, self.qkv.len() / self.plan.rows.len());
         let position = self.plan.rows[row].position as usize;
@@ -249,7 +249,7 @@ impl Attention<'_> {
     }
 }
 
-/// The first span that a head sees is taken as it is, the others are merged into it.
+/// Merges a span into the accumulator; the first span that a head sees initializes it.
 fn fold(so_far: &mut Partial, acc: &mut [f32], next: Partial, next_acc: &[f32]) {
     if *so_far == NOTHING {
         *so_far = next;

@@ -1,5 +1,4 @@
-//! Memory that the control groups leave to this process: the limits of its own and of every group
-//! above.
+//! Memory limits of the process's control group and of all its ancestors.
 //!
 //! ```text
 //! /proc/self/cgroup     which group, by hierarchy       0::/a/b   or   4:memory:/a/b
@@ -8,8 +7,8 @@
 //!                       memory.limit_in_bytes, memory.usage_in_bytes, memory.stat       (v1)
 //! ```
 //!
-//! Pages of files count as left: the kernel takes them back before it kills anybody. Past
-//! `memory.high` nobody is killed, but everybody is slowed down, so it is a limit here.
+//! The page cache counts as free: the kernel reclaims it before it kills a process. Usage above `memory.high` kills no
+//! process, but throttles all of them, so it counts as a limit here.
 
 use super::memory::HostMemory;
 use std::fs;
@@ -17,8 +16,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use worker_orcd_ipc::MemoryBound;
 
-/// Limit and usage of each group that has a limit. `process` is `/proc/self`; empty without control
-/// groups.
+/// Limit and usage of each group that has a limit. `process` is `/proc/self`. Empty without control groups.
 pub fn rooms(process: &Path) -> Vec<HostMemory> {
     let read = |name| fs::read_to_string(process.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("cgroup"), read("mountinfo"));
@@ -41,7 +39,7 @@ enum Version {
 }
 
 impl Version {
-    /// The folders of this process's group and of those above it, as far as they can be seen.
+    /// Folders of this process's group and of its ancestors, as far as they are visible.
     fn walk(self, groups: &str, mounts: &str) -> Vec<PathBuf> {
         let Some(group) = groups.lines().find_map(|line| self.group(line)) else {
             return Vec::new();
@@ -49,7 +47,7 @@ impl Version {
         let Some((root, mount)) = mounts.lines().find_map(|line| self.mount(line)) else {
             return Vec::new();
         };
-        // A container may see its own group as the root of what is mounted.
+        // A container may see its own group as the root of the mount.
         let below = Path::new(group)
             .strip_prefix(&root)
             .unwrap_or(Path::new(""));
@@ -84,7 +82,7 @@ impl Version {
         is_it.then(|| (unescaped(root), unescaped(mount)))
     }
 
-    /// `None` where there is no limit, or no account of what is used.
+    /// Limit and usage of a group. `None` without a limit, or without usage accounting.
     fn room(self, group: &Path) -> Option<HostMemory> {
         let number = |name: &str| number(&fs::read_to_string(group.join(name)).ok()?);
         let (limit, used, file_pages) = match self {
@@ -117,7 +115,7 @@ impl Version {
 /// Version 1 writes no limit as the largest number of whole pages.
 const UNLIMITED: u64 = 1 << 62;
 
-/// `max`, which is no limit, is no number.
+/// A number of bytes; `None` for `max`, the absence of a limit.
 fn number(text: &str) -> Option<u64> {
     u64::from_str(text.trim()).ok()
 }
@@ -129,7 +127,7 @@ fn field(stat: &str, name: &str) -> Option<u64> {
         .and_then(|(_, value)| number(value))
 }
 
-/// The kernel writes a space in a path as `\040`.
+/// A path with `\040` replaced by a space, as the kernel escapes it.
 fn unescaped(path: &str) -> PathBuf {
     PathBuf::from(path.replace("\\040", " "))
 }
@@ -141,14 +139,13 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A made-up `/proc/self` beside a made-up mount.
+    /// A simulated `/proc/self` beside a simulated mount.
     struct Machine {
         dir: TempDir,
     }
 
     impl Machine {
-        /// A process with this `cgroup` and this `mountinfo`, in which `MOUNT` is the made-up mount
-        /// point.
+        /// A process with this `cgroup` and this `mountinfo`; `MOUNT` stands for the simulated mount point.
         fn new(cgroup: &str, mountinfo: &str) -> Self {
             let dir = TempDir::new().unwrap();
             let mount = dir.path().join("mount");

@@ -1,15 +1,14 @@
-//! A feed-forward part that is a mixture of experts.
+//! Feed-forward part of a mixture of experts.
 //!
 //! ```text
 //! norm ─ router ─ choices ─ places ─┬─ rows by expert ─ gate, up ─ ff ─ down ─ rows ─┐
 //!   │                               └───────────── weights, in order of choice ──────┴─ added to x
-//!   └─ the expert that is shared ──────────────────────────── weighed by itself ────────┘
+//!   └─ shared expert ─────────────────────── weighted by its own product ───────────────┘
 //! ```
 //!
-//! A row is copied once for each expert that it chose, so that those of an expert lie behind each
-//! other and its weights are read once a step. What a row chooses, what an expert makes of it and
-//! the order in which that is added depend on the row alone; only its place among the copies depends
-//! on the others.
+//! A row is copied once for each expert that it uses, so that the rows of an expert are consecutive and its weights are
+//! read once a step. The choices of a row, its experts' outputs and the order of their addition depend on the row
+//! alone; only its place among the copies depends on other rows.
 
 use super::forward::Forward;
 use super::linear::{Epilogue, FEW_ROWS, Projection, Share};
@@ -18,7 +17,7 @@ use super::scratch::{ExpertRoom, Quantized, Scratch};
 use super::weights::{Experts, GatedUnit};
 use worker_orcd_kernels::cpu::{Choice, add_weighted, route, sigmoid};
 
-/// Adds to the residual stream what the experts of a layer make of `scratch.norm`.
+/// Adds the experts' outputs for `scratch.norm` to the residual stream.
 pub fn run(forward: &Forward<'_>, experts: &Experts, tokens: usize, scratch: &mut Scratch) {
     let n_embd = forward.config.n_embd;
     let Scratch {
@@ -48,7 +47,7 @@ pub fn run(forward: &Forward<'_>, experts: &Experts, tokens: usize, scratch: &mu
     add_all(forward, experts, room, &mut x[..tokens * n_embd]);
 }
 
-/// Which experts each row uses, and how much of them.
+/// Experts of each row, with their weights.
 fn choose(
     forward: &Forward<'_>,
     experts: &Experts,
@@ -85,7 +84,7 @@ fn choose(
     });
 }
 
-/// The place of each choice among the rows by expert, and each expert's share of these.
+/// Assigns each choice its place among the rows by expert, and each expert its share of them.
 fn sort(choices: &[Choice], experts: usize, places: &mut [usize], shares: &mut Vec<Share>) {
     shares.clear();
     shares.extend((0..experts).map(|expert| Share { expert, rows: 0..0 }));
@@ -121,7 +120,7 @@ fn gather(forward: &Forward<'_>, norm: &[f32], places: &[usize], rows: &mut [f32
     });
 }
 
-/// Each row becomes what the unit of its expert makes of it; `experts` of them are in the matrices.
+/// Applies each row's expert to it; the matrices hold `experts` of them.
 fn through(
     forward: &Forward<'_>,
     (unit, experts): (&GatedUnit, usize),
@@ -150,8 +149,8 @@ fn through(
     device.project(&input, shares, &down, rows, Epilogue::Store);
 }
 
-/// Adds to each row of the stream what its experts made of it, in the order in which it chose them,
-/// and then what the shared one did.
+/// Adds the outputs of its experts to each row of the stream, in the order of its choices, and then that of the shared
+/// expert.
 fn add_all(forward: &Forward<'_>, experts: &Experts, room: &ExpertRoom, x: &mut [f32]) {
     let (n_embd, config) = (forward.config.n_embd, &experts.config);
     let tokens = x.len() / n_embd;

@@ -1,7 +1,7 @@
-//! The forward pass of a step: embedding, every layer, and the head once the draws are decided on.
+//! The forward pass of a step: embedding, every layer, and, after the sampling parameters are final, the head.
 //!
-//! The same pass for every architecture. What differs between them is data: a bias or a head norm
-//! that is there or not, which pairs RoPE rotates and in which layers, how far a query sees.
+//! One pass for every architecture. Differences are data: optional biases and head norms, RoPE's pairs and rotated
+//! layers, the width of the window.
 
 use super::attention::Attention;
 use super::kv::KvCache;
@@ -21,10 +21,10 @@ use worker_orcd_ipc::{Drawn, Fault, RequestId};
 use worker_orcd_kernels::cpu::convert::to_f16;
 use worker_orcd_kernels::cpu::{Activations, RopeRow, apply_rope, rmsnorm};
 
-/// Tokens whose heads one thread rotates and stores in the time that a job takes.
+/// Number of tokens for which rotating and storing takes one thread as long as starting a job.
 const FEW_TOKENS: usize = 4;
 
-/// The parts of the executor that a step reads, apart from those it writes.
+/// The executor's parts that a step reads, apart from those it writes.
 #[derive(Debug, Clone, Copy)]
 pub struct Forward<'a> {
     pub device: &'a Device,
@@ -32,7 +32,7 @@ pub struct Forward<'a> {
     pub weights: &'a CpuWeights,
 }
 
-/// A step up to its draws. Gives the rows that may draw.
+/// Runs a step up to its sampling. Returns the rows that may sample.
 pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -> Vec<DrawingRow> {
     let CpuExecutor {
         device,
@@ -80,7 +80,7 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
     drawing_rows(plan.sequences)
 }
 
-/// The draws of the step whose rows these are.
+/// Samples these rows of the step.
 pub fn draw(
     executor: &mut CpuExecutor,
     open: &OpenStep,
@@ -95,7 +95,7 @@ pub fn draw(
     head::run(&forward, open, draws, &mut executor.scratch, tap)
 }
 
-/// The step is that far: shows rows of `width` to who wants them.
+/// Reports that the step has reached the checkpoint, and passes rows of `width` to the tap if it selects them.
 pub fn show(
     tap: &mut dyn Tap,
     checkpoint: Checkpoint,
@@ -203,8 +203,8 @@ impl Forward<'_> {
         self.add_to_stream(&input, &output, post_norm, norm, x);
     }
 
-    /// What a block's last product gives, through a norm where there is one, to the residual stream. The norm makes use
-    /// of `room` for as many rows.
+    /// Adds the output of a block's last product to the residual stream, through the post norm if there is one. The
+    /// norm uses `room` for as many rows.
     fn add_to_stream(
         &self,
         input: &Activations<'_>,
@@ -307,8 +307,8 @@ impl Forward<'_> {
         });
     }
 
-    /// Head norms and RoPE on queries and keys; keys and values into the cache. Queries take the
-    /// attention's scale with them, and their temperature.
+    /// Applies head norms and RoPE to queries and keys, and writes keys and values to the cache. Queries are also
+    /// multiplied by the attention scale and their temperature.
     fn rope_and_append_kv(
         &self,
         plan: &Plan<'_>,

@@ -1,6 +1,5 @@
-//! The head: from the residual stream to tokens by final norm, logits and the draw, only for rows
-//! at which a token is drawn. For embeddings it is the final norm alone, of every row; for log probabilities of
-//! a prompt it is the logits of every row.
+//! The head: final norm, logits and sampling, only for sampling rows. Embeddings use the final norm of every row; log
+//! probabilities of a prompt use the logits of every row.
 
 use super::OpenStep;
 use super::forward::{Forward, show};
@@ -13,7 +12,7 @@ use crate::device::{Checkpoint, SampleWork, Tap};
 use crate::sampler;
 use worker_orcd_ipc::{Drawn, Fault, TokenId};
 
-/// A row that draws, and how.
+/// A sampling row with its parameters.
 #[derive(Debug, Clone, Copy)]
 struct Draw<'a> {
     row: DrawingRow,
@@ -29,7 +28,7 @@ pub fn run(
 ) -> Result<Vec<Drawn>, Fault> {
     assert_eq!(draws.len(), open.rows.len(), "a draw for each row");
     let rows = open.rows.iter().zip(draws);
-    // Nothing is computed for those that draw nothing.
+    // Rows that do not sample are not computed.
     let drawing = rows.filter_map(|(&row, sample)| {
         Some(Draw {
             row,
@@ -56,7 +55,7 @@ pub fn run(
     Ok(answer)
 }
 
-/// Shows the final norm of every row to those who want it of every row: embeddings are made of it.
+/// Passes the final norm of every row to the taps of embeddings.
 pub fn show_hidden(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
@@ -80,7 +79,7 @@ pub fn show_hidden(
     }
 }
 
-/// Shows the logits of every row to those who want them of every row.
+/// Passes the logits of every row to the taps of log probabilities of prompts.
 pub fn show_prompts(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
@@ -121,7 +120,7 @@ fn show_rows(
     show(tap, checkpoint, places, values, width);
 }
 
-/// Fills `scratch.logits`, one row of the vocabulary after the other, and `scratch.norm` with what they are of.
+/// Computes `scratch.logits`, `[rows, vocab]`, from the rows' final norms in `scratch.norm`.
 fn logits(forward: &Forward<'_>, rows: &[DrawingRow], scratch: &mut Scratch) {
     let (n_embd, vocab) = (forward.config.n_embd, forward.config.vocab_size);
     let Scratch {
@@ -155,7 +154,7 @@ fn logits(forward: &Forward<'_>, rows: &[DrawingRow], scratch: &mut Scratch) {
     );
 }
 
-/// Draws the token of every row; none where a logit is not finite.
+/// Samples the token of every row; `None` if a logit is not finite.
 fn draw(forward: &Forward<'_>, rows: &[Draw<'_>], logits: &mut [f32]) -> Vec<Option<TokenId>> {
     let vocab = forward.config.vocab_size;
     let mut tokens = vec![None; rows.len()];

@@ -1,8 +1,7 @@
 //! Matmuls of a whole batch, cut into items of weight rows.
 //!
-//! An item owns a run of row groups for every token: each weight is read by one thread, and each
-//! output has one owner. Where matrices hold experts, it owns groups of an expert for all rows that were
-//! sent there.
+//! An item owns a run of row groups for every token: each weight is read by one thread, and each output has one owner.
+//! If matrices hold experts, it owns groups of an expert for all rows routed to it.
 
 use super::pool::{Disjoint, Pool};
 use super::scratch::Quantized;
@@ -13,20 +12,19 @@ use worker_orcd_kernels::cpu::{
     Activations, Isa, PackedMatrix, Q_BLOCK, ROWS, glu, matmul_group, quantize_row,
 };
 
-/// Tokens whose activations are walked together, so that they stay in the nearest caches while
-/// an item's weights pass by.
+/// Tokens per block: their activations stay in the nearest caches while an item's weights stream by.
 const TOKEN_BLOCK: usize = 32;
-/// Rows that one thread normalizes or quantizes in the time that a job takes to start and end.
+/// Number of rows that one thread normalizes or quantizes in the time of starting and ending a job.
 pub const FEW_ROWS: usize = 16;
-/// Items per thread: enough to even out a core that is shared with others.
+/// Items per thread: enough to balance a core that is shared with other processes.
 const ITEMS_PER_THREAD: usize = 4;
-/// The same where groups are multiplied by different numbers of rows, which is to be evened out too.
+/// Items per thread if groups are multiplied by different numbers of rows: that is balanced too.
 const UNEVEN_ITEMS_PER_THREAD: usize = 16;
 
-/// Results of one group for a block of tokens; two of them where two matrices meet.
+/// Results of one group for a block of tokens; two of them for a pair of matrices.
 type Tiles = [[[f32; ROWS]; TOKEN_BLOCK]; 2];
 
-/// The CPU as a device: threads that compute, and their instruction set.
+/// The CPU as a device: its threads and their instruction set.
 #[derive(Debug)]
 pub struct Device {
     pub(super) pool: Pool,
@@ -37,11 +35,11 @@ pub struct Device {
 #[derive(Debug)]
 pub struct Projection<'a> {
     pub weight: PackedMatrix<'a>,
-    /// Of `weight`, or of each of the experts that it holds: then they fill groups.
+    /// Rows of `weight`, or of each expert in it; then they fill groups.
     pub rows: usize,
-    /// Of all experts, one behind the other.
+    /// Bias of all experts, consecutively.
     pub bias: Option<&'a [f32]>,
-    /// Column of the output rows at which this matrix' results start.
+    /// First column of this matrix's results in the output rows.
     pub column: usize,
 }
 
@@ -50,7 +48,7 @@ impl Projection<'_> {
         self.rows.div_ceil(ROWS)
     }
 
-    /// `tile.len()` results of a group of one expert.
+    /// Computes `tile.len()` results of a group of one expert.
     fn multiply(
         &self,
         isa: Isa,
@@ -76,7 +74,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// All rows, where a matrix is one expert.
+    /// All rows, for a matrix of one expert.
     #[must_use]
     pub fn all(rows: usize) -> [Self; 1] {
         let rows = 0..rows;
@@ -84,8 +82,7 @@ impl Share {
     }
 }
 
-/// The end of a product: its results replace what is there, or are added to it (the residual
-/// stream).
+/// Epilogue of a product: its results overwrite the output, or are added to it (the residual stream).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Epilogue {
     Store,
@@ -93,10 +90,10 @@ pub enum Epilogue {
 }
 
 impl Device {
-    /// Starts the threads, the caller's counted too; `None` means all cores.
+    /// Starts the threads; the number includes the caller's. `None` means all cores.
     ///
     /// # Errors
-    /// When they cannot be had.
+    /// If they cannot be started.
     pub fn open(threads: Option<u32>, isa: Isa) -> Result<Self, Fault> {
         let all_cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = threads.map_or_else(all_cores, |threads| threads.max(1) as usize);
@@ -106,8 +103,8 @@ impl Device {
         Ok(Self { pool, isa })
     }
 
-    /// Runs `each` for every token: on this thread when there are fewer than `few`, for which a
-    /// job would cost more than the work it shares.
+    /// Runs `each` for every token. With fewer than `few` tokens it runs on this thread: a job would cost more than the
+    /// work it distributes.
     pub fn for_tokens(&self, tokens: usize, few: usize, each: &(dyn Fn(usize) + Sync)) {
         if tokens < few {
             (0..tokens).for_each(each);
@@ -119,7 +116,7 @@ impl Device {
         });
     }
 
-    /// Brings rows into the form that `weights` read.
+    /// Converts rows to the format that `weights` multiply.
     pub fn quantize(
         &self,
         values: &[f32],
@@ -143,7 +140,7 @@ impl Device {
         });
     }
 
-    /// Every projection of `x`, into rows that fill `out`. The shares are all rows, in order.
+    /// Computes every projection of `x`; together they fill the rows of `out`. The shares cover all rows, in order.
     pub fn project(
         &self,
         x: &Activations<'_>,
@@ -211,7 +208,7 @@ impl Device {
         );
     }
 
-    /// `each(expert, group, first row, rows, room)` over all groups and blocks of rows of each share.
+    /// Runs `each(expert, group, first row, rows, room)` over all groups and blocks of rows of each share.
     fn over_groups(
         &self,
         groups: usize,
@@ -225,7 +222,7 @@ impl Device {
         let all = groups * shares.len();
         let run = all.div_ceil(per_thread * self.pool.threads()).max(1);
         self.pool.run(all.div_ceil(run), &|item| {
-            // Zeroed once an item: a group of one token takes hardly longer than zeroing this.
+            // Zeroed once per item: a group of one token takes hardly longer than zeroing this.
             let mut tiles = [[[0.0; ROWS]; TOKEN_BLOCK]; 2];
             let mut at = item * run;
             let end = all.min(at + run);
@@ -248,7 +245,7 @@ fn rows_of(shares: &[Share]) -> usize {
     shares.last().map_or(0, |share| share.rows.end)
 }
 
-/// Starts of several lengths that are laid end to end, and the end of the last.
+/// Prefix sums of the lengths, with the total at the end.
 fn starts(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut starts = vec![0];
     for length in lengths {
@@ -257,14 +254,14 @@ fn starts(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
     starts
 }
 
-/// Adds as far as the shorter reaches (a bias ends with its matrix, a group may not).
+/// Adds up to the shorter length (a bias ends with its matrix, a group may not).
 fn add(out: &mut [f32], values: &[f32]) {
     for (out, &value) in out.iter_mut().zip(values) {
         *out += value;
     }
 }
 
-/// The first of eight values, as many as `out` takes: nearly always all, in one move.
+/// Stores as many of eight values as `out` takes: nearly always all, in one move.
 fn store(out: &mut [f32], values: &[f32; ROWS]) {
     match <&mut [f32; ROWS]>::try_from(&mut *out) {
         Ok(out) => *out = *values,

@@ -1,5 +1,5 @@
-//! Loading a model on an open device, a step at a time: what fits is decided, the weights get into
-//! their places or are taken over where they are, the KV cache is made.
+//! Model load on an open device: sizes the KV cache, packs the weights or takes over retained ones, and allocates the
+//! KV cache.
 
 use super::CpuExecutor;
 use super::attention::Partials;
@@ -23,7 +23,7 @@ use worker_orcd_kernels::cpu::{PackedShape, ROWS};
 
 /// Tensors start at cache lines.
 const ALIGNMENT: u64 = 64;
-/// Bytes packed or read between two reports of progress.
+/// Bytes packed or read between two progress reports.
 const PROGRESS_BYTES: usize = 8 << 20;
 
 pub fn load(
@@ -66,7 +66,7 @@ pub fn load(
     })
 }
 
-/// Experts that would share a group of rows.
+/// Refuses experts that would share a group of rows.
 fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
     let Some(experts) = &config.experts else {
         return Ok(());
@@ -83,7 +83,7 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
     Ok(())
 }
 
-/// `in_place` of the `fixed` bytes are taken already.
+/// Number of KV pages. `in_place`: the part of the `fixed` bytes that is allocated already.
 fn kv_pages(
     layout: &KvLayout,
     options: &LoadOptions,
@@ -99,21 +99,21 @@ fn kv_pages(
         reserve: 0,
         fixed,
         page_bytes: layout.shape.page_bytes(),
-        // Pages take memory when they are first written, or made ready while as much again is free.
+        // Pages take memory at their first write, or are prepared while as much again is free.
         kv_caches: 1,
     };
     let unordered = |budget: &Budget| budget.by_sequences(layout.sequence_pages(options));
     budget.pages(options, "cpu", unordered)
 }
 
-/// The weights before their arena is there: where everything goes, and from where.
+/// Layout of the weights before their arena exists: source and place of each tensor.
 #[derive(Default)]
 struct Placement<'a> {
     layout: WeightsLayout<ALIGNMENT>,
     tensors: Vec<(TensorView<'a>, Place)>,
 }
 
-/// Where a tensor goes, and as what.
+/// Place and format of a tensor.
 #[derive(Clone, Copy)]
 enum Place {
     Matrix(Matrix),
@@ -147,7 +147,7 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
 }
 
 impl Placement<'_> {
-    /// Allocates the arena, gets the weights in place, and seals it.
+    /// Allocates the arena, packs the weights, and seals it.
     fn fill(
         self,
         pool: &Pool,
@@ -180,7 +180,7 @@ impl Placement<'_> {
         Ok((draft.seal()?, self.layout.sign(&checksums)))
     }
 
-    /// Maps the arena that was kept, and sees that it is what its manifest says.
+    /// Maps the retained arena, and verifies it against its manifest.
     fn attach(
         self,
         KeptWeights { memory, manifest }: KeptWeights,
@@ -212,8 +212,8 @@ impl Placement<'_> {
     }
 }
 
-/// Packs a matrix, on all threads; gives its checksum, each part of which is taken by the thread that
-/// has just written it.
+/// Packs a matrix on all threads. Returns its checksum; the thread that has just written a part computes the part's
+/// checksum.
 fn pack(
     tensor: &TensorView<'_>,
     shape: PackedShape,
@@ -232,7 +232,7 @@ fn pack(
     checksum_of_groups(shape, &pack, pool, meter)
 }
 
-/// Writes a vector; gives its checksum.
+/// Writes a vector. Returns its checksum.
 fn write(values: &[f32], out: &mut [u8]) -> u128 {
     let (places, _) = out.as_chunks_mut();
     for (value, place) in values.iter().zip(places) {
@@ -268,13 +268,13 @@ fn checksum_of_groups(
     checksum(sums.as_flattened())
 }
 
-/// How far the load is, in bytes of the file.
+/// Progress of the load, in bytes of the file.
 struct Meter<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
     total: u64,
-    /// In front of the present tensor.
+    /// Bytes before the present tensor.
     done: u64,
-    /// Of the present tensor.
+    /// Bytes of the present tensor.
     tensor: u64,
 }
 

@@ -1,8 +1,7 @@
-//! Memory of the CPU device that dies with its process, and what is left to take.
+//! Memory of the CPU device that dies with its process, and the memory available to it.
 //!
-//! The KV cache is an anonymous mapping with huge pages asked for (not needed): attention reads all of a
-//! sequence's pages once a token. Where another process may need it, it is a file without a name. The weights
-//! lie in such a file in any case ([`sealed`](super::sealed)).
+//! The KV cache is an anonymous mapping with huge pages as a hint: attention reads all pages of a sequence once a
+//! token. If another process may need it, it is a memfd. The weights are always in a memfd ([`sealed`](super::sealed)).
 
 use super::control_group;
 use super::sealed::unnamed_file;
@@ -15,7 +14,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use worker_orcd_ipc::{Fault, MemoryBound};
 
-/// Whatever a descriptor of it may not do; what is mapped already stays writable.
+/// Seals against all changes through a descriptor; an existing mapping stays writable.
 const SEALS: SealFlag = SealFlag::F_SEAL_SEAL
     .union(SealFlag::F_SEAL_SHRINK)
     .union(SealFlag::F_SEAL_GROW)
@@ -25,22 +24,24 @@ const SEALS: SealFlag = SealFlag::F_SEAL_SEAL
 #[derive(Debug)]
 pub struct Arena {
     map: MmapMut,
-    /// What is mapped, where others may have it.
+    /// The mapped file, if it is shareable.
     file: Option<File>,
 }
 
 impl Arena {
+    /// Allocates private memory.
+    ///
     /// # Errors
-    /// [`Fault::OutOfMemory`] when the kernel refuses.
+    /// [`Fault::OutOfMemory`] if the kernel refuses.
     pub fn new(bytes: u64) -> Result<Self, Fault> {
         let length = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
         Self::of(MmapMut::map_anon(length).map(|map| (map, None)), bytes)
     }
 
-    /// Memory that another process may read, and not write, shrink or stretch.
+    /// Allocates memory that another process may read, but not write or resize.
     ///
     /// # Errors
-    /// [`Fault::OutOfMemory`] when the kernel refuses.
+    /// [`Fault::OutOfMemory`] if the kernel refuses.
     pub fn shareable(bytes: u64) -> Result<Self, Fault> {
         let mapped = unnamed_file("worker-orcd-kv", bytes).and_then(|file| {
             // SAFETY: this process alone writes it, and it keeps its length.
@@ -68,14 +69,14 @@ impl Arena {
     /// A descriptor of the memory, for another process.
     ///
     /// # Errors
-    /// When it is not shareable, or no descriptor is left.
+    /// If the memory is not shareable, or no descriptor is left.
     pub fn share(&self) -> io::Result<OwnedFd> {
         let private = || io::Error::other("the memory is this process's alone");
         let file = self.file.as_ref().ok_or_else(private)?;
         Ok(file.try_clone()?.into())
     }
 
-    /// Bytes that take memory, where they can be counted.
+    /// Bytes that take memory, if they can be counted.
     #[must_use]
     pub fn taken_bytes(&self) -> Option<u64> {
         self.file.as_ref().and_then(|file| taken_bytes(file).ok())
@@ -94,27 +95,26 @@ impl Arena {
     }
 }
 
-/// Bytes of a file without a name that take memory.
+/// Bytes of a memfd that take memory.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// If the kernel does not report them.
 pub fn taken_bytes(file: &File) -> io::Result<u64> {
-    /// `st_blocks` counts these; see inode(7).
+    /// Unit of `st_blocks`; see inode(7).
     const BLOCK_BYTES: u64 = 512;
     Ok(file.metadata()?.blocks() * BLOCK_BYTES)
 }
 
-/// Memory that may be taken, in bytes.
+/// Available memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostMemory {
     pub total: u64,
     pub available: u64,
-    /// The machine or the control group whose memory this is.
+    /// The machine or the control group that limits this memory.
     pub bound: MemoryBound,
 }
 
-/// The least of what the machine and its control groups leave to this process. `None` where
-/// neither says.
+/// Minimum of the memory available in the machine and in its control groups. `None` if neither is known.
 #[must_use]
 pub fn room() -> Option<HostMemory> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok();

@@ -1,5 +1,5 @@
-//! A batch laid out as rows, and its attention cut into items: decided once a step, used by every
-//! layer that sees as far.
+//! A batch laid out as rows, and its attention cut into items: computed once a step, used by every layer with the same
+//! window.
 
 use super::attention::{Partials, Split};
 use crate::device::common::batch::{blocks_of, index_of};
@@ -17,7 +17,7 @@ pub struct Row {
     pub token: usize,
 }
 
-/// Attention of some consecutive rows of one sequence, for one key-value head.
+/// Attention of consecutive rows of one sequence, for one key-value head.
 #[derive(Debug, Clone)]
 pub struct Item {
     pub rows: Range<usize>,
@@ -36,7 +36,7 @@ pub struct Plan<'a> {
     walks: Vec<Walk>,
 }
 
-/// The attention of layers that see as far as each other.
+/// The attention of layers with the same window.
 #[derive(Debug)]
 pub struct Walk {
     pub items: Vec<Item>,
@@ -45,8 +45,10 @@ pub struct Walk {
 }
 
 impl<'a> Plan<'a> {
+    /// Plan of a batch.
+    ///
     /// # Panics
-    /// When the batch breaks its contract: a page table too short, an empty sequence.
+    /// If the batch violates its contract: a page table too short, an empty sequence.
     #[must_use]
     pub fn new(
         batch: &Batch<'a>,
@@ -88,10 +90,10 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// What the layers of a window do.
+    /// Walk of the layers with this window.
     ///
     /// # Panics
-    /// When no layer has it.
+    /// If no layer has it.
     #[must_use]
     pub fn walk(&self, window: Option<usize>) -> &Walk {
         let found = self.walks.iter().find(|walk| walk.window == window);
@@ -141,8 +143,8 @@ impl Walk {
         }
     }
 
-    /// Makes each span an item of its own where there are too few items for the threads. Only the
-    /// thread that computes a span changes: spans are merged in order either way.
+    /// Makes each span an item of its own if there are too few items for the threads. Only the thread that computes a
+    /// span changes: spans are merged in order either way.
     fn share(&mut self, threads: usize, config: &ModelConfig, partials: &Partials) {
         let spans: usize = self.items.iter().map(|item| item.spans.len()).sum();
         let rows_in_item = |item: &Item| item.rows.len() * config.n_heads / config.n_kv_heads;

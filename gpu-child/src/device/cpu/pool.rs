@@ -1,13 +1,12 @@
-//! Threads that wait for numbered items of work.
+//! Thread pool for numbered work items.
 //!
-//! A job is a number of items and a function of an item's index. The caller and the workers claim
-//! items from one word, `epoch | items left`; the caller returns when every item is done. A
-//! worker that is asleep or off its core therefore delays nobody: it finds nothing left. Workers
-//! spin for a short while after a job, because the next one of the same step follows in
-//! microseconds, and then park.
+//! A job is a number of items and a function of an item's index. The caller and the workers claim items from one word,
+//! `epoch | items left`; the caller returns when every item is done. A worker that is asleep or off its core therefore
+//! delays no job: it finds no item left. Workers spin briefly after a job, because the next one of the same step
+//! follows in microseconds, and then park.
 //!
-//! An item that panics counts as done; the panic goes on in the caller. Which thread computes an
-//! item is chance, so an item's result may depend on its index only.
+//! An item that panics counts as done; the panic continues in the caller. The assignment of items to threads is random,
+//! so an item's result may depend on its index only.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -18,10 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Rounds of `PAUSE` before a worker parks: some 50 microseconds, which covers the serial parts
-/// between two jobs of a step and costs a busy machine little.
+/// Rounds of `PAUSE` before a worker parks: some 50 microseconds, which covers the serial parts between two jobs of a
+/// step and costs a busy machine little.
 const SPINS_BEFORE_PARK: u32 = 2_000;
-/// Rounds before the waiting caller starts to yield its core, which a worker may need.
+/// Rounds before the waiting caller yields its core, which a worker may need.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
 
 type Function = dyn Fn(usize) + Sync;
@@ -32,9 +31,9 @@ struct ParallelFor {
 }
 
 struct Shared {
-    /// Upper half: number of the job; lower half: items that are not claimed yet.
+    /// Upper half: number of the job; lower half: unclaimed items.
     state: AtomicU64,
-    /// Written by the caller only while no item is claimed, read only by who holds a claim.
+    /// Written by the caller only while no item is claimed, read only by threads with a claim.
     job: UnsafeCell<Option<ParallelFor>>,
     done: AtomicU32,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -54,7 +53,7 @@ struct Worker {
     sleeping: Arc<AtomicBool>,
 }
 
-/// Threads that compute. Not `Sync`: two callers, or an item that starts a job, have no spelling.
+/// Worker threads. Not `Sync`: the types exclude two callers, and an item that starts a job.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
@@ -62,10 +61,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// `threads` counts the caller; 1 starts no thread at all.
+    /// Starts `threads - 1` threads: the caller is one of them.
     ///
     /// # Errors
-    /// When a thread cannot be started.
+    /// If a thread cannot be started.
     pub fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -98,7 +97,7 @@ impl Pool {
     /// Runs `function(0)` to `function(items - 1)`, in any order, and returns when all are done.
     ///
     /// # Panics
-    /// When an item panics, with its panic.
+    /// If an item panics, with its panic.
     pub fn run(&self, items: usize, function: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() || items <= 1 {
             (0..items).for_each(function);
@@ -120,13 +119,13 @@ impl Pool {
     }
 
     fn publish(&self, items: u32, function: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: only the lifetime changes. The pointer is called by who holds a claim, and
-        // `run` does not return before every claimed item is done.
+        // SAFETY: only the lifetime changes. The pointer is called only by threads with a claim, and `run` does not
+        // return before every claimed item is done.
         let function = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Function>(function)
         };
         let epoch = (self.shared.state.load(Ordering::Relaxed) >> 32).wrapping_add(1);
-        // SAFETY: the job before this one has no item left and none running, so nobody reads.
+        // SAFETY: the job before this one has no item left and none running, so no thread reads.
         unsafe { *self.shared.job.get() = Some(ParallelFor { items, function }) };
         self.shared.done.store(0, Ordering::Relaxed);
         // SeqCst pairs with the worker's own: either it sees this job, or we see it asleep.
@@ -172,7 +171,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Claims one item and runs it; false when none is left.
+/// Claims one item and runs it. False if none is left.
 fn claim_and_run(shared: &Shared) -> bool {
     let one_less = |state: u64| (state as u32 != 0).then(|| state - 1);
     let claim = shared
@@ -225,7 +224,7 @@ fn park(shared: &Shared, sleeping: &AtomicBool) {
     sleeping.store(false, Ordering::SeqCst);
 }
 
-/// A slice that several items write, each its own part.
+/// A slice written by several items, each its own part.
 #[derive(Debug)]
 pub struct Disjoint<'a, T> {
     start: *mut T,
@@ -233,8 +232,8 @@ pub struct Disjoint<'a, T> {
     of: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it hands out `&mut [T]` under the promise that parts do not overlap, which is what
-// sending parts of one `&mut [T]` to threads would be.
+// SAFETY: it hands out `&mut [T]` under the contract that parts do not overlap, which is equivalent to sending parts of
+// one `&mut [T]` to threads.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
@@ -248,11 +247,13 @@ impl<'a, T> Disjoint<'a, T> {
         }
     }
 
+    /// Exclusive access to a part.
+    ///
     /// # Safety
     /// No two parts that live at the same time overlap.
     ///
     /// # Panics
-    /// When the part is not inside the slice.
+    /// If the part is not inside the slice.
     #[expect(
         clippy::mut_from_ref,
         reason = "the caller promises that parts do not overlap"
@@ -262,7 +263,7 @@ impl<'a, T> Disjoint<'a, T> {
             start <= self.len && len <= self.len - start,
             "part of the slice"
         );
-        // SAFETY: in bounds as just checked; exclusive as promised by the caller.
+        // SAFETY: in bounds as just checked; exclusive as guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }

@@ -5,8 +5,8 @@ use super::linear::Share;
 use crate::model::ModelConfig;
 use worker_orcd_kernels::cpu::{Activations, BlockMeta, Choice, Q_BLOCK, RopeRow};
 
-/// Rows whose logits are computed at a time: enough to read the output matrix once for all
-/// sequences of a usual batch, few enough that a large vocabulary takes little memory.
+/// Rows of logits computed at a time: enough to read the output matrix once for all sequences of a usual batch, few
+/// enough that a large vocabulary takes little memory.
 pub const HEAD_ROWS: usize = 16;
 
 #[derive(Debug)]
@@ -14,16 +14,16 @@ pub struct Scratch {
     max_tokens: usize,
     /// The residual stream, `[tokens, n_embd]`.
     pub x: Vec<f32>,
-    /// Queries, keys and values of a token behind each other.
+    /// Queries, keys and values, `[tokens, qkv_width]`.
     pub qkv: Vec<f32>,
     /// Attention's output, `[tokens, n_heads * head_dim]`.
     pub attn: Vec<f32>,
-    /// The gated linear unit of gate and up, `[tokens, n_ff]`, or of all experts that tokens use.
+    /// Output of the gated linear unit, `[tokens, n_ff]`, or of all experts that tokens use.
     pub ff: Vec<f32>,
     /// Normalized rows, `[tokens, n_embd]`.
     pub norm: Vec<f32>,
     pub quantized: Quantized,
-    /// Of every rotation that the model has, for a token behind each other.
+    /// Angles of every rotation of the model, consecutive for each token.
     pub rope: Vec<RopeRow>,
     pub partials: Partials,
     pub experts: ExpertRoom,
@@ -31,19 +31,19 @@ pub struct Scratch {
     pub logits: Vec<f32>,
 }
 
-/// Of a mixture of experts; empty where the model has none.
+/// Activations of a mixture of experts; empty without one.
 #[derive(Debug)]
 pub struct ExpertRoom {
-    /// The router's results and, behind those of a token, the weight of the shared expert.
+    /// The router's results; after those of each token, the weight of the shared expert.
     pub logits: Vec<f32>,
     /// `[tokens, used]`.
     pub choices: Vec<Choice>,
-    /// Where the row of each choice lies in `rows`.
+    /// Index in `rows` of the row of each choice.
     pub places: Vec<usize>,
     pub shares: Vec<Share>,
     /// Rows by expert, `[tokens * used, n_embd]`: inputs, then results.
     pub rows: Vec<f32>,
-    /// The same of the shared expert, `[tokens, n_embd]`.
+    /// Rows of the shared expert, `[tokens, n_embd]`.
     pub shared: Vec<f32>,
 }
 
@@ -66,14 +66,14 @@ impl ExpertRoom {
         4 * floats + of_choices + self.shares.capacity() * size_of::<Share>()
     }
 
-    /// Bytes for each token that [`new`](Self::new) takes.
+    /// Bytes for each token that [`new`](Self::new) allocates.
     fn bytes_per_token(sizes: &Sizes) -> usize {
         let of_choice = size_of::<Choice>() + size_of::<usize>() + 4 * sizes.n_embd;
         4 * (sizes.router + sizes.shared) + sizes.used * of_choice
     }
 }
 
-/// The quantized form of the matmul input at hand.
+/// The quantized form of the present matmul input.
 #[derive(Debug)]
 pub struct Quantized {
     pub q: Vec<i8>,
@@ -81,8 +81,8 @@ pub struct Quantized {
 }
 
 impl Quantized {
-    /// `values` are `[tokens, cols]`; whether the quantized form was filled in is up to the
-    /// weights it meets.
+    /// Activations for a matmul. `values`: `[tokens, cols]`. The quantized form is valid only if the weights require
+    /// it.
     #[must_use]
     pub fn view<'a>(&'a self, values: &'a [f32], cols: usize) -> Activations<'a> {
         Activations {
@@ -147,7 +147,7 @@ impl Scratch {
         (bytes + partials.bytes() + experts.bytes()) as u64
     }
 
-    /// Bytes that [`new`](Self::new) will take, before it takes them.
+    /// Bytes that [`new`](Self::new) will allocate.
     #[must_use]
     pub fn bytes_for(config: &ModelConfig, max_tokens: usize) -> u64 {
         let sizes = Sizes::of(config);
@@ -158,18 +158,18 @@ impl Scratch {
     }
 }
 
-/// Numbers of a token.
+/// Values per token.
 struct Sizes {
     n_embd: usize,
     q: usize,
     qkv: usize,
     ff: usize,
-    /// The most that are multiplied at once.
+    /// Width of the largest matmul input.
     widest: usize,
-    /// The router's results.
+    /// Width of the router's results.
     router: usize,
     used: usize,
-    /// The shared expert's results.
+    /// Width of the shared expert's results.
     shared: usize,
 }
 
@@ -223,7 +223,7 @@ mod tests {
             let angles = TOKENS * config.ropes().count() * size_of::<RopeRow>();
             let apart = partials.bytes() + angles;
             let scratch = Scratch::new(&config, TOKENS, partials);
-            // Does not grow with the tokens.
+            // Independent of the number of tokens.
             let shares = scratch.experts.shares.capacity() * size_of::<Share>();
             let reckoned = Scratch::bytes_for(&config, TOKENS);
             assert_eq!(reckoned, scratch.bytes() - (apart + shares) as u64);

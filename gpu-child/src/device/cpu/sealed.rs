@@ -1,13 +1,12 @@
-//! Memory that outlives its process: a file without a name, written once and then sealed.
+//! Memory that outlives its process: a memfd, written once and then sealed.
 //!
 //! ```text
 //! Draft ── seal ──► Sealed ── share ──► descriptor ──► supervisor ──► attach ──► Sealed
 //! ```
 //!
-//! A sealed file can be neither written, nor shrunk, nor stretched, by anybody: a child that runs wild
-//! cannot reach the weights of its successor, and what was mapped stays there. Reading it costs what
-//! reading anonymous memory costs (`bench/results/paired.md`); huge pages are asked for, which the kernel
-//! gives where `shmem_enabled` allows them.
+//! No process can write, shrink or grow a sealed file: a defective child cannot corrupt the weights of its successor,
+//! and mappings stay valid. It reads as fast as anonymous memory (`bench/results/paired.md`); huge pages are a hint,
+//! which the kernel follows where `shmem_enabled` allows them.
 
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -17,13 +16,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use worker_orcd_ipc::Fault;
 
-/// Everything that may be forbidden, further seals included.
+/// All seals, including the one against further seals.
 const SEALS: SealFlag = SealFlag::F_SEAL_SEAL
     .union(SealFlag::F_SEAL_SHRINK)
     .union(SealFlag::F_SEAL_GROW)
     .union(SealFlag::F_SEAL_WRITE);
 
-/// A file that is nowhere but in memory, zeroed and of that length. The name is only shown.
+/// A zeroed memfd of that length. The name is for display only.
 pub(super) fn unnamed_file(name: &str, bytes: u64) -> io::Result<File> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let file = File::from(memfd_create(name, flags)?);
@@ -31,14 +30,14 @@ pub(super) fn unnamed_file(name: &str, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Memory of one process that writes it. Zeroed; pages take memory when they are first touched.
+/// Memory that one process writes. Zeroed; pages take memory when they are first touched.
 #[derive(Debug)]
 pub struct Draft {
     file: File,
     map: MmapMut,
 }
 
-/// Memory that nobody can write.
+/// Read-only memory.
 #[derive(Debug)]
 pub struct Sealed {
     file: File,
@@ -46,8 +45,10 @@ pub struct Sealed {
 }
 
 impl Draft {
+    /// Allocates a zeroed draft.
+    ///
     /// # Errors
-    /// [`Fault::OutOfMemory`] when the kernel refuses.
+    /// [`Fault::OutOfMemory`] if the kernel refuses.
     pub fn new(bytes: u64) -> Result<Self, Fault> {
         Self::create(bytes).map_err(|error| Fault::OutOfMemory {
             message: format!("{bytes} bytes for the weights: {error}"),
@@ -56,7 +57,7 @@ impl Draft {
 
     fn create(bytes: u64) -> io::Result<Self> {
         let file = unnamed_file("worker-orcd-weights", bytes)?;
-        // SAFETY: nobody else has the file yet.
+        // SAFETY: no other process has the file yet.
         let map = unsafe { MmapMut::map_mut(&file) }?;
         // Only a hint.
         let _ = map.advise(Advice::HugePage);
@@ -67,11 +68,13 @@ impl Draft {
         &mut self.map
     }
 
+    /// Makes the memory read-only for all processes.
+    ///
     /// # Errors
-    /// [`Fault::Io`] when the kernel refuses.
+    /// [`Fault::Io`] if the kernel refuses.
     pub fn seal(self) -> Result<Sealed, Fault> {
         let Self { file, map } = self;
-        // What is mapped for writing cannot be sealed.
+        // A file with a writable mapping cannot be sealed.
         drop(map);
         let sealed = fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS)).map_err(io::Error::from);
         let map = sealed.and_then(|_| map_sealed(&file));
@@ -83,10 +86,10 @@ impl Draft {
 }
 
 impl Sealed {
-    /// Maps what another process has sealed.
+    /// Maps memory that another process has sealed.
     ///
     /// # Errors
-    /// [`Fault::Io`] when it is not sealed, has another size, or cannot be mapped.
+    /// [`Fault::Io`] if it is not sealed, has another size, or cannot be mapped.
     pub fn attach(memory: OwnedFd, bytes: u64) -> Result<Self, Fault> {
         let fault = |message: String| Fault::Io {
             message: format!("the weights that were kept: {message}"),
@@ -119,7 +122,7 @@ impl Sealed {
     /// A descriptor of the memory, for another process.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// If no descriptor is left.
     pub fn share(&self) -> Result<OwnedFd, Fault> {
         let copy = self.file.try_clone().map_err(|error| Fault::Io {
             message: format!("sharing the weights: {error}"),
@@ -128,9 +131,9 @@ impl Sealed {
     }
 }
 
-/// A private mapping: before Linux 6.7 a file that is sealed against writing has no shared one.
+/// A private mapping: before Linux 6.7 a write-sealed file allows no shared one.
 fn map_sealed(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the seals keep anybody from changing what is mapped.
+    // SAFETY: the seals prevent any process from changing the mapped bytes.
     let map = unsafe { MmapOptions::new().map_copy_read_only(file) }?;
     let _ = map.advise(Advice::HugePage);
     Ok(map)

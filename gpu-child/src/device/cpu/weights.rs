@@ -1,4 +1,4 @@
-//! The model's weights as the CPU holds them: packed matrices and plain vectors in one arena.
+//! The model's weights on the CPU: packed matrices and plain vectors in one arena.
 
 use super::sealed::Sealed;
 use crate::model::{self, ModelWeights};

@@ -284,7 +284,7 @@ fn windows_are_read_where_the_architecture_has_them() {
     let near = Some(WINDOW as usize);
     assert_eq!(windows, [near, near, None]);
     assert_eq!(read.ropes().count(), 1);
-    // As for llama.cpp.
+    // As in llama.cpp.
     let phi3 = tiny_model(Architecture::Phi3).meta("phi3.attention.sliding_window", 8_u32);
     assert_eq!(config(&phi3, None).unwrap().positions.window, None);
 }

@@ -61,7 +61,7 @@ fn each_architecture_with_experts_is_read() {
     }
 }
 
-/// As llama.cpp derives them.
+/// Derived as in llama.cpp.
 #[test]
 fn widths_that_are_missing_are_derived() {
     let experts = |file: GgufBuilder| read(&file).unwrap().unwrap();
@@ -136,7 +136,7 @@ fn what_is_not_implemented_is_refused_by_key() {
     assert!(refusal(&narrow).contains("a width of experts"));
 }
 
-/// Files say what is the case anyway.
+/// Keys that repeat the default are legal.
 #[test]
 fn keys_that_say_what_is_computed_are_taken() {
     let file = qwen3moe()
@@ -154,7 +154,7 @@ fn keys_that_say_what_is_computed_are_taken() {
     assert!(read(&same).unwrap().is_some());
 }
 
-/// Nothing is allocated by these numbers before tensors were found to be as large.
+/// No memory is allocated by these numbers before the tensors' sizes are checked.
 #[test]
 fn a_count_that_the_tensors_do_not_have_is_refused_with_both_shapes() {
     for (key, value) in [

@@ -1,4 +1,4 @@
-//! Reads little-endian values off the front of a slice, and never past its end.
+//! Bounds-checked reader of little-endian values in a slice.
 
 use super::GgufError;
 
@@ -22,7 +22,7 @@ impl<'a> Cursor<'a> {
         (self.bytes.len() - self.at) as u64
     }
 
-    /// `at` says in an error what was being read.
+    /// Reads `count` bytes. `at`: name of the item, for errors.
     pub(super) fn take(&mut self, count: u64, at: &str) -> Result<&'a [u8], GgufError> {
         let left = self.left();
         if count > left {
@@ -53,8 +53,8 @@ impl<'a> Cursor<'a> {
         self.array(at).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `min_bytes` each: more than the rest of the file can
-    /// hold are refused before anything is allocated for them.
+    /// Reads a number of items of at least `min_bytes` each. A number that exceeds the rest of the file is refused
+    /// before any allocation.
     pub(super) fn count(&mut self, min_bytes: u64, at: &str) -> Result<u64, GgufError> {
         let count = self.u64(at)?;
         let left = self.left();

@@ -1,4 +1,4 @@
-//! Errors of a GGUF file. Every variant names the key or tensor it was found at.
+//! Errors of a GGUF file. Every variant names the affected key or tensor.
 
 use std::path::PathBuf;
 use thiserror::Error;
@@ -39,7 +39,7 @@ pub enum GgufError {
     DuplicateKey(String),
     #[error("file {number} of the model: {source}")]
     Part {
-        /// From 1 on.
+        /// Number of the file, from 1.
         number: usize,
         source: Box<GgufError>,
     },

@@ -1,4 +1,4 @@
-//! Everything in front of the tensor data, read and checked against the file's size.
+//! Header of a GGUF file: everything before the tensor data, read and checked against the file's size.
 
 use super::cursor::Cursor;
 use super::value::{Array, Value};
@@ -14,9 +14,9 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_KEY_BYTES: u64 = 65_535;
 const MAX_TENSOR_NAME_BYTES: u64 = 64;
 
-/// Longest string that names something. It goes into messages and logs.
+/// Maximum bytes of a name or text value. It goes into messages and logs.
 const MAX_STRING_BYTES: usize = 4 << 10;
-/// Longest string of an array. The longest tokens of real vocabularies are lines of spaces.
+/// Maximum bytes of a string in an array. The longest tokens of real vocabularies are lines of spaces.
 const MAX_ELEMENT_BYTES: usize = 64 << 10;
 
 /// A length, a type, and one byte.
@@ -24,17 +24,17 @@ const MIN_ENTRY_BYTES: u64 = 8 + 4 + 1;
 /// A length, the number of dimensions, one of them, a type and an offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
-/// A line of the tensor table. Its data is known to be inside the file.
+/// An entry of the tensor table. Its data is checked to be inside the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     pub name: &'a str,
     pub ty: TensorType,
-    /// Fastest first, as GGUF has them; dimensions that are not there are 1.
+    /// Dimensions in GGUF's order, fastest first; missing ones are 1.
     pub dims: [usize; 4],
     /// Bytes from the start of the data section.
     pub offset: usize,
     pub bytes: usize,
-    /// The file in which it lies, of those of the model: from 0 on.
+    /// Index of the model's file with the data, from 0.
     pub part: usize,
 }
 
@@ -55,9 +55,10 @@ pub struct Header<'a> {
     pub(super) file_bytes: u64,
 }
 
+/// Parses everything before the tensor data.
+///
 /// # Errors
-/// When anything in front of the tensor data is not as the specification says, or names data
-/// that the file does not have.
+/// If a part violates the specification, or refers to data outside the file.
 pub fn parse(bytes: &[u8]) -> Result<Header<'_>, GgufError> {
     let mut cursor = Cursor::new(bytes);
     let magic = cursor.array::<4>("magic")?;
@@ -154,7 +155,7 @@ fn read_tensor<'a>(cursor: &mut Cursor<'a>, index: u64) -> Result<TensorInfo<'a>
     })
 }
 
-/// Dimensions as `usize` and the bytes they take, when nothing is zero and nothing overflows.
+/// Dimensions as `usize` and their size in bytes; `None` for a zero or an overflow.
 fn size(name: &str, ty: TensorType, dims: [u64; 4]) -> Result<([usize; 4], usize), GgufError> {
     let shape = || GgufError::Shape {
         tensor: name.to_owned(),
@@ -167,7 +168,7 @@ fn size(name: &str, ty: TensorType, dims: [u64; 4]) -> Result<([usize; 4], usize
             .filter(|&dim| dim > 0)
             .ok_or_else(shape)?;
     }
-    // The number of elements must fit as well: others compute with it.
+    // The number of elements must fit as well: other code computes with it.
     checked
         .iter()
         .try_fold(1_usize, |all, &dim| all.checked_mul(dim))
@@ -190,8 +191,7 @@ fn size(name: &str, ty: TensorType, dims: [u64; 4]) -> Result<([usize; 4], usize
     Ok((checked, bytes))
 }
 
-/// The data behind the tensor table, from the first aligned position on; empty when the file ends
-/// before it.
+/// The data after the tensor table, from the first aligned position on; empty if the file ends earlier.
 fn data_section(bytes: &[u8], header_end: usize, alignment: u64) -> &[u8] {
     let start = (header_end as u64).checked_next_multiple_of(alignment);
     start
@@ -236,7 +236,7 @@ fn check_tensors<'a>(
 }
 
 impl<'a> Header<'a> {
-    /// Of all files.
+    /// Size of all files.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
@@ -265,7 +265,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// All keys, in no order.
+    /// All keys, unordered.
     pub fn keys(&self) -> impl Iterator<Item = &'a str> {
         self.metadata.keys().copied()
     }
@@ -275,24 +275,30 @@ impl<'a> Header<'a> {
         self.metadata.get(key)
     }
 
+    /// An unsigned integer.
+    ///
     /// # Errors
-    /// When the value is no integer that fits.
+    /// If the value is not an integer in range.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.typed(key, "an integer of 32 bits", |value| {
             u32::try_from(value.as_u64()?).ok()
         })
     }
 
+    /// A floating-point number.
+    ///
     /// # Errors
-    /// When the value is no floating-point number.
+    /// If the value has another type.
     pub fn f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
         self.typed(key, "a floating-point number", |value| {
             Some(value.as_f64()? as f32)
         })
     }
 
+    /// A boolean.
+    ///
     /// # Errors
-    /// When the value is neither true nor false.
+    /// If the value has another type.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
         self.typed(key, "a boolean", |value| match *value {
             Value::Bool(value) => Some(value),
@@ -300,16 +306,18 @@ impl<'a> Header<'a> {
         })
     }
 
+    /// A short text, such as a name.
+    ///
     /// # Errors
-    /// When the value is no string, not UTF-8, or too long for a name.
+    /// If the value is not a string, not UTF-8, or too long for a name.
     pub fn str(&self, key: &str) -> Result<Option<&'a str>, GgufError> {
         self.text(key, MAX_STRING_BYTES)
     }
 
-    /// A string as [`str`](Self::str) gives it, with another limit.
+    /// A string as in [`str`](Self::str), with another limit.
     ///
     /// # Errors
-    /// When the value is no string, not UTF-8, or longer than `limit` bytes.
+    /// If the value is not a string, not UTF-8, or longer than `limit` bytes.
     pub fn text(&self, key: &str, limit: usize) -> Result<Option<&'a str>, GgufError> {
         self.typed(key, "a string", |value| match *value {
             Value::String(bytes) => Some(bytes),
@@ -319,8 +327,10 @@ impl<'a> Header<'a> {
         .transpose()
     }
 
+    /// An array.
+    ///
     /// # Errors
-    /// When the value is no array.
+    /// If the value has another type.
     pub fn array(&self, key: &str) -> Result<Option<Array<'a>>, GgufError> {
         self.typed(key, "an array", |value| match *value {
             Value::Array(array) => Some(array),
@@ -328,8 +338,10 @@ impl<'a> Header<'a> {
         })
     }
 
+    /// An array of strings.
+    ///
     /// # Errors
-    /// When the value is no array of strings, or one of them is not UTF-8 or too long.
+    /// If the value has another type, or a string is not UTF-8 or too long.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, GgufError> {
         let Some(array) = self.array(key)? else {
             return Ok(None);
@@ -345,8 +357,10 @@ impl<'a> Header<'a> {
             .map(Some)
     }
 
+    /// A required unsigned integer.
+    ///
     /// # Errors
-    /// When the key is missing or as for [`Self::u32`].
+    /// If the key is missing; else those of [`Self::u32`].
     pub fn require_u32(&self, key: &str) -> Result<u32, GgufError> {
         self.u32(key)?
             .ok_or_else(|| GgufError::MissingKey(key.to_owned()))

@@ -1,22 +1,22 @@
-//! The files of one model: the first has the metadata and says how many there are, each has some of the tensors.
+//! Split models: the first file has the metadata and the number of files, each has some of the tensors.
 
 use super::GgufError;
 use super::header::{Header, TensorInfo, parse, wrong_type};
 use super::value::Value;
 
-/// Of a model in several files: how many they are, which one this is, and tensors of all.
+/// Keys of a split model: number of files, number of this file, and tensors of all files.
 const PARTS_KEY: &str = "split.count";
 const PART_KEY: &str = "split.no";
 const TENSORS_KEY: &str = "split.tensors.count";
 
-/// What a file says of itself and no other.
+/// Prefixes of keys that may differ between the files of a model.
 const OF_ONE_FILE: [&str; 2] = ["split.", "general."];
 const ARCHITECTURE_KEY: &str = "general.architecture";
 
-/// Of a model's files, whose order is theirs.
+/// Header of a model's files, in their order.
 ///
 /// # Errors
-/// As [`parse`], of any of them; and when they do not belong together.
+/// Those of [`parse`], for any of them; also if they do not belong together.
 pub(super) fn join<'a>(
     files: impl ExactSizeIterator<Item = &'a [u8]>,
 ) -> Result<Header<'a>, GgufError> {
@@ -59,7 +59,7 @@ pub(super) fn join<'a>(
 }
 
 impl<'a> Header<'a> {
-    /// What a file says of itself, where it is one of several: llama.cpp counts them from 0.
+    /// Checks a file's own number and the number of files, if it has them: llama.cpp counts from 0.
     fn check_part(&self, number: usize, of: usize) -> Result<(), GgufError> {
         let said_of = u64::from(self.u32(PARTS_KEY)?.unwrap_or(0)).max(1);
         let said = u64::from(self.u32(PART_KEY)?.unwrap_or(0)) + 1;
@@ -74,7 +74,7 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Takes in the tensors of the next file.
+    /// Adds the tensors of the next file.
     fn take_in(&mut self, next: Self) -> Result<(), GgufError> {
         for tensor in next.tensors {
             let at = self.tensors.len();
@@ -89,7 +89,7 @@ impl<'a> Header<'a> {
         Ok(())
     }
 
-    /// How many tensors all files have, where this one says so.
+    /// Number of tensors of all files, if this file has the key.
     fn tensors_of_all(&self) -> Result<Option<u64>, GgufError> {
         let count = |value: &Value<'_>| {
             let count = value.as_u64();
@@ -98,7 +98,8 @@ impl<'a> Header<'a> {
         self.get(TENSORS_KEY).map(count).transpose()
     }
 
-    /// Files that repeat what the first says must say the same: tensors of another model may have fitting names and shapes.
+    /// Checks that keys repeated from the first file have equal values: tensors of another model may have matching
+    /// names and shapes.
     fn check_same_model(&self, next: &Self, number: usize) -> Result<(), GgufError> {
         let is_of_one = |key: &str| OF_ONE_FILE.iter().any(|start| key.starts_with(start));
         let differs = |key: &&str| {

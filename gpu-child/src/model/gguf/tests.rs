@@ -190,7 +190,7 @@ fn unknown_tensor_types_are_named() {
         "tensor x: type 40 (NVFP4) is not supported: there are no products of it"
     );
     assert!(named(4).contains("type 4 (no type that this version knows)"));
-    // Every number of ggml's is either computed with or refused by its name.
+    // Each of ggml's numbers is either supported or refused by its name.
     let retired = [4, 5, 31, 32, 33, 36, 37, 38];
     for number in (0..=40).filter(|number| !retired.contains(number)) {
         if TensorType::from_gguf(number).is_none() {
@@ -203,7 +203,7 @@ fn unknown_tensor_types_are_named() {
 #[test]
 fn offsets_are_aligned_and_inside() {
     let bytes = small().build();
-    // The offset is the last thing of the last line of the tensor table.
+    // The offset is the last field of the last entry of the tensor table.
     let at = bytes
         .windows(8)
         .rposition(|window| window == 32_u64.to_le_bytes())
@@ -269,7 +269,7 @@ fn what_is_no_regular_file_is_refused_by_its_kind_and_not_waited_for() {
     }
 }
 
-/// Writes files of one model, and opens what the name of the first means.
+/// Writes the files of one model, and opens the model by the name of the first.
 fn open_parts(dir: &Path, parts: &[GgufBuilder]) -> Result<GgufFile, GgufError> {
     let path = |number: usize| dir.join(format!("m-{number:05}-of-{:05}.gguf", parts.len()));
     for (number, part) in (1..).zip(parts) {
@@ -348,7 +348,7 @@ fn files_that_do_not_belong_together_are_refused() {
             "{why}"
         );
     }
-    // As it is repeated by some, and as it is of another model.
+    // Repeated as some files do, and with another model's value.
     let same = second
         .clone()
         .meta("a.number", 7_u32)

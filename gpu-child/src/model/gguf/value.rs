@@ -1,9 +1,9 @@
-//! Metadata values: scalars widened to one type a kind, arrays left where they are in the file.
+//! Metadata values: scalars widened to one type a kind, arrays left in place in the file.
 
 use super::GgufError;
 use super::cursor::Cursor;
 
-/// Arrays of arrays of arrays: more than any model uses, and no deeper recursion than that.
+/// Arrays of arrays of arrays: more than any model uses, and a bound of the recursion.
 const MAX_DEPTH: u32 = 3;
 
 /// GGUF's own numbers.
@@ -42,7 +42,7 @@ impl ValueType {
         Self::F64,
     ];
 
-    /// The least a value of this type takes in the file.
+    /// Minimum size of a value of this type in the file.
     fn min_bytes(self) -> u64 {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -125,12 +125,12 @@ impl<'a> Value<'a> {
     }
 }
 
-/// An array whose elements were walked once, so that they are known to be there.
+/// An array with elements checked to be inside the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     pub element: ValueType,
     pub len: usize,
-    /// The elements as the file has them.
+    /// The elements in the file's encoding.
     bytes: &'a [u8],
 }
 
@@ -164,7 +164,7 @@ impl<'a> Array<'a> {
         })
     }
 
-    /// The elements in order; an element that is an array comes as [`Value::Array`].
+    /// The elements in order. An element that is an array is a [`Value::Array`].
     pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let mut cursor = Cursor::new(self.bytes);
         let element = self.element;

@@ -4,7 +4,7 @@ use crate::model::tiny_model::tiny_model;
 use crate::model::{Architecture, FileWeights, ModelConfig, TensorView};
 use std::convert::Infallible;
 
-/// Writes down what it is asked for.
+/// Mapping that records the names.
 #[derive(Default)]
 struct Names(Vec<String>);
 
@@ -36,7 +36,7 @@ fn names(architecture: Architecture) -> Vec<String> {
     names.0
 }
 
-/// Places in an arena are given out in this order.
+/// Places in an arena are assigned in this order.
 #[test]
 fn every_tensor_is_mapped_once_and_in_the_order_of_the_arena() {
     let layer = |index: usize, tensors: &[&str]| -> Vec<String> {

@@ -150,7 +150,7 @@ fn what_would_not_fit_a_frame_is_refused_by_its_key() {
 
 #[test]
 fn the_largest_vocabulary_that_is_taken_fits_a_frame() {
-    // Tokens without text are the ones of which most fit.
+    // Tokens without text are the smallest, so the largest number of them fits.
     let of = |tokens: usize| {
         sentence_piece()
             .meta("tokenizer.ggml.tokens", vocabulary(&vec![""; tokens]))

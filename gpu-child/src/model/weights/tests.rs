@@ -24,7 +24,7 @@ fn dense<'l, 'a>(layer: &'l FileLayer<'a>) -> &'l FileUnit<'a> {
     }
 }
 
-/// Of gate, up and down.
+/// Rows of gate, up and down.
 fn rows(unit: &FileUnit<'_>) -> [usize; 3] {
     let [gate, up] = unit.gate_up;
     [gate, up, unit.down].map(|linear| linear.weight.rows)

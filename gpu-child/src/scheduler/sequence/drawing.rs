@@ -1,5 +1,5 @@
-//! A sequence in a step: what it runs, and whence its next token comes: from a draw that is decided on once the
-//! step is on its way, or from its grammar, without one.
+//! A sequence in a step: its rows, and the source of its next token: a sample that is decided once the step is
+//! launched, or a token forced by its grammar.
 
 use super::Sequence;
 use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
@@ -7,12 +7,12 @@ use crate::kv_pages::KvPages;
 use crate::scheduler::Limits;
 use worker_orcd_ipc::{Drawn, TokenId};
 
-/// Tokens that are taken without a draw before another mask is asked for, and rows of them in a step.
+/// Maximum forced tokens before the next mask request, and of their rows in a step.
 pub(in crate::scheduler) const MOST_FORCED: usize = 16;
 
 impl Sequence {
-    /// The next `tokens` of what is pending, as the device is told. A newest token is a row that may draw even
-    /// where the token behind it is known: a step of such rows alone is the fastest.
+    /// The next `tokens` pending tokens, in the device's terms. The newest token is a sampling row even if its
+    /// successor is known: a step of such rows alone is the fastest.
     pub(in crate::scheduler) fn work(&self, tokens: usize) -> SequenceWork<'_> {
         let end = self.computed + tokens;
         let sample = self.may_draw(tokens).then(|| SampleWork {
@@ -33,7 +33,7 @@ impl Sequence {
         self.is_continued() && (is_newest || tokens == self.pending())
     }
 
-    /// How the token behind the first `index` generated ones is drawn.
+    /// Sampling parameters of the token after the first `index` generated ones.
     pub(in crate::scheduler) fn sample(&self, index: usize) -> SampleWork<'_> {
         SampleWork {
             sampling: self.sampling,
@@ -44,7 +44,7 @@ impl Sequence {
         }
     }
 
-    /// The tokens that may be drawn next, where not all may.
+    /// Mask of the next token, if not all tokens are allowed.
     fn allowed(&self) -> Option<&[u32]> {
         let by_grammar = self.constraint.allowed();
         match &self.thoughts {
@@ -53,8 +53,8 @@ impl Sequence {
         }
     }
 
-    /// A step is on its way that runs `tokens` more, up to its draws. Says whether it may draw, and gives the
-    /// index of the token that it draws, if it does, among all that were generated.
+    /// Records the launch of a step with `tokens` further tokens, up to its sampling. Returns whether it may sample,
+    /// and the index of the sampled token among all generated ones, if it samples.
     pub(in crate::scheduler) fn launch(
         &mut self,
         tokens: usize,
@@ -79,7 +79,7 @@ impl Sequence {
         (may_draw, index)
     }
 
-    /// The pages that the next `tokens` are written to.
+    /// Pages to which the next `tokens` are written.
     fn writes(&self, tokens: usize, cache: &KvPages) -> impl Iterator<Item = Option<PageId>> {
         let geometry = cache.geometry();
         let first = self.computed / geometry.page_tokens as usize;
@@ -91,20 +91,20 @@ impl Sequence {
         self.is_open
     }
 
-    /// It draws this token in the step launched last.
+    /// True if the last launched step samples this token.
     pub(in crate::scheduler) fn draws_at(&self, index: Option<u32>) -> bool {
         let newest = (self.tokens.len() - self.prompt_len).checked_sub(1);
         self.unknown > 0 && index.map(|index| index as usize) == newest
     }
 
-    /// The draw is on its way.
+    /// Records that the sampling is launched.
     pub(in crate::scheduler) fn close(&mut self) {
         if std::mem::take(&mut self.is_open) {
             self.constraint.used();
         }
     }
 
-    /// Nothing is drawn for it in the step launched last.
+    /// Cancels the sample of the last launched step.
     pub(in crate::scheduler) fn undraw(&mut self) {
         debug_assert!(self.is_open && self.tokens.last() == Some(&TO_BE_DRAWN));
         self.is_open = false;
@@ -112,12 +112,12 @@ impl Sequence {
         self.unknown -= 1;
     }
 
-    /// What the step has computed of its newest token is lost, but for keys and values: it is run again.
+    /// Schedules the newest token to run again: all results of its step but its keys and values are lost.
     pub(in crate::scheduler) fn run_again(&mut self) {
         self.computed -= 1;
     }
 
-    /// The next token is this one, without a draw.
+    /// Appends a forced token, without sampling.
     pub(in crate::scheduler) fn take(&mut self, token: TokenId, limits: &Limits) -> Drawn {
         debug_assert_eq!(self.unknown, 0);
         let index = self.generated().len();
@@ -130,8 +130,8 @@ impl Sequence {
         }
     }
 
-    /// Tokens that it may take without a draw. None where somebody wants to see what they were drawn from, or
-    /// is to hear of the prompt first.
+    /// Maximum number of forced tokens now. 0 if log probabilities of generated tokens are requested or those of the
+    /// prompt are missing.
     pub(in crate::scheduler) fn most_forced(&self, limits: &Limits) -> usize {
         let is_watched =
             self.logprobs.is_some() || limits.traces_logits || self.scores_are_missing();
@@ -139,7 +139,7 @@ impl Sequence {
         if is_watched { 0 } else { left.min(MOST_FORCED) }
     }
 
-    /// The oldest step under way drew this token.
+    /// Records the token sampled by the oldest step in flight.
     pub(in crate::scheduler) fn learn(&mut self, token: TokenId, limits: &Limits) {
         let at = self.known().len();
         self.tokens[at] = token;

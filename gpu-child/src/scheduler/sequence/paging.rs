@@ -1,4 +1,4 @@
-//! The pages of a sequence: which it has and takes, what it takes over from others, offers to them, and seals.
+//! Pages of a sequence: allocation, reuse of cached prefixes, publication and sealing.
 
 use super::super::page_table::{PageTable, Wanted};
 use super::super::seals::Contents;
@@ -7,12 +7,12 @@ use crate::device::PagePart;
 use crate::kv_pages::{ChainId, KvPages};
 
 impl Sequence {
-    /// The pages without which it cannot be computed from its beginning on.
+    /// Minimum number of pages to compute the sequence from its beginning.
     pub(in crate::scheduler) fn least_pages(&self, cache: &KvPages) -> usize {
         cache.geometry().least_pages(self.tokens.len())
     }
 
-    /// It has more tokens than there are pages for.
+    /// True if the sequence needs more pages than the arena has.
     pub(in crate::scheduler) fn outgrows(&self, cache: &KvPages) -> bool {
         self.least_pages(cache) > cache.geometry().pages as usize
     }
@@ -21,7 +21,7 @@ impl Sequence {
         self.table.count(cache.geometry())
     }
 
-    /// All its tokens, among which is the one that the next token will be drawn from, and so many positions next.
+    /// Demand for all its tokens, including the one before the next sample, and `ahead` next positions.
     fn wanted(&self, ahead: usize) -> Wanted {
         Wanted {
             tokens: self.tokens.len(),
@@ -30,36 +30,36 @@ impl Sequence {
         }
     }
 
-    /// Pages that it lacks for what comes next.
+    /// Pages missing for the next position.
     pub(in crate::scheduler) fn missing_pages(&self, cache: &KvPages) -> usize {
         self.table.missing(cache.geometry(), self.wanted(1))
     }
 
-    /// Pages that it lacks, or will lack until all its tokens are computed.
+    /// Pages missing now or later, until all its tokens are computed.
     pub(in crate::scheduler) fn pages_to_come(&self, cache: &KvPages) -> usize {
         let most = cache.geometry().sequence_pages(self.tokens.len());
         most.saturating_sub(self.page_count(cache))
     }
 
-    /// It cannot go on.
+    /// True if the sequence cannot continue.
     pub(in crate::scheduler) fn lacks_pages(&self, cache: &KvPages) -> bool {
         self.missing_pages(cache) > 0 || self.outgrows(cache)
     }
 
-    /// Takes the pages that it lacks, for a whole chunk or for what comes next alone; false where there are too few, and it
-    /// takes none.
+    /// Allocates the missing pages, for a whole chunk or else for the next position only. False if there are too few;
+    /// then it allocates none.
     pub(in crate::scheduler) fn take_pages(&mut self, cache: &mut KvPages) -> bool {
         let [chunk, least] = [cache.geometry().ahead(), 1].map(|ahead| self.wanted(ahead));
         !self.outgrows(cache) && (self.table.fill(cache, chunk) || self.table.fill(cache, least))
     }
 
-    /// Gives back what it has for positions behind the next.
+    /// Releases pages beyond the next position.
     pub(in crate::scheduler) fn give_up_ahead(&mut self, cache: &mut KvPages) {
         self.table.give_up_ahead(cache, self.wanted(1));
     }
 
-    /// Gives back what no position of it sees any more. What the supervisor was told of so far is to be adopted as a whole: where
-    /// it `waits_for_seals`, what is seen from there stays.
+    /// Releases pages outside all windows of the remaining positions. A successor adopts the pages reported so far as a
+    /// whole: with `waits_for_seals`, pages visible from their end stay.
     pub(in crate::scheduler) fn slide(&mut self, cache: &mut KvPages, waits_for_seals: bool) {
         let page_tokens = cache.geometry().page_tokens as usize;
         let told = self.told - self.told % page_tokens;
@@ -72,7 +72,7 @@ impl Sequence {
         self.table.slide(cache, position);
     }
 
-    /// Takes over what others have computed, as far as its rows are not wanted. Gives the number of tokens saved.
+    /// Reuses the cached prefix, except for rows with required outputs. Returns the number of tokens saved.
     pub(in crate::scheduler) fn adopt_prefix(&mut self, cache: &mut KvPages) -> usize {
         if self.pool.as_ref().is_some_and(|it| !it.may_reuse_prefix()) {
             self.give_up_tail(cache);
@@ -103,7 +103,7 @@ impl Sequence {
         }
     }
 
-    /// Forgets what was computed; the tokens stay.
+    /// Releases all pages; the tokens stay.
     pub(in crate::scheduler) fn give_up_pages(&mut self, cache: &mut KvPages) {
         self.give_up_tail(cache);
         self.table.release(cache);
@@ -119,14 +119,14 @@ impl Sequence {
         self.chain = ChainId::ROOT;
     }
 
-    /// Positions that may be sealed, `every` so many.
+    /// Number of sealable positions, a multiple of `every`.
     fn sealable(&self, every: u32) -> usize {
         let known = self.settled();
         known - known % every as usize
     }
 
-    /// What is computed and was not told yet, `every` so many positions, from the first block on that the supervisor was not told all
-    /// of: of each block what its pages hold, by group, and nothing of those that were given back.
+    /// Computed and unreported contents, a multiple of `every` positions, from the first block that is not fully
+    /// reported: the contents of each block's pages, by group, `None` for released pages.
     pub(in crate::scheduler) fn untold(
         &self,
         cache: &KvPages,
@@ -154,12 +154,13 @@ impl Sequence {
         })
     }
 
-    /// True once where the supervisor is to forget the pages that it was told of.
+    /// True, once, if the supervisor must forget the pages reported to it.
     pub(in crate::scheduler) fn take_told_too_much(&mut self) -> bool {
         std::mem::take(&mut self.is_told_too_much)
     }
 
-    /// The supervisor is told of so many blocks, of which [`untold`](Self::untold) was the first. Gives that block's place.
+    /// Marks this many blocks as reported, beginning with the first of [`untold`](Self::untold). Returns the index of
+    /// that block.
     pub(in crate::scheduler) fn tell(
         &mut self,
         cache: &KvPages,
@@ -174,8 +175,7 @@ impl Sequence {
         first
     }
 
-    /// Offers to others the blocks whose tokens are known. What a step under way still writes there
-    /// is there before any later step reads.
+    /// Publishes the blocks with known tokens. Writes of a step in flight complete before any later step reads them.
     pub(in crate::scheduler) fn publish(&mut self, cache: &mut KvPages) {
         let geometry = cache.geometry();
         let page_tokens = geometry.page_tokens as usize;

@@ -1,4 +1,4 @@
-//! One child goes on with the pages of another, whatever became of them since.
+//! One child continues with the pages of another, even if these have changed since.
 
 use super::*;
 use crate::device::{PageCopy, PagePart};
@@ -34,7 +34,7 @@ impl PagedDevice {
 }
 
 impl Bench {
-    /// A turn of a child that seals: what the supervisor knows afterwards of each request's pages.
+    /// Runs a turn of a child that seals, and updates the supervisor's list of each request's pages.
     pub fn turn_and_seal(&mut self, known: &mut BTreeMap<RequestId, Vec<SealedPage>>) -> bool {
         let goes_on = self.turn(5);
         let unsealed = self.scheduler.take_unsealed(EVERY);
@@ -59,13 +59,12 @@ impl Bench {
         goes_on
     }
 
-    /// Takes a request over from another child; gives the number of pages that were copied up to one that was not
-    /// intact.
+    /// Takes a request over from another child. Returns the number of pages copied up to one that was not intact.
     pub fn take_over(&mut self, submission: Submission, other: &PagedDevice) -> usize {
         self.take_over_all(vec![submission], other)
     }
 
-    /// All at once.
+    /// Takes several requests over together.
     fn take_over_all(&mut self, submissions: Vec<Submission>, other: &PagedDevice) -> usize {
         let make_room = |it: &Submission| self.scheduler.make_room_for(it);
         let adoptions: Vec<_> = submissions.iter().map(make_room).collect();
@@ -82,7 +81,7 @@ impl Bench {
         intact.iter().take_while(|intact| **intact).count()
     }
 
-    /// Copies whole pages of another child, before any request comes.
+    /// Copies whole pages of another child, before any request arrives.
     fn copy_ahead(&mut self, pages: &[SealedPage], other: &PagedDevice) {
         let whole = pages.split_last().map_or(&[][..], |(_, whole)| whole);
         for page in whole {
@@ -93,7 +92,7 @@ impl Bench {
     }
 }
 
-/// What the next child is given of a request.
+/// The submission of a request to the next child.
 pub fn rest(first: &Submission, bench: &Bench, pages: &[SealedPage]) -> Submission {
     let outcome = bench.outcomes.get(&first.request);
     Submission {
@@ -213,7 +212,7 @@ fn what_is_no_whole_page_of_this_cache_is_not_copied_ahead() {
     assert!(room(7, PAGE_TOKENS).is_some());
 }
 
-/// A child takes over so many requests of other children, and has a page that is not full of each.
+/// Takes over this many requests of other children, each with a partial page.
 fn take_over_with_tails(heir: &mut Bench, requests: u32, max_tokens: u32) {
     for n in 0..requests {
         let request = submission(u64::from(n), &[n + 1; 5], max_tokens);

@@ -1,4 +1,4 @@
-//! Biases of a request: what the device is given, and what is refused.
+//! Logit biases of a request: forwarding to the device, and refusals.
 
 use super::*;
 use worker_orcd_ipc::MAX_LOGIT_BIASES;

@@ -1,24 +1,24 @@
-//! Grammars that are played: what is allowed follows from the tokens generated so far, and each mask comes
-//! some turns after it was wanted.
+//! Simulated grammars: the allowed tokens follow from the tokens generated so far, and each mask arrives some turns
+//! after its request.
 
 use super::*;
 use worker_orcd_grammar::{GrammarError, Mask};
 use worker_orcd_ipc::Grammar;
 
-/// Whoever computes masks.
+/// Simulated grammar threads.
 #[derive(Debug, Default)]
 pub(super) struct Play {
-    /// Turns between a wish and its answer.
+    /// Turns between a request and its answer.
     pub(super) lag: usize,
     turn: usize,
-    /// What each matcher has accepted.
+    /// Accepted tokens of each matcher.
     matchers: BTreeMap<u64, Vec<TokenId>>,
     coming: VecDeque<(usize, u64, usize)>,
-    /// Takes tokens that are forced.
+    /// Returns forced tokens.
     pub(super) forces: bool,
-    /// Tokens taken in this way.
+    /// Number of forced tokens.
     pub(super) taken: usize,
-    /// Tokens behind which a matcher gives up.
+    /// Number of tokens after which a matcher fails.
     gives_up_behind: Option<usize>,
 }
 
@@ -63,7 +63,7 @@ impl Play {
         {
             self.coming.pop_front();
             let (mut nobodys, mut forced) = (Vec::new(), Vec::new());
-            // That of a forgotten matcher comes too, and means nothing.
+            // That of a dropped matcher arrives too, and has no effect.
             let history = self.matchers.get_mut(&ticket).unwrap_or(&mut nobodys);
             let answer = loop {
                 let mask = match self.gives_up_behind {
@@ -93,7 +93,7 @@ impl Play {
     }
 }
 
-/// Some of the vocabulary, by what was generated.
+/// A subset of the vocabulary, by the generated tokens.
 fn allowed(history: &[TokenId]) -> Mask {
     let sum = history.iter().map(|token| token.0).sum::<u32>() + history.len() as u32;
     // Often there is no choice, some times in a row.
@@ -201,7 +201,7 @@ fn a_queue_has_no_matchers_and_a_cancelled_request_keeps_none() {
     bench.run();
 }
 
-/// The step loop waits for masks at the draws of a step, and not before it.
+/// The step loop waits for masks at the sampling of a step, and not before it.
 #[test]
 fn a_draw_waits_for_its_mask_and_a_late_one_runs_its_token_again() {
     let mut bench = Bench::new(limits(), 16, true);

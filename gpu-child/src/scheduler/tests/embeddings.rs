@@ -1,4 +1,4 @@
-//! Prompts that become vectors, beside those at whose end tokens are drawn.
+//! Prompts of embeddings, beside prompts of completions.
 
 use super::*;
 use crate::model::TensorView;
@@ -9,7 +9,7 @@ use worker_orcd_kernels::TensorType;
 
 const POOLINGS: [Pooling; 4] = [Pooling::Mean, Pooling::Cls, Pooling::Last, Pooling::Rank];
 
-/// Of vectors of one number.
+/// A head for vectors of one number.
 pub(super) fn rank_head() -> Arc<RankHead> {
     let data: Vec<u8> = [0.25_f32, -0.5]
         .iter()
@@ -26,7 +26,7 @@ pub(super) fn rank_head() -> Arc<RankHead> {
 }
 
 impl PagedDevice {
-    /// Rows of those who want them: one number, made of all tokens up to the position as they are in the pages.
+    /// Rows of the selected requests: one number, computed from all tokens up to the position as they are in the pages.
     pub(super) fn hidden(
         &mut self,
         work: &[SequenceWork<'_>],
@@ -140,7 +140,7 @@ proptest! {
     fn whatever_is_beside_them_they_are_the_same(
         prompts in prop::collection::vec((prop::collection::vec(8_u32..12, 1..20), 0_usize..6), 1..12),
         chunk in 1_u32..9,
-        // Few: those that decode push others out.
+        // Few: decoding sequences evict others.
         pages in 12_u32..20,
         is_ahead in any::<bool>(),
     ) {

@@ -1,4 +1,4 @@
-//! Shares, told in steps and tokens: who waits for whom, and for how long at most.
+//! Fair shares, in steps and tokens: maximum waits between clients and between requests.
 
 use super::super::room::PATIENCE;
 use super::*;
@@ -7,7 +7,7 @@ use super::*;
 const BUDGET: u32 = 16;
 const CHUNK: u32 = BUDGET / 2;
 
-/// Room for everybody: what is seen here is the share of the steps alone.
+/// Slots and pages for all: only the share of the steps matters here.
 fn roomy() -> Bench {
     let limits = Limits {
         max_running: 64,
@@ -28,7 +28,7 @@ fn tight(max_running: u32, pages: u32) -> Bench {
     Bench::new(limits, pages, false)
 }
 
-/// A request of one client: a prompt of so many tokens, which differ from those of other requests.
+/// A request of one client, with a prompt of this many tokens, which differ from those of other requests.
 fn of_client(client: u64, request: u64, prompt: u32, max_tokens: u32) -> Submission {
     let prompt: Vec<u32> = (0..prompt)
         .map(|i| (i * 7 + request as u32 * 13) % VOCAB)
@@ -39,7 +39,7 @@ fn of_client(client: u64, request: u64, prompt: u32, max_tokens: u32) -> Submiss
     }
 }
 
-/// FairQueue until the request has its first token.
+/// Number of turns until the request has its first token.
 fn turns_to_first_token(bench: &mut Bench, request: u64) -> u32 {
     for turn in 1..100_000 {
         assert!(bench.turn(BUDGET), "there is something to compute");
@@ -50,7 +50,7 @@ fn turns_to_first_token(bench: &mut Bench, request: u64) -> u32 {
     panic!("request {request} starves");
 }
 
-/// Prompt tokens of each client that the planned step holds.
+/// Adds the planned step's prompt tokens of each client.
 fn planned_of_clients(bench: &Bench, clients: &mut BTreeMap<ClientId, usize>) {
     let scheduler = &bench.scheduler;
     for (sequence, tokens) in scheduler.running.iter().zip(&scheduler.planned) {
@@ -58,7 +58,7 @@ fn planned_of_clients(bench: &Bench, clients: &mut BTreeMap<ClientId, usize>) {
     }
 }
 
-/// Prompt tokens that each client gets in so many turns. All requests end with their first token.
+/// Prompt tokens of each client in this many turns. All requests end with their first token.
 fn tokens_of_clients(bench: &mut Bench, turns: u32) -> BTreeMap<ClientId, usize> {
     let mut clients = BTreeMap::new();
     for _ in 0..turns {
@@ -83,7 +83,7 @@ fn a_short_prompt_behind_long_ones_waits_for_about_twice_its_own_time() {
                 }
                 bench.submit(of_client(client, 99, short, 1));
                 let turns = turns_to_first_token(&mut bench, 99);
-                // One more where the oldest had less than its half before it came.
+                // One more if the oldest had less than its half before it came.
                 assert!(
                     turns <= at_most + 1,
                     "{short} tokens behind {long_ones} of client 1 took client {client} {turns}"
@@ -157,7 +157,7 @@ fn who_comes_back_again_and_again_gets_no_more_than_who_stays() {
     bench.submit(of_client(1, 0, 3000, 1));
     let mut shares: BTreeMap<ClientId, usize> = BTreeMap::new();
     for turn in 1..=150 {
-        // Each time with nothing waiting from before.
+        // Each time without earlier waiting requests.
         for client in [2, 3] {
             let request = turn * 10 + client;
             let before = RequestId(request - 10);
@@ -305,8 +305,8 @@ fn pages_are_taken_back_from_the_client_that_holds_most() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// However requests come, each has its first token once its client's share, half of which
-    /// goes to the oldest, has paid for it and for those before it.
+    /// Arrivals do not affect the bound: each request has its first token once its client's share, half of which goes
+    /// to the oldest, has paid for it and for those before it.
     #[test]
     fn the_time_to_a_first_token_has_a_bound(
         requests in prop::collection::vec((0_u64..3, 1_u32..60, 0_u32..4), 1..40),
@@ -323,7 +323,7 @@ proptest! {
                 bench.submit(of_client(client, request as u64, prompt, 1));
                 let before = unpaid.entry(client).or_default();
                 *before += prompt;
-                // Two chunks more for the turns under way, of the client and between clients.
+                // Two chunks more for the turns in flight, of the client and between clients.
                 let paid = clients * (2 * *before + 4 * CHUNK);
                 due.insert(request as u64, turn + paid.div_ceil(BUDGET) + 1);
                 for _ in 0..pause {

@@ -1,5 +1,5 @@
-//! A device that knows nothing but what is in its pages: it writes the tokens it is given there, for each group of layers,
-//! reads back through the page table all that each of them sees, and draws the next token from that. A page that is shared
+//! A device that computes from its page contents only. It writes the given tokens there, for each group of layers,
+//! reads all visible ones back through the page table, and samples the next token from them. A page that is shared
 //! wrongly, written twice or freed too early changes the answer.
 
 use super::*;
@@ -7,9 +7,9 @@ use super::*;
 pub struct PagedDevice {
     pub pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
     pub geometry: KvGeometry,
-    /// Rows of the step begun last that may draw: their requests, pages and ends.
+    /// Rows of the last step that may sample: their requests, pages and ends.
     open: Vec<(RequestId, Vec<PageId>, u32)>,
-    /// Draws of the step before, by request.
+    /// Samples of the preceding step, by request.
     drawn: BTreeMap<RequestId, TokenId>,
 }
 
@@ -42,7 +42,7 @@ impl PagedDevice {
                 }
             }
         }
-        // Attention of every row, whether it draws or not.
+        // Attention of every row, sampling or not.
         for sequence in work {
             let end = sequence.first_position + sequence.tokens.len() as u32;
             for position in sequence.first_position..end {

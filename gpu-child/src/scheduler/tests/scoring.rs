@@ -1,11 +1,11 @@
-//! Prompts whose log probabilities are wanted, beside those of which nothing is.
+//! Prompts with log probabilities, beside prompts without.
 
 use super::*;
 use crate::logprobs::WantedPart;
 use worker_orcd_ipc::{PromptLogprobs, Scored};
 
 impl PagedDevice {
-    /// A number made of the token behind a row, and of all tokens up to the row as they are in the pages.
+    /// A number computed from the token after a row, and from all tokens up to the row as they are in the pages.
     pub(super) fn scored(
         &mut self,
         work: &[SequenceWork<'_>],
@@ -76,7 +76,7 @@ fn all_of_a_prompt_is_told_before_a_token_and_also_where_none_is_wanted() {
     let prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5];
     for max_tokens in [0, 1, 5] {
         let mut bench = Bench::new(limits(), 20, true);
-        // What others have computed tells nothing.
+        // Cached pages of other requests yield no log probabilities.
         bench.submit(submission(1, &prompt, 2));
         bench.run();
         bench.submit(scoring(2, &prompt, max_tokens, 0));
@@ -176,7 +176,7 @@ proptest! {
             1..12,
         ),
         chunk in 1_u32..9,
-        // Few: those that decode push others out.
+        // Few: decoding sequences evict others.
         pages in 12_u32..20,
         is_ahead in any::<bool>(),
     ) {

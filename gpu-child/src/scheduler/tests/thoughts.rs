@@ -1,12 +1,11 @@
-//! Bounded thoughts: what is drawn is the same wherever a history goes on, and whether or not steps are
-//! launched ahead.
+//! Reasoning budgets: the samples are the same after a failover at any token, and with or without steps launched ahead.
 
 use super::*;
 use worker_orcd_ipc::ThinkingBudget;
 
 const CLOSING: [u32; 2] = [48, 49];
 
-/// The prompt opens them. No token has a text, so no tag comes by itself.
+/// The prompt opens the reasoning. No token has a text, so no tag comes by itself.
 fn thinking(request: u64, tokens: u32, max_tokens: u32) -> Submission {
     Submission {
         thinking: Some(Box::new(ThinkingBudget {
@@ -68,7 +67,7 @@ fn steps_ahead_change_no_byte_of_it_and_hold_up_no_neighbour() {
         steps += 1;
         assert!(steps < 100, "it does not come to an end");
     }
-    // Every step but the one with the prompt has one of its tokens, and one is still on its way.
+    // Every step but the one with the prompt has one of its tokens, and one is still in flight.
     assert!(steps <= 12 + 3, "{steps} steps");
     bench.run();
     for request in 1..=3 {

@@ -1,4 +1,4 @@
-//! Layers that see a window: what has slid out of it is given back, and nobody gets another answer for it.
+//! Sliding-window layers: pages outside the window are released, and no answer changes.
 
 use super::adoption::{has_ended, rest};
 use super::*;
@@ -20,7 +20,7 @@ pub fn groups() -> impl Strategy<Value = KvGroups> {
 
 const WINDOW: u32 = 6;
 
-/// A group that sees all, and two that see six positions.
+/// One full-attention group, and two with a window of six positions.
 const GROUPS: KvGroups = KvGroups {
     whole: 1,
     near: Some(NearGroups {
@@ -46,7 +46,7 @@ fn pages_behind_the_window_are_given_back_while_a_sequence_goes_on() {
                 .get(&RequestId(1))
                 .map_or(0, |it| it.tokens.len());
         let used = bench.scheduler.kv_used_bytes() / 100;
-        // One page for each block of the first group; of the others what is seen, and a chunk.
+        // One page for each block of the first group; of the others the window, and a chunk.
         let near = 2 * (1 + (WINDOW as usize + 8).div_ceil(4));
         let wanted = tokens.div_ceil(4) + 1 + near;
         assert!(used as usize <= wanted, "{used} pages for {tokens} tokens");
@@ -86,7 +86,7 @@ fn a_beginning_is_shared_as_far_as_its_last_window_is_there() {
     assert_eq!(bench.outcome(2), &expected);
 }
 
-/// Whoever dies has given back what no window sees, and others have written there.
+/// A dying child has released the pages outside its windows, and other sequences have written there.
 #[test]
 fn what_windows_see_is_adopted_and_nothing_else_is_needed() {
     let first = submission(1, &[1; 30], 30);
@@ -118,7 +118,7 @@ fn what_windows_see_is_adopted_and_nothing_else_is_needed() {
     }
 }
 
-/// What was told and is no whole page, or was given back, is not copied before its request comes.
+/// Pages that are not full, or were released, are not copied before their request arrives.
 #[test]
 fn whole_pages_alone_are_copied_ahead() {
     let first = submission(1, &[1; 30], 30);
@@ -148,7 +148,7 @@ fn whole_pages_alone_are_copied_ahead() {
     }
 }
 
-/// Seals that nobody answers hold no page back that somebody needs.
+/// Unanswered seals hold back no page that another sequence needs.
 #[test]
 fn who_has_no_other_pages_does_not_wait_for_seals() {
     let mut bench = bench(15 + 2 * 3);
@@ -159,7 +159,7 @@ fn who_has_no_other_pages_does_not_wait_for_seals() {
     assert_eq!(bench.outcome(1).tokens.len(), 50);
 }
 
-/// Others would get a share of each step, and be parked again before they get to their end.
+/// Others would get a share of each step, and be parked again before they finish.
 #[test]
 fn where_pages_are_short_the_prompt_that_runs_for_longest_goes_first() {
     for (are_short, expected) in [(false, [2, 3]), (true, [5, 0])] {

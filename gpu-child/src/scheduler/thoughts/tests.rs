@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use worker_orcd_ipc::{TokenKind, TokenizerFacts, TokenizerKind};
 
-/// Each its own token; `<T>` and `</T>` are control tokens, and the tags of thoughts.
+/// One token each; `<T>` and `</T>` are control tokens, and the tags of the reasoning.
 const WORDS: [&str; 14] = [
     "a", " ", "\n", "<", "T", ">", "</", "</T>", "<T>", "x</", "T>y", "<0xE3>", "<0x80>", "<T>\nb",
 ];
@@ -49,7 +49,7 @@ fn token(text: &str) -> TokenId {
     TokenId(at.expect("a word") as u32)
 }
 
-/// Written in pieces, as a vocabulary without the tag has it.
+/// Tags in pieces, as in a vocabulary without the tag.
 fn budget(tokens: u32, open: Option<&str>) -> ThinkingBudget {
     ThinkingBudget {
         tokens,
@@ -64,7 +64,7 @@ fn behind(budget: &ThinkingBudget, texts: &[&str]) -> Thoughts {
     Thoughts::new(budget.clone(), &generated, &limits())
 }
 
-/// The token that must be next.
+/// The forced next token.
 fn must(thoughts: &Thoughts) -> Option<&'static str> {
     let words = thoughts.allowed(None)?;
     let mut all = (0..WORDS.len()).filter(|at| words[at / 32] & 1 << (at % 32) != 0);
@@ -118,7 +118,7 @@ fn the_opening_tag_is_counted_no_more_than_what_comes_before() {
         &["\n", " ", "<T>"],
         &["<", "T", ">"],
         &[" ", "<", "T", ">"],
-        // The rest of the token that completes the tag is no token more.
+        // The rest of the token that completes the tag does not count as a token.
         &["<T>\nb"],
         // A space of three bytes, U+3000.
         &["<0xE3>", "<0x80>", "<0x80>", "<T>"],

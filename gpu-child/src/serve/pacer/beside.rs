@@ -1,55 +1,54 @@
-//! Prompts beside sequences that decode, within a budget of time: the time between two tokens of a
-//! stream is that of a step.
+//! Prompts beside sequences that decode, within a time budget: the duration of a step is a stream's time between two
+//! tokens.
 //!
-//! Nothing is measured before somebody waits for it: the steps that serve are what is learned from.
+//! No benchmark runs in advance: the model is fitted to the steps that serve.
 //!
-//! * What decoding takes is seen in steps without prompts. Where prompts come without end, one in
-//!   [`MIXED_PER_BARE`] steps is without, so that the figure stays true.
-//! * What a step takes beyond that is the price of its prompt tokens ([`Price`]), by how far they are
-//!   in their prompts.
-//! * The budget is the operator's, or follows what decoding takes: prompts get three quarters of that
-//!   ([`LEAST_PART`]), or more where more requests wait for a first token than decode. For each of
-//!   them waits, too, and what runs is to become a large batch soon.
+//! * Steps without prompts show the decode time. If prompts arrive without end, one in [`MIXED_PER_BARE`] steps has
+//!   none, so that the figure stays current.
+//! * The rest of a step's time is the price of its prompt tokens ([`Price`]), by their depth in their prompts.
+//! * The budget is the operator's, or follows the decode time: prompts get three quarters of that ([`LEAST_PART`]), or
+//!   more if more requests wait for a first token than decode. Each of them waits too, and the running sequences should
+//!   soon be a large batch.
 //!
-//! Whatever the budget, a step without tokens for prompts is followed by steps with some, so no prompt
-//! starves; and which of them it is, is not decided here.
+//! Under any budget, a step without prompt tokens is followed by steps with some, so no prompt starves. The choice of
+//! the prompts is the scheduler's.
 
 use super::TARGET;
 use crate::scheduler::{Company, StepShape};
 use std::time::Duration;
 
-/// A tile of rows on a device that has such: fewer cost as much.
+/// One tile of rows on a device with tiles: fewer rows cost as much.
 const MIN_TOKENS: u32 = 16;
 
-/// Without a budget of the operator's: of the time that decoding takes, what prompts get at least.
+/// Minimum share of prompts without an operator's budget, as a fraction of the decode time.
 const LEAST_PART: f64 = 0.75;
 
-/// Without a budget of the operator's: shorter steps than this please nobody more, and cost small models, whose
-/// steps are shorter, the batch.
+/// Minimum budget unless the operator sets one: shorter steps have no benefit for a reader, and cost small models,
+/// which have shorter steps, their batch.
 const LEAST_BUDGET: Duration = Duration::from_millis(2);
 
-/// Steps with prompts for each one without, which shows what decoding takes.
+/// Steps with prompts for each one without, which measures the decode time.
 const MIXED_PER_BARE: u32 = 32;
 
-/// The same where twice or half as many decode as when that was seen last.
+/// Steps with prompts if twice or half as many sequences decode as at the last measurement.
 const MIXED_PER_BARE_OF_OTHERS: u32 = 4;
 
 #[derive(Debug)]
 pub(super) struct Beside {
     max_tokens: u32,
-    /// The operator's.
+    /// The operator's budget.
     wanted: Option<Duration>,
-    /// In force for the step that was allowed last.
+    /// Budget in force for the last planned step.
     budget: Option<Duration>,
     bare: Option<Bare>,
     /// Steps with prompts since the last one without.
     mixed: u32,
     price: Option<Price>,
-    /// Tokens that the last step was allowed.
+    /// Tokens allowed in the last step.
     allowed: u32,
 }
 
-/// Steps that do nothing but decode.
+/// Steps that only decode.
 #[derive(Debug, Clone, Copy)]
 struct Bare {
     sequences: usize,
@@ -73,7 +72,7 @@ impl Beside {
         self.budget
     }
 
-    /// Prompt tokens of a step in which something decodes.
+    /// Prompt tokens allowed in a step with decoding sequences.
     pub(super) fn prompt_tokens(&mut self, company: Company) -> u32 {
         let bare = self.bare.filter(|bare| !self.is_stale(bare, company));
         let Some(bare) = bare else {
@@ -85,12 +84,12 @@ impl Beside {
         let tokens = self
             .price
             .map_or(0.0, |it| left / it.of_token(company.deepest));
-        // A negative number is 0 here.
+        // The cast turns a negative number into 0.
         self.allowed = (tokens as u32).clamp(MIN_TOKENS.min(self.max_tokens), self.max_tokens);
         self.allowed
     }
 
-    /// The next step is to show what decoding takes.
+    /// True if the next step must measure the decode time.
     fn is_stale(&self, bare: &Bare, company: Company) -> bool {
         let most = match bare.is_like(company.decoding) {
             true => MIXED_PER_BARE,
@@ -99,12 +98,12 @@ impl Beside {
         self.mixed >= most
     }
 
-    /// A step took so long.
+    /// Records the duration of a step.
     pub(super) fn observe(&mut self, shape: StepShape, took: Duration) {
         let seconds = took.as_secs_f64();
         match (shape.decoding, shape.prompt_tokens, self.bare) {
             (decoding, 0, _) => self.decoded(decoding, seconds),
-            // What a token costs alone is more than it costs where the weights are read anyway.
+            // A token alone costs more than beside decoding, where the weights are read anyway.
             (0, _, _) => match &mut self.price {
                 Some(price) if price.of(shape) <= seconds => {}
                 price => learn(price, shape, seconds, 1.0),
@@ -112,14 +111,14 @@ impl Beside {
             (_, tokens, bare) => {
                 self.mixed += 1;
                 let alone = bare.map_or(0.0, |bare| bare.seconds);
-                // A step that was not full says little about one that is.
+                // A partial step says little about a full one.
                 let weight = (tokens as f64 / f64::from(self.allowed.max(1))).min(1.0);
                 learn(&mut self.price, shape, (seconds - alone).max(0.0), weight);
             }
         }
     }
 
-    /// A step without prompts took so long.
+    /// Records the duration of a step without prompts.
     fn decoded(&mut self, sequences: usize, seconds: f64) {
         self.mixed = 0;
         let before = self.bare.filter(|bare| bare.is_like(sequences));
@@ -140,7 +139,7 @@ impl Bare {
         decoding <= 2 * self.sequences && self.sequences <= 2 * decoding
     }
 
-    /// Of a single long step, most is a machine that did other things.
+    /// A single long step is mostly caused by other load of the machine.
     fn and(self, new: Self) -> Self {
         let more = new.seconds.min(2.0 * self.seconds) - self.seconds;
         let part = if more > 0.0 { 0.25 } else { 0.5 };
@@ -150,7 +149,7 @@ impl Bare {
         }
     }
 
-    /// As long as a cancellation may wait, at most.
+    /// Budget limited by the maximum wait of a cancellation.
     fn budget(self, company: Company) -> Duration {
         let part = company.prompts as f64 / company.decoding as f64;
         let seconds = self.seconds * (1.0 + part.max(LEAST_PART));
@@ -164,14 +163,14 @@ impl Bare {
 #[derive(Debug, Clone, Copy)]
 struct Price {
     token: f64,
-    /// For each [`DEPTH`] positions behind it.
+    /// Addition for each [`DEPTH`] preceding positions.
     depth: f64,
 }
 
-/// So far in its prompt a token may well cost twice what it does in the beginning.
+/// Depth in a prompt at which a token may cost twice as much as at the beginning.
 const DEPTH: f64 = 4096.0;
 
-/// Less than any device takes, so that nothing is divided by zero.
+/// Positive lower bound, below any device's price: avoids a division by zero.
 const LEAST_PRICE: f64 = 1e-9;
 
 impl Price {
@@ -190,9 +189,9 @@ impl Price {
         shape.prompt_tokens as f64 * self.of_token(shape.depth)
     }
 
-    /// The prompt tokens of a step cost so much. Too low a price is corrected at once, too high a one by half
-    /// of it, because a step that is too long is felt. A single step does not say everything. (Normalized
-    /// least mean squares, of Widrow and Hoff.)
+    /// Fits the price to the measured cost of a step's prompt tokens. A low price is corrected fully, a high one by
+    /// half, because a long step is noticeable. A single step is noisy. (Normalized least mean squares, Widrow and
+    /// Hoff.)
     fn learn(&mut self, shape: StepShape, cost: f64, weight: f64) {
         let believed = self.of(shape);
         let error = cost.clamp(believed / 4.0, believed * 2.0) - believed;

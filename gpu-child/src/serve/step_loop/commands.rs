@@ -1,4 +1,4 @@
-//! What the supervisor orders between steps.
+//! Commands of the supervisor, handled between steps.
 
 use super::super::Doing;
 use super::{INSPECTION_INTERVAL, StepLoop};
@@ -7,13 +7,13 @@ use std::time::Instant;
 use worker_orcd_ipc::{Command, Fault};
 
 impl StepLoop<'_> {
-    /// Those that have come by now; false when the reader is gone.
+    /// Handles the commands that have arrived. False if the reader is gone.
     pub(super) fn handle_all(&mut self, commands: &Receiver<Command>) -> Result<bool, Fault> {
         loop {
             match commands.try_recv() {
                 Ok(command) => self.handle(command)?,
                 Err(TryRecvError::Disconnected) => return Ok(false),
-                // More may come while something is adopted.
+                // Further commands may arrive during an adoption.
                 Err(TryRecvError::Empty) if self.adopt()? => {}
                 Err(TryRecvError::Empty) => return Ok(true),
             }
@@ -42,15 +42,15 @@ impl StepLoop<'_> {
                 self.release_kv(child);
                 Ok(())
             }
-            // The reader keeps these to itself.
+            // The reader handles these itself.
             Command::Load(_) | Command::Shutdown => Ok(()),
         }
     }
 
-    /// A device that hangs under it is noticed, as under a step.
+    /// Promotes a standby. It counts as a device call, so a hang is detected.
     fn promote(&mut self, traces: bool) -> Result<(), Fault> {
         self.trace = self.trace.take().filter(|_| traces);
-        // Their requests come now.
+        // Their requests arrive now.
         self.ahead.clear();
         self.inspection_interval = INSPECTION_INTERVAL;
         self.status.step_begins(self.step, Instant::now());

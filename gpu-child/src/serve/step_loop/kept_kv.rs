@@ -1,4 +1,4 @@
-//! The KV caches of other children, and what others will need of this one's.
+//! KV cache adoption from other children, and sealing of this child's pages for others.
 
 use super::super::Doing;
 use super::{INSPECTION_INTERVAL, StepLoop, scheduler_fault};
@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::{Fault, FdKind, Generation, KvSource, SealedPage, Sealing, Submission};
 
 impl StepLoop<'_> {
-    /// Takes a request in, or has it wait until [`adopt`](Self::adopt) has copied what another child has
-    /// computed of it.
+    /// Submits a request, or queues it until [`adopt`](Self::adopt) has copied its pages from another child.
     pub(super) fn submit(&mut self, submission: Box<Submission>) -> Result<(), Fault> {
         let Some(first) = self.first_to_adopt(&submission) else {
             return self.scheduler.submit(*submission).map_err(scheduler_fault);
         };
-        // One that begins alike finds what the other has adopted.
+        // A request with the same prefix finds the pages adopted for the other.
         let begins_alike = |other: &Submission| self.first_to_adopt(other) == Some(first);
         if self.adopting.iter().any(begins_alike) {
             self.adopt()?;
@@ -23,21 +22,21 @@ impl StepLoop<'_> {
         Ok(())
     }
 
-    /// The first page of a request that can be adopted from another child, and which one that is.
+    /// First adoptable page of a request, with the child that has sealed it.
     fn first_to_adopt(&self, submission: &Submission) -> Option<(Generation, SealedPage)> {
         let sealed = submission.sealed.as_ref();
         let sealed = sealed.filter(|it| self.adopts_from.contains(&it.child))?;
         Some((sealed.child, *sealed.pages.first()?))
     }
 
-    /// Takes the KV cache of a child of another device. Without it its tokens are computed again.
+    /// Attaches the KV cache of another device's child. On failure its tokens are recomputed.
     pub(super) fn attach(&mut self, source: KvSource) {
         let (Some(kv), Some(mailbox)) = (self.executor.kv_custody(), &self.mailbox) else {
             return;
         };
         let memory = mailbox.take(FdKind::KvCache);
         if self.adopts_from.contains(&source.child) {
-            // Another supervisor introduces those again that know each other.
+            // A new supervisor repeats the introductions of its predecessor.
             return;
         }
         let memory = memory.map_err(|error| error.to_string());
@@ -51,8 +50,7 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Copies what another child has computed of the requests that wait for it, and takes them in. False if there
-    /// are none.
+    /// Copies the sealed pages of the queued requests and submits these. False if there are none.
     pub(super) fn adopt(&mut self) -> Result<bool, Fault> {
         let mut rest = std::mem::take(&mut self.adopting);
         if rest.is_empty() {
@@ -91,7 +89,7 @@ impl StepLoop<'_> {
         Ok(())
     }
 
-    /// Time for which commands are waited for, when no step is on its way.
+    /// Time to wait for commands while no step is in flight.
     pub(super) fn patience(&self) -> Duration {
         match self.ahead.is_empty() {
             true => INSPECTION_INTERVAL,
@@ -99,7 +97,7 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Copies the next of the pages that the other child has sealed, while there is nothing else to do.
+    /// Copies the next sealed page of the other child, while idle.
     pub(super) fn copy_ahead(&mut self) -> Result<(), Fault> {
         let next = self.ahead.pop_front().zip(self.copies_from);
         let (Some((sealed, child)), Some(kv)) = (next, self.executor.kv_custody()) else {
@@ -118,7 +116,7 @@ impl StepLoop<'_> {
         Ok(())
     }
 
-    /// Has what was computed sealed. Gives the seals that the supervisor was not told of yet.
+    /// Requests checksums of computed pages. Returns the seals not reported yet.
     pub(super) fn seal(&mut self) -> Result<Vec<Sealing>, Fault> {
         let Some(kv) = self.executor.kv_custody() else {
             return Ok(Vec::new());
@@ -129,7 +127,7 @@ impl StepLoop<'_> {
         Ok(self.scheduler.take_sealed(every))
     }
 
-    /// Nobody will bring pages of that child any more.
+    /// Detaches that child's KV cache: no request will name its pages any more.
     pub(super) fn release_kv(&mut self, child: Generation) {
         self.adopts_from.retain(|it| *it != child);
         if self.copies_from.take_if(|it| *it == child).is_some() {

@@ -1,4 +1,4 @@
-//! A step on its way: begun, its draws decided on, waited for.
+//! A step in flight: launch, sampling, completion.
 
 use super::super::Doing;
 use super::{StepLoop, scheduler_fault, stop_trace};
@@ -18,16 +18,15 @@ pub(super) struct StepInFlight {
     pub began: Instant,
     pub shape: StepShape,
     requests: StepRequests,
-    /// Its draws are to be decided on.
+    /// The sampling is not launched yet.
     pub is_open: bool,
     wanted_rows: WantedRows,
-    /// What its rows tell of prompts.
+    /// Log probabilities of prompts from its rows.
     scored: Vec<Scored>,
 }
 
 impl StepLoop<'_> {
-    /// Sends the planned step on its way, up to its draws; a device that computes in this thread has done it
-    /// then.
+    /// Launches the planned step, up to its sampling. A synchronous device has computed it on return.
     pub(super) fn launch(&mut self) -> Result<(), Fault> {
         self.step += 1;
         let began = Instant::now();
@@ -60,7 +59,7 @@ impl StepLoop<'_> {
         let mut hidden_rows = HiddenRows::of(self.scheduler.hidden_wanted());
         let mut prompt_rows = PromptRows::of(self.scheduler.prompt_rows_wanted());
         let is_wanted = hidden_rows.is_wanted() || prompt_rows.is_wanted();
-        // One that computes by itself tells nobody how far it is.
+        // An asynchronous device does not report its progress.
         let is_seen = !self.executor.is_ahead() || self.trace.is_some() || is_wanted;
         if !is_seen {
             self.executor.begin(&batch, &mut NoTap)?;
@@ -86,7 +85,7 @@ impl StepLoop<'_> {
         Ok(())
     }
 
-    /// Has the step begun last draw, by the masks that are here.
+    /// Launches the sampling of the last step, with the masks that have arrived.
     pub(super) fn draw(&mut self) -> Result<(), Fault> {
         let Some(step) = self.in_flight.back_mut() else {
             return Ok(());
@@ -104,8 +103,8 @@ impl StepLoop<'_> {
         Ok(())
     }
 
-    /// Drops what steps in flight computed of prompts whose requests have ended: a report names no request
-    /// after its end.
+    /// Drops log probabilities that steps in flight computed for ended requests: no report names a request after its
+    /// end.
     pub(super) fn drop_scores_of(&mut self, ended: &[Finished]) {
         for step in &mut self.in_flight {
             let has_ended = |part: &Scored| ended.iter().any(|it| it.request == part.request);
@@ -113,7 +112,7 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Waits for the oldest step, whose draws are on their way.
+    /// Waits for the oldest step with launched sampling.
     pub(super) fn wait(&mut self, mut step: StepInFlight) -> Result<StepReport, Fault> {
         let patience = self.step_times.patience(step.shape);
         self.status.calls_device(Doing::WaitsForDevice, patience);
@@ -125,7 +124,7 @@ impl StepLoop<'_> {
         if let Some(trace) = &mut self.trace
             && let Err(error) = trace.check()
         {
-            // One with holes would prove nothing.
+            // A trace with gaps would prove nothing.
             self.trace = None;
             stop_trace(self.link, &error);
         }

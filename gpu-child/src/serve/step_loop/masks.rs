@@ -1,22 +1,22 @@
-//! Grammars on their way between the scheduler and the threads that know them.
+//! Transport of masks between the scheduler and the grammar threads.
 
 use super::super::Doing;
 use super::StepLoop;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::Fault;
 
-/// Time that the draws of a step wait for masks of some rows, while others could draw. A mask takes less, as
-/// a rule; a row takes more, so that to compute one again is worse. One that is later is not waited for again.
+/// Wait for masks of some rows while others could sample. Usually a mask takes less. A row takes more, so recomputing
+/// one is worse. A late mask is not waited for again.
 const MASK_PATIENCE: Duration = Duration::from_micros(300);
 
-/// The same where nobody else waits, and where the device still computes: then commands are looked at.
+/// Wait if no other row samples or the device still computes; then commands are handled.
 const ALONE_PATIENCE: Duration = Duration::from_millis(10);
 
-/// And where there is nothing to compute.
+/// Wait if there is nothing to compute.
 const IDLE_PATIENCE: Duration = Duration::from_millis(1);
 
 impl StepLoop<'_> {
-    /// Takes in the masks that are here.
+    /// Applies the masks that have arrived.
     pub(super) fn hear_masks(&mut self) -> Result<(), Fault> {
         self.ask_for_masks()?;
         let now = Instant::now();
@@ -24,12 +24,12 @@ impl StepLoop<'_> {
         self.ask_for_masks()
     }
 
-    /// Waits for the masks of the step begun last. Those that do not come in time are gone without.
+    /// Waits for the masks of the last launched step. Rows with late masks do not sample.
     pub(super) fn wait_for_draws(&mut self) -> Result<(), Fault> {
         let patience = match (self.scheduler.others_draw(), self.executor.is_ahead()) {
             (false, _) => ALONE_PATIENCE,
             (true, false) => MASK_PATIENCE,
-            // It computes as long as it did before, and nobody draws before it has.
+            // The step takes about as long as the last one, and no row samples before its end.
             (true, true) => MASK_PATIENCE.max(self.last_took / 2).min(ALONE_PATIENCE),
         };
         self.status.does(Doing::WaitsForMasks);
@@ -48,12 +48,12 @@ impl StepLoop<'_> {
         is_here
     }
 
-    /// Waits for a mask while nothing else can be computed.
+    /// Waits for a mask while there is nothing else to compute.
     pub(super) fn wait_for_a_mask(&mut self) {
         self.hear_a_mask_by(Instant::now() + IDLE_PATIENCE);
     }
 
-    /// Passes on what the scheduler wants.
+    /// Sends the scheduler's requests to the grammar threads.
     pub(super) fn ask_for_masks(&mut self) -> Result<(), Fault> {
         let mut wishes = self.scheduler.take_wishes().into_iter();
         let heard = wishes.try_for_each(|wish| self.grammars.hear(wish));

@@ -1,4 +1,4 @@
-//! Rows of a step on their way to what is made of them: embeddings, and log probabilities of prompts.
+//! Rows of a step, consumed by embeddings and log probabilities of prompts.
 
 use super::StepLoop;
 use crate::logprobs::PromptRows;
@@ -6,7 +6,7 @@ use crate::pooling::HiddenRows;
 use worker_orcd_ipc::{Fault, RequestId, Scored};
 
 impl StepLoop<'_> {
-    /// Gives embeddings their rows of a step.
+    /// Adds the rows of a step to embeddings.
     pub(super) fn pool(&mut self, rows: HiddenRows) -> Result<(), Fault> {
         for row in rows.into_rows() {
             if !row.is_finite() {
@@ -17,7 +17,7 @@ impl StepLoop<'_> {
         Ok(())
     }
 
-    /// What the rows of a step tell of prompts.
+    /// Log probabilities of prompts from the rows of a step.
     pub(super) fn score(&mut self, rows: PromptRows) -> Result<Vec<Scored>, Fault> {
         let scored = rows.answer().map_err(|request| self.not_finite(request))?;
         self.scheduler.score(&scored);

@@ -1,11 +1,10 @@
-//! How things stand, for those who tell the supervisor.
+//! Statistics and memory usage for the supervisor's reports.
 
 use super::StepLoop;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::Load;
 
-/// Asking a device for its memory may take a system call; the heartbeat shows no more than this
-/// age anyway.
+/// Age limit of the memory report. A query may take a system call; a heartbeat shows no finer resolution anyway.
 const MEMORY_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 impl StepLoop<'_> {

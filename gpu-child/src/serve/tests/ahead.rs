@@ -1,4 +1,4 @@
-//! A device that computes while the engine goes on.
+//! An asynchronous device: it computes while the engine continues.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn a_device_that_is_a_step_ahead_changes_nothing_that_is_told() {
     });
     supervisor.say(&Command::Load(order()));
     supervisor.until(|event| matches!(event, Event::Ready(_)));
-    // One ends by a token while the step behind it is on its way, one by its number of tokens.
+    // One ends by a token while the next step is in flight, one by its number of tokens.
     supervisor.submit(1, 40, 100);
     let ended = ((41..=50).collect(), FinishReason::EndOfSequence);
     assert_eq!(supervisor.collect(1), ended);
@@ -19,7 +19,7 @@ fn a_device_that_is_a_step_ahead_changes_nothing_that_is_told() {
     supervisor.submit(3, 60, 20);
     let full = ((61..=80).collect(), FinishReason::MaxTokens);
     assert_eq!(supervisor.collect(3), full);
-    // Its last step is dropped, and its name can be used again at once.
+    // Its last step is dropped, and its id can be reused immediately.
     supervisor.submit(4, 60, 30);
     supervisor.step();
     let request = RequestId(4);
@@ -32,8 +32,8 @@ fn a_device_that_is_a_step_ahead_changes_nothing_that_is_told() {
     assert_eq!(supervisor.fault().exit_code(), supervisor.exit_code());
 }
 
-/// A first step that only decodes is one behind which another may be launched; nobody may wait for a
-/// command before it has ended.
+/// Another step may be launched after a first step that only decodes; the loop must not wait for a command before it
+/// has ended.
 #[test]
 fn an_idle_engine_answers_a_prompt_that_needs_no_prefill() {
     for is_ahead in [false, true] {
@@ -45,7 +45,7 @@ fn an_idle_engine_answers_a_prompt_that_needs_no_prefill() {
         assert_eq!(supervisor.collect(1).0, [6]);
         supervisor.submit_prompt(2, vec![TokenId(5)], 3);
         assert_eq!(supervisor.collect(2).0, [6, 7, 8]);
-        // One whose pages are known but for the last token.
+        // A prompt with cached pages, except for the last token.
         let prompt: Vec<TokenId> = (1..=5).map(TokenId).collect();
         for request in [3, 4] {
             supervisor.submit_prompt(request, prompt.clone(), 2);

@@ -1,4 +1,4 @@
-//! A device that counts upwards, and can be made to go wrong.
+//! A device that counts upwards, with injectable faults.
 
 use super::VOCAB;
 use crate::device::{
@@ -15,36 +15,36 @@ use worker_orcd_ipc::{
     SamplingAdvice, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest,
 };
 
-/// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
+/// Counts upwards from the last token; `99` is a fault, `98` a wrong token, `97` a very long step.
 pub struct Counter {
     step_takes: Duration,
-    /// The device may be asked for a step before the last one's tokens were taken.
+    /// A step may begin before the last one's tokens were collected.
     is_ahead: bool,
-    /// What the step that was begun would draw.
+    /// Samples of the step in flight.
     open: Vec<(RequestId, TokenId)>,
-    /// Draws of the step before, and of those that nobody has taken.
+    /// Samples of the preceding step, and those not collected yet.
     drawn: Vec<Drawn>,
     untold: VecDeque<Untold>,
-    /// Steps that were begun while another one was on its way.
+    /// Number of steps that began while another one was in flight.
     begun_ahead: Arc<AtomicU32>,
     inspections: u32,
     spoilt: Spoilt,
     /// Account of its witness.
     stands: Option<&'static str>,
-    /// Its KV cache takes memory when it is promoted.
+    /// The KV cache is allocated at the promotion.
     is_promoted: bool,
 }
 
-/// A step that nobody has taken the tokens of.
+/// A step with tokens that are not collected yet.
 struct Untold {
     drawn: Vec<Drawn>,
-    /// Rows that were wanted.
+    /// Selected rows.
     rows: Vec<(RequestId, Row)>,
 }
 
 type Row = [f32; VOCAB as usize];
 
-/// The token is likelier than the others, which are equal.
+/// Logits with this token likelier than the others, which are equal.
 fn row_of(token: TokenId) -> Row {
     let mut row = [0.0; VOCAB as usize];
     if let Some(logit) = row.get_mut(token.index()) {
@@ -53,13 +53,13 @@ fn row_of(token: TokenId) -> Row {
     row
 }
 
-/// A token whose hidden state is no number.
+/// A token with a hidden state that is not a number.
 pub const BROKEN: u32 = 96;
 
-/// Bytes of the KV cache of one that was promoted.
+/// Bytes of the KV cache after a promotion.
 pub const PROMOTED_KV_BYTES: u64 = 77;
 
-/// Result of its inspections.
+/// Result of its integrity checks.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Spoilt {
     Never,
@@ -206,7 +206,7 @@ impl Witness for Stands {
     }
 }
 
-/// A device on which something happens to the weights.
+/// A device with a fault of its weights.
 pub fn loaded_and(spoilt: Spoilt) -> Loaded {
     loaded_with(Counter {
         spoilt,
@@ -280,7 +280,7 @@ impl Counter {
         Self { is_ahead, ..self }
     }
 
-    /// Counts its steps that are begun while another one is on its way.
+    /// Counts its steps that begin while another one is in flight.
     pub fn counting(self, begun_ahead: &Arc<AtomicU32>) -> Self {
         Self {
             begun_ahead: Arc::clone(begun_ahead),

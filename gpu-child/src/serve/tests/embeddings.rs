@@ -1,4 +1,4 @@
-//! Embeddings share steps with those for whom tokens are drawn.
+//! Embeddings share steps with completions.
 
 use super::counter::{BROKEN, Counter, loaded_with};
 use super::*;

@@ -1,4 +1,4 @@
-//! Log probabilities come with the tokens of those who want them, and with no others.
+//! Log probabilities arrive with the tokens of the requests that select them, and with no others.
 
 use super::counter::{Counter, loaded_with};
 use super::*;
@@ -25,7 +25,7 @@ fn submission(request: u64, logprobs: Option<u8>) -> Submission {
     }
 }
 
-/// The counter finds the token that it draws likelier than the others, which it finds equally likely.
+/// The counter's sampled token is likelier than all others, which are equally likely.
 fn is_of_its_token(its: &DrawnLogprobs, token: TokenId) {
     let expected = 1.0 - (std::f32::consts::E + (VOCAB - 1) as f32).ln();
     let Logprobs { of_token, top } = &its.logprobs;
@@ -93,7 +93,7 @@ fn their_steps_are_begun_while_another_one_is_on_its_way() {
             }
         }
         assert_eq!(told, if logprobs.is_some() { 20 } else { 0 });
-        // All but those of the prompt and of the token behind it, as those of others.
+        // All but those of the prompt and of the token after it, as those of others.
         assert_eq!(begun_ahead.load(Ordering::Relaxed), 18, "{logprobs:?}");
     }
 }

@@ -1,11 +1,11 @@
-//! Log probabilities of prompts come before the tokens behind them, beside those for whom tokens are drawn.
+//! Log probabilities of prompts arrive before the tokens after them, beside completions.
 
 use super::counter::{BROKEN, Counter, loaded_with};
 use super::*;
 use crate::logprobs::logprobs;
 use worker_orcd_ipc::PromptLogprobs;
 
-/// A request that wants log probabilities of its prompt.
+/// A request with log probabilities of its prompt.
 pub fn scoring(request: u64, prompt: &[u32], max_tokens: u32) -> Command {
     Command::Submit(Box::new(Submission {
         request: RequestId(request),

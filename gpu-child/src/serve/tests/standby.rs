@@ -1,10 +1,10 @@
-//! A child that stands by, until it is promoted.
+//! A standby, until its promotion.
 
 use super::counter::PROMOTED_KV_BYTES;
 use super::*;
 use worker_orcd_ipc::TraceOrder;
 
-/// Lines that a promoted child writes to the trace that it was ordered to.
+/// Number of trace lines that a promoted child writes.
 fn traced_lines(traces: bool) -> usize {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("trace.jsonl");
@@ -31,7 +31,7 @@ fn a_promoted_child_goes_on_with_a_trace_unless_that_has_stopped() {
     assert_eq!(traced_lines(false), 0);
 }
 
-/// The next standby gets as much, by what this one says then.
+/// This report determines the next standby's memory.
 #[test]
 fn memory_that_is_taken_at_the_promotion_is_told_before_the_next_report_is_due() {
     let mut supervisor = Supervisor::start(|_, _| Ok(loaded(Duration::ZERO)));
@@ -41,7 +41,7 @@ fn memory_that_is_taken_at_the_promotion_is_told_before_the_next_report_is_due()
     }));
     supervisor.until(|event| matches!(event, Event::Ready(_)));
     supervisor.say(&Command::Promote { traces: false });
-    // Far fewer than until memory is asked for again.
+    // Far fewer steps than until the next memory report.
     for _ in 0..10 {
         let heartbeat = supervisor.until(|event| matches!(event, Event::Heartbeat(_)));
         let Event::Heartbeat(heartbeat) = heartbeat else {

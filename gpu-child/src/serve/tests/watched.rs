@@ -1,4 +1,4 @@
-//! A step that does not end: the notes that it leaves in the flight recorder, and when it is called overdue.
+//! A step that does not end: its notes in the flight recorder, and the time at which it is overdue.
 
 use super::*;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -20,7 +20,7 @@ fn ring() -> File {
     file
 }
 
-/// Note of the step that hangs, when it says `all`.
+/// Note of the hung step, once it contains `all`.
 fn note_of(is_ahead: bool, stands: Option<&'static str>, all: &str) -> Note {
     let file = ring();
     let recorder = FlightRecorder::at(&file);
@@ -58,7 +58,7 @@ fn without_a_witness_it_says_at_least_what_the_engine_does() {
     assert!(note.text.ends_with("computes a step"), "{note:?}");
 }
 
-/// A heartbeat of a child in which two sequences decode, and then one comes whose step does not end.
+/// A heartbeat of a child with two decoding sequences and a last step that does not end.
 fn heartbeat_of_the_last_step(steps_before: usize) -> worker_orcd_ipc::Heartbeat {
     let mut supervisor = Supervisor::ready(Duration::from_millis(1));
     supervisor.submit(1, 1, 60);

@@ -67,7 +67,7 @@ unsafe fn fixed<const R: usize, const KEYS: usize, const DIMS: usize>(
     partials
 }
 
-/// All 32 scores of one tile for every row; what a row does not see is masked afterwards.
+/// All 32 scores of one tile for every row; positions outside a row's window are masked afterwards.
 ///
 /// # Safety
 /// As for [`fixed`]; `KEYS` divides 4.
@@ -106,8 +106,8 @@ unsafe fn tile_scores<const R: usize, const KEYS: usize>(
     }
 }
 
-/// Scores to weights `exp(s - max)`, in place. Sums run in eight lanes by position modulo eight;
-/// what the row does not see adds an exact zero.
+/// Converts scores to weights `exp(s - max)`, in place. Sums run in eight lanes by position modulo eight; a position
+/// outside the row's window adds an exact zero.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn weigh(scores: &mut [f32; SPAN_TOKENS], row: &QueryRow<'_>) -> Partial {
@@ -162,7 +162,7 @@ unsafe fn outputs<const R: usize, const DIMS: usize>(
     out: &mut [f32],
 ) {
     let mut acc = [[_mm256_setzero_ps(); DIMS]; R];
-    // SAFETY: p is below a row's `to`, which the tiles cover, and d as promised.
+    // SAFETY: p is below a row's `to`, which the tiles cover, and d as guaranteed.
     let value = |p: usize, i: usize| unsafe {
         let tile = tiles.get_unchecked(p / TILE_TOKENS);
         wide(tile.v.as_ptr().add(p % TILE_TOKENS * head_dim + d + 8 * i))
@@ -173,8 +173,8 @@ unsafe fn outputs<const R: usize, const DIMS: usize>(
             *acc = _mm256_fmadd_ps(weight, v, *acc);
         }
     };
-    // What all rows see is read once for all of them; what only some see, for each. A row's own
-    // positions come in the same order either way.
+    // Positions visible to all rows are read once for all of them; the others, for each row. A row's own positions come
+    // in the same order either way.
     let common = rows.iter().map(|row| row.from).max().unwrap_or(0);
     let until = rows.iter().map(|row| row.to).min().unwrap_or(0).max(common);
     let single = |acc: &mut [[__m256; DIMS]; R], r: usize, from: usize, to: usize| {
@@ -208,7 +208,7 @@ unsafe fn outputs<const R: usize, const DIMS: usize>(
 /// F16C is there, and eight values at `p`.
 #[inline(always)]
 unsafe fn wide(p: *const u16) -> __m256 {
-    // SAFETY: 16 bytes, promised by the caller.
+    // SAFETY: 16 bytes, guaranteed by the caller.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
 }
 
@@ -220,11 +220,11 @@ unsafe fn wide(p: *const u16) -> __m256 {
 /// AVX2 and FMA are there.
 #[inline(always)]
 pub unsafe fn exp(x: __m256) -> __m256 {
-    // SAFETY: arithmetic only, with features promised by the caller.
+    // SAFETY: arithmetic only, with features guaranteed by the caller.
     unsafe {
         let set = |v: f32| _mm256_set1_ps(v);
         let tiny = _mm256_cmp_ps::<_CMP_LT_OQ>(x, set(-87.3));
-        // min and max return their second operand when one is a NaN: it must be x.
+        // min and max return their second operand if one is a NaN: it must be x.
         let x = _mm256_min_ps(set(88.0), _mm256_max_ps(set(-87.3), x));
         let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(
             _mm256_mul_ps(x, set(std::f32::consts::LOG2_E)),

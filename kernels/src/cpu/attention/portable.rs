@@ -1,4 +1,4 @@
-//! Attention of machines without AVX2, and of head sizes that are no multiple of eight.
+//! Attention for machines without AVX2, and for head sizes that are not a multiple of eight.
 
 use super::{KvTile, MAX_ROWS, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS};
 use half::f16;

@@ -24,7 +24,7 @@ impl Column for F32 {
     const BYTES: usize = 32;
     #[inline(always)]
     unsafe fn load(column: *const u8) -> __m256 {
-        // SAFETY: 32 readable bytes, promised by the caller.
+        // SAFETY: 32 readable bytes, guaranteed by the caller.
         unsafe { _mm256_loadu_ps(column.cast()) }
     }
 }
@@ -33,7 +33,7 @@ impl Column for F16 {
     const BYTES: usize = 16;
     #[inline(always)]
     unsafe fn load(column: *const u8) -> __m256 {
-        // SAFETY: 16 readable bytes, promised by the caller.
+        // SAFETY: 16 readable bytes, guaranteed by the caller.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(column.cast())) }
     }
 }
@@ -42,7 +42,7 @@ impl Column for Bf16 {
     const BYTES: usize = 16;
     #[inline(always)]
     unsafe fn load(column: *const u8) -> __m256 {
-        // SAFETY: 16 readable bytes, promised by the caller. BF16 is the upper half of an F32.
+        // SAFETY: 16 readable bytes, guaranteed by the caller. BF16 is the upper half of an F32.
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(column.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))

@@ -1,14 +1,12 @@
-//! Quantized weights: unsigned codes times signed activations by `vpmaddubsw`, eight rows at a
-//! time, no sum ever crossing a register.
+//! Quantized weights: unsigned codes times signed activations by `vpmaddubsw`, eight rows at a time. No sum ever
+//! crosses a register.
 //!
-//! One 32-bit broadcast of four activations meets one quad of weights (four columns of eight
-//! rows). Products of two columns land in 16-bit lanes; how many of those may be added before
-//! they must be widened follows from the largest code: 15 leaves room for all 8 quads of a block
-//! (8 · 2 · 15 · 128 = 30,720), 31 for four, 63 for two. Signed 8-bit weights use
-//! `|w| · sign(a, w)` and are widened at once.
+//! One 32-bit broadcast of four activations meets one quad of weights (four columns of eight rows). Products of two
+//! columns land in 16-bit lanes. The largest code limits the number of additions before these must be widened: 15
+//! leaves room for all 8 quads of a block (8 · 2 · 15 · 128 = 30,720), 31 for four, 63 for two. Signed 8-bit weights
+//! use `|w| · sign(a, w)` and are widened at once.
 //!
-//! The loop over blocks and the products are here; how each type's blocks are read is in
-//! `formats` and `tables`.
+//! The loop over blocks and the products are here; `formats` and `tables` read each type's blocks.
 
 use super::Activations;
 use crate::cpu::packed::ROWS;
@@ -25,12 +23,12 @@ pub use tables::*;
 #[derive(Clone, Copy)]
 pub struct Block {
     quads: [__m256i; 8],
-    /// Scales: of types with sub-blocks of 16 one for each half, else both the same.
+    /// Scales: one for each half in types with sub-blocks of 16, else both the same.
     scale: [__m256; 2],
     min: [__m256; 2],
 }
 
-/// A quantized type as it lies in a packed group.
+/// A quantized type in the layout of a packed group.
 pub trait Format {
     /// Blocks that share a header.
     const SUBS: usize;
@@ -110,8 +108,8 @@ unsafe fn fixed<F: Format, const T: usize>(
     }
 }
 
-/// Bytes ahead at which decoding prefetches weights: past what the hardware's own prefetcher covers
-/// at a page boundary, and little enough to stay in the first-level cache.
+/// Bytes ahead at which decoding prefetches weights: past the range of the hardware's own prefetcher at a page
+/// boundary, and little enough to stay in the first-level cache.
 const PREFETCH_BYTES: usize = 1536;
 
 #[inline(always)]
@@ -127,7 +125,7 @@ unsafe fn prefetch(p: *const u8, bytes: usize) {
 /// Four activations against the quad of the same columns: sums of two products, 16 bits each.
 #[inline(always)]
 unsafe fn products(block: &Block, a: *const i8, quad: usize) -> __m256i {
-    // SAFETY: 32 bytes at `a`, promised by every caller, and quad < 8.
+    // SAFETY: 32 bytes at `a`, guaranteed by every caller, and quad < 8.
     unsafe {
         let four = a.cast::<i32>().add(quad).read_unaligned();
         _mm256_maddubs_epi16(block.quads[quad], _mm256_set1_epi32(four))
@@ -157,7 +155,7 @@ unsafe fn scaled(
     d: f32,
     sum: f32,
 ) -> __m256 {
-    // SAFETY: arithmetic only; AVX2 and FMA are promised by every caller.
+    // SAFETY: arithmetic only; AVX2 and FMA are guaranteed by every caller.
     unsafe {
         let scale = _mm256_mul_ps(scale, _mm256_set1_ps(d));
         let acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc);

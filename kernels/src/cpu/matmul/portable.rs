@@ -1,4 +1,4 @@
-//! The matmul of machines without AVX2, and a second opinion for those with it.
+//! Matmul for machines without AVX2, and a cross-check for those with it.
 
 use super::Activations;
 use crate::TensorType;

@@ -4,7 +4,7 @@ use super::ROWS;
 use crate::TensorType;
 use crate::reference::dequantize::grid;
 
-/// A file row, or `None` for the padding behind the last one.
+/// A file row, or `None` for the padding after the last one.
 type Rows<'a> = [Option<&'a [u8]>; ROWS];
 
 /// Writes one group. Every byte of `out` is written.

@@ -1,5 +1,5 @@
-//! A block of 32 columns of a packed group, spelled out: what the portable matmul and the embedding
-//! lookup read. The AVX2 kernels read the packed bytes themselves.
+//! Unpacked form of a block of 32 columns of a packed group, for the portable matmul and the embedding lookup. The AVX2
+//! kernels read the packed bytes themselves.
 
 use super::{ROWS, has_scales_of_sixteen};
 use crate::TensorType;
@@ -9,7 +9,7 @@ use half::f16;
 /// `w = scale * (code - offset) + min`, with one scale and one min for each half of the block.
 #[derive(Debug)]
 pub struct Block {
-    /// Codes by row, then column; of types with a table what they stand for.
+    /// Codes by row, then column; table values in types with a table.
     pub codes: [[i16; 32]; ROWS],
     pub scales: [[f32; ROWS]; 2],
     pub mins: [[f32; ROWS]; 2],
@@ -26,7 +26,7 @@ fn offset(ty: TensorType) -> i16 {
     }
 }
 
-/// Block `b` of a packed group of a quantized type; `codes` come with the offset taken off.
+/// Block `b` of a packed group of a quantized type; the offset is already subtracted from `codes`.
 pub fn block(ty: TensorType, group: &[u8], b: usize) -> Block {
     let zero = [[0.0; ROWS]; 2];
     let (scales, mins, codes) = match ty {

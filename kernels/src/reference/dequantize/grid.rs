@@ -1,13 +1,13 @@
-//! Types whose codes stand for several values of a grid at once: IQ2 and IQ3.
+//! Types with codes for several values of a grid at once: IQ2 and IQ3.
 //!
-//! Layouts: `block_iq2_xxs` and its siblings in `ggml-common.h`. All of them are
-//! `y = (d (2 s + 1) step) level`, with a scale `s` of 16 or 32 columns and a level that has a sign.
+//! Layouts: `block_iq2_xxs` and its siblings in `ggml-common.h`. All of them are `y = (d (2 s + 1) step) level`, with a
+//! scale `s` of 16 or 32 columns and a signed level.
 
 use super::grids::{IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 use super::half_at;
 use crate::TensorType;
 
-/// What `2 s + 1` is multiplied by, a power of two; `None` for types without a grid.
+/// Factor of `2 s + 1`, a power of two; `None` for types without a grid.
 #[must_use]
 pub fn step(ty: TensorType) -> Option<f32> {
     match ty {
@@ -18,7 +18,7 @@ pub fn step(ty: TensorType) -> Option<f32> {
     }
 }
 
-/// The grid as `grids` has it; empty for types without one.
+/// The grid in the encoding of `grids`; empty for types without one.
 #[must_use]
 pub fn grid(ty: TensorType) -> &'static [u16] {
     match ty {
@@ -31,10 +31,10 @@ pub fn grid(ty: TensorType) -> &'static [u16] {
     }
 }
 
-/// Levels by what [`level`] gives: those above zero, then the same below it.
+/// Levels by the result of [`level`]: the positive ones, then their negatives.
 pub const IQ3_S_LEVELS: [i8; 16] = both_signs([1, 3, 5, 7, 9, 11, 13, 15]);
 pub const IQ3_XXS_LEVELS: [i8; 16] = both_signs([4, 12, 20, 28, 36, 44, 52, 62]);
-/// Of the three types of IQ2, which have three levels.
+/// Levels of the three types of IQ2: three.
 pub const IQ2_LEVELS: [i8; 16] = both_signs([8, 25, 43, 0, 0, 0, 0, 0]);
 
 const fn both_signs(above: [i8; 8]) -> [i8; 16] {
@@ -57,12 +57,12 @@ pub fn levels(ty: TensorType) -> [i8; 16] {
     }
 }
 
-/// The number of element `i`'s level: three bits, and a fourth where it is negative.
+/// The number of element `i`'s level: three bits, and a fourth if it is negative.
 #[must_use]
 pub fn level(ty: TensorType, b: &[u8], i: usize) -> u8 {
     let (sub, eight, bit) = (i / 32, i / 8, i % 8);
     let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
-    // Seven signs; there is an eighth where without it their number is odd.
+    // Seven signs; the eighth makes their number even.
     let even = |signs: u32| signs & 127 | ((signs & 127).count_ones() % 2) << 7;
     let (code, signs) = match ty {
         TensorType::IQ2_XXS => {

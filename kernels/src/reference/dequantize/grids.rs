@@ -1,8 +1,8 @@
-//! The grids of the IQ2 and IQ3 types: which eight (IQ2) or four (IQ3) values a code stands for.
+//! The grids of the IQ2 and IQ3 types: eight (IQ2) or four (IQ3) values for each code.
 //!
-//! `iq2xxs_grid` and its siblings in `ggml-common.h`, each value by its number among the type's levels:
-//! two bits a value of IQ2, three of IQ3, the first value lowest. Written by
-//! `kernels/tests/golden/grids.py`; every entry is tested against the `gguf` package.
+//! `iq2xxs_grid` and its siblings in `ggml-common.h`, each value by its number among the type's levels: two bits a
+//! value of IQ2, three of IQ3, the first value lowest. Written by `kernels/tests/golden/grids.py`; every entry is
+//! tested against the `gguf` package.
 
 pub static IQ2_XXS: [u16; 256] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000A, 0x0011, 0x0014, 0x0020, 0x0022, 0x0028, 0x002A, 0x0041,

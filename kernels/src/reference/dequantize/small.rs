@@ -1,16 +1,16 @@
-//! Types of two and three bits, and those whose codes of four bits stand for values of a table.
+//! Types of two and three bits, and types with four-bit codes for values of a table.
 //!
-//! Layouts and tables: `block_q2_K`, `block_q3_K`, `block_iq4_nl`, `block_iq4_xs`, `block_mxfp4`,
-//! `kvalues_iq4nl` and `kvalues_mxfp4` in `ggml-common.h`.
+//! Layouts and tables: `block_q2_K`, `block_q3_K`, `block_iq4_nl`, `block_iq4_xs`, `block_mxfp4`, `kvalues_iq4nl` and
+//! `kvalues_mxfp4` in `ggml-common.h`.
 
 use super::half_at;
 
-/// What the codes of IQ4_NL and IQ4_XS stand for.
+/// Values of the codes of IQ4_NL and IQ4_XS.
 pub const IQ4_VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// What the codes of MXFP4 stand for: twice the values of OCP's E2M1.
+/// Values of the codes of MXFP4: twice the values of OCP's E2M1.
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Half of OCP's E8M0 scale `e`, `2^(e - 128)` (`ggml_e8m0_to_fp32_half` in `ggml-impl.h`).

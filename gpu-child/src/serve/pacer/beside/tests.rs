@@ -1,4 +1,4 @@
-//! Machines that are made up: what their steps take is known, and the pacer has to find it out.
+//! Simulated machines with known step times, which the pacer must learn.
 
 use super::*;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 struct Machine {
     weights_us: f64,
     row_us: f64,
-    /// For a prompt token behind [`DEPTH`] positions.
+    /// Additional time of a prompt token after [`DEPTH`] positions.
     deep_us: f64,
 }
 
@@ -62,7 +62,7 @@ fn company(decoding: usize, prompts: usize, deepest: usize) -> Company {
     }
 }
 
-/// A pacer behind the first prompt of all, on an idle machine.
+/// A pacer after its first prompt, on an idle machine.
 fn begun(machine: Machine, wanted: Option<Duration>) -> Beside {
     let mut beside = Beside::new(MAX_TOKENS, wanted);
     let first = shape(0, 64, 0);
@@ -70,7 +70,7 @@ fn begun(machine: Machine, wanted: Option<Duration>) -> Beside {
     beside
 }
 
-/// A step with as many prompt tokens as it may hold: how many, and what it took.
+/// Runs a step with the maximum prompt tokens. Returns their number, and the duration.
 fn step(beside: &mut Beside, machine: Machine, company: Company) -> (u32, Duration) {
     let tokens = beside.prompt_tokens(company);
     let shape = shape(company.decoding, tokens, company.deepest);
@@ -111,7 +111,7 @@ fn steps_with_prompts_come_to_take_what_they_may_and_no_more() {
 
 #[test]
 fn a_stream_waits_twice_as_long_for_a_token_while_a_prompt_is_computed_and_no_longer() {
-    // Where the budget is not the least of all, and the fewest tokens fit.
+    // The minimum budget does not apply, and the minimum number of tokens fits.
     for (machine, decoding) in [(MACHINES[0], 32), (MACHINES[0], 1), (MACHINES[1], 512)] {
         let mut beside = begun(machine, None);
         for _ in 0..200 {
@@ -147,7 +147,7 @@ fn one_step_in_a_while_shows_what_decoding_takes_even_if_prompts_never_end() {
         all.filter(|tokens| *tokens == 0).count()
     };
     assert_eq!(bare(&mut beside, 32, 10 * (MIXED_PER_BARE + 1)), 10);
-    // When the company is another, sooner.
+    // With another number of decoding sequences, sooner.
     assert_eq!(bare(&mut beside, 256, MIXED_PER_BARE), 1);
     let known = beside.bare.unwrap();
     assert_eq!(known.sequences, 256);
@@ -166,7 +166,7 @@ fn where_more_wait_for_a_first_token_than_decode_prompts_get_more_of_the_time() 
     let (many, took) = settled(16, 240, None);
     assert!(many > few * 3 / 2, "{few}, {many}");
     assert!(took <= TARGET);
-    // The operator's budget is for all.
+    // The operator's budget applies to all.
     let wanted = Some(Duration::from_millis(8));
     assert_eq!(settled(16, 1, wanted), settled(16, 240, wanted));
 }
@@ -218,7 +218,7 @@ fn a_single_step_that_was_held_up_is_forgotten() {
 }
 
 proptest! {
-    /// Whatever steps take, and whoever comes and goes.
+    /// Durations of steps, arrivals and ends are random.
     #[test]
     fn no_prompt_starves(
         wanted in any::<Option<u16>>(),

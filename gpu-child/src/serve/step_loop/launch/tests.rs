@@ -1,4 +1,4 @@
-//! Steps in flight whose requests end meanwhile.
+//! Steps in flight with requests that end meanwhile.
 
 use super::*;
 use crate::exit::ExitHook;

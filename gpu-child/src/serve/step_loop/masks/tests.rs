@@ -1,4 +1,4 @@
-//! A loop that waits for a mask and for nothing else.
+//! A loop that waits only for a mask.
 
 use super::*;
 use crate::exit::ExitHook;
@@ -44,7 +44,7 @@ fn a_reader_that_is_gone_is_noticed_while_a_mask_is_awaited() {
         let submission = Box::new(held_to_a_grammar());
         steps.handle(Command::Submit(submission)).unwrap();
         while steps.plan() {
-            // Nobody hears of the grammar, so its mask never comes.
+            // The request is not forwarded, so its mask never arrives.
             steps.scheduler.take_wishes();
             steps.launch().unwrap();
             steps.draw().unwrap();

@@ -1,4 +1,4 @@
-//! The formats: how each quantized type's packed blocks become quads, scales and offsets.
+//! The formats: conversion of each quantized type's packed blocks to quads, scales and offsets.
 
 use super::{Block, Format, dot, five_bit, four_bit, scaled};
 use crate::cpu::quantize::BlockMeta;
@@ -6,20 +6,20 @@ use std::arch::x86_64::*;
 
 #[inline(always)]
 pub(super) unsafe fn halves(p: *const u8) -> __m256 {
-    // SAFETY: 16 bytes at `p`, promised by every caller.
+    // SAFETY: 16 bytes at `p`, guaranteed by every caller.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
 }
 
 #[inline(always)]
 unsafe fn load(p: *const u8, register: usize) -> __m256i {
-    // SAFETY: `32 * (register + 1)` bytes at `p`, promised by every caller.
+    // SAFETY: `32 * (register + 1)` bytes at `p`, guaranteed by every caller.
     unsafe { _mm256_loadu_si256(p.add(32 * register).cast()) }
 }
 
 /// 128 bytes of nibbles as eight quads.
 #[inline(always)]
 pub(super) unsafe fn nibbles(p: *const u8) -> [__m256i; 8] {
-    // SAFETY: 128 bytes at `p`, promised by every caller.
+    // SAFETY: 128 bytes at `p`, guaranteed by every caller.
     unsafe {
         let mask = _mm256_set1_epi8(15);
         let raw = [load(p, 0), load(p, 1), load(p, 2), load(p, 3)];
@@ -34,12 +34,12 @@ pub(super) unsafe fn nibbles(p: *const u8) -> [__m256i; 8] {
 /// 32 bytes of fifth bits, then 128 bytes of nibbles.
 #[inline(always)]
 unsafe fn fives(p: *const u8) -> [__m256i; 8] {
-    // SAFETY: 160 bytes at `p`, promised by every caller.
+    // SAFETY: 160 bytes at `p`, guaranteed by every caller.
     unsafe {
         let fifth = load(p, 0);
         let mut quads = nibbles(p.add(32));
         let bit = _mm256_set1_epi8(16);
-        // Bit j moves to bit 4; what a 16-bit shift drags in from the neighbour is masked off.
+        // Bit j moves to bit 4; bits that a 16-bit shift drags in from the neighbour are masked off.
         let moved = [
             _mm256_slli_epi16::<4>(fifth),
             _mm256_slli_epi16::<3>(fifth),
@@ -60,7 +60,7 @@ unsafe fn fives(p: *const u8) -> [__m256i; 8] {
 /// 128 bytes of nibbles, then 64 bytes of high bit pairs.
 #[inline(always)]
 unsafe fn sixes(p: *const u8) -> [__m256i; 8] {
-    // SAFETY: 192 bytes at `p`, promised by every caller.
+    // SAFETY: 192 bytes at `p`, guaranteed by every caller.
     unsafe {
         let mut quads = nibbles(p);
         let pair = _mm256_set1_epi8(0x30);
@@ -104,7 +104,7 @@ macro_rules! legacy {
             unsafe fn header(_: *const u8) {}
             #[inline(always)]
             unsafe fn block($p: *const u8, (): ()) -> Block {
-                // SAFETY: reads stay inside BLOCK_BYTES, promised by the caller.
+                // SAFETY: reads stay inside BLOCK_BYTES, guaranteed by the caller.
                 unsafe { $block }
             }
             #[inline(always)]
@@ -153,7 +153,7 @@ pub(super) unsafe fn eight_bit_dot(
     from: usize,
     count: usize,
 ) -> __m256i {
-    // SAFETY: 32 bytes at `a`, promised by every caller.
+    // SAFETY: 32 bytes at `a`, guaranteed by every caller.
     unsafe {
         let ones = _mm256_set1_epi16(1);
         let mut dot = _mm256_setzero_si256();
@@ -195,7 +195,7 @@ macro_rules! k_quant {
             type Header = (__m256, __m256);
             #[inline(always)]
             unsafe fn header(p: *const u8) -> Self::Header {
-                // SAFETY: 32 bytes, promised by the caller.
+                // SAFETY: 32 bytes, guaranteed by the caller.
                 unsafe {
                     let zero = _mm256_setzero_ps();
                     (halves(p), _mm256_sub_ps(zero, halves(p.add(16))))
@@ -203,7 +203,7 @@ macro_rules! k_quant {
             }
             #[inline(always)]
             unsafe fn block(p: *const u8, (d, minus_dmin): Self::Header) -> Block {
-                // SAFETY: reads stay inside BLOCK_BYTES, promised by the caller.
+                // SAFETY: reads stay inside BLOCK_BYTES, guaranteed by the caller.
                 unsafe {
                     let bytes = _mm_loadu_si128(p.cast());
                     let scale = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
@@ -237,12 +237,12 @@ macro_rules! halved {
             type Header = __m256;
             #[inline(always)]
             unsafe fn header(p: *const u8) -> __m256 {
-                // SAFETY: 16 bytes, promised by the caller.
+                // SAFETY: 16 bytes, guaranteed by the caller.
                 unsafe { halves(p) }
             }
             #[inline(always)]
             unsafe fn block(p: *const u8, d: __m256) -> Block {
-                // SAFETY: reads stay inside BLOCK_BYTES, promised by the caller.
+                // SAFETY: reads stay inside BLOCK_BYTES, guaranteed by the caller.
                 unsafe {
                     let scale = two_scales(p, d);
                     Block {
@@ -267,7 +267,7 @@ halved!(Q6K, 208, sixes, -32.0);
 /// `d` times the signed bytes of the first and of the last 16 columns.
 #[inline(always)]
 pub(super) unsafe fn two_scales(p: *const u8, d: __m256) -> [__m256; 2] {
-    // SAFETY: 16 bytes at `p`, promised by every caller.
+    // SAFETY: 16 bytes at `p`, guaranteed by every caller.
     unsafe {
         let bytes = _mm_loadu_si128(p.cast());
         let first = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
@@ -299,7 +299,7 @@ impl Format for Q2K {
     type Header = (__m256, __m256);
     #[inline(always)]
     unsafe fn header(p: *const u8) -> Self::Header {
-        // SAFETY: 32 bytes, promised by the caller.
+        // SAFETY: 32 bytes, guaranteed by the caller.
         unsafe {
             let zero = _mm256_setzero_ps();
             (halves(p), _mm256_sub_ps(zero, halves(p.add(16))))
@@ -307,7 +307,7 @@ impl Format for Q2K {
     }
     #[inline(always)]
     unsafe fn block(p: *const u8, (d, minus_dmin): Self::Header) -> Block {
-        // SAFETY: reads stay inside BLOCK_BYTES, promised by the caller.
+        // SAFETY: reads stay inside BLOCK_BYTES, guaranteed by the caller.
         unsafe {
             let both = _mm_loadu_si128(p.cast());
             let nibble = _mm_set1_epi8(15);
@@ -334,7 +334,7 @@ impl Format for Q2K {
 /// 64 bytes of codes of two bits as eight quads.
 #[inline(always)]
 unsafe fn twos(p: *const u8) -> [__m256i; 8] {
-    // SAFETY: 64 bytes at `p`, promised by every caller.
+    // SAFETY: 64 bytes at `p`, guaranteed by every caller.
     unsafe {
         let mask = _mm256_set1_epi8(3);
         let (first, second) = (load(p, 0), load(p, 1));

@@ -1,4 +1,4 @@
-//! Types whose codes of four bits stand for signed bytes of a table: one shuffle looks up a quad.
+//! Types with four-bit codes for signed bytes of a table: one shuffle looks up a quad.
 
 use super::formats::{eight_bit, eight_bit_dot, halves, legacy, nibbles, two_scales, uniform};
 use super::{Block, Format};
@@ -7,10 +7,10 @@ use crate::reference::dequantize::grid::{IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVEL
 use crate::reference::dequantize::{IQ4_VALUES, MXFP4_VALUES};
 use std::arch::x86_64::*;
 
-/// 128 bytes of nibbles as eight quads of what they stand for.
+/// 128 bytes of nibbles as eight quads of table values.
 #[inline(always)]
 unsafe fn values(p: *const u8, table: &[i8; 16]) -> [__m256i; 8] {
-    // SAFETY: 128 bytes at `p`, promised by every caller; the table is 16 bytes.
+    // SAFETY: 128 bytes at `p`, guaranteed by every caller; the table is 16 bytes.
     unsafe {
         let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
         nibbles(p).map(|codes| _mm256_shuffle_epi8(table, codes))
@@ -31,7 +31,7 @@ legacy!(Mxfp4, 136, eight_bit, |p| uniform(
 /// `e8m0_half` of eight bytes.
 #[inline(always)]
 unsafe fn powers_of_two(p: *const u8) -> __m256 {
-    // SAFETY: 8 bytes at `p`, promised by every caller.
+    // SAFETY: 8 bytes at `p`, guaranteed by every caller.
     unsafe {
         let e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
         let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
@@ -41,7 +41,7 @@ unsafe fn powers_of_two(p: *const u8) -> __m256 {
     }
 }
 
-/// Types with scales of 16 columns, in an 8-bit number of so large steps.
+/// Types with scales of 16 columns: 8-bit numbers in units of `$step`.
 macro_rules! scales_of_sixteen {
     ($name:ident, $table:expr, $step:expr) => {
         #[derive(Debug)]
@@ -53,12 +53,12 @@ macro_rules! scales_of_sixteen {
             type Header = __m256;
             #[inline(always)]
             unsafe fn header(p: *const u8) -> __m256 {
-                // SAFETY: 16 bytes, promised by the caller.
+                // SAFETY: 16 bytes, guaranteed by the caller.
                 unsafe { _mm256_mul_ps(halves(p), _mm256_set1_ps($step)) }
             }
             #[inline(always)]
             unsafe fn block(p: *const u8, d: __m256) -> Block {
-                // SAFETY: reads stay inside BLOCK_BYTES, promised by the caller.
+                // SAFETY: reads stay inside BLOCK_BYTES, guaranteed by the caller.
                 unsafe {
                     Block {
                         quads: values(p.add(16), &$table),
