@@ -95,7 +95,8 @@ fn main() -> Result<(), BoxError> {
     let positions = positions.chain(prompts.iter().copied()).max();
     let halves = 2 * config.n_layers * config.n_kv_heads * config.head_dim;
     let longest = prompts.iter().copied().chain([per_sequence, 2048]).max();
-    let model = support::Model::random_tied(config, shapes::types(shape, ty));
+    let mut model = support::Model::random_tied(config, shapes::types(shape, ty));
+    model.has_head_norms = shape == "30b-a3b";
     let options = CudaOptions {
         memory_permille: 900,
         max_sequences: chunk as u32,

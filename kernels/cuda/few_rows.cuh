@@ -1,8 +1,10 @@
 // The input of a product of very few rows, made by every block for itself: a launch costs more than that.
 //
 // A row is normalized, or taken as it is, in the order of norm.cuh: a warp has every so-many-th chunk of 128
-// columns, squares of a chunk are summed by a warp, chunks are added in ascending order.
+// columns, squares of a chunk are summed by a warp, chunks are added in ascending order. Rows that are taken as they are
+// have a bound (input_rows.cuh).
 #pragma once
+#include "input_rows.cuh"
 #include "norm.cuh"
 
 // Of kernels that make such rows. On Blackwell the compiler takes 64 registers where it is not told how many blocks there are, and
@@ -74,20 +76,22 @@ DEVICE void make_one_row(const RowArgs& a, FewRows& few, __half* x, const FewWei
                 if (warp + i * WARPS < a.units) v[i].v[n] = __fmul_rn(__fmul_rn(v[i].v[n], weights.w[i].v[n]), inverse);
             }
     }
-    float max = 0.0f;
+    float down = a.up;
+    if (a.weight) {
+        float max = 0.0f;
 #pragma unroll
-    for (int i = 0; i < FEW_CHUNKS; i++) max = fmaxf(max, largest(v[i]));
-    max = warp_max(max);
-    if (lane == 0) few.most[0][warp] = max;
-    __syncthreads();
-    max = 0.0f;
+        for (int i = 0; i < FEW_CHUNKS; i++) max = fmaxf(max, largest(v[i]));
+        max = warp_max(max);
+        if (lane == 0) few.most[0][warp] = max;
+        __syncthreads();
+        max = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) max = fmaxf(max, few.most[0][w]);
-    const int e = row_exponent(max);
-    const float down = power_of_two(-e);
+        for (int w = 0; w < WARPS; w++) max = fmaxf(max, few.most[0][w]);
+        down = power_of_two(-row_exponent(max));
+    }
     if (lane == 0 && warp == 0) {
-        few.scale[0] = power_of_two(e);
-        if (copies) a.copy_scale[0] = power_of_two(e);
+        few.scale[0] = inverse_power(down);
+        if (copies) a.copy_scale[0] = inverse_power(down);
     }
 #pragma unroll
     for (int i = 0; i < FEW_CHUNKS; i++) {
@@ -142,11 +146,10 @@ template <int WARPS> DEVICE void make_few_rows(const RowArgs& a, FewRows& few, _
         if (row >= a.rows) break;
         float max = 0.0f;
         for (int w = 0; w < WARPS; w++) max = fmaxf(max, few.most[row][w]);
-        const int e = row_exponent(max);
-        const float down = power_of_two(-e);
+        const float down = a.weight ? power_of_two(-row_exponent(max)) : a.up;
         if (lane == 0 && warp == 0) {
-            few.scale[row] = power_of_two(e);
-            if (copies) a.copy_scale[row] = power_of_two(e);
+            few.scale[row] = inverse_power(down);
+            if (copies) a.copy_scale[row] = inverse_power(down);
         }
 #pragma unroll AHEAD
         for (int u = warp; u < a.units; u += WARPS) {

@@ -33,7 +33,8 @@ DEVICE float clamped_swiglu(float gate, float up) {
 
 // It is at most 7 times 8: such values are multiplied by this power of two before they become F16, whatever the others of their
 // row are, and products of them by its inverse.
-constexpr float SWIGLU_UP = 512.0f;
+constexpr int SWIGLU_LOG_UP = 9;
+constexpr float SWIGLU_UP = 1 << SWIGLU_LOG_UP;
 static_assert(SWIGLU_LIMIT * (SWIGLU_LIMIT + 1.0f) * SWIGLU_UP < 32768.0f);
 
 DEVICE float glu(int activation, float gate, float up) {

@@ -2,6 +2,7 @@
 // others, and take the code that they share from headers.
 #include "repack.cu"
 #include "embed.cu"
+#include "bound.cu"
 #include "norm.cu"
 #include "rope_kv.cu"
 #include "argmax.cu"

@@ -17,17 +17,18 @@ struct MatmulArgs {
     int n_parts;
     int rows, units, out_stride;
     int add;              // to what `out` holds, else overwrite
+    float scale_of_all;   // rows, where there is no `scale`
     const __half* x;      // [rows, units * 128]
-    const float* scale;   // [rows]
+    const float* scale;   // [rows] or null
     float* out;           // [rows, out_stride]
 };
 LAYOUT(MatmulArgs, 144, AT(parts, 0) AT(n_parts, 96) AT(rows, 100) AT(units, 104)
-       AT(out_stride, 108) AT(add, 112) AT(x, 120) AT(scale, 128) AT(out, 136))
+       AT(out_stride, 108) AT(add, 112) AT(scale_of_all, 116) AT(x, 120) AT(scale, 128) AT(out, 136))
 
 // The end of an output: the row's power of two, the bias, the residual.
 DEVICE void epilogue(const MatmulArgs& a, const Part& p, int row, int n, float total) {
     if (n >= p.rows) return;
-    float v = __fmul_rn(total, a.scale[row]);
+    float v = __fmul_rn(total, a.scale ? a.scale[row] : a.scale_of_all);
     if (p.bias) v = __fadd_rn(v, p.bias[n]);
     float* out = a.out + int64_t(row) * a.out_stride + p.column + n;
     *out = a.add ? residual_sum(*out, v) : v;

@@ -14,7 +14,7 @@
 // outputs, which adds them in ascending order (matmul.cuh). Bits do not depend on any of that.
 //
 // Gate and up may come as a pair: then the second half of a block's tiles is of up, a lane has both values
-// of its outputs, and only the gated linear unit of them is written (glu.cuh).
+// of its outputs, and only the gated linear unit of them is written (glu.cuh), as an input of the next product.
 #pragma once
 #include "hopper.cuh"
 #include "wide_outputs.cuh"
@@ -25,10 +25,12 @@ struct WideArgs {
     int cluster_sums;  // where the cluster's sums of segments lie in shared memory, in bytes
     int paired;        // part 0 is gate, part 1 up, of as many rows
     int shares;        // clusters are two blocks that multiply the same weights, and load half of them each
+    float up;          // power of two of a pair's outputs
+    int out_units;     // of a row of them
     TensorMap weights[MAX_PARTS];  // [tiles][units * lines][line], boxes of half a block's tiles of one unit
 };
 LAYOUT(WideArgs, 576, AT(matmul, 0) AT(stages, 144) AT(cluster_sums, 148) AT(paired, 152)
-       AT(shares, 156) AT(weights, 192))
+       AT(shares, 156) AT(up, 160) AT(out_units, 164) AT(weights, 192))
 
 #ifdef HAS_WGMMA
 constexpr int MAX_STAGES = 12;
@@ -233,6 +235,11 @@ template <int T, int WG, int NB> struct Wide {
         // Units of a segment, of which the first `longer` ones have one more.
         const int length = a.units / n_segments, longer = a.units % n_segments;
         grid_dependency_wait();
+        if (w.paired && blockIdx.x == 0 && a.parts[0].rows < w.out_units * UNIT) {
+            const InputRows inputs = {reinterpret_cast<__half*>(a.out), (a.rows + 7) / 8};
+            for (int row = 0; row < a.rows; row++)
+                clear_columns(inputs, row, a.parts[0].rows, w.out_units * UNIT, threadIdx.x, WARPS * 32);
+        }
         for (; tile < n_tiles; tile += step) {
             float total[NB / 2] = {}, d[NB / 2] = {};
             for (int segment = first_segment; segment < end_segment; segment++) {
@@ -253,7 +260,7 @@ template <int T, int WG, int NB> struct Wide {
 
     DEVICE void write_tile(const float (&total)[NB / 2], int tile, int warp, const Lane& lane) {
         Place at = place(tile);
-        Outputs writer(a, w.paired, at.part, at.tile0, warp, lane);
+        Outputs writer(a, w.paired, w.up, at.part, at.tile0, warp, lane);
         // Groups of eight rows at an edge whose loads are under way together.
         constexpr int EDGE = NB >= 64 ? 8 : 2;
         const bool is_whole = at.row0 + NB <= a.rows && __all_sync(~0u, writer.is_whole());
@@ -300,7 +307,7 @@ template <int T, int WG, int NB> struct Wide {
         for (int own = threadIdx.x / 32;; own += WARPS) {
             int piece = own * split + rank;
             if (piece >= PIECES) break;
-            Outputs writer(a, w.paired, at.part, at.tile0, piece / (NB / 8), lane);
+            Outputs writer(a, w.paired, w.up, at.part, at.tile0, piece / (NB / 8), lane);
             const uint8_t* from = shared + w.cluster_sums + own * 512 + lane.id * 16;
             float total[4] = {};
             for (int s = 0; s < n_segments; s++, from += step) {

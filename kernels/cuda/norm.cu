@@ -4,6 +4,7 @@
 #pragma once
 #include "glu.cuh"
 #include "hopper.cuh"
+#include "input_rows.cuh"
 #include "norm.cuh"
 
 constexpr int MAX_ROW_THREADS = 1024;
@@ -23,12 +24,7 @@ DEVICE Eight eight(const float* row, int k, int cols) {
     return {four(row, k, cols), four(row, k + 4, cols)};
 }
 
-// Columns k .. k+7 of a row as they go into a matmul.
-//
-// Packed: unit -> eight rows -> piece -> row: 16 bytes, what one k16 step's half takes of a row.
-// Piece 2s + h of a unit holds slots 8h .. 8h+7 of step s; which columns those are follows the
-// weights (weights.cuh), so these eight columns go into four neighbouring pieces, and two rows
-// fill a sector of 32 bytes.
+// Columns k .. k+7 of a row as they go into a product (input_rows.cuh).
 DEVICE void store_eight(const RowArgs& a, int row, int k, const Eight& y, float down) {
     uint32_t h[4] = {
         pack(__fmul_rn(y.low.v[0], down), __fmul_rn(y.low.v[1], down)),
@@ -70,7 +66,7 @@ DEVICE float row_max(float v, const LanePlace& place, float (*smem)[MAX_ROW_THRE
 }
 
 // The rest of a row's way: scale, F16, memory. `make(k)` gives columns that are not in `kept`; all of
-// them are finished but for the scale, which is that of a clamped unit where they are BOUNDED.
+// them are finished but for the scale, which is `up` where they are BOUNDED.
 template <bool BOUNDED = false, typename Make>
 DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const Eight (&kept)[KEEP],
                       const Make& make) {
@@ -87,7 +83,7 @@ DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const E
     });
     int e = BOUNDED ? 0 : row_exponent(row_max(max, place, smem));
     if (row >= a.rows) return;
-    const float down = BOUNDED ? SWIGLU_UP : power_of_two(-e), scale = BOUNDED ? 1.0f / SWIGLU_UP : power_of_two(e);
+    const float down = BOUNDED ? a.up : power_of_two(-e), scale = inverse_power(down);
     if (threadIdx.x == 16 * place.row) {
         a.scale[row] = scale;
         if (a.copy) a.copy_scale[row] = scale;
@@ -209,7 +205,7 @@ template <bool BOUNDED> DEVICE void glu_all(const RowArgs& a) {
 
 extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 scale_rows(const __grid_constant__ RowArgs a) { scale_all<false>(a); }
-// Of outputs of a clamped unit.
+// Of rows that have a bound.
 extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 scale_bounded_rows(const __grid_constant__ RowArgs a) { scale_all<true>(a); }
 // `input` holds gate in its first `cols` columns and up behind them.

@@ -25,8 +25,8 @@ struct ProductsArgs {
     int add, unused;
     float* out;            // [rows, out_stride]
 };
-LAYOUT(ProductsArgs, 224, AT(input, 0) AT(parts, 104) AT(n_parts, 200) AT(out_stride, 204) AT(add, 208)
-       AT(unused, 212) AT(out, 216))
+LAYOUT(ProductsArgs, 232, AT(input, 0) AT(parts, 112) AT(n_parts, 208) AT(out_stride, 212) AT(add, 216)
+       AT(unused, 220) AT(out, 224))
 
 typedef float ProductSums[2][MAX_SEGMENTS][FEW_ROWS][TILE_N];
 

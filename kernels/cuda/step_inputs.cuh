@@ -1,11 +1,12 @@
 // The inputs of a decode step's products: rows of x, attn or ff, prepared by every block alike.
 //
 // A row is polled until its words have come (exchange.cuh), is normalized or taken as it is, and becomes
-// F16 under one power of two in shared memory, in norm.cuh's order: squares of 128 columns are summed by
+// F16 under one power of two in shared memory. Of a norm in norm.cuh's order: squares of 128 columns are summed by
 // a warp, units are added in order, the largest value gives the scale. A warp prepares the units that it
-// multiplies. So the consumer warps need one barrier: when all sums of squares and largest values are
-// there.
+// multiplies. So a norm takes the consumer warps one barrier: when all sums of squares and largest values are
+// there. Rows that are taken as they are have a bound (input_rows.cuh), and a warp waits for nobody else's part of them.
 #pragma once
+#include "input_rows.cuh"
 #include "ring.cuh"
 #include "step_attention.cuh"
 
@@ -23,6 +24,7 @@ struct Input {
     const float* weight;  // of the norm, or null
     uint32_t tag;
     int cols;
+    float up;  // power of two of rows without a norm
 };
 
 // A warp's work in a stage: one segment of every pair of tiles whose index is `pair` modulo pairs_per_pass.
@@ -125,7 +127,6 @@ template <bool ALONE> struct Inputs {
     DEVICE void poll_and_reduce(Four (&y)[SIZE], float (&row_max)[ROWS], const StageShape& s, const WarpWork& my,
                         const Input& in, int first, int count) const {
         poll_chunks<STAGE>(y, s, my, in, first, count, [&](const Four& f, const Chunk& c) {
-            if (!NORMALIZED<STAGE>) return;
             float sum = warp_sum(sum_of_squares(f));
             if (lane.id == 0 && my.pair == 0) reduction.squares[c.row][c.unit] = sum;
         });
@@ -170,12 +171,38 @@ template <bool ALONE> struct Inputs {
         return inverse_norm(sum, a.n_embd, a.eps);
     }
 
-    // Makes the input of a stage. A warp's first SIZE chunks stay in its registers; others are polled again,
-    // MORE at a time.
+    // Makes the input of a stage.
     template <int STAGE, int SIZE> DEVICE void prepare(const StageShape& s, const WarpWork& my, const Input& in) {
-        constexpr int MORE = 2;
         const int count = my.works(s) ? rows() * my.units : 0;
-        if (NORMALIZED<STAGE> && count > 0) fetch_norm(s, my, in);
+        if (NORMALIZED<STAGE>) normalize<STAGE, SIZE>(s, my, in, count);
+        else take<STAGE, SIZE>(s, my, in, count);
+    }
+
+    // Rows as they are, SIZE chunks at a time.
+    template <int STAGE, int SIZE>
+    DEVICE void take(const StageShape& s, const WarpWork& my, const Input& in, int count) {
+        // Sums and scales of the stage before have been read: nothing else makes the warps wait for each other.
+        sync_consumers();
+        float up[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            up[r] = in.up;
+            if (threadIdx.x == 0) reduction.scales[r] = inverse_power(in.up);
+        }
+#pragma unroll 1
+        for (int first = 0; first < count; first += SIZE) {
+            Four y[SIZE];
+            poll_chunks<STAGE>(y, s, my, in, first, count, [](const Four&, const Chunk&) {});
+            write<STAGE>(y, up, up, s, my, first, count);
+        }
+        __syncwarp();
+    }
+
+    // Rows through a norm. A warp's first SIZE chunks stay in its registers; others are polled again, MORE at a time.
+    template <int STAGE, int SIZE>
+    DEVICE void normalize(const StageShape& s, const WarpWork& my, const Input& in, int count) {
+        constexpr int MORE = 2;
+        if (count > 0) fetch_norm(s, my, in);
         Four y[SIZE], more[MORE];
         float row_max[ROWS] = {}, inverse[ROWS], down[ROWS];
         poll_and_reduce<STAGE>(y, row_max, s, my, in, 0, count);
@@ -193,11 +220,8 @@ template <bool ALONE> struct Inputs {
             if (r >= rows()) continue;
             float max = lane.id < s.segments.by ? reduction.largest[r][lane.id] : 0.0f;
             max = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(max)));
-            if (NORMALIZED<STAGE>) {
-                inverse[r] = inverse_of(s, r);
-                max = __fmul_rn(max, inverse[r]);
-            }
-            int e = row_exponent(max);
+            inverse[r] = inverse_of(s, r);
+            int e = row_exponent(__fmul_rn(max, inverse[r]));
             down[r] = power_of_two(-e);
             if (warp == 0) reduction.scales[r] = power_of_two(e);
         }

@@ -30,9 +30,10 @@ enum Stage : int { QKV = 0, OUTPUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4, STAGES 
 struct StepLayer {
     Part parts[7];  // q, k, v, output, gate, up, down
     const float *attn_norm, *ffn_norm, *q_norm, *k_norm;
+    float attn_up, ff_up;  // powers of two of the inputs of output and down (input_rows.cuh)
 };
-LAYOUT(StepLayer, 256, AT(parts, 0) AT(attn_norm, 224) AT(ffn_norm, 232) AT(q_norm, 240)
-       AT(k_norm, 248))
+LAYOUT(StepLayer, 264, AT(parts, 0) AT(attn_norm, 224) AT(ffn_norm, 232) AT(q_norm, 240)
+       AT(k_norm, 248) AT(attn_up, 256) AT(ff_up, 260))
 
 constexpr int REPLICAS = 4;
 // Vectors that blocks publish to each other, each STEP_ROWS rows of whole units (exchange.cuh). There are

@@ -313,12 +313,12 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
 #pragma unroll 1
         for (int layer = 0; layer < a.n_layers; layer++, before += EXCHANGES) {
             const StepLayer& l = layers[layer];
-            stage<ONLY, QKV>(layer, {e.x, l.attn_norm, before, a.n_embd}, before + QKV_TAG);
-            stage<ONLY, OUTPUT>(layer, {e.attn, nullptr, before + ATTENTION_TAG, attn}, before + OUTPUT_TAG);
-            stage<ONLY, GATE_UP>(layer, {e.x, l.ffn_norm, before + OUTPUT_TAG, a.n_embd}, before + GATE_UP_TAG);
-            stage<ONLY, DOWN>(layer, {e.ff, nullptr, before + GATE_UP_TAG, a.n_ff}, before + DOWN_TAG);
+            stage<ONLY, QKV>(layer, {e.x, l.attn_norm, before, a.n_embd, 0.0f}, before + QKV_TAG);
+            stage<ONLY, OUTPUT>(layer, {e.attn, nullptr, before + ATTENTION_TAG, attn, l.attn_up}, before + OUTPUT_TAG);
+            stage<ONLY, GATE_UP>(layer, {e.x, l.ffn_norm, before + OUTPUT_TAG, a.n_embd, 0.0f}, before + GATE_UP_TAG);
+            stage<ONLY, DOWN>(layer, {e.ff, nullptr, before + GATE_UP_TAG, a.n_ff, l.ff_up}, before + DOWN_TAG);
         }
-        stage<ONLY, HEAD>(a.n_layers - 1, {e.x, a.head_norm, before, a.n_embd}, 0);
+        stage<ONLY, HEAD>(a.n_layers - 1, {e.x, a.head_norm, before, a.n_embd, 0.0f}, 0);
         for (int d = 16; d > 0; d >>= 1) {
             uint64_t other = __shfl_xor_sync(~0u, best, d);
             best = other > best ? other : best;

@@ -4,6 +4,7 @@
 // pair is SiLU's: to choose one for each value takes longer than to compute it.
 #pragma once
 #include "glu.cuh"
+#include "input_rows.cuh"
 #include "matmul.cuh"
 
 // An output is set, added to, or one of a pair.
@@ -13,15 +14,16 @@ enum WideEnding { SET, ADD, UNIT_OF_PAIR };
 template <int WARPS> struct WideOutputs {
     const MatmulArgs& a;
     bool paired;  // part 0 is gate, part 1 up
+    float up;     // power of two of the unit
     const Part* part[2];
     bool has_bias[2];
     float bias[2];
     int column[2];  // negative where there is no such weight row
-    int t;
+    int g, t;
 
     // Of a tile whose weights begin with `tile0` of `first`.
-    DEVICE WideOutputs(const MatmulArgs& args, bool paired, const Part* first, int tile0, int warp, const Lane& lane)
-        : a(args), paired(paired), t(lane.t) {
+    DEVICE WideOutputs(const MatmulArgs& args, bool paired, float up, const Part* first, int tile0, int warp, const Lane& lane)
+        : a(args), paired(paired), up(up), g(lane.g), t(lane.t) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int n = (tile0 + warp + (paired ? 0 : i * WARPS)) * TILE_N + lane.g;
@@ -44,6 +46,22 @@ template <int WARPS> struct WideOutputs {
         else *to = v;
     }
 
+    // The unit of a pair as an input of the next product. A lane has one of a column's two rows, with its neighbour of the
+    // next column: `odd_row()` of the first eight, and from there on every eighth.
+    DEVICE int odd_row() const { return 2 * t + (g & 1); }
+    DEVICE uint32_t* input_at(int row) const {
+        const InputRows inputs = {reinterpret_cast<__half*>(a.out), (a.rows + 7) / 8};
+        return pair_at(inputs, row + odd_row(), column[0] & ~1);
+    }
+    static constexpr int INPUT_STEP = GROUP_HALVES / 2;  // words
+    DEVICE uint32_t input_of(const float* sums, float2 scale) const {
+        const float x = glu(SILU, finish(sums[0], scale.x, 0), finish(sums[2], scale.x, 1));
+        const float y = glu(SILU, finish(sums[1], scale.y, 0), finish(sums[3], scale.y, 1));
+        const bool odd = g & 1;
+        const float other = __shfl_xor_sync(~0u, odd ? x : y, 4);
+        return pack(__fmul_rn(odd ? other : x, up), __fmul_rn(odd ? y : other, up));
+    }
+
     // Neither row is behind the end of its weight.
     DEVICE bool is_whole() const { return column[0] >= 0 && column[1] >= 0; }
 
@@ -51,32 +69,38 @@ template <int WARPS> struct WideOutputs {
     template <WideEnding ENDING, int COUNT> DEVICE void write_whole(const float* total, int row) const {
         const int64_t stride = a.out_stride;
         const float* scales = a.scale + row + 2 * t;
-        float* to = a.out + (row + 2 * t) * stride + column[0];
+        float* to = ENDING == UNIT_OF_PAIR ? reinterpret_cast<float*>(input_at(row)) : a.out + (row + 2 * t) * stride + column[0];
         // Batches of loads that are under way together.
         constexpr int BATCH = COUNT < 8 ? COUNT : 8;
 #pragma unroll
         for (int first = 0; first < COUNT; first += BATCH) {
             float2 scale[BATCH];
 #pragma unroll
-            for (int j = 0; j < BATCH; j++) scale[j] = *reinterpret_cast<const float2*>(scales + 8 * (first + j));
+            for (int j = 0; j < BATCH; j++) {
+                scale[j] = make_float2(a.scale_of_all, a.scale_of_all);
+                if (a.scale) scale[j] = *reinterpret_cast<const float2*>(scales + 8 * (first + j));
+            }
 #pragma unroll
             for (int j = 0; j < BATCH; j++) {
                 const float* sums = total + 4 * (first + j);
+                if constexpr (ENDING == UNIT_OF_PAIR) {
+                    *reinterpret_cast<uint32_t*>(to) = input_of(sums, scale[j]);
+                    to += INPUT_STEP;
+                } else {
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float s = i == 0 ? scale[j].x : scale[j].y, *at = to + i * stride;
-                    float low = finish(sums[i], s, 0), high = finish(sums[2 + i], s, 1);
-                    if (ENDING == UNIT_OF_PAIR) {
-                        *at = glu(SILU, low, high);
-                    } else if (ENDING == ADD) {
-                        add_to_residual(at, low);
-                        add_to_residual(at + WARPS * TILE_N, high);
-                    } else {
-                        at[0] = low;
-                        at[WARPS * TILE_N] = high;
+                    for (int i = 0; i < 2; i++) {
+                        float s = i == 0 ? scale[j].x : scale[j].y, *at = to + i * stride;
+                        float low = finish(sums[i], s, 0), high = finish(sums[2 + i], s, 1);
+                        if (ENDING == ADD) {
+                            add_to_residual(at, low);
+                            add_to_residual(at + WARPS * TILE_N, high);
+                        } else {
+                            at[0] = low;
+                            at[WARPS * TILE_N] = high;
+                        }
                     }
+                    to += 8 * stride;
                 }
-                to += 8 * stride;
             }
         }
     }
@@ -90,8 +114,20 @@ template <int WARPS> struct WideOutputs {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int r = row + 8 * j + i;
-                scale[j][i] = r < a.rows ? a.scale[r] : 0.0f;
+                scale[j][i] = a.scale_of_all;
+                if (a.scale) scale[j][i] = r < a.rows ? a.scale[r] : 0.0f;
             }
+        if (paired) {
+            // Whole tiles have a column, or none.
+            if (column[0] < 0) return;
+            uint32_t* to = input_at(row - 2 * t);
+#pragma unroll
+            for (int j = 0; j < COUNT; j++, to += INPUT_STEP) {
+                const uint32_t v = input_of(total + 4 * j, make_float2(scale[j][0], scale[j][1]));
+                if (row - 2 * t + 8 * j + odd_row() < a.rows) *to = v;
+            }
+            return;
+        }
 #pragma unroll
         for (int j = 0; j < COUNT; j++)
 #pragma unroll
@@ -101,10 +137,6 @@ template <int WARPS> struct WideOutputs {
                 float low = finish(total[4 * j + i], scale[j][i], 0);
                 float high = finish(total[4 * j + 2 + i], scale[j][i], 1);
                 float* to = a.out + int64_t(r) * a.out_stride;
-                if (paired) {
-                    if (column[0] >= 0) to[column[0]] = glu(SILU, low, high);
-                    continue;
-                }
                 if (column[0] >= 0) put(to + column[0], low);
                 if (column[1] >= 0) put(to + column[1], high);
             }

@@ -9,14 +9,15 @@
 //! * [`context`] is one context and one stream; [`memory`] owns every byte of device memory and
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
 //! * [`load`] decides what fits on an open device, copies the file's tensors and has the device pack
-//!   them, and [`tables`] by position behind them; [`residency`] looks from then on whether they are still there, and still the same.
+//!   them, and [`tables`] by position behind them; [`bounds`] looks how large what they give can be, and [`residency`] from then
+//!   on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`launch`] sends a step on its way; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens, and [`shown_rows`] has what
 //!   they were drawn from.
 //! * [`mixture`] is the part of a layer that is a mixture of experts; [`experts`] has its kernels ([`expert_way`] names the
 //!   ways to multiply, [`experts_wide`] has the one of Hopper), and [`products_few`] one for the products of few rows around it.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
-//!   [`shared_plan`] of its blocks' memory); [`graph`] records the launches of larger ones.
+//!   [`shared_plan`] of its blocks' memory, [`deal`] of its attention); [`graph`] records the launches of larger ones.
 //! * [`kv_custody`] is the KV cache as others may have it: seals of its pages, and copies of theirs.
 //! * [`warm_up`] runs what a standby will need at once;
 //! * [`step_queue`] keeps two steps in flight; [`board`] is where kernels post how far they are.
@@ -32,8 +33,10 @@ mod architectures;
 mod arguments;
 mod aside;
 mod board;
+mod bounds;
 mod checksum;
 mod context;
+mod deal;
 mod decode_step;
 mod expert_arguments;
 mod expert_room;
@@ -81,6 +84,7 @@ use crate::device::{
 use crate::model::ModelConfig;
 use aside::Aside;
 use board::Board;
+use bounds::Powers;
 use context::Context;
 pub use context::{count_devices, outlook};
 use decode_step::DecodeStep;
@@ -121,6 +125,7 @@ pub struct CudaOptions {
 pub struct CudaExecutor {
     config: ModelConfig,
     weights: Weights,
+    powers: Powers,
     kv: KvCache,
     kv_sharing: Option<KvSharing>,
     scratch: Scratch,

@@ -73,6 +73,8 @@ fn models() -> Vec<Model> {
         of(&wide(), [TensorType::F16; 9]),
         of(&wide(), [TensorType::Q8_0; 9]),
         of(&wide(), [TensorType::F32; 9]),
+        // Units with a bound that is too high for a power of two of all rows.
+        of(&config(None), [TensorType::F16; 9]).with_units_of(1e4),
         of(&config_without_rotations(), MIXED),
         of(&config_with_temperature(), MIXED),
         of(&config_with_windows(40), MIXED),

@@ -105,6 +105,20 @@ fn norms_behind_blocks_two_rotations_and_scales_agree() {
     }
 }
 
+/// Far below 1, far beyond the largest F16, and so far that each row has its own power of two.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn units_of_any_magnitude_agree() {
+    for magnitude in [1e-3, 100.0, 1e4] {
+        for ty in [TensorType::F16, TensorType::F32] {
+            for chunk in [1, 24, 200] {
+                let model = Model::random(config(None), [ty; 9]).with_units_of(magnitude);
+                model_is_close(&model, &format!("{ty:?}, {magnitude}"), 200, chunk);
+            }
+        }
+    }
+}
+
 /// Within a page, across pages, across splits; in all layers and in some.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]

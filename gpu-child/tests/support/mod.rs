@@ -164,6 +164,17 @@ impl Model {
         model
     }
 
+    /// With gate and up of this magnitude.
+    pub fn with_units_of(mut self, magnitude: f32) -> Self {
+        for layer in 0..self.config.n_layers {
+            for part in [4, 5] {
+                self.tensors[layer * PER_LAYER + part].magnitude = magnitude;
+            }
+        }
+        self.fill();
+        self
+    }
+
     /// The experts have the types of the feed-forward part, the shared one those of Q, K and V.
     fn push_experts(&mut self, types: Types) {
         let Some(experts) = self.config.experts else {

@@ -43,6 +43,17 @@ layout! {
         pub scale: f32,
     }
 
+    /// How far the outputs of a weight can be from zero.
+    pub struct BoundArgs in "bound.cu" {
+        pub parts: [Part; 2],
+        pub norm: DevicePtr<f32>,
+        pub squares: DevicePtr<u32>,
+        pub n_parts: i32,
+        pub units: i32,
+        pub cols: i32,
+        pub unused: i32,
+    }
+
     pub struct RowArgs in "norm.cuh" {
         pub input: DevicePtr<f32>,
         pub gather: DevicePtr<i32>,
@@ -63,6 +74,8 @@ layout! {
         pub board: DevicePtr<u32>,
         pub copy: DevicePtr<u16>,
         pub copy_scale: DevicePtr<f32>,
+        pub up: f32,
+        pub unused: i32,
     }
 
     pub struct Part in "common.cuh" {
@@ -81,6 +94,7 @@ layout! {
         pub units: i32,
         pub out_stride: i32,
         pub add: i32,
+        pub scale_of_all: f32,
         pub x: DevicePtr<u16>,
         pub scale: DevicePtr<f32>,
         pub out: DevicePtr<f32>,
@@ -92,6 +106,8 @@ layout! {
         pub cluster_sums: i32,
         pub paired: i32,
         pub shares: i32,
+        pub up: f32,
+        pub out_units: i32,
         pub weights: [TensorMap; 3],
     }
 

@@ -25,7 +25,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const MAX_PLACES: usize = 6;
 const MAX_RUNS: usize = 6;
 
-/// The product that rows are made the input of, where every product has a launch of its own.
+/// The product that rows are made the input of, where every product has a launch of its own. Gate and up often make those of
+/// down themselves: then nothing is posted between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Qkv,

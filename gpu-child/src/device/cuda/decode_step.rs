@@ -5,7 +5,9 @@
 //! blocks, a scale of the embedding, and any activation but SiLU. It gives the same bits as the launches of
 //! [`forward`](super::forward); only time differs.
 
+use super::bounds::{Power, Powers};
 use super::context::Context;
+use super::deal::Deal;
 use super::forward::Forward;
 use super::headers::{constant, layout};
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
@@ -30,8 +32,6 @@ const PARTIAL_BYTES: usize = 32 << 20;
 const MAX_EMBD: usize = constant!("step_plan.cuh", MAX_UNITS) * UNIT;
 /// Exchanges of a layer: vectors that blocks publish to each other. The embedding is one more.
 const LAYER_EXCHANGES: usize = constant!("step_plan.cuh", EXCHANGES);
-/// The part of the blocks that compute attention, at most one in so many: the others stream weights.
-const ATTENTION_SHARE: usize = 3;
 /// Copies of every vector that is published.
 const REPLICAS: usize = constant!("step_plan.cuh", REPLICAS);
 /// Bytes of a value and its tag, `Word`.
@@ -44,6 +44,8 @@ layout! {
         ffn_norm: DevicePtr<f32>,
         q_norm: DevicePtr<f32>,
         k_norm: DevicePtr<f32>,
+        attn_up: f32,
+        ff_up: f32,
     }
 
     struct StepArgs in "step_plan.cuh" {
@@ -84,42 +86,6 @@ layout! {
     }
 }
 
-/// How a step's attention is dealt to blocks: some of them for each pair of a row and a key-value head. One
-/// block alone keeps partial results to itself while it has room for them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Deal {
-    blocks: usize,
-    /// Blocks of a pair.
-    parts: usize,
-    /// Splits that a head has room for among the published ones; 0: none are published.
-    published: usize,
-}
-
-impl Deal {
-    /// `teams` of a block compute a split at a time each; it has room for `kept` of a pair's splits.
-    fn of(teams: usize, kept: usize, pairs: usize, splits: usize, blocks: usize) -> Self {
-        let most = (blocks / ATTENTION_SHARE).max(1);
-        let alone = Self {
-            blocks: pairs.min(most),
-            parts: 1,
-            published: 0,
-        };
-        if splits <= kept {
-            return alone;
-        }
-        let parts = splits.div_ceil(teams).min(most / pairs);
-        let published = splits;
-        if parts <= 1 {
-            return Self { published, ..alone };
-        }
-        Self {
-            blocks: pairs * parts,
-            parts,
-            published,
-        }
-    }
-}
-
 #[derive(Debug)]
 pub struct DecodeStep {
     kernel: Kernel<StepArgs>,
@@ -153,6 +119,7 @@ impl DecodeStep {
         module: &Module,
         config: &ModelConfig,
         weights: &Weights,
+        powers: &Powers,
     ) -> Result<Option<Self>, Fault> {
         if config.experts.is_some() {
             return Ok(None);
@@ -167,7 +134,8 @@ impl DecodeStep {
         let table = multiplied_as(weights.tensors.token_embd().ty);
         let has_kernel = [32, 64, 96, 128].contains(&config.head_dim)
             && types.iter().chain([&table]).all(is_known);
-        let is_taken = has_kernel && is_plain(config, layers);
+        let has_powers = (0..layers.len()).all(|index| powers.unit(index).is_some());
+        let is_taken = has_kernel && has_powers && is_plain(config, layers);
         if !context.has_bulk_copies() || !fits || !is_taken || config.n_embd > MAX_EMBD {
             return Ok(None);
         }
@@ -183,9 +151,8 @@ impl DecodeStep {
             Ok::<_, Fault>(kernel)
         };
         let (kernel, alone) = (load(&name)?, load(&format!("{name}_alone"))?);
-        let layers: Vec<StepLayer> = layers
-            .iter()
-            .map(|layer| step_layer(config, weights, layer))
+        let layers: Vec<StepLayer> = (0..layers.len())
+            .map(|index| step_layer(config, weights, powers, index))
             .collect();
         let table = size_of_val(&*layers);
         let arena = Arena::new(context, Purpose::Scratch, (table + 12 * MAX_ROWS) as u64)?;
@@ -402,7 +369,8 @@ pub fn is_watched(config: &ModelConfig, plan: &Plan<'_>, tap: &dyn Tap) -> bool 
         .any(|work| hidden.iter().any(|point| tap.wants(work.request, point)))
 }
 
-fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLayer {
+fn step_layer(config: &ModelConfig, weights: &Weights, powers: &Powers, index: usize) -> StepLayer {
+    let layer = &weights.tensors.layers[index];
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
     let [q, k, v] = &layer.qkv;
@@ -422,29 +390,7 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLay
         ffn_norm: weights.vector(&layer.ffn_norm),
         q_norm: weights.optional_vector(layer.q_norm.as_ref()),
         k_norm: weights.optional_vector(layer.k_norm.as_ref()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_pair_has_as_many_blocks_as_the_others_and_no_more_than_a_share_in_all() {
-        let (teams, kept, blocks) = (3, 3, 132);
-        for pairs in 1..=64 {
-            for splits in 1..=300 {
-                let deal = Deal::of(teams, kept, pairs, splits, blocks);
-                assert!(deal.blocks * ATTENTION_SHARE <= blocks, "{deal:?}");
-                // A block belongs to one part of a pair, or has whole pairs.
-                assert!(deal.parts == 1 || deal.blocks == pairs * deal.parts);
-                assert!(deal.blocks <= pairs * deal.parts);
-                assert!(deal.parts <= splits);
-                assert_eq!(deal.published, if splits <= kept { 0 } else { splits });
-            }
-        }
-        // One stream of a 7B.
-        assert_eq!(Deal::of(teams, kept, 4, 2, blocks).blocks, 4);
-        assert_eq!(Deal::of(teams, kept, 4, 32, blocks).parts, 11);
+        attn_up: powers.attention(index).up(),
+        ff_up: powers.unit(index).map_or(0.0, Power::up),
     }
 }

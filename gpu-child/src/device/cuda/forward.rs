@@ -4,15 +4,16 @@
 //! that is there or not, which pairs RoPE rotates and in which layers.
 
 use super::board::Stage;
+use super::bounds::{Power, Powers};
 use super::context::Context;
 use super::experts::Experts;
 use super::head;
 use super::headers::constant;
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs};
 use super::kv::KvCache;
-use super::matmul::{Input, Matmul, Output};
+use super::matmul::{Input, Matmul, Output, Scale};
 use super::memory::{DevicePtr, read};
-use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS};
+use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS, row_geometry};
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
 use super::weights::{GatedUnit, Layer, Linear, Vector, Weights, units};
@@ -22,9 +23,6 @@ use crate::model::{FeedForward, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
-/// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
-const KEPT_CHUNKS: usize = constant!("norm.cu", KEEP);
-const MAX_ROW_WARPS: usize = constant!("norm.cu", MAX_ROW_THREADS) / 32;
 /// Threads of a block of rope_kv.cu.
 const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
 /// Threads of a block whose warps work on their own.
@@ -41,6 +39,7 @@ pub struct Forward<'a> {
     pub context: &'a Context,
     pub config: &'a ModelConfig,
     pub weights: &'a Weights,
+    pub powers: &'a Powers,
     pub kv: &'a KvCache,
     pub scratch: &'a Scratch,
     pub ops: &'a Ops,
@@ -110,10 +109,14 @@ impl Forward<'_> {
         self.make_and_project(&self.ops.rmsnorm, norm, &layer.qkv, qkv)?;
         self.rope_and_append_kv(rows, index, layer)?;
         self.attention(plan, index)?;
-        let attn = self.row_arguments(rows, buffers.attn, q_width, Stage::Output.of(index));
+        let attn = RowArgs {
+            up: self.powers.attention(index).up(),
+            ..self.row_arguments(rows, buffers.attn, q_width, Stage::Output.of(index))
+        };
         let post_norm = layer.attn_post_norm.as_ref();
         let output = self.end_of_block(post_norm);
-        self.make_and_project(&self.ops.scale_rows, attn, &[layer.attn_output], output)?;
+        let kernel = &self.ops.scale_bounded_rows;
+        self.make_and_project(kernel, attn, &[layer.attn_output], output)?;
         self.add_norm(rows, post_norm, Stage::GateUp.of(index))
     }
 
@@ -167,30 +170,45 @@ impl Forward<'_> {
         self.make_input(&self.ops.rmsnorm, &norm)?;
         let post_norm = layer.ffn_post_norm.as_ref();
         let output = self.end_of_block(post_norm);
-        self.gated_unit(rows, unit, Stage::Down.of(index), output)?;
+        self.gated_unit(rows, (index, unit), Stage::Down.of(index), output)?;
         self.add_norm(rows, post_norm, Stage::Qkv.of(index + 1))
     }
 
-    /// The input at hand through a gated linear unit. `stage` is posted before down.
+    /// The input at hand through the gated linear unit of a layer. `stage` is posted before down, where a launch makes its
+    /// input.
     pub fn gated_unit(
         &self,
         rows: usize,
-        unit: &GatedUnit,
+        (index, unit): (usize, &GatedUnit),
         stage: u32,
         output: Output,
     ) -> Result<(), Fault> {
         let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
         let n_ff = unit.down.weight.cols;
-        let ff = self.row_arguments(rows, buffers.ff, n_ff, stage);
-        if self.matmul.pairs(self.config.activation, &unit.gate_up) {
-            self.project_pair(rows, &unit.gate_up)?;
-            self.make_input(&self.ops.scale_rows, &ff)?;
-        } else {
-            let both = Output::stored(buffers.ff, 2 * n_ff);
-            self.project(rows, &unit.gate_up, n_embd, both)?;
-            let in_stride = both.stride as i32;
-            self.make_input(&self.ops.glu_rows, &RowArgs { in_stride, ..ff })?;
+        let power = self.powers.unit(index);
+        let is_pair = self.matmul.pairs(self.config.activation, &unit.gate_up);
+        if let Some(power) = power.filter(|_| is_pair) {
+            self.project_pair(rows, &unit.gate_up, power)?;
+            let input = Input {
+                x: buffers.gated,
+                scale: Scale::OfAll(power),
+                rows,
+                cols: n_ff,
+            };
+            return self.multiply(input, &[unit.down], output);
         }
+        let both = Output::stored(buffers.ff, 2 * n_ff);
+        self.project(rows, &unit.gate_up, n_embd, both)?;
+        let ff = RowArgs {
+            in_stride: both.stride as i32,
+            up: power.map_or(0.0, Power::up),
+            ..self.row_arguments(rows, buffers.ff, n_ff, stage)
+        };
+        let kernel = match power {
+            Some(_) => &self.ops.glu_bounded_rows,
+            None => &self.ops.glu_rows,
+        };
+        self.make_input(kernel, &ff)?;
         self.project(rows, &[unit.down], n_ff, output)
     }
 
@@ -228,6 +246,8 @@ impl Forward<'_> {
             board: self.board,
             copy: DevicePtr::NULL,
             copy_scale: DevicePtr::NULL,
+            up: 0.0,
+            unused: 0,
         }
     }
 
@@ -238,11 +258,11 @@ impl Forward<'_> {
         unsafe { kernel.launch(self.context, geometry, arguments) }
     }
 
-    /// Gate and up of `act` through their gated linear unit, into `ff`.
-    fn project_pair(&self, rows: usize, gate_up: &[Linear; 2]) -> Result<(), Fault> {
+    /// Gate and up of `act` through their gated linear unit, into `gated`.
+    fn project_pair(&self, rows: usize, gate_up: &[Linear; 2], power: Power) -> Result<(), Fault> {
         let output = Output {
-            paired: true,
-            ..Output::stored(self.buffers.ff, gate_up[0].weight.rows)
+            paired: Some(power),
+            ..Output::stored(self.buffers.gated.cast(), gate_up[0].weight.rows)
         };
         self.project(rows, gate_up, self.config.n_embd, output)
     }
@@ -257,12 +277,17 @@ impl Forward<'_> {
     ) -> Result<(), Fault> {
         let input = Input {
             x: self.buffers.act,
-            scale: self.buffers.scale,
+            scale: Scale::OfEach(self.buffers.scale),
             rows,
             cols,
         };
-        // SAFETY: `act` holds `rows` rows of whole units, `out` that many of `stride` floats,
-        // into which the linears' outputs fit beside each other, or a pair's into one.
+        self.multiply(input, linears, output)
+    }
+
+    /// An input through some linears that share it.
+    fn multiply(&self, input: Input, linears: &[Linear], output: Output) -> Result<(), Fault> {
+        // SAFETY: the input holds its rows of whole units, `out` that many of `stride` floats,
+        // into which the linears' outputs fit beside each other; a pair's are rows of whole units, too.
         unsafe {
             self.matmul
                 .run(self.context, self.weights, linears, input, output)
@@ -410,12 +435,4 @@ impl Forward<'_> {
             sinks: self.weights.optional_vector(sinks.as_ref()),
         }
     }
-}
-
-/// A block for two rows: a warp for each chunk of them, or for as few as there are warps for.
-pub fn row_geometry(rows: usize, cols: usize) -> Geometry {
-    let chunks = units(cols);
-    let each = chunks.div_ceil(MAX_ROW_WARPS).min(KEPT_CHUNKS);
-    let warps = chunks.div_ceil(each).min(MAX_ROW_WARPS);
-    Geometry::line(rows.div_ceil(2), 32 * warps as u32)
 }

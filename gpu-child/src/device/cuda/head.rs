@@ -7,11 +7,12 @@
 //! [`sample`](super::sample).
 
 use super::board::Stage;
-use super::forward::{Forward, row_geometry};
+use super::forward::Forward;
 use super::headers::constant;
 use super::kernels::{ArgmaxArgs, DrawnTokens, Geometry, RowArgs};
 use super::matmul::Output;
 use super::memory::read;
+use super::ops::row_geometry;
 use super::plan::Plan;
 use super::sample::{Drawing, Draws, Logits, PinnedRows};
 use super::scratch::{ARGMAX_PARTS, ENOUGH_ROWS};

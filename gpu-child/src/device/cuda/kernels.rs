@@ -4,9 +4,9 @@
 
 use super::architectures::{self, ComputeCapability};
 pub use super::arguments::{
-    AdoptPagesArgs, ArgmaxArgs, AttentionArgs, ChecksumArgs, DrawnTokens, EmbedArgs, INPUTS,
-    KvArgs, MatmulArgs, MergeArgs, PAGES_AT_ONCE, PageShape, Part, RepackArgs, RopeArgs, Row,
-    RowArgs, SEAL_EVERY, SampleArgs, SampleRow, ScatterInputsArgs, SealPagesArgs, Tile,
+    AdoptPagesArgs, ArgmaxArgs, AttentionArgs, BoundArgs, ChecksumArgs, DrawnTokens, EmbedArgs,
+    INPUTS, KvArgs, MatmulArgs, MergeArgs, PAGES_AT_ONCE, PageShape, Part, RepackArgs, RopeArgs,
+    Row, RowArgs, SEAL_EVERY, SampleArgs, SampleRow, ScatterInputsArgs, SealPagesArgs, Tile,
     TokensToHostArgs, WideArgs,
 };
 use super::context::{Context, check};

@@ -3,6 +3,7 @@
 
 use super::aside::Aside;
 use super::board::Board;
+use super::bounds::Powers;
 use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
@@ -127,7 +128,8 @@ fn assemble(
         }
         None => None,
     };
-    let decode_step = DecodeStep::load(&context, &module, config, &weights)?;
+    let powers = Powers::find(&context, &module, config, &weights)?;
+    let decode_step = DecodeStep::load(&context, &module, config, &weights, &powers)?;
     let board = Board::new(&context, config.n_layers)?;
     let residency = Residency::new(&context, Checksum::load(&module)?, &weights.arena)?;
     let kv_sharing = match kv.is_shared() {
@@ -138,6 +140,7 @@ fn assemble(
     Ok(CudaExecutor {
         config: config.clone(),
         weights,
+        powers,
         kv,
         kv_sharing,
         scratch,

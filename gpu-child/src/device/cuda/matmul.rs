@@ -3,6 +3,7 @@
 //!
 //! Every choice gives the same bits (`kernels/cuda/matmul.cuh`); only time differs.
 
+use super::bounds::Power;
 use super::context::Context;
 use super::headers::constant;
 use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part, WideArgs};
@@ -42,11 +43,18 @@ pub struct Matmul {
     has_wide: bool,
 }
 
-/// Rows of F16 and their powers of two.
+/// What products of rows are multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub enum Scale {
+    OfEach(DevicePtr<f32>),
+    OfAll(Power),
+}
+
+/// Rows of F16 under powers of two.
 #[derive(Debug, Clone, Copy)]
 pub struct Input {
     pub x: DevicePtr<u16>,
-    pub scale: DevicePtr<f32>,
+    pub scale: Scale,
     pub rows: usize,
     pub cols: usize,
 }
@@ -58,8 +66,8 @@ pub struct Output {
     pub stride: usize,
     /// Results are added to what is there, instead of replacing it.
     pub add: bool,
-    /// Of two linears for which [`Matmul::pairs`]: their gated linear unit.
-    pub paired: bool,
+    /// Of two linears for which [`Matmul::pairs`]: their gated linear unit under this power, packed as an input of a product.
+    pub paired: Option<Power>,
 }
 
 impl Output {
@@ -69,7 +77,7 @@ impl Output {
             out,
             stride,
             add: false,
-            paired: false,
+            paired: None,
         }
     }
 
@@ -140,6 +148,10 @@ impl Matmul {
         input: Input,
         output: Output,
     ) -> Result<(), Fault> {
+        let (scale, scale_of_all) = match input.scale {
+            Scale::OfEach(scale) => (scale, 1.0),
+            Scale::OfAll(power) => (DevicePtr::NULL, power.down()),
+        };
         for of_type in &self.kernels {
             let mut parts = [Part::NONE; 3];
             let (mut count, mut column) = (0, 0);
@@ -160,8 +172,9 @@ impl Matmul {
                 units: units(input.cols) as i32,
                 out_stride: output.stride as i32,
                 add: i32::from(output.add),
+                scale_of_all,
                 x: input.x,
-                scale: input.scale,
+                scale,
                 out: output.out,
             };
             // SAFETY: parts are matrices of the arena with `units` units a tile; the rest is the
@@ -223,7 +236,7 @@ impl OfType {
         &self,
         context: &Context,
         matmul: MatmulArgs,
-        paired: bool,
+        paired: Option<Power>,
     ) -> Result<(), Fault> {
         let parts = &matmul.parts[..matmul.n_parts as usize];
         let tiles: Vec<usize> = parts.iter().map(|part| part.tiles as usize).collect();
@@ -232,7 +245,7 @@ impl OfType {
             tiles: &tiles,
             units: matmul.units as usize,
             rows: matmul.rows as usize,
-            paired,
+            paired: paired.is_some(),
         };
         let capacity = Capacity {
             multiprocessors: context.multiprocessors() as usize,
@@ -243,8 +256,10 @@ impl OfType {
             matmul,
             stages: tiling.stages as i32,
             cluster_sums: tiling.cluster_sums as i32,
-            paired: i32::from(paired),
+            paired: i32::from(paired.is_some()),
             shares: i32::from(tiling.cluster == Cluster::Weights),
+            up: paired.map_or(0.0, Power::up),
+            out_units: units(parts[0].rows as usize) as i32,
             weights: self.tensor_maps(&matmul, BLOCKS[tiling.block].tiles() / 2)?,
         };
         let geometry = Geometry {

@@ -18,11 +18,15 @@ use super::expert_way::Way;
 use super::experts::Experts as Kernels;
 use super::experts_wide::PLACE_GROUP;
 use super::forward::Forward;
+use super::headers::constant;
 use super::kernels::{Part, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
 use super::weights::{Experts, Layer, Linear, units};
 use worker_orcd_ipc::Fault;
+
+/// What outputs of a clamped unit are multiplied by.
+const CLAMPED_UP: f32 = (1 << constant!("glu.cuh", SWIGLU_LOG_UP)) as f32;
 
 /// A batch on its way through one layer's experts.
 #[derive(Clone, Copy)]
@@ -95,7 +99,7 @@ impl Mixture<'_> {
         if let Some(shared) = shared {
             let stage = Stage::GateUp.of(self.index);
             let out = Output::stored(room.shared, n_embd);
-            forward.gated_unit(self.rows, &shared.unit, stage, out)?;
+            forward.gated_unit(self.rows, (self.index, &shared.unit), stage, out)?;
         }
         // SAFETY: logits of every row were launched before; the room holds every row of a batch.
         unsafe { self.kernels.route(forward.context, &route) }
@@ -246,6 +250,7 @@ impl Mixture<'_> {
                 Way::Row | Way::Walk | Way::Many => 0,
             },
             in_stride: self.ff_stride() as i32,
+            up: CLAMPED_UP,
             ..forward.row_arguments(rows, room.ff, config.n_ff, Stage::Down.of(self.index))
         };
         let kernel = match (self.is_paired(), self.is_bounded()) {

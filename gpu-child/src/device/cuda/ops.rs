@@ -3,10 +3,11 @@
 use super::context::Context;
 use super::headers::constant;
 use super::kernels::{
-    ArgmaxArgs, AttentionArgs, EmbedArgs, Kernel, MergeArgs, Module, RopeArgs, RowArgs,
+    ArgmaxArgs, AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, Module, RopeArgs, RowArgs,
     ScatterInputsArgs,
 };
 use super::plan::{SPLIT, SPLIT_PAGES};
+use super::weights::units;
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 
@@ -135,4 +136,16 @@ pub fn split_shared_bytes(head_dim: usize) -> u32 {
 /// Warps of a block that computes all splits: `ATTENTION` in attention.cu.
 pub fn together_warps(head_dim: usize) -> u32 {
     if matches!(head_dim, 32 | 64) { 8 } else { 4 }
+}
+
+/// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
+const KEPT_CHUNKS: usize = constant!("norm.cu", KEEP);
+const MAX_ROW_WARPS: usize = constant!("norm.cu", MAX_ROW_THREADS) / 32;
+
+/// A block for two rows: a warp for each chunk of them, or for as few as there are warps for.
+pub fn row_geometry(rows: usize, cols: usize) -> Geometry {
+    let chunks = units(cols);
+    let each = chunks.div_ceil(MAX_ROW_WARPS).min(KEPT_CHUNKS);
+    let warps = chunks.div_ceil(each).min(MAX_ROW_WARPS);
+    Geometry::line(rows.div_ceil(2), 32 * warps as u32)
 }

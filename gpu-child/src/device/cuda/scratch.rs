@@ -49,6 +49,16 @@ pub struct Sizes {
 }
 
 impl Sizes {
+    /// Halves of inputs of down. Packed, they have whole groups of eight rows.
+    fn gated(&self) -> usize {
+        self.tokens.next_multiple_of(8) * units(self.n_ff) * UNIT
+    }
+
+    /// Floats of gate and up; or of what a block gives on its way through a norm, and inputs of down behind it.
+    fn ff(&self) -> usize {
+        (self.tokens * 2 * self.n_ff).max(self.tokens * self.n_embd + self.gated() / 2)
+    }
+
     /// Ranks of the parts of all rows that draw.
     fn ranks(&self) -> usize {
         self.tokens.max(ENOUGH_ROWS * ARGMAX_PARTS)
@@ -113,8 +123,7 @@ impl Places {
         let x = floats(s.tokens * s.n_embd);
         let qkv = floats(s.tokens * s.qkv);
         let attn = floats(s.tokens * s.q);
-        // Gate and up, or what a block gives on its way through a norm.
-        let ff = floats(s.tokens * (2 * s.n_ff).max(s.n_embd));
+        let ff = floats(s.ff());
         let scale = floats(s.tokens);
         let norm = floats(s.head_rows * s.n_embd);
         let logits = floats(s.head_rows * s.vocab);
@@ -172,7 +181,9 @@ pub struct Buffers {
     pub attn: DevicePtr<f32>,
     /// Gate and up beside each other, then what a block gives before its norm.
     pub ff: DevicePtr<f32>,
-    /// The matmul input at hand, and its rows' powers of two.
+    /// Behind such a norm's rows: inputs of down that gate and up have left at once.
+    pub gated: DevicePtr<u16>,
+    /// Another input of a product, and its rows' powers of two.
     pub act: DevicePtr<u16>,
     pub scale: DevicePtr<f32>,
     /// The final norm in F32, `[head_rows, n_embd]`.
@@ -268,7 +279,8 @@ impl Scratch {
             qkv: a.at(p.qkv, s.tokens * s.qkv),
             q: a.at(p.q, s.tokens * s.q),
             attn: a.at(p.attn, s.tokens * s.q),
-            ff: a.at(p.ff, s.tokens * 2 * s.n_ff),
+            ff: a.at(p.ff, s.ff()),
+            gated: a.at(p.ff + 4 * (s.tokens * s.n_embd) as u64, s.gated()),
             act: a.at(p.act, s.tokens.next_multiple_of(8) * s.widest),
             scale: a.at(p.scale, s.tokens),
             norm: a.at(p.norm, s.head_rows * s.n_embd),

@@ -494,6 +494,7 @@ impl<'a> Product<'a> {
                 units: units as i32,
                 out_stride: self.outputs as i32,
                 add: 0,
+                scale_of_all: 1.0,
                 x: x.add(row * units * UNIT),
                 scale: scale.add(row),
                 out,

@@ -1,0 +1,193 @@
+//! Powers of two under which inputs of products become F16 (`kernels/cuda/input_rows.cuh`), where they follow from the
+//! model's weights: of attention's outputs, and of those of gated units.
+//!
+//! A value has a bound that holds for every row (`kernels/cuda/bound.cu`), and the power of two puts it where F16 ends. A
+//! row far below its bound is told as exactly while its largest value is more than 2^-15 of it, for that is where the row's
+//! own power of two would put it; below that it loses a bit of its smallest values for each bit. The bound is found when the
+//! weights are in place, so it is the same for each number of rows, and for each process that has these weights.
+
+use super::context::Context;
+use super::headers::constant;
+use super::kernels::{BoundArgs, Geometry, Kernel, Module, Part};
+use super::memory::{Arena, DevicePtr, Purpose, download};
+use super::weights::{Layer, Linear, Vector, Weights, units};
+use crate::model::{FeedForward, ModelConfig};
+use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::Activation;
+
+/// Threads of a block of `bound.cu`.
+const THREADS: u32 = 32 * constant!("bound.cu", BOUND_WARPS) as u32;
+/// Of outputs of a clamped unit.
+const CLAMPED: i32 = constant!("glu.cuh", SWIGLU_LOG_UP) as i32;
+
+/// 2^n, that inputs are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Power(i32);
+
+impl Power {
+    /// Below 2^29. With a higher bound rows have powers of their own: those that are far below it would lose accuracy
+    /// (bench/results/cuda.md).
+    const LEAST: i32 = -14;
+    /// Brings the smallest values of F16 to 1.
+    const MOST: i32 = 24;
+
+    /// Puts a bound between 2^14 and 2^15, half of the largest F16: the other half is for rounding.
+    fn below(bound: f32) -> Option<Self> {
+        if !bound.is_finite() {
+            return None;
+        }
+        let exponent = (bound.to_bits() >> 23) as i32 - 127;
+        let power = (14 - exponent).min(Self::MOST);
+        (power >= Self::LEAST).then_some(Self(power))
+    }
+
+    /// Of a mean of values that are F16 themselves: their bound may be too high.
+    fn of_mean(bound: f32) -> Self {
+        Self(Self::below(bound).map_or(0, |power| power.0.max(0)))
+    }
+
+    #[must_use]
+    pub fn up(self) -> f32 {
+        2_f32.powi(self.0)
+    }
+
+    /// What products of such inputs are multiplied by.
+    #[must_use]
+    pub fn down(self) -> f32 {
+        2_f32.powi(-self.0)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LayerPowers {
+    attention: Power,
+    unit: Option<Power>,
+}
+
+/// The powers of every layer.
+#[derive(Debug)]
+pub struct Powers {
+    layers: Vec<LayerPowers>,
+}
+
+impl Powers {
+    /// Looks through the weights, which are in place.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn find(
+        context: &Context,
+        module: &Module,
+        config: &ModelConfig,
+        weights: &Weights,
+    ) -> Result<Self, Fault> {
+        // SAFETY: bound.cu takes BoundArgs.
+        let kernel: Kernel<BoundArgs> = unsafe { module.kernel("bound") }?;
+        let bounded: Vec<Bounded<'_>> = weights.tensors.layers.iter().flat_map(bounded).collect();
+        let tiles: Vec<usize> = bounded.iter().map(|it| it.tiles()).collect();
+        let words = tiles.iter().sum();
+        let mut squares = vec![0_u32; words];
+        let place = Arena::new(context, Purpose::Scratch, size_of_val(&*squares) as u64)?;
+        let mut at = place.at(0, words);
+        for (it, tiles) in bounded.iter().zip(&tiles) {
+            let geometry = Geometry::line(*tiles, THREADS);
+            // SAFETY: a block a tile of matrices of as many rows, whose input is what that norm gives.
+            unsafe { kernel.launch(context, geometry, &it.arguments(weights, at)) }?;
+            at = at.add(*tiles);
+        }
+        // SAFETY: as many words.
+        unsafe { download(context, &mut squares, place.at(0, words)) }?;
+        let mut squares = squares.into_iter();
+        let bounds: Vec<f32> = tiles
+            .into_iter()
+            .map(|tiles| bound_of(squares.by_ref().take(tiles)))
+            .collect();
+        Ok(Self {
+            layers: layers_of(config.activation, &bounds),
+        })
+    }
+
+    /// Of attention's outputs in a layer.
+    #[must_use]
+    pub fn attention(&self, layer: usize) -> Power {
+        self.layers[layer].attention
+    }
+
+    /// Of outputs of a layer's gated unit that every row goes through; none where each row has its own.
+    #[must_use]
+    pub fn unit(&self, layer: usize) -> Option<Power> {
+        self.layers[layer].unit
+    }
+}
+
+/// Matrices whose outputs have a bound, and the norm of their input.
+struct Bounded<'a> {
+    norm: &'a Vector,
+    /// One, or gate and up, and none where a layer has no unit that every row goes through.
+    linears: &'a [Linear],
+}
+
+impl Bounded<'_> {
+    fn tiles(&self) -> usize {
+        self.linears.first().map_or(0, |it| it.weight.tiles())
+    }
+
+    fn arguments(&self, weights: &Weights, squares: DevicePtr<u32>) -> BoundArgs {
+        let mut parts = [Part::NONE; 2];
+        for (part, linear) in parts.iter_mut().zip(self.linears) {
+            *part = weights.part(linear, 0);
+        }
+        let cols = self.linears.first().map_or(0, |it| it.weight.cols);
+        BoundArgs {
+            parts,
+            norm: weights.vector(self.norm),
+            squares,
+            n_parts: self.linears.len() as i32,
+            units: units(cols) as i32,
+            cols: cols as i32,
+            unused: 0,
+        }
+    }
+}
+
+/// Values, and what every row goes through: in a mixture of experts, the shared one.
+fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
+    let unit: &[Linear] = match &layer.feed_forward {
+        FeedForward::Dense(unit) => &unit.gate_up,
+        FeedForward::Experts(experts) => match &experts.shared {
+            Some(shared) => &shared.unit.gate_up,
+            None => &[],
+        },
+    };
+    let [_, _, values] = &layer.qkv;
+    [
+        Bounded {
+            norm: &layer.attn_norm,
+            linears: std::slice::from_ref(values),
+        },
+        Bounded {
+            norm: &layer.ffn_norm,
+            linears: unit,
+        },
+    ]
+}
+
+/// The largest bound, of the bits of squares. What is no number has larger bits than all numbers.
+fn bound_of(squares: impl Iterator<Item = u32>) -> f32 {
+    f32::from_bits(squares.max().unwrap_or_default()).sqrt()
+}
+
+/// Of the bounds of each layer's values and unit.
+fn layers_of(activation: Activation, bounds: &[f32]) -> Vec<LayerPowers> {
+    let of = |&[values, unit]: &[f32; 2]| LayerPowers {
+        attention: Power::of_mean(values),
+        unit: match activation {
+            Activation::ClampedSwiglu => Some(Power(CLAMPED)),
+            _ => Power::below(unit),
+        },
+    };
+    bounds.as_chunks::<2>().0.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests;
