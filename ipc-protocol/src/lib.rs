@@ -12,7 +12,7 @@
 //! * [`fault`]: faults and exit codes of a child.
 //! * [`frame`]: framing, without I/O. [`codec`]: encoding; the only file that uses bincode. [`encoded`]: fields with deferred
 //!   decoding.
-//! * [`model`], [`memory`], [`model_parts`]: properties that a child reports, and names of split model files.
+//! * [`model`], [`memory`], [`mod@model_parts`]: properties that a child reports, and names of split model files.
 //! * [`logprobs`], [`grammar`], [`thinking`], [`pooling`]: options of requests. [`vocabulary`]: bytes of each token.
 //! * [`fd_passing`]: the socket for file descriptors. [`kv`]: pages of a KV cache that a later child may copy.
 //! * [`flight`]: the flight recorder, a ring of records in shared memory.

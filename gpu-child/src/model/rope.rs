@@ -1,7 +1,7 @@
 //! RoPE's parameters: base, rotated dimensions, and the kinds of scaling.
 //!
 //! The interpretation is llama.cpp's: `none`, `linear`, and per-pair factors from a tensor (llama 3's `rope_freqs`;
-//! phi3's `rope_factors_short` and `_long`, selected by the served sequence length), and [`yarn`](super::yarn), with
+//! phi3's `rope_factors_short` and `_long`, selected by the served sequence length), and `yarn`, with
 //! computed per-pair factors.
 
 use super::architecture::RopeFactors;

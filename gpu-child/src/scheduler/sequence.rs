@@ -33,10 +33,10 @@ pub(super) struct Sequence {
     /// Index in the order of submissions. Unlike the request id, it is never reused.
     pub(super) serial: u64,
     pub(super) client: ClientId,
-    /// Prompt, then completion, then one [`TO_BE_DRAWN`] for each launched step with an outstanding sample.
+    /// Prompt, then completion, then one `TO_BE_DRAWN` for each launched step with an outstanding sample.
     tokens: Vec<TokenId>,
     unknown: usize,
-    /// The sampling of the newest [`TO_BE_DRAWN`] is not decided yet.
+    /// The sampling of the newest `TO_BE_DRAWN` is not decided yet.
     is_open: bool,
     prompt_len: usize,
     sampling: Sampling,

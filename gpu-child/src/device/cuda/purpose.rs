@@ -8,7 +8,7 @@ pub enum Purpose {
     Weights,
     Kv,
     Scratch,
-    /// NVIDIA's driver's own, for launches that are recorded: not an [`Arena`], but counted here.
+    /// NVIDIA's driver's own, for launches that are recorded: not an `Arena`, but counted here.
     Graphs,
     /// Memory of another process, which counts it too.
     OfAnother,

@@ -1,6 +1,6 @@
 //! Handoff state: received from an earlier supervisor, and left for the next one.
 //!
-//! It arrives through `exec` after an upgrade ([`lifeline`]), and in a [`parcel`] from the service manager's descriptor
+//! It arrives through `exec` after an upgrade ([`lifeline`]), and in a `parcel` from the service manager's descriptor
 //! store after a crash.
 
 use super::lifeline::{self, Received};

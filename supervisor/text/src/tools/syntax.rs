@@ -5,7 +5,7 @@
 //! | `hermes` | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` | NousResearch's Hermes, Qwen 2.5 and 3 |
 //! | `llama3` | `{"name": …, "parameters": {…}}`, after `<|python_tag|>` or as the whole answer; several separated by `;` | Meta's Llama 3.1 to 3.3 |
 //! | `mistral` | `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` | Mistral |
-//! | `harmony` | messages to `functions.NAME`, parsed by [`harmony`](super::harmony) | OpenAI's gpt-oss |
+//! | `harmony` | messages to `functions.NAME`, parsed by `harmony` | OpenAI's gpt-oss |
 //! | `phi` | `functools[{"name": …, "arguments": {…}}, …]`, or the list between `<|tool_call|>` and `<|/tool_call|>` | Microsoft's Phi-4-mini |
 
 use super::harmony;
