@@ -196,7 +196,7 @@ fn its_policy_lets_nothing_run_that_was_not_compiled_in() {
 
 /// A proxy responds in place of the worker.
 #[test]
-fn it_goes_on_where_crashes_may_not_be_asked() {
+fn it_goes_on_where_crashes_and_metrics_are_blocked() {
     let Some(browser) = Browser::open() else {
         return;
     };
@@ -206,13 +206,20 @@ fn it_goes_on_where_crashes_may_not_be_asked() {
     let _ = browser.run(
         "const ask = window.fetch;
          window.fetch = (path, options) => path.startsWith('/crashes')
-             ? Promise.resolve(new Response('{}', {status: 403})) : ask(path, options);",
+             ? Promise.resolve(new Response('{}', {status: 403}))
+             : path.startsWith('/metrics') ? Promise.reject(new Error('blocked')) : ask(path, options);",
     );
     worker.replace_child();
     let told = browser.wait_for("#deaths-told", "/crashes: status 403");
     assert!(told.contains("signalled"), "{told}");
     browser.wait_for("#state", "number 2");
     browser.wait_for("#status", "healthy");
+    browser.wait_for("#chart-streams", "at most");
+    let marks = browser.run("return document.querySelector('path.deaths').getAttribute('d')");
+    assert!(
+        marks.as_str().is_some_and(|it| it.contains("V40")),
+        "{marks}"
+    );
 }
 
 #[test]

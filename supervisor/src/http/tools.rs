@@ -145,27 +145,29 @@ pub(super) fn read_list(
     let (mut shown, mut functions) = (Vec::new(), Vec::new());
     let (mut kept, mut count) = (0, 0);
     let is_list = list.each_element(|item| {
-        let place = || format!("tools[{count}]");
-        if count < MAX_TOOLS && !(form.is_left_out)(item) {
-            kept += 1;
-            match Fields::of(item, form.names, mistakes).map(form.read) {
-                _ if why_not.is_some() => {}
-                Some(Ok(None)) => {}
-                Some(Ok(Some(tool))) => {
-                    shown.push(tool.shown());
-                    functions.push(Function {
-                        path: format!("{}.{}", place(), form.parameters),
-                        name: tool.name,
-                        parameters: tool.parameters,
-                        is_strict: tool.is_strict,
-                    });
-                }
-                Some(Err(wrong)) => mistakes.extend(|| format!("{}.", place()), wrong),
-                None => mistakes
-                    .note(|| FieldError::new(place(), Constraint::Type, "must be an object")),
-            }
-        }
+        let path = format!("tools[{count}]");
         count += 1;
+        if count > MAX_TOOLS || (form.is_left_out)(item) {
+            return;
+        }
+        kept += 1;
+        if why_not.is_some() {
+            return;
+        }
+        match Fields::of(item, form.names, mistakes).map(form.read) {
+            Some(Ok(None)) => {}
+            Some(Ok(Some(tool))) => {
+                shown.push(tool.shown());
+                functions.push(Function {
+                    path: format!("{path}.{}", form.parameters),
+                    name: tool.name,
+                    parameters: tool.parameters,
+                    is_strict: tool.is_strict,
+                });
+            }
+            Some(Err(wrong)) => mistakes.extend(|| format!("{path}."), wrong),
+            None => mistakes.note(|| FieldError::new(path, Constraint::Type, "must be an object")),
+        }
     });
     let tools = format!("[{}]", shown.join(","));
     let is_empty = list.kind() == Kind::List && kept == 0;

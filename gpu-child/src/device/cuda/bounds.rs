@@ -1,10 +1,10 @@
-//! Powers of two under which inputs of products become F16 (`kernels/cuda/input_rows.cuh`), where they follow from the
-//! model's weights: of attention's outputs, and of those of gated units.
+//! Powers of two that scale inputs of products to F16 (`kernels/cuda/input_rows.cuh`), computed from the model's weights:
+//! for outputs of attention and of gated units.
 //!
-//! A value has a bound that holds for every row (`kernels/cuda/bound.cu`), and the power of two puts it where F16 ends. A
-//! row far below its bound is told as exactly while its largest value is more than 2^-15 of it, for that is where the row's
-//! own power of two would put it; below that it loses a bit of its smallest values for each bit. The bound is found when the
-//! weights are in place, so it is the same for each number of rows, and for each process that has these weights.
+//! `kernels/cuda/bound.cu` computes an upper bound of these values that holds for every row; the power of two moves it to
+//! the upper end of F16. A row whose largest value is more than 2^-15 of the bound is as exact as with a power of its own.
+//! Below that, its smallest values lose one bit for each further bit. The bound is computed once the weights are loaded, so
+//! it is equal for every batch size and in every process with these weights.
 
 use super::context::Context;
 use super::headers::constant;
@@ -17,21 +17,22 @@ use worker_orcd_kernels::Activation;
 
 /// Threads of a block of `bound.cu`.
 const THREADS: u32 = 32 * constant!("bound.cu", BOUND_WARPS) as u32;
-/// Of outputs of a clamped unit.
+/// Power of two for outputs of a clamped unit.
 const CLAMPED: i32 = constant!("glu.cuh", SWIGLU_LOG_UP) as i32;
 
-/// 2^n, that inputs are multiplied by.
+/// Factor 2^n of inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Power(i32);
 
 impl Power {
-    /// Below 2^29. With a higher bound rows have powers of their own: those that are far below it would lose accuracy
-    /// (bench/results/cuda.md).
+    /// For bounds below 2^29. With a higher bound each row has its own power, because rows far below the bound would lose
+    /// accuracy (bench/results/cuda.md).
     const LEAST: i32 = -14;
     /// Brings the smallest values of F16 to 1.
     const MOST: i32 = 24;
 
-    /// Puts a bound between 2^14 and 2^15, half of the largest F16: the other half is for rounding.
+    /// Moves a bound between 2^14 and 2^15, half of the largest F16; the other half is room for rounding. `None` for a bound
+    /// of 2^29 and more, and for one that is not finite.
     fn below(bound: f32) -> Option<Self> {
         if !bound.is_finite() {
             return None;
@@ -41,7 +42,7 @@ impl Power {
         (power >= Self::LEAST).then_some(Self(power))
     }
 
-    /// Of a mean of values that are F16 themselves: their bound may be too high.
+    /// For a mean of F16 values, which fits in F16 whatever the bound is.
     fn of_mean(bound: f32) -> Self {
         Self(Self::below(bound).map_or(0, |power| power.0.max(0)))
     }
@@ -51,7 +52,7 @@ impl Power {
         2_f32.powi(self.0)
     }
 
-    /// What products of such inputs are multiplied by.
+    /// Factor 2^-n of products of such inputs.
     #[must_use]
     pub fn down(self) -> f32 {
         2_f32.powi(-self.0)
@@ -64,17 +65,17 @@ struct LayerPowers {
     unit: Option<Power>,
 }
 
-/// The powers of every layer.
+/// Powers of every layer.
 #[derive(Debug)]
 pub struct Powers {
     layers: Vec<LayerPowers>,
 }
 
 impl Powers {
-    /// Looks through the weights, which are in place.
+    /// Computes the powers from loaded weights.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn find(
         context: &Context,
         module: &Module,
@@ -91,7 +92,7 @@ impl Powers {
         let mut at = place.at(0, words);
         for (it, tiles) in bounded.iter().zip(&tiles) {
             let geometry = Geometry::line(*tiles, THREADS);
-            // SAFETY: a block a tile of matrices of as many rows, whose input is what that norm gives.
+            // SAFETY: one block for each tile; the matrices have equal numbers of rows, and their input is the norm's output.
             unsafe { kernel.launch(context, geometry, &it.arguments(weights, at)) }?;
             at = at.add(*tiles);
         }
@@ -107,23 +108,23 @@ impl Powers {
         })
     }
 
-    /// Of attention's outputs in a layer.
+    /// Power for attention's outputs in a layer.
     #[must_use]
     pub fn attention(&self, layer: usize) -> Power {
         self.layers[layer].attention
     }
 
-    /// Of outputs of a layer's gated unit that every row goes through; none where each row has its own.
+    /// Power for outputs of a layer's dense gated unit. `None`: each row has its own.
     #[must_use]
     pub fn unit(&self, layer: usize) -> Option<Power> {
         self.layers[layer].unit
     }
 }
 
-/// Matrices whose outputs have a bound, and the norm of their input.
+/// Matrices with bounded outputs, and the norm of their input.
 struct Bounded<'a> {
     norm: &'a Vector,
-    /// One, or gate and up, and none where a layer has no unit that every row goes through.
+    /// One matrix, or gate and up. Empty in a layer without a dense gated unit.
     linears: &'a [Linear],
 }
 
@@ -150,7 +151,7 @@ impl Bounded<'_> {
     }
 }
 
-/// Values, and what every row goes through: in a mixture of experts, the shared one.
+/// V, and the dense gated unit: in a mixture of experts, the shared expert.
 fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
     let unit: &[Linear] = match &layer.feed_forward {
         FeedForward::Dense(unit) => &unit.gate_up,
@@ -172,12 +173,12 @@ fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
     ]
 }
 
-/// The largest bound, of the bits of squares. What is no number has larger bits than all numbers.
+/// Largest bound of all tiles, from the bits of their squares. NaN has larger bits than every number.
 fn bound_of(squares: impl Iterator<Item = u32>) -> f32 {
     f32::from_bits(squares.max().unwrap_or_default()).sqrt()
 }
 
-/// Of the bounds of each layer's values and unit.
+/// Powers for the bounds of V and of the gated unit of each layer.
 fn layers_of(activation: Activation, bounds: &[f32]) -> Vec<LayerPowers> {
     let of = |&[values, unit]: &[f32; 2]| LayerPowers {
         attention: Power::of_mean(values),

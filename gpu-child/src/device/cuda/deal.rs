@@ -1,21 +1,21 @@
-//! How the attention of a step in one launch is dealt to blocks ([`decode_step`](super::decode_step)).
+//! Assignment of attention to blocks in a step that is one launch ([`decode_step`](super::decode_step)).
 
-/// The part of the blocks that compute attention, at most one in so many: the others stream weights.
+/// At most one block in so many computes attention; the others stream weights.
 const ATTENTION_SHARE: usize = 3;
 
-/// How a step's attention is dealt to blocks: some of them for each pair of a row and a key-value head. One
-/// block alone keeps partial results to itself while it has room for them.
+/// Number of blocks for each pair of a row and a KV head. A single block keeps partial results in shared memory while they
+/// fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deal {
     pub blocks: usize,
-    /// Blocks of a pair.
+    /// Blocks for each pair.
     pub parts: usize,
-    /// Splits that a head has room for among the published ones; 0: none are published.
+    /// Published splits for each head; 0: none are published.
     pub published: usize,
 }
 
 impl Deal {
-    /// `teams` of a block compute a split at a time each; it has room for `kept` of a pair's splits.
+    /// Each of the `teams` of a block computes one split at a time. A block has room for `kept` splits of a pair.
     pub fn of(teams: usize, kept: usize, pairs: usize, splits: usize, blocks: usize) -> Self {
         let most = (blocks / ATTENTION_SHARE).max(1);
         let alone = Self {

@@ -238,6 +238,9 @@ mod tests {
                 "tools[4].extra",
             ]
         );
+        let list = json!({"type": "function", "name": "a", "strict": true, "parameters": {"type": "array"}});
+        let wrong = known(&json!({"tools": [{"type": "web_search"}, list]}));
+        assert_eq!(wrong.unwrap_err(), ["tools[1].parameters"]);
         assert_eq!(known(&json!({"tools": "a"})).unwrap_err(), ["tools"]);
         let many = vec![json!({"type": "custom"}); MAX_TOOLS + 1];
         assert_eq!(known(&json!({"tools": many})).unwrap_err(), ["tools"]);

@@ -18,12 +18,12 @@ fn read_body(body: &Value) -> Result<Option<String>, Vec<String>> {
     read_with(body, &ChatTerms::UNKNOWN)
 }
 
-fn held(body: &Value) -> bool {
+fn held(body: &Value) -> Option<&'static str> {
     let body = body.to_string();
     let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
     let tools = read(&mut fields, 500, &ChatTerms::UNKNOWN);
     fields.finish().unwrap();
-    tools.asked.is_some()
+    tools.asked.map(|asked| asked.field)
 }
 
 fn named(body: &Value) -> Vec<String> {
@@ -67,6 +67,8 @@ fn mistakes_that_chat_s_reader_finds_have_the_client_s_names() {
         named(&json!({"tools": [{"name": "a", "input_schema": deep}]})),
         ["tools[0].input_schema"]
     );
+    let list = json!({"name": "a", "input_schema": {"type": "array"}, "strict": true});
+    assert_eq!(named(&json!({"tools": [list]})), ["tools[0].input_schema"]);
     let one = json!({"name": "a", "input_schema": {}});
     let many = json!({"tools": vec![one; MAX_TOOLS + 1]});
     assert!(named(&many).contains(&"tools".to_owned()));
@@ -78,15 +80,21 @@ fn mistakes_that_chat_s_reader_finds_have_the_client_s_names() {
 fn what_must_be_called_holds_the_answer() {
     let strict =
         json!({"tools": [{"name": "now", "input_schema": {"type": "object"}, "strict": true}]});
-    for body in [
-        with_choice(&json!({"type": "any"})),
-        with_choice(&json!({"type": "tool", "name": "now"})),
-        with_choice(&json!({"type": "auto", "disable_parallel_tool_use": true})),
-        strict,
+    for (body, field) in [
+        (with_choice(&json!({"type": "any"})), "tool_choice"),
+        (
+            with_choice(&json!({"type": "tool", "name": "now"})),
+            "tool_choice",
+        ),
+        (
+            with_choice(&json!({"type": "auto", "disable_parallel_tool_use": true})),
+            "tool_choice.disable_parallel_tool_use",
+        ),
+        (strict, "tools"),
     ] {
-        assert!(held(&body), "{body}");
+        assert_eq!(held(&body), Some(field), "{body}");
     }
-    assert!(!held(&with_choice(&json!({"type": "auto"}))));
+    assert_eq!(held(&with_choice(&json!({"type": "auto"}))), None);
 }
 
 #[test]
