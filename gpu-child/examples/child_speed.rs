@@ -1,11 +1,11 @@
-//! How fast the child decodes: the engine around the device, and the socket to the supervisor.
+//! Decoding speed of the child: the engine around the device, and the socket to the supervisor.
 //!
 //!     cargo run --release --example child_speed -- [0.5b|7b|135m] [F16|Q8_0|...] \
 //!         [greedy|plain|top_k|top_p|both|penalties] [streams...]
 //!
-//! Random weights as in `cuda_speed`, whose step is what remains when the device does not wait for
-//! the host. Each stream has a prompt of 128 tokens and draws 64; measured is the time from the
-//! first step that has a token of every stream to the last such step.
+//! Random weights as in `cuda_speed`, which measures the step without waits of the device for
+//! the host. Each stream has a prompt of 128 tokens and draws 64; the measured time is from the
+//! first step with a token of every stream to the last such step.
 
 use shapes::BoxError;
 use std::io::{Read, Write};
@@ -203,7 +203,7 @@ impl Supervisor {
         }
     }
 
-    /// Steps that had a token of every stream, and the seconds between the first and the last.
+    /// Steps with a token of every stream, and the seconds between the first and the last.
     fn measure(&mut self, streams: u32, sampling: Sampling) -> Result<(u32, f64), BoxError> {
         for stream in 0..streams {
             self.say(&Command::Submit(Box::new(Submission {

@@ -1,10 +1,10 @@
-//! How fast the CPU device computes, without scheduler, socket or tokenizer around it.
+//! Speed of the CPU device, without scheduler, socket or tokenizer.
 //!
 //!     cargo run --release --example cpu_speed -- model.gguf [threads]
 //!
-//! Prompt: 512 tokens in one batch. Decode: 64 tokens behind a prompt of 64, alone and eight
-//! sequences at once. Each figure is the best of three, because the machine may be busy; for the
-//! same reason tokens are also counted against CPU time, which waiting for a core does not slow.
+//! Prompt: 512 tokens in one batch. Decode: 64 tokens after a prompt of 64, one and eight
+//! sequences at once. Each figure is the best of three, since the machine may be busy; for the
+//! same reason there is also a figure by CPU time, which excludes waits for a core.
 
 use nix::sys::resource::{UsageWho, getrusage};
 use std::error::Error;
@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What some tokens cost.
+/// Cost of some tokens.
 struct Cost {
     tokens: u32,
     wall: Duration,
@@ -126,8 +126,8 @@ fn prompt(executor: &mut CpuExecutor, vocab: u32) -> Result<Cost, Box<dyn Error>
 
 fn decode(executor: &mut CpuExecutor, vocab: u32, sequences: u32) -> Result<Cost, Box<dyn Error>> {
     let prompt = tokens(64, vocab);
-    // Every sequence starts from the same token; what decoding costs does not depend on what
-    // its pages hold.
+    // Every sequence starts from the same token; the cost of decoding does not depend on the
+    // contents of its pages.
     let mut last = vec![run(executor, &[(&prompt, 0)])?[0]; sequences as usize];
     Cost::of(DECODE * sequences, || {
         for position in 64..64 + DECODE {
@@ -140,7 +140,7 @@ fn decode(executor: &mut CpuExecutor, vocab: u32, sequences: u32) -> Result<Cost
     })
 }
 
-/// One step; sequence `i` has pages of its own.
+/// Runs one step; sequence `i` has its own pages.
 fn run(
     executor: &mut CpuExecutor,
     work: &[(&[TokenId], u32)],

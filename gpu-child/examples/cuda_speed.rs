@@ -1,13 +1,13 @@
-//! How fast the CUDA device computes, without scheduler, socket or tokenizer around it.
+//! Speed of the CUDA device, without scheduler, socket or tokenizer.
 //!
 //!     cargo run --release --example cuda_speed -- [0.5b|7b|135m|30b-a3b|gpt-oss-20b] [F16|Q8_0|...] \
 //!         [decode|prompt|all][=N][@CONTEXT] [greedy|plain|top_k|top_p|both|penalties] [layers=N] [chunk=N] [rounds=N]
 //!
-//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B or gpt-oss-20b, all layers or the
-//! first N. Bytes of experts that a step reads are those of as many as tokens choose that choose evenly. Decode: 32 steps
-//! of a batch behind CONTEXT positions each (128 if nothing is said), a step launched behind another (and the median step
-//! that is waited for); prompts: the median of several, in chunks of N tokens (1,280 if nothing is said). Each is measured
-//! once, or N times. Every step draws, greedily if nothing else is said, so its time includes the way to the host and
+//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B or gpt-oss-20b, all layers or
+//! the first N. The bytes of experts that a step reads are estimated for uniform choices of its tokens. Decode: 32
+//! steps of a batch after CONTEXT positions each (default 128), each launched after another in flight (and the median
+//! synchronous step); prompts: the median of several, in chunks of N tokens (default 1,280). Each is measured
+//! once, or N times. Every step draws (default: greedy), so its time includes the transfers to the host and
 //! back.
 
 use shapes::BoxError;
@@ -29,11 +29,11 @@ mod shapes;
 const STEPS: usize = 32;
 const PAGE: usize = 32;
 
-/// What is measured.
+/// Parsed selection of a measurement.
 struct Wanted {
     /// `decode`, `prompt` or `all`.
     kind: String,
-    /// Sequences or tokens; none: several sizes.
+    /// Sequences or tokens; `None`: several sizes.
     size: Option<usize>,
     context: usize,
 }
@@ -49,7 +49,7 @@ impl Wanted {
         })
     }
 
-    /// The sizes of one kind.
+    /// Sizes of one kind.
     fn sizes(&self, kind: &str, all: &[usize]) -> Vec<usize> {
         match self.size {
             _ if self.kind != kind && self.kind != "all" => Vec::new(),
@@ -59,7 +59,7 @@ impl Wanted {
     }
 }
 
-/// The number behind `name=` among the arguments.
+/// The number after `name=` in the arguments.
 fn number(options: &[String], name: &str) -> Result<Option<usize>, BoxError> {
     let of = |option: &String| {
         option
@@ -156,10 +156,10 @@ fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Bytes of weights.
+/// Bytes of weights that steps read.
 struct Read {
     all: u64,
-    /// The part of them that is experts, and the part of the experts that a token uses.
+    /// Share of experts in the bytes, and share of the experts that a token uses.
     of_experts: f64,
     used: f64,
 }
@@ -182,40 +182,40 @@ impl Read {
         }
     }
 
-    /// Of a step of so many tokens: what each reads, and the experts that at least one chooses.
+    /// Bytes of a step of this number of tokens: the dense part, and each expert that at least one token chooses.
     fn by(&self, tokens: usize) -> f64 {
         let chosen = 1.0 - (1.0 - self.used).powi(tokens as i32);
         self.all as f64 * (1.0 - self.of_experts * (1.0 - chosen))
     }
 }
 
-/// Pages of a sequence that is decoded behind so many positions.
+/// Pages of a decoding sequence after this number of positions.
 fn pages_behind(context: usize) -> usize {
     (context + STEPS).div_ceil(PAGE) + 1
 }
 
-/// What is measured on a device.
+/// Measurement on a device.
 struct Run {
     executor: CudaExecutor,
-    /// Tokens of a batch.
+    /// Tokens per batch.
     chunk: usize,
     sampling: Sampling,
 }
 
 impl Run {
-    /// Microseconds of the median step that is waited for, and of a step with another one behind it.
+    /// Microseconds of the median synchronous step, and of a step with another one in flight.
     fn decode(&mut self, batch: usize, context: usize) -> Result<(f64, f64), BoxError> {
         let (pages, sampling) = (self.groups() * pages_behind(context), self.sampling);
         let tables: Vec<Vec<PageId>> = (0..batch)
             .map(|i| (0..pages).map(|p| PageId((i * pages + p) as u32)).collect())
             .collect();
-        // Each has its own tokens, or all would choose the same experts.
+        // Each sequence has its own tokens, or all would choose the same experts.
         let prompts: Vec<_> = (0..batch).map(|i| tokens(context, i)).collect();
         let own = |step: usize| -> Vec<[TokenId; 1]> {
             let of = |i: usize| [TokenId(((step + 97 * i) % 1000) as u32)];
             (0..batch).map(of).collect()
         };
-        // As many prompts at a time as a batch has room for.
+        // The maximum number of prompts that fit into a batch.
         let together = (self.chunk / context).max(1);
         for (prompts, tables) in prompts.chunks(together).zip(tables.chunks(together)) {
             self.compute(prompts, tables)?;
@@ -285,7 +285,7 @@ impl Run {
         Ok(median(times))
     }
 
-    /// Computes a prompt of each of some sequences, all as long, in chunks where a batch has no room for all of it.
+    /// Computes a prompt of equal length for each sequence, in chunks if it exceeds a batch.
     fn compute(
         &mut self,
         prompts: &[Vec<TokenId>],

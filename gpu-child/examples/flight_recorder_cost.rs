@@ -1,8 +1,8 @@
-//! What one record of the flight recorder costs: `cargo run --release -p worker-orcd-gpu
+//! Cost of one record of the flight recorder: `cargo run --release -p worker-orcd-gpu
 //! --example flight_recorder_cost`.
 //!
-//! A step writes one record per layer and four more, so a model of thirty layers pays this 34
-//! times a step. Measured in the thread's own time, so that what else runs does not count.
+//! A step writes one record per layer and four more, so a model of thirty layers has 34 records
+//! per step. The measure is CPU time of the thread, so that other processes do not count.
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};

@@ -1,11 +1,11 @@
-//! Models whose speed is measured: the shapes are real, the weights are random.
+//! Models for speed measurements: real shapes, random weights.
 
 use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig, Positions, Window};
 use worker_orcd_ipc::Sampling;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::{Activation, TensorType, Weighing};
 
-/// An error of any kind, for the mains of the examples.
+/// Any error, for the mains of the examples.
 pub type BoxError = Box<dyn std::error::Error>;
 
 /// The shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B, gpt-oss-20b.
@@ -83,8 +83,8 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
     })
 }
 
-/// The types of a model's matrices, in the order of the tests' models: Q, K, V, output of attention, gate, up, down,
-/// embedding and head. Beside experts in MXFP4 the rest is Q8_0, as in the published files of gpt-oss.
+/// Types of a model's matrices, in the order of the tests' models: Q, K, V, output of attention, gate, up, down,
+/// embedding and head. With experts in MXFP4 the rest is Q8_0, as in the published files of gpt-oss.
 #[allow(dead_code, reason = "not all examples make a model")]
 pub fn types(shape: &str, ty: TensorType) -> [TensorType; 9] {
     let rest = match shape {
@@ -94,13 +94,13 @@ pub fn types(shape: &str, ty: TensorType) -> [TensorType; 9] {
     [rest, rest, rest, rest, ty, ty, ty, rest, rest]
 }
 
-/// By the name that llama.cpp gives it.
+/// Looks up a type by its name in llama.cpp.
 pub fn tensor_type(name: &str) -> Result<TensorType, String> {
     let known = TensorType::ALL.into_iter().find(|ty| ty.name() == name);
     known.ok_or(format!("no such type: {name}"))
 }
 
-/// What requests ask for.
+/// Sampling parameters by name.
 pub fn sampling(name: &str) -> Result<Sampling, String> {
     let plain = Sampling {
         temperature: 0.8,

@@ -1,4 +1,4 @@
-//! The CUDA device: one forward pass for every architecture, by kernels of our own.
+//! CUDA device: one forward pass for all architectures, with kernels of this project.
 //!
 //! ```text
 //! load ──► weights (packed arena)          step: plan ─► forward ─► head ─► tokens
@@ -6,28 +6,28 @@
 //!          scratch (activations)                           └── matmul, ops: launches
 //! ```
 //!
-//! * [`context`] is one context and one stream; [`memory`] owns every byte of device memory and
-//!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
-//! * [`load`] decides what fits on an open device, copies the file's tensors and has the device pack
-//!   them, and [`tables`] by position behind them; [`bounds`] looks how large what they give can be, and [`residency`] from then
-//!   on whether they are still there, and still the same.
-//! * [`plan`] lays a batch out; [`launch`] sends a step on its way; [`forward`] is the pass; [`matmul`] chooses among kernels that
-//!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens, and [`shown_rows`] has what
-//!   they were drawn from.
-//! * [`mixture`] is the part of a layer that is a mixture of experts; [`experts`] has its kernels ([`expert_way`] names the
-//!   ways to multiply, [`experts_wide`] has the one of Hopper), and [`products_few`] one for the products of few rows around it.
+//! * [`context`] owns one context and one stream; [`memory`] owns all device memory, by purpose;
+//!   [`kernels`] finds and launches the compiled kernels of `kernels/cuda`.
+//! * [`load`] computes the memory budget of an open device, copies the file's tensors and packs them on the device,
+//!   followed by the tables by position ([`tables`]); [`bounds`] bounds the outputs; [`residency`] then verifies that
+//!   the weights are resident and unchanged.
+//! * [`plan`] lays out a batch; [`launch`] launches a step; [`forward`] is the pass; [`matmul`] selects among kernels
+//!   with equal bits, and [`wide`] the tiling for Hopper; [`sample`] draws the tokens, and [`shown_rows`] returns the
+//!   logits of the draws.
+//! * [`mixture`] is a layer's mixture of experts; [`experts`] has its kernels ([`expert_way`] lists the ways of
+//!   multiplication, [`experts_wide`] is Hopper's), and [`products_few`] a kernel for products of few rows around it.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
 //!   [`shared_plan`] of its blocks' memory, [`deal`] of its attention); [`graph`] records the launches of larger ones.
-//! * [`kv_custody`] is the KV cache as others may have it: seals of its pages, and copies of theirs.
-//! * [`warm_up`] runs what a standby will need at once;
-//! * [`step_queue`] keeps two steps in flight; [`board`] is where kernels post how far they are.
+//! * [`kv_custody`] shares the KV cache between processes: seals of its pages, and copies of other caches' pages.
+//! * [`warm_up`] runs the first steps of a standby;
+//! * [`step_queue`] keeps two steps in flight; [`board`] has the progress that kernels post.
 //!
-//! The law of [`device`](super) holds here because every output has one owner and one order of
+//! The law of [`device`](super) holds here since every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
 //!
-//! Deliberately absent: managed memory, any way to compute on the host instead, and cudarc's safe
-//! layer, whose destructors panic or run after a sticky error. Nothing is released at the end: the
-//! process ends, and NVIDIA's driver takes everything back.
+//! Deliberately absent: managed memory, a fallback to the host, and cudarc's safe layer with destructors
+//! that panic or run after a sticky error. Nothing is released at the end: the
+//! process exits, and NVIDIA's driver reclaims everything.
 
 mod architectures;
 mod arguments;
@@ -109,13 +109,13 @@ use weights::Weights;
 pub use weights::bits_a_weight;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport, WeightsManifest};
 
-/// Parts of the device that may be used.
+/// Limits on the use of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// The KV cache, where its size is not ordered, takes what is left of this part of the device's
-    /// memory, in thousandths …
+    /// Share of the device's memory, in thousandths. A KV cache without a configured size takes the
+    /// rest of this share …
     pub memory_permille: u16,
-    /// … but no more than so many sequences of full length can fill.
+    /// … but at most the pages of this number of sequences of full length.
     pub max_sequences: u32,
     pub load: LoadOptions,
 }
@@ -140,7 +140,7 @@ pub struct CudaExecutor {
     draws: Draws,
     shown: ShownRows,
     steps: StepQueue,
-    /// The step whose draws are to come.
+    /// Launched step before its draws.
     open: Option<OpenStep>,
     board: Board,
     aside: Aside,
@@ -148,13 +148,13 @@ pub struct CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// Gets the model in place: packs the file's tensors, or takes over what an earlier process has
-    /// packed. `progress` hears of bytes done and in all, as the file counts them.
+    /// Loads the model: packs the file's tensors, or takes over the packed weights of an earlier
+    /// process. `progress` receives the bytes done and the total, as the file counts them.
     ///
     /// # Errors
-    /// [`Fault::InsufficientMemory`] when weights, KV cache and activations do not fit,
-    /// [`Fault::ModelLoad`] when the model asks for what is not compiled in or contradicts what was
-    /// kept, and [`Fault::Device`] when what was kept has changed.
+    /// [`Fault::InsufficientMemory`] if weights, KV cache and activations do not fit,
+    /// [`Fault::ModelLoad`] if the model requires a feature that is not compiled in or contradicts the
+    /// retained weights, and [`Fault::Device`] if the retained weights have changed.
     pub fn load(
         device: Device,
         source: Source<'_>,
@@ -164,22 +164,21 @@ impl CudaExecutor {
         load::load(device, source, options, progress)
     }
 
-    /// What lies where in the memory of the weights; the same for the same file, program and device.
+    /// Layout of the weights' memory; equal for the same file, program and device.
     #[must_use]
     pub fn manifest(&self) -> &WeightsManifest {
         &self.weights.manifest
     }
 
-    /// The memory of the weights, for a later process.
+    /// Descriptor of the weights' memory, for a later process.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn share_weights(&self) -> Result<OwnedFd, Fault> {
         self.weights.arena.share()
     }
 
-    /// Gives up the kernels that only some architectures have, so that one device can compare both
-    /// sets.
+    /// Drops the architecture-specific kernels, so that a test can compare both sets on one device.
     pub fn use_portable_kernels(&mut self) {
         self.matmul.use_portable();
         self.ops.use_portable();
@@ -209,9 +208,9 @@ impl Executor for CudaExecutor {
             kv_taken_bytes: Some(bytes(Purpose::Kv)),
             scratch_bytes: bytes(Purpose::Scratch),
             graphs_bytes: bytes(Purpose::Graphs),
-            // Others may be on the card, so NVIDIA's driver's own share cannot be told from theirs.
+            // Other processes may share the card, so the driver's own share cannot be separated.
             context_bytes: None,
-            // Else it would have been a fault.
+            // A weight that is not resident is a fault.
             resident: Some(true),
             weights_checked: self.residency.rounds(),
         }
@@ -225,7 +224,7 @@ impl Executor for CudaExecutor {
         self.scratch.sizes.tokens as u32
     }
 
-    /// What the streams of a child that died leave to be computed at once.
+    /// Prompt tokens that the streams of a dead child leave to compute at once.
     fn first_prompt_tokens(&self) -> u32 {
         512
     }
@@ -241,7 +240,7 @@ impl Executor for CudaExecutor {
     fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         self.context.enter()?;
         let end = self.steps.wait()?;
-        // Also what is no number: somebody looks for it there.
+        // Also shows logits that are not finite, for the tap to find.
         self.shown.show(end.slot, tap);
         end.drawn(&mut self.draws)
     }

@@ -1,11 +1,11 @@
-//! Where there is no driver, or no kernels were built, one sentence says so.
+//! Error messages without a driver or without compiled kernels: one sentence each.
 
 use worker_orcd_gpu::device::cuda::Device;
 use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
 
 #[test]
 fn a_device_that_is_not_there_is_one_clear_sentence() {
-    // No machine has that many.
+    // An ordinal that exists on no machine.
     let fault = Device::open(99).expect_err("no such device");
     assert_eq!(
         fault.exit_code(),

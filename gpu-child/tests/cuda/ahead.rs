@@ -1,5 +1,5 @@
-//! A step that is launched before the one before it has ended draws what it would have drawn, and shows what it drew it
-//! from.
+//! A step launched before the end of the previous one draws the same tokens as one launched after it, and shows the
+//! logits of its draws.
 
 use crate::load;
 use crate::support::{MIXED, Model, config, pages, tokens};
@@ -23,7 +23,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Greedy, drawn, and drawn with penalties in turn; prompts end on both sides of a page.
+    /// Greedy, sampled, and sampled with penalties in turn; prompts end on both sides of a page boundary.
     fn new(index: usize) -> Self {
         let prompt = 5 + index * 7 % 60;
         let drawn = Sampling {
@@ -50,7 +50,7 @@ impl Stream {
         }
     }
 
-    /// Everything from a position on.
+    /// All tokens from a position on.
     fn work(&self, first: usize) -> SequenceWork<'_> {
         let (prompt, generated) = self.tokens.split_at(self.prompt);
         SequenceWork {
@@ -66,7 +66,7 @@ impl Stream {
         self.work(self.tokens.len() - 1)
     }
 
-    /// It leaves a step or more before the others do, or stays.
+    /// The sequence takes part in the step: some sequences leave before the others.
     fn is_in(&self, step: usize) -> bool {
         self.request.0 % 5 != 3 || step < 20
     }
@@ -119,7 +119,7 @@ fn a_step_ahead(executor: &mut CudaExecutor, count: usize, tap: &mut dyn Tap) ->
         let mut in_step: Vec<usize> = (0..count)
             .filter(|i| step < DRAWN && streams[*i].is_in(step))
             .collect();
-        // The order of a batch is nobody's business.
+        // The order of a batch is arbitrary.
         let places = step % 3 % in_step.len().max(1);
         in_step.rotate_left(places);
         if !in_step.is_empty() {
@@ -162,7 +162,7 @@ fn the_same_tokens_with_a_step_ahead() {
     }
 }
 
-/// Logits of every other stream, of the rows at a checkpoint: a hash of each row by stream and position.
+/// Logits of every other stream at a checkpoint: a hash of each row by stream and position.
 struct Rows {
     checkpoint: Checkpoint,
     seen: BTreeMap<(usize, u32), u64>,
@@ -193,8 +193,8 @@ impl Tap for Rows {
     }
 }
 
-/// Streams with such a vocabulary that rows of some are waited for, and with a small one. What a row should be is known
-/// of the same tokens as a prompt, which shows each of its rows before another step is begun.
+/// Streams with a vocabulary so large that some rows are copied synchronously, and with a small one. The reference rows
+/// come from the same tokens as a prompt, which shows each of its rows before the next step begins.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn what_tokens_were_drawn_from_is_shown_when_their_step_has_ended() {
@@ -226,7 +226,7 @@ fn what_tokens_were_drawn_from_is_shown_when_their_step_has_ended() {
                 };
                 executor.step(&batch, &mut expected).expect("a prompt");
                 let drew = found.seen.keys().filter(|(stream, _)| *stream == index);
-                // All but the first, which the prompt drew, and the newest, which drew nothing yet.
+                // All tokens but the first, which the prompt drew, and the newest, without a draw so far.
                 assert_eq!(drew.count(), tokens.len() - stream.prompt - 1);
             }
             for (place, found) in &found.seen {
@@ -241,7 +241,7 @@ fn what_tokens_were_drawn_from_is_shown_when_their_step_has_ended() {
     }
 }
 
-/// Some of the vocabulary, by the tokens so far.
+/// A subset of the vocabulary that depends on the tokens so far.
 fn mask(tokens: &[TokenId]) -> Vec<u32> {
     let newest = tokens.last().expect("a prompt").0 + tokens.len() as u32;
     let vocab = config(None).vocab_size as u32;
@@ -272,8 +272,8 @@ fn masked_one_after_the_other(executor: &mut CudaExecutor, count: usize) -> Vec<
     streams.into_iter().map(|stream| stream.tokens).collect()
 }
 
-/// A step is launched behind one that has not ended; when that one has, its masks are made, and it draws. Some
-/// rows draw nothing now and then, and are run once more.
+/// A step is launched after one that has not ended; after the end of that one its masks are computed, and it draws.
+/// Some rows occasionally draw nothing, and run once more.
 fn drawn_late(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> {
     let mut streams: Vec<Stream> = (0..count).map(Stream::new).collect();
     prefill(executor, &mut streams);

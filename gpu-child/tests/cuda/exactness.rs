@@ -1,5 +1,5 @@
-//! The law of the device boundary: nothing but its own tokens and positions changes a bit of what
-//! a sequence gets.
+//! The law of the device boundary: only a sequence's own tokens and positions determine the bits of
+//! its results.
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
@@ -13,7 +13,7 @@ use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::Rope;
 
-/// Wide enough that a row of weights is cut into several segments of several units.
+/// Wide enough that a row of weights has several segments of several units.
 fn wide() -> ModelConfig {
     ModelConfig {
         n_embd: 896,
@@ -29,7 +29,7 @@ fn wide() -> ModelConfig {
     }
 }
 
-/// Heads for which prompts have wide tiles.
+/// Head sizes with wide tiles for prompts.
 fn windowed(positions: usize) -> ModelConfig {
     ModelConfig {
         n_layers: 4,
@@ -52,7 +52,7 @@ fn large_heads_like_gemma() -> Model {
     model
 }
 
-/// Sinks, in heads of this size, which have kernels of their own, and windows in every second layer.
+/// Sinks, with heads of a size that has separate kernels, and windows in every second layer.
 fn with_sinks(head_dim: usize, positions: usize) -> ModelConfig {
     let mut config = ModelConfig {
         head_dim,
@@ -73,7 +73,7 @@ fn models() -> Vec<Model> {
         of(&wide(), [TensorType::F16; 9]),
         of(&wide(), [TensorType::Q8_0; 9]),
         of(&wide(), [TensorType::F32; 9]),
-        // Units with a bound that is too high for a power of two of all rows.
+        // Units with a bound that is too high for a common power of two of all rows.
         of(&config(None), [TensorType::F16; 9]).with_units_of(1e4),
         of(&config_without_rotations(), MIXED),
         of(&config_with_temperature(), MIXED),
@@ -89,7 +89,7 @@ fn models() -> Vec<Model> {
     ]
 }
 
-/// Positions of six splits of attention, the last of them a part of one.
+/// Positions of six splits of attention, the last one partial.
 const SPLITS_TOKENS: usize = 700;
 
 #[test]
@@ -110,7 +110,7 @@ fn decoding_and_prefill_in_any_chunks_give_the_same_bits() {
     }
 }
 
-/// Hopper's kernels and those of every architecture.
+/// Kernels for Hopper and those for all architectures.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn both_sets_of_kernels_give_the_same_bits() {
@@ -146,7 +146,7 @@ fn neighbours_do_not_change_a_bit() {
     }
 }
 
-/// Nobody looks at the layers, so that small batches run as one launch.
+/// Steps without a tap on the layers, so that small batches run as one launch.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_step_in_one_launch_gives_the_same_bits() {
@@ -186,8 +186,8 @@ fn the_step_in_one_launch_gives_the_same_bits() {
     }
 }
 
-/// So many positions that several blocks share a head's keys, and merge what they publish: in heads of 64
-/// columns several splits a team as well, beside sequences of one split.
+/// Enough positions that several blocks share the keys of a head and merge their published results: with heads of 64
+/// columns several splits per team as well, beside sequences of one split.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_step_in_one_launch_shares_long_contexts_among_blocks() {
@@ -252,7 +252,7 @@ fn prefill_beside_decoding_does_not_change_a_bit() {
     laws::prefill_beside_decoding_does_not_change_a_bit(&mut load(&model), &model.config);
 }
 
-/// Types whose blocks of 32 fit any width, and floats.
+/// Types with blocks of 32, which fit any width, and floats.
 const MIXED_WIDE: Types = [
     TensorType::Q4_0,
     TensorType::Q8_0,

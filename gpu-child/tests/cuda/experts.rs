@@ -1,7 +1,7 @@
-//! Mixtures of experts: the law of the device boundary, and the arithmetic behind it.
+//! Mixtures of experts: the law of the device boundary, and the arithmetic of the kernels.
 //!
-//! Which kernels multiply depends on the number of rows, so batches and chunks here go through all of them: rows by
-//! themselves, a few rows of an expert, many.
+//! The number of rows selects the kernels, so batches and chunks here use all of them: single
+//! rows, a few rows per expert, many.
 
 use crate::support::forward::forward_with_margin;
 use crate::support::laws::{self, assert_same};
@@ -15,7 +15,7 @@ use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig};
 use worker_orcd_ipc::{Fault, TokenId};
 use worker_orcd_kernels::{TensorType, Weighing, compare};
 
-/// As `qwen3moe` has them: many, weights that are divided by their sum, none shared.
+/// Mixture like `qwen3moe`: many experts, weights divided by their sum, no shared expert.
 fn many() -> ModelConfig {
     let experts = ExpertsConfig {
         count: 64,
@@ -28,7 +28,7 @@ fn many() -> ModelConfig {
     with(Architecture::Qwen3Moe, experts, config(None))
 }
 
-/// As `qwen2moe`: one is shared, and weights are probabilities.
+/// Mixture like `qwen2moe`: one shared expert, and probabilities as weights.
 fn shared() -> ModelConfig {
     let experts = ExpertsConfig {
         weighing: Weighing::Softmax,
@@ -40,7 +40,7 @@ fn shared() -> ModelConfig {
     with(Architecture::Qwen2Moe, experts, config(None))
 }
 
-/// As Mixtral: few and wide, here so wide that segments have several units, in the middle of which k ends.
+/// Mixture like Mixtral: few and wide experts, here so wide that segments have several units, with the end of k inside.
 fn wide() -> ModelConfig {
     let experts = ExpertsConfig {
         count: 8,
@@ -57,7 +57,7 @@ fn wide() -> ModelConfig {
     with(Architecture::Llama, experts, config)
 }
 
-/// As gpt-oss: many, of which the chosen are weighed among themselves, biases, a clamped unit, sinks and windows.
+/// Mixture like gpt-oss: many experts, weights by softmax of the chosen, biases, a clamped unit, sinks and windows.
 fn gpt_oss(count: usize, used: usize) -> ModelConfig {
     let plain = config_of_gpt_oss();
     let experts = ExpertsConfig {
@@ -77,7 +77,7 @@ fn with(architecture: Architecture, experts: ExpertsConfig, config: ModelConfig)
     }
 }
 
-/// Gate and up of one type, and of two.
+/// Gate and up of one type, and of two types.
 fn models() -> Vec<(ModelConfig, Types)> {
     vec![
         (many(), [TensorType::F16; 9]),
@@ -147,7 +147,7 @@ fn neighbours_do_not_change_a_bit() {
     }
 }
 
-/// Nobody looks at the layers, so that steps are recorded, and what was recorded runs while rows choose
+/// Runs without a tap on the layers, so that steps are recorded, and the recorded graph runs while rows choose
 /// other experts.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
@@ -216,9 +216,9 @@ fn a_nan_is_a_fault_that_names_its_request() {
     }
 }
 
-/// Share of a row's largest value, as for models without experts (`parity.rs`).
+/// Tolerance as a share of a row's largest value, as for models without experts (`parity.rs`).
 const TOLERANCE: f32 = 5e-3;
-/// Routers of the tokens that are compared are clearer than this, so that other roundings choose the same experts.
+/// Minimum router margin of the compared tokens, so that other roundings choose the same experts.
 const MARGIN: f32 = 4e-3;
 
 fn assert_close(config: &ModelConfig, types: Types, count: usize, chunks: &[usize]) {
@@ -263,7 +263,7 @@ fn every_kind_of_mixture_agrees_with_the_references() {
     for (config, types) in models() {
         assert_close(&config, types, 8, &[1, 8]);
     }
-    // So many rows that an expert has many.
+    // Enough rows for many per expert.
     let few = ExpertsConfig {
         count: 2,
         used: 1,
@@ -275,7 +275,7 @@ fn every_kind_of_mixture_agrees_with_the_references() {
     }
 }
 
-/// Every expert is chosen, so that no rounding chooses others: of so many tokens some would be.
+/// Every expert is chosen, so that no rounding can change the choice: among this many tokens some would change.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn gpt_oss_agrees_with_the_references_past_its_window_and_splits() {
@@ -292,7 +292,7 @@ fn what_experts_need_in_memory_is_known_before_it_is_taken() {
     let scratch = |options: &_| load_with(&model, options).memory().scratch_bytes;
     let few = scratch(&options);
     options.load.max_batch_tokens *= 2;
-    // A token's pairs have inputs of 256 columns, and results of as many or gate and up.
+    // The pairs of a token have inputs of 256 columns, and results of the same width or of gate and up.
     let of_pair = 2 * 256 + 4 * 512;
     let grown = scratch(&options) - few;
     assert!(

@@ -1,4 +1,4 @@
-//! Pages that a process took over from another, which may still be alive: the same bits, or none.
+//! Pages that a process took over from another, which may still be alive: the same bits, or no pages.
 
 use crate::support::{MIXED, Model, config, pages, run, tokens};
 use crate::{load_with, options};
@@ -7,7 +7,7 @@ use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{Executor, KvCustody, LoadOptions, PageCopy, PageId, PagePart};
 use worker_orcd_ipc::{Generation, KvReaders, Role};
 
-/// The child that has computed.
+/// The first child, which has computed the pages.
 const OTHER: Generation = Generation(1);
 const KV_BYTES: u64 = 4 << 20;
 
@@ -30,14 +30,14 @@ fn shared_by(executor: &mut CudaExecutor) -> OwnedFd {
     custody(executor).share().expect("a descriptor")
 }
 
-/// Whole pages' checksums.
+/// Checksums of whole pages.
 fn seals(executor: &mut CudaExecutor, pages: &[PageId]) -> Vec<u128> {
     let whole = |&page| PagePart { page, tokens: 32 };
     let parts: Vec<_> = pages.iter().map(whole).collect();
     seals_of(executor, &parts)
 }
 
-/// Checksums, once the device has taken them all.
+/// Checksums, after the device has computed all of them.
 fn seals_of(executor: &mut CudaExecutor, parts: &[PagePart]) -> Vec<u128> {
     let kv = custody(executor);
     kv.seal(parts).expect("sent");
@@ -70,7 +70,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     let expected = run(&mut first, &model, 112, &tokens[112..], &own);
     assert_eq!(seals(&mut first, &own[..3]), sums, "written behind them");
 
-    // As large as it likes, and with memory of its own before it is promoted.
+    // Of any size, and with its own memory before its promotion.
     let mut heir = sharing(&model, 2 * KV_BYTES, Role::Standby);
     let [warm, unused] = seals(&mut heir, &[PageId(0), PageId(70)])[..] else {
         panic!("two pages");
@@ -94,7 +94,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     let seen = run(&mut heir, &model, 112, &tokens[112..], &places);
     assert_eq!(seen, expected);
 
-    // The first process lives, and writes over what it had sealed.
+    // The first process lives, and overwrites its sealed pages.
     run(&mut first, &model, 0, &tokens[10..42], &own[1..2]);
     let nowhere = copy(u32::MAX, PageId(60), sums[0]);
     let part = PageCopy {
@@ -133,7 +133,7 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
         };
         let sum = seals_of(&mut first, &[part])[0];
         let of_short = seals(&mut first, &[page]);
-        // What comes behind changes the whole, and not the part.
+        // Later writes change the checksum of the whole page, and not of the part.
         run(&mut first, &model, sealed, &tokens[sealed..32], &[page]);
         assert_eq!(seals_of(&mut first, &[part]), [sum]);
         assert_ne!(seals(&mut first, &[page]), of_short);
@@ -177,7 +177,7 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
     }
 }
 
-/// More pages than one launch takes.
+/// More pages than one launch can take.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn many_pages_are_sealed_and_adopted_in_their_order() {
@@ -234,7 +234,7 @@ fn what_is_no_kv_cache_has_no_pages() {
     let file = OwnedFd::from(tempfile::tempfile().expect("a file"));
     for (memory, bytes) in [(shared_by(&mut first), 64 * KV_BYTES), (file, KV_BYTES)] {
         let kv = custody(&mut other);
-        // It is mapped beside the steps, or is not.
+        // The mapping is made beside the steps, or fails.
         kv.attach(OTHER, memory, bytes).expect("whole pages");
         let copy = PageCopy {
             from: 0,

@@ -1,8 +1,8 @@
-//! The CUDA device from outside: the law of the boundary bit for bit, and the arithmetic behind
-//! it against the scalar references.
+//! Tests of the CUDA device through its interface: the law of the boundary bit for bit, and the arithmetic
+//! against the scalar references.
 //!
-//! Needs a card: `cargo xtask kernels`, then `cargo test --test cuda -- --ignored`. What needs
-//! none is in `absent`.
+//! They need a card: `cargo xtask kernels`, then `cargo test --test cuda -- --ignored`. Tests without a
+//! card are in `absent`.
 
 mod absent;
 mod ahead;

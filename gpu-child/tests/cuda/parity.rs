@@ -1,9 +1,9 @@
-//! Whole small models against the pass written with the references.
+//! Whole small models against the forward pass of the scalar references.
 //!
-//! Activations are F16 under one power of two a row, weights are rounded to F16, of k-quants their
-//! scales too: each product carries some roundings of 2^-12 at most, at random. Over the products behind one value
-//! that is some 1e-3 of a row's largest; a nibble read from the wrong half, a wrong pair or a
-//! missing bias is off by a hundred times that.
+//! Activations are F16 under one power of two per row, weights are rounded to F16, and so are the scales of
+//! k-quants: each product has some random roundings of at most 2^-12. Over the products of one value
+//! that is about 1e-3 of a row's largest; a nibble read from the wrong half, a wrong pair or a
+//! missing bias causes an error a hundred times as large.
 
 use crate::load;
 use crate::support::forward::forward;
@@ -16,7 +16,7 @@ use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
 
-/// Share of a row's largest value.
+/// Tolerance as a share of a row's largest value.
 const TOLERANCE: f32 = 5e-3;
 
 fn assert_close(config: ModelConfig, types: [TensorType; 9], count: usize, chunk: usize) {
@@ -51,7 +51,7 @@ fn every_type_agrees_with_the_references() {
     }
 }
 
-/// Beyond 16, 64 and 128 rows other kernels multiply.
+/// More than 16, 64 and 128 rows use other kernels.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_type_agrees_in_long_prompts() {
@@ -81,7 +81,7 @@ fn every_head_size_and_rotation_agrees() {
     }
 }
 
-/// With norms of heads and without, which other code rotates.
+/// Models with norms of heads and without, since separate kernels rotate them.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn layers_without_rotation_and_queries_with_a_temperature_agree() {
@@ -105,7 +105,7 @@ fn norms_behind_blocks_two_rotations_and_scales_agree() {
     }
 }
 
-/// Far below 1, far beyond the largest F16, and so far that each row has its own power of two.
+/// Values far below 1, far above the largest F16, and so spread that each row has its own power of two.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn units_of_any_magnitude_agree() {
@@ -119,7 +119,7 @@ fn units_of_any_magnitude_agree() {
     }
 }
 
-/// Within a page, across pages, across splits; in all layers and in some.
+/// Windows within a page, across pages, across splits; in all layers and in some.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn windows_agree() {
@@ -132,7 +132,7 @@ fn windows_agree() {
     }
 }
 
-/// Widths that are no whole units, and as many segments as there can be.
+/// Widths that are no whole units, and the maximum number of segments.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn odd_widths_agree() {

@@ -1,4 +1,4 @@
-//! Attention of prompts in tiles of many rows: the bits of decoding, whatever shares a step with them.
+//! Attention of prompts in tiles of many rows: the bits equal those of decoding, for any mix in a step.
 
 use crate::support::laws::{assert_same, chunks_do_not_change_a_bit};
 use crate::support::{
@@ -12,10 +12,10 @@ use worker_orcd_kernels::reference::rope::Rope;
 
 /// Heads of queries and of keys and values: groups of one, of a power of two, and of a number that divides no tile.
 const HEADS: [(usize, usize); 3] = [(16, 16), (32, 8), (28, 4)];
-/// Heads that the kernel is made for.
+/// Head sizes of the kernel.
 const HEAD_DIMS: [usize; 3] = [64, 96, 128];
 
-/// Every second layer with a window across splits.
+/// Every second layer has a window across splits.
 fn model_with_windows(head_dim: usize, heads: (usize, usize)) -> Model {
     of(config_with_windows(200), head_dim, heads)
 }
@@ -67,7 +67,7 @@ fn chunks_of_any_size_give_the_bits_of_decoding() {
     }
 }
 
-/// Far behind a sequence's beginning, where most splits need no mask.
+/// Positions far from the start of a sequence, where most splits need no mask.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn chunks_far_behind_the_beginning_give_the_same_bits() {
@@ -95,7 +95,7 @@ fn chunks_far_behind_the_beginning_give_the_same_bits() {
 #[ignore = "needs an NVIDIA GPU"]
 fn prompts_and_decoding_sequences_share_a_step() {
     const LENGTHS: [usize; 6] = [601, 40, 300, 430, 129, 333];
-    /// Positions before the mixed step, and its tokens: prompts between sequences that decode.
+    /// Positions before the mixed step, and its tokens: prompts between decoding sequences.
     const PARTS: [(usize, usize); 6] =
         [(600, 1), (39, 1), (0, 300), (329, 101), (128, 1), (300, 33)];
     for head_dim in HEAD_DIMS {

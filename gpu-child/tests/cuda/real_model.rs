@@ -1,10 +1,10 @@
-//! SmolLM2-135M (Q4_1) against llama.cpp's own greedy tokens.
+//! SmolLM2-135M (Q4_1) against the greedy tokens of llama.cpp.
 //!
-//! `greedy.json` holds 40 prompts as `tests/oracle/greedy.py` has them, each continued by
+//! `greedy.json` holds the 40 prompts of `tests/oracle/greedy.py`, each continued by
 //! llama.cpp for 64 tokens, with the margin of its best logit over the second at each step. The
-//! history is llama.cpp's at every step, so one early difference is one difference. It is what
-//! llama.cpp makes of the same weights written as F32 (`tests/oracle/dequantized.py`): of the
-//! quantized file it rounds activations to eight bits, which this device does not.
+//! history is llama.cpp's at every step, so one early difference is one difference. The reference is
+//! llama.cpp with the same weights written as F32 (`tests/oracle/dequantized.py`): with the
+//! quantized file it rounds activations to eight bits, and this device does not.
 
 use std::path::Path;
 use std::time::Instant;
@@ -24,7 +24,7 @@ struct Run {
 
 const PAGES: usize = 8;
 
-/// As in `tests/oracle/greedy.py`.
+/// Equal to the margin in `tests/oracle/greedy.py`.
 const CLEAR_MARGIN: f32 = 0.3;
 
 #[test]
@@ -64,7 +64,7 @@ fn smollm2_says_what_llama_cpp_says() {
     .expect("a device with room");
     println!("loaded in {:?}, {:?}", start.elapsed(), executor.memory());
 
-    // Few at a time, so that most steps are one launch; then all at once.
+    // A few at a time, so that most steps are one launch; then all at once.
     let small = choices(&mut executor, &runs, 4);
     let large = choices(&mut executor, &runs, 40);
     assert_eq!(small, large, "the batch changes a token");
@@ -86,7 +86,7 @@ fn smollm2_says_what_llama_cpp_says() {
     assert_eq!(clear, 0, "a clear choice is another");
 }
 
-/// The token drawn behind every prefix from `start` on.
+/// The token drawn after every prefix from `start` on.
 fn choices(executor: &mut CudaExecutor, runs: &[Run], at_once: usize) -> Vec<Vec<u32>> {
     let tables: Vec<Vec<PageId>> = (0..at_once * PAGES)
         .map(|page| PageId(page as u32))
@@ -101,7 +101,7 @@ fn choices(executor: &mut CudaExecutor, runs: &[Run], at_once: usize) -> Vec<Vec
             .map(|run| run.tokens.iter().copied().map(TokenId).collect())
             .collect();
         let mut chosen = vec![Vec::new(); some.len()];
-        // Prompts one by one, then everybody a token at a time.
+        // Prompts one by one, then all sequences one token at a time.
         for (i, run) in some.iter().enumerate() {
             let work = work(&histories[i][..run.start], 0, &tables[i]);
             chosen[i].push(step(executor, &[work])[0]);

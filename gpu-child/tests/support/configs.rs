@@ -1,4 +1,4 @@
-//! Small configurations, each with what one family of models has.
+//! Small configurations, each with the features of one family of models.
 
 use worker_orcd_gpu::model::{
     Architecture, ExpertsConfig, ModelConfig, Positions, Temperature, Window,
@@ -6,7 +6,7 @@ use worker_orcd_gpu::model::{
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::{Activation, Weighing};
 
-/// With this window in all layers.
+/// A basic configuration, with an optional window in all layers.
 pub fn config(window: Option<usize>) -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Qwen3,
@@ -43,7 +43,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
     }
 }
 
-/// As SmolLM3, but every second of four layers: two do not rotate queries and keys.
+/// Like SmolLM3, but with RoPE in two of four layers: every second layer does not rotate queries and keys.
 pub fn config_without_rotations() -> ModelConfig {
     ModelConfig {
         n_layers: 4,
@@ -55,7 +55,7 @@ pub fn config_without_rotations() -> ModelConfig {
     }
 }
 
-/// Four layers, of which every second sees all and the others so many positions.
+/// Four layers: full attention in every second one, and a window of this length in the others.
 pub fn config_with_windows(positions: usize) -> ModelConfig {
     ModelConfig {
         n_layers: 4,
@@ -71,7 +71,7 @@ pub fn config_with_windows(positions: usize) -> ModelConfig {
     }
 }
 
-/// As Gemma 3, but every second of three layers sees all. The model has norms behind its blocks
+/// Like Gemma 3, but with full attention in every second of three layers. The model has norms after its blocks
 /// ([`has_post_norms`](super::Model::has_post_norms)).
 pub fn config_like_gemma() -> ModelConfig {
     let plain = config(None);
@@ -101,7 +101,7 @@ pub fn config_like_gemma() -> ModelConfig {
     }
 }
 
-/// Queries that are longer from position 20 on, and again from 40.
+/// Attention temperature: queries are scaled from position 20 on, and further from 40.
 pub fn config_with_temperature() -> ModelConfig {
     ModelConfig {
         positions: Positions {
@@ -115,8 +115,8 @@ pub fn config_with_temperature() -> ModelConfig {
     }
 }
 
-/// With experts in place of the feed-forward part, one of them shared. Seven of them, of which a row
-/// uses three: some get many rows of a batch, some few, and some none.
+/// Experts replace the feed-forward part, one of them shared. A row uses three of seven
+/// experts: some have many rows of a batch, some few, and some none.
 pub fn config_of_experts() -> ModelConfig {
     ModelConfig {
         experts: Some(ExpertsConfig {
@@ -131,8 +131,8 @@ pub fn config_of_experts() -> ModelConfig {
     }
 }
 
-/// What gpt-oss has: sinks, biases everywhere, a window in the first of two layers, experts that are weighed among
-/// themselves, a clamped unit.
+/// Features of gpt-oss: sinks, biases everywhere, a window in the first of two layers, expert weights by softmax of the
+/// chosen, a clamped unit.
 pub fn config_of_gpt_oss() -> ModelConfig {
     ModelConfig {
         experts: Some(ExpertsConfig {

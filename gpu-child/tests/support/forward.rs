@@ -1,5 +1,5 @@
-//! The forward pass written with the scalar references: slow, in double precision where it sums,
-//! and without an idea of devices.
+//! The forward pass with the scalar references: slow, with sums in double precision,
+//! and independent of devices.
 
 use worker_orcd_gpu::model::{
     Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Linear, ModelConfig, TensorView,
@@ -76,7 +76,7 @@ fn mixture(
     sum
 }
 
-/// The residual stream behind the last layer, at every position.
+/// Residual stream after the last layer, at every position.
 pub fn forward(
     config: &ModelConfig,
     weights: &FileWeights<'_>,
@@ -85,9 +85,9 @@ pub fn forward(
     pass(config, weights, tokens, &mut |_| ())
 }
 
-/// As [`forward`], and how far the last expert that is chosen is before the first that is not: the smallest
-/// difference of any row and layer, as a part of its largest logit. Another rounding chooses alike only where this is
-/// more than what it changes.
+/// Result of [`forward`], and the margin between the last chosen expert and the first that is not chosen: the smallest
+/// difference of any row and layer, as a share of its largest logit. Another rounding makes the same choice only if its
+/// errors are below this margin.
 pub fn forward_with_margin(
     config: &ModelConfig,
     weights: &FileWeights<'_>,
@@ -99,7 +99,7 @@ pub fn forward_with_margin(
         let mut sorted = logits.to_vec();
         sorted.sort_by(|a, b| b.total_cmp(a));
         let largest = sorted.iter().fold(0.0, |max: f32, it| max.max(it.abs()));
-        // Where all are chosen there is nothing else to choose.
+        // If all experts are chosen, there is no other choice.
         if let Some(next) = sorted.get(used) {
             margin = margin.min((sorted[used - 1] - next) / largest);
         }
@@ -107,7 +107,7 @@ pub fn forward_with_margin(
     (stream, margin)
 }
 
-/// `routed` is shown the logits of every router.
+/// `routed` receives the logits of every router.
 fn pass(
     config: &ModelConfig,
     weights: &FileWeights<'_>,

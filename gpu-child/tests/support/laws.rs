@@ -1,18 +1,18 @@
-//! The law of the device boundary, as stories that any device has to pass: nothing but its own
-//! tokens and positions changes a bit of what a sequence gets.
+//! The law of the device boundary as scenarios for any device: only a sequence's own
+//! tokens and positions determine the bits of its results.
 
 use super::{Seen, Share, Watch, alone, page_table, pages, step, step_with_tables, tokens};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::{Fault, RequestId, TokenId};
 
-/// `seen` must agree with `expected` wherever it has something to say.
+/// Asserts that `seen` equals `expected` in all rows that it has.
 pub fn assert_same(expected: &Seen, seen: &Seen, what: &str) {
     assert!(!seen.logits.is_empty(), "{what}: nothing was seen");
     for (expected, seen) in [
         (&expected.hidden, &seen.hidden),
         (&expected.logits, &seen.logits),
-        // A prompt's position gives what a draw there gives.
+        // A prompt position has the logits of a draw at it.
         (&expected.logits, &seen.prompt),
     ] {
         for (position, bits) in seen {
@@ -26,7 +26,7 @@ pub fn assert_same(expected: &Seen, seen: &Seen, what: &str) {
     }
 }
 
-/// However a sequence is cut, it gives the bits of `expected`.
+/// Asserts that every division of a sequence into chunks gives the bits of `expected`.
 pub fn chunks_do_not_change_a_bit(
     executor: &mut impl Executor,
     config: &ModelConfig,
@@ -43,8 +43,8 @@ pub fn chunks_do_not_change_a_bit(
     }
 }
 
-/// Sequences behind prompts of these lengths decode together, in batches of each size; the first
-/// `compared` of them are compared with what they get alone.
+/// Decodes sequences after prompts of these lengths together, in batches of each size; the first
+/// `compared` of them are compared with their results alone.
 pub fn neighbours_do_not_change_a_bit(
     executor: &mut impl Executor,
     config: &ModelConfig,
@@ -89,7 +89,7 @@ pub fn neighbours_do_not_change_a_bit(
     }
 }
 
-/// One sequence decodes while another one's prompt is computed.
+/// One sequence decodes during the computation of another one's prompt.
 pub fn prefill_beside_decoding_does_not_change_a_bit(
     executor: &mut impl Executor,
     config: &ModelConfig,
@@ -154,7 +154,7 @@ pub fn pages_of_another_request_serve_an_equal_prefix(
     assert_same(&expected, &watch.seen[1], "behind shared pages");
 }
 
-/// Pages that no window of a sequence sees any more are another sequence's, which writes them.
+/// Pages outside all windows of a sequence belong to another sequence, which writes them.
 pub fn pages_behind_windows_do_not_change_a_bit(
     executor: &mut impl Executor,
     config: &ModelConfig,
@@ -194,7 +194,7 @@ pub fn pages_behind_windows_do_not_change_a_bit(
     assert_same(&expected, &watch.seen[0], &format!("chunks of {chunk}"));
 }
 
-/// In a model whose embedding of token 50 holds a NaN.
+/// Runs a model with a NaN in the embedding of token 50.
 pub fn a_nan_is_a_fault_that_names_its_request(executor: &mut impl Executor, config: &ModelConfig) {
     let (good, bad) = ([TokenId(1), TokenId(2)], [TokenId(1), TokenId(50)]);
     let (first, second) = (pages(0, 1), pages(1, 1));

@@ -1,4 +1,4 @@
-//! A small random model held in memory, and a way to run it step by step.
+//! A small random model in memory, and a runner by steps.
 
 mod configs;
 pub mod forward;
@@ -23,7 +23,7 @@ use worker_orcd_kernels::synthetic::random_rows;
 /// Types of a layer's seven matrices, then of embedding and output.
 pub type Types = [TensorType; 9];
 
-/// As different as one model can be.
+/// Types as different as possible in one model.
 pub const MIXED: Types = [
     TensorType::Q4_K,
     TensorType::Q6_K,
@@ -36,7 +36,7 @@ pub const MIXED: Types = [
     TensorType::BF16,
 ];
 
-/// The types of few bits, as mixed as in Unsloth's dynamic files.
+/// Types of few bits, mixed as in Unsloth's dynamic files.
 pub const MIXED_SMALL: Types = [
     TensorType::IQ4_XS,
     TensorType::Q3_K,
@@ -76,37 +76,37 @@ impl Tensor {
     }
 }
 
-/// Owns what [`FileWeights`] borrow.
+/// Owner of the data that [`FileWeights`] borrow.
 pub struct Model {
     pub config: ModelConfig,
     tensors: Vec<Tensor>,
-    /// The output is the embedding table.
+    /// The output shares the embedding table.
     tied: bool,
-    /// Heads of Q and K have norms.
+    /// The heads of Q and K have norms.
     pub has_head_norms: bool,
-    /// What a block gives has a norm.
+    /// Each block's output has a norm.
     pub has_post_norms: bool,
 }
 
 const PER_LAYER: usize = 7 + 4 + 3;
-/// Tensors of a layer's experts, which lie behind all others.
+/// Tensors of a layer's experts, stored after all others.
 const EXPERTS_PER_LAYER: usize = 4 + 4;
-/// What a layer of gpt-oss has more, behind the experts: sinks, the bias of attention's output, those of router, gate, up
-/// and down.
+/// Additional tensors per layer of gpt-oss, after the experts: sinks, the bias of attention's output, those of router,
+/// gate, up and down.
 const MORE_PER_LAYER: usize = 6;
 
 impl Model {
-    /// Matrices of the given types; biases on Q, K and V, and norms on the heads of Q and K.
+    /// A model with matrices of the given types, biases on Q, K and V, and norms on the heads of Q and K.
     pub fn random(config: ModelConfig, types: Types) -> Self {
         Self::of(config, types, false)
     }
 
-    /// As [`random`](Self::random), with one table for embedding and output.
+    /// A model like [`random`](Self::random), with one table for embedding and output.
     pub fn random_tied(config: ModelConfig, types: Types) -> Self {
         Self::of(config, types, true)
     }
 
-    /// Of [`config_like_gemma`].
+    /// A model of [`config_like_gemma`].
     pub fn like_gemma(types: Types) -> Self {
         Self {
             has_post_norms: true,
@@ -125,7 +125,7 @@ impl Model {
             ..
         } = config;
         let (q, kv) = (n_heads * head_dim, n_kv_heads * head_dim);
-        // Experts stand in its place.
+        // The experts replace it.
         let dense = if config.experts.is_some() { 0 } else { 1 };
         let mut model = Self {
             config,
@@ -164,7 +164,7 @@ impl Model {
         model
     }
 
-    /// With gate and up of this magnitude.
+    /// Sets the magnitude of gate and up.
     pub fn with_units_of(mut self, magnitude: f32) -> Self {
         for layer in 0..self.config.n_layers {
             for part in [4, 5] {
@@ -175,7 +175,7 @@ impl Model {
         self
     }
 
-    /// The experts have the types of the feed-forward part, the shared one those of Q, K and V.
+    /// The experts have the types of the feed-forward part, the shared expert those of Q, K and V.
     fn push_experts(&mut self, types: Types) {
         let Some(experts) = self.config.experts else {
             return;
@@ -207,7 +207,7 @@ impl Model {
                 (1, n_heads, 2.0),
                 (1, n_embd, 1.0),
                 (1, experts.count, 1.0),
-                // Some beyond the limit of the clamped unit.
+                // Some values exceed the limit of the clamped unit.
                 (experts.count, experts.n_ff, 9.0),
                 (experts.count, experts.n_ff, 9.0),
                 (experts.count, n_embd, 1.0),
@@ -217,7 +217,7 @@ impl Model {
         }
     }
 
-    /// One of what a layer of gpt-oss has more.
+    /// One of the additional tensors of a layer of gpt-oss.
     fn more(&self, layer: usize, index: usize) -> Option<TensorView<'_>> {
         self.config.experts.filter(|it| it.has_biases)?;
         let all = self.config.n_layers * MORE_PER_LAYER;
@@ -235,7 +235,7 @@ impl Model {
         });
     }
 
-    /// On all cores: the large models of benchmarks take a core seconds.
+    /// Fills the tensors on all cores: the large models of benchmarks would take one core several seconds.
     fn fill(&mut self) {
         let todo = Mutex::new((1..).zip(&mut self.tensors));
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -328,7 +328,7 @@ impl Model {
         })
     }
 
-    /// The first value of the embedding of `token` becomes a NaN.
+    /// Replaces the first value of the embedding of `token` by a NaN.
     pub fn poison(&mut self, token: usize) {
         let table = self.config.n_layers * PER_LAYER;
         let table = &mut self.tensors[table];
@@ -375,11 +375,11 @@ pub fn options() -> LoadOptions {
     }
 }
 
-/// The bits of one row that was seen.
+/// Bits of one shown row.
 pub type Bits = Vec<u32>;
 
-/// Everything that came out of one sequence: the last layer's output at every position, the
-/// logits where a token was drawn, and the logits at every position as log probabilities of prompts are made of them.
+/// Results of one sequence: the last layer's output at every position, the
+/// logits of each draw, and the logits at every position, which log probabilities of prompts use.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Seen {
     pub hidden: Vec<(u32, Bits)>,
@@ -387,11 +387,11 @@ pub struct Seen {
     pub prompt: Vec<(u32, Bits)>,
 }
 
-/// Collects by request; a request's id is its index.
+/// Tap that collects rows by request; a request's id is its index.
 #[derive(Debug, Default)]
 pub struct Watch {
     pub seen: Vec<Seen>,
-    /// `None` looks at logits alone, which leaves a device free to keep the rest to itself.
+    /// `None` requests logits alone, so the device may skip all other outputs.
     pub last_layer: Option<u32>,
 }
 
@@ -431,24 +431,24 @@ impl Tap for Watch {
     }
 }
 
-/// `count` tokens that do not repeat soon.
+/// `count` tokens without an early repetition.
 pub fn tokens(count: usize, seed: usize) -> Vec<TokenId> {
     (0..count)
         .map(|i| TokenId(((i * i + i * 37 + seed * 11) % 101) as u32))
         .collect()
 }
 
-/// Some tokens of one request, to be run from a position on.
+/// Tokens of one request, to run from a position on.
 #[derive(Debug, Clone, Copy)]
 pub struct Share<'a> {
     pub request: usize,
     pub tokens: &'a [TokenId],
     pub first: usize,
-    /// Of its blocks: a number for each, behind which are the pages of all groups of layers.
+    /// Pages of its blocks: each block has a number, followed by the pages of all groups of layers.
     pub pages: &'a [PageId],
 }
 
-/// What comes of some tokens of a sequence that is alone.
+/// Runs tokens of a single sequence, and returns the results.
 pub fn run(
     executor: &mut impl Executor,
     model: &Model,
@@ -467,7 +467,7 @@ pub fn run(
     watch.seen.remove(0)
 }
 
-/// One step; every share draws a token.
+/// Runs one step; every share draws a token.
 pub fn step(
     executor: &mut impl Executor,
     shares: &[Share<'_>],
@@ -479,7 +479,7 @@ pub fn step(
     step_with_tables(executor, shares, &tables, watch)
 }
 
-/// The pages of blocks.
+/// Pages of blocks.
 pub fn page_table(blocks: &[PageId], groups: u32) -> Vec<PageId> {
     let pages = blocks
         .iter()
@@ -487,7 +487,7 @@ pub fn page_table(blocks: &[PageId], groups: u32) -> Vec<PageId> {
     pages.flatten().map(PageId).collect()
 }
 
-/// One step, in which shares have these page tables in place of their own.
+/// Runs one step with these page tables for the shares.
 pub fn step_with_tables(
     executor: &mut impl Executor,
     shares: &[Share<'_>],
@@ -515,7 +515,7 @@ pub fn step_with_tables(
     )
 }
 
-/// `count` pages from `first` on, in an order that is not theirs.
+/// `count` pages from `first` on, in another order.
 pub fn pages(first: u32, count: u32) -> Vec<PageId> {
     (first..first + count).rev().map(PageId).collect()
 }

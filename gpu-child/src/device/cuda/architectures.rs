@@ -1,8 +1,8 @@
-//! Devices that the embedded kernels run on.
+//! Devices that the embedded kernels support.
 
 use std::fmt;
 
-/// The version of a device's instructions, such as 9.0.
+/// Compute capability of a device, such as 9.0.
 #[derive(Debug, Clone, Copy)]
 pub struct ComputeCapability {
     pub major: u32,
@@ -19,7 +19,7 @@ impl fmt::Display for ComputeCapability {
 const ARCHITECTURES: &str = include_str!(concat!(env!("OUT_DIR"), "/architectures"));
 
 /// # Errors
-/// What they were compiled for, where that is not a device of this compute capability.
+/// Targets of the build, if none supports a device of this compute capability.
 pub fn check(capability: ComputeCapability) -> Result<(), String> {
     if covers(ARCHITECTURES, capability) {
         return Ok(());
@@ -31,7 +31,7 @@ pub fn check(capability: ComputeCapability) -> Result<(), String> {
 }
 
 /// Machine code runs on its own major version from its own minor version on, with an `a` on that
-/// version alone; text (`compute_`) is compiled by NVIDIA's driver for its own version and all later.
+/// version alone; PTX (`compute_`) is compiled by NVIDIA's driver for its own version and all later.
 fn covers(architectures: &str, ComputeCapability { major, minor }: ComputeCapability) -> bool {
     let version = 10 * major + minor;
     architectures.split_whitespace().any(|architecture| {

@@ -1,4 +1,4 @@
-//! The kernels' arguments, as `kernels/cuda` declares them ([`layout!`]).
+//! Arguments of the kernels, as `kernels/cuda` declares them ([`layout!`]).
 
 use super::headers::{constant, layout};
 use super::memory::DevicePtr;
@@ -8,7 +8,7 @@ use super::tensor_map::TensorMap;
 pub const PAGES_AT_ONCE: usize = constant!("kv_pages.cu", PAGES_AT_ONCE);
 /// Positions after which a page may be sealed.
 pub const SEAL_EVERY: usize = constant!("kv_pages.cu", SEAL_EVERY);
-/// Inputs of a step, each to be brought to a place of its own.
+/// Inputs of a step, each with its own destination.
 pub const INPUTS: usize = constant!("scatter_inputs.cu", INPUTS);
 
 layout! {
@@ -43,7 +43,7 @@ layout! {
         pub scale: f32,
     }
 
-    /// How far the outputs of a weight can be from zero.
+    /// Bound of the absolute outputs of a weight.
     pub struct BoundArgs in "bound.cu" {
         pub parts: [Part; 2],
         pub norm: DevicePtr<f32>,
@@ -179,7 +179,7 @@ layout! {
         pub first: u64,
     }
 
-    /// In units of 16 bytes.
+    /// Lengths in units of 16 bytes.
     pub struct PageShape in "kv_pages.cu" {
         pub page: u32,
         pub half_layer: u32,
@@ -213,7 +213,7 @@ layout! {
         pub step: u32,
     }
 
-    /// Place of the tokens that a step's rows drew.
+    /// Destination of the tokens that a step's rows drew.
     pub struct DrawnTokens in "drawn_tokens.cuh" {
         best: DevicePtr<u64>,
         broken: DevicePtr<u32>,
@@ -269,8 +269,8 @@ impl Part {
 impl DrawnTokens {
     pub const NONE: Self = Self::of_parts(DevicePtr::NULL, 1);
 
-    /// Tokens as `argmax.cu` gives them: of each part of a row an id's complement below the rank of
-    /// its logit, or that a logit is not finite.
+    /// Tokens in the format of `argmax.cu`: for each part of a row the complement of an id below the rank of
+    /// its logit, or a mark that a logit is not finite.
     #[must_use]
     pub const fn of_parts(best: DevicePtr<u64>, parts: usize) -> Self {
         Self {
@@ -280,7 +280,7 @@ impl DrawnTokens {
         }
     }
 
-    /// Tokens as `decode_step.cu` gives them: one of each row, and the rows that hold a logit that
+    /// Tokens in the format of `decode_step.cu`: one per row, and the rows with a logit that
     /// is not finite.
     #[must_use]
     pub const fn of_rows(best: DevicePtr<u64>, broken: DevicePtr<u32>) -> Self {

@@ -1,9 +1,9 @@
-//! A thread for what NVIDIA's driver may take long for: while it takes a process down or sets one up, on whatever card, it
-//! lets nobody else into the kernel, and a stream would wait for that (`bench/results/devices.md`). Launches need
-//! nobody there.
+//! Thread for slow calls of NVIDIA's driver. While the driver creates or destroys a process, on any card, all other
+//! calls into the kernel block, and with them a stream (`bench/results/devices.md`). Launches make no such
+//! calls.
 //!
-//! Here the KV caches of other children are mapped and let go, recorded steps are made executable, and the device is asked
-//! how much of its memory is free.
+//! This thread maps and unmaps the KV caches of other children, instantiates recorded graphs, and queries the free
+//! memory of the device.
 
 use super::context::Context;
 use super::graph::{self, Executable, Recording};
@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 use worker_orcd_ipc::Fault;
 
-/// Time between two readings of the memory that is free, where there is nothing else to do.
+/// Interval between two queries of free memory while there is no other job.
 const READING_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -42,17 +42,17 @@ enum Job {
     Drop(Executable),
 }
 
-/// The KV cache of another process, which is being mapped, or is.
+/// KV cache of another process, mapped or being mapped.
 #[derive(Debug)]
 pub struct OtherKv {
     coming: Receiver<Arena>,
-    /// What came, once that was waited for.
+    /// Result of the mapping, after the wait for it.
     arena: OnceCell<Option<Arena>>,
 }
 
 impl Aside {
     /// # Errors
-    /// When there is no thread to be had, or NVIDIA's driver refuses.
+    /// If the thread cannot be created, or NVIDIA's driver returns an error.
     pub fn start(context: &Context) -> Result<Self, Fault> {
         let (free, total_bytes) = context.memory()?;
         let free_bytes = Arc::new(AtomicU64::new(free));
@@ -71,13 +71,13 @@ impl Aside {
         })
     }
 
-    /// Free and total bytes of the device, as they were when it answered last.
+    /// Free and total bytes of the device at the latest query.
     #[must_use]
     pub fn memory(&self) -> (u64, u64) {
         (self.free_bytes.load(Ordering::Relaxed), self.total_bytes)
     }
 
-    /// Has a KV cache mapped, to be read.
+    /// Orders a read-only mapping of a KV cache.
     #[must_use]
     pub fn map(&self, memory: OwnedFd, bytes: u64) -> OtherKv {
         let (mapped, coming) = sync_channel(1);
@@ -92,12 +92,12 @@ impl Aside {
         }
     }
 
-    /// Has it let go. Nothing that was launched reads it any more.
+    /// Orders its unmapping. No launch in flight reads it.
     pub fn let_go(&self, other: OtherKv) {
         self.order(Job::LetGo(other));
     }
 
-    /// Has a recording made executable.
+    /// Orders the instantiation of a recording.
     #[must_use]
     pub fn instantiate(&self, recording: Recording) -> Receiver<Result<Executable, Fault>> {
         let (made, coming) = sync_channel(1);
@@ -105,19 +105,19 @@ impl Aside {
         coming
     }
 
-    /// Drops what no launch on its way needs any more.
+    /// Drops a graph without a launch in flight.
     pub fn drop_executable(&self, executable: Executable) {
         self.order(Job::Drop(executable));
     }
 
     fn order(&self, job: Job) {
-        // The thread is there as long as this end is.
+        // The thread lives as long as this end of the channel.
         let _ = self.jobs.send(job);
     }
 }
 
 impl OtherKv {
-    /// Its memory, which is waited for; `None` where it cannot be had.
+    /// Waits for the memory; `None` if the mapping failed.
     pub fn arena(&self) -> Option<&Arena> {
         let wait = || self.coming.recv().ok();
         self.arena.get_or_init(wait).as_ref()
@@ -129,7 +129,7 @@ impl OtherKv {
     }
 }
 
-/// Until the executor is gone.
+/// Runs jobs until the executor is dropped.
 fn work(context: &Context, orders: &Receiver<Job>, free_bytes: &Weak<AtomicU64>) {
     loop {
         let job = match orders.recv_timeout(READING_INTERVAL) {
@@ -143,7 +143,7 @@ fn work(context: &Context, orders: &Receiver<Job>, free_bytes: &Weak<AtomicU64>)
             Err(RecvTimeoutError::Disconnected) => return,
         };
         if let Err(fault) = job.done(context) {
-            // A context that is lost says so at the next step.
+            // A lost context is reported by the next step.
             eprintln!("worker-orcd-gpu: beside the steps: {fault}");
         }
     }
@@ -152,7 +152,7 @@ fn work(context: &Context, orders: &Receiver<Job>, free_bytes: &Weak<AtomicU64>)
 impl Job {
     fn done(self, context: &Context) -> Result<(), Fault> {
         match self {
-            // Tokens of one that cannot be mapped are computed again.
+            // Tokens of a cache that cannot be mapped are computed again.
             Self::Map {
                 memory,
                 bytes,

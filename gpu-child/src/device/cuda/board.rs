@@ -1,8 +1,8 @@
-//! The progress of a step on the device, as its kernels leave it in memory
-//! (`kernels/cuda/board.cuh`), and its reader, in another thread, when a step does not end.
+//! Progress of a step on the device, posted by its kernels in memory
+//! (`kernels/cuda/board.cuh`), and its reader, in another thread, for a step that does not end.
 //!
-//! The copy goes through a stream of its own by the copy engine, which works while a kernel waits for
-//! ever. The words are what the kernels said last: a step that has not begun shows the one before.
+//! The copy uses its own stream and the copy engine, which works while a kernel hangs. The words are
+//! the latest posts of the kernels: before a step has begun, they are those of the previous step.
 
 use super::context::{Context, StreamEvent};
 use super::headers::constant;
@@ -15,18 +15,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::Fault;
 
-/// Words of the board before those of blocks.
+/// Words of the board before the words of blocks.
 const HEAD_WORDS: usize = constant!("board.cuh", BOARD_BLOCKS);
 /// Numbers of a layer's exchanges.
 const LAYER_EXCHANGES: u32 = constant!("step_plan.cuh", EXCHANGES) as u32;
-/// Patience with a copy that takes microseconds.
+/// Timeout of a copy that takes microseconds.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Limits of an account: different places of blocks, and runs of blocks in each.
+/// Limits of a report: distinct places of blocks, and runs of blocks in each.
 const MAX_PLACES: usize = 6;
 const MAX_RUNS: usize = 6;
 
-/// The product that rows are made the input of, where every product has a launch of its own. Gate and up often make those of
-/// down themselves: then nothing is posted between.
+/// Product that a launch makes input rows for, if every product has its own launch. Gate and up often make the inputs
+/// of down themselves, without a post in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Qkv,
@@ -38,7 +38,7 @@ pub enum Stage {
 impl Stage {
     const ALL: [Self; 4] = [Self::Qkv, Self::Output, Self::GateUp, Self::Down];
 
-    /// The number that launches post; that of the head is `Qkv` of the layer behind the last.
+    /// The posted number; the head's is `Qkv` of the layer after the last.
     #[must_use]
     pub fn of(self, layer: usize) -> u32 {
         (1 + Self::ALL.len() * layer + self as usize) as u32
@@ -63,7 +63,7 @@ pub struct Board {
 
 impl Board {
     /// # Errors
-    /// When there is no memory.
+    /// If the memory cannot be allocated.
     pub fn new(context: &Context, n_layers: usize) -> Result<Self, Fault> {
         let blocks = context.multiprocessors() as usize;
         let words = Arena::new(context, Purpose::Scratch, 4 * (HEAD_WORDS + blocks) as u64)?;
@@ -80,10 +80,10 @@ impl Board {
         self.words.at(0, HEAD_WORDS + self.blocks)
     }
 
-    /// The reader. `ends` are reached when the steps in flight have ended.
+    /// Creates the reader. `ends` are recorded at the end of the steps in flight.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn witness(
         &self,
         context: &Context,
@@ -148,7 +148,7 @@ impl BoardWitness {
     }
 }
 
-/// The board in words.
+/// Formats the board as text.
 fn account(words: &[u32], n_layers: u32) -> String {
     let [step, stage, number, _, blocks @ ..] = words else {
         return "its board is too small".to_owned();
@@ -170,7 +170,7 @@ fn account(words: &[u32], n_layers: u32) -> String {
     }
 }
 
-/// Places of the blocks, those furthest behind first.
+/// Places of the blocks, the least advanced first.
 fn account_of_blocks(blocks: &[u32], first: u32, n_layers: u32) -> String {
     let mut places: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
     for (block, said) in blocks.iter().enumerate() {
@@ -191,12 +191,12 @@ fn account_of_blocks(blocks: &[u32], first: u32, n_layers: u32) -> String {
     text
 }
 
-/// The place of a block of `decode_step.cu`: how far it is with which of the step's exchanges.
+/// Place of a block of `decode_step.cu`: its progress in the exchanges of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     /// The block has posted nothing of this step.
     NotBegun,
-    /// Waits for what this exchange brings, or has it and works.
+    /// Waits for the data of this exchange, or has it and works.
     At(u32),
     Done,
 }
@@ -280,7 +280,7 @@ mod tests {
         for (said, place) in [
             (0, Place::NotBegun),
             (!0, Place::NotBegun),
-            // Done with the step before, whose numbers end where this one's begin.
+            // A finished block of the previous step, with numbers up to the first one of this step.
             (FIRST - 1, Place::NotBegun),
             (FIRST + last + 1, Place::Done),
         ] {

@@ -1,4 +1,4 @@
-//! Checksums of device memory, taken by the device (`kernels/cuda/checksum.cu`).
+//! Checksums of device memory, computed by the device (`kernels/cuda/checksum.cu`).
 
 use super::context::Context;
 use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
@@ -7,12 +7,12 @@ use std::ops::Range;
 use worker_orcd_ipc::{Fault, PlacedTensor};
 
 const THREADS: u32 = 256;
-/// Enough to keep every multiprocessor loading.
+/// Blocks that keep every multiprocessor loading.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 /// Bytes that the kernel reads at a time.
 const PAIR_BYTES: u64 = 16;
 
-// What is placed begins at a pair, and the room behind it is that of the next pair at most.
+// A tensor begins at a pair, and is padded up to the next pair at most.
 const _: () = assert!(ALIGNMENT.is_multiple_of(PAIR_BYTES));
 
 #[derive(Debug)]
@@ -20,16 +20,16 @@ pub struct Checksum(Kernel<ChecksumArgs>);
 
 impl Checksum {
     /// # Errors
-    /// When the kernel is not there.
+    /// If the kernel is missing.
     pub fn load(module: &Module) -> Result<Self, Fault> {
         // SAFETY: checksum.cu takes ChecksumArgs.
         unsafe { module.kernel("checksum") }.map(Self)
     }
 
-    /// Adds the checksum of the bytes of a range, in whole pairs, to `sums[at]`, in stream order.
+    /// Adds the checksum of a range, in whole pairs, to `sums[at]`, in stream order.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn add(
         &self,
         context: &Context,
@@ -54,10 +54,10 @@ impl Checksum {
         }
     }
 
-    /// The checksum of each range, in order. Waits for the device.
+    /// Checksum of each range, in order. Waits for the device.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn of_ranges(
         &self,
         context: &Context,
@@ -76,10 +76,10 @@ impl Checksum {
         Ok(checksums)
     }
 
-    /// The checksum of each tensor as it lies in the arena, in order.
+    /// Checksum of each tensor in the arena, in order.
     ///
     /// # Errors
-    /// As for [`of_ranges`](Self::of_ranges).
+    /// The errors of [`of_ranges`](Self::of_ranges).
     pub fn of_tensors(
         &self,
         context: &Context,

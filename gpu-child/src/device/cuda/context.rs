@@ -1,8 +1,8 @@
-//! A context on one device: every call into NVIDIA's driver that is not memory or a launch.
+//! Context on one device: every driver call except memory and launches.
 //!
-//! Each call's result is checked, and an error becomes a [`Fault`] with NVIDIA's driver's own name. A
-//! sticky error (an illegal address, a trap) is returned by every call after it, so whatever the
-//! engine does next ends the child.
+//! Each result is checked, and an error becomes a [`Fault`] with the driver's own error name. A
+//! sticky error (an illegal address, a trap) is returned by every later call, so the next call of
+//! the engine ends the child.
 
 use super::architectures::ComputeCapability;
 use super::kernels;
@@ -15,7 +15,7 @@ use std::time::Instant;
 use worker_orcd_ipc::{DeviceError, DeviceFacts, Fault};
 
 /// # Errors
-/// [`Fault::OutOfMemory`] for the one error that is not the device's end, else [`Fault::Device`].
+/// [`Fault::OutOfMemory`] for the only error that is not fatal to the device, else [`Fault::Device`].
 pub fn check(result: CUresult, doing: &str) -> Result<(), Fault> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -41,8 +41,8 @@ fn name_of(error: CUresult) -> String {
     }
 }
 
-/// The device's primary context, retained, and one stream in it. Not released: the process ends
-/// with it, and after a sticky error there is nothing to release.
+/// The retained primary context of the device, and one stream in it. It is never released: it ends with the
+/// process, and after a sticky error there is nothing to release.
 #[derive(Debug)]
 pub struct Context {
     ordinal: u32,
@@ -59,8 +59,8 @@ pub struct Context {
 // (`enter`), and NVIDIA's driver locks what it shares.
 unsafe impl Send for Context {}
 
-/// The device's primary context. A device that is one process's at a time (`nvidia-smi --compute-mode
-/// EXCLUSIVE_PROCESS`) may still be that of the child before, which is dying: it is waited for.
+/// Retains the device's primary context. In exclusive mode (`nvidia-smi --compute-mode
+/// EXCLUSIVE_PROCESS`) the previous, dying child may still hold the device: retries until it is free.
 fn retain(device: sys::CUdevice) -> Result<sys::CUcontext, Fault> {
     let mut handle = std::ptr::null_mut();
     let began = Instant::now();
@@ -76,7 +76,7 @@ fn retain(device: sys::CUdevice) -> Result<sys::CUcontext, Fault> {
 
 impl Context {
     /// # Errors
-    /// [`Fault::DeviceUnavailable`] when there is no NVIDIA driver, no such device, or nothing compiled
+    /// [`Fault::DeviceUnavailable`] if there is no NVIDIA driver, no such device, or no compiled kernel
     /// for it.
     pub fn open(ordinal: u32) -> Result<Self, Fault> {
         let device = find(ordinal)?;
@@ -86,7 +86,7 @@ impl Context {
         // current.
         unsafe {
             check(sys::cuCtxSetCurrent(handle), "cuCtxSetCurrent")?;
-            // 1: does not wait for the legacy stream, which nobody uses.
+            // 1 is `CU_STREAM_NON_BLOCKING`: no synchronization with the legacy stream, which is unused.
             check(sys::cuStreamCreate(&raw mut stream, 1), "cuStreamCreate")?;
         }
         let mut context = Self {
@@ -108,10 +108,10 @@ impl Context {
         Ok(context)
     }
 
-    /// The same device and context, for another thread, whose work does not wait for this one's.
+    /// The same device and context with a separate stream, for another thread.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn with_a_stream_of_its_own(&self) -> Result<Self, Fault> {
         self.enter()?;
         let mut stream = std::ptr::null_mut();
@@ -125,10 +125,10 @@ impl Context {
         })
     }
 
-    /// Makes the context the calling thread's.
+    /// Makes the context current in the calling thread.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn enter(&self) -> Result<(), Fault> {
         // SAFETY: the context was retained in `open` and is never released.
         check(
@@ -137,10 +137,10 @@ impl Context {
         )
     }
 
-    /// Waits for everything that was launched.
+    /// Waits for all launches.
     ///
     /// # Errors
-    /// What any of it ended with.
+    /// The error of any earlier launch.
     pub fn synchronize(&self, doing: &str) -> Result<(), Fault> {
         // SAFETY: the stream lives as long as the process.
         check(unsafe { sys::cuStreamSynchronize(self.stream) }, doing)
@@ -151,7 +151,7 @@ impl Context {
         self.stream
     }
 
-    /// The device, as a place for memory.
+    /// The device as a location of memory.
     #[must_use]
     pub fn location(&self) -> sys::CUmemLocation {
         sys::CUmemLocation {
@@ -160,7 +160,7 @@ impl Context {
         }
     }
 
-    /// The device memory that has been taken.
+    /// The allocated device memory.
     #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
@@ -171,26 +171,26 @@ impl Context {
         self.multiprocessors
     }
 
-    /// Shared memory that one block may ask for.
+    /// Maximum shared memory per block, with opt-in.
     #[must_use]
     pub fn shared_bytes(&self) -> u32 {
         self.shared_bytes
     }
 
-    /// Compute capability 9 and up: copies to shared memory that run beside the threads.
+    /// Compute capability 9 and up: asynchronous bulk copies to shared memory.
     #[must_use]
     pub fn has_bulk_copies(&self) -> bool {
         self.capability.major >= 9
     }
 
-    /// The kernels in use here know how to begin before the launch in front of them has ended: they
-    /// were compiled for this very architecture (`cargo xtask kernels`), not from older text.
+    /// The kernels here can begin before the end of the preceding launch: they
+    /// were compiled for this exact architecture (`cargo xtask kernels`), not from PTX of an older one.
     #[must_use]
     pub fn overlaps_launches(&self) -> bool {
         matches!(self.capability.major, 9 | 10) && self.capability.minor == 0
     }
 
-    /// Hopper's products of a warpgroup, which no other architecture has.
+    /// Hopper's warpgroup products, which no other architecture has.
     #[must_use]
     pub fn has_wgmma(&self) -> bool {
         self.capability.major == 9 && self.capability.minor == 0
@@ -204,7 +204,7 @@ impl Context {
     /// Free and total bytes of the device.
     ///
     /// # Errors
-    /// When the context is lost.
+    /// If the context is lost.
     pub fn memory(&self) -> Result<(u64, u64), Fault> {
         let (mut free, mut total) = (0, 0);
         self.enter()?;
@@ -227,7 +227,7 @@ impl Context {
         }
     }
 
-    /// The UUID as `nvidia-smi` writes it.
+    /// The UUID in the format of `nvidia-smi`.
     fn uuid(&self) -> Option<String> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: a place for one UUID, and a device that exists.
@@ -249,10 +249,10 @@ impl Context {
     }
 }
 
-/// The device that a worker would compute on, in words. Makes no context.
+/// Description of the worker's device. Creates no context.
 ///
 /// # Errors
-/// [`Fault::DeviceUnavailable`] as for [`Context::open`].
+/// [`Fault::DeviceUnavailable`] in the cases of [`Context::open`].
 pub fn outlook(ordinal: u32) -> Result<String, Fault> {
     let device = find(ordinal)?;
     let capability = compute_capability(device)?;
@@ -263,10 +263,10 @@ pub fn outlook(ordinal: u32) -> Result<String, Fault> {
     ))
 }
 
-/// The number of devices of NVIDIA's driver.
+/// Number of devices of NVIDIA's driver.
 ///
 /// # Errors
-/// [`Fault::DeviceUnavailable`] where there is no driver, or it does not say.
+/// [`Fault::DeviceUnavailable`] if there is no driver, or the query fails.
 pub fn count_devices() -> Result<u32, Fault> {
     count().map_err(|why| Fault::DeviceUnavailable {
         message: format!("CUDA devices cannot be counted: {why}"),
@@ -288,7 +288,7 @@ fn count() -> Result<u32, String> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// The device, if everything that a context needs is there.
+/// The device, if all requirements of a context are met.
 fn find(ordinal: u32) -> Result<sys::CUdevice, Fault> {
     let unavailable = |why: &str| Fault::DeviceUnavailable {
         message: format!("cuda:{ordinal} cannot be used: {why}"),
@@ -337,7 +337,7 @@ fn name_of_device(device: sys::CUdevice) -> String {
     name.map_or_else(|_| "unknown CUDA device".to_owned(), Into::into)
 }
 
-/// The CUDA version that NVIDIA's driver speaks, such as `CUDA 13.0`.
+/// CUDA version that NVIDIA's driver supports, such as `CUDA 13.0`.
 fn cuda_version() -> Option<String> {
     let mut version = 0;
     // SAFETY: a place for one value.
@@ -346,7 +346,7 @@ fn cuda_version() -> Option<String> {
     Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// A place in the stream that the host can wait for. Never destroyed, so a copy is the same event.
+/// A point in the stream that the host can wait for. Never destroyed, so a copy is the same event.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamEvent(sys::CUevent);
 
@@ -355,7 +355,7 @@ unsafe impl Send for StreamEvent {}
 
 impl StreamEvent {
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn new() -> Result<Self, Fault> {
         let mut event = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -365,20 +365,20 @@ impl StreamEvent {
         Ok(Self(event))
     }
 
-    /// Records the event behind everything that was launched.
+    /// Records the event after all launches.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn record(&self, context: &Context) -> Result<(), Fault> {
         // SAFETY: event and stream live as long as the process.
         let result = unsafe { sys::cuEventRecord(self.0, context.stream) };
         check(result, "cuEventRecord")
     }
 
-    /// The stream got past it. Does not wait.
+    /// The stream has passed the event. Does not wait.
     ///
     /// # Errors
-    /// What anything launched before it ended with.
+    /// The error of any earlier launch.
     pub fn is_reached(&self) -> Result<bool, Fault> {
         // SAFETY: the event lives as long as the process.
         match unsafe { sys::cuEventQuery(self.0) } {
@@ -387,10 +387,10 @@ impl StreamEvent {
         }
     }
 
-    /// Waits until the stream got past it.
+    /// Waits until the stream has passed the event.
     ///
     /// # Errors
-    /// What anything launched before it ended with.
+    /// The error of any earlier launch.
     pub fn wait(&self, doing: &str) -> Result<(), Fault> {
         // SAFETY: the event lives as long as the process.
         check(unsafe { sys::cuEventSynchronize(self.0) }, doing)

@@ -1,8 +1,8 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up), of models without experts, windows, sinks, norms behind
-//! blocks, a scale of the embedding, and any activation but SiLU. It gives the same bits as the launches of
+//! bulk copies (compute capability 9 and up), for models without experts, windows, sinks, norms after
+//! blocks, a scale of the embedding, or an activation other than SiLU. It gives the same bits as the launches of
 //! [`forward`](super::forward); only time differs.
 
 use super::bounds::{Power, Powers};
@@ -21,18 +21,18 @@ use crate::model::{ModelConfig, ModelWeights};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::{Activation, TensorType};
 
-/// Sequences of one step, at most: with more, many launches are faster (`bench/results/cuda.md`).
+/// Maximum number of sequences in one step: with more, many launches are faster (`bench/results/cuda.md`).
 pub const MAX_ROWS: usize = constant!("step_plan.cuh", STEP_ROWS);
 /// Warps of a block: the consumers, and the producer's warpgroup.
 const WARPS: usize = constant!("step_plan.cuh", STEP_WARPS) + 4;
-/// Bytes of partial results of attention that blocks publish to each other. Batches that need more are left
+/// Bytes of partial results of attention that blocks publish to each other. Larger batches are left
 /// to other kernels.
 const PARTIAL_BYTES: usize = 32 << 20;
-/// Columns of rows that are normalized, at most.
+/// Maximum number of columns of normalized rows.
 const MAX_EMBD: usize = constant!("step_plan.cuh", MAX_UNITS) * UNIT;
 /// Exchanges of a layer: vectors that blocks publish to each other. The embedding is one more.
 const LAYER_EXCHANGES: usize = constant!("step_plan.cuh", EXCHANGES);
-/// Copies of every vector that is published.
+/// Replicas of every published vector.
 const REPLICAS: usize = constant!("step_plan.cuh", REPLICAS);
 /// Bytes of a value and its tag, `Word`.
 const WORD_BYTES: usize = 8;
@@ -89,7 +89,7 @@ layout! {
 #[derive(Debug)]
 pub struct DecodeStep {
     kernel: Kernel<StepArgs>,
-    /// The kernel for one row, which needs no index of rows anywhere.
+    /// Kernel for one row, without row indices.
     alone: Kernel<StepArgs>,
     /// The layers' table, then `best` and `broken`.
     arena: Arena,
@@ -110,10 +110,10 @@ impl DecodeStep {
         REPLICAS * replica_words(config) * WORD_BYTES + PARTIAL_BYTES
     }
 
-    /// Loads the kernel; `None` where it does not take the device or the model.
+    /// Loads the kernel; `None` if it does not support the device or the model.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn load(
         context: &Context,
         module: &Module,
@@ -175,7 +175,7 @@ impl DecodeStep {
         }))
     }
 
-    /// A batch that the kernel takes.
+    /// The kernel supports this batch.
     #[must_use]
     pub fn takes(&self, context: &Context, config: &ModelConfig, plan: &Plan<'_>) -> bool {
         plan.rows.len() <= MAX_ROWS
@@ -210,26 +210,26 @@ impl DecodeStep {
         }
     }
 
-    /// The tag of the next step's first exchange.
+    /// Tag of the next step's first exchange.
     fn next_tag(&mut self, context: &Context) -> Result<u32, Fault> {
-        // One tag more is for blocks that are done (board.cuh).
+        // One more tag is for finished blocks (board.cuh).
         let tags = (2 + LAYER_EXCHANGES * self.n_layers) as u32;
         let (first, begins_again) = self.tags.next(tags);
         if begins_again {
-            // In stream order: behind the steps that still use it.
+            // In stream order: after the steps that still use it.
             self.words.clear(context)?;
         }
         Ok(first)
     }
 
-    /// Launches the step. It leaves logits in the scratch, and the ranks of the best in
+    /// Launches the step. It writes logits to the scratch, and the ranks of the best to
     /// [`best`](Self::best).
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Panics
-    /// When [`takes`](Self::takes) said no.
+    /// If [`takes`](Self::takes) is false.
     pub fn launch(&mut self, forward: &Forward<'_>, plan: &Plan<'_>) -> Result<(), Fault> {
         let (config, buffers) = (forward.config, &forward.buffers);
         let shared = self
@@ -281,14 +281,14 @@ impl DecodeStep {
         unsafe { kernel.launch_together(forward.context, geometry, &arguments) }
     }
 
-    /// The `rank` of the best logit of each row (`argmax.cuh`).
+    /// `rank` of the best logit of each row (`argmax.cuh`).
     #[must_use]
     pub fn best(&self) -> DevicePtr<u64> {
         let table = self.n_layers * size_of::<StepLayer>();
         self.arena.at(table as u64, MAX_ROWS)
     }
 
-    /// A word of each row, not zero where the row holds a logit that is not finite.
+    /// One word per row, not zero if the row has a logit that is not finite.
     #[must_use]
     pub fn broken(&self) -> DevicePtr<u32> {
         let table = self.n_layers * size_of::<StepLayer>();
@@ -296,7 +296,7 @@ impl DecodeStep {
     }
 }
 
-/// The kernel computes all that the model asks for.
+/// The kernel supports everything that the model needs.
 fn is_plain(config: &ModelConfig, layers: &[Layer]) -> bool {
     let has_post_norms = |layer: &Layer| {
         let norms = [&layer.attn_post_norm, &layer.ffn_post_norm];
@@ -309,14 +309,14 @@ fn is_plain(config: &ModelConfig, layers: &[Layer]) -> bool {
         && !layers.iter().any(has_post_norms)
 }
 
-/// The variant of the kernel: two types have smaller kernels of their own, for models that are made of
-/// them alone.
-/// The kernel knows the type, of products and of the embedding. These four would take registers from all others.
+/// The kernel supports the type, in products and in the embedding. These four would cost registers for all others.
 fn is_known(ty: &TensorType) -> bool {
     use TensorType::{IQ4_NL, IQ4_XS, MXFP4, Q2_K};
     ![Q2_K, IQ4_NL, IQ4_XS, MXFP4].contains(ty)
 }
 
+/// Variant of the kernel: two types have smaller kernels of their own, for models with only
+/// these types.
 fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
     let common = [64, 128].contains(&config.head_dim);
     let all = |ty| common && types.iter().all(|other| *other == ty);
@@ -339,7 +339,7 @@ fn unit_bytes_of(matrices: impl Iterator<Item = Matrix>) -> UnitBytes {
     UnitBytes { largest, mean }
 }
 
-/// Words of a row of each vector that blocks publish: x, queries with keys and values, attention's output,
+/// Words per row of each published vector: x, queries with keys and values, attention's output,
 /// ff, each in whole units.
 fn widths(config: &ModelConfig) -> [usize; 4] {
     let q_width = config.n_heads * config.head_dim;
@@ -347,7 +347,7 @@ fn widths(config: &ModelConfig) -> [usize; 4] {
     [config.n_embd, q_width + 2 * kv_width, q_width, config.n_ff].map(|cols| units(cols) * UNIT)
 }
 
-/// Bytes of the partial results of a batch's attention, with two words a split beside its columns.
+/// Bytes of the partial results of a batch's attention, with two words per split beside its columns.
 fn partial_bytes(config: &ModelConfig, plan: &Plan<'_>) -> usize {
     plan.rows.len() * config.n_heads * plan.splits * (config.head_dim + 2) * WORD_BYTES
 }
@@ -357,7 +357,7 @@ fn replica_words(config: &ModelConfig) -> usize {
     widths(config).into_iter().sum::<usize>() * MAX_ROWS
 }
 
-/// A tap that wants values which this kernel does not show.
+/// The tap needs values that this kernel does not show.
 pub fn is_watched(config: &ModelConfig, plan: &Plan<'_>, tap: &dyn Tap) -> bool {
     let layers = (0..config.n_layers as u32).map(Checkpoint::Layer);
     let hidden: Vec<Checkpoint> = layers

@@ -1,4 +1,4 @@
-//! The arguments of the kernels of a mixture of experts, as `kernels/cuda` declares them
+//! Arguments of the kernels of a mixture of experts, as `kernels/cuda` declares them
 //! ([`layout!`](super::headers::layout)).
 
 use super::headers::layout;
@@ -6,14 +6,14 @@ use super::kernels::{Part, RowArgs, WideArgs};
 use super::memory::DevicePtr;
 
 layout! {
-    /// An expert of a row.
+    /// An expert that a row chose.
     #[derive(PartialEq)]
     pub struct Choice in "experts.cuh" {
         pub expert: i32,
         pub weight: f32,
     }
 
-    /// Places that are multiplied together.
+    /// Places that one product covers.
     #[derive(PartialEq, Eq)]
     pub struct Share in "experts.cuh" {
         pub expert: i32,
@@ -21,7 +21,7 @@ layout! {
         pub count: i32,
     }
 
-    /// What a step's rows chose.
+    /// Routing of a step: the choices of its rows.
     pub struct Routing in "experts.cuh" {
         pub choices: DevicePtr<Choice>,
         pub places: DevicePtr<i32>,

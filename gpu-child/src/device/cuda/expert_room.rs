@@ -1,6 +1,6 @@
-//! What a mixture of experts needs of the scratch: which experts each row chose, and the rows of each.
+//! Scratch buffers of a mixture of experts: the chosen experts of each row, and the rows of each expert.
 //!
-//! A row and an expert that it chose are a pair. All of it is there for every pair of the largest batch.
+//! A pair is a row and an expert that it chose. There is room for every pair of the largest batch.
 
 use super::expert_arguments::{Choice, Routing, Share};
 use super::experts_wide::most_places;
@@ -9,18 +9,18 @@ use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
 use worker_orcd_kernels::Activation;
 
-/// All zero where the model has no experts.
+/// All sizes are zero for models without experts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExpertSizes {
     tokens: usize,
     pairs: usize,
-    /// Places, at most: those of an expert are whole groups.
+    /// Maximum number of places: each expert has whole groups.
     places: usize,
     n_embd: usize,
-    /// Columns of an input of gate and up, and of one of down, in whole units.
+    /// Columns of an input of gate and up, and of an input of down, in whole units.
     input: usize,
     inner: usize,
-    /// Columns of what a pair's products leave: gate and up beside each other, or the result.
+    /// Columns of a pair's products: gate and up beside each other, or the result.
     widest: usize,
     logits: usize,
     has_shared: bool,
@@ -73,10 +73,10 @@ pub struct ExpertPlaces {
     counts: u64,
 }
 
-/// Words of `counts`: shares, and blocks of `route.cu` that are done.
+/// Words of `counts`: shares, and finished blocks of `route.cu`.
 const COUNTS: usize = 2;
 
-/// What gate and up leave has a bound (`glu.cuh`): they may write inputs of down.
+/// Outputs of gate and up have a bound (`glu.cuh`), so these products may write inputs of down.
 #[must_use]
 pub fn is_bounded(config: &ModelConfig) -> bool {
     config.activation == Activation::ClampedSwiglu
@@ -126,18 +126,18 @@ impl ExpertPlaces {
 /// The buffers on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertBuffers {
-    /// Of the router and, behind those of a row, of the shared expert, `[tokens, logits]`.
+    /// Logits of the router, each row followed by that of the shared expert, `[tokens, logits]`.
     pub logits: DevicePtr<f32>,
-    /// Normalized rows, in rows of k, and their powers of two.
+    /// Normalized rows in rows of k, and their powers of two.
     pub norm: DevicePtr<u16>,
     pub norm_scale: DevicePtr<f32>,
-    /// By place: gate and up, or their gated linear unit; then results, and behind those of all places inputs of down that have a
-    /// bound.
+    /// Products by place: gate and up, or their gated linear unit; later the results, then all bounded inputs of
+    /// down.
     pub ff: DevicePtr<f32>,
-    /// By place: rows of `norm`, where they are packed; then inputs of down. And their powers of two.
+    /// Inputs by place: packed rows of `norm`, then inputs of down. `act_scale` has their powers of two.
     pub act: DevicePtr<u16>,
     pub act_scale: DevicePtr<f32>,
-    /// What the shared expert made, `[tokens, n_embd]`.
+    /// Outputs of the shared expert, `[tokens, n_embd]`.
     pub shared: DevicePtr<f32>,
     pub routing: Routing,
 }

@@ -1,4 +1,4 @@
-//! The ways to multiply a batch's rows by their experts, and how each lines the rows up.
+//! Ways to multiply a batch's rows by their experts, and the grouping of rows in each.
 
 use super::experts_wide::{self, PLACE_GROUP};
 use super::headers::constant;
@@ -7,24 +7,24 @@ use worker_orcd_kernels::TensorType;
 const WALK_ROWS: usize = constant!("experts_walk.cu", WALK_ROWS);
 pub const MANY_ROWS: usize = constant!("experts_many.cu", EXPERTS_ROWS);
 
-/// Rows of the largest block of `experts_wide.cu` that does so.
+/// Rows of the largest block of `experts_wide.cu` that writes inputs of the next product.
 const BOUNDED_ROWS: usize = 64;
 
-/// How a batch's rows are multiplied.
+/// Way to multiply a batch's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Each row by its own experts: `experts_row.cu`.
     Row,
     /// Each expert by its rows, sixteen at a time: `experts_walk.cu`.
     Walk,
-    /// The same where it has many: `experts_many.cu`.
+    /// The same for experts with many rows: `experts_many.cu`.
     Many,
     /// The same on Hopper, by a block of [`experts_wide::BLOCKS`]: `experts_wide.cu`.
     Wide(usize),
 }
 
 impl Way {
-    /// Rows of a share, at most.
+    /// Maximum number of rows of a share.
     #[must_use]
     pub fn share_rows(self) -> usize {
         match self {
@@ -35,7 +35,7 @@ impl Way {
         }
     }
 
-    /// Places of an expert begin at a multiple of this.
+    /// Alignment of an expert's first place.
     #[must_use]
     pub fn place_group(self) -> usize {
         match self {
@@ -44,7 +44,7 @@ impl Way {
         }
     }
 
-    /// Outputs of a clamped unit of weights of this type are written as inputs of the next product.
+    /// Outputs of a clamped unit with weights of this type are written as inputs of the next product.
     #[must_use]
     pub fn is_bounded(self, ty: TensorType) -> bool {
         match self {
@@ -55,7 +55,7 @@ impl Way {
         }
     }
 
-    /// Places of so many pairs, at most, where `experts` may be chosen.
+    /// Maximum number of places for `pairs` pairs and `experts` experts.
     #[must_use]
     pub fn places(self, pairs: usize, experts: usize) -> usize {
         match self {

@@ -1,7 +1,7 @@
-//! The kernels of a mixture of experts, and which of them multiply how many rows.
+//! Kernels of a mixture of experts, and their selection by number of rows.
 //!
-//! Every choice gives the same bits (`kernels/cuda/experts.cuh`); only time differs. It follows from the number
-//! of rows alone, not from what they choose: that is known on the device, and recorded launches hold.
+//! Every choice gives the same bits (`kernels/cuda/experts.cuh`); only time differs. It depends on the number
+//! of rows alone, not on the chosen experts: these are on the device only, and recorded launches stay valid.
 
 use super::context::Context;
 use super::expert_arguments::{CombineArgs, DownArgs, ExpertsArgs, RouteArgs, RouteFewArgs};
@@ -17,19 +17,19 @@ use crate::model::{ExpertsConfig, MAX_EXPERTS};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Rows up to which each reads the weights of its own experts. More of them choose some together
+/// Maximum number of rows that each read the weights of their own experts. More rows share some experts
 /// (`bench/results/experts.md`).
 const ROWS_ALONE: usize = 2;
 const _: () = assert!(ROWS_ALONE <= MOST_FEW_ROWS);
-/// Rows of an expert, on average, from which on a block of Hopper multiplies them (`bench/results/experts.md`).
+/// Mean rows per expert from which a block of Hopper multiplies them (`bench/results/experts.md`).
 const WIDE: usize = 4;
-/// The same where a weight has sixteen bits or more: it takes longer to come than to multiply.
+/// The same for weights of sixteen bits or more: their transfer takes longer than the product.
 const WIDE_OF_HALVES: usize = 16;
-/// Rows of an expert, on average, from which on the tensor cores are what takes the time.
+/// Mean rows per expert from which the tensor cores bound the time.
 const MANY: usize = 24;
 
 const FEW_WARPS: usize = constant!("route_few.cu", FEW_WARPS);
-/// Bytes of rows that a block of `route_few.cu` normalizes, at most: what it may have without asking.
+/// Maximum bytes of rows that a block of `route_few.cu` normalizes: the limit without an opt-in.
 const FEW_BYTES: usize = 32 << 10;
 const ROUTE_THREADS: u32 = constant!("route.cu", ROUTE_THREADS) as u32;
 const COMBINE_THREADS: u32 = constant!("combine.cu", COMBINE_THREADS) as u32;
@@ -42,23 +42,23 @@ const WALK_WARPS: usize = constant!("experts_walk.cu", WALK_WARPS);
 const WALK_STAGES: usize = constant!("experts_walk.cu", WALK_STAGES);
 const MANY_TILES: usize = constant!("experts_many.cu", EXPERTS_TILES);
 const MANY_THREADS: u32 = constant!("experts_many.cu", EXPERTS_THREADS) as u32;
-/// A row's choice is made in the registers of a warp.
+/// Maximum number of experts: a warp chooses for a row in its registers.
 const _: () = assert!(MAX_EXPERTS <= constant!("route.cu", MAX_EXPERTS));
-/// Shared memory that kernels declare themselves, and a little for NVIDIA's driver.
+/// Static shared memory of the kernels, and a reserve for NVIDIA's driver.
 const RESERVED_SHARED: usize = 2 << 10;
 
-/// The kernels of one tensor type.
+/// Kernels of one tensor type.
 #[derive(Debug)]
 struct OfType {
     ty: TensorType,
     row: Kernel<ExpertsArgs>,
     down: Kernel<DownArgs>,
     walk: Kernel<ExpertsArgs>,
-    /// Warps of a block of `walk` that there is shared memory for.
+    /// Warps of a block of `walk` that fit into shared memory.
     walk_warps: usize,
-    /// Where there is shared memory for it.
+    /// `None` if it does not fit into shared memory.
     many: Option<Kernel<ExpertsArgs>>,
-    /// On Hopper.
+    /// `None` on devices other than Hopper.
     wide: Option<ExpertsWide>,
 }
 
@@ -68,9 +68,9 @@ pub struct Experts {
     route: Kernel<RouteArgs>,
     route_few: Kernel<RouteFewArgs>,
     combine: Kernel<CombineArgs>,
-    /// The products around them, for as few rows.
+    /// Products around the experts, for the same few rows.
     pub few: FewProducts,
-    /// Brings rows to their places, for [`Way::Wide`]; on Hopper.
+    /// Copies rows to their places, for [`Way::Wide`]; on Hopper.
     pub pack: Option<Pack>,
     kernels: Vec<OfType>,
     shared_bytes: usize,
@@ -78,10 +78,10 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// For matrices of experts of these types.
+    /// Loads the kernels for matrices of experts of these types.
     ///
     /// # Errors
-    /// When a kernel is missing, or the device has too little shared memory for one.
+    /// If a kernel is missing, or the device has too little shared memory for one.
     pub fn load(
         context: &Context,
         module: &Module,
@@ -121,25 +121,25 @@ impl Experts {
         })
     }
 
-    /// Gives up the kernels that only some architectures have.
+    /// Drops the architecture-specific kernels.
     pub fn use_portable(&mut self) {
         self.has_wide = false;
     }
 
-    /// Places of so many rows, at most.
+    /// Maximum number of places for this number of rows.
     #[must_use]
     pub fn places(&self, way: Way, rows: usize) -> usize {
         way.places(rows * self.config.used, self.config.count)
     }
 
-    /// Gate and up can be multiplied as one, which gives their gated linear unit.
+    /// Gate and up run as one product, which gives their gated linear unit.
     #[must_use]
     pub fn pairs(&self, unit: &GatedUnit) -> bool {
         let [gate, up] = unit.gate_up.each_ref().map(|it| it.weight.ty);
         multiplied_as(gate) == multiplied_as(up)
     }
 
-    /// The way for so many rows that is estimated to take the least time.
+    /// The way with the lowest estimated time for this number of rows.
     #[must_use]
     pub fn way(&self, unit: &GatedUnit, rows: usize) -> Way {
         let pairs = rows * self.config.used;
@@ -160,7 +160,7 @@ impl Experts {
         fits.map_or(Way::Walk, |(way, _)| way)
     }
 
-    /// The way is there for this unit.
+    /// The way supports this unit.
     #[must_use]
     pub fn has(&self, way: Way, unit: &GatedUnit) -> bool {
         let [gate, up] = &unit.gate_up;
@@ -181,20 +181,20 @@ impl Experts {
     }
 
     /// # Panics
-    /// When the type is none of those that kernels were loaded for.
+    /// If no kernels were loaded for the type.
     fn of_type(&self, linear: &Linear) -> &OfType {
         let ty = multiplied_as(linear.weight.ty);
         let found = self.kernels.iter().find(|known| known.ty == ty);
         found.expect("a type of the model's experts")
     }
 
-    /// Chooses the experts of each row, and lines up the rows of each expert.
+    /// Chooses the experts of each row, and groups the rows by expert.
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Safety
-    /// `arguments` are of this model, and of memory for as many rows as they say.
+    /// `arguments` are of this model, and refer to memory for their number of rows.
     pub unsafe fn route(&self, context: &Context, arguments: &RouteArgs) -> Result<(), Fault> {
         let warps = ROUTE_THREADS as usize / 32;
         let blocks = (arguments.rows as usize).div_ceil(warps);
@@ -205,7 +205,7 @@ impl Experts {
         }
     }
 
-    /// [`route_few`](Self::route_few) takes so many rows of `cols` columns to this router.
+    /// [`route_few`](Self::route_few) supports this number of rows of `cols` columns for this router.
     #[must_use]
     pub fn routes_few(&self, router: &Linear, way: Way, rows: usize) -> bool {
         let bytes = rows * units(router.weight.cols) * UNIT * size_of::<u16>();
@@ -216,10 +216,10 @@ impl Experts {
     /// Normalizes rows, multiplies them by the router and chooses their experts, for [`Way::Row`].
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Safety
-    /// As for [`route`](Self::route), of rows for which [`routes_few`](Self::routes_few).
+    /// The contract of [`route`](Self::route), for rows that [`routes_few`](Self::routes_few) accepts.
     pub unsafe fn route_few(
         &self,
         context: &Context,
@@ -236,8 +236,8 @@ impl Experts {
         unsafe { self.route_few.launch(context, geometry, arguments) }
     }
 
-    /// The kernels' view of an expert of a matrix whose outputs begin at `column`. A bias is that of all experts, as the
-    /// weight.
+    /// The kernels' view of a matrix of experts, with outputs from `column` on. Bias and weight are those of all
+    /// experts.
     #[must_use]
     pub fn part(&self, weights: &Weights, linear: &Linear, column: usize) -> Part {
         let (all, count) = (weights.part(linear, column), self.config.count as i32);
@@ -248,13 +248,13 @@ impl Experts {
         }
     }
 
-    /// Multiplies the rows of each expert, of `rows` rows in all, by a matrix of it, or by two as a pair.
+    /// Multiplies the rows of each expert, `rows` in total, by its matrix, or by two matrices as a pair.
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Safety
-    /// What `arguments` say is on the device and as large as they say; the routing is of this way.
+    /// The memory of `arguments` is on the device and has the stated sizes; the routing is of this way.
     pub unsafe fn multiply(
         &self,
         context: &Context,
@@ -271,7 +271,7 @@ impl Experts {
         }
         let ty = kernels.ty;
         let tiles = arguments.parts[0].tiles as usize;
-        // A warp or a block takes neighbours of one matrix, where there is no pair.
+        // A warp or a block takes adjacent tiles of one matrix, unless there is a pair.
         let pairs = match arguments.paired {
             0 => tiles.div_ceil(2),
             _ => tiles,
@@ -309,15 +309,15 @@ impl Experts {
         }
     }
 
-    /// Multiplies what gate and up left of each row by the matrix `down` of its experts, and adds the results to the
-    /// stream, for [`Way::Row`].
+    /// Multiplies the outputs of gate and up of each row by the matrix `down` of its experts, and adds the results to
+    /// the stream, for [`Way::Row`].
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Safety
-    /// As for [`multiply`](Self::multiply). The launch in front is that of gate and up: the kernel reads what rows chose
-    /// before that has ended.
+    /// The contract of [`multiply`](Self::multiply). The preceding launch is that of gate and up: the kernel reads the
+    /// choices of the rows before that launch has ended.
     pub unsafe fn down(
         &self,
         context: &Context,
@@ -338,10 +338,10 @@ impl Experts {
     /// Adds the results of `rows` rows to the stream.
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Safety
-    /// What `arguments` say is on the device and as large as they say.
+    /// The memory of `arguments` is on the device and has the stated sizes.
     pub unsafe fn combine(
         &self,
         context: &Context,
@@ -357,7 +357,7 @@ impl Experts {
         unsafe { self.combine.launch(context, geometry, arguments) }
     }
 
-    /// `experts_down`: rings, inputs, sums of segments and powers of two.
+    /// Shared memory of `experts_down`: rings, inputs, sums of segments and powers of two.
     fn down_shared(&self, unit: &GatedUnit) -> usize {
         let (units, used) = (units(self.config.n_ff), self.config.used);
         let inputs = used * units * UNIT * size_of::<u16>();
@@ -417,7 +417,7 @@ fn many_shared(ty: TensorType) -> usize {
     2 * (MANY_ROWS * UNIT * size_of::<u16>() + MANY_TILES * unit_bytes(ty))
 }
 
-/// Shares of `pairs` pairs, at most, where `experts` may be chosen.
+/// Maximum number of shares for `pairs` pairs and `experts` experts.
 fn most_shares(pairs: usize, experts: usize, share_rows: usize) -> usize {
     (pairs + experts.min(pairs) * (share_rows - 1)) / share_rows
 }

@@ -1,4 +1,4 @@
-//! Products of a mixture of experts where an expert has many rows, on Hopper (`kernels/cuda/experts_wide.cu`).
+//! Products of a mixture of experts with many rows per expert, on Hopper (`kernels/cuda/experts_wide.cu`).
 
 use super::context::Context;
 use super::expert_arguments::{ExpertsArgs, ExpertsPackArgs, ExpertsWideArgs};
@@ -9,43 +9,43 @@ use super::wide::{Block, MAX_STAGES, block};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Places of an expert begin at a multiple of this: rows of a group of the packed layout.
+/// Alignment of an expert's first place: rows of a group of the packed layout.
 pub const PLACE_GROUP: usize = 8;
 const PACK_THREADS: u32 = 256;
-/// Shared memory of a block that kernels declare themselves, and a little for NVIDIA's driver.
+/// Static shared memory of a block of the kernels, and a reserve for NVIDIA's driver.
 const RESERVED_SHARED: usize = 2 << 10;
 
-/// `EXPERTS_WIDE` in `experts_wide.cu`. Three warpgroups, or the units of one wait for its unpacking.
+/// `EXPERTS_WIDE` in `experts_wide.cu`. Three warpgroups: with one, units would wait for its unpacking.
 pub const BLOCKS: [Block; 3] = [
     block(3, 32, 1, 0.0),
     block(3, 64, 1, 0.0),
     block(3, 128, 1, 0.0),
 ];
-/// Rows of an expert, on average, up to which each of them is the fastest (`bench/results/experts.md`).
+/// Mean rows per expert up to which each block is the fastest (`bench/results/experts.md`).
 const MEAN_ROWS: [usize; 3] = [24, 56, usize::MAX];
-/// Fewer stages, and a block waits for a unit that has no room to come.
+/// Minimum of stages: with fewer, a block waits for a unit without a free slot.
 const MIN_STAGES: usize = 2;
 
-/// The block of [`BLOCKS`] for so many rows of an expert, on average.
+/// The block of [`BLOCKS`] for this mean number of rows per expert.
 #[must_use]
 pub fn block_for(mean_rows: usize) -> usize {
     let fits = MEAN_ROWS.iter().position(|most| mean_rows < *most);
     fits.unwrap_or(BLOCKS.len() - 1)
 }
 
-/// Places of so many pairs, at most, where `experts` may be chosen.
+/// Maximum number of places for `pairs` pairs and `experts` experts.
 #[must_use]
 pub fn most_places(pairs: usize, experts: usize) -> usize {
     (pairs + experts.min(pairs) * (PLACE_GROUP - 1)).next_multiple_of(PLACE_GROUP)
 }
 
-/// Brings the rows of a batch to their places, in the packed layout.
+/// Copies the rows of a batch to their places, in the packed layout.
 #[derive(Debug)]
 pub struct Pack(Kernel<ExpertsPackArgs>);
 
 impl Pack {
     /// # Errors
-    /// When the kernel is missing.
+    /// If the kernel is missing.
     pub fn load(module: &Module) -> Result<Self, Fault> {
         // SAFETY: the kernel takes ExpertsPackArgs, and waits.
         Ok(Self(unsafe {
@@ -54,10 +54,10 @@ impl Pack {
     }
 
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Safety
-    /// What `arguments` say is on the device and as large as they say.
+    /// The memory of `arguments` is on the device and has the stated sizes.
     pub unsafe fn run(&self, context: &Context, arguments: &ExpertsPackArgs) -> Result<(), Fault> {
         let geometry = Geometry::line(arguments.groups as usize, PACK_THREADS);
         // SAFETY: a block a group; the rest is the caller's promise.
@@ -65,20 +65,20 @@ impl Pack {
     }
 }
 
-/// The kernels of one type, of each of [`BLOCKS`].
+/// Kernels of one type, one for each of [`BLOCKS`].
 #[derive(Debug)]
 pub struct ExpertsWide {
     ty: TensorType,
-    /// Shared memory of a block, at most.
+    /// Maximum shared memory of a block.
     shared_bytes: usize,
     kernels: Vec<Kernel<ExpertsWideArgs>>,
 }
 
 impl ExpertsWide {
-    /// None where the device is not of Hopper.
+    /// `None` on devices other than Hopper.
     ///
     /// # Errors
-    /// When a kernel is missing.
+    /// If a kernel is missing.
     pub fn load(context: &Context, module: &Module, ty: TensorType) -> Result<Option<Self>, Fault> {
         if !context.has_wgmma() {
             return Ok(None);
@@ -103,7 +103,7 @@ impl ExpertsWide {
         }))
     }
 
-    /// There is shared memory for a block.
+    /// A block fits into shared memory.
     #[must_use]
     pub fn has(&self, index: usize) -> bool {
         self.stages(index) >= MIN_STAGES
@@ -113,13 +113,13 @@ impl ExpertsWide {
         (self.shared_bytes / BLOCKS[index].stage_bytes(self.ty)).min(MAX_STAGES)
     }
 
-    /// Multiplies the rows at their places by a matrix of their expert, or by two as a pair.
+    /// Multiplies the rows at their places by the matrix of their expert, or by two matrices as a pair.
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Safety
-    /// What `arguments` say is on the device and as large as they say; inputs are by place, packed, as those of `places`
+    /// The memory of `arguments` is on the device and has the stated sizes; inputs are by place, packed for `places`
     /// places, and the routing's places are grouped.
     pub unsafe fn multiply(
         &self,
@@ -191,7 +191,7 @@ mod tests {
     fn there_are_no_more_places_than_are_reckoned_with() {
         for experts in [1, 2, 7, 128] {
             for pairs in 1..300_usize {
-                // The most: as many experts as there can be with one row each, and one with the rest.
+                // The maximum: all experts but one have one row each.
                 let chosen = experts.min(pairs);
                 let rest = pairs - (chosen - 1);
                 let places = (chosen - 1) * PLACE_GROUP + rest.next_multiple_of(PLACE_GROUP);

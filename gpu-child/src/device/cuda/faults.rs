@@ -1,9 +1,9 @@
-//! Faults that the device makes on command (`kernels/cuda/faults.cu`), in a child that was built
-//! for it.
+//! Faults that the device causes on command (`kernels/cuda/faults.cu`), in a child built with fault
+//! injection.
 //!
-//! A misdeed goes into the stream in front of a step, and the step is launched behind it: as with
-//! a fault that nobody ordered, the host learns of it from whichever call comes next. Nothing here
-//! tells the rest of the device that a fault was ordered.
+//! An injected fault goes into the stream before a step, and the step is launched after it: as with
+//! a real fault, the host detects it in one of the next calls. The rest of the device code
+//! does not distinguish it from a real one.
 
 use super::CudaExecutor;
 use super::context::Context;
@@ -16,14 +16,14 @@ use worker_orcd_ipc::Fault;
 static FATBIN: &Aligned<[u8]> =
     &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/faults.fatbin")));
 
-/// An address above the user's half of a 48-bit address space, so that no host page is there
-/// either, which some machines let the device reach.
+/// An address above the user half of a 48-bit address space, so that it is no host page
+/// either, which some machines map for the device.
 const NOWHERE: usize = 0xdead_0000_0000;
 
-/// Each byte of an F16 that is none.
+/// Each byte of a NaN in F16.
 const NOT_A_NUMBER: u8 = 0xff;
 
-/// The last crumbs that are taken when everything is.
+/// Size of the last allocations of a device that is being filled.
 const CRUMB_BYTES: u64 = 64 << 10;
 
 layout! {
@@ -32,7 +32,7 @@ layout! {
     }
 }
 
-/// The kernels that fail, found before they are needed: a device that is full has no room for a
+/// Kernels that fail, loaded in advance: a full device has no room for a
 /// module.
 #[derive(Debug)]
 pub struct Misdeeds {
@@ -80,7 +80,7 @@ impl Saboteur for CudaExecutor {
             DeviceMisdeed::Trap => launch(&misdeeds.trap, somewhere),
             DeviceMisdeed::EndlessKernel => launch(&misdeeds.endless_kernel, somewhere),
             DeviceMisdeed::NonFinite => {
-                // What every row attends to: no logit of this step will be a number.
+                // All rows attend to it: no logit of this step will be finite.
                 self.kv.arena().fill(&self.context, NOT_A_NUMBER)
             }
             DeviceMisdeed::OutOfMemory => {
@@ -93,7 +93,7 @@ impl Saboteur for CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// Takes all the memory that is left, as a neighbour could, for the rest of this process.
+    /// Allocates all remaining memory, as another process could, for the rest of this process.
     fn take_everything(&self) -> Result<(), Fault> {
         let (_, mut bytes) = self.context.memory()?;
         while bytes >= CRUMB_BYTES {

@@ -1,4 +1,4 @@
-//! Bytes of a model file on their way to the device, through a few buffers.
+//! Transfer of a model file to the device, through a few buffers.
 //!
 //! ```text
 //! file ── readers, a thread each ──→ filled buffers ── the caller's thread ──→ device
@@ -6,11 +6,11 @@
 //!                └──────── free again, once copied ───────────┘
 //! ```
 //!
-//! Memory that NVIDIA's driver does not know is copied through its own buffers, several times slower. To
-//! make the whole mapped file known would pin all of it. So the file is read into pinned buffers while others
-//! are copied, and takes no more memory than those.
+//! NVIDIA's driver copies unregistered memory through its own buffers, several times slower. Registration of the
+//! whole mapped file would pin all of it. So the file is read into pinned buffers while others
+//! are copied, and only those are pinned.
 //!
-//! Deliberately absent: the device. Whoever calls says how a chunk is sent, and how its end is waited for.
+//! Deliberately absent: the device. The caller supplies the copy of a chunk and the wait for its end.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,17 +19,17 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use worker_orcd_ipc::Fault;
 
-/// Buffers of a reader: one is filled while the other is copied.
+/// Buffers per reader: one is filled while the other is copied.
 pub const BUFFERS: usize = 2;
 
-/// Where chunks come from: reads the bytes of a slice of the file into as many others.
+/// Source of chunks: reads the bytes of a slice of the file into a buffer of equal length.
 pub type Read<'a> = &'a (dyn Fn(&[u8], &mut [u8]) -> io::Result<()> + Sync);
 
-/// What is done with a chunk. `T` stands for a copy that is under way.
+/// Destination of chunks. `T` stands for a copy in flight.
 pub trait Sink {
     type Copy;
 
-    /// Begins to copy a chunk, by its number. The buffer stays as it is until the copy was waited for.
+    /// Begins the copy of a chunk, by its number. The buffer is unchanged until the wait for the copy ends.
     fn send(&mut self, chunk: usize, bytes: &[u8]) -> Result<Self::Copy, Fault>;
     fn wait(&mut self, copy: Self::Copy) -> Result<(), Fault>;
 }
@@ -41,7 +41,7 @@ struct Filled<B> {
     outcome: io::Result<()>,
 }
 
-/// Sends every chunk once, in no particular order, and waits for all copies. Each reader has buffers of its own,
+/// Sends every chunk once, in no particular order, and waits for all copies. Each reader has its own buffers,
 /// as long as the longest chunk.
 ///
 /// # Errors
@@ -70,7 +70,7 @@ pub fn feed<B: AsMut<[u8]> + Send, S: Sink>(
         }
         drop(filled);
         for _ in chunks {
-            // With fewer copies under way than readers, somebody who reads has a buffer.
+            // With fewer copies in flight than readers, at least one reader has a buffer.
             if under_way.len() == most {
                 give_back(&mut under_way, &returns, sink)?;
             }
@@ -86,7 +86,7 @@ pub fn feed<B: AsMut<[u8]> + Send, S: Sink>(
         }
         Ok(())
     });
-    // Also after an error: no buffer goes while it is read.
+    // Also after an error: no buffer is freed while it is read.
     let ended = under_way.into_iter().map(|(_, buffer, copy)| {
         let ended = sink.wait(copy);
         drop(buffer);
@@ -103,13 +103,13 @@ fn give_back<B, S: Sink>(
 ) -> Result<(), Fault> {
     if let Some((reader, buffer, copy)) = under_way.pop_front() {
         sink.wait(copy)?;
-        // A reader that found nothing more to read is gone.
+        // A reader ends when no chunk is left.
         let _ = returns[reader].send(buffer);
     }
     Ok(())
 }
 
-/// A buffer first, then a chunk: who waits for a buffer keeps no chunk from others.
+/// Takes a buffer first, then a chunk: a reader that waits for a buffer blocks no chunk.
 fn read_chunks<B: AsMut<[u8]>>(
     chunks: &[&[u8]],
     read: Read<'_>,
@@ -147,7 +147,7 @@ fn failed(why: &str) -> Fault {
 mod tests {
     use super::*;
 
-    /// Copies end late: when they are waited for.
+    /// Copies end late: at the wait for them.
     #[derive(Default)]
     struct Played {
         sent: Vec<(usize, Vec<u8>)>,

@@ -1,7 +1,7 @@
-//! The forward pass of a step: embedding, every layer, and the head, as launches in one stream.
+//! Forward pass of a step: embedding, every layer, and the head, as launches in one stream.
 //!
-//! The same pass for every architecture. What differs between them is data: a bias or a head norm
-//! that is there or not, which pairs RoPE rotates and in which layers.
+//! The pass is the same for every architecture. The differences are data: an optional bias or head
+//! norm, the pairs that RoPE rotates, and the layers that it applies to.
 
 use super::board::Stage;
 use super::bounds::{Power, Powers};
@@ -23,17 +23,17 @@ use crate::model::{FeedForward, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
-/// Threads of a block of rope_kv.cu.
+/// Threads per block of rope_kv.cu.
 const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
-/// Threads of a block whose warps work on their own.
+/// Threads per block for kernels with independent warps.
 const WARPS_THREADS: u32 = 128;
 const WARPS: usize = 4;
-/// Blocks that a multiprocessor should have, or so few splits, before one block computes all splits
-/// of a prompt's unit, instead of a block for each split.
+/// Blocks per multiprocessor, or else a number of splits this low, from which one block computes all splits
+/// of a prompt's unit, instead of a block per split.
 const ENOUGH_BLOCKS: usize = 2;
 const MANY_SPLITS: usize = 2;
 
-/// The parts of the executor that a step reads, and the batch's place on the device.
+/// Parts of the executor that a step reads, and the batch's buffers on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Forward<'a> {
     pub context: &'a Context,
@@ -44,14 +44,14 @@ pub struct Forward<'a> {
     pub scratch: &'a Scratch,
     pub ops: &'a Ops,
     pub matmul: &'a Matmul,
-    /// Of a mixture of experts.
+    /// Kernels of a mixture of experts.
     pub experts: Option<&'a Experts>,
     pub buffers: Buffers,
     pub board: DevicePtr<u32>,
 }
 
 impl Forward<'_> {
-    /// The whole step of a batch without a tap, up to the greedy choice of every row.
+    /// Runs the whole step of a batch without a tap, up to the greedy choice of every row.
     pub fn pass(&self, plan: &Plan<'_>) -> Result<(), Fault> {
         self.embed(plan)?;
         for (index, layer) in self.weights.tensors.layers.iter().enumerate() {
@@ -62,7 +62,7 @@ impl Forward<'_> {
         head::logits(self, rows, 0, rows)
     }
 
-    /// Shows the residual stream to who wants it.
+    /// Shows the residual stream to a tap that requests it.
     pub fn watch(
         &self,
         tap: &mut dyn Tap,
@@ -120,17 +120,17 @@ impl Forward<'_> {
         self.add_norm(rows, post_norm, Stage::GateUp.of(index))
     }
 
-    /// Where the last product of a block goes: to the residual stream, or where it waits for its norm.
+    /// Destination of a block's last product: the residual stream, or `ff` if a norm follows.
     fn end_of_block(&self, post_norm: Option<&Vector>) -> Output {
         let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
         match post_norm {
             None => Output::added(buffers.x, n_embd),
-            // Nobody has anything there any more.
+            // `ff` is free here, and serves as scratch.
             Some(_) => Output::stored(buffers.ff, n_embd),
         }
     }
 
-    /// What waits for a norm goes through it to the residual stream. `next` is the stage behind the block.
+    /// Adds `ff` to the residual stream through the norm after the block, if any. `next` is the stage after the block.
     fn add_norm(&self, rows: usize, post_norm: Option<&Vector>, next: u32) -> Result<(), Fault> {
         let Some(weight) = post_norm else {
             return Ok(());
@@ -143,7 +143,7 @@ impl Forward<'_> {
         self.make_input(&self.ops.add_norm, &arguments)
     }
 
-    /// Makes an input and multiplies it: of very few rows in one launch, where the step is not one.
+    /// Makes an input and multiplies it; in one launch for very few rows, unless the whole step is one.
     fn make_and_project(
         &self,
         kernel: &Kernel<RowArgs>,
@@ -174,8 +174,8 @@ impl Forward<'_> {
         self.add_norm(rows, post_norm, Stage::Qkv.of(index + 1))
     }
 
-    /// The input at hand through the gated linear unit of a layer. `stage` is posted before down, where a launch makes its
-    /// input.
+    /// Multiplies an input by gate and up, then by down of a layer. `stage` is posted before down, if a launch makes
+    /// its input.
     pub fn gated_unit(
         &self,
         rows: usize,
@@ -212,7 +212,7 @@ impl Forward<'_> {
         self.project(rows, &[unit.down], n_ff, output)
     }
 
-    /// The stream's rows on their way through a norm.
+    /// Arguments for the stream's rows into a norm.
     pub fn norm_arguments(&self, rows: usize, weight: &Vector, stage: u32) -> RowArgs {
         RowArgs {
             weight: self.weights.vector(weight),
@@ -220,7 +220,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Rows of F32, one behind the other, on their way into a matmul that takes as many.
+    /// Arguments for contiguous rows of F32 into a matmul of the same number of rows.
     pub fn row_arguments(
         &self,
         rows: usize,
@@ -251,14 +251,14 @@ impl Forward<'_> {
         }
     }
 
-    /// F32 rows become the input of the next matmul, or are added to the residual stream.
+    /// Converts F32 rows to the input of the next matmul, or adds them to the residual stream.
     pub fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
         let geometry = row_geometry(arguments.rows as usize, arguments.cols as usize);
         // SAFETY: one block for two rows; the input holds that many rows of its stride.
         unsafe { kernel.launch(self.context, geometry, arguments) }
     }
 
-    /// Gate and up of `act` through their gated linear unit, into `gated`.
+    /// Computes the gated linear unit of gate and up of `act` into `gated`.
     fn project_pair(&self, rows: usize, gate_up: &[Linear; 2], power: Power) -> Result<(), Fault> {
         let output = Output {
             paired: Some(power),
@@ -267,7 +267,7 @@ impl Forward<'_> {
         self.project(rows, gate_up, self.config.n_embd, output)
     }
 
-    /// `act` through some linears that share it.
+    /// Multiplies `act` by linears that share it.
     pub fn project(
         &self,
         rows: usize,
@@ -284,7 +284,7 @@ impl Forward<'_> {
         self.multiply(input, linears, output)
     }
 
-    /// An input through some linears that share it.
+    /// Multiplies an input by linears that share it.
     fn multiply(&self, input: Input, linears: &[Linear], output: Output) -> Result<(), Fault> {
         // SAFETY: the input holds its rows of whole units, `out` that many of `stride` floats,
         // into which the linears' outputs fit beside each other; a pair's are rows of whole units, too.
@@ -294,11 +294,11 @@ impl Forward<'_> {
         }
     }
 
-    /// Arguments of `rope_kv.cu`, with the head norms of a layer, where it has any.
+    /// Arguments of `rope_kv.cu`, with the optional head norms of a layer.
     pub fn rope_arguments(&self, index: usize, layer: Option<&Layer>) -> RopeArgs {
         let config = self.config;
         let place = config.rope_of(index);
-        // Without a pair nothing is rotated.
+        // Zero pairs rotate nothing.
         let dims = place.map_or(0, |_| config.rope.dims as i32);
         let norm = |vector: Option<&Vector>| self.weights.optional_vector(vector);
         RopeArgs {
@@ -319,12 +319,12 @@ impl Forward<'_> {
         }
     }
 
-    /// Head norms and RoPE on queries and keys; keys and values into the cache.
+    /// Applies head norms and RoPE to queries and keys, and stores keys and values in the cache.
     fn rope_and_append_kv(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         let arguments = self.rope_arguments(index, Some(layer));
         let config = self.config;
         let heads = config.n_heads + 2 * config.n_kv_heads;
-        // A warp a head where heads have norms, else a thread a pair of columns.
+        // A warp per head for heads with norms, else a thread per pair of columns.
         let threads = match layer.q_norm.is_some() || layer.k_norm.is_some() {
             true => 32 * heads,
             false => heads * config.head_dim / 2,
@@ -338,7 +338,7 @@ impl Forward<'_> {
         unsafe { self.ops.rope_kv.launch(self.context, geometry, &arguments) }
     }
 
-    /// Attention, into `attn`.
+    /// Computes attention into `attn`.
     fn attention(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
         self.wide_attention(plan, index)?;
         let (config, ops) = (self.config, self.ops);
@@ -376,7 +376,7 @@ impl Forward<'_> {
         unsafe { ops.attention_merge.launch(self.context, geometry, &merge) }
     }
 
-    /// Attention of the sequences in wide tiles.
+    /// Computes attention of the sequences in wide tiles.
     fn wide_attention(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
         let kernel = match self.config.positions.window_of(index) {
             None => &self.ops.attention_wide,
@@ -399,8 +399,8 @@ impl Forward<'_> {
         unsafe { kernel.launch(self.context, geometry, &arguments) }
     }
 
-    /// Sequences that decode, and those with many splits and little other work: each split gets a block of its
-    /// own. Its results lie by rows of the batch, so the sequences must come first.
+    /// Decoding sequences, and sequences with many splits in a step of little work: one block per split. Results
+    /// are by row of the batch, so these sequences must come first.
     pub fn splits_over_blocks(&self, plan: &Plan<'_>) -> bool {
         let (config, narrow) = (self.config, plan.narrow);
         let units = plan.tiles.len() * config.n_kv_heads;

@@ -1,14 +1,14 @@
-//! Decode steps of larger batches, recorded once and launched as a whole.
+//! CUDA graphs of decode steps of larger batches, recorded once and launched as a whole.
 //!
-//! The launches of a step take longer to make than to run. While a batch goes on decoding, its launches
-//! are the same from step to step: buffers have fixed addresses, and what changes (tokens,
-//! positions, page tables) lies in memory. What the launches depend on is the [`GraphKey`]; a step
-//! is recorded when a key is seen for the second time in a row. Its graph is made executable [aside](super::aside), and
-//! kept. What NVIDIA's driver takes for it is seen in what is free before and after; dropped graphs leave it to later
-//! ones.
+//! The launches of a step take longer than their execution. While a batch continues to decode, its launches
+//! are equal from step to step: buffers have fixed addresses, and all changes (tokens,
+//! positions, page tables) are in memory. The launches depend only on the [`GraphKey`]; a step
+//! is recorded when a key occurs for the second time in a row. Its graph is instantiated [aside](super::aside), and
+//! kept. The driver's memory for a graph is the difference of free memory before and after; dropped graphs leave theirs
+//! to later ones.
 //!
-//! As long as it is not there, and where there is no memory for one (a neighbour took it all), the launches are made one
-//! by one: the same bits, later.
+//! Without a graph (not ready, or no memory for one because another process took it all), the step makes its launches
+//! one by one: the same bits, later.
 
 use super::aside::Aside;
 use super::context::{Context, check};
@@ -18,24 +18,24 @@ use cudarc::driver::sys::{self, CUstreamCaptureMode as CaptureMode};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use worker_orcd_ipc::Fault;
 
-/// Graphs kept at a time; batches that lose a sequence now and then leave their old ones behind.
+/// Maximum number of graphs; batches that lose a sequence now and then leave their old ones behind.
 const MAX_GRAPHS: usize = 64;
 
-/// Steps until a graph is tried again, when there was no memory for one: trying takes longer than
+/// Steps before the next attempt at a graph after a lack of memory: an attempt takes longer than
 /// a step.
 const STEPS_WITHOUT: u32 = 1000;
 
-/// The sizes that the grids of a step's launches depend on.
+/// Sizes that determine the grids of a step's launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphKey {
     rows: usize,
     tiles: usize,
-    /// Splits of the longest sequence; zero where one block computes all of a unit's.
+    /// Splits of the longest sequence; zero if one block computes all splits of a unit.
     splits: usize,
 }
 
 impl GraphKey {
-    /// `None` for batches that are not decoding only, or draw more than is kept at a time.
+    /// `None` unless each sequence decodes and draws, within the rows of logits that the head holds.
     #[must_use]
     pub fn of(plan: &Plan<'_>, head_rows: usize, splits: usize) -> Option<Self> {
         let rows = plan.rows.len();
@@ -48,14 +48,14 @@ impl GraphKey {
     }
 }
 
-/// A step as it was recorded.
+/// Recording of a step.
 #[derive(Debug)]
 pub struct Recording(sys::CUgraph);
 
 // SAFETY: a graph belongs to a context, not to a thread, and has one owner.
 unsafe impl Send for Recording {}
 
-/// A recording that can be launched.
+/// Executable form of a recording.
 #[derive(Debug)]
 pub struct Executable(sys::CUgraphExec);
 
@@ -64,7 +64,7 @@ unsafe impl Send for Executable {}
 
 impl Executable {
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn destroy(self, context: &Context) -> Result<(), Fault> {
         context.enter()?;
         // SAFETY: every launch of it is over.
@@ -77,21 +77,21 @@ impl Executable {
 
 #[derive(Debug, Default)]
 pub struct Graphs {
-    /// The one used last is the last.
+    /// Ordered by use, the latest last.
     kept: Vec<(GraphKey, Executable)>,
     coming: Option<(GraphKey, Receiver<Result<Executable, Fault>>)>,
-    /// Key of the step before, when it was not launched as a graph.
+    /// Key of the previous step, if it was not launched as a graph.
     seen: Option<GraphKey>,
-    /// Steps for which no graph is recorded.
+    /// Steps without an attempt to record.
     steps_without: u32,
 }
 
 impl Graphs {
-    /// Launches the graph of this shape. False when there is none and the caller must launch by itself; if the shape was
-    /// seen before, it is recorded by `pass`.
+    /// Launches the graph of this shape. Returns false without a graph: the caller makes the launches itself. A shape
+    /// that was seen before is recorded by `pass`.
     ///
     /// # Errors
-    /// When recording or launching fails.
+    /// If recording or launching fails.
     pub fn launch(
         &mut self,
         context: &Context,
@@ -114,7 +114,7 @@ impl Graphs {
         let result = unsafe { sys::cuGraphLaunch(graph.1.0, context.stream()) };
         match check(result, "launching a graph") {
             Err(Fault::OutOfMemory { .. }) => {
-                // Not destroyed: what of it the device has begun to hold is not known.
+                // Not destroyed: the state of its partial upload to the device is unknown.
                 self.steps_without = STEPS_WITHOUT;
                 Ok(false)
             }
@@ -125,7 +125,7 @@ impl Graphs {
         }
     }
 
-    /// Takes in the graph that was ordered, if it is there by now.
+    /// Takes over the ordered graph, if it is ready.
     fn take_in(&mut self, context: &Context, aside: &Aside) -> Result<(), Fault> {
         let Some((key, coming)) = &self.coming else {
             return Ok(());
@@ -153,7 +153,7 @@ impl Graphs {
 
 fn record(context: &Context, pass: impl FnOnce() -> Result<(), Fault>) -> Result<Recording, Fault> {
     let stream = context.stream();
-    // What other threads ask of NVIDIA's driver meanwhile is no part of it.
+    // Driver calls of other threads in the meantime are not recorded.
     let mode = CaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream is alive and not being recorded.
     let result = unsafe { sys::cuStreamBeginCapture_v2(stream, mode) };
@@ -168,10 +168,10 @@ fn record(context: &Context, pass: impl FnOnce() -> Result<(), Fault>) -> Result
     Ok(Recording(graph))
 }
 
-/// Makes a recording executable, and brings it to the device.
+/// Instantiates a recording, and uploads it to the device.
 ///
 /// # Errors
-/// [`Fault::OutOfMemory`] when there is no memory for it, or what NVIDIA's driver says.
+/// [`Fault::OutOfMemory`] if there is no memory for it, or another error of NVIDIA's driver.
 pub fn instantiate(context: &Context, Recording(graph): Recording) -> Result<Executable, Fault> {
     let (before, _) = context.memory()?;
     let mut exec = std::ptr::null_mut();

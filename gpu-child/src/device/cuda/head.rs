@@ -1,9 +1,9 @@
-//! The head: from the residual stream to tokens by final norm, logits and the draw, only for rows
-//! at which a token is drawn. For embeddings it is the final norm alone, of every row; for log probabilities of
+//! The head: final norm, logits and draw, from the residual stream to tokens, only for rows that
+//! draw. For embeddings it is the final norm alone, of every row; for log probabilities of
 //! a prompt it is the logits of every row.
 //!
-//! Everything happens on the device, which also checks every logit for NaN and infinity: what comes
-//! back is one token a row. Greedy rows have theirs with the logits; the others go through
+//! Everything runs on the device, which also checks every logit for NaN and infinity: the result
+//! is one token per row. Greedy rows get theirs with the logits; the others use
 //! [`sample`](super::sample).
 
 use super::board::Stage;
@@ -21,21 +21,21 @@ use crate::device::common::batch::{DrawingRow, watch};
 use crate::device::{Checkpoint, SampleWork, Tap};
 use worker_orcd_ipc::Fault;
 
-/// Threads of a block of argmax.cu.
+/// Threads per block of argmax.cu.
 const ARGMAX_THREADS: u32 = constant!("argmax.cu", ARGMAX_THREADS) as u32;
 
-/// What the pass has left behind of a step's logits.
+/// State of a step's logits after the pass.
 #[derive(Debug, Clone, Copy)]
 pub enum LogitsState {
-    /// Nothing: there are more rows than logits are kept of.
+    /// Not computed: there are more rows than the buffer of logits holds.
     ToCome,
-    /// All of them, and the greedy choices.
+    /// All logits, and the greedy choices.
     Chosen,
-    /// All of them, ranked by [`DecodeStep`](super::decode_step::DecodeStep).
+    /// All logits, ranked by [`DecodeStep`](super::decode_step::DecodeStep).
     Ranked(DrawnTokens),
 }
 
-/// A step that is launched up to its draws.
+/// A step launched up to its draws.
 #[derive(Debug)]
 pub struct OpenStep {
     pub step: u64,
@@ -44,21 +44,21 @@ pub struct OpenStep {
     pub logits: LogitsState,
 }
 
-/// The end of a step.
+/// End of a step.
 #[derive(Debug)]
 pub struct Head<'a> {
     pub forward: &'a Forward<'a>,
     pub draws: &'a mut Draws,
     pub shown: &'a mut ShownRows,
-    /// The step's buffers among those of the steps on their way.
+    /// Index of the step's buffers among the steps in flight.
     pub slot: usize,
     pub open: &'a OpenStep,
-    /// How each row draws, if it does.
+    /// Parameters of each row's draw, if any.
     pub works: &'a [Option<SampleWork<'a>>],
 }
 
 impl Head<'_> {
-    /// Tokens, and before them the logits that are not launched yet. Says where they will be.
+    /// Launches the draws, and before them the remaining logits. Returns the location of the tokens.
     pub fn run(&mut self, tap: &mut dyn Tap) -> Result<DrawnTokens, Fault> {
         let (forward, all) = (self.forward, self.open.rows.len());
         if all == 0 {
@@ -83,7 +83,7 @@ impl Head<'_> {
         Ok(chosen)
     }
 
-    /// The tokens of some drawing rows whose logits are on their way.
+    /// Draws the tokens of some drawing rows with logits in flight.
     fn draw(
         &mut self,
         first: usize,
@@ -94,7 +94,7 @@ impl Head<'_> {
         let forward = self.forward;
         let drawing = &self.open.rows[first..][..rows];
         show_norms(forward, drawing, tap)?;
-        // Penalties change logits where they lie.
+        // Penalties change logits in place.
         self.take_along(first, drawing, tap)?;
         let logits = Logits {
             rows: forward.buffers.logits,
@@ -119,7 +119,7 @@ impl Head<'_> {
         self.draws.copy_to_host(forward.context, place, drawn, rows)
     }
 
-    /// Takes the logits that somebody wants along, of rows that draw.
+    /// Copies the logits that a tap requests, of drawing rows.
     fn take_along(
         &mut self,
         first: usize,
@@ -138,7 +138,7 @@ impl Head<'_> {
     }
 }
 
-/// Blocks that read a row: one, where there are rows enough for all multiprocessors.
+/// Blocks per row: one, if the rows occupy all multiprocessors.
 fn argmax_parts(drawing: usize) -> usize {
     if drawing < ENOUGH_ROWS {
         ARGMAX_PARTS
@@ -147,13 +147,13 @@ fn argmax_parts(drawing: usize) -> usize {
     }
 }
 
-/// Tokens of the rows from `first` on, of as many as are `drawing` in the step.
+/// Tokens of the rows from `first` on, of the step's `drawing` rows.
 fn drawn(forward: &Forward<'_>, drawing: usize, first: usize) -> DrawnTokens {
     let parts = argmax_parts(drawing);
     DrawnTokens::of_parts(forward.buffers.best.add(first * parts), parts)
 }
 
-/// Shows the final norm of every row to those who want it of every row: embeddings are made of it.
+/// Shows the final norm of every row of the sequences that request it: the input of embeddings.
 pub fn show_hidden(forward: &Forward<'_>, plan: &Plan<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
     let n_embd = forward.config.n_embd;
     every_row(forward, plan, tap, Checkpoint::Hidden, |rows, show| {
@@ -164,7 +164,7 @@ pub fn show_hidden(forward: &Forward<'_>, plan: &Plan<'_>, tap: &mut dyn Tap) ->
     })
 }
 
-/// Shows the logits of every row to those who want them of every row.
+/// Shows the logits of every row of the sequences that request it.
 pub fn show_prompts(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
@@ -179,7 +179,7 @@ pub fn show_prompts(
         Checkpoint::PromptLogits,
         |rows, show| {
             forward.project(rows, &[output], n_embd, Output::stored(logits, vocab))?;
-            // A row at a time: all of them would be a large part of the host's memory.
+            // One row at a time: all of them would take a large part of the host's memory.
             for row in 0..rows {
                 // SAFETY: `logits` holds `head_rows` rows, and there are no more.
                 show(&unsafe { read(forward.context, logits.add(row * vocab), vocab)? });
@@ -189,8 +189,8 @@ pub fn show_prompts(
     )
 }
 
-/// Computes the final norm of every row of those who want the checkpoint, some rows at a time. `values` shows what it
-/// makes of them.
+/// Computes the final norm of every row of the sequences that request the checkpoint, some rows at a time. `values`
+/// shows a result of these rows.
 fn every_row(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
@@ -233,7 +233,7 @@ fn every_row(
     Ok(())
 }
 
-/// Final norm, logits and the greedy choice of some of the rows that are `drawing` in the step.
+/// Launches final norm, logits and the greedy choice of some of the step's `drawing` rows.
 pub fn logits(
     forward: &Forward<'_>,
     drawing: usize,
@@ -279,7 +279,7 @@ pub fn logits(
     }
 }
 
-/// Shows the final norm of some drawing rows to who wants it.
+/// Shows the final norm of some drawing rows to a tap that requests it.
 fn show_norms(
     forward: &Forward<'_>,
     drawing: &[DrawingRow],

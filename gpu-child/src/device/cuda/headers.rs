@@ -1,9 +1,9 @@
-//! Agreements of host and kernels. They stand in `kernels/cuda` and nowhere else, and are read from
-//! there when this is compiled: numbers ([`constant!`]), and offsets of the fields of a struct
+//! Agreements of host and kernels. `kernels/cuda` is their only source, and the host reads them from
+//! there at compile time: numbers ([`constant!`]), and offsets of the fields of a struct
 //! ([`layout!`]), which the compiler of the kernels checks on its side (`kernels/cuda/layout.cuh`).
-//! So an edit of one side alone does not compile, or changes both.
+//! An edit of one side alone either does not compile or changes both.
 
-/// A number of a file of `kernels/cuda`: what stands behind `NAME =` there.
+/// Number in a file of `kernels/cuda`: the text after `NAME =`.
 macro_rules! constant {
     ($file:literal, $name:ident) => {
         const {
@@ -19,8 +19,8 @@ macro_rules! constant {
     };
 }
 
-/// Structs whose `LAYOUT` in a file of `kernels/cuda` has the same size, and the same fields at the same
-/// places.
+/// Structs with a `LAYOUT` in a file of `kernels/cuda` that has the same size, and the same fields at the same
+/// offsets.
 macro_rules! layout {
     ($(
         $(#[$attribute:meta])*
@@ -35,7 +35,7 @@ macro_rules! layout {
             $($(#[$of_field])* $field_visible $field: $type,)*
         }
 
-        // A constant of the struct, so that the compiler names it.
+        // An associated constant, so that compiler errors name the struct.
         impl $name {
             const LAYOUT: () = $crate::device::cuda::headers::check_layout(
                 include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/cuda/", $file)),
@@ -51,7 +51,7 @@ macro_rules! layout {
 pub(super) use {constant, layout};
 
 /// # Panics
-/// When there is no such line, or more than a plain number in it.
+/// If there is no such line, or its value is not a plain number.
 pub const fn read_constant(header: &str, name: &str) -> usize {
     let text = header.as_bytes();
     let mut at = 0;
@@ -71,7 +71,7 @@ pub const fn read_constant(header: &str, name: &str) -> usize {
 }
 
 /// # Panics
-/// When `LAYOUT(name, ...)` says anything else.
+/// If `LAYOUT(name, ...)` differs.
 pub const fn check_layout(header: &str, name: &str, size: usize, fields: &[(&str, usize)]) {
     let text = header.as_bytes();
     let mut at = 0;
@@ -96,7 +96,7 @@ pub const fn check_layout(header: &str, name: &str, size: usize, fields: &[(&str
     skip(text, at, b")");
 }
 
-/// Index at which `what` begins, at `at` or later.
+/// Index of the first `what` at or after `at`.
 const fn find(text: &[u8], mut at: usize, what: &[u8]) -> usize {
     while !stands(text, at, what) {
         at += 1;
@@ -116,7 +116,7 @@ const fn stands(text: &[u8], at: usize, what: &[u8]) -> bool {
     true
 }
 
-/// Index behind `what`, which must be next but for white space, and behind white space that follows
+/// Index after `what`, which must be next except for white space, and after the white space that follows
 /// it.
 const fn skip(text: &[u8], at: usize, what: &[u8]) -> usize {
     let at = behind_space(text, at);
@@ -131,7 +131,7 @@ const fn behind_space(text: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// A number, and where it ends.
+/// A number, and the index of its end.
 const fn number(text: &[u8], start: usize) -> (usize, usize) {
     let (radix, start) = if stands(text, start, b"0x") {
         (16, start + 2)

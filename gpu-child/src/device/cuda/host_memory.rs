@@ -1,12 +1,12 @@
-//! Host memory that the device reads and writes by itself.
+//! Host memory that the device accesses directly.
 
 use super::context::check;
 use super::memory::DevicePtr;
 use cudarc::driver::sys;
 use worker_orcd_ipc::Fault;
 
-/// Host memory that the device can read and write while the host goes on: for small inputs of a step, and for what is
-/// shown of it.
+/// Pinned host memory that the device reads and writes while the host continues: small inputs of a step, and rows for
+/// its tap.
 #[derive(Debug)]
 pub struct Pinned {
     start: *mut u8,
@@ -18,7 +18,7 @@ unsafe impl Send for Pinned {}
 
 impl Pinned {
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn new(bytes: usize) -> Result<Self, Fault> {
         let mut start = std::ptr::null_mut();
         let bytes = bytes.max(1);
@@ -31,7 +31,7 @@ impl Pinned {
         Ok(Self { start, bytes })
     }
 
-    /// The device's address of it: under unified addressing, the same.
+    /// Device address of the memory: the same, under unified addressing.
     #[must_use]
     pub fn on_device(&self) -> DevicePtr<u8> {
         DevicePtr::at(self.start as u64)
@@ -42,7 +42,7 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
-    /// The whole floats in it.
+    /// The whole floats of the memory.
     pub fn floats_mut(&mut self) -> &mut [f32] {
         // SAFETY: as `bytes_mut`; such memory begins at a page, and every bit pattern is a float.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.bytes / 4) }

@@ -1,4 +1,4 @@
-//! The embedded kernels: found by name once, launched with arguments of their own type.
+//! The embedded kernels: looked up by name once, launched with typed arguments.
 //!
 //! A kernel takes exactly one argument struct ([`arguments`](super::arguments)), by value.
 
@@ -21,7 +21,7 @@ use worker_orcd_ipc::Fault;
 #[repr(align(16))]
 pub struct Aligned<B: ?Sized>(pub B);
 
-/// The name of a unit's file, and what is in it.
+/// File name of a unit, and its contents.
 macro_rules! fatbin {
     ($unit:literal) => {
         (
@@ -36,7 +36,7 @@ macro_rules! fatbin {
     };
 }
 
-/// The compiled kernels, one file for each translation unit of `kernels/cuda`.
+/// Compiled kernels, one file per translation unit of `kernels/cuda`.
 static FATBINS: [(&str, &Aligned<[u8]>); 11] = [
     fatbin!("kernels"),
     fatbin!("matmul_few"),
@@ -51,7 +51,7 @@ static FATBINS: [(&str, &Aligned<[u8]>); 11] = [
     fatbin!("experts_wide"),
 ];
 
-/// Names a folder whose fatbins are loaded instead of the embedded ones: for work on kernels, on
+/// Environment variable with a folder of fatbins that replace the embedded ones: for work on kernels, on
 /// a machine with a card and no Rust.
 pub(crate) const KERNELS_VARIABLE: &str = "WORKER_ORCD_KERNELS";
 
@@ -59,10 +59,10 @@ fn folder() -> Option<PathBuf> {
     std::env::var_os(KERNELS_VARIABLE).map(PathBuf::from)
 }
 
-/// Checks that this build carries kernels, or was told where some are.
+/// Checks that this build embeds kernels, or that the variable names a folder.
 ///
 /// # Errors
-/// What to do about it.
+/// A message with the remedy.
 pub fn are_at_hand() -> Result<(), &'static str> {
     if folder().is_some() || FATBINS.iter().all(|(_, fatbin)| !fatbin.0.is_empty()) {
         Ok(())
@@ -71,19 +71,19 @@ pub fn are_at_hand() -> Result<(), &'static str> {
     }
 }
 
-/// Checks that some kernels run on a device of that compute capability.
+/// Checks that some kernels run on a device of this compute capability.
 ///
 /// # Errors
-/// What they were compiled for.
+/// A message with the targets of the build.
 pub fn are_made_for(capability: ComputeCapability) -> Result<(), String> {
     match folder() {
-        // The folder's kernels are the choice of the person who named it.
+        // The folder's kernels are an explicit choice.
         Some(_) => Ok(()),
         None => architectures::check(capability),
     }
 }
 
-/// All the kernels of this build, on the device.
+/// All kernels of this build, on the device.
 #[derive(Debug)]
 pub struct Module(Vec<sys::CUmodule>);
 
@@ -92,7 +92,7 @@ unsafe impl Send for Module {}
 
 impl Module {
     /// # Errors
-    /// When the fatbin has nothing for this device.
+    /// If the fatbin has no code for this device.
     pub fn load(context: &Context) -> Result<Self, Fault> {
         context.enter()?;
         let mut modules = [std::ptr::null_mut(); FATBINS.len()];
@@ -110,10 +110,10 @@ impl Module {
         Ok(Self(modules.to_vec()))
     }
 
-    /// Kernels that are no model's.
+    /// Loads kernels that belong to no model.
     ///
     /// # Errors
-    /// When the fatbin is empty, or has nothing for this device.
+    /// If the fatbin is empty, or has no code for this device.
     #[cfg(feature = "fault-injection")]
     pub fn of(context: &Context, fatbin: &Aligned<[u8]>) -> Result<Self, Fault> {
         if fatbin.0.is_empty() {
@@ -132,10 +132,10 @@ impl Module {
     }
 
     /// # Errors
-    /// When there is no kernel of that name.
+    /// If there is no kernel of that name.
     ///
     /// # Safety
-    /// The kernel of that name takes one `A`, laid out as here.
+    /// The kernel of that name takes one `A` with the same layout.
     pub unsafe fn kernel<A>(&self, name: &str) -> Result<Kernel<A>, Fault> {
         let mut function = std::ptr::null_mut();
         let text = CString::new(name).expect("a name without zeros");
@@ -170,7 +170,7 @@ fn read(path: &Path) -> Result<Vec<u128>, Fault> {
     Ok(words.collect())
 }
 
-/// A kernel whose only argument is an `A`.
+/// A kernel with a single argument of type `A`.
 #[derive(Debug)]
 pub struct Kernel<A> {
     function: sys::CUfunction,
@@ -202,10 +202,10 @@ impl Geometry {
 }
 
 impl<A> Kernel<A> {
-    /// A kernel whose launches may begin before the one in front of them has ended.
+    /// Lets launches of the kernel begin before the end of the preceding launch.
     ///
     /// # Safety
-    /// The kernel itself waits for that end before it touches what others write: its first lines
+    /// The kernel itself waits for that end before it accesses other launches' memory: its first lines
     /// are those of `hopper.cuh`.
     #[must_use]
     pub unsafe fn overlapping(self) -> Self {
@@ -215,10 +215,10 @@ impl<A> Kernel<A> {
         }
     }
 
-    /// More than 48 KiB of shared memory are given only on request.
+    /// Opts in to more than 48 KiB of shared memory.
     ///
     /// # Errors
-    /// When the device does not have that much.
+    /// If the device has less.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), Fault> {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
@@ -230,11 +230,11 @@ impl<A> Kernel<A> {
     }
 
     /// # Errors
-    /// When the launch is refused, or something before it has failed.
+    /// If the launch is refused, or an earlier launch has failed.
     ///
     /// # Safety
-    /// Everything that the kernel reads and writes through `arguments` is there and large enough
-    /// for this geometry, as the kernel's header says.
+    /// All memory that the kernel accesses through `arguments` exists and is large enough
+    /// for this geometry, according to the kernel's header.
     pub unsafe fn launch(
         &self,
         context: &Context,
@@ -245,15 +245,15 @@ impl<A> Kernel<A> {
         unsafe { self.launch_clusters(context, geometry, 1, arguments) }
     }
 
-    /// Launches as [`launch`](Self::launch) does, in clusters of so many neighbouring blocks of a
-    /// line of the grid, which see each other's shared memory. Devices before compute capability 9
-    /// know clusters of one block only.
+    /// Launches as [`launch`](Self::launch) does, in clusters of this number of adjacent blocks of a
+    /// line of the grid, which access each other's shared memory. Devices before compute capability 9
+    /// support clusters of one block only.
     ///
     /// # Errors
-    /// As for [`launch`](Self::launch).
+    /// The errors of [`launch`](Self::launch).
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch).
+    /// The contract of [`launch`](Self::launch).
     pub unsafe fn launch_clusters(
         &self,
         context: &Context,
@@ -299,14 +299,14 @@ impl<A> Kernel<A> {
         check(result, &format!("launching {}", self.name))
     }
 
-    /// Launches as [`launch`](Self::launch) does, with all blocks on the device at the same time,
-    /// so that they can wait for each other.
+    /// Launches as [`launch`](Self::launch) does, with all blocks resident at the same time,
+    /// so that they can synchronize.
     ///
     /// # Errors
-    /// As for [`launch`](Self::launch), and when they do not fit together.
+    /// The errors of [`launch`](Self::launch), and an error if the blocks do not fit together.
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch).
+    /// The contract of [`launch`](Self::launch).
     pub unsafe fn launch_together(
         &self,
         context: &Context,
@@ -335,7 +335,7 @@ impl<A> Kernel<A> {
     }
 }
 
-/// The launch may begin when the one in front of it says so.
+/// The launch may begin at a signal of the preceding one.
 fn overlapping() -> sys::CUlaunchAttribute {
     attribute(
         AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -343,7 +343,7 @@ fn overlapping() -> sys::CUlaunchAttribute {
     )
 }
 
-/// Clusters of this many blocks, which see each other's shared memory.
+/// Clusters of this number of blocks, which access each other's shared memory.
 fn clustered(blocks: u32) -> sys::CUlaunchAttribute {
     attribute(
         AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,

@@ -1,4 +1,4 @@
-//! The paged KV cache on the device: `kernels/cuda/kv.cuh` says what is in a page.
+//! Paged KV cache on the device. `kernels/cuda/kv.cuh` defines the contents of a page.
 
 use super::context::Context;
 use super::headers::constant;
@@ -9,7 +9,7 @@ use crate::device::common::layer_groups::Place;
 use crate::device::{KvGeometry, PageId};
 use worker_orcd_ipc::{Fault, Role};
 
-// It is what attention reads at a time.
+// Attention reads one page at a time.
 const _: () = assert!(PAGE_TOKENS == constant!("kv.cuh", PAGE));
 
 #[derive(Debug)]
@@ -20,20 +20,20 @@ pub struct KvCache {
     is_shared: bool,
 }
 
-/// Room for a KV cache.
+/// Capacity of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvRoom {
     pub pages: u32,
-    /// The memory may outlive the process. For that of the next child there is as much again, or it waits until
-    /// this one's comes free.
+    /// The memory may outlive the process. The next child's memory fits beside it, or the next child waits until
+    /// this memory is freed.
     pub shares: bool,
 }
 
 impl KvCache {
-    /// Zeroed: attention reads whole pages, and what was never written must be a number.
+    /// Allocates zeroed memory: attention reads whole pages, and unwritten values must be finite.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// If the memory cannot be allocated.
     pub fn new(
         context: &Context,
         layout: KvLayout,
@@ -61,7 +61,7 @@ impl KvCache {
         Ok(kv)
     }
 
-    /// A standby does without where others have the memory, and takes it when it is promoted.
+    /// A standby has no memory here while the active child has it, and takes it on promotion.
     fn take_to_share(&mut self, context: &Context, role: Role) -> Result<(), Fault> {
         match self.arena.take(context) {
             Err(Fault::OutOfMemory { message }) if role == Role::Standby => {
@@ -73,13 +73,13 @@ impl KvCache {
         }
     }
 
-    /// True where the memory may outlive the process.
+    /// The memory may outlive the process.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.is_shared
     }
 
-    /// The time at which everything else is taken that a child works in.
+    /// Time at which the other working memory of a child is allocated.
     #[must_use]
     pub fn taken(&self) -> Taken {
         match self.arena.has_memory() {
@@ -88,10 +88,10 @@ impl KvCache {
         }
     }
 
-    /// Takes the memory that a standby has left to others.
+    /// Takes the memory that a standby has deferred.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// If it cannot be allocated.
     pub fn take(&mut self, context: &Context) -> Result<(), Fault> {
         if self.arena.has_memory() {
             return Ok(());
@@ -120,30 +120,30 @@ impl KvCache {
         self.layout.geometry(self.pages)
     }
 
-    /// The first byte of a page.
+    /// First byte of a page.
     #[must_use]
     pub fn page(&self, page: PageId) -> DevicePtr<u8> {
         let bytes = self.shape().page_bytes();
         self.arena.at(u64::from(page.0) * bytes, bytes as usize)
     }
 
-    /// Makes a page one that was never written, in stream order.
+    /// Clears a page, in stream order.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn clear_page(&self, context: &Context, page: PageId) -> Result<(), Fault> {
         let (place, bytes) = (self.page(page), self.shape().page_bytes());
         // SAFETY: the whole of a page.
         unsafe { clear(context, place, bytes as usize) }
     }
 
-    /// Halves from one layer of a page to the next.
+    /// Halves between the starts of two layers of a page.
     #[must_use]
     pub fn layer_halves(&self) -> u64 {
         2 * self.shape().half_layer() as u64
     }
 
-    /// `tables` gives the page tables of a group.
+    /// `tables` returns the page tables of a group.
     #[must_use]
     pub fn layer(&self, layer: usize, tables: impl Fn(usize) -> DevicePtr<i32>) -> KvArgs {
         let Place { group, index } = self.layout.groups.place(layer);

@@ -1,8 +1,8 @@
-//! The KV cache of a card as others may have it: an allocation that a descriptor stands for, whose pages
-//! they copy.
+//! KV cache of a card shared with other processes: an allocation with a descriptor, so that they can
+//! copy its pages.
 //!
-//! Checksums are taken behind what was launched, and fetched when the stream got there, so nobody waits for
-//! them. A copy and its checksum come from the same reading (`kernels/cuda/kv_pages.cu`).
+//! Checksums are launched after the steps, and read once the stream has passed them, so that no thread waits for
+//! them. A copy and its checksum use the same read (`kernels/cuda/kv_pages.cu`).
 
 use super::CudaExecutor;
 use super::aside::OtherKv;
@@ -19,32 +19,32 @@ use std::os::fd::OwnedFd;
 use worker_orcd_ipc::{Fault, Generation};
 
 const THREADS: u32 = 256;
-/// Loads that a thread has under way.
+/// Loads in flight per thread.
 const LOADS: u32 = 4;
 /// Halves of a load.
 const UNIT: usize = 8;
 const SUM_BYTES: usize = size_of::<u64>();
-/// Pages that are copied before the device is waited for.
+/// Pages copied between two waits for the device.
 const COPIES_AT_ONCE: usize = 16 * PAGES_AT_ONCE;
 
 #[derive(Debug)]
 pub struct KvSharing {
     seal_pages: Kernel<SealPagesArgs>,
     adopt_pages: Kernel<AdoptPagesArgs>,
-    /// The words in which the device adds up, one for each page.
+    /// Accumulators on the device, one per page.
     sums: Arena,
     answer: Pinned,
     done: StreamEvent,
-    /// Parts of pages whose checksums are on their way …
+    /// Number of parts of pages with checksums in flight …
     under_way: usize,
-    /// … and those behind them.
+    /// … and the parts after them.
     waiting: VecDeque<PagePart>,
     others: BTreeMap<Generation, OtherKv>,
 }
 
 impl KvSharing {
     /// # Errors
-    /// When the kernels are not there, or no memory is left.
+    /// If a kernel is missing, or the memory cannot be allocated.
     pub fn load(context: &Context, module: &Module) -> Result<Self, Fault> {
         Ok(Self {
             // SAFETY: kv_pages.cu takes SealPagesArgs.
@@ -64,7 +64,7 @@ impl KvSharing {
         })
     }
 
-    /// Sends the next pages on their way, unless some are.
+    /// Launches checksums of the next pages, unless some are in flight.
     fn send(&mut self, context: &Context, kv: &KvCache) -> Result<(), Fault> {
         let count = self.waiting.len().min(PAGES_AT_ONCE);
         if self.under_way > 0 || count == 0 {
@@ -84,7 +84,7 @@ impl KvSharing {
         }
         self.sums.clear(context)?;
         // SAFETY: a sum for each page, which lie in the cache; the pinned place is read only once the event
-        // behind it is reached.
+        // after it is complete.
         unsafe {
             self.seal_pages
                 .launch(context, geometry(kv, count), &arguments)?;
@@ -96,7 +96,7 @@ impl KvSharing {
         Ok(())
     }
 
-    /// Copies pages that lie in both caches; gives the checksums of the copies. Waits for the device.
+    /// Copies pages present in both caches; returns the checksums of the copies. Waits for the device.
     fn copy(
         &self,
         context: &Context,
@@ -132,7 +132,7 @@ impl KvSharing {
             }
         }
         let mut sums = vec![0; copies.len()];
-        // SAFETY: as many sums as were taken, behind the kernels that take them.
+        // SAFETY: as many sums as were computed, after the kernels that compute them in stream order.
         unsafe { download(context, &mut sums, self.sums.at(0, copies.len())) }?;
         Ok(sums)
     }
@@ -197,7 +197,7 @@ impl KvCustody for CudaExecutor {
                 }
             }
         }
-        // Attention reads whole pages, and what was never written must be a number.
+        // Attention reads whole pages, and unwritten values must be finite.
         for (copy, _) in pages.iter().zip(&intact).filter(|(_, intact)| !**intact) {
             kv.clear_page(context, copy.to)?;
         }
@@ -223,7 +223,7 @@ impl KvCustody for CudaExecutor {
 
     #[cfg(feature = "fault-injection")]
     fn flip_bits(&mut self) {
-        // The first request's; nobody has a copy yet.
+        // A page of the first request, without a copy so far.
         let place = self.kv.page(PageId(0));
         let mut byte = [0];
         // SAFETY: one byte of the page.
@@ -238,7 +238,7 @@ impl KvCustody for CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// What seals and copies are made with; nobody is asked for them where the KV cache is not shared.
+    /// State for seals and copies; never used with an unshared KV cache.
     fn sharing(&mut self) -> Result<(&Context, &KvCache, &mut KvSharing), Fault> {
         self.context.enter()?;
         let sharing = self.kv_sharing.as_mut().expect("a KV cache that is shared");
@@ -246,7 +246,7 @@ impl CudaExecutor {
     }
 }
 
-/// So many positions may be sealed.
+/// Accepts this number of positions for seals.
 fn is_part(tokens: u32) -> bool {
     let tokens = tokens as usize;
     (1..=PAGE_TOKENS).contains(&tokens) && tokens.is_multiple_of(SEAL_EVERY)
@@ -262,7 +262,7 @@ fn shape(kv: &KvCache) -> PageShape {
     }
 }
 
-/// A line of blocks for each page.
+/// One line of blocks per page.
 fn geometry(kv: &KvCache, pages: usize) -> Geometry {
     let blocks = shape(kv).page.div_ceil(LOADS * THREADS);
     Geometry {

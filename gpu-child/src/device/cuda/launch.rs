@@ -1,5 +1,5 @@
-//! A step launched in two parts: the pass up to the logits, and the draws. Masks may come later than the pass
-//! can be launched, and a device that waits for them has the pass to compute.
+//! Launch of a step in two parts: the pass up to the logits, and the draws. Masks may arrive after the launch of
+//! the pass, and the device computes the pass in the meantime.
 
 use super::CudaExecutor;
 use super::decode_step::is_watched;
@@ -12,7 +12,7 @@ use super::scratch::StepInputs;
 use crate::device::{Batch, Checkpoint, SampleWork, TO_BE_DRAWN, Tap};
 use worker_orcd_ipc::Fault;
 
-/// Launches a step up to its draws, behind one that may still be running.
+/// Launches a step up to its draws, after one that may still be running.
 pub fn begin(
     executor: &mut CudaExecutor,
     batch: &Batch<'_>,
@@ -47,7 +47,7 @@ pub fn begin(
     Ok(())
 }
 
-/// Launches the draws of the step that was begun last.
+/// Launches the draws of the latest step.
 pub fn draw(
     executor: &mut CudaExecutor,
     draws: &[Option<SampleWork<'_>>],
@@ -91,7 +91,7 @@ pub fn draw(
         .launched(context, open.step, requests, drawn, drawn_tokens)
 }
 
-/// Embedding to logits. Says what there is of these.
+/// Runs the pass from embedding to logits. Returns the state of the logits.
 fn launch_pass(
     executor: &mut CudaExecutor,
     plan: &Plan<'_>,

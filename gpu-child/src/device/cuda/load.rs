@@ -1,5 +1,5 @@
-//! Loading a model on an open device, a step at a time: what fits is decided, the weights get into
-//! their places, packed by the device itself, or are taken over where they are, the KV cache is made.
+//! Loading of a model on an open device, in steps: the memory budget, the weights (packed by the device,
+//! or taken over in place), and the KV cache.
 
 use super::aside::Aside;
 use super::board::Board;
@@ -33,13 +33,13 @@ use crate::device::{KeptWeights, Source};
 use crate::model::{FeedForward, GatedUnit, GgufFile, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
 
-/// Head sizes that attention.cu is compiled for.
+/// Head sizes of the compiled attention.cu.
 pub const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
-/// Memory kept free whatever was ordered: for graphs, and for what NVIDIA's driver takes beside our
+/// Reserve in any case: for graphs, and for the driver's own memory besides our
 /// allocations.
 const RESERVE_BYTES: u64 = 256 << 20;
 
-/// A card that is ready to take a model: a context on it, and the kernels in it.
+/// A card ready for a model: a context, and the loaded kernels.
 #[derive(Debug)]
 pub struct Device {
     pub(super) context: Context,
@@ -48,7 +48,7 @@ pub struct Device {
 
 impl Device {
     /// # Errors
-    /// [`Fault::DeviceUnavailable`] when there is no such device or this build has no kernels for it.
+    /// [`Fault::DeviceUnavailable`] if there is no such device or this build has no kernels for it.
     pub fn open(ordinal: u32) -> Result<Self, Fault> {
         let context = Context::open(ordinal)?;
         let module = Module::load(&context)?;
@@ -62,7 +62,7 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CudaExecutor, Fault> {
-    // It may have been opened by another thread.
+    // Another thread may have opened it.
     device.context.enter()?;
     let config = source.config;
     refuse_unsupported(config, device.context.shared_bytes())?;
@@ -102,7 +102,7 @@ pub fn load(
     Ok(executor)
 }
 
-/// Finds the kernels for a model that is in place.
+/// Looks up the kernels for a loaded model.
 fn assemble(
     Device { context, module }: Device,
     config: &ModelConfig,
@@ -162,7 +162,7 @@ fn assemble(
     })
 }
 
-/// `shared_bytes` is what a block may have of a multiprocessor's memory.
+/// `shared_bytes` is the maximum shared memory per block.
 fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
     if !HEAD_DIMS.contains(&config.head_dim) {
@@ -196,12 +196,12 @@ fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fau
     Ok(())
 }
 
-/// Bytes that the memory of a model is reckoned from.
+/// Bytes for the computation of a model's memory budget.
 #[derive(Debug, Clone, Copy)]
 struct Needs {
-    /// For all children together; of these `in_place` are taken already.
+    /// Memory of all children together; `in_place` of it is already allocated.
     once: u64,
-    /// For each child, beside its KV cache.
+    /// Memory of each child besides its KV cache.
     each: u64,
     page: u64,
     /// Pages of the longest sequence.
@@ -209,8 +209,8 @@ struct Needs {
     in_place: u64,
 }
 
-/// What was ordered, or the KV cache's share of the device: where a child shares it with the next one, the half of
-/// it. It does where two caches fit, of what was ordered, or of one sequence of full length at least.
+/// Size of the KV cache: the configured size, or its share of the device. A child that shares it with the next one gets
+/// half of it. It shares if two caches fit, of the configured size, or of at least one sequence of full length.
 fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvRoom, Fault> {
     let (free, total) = context.memory()?;
     let load = &options.load;
@@ -221,7 +221,7 @@ fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvR
             total,
             free: match load.role {
                 Role::Active => free + needs.in_place + load.lent,
-                // What it is promised is another child's now.
+                // The promised memory still belongs to the other child.
                 Role::Standby => total,
             },
             reserve: RESERVE_BYTES,
@@ -246,7 +246,7 @@ fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvR
     })
 }
 
-/// The weights before their arena is allocated: where everything goes, and from where.
+/// The weights before the allocation of their arena: source and destination of each.
 #[derive(Default)]
 struct Placement<'a> {
     layout: WeightsLayout<ALIGNMENT>,
@@ -283,7 +283,7 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
 }
 
 impl Placement<'_> {
-    /// Allocates the arena, gets the weights in place, and seals it.
+    /// Allocates the arena, loads the weights, and makes it read-only.
     fn fill(
         self,
         device: &Device,
@@ -293,7 +293,7 @@ impl Placement<'_> {
     ) -> Result<(Arena, WeightsManifest), Fault> {
         let context = &device.context;
         let arena = Arena::shareable(context, Purpose::Weights, self.layout.bytes())?;
-        // What lies between the weights is part of checksums, and must be the same in the next child.
+        // Checksums include the gaps between weights, which must be equal in the next child.
         arena.clear(context)?;
         for (tensor, vector) in &self.vectors {
             let values = values(tensor)?;
@@ -317,7 +317,7 @@ impl Placement<'_> {
         Ok((arena, self.layout.sign(&checksums)))
     }
 
-    /// Maps the arena that was kept, and sees that it is what its manifest says.
+    /// Maps the retained arena, and verifies it against its manifest.
     fn attach(
         self,
         Device { context, module }: &Device,
@@ -331,7 +331,7 @@ impl Placement<'_> {
     }
 }
 
-/// In the last byte of the last row: little depends on it.
+/// Flips a bit in the last byte of the last row, which has little influence.
 #[cfg(feature = "fault-injection")]
 fn flip_a_bit(
     context: &Context,
@@ -356,7 +356,7 @@ mod tests {
     use crate::model::tiny_model::{tiny_mixtral, tiny_model};
     use crate::model::{Architecture, GgufBuilder, gguf};
 
-    /// Of an H200.
+    /// Shared memory per block of an H200.
     const SHARED_BYTES: u32 = 227 << 10;
 
     fn refusal(file: &GgufBuilder) -> Option<String> {
@@ -421,7 +421,7 @@ mod tests {
         let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
         config.head_dim = 256;
         assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
-        // Of an RTX 4090.
+        // Shared memory per block of an RTX 4090.
         let refused = refuse_unsupported(&config, 99 << 10).expect_err("too little");
         assert!(refused.to_string().contains("heads of 256"), "{refused}");
     }

@@ -1,9 +1,9 @@
-//! Device memory that may outlive its process: allocated with a handle that a descriptor can stand for,
+//! Device memory that may outlive its process: allocated with an exportable handle,
 //! and mapped at an address of this process.
 //!
-//! Whoever holds such a descriptor keeps the memory allocated, with a context or without. Access is a
-//! part of the mapping and not of the memory: once a mapping is read-only, a write through it is an
-//! illegal address, in whatever kernel.
+//! Each holder of a descriptor keeps the memory allocated, with or without a context. Access rights belong to
+//! the mapping, not to the memory: a write through a read-only mapping is an
+//! illegal address, in any kernel.
 //!
 //! Source: CUDA driver API, "Virtual Memory Management".
 
@@ -15,9 +15,9 @@ use worker_orcd_ipc::Fault;
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// One allocation, and where this process sees it; or only the place, as long as the memory is somebody
-/// else's. It is never unmapped: kernels on their way may still
-/// read it, and unmapping waits for none of them. The end of the process takes it back.
+/// One allocation, and its address in this process; or only the reserved address, while another process has
+/// the memory. It is never unmapped: kernels in flight may still
+/// read it, and unmapping does not wait for them. The end of the process releases it.
 #[derive(Debug)]
 pub struct Mapping {
     start: u64,
@@ -28,20 +28,20 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// New memory, to be read and written. Not cleared.
+    /// Allocates new memory, read-write. Not cleared.
     ///
     /// # Errors
-    /// [`Fault::OutOfMemory`] when there is not that much.
+    /// [`Fault::OutOfMemory`] if the device has less free memory.
     pub fn new(context: &Context, bytes: u64, doing: &str) -> Result<Self, Fault> {
         let mut mapping = Self::reserve(context, bytes)?;
         mapping.allocate(context, doing)?;
         Ok(mapping)
     }
 
-    /// A place for memory.
+    /// Reserves addresses for memory.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn reserve(context: &Context, bytes: u64) -> Result<Self, Fault> {
         context.enter()?;
         let properties = properties(context);
@@ -58,10 +58,10 @@ impl Mapping {
         })
     }
 
-    /// Puts new memory there, to be read and written. Not cleared.
+    /// Maps new memory at the reserved addresses, read-write. Not cleared.
     ///
     /// # Errors
-    /// [`Fault::OutOfMemory`] when there is not that much; it may be tried again.
+    /// [`Fault::OutOfMemory`] if the device has less free memory; the call may be repeated.
     pub fn allocate(&mut self, context: &Context, doing: &str) -> Result<(), Fault> {
         let properties = properties(context);
         let mut handle = 0;
@@ -77,10 +77,10 @@ impl Mapping {
         self.handle.is_some()
     }
 
-    /// Memory of another process, to be read.
+    /// Maps memory of another process, read-only.
     ///
     /// # Errors
-    /// When it is none of this device, or is smaller.
+    /// If it belongs to another device, or is smaller.
     pub fn import(context: &Context, memory: &OwnedFd, bytes: u64) -> Result<Self, Fault> {
         let mut mapping = Self::reserve(context, bytes)?;
         let mut handle = 0;
@@ -93,10 +93,10 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Gives the memory back, and the place.
+    /// Unmaps the memory, and releases the addresses.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn release(&mut self) -> Result<(), Fault> {
         let Some(handle) = self.handle.take() else {
             return Ok(());
@@ -113,7 +113,7 @@ impl Mapping {
         }
     }
 
-    /// The handle is owned from here on.
+    /// Takes ownership of the handle.
     fn map(
         &mut self,
         handle: sys::CUmemGenericAllocationHandle,
@@ -131,10 +131,10 @@ impl Mapping {
         self.start
     }
 
-    /// Lets this process read, and no more. What was launched before is waited for.
+    /// Makes the mapping read-only. Waits for earlier launches.
     ///
     /// # Errors
-    /// When it has failed, or NVIDIA's driver refuses.
+    /// If a launch has failed, or NVIDIA's driver returns an error.
     pub fn seal(&self, context: &Context) -> Result<(), Fault> {
         context.synchronize("writing what will be sealed")?;
         self.allow(Access::CU_MEM_ACCESS_FLAGS_PROT_READ)
@@ -150,10 +150,10 @@ impl Mapping {
         check(result, "allowing access to memory")
     }
 
-    /// A descriptor of the memory, for another process.
+    /// Exports a descriptor of the memory, for another process.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn share(&self) -> Result<OwnedFd, Fault> {
         let handle = self.handle.expect("memory to share");
         let mut descriptor = -1_i32;
@@ -163,7 +163,7 @@ impl Mapping {
             sys::cuMemExportToShareableHandle(place, handle, DESCRIPTOR, 0)
         };
         check(result, "sharing memory")?;
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: a new descriptor without another owner.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(last_word(&context, &taken), 7);
     }
 
-    /// In a process of its own, which the write ends.
+    /// Runs in a separate process, which the write ends.
     #[test]
     #[ignore = "needs an NVIDIA GPU"]
     fn a_write_to_what_is_sealed_is_an_illegal_address() {
@@ -232,7 +232,7 @@ mod tests {
         if std::env::var_os(WRITES).is_some() {
             let (context, arena) = written();
             let checksum = Checksum::load(&Module::load(&context).expect("kernels"));
-            // The kernel adds to the word that it is given.
+            // The kernel adds to its argument's word.
             let outcome = checksum
                 .expect("a kernel")
                 .add(&context, &arena, 0..256, &arena, 8)

@@ -1,5 +1,4 @@
-//! Choice of the kernel that multiplies: by tensor type, by number of rows, by how much work there
-//! is.
+//! Selection of the matmul kernel by tensor type, number of rows and amount of work.
 //!
 //! Every choice gives the same bits (`kernels/cuda/matmul.cuh`); only time differs.
 
@@ -16,16 +15,16 @@ use super::wide::{BLOCKS, Capacity, Cluster, Product, tiling};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::{Activation, TensorType};
 
-/// Rows up to which reading the weights is what takes the time.
+/// Maximum number of rows with a time that is bound by reading the weights.
 const FEW: usize = 64;
-/// Shared memory that matmul_wgmma.cuh declares itself, and a little for NVIDIA's driver.
+/// Static shared memory of matmul_wgmma.cuh, and a reserve for NVIDIA's driver.
 const RESERVED_SHARED: u32 = 2 << 10;
-/// Threads of a `matmul_few` block at most.
+/// Maximum number of threads of a `matmul_few` block.
 const FEW_THREADS: usize = constant!("matmul_few.cu", FEW_THREADS);
 const MAX_PARTS: usize = constant!("common.cuh", MAX_PARTS);
 const MANY_THREADS: u32 = constant!("matmul_many.cu", MANY_THREADS) as u32;
 
-/// The kernels of one tensor type.
+/// Kernels of one tensor type.
 #[derive(Debug)]
 struct OfType {
     ty: TensorType,
@@ -33,7 +32,7 @@ struct OfType {
     few: [Kernel<MatmulArgs>; 2],
     /// Blocks of 64 x 64 and, where shared memory allows, 128 x 128.
     many: [Option<Kernel<MatmulArgs>>; 2],
-    /// Kernels of each of [`BLOCKS`], on Hopper: instead of all the others.
+    /// Hopper's kernels, one for each of [`BLOCKS`], instead of all others.
     wide: Vec<Kernel<WideArgs>>,
 }
 
@@ -43,7 +42,7 @@ pub struct Matmul {
     has_wide: bool,
 }
 
-/// What products of rows are multiplied by.
+/// Factors of products of rows.
 #[derive(Debug, Clone, Copy)]
 pub enum Scale {
     OfEach(DevicePtr<f32>),
@@ -59,14 +58,14 @@ pub struct Input {
     pub cols: usize,
 }
 
-/// Rows of F32 that results go to, `stride` floats from one to the next.
+/// Destination of results: rows of F32, `stride` floats apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     pub out: DevicePtr<f32>,
     pub stride: usize,
-    /// Results are added to what is there, instead of replacing it.
+    /// Adds results to the destination instead of replacing it.
     pub add: bool,
-    /// Of two linears for which [`Matmul::pairs`]: their gated linear unit under this power, packed as an input of a product.
+    /// Packs the gated linear unit of two linears that [`Matmul::pairs`], under this power, as an input of a product.
     pub paired: Option<Power>,
 }
 
@@ -92,7 +91,7 @@ impl Output {
 
 impl Matmul {
     /// # Errors
-    /// When a kernel is missing.
+    /// If a kernel is missing.
     pub fn load(
         context: &Context,
         module: &Module,
@@ -110,20 +109,20 @@ impl Matmul {
         })
     }
 
-    /// Gives up the kernels that only some architectures have.
+    /// Drops the architecture-specific kernels.
     pub fn use_portable(&mut self) {
         self.has_wide = false;
     }
 
-    /// Groups of eight rows that the input of so many rows is packed in; zero where it is plain
+    /// Groups of eight rows of the packed input for this number of rows; zero for a plain layout
     /// (`RowArgs` in `norm.cuh`).
     #[must_use]
     pub fn groups(&self, rows: usize) -> usize {
         if self.has_wide { rows.div_ceil(8) } else { 0 }
     }
 
-    /// Gate and up can be multiplied as one: [`run`](Self::run) then gives their gated linear unit. Only SiLU's: a choice
-    /// of it in that kernel costs every model some microseconds a layer (bench/results/cuda.md).
+    /// Gate and up run as one product: [`run`](Self::run) then gives their gated linear unit. SiLU only: a choice of
+    /// activation in that kernel costs every model some microseconds a layer (bench/results/cuda.md).
     #[must_use]
     pub fn pairs(&self, activation: Activation, [gate, up]: &[Linear; 2]) -> bool {
         let is_silu = activation == Activation::Silu;
@@ -132,13 +131,13 @@ impl Matmul {
     }
 
     /// `out[:, column of each] = input x its weight`; the linears share their number of columns
-    /// and are at most three. Those of one type go into one launch.
+    /// and are at most three. Linears of one type share a launch.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// If a launch fails.
     ///
     /// # Safety
-    /// `input` and `output` are on the device and as large as they say; `output` has room for the
+    /// `input` and `output` are on the device and have their stated sizes; `output` has room for the
     /// rows of all the linears.
     pub unsafe fn run(
         &self,
@@ -231,7 +230,7 @@ impl OfType {
     }
 
     /// # Safety
-    /// As for [`Matmul::run`]; the input is packed.
+    /// The contract of [`Matmul::run`]; the input is packed.
     unsafe fn launch_wide(
         &self,
         context: &Context,
@@ -280,7 +279,7 @@ impl OfType {
         }
     }
 
-    /// The parts as the copy engine sees them, in boxes of so many tiles.
+    /// Tensor maps of the parts, with boxes of this number of tiles.
     fn tensor_maps(
         &self,
         matmul: &MatmulArgs,
@@ -295,7 +294,7 @@ impl OfType {
     }
 
     /// # Safety
-    /// As for [`Matmul::run`].
+    /// The contract of [`Matmul::run`].
     unsafe fn launch(&self, context: &Context, arguments: &MatmulArgs) -> Result<(), Fault> {
         let rows = arguments.rows as usize;
         let parts = &arguments.parts[..arguments.n_parts as usize];
@@ -338,7 +337,7 @@ impl OfType {
     }
 }
 
-/// Geometry of one warp a segment; short rows put several tiles into a block.
+/// Geometry with one warp per segment; a block of short rows has several tiles.
 pub fn few_geometry(tiles: usize, segments: usize, rows: usize) -> Geometry {
     let in_block = (FEW_THREADS / 2 / (32 * segments)).clamp(1, tiles);
     Geometry {
@@ -348,7 +347,7 @@ pub fn few_geometry(tiles: usize, segments: usize, rows: usize) -> Geometry {
     }
 }
 
-/// The most that [`few_geometry`] asks for: 16 warps' sums of 64 rows.
+/// Shared memory limit of [`few_geometry`]: sums of 64 rows for 16 warps.
 fn few_shared_limit() -> u32 {
     (FEW_THREADS / 32 * FEW * TILE_ROWS * 4) as u32
 }

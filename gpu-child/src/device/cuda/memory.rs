@@ -1,8 +1,8 @@
-//! Every byte of device memory, and what it is for.
+//! All device memory, by purpose.
 //!
-//! Plain device memory only: nothing managed, nothing that NVIDIA's driver could move to the host. A
-//! [`DevicePtr`] is a number with a type; it cannot be read here, only handed to a kernel or to a
-//! copy, so that host and device addresses are never mixed up.
+//! Plain device memory only: no managed memory, which NVIDIA's driver could move to the host. A
+//! [`DevicePtr`] is a typed number; the host cannot dereference it, only pass it to a kernel or a
+//! copy, so host and device addresses are never mixed up.
 
 use super::context::{Context, check};
 pub use super::host_memory::Pinned;
@@ -18,7 +18,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::Fault;
 
-/// The address of some `T` on the device. Null means none.
+/// Address of some `T` on the device. Null means none.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct DevicePtr<T>(u64, PhantomData<*const T>);
@@ -29,13 +29,13 @@ impl<T> Clone for DevicePtr<T> {
     }
 }
 impl<T> Copy for DevicePtr<T> {}
-// SAFETY: a number; nothing is reached through it on the host.
+// SAFETY: a number; the host accesses nothing through it.
 unsafe impl<T> Send for DevicePtr<T> {}
 
 impl<T> DevicePtr<T> {
     pub const NULL: Self = Self(0, PhantomData);
 
-    /// An address that NVIDIA's driver gave.
+    /// An address from NVIDIA's driver.
     #[must_use]
     pub fn at(address: u64) -> Self {
         Self(address, PhantomData)
@@ -46,7 +46,7 @@ impl<T> DevicePtr<T> {
         self.0
     }
 
-    /// `count` elements further on.
+    /// The address `count` elements further on.
     #[must_use]
     pub fn add(self, count: usize) -> Self {
         Self(self.0 + (count * size_of::<T>()) as u64, PhantomData)
@@ -58,16 +58,16 @@ impl<T> DevicePtr<T> {
     }
 }
 
-/// Time for what a process had that was killed to come free: as long as the supervisor waits for it to
-/// end.
+/// Timeout for the release of a killed process's memory: equal to the supervisor's timeout for the end of
+/// that process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) const POLL: Duration = Duration::from_millis(1);
 
-/// The time at which a child takes memory that it works in.
+/// Time at which a child allocates its working memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
     WhenLoaded,
-    /// A standby's may be the other child's until then.
+    /// A standby's memory may belong to the other child until then.
     WhenPromoted,
 }
 
@@ -78,13 +78,13 @@ pub struct Arena {
     bytes: u64,
     purpose: Purpose,
     ledger: Arc<Ledger>,
-    /// For memory that may outlive the process.
+    /// Mapping of memory that may outlive the process.
     mapping: Option<Mapping>,
 }
 
 impl Arena {
     /// # Errors
-    /// [`Fault::OutOfMemory`] naming what it was for.
+    /// [`Fault::OutOfMemory`] with the purpose.
     pub fn new(context: &Context, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
         context.enter()?;
         let mut start = 0;
@@ -95,20 +95,20 @@ impl Arena {
         Ok(Self::counted(context, purpose, start, bytes, None))
     }
 
-    /// Memory that may outlive the process.
+    /// Allocates memory that may outlive the process.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn shareable(context: &Context, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
         let mapping = Mapping::new(context, bytes, &format!("{bytes} bytes for {purpose:?}"))?;
         let start = mapping.start();
         Ok(Self::counted(context, purpose, start, bytes, Some(mapping)))
     }
 
-    /// A place for memory that somebody else still has: [`take`](Self::take) gets it.
+    /// Reserves addresses for memory that another process still has: [`take`](Self::take) allocates it.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn promised(context: &Context, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
         let mapping = Mapping::reserve(context, bytes)?;
         Ok(Self {
@@ -120,10 +120,10 @@ impl Arena {
         })
     }
 
-    /// Memory, or the promise of it.
+    /// Allocates memory, or reserves addresses for it.
     ///
     /// # Errors
-    /// As for [`new`](Self::new) and [`promised`](Self::promised).
+    /// The errors of [`new`](Self::new) and [`promised`](Self::promised).
     pub fn taken(
         context: &Context,
         purpose: Purpose,
@@ -136,10 +136,10 @@ impl Arena {
         }
     }
 
-    /// Gets the memory that was promised. The process that has it is dying: it is waited for.
+    /// Allocates the promised memory. Waits for the dying process that still has it.
     ///
     /// # Errors
-    /// [`Fault::OutOfMemory`] when it does not come free.
+    /// [`Fault::OutOfMemory`] if it is not freed in time.
     pub fn take(&mut self, context: &Context) -> Result<(), Fault> {
         let doing = format!("{} bytes for {:?}", self.bytes, self.purpose);
         let began = Instant::now();
@@ -162,10 +162,10 @@ impl Arena {
         self.mapping.as_ref().is_none_or(Mapping::has_memory)
     }
 
-    /// Memory that another process has [shared](Self::share), to be read.
+    /// Maps memory that another process has [shared](Self::share), read-only.
     ///
     /// # Errors
-    /// When it cannot be taken over.
+    /// If it cannot be mapped.
     pub fn import(
         context: &Context,
         purpose: Purpose,
@@ -195,28 +195,28 @@ impl Arena {
         }
     }
 
-    /// Lets go of memory that was taken over. Nothing that was launched reads it any more.
+    /// Unmaps memory of another process. No launch in flight reads it.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn release(&mut self) -> Result<(), Fault> {
         let mapping = self.mapping.as_mut().expect("imported memory");
         self.ledger.subtract(self.purpose, self.bytes);
         mapping.release()
     }
 
-    /// Makes shareable memory read-only for this process, once everything launched is done.
+    /// Makes shareable memory read-only for this process, after all launches.
     ///
     /// # Errors
-    /// What any of it ended with.
+    /// The error of any earlier launch.
     pub fn seal(&self, context: &Context) -> Result<(), Fault> {
         self.mapped().seal(context)
     }
 
-    /// A descriptor of shareable memory, for another process.
+    /// Returns a descriptor of shareable memory, for another process.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn share(&self) -> Result<OwnedFd, Fault> {
         self.mapped().share()
     }
@@ -225,7 +225,7 @@ impl Arena {
         self.mapping.as_ref().expect("shareable memory")
     }
 
-    /// The device's address of the first byte, for NVIDIA's driver.
+    /// Device address of the first byte, for NVIDIA's driver.
     #[must_use]
     pub fn start(&self) -> u64 {
         self.start
@@ -241,10 +241,10 @@ impl Arena {
         self.bytes
     }
 
-    /// `count` elements at a byte offset.
+    /// Address of `count` elements at a byte offset.
     ///
     /// # Panics
-    /// When they are not inside, or not aligned.
+    /// If they are out of bounds, or not aligned.
     #[must_use]
     pub fn at<T>(&self, offset: u64, count: usize) -> DevicePtr<T> {
         let end = offset + (count * size_of::<T>()) as u64;
@@ -253,18 +253,18 @@ impl Arena {
         DevicePtr(self.start + offset, PhantomData)
     }
 
-    /// Fills all of it with zeros, in stream order.
+    /// Fills the memory with zeros, in stream order.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn clear(&self, context: &Context) -> Result<(), Fault> {
         self.fill(context, 0)
     }
 
-    /// Fills all of it with a byte, in stream order.
+    /// Fills the memory with a byte, in stream order.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn fill(&self, context: &Context, byte: u8) -> Result<(), Fault> {
         let (start, bytes) = (self.start, self.bytes as usize);
         // SAFETY: the whole of a live allocation.
@@ -285,11 +285,11 @@ impl Drop for Arena {
     }
 }
 
-/// Everything starts at a multiple of this: whole cache lines and any vector load.
+/// Alignment of all parts of an arena: whole cache lines and any vector load.
 pub const ALIGNMENT: u64 = 256;
 pub type Layout = placement::Layout<ALIGNMENT>;
 
-/// Types that are plain bytes on both sides.
+/// Types that are plain bytes on host and device.
 ///
 /// # Safety
 /// Any bit pattern is a value, and there is no padding.
@@ -312,10 +312,10 @@ unsafe impl Plain for [f32; 2] {}
 /// Fills memory with zeros, in stream order.
 ///
 /// # Errors
-/// When NVIDIA's driver refuses.
+/// If NVIDIA's driver returns an error.
 ///
 /// # Safety
-/// There are as many bytes from `start` on.
+/// The memory from `start` on has at least this number of bytes.
 pub unsafe fn clear(context: &Context, start: DevicePtr<u8>, bytes: usize) -> Result<(), Fault> {
     // SAFETY: as promised by the caller.
     let result = unsafe { sys::cuMemsetD8Async(start.0, 0, bytes, context.stream()) };
@@ -325,10 +325,10 @@ pub unsafe fn clear(context: &Context, start: DevicePtr<u8>, bytes: usize) -> Re
 /// Copies to the device, in stream order.
 ///
 /// # Errors
-/// When NVIDIA's driver refuses.
+/// If NVIDIA's driver returns an error.
 ///
 /// # Safety
-/// `to` has room for `from`; and `from`, where it is pinned memory, is not changed before the
+/// `to` has room for `from`; and `from`, if it is pinned memory, is not changed before the
 /// stream is synchronized.
 pub unsafe fn upload<T: Plain>(
     context: &Context,
@@ -347,10 +347,10 @@ pub unsafe fn upload<T: Plain>(
     check(result, "copying to the device")
 }
 
-/// Copies to the host, and waits for it and everything before it.
+/// Copies to the host, and waits for the copy and all work before it.
 ///
 /// # Errors
-/// When NVIDIA's driver refuses, or what was launched before has failed.
+/// If NVIDIA's driver returns an error, or an earlier launch has failed.
 ///
 /// # Safety
 /// `from` holds as many elements.
@@ -364,13 +364,13 @@ pub unsafe fn download<T: Plain>(
     context.synchronize("copying from the device")
 }
 
-/// Copies as [`download`] does, into memory of its own.
+/// Copies into a new vector, otherwise as [`download`].
 ///
 /// # Errors
-/// As [`download`].
+/// The errors of [`download`].
 ///
 /// # Safety
-/// As [`download`].
+/// The contract of [`download`].
 pub unsafe fn read(context: &Context, from: DevicePtr<f32>, len: usize) -> Result<Vec<f32>, Fault> {
     let mut values = vec![0.0; len];
     // SAFETY: as promised by the caller.
@@ -378,14 +378,14 @@ pub unsafe fn read(context: &Context, from: DevicePtr<f32>, len: usize) -> Resul
     Ok(values)
 }
 
-/// Copies to the host, in stream order, and does not wait.
+/// Copies to the host, in stream order, without waiting.
 ///
 /// # Errors
-/// When NVIDIA's driver refuses.
+/// If NVIDIA's driver returns an error.
 ///
 /// # Safety
-/// `from` holds as many elements; `to` is neither read, written nor freed before the stream got
-/// past this.
+/// `from` holds as many elements; `to` is neither read, written nor freed before the stream has
+/// passed the copy.
 pub unsafe fn fetch<T: Plain>(
     context: &Context,
     to: &mut [T],

@@ -1,4 +1,4 @@
-//! The feed-forward part of a layer that is a mixture of experts.
+//! Feed-forward part of a layer with a mixture of experts.
 //!
 //! ```text
 //! norm ─┬─ router ─ choices ─ shares ─┬─ gate, up ─ ff ─ down ─ results ─┐
@@ -6,8 +6,8 @@
 //!       └─ the expert that is shared ────────────────────────────────────┘
 //! ```
 //!
-//! What a row chooses stays on the device. See `kernels/cuda/experts.cuh` for the order of additions, and
-//! [`experts`](super::experts) for the ways to multiply.
+//! The choices of a row stay on the device. `kernels/cuda/experts.cuh` defines the order of additions, and
+//! [`experts`](super::experts) the ways to multiply.
 
 use super::board::Stage;
 use super::expert_arguments::{
@@ -25,10 +25,10 @@ use super::memory::DevicePtr;
 use super::weights::{Experts, Layer, Linear, units};
 use worker_orcd_ipc::Fault;
 
-/// What outputs of a clamped unit are multiplied by.
+/// Factor of the outputs of a clamped unit.
 const CLAMPED_UP: f32 = (1 << constant!("glu.cuh", SWIGLU_LOG_UP)) as f32;
 
-/// A batch on its way through one layer's experts.
+/// A batch in one layer's experts.
 #[derive(Clone, Copy)]
 struct Mixture<'a> {
     forward: &'a Forward<'a>,
@@ -41,10 +41,10 @@ struct Mixture<'a> {
 }
 
 impl Forward<'_> {
-    /// Adds to the residual stream what the experts of a layer make of it.
+    /// Adds the outputs of a layer's experts to the residual stream.
     ///
     /// # Panics
-    /// When the model was loaded without experts.
+    /// If the model was loaded without experts.
     pub fn mixture(
         &self,
         rows: usize,
@@ -74,7 +74,7 @@ impl Forward<'_> {
 }
 
 impl Mixture<'_> {
-    /// The norm and what the router chooses, and what the shared expert makes.
+    /// Computes the norm, the router's choices and the output of the shared expert.
     fn choose(&self, norm: RowArgs) -> Result<(), Fault> {
         let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
         let n_embd = forward.config.n_embd;
@@ -160,7 +160,7 @@ impl Mixture<'_> {
         }
     }
 
-    /// Normalized rows to their places, where those are multiplied.
+    /// Copies normalized rows to their places, if the way multiplies by place.
     fn bring_to_places(&self) -> Result<(), Fault> {
         let (room, places) = (&self.room, self.kernels.places(self.way, self.rows));
         let (Way::Wide(_), Some(pack)) = (self.way, &self.kernels.pack) else {
@@ -179,7 +179,7 @@ impl Mixture<'_> {
         unsafe { pack.run(self.forward.context, &arguments) }
     }
 
-    /// Gate and up of every pair into `ff`: their gated linear unit, where they can be multiplied as one.
+    /// Multiplies gate and up of every pair into `ff`, as a gated linear unit if the two run as one product.
     fn gate_up(&self) -> Result<(), Fault> {
         let (room, n_ff) = (&self.room, self.experts.config.n_ff);
         let [gate, up] = &self.experts.unit.gate_up;
@@ -221,13 +221,13 @@ impl Mixture<'_> {
         is_bounded(self.forward.config)
     }
 
-    /// Gate and up leave inputs of down.
+    /// The product of gate and up writes inputs of down.
     fn writes_inputs(&self) -> bool {
         let mut linears = self.experts.unit.linears();
         self.is_bounded() && linears.all(|it| self.way.is_bounded(it.weight.ty))
     }
 
-    /// Behind the results of all places.
+    /// Address after the results of all places.
     fn bounded_inputs(&self) -> DevicePtr<u16> {
         let places = self.kernels.places(self.way, self.rows);
         self.room.ff.add(places * self.forward.config.n_embd).cast()
@@ -238,7 +238,7 @@ impl Mixture<'_> {
         if self.is_paired() { n_ff } else { 2 * n_ff }
     }
 
-    /// What gate and up left becomes F16.
+    /// Converts the outputs of gate and up to F16.
     fn make_inputs_of_down(&self) -> Result<(), Fault> {
         let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
         let rows = self.kernels.places(self.way, self.rows);
@@ -262,7 +262,7 @@ impl Mixture<'_> {
         forward.make_input(kernel, &arguments)
     }
 
-    /// A product of an expert's matrices whose results lie by place, one behind the other.
+    /// Arguments of a product of an expert's matrices, with results by place, one after the other.
     fn arguments(
         &self,
         linears: [&Linear; 2],

@@ -1,4 +1,4 @@
-//! The kernels around the matmuls.
+//! Kernels around the matmuls.
 
 use super::context::Context;
 use super::headers::constant;
@@ -18,7 +18,7 @@ pub struct Ops {
     pub rmsnorm: Kernel<RowArgs>,
     pub scale_rows: Kernel<RowArgs>,
     pub glu_rows: Kernel<RowArgs>,
-    /// Both, of outputs of a clamped unit.
+    /// Both kernels for outputs of a clamped unit.
     pub scale_bounded_rows: Kernel<RowArgs>,
     pub glu_bounded_rows: Kernel<RowArgs>,
     pub add_norm: Kernel<RowArgs>,
@@ -26,24 +26,24 @@ pub struct Ops {
     pub attention_together: Kernel<AttentionArgs>,
     /// Threads of a block of `attention_together`.
     pub together_threads: u32,
-    /// Shared memory of such a block, beside what the kernel has of its own.
+    /// Dynamic shared memory of such a block.
     pub together_shared_bytes: u32,
     pub attention_split: Kernel<AttentionArgs>,
     /// Shared memory of a block of `attention_split`.
     pub split_shared_bytes: u32,
     pub attention_merge: Kernel<MergeArgs>,
-    /// Hopper's, for heads that it was made for.
+    /// Kernel for Hopper, for supported head sizes.
     pub attention_wide: Option<Kernel<AttentionArgs>>,
-    /// The same for layers with a window, where a model has any.
+    /// The same for layers with a window, if the model has any.
     pub attention_wide_near: Option<Kernel<AttentionArgs>>,
-    /// Shared memory of a block of it.
+    /// Shared memory of a block of the kernel for Hopper.
     pub wide_shared_bytes: u32,
     pub argmax: Kernel<ArgmaxArgs>,
 }
 
 impl Ops {
     /// # Errors
-    /// When a kernel is missing, or the device has too little shared memory for one.
+    /// If a kernel is missing, or the device has too little shared memory for one.
     pub fn load(context: &Context, module: &Module, config: &ModelConfig) -> Result<Self, Fault> {
         let head_dim = config.head_dim;
         // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
@@ -54,7 +54,7 @@ impl Ops {
                 .kernel(&format!("attention_split_{head_dim}"))?
                 .overlapping();
             attention_split.allow_shared(split_shared_bytes)?;
-            // Large heads are too many for the registers of a warp.
+            // Large heads exceed the registers of a warp.
             let together_shared_bytes = match head_dim < LARGE_HEAD {
                 true => 0,
                 false => split_shared_bytes,
@@ -100,7 +100,7 @@ impl Ops {
         }
     }
 
-    /// Gives up the kernels that only some architectures have.
+    /// Drops the architecture-specific kernels.
     pub fn use_portable(&mut self) {
         self.attention_wide = None;
         self.attention_wide_near = None;
@@ -109,10 +109,10 @@ impl Ops {
 
 /// Threads of a block of `attention_wgmma.cu`.
 pub const WIDE_THREADS: u32 = constant!("attention_wgmma.cu", WIDE_THREADS) as u32;
-/// Heads that it has kernels for.
+/// Supported head sizes of that kernel.
 const WIDE_HEAD_DIMS: [usize; 3] = [64, 96, 128];
 
-/// `WideMemory` there: queries, rings of splits' keys and values, and two barriers for a place of each.
+/// `WideMemory` there: queries, rings of keys and values of splits, and two barriers for each slot.
 fn wide_shared_bytes(head_dim: usize) -> u32 {
     const ROWS: usize = constant!("attention_wgmma.cu", WIDE_ROWS);
     const STAGES: usize = constant!("attention_wgmma.cu", WIDE_STAGES);
@@ -124,10 +124,10 @@ fn wide_shared_bytes(head_dim: usize) -> u32 {
 /// Threads of a block that computes one split.
 pub const SPLIT_THREADS: u32 = 32 * SPLIT_PAGES as u32;
 
-/// Heads from which on a block has all its warps at one split.
+/// Head size from which all warps of a block compute the same split.
 const LARGE_HEAD: usize = constant!("attention.cu", LARGE_HEAD);
 
-/// `SplitMemory` in attention_split.cuh: the split's keys and values, and what its warps exchange.
+/// `SplitMemory` in attention_split.cuh: keys and values of the split, and the exchange of its warps.
 pub fn split_shared_bytes(head_dim: usize) -> u32 {
     const EXCHANGE: usize = constant!("attention_split.cuh", SPLIT_EXCHANGE_BYTES);
     (2 * SPLIT * head_dim * size_of::<u16>() + EXCHANGE) as u32
@@ -138,11 +138,11 @@ pub fn together_warps(head_dim: usize) -> u32 {
     if matches!(head_dim, 32 | 64) { 8 } else { 4 }
 }
 
-/// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
+/// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and the maximum number of warps.
 const KEPT_CHUNKS: usize = constant!("norm.cu", KEEP);
 const MAX_ROW_WARPS: usize = constant!("norm.cu", MAX_ROW_THREADS) / 32;
 
-/// A block for two rows: a warp for each chunk of them, or for as few as there are warps for.
+/// One block for two rows: a warp for each chunk, or the maximum number of warps.
 pub fn row_geometry(rows: usize, cols: usize) -> Geometry {
     let chunks = units(cols);
     let each = chunks.div_ceil(MAX_ROW_WARPS).min(KEPT_CHUNKS);

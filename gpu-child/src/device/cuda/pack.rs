@@ -1,5 +1,5 @@
-//! Matrices of a file into their places: a chunk of rows at a time goes to a staging buffer on the device, and
-//! `repack.cu` packs it from there.
+//! Transfer of a file's matrices to the arena: a chunk of rows at a time is copied to a staging buffer on the device,
+//! and `repack.cu` packs it from there.
 
 use super::context::{Context, StreamEvent};
 use super::feed::{BUFFERS, Sink, feed};
@@ -16,16 +16,16 @@ use worker_orcd_kernels::reference::dequantize::grid::grid;
 
 type Matrices<'a> = [(TensorView<'a>, Matrix)];
 
-/// Threads that read the file, where there are as many processors.
+/// Threads that read the file, limited by the number of processors.
 const MAX_READERS: usize = 12;
 /// A chunk of a large model.
 const MAX_CHUNK_BYTES: usize = 4 << 20;
-/// All buffers together take at most this part of the matrices, but for rows that are longer.
+/// All buffers together take at most this part of the matrices, except for longer rows.
 const PARTS_OF_MATRICES: usize = 8;
 /// Threads of a block of `repack.cu`.
 const THREADS: u32 = 256;
 
-/// Bytes of the file that are on the device at a time, waiting to be packed.
+/// Bytes of the file on the device that wait to be packed.
 #[must_use]
 pub fn staging_bytes(matrices: &Matrices<'_>) -> usize {
     let all: usize = matrices.iter().map(|(tensor, _)| tensor.data.len()).sum();
@@ -35,10 +35,10 @@ pub fn staging_bytes(matrices: &Matrices<'_>) -> usize {
     share.min(MAX_CHUNK_BYTES).max(longest)
 }
 
-/// Packs all of them, and calls `packed` with bytes of the file that are on their way.
+/// Packs all matrices, and calls `packed` with the bytes of the file in flight.
 ///
 /// # Errors
-/// When a weight is too large for F16 or a scale of MXFP4 larger than 2, the file cannot be read, or NVIDIA's driver refuses.
+/// If a weight is too large for F16 or a scale of MXFP4 larger than 2, the file is unreadable, or the driver fails.
 pub fn pack(
     Device { context, module }: &Device,
     arena: &Arena,
@@ -114,10 +114,10 @@ struct Packer<'a> {
     chunks: &'a [Chunk<'a>],
     staging: Arena,
     flags: Arena,
-    /// Grids of the types that have one, and where each begins.
+    /// Quantization grids of the types that have one, and the offset of each.
     grids: Arena,
     grids_at: Vec<(TensorType, usize)>,
-    /// Events that no copy is waited for by.
+    /// Free events.
     events: Vec<StreamEvent>,
     packed: &'a mut dyn FnMut(u64),
 }
@@ -156,7 +156,7 @@ impl<'a> Packer<'a> {
         })
     }
 
-    /// Waits; the flags of `repack.cu`, none where everything could be packed.
+    /// Waits, then returns the flags of `repack.cu`, zero after success.
     fn flags(&self) -> Result<u32, Fault> {
         let mut flags = [0_u32];
         // SAFETY: one word.
@@ -165,7 +165,7 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// Grids of all these types, one behind the other, and where each begins.
+/// Grids of all these types, in one buffer, and the offset of each.
 fn grids_of(types: impl Iterator<Item = TensorType>) -> (Vec<u16>, Vec<(TensorType, usize)>) {
     let (mut all, mut places) = (Vec::new(), Vec::new());
     for ty in types {
@@ -211,15 +211,15 @@ impl Sink for Packer<'_> {
             Some(event) => event,
             None => StreamEvent::new()?,
         };
-        // SAFETY: staging and the matrix's place are as large as the slices taken of them; stream order keeps
-        // a copy behind the kernel that read the one before; the buffer stays until `copied` was waited for.
+        // SAFETY: staging and the matrix's place are as large as the slices taken of them; stream order puts
+        // a copy after the kernel that read the previous one; the buffer stays until the wait for `copied`.
         let begun = unsafe {
             upload(self.context, arguments.file, bytes)
                 .and_then(|()| copied.record(self.context))
                 .and_then(|()| self.kernel.launch(self.context, geometry, &arguments))
         };
         if begun.is_err() {
-            // The copy may be under way, and the caller drops the buffer. The first error is told.
+            // The copy may be in flight, and the caller drops the buffer. The first error is returned.
             let _ = self.context.synchronize("copying the weights");
         }
         begun?;

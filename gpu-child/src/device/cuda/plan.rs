@@ -1,6 +1,6 @@
-//! A batch laid out for the device: rows, page tables, attention tiles, and the rows that draw.
+//! Layout of a batch for the device: rows, page tables, attention tiles, and the rows that draw.
 //!
-//! Decided once a step, used by every layer.
+//! Computed once per step, used by every layer.
 
 use super::headers::constant;
 use super::kernels::{Row, Tile};
@@ -12,52 +12,52 @@ use worker_orcd_ipc::RequestId;
 
 /// (token, query head) rows of a tensor-core step.
 const TILE_ROWS: usize = 16;
-/// Those of a block of `attention_wgmma.cu`.
+/// The same for a block of `attention_wgmma.cu`.
 const WIDE_ROWS: usize = constant!("attention_wgmma.cu", WIDE_ROWS);
-/// Rows of a sequence that are worth such a block.
+/// Minimum rows of a sequence for such a block.
 const ENOUGH_ROWS: usize = WIDE_ROWS / 2;
-/// Multiprocessors for each of the blocks that a step must have. With fewer, small tiles are faster
+/// Multiprocessors per block that a step must have. With fewer blocks, small tiles are faster
 /// (`bench/results/cuda.md`).
 const MULTIPROCESSORS_A_BLOCK: usize = 5;
-/// Positions of a split, and its pages.
+/// Positions of a split, and its number of pages.
 pub const SPLIT: usize = constant!("attention.cuh", SPLIT);
 pub const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
 
 #[derive(Debug)]
 pub struct Plan<'a> {
     pub sequences: &'a [SequenceWork<'a>],
-    /// Tokens of the batch. A token that is still to be drawn is the complement of its place among
-    /// the draws of the step before.
+    /// Tokens of the batch. A token that is not drawn yet is the complement of its index among
+    /// the draws of the previous step.
     pub rows: Vec<Row>,
-    /// By group of layers: the page tables of all sequences, one behind the other.
+    /// Page tables of all sequences, concatenated, by group of layers.
     pub tables: Vec<Vec<i32>>,
     pub tiles: Vec<Tile>,
-    /// Tiles of the sequences that have many rows, those with the most splits last.
+    /// Tiles of the sequences with many rows, ordered by splits, the most last.
     pub wide_tiles: Vec<Tile>,
     pub drawing: Vec<DrawingRow>,
-    /// The sequences that `tiles` are of.
+    /// Sequences of `tiles`.
     pub narrow: Narrow,
-    /// Splits of the longest one of them.
+    /// Splits of the longest of these sequences.
     pub splits: usize,
 }
 
-/// Sequences whose attention is computed in tiles of few rows.
+/// Sequences with attention in tiles of few rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Narrow {
     pub sequences: usize,
     pub rows: usize,
-    /// Rows of the batch up to their last one.
+    /// End of their last row in the batch.
     pub end: usize,
 }
 
 impl Narrow {
-    /// Each has one token.
+    /// Each sequence has one token.
     #[must_use]
     pub fn decode(&self) -> bool {
         self.sequences == self.rows
     }
 
-    /// They come before all others.
+    /// These sequences precede all others.
     #[must_use]
     pub fn come_first(&self) -> bool {
         self.rows == self.end
@@ -65,12 +65,12 @@ impl Narrow {
 }
 
 impl<'a> Plan<'a> {
-    /// `before` are the requests that the step before draws for, in order. Of a device with wide tiles,
-    /// `wide_on` are the multiprocessors.
+    /// `before` has the requests that the previous step draws for, in order. On a device with wide tiles,
+    /// `wide_on` is the number of multiprocessors.
     ///
     /// # Panics
-    /// When the batch breaks its contract: a page table too short, an empty sequence, a token
-    /// outside the vocabulary, or one that the step before does not draw.
+    /// If the batch violates its contract: a page table too short, an empty sequence, a token
+    /// outside the vocabulary, or one that the previous step does not draw.
     #[must_use]
     pub fn new(
         batch: &Batch<'a>,
@@ -89,7 +89,7 @@ impl<'a> Plan<'a> {
             drawing: drawing_rows(batch.sequences),
             splits: 1,
         };
-        // Batches keep their order, so the one behind is mostly the one looked for.
+        // Batches keep their order, so the next one is usually the match.
         let mut order = (0..).zip(before).cycle();
         let mut place = |request: RequestId| {
             let found = order
@@ -130,7 +130,7 @@ impl<'a> Plan<'a> {
         plan
     }
 
-    /// Rows and page table of a sequence; says where the table begins.
+    /// Adds rows and page table of a sequence; returns the start of the table.
     fn add_rows(
         &mut self,
         work: &SequenceWork<'_>,
@@ -161,17 +161,17 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// (token, query head) rows of a sequence and key-value head.
+/// (token, query head) rows per sequence and key-value head.
 fn rows_of(work: &SequenceWork<'_>, config: &ModelConfig) -> usize {
     work.tokens.len() * (config.n_heads / config.n_kv_heads)
 }
 
-/// A sequence for wide tiles. One that decodes is none, however large its groups of heads.
+/// The sequence uses wide tiles. A decoding sequence never does, however large its groups of heads.
 fn is_wide(work: &SequenceWork<'_>, config: &ModelConfig) -> bool {
     work.tokens.len() > 1 && rows_of(work, config) >= ENOUGH_ROWS
 }
 
-/// A sequence's rows, to be cut into tiles.
+/// Rows of a sequence to cut into tiles.
 #[derive(Debug, Clone, Copy)]
 struct Tiles {
     row0: usize,

@@ -1,4 +1,4 @@
-//! Products of very few rows that make their own input, for models whose step is not one launch
+//! Products of very few rows with inputs made in the same launch, for models without the one-launch step
 //! (`kernels/cuda/products_few.cu`).
 
 use super::context::Context;
@@ -10,27 +10,27 @@ use super::weights::{Linear, UNIT, Weights, multiplied_as, unit_bytes, units};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Rows that such products take.
+/// Maximum number of rows of such products.
 pub const MOST_FEW_ROWS: usize = constant!("few_rows.cuh", FEW_ROWS);
 const PRODUCT_WARPS: usize = constant!("products_few.cu", PRODUCT_WARPS);
 const PRODUCT_STAGES: usize = constant!("products_few.cu", PRODUCT_STAGES);
 const LARGE_STAGES: usize = constant!("products_few.cu", LARGE_STAGES);
 const LARGE_BYTES: usize = constant!("products_few.cu", LARGE_BYTES);
-/// Of one tile in a ring, at most, but for types whose unit is half of that or more.
+/// Maximum bytes per tile in a ring, except for types with a unit of at least half of that.
 const RING_UNIT_BYTES: usize = constant!("tile_ring.cuh", RING_BYTES);
-/// Shared memory that the kernel declares itself, and a little for NVIDIA's driver.
+/// Static shared memory of the kernels, and a reserve for NVIDIA's driver.
 const RESERVED_SHARED: u32 = 16 << 10;
 
 #[derive(Debug)]
 pub struct FewProducts {
     kernel: Kernel<ProductsArgs>,
-    /// Shared memory of a block.
+    /// Maximum shared memory of a block.
     most: usize,
 }
 
 impl FewProducts {
     /// # Errors
-    /// When the kernel is missing.
+    /// If the kernel is missing.
     pub fn load(context: &Context, module: &Module) -> Result<Self, Fault> {
         // SAFETY: the kernel takes ProductsArgs, and waits.
         let kernel: Kernel<ProductsArgs> = unsafe { module.kernel("products_few")?.overlapping() };
@@ -42,20 +42,20 @@ impl FewProducts {
         })
     }
 
-    /// [`run`](Self::run) takes so many rows to these matrices.
+    /// [`run`](Self::run) supports this number of rows for these matrices.
     #[must_use]
     pub fn takes(&self, linears: &[Linear], rows: usize) -> bool {
         rows <= MOST_FEW_ROWS && shared_bytes(linears, rows) <= self.most
     }
 
-    /// Makes an input of very few rows and multiplies it by some matrices of any types that share it.
+    /// Makes an input of very few rows and multiplies it by matrices of any types.
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     ///
     /// # Safety
-    /// What the arguments say is on the device and as large as they say, for rows that
-    /// [`takes`](Self::takes).
+    /// The memory of the arguments is on the device and has the stated sizes, for rows that
+    /// [`takes`](Self::takes) accepts.
     pub unsafe fn run(
         &self,
         context: &Context,
@@ -90,7 +90,7 @@ impl FewProducts {
     }
 }
 
-/// Rows, then rings of the type that asks for most.
+/// Shared memory: rows, then rings of the type with the largest need.
 fn shared_bytes(linears: &[Linear], rows: usize) -> usize {
     let of_linear = |linear: &Linear| {
         let ty = multiplied_as(linear.weight.ty);
@@ -104,7 +104,7 @@ fn shared_bytes(linears: &[Linear], rows: usize) -> usize {
     linears.iter().map(of_linear).max().unwrap_or_default()
 }
 
-/// `TileRing` of `tile_ring.cuh`: a warp's ring of so many tiles.
+/// `TileRing` of `tile_ring.cuh`: a warp's ring of this number of tiles.
 #[must_use]
 pub fn ring_bytes(ty: TensorType, tiles: usize, most_stages: usize) -> usize {
     let stages = (RING_UNIT_BYTES / unit_bytes(ty)).clamp(2, most_stages);

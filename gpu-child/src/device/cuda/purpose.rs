@@ -1,4 +1,4 @@
-//! What device memory is for, and how much of it is taken.
+//! Purposes of device memory, and the allocated bytes of each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,13 +8,13 @@ pub enum Purpose {
     Weights,
     Kv,
     Scratch,
-    /// NVIDIA's driver's own, for launches that are recorded: not an `Arena`, but counted here.
+    /// Memory of NVIDIA's driver for recorded launches: not an `Arena`, but counted here.
     Graphs,
-    /// Memory of another process, which counts it too.
+    /// Memory of another process, also counted there.
     OfAnother,
 }
 
-/// Bytes that are taken, by purpose.
+/// Allocated bytes by purpose.
 #[derive(Debug, Default)]
 pub struct Ledger([AtomicU64; 5]);
 

@@ -1,10 +1,10 @@
-//! Checks that what was loaded is still there: in device memory, and the weights bit for bit.
+//! Checks that loaded memory is still on the device, and that the weights are bit for bit unchanged.
 //!
-//! The engine asks between steps ([`Executor::inspect`](crate::device::Executor::inspect)). Each
-//! time NVIDIA's driver is asked where weights and KV cache lie, and the checksum of one more
-//! [`SLICE_BYTES`] of weights goes into the stream (`checksum.cu`); what it came to is looked at
-//! the next time, so nobody waits for it. Keys and values change with every step and have no
-//! checksum: of them only their place is known.
+//! The engine calls it between steps ([`Executor::inspect`](crate::device::Executor::inspect)). Each
+//! call queries the location of weights and KV cache from the driver, and launches the checksum of one more
+//! [`SLICE_BYTES`] of weights in the stream (`checksum.cu`). The next call compares the
+//! result, so no call waits for it. Keys and values change with every step and have no
+//! checksum: only their location is checked.
 
 use super::checksum::Checksum;
 use super::context::{Context, StreamEvent, check};
@@ -13,31 +13,31 @@ use cudarc::driver::sys;
 use std::ops::Range;
 use worker_orcd_ipc::{DeviceError, Fault};
 
-/// Bytes of weights of one check: as many as take the device less time than a step of the smallest
-/// model varies by (`a_look_costs_little`).
+/// Bytes of weights of one check. Its time on the device is below the variation of a step of the smallest
+/// model (`a_look_costs_little`).
 const SLICE_BYTES: u64 = 64 << 20;
 
 #[derive(Debug)]
 pub struct Residency {
     checksum: Checksum,
-    /// Of each slice, as it was when the model had been loaded.
+    /// Checksum of each slice after loading.
     expected: Vec<u64>,
-    /// The word in which the device adds up.
+    /// Accumulator on the device.
     sum: Arena,
     answer: Pinned,
     done: StreamEvent,
-    /// The slice whose sum is on its way.
+    /// Slice with a checksum in flight.
     under_way: Option<usize>,
     next: usize,
-    /// Rounds in which all slices were checked.
+    /// Completed rounds over all slices.
     rounds: u64,
 }
 
 impl Residency {
-    /// Takes the checksums that later ones are compared with. The weights must be in the stream.
+    /// Computes the reference checksums. The weights must be in the stream.
     ///
     /// # Errors
-    /// When the device fails, or the memory is not the device's.
+    /// If the device fails, or the memory is not on the device.
     pub fn new(context: &Context, checksum: Checksum, weights: &Arena) -> Result<Self, Fault> {
         let slices =
             (0..weights.bytes().div_ceil(SLICE_BYTES) as usize).map(|index| slice(weights, index));
@@ -55,12 +55,12 @@ impl Residency {
         })
     }
 
-    /// Starts the check of one more slice, and compares the one before. Does not wait for the
+    /// Starts the check of one more slice, and compares the previous one. Does not wait for the
     /// device. A standby has no KV cache yet.
     ///
     /// # Errors
-    /// [`Fault::Device`]: [`DeviceError::WeightsChanged`] or [`DeviceError::NotResident`], or what the
-    /// NVIDIA's driver says.
+    /// [`Fault::Device`]: [`DeviceError::WeightsChanged`] or [`DeviceError::NotResident`], or an error of
+    /// NVIDIA's driver.
     pub fn check_slice(
         &mut self,
         context: &Context,
@@ -81,7 +81,7 @@ impl Residency {
         self.sum.clear(context)?;
         self.checksum
             .add(context, weights, slice(weights, next), &self.sum, 0)?;
-        // SAFETY: one word; the pinned place is read only once the event behind it is reached.
+        // SAFETY: one word; the pinned word is read only after the event that follows the copy.
         unsafe { fetch(context, self.answer.bytes_mut(), self.sum.at(0, 8)) }?;
         self.done.record(context)?;
         self.under_way = Some(next);
@@ -89,7 +89,7 @@ impl Residency {
         Ok(())
     }
 
-    /// How often all of the weights were found unchanged.
+    /// Number of rounds in which all weights were unchanged.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.rounds
@@ -120,7 +120,7 @@ fn slice(weights: &Arena, index: usize) -> Range<u64> {
     start..weights.bytes().min(start + SLICE_BYTES)
 }
 
-/// NVIDIA's driver's own word: device memory, not managed, and one allocation of that size.
+/// Query of NVIDIA's driver: device memory, not managed, and one allocation of that size.
 fn is_on_device(context: &Context, arena: &Arena) -> Result<(), Fault> {
     use sys::CUpointer_attribute as Attribute;
     let (mut kind, mut managed) = (0_u32, 0_u32);
@@ -171,7 +171,7 @@ mod tests {
     use std::time::{Duration, Instant};
     use worker_orcd_kernels::reference::checksum::checksum;
 
-    /// More than one slice, and a last one that is not whole.
+    /// Several slices, the last one partial.
     const BYTES: u64 = SLICE_BYTES + (5 << 20) + 256;
 
     fn loaded() -> (Context, Module, Arena, Vec<u8>) {
@@ -190,7 +190,7 @@ mod tests {
         Residency::new(context, Checksum::load(module)?, arena)
     }
 
-    /// Looks until every slice was compared once.
+    /// Inspects until every slice was compared once.
     fn round(residency: &mut Residency, context: &Context, arena: &Arena) -> Result<(), Fault> {
         for _ in 0..=residency.expected.len() {
             residency.check_slice(context, arena, Some(arena))?;
@@ -215,7 +215,7 @@ mod tests {
         const LOOKS: u32 = 64;
         let context = Context::open(0).expect("a device");
         let module = Module::load(&context).expect("kernels");
-        // Far more than any cache holds.
+        // Far more than the capacity of any cache.
         let arena = Arena::new(&context, Purpose::Weights, 32 * SLICE_BYTES).expect("memory");
         arena.clear(&context).expect("cleared");
         let mut residency = take(&context, &module, &arena).expect("sums");

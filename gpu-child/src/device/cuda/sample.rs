@@ -1,10 +1,10 @@
-//! The draw on the device (`kernels/cuda/sample.cu`): every row that needs more than its largest
-//! logit. The same token as [`sampler::sample`](crate::sampler::sample), which defines it.
+//! Draws on the device (`kernels/cuda/sample.cu`) for every row that needs more than its largest
+//! logit. The token equals that of [`sampler::sample`](crate::sampler::sample), which defines it.
 //!
-//! What a row asks for is read by the kernel from pinned memory, once. What it needs beside that is
-//! copied behind each other: its history where it has penalties, the words of its mask, its biases.
-//! They get a buffer of a fixed size, which holds the masks of a usual step. Where it is too small the rows
-//! take turns, and the host waits between them.
+//! The kernel reads the parameters of a row from pinned memory, once. The rest is copied
+//! contiguously: its history for penalties, the words of its mask, its biases.
+//! The copies have a buffer of fixed size, enough for the masks of a usual step. If it is too small, the
+//! rows are drawn in several passes, and the host waits between them.
 
 use super::context::Context;
 use super::headers::constant;
@@ -17,22 +17,22 @@ use crate::device::SampleWork;
 use crate::sampler::Draw;
 use worker_orcd_ipc::{Fault, MAX_LOGIT_BIASES, TokenId};
 
-/// Value in place of an id where a logit is not finite.
+/// Value in place of an id for a logit that is not finite.
 pub const NOT_FINITE: u32 = constant!("drawn_tokens.cuh", NO_TOKEN) as u32;
 
 const THREADS: u32 = constant!("sample.cu", SAMPLE_THREADS) as u32;
 const STRIP: usize = constant!("sample.cu", STRIP);
-/// Survivors of a filter that one block finishes with , in bytes.
+/// Bytes of a filter's survivors that one block completes.
 const SURVIVOR_BYTES: usize = 8 * constant!("sample.cu", MAX_SURVIVORS);
-/// Blocks that share a row, at most and where it pays.
+/// Maximum number of blocks that share a row, if all of them run concurrently.
 const MAX_CLUSTER: usize = constant!("sample.cu", MAX_CLUSTER);
-/// Blocks that run on a multiprocessor at a time.
+/// Concurrent blocks per multiprocessor.
 const RESIDENT: usize = 2;
 const ROW_BYTES: usize = size_of::<SampleRow>();
 const TOKEN_BYTES: usize = 4;
-/// Words of histories, masks and biases under way, if nothing below needs more.
+/// Words of histories, masks and biases in flight, unless a row below needs more.
 const HISTORY_WORDS: usize = 1 << 18;
-/// Rows that may all have a mask without taking turns: as many as usually decode in one step.
+/// Rows that may all have a mask in one pass: the usual number of decoding rows in a step.
 const MASKED_ROWS: usize = 64;
 
 /// Logits on the device, and the tokens drawn from them: the largest of each row before the draw,
@@ -50,7 +50,7 @@ pub struct Logits {
 pub struct Drawing<'a> {
     /// Row of the logits.
     pub row: usize,
-    /// Row of the batch that holds its newest token.
+    /// Row of the batch with its newest token.
     pub newest: usize,
     pub work: &'a SampleWork<'a>,
     /// Position of the token that is drawn.
@@ -65,7 +65,7 @@ impl Drawing<'_> {
             || sampling.presence_penalty != 0.0
     }
 
-    /// Tokens that penalties count.
+    /// History for penalties.
     fn history(&self) -> [&[TokenId]; 2] {
         if self.has_penalties() {
             [self.work.prompt, self.work.generated]
@@ -74,12 +74,12 @@ impl Drawing<'_> {
         }
     }
 
-    /// Words of the mask; none where every token may be drawn.
+    /// Words of the mask; empty if every token is allowed.
     fn mask(&self) -> &[u32] {
         self.work.allowed.unwrap_or_default()
     }
 
-    /// History, mask and biases, as they lie behind each other. A token that is to be drawn is below zero
+    /// History, mask and biases, concatenated. A token that is not drawn yet is negative
     /// there.
     fn words(&self) -> impl Iterator<Item = u32> {
         let history = self.history().into_iter().flatten().map(|token| token.0);
@@ -90,7 +90,7 @@ impl Drawing<'_> {
         words.chain(biased).chain(biases)
     }
 
-    /// The kernel's row; `None` when the largest logit is the token. Its [`words`](Self::words) begin at
+    /// The kernel's row; `None` if the draw is the largest logit. Its [`words`](Self::words) begin at
     /// `history`.
     fn row(&self, history: usize) -> Option<SampleRow> {
         let draw = Draw::new(&self.work.sampling, self.position);
@@ -121,12 +121,12 @@ impl Drawing<'_> {
     }
 }
 
-/// The place of some rows of a step in pinned memory.
+/// Location of some rows of a step in pinned memory.
 #[derive(Debug, Clone, Copy)]
 pub struct PinnedRows {
-    /// The step's buffers, which no other step on its way has.
+    /// Buffers of the step, used by no other step in flight.
     pub slot: usize,
-    /// The first of them among the step's rows.
+    /// Index of the first of these rows in the step.
     pub first: usize,
 }
 
@@ -134,8 +134,8 @@ pub struct PinnedRows {
 pub struct Draws {
     kernel: Kernel<SampleArgs>,
     to_host: Kernel<TokensToHostArgs>,
-    /// Pinned memory of each step that can be in flight: rows, which the device reads from here;
-    /// tokens that come back; histories on their way there.
+    /// Pinned memory of each step in flight: rows, which the device reads from here;
+    /// tokens copied to the host; histories copied to the device.
     pinned: [Pinned; STEPS],
     history: Arena,
     max_rows: usize,
@@ -144,10 +144,10 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Loads the kernels for `max_rows` rows a step, and sequences of `sequence_tokens` tokens.
+    /// Loads the kernels for `max_rows` rows per step, and sequences of `sequence_tokens` tokens.
     ///
     /// # Errors
-    /// When memory cannot be had.
+    /// If the memory cannot be allocated.
     pub fn load(
         context: &Context,
         module: &Module,
@@ -177,13 +177,13 @@ impl Draws {
     /// slot before has ended.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// If a launch fails.
     ///
     /// # Safety
-    /// The logits and answers of every row are there when the stream gets to it.
+    /// Logits and answers of every row are complete when the stream reaches the draw.
     ///
     /// # Panics
-    /// When a row needs more words than announced.
+    /// If a row needs more words than announced.
     pub unsafe fn run<'a>(
         &mut self,
         context: &Context,
@@ -206,7 +206,7 @@ impl Draws {
                 (words, row.history) = (0, 0);
             }
             if length > 0 && words == 0 && place.first > 0 {
-                // Words of the step's rows before these may still be on their way from the same place.
+                // Words of earlier rows of the step may still be in flight from the same buffer.
                 context.synchronize("a draw")?;
             }
             self.write_words(place.slot, words, drawing.words());
@@ -220,7 +220,7 @@ impl Draws {
     /// Copies the tokens of `rows` rows to the host.
     ///
     /// # Errors
-    /// When the launch fails.
+    /// If the launch fails.
     pub fn copy_to_host(
         &mut self,
         context: &Context,
@@ -242,7 +242,7 @@ impl Draws {
         unsafe { self.to_host.launch(context, geometry, &arguments) }
     }
 
-    /// Tokens of a step that has ended: an id for each row, or [`NOT_FINITE`].
+    /// Tokens of an ended step: an id for each row, or [`NOT_FINITE`].
     pub fn drawn(&mut self, slot: usize, rows: usize) -> impl Iterator<Item = u32> {
         let at = self.drawn_at();
         let words = self.pinned[slot].bytes_mut()[at..][..4 * rows]
@@ -268,7 +268,7 @@ impl Draws {
     }
 
     /// # Safety
-    /// As for [`run`](Self::run); every row's words are written.
+    /// The contract of [`run`](Self::run); every row's words are written.
     unsafe fn launch(
         &mut self,
         context: &Context,
@@ -317,14 +317,14 @@ impl Draws {
     }
 }
 
-/// Words that are under way at a time: of one row that has everything, and of the masks of a usual step.
+/// Maximum number of words in flight: the larger of one row with everything and the masks of a usual step.
 fn max_words(vocab: usize, sequence_tokens: usize) -> usize {
     let mask = vocab.div_ceil(32);
     let most = sequence_tokens + mask + 2 * MAX_LOGIT_BIASES;
     most.max(MASKED_ROWS * mask).max(HISTORY_WORDS)
 }
 
-/// Blocks of each of `rows` rows: as many as run at a time.
+/// Blocks per row for `rows` rows: all of them run concurrently.
 fn cluster(rows: usize, multiprocessors: usize) -> usize {
     let fits = |cluster: &usize| rows * cluster <= RESIDENT * multiprocessors;
     [MAX_CLUSTER, 4, 2].into_iter().find(fits).unwrap_or(1)

@@ -11,37 +11,37 @@ use crate::device::common::kv::PAGE_TOKENS;
 use crate::model::ModelConfig;
 use worker_orcd_ipc::{Fault, MAX_LAYER_GROUPS};
 
-/// Logits that are kept at a time, in bytes: enough for 256 sequences of a large vocabulary.
+/// Bytes of logits held at a time: enough for 256 sequences of a large vocabulary.
 const LOGIT_BYTES: usize = 256 << 20;
-/// Bytes of attention results of single splits: where they do not fit, one block computes all
+/// Bytes of attention results of single splits: if they do not fit, one block computes all
 /// splits.
 const PARTIAL_BYTES: usize = 64 << 20;
 
-/// Those that are not page tables.
+/// Inputs except page tables.
 const OTHER_INPUTS: usize = 3;
 
 const _: () = assert!(OTHER_INPUTS + MAX_LAYER_GROUPS == INPUTS);
 
-/// Blocks that read a row of logits, each at a part.
+/// Blocks that read a row of logits, one part each.
 pub const ARGMAX_PARTS: usize = 8;
-/// Rows that draw, from which on one part is enough.
+/// Number of drawing rows from which one part is enough.
 pub const ENOUGH_ROWS: usize = 64;
 
-/// Sizes of everything.
+/// Sizes of all buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
     pub tokens: usize,
     pub n_embd: usize,
     pub q: usize,
     pub qkv: usize,
-    /// Of what every row goes through: in a mixture of experts, the shared one.
+    /// Width of the dense feed-forward part, or of the shared expert in a mixture of experts.
     pub n_ff: usize,
     /// Columns of the widest matmul input, in whole units.
     widest: usize,
     pub vocab: usize,
-    /// Rows whose logits are computed at a time.
+    /// Maximum number of rows per computation of logits.
     pub head_rows: usize,
-    /// Entries of the page tables of a group of layers.
+    /// Page table entries of a group of layers.
     tables: usize,
     groups: usize,
     tiles: usize,
@@ -49,17 +49,17 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Halves of inputs of down. Packed, they have whole groups of eight rows.
+    /// Halves of inputs of down. A packed layout has whole groups of eight rows.
     fn gated(&self) -> usize {
         self.tokens.next_multiple_of(8) * units(self.n_ff) * UNIT
     }
 
-    /// Floats of gate and up; or of what a block gives on its way through a norm, and inputs of down behind it.
+    /// Floats of gate and up; or of a block's outputs before a norm, followed by inputs of down.
     fn ff(&self) -> usize {
         (self.tokens * 2 * self.n_ff).max(self.tokens * self.n_embd + self.gated() / 2)
     }
 
-    /// Ranks of the parts of all rows that draw.
+    /// Ranks of the parts of all drawing rows.
     fn ranks(&self) -> usize {
         self.tokens.max(ENOUGH_ROWS * ARGMAX_PARTS)
     }
@@ -86,7 +86,7 @@ impl Sizes {
                 .min(tokens),
             tables: tokens * sequence_tokens.div_ceil(PAGE_TOKENS),
             groups,
-            // A sequence of one token takes a tile of its own for each 16 heads of a group. Wide tiles are
+            // A sequence of one token takes its own tile for each 16 heads of a group. Wide tiles are
             // fewer.
             tiles: tokens * group.div_ceil(16) + 1,
             experts: ExpertSizes::of(config, tokens),
@@ -94,7 +94,7 @@ impl Sizes {
     }
 }
 
-/// Offsets of everything in the arena.
+/// Offsets of all buffers in the arena.
 #[derive(Debug, Clone, Copy)]
 struct Places {
     x: u64,
@@ -130,11 +130,11 @@ impl Places {
         let partial = floats(PARTIAL_BYTES / 4);
         let best = layout.place(8 * s.ranks() as u64);
         let q = layout.place(2 * (s.tokens * s.q) as u64);
-        // Packed, it has whole groups of eight rows.
+        // A packed layout has whole groups of eight rows.
         let act = layout.place(2 * (s.tokens.next_multiple_of(8) * s.widest) as u64);
         let experts = ExpertPlaces::of(&mut layout, &s.experts);
-        // The step's inputs lie behind each other, so that one copy brings them all; what there is
-        // most room for comes last.
+        // The inputs of a step are adjacent, so that one copy transfers them all; the largest
+        // buffer comes last.
         let rows = layout.place((size_of::<Row>() * s.tokens) as u64);
         let gather = layout.place(4 * s.tokens as u64);
         let tiles = layout.place((size_of::<Tile>() * s.tiles) as u64);
@@ -166,56 +166,56 @@ pub struct Scratch {
     pub sizes: Sizes,
     arena: Arena,
     places: Places,
-    /// The inputs of a step and of the one behind it.
+    /// Pinned inputs of a step and of the next one.
     pinned: [Pinned; STEPS],
 }
 
-/// The step's buffers on the device.
+/// Buffers of a step on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Buffers {
-    /// The residual stream, `[tokens, n_embd]`.
+    /// Residual stream, `[tokens, n_embd]`.
     pub x: DevicePtr<f32>,
     pub qkv: DevicePtr<f32>,
     /// Rotated queries, `[tokens, heads, head_dim]`.
     pub q: DevicePtr<u16>,
     pub attn: DevicePtr<f32>,
-    /// Gate and up beside each other, then what a block gives before its norm.
+    /// Gate and up beside each other, then a block's outputs before its norm.
     pub ff: DevicePtr<f32>,
-    /// Behind such a norm's rows: inputs of down that gate and up have left at once.
+    /// Inputs of down from the product of gate and up, after the rows of such a norm.
     pub gated: DevicePtr<u16>,
-    /// Another input of a product, and its rows' powers of two.
+    /// Another input of a product, and the powers of two of its rows.
     pub act: DevicePtr<u16>,
     pub scale: DevicePtr<f32>,
-    /// The final norm in F32, `[head_rows, n_embd]`.
+    /// Final norm in F32, `[head_rows, n_embd]`.
     pub norm: DevicePtr<f32>,
     pub logits: DevicePtr<f32>,
-    /// Ranks of the largest logits of parts of the rows that draw (`head.rs`); then what
-    /// they drew.
+    /// Ranks of the largest logits by part of the drawing rows (`head.rs`); then the drawn
+    /// tokens.
     pub best: DevicePtr<u64>,
     pub partial: DevicePtr<f32>,
     pub rows: DevicePtr<Row>,
     pub gather: DevicePtr<i32>,
-    /// Those of the plan, then its wide ones.
+    /// Tiles of the plan, then its wide ones.
     pub tiles: DevicePtr<Tile>,
     tables: [DevicePtr<i32>; MAX_LAYER_GROUPS],
-    /// Of a mixture of experts.
+    /// Buffers of a mixture of experts.
     pub experts: ExpertBuffers,
 }
 
-/// What a step takes along to the device.
+/// Inputs that a step copies to the device.
 #[derive(Debug, Clone, Copy)]
 pub struct StepInputs<'a> {
     pub plan: &'a Plan<'a>,
-    /// The pinned memory on the way: what was sent through it before must have arrived.
+    /// Index of the pinned buffer: its previous copy must have ended.
     pub slot: usize,
-    /// Tokens of the step before.
+    /// Tokens of the previous step.
     pub before: DrawnTokens,
     pub board: DevicePtr<u32>,
     pub step: u64,
 }
 
 impl Buffers {
-    /// The page tables of a group of layers.
+    /// Page tables of a group of layers.
     #[must_use]
     pub fn tables(&self, group: usize) -> DevicePtr<i32> {
         self.tables[group]
@@ -224,11 +224,11 @@ impl Buffers {
 
 impl Scratch {
     /// # Errors
-    /// When the memory cannot be had.
+    /// If the memory cannot be allocated.
     pub fn new(context: &Context, sizes: Sizes, when: Taken) -> Result<Self, Fault> {
         let places = Places::of(&sizes);
         let arena = Arena::taken(context, Purpose::Scratch, places.bytes, when)?;
-        // What a kernel reads past the rows of a batch must be numbers.
+        // Values that a kernel reads after the rows of a batch must be finite.
         if arena.has_memory() {
             arena.clear(context)?;
         }
@@ -241,10 +241,10 @@ impl Scratch {
         })
     }
 
-    /// Takes the memory that a standby has left to others.
+    /// Takes the memory that a standby has deferred.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// If it cannot be allocated.
     pub fn take(&mut self, context: &Context) -> Result<(), Fault> {
         if self.arena.has_memory() {
             return Ok(());
@@ -253,7 +253,7 @@ impl Scratch {
         self.arena.clear(context)
     }
 
-    /// Bytes that [`new`](Self::new) will take.
+    /// Bytes that [`new`](Self::new) allocates.
     #[must_use]
     pub fn bytes_for(sizes: &Sizes) -> u64 {
         Places::of(sizes).bytes
@@ -298,14 +298,14 @@ impl Scratch {
         }
     }
 
-    /// Sends a step's plan to the device, which puts the tokens of the step before where the plan asks
-    /// for them, and on the board that the step has come.
+    /// Copies a step's plan to the device, inserts the tokens of the previous step according to the plan,
+    /// and posts the start of the step on the board.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     ///
     /// # Panics
-    /// When the batch is larger than what was announced.
+    /// If the batch is larger than announced.
     pub fn upload(
         &mut self,
         context: &Context,
@@ -371,7 +371,7 @@ fn bytes_of<T: Input>(values: &[T]) -> &[u8] {
 }
 
 /// # Safety
-/// Made of 32-bit integers alone.
+/// Has only 32-bit integers.
 unsafe trait Input: Copy {}
 // SAFETY: four `i32`.
 unsafe impl Input for Row {}

@@ -1,4 +1,4 @@
-//! The shared memory of a block of `decode_step.cu`, divided among inputs, sums, the table of layers
+//! Shared memory of a block of `decode_step.cu`, divided among inputs, sums, the table of layers
 //! and the ring of weights.
 
 use super::decode_step::StepLayer;
@@ -7,28 +7,28 @@ use super::plan::SPLIT;
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
 
-/// Units of a tile in one piece, at most.
+/// Maximum number of units of a tile in one piece.
 const PIECE_UNITS: usize = constant!("step_plan.cuh", PIECE_UNITS);
 /// Tiles in one piece.
 const PIECE_TILES: usize = 2;
-/// Bytes of a piece, unless a unit of each tile is more. Larger ones are fewer and so cost the producer
-/// less; but a slot is given back as a whole.
+/// Bytes of a piece, unless one unit of each tile is more. Larger pieces are fewer, which costs the producer
+/// less; but a slot is freed as a whole.
 const MOST_PIECE_BYTES: usize = 16 << 10;
 const MAX_SLOTS: usize = constant!("ring.cuh", MAX_SLOTS);
 /// Slots of the shortest ring in which some copies are in flight while others are multiplied.
 const MIN_SLOTS: usize = 6;
-/// Bytes of partial sums, enough for two tiles of any shape. The warps wait for each other whenever they
+/// Bytes of partial sums, enough for two tiles of any shape. The warps synchronize whenever the sums
 /// are full; these hold all of a block's tiles of gate and up in the shapes of Qwen2.5-7B.
 const SUMS_BYTES: usize = 18 << 10;
-/// Bytes of weights that a block has in flight. More would wait in a queue, and the small reads of
-/// exchanges behind them (`bench/results/cuda.md`).
+/// Bytes of weights that a block has in flight. More would queue, and delay the small reads of
+/// exchanges (`bench/results/cuda.md`).
 const WINDOW_BYTES: usize = 48 << 10;
-/// Splits that a team computes before several blocks share a pair, which costs one exchange more.
+/// Splits that a team computes before several blocks share a pair, at the cost of one more exchange.
 const MAX_KEPT_SPLITS: usize = 2;
-/// Shared memory that the kernel declares itself, and a little for NVIDIA's driver.
+/// Static shared memory of the kernels, and a reserve for NVIDIA's driver.
 pub const STATIC_SHARED_BYTES: usize = 6 << 10;
-/// Of a block that computes attention: the bytes of its tables, teams and heads of a group at most, what
-/// a team needs beside the pages of a split, and halves between two queries beside their columns.
+/// Block that computes attention: bytes of its tables, maximum of teams and of heads per group, memory of
+/// a team besides the pages of a split, and padding in halves between two queries.
 const ROW_TABLES_BYTES: usize = constant!("step_attention.cuh", ROW_TABLES_BYTES);
 const MAX_TEAMS: usize = constant!("step_split.cuh", MAX_TEAMS);
 const MAX_GROUP: usize = constant!("step_split.cuh", TEAM_ROWS);
@@ -54,16 +54,16 @@ layout! {
     }
 }
 
-/// Bytes of units of a model's types.
+/// Bytes per unit of a model's types.
 #[derive(Debug, Clone, Copy)]
 pub struct UnitBytes {
     pub largest: usize,
-    /// Over all units of all matrices.
+    /// Mean over all units of all matrices.
     pub mean: usize,
 }
 
 impl SharedPlan {
-    /// The plan for a model and so many rows; `None` when the ring would be too short to be of use.
+    /// Plan for a model and a number of rows; `None` if the ring would be too short.
     #[must_use]
     pub fn of(
         config: &ModelConfig,
@@ -104,9 +104,9 @@ impl SharedPlan {
     }
 }
 
-/// What a ring is made of.
+/// Division of a ring.
 struct Pieces {
-    /// Of a tile, at most.
+    /// Maximum number of units of a tile.
     units: usize,
     slot_bytes: usize,
     slots: usize,
@@ -114,7 +114,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// The largest pieces of rows of these widths of which the ring has room for enough.
+    /// The largest pieces of rows of these widths that leave the ring enough slots.
     fn of(widths: [usize; 3], unit_bytes: UnitBytes, left: usize) -> Option<Self> {
         let most = MOST_PIECE_BYTES / (PIECE_TILES * unit_bytes.largest);
         let most = most.clamp(1, PIECE_UNITS);
@@ -136,9 +136,9 @@ impl Pieces {
     }
 }
 
-/// Teams of a block that computes attention, and splits of a pair whose partial results it has room for
-/// beside the pages that they read. Of what other blocks have in shared memory it needs the table of layers
-/// alone.
+/// Teams of a block that computes attention, and splits of a pair with room for partial results besides the
+/// pages that they read. Of the other blocks' shared memory it needs only the table of
+/// layers.
 fn attention(config: &ModelConfig, available: usize) -> Option<(usize, usize)> {
     let (group, head_dim) = (config.n_heads / config.n_kv_heads, config.head_dim);
     let layers = (config.n_layers * size_of::<StepLayer>()).next_multiple_of(128);
@@ -146,7 +146,7 @@ fn attention(config: &ModelConfig, available: usize) -> Option<(usize, usize)> {
     let queries = group * (head_dim + QUERY_GAP) * size_of::<u16>();
     let left = available.checked_sub(layers + ROW_TABLES_BYTES + heads + queries)?;
     let pages = 2 * SPLIT * head_dim * size_of::<u16>();
-    // Exponentials lie over a page's keys where those are long enough.
+    // Exponentials reuse a page's keys if those are long enough.
     let over_keys = pages / 8 >= EXPONENTIALS_BYTES;
     let team = pages + if over_keys { 0 } else { EXPONENTIALS_BYTES };
     let teams = (left / team).min(MAX_TEAMS);

@@ -1,9 +1,9 @@
-//! Rows of logits on their way to those who want to see what a token was drawn from.
+//! Copies of the logits of drawn tokens for a tap.
 //!
-//! A row is copied in stream order, before its draw may change it where it lies, into pinned memory of its step, and
-//! is shown when the step has ended. Nobody waits for it, and by then another step may be behind that one.
+//! A row is copied in stream order, before its draw may change it in place, into pinned memory of its step, and is
+//! shown after the end of the step. The copy blocks no thread, and the next step may already be in flight.
 //!
-//! Memory is taken when rows are wanted for the first time, and kept. Rows beyond it are waited for.
+//! Memory is allocated at the first use and kept. Copies of rows beyond it are synchronous.
 
 use super::context::Context;
 use super::memory::{DevicePtr, Pinned, fetch, read};
@@ -12,19 +12,19 @@ use crate::device::common::batch::DrawingRow;
 use crate::device::{Checkpoint, Tap};
 use worker_orcd_ipc::Fault;
 
-/// Pinned memory of a step's rows, at most, in bytes: for 32 streams with one of the largest vocabularies.
+/// Maximum bytes of pinned memory of a step's rows: enough for 32 streams with one of the largest vocabularies.
 const MOST_BYTES: usize = 32 << 20;
 
 #[derive(Debug)]
 pub struct ShownRows {
     vocab: usize,
-    /// Of each step that can be in flight.
+    /// One slot per step in flight.
     slots: [Slot; STEPS],
 }
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// A row each; those of `pinned` are the first.
+    /// One entry per row; the rows of `pinned` are the first.
     places: Vec<Pinned>,
     pinned: Vec<DrawingRow>,
     waited_for: Vec<(DrawingRow, Vec<f32>)>,
@@ -39,13 +39,13 @@ impl ShownRows {
         }
     }
 
-    /// Takes a row along. The step that used the slot before has ended.
+    /// Copies a row. The step that used the slot before has ended.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses, or something before it has failed.
+    /// If NVIDIA's driver returns an error, or an earlier launch has failed.
     ///
     /// # Safety
-    /// The row of logits at `from` is there when the stream gets to it.
+    /// The row of logits at `from` is complete when the stream reaches the copy.
     pub unsafe fn take(
         &mut self,
         context: &Context,
@@ -68,7 +68,7 @@ impl ShownRows {
         Ok(())
     }
 
-    /// Shows the rows of a step that has ended.
+    /// Shows the rows of an ended step.
     pub fn show(&mut self, slot: usize, tap: &mut dyn Tap) {
         let slot = &mut self.slots[slot];
         let pinned = slot.pinned.drain(..).zip(&mut slot.places);
@@ -83,7 +83,7 @@ impl ShownRows {
 }
 
 impl Slot {
-    /// A place of so many bytes for one more row, of `most` in all. None also where the driver has no memory for it.
+    /// Room of this size for one more row, of at most `most`. `None` also if the driver cannot allocate it.
     fn free_place(&mut self, bytes: usize, most: usize) -> Option<&mut Pinned> {
         let at = self.pinned.len();
         if at == self.places.len() && at < most {

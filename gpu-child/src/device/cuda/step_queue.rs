@@ -1,8 +1,8 @@
-//! Steps on their way: the one that the host waits for, and one behind it.
+//! Steps in flight: the one that the host waits for, and the next.
 //!
-//! A step leaves with its inputs in one of two pinned buffers and comes back through the same; what
-//! lies between is in stream order, so all else is there once. The tokens of the step before stay on
-//! the device until the next one's inputs have taken them over.
+//! The inputs and results of a step use one of two pinned buffers. Everything in between is in stream order, so it
+//! needs only one buffer. The tokens of a step stay on the device until the inputs of the next one have read
+//! them.
 
 use super::context::{Context, StreamEvent};
 use super::kernels::DrawnTokens;
@@ -10,13 +10,13 @@ use super::sample::{Draws, NOT_FINITE};
 use std::collections::VecDeque;
 use worker_orcd_ipc::{Drawn, Fault, RequestId, TokenId};
 
-/// Steps in flight, at most.
+/// Maximum number of steps in flight.
 pub const STEPS: usize = 2;
 
 #[derive(Debug)]
 struct LaunchedStep {
     step: u64,
-    /// Rows that may draw; the tokens of those that do are still to come.
+    /// Rows that may draw; the tokens of those that do are pending.
     drawn: Vec<Option<Drawn>>,
 }
 
@@ -25,14 +25,14 @@ pub struct StepQueue {
     queue: VecDeque<LaunchedStep>,
     begun: usize,
     events: [StreamEvent; STEPS],
-    /// Tokens of the step that was launched last, whether or not it has ended.
+    /// Tokens of the latest launched step, ended or not.
     previous: DrawnTokens,
     requests: Vec<RequestId>,
 }
 
 impl StepQueue {
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn new() -> Result<Self, Fault> {
         Ok(Self {
             queue: VecDeque::new(),
@@ -43,33 +43,33 @@ impl StepQueue {
         })
     }
 
-    /// Events that are reached when the steps in flight have ended, and as long as there are none.
+    /// Events at the end of each step in flight; without steps they are already complete.
     #[must_use]
     pub fn ends(&self) -> [StreamEvent; STEPS] {
         self.events
     }
 
-    /// The buffers that the next step takes.
+    /// Buffers of the next step.
     ///
     /// # Panics
-    /// When as many as there can be are on their way.
+    /// If the maximum number of steps is in flight.
     #[must_use]
     pub fn slot(&self) -> usize {
         assert!(self.queue.len() < STEPS, "a step too far ahead");
         self.begun % STEPS
     }
 
-    /// Tokens that the step before drew, and the requests of its rows that might.
+    /// Drawn tokens of the previous step, and the requests of its rows that may draw.
     #[must_use]
     pub fn previous(&self) -> (DrawnTokens, &[RequestId]) {
         (self.previous, &self.requests)
     }
 
-    /// Everything of a step is launched. Its rows that may draw are of these requests, and `drawn` has an
-    /// answer for each that does.
+    /// Records a completely launched step. `requests` are those of its rows that may draw, and `drawn` has an
+    /// entry for each row that does.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn launched(
         &mut self,
         context: &Context,
@@ -90,10 +90,10 @@ impl StepQueue {
     /// Waits for the oldest step.
     ///
     /// # Errors
-    /// What the step ended with.
+    /// The error of the step.
     ///
     /// # Panics
-    /// When none is on its way.
+    /// If no step is in flight.
     pub fn wait(&mut self) -> Result<EndedStep, Fault> {
         let slot = (self.begun - self.queue.len()) % STEPS;
         let step = self.queue.pop_front().expect("a step on its way");
@@ -102,7 +102,7 @@ impl StepQueue {
     }
 }
 
-/// A step that has ended, whose buffers no other one has before the next is launched.
+/// Ended step. Its buffers stay reserved until the next launch.
 #[derive(Debug)]
 pub struct EndedStep {
     pub slot: usize,
@@ -110,7 +110,7 @@ pub struct EndedStep {
 }
 
 impl EndedStep {
-    /// What it drew.
+    /// Returns the drawn tokens.
     ///
     /// # Errors
     /// [`Fault::NonFiniteLogits`].

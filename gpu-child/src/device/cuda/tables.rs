@@ -1,4 +1,4 @@
-//! Tables by position, which lie behind the weights: cos and sin of RoPE's pairs, and the temperature of queries.
+//! Tables by position, stored after the weights: cos and sin of RoPE's pairs, and the temperature of queries.
 
 use super::context::Context;
 use super::memory::{ALIGNMENT, Arena, DevicePtr, Plain, upload};
@@ -7,13 +7,13 @@ use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::Rope;
 
-/// Rotations that a model has, at most ([`ModelConfig::ropes`]).
+/// Maximum number of rotations of a model ([`ModelConfig::ropes`]).
 const MAX_ROPES: usize = 2;
-/// Names in a manifest; no tensor of a file has one of them.
+/// Names in a manifest, distinct from all tensors of a file.
 const ROPES: [&str; MAX_ROPES] = ["rope table", "rope table of windows"];
 const TEMPERATURE: &str = "temperature of queries";
 
-/// The tables of a model, and where they go.
+/// Tables of a model, and their offsets.
 #[derive(Debug)]
 pub struct Tables {
     ropes: Vec<Table<[f32; 2]>>,
@@ -26,12 +26,12 @@ struct Table<T> {
     offset: u64,
 }
 
-/// The tables on the device.
+/// Tables on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct PlacedTables {
-    /// cos and sin of each rotation, `[positions, pairs]`; null where there is none.
+    /// cos and sin of each rotation, `[positions, pairs]`; null without a rotation.
     pub ropes: [DevicePtr<[f32; 2]>; MAX_ROPES],
-    /// What queries are multiplied by, `[positions]`; null where there is nothing of it.
+    /// Factors of queries, `[positions]`; null for models without a temperature.
     pub temperature: DevicePtr<f32>,
 }
 
@@ -56,7 +56,7 @@ impl Tables {
     }
 
     /// # Errors
-    /// When the copies fail.
+    /// If a copy fails.
     pub fn upload(&self, context: &Context, arena: &Arena) -> Result<(), Fault> {
         for table in &self.ropes {
             table.upload(context, arena)?;

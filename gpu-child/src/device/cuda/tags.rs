@@ -1,14 +1,14 @@
-//! The tags of the exchanges of `decode_step.cu` (`kernels/cuda/exchange.cuh`).
+//! Tags of the exchanges of `decode_step.cu` (`kernels/cuda/exchange.cuh`).
 
-/// Tags yet to be given out. No two exchanges get the same one between two clearings of their memory,
-/// however long the device runs, and none gets zero.
+/// Unused tags. Between two clearings of their memory no two exchanges get the same tag,
+/// however long the device runs, and no tag is zero.
 #[derive(Debug, Default)]
 pub struct Tags {
     last: u32,
 }
 
 impl Tags {
-    /// The first of a step's `count` tags, and whether the memory must be cleared before.
+    /// First of a step's `count` tags, and whether the memory must be cleared before.
     pub fn next(&mut self, count: u32) -> (u32, bool) {
         let begins_again = self.last > u32::MAX - count;
         if begins_again {
@@ -30,7 +30,7 @@ mod tests {
             last: u32::MAX - 10,
         };
         assert_eq!(tags.next(7), (u32::MAX - 9, false));
-        // Three are left: not enough.
+        // Three are left, which is too few.
         assert_eq!(tags.next(4), (1, true));
         assert_eq!(tags.next(4), (5, false));
     }

@@ -1,7 +1,7 @@
-//! A weight as Hopper's copy engine sees it: a tensor, and the box of it that one copy brings.
+//! Tensor map of a weight for Hopper's copy engine: a tensor, and the box of one copy.
 //!
-//! A block of `matmul_wgmma.cuh` asks for a unit of all its tiles in two copies: to ask for one a tile held the
-//! tensor cores up (`bench/results/cuda.md`).
+//! A block of `matmul_wgmma.cuh` copies a unit of all its tiles in two operations: one operation per tile delayed the
+//! tensor cores (`bench/results/cuda.md`).
 //!
 //! Source: CUDA driver API, "Tensor Map Object Management".
 
@@ -13,7 +13,7 @@ use cudarc::driver::sys;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Bytes of a line of the tensor, at most: a box has no more than 256 elements in a line, of 8 bytes here.
+/// Maximum bytes of a line of the tensor: a box has at most 256 elements of 8 bytes per line.
 const LINE_BYTES: usize = constant!("matmul_wgmma.cuh", LINE_BYTES);
 const ELEMENT: usize = 8;
 
@@ -23,13 +23,13 @@ const ELEMENT: usize = 8;
 pub struct TensorMap([u64; 16]);
 
 impl TensorMap {
-    /// Of a part that a kernel does not have.
+    /// Map of an absent part.
     pub const NONE: Self = Self([0; 16]);
 
-    /// A weight of `units` units a tile, `[tiles][units * lines][line]`; a box is one unit of so many tiles.
+    /// Weight of `units` units per tile, `[tiles][units * lines][line]`; a box is one unit of `box_tiles` tiles.
     ///
     /// # Errors
-    /// When NVIDIA's driver refuses.
+    /// If NVIDIA's driver returns an error.
     pub fn of_weight(
         part: &Part,
         ty: TensorType,
@@ -63,7 +63,7 @@ impl TensorMap {
     }
 }
 
-/// Lines of a unit of a tile, and the bytes of each.
+/// Lines per unit of a tile, and bytes per line.
 fn lines(ty: TensorType) -> (usize, usize) {
     let lines = unit_bytes(ty).div_ceil(LINE_BYTES);
     (lines, unit_bytes(ty) / lines)

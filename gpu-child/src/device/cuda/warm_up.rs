@@ -1,27 +1,27 @@
-//! Steps that a standby takes before it has anything to do.
+//! Warm-up steps of a standby.
 //!
-//! NVIDIA's driver brings a kernel to the device when it is launched for the first time, and a batch's launches
-//! are recorded when it comes again ([`graph`](super::graph)). A child in whose place a standby comes leaves
-//! no time for that.
+//! NVIDIA's driver loads a kernel onto the device at its first launch, and the launches of a batch are recorded
+//! at its second step ([`graph`](super::graph)). A standby that replaces a dead child has no time
+//! for either.
 
 use super::CudaExecutor;
 use crate::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
 use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
 
-/// Tokens of prompts. Which kernels multiply and attend, and in which tiles, depends on the number of rows.
+/// Prompt lengths. The number of rows determines the kernels of matmul and attention, and their tiles.
 const PROMPTS: [usize; 8] = [2, 8, 16, 40, 64, 128, 256, 1024];
-/// Sequences that decode together.
+/// Numbers of sequences that decode together.
 const DECODING: [usize; 4] = [1, 2, 8, 32];
 /// Steps of each batch: the second is recorded.
 const TIMES: usize = 2;
 
-/// Runs what streams that go on are likely to need. What it leaves in the KV cache is cleared.
+/// Runs the steps that resumed streams are likely to need, then clears the written part of the KV cache.
 ///
 /// # Errors
-/// When the device fails.
+/// If the device fails.
 pub fn warm_up(executor: &mut CudaExecutor, sequence_tokens: usize) -> Result<(), Fault> {
     let most = executor.scratch.sizes.tokens;
-    // At the beginning of a sequence and at its end, attention is shared out in another way.
+    // Attention has another division of work at the start of a sequence than at its end.
     for tokens in PROMPTS
         .into_iter()
         .filter(|it| *it <= most.min(sequence_tokens))
@@ -58,7 +58,7 @@ fn step(
         ..Sampling::default()
     };
     let work = |index: usize| SequenceWork {
-        // Nobody's.
+        // An id of no request.
         request: RequestId(u64::MAX - index as u64),
         tokens: &tokens,
         first_position: first as u32,
@@ -71,7 +71,7 @@ fn step(
         sequences: &sequences,
     };
     match executor.step(&batch, &mut NoTap) {
-        // A request that meets it will be told.
+        // A request with the same fault reports it.
         Ok(_) | Err(Fault::NonFiniteLogits { .. }) => Ok(()),
         Err(fault) => Err(fault),
     }

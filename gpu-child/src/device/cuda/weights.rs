@@ -1,4 +1,4 @@
-//! Packed matrices on the device, and the shapes that `kernels/cuda/weights.cuh` gives them.
+//! Packed matrices on the device, and their shapes by `kernels/cuda/weights.cuh`.
 
 use super::headers::constant;
 use super::kernels::Part;
@@ -21,7 +21,7 @@ pub fn units(cols: usize) -> usize {
     cols.div_ceil(UNIT)
 }
 
-/// Into how many pieces with accumulators of their own a row of `units` is cut.
+/// Number of segments of a row of `units`, each with its own accumulators.
 #[must_use]
 pub fn segments(units: usize) -> usize {
     let length = match units.div_ceil(MAX_SEGMENTS) {
@@ -57,15 +57,15 @@ pub fn unit_bytes(ty: TensorType) -> usize {
     }
 }
 
-/// Bits that a weight takes on a device, with its share of scales.
+/// Bits per weight on a device, with its part of the scales.
 #[must_use]
 pub fn bits_a_weight(ty: TensorType) -> f64 {
     const WEIGHTS: usize = UNIT * 8;
     (unit_bytes(ty) * 8) as f64 / WEIGHTS as f64
 }
 
-/// The type that a type is multiplied as: BF16 becomes F16 when it is packed, and types of scales of 16 columns whose
-/// values a table of sixteen holds are packed alike.
+/// Type of the packed matrix: packing converts BF16 to F16, and types with scales of 16 columns and a table of
+/// sixteen values share a format.
 #[must_use]
 pub fn multiplied_as(ty: TensorType) -> TensorType {
     match ty {
@@ -121,7 +121,7 @@ pub type Experts = model::Experts<Matrix, Vector>;
 /// The feed-forward part of a layer of a model without experts.
 ///
 /// # Panics
-/// When it has some.
+/// If the layer has experts.
 #[must_use]
 pub fn dense(layer: &Layer) -> &GatedUnit {
     match &layer.feed_forward {
@@ -154,7 +154,7 @@ impl Weights {
         vector.map_or(DevicePtr::NULL, |vector| self.vector(vector))
     }
 
-    /// The kernels' view of a matrix whose outputs begin at `column`.
+    /// The kernels' view of a matrix with outputs from `column` on.
     #[must_use]
     pub fn part(&self, linear: &Linear, column: usize) -> Part {
         Part {

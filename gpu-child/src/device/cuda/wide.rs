@@ -1,8 +1,8 @@
 //! Division of a product among the blocks of `matmul_wgmma.cuh`.
 //!
-//! A block has so many warpgroups (64 weight rows each) and so many rows of activations; blocks
-//! walk tiles, or the blocks of a cluster share the segments of one tile. Which of it is fastest
-//! depends on the shape, and is estimated from what was measured; the bits are the same.
+//! A block has a number of warpgroups (64 weight rows each) and of rows of activations; blocks
+//! iterate over tiles, or the blocks of a cluster share the segments of one tile. The fastest tiling
+//! depends on the shape, and is estimated from measurements; the bits are the same.
 
 use super::headers::constant;
 use super::weights::{TILE_ROWS, UNIT, segments, unit_bytes};
@@ -11,23 +11,23 @@ use worker_orcd_kernels::TensorType;
 /// Weight rows of a warpgroup.
 const GROUP_ROWS: usize = 64;
 pub const MAX_STAGES: usize = constant!("matmul_wgmma.cuh", MAX_STAGES);
-/// Blocks of a cluster that every device has room for.
+/// Maximum cluster size on every device.
 const MAX_CLUSTER: usize = 8;
-/// Fewer, and a block waits for every unit that it multiplies.
+/// Minimum of stages: with fewer, a block waits for every unit.
 const MIN_STAGES: usize = 3;
-/// Places in shared memory that the copy engine writes boxes of weights to, two for each unit.
+/// Slots in shared memory for boxes of weights from the copy engine, two for each unit.
 const BOX_ALIGNMENT: usize = 128;
 /// Bytes of a warp's sums of eight rows in a cluster.
 const PIECE_BYTES: usize = 512;
 
-/// The block that a kernel was compiled for.
+/// Block shape that a kernel was compiled for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Block {
     pub warpgroups: usize,
     pub rows: usize,
-    /// Blocks whose registers fit a multiprocessor together.
+    /// Blocks per multiprocessor within its registers.
     pub together: usize,
-    /// Of a unit, in estimates: nanoseconds that do not depend on its bytes.
+    /// Estimated time of a unit in nanoseconds, independent of its bytes.
     unit: f64,
 }
 
@@ -50,8 +50,8 @@ pub const BLOCKS: [Block; 5] = [
 ];
 
 impl Block {
-    /// The warpgroups', and those of the warp that copies; in the largest block of a warpgroup that
-    /// gives the others its registers.
+    /// Threads of the warpgroups and of the copying warp; large blocks have a copying warpgroup that
+    /// cedes its registers to the others.
     #[must_use]
     pub fn threads(&self) -> u32 {
         let is_large = self.warpgroups > 1 && self.rows > 64;
@@ -63,14 +63,14 @@ impl Block {
         self.warpgroups * GROUP_ROWS / TILE_ROWS
     }
 
-    /// Bytes of a unit of a block, and of its rows.
+    /// Bytes of a unit for a block, and of its rows.
     #[must_use]
     pub fn stage_bytes(&self, ty: TensorType) -> usize {
         let weights = (self.tiles() / 2 * unit_bytes(ty)).next_multiple_of(BOX_ALIGNMENT);
         self.rows * UNIT * size_of::<u16>() + 2 * weights
     }
 
-    /// Bytes that a block asks for, for a unit of so many rows.
+    /// Dynamic shared memory of a block, for a unit with this number of rows.
     fn copied_bytes(&self, ty: TensorType, rows: usize, cluster: Cluster) -> usize {
         let weights = self.tiles() * unit_bytes(ty);
         let loads = match cluster {
@@ -80,25 +80,25 @@ impl Block {
         rows.next_multiple_of(8).min(self.rows) * UNIT * size_of::<u16>() + loads
     }
 
-    /// Pieces of eight rows that its warps have of a segment.
+    /// Pieces of eight rows per segment of its warps.
     fn pieces(&self) -> usize {
         self.warpgroups * 4 * self.rows / 8
     }
 }
 
-/// A product: tiles of each weight, units of k, rows of activations.
+/// Size of a product: tiles of each weight, units of k, rows of activations.
 #[derive(Debug, Clone, Copy)]
 pub struct Product<'a> {
     pub ty: TensorType,
     pub tiles: &'a [usize],
     pub units: usize,
     pub rows: usize,
-    /// Two weights, taken as one with twice the tiles.
+    /// Two weights, handled as one with twice the tiles.
     pub paired: bool,
 }
 
 impl Product<'_> {
-    /// Blocks that it takes without clusters.
+    /// Number of blocks without clusters.
     fn blocks(&self, block: &Block) -> usize {
         let weights: usize = if self.paired {
             (2 * self.tiles[0]).div_ceil(block.tiles())
@@ -110,21 +110,21 @@ impl Product<'_> {
     }
 }
 
-/// A device's multiprocessors, and the shared memory of each that blocks may ask for.
+/// Multiprocessors of a device, and the shared memory of each that is available to blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Capacity {
     pub multiprocessors: usize,
     pub shared_bytes: usize,
 }
 
-/// What the blocks of a cluster share.
+/// Work that the blocks of a cluster share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cluster {
-    /// There is one block.
+    /// One block.
     Alone,
-    /// So many blocks multiply some of one tile's segments each.
+    /// This number of blocks, each of which multiplies some of one tile's segments.
     Segments(usize),
-    /// Two blocks multiply different rows by the same weights, and each loads half of those for both.
+    /// Two blocks multiply different rows by the same weights, and each loads half of these for both.
     Weights,
 }
 
@@ -138,7 +138,7 @@ impl Cluster {
         }
     }
 
-    /// Blocks that a tile is split among.
+    /// Blocks that share a tile.
     fn split(self) -> usize {
         match self {
             Self::Segments(blocks) => blocks,
@@ -154,15 +154,15 @@ pub struct Tiling {
     pub cluster: Cluster,
     pub blocks: usize,
     pub stages: usize,
-    /// Offset of the cluster's sums of segments in shared memory, behind the stages.
+    /// Offset of the cluster's sums of segments in shared memory, after the stages.
     pub cluster_sums: usize,
     pub shared_bytes: usize,
 }
 
-/// The tiling that is estimated to take the least time.
+/// The tiling with the lowest estimated time.
 ///
 /// # Panics
-/// When there is no room for three stages of the smallest block: no such device has `wgmma`.
+/// If there is no room for three stages of the smallest block: no device with `wgmma` is that small.
 #[must_use]
 pub fn tiling(product: &Product<'_>, capacity: Capacity) -> Tiling {
     let splits = (2..=MAX_CLUSTER.min(segments(product.units))).map(Cluster::Segments);
@@ -175,7 +175,7 @@ pub fn tiling(product: &Product<'_>, capacity: Capacity) -> Tiling {
         .expect("room for three stages of the smallest block")
 }
 
-/// Tilings and their nanoseconds, for each number of blocks that may share a multiprocessor.
+/// Tilings and their nanoseconds, for each number of blocks per multiprocessor.
 fn tilings(
     product: &Product<'_>,
     capacity: Capacity,
@@ -213,7 +213,7 @@ fn tiling_of(
     };
     let left = (capacity.shared_bytes / together).checked_sub(cluster_sums)?;
     let rounds = (tiles * split).div_ceil(slots);
-    // With one tile a block there is nothing to fetch behind its units.
+    // With one tile per block there is nothing to prefetch after its units.
     let useful = if rounds == 1 { units } else { MAX_STAGES };
     let stages = (left / stage).min(MAX_STAGES).min(useful);
     if stages < MIN_STAGES.min(units) || (split > 1 && rounds > 2) {
@@ -242,30 +242,30 @@ fn tiling_of(
     Some((estimate.nanoseconds(&block), tiling))
 }
 
-/// The work of one multiprocessor, and the time that it takes.
+/// Work of one multiprocessor, and its time.
 struct Estimate {
     rounds: usize,
     units: usize,
-    /// Blocks at the same time.
+    /// Concurrent blocks.
     beside: usize,
-    /// Copied for a unit.
+    /// Bytes copied per unit.
     bytes: usize,
-    /// Weights become F16 on the way.
+    /// Weights are converted to F16 in the kernel.
     unpacks: bool,
     cluster: Cluster,
 }
 
 impl Estimate {
-    /// Fitted to times of single products on an H100 (`bench/results/cuda.md`). Only the order of such
-    /// estimates means anything, and a wrong one costs time, not bits.
+    /// Fitted to times of single products on an H100 (`bench/results/cuda.md`). Only the order of the
+    /// estimates matters, and a wrong one costs time, not bits.
     fn nanoseconds(&self, block: &Block) -> f64 {
         let beside = self.beside as f64;
         let outputs = (block.warpgroups * GROUP_ROWS * block.rows) as f64 * beside;
         let unpacking = if self.unpacks { 0.0338 } else { 0.0 };
-        // A multiprocessor gets so many bytes in a nanosecond.
+        // Bytes per nanosecond of a multiprocessor.
         let copies = self.bytes as f64 * beside / 74.8;
         let unit = (block.unit + outputs * unpacking).max(copies);
-        // What is added and written behind the last unit, and a cluster's exchange.
+        // Epilogue after the last unit, and the exchange of a cluster.
         let ends = 280.0 + outputs * 0.38;
         let (exchange, once) = match self.cluster {
             Cluster::Alone => (0.0, 0.0),

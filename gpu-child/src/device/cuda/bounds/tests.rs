@@ -22,7 +22,7 @@ fn a_bound_comes_to_the_upper_end_of_f16_with_a_bit_to_spare() {
 
 #[test]
 fn what_is_below_its_bound_by_no_more_than_a_row_s_own_power_would_leave_is_told_as_exactly() {
-    // A row's own power brings its largest value to 1 and more.
+    // A row's own power scales its largest value to at least 1.
     let power = Power::below(32767.0).expect("a power");
     assert!(power.up() * 32767.0 / 32768.0 >= 0.499);
     assert_eq!(power.up() * power.down(), 1.0);
@@ -36,7 +36,7 @@ fn a_bound_that_is_too_high_or_no_number_gives_a_unit_no_power() {
     assert_eq!(Power::below(2_f32.powi(28)), Some(Power(Power::LEAST)));
 }
 
-/// Values are F16, whatever is known of their bound, so their mean is none that F16 has not.
+/// Values are F16 for any bound, so their mean is in the range of F16.
 #[test]
 fn a_mean_of_values_in_f16_is_never_made_smaller() {
     for bound in [65504.0, 1e9, f32::INFINITY, f32::NAN] {
@@ -74,7 +74,7 @@ fn the_largest_tile_decides_and_what_is_no_number_is_larger() {
 
 const ROWS: usize = 20;
 
-/// A matrix in memory, and its rows as the file defines them.
+/// A matrix in memory, and its rows in the definition of the file format.
 struct Random {
     view: (TensorType, usize),
     data: Vec<u8>,
@@ -87,7 +87,7 @@ impl Random {
         Self { view, data }
     }
 
-    /// On the device, with a bias where it has one.
+    /// Packs the matrix on the device, with an optional bias.
     fn pack(&self, device: &Device, arena: &Arena, bias: DevicePtr<f32>) -> Part {
         let (ty, cols) = self.view;
         let view = TensorView {
@@ -114,7 +114,7 @@ impl Random {
         }
     }
 
-    /// Of each row, as `bound.cu` gives it.
+    /// Sum of squares of each row, as `bound.cu` computes it.
     fn squares(&self, norm: &[f32], bias: Option<&[f32]>) -> Vec<f64> {
         let (ty, cols) = self.view;
         let row_bytes = self.data.len() / ROWS;
@@ -145,7 +145,7 @@ fn the_device_finds_the_bounds_of_the_reference() {
     // SAFETY: bound.cu takes BoundArgs.
     let kernel: Kernel<BoundArgs> =
         unsafe { device.module.kernel("bound") }.expect("a kernel of this name");
-    // No whole unit, where blocks of 32 allow it.
+    // Widths that are no whole units, for types with blocks of 32.
     let odd = [TensorType::F16, TensorType::Q8_0].map(|ty| (ty, 288));
     let whole = TensorType::ALL.map(|ty| (ty, 512));
     for (ty, cols) in whole.into_iter().chain(odd) {

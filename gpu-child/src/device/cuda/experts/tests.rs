@@ -1,4 +1,4 @@
-//! The choice of experts against the reference, and products of every way against those of one expert alone.
+//! Choice of experts against the reference, and products of every way against those of one expert alone.
 
 use super::*;
 use crate::device::cuda::context::Context;
@@ -27,7 +27,7 @@ const WAYS: [Way; 3 + experts_wide::BLOCKS.len()] = {
     ways
 };
 
-/// Those that the device has for a matrix of this type.
+/// Ways that the device supports for a matrix of this type.
 fn ways_of(kernels: &Experts, ty: TensorType) -> impl Iterator<Item = Way> {
     WAYS.into_iter().filter(move |way| match way {
         Way::Wide(block) => {
@@ -45,7 +45,7 @@ fn there_are_no_more_shares_than_are_reckoned_with() {
     for share_rows in WAYS.map(Way::share_rows) {
         for experts in [1, 2, 7, 128] {
             for pairs in 1..300_usize {
-                // The most: experts with one row each, and one with the rest.
+                // The maximum: all experts but one have one row each.
                 let chosen = experts.min(pairs);
                 let rest = pairs - (chosen - 1);
                 let shares = chosen - 1 + rest.div_ceil(share_rows);
@@ -56,7 +56,7 @@ fn there_are_no_more_shares_than_are_reckoned_with() {
     }
 }
 
-/// Memory on the device, given out piece by piece.
+/// Device memory, allocated piece by piece.
 struct Room<'a> {
     context: &'a Context,
     arena: Arena,
@@ -94,7 +94,7 @@ impl<'a> Room<'a> {
         values
     }
 
-    /// Of so many pairs, at so many places.
+    /// Allocates a routing for these numbers of pairs and places.
     fn routing(&mut self, pairs: usize, places: usize) -> Routing {
         Routing {
             choices: self.place::<Choice>(pairs),
@@ -112,7 +112,7 @@ impl<'a> Room<'a> {
         words.chunks(2).map(of).collect()
     }
 
-    /// The shares that are there.
+    /// Shares in use.
     fn shares(&self, routing: &Routing) -> Vec<[usize; 3]> {
         let counts = self.get(routing.counts, 2);
         assert_eq!(counts[1], 0, "blocks are counted anew in the next step");
@@ -133,7 +133,7 @@ fn config(count: usize, used: usize, weighing: Weighing) -> ExpertsConfig {
     }
 }
 
-/// Rows between others' columns, as the shared expert's logits lie there.
+/// Rows with a stride, like the router's logits beside the shared expert's.
 fn arguments(
     config: &ExpertsConfig,
     logits: DevicePtr<f32>,
@@ -155,8 +155,8 @@ fn arguments(
     }
 }
 
-/// Every pair has a place among those of its expert, which begin at a multiple of the way's groups, and every place of a
-/// pair is in one share.
+/// Every pair has a place in the range of its expert, which begins at a multiple of the way's groups, and every place
+/// of a pair is in one share.
 fn assert_sorted(
     room: &Room<'_>,
     routing: &Routing,
@@ -184,7 +184,7 @@ fn assert_sorted(
     assert_eq!(in_shares, pairs);
     if way != Way::Row {
         assert!(shares.is_sorted(), "experts, and places of each, ascend");
-        // Rows of an expert stay in order.
+        // Rows of an expert keep their order.
         let of_expert = of_place.iter().zip(&expert_of);
         let keys: Vec<_> = of_expert
             .filter(|(row, _)| **row >= 0)
@@ -225,8 +225,8 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
             let mut logits: Vec<f32> = (0..rows * (count + 1))
                 .map(|_| 4.0 * noise.value())
                 .collect();
-            // One row whose experts are equal, and one that is no number. Of one the probabilities but the largest are
-            // zero, by which nobody could tell which are likelier.
+            // One row has equal experts, one has a NaN. In another all probabilities but the largest are zero, so the
+            // order of the rest is undefined.
             logits[..count].fill(1.5);
             if rows > 4 {
                 logits[3 * (count + 1) + count / 2] = f32::NAN;
@@ -240,7 +240,7 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
                 let places = way.places(rows * used, count);
                 let (held, routing) = (room.hold(&logits), room.routing(rows * used, places));
                 let arguments = arguments(&config, held, routing, rows, way);
-                // Twice: what one launch leaves is no hindrance to the next.
+                // Twice: a launch must leave a clean state for the next.
                 for _ in 0..2 {
                     // SAFETY: logits and room for every row.
                     unsafe { kernels.route(&context, &arguments) }.expect("a launch");
@@ -262,7 +262,7 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
                     for (chosen, expected) in chosen.iter().zip(expected) {
                         assert_eq!(chosen.0, expected.0, "{what}");
                         let apart = (chosen.1 - expected.1).abs();
-                        // Below the smallest normal number there are few bits.
+                        // Subnormal numbers have few bits.
                         assert!(
                             apart <= 1e-5 * expected.1.max(f32::MIN_POSITIVE),
                             "{what}: {chosen:?} {expected:?}"
@@ -278,11 +278,11 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
 const COUNT: usize = 6;
 const USED: usize = 2;
 
-/// One product: a matrix of every expert, rows, and what they chose.
+/// One product: a matrix of every expert, rows, and their choices.
 struct Product<'a> {
     device: &'a Device,
     ty: TensorType,
-    /// Of an expert.
+    /// Outputs of one expert.
     outputs: usize,
     cols: usize,
     rows: usize,
@@ -290,9 +290,9 @@ struct Product<'a> {
     x: Vec<u16>,
     scale: Vec<f32>,
     logits: Vec<f32>,
-    /// Of each expert's outputs, where there are any.
+    /// Bias of each expert's outputs, if any.
     bias: Option<Vec<f32>>,
-    /// Of pairs.
+    /// Activation of pairs.
     activation: Activation,
 }
 
@@ -317,7 +317,7 @@ impl<'a> Product<'a> {
             Arena::new(&device.context, Purpose::Scratch, matrix.bytes()).expect("memory");
         pack(device, &weights, &[(view, matrix)], None, &mut |_| ()).expect("weights");
         let halves = rows * units(cols) * UNIT;
-        // Signs, exponents of 2^-3 to 1, and fractions of some bits; zero past the last column.
+        // Signs, exponents of 2^-3 to 1, and fractions of some bits; zero after the last column.
         let mut half = |at: usize| match at % (units(cols) * UNIT) < cols {
             true => {
                 let bits = noise.bits() as u16;
@@ -346,7 +346,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// As those of gpt-oss: some outputs are beyond the limit of the unit.
+    /// Adds biases like those of gpt-oss: some outputs exceed the limit of the unit.
     fn with_biases(self) -> Self {
         let mut noise = Noise::new(7);
         let bias = (0..COUNT * self.outputs).map(|_| 9.0 * noise.value());
@@ -357,7 +357,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// That of all experts, on the device.
+    /// Bias of all experts, on the device.
     fn hold_bias(&self, room: &mut Room<'_>) -> DevicePtr<f32> {
         let bias = self.bias.as_ref();
         bias.map_or(DevicePtr::NULL, |bias| room.hold(bias))
@@ -396,7 +396,7 @@ impl<'a> Product<'a> {
             true => units(self.outputs) * UNIT / 2,
             false => self.outputs,
         };
-        // Beyond the results nothing may be written.
+        // Memory after the results is unchanged.
         let out = room.hold(&vec![7.0_f32; places * width + self.outputs]);
         let bias = self.hold_bias(&mut room);
         let arguments = arguments(&kernels.config, logits, routing, self.rows, way);
@@ -414,7 +414,7 @@ impl<'a> Product<'a> {
             groups: (places / PLACE_GROUP) as i32,
         });
         let product = ExpertsArgs {
-            // As a pair, a matrix is gate and up.
+            // In a pair, one matrix is both gate and up.
             parts: [self.part(0, bias); 2],
             routing,
             x: packed.map_or(x, |packed| packed.out),
@@ -427,7 +427,7 @@ impl<'a> Product<'a> {
             activation: self.activation as i32,
             unused: 0,
         };
-        // SAFETY: everything is as large as is said.
+        // SAFETY: all memory has the stated size.
         unsafe {
             kernels.route(context, &arguments).expect("a launch");
             if let Some(packed) = &packed {
@@ -466,7 +466,7 @@ impl<'a> Product<'a> {
         (0..self.outputs).map(of_column).collect()
     }
 
-    /// The same of an expert's matrix alone, by the kernel for few rows.
+    /// The result of an expert's matrix alone, by the kernel for few rows.
     fn alone(&self, kernels: &Experts) -> Vec<Vec<u32>> {
         let context = &self.device.context;
         let (mut room, pairs) = (Room::new(context), self.rows * USED);
@@ -511,7 +511,7 @@ impl<'a> Product<'a> {
 /// `SWIGLU_UP` of `glu.cuh`.
 const SWIGLU_UP: f32 = 512.0;
 
-/// What is left of units as inputs of a product.
+/// Units as inputs of a product.
 fn inputs(of_pairs: &[Vec<u32>]) -> Vec<Vec<u32>> {
     let input = |bits: &u32| {
         let half = f16::from_f32(f32::from_bits(*bits) * SWIGLU_UP);
@@ -521,7 +521,7 @@ fn inputs(of_pairs: &[Vec<u32>]) -> Vec<Vec<u32>> {
     of_pairs.iter().map(of_pair).collect()
 }
 
-/// Gate and up are the same matrix, which gives `of_one`.
+/// Gate and up are the same matrix, with the outputs `of_one`.
 fn assert_gated(activation: Activation, of_one: &[Vec<u32>], seen: &[Vec<u32>], what: &str) {
     let pairs = of_one.iter().flatten().zip(seen.iter().flatten());
     for (one, seen) in pairs.map(|(one, seen)| (f32::from_bits(*one), f32::from_bits(*seen))) {
@@ -542,7 +542,7 @@ fn every_way_gives_the_bits_of_an_expert_alone() {
     for ty in TensorType::ALL {
         let kernels = Experts::load(&device.context, &device.module, config, [ty].into_iter())
             .expect("kernels");
-        // Tiles are one, an odd number, and more than a block has; segments have one unit, and several.
+        // Tiles: one, an odd number, and more than a block has; segments with one unit, and with several.
         for shape in [
             [8, 256, 1],
             [24, 256, 3],

@@ -1,5 +1,5 @@
-//! Checks that the compilers cannot make: that nothing was left out of what they compare, and
-//! tables that macros and functions of the kernels stand for.
+//! Checks beyond the compilers': completeness of the compared items, and tables that stand for macros
+//! and functions of the kernels.
 
 use super::*;
 use crate::device::cuda::load::HEAD_DIMS;
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use worker_orcd_kernels::TensorType;
 
-/// Every file of a folder, without comments, by name.
+/// All files of a folder by name, without comments.
 fn files(folder: &str) -> BTreeMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let entries = fs::read_dir(folder).expect("a folder of sources");
@@ -29,7 +29,7 @@ fn kernels() -> BTreeMap<String, String> {
     files("../kernels/cuda")
 }
 
-/// Texts that follow `mark`, wherever it stands, up to one of `ends`.
+/// Texts between each `mark` and the next of `ends`.
 fn behind<'a>(text: &'a str, mark: &str, ends: &[char]) -> Vec<&'a str> {
     let rests = text.split(mark).skip(1);
     rests

@@ -1,4 +1,4 @@
-//! Which sequences come into which tiles.
+//! Assignment of sequences to tiles.
 
 use super::*;
 use crate::device::PageId;
@@ -41,7 +41,7 @@ fn config() -> ModelConfig {
     }
 }
 
-/// What of a plan the tests look at.
+/// Parts of a plan that the tests inspect.
 struct Seen {
     tiles: Vec<Tile>,
     wide_tiles: Vec<Tile>,
@@ -49,7 +49,7 @@ struct Seen {
     splits: usize,
 }
 
-/// The plan of sequences of so many tokens behind so many positions.
+/// Plan of sequences with these numbers of tokens after these numbers of positions.
 fn plan(sequences: &[(usize, u32)], wide_on: Option<usize>) -> Seen {
     let tokens = vec![TokenId(1); 9000];
     let pages = vec![PageId(0); 1000];
@@ -74,7 +74,7 @@ fn plan(sequences: &[(usize, u32)], wide_on: Option<usize>) -> Seen {
     }
 }
 
-/// Tiles have every row of these sequences, once, and so many at most.
+/// Asserts that the tiles have every row of these sequences once, within the maximum of a tile.
 fn assert_covered(tiles: &[Tile], sequences: &[(usize, usize)], most: i32) {
     for &(row0, tokens) in sequences {
         let mut mine: Vec<_> = tiles.iter().filter(|it| it.row0 == row0 as i32).collect();
@@ -118,7 +118,7 @@ fn prompts_and_decoding_sequences_of_a_step_get_tiles_of_their_own() {
     let seen = plan(&[(1, 4000), (1, 70), (300, 600), (200, 0), (5, 90)], H200);
     assert_covered(&seen.tiles, &[(0, 1), (1, 1), (502, 5)], 16);
     assert_covered(&seen.wide_tiles, &[(2, 300), (302, 200)], 128);
-    // Of the longest sequence in small tiles.
+    // Splits of the longest sequence in small tiles.
     assert_eq!(seen.splits, 32);
     let narrow = Narrow {
         sequences: 3,

@@ -1,4 +1,4 @@
-//! The device's draw against the host's, which defines it: the same token, for every row.
+//! Draws of the device against those of the host, which define them: the same token for every row.
 
 use super::*;
 use crate::device::cuda::memory::Plain;
@@ -35,14 +35,14 @@ impl Numbers {
         values[self.next() as usize % values.len()]
     }
 
-    /// Nearly normal.
+    /// Approximately normal.
     fn bell(&mut self) -> f32 {
         let sum: f32 = (0..4).map(|_| self.next() as f32 / u32::MAX as f32).sum();
         (sum - 2.0) * 1.7
     }
 }
 
-/// Shapes that logits have, and some that they never have.
+/// Distributions of real logits, and some unrealistic ones.
 fn logits(numbers: &mut Numbers, vocab: usize) -> Vec<f32> {
     let kind = numbers.next() % 9;
     let of = |numbers: &mut Numbers| match kind {
@@ -58,7 +58,7 @@ fn logits(numbers: &mut Numbers, vocab: usize) -> Vec<f32> {
     };
     let mut row: Vec<f32> = (0..vocab).map(|_| of(numbers)).collect();
     if kind == 2 {
-        // A few that matter above many that do not.
+        // A few likely tokens above many unlikely ones.
         for _ in 0..300 {
             row[numbers.next() as usize % vocab] = 5.0 * numbers.bell();
         }
@@ -97,7 +97,7 @@ fn sampling(numbers: &mut Numbers, vocab: usize) -> Sampling {
     sampling
 }
 
-/// Of half of the cases; as a grammar has it, most words are of all tokens or of none.
+/// Mask for half of the cases. As in a grammar, most words allow all tokens or none.
 fn mask(numbers: &mut Numbers, vocab: usize) -> Option<Vec<u32>> {
     let kinds: &[u32] =
         numbers.one_of(&[&[], &[], &[0, 0, 0, 1], &[0, 1, 2, 2], &[1, 1, 1, 2], &[3]]);
@@ -116,7 +116,7 @@ fn mask(numbers: &mut Numbers, vocab: usize) -> Option<Vec<u32>> {
     })
 }
 
-/// Of a third of the cases, up to as many as a request may have.
+/// Biases for a third of the cases, up to the maximum of a request.
 fn bias(numbers: &mut Numbers, vocab: usize) -> Vec<(TokenId, f32)> {
     let count = numbers.one_of(&[0, 0, 0, 0, 1, MAX_LOGIT_BIASES]);
     let ids: BTreeSet<u32> = (0..count).map(|_| numbers.next() % vocab as u32).collect();
@@ -160,7 +160,7 @@ impl Case {
         }
     }
 
-    /// The rank of the largest logit, and its token.
+    /// Rank of the largest logit, and its token.
     fn best(&self) -> u64 {
         let greedy = SampleWork::new(Sampling::default(), &[], &[]);
         let largest = sample(&mut self.logits.clone(), &greedy, 0).0;
@@ -176,7 +176,7 @@ struct Card {
 
 const MAX_ROWS: usize = 256;
 
-/// Where the answers lie, in the arena of a card.
+/// Offset of the answers in the arena of a card.
 fn behind_logits(vocab: usize) -> u64 {
     (MAX_ROWS * vocab * 4) as u64
 }
@@ -200,8 +200,8 @@ impl Card {
         place
     }
 
-    /// Puts the cases' logits into the rows from `first` on, and their answers before the draw. Row `broken` of them is
-    /// said to hold a NaN.
+    /// Writes the logits of the cases to the rows from `first` on, and their answers before the draw. Row `broken` is
+    /// marked as one with a NaN.
     fn put_all(&self, first: usize, cases: &[Case], ranked: bool, broken: Option<usize>) -> Logits {
         let vocab = cases[0].logits.len();
         let all: Vec<f32> = cases.iter().flat_map(|case| case.logits.clone()).collect();
@@ -230,7 +230,7 @@ impl Card {
         }
     }
 
-    /// Has the draw of these cases launched, and its tokens told, and waits for nothing.
+    /// Launches the draw of these cases and the copy of its tokens, without waiting.
     fn launch(&mut self, place: PinnedRows, logits: Logits, cases: &[Case]) {
         let works: Vec<SampleWork<'_>> = cases.iter().map(Case::work).collect();
         let drawings = cases.iter().zip(&works).enumerate();
@@ -291,7 +291,7 @@ fn the_device_draws_the_host_s_tokens() {
     }
 }
 
-/// More tokens of history than the buffer holds: the rows take turns.
+/// More history tokens than the buffer holds: the rows are drawn in several passes.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn long_histories_take_turns() {
@@ -311,7 +311,7 @@ fn long_histories_take_turns() {
     }
 }
 
-/// Parts of a step are launched behind each other, while the words of the first may still be on their way.
+/// Parts of a step are launched one after the other, while the words of the first may still be in flight.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn parts_of_a_step_keep_their_words() {
@@ -319,7 +319,7 @@ fn parts_of_a_step_keep_their_words() {
     const PART: usize = 64;
     let mut card = Card::new(VOCAB);
     let mut numbers = Numbers::of(2);
-    // The card is busy with them for long, and the host not.
+    // A long job for the card, and a short one for the host.
     let plain = |mut case: Case| {
         case.sampling = Sampling {
             temperature: 1.0,
@@ -329,7 +329,7 @@ fn parts_of_a_step_keep_their_words() {
         (case.mask, case.bias) = (None, vec![]);
         case
     };
-    // They have words of every kind, each row its own.
+    // Each row has different words of every kind.
     let wordy = |mut case: Case| {
         case.sampling.presence_penalty = 1.5;
         let word = 0x9249_2492_u32.rotate_left(case.position);
@@ -351,8 +351,8 @@ fn parts_of_a_step_keep_their_words() {
         let logits = card.put_all(2 * PART + first, cases, true, None);
         (PinnedRows { slot: 1, first }, logits, cases)
     });
-    // Other steps come first, so that nothing of this one is read before its second part is written. A draw writes
-    // over the answers.
+    // Other steps come first, so that the second part is written before any of this step is read. A draw overwrites
+    // the answers.
     let best: Vec<u64> = others.iter().map(Case::best).collect();
     for _ in 0..16 {
         card.put(behind_logits(VOCAB), &best);
