@@ -1,4 +1,4 @@
-//! Faults of a child and its exit codes.
+//! Faults of a child, its exit codes, and ends of its process.
 
 use crate::ids::RequestId;
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,15 @@ pub enum DeviceError {
     /// Weights or KV cache are not resident in the device's own memory.
     #[error("NOT_RESIDENT")]
     NotResident,
+}
+
+/// Exit status of a process, as `waitpid` returns it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+    /// SIGKILL by the kernel's OOM killer, according to its `oom_kill` counter.
+    OomKilled,
 }
 
 /// Exit code of `worker-orcd-gpu`.

@@ -9,7 +9,7 @@
 //!
 //! * [`command`]: messages to a child. [`event`]: messages from a child. Both are closed enums: after a new variant the
 //!   compiler lists every decision to make about it.
-//! * [`fault`]: faults and exit codes of a child.
+//! * [`fault`]: faults, exit codes and ends of a child.
 //! * [`frame`]: framing, without I/O. [`codec`]: encoding; the only file that uses bincode. [`encoded`]: fields with deferred
 //!   decoding.
 //! * [`model`], [`memory`], [`mod@model_parts`]: properties that a child reports, and names of split model files.
@@ -54,7 +54,7 @@ pub use event::{
     Began, ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
     Heartbeat, Load, ReadyReport, StepReport,
 };
-pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
+pub use fault::{DeviceError, Exit, ExitCode, Fault, FaultKind};
 pub use fd_passing::{FdKind, PlacedTensor, UnknownFdKind, WeightsManifest};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use grammar::Grammar;

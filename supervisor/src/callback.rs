@@ -3,12 +3,12 @@
 //! One POST, repeated with growing pauses until an answer of 2xx or the last attempt. [`outgoing`] limits the possible
 //! targets.
 
-use crate::outgoing::{self, Url};
 use axum::http::Request;
 use axum::http::header::{CONNECTION, CONTENT_TYPE};
 use serde::Serialize;
 use std::time::Duration;
 use thiserror::Error;
+use worker_orcd_cli::outgoing::{self, Url};
 
 /// Maximum number of attempts. The pause between them doubles.
 const ATTEMPTS: u32 = 6;

@@ -4,12 +4,10 @@
 //!   process. [`socket`]: control socket. [`custody`]: socket for descriptors. [`flight_recorder`]: its stdin, which
 //!   outlives it. `leftovers`: socket directories of dead supervisors.
 //! * [`link`]: frames in both directions. [`output`]: stdout and stderr as log lines.
-//! * [`reap`]: the process, its group and its end. `oom`: detection of OOM kills.
-//! * [`probe`]: queries to the child's program before there is a child.
 //! * [`succession`]: handover of a child when the supervisor executes another program.
 //!
-//! [`Child`] combines them for the driver. [`Child::next`] returns the next sign. No call blocks the driver on the
-//! child.
+//! [`Child`] combines them with a process of `worker_orcd_process` for the driver. [`Child::next`] returns the next
+//! sign. No call blocks the driver on the child.
 //!
 //! Deliberately absent: decisions. The lifecycle interprets the signs.
 
@@ -19,10 +17,7 @@ pub(crate) mod flight_recorder;
 mod leftovers;
 pub(crate) mod link;
 pub(crate) mod nursery;
-mod oom;
 pub(crate) mod output;
-pub(crate) mod probe;
-pub(crate) mod reap;
 pub(crate) mod socket;
 pub(crate) mod spawn;
 pub(crate) mod succession;
@@ -30,7 +25,6 @@ pub(crate) mod succession;
 use crate::child::custody::{Custody, Mailbox};
 use crate::child::link::{Link, LinkError, is_hang_up};
 use crate::child::output::Outputs;
-use crate::child::reap::Process;
 use crate::child::socket::Door;
 use crate::child::succession::Said;
 use std::io;
@@ -39,6 +33,7 @@ use std::time::Instant;
 use tracing::warn;
 use worker_orcd_ipc::{Command, FdKind, Generation};
 use worker_orcd_lifecycle::{Exit, Signal};
+use worker_orcd_process::reap::Process;
 
 /// Child of one generation. Its process exists.
 #[derive(Debug)]
@@ -239,7 +234,10 @@ impl Child {
     }
 
     pub(crate) fn kill(&self, signal: Signal) {
-        self.process.kill(signal);
+        match signal {
+            Signal::Term => self.process.terminate(),
+            Signal::Kill => self.process.kill(),
+        }
     }
 
     /// True if SIGSTOP or a debugger has stopped the child.

@@ -1,24 +1,19 @@
-//! Commands of `worker-orcd`. No command means `serve`.
+//! Commands of `worker-orcd`. No command means `serve`. Those for a running worker or a hub are in `worker_orcd_cli`.
 //!
 //! Deliberately absent: placeholders for future commands. An unknown command is an error.
 
-pub mod bench;
-pub mod chat;
 pub mod doctor;
-pub mod pull;
 mod reload;
-mod remote;
 pub mod serve;
-pub mod top;
 pub mod upgrade;
 mod usage;
 
 use crate::config::sources;
 use crate::exit::WorkerExit;
 use crate::interpreter::process;
-use clap::{Arg, ArgMatches, Command};
+use clap::Command;
 use std::fmt::Display;
-use std::path::PathBuf;
+use worker_orcd_cli::{bench, chat, pull, top};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,25 +51,6 @@ pub fn command_line() -> Command {
         .subcommand(process::command_line())
         .subcommand(sources::arguments(serve::rehearsal::command_line()));
     sources::arguments(command)
-}
-
-/// Option of commands that run the child's program.
-fn child_option() -> Arg {
-    Arg::new("child-binary")
-        .long("child-binary")
-        .value_name("FILE")
-        .help("[default: worker-orcd-gpu beside this program]")
-}
-
-fn child_program(arguments: &ArgMatches) -> PathBuf {
-    let given = arguments.get_one::<String>("child-binary");
-    given.map_or_else(
-        || {
-            let own = std::env::current_exe().unwrap_or_default();
-            own.with_file_name("worker-orcd-gpu")
-        },
-        PathBuf::from,
-    )
 }
 
 /// Reports why the worker ends. Returns its exit code.

@@ -2,7 +2,7 @@
 //! and all mistakes are reported together.
 //!
 //! * [`options`]: table of names, defaults and help. [`sources`]: merges texts, among them the [`environment`].
-//!   [`units`], [`reader`]: convert them to values. This file validates the values.
+//!   [`reader`]: converts them to values. This file validates the values.
 //! * [`again`]: settings that a running worker reloads. [`examined`]: settings for `doctor`.
 //!
 //! Deliberately absent: actions on settings. Files that a setting names are opened here, so a wrong path is reported
@@ -17,23 +17,19 @@ mod groups;
 mod http;
 pub mod keys;
 mod model;
-pub mod model_name;
 pub mod options;
 mod parsers;
 mod pooling;
 mod reader;
 pub mod sources;
 mod tls;
-pub(crate) mod units;
 
 use crate::crash::{CrashSettings, store};
 use crate::logging::{LogFormat, parse_level};
-use crate::outgoing::Url;
 use clap::ArgMatches;
 use device::DeviceChoice;
 use environment::Environment;
 pub use http::HttpConfig;
-use model_name::Whereabouts;
 use reader::Reader;
 use sources::Settings;
 use std::fs::OpenOptions;
@@ -41,6 +37,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
 use uuid::Uuid;
+use worker_orcd_cli::model_name::Whereabouts;
+use worker_orcd_cli::outgoing::Url;
+use worker_orcd_cli::units;
 use worker_orcd_ipc::{DeviceSelector, Pooling};
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::Choices;

@@ -12,7 +12,8 @@
 //!   separate process.
 //! * `worker_orcd_requests`: journal of requests. `driver` and `child`: operation of child processes. `crash`: reports
 //!   of deaths. `nvml`: GPU monitor.
-//! * [`outgoing`]: HTTP client for callbacks and other workers.
+//! * `worker_orcd_cli`: commands for a running worker or a hub, and the HTTP client. `worker_orcd_process`: started
+//!   processes.
 //! * [`descriptors`]: file descriptor budget of clients and children.
 //!
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.
@@ -22,7 +23,6 @@
 
 mod accept;
 mod allocator;
-mod calendar;
 mod callback;
 mod child;
 pub mod commands;
@@ -39,5 +39,4 @@ pub mod interpreter;
 mod logging;
 mod metrics;
 mod nvml;
-pub mod outgoing;
-pub mod signals;
+mod signals;

@@ -14,7 +14,6 @@ mod lines;
 mod queue;
 
 use crate::hex::hex;
-pub(crate) use lines::printable;
 use lines::{Lines, Style};
 use queue::Queue;
 use sha2::{Digest, Sha256};

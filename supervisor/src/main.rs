@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use worker_orcd::commands;
 use worker_orcd::commands::serve::{lifeline, rehearsal};
 use worker_orcd::interpreter::process;
-use worker_orcd::signals;
+use worker_orcd_cli::{bench, chat, pull, top};
+use worker_orcd_process::signal_mask;
 
 fn main() -> ExitCode {
-    signals::block();
+    signal_mask::block();
     let received = lifeline::receive();
     let arguments = match commands::command_line().try_get_matches() {
         Ok(arguments) => arguments,
@@ -23,14 +24,14 @@ fn main() -> ExitCode {
         Some(("serve", arguments)) => {
             return ExitCode::from(commands::serve::run(arguments, received).code());
         }
-        _ => signals::unblock(),
+        _ => signal_mask::unblock(),
     }
     match arguments.subcommand() {
-        Some(("pull", arguments)) => told(&commands::pull::run(arguments)),
+        Some(("pull", arguments)) => told(&pull::run(arguments)),
         Some(("upgrade", arguments)) => told(&commands::upgrade::run(arguments)),
-        Some(("chat", arguments)) => told(&commands::chat::run(arguments)),
-        Some(("bench", arguments)) => told(&commands::bench::run(arguments)),
-        Some(("top", arguments)) => commands::top::run(arguments),
+        Some(("chat", arguments)) => told(&chat::run(arguments)),
+        Some(("bench", arguments)) => told(&bench::run(arguments)),
+        Some(("top", arguments)) => top::run(arguments),
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
         Some((rehearsal::COMMAND, arguments)) => ExitCode::from(rehearsal::run(arguments).code()),
         Some((process::COMMAND, arguments)) => process::run(arguments),

@@ -9,49 +9,16 @@
 //! | SIGUSR2 | upgrade to the program at the path |
 //! | other signals that end a program | ignored, each logged once |
 //!
-//! All of these are blocked from the first instruction of `main` on and read from a signalfd. A blocked signal is
-//! pending until it is read, also across `exec`, so the next program reads the remaining ones. The mask is inherited,
-//! so programs are started with no signal blocked ([`unblocked`]).
+//! All of these are blocked ([`signal_mask`]) and read from a signalfd.
 
-use nix::libc::{SIGRTMAX, SIGRTMIN};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::Pid;
-use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR2};
-use signal_hook::flag;
 use signal_hook::low_level::signal_name;
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-
-/// Signals that are not blocked: those of faults, or without effect unless handled.
-const LEFT_ALONE: [Signal; 15] = [
-    Signal::SIGSEGV,
-    Signal::SIGBUS,
-    Signal::SIGILL,
-    Signal::SIGFPE,
-    Signal::SIGABRT,
-    Signal::SIGTRAP,
-    Signal::SIGSYS,
-    Signal::SIGCHLD,
-    Signal::SIGCONT,
-    Signal::SIGTSTP,
-    Signal::SIGTTIN,
-    Signal::SIGTTOU,
-    Signal::SIGURG,
-    Signal::SIGWINCH,
-    Signal::SIGKILL,
-];
-
-/// Lock: only one program is started or executed at a time.
-static STARTING: Mutex<()> = Mutex::new(());
-
-/// Flags of signals that arrived while none was blocked.
-static CAUGHT: OnceLock<Vec<(i32, Arc<AtomicBool>)>> = OnceLock::new();
+use worker_orcd_process::signal_mask;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Word {
@@ -81,25 +48,6 @@ pub(crate) struct Signals {
     ignored: BTreeSet<i32>,
 }
 
-fn handled() -> SigSet {
-    let mut set = SigSet::all();
-    for signal in LEFT_ALONE {
-        set.remove(signal);
-    }
-    set
-}
-
-/// Blocks all handled signals in this thread and its future threads. The first call of `main`.
-pub fn block() {
-    // The call fails only for an unknown operation.
-    let _ = handled().thread_block();
-}
-
-/// Reverts [`block`] for commands that any signal may end.
-pub fn unblock() {
-    let _ = handled().thread_unblock();
-}
-
 impl Signals {
     /// # Errors
     /// If the kernel has no descriptor.
@@ -107,9 +55,9 @@ impl Signals {
     /// # Panics
     /// Outside a tokio runtime.
     pub(crate) fn open() -> io::Result<Self> {
-        catch()?;
+        signal_mask::catch()?;
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-        let descriptor = SignalFd::with_flags(&handled(), flags)?;
+        let descriptor = SignalFd::with_flags(&signal_mask::handled(), flags)?;
         Ok(Self {
             descriptor: watch(descriptor)?,
             ignored: BTreeSet::new(),
@@ -156,54 +104,6 @@ impl Signals {
 )]
 fn watch(descriptor: SignalFd) -> io::Result<AsyncFd<SignalFd>> {
     AsyncFd::with_interest(descriptor, Interest::READABLE)
-}
-
-/// Installs handlers that record a signal during [`unblocked`].
-fn catch() -> io::Result<()> {
-    if CAUGHT.get().is_some() {
-        return Ok(());
-    }
-    let handled = handled();
-    // The standard library ignores SIGPIPE from the start.
-    let is_caught = |signal: &Signal| {
-        handled.contains(*signal) && !matches!(signal, Signal::SIGSTOP | Signal::SIGPIPE)
-    };
-    let named = Signal::iterator().filter(is_caught);
-    let all = named.map(|signal| signal as i32);
-    let mut caught = Vec::new();
-    for signal in all.chain(SIGRTMIN()..=SIGRTMAX()) {
-        let flag = Arc::new(AtomicBool::new(false));
-        flag::register(signal, Arc::clone(&flag))?;
-        caught.push((signal, flag));
-    }
-    // Another caller was first.
-    drop(CAUGHT.set(caught));
-    Ok(())
-}
-
-/// Starts a program with no signal blocked. A signal that arrives meanwhile is sent again afterwards.
-pub(crate) fn unblocked<T>(start: impl FnOnce() -> T) -> T {
-    let _turn = STARTING.lock();
-    let Ok(before) = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK) else {
-        return start();
-    };
-    let started = start();
-    let _ = before.thread_set_mask();
-    for (signal, flag) in CAUGHT.get().into_iter().flatten() {
-        if flag.swap(false, Ordering::AcqRel)
-            && let Ok(signal) = Signal::try_from(*signal)
-        {
-            let _ = kill(Pid::this(), signal);
-        }
-    }
-    started
-}
-
-/// Executes a program while no other one is started. All signals are blocked and stay pending for the new program.
-pub(crate) fn blocked<T>(execute: impl FnOnce() -> T) -> T {
-    let _turn = STARTING.lock();
-    block();
-    execute()
 }
 
 fn name(signal: i32) -> String {

@@ -125,7 +125,7 @@ fn every_file_and_word_of_code_that_the_page_names_is_there() {
         ("supervisor/src/driver/service_manager.rs", "within / 2"),
         ("supervisor/src/crash/store.rs", "\"STATE_DIRECTORY\""),
         ("supervisor/src/child/socket.rs", "\"TMPDIR\""),
-        ("supervisor/src/config/model_name.rs", "\"XDG_CACHE_HOME\""),
+        ("supervisor/cli/src/model_name.rs", "\"XDG_CACHE_HOME\""),
         ("supervisor/src/commands/doctor/gpu.rs", "/dev/nvidiactl"),
         ("supervisor/src/http/lanes.rs", "setpriority_process"),
     ] {

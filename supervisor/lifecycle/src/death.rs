@@ -4,7 +4,7 @@ use crate::gpu::{Condemnation, Need};
 use std::time::Duration;
 use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 use thiserror::Error;
-use worker_orcd_ipc::{DeviceError, ExitCode, Fault, FaultKind, RequestId};
+use worker_orcd_ipc::{DeviceError, Exit, ExitCode, Fault, FaultKind, RequestId};
 
 /// Cause of a child's death. `Display` is the message in logs, `/health` and crash reports; [`DeathCause::label`] is the
 /// stable name.
@@ -112,15 +112,6 @@ impl HandshakeRefusal {
         let unknown: Vec<_> = features.iter().filter(is_unknown).cloned().collect();
         (!unknown.is_empty()).then_some(Self::Features(unknown))
     }
-}
-
-/// Exit status of a process, as `waitpid` returns it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    Code(i32),
-    Signal(i32),
-    /// SIGKILL by the kernel's OOM killer, according to its `oom_kill` counter.
-    OomKilled,
 }
 
 /// Requests that may have caused a death, as far as its cause shows.

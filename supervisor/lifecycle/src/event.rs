@@ -1,10 +1,10 @@
 //! Events: inputs of the worker.
 
-use crate::death::{Exit, HandshakeRefusal};
+use crate::death::HandshakeRefusal;
 use crate::effect::{DeviceId, SeatId};
 use crate::gpu::GpuVerdict;
 use std::time::Duration;
-use worker_orcd_ipc::{Fault, Generation};
+use worker_orcd_ipc::{Exit, Fault, Generation};
 
 /// Input of the worker.
 #[derive(Debug, Clone, PartialEq, Eq)]

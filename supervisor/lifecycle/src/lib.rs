@@ -51,7 +51,7 @@ pub mod state;
 pub mod watchdog;
 pub mod worker;
 
-pub use death::{Blame, DeathCause, Exit, HandshakeRefusal};
+pub use death::{Blame, DeathCause, HandshakeRefusal};
 pub use device_status::{DeviceStatus, OutOfServiceReason};
 pub use effect::{ChildAction, DeviceId, Effect, EndReason, SeatId, Signal};
 pub use event::{ChildEvent, Event};
@@ -63,3 +63,4 @@ pub use restart_policy::{RestartPolicy, WorkerFailure};
 pub use state::{KillStage, LoadProgress, State};
 pub use watchdog::{Deadlines, Watch};
 pub use worker::{PreviousChild, Settings, Worker};
+pub use worker_orcd_ipc::Exit;

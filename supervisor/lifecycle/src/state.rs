@@ -1,9 +1,9 @@
 //! States of a seat and its child. Each variant holds the data that exists only in that state.
 
-use crate::death::{DeathCause, Exit};
+use crate::death::DeathCause;
 use crate::watchdog::{Deadlines, Watch};
 use std::time::Duration;
-use worker_orcd_ipc::Role;
+use worker_orcd_ipc::{Exit, Role};
 
 /// State of a seat. `since`, `deadline` and `spawn_at` are times since the supervisor's start.
 #[derive(Debug, Clone, PartialEq, Eq)]

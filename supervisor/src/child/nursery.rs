@@ -6,7 +6,6 @@ use super::Child;
 use super::custody::Custody;
 use super::flight_recorder::FlightRecorder;
 use super::output::Outputs;
-use super::reap::Process;
 use super::socket::{Door, PrivateDir};
 use super::spawn::{SpawnOrder, Spawned, Spawner};
 use std::ffi::OsString;
@@ -17,7 +16,7 @@ use std::process::Child as StdChild;
 use tokio::sync::mpsc;
 use tracing::warn;
 use worker_orcd_ipc::Generation;
-use worker_orcd_lifecycle::Signal;
+use worker_orcd_process::reap::Process;
 
 #[derive(Debug)]
 pub(crate) struct Nursery {
@@ -140,6 +139,6 @@ fn adopt(mut child: StdChild, generation: Generation) -> io::Result<(Process, Ou
 }
 
 pub(crate) async fn see_off(mut process: Process) {
-    process.kill(Signal::Kill);
+    process.kill();
     process.exited().await;
 }

@@ -4,7 +4,6 @@
 //! *thread* that forked it. A worker thread of the runtime may end at any time, but the main thread lives as long as
 //! the process. After an exec only the executing thread remains. It is the main thread too, so the children survive.
 
-use crate::signals::unblocked;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,6 +14,7 @@ use std::sync::mpsc;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use worker_orcd_ipc::Generation;
+use worker_orcd_process::signal_mask::unblocked;
 
 /// Order of a child that connects to `socket`.
 #[derive(Debug)]

@@ -6,11 +6,11 @@
 use super::custody::{Custody, Mailbox};
 use super::link::Link;
 use super::output::Outputs;
-use super::reap::Process;
 use super::{Child, Line};
 use crate::estate::living::{LivingChild, Part, Terms};
 use std::io;
 use worker_orcd_ipc::frame::write_frame;
+use worker_orcd_process::reap::Process;
 
 /// Messages that a child sends only once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

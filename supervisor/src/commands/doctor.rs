@@ -20,17 +20,17 @@ mod places;
 mod port;
 mod service;
 
-use crate::child::probe;
 use crate::config::device::{DecidedDevices, DeviceChoice};
 use crate::config::environment::Environment;
 use crate::config::examined::Examined;
-use crate::config::model_name::Whereabouts;
 use crate::config::sources;
-use crate::logging::printable;
 use clap::{Arg, ArgMatches, Command, ValueHint};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use worker_orcd_cli::model_name::Whereabouts;
+use worker_orcd_process::probe;
+use worker_orcd_text::printable::printable;
 
 #[must_use]
 pub fn command_line() -> Command {

@@ -16,7 +16,6 @@ mod sockets;
 mod store;
 pub mod upgrade;
 
-use crate::child::probe;
 use crate::child::spawn::Spawner;
 use crate::commands::reload::reload;
 use crate::commands::{end_with, usage};
@@ -52,6 +51,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use upgrade::{Holdings, Program, Report};
 use worker_orcd_ipc::DeviceSelector;
+use worker_orcd_process::probe;
 
 /// Time for connections to send the last events of their streams.
 const FAREWELL: Duration = Duration::from_secs(2);

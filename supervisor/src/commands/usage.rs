@@ -8,6 +8,7 @@ use crate::config::{Config, ConfigErrors};
 use crate::exit::WorkerExit;
 use crate::logging::{self, LogFormat};
 use clap::ArgMatches;
+use worker_orcd_text::printable::printable;
 
 const NEXT_STEPS: &str = "
 Usage: worker-orcd --model FILE.gguf [--port 8080] [--device cpu]
@@ -28,7 +29,7 @@ pub(super) fn refuse(
         }
     } else {
         for mistake in mistakes {
-            eprintln!("error: {}", logging::printable(mistake));
+            eprintln!("error: {}", printable(mistake));
         }
         eprintln!("{NEXT_STEPS}");
     }

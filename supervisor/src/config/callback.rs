@@ -1,4 +1,4 @@
-//! Advertised address of the registration. Its target is an [`outgoing`](crate::outgoing) URL.
+//! Advertised address of the registration. Its target is an [`outgoing`](worker_orcd_cli::outgoing) URL.
 
 use std::net::IpAddr;
 

@@ -2,7 +2,7 @@
 //!
 //! The selection is fixed before the first child, as if the devices had been named. A device that is lost later is a
 //! fault, and never a reason to use another one. The supervisor does not use CUDA, so it runs the child's program
-//! ([`probe`](crate::child::probe)).
+//! ([`probe`](worker_orcd_process::probe)).
 
 use std::fmt;
 use worker_orcd_ipc::DeviceSelector;

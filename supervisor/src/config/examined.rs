@@ -5,13 +5,13 @@
 use super::device::DeviceChoice;
 use super::environment::Environment;
 use super::http::{self, HttpConfig};
-use super::model_name::Whereabouts;
 use super::reader::Reader;
 use super::sources::Settings;
 use super::{keys, model, read, read_child_binary, read_device, tls};
 use crate::crash::store;
 use clap::ArgMatches;
 use std::path::PathBuf;
+use worker_orcd_cli::model_name::Whereabouts;
 
 #[derive(Debug)]
 pub struct Examined {

@@ -1,8 +1,8 @@
 //! `--model`, and `--offline`, which forbids the download of a missing model.
 
-use super::model_name::{Whereabouts, forbids_the_hub, resolve};
 use super::options::variable;
 use super::reader::Reader;
+use worker_orcd_cli::model_name::{Whereabouts, forbids_the_hub, resolve};
 
 /// `None` only after an error was noted.
 pub(super) fn read(reader: &mut Reader<'_>) -> Option<Whereabouts> {

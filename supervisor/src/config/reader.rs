@@ -1,10 +1,10 @@
 //! Typed reader of merged settings. It collects every mistake.
 
 use super::sources::{Setting, Settings, default_origin};
-use super::units;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
+use worker_orcd_cli::units;
 
 /// Reads options by name. An invalid value is noted and read as `None`.
 #[derive(Debug)]

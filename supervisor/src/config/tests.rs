@@ -1,6 +1,6 @@
 use super::*;
-use crate::outgoing::Url;
 use std::io::Write;
+use worker_orcd_cli::outgoing::Url;
 
 fn gather(flags: &[&str], variables: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
     let command = sources::arguments(clap::Command::new("worker-orcd"));

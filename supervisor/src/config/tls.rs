@@ -1,7 +1,6 @@
 //! TLS files in PEM form: the certificate with its chain, and its private key. The key file must be accessible to the
 //! owner alone, as key files of clients are.
 
-use super::keys::read_private;
 use super::reader::Reader;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
@@ -10,6 +9,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use worker_orcd_cli::key_file::read_private;
 
 /// ALPN protocol.
 const HTTP_1_1: &[u8] = b"http/1.1";

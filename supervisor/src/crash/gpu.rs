@@ -1,12 +1,12 @@
 //! GPU part of a crash report: Xids, memory and recovery action, from NVML.
 
-use crate::calendar::rfc3339;
 use crate::crash::report::{milliseconds, milliseconds_between};
 use crate::nvml::SeenXid;
 use crate::nvml::reckoning::Measure;
 use serde::Serialize;
 use std::time::Instant;
 use worker_orcd_lifecycle::RecoveryAction;
+use worker_orcd_text::calendar::rfc3339;
 
 /// Evidence of the GPU monitor. `None` is unknown, perhaps only so far.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -1,6 +1,5 @@
 //! Crash report: ids and lengths, without any text of a request.
 
-use crate::calendar::rfc3339;
 use crate::crash::death::{Bed, Burial, Death, Deceased, Successor};
 use crate::crash::gpu::GpuFacts;
 use serde::{Deserialize, Serialize};
@@ -8,6 +7,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::{Generation, MemoryReport};
 use worker_orcd_lifecycle::{DeathCause, Exit};
+use worker_orcd_text::calendar::rfc3339;
 
 /// Maximum number of listed requests. Further ones are only counted.
 const REQUESTS_KEPT: usize = 256;

@@ -2,7 +2,6 @@
 
 use super::{Driver, program};
 use crate::child::nursery::see_off;
-use crate::child::reap::Process;
 use crate::driver::keeping::{Keeping, ModelFiles};
 use crate::engine::control::Control;
 use crate::engine::{EngineSettings, Inheritance};
@@ -18,6 +17,7 @@ use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use worker_orcd_ipc::{Generation, KvReaders};
 use worker_orcd_lifecycle::{DeviceId, OutOfServiceReason, PreviousChild, SeatId};
+use worker_orcd_process::reap::Process;
 use worker_orcd_requests::Failure;
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::orphans::PATIENCE;

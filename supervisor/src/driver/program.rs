@@ -1,6 +1,5 @@
 //! Watch on the child's program on disk. A changed program replaces the serving child, as `POST /restart` does.
 
-use crate::child::probe;
 use crate::engine::control::Control;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::mpsc::WeakUnboundedSender;
 use tracing::{info, warn};
+use worker_orcd_process::probe;
 
 /// Time between two checks.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -13,7 +13,6 @@ mod gpu;
 
 use super::App;
 use super::access::Caller;
-use crate::calendar::rfc3339;
 use crate::crash::Death;
 use crate::engine::sampling::decimal;
 use crate::engine::snapshot::{StandbySnapshot, word_for};
@@ -29,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::{MemoryBound, TokenizerKind};
+use worker_orcd_text::calendar::rfc3339;
 
 /// Full report for callers that may use this worker; an outline for others.
 pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {

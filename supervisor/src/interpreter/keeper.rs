@@ -13,7 +13,6 @@
 use super::Answer;
 use super::channel::{Channel, ChannelError};
 use super::process::{COMMAND, CPU_SECONDS, PARENT};
-use crate::signals::unblocked;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
@@ -26,6 +25,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::{info, warn};
+use worker_orcd_process::signal_mask::unblocked;
 
 /// Path of this program, also after its file was replaced.
 const OWN_PROGRAM: &str = "/proc/self/exe";

@@ -4,7 +4,6 @@
 //! terminal: control characters, line separators and marks of writing direction are escaped in both formats. A value
 //! has at most [`MAX_VALUE_BYTES`].
 
-use crate::calendar::rfc3339;
 use serde_json::{Map, Value};
 use std::fmt;
 use std::fmt::Write as _;
@@ -12,6 +11,8 @@ use std::time::SystemTime;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 use uuid::Uuid;
+use worker_orcd_text::calendar::rfc3339;
+use worker_orcd_text::printable::{escape, is_hazard};
 
 /// Twice the longest line that is read from a child.
 const MAX_VALUE_BYTES: usize = 8 << 10;
@@ -139,31 +140,6 @@ fn quoted(text: &str) -> String {
         return json;
     }
     escape(&json, |c| format!("\\u{:04x}", u32::from(c)))
-}
-
-/// The same without quotes, for a terminal.
-#[must_use]
-pub(crate) fn printable(text: &str) -> String {
-    escape(text, |c| c.escape_unicode().to_string())
-}
-
-fn escape(text: &str, escaped: impl Fn(char) -> String) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if is_hazard(c) {
-            out.push_str(&escaped(c));
-        } else {
-            out.push(c);
-        }
-    }
-    out
-}
-
-/// Whether a character is escaped. All of these are in the first plane, so four digits suffice.
-fn is_hazard(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-        || matches!(c, '\u{61c}' | '\u{feff}')
 }
 
 #[derive(Default)]
@@ -298,10 +274,5 @@ mod tests {
         let line = &kept(Style::Json, || tracing::info!(reason = long, "x"))[0];
         assert!(line.len() < MAX_VALUE_BYTES + 200);
         assert!(line.contains("bytes more)"), "{}", &line[line.len() - 60..]);
-    }
-
-    #[test]
-    fn what_a_person_is_shown_has_no_control_characters() {
-        assert_eq!(printable("a\u{1b}[2J\nb"), "a\\u{1b}[2J\\u{a}b");
     }
 }

@@ -11,18 +11,22 @@
 //! is untrusted. The state of a stream is in the supervisor, so an incomplete character or stop string survives the
 //! death of the child.
 //!
+//! [`printable`] and [`calendar`] format text and times for terminals, log lines and reports.
+//!
 //! Deliberately absent: requests, sockets, processes, sampling, and any state shared between requests.
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 mod byte_level;
+pub mod calendar;
 mod conversation;
 pub mod date;
 mod generation_tags;
 pub mod json_texts;
 mod pieces;
 mod pre_tokenizer;
+pub mod printable;
 pub mod provenance;
 mod python_json;
 mod python_number;

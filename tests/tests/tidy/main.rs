@@ -43,7 +43,9 @@ fn only_the_child_its_kernels_and_a_played_driver_may_use_unsafe() {
     for crate_root in [
         "supervisor/src/lib.rs",
         "supervisor/src/main.rs",
+        "supervisor/cli/src/lib.rs",
         "supervisor/lifecycle/src/lib.rs",
+        "supervisor/process/src/lib.rs",
         "supervisor/requests/src/lib.rs",
         "supervisor/text/src/lib.rs",
         "ipc-protocol/src/lib.rs",
@@ -97,6 +99,28 @@ fn crates_below_the_supervisor_depend_on_no_runtime() {
             );
         }
     }
+}
+
+#[test]
+fn commands_for_a_running_worker_do_not_depend_on_its_server() {
+    let server = ["axum", "worker-orcd-lifecycle", "worker-orcd-requests"];
+    for package in ["worker-orcd-cli", "worker-orcd-process"] {
+        let packages = dependencies_of(package);
+        assert!(packages.iter().any(|name| name == "tokio"), "{packages:?}");
+        for forbidden in server {
+            assert!(
+                !packages.iter().any(|name| name == forbidden),
+                "{package} depends on {forbidden}"
+            );
+        }
+    }
+}
+
+#[test]
+fn ratatui_is_named_where_top_draws() {
+    only_in("ratatui", |path| {
+        path == Path::new("supervisor/cli/src/top.rs") || path.starts_with("supervisor/cli/src/top")
+    });
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! End of one child: dismissed or killed by the supervisor, or by its own exit.
 
 use super::{ChildActions, Life};
-use crate::death::{DeathCause, Exit};
+use crate::death::DeathCause;
 use crate::effect::{ChildAction, Signal};
 use crate::state::{KillStage, State};
 use std::time::Duration;
+use worker_orcd_ipc::Exit;
 
 impl Life {
     // === ended by the supervisor ===

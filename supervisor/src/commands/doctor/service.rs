@@ -6,7 +6,6 @@
 use super::{Finding, host};
 use crate::commands::serve::LONGEST_END;
 use crate::config::examined::Examined;
-use crate::config::units;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -14,6 +13,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use worker_orcd_cli::units;
 
 const SUBJECT: &str = "systemd";
 

@@ -9,11 +9,8 @@
 )]
 
 use crate::commands::end_with;
-use crate::commands::pull::news::News;
-use crate::commands::pull::{self, Errand, Transfer};
 use crate::commands::serve::log_order;
 use crate::config::Config;
-use crate::config::model_name::cache_directory;
 use crate::driver::service_manager::ServiceManager;
 use crate::engine::SupervisorExit;
 use crate::exit::WorkerExit;
@@ -23,6 +20,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+use worker_orcd_cli::model_name::cache_directory;
+use worker_orcd_cli::pull::news::News;
+use worker_orcd_cli::pull::{self, Errand, Transfer};
 
 /// Retries in a row without a byte: with their pauses, about one minute.
 const RETRIES: u32 = 5;

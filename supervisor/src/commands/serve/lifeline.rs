@@ -15,7 +15,6 @@ use super::upgrade::without_descriptors_of_systemd;
 use crate::child::spawn::Spawner;
 use crate::estate::passage::{self, Label, Passage};
 use crate::logging;
-use crate::signals::blocked;
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io;
@@ -24,6 +23,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
+use worker_orcd_process::signal_mask::blocked;
 
 /// Time from `exec` to the first turn of the driver.
 const PATIENCE: Duration = Duration::from_secs(2);

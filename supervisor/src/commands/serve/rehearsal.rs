@@ -7,7 +7,6 @@
 use super::inheritance::{Found, Inherited, find};
 use super::sockets::check_places;
 use super::upgrade::answer_to;
-use crate::child::probe;
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors};
 use crate::engine::SupervisorExit;
@@ -21,6 +20,7 @@ use std::net::TcpListener;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
+use worker_orcd_process::probe;
 use worker_orcd_requests::wal::Restored;
 use worker_orcd_text::template::TemplateSource;
 

@@ -13,15 +13,13 @@
 use super::inheritance::Estate;
 use super::lifeline;
 use super::store::Stored;
-use crate::child::reap::Process;
 use crate::child::spawn::Spawner;
 use crate::commands::end_with;
 use crate::estate::passage::Label;
 use crate::exit::WorkerExit;
 use crate::http::App;
 use crate::http::listen::Server;
-use crate::logging::{self, printable};
-use crate::signals::unblocked;
+use crate::logging;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -39,7 +37,10 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use tokio::time::timeout;
 use uuid::Uuid;
-use worker_orcd_lifecycle::Exit;
+use worker_orcd_ipc::Exit;
+use worker_orcd_process::reap::Process;
+use worker_orcd_process::signal_mask::unblocked;
+use worker_orcd_text::printable::printable;
 
 /// Version of the complete handoff format. Any change to the handoff state increments it.
 pub(super) const FORMAT: u32 = 9;

@@ -4,7 +4,7 @@
 //! connections). An answer that breaks off, or has no `[DONE]` or no usage, counts as failed and adds nothing to the
 //! figures.
 
-use crate::commands::remote::{DONE, Events, Refusal, Remote, accepted, code_of, words_of};
+use crate::remote::{DONE, Events, Refusal, Remote, accepted, code_of, words_of};
 use clap::ArgMatches;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt as _, SeedableRng as _};

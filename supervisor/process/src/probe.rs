@@ -4,8 +4,8 @@
 //! [`worker_orcd_ipc::probe`] defines the queries. Each runs in its own process, because a hung device, driver or file
 //! system may block it. Each ends after [`PATIENCE`], except the digest of a whole file.
 
-use crate::child::reap::Process;
-use crate::signals::unblocked;
+use crate::reap::Process;
+use crate::signal_mask::unblocked;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,10 +16,9 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use worker_orcd_ipc::{
-    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, COUNT_DEVICES_FLAG, DIGEST_FLAG,
+    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, COUNT_DEVICES_FLAG, DIGEST_FLAG, Exit,
     ExitCode, FaultKind, PROBE_FLAG, PROBE_LINE_BYTES,
 };
-use worker_orcd_lifecycle::Exit;
 
 /// Time limit of a query. The first call of NVIDIA's driver takes a quarter of a second, or some seconds if no process
 /// keeps the device initialised. A header on a cold disk takes a second.
@@ -29,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// The reason why they cannot, or why there is no answer.
-pub(crate) async fn ask(program: &Path, ordinal: u32) -> Result<String, String> {
+pub async fn ask(program: &Path, ordinal: u32) -> Result<String, String> {
     let ordinal_text = ordinal.to_string();
     let question = Question {
         about: &format!("cuda:{ordinal}"),
@@ -43,7 +42,7 @@ pub(crate) async fn ask(program: &Path, ordinal: u32) -> Result<String, String> 
 ///
 /// # Errors
 /// The reason why it is unknown, or why there is no answer.
-pub(crate) async fn count_devices(program: &Path) -> Result<u32, String> {
+pub async fn count_devices(program: &Path) -> Result<u32, String> {
     let question = Question {
         about: "the number of CUDA devices",
         arguments: &[COUNT_DEVICES_FLAG.as_ref()],
@@ -58,7 +57,7 @@ pub(crate) async fn count_devices(program: &Path) -> Result<u32, String> {
 ///
 /// # Errors
 /// The reason why it cannot, or why there is no answer.
-pub(crate) async fn check_model(program: &Path, model: &Path) -> Result<String, String> {
+pub async fn check_model(program: &Path, model: &Path) -> Result<String, String> {
     let question = Question {
         about: &model.display().to_string(),
         arguments: &[CHECK_MODEL_FLAG.as_ref(), model.as_os_str()],
@@ -71,7 +70,7 @@ pub(crate) async fn check_model(program: &Path, model: &Path) -> Result<String, 
 ///
 /// # Errors
 /// The reason why the file cannot be read, or why there is no answer.
-pub(crate) async fn digest(program: &Path, file: &Path) -> Result<String, String> {
+pub async fn digest(program: &Path, file: &Path) -> Result<String, String> {
     let question = Question {
         about: &file.display().to_string(),
         arguments: &[DIGEST_FLAG.as_ref(), file.as_os_str()],
@@ -86,7 +85,7 @@ pub(crate) async fn digest(program: &Path, file: &Path) -> Result<String, String
 ///
 /// # Errors
 /// The unsupported parts, or the reason why there is no answer.
-pub(crate) async fn check_confinement(program: &Path) -> Result<String, String> {
+pub async fn check_confinement(program: &Path) -> Result<String, String> {
     let question = Question {
         about: "its confinement",
         arguments: &[CHECK_CONFINEMENT_FLAG.as_ref()],
@@ -99,7 +98,7 @@ pub(crate) async fn check_confinement(program: &Path) -> Result<String, String> 
 ///
 /// # Errors
 /// If the program is a different one, or gives no answer.
-pub(crate) async fn version(program: &Path) -> Result<String, String> {
+pub async fn version(program: &Path) -> Result<String, String> {
     let question = Question {
         about: "its version",
         arguments: &["--version".as_ref()],

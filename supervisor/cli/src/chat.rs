@@ -5,12 +5,12 @@
 //!
 //! Deliberately absent: model, template and tokens; these are the server's.
 
-use crate::commands::remote::{self, DONE, Events, Remote, words_of};
-use crate::logging::printable;
+use crate::remote::{self, DONE, Events, Remote, words_of};
 use anyhow::{Context as _, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _};
+use worker_orcd_text::printable::printable;
 
 const PATH: &str = "/v1/chat/completions";
 

@@ -2,23 +2,23 @@
 //!
 //! Deliberately absent: the content of requests, and connections ([`outgoing`] opens one for each request).
 
-use crate::config::keys::read_keys;
+use crate::key_file::read_keys;
 use crate::outgoing::{self, Connection, Url};
 use anyhow::{Context as _, Result, anyhow};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
-use axum::http::request::Builder;
-use axum::http::{Request, Response, StatusCode};
 use bytes::Bytes;
 use clap::{Arg, ArgMatches};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::http::request::Builder;
+use hyper::{Request, Response, StatusCode};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Data of a stream's last event.
-pub(super) const DONE: &str = "[DONE]";
+pub(crate) const DONE: &str = "[DONE]";
 
 /// Variable in which clients of the OpenAI API find their key.
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
@@ -29,7 +29,7 @@ const MAX_ERROR_BYTES: usize = 64 << 10;
 /// Larger than any health report, metrics or crash list of a worker.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 
-pub(super) fn arguments() -> [Arg; 2] {
+pub(crate) fn arguments() -> [Arg; 2] {
     let url = Arg::new("url")
         .long("url")
         .value_name("URL")
@@ -45,16 +45,16 @@ pub(super) fn arguments() -> [Arg; 2] {
 /// Error response.
 #[derive(Debug, Error)]
 #[error("{status}: {words}")]
-pub(super) struct Refusal {
-    pub(super) status: StatusCode,
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
     /// Error code of the API, if any.
-    pub(super) code: Option<String>,
+    pub(crate) code: Option<String>,
     /// Error message, or the raw body.
-    pub(super) words: String,
+    pub(crate) words: String,
 }
 
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(crate) struct Remote {
     url: Url,
     key: Option<String>,
     /// Admin socket, which needs no key.
@@ -63,7 +63,7 @@ pub(super) struct Remote {
 
 impl Remote {
     /// Server from the [`arguments`].
-    pub(super) fn new(arguments: &ArgMatches) -> Result<Self> {
+    pub(crate) fn new(arguments: &ArgMatches) -> Result<Self> {
         let text = |name: &str| arguments.get_one::<String>(name);
         let url = text("url").map_or("", String::as_str);
         let key = match text("api-key-file") {
@@ -83,7 +83,7 @@ impl Remote {
     }
 
     /// Worker behind this `--admin-socket`.
-    pub(super) fn at_admin_socket(path: &Path) -> Result<Self> {
+    pub(crate) fn at_admin_socket(path: &Path) -> Result<Self> {
         Ok(Self {
             url: Url::parse("http://localhost").map_err(|why| anyhow!(why))?,
             key: None,
@@ -92,7 +92,7 @@ impl Remote {
     }
 
     /// Name of the server in messages.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match &self.admin_socket {
             Some(path) => path.display().to_string(),
             None => self.url.authority.clone(),
@@ -100,14 +100,14 @@ impl Remote {
     }
 
     /// POST request with a JSON body. `path` is relative to the server's URL.
-    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Request<Full<Bytes>>> {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Request<Full<Bytes>>> {
         let request = self.with_key(Request::post(self.path(path)));
         let request = request.header(CONTENT_TYPE, "application/json");
         Ok(request.body(body.to_string().into())?)
     }
 
     /// GET request. `path` is relative to the server's URL. Returns the complete body, whatever the status.
-    pub(super) async fn get(&self, path: &str) -> Result<(StatusCode, String)> {
+    pub(crate) async fn get(&self, path: &str) -> Result<(StatusCode, String)> {
         let request = self.with_key(Request::get(self.path(path)));
         let answer = self.send(request.body(Full::default())?).await?;
         let status = answer.status();
@@ -129,7 +129,7 @@ impl Remote {
         }
     }
 
-    pub(super) async fn connect(&self) -> Result<Connection> {
+    pub(crate) async fn connect(&self) -> Result<Connection> {
         let connected = match &self.admin_socket {
             Some(path) => outgoing::connect_at(path).await,
             None => outgoing::connect(&self.url).await,
@@ -138,7 +138,7 @@ impl Remote {
     }
 
     /// Sends a request on a new connection. Returns the body of a successful answer.
-    pub(super) async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Incoming> {
+    pub(crate) async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Incoming> {
         Ok(accepted(self.send(request).await?).await?)
     }
 
@@ -149,7 +149,7 @@ impl Remote {
 }
 
 /// Body of a successful answer.
-pub(super) async fn accepted(answer: Response<Incoming>) -> Result<Incoming, Refusal> {
+pub(crate) async fn accepted(answer: Response<Incoming>) -> Result<Incoming, Refusal> {
     let status = answer.status();
     if status.is_success() {
         return Ok(answer.into_body());
@@ -175,12 +175,12 @@ async fn beginning(mut body: Incoming) -> String {
 }
 
 /// Message of an error object.
-pub(super) fn words_of(error: &Value) -> Option<String> {
+pub(crate) fn words_of(error: &Value) -> Option<String> {
     error["error"]["message"].as_str().map(str::to_owned)
 }
 
 /// Code of an error object.
-pub(super) fn code_of(error: &Value) -> Option<String> {
+pub(crate) fn code_of(error: &Value) -> Option<String> {
     match &error["error"]["code"] {
         Value::String(code) => Some(code.clone()),
         Value::Number(code) => Some(code.to_string()),
@@ -190,14 +190,14 @@ pub(super) fn code_of(error: &Value) -> Option<String> {
 
 /// Events of a stream; only their data is parsed.
 #[derive(Debug)]
-pub(super) struct Events {
+pub(crate) struct Events {
     body: Incoming,
     lines: Lines,
     ready: VecDeque<String>,
 }
 
 impl Events {
-    pub(super) fn of(body: Incoming) -> Self {
+    pub(crate) fn of(body: Incoming) -> Self {
         Self {
             body,
             lines: Lines::default(),
@@ -206,7 +206,7 @@ impl Events {
     }
 
     /// Data of the next event; `None` at the end of the answer.
-    pub(super) async fn next(&mut self) -> Result<Option<String>> {
+    pub(crate) async fn next(&mut self) -> Result<Option<String>> {
         loop {
             if let Some(data) = self.ready.pop_front() {
                 return Ok(Some(data));

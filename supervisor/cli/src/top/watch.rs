@@ -2,9 +2,9 @@
 
 use super::asked::{Answers, Outcome};
 use super::view::{Silence, View};
-use crate::calendar::rfc3339;
 use std::collections::VecDeque;
 use std::time::SystemTime;
+use worker_orcd_text::calendar::rfc3339;
 
 /// Ten minutes at one poll per second.
 const RATES_KEPT: usize = 600;

@@ -1,9 +1,9 @@
-//! A child's process: a pidfd signals its death, a kill covers its group, and it is waited for exactly once.
+//! A started process: a pidfd signals its death, a kill covers its group, and it is waited for exactly once.
 
-use crate::child::oom::OomWatch;
+use crate::oom::OomWatch;
 use rustix::process::{
-    Pid, PidfdFlags, Signal as OsSignal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group,
-    pidfd_open, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, pidfd_open,
+    waitid,
 };
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -11,11 +11,11 @@ use std::process::Child as StdChild;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::{debug, error};
-use worker_orcd_lifecycle::{Exit, Signal};
+use worker_orcd_ipc::Exit;
 
 /// Spawned process that leads its own group. A drop before its observed death kills the group.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     pid: Pid,
     pidfd: AsyncFd<OwnedFd>,
     reaped: bool,
@@ -27,7 +27,7 @@ impl Process {
     ///
     /// # Errors
     /// If there is no pidfd (a kernel before 5.10, no free descriptor). The process is killed.
-    pub(crate) fn new(mut child: StdChild) -> io::Result<Self> {
+    pub fn new(mut child: StdChild) -> io::Result<Self> {
         let process = Self::of(Pid::from_child(&child));
         if process.is_err() {
             child.kill()?;
@@ -40,7 +40,7 @@ impl Process {
     ///
     /// # Errors
     /// As [`new`](Self::new), but the process is not killed.
-    pub(crate) fn resume(pid: u32) -> io::Result<Self> {
+    pub fn resume(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         Self::of(pid.ok_or(io::ErrorKind::InvalidData)?)
     }
@@ -58,17 +58,17 @@ impl Process {
     }
 
     /// Leaves the process alive, for [`resume`](Self::resume).
-    pub(crate) fn leave(mut self) {
+    pub fn leave(mut self) {
         self.reaped = true;
     }
 
     #[must_use]
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().cast_unsigned()
     }
 
     /// Waits for the end. Pending forever afterwards. Cancel-safe.
-    pub(crate) async fn exited(&mut self) -> Exit {
+    pub async fn exited(&mut self) -> Exit {
         while !self.reaped {
             match self.pidfd.readable().await {
                 Ok(mut readiness) => readiness.clear_ready(),
@@ -84,16 +84,21 @@ impl Process {
         std::future::pending().await
     }
 
-    /// Sends a signal to the whole group, so that no descendant survives.
-    pub(crate) fn kill(&self, signal: Signal) {
+    /// Sends SIGTERM to the whole group.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Sends SIGKILL to the whole group, so that no descendant survives.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn signal(&self, signal: Signal) {
         // Once waited for, the process id may be reused.
         if self.reaped {
             return;
         }
-        let signal = match signal {
-            Signal::Term => OsSignal::TERM,
-            Signal::Kill => OsSignal::KILL,
-        };
         if let Err(error) = kill_process_group(self.pid, signal) {
             debug!(%error, pid = self.pid(), "group_not_signalled");
         }
@@ -101,7 +106,7 @@ impl Process {
 
     /// True if SIGSTOP or a debugger has stopped the process. False if unknown.
     #[must_use]
-    pub(crate) fn is_stopped(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
         // The preceding name may contain any character, including a parenthesis.
         let state = stat.ok().and_then(|stat| {
@@ -117,7 +122,7 @@ impl Process {
             return None;
         }
         // Descendants are killed first, while the unreaped leader still reserves the group's id.
-        self.kill(Signal::Kill);
+        self.kill();
         let end = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         match waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), end) {
             Ok(Some(status)) => {
@@ -137,7 +142,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if !self.reaped {
-            self.kill(Signal::Kill);
+            self.kill();
             // Best effort: a process in uninterruptible sleep stays a zombie until this process exits.
             let end = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
             let _ = waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), end);
@@ -213,7 +218,7 @@ mod tests {
         let patience = Duration::from_millis(50);
         let too_soon = tokio::time::timeout(patience, again.exited()).await;
         assert!(too_soon.is_err(), "it lives");
-        again.kill(Signal::Kill);
+        again.kill();
         assert_eq!(again.exited().await, Exit::Signal(9));
         assert!(Process::resume(pid).is_err(), "it is gone");
     }
@@ -223,14 +228,14 @@ mod tests {
         let (mut process, mut stdout) = shell("trap '' TERM; echo armed; sleep 600; sleep 600");
         let mut armed = [0; 6];
         stdout.read_exact(&mut armed).await.unwrap();
-        process.kill(Signal::Term);
+        process.terminate();
         let patience = Duration::from_millis(100);
         assert!(
             tokio::time::timeout(patience, process.exited())
                 .await
                 .is_err()
         );
-        process.kill(Signal::Kill);
+        process.kill();
         assert_eq!(process.exited().await, Exit::Signal(9));
     }
 }

@@ -21,9 +21,8 @@ mod sections;
 mod view;
 mod watch;
 
-use crate::commands::remote::{self, Remote};
-use crate::config::units;
-use crate::logging::printable;
+use crate::remote::{self, Remote};
+use crate::units;
 use anyhow::{Context as _, Result};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 use ratatui::DefaultTerminal;
@@ -38,6 +37,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Runtime;
 use watch::Watch;
+use worker_orcd_text::printable::printable;
 
 /// Timeout of a wait for a key, before new answers and signals are handled.
 const GLANCE: Duration = Duration::from_millis(200);

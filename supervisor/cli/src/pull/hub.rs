@@ -8,13 +8,13 @@
 use super::curl::Curl;
 use super::errand::{Errand, Transfer};
 use super::promise::Promise;
-use crate::config::model_name::{Choice, chosen, is_gguf_path};
-use crate::logging::printable;
+use crate::model_name::{Choice, chosen, is_gguf_path};
 use anyhow::{Context, Error, Result, bail, ensure};
 use serde::Deserialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 use worker_orcd_ipc::model_parts;
+use worker_orcd_text::printable::printable;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 

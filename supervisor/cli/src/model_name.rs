@@ -1,15 +1,15 @@
 //! Values of `--model`: a file, `smollm2`, or `owner/repository[:file]`. A repository's file may have been downloaded
 //! by `pull`, be in the cache of Hugging Face's hub, or be missing.
 //!
-//! Deliberately absent: downloads ([`pull`](crate::commands::pull)), and reading model files.
+//! Deliberately absent: downloads ([`pull`](crate::pull)), and reading model files.
 
-use crate::logging::printable;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use worker_orcd_ipc::ModelPart;
 #[cfg(doc)]
 use worker_orcd_ipc::model_parts;
+use worker_orcd_text::printable::printable;
 
 /// Model that needs no hub.
 pub const SMOLLM2: &str = "smollm2";

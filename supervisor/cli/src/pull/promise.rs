@@ -8,7 +8,6 @@
 use super::curl::Curl;
 use super::errand::Errand;
 use super::news::{Extent, Meter, News};
-use crate::logging::printable;
 use anyhow::{Context, Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File, OpenOptions};
@@ -17,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
+use worker_orcd_text::printable::printable;
 
 /// curl's exit code for a server without range requests.
 const CURL_RANGE_ERROR: i32 = 33;

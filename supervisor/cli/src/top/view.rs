@@ -5,9 +5,9 @@
 use super::asked::Answers;
 use super::figures::words;
 use super::sections::{columns, lists};
-use crate::logging::printable;
 use serde_json::Value;
 use std::fmt;
+use worker_orcd_text::printable::printable;
 
 /// Text of another source, safe to print.
 #[derive(Debug, Clone, PartialEq, Eq)]

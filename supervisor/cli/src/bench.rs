@@ -12,13 +12,13 @@
 mod figures;
 mod load;
 
-use crate::commands::remote::{self, Remote};
-use crate::logging::printable;
+use crate::remote::{self, Remote};
 use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use figures::{Figures, Limit};
 use load::Load;
 use serde_json::{Map, Value, json};
+use worker_orcd_text::printable::printable;
 
 #[must_use]
 pub fn command_line() -> Command {

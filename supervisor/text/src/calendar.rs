@@ -4,7 +4,8 @@ use jiff::Timestamp;
 use std::time::SystemTime;
 
 /// Time in RFC 3339, UTC, with milliseconds, such as `2026-11-21T12:00:00.250Z`.
-pub(crate) fn rfc3339(time: SystemTime) -> String {
+#[must_use]
+pub fn rfc3339(time: SystemTime) -> String {
     let time = Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH);
     format!("{time:.3}")
 }

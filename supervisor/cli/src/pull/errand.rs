@@ -1,9 +1,6 @@
 //! Context of a download: the program that checks files, the receiver of progress, and the number of retries.
 
 use super::news::News;
-use crate::child::probe;
-use crate::logging::printable;
-use crate::signals::unblocked;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::sys::signal::Signal::SIGKILL;
 use nix::sys::signal::killpg;
@@ -13,16 +10,21 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{fs, io};
+use std::{fmt, fs, io};
+use worker_orcd_process::probe;
+use worker_orcd_process::signal_mask::unblocked;
+use worker_orcd_text::printable::printable;
 
-pub(crate) struct Errand {
+/// One download.
+pub struct Errand {
     /// The child's program, which alone reads downloaded files.
-    pub(crate) child: PathBuf,
-    pub(crate) tell: Box<dyn Fn(News) + Send>,
+    pub child: PathBuf,
+    /// Receives progress.
+    pub tell: Box<dyn Fn(News) + Send>,
     /// Resumptions in a row without a new byte, after a transfer broke off. `None`: no resumption; the next call
     /// continues.
-    pub(crate) retries: Option<u32>,
-    pub(crate) transfer: Transfer,
+    pub retries: Option<u32>,
+    pub transfer: Transfer,
 }
 
 /// Bytes of a program's error output in a message.
@@ -30,7 +32,7 @@ const MAX_COMPLAINT_BYTES: u64 = 4096;
 
 /// Program that transfers bytes, if any. Another thread can kill it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Transfer(Arc<Mutex<Running>>);
+pub struct Transfer(Arc<Mutex<Running>>);
 
 #[derive(Debug, Default)]
 struct Running {
@@ -53,7 +55,8 @@ pub(super) struct Output {
 impl Transfer {
     /// Transfer with a new process group for each program. A program may be a wrapper that waits for another (pyenv's
     /// `python3`), so the whole group is killed. An interrupt of the terminal does not reach the group.
-    pub(crate) fn in_groups() -> Self {
+    #[must_use]
+    pub fn in_groups() -> Self {
         let running = Running {
             in_groups: true,
             ..Running::default()
@@ -62,7 +65,7 @@ impl Transfer {
     }
 
     /// Kills the program and prevents further ones: a child that waits for a hub would outlive the worker.
-    pub(crate) fn kill(&self) {
+    pub fn kill(&self) {
         let mut running = self.held();
         running.is_over = true;
         running.kill();
@@ -146,6 +149,17 @@ impl Running {
             true => drop(killpg(Pid::from_raw(program.id().cast_signed()), SIGKILL)),
             false => drop(program.kill()),
         }
+    }
+}
+
+impl fmt::Debug for Errand {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Errand")
+            .field("child", &self.child)
+            .field("retries", &self.retries)
+            .field("transfer", &self.transfer)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Requests for one picture of a worker.
 
-use crate::commands::remote::{Remote, words_of};
+use crate::remote::{Remote, words_of};
 use serde_json::Value;
 use std::time::Duration;
 

@@ -6,7 +6,7 @@
 //! redirect.
 
 use super::errand::{Output, Transfer};
-use crate::config::model_name::hub_home;
+use crate::model_name::hub_home;
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 
 /// First reading of the counter, and its file.
 #[derive(Debug)]
-pub(super) struct OomWatch {
+pub(crate) struct OomWatch {
     source: Option<PathBuf>,
     kills: u64,
 }
 
 impl OomWatch {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let source = own_group_events()
             .into_iter()
             .chain([PathBuf::from("/proc/vmstat")])
@@ -25,7 +25,7 @@ impl OomWatch {
     }
 
     /// True if there was an OOM kill since the start.
-    pub(super) fn has_struck(&self) -> bool {
+    pub(crate) fn has_struck(&self) -> bool {
         let now = self.source.as_ref().and_then(read);
         now.is_some_and(|kills| kills > self.kills)
     }

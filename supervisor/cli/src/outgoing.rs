@@ -5,12 +5,12 @@
 //!
 //! Deliberately absent: redirects, proxies, and an option to skip certificate checks.
 
-use axum::http::{HeaderValue, Request, Response, Uri};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
-use hyper::header::HOST;
+use hyper::header::{HOST, HeaderValue};
+use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};

@@ -10,20 +10,19 @@
 //!                      owner/repository/file.gguf
 //! ```
 //!
-//! Deliberately absent: finding a downloaded model ([`model_name`](crate::config::model_name)), and reading a model
+//! Deliberately absent: finding a downloaded model ([`model_name`](crate::model_name)), and reading a model
 //! file.
 
 mod curl;
 mod errand;
 mod hub;
-pub(crate) mod news;
+pub mod news;
 mod promise;
 
-use super::{child_option, child_program};
-use crate::config::model_name::{SMOLLM2, SMOLLM2_FILE, cache_directory, repository_and_choice};
+use crate::model_name::{SMOLLM2, SMOLLM2_FILE, cache_directory, repository_and_choice};
 use anyhow::{Context, Result, ensure};
 use clap::{Arg, ArgMatches, Command};
-pub(crate) use errand::{Errand, Transfer};
+pub use errand::{Errand, Transfer};
 use hub::Hub;
 use news::{Extent, News};
 use std::ffi::OsStr;
@@ -63,6 +62,25 @@ pub fn command_line() -> Command {
         .arg(child_option())
 }
 
+/// Option for the child's program.
+fn child_option() -> Arg {
+    Arg::new("child-binary")
+        .long("child-binary")
+        .value_name("FILE")
+        .help("[default: worker-orcd-gpu beside this program]")
+}
+
+fn child_program(arguments: &ArgMatches) -> PathBuf {
+    let given = arguments.get_one::<String>("child-binary");
+    given.map_or_else(
+        || {
+            let own = std::env::current_exe().unwrap_or_default();
+            own.with_file_name("worker-orcd-gpu")
+        },
+        PathBuf::from,
+    )
+}
+
 /// Prints the path of the file on standard output.
 ///
 /// # Errors
@@ -90,7 +108,7 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
 ///
 /// # Errors
 /// If the name is unknown, the transfer fails, or the bytes are not the expected ones.
-pub(crate) fn get(name: &str, directory: &Path, errand: &Errand) -> Result<PathBuf> {
+pub fn get(name: &str, directory: &Path, errand: &Errand) -> Result<PathBuf> {
     fs::create_dir_all(directory)
         .with_context(|| format!("{} cannot be made", directory.display()))?;
     if name == SMOLLM2 {

@@ -23,7 +23,10 @@ const TIME_UNITS: [(&str, f64); 5] = [
 ];
 
 /// Parses bytes. A plain number is bytes; `K`, `M` and `G` are powers of 1024, as in systemd units.
-pub(super) fn bytes(text: &str) -> Result<u64, String> {
+///
+/// # Errors
+/// If it is no size.
+pub fn bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = BYTE_UNITS
         .iter()
         .find_map(|(unit, size)| Some((text.strip_suffix(unit)?, *size)))
@@ -37,7 +40,10 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a share such as 0.9. Returns thousandths.
-pub(super) fn permille(text: &str) -> Result<u16, String> {
+///
+/// # Errors
+/// If it is no share.
+pub fn permille(text: &str) -> Result<u16, String> {
     text.trim()
         .parse::<f64>()
         .ok()
@@ -48,7 +54,10 @@ pub(super) fn permille(text: &str) -> Result<u16, String> {
 }
 
 /// Parses a duration. A plain number is seconds.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// If it is no duration.
+pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = TIME_UNITS
         .iter()
         .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)))

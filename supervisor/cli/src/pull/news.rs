@@ -16,7 +16,7 @@ const LATER_PERIOD: Duration = Duration::from_secs(30);
 const A_WHILE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
-pub(crate) enum News {
+pub enum News {
     /// A complete file already exists.
     Kept(PathBuf),
     /// A transfer begins: target, and bytes of an earlier transfer.
@@ -44,20 +44,21 @@ pub(crate) enum News {
 
 /// Downloaded part of a file, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) have: u64,
-    pub(crate) whole: u64,
+pub struct Extent {
+    pub have: u64,
+    pub whole: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Progress {
-    pub(crate) at: Extent,
+pub struct Progress {
+    pub at: Extent,
     /// Bytes per second.
-    pub(crate) rate: u64,
+    pub rate: u64,
 }
 
 impl Extent {
-    pub(crate) fn percent(self) -> u64 {
+    #[must_use]
+    pub fn percent(self) -> u64 {
         (self.have * 100).checked_div(self.whole).unwrap_or(100)
     }
 }
