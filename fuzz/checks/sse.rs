@@ -33,11 +33,11 @@ pub fn check(data: &[u8]) -> bool {
         return false;
     };
     let (out, text, stopped) = match story.dialect % 3 {
-        0 => story.tell(ExecuteEvents::new(started(), story.dialect >= 128, || {
+        0 => story.rendered(ExecuteEvents::new(started(), story.dialect >= 128, || {
             Some(7)
         })),
-        1 => story.tell(chunks(Kind::Chat, story.dialect)),
-        _ => story.tell(chunks(Kind::Completion, story.dialect)),
+        1 => story.rendered(chunks(Kind::Chat, story.dialect)),
+        _ => story.rendered(chunks(Kind::Completion, story.dialect)),
     };
     let events = events(&out);
     match story.dialect % 3 {
@@ -71,7 +71,7 @@ impl<'a> Story<'a> {
     }
 
     /// Renders the stream as `requests/progress.rs` does. Returns the bytes, the text in them, and whether it stopped.
-    fn tell(&self, mut render: impl Render) -> (Vec<u8>, String, bool) {
+    fn rendered(&self, mut render: impl Render) -> (Vec<u8>, String, bool) {
         let (mut out, mut told, mut stopped) = (Vec::new(), String::new(), false);
         let mut detokenizer = Detokenizer::default();
         let mut stop = StopMatcher::new(&self.stops);

@@ -154,7 +154,7 @@ struct Supervisor {
 impl Supervisor {
     fn begin(&mut self) -> Result<(), BoxError> {
         self.socket.write_all(&Preamble::OURS.to_bytes())?;
-        self.say(&Command::Load(LoadOrder {
+        self.send(&Command::Load(LoadOrder {
             model_path: String::new(),
             model_file: ModelFile::AtPath,
             weights: None,
@@ -182,7 +182,7 @@ impl Supervisor {
         }
     }
 
-    fn say(&mut self, command: &Command) -> Result<(), BoxError> {
+    fn send(&mut self, command: &Command) -> Result<(), BoxError> {
         let mut bytes = Vec::new();
         write_frame(&mut bytes, &encode(command)?)?;
         Ok(self.socket.write_all(&bytes)?)
@@ -206,7 +206,7 @@ impl Supervisor {
     /// Steps with a token of every stream, and the seconds between the first and the last.
     fn measure(&mut self, streams: u32, sampling: Sampling) -> Result<(u32, f64), BoxError> {
         for stream in 0..streams {
-            self.say(&Command::Submit(Box::new(Submission {
+            self.send(&Command::Submit(Box::new(Submission {
                 request: RequestId(u64::from(stream)),
                 client: ClientId::default(),
                 prompt: (0..PROMPT)

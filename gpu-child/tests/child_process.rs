@@ -107,7 +107,7 @@ impl Supervisor {
         path
     }
 
-    fn say(&mut self, command: &Command) {
+    fn send(&mut self, command: &Command) {
         let mut bytes = Vec::new();
         write_frame(&mut bytes, &encode(command).unwrap()).unwrap();
         self.socket.as_mut().unwrap().write_all(&bytes).unwrap();
@@ -142,7 +142,7 @@ impl Supervisor {
     }
 
     fn load(&mut self, order: LoadOrder) -> ReadyReport {
-        self.say(&Command::Load(order));
+        self.send(&Command::Load(order));
         self.until(|event| match event {
             Event::Ready(ready) => Some(*ready),
             Event::Fault(fault) => panic!("{fault}"),
@@ -157,7 +157,7 @@ impl Supervisor {
     }
 
     fn refusal(&mut self, order: LoadOrder) -> Fault {
-        self.say(&Command::Load(order));
+        self.send(&Command::Load(order));
         self.until(|event| match event {
             Event::Fault(fault) => Some(fault),
             Event::Ready(_) => panic!("it was loaded"),
@@ -166,7 +166,7 @@ impl Supervisor {
     }
 
     fn generate(&mut self, submission: &Submission) -> Vec<TokenId> {
-        self.say(&Command::Submit(Box::new(submission.clone())));
+        self.send(&Command::Submit(Box::new(submission.clone())));
         let mut tokens = Vec::new();
         loop {
             let report = self.until(|event| match event {
@@ -242,7 +242,7 @@ fn every_architecture_is_served_and_repeats_itself() {
             rest.generated = first[..7].to_vec();
             assert_eq!(supervisor.generate(&rest), first[7..], "{architecture:?}");
         }
-        supervisor.say(&Command::Shutdown);
+        supervisor.send(&Command::Shutdown);
         supervisor.until(|event| (event == Event::Goodbye).then_some(()));
         assert_eq!(supervisor.exit_code(), Some(ExitCode::Clean));
     }

@@ -166,7 +166,7 @@ impl Driver {
                 return drop(heir.send(self.leave()));
             }
         }
-        self.say_goodbye();
+        self.end_requests();
     }
 
     fn take_up(&mut self, occasion: Occasion) {
@@ -185,8 +185,8 @@ impl Driver {
     fn on_sign(&mut self, seat: SeatId, sign: Sign) {
         match sign {
             Sign::Stirred => self.hear(seat),
-            Sign::LinkClosed => self.tell_of(seat, ChildEvent::LinkClosed),
-            Sign::LinkFailed(error) => self.tell_of(seat, link_failure(error)),
+            Sign::LinkClosed => self.handle_child(seat, ChildEvent::LinkClosed),
+            Sign::LinkFailed(error) => self.handle_child(seat, link_failure(error)),
             Sign::Exited(exit) => {
                 let Some(child) = &self.seats[seat].child else {
                     return;
@@ -196,9 +196,9 @@ impl Driver {
                 let generation = child.generation;
                 let crashes = &mut self.chronicle.crashes;
                 crashes.exited(seat, generation, self.now, exit);
-                self.tell_of(seat, ChildEvent::Exited(exit));
+                self.handle_child(seat, ChildEvent::Exited(exit));
                 if never_connected {
-                    self.tell_of(seat, ChildEvent::LinkClosed);
+                    self.handle_child(seat, ChildEvent::LinkClosed);
                 }
             }
         }
@@ -209,11 +209,11 @@ impl Driver {
             Control::Submit(record) => self.requests.submit(record),
             Control::Cancel(id) => self.requests.cancel(id, self.now),
             Control::Abandon(id) => self.requests.abandon(id, self.now),
-            Control::Drain(timeout) => self.tell(Event::Drain { timeout }),
-            Control::Replace => self.tell(Event::Replace),
+            Control::Drain(timeout) => self.handle(Event::Drain { timeout }),
+            Control::Replace => self.handle(Event::Replace),
             Control::Withdraw(device, asker) => self.asked_to_withdraw(device, asker),
             Control::Readmit(device, asker) => self.asked_to_readmit(device, asker),
-            Control::StopNow => self.tell(Event::StopNow),
+            Control::StopNow => self.handle(Event::StopNow),
             Control::CopyEstate(asker) => drop(asker.send(self.estate())),
             Control::Leave(heir) => self.prepare_to_leave(heir),
         }
@@ -222,12 +222,12 @@ impl Driver {
     fn on_built(&mut self, seat: SeatId, built: Built) {
         let generation = built.generation;
         let event = self.seats[seat].keep(built);
-        self.tell(Event::Child { generation, event });
+        self.handle(Event::Child { generation, event });
     }
 
     fn on_sighting(&mut self, device: DeviceId, sighting: Sighting) {
         if let Some(testimony) = self.chronicle.sighted(device, sighting, &self.seats) {
-            self.tell(Event::Gpu(device, testimony));
+            self.handle(Event::Gpu(device, testimony));
         }
     }
 
@@ -239,7 +239,7 @@ impl Driver {
                 && child.write_deadline().is_some_and(|at| at <= now)
             {
                 child.close_link();
-                self.tell_of(seat, ChildEvent::LinkStalled);
+                self.handle_child(seat, ChildEvent::LinkStalled);
             }
             if self.believes(seat) {
                 self.judge_silence(seat);
@@ -247,9 +247,9 @@ impl Driver {
         }
         let Chronicle { gpu, crashes, .. } = &mut self.chronicle;
         for (device, testimony) in gpu.overdue(now, crashes) {
-            self.tell(Event::Gpu(device, testimony));
+            self.handle(Event::Gpu(device, testimony));
         }
-        self.tell(Event::Tick);
+        self.handle(Event::Tick);
     }
 
     fn wake_at(&self) -> Instant {
@@ -273,15 +273,15 @@ impl Driver {
 
     // === decisions and effects ===
 
-    fn tell(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         let effects = self.worker.handle(self.now - self.started, event);
         self.effects.extend(effects);
     }
 
-    fn tell_of(&mut self, seat: SeatId, event: ChildEvent) {
+    fn handle_child(&mut self, seat: SeatId, event: ChildEvent) {
         if let Some(child) = &self.seats[seat].child {
             let generation = child.generation;
-            self.tell(Event::Child { generation, event });
+            self.handle(Event::Child { generation, event });
         }
     }
 
@@ -293,7 +293,7 @@ impl Driver {
     /// Handles all messages that have been read from the child, in order.
     fn hear(&mut self, seat: SeatId) {
         while let Some(event) = self.listener(seat).next_event() {
-            self.tell_of(seat, event);
+            self.handle_child(seat, event);
             self.do_effects();
         }
         self.note_idle_service(seat);
@@ -317,9 +317,9 @@ impl Driver {
         loop {
             self.do_effects();
             self.send_commands();
-            self.tell_of_vacated();
+            self.report_vacated();
             if self.worker.is_draining() && self.handles.is_idle() {
-                self.tell(Event::Idle);
+                self.handle(Event::Idle);
             }
             if self.effects.is_empty() {
                 break;
@@ -417,7 +417,7 @@ impl Driver {
 
     fn note_send(&mut self, seat: SeatId, sent: Result<(), LinkError>) {
         if let Err(error) = sent {
-            self.tell_of(seat, link_failure(error));
+            self.handle_child(seat, link_failure(error));
         }
     }
 
@@ -433,10 +433,10 @@ impl Driver {
             for (device, tokens) in snapshot.devices.iter_mut().zip(self.models.kv_capacities()) {
                 device.kv_capacity_tokens = tokens;
             }
-            self.service_manager.tell(self.now, &snapshot);
+            self.service_manager.update(self.now, &snapshot);
             self.handles.publish(snapshot);
         }
         self.service_manager.turn(self.now);
-        self.tell_of_estate();
+        self.announce_estate();
     }
 }

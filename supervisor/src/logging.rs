@@ -129,7 +129,7 @@ pub(crate) fn settle(patience: Duration) {
 }
 
 /// Prints a text if the log is text on a terminal.
-pub(crate) fn tell_a_person(text: &str) {
+pub(crate) fn print_on_terminal(text: &str) {
     let running = RUNNING.get().filter(|it| it.style == Style::Coloured);
     if let Some(running) = running {
         running.queue.push(format!("{text}\n").as_bytes());

@@ -27,10 +27,10 @@ fn main() -> ExitCode {
         _ => signal_mask::unblock(),
     }
     match arguments.subcommand() {
-        Some(("pull", arguments)) => told(&pull::run(arguments)),
-        Some(("upgrade", arguments)) => told(&commands::upgrade::run(arguments)),
-        Some(("chat", arguments)) => told(&chat::run(arguments)),
-        Some(("bench", arguments)) => told(&bench::run(arguments)),
+        Some(("pull", arguments)) => status_of(&pull::run(arguments)),
+        Some(("upgrade", arguments)) => status_of(&commands::upgrade::run(arguments)),
+        Some(("chat", arguments)) => status_of(&chat::run(arguments)),
+        Some(("bench", arguments)) => status_of(&bench::run(arguments)),
         Some(("top", arguments)) => top::run(arguments),
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
         Some((rehearsal::COMMAND, arguments)) => ExitCode::from(rehearsal::run(arguments).code()),
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 }
 
 /// Exit status of a command. Prints its error.
-fn told(outcome: &anyhow::Result<()>) -> ExitCode {
+fn status_of(outcome: &anyhow::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

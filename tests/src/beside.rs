@@ -197,7 +197,7 @@ impl Bystander {
             if self.is_kept(&alone, &beside) {
                 return result;
             }
-            slow.push(told(&alone, &beside));
+            slow.push(described(&alone, &beside));
             alone = self.read_alone();
             if self.is_kept(&alone, &beside) {
                 return result;
@@ -217,7 +217,7 @@ impl Bystander {
 
     /// True if the pace is kept. Panics if anything else differs.
     fn is_kept(&self, alone: &[Reading], beside: &[Reading]) -> bool {
-        println!("{}", told(alone, beside));
+        println!("{}", described(alone, beside));
         let recoveries: u64 = beside.iter().map(|it| it.recoveries).sum();
         let deaths = self.outlives_deaths;
         assert_eq!(recoveries > 0, deaths, "{recoveries} recoveries");
@@ -298,7 +298,7 @@ fn probe(client: &Client, is_over: impl Fn() -> bool) {
     }
 }
 
-fn told(alone: &[Reading], beside: &[Reading]) -> String {
+fn described(alone: &[Reading], beside: &[Reading]) -> String {
     let pairs = alone.iter().zip(beside);
     let told = pairs.map(|(alone, beside)| format!("alone {alone}, beside the attack {beside}"));
     told.collect::<Vec<_>>().join("\n")

@@ -1,6 +1,9 @@
 //! Paths of the real model, and of the Python with the oracles.
 
+use crate::gguf_patch::with_layers;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::{env, fs, process};
 
 /// Variable with another model file.
 pub const MODEL_VARIABLE: &str = "WORKER_ORCD_MODEL";
@@ -13,7 +16,7 @@ const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 /// Model of the tests. A missing model is a failure that names the remedy: a silently skipped test proves nothing.
 #[must_use]
 pub fn real_model() -> PathBuf {
-    let path = match std::env::var_os(MODEL_VARIABLE) {
+    let path = match env::var_os(MODEL_VARIABLE) {
         Some(path) => PathBuf::from(path),
         None => repository_root().join(DEFAULT_MODEL),
     };
@@ -22,6 +25,33 @@ pub fn real_model() -> PathBuf {
         "no model at {}: run `cargo xtask fetch-model`, or set {MODEL_VARIABLE}",
         path.display()
     );
+    path
+}
+
+/// Layers of [`shallow_model`].
+const SHALLOW_LAYERS: u32 = 6;
+
+/// The first layers of [`real_model`], for tests in which its text needs no meaning: streams, deaths, replays and limits
+/// are those of the whole model, and a token takes a third of the time.
+#[must_use]
+pub fn shallow_model() -> PathBuf {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(make_shallow_model).clone()
+}
+
+/// Makes the file beside the test program, once for all programs.
+fn make_shallow_model() -> PathBuf {
+    let model = real_model();
+    let bytes = fs::metadata(&model).expect("the model is there").len();
+    let program = env::current_exe().expect("a program has a path");
+    let name = format!("shallow-{SHALLOW_LAYERS}-of-{bytes}.gguf");
+    let path = program.with_file_name(name);
+    if !path.is_file() {
+        // Another test program makes it too, perhaps now.
+        let unfinished = path.with_extension(process::id().to_string());
+        with_layers(&model, SHALLOW_LAYERS, &unfinished).expect("a copy with fewer layers");
+        fs::rename(&unfinished, &path).expect("both are in one folder");
+    }
     path
 }
 
@@ -36,7 +66,7 @@ pub fn repository_root() -> &'static Path {
 /// nothing.
 #[must_use]
 pub fn oracle_python() -> PathBuf {
-    let python = match std::env::var_os(PYTHON_VARIABLE) {
+    let python = match env::var_os(PYTHON_VARIABLE) {
         Some(python) => PathBuf::from(python),
         None => repository_root().join(".venv/bin/python"),
     };

@@ -62,6 +62,13 @@ impl Worker {
         WorkerBuilder::new(Player::Real, model::real_model())
     }
 
+    /// Real child and the first layers of the model ([`model::shallow_model`]) on the CPU device, for a test in which
+    /// the text needs no meaning.
+    #[must_use]
+    pub fn shallow() -> WorkerBuilder {
+        WorkerBuilder::new(Player::Real, model::shallow_model())
+    }
+
     /// Real child with another model file.
     #[must_use]
     pub fn with_model(path: impl Into<PathBuf>) -> WorkerBuilder {

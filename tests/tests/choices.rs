@@ -118,7 +118,7 @@ fn streamed(client: &Client, path: &str, body: &Value) -> Told {
 
 #[test]
 fn each_choice_is_the_answer_to_the_next_seed() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     // Choices end at different places, with a text each.
     let body = with(&chat(48), json!({"stop": ["."]}));
@@ -155,7 +155,7 @@ fn each_choice_is_the_answer_to_the_next_seed() {
 
 #[test]
 fn a_batch_of_prompts_is_told_as_each_alone() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let body = json!({"max_tokens": 24, "temperature": 0.8, "seed": 3, "logprobs": 2});
     let tokens = client.post("/tokenize", &json!({"content": "The capital of France is"}));
@@ -184,7 +184,7 @@ fn a_batch_of_prompts_is_told_as_each_alone() {
 
 #[test]
 fn a_killed_child_and_a_replaced_supervisor_leave_each_choice_as_it_is() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let long = with(&chat(150), json!({"n": 3, "ignore_eos": true}));
     // Some choices have ended by then.
@@ -202,7 +202,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_each_choice_as_it_is() {
 
 #[test]
 fn an_answer_in_one_piece_goes_on_behind_an_upgrade() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let body = with(&chat(120), json!({"n": 3, "stop": ["."]}));
     let long = with(&body, json!({"stop": null, "ignore_eos": true}));
@@ -298,14 +298,14 @@ fn rest(client: &Client, id: &str, from: &str, headers: &[(&str, &str)]) -> Stre
 #[test]
 fn the_rest_behind_a_crash_of_the_supervisor_is_told_choice_by_choice() {
     let store = DescriptorStore::default();
-    let first = store.of(Worker::real()).start();
+    let first = store.of(Worker::shallow()).start();
     // Choices end at different places, some before the crash.
     let body = with(&chat(150), json!({"n": 5, "stop": ["."]}));
     let expected = streamed(&first.client(), CHAT, &body);
     let chunks: usize = expected.chunks.values().map(Vec::len).sum();
     let mut stream = first.client().stream(CHAT, &streaming(&body));
     let events: Vec<String> = stream.by_ref().take(chunks / 2).map(|it| it.data).collect();
-    let second = store.succeed(first, Worker::real());
+    let second = store.succeed(first, Worker::shallow());
     drop(stream);
     let id: Value = serde_json::from_str(&events[0]).expect("JSON");
     let id = id["id"].as_str().expect("an id").to_owned();

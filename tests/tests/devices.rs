@@ -22,7 +22,7 @@ const STREAMS: usize = 4;
 const CARD_PROMPT: &str = "to the end of a card ";
 
 fn two() -> WorkerBuilder {
-    Worker::real()
+    Worker::shallow()
         .arg("--device", "cpu,cpu")
         .arg("--threads", 1)
         .arg("--max-context", 1024)
@@ -427,7 +427,7 @@ fn a_card_that_is_not_there_is_left_out_and_the_cpu_serves() {
         eprintln!("skipped: this machine has a card");
         return;
     }
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--device", "cuda:0,cpu")
         .arg("--kv-cache-size", "96MiB")
         .start();

@@ -36,7 +36,7 @@ fn alone(pooling: &str, texts: &[String]) -> Vec<String> {
 }
 
 fn pooled(pooling: &str) -> WorkerBuilder {
-    Worker::real().arg("--pooling", pooling)
+    Worker::shallow().arg("--pooling", pooling)
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn bystander(worker: &Worker) -> Bystander {
 
 /// Text of an undisturbed worker.
 fn undisturbed() -> String {
-    bystander(&Worker::real().start()).alone()
+    bystander(&Worker::shallow().start()).alone()
 }
 
 /// Text and recoveries of a stream that `happen` disturbs.
@@ -71,7 +71,7 @@ fn deaths(client: &Client) -> Value {
 #[test]
 fn a_full_disk_under_the_trace_costs_the_trace_alone() {
     let text = undisturbed();
-    let worker = Worker::real().arg("--trace-logits", "/dev/full").start();
+    let worker = Worker::shallow().arg("--trace-logits", "/dev/full").start();
     let client = worker.client();
     assert_eq!(bystander(&worker).alone(), text);
     let because = wait_impaired(&worker, "logits_trace");
@@ -87,7 +87,7 @@ fn a_full_disk_under_the_trace_costs_the_trace_alone() {
 #[test]
 fn a_trace_that_cannot_be_opened_is_named_before_anything_is_loaded() {
     for path in ["/no/such/dir/trace", "/"] {
-        let mut worker = Worker::real().arg("--trace-logits", path).spawn();
+        let mut worker = Worker::shallow().arg("--trace-logits", path).spawn();
         assert_eq!(worker.wait_exit().code(), Some(USAGE));
         let log = worker.log.text();
         assert!(
@@ -104,7 +104,7 @@ fn a_full_crash_directory_keeps_no_draft_and_loses_no_report() {
         return;
     };
     let text = undisturbed();
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--crash-dir", disk.path().display())
         .start();
     let client = worker.client();
@@ -142,7 +142,7 @@ fn a_fifo_with_a_reports_name_does_not_hold_the_start_up() {
     let fifo = directory.path().join("20260101T000000000Z-1-1.json");
     let mode = nix::sys::stat::Mode::S_IRWXU;
     nix::unistd::mkfifo(&fifo, mode).expect("a FIFO of our own");
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--crash-dir", directory.path().display())
         .start();
     assert_eq!(
@@ -154,7 +154,7 @@ fn a_fifo_with_a_reports_name_does_not_hold_the_start_up() {
 
 /// Worker with its sockets below this directory and nowhere else.
 fn below(temporary: &Path) -> WorkerBuilder {
-    sockets_below(Worker::real(), temporary)
+    sockets_below(Worker::shallow(), temporary)
 }
 
 fn sockets_below(worker: WorkerBuilder, temporary: &Path) -> WorkerBuilder {

@@ -36,7 +36,7 @@ fn chat(client: &Client, content: &str) -> Response {
     client.post("/v1/chat/completions", &body)
 }
 
-fn said(client: &Client) -> Value {
+fn answer_of(client: &Client) -> Value {
     let answer = chat(client, "hello");
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.json()["choices"][0]["message"]["content"].clone()
@@ -205,12 +205,12 @@ fn interpreters_that_are_stopped_cost_no_request_its_answer() {
     let begun = bystander.begin();
     for _ in 0..3 {
         // First, so that no interpreter is just starting.
-        said(&client);
+        answer_of(&client);
         for pid in process::interpreters(worker.pid()) {
             process::signal(pid, nix::sys::signal::Signal::SIGSTOP);
         }
         for _ in 0..4 {
-            said(&client);
+            answer_of(&client);
         }
     }
     assert_eq!(begun.end().0, alone);
@@ -224,7 +224,7 @@ fn interpreters_that_are_killed_all_the_time_refuse_no_request_as_wrong() {
     let bystander = Bystander::of_a_script(client.clone());
     let alone = bystander.alone();
     let begun = bystander.begin();
-    said(&client);
+    answer_of(&client);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -311,7 +311,7 @@ mod pace {
     fn a_template_that_kills_its_interpreter_costs_the_request_that_asked() {
         let worker = scripted(&deadly_to_render()).start();
         let client = worker.client();
-        let alone = said(&client);
+        let alone = answer_of(&client);
         Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
             for bomb in deadly_to_render() {
                 let refusal = chat(&client, bomb.name);
@@ -323,7 +323,7 @@ mod pace {
                     bomb.name,
                     refusal.text()
                 );
-                assert_eq!(said(&client), alone, "behind {}", bomb.name);
+                assert_eq!(answer_of(&client), alone, "behind {}", bomb.name);
             }
         });
         // Most of them are deadly.
@@ -350,6 +350,6 @@ mod pace {
                 assert_late(&bomb.join().unwrap(), 2000);
             }
         });
-        said(&client);
+        answer_of(&client);
     }
 }

@@ -10,7 +10,7 @@ use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, wait};
 const EVERY: u64 = 2;
 
 fn with_standby() -> WorkerBuilder {
-    Worker::real().flag("--standby")
+    Worker::shallow().flag("--standby")
 }
 
 /// Request with a prompt of so many words, and more tokens, and a limit of `max_tokens`.
@@ -138,7 +138,7 @@ fn nobody_has_the_memory_of_a_dead_child_once_its_streams_have_gone_on() {
 
 #[test]
 fn without_a_child_that_stands_by_nothing_is_shared_and_nothing_is_adopted() {
-    for builder in [Worker::real(), with_standby().flag("--no-prefix-cache")] {
+    for builder in [Worker::shallow(), with_standby().flag("--no-prefix-cache")] {
         let worker = builder.start();
         let client = worker.client();
         assert_eq!(kv_caches_of(worker.pid()).len(), 0);

@@ -34,7 +34,7 @@ fn whole(client: &Client, path: &str, extra: &Value) -> Value {
     answer.json()
 }
 
-fn said(answer: &Value) -> &str {
+fn text_of(answer: &Value) -> &str {
     let choice = &answer["choices"][0];
     let text = choice["text"]
         .as_str()
@@ -67,7 +67,7 @@ fn id(client: &Client, text: &str) -> u64 {
 
 #[test]
 fn a_bias_forbids_and_forces_tokens() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let sea = id(&client, " sea");
     let plain = whole(&client, COMPLETIONS, &json!({"logprobs": 0}));
@@ -80,7 +80,7 @@ fn a_bias_forbids_and_forces_tokens() {
             path,
             &json!({"logit_bias": {sea.to_string(): 100}}),
         );
-        assert_eq!(said(&forced), " sea".repeat(8), "{path}");
+        assert_eq!(text_of(&forced), " sea".repeat(8), "{path}");
     }
     let without = whole(
         &client,
@@ -99,7 +99,7 @@ fn a_bias_forbids_and_forces_tokens() {
 
 #[test]
 fn a_bias_that_is_none_is_refused_by_name() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     for (path, bias) in [
         (CHAT, json!({"5": 101})),
@@ -123,7 +123,7 @@ fn a_bias_that_is_none_is_refused_by_name() {
 
 #[test]
 fn a_killed_child_and_a_replaced_supervisor_leave_biased_bytes_and_cached_tokens() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let biases: Value = (0..1000)
         .map(|id| (format!("{}", 40 + 3 * id), json!(f64::from(id % 9) - 4.0)))
@@ -149,7 +149,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_biased_bytes_and_cached_tokens
                 .as_str()
                 .or(choice["text"].as_str())
         });
-        assert_eq!(said(&answer), texts.collect::<String>());
+        assert_eq!(text_of(&answer), texts.collect::<String>());
         for disturbance in Disturbance::ALL {
             // They are cached again, whichever child has died.
             whole(&client, path, &json!({"max_tokens": 1}));
@@ -166,7 +166,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_biased_bytes_and_cached_tokens
 
 #[test]
 fn a_prompt_that_nobody_has_sent_has_no_cached_tokens() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     for path in [CHAT, COMPLETIONS] {
         let first = whole(&client, path, &json!({}));
@@ -177,7 +177,7 @@ fn a_prompt_that_nobody_has_sent_has_no_cached_tokens() {
         assert!((1..prompt).contains(&cached), "{again}");
         assert!(cached_tokens(first) < cached, "{first}");
     }
-    let uncached = Worker::real().flag("--no-prefix-cache").start();
+    let uncached = Worker::shallow().flag("--no-prefix-cache").start();
     for _ in 0..2 {
         let answer = whole(&uncached.client(), COMPLETIONS, &json!({}));
         assert_eq!(cached_tokens(&answer["usage"]), 0);

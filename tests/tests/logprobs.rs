@@ -54,7 +54,7 @@ fn joined(chunks: &[Value], column: &str) -> Value {
     items.cloned().collect()
 }
 
-fn said(chunks: &[Value]) -> String {
+fn text_of(chunks: &[Value]) -> String {
     let texts = chunks.iter().map(|chunk| {
         let (chat, text) = (&chunk[0]["delta"]["content"], &chunk[0]["text"]);
         chat.as_str().or(text.as_str()).unwrap_or_default()
@@ -68,7 +68,7 @@ fn streamed_is_whole(client: &Client, chat: &Value, completion: &Value) {
     assert_eq!(joined(&chunks, "content"), answer["logprobs"]["content"]);
     assert_eq!(answer["logprobs"]["refusal"], Value::Null);
     assert_eq!(
-        said(&chunks),
+        text_of(&chunks),
         answer["message"]["content"].as_str().unwrap()
     );
 
@@ -79,7 +79,7 @@ fn streamed_is_whole(client: &Client, chat: &Value, completion: &Value) {
         assert_eq!(found, answer["logprobs"][column], "{column}");
         assert!(!found.as_array().unwrap().is_empty());
     }
-    assert_eq!(said(&chunks), answer["text"].as_str().unwrap());
+    assert_eq!(text_of(&chunks), answer["text"].as_str().unwrap());
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn an_answer_begins_with_its_prompt_streamed_and_whole() {
                 );
                 let own = streamed.iter().filter(|it| it[0]["index"] == index);
                 let own: Vec<Value> = own.cloned().collect();
-                assert_eq!(said(&own), told);
+                assert_eq!(text_of(&own), told);
                 if !body["logprobs"].is_null() {
                     let lists = &choice["logprobs"];
                     assert_eq!(joined(&own, "token_logprobs"), lists["token_logprobs"]);

@@ -78,7 +78,7 @@ fn on_a_card(played: &mut PlayedNvml) -> Worker {
 }
 
 /// Names with a sample in any of the texts.
-fn told(texts: &[&str]) -> BTreeSet<String> {
+fn names_in(texts: &[&str]) -> BTreeSet<String> {
     let lines = texts.iter().flat_map(|text| text.lines());
     let samples = lines.filter(|line| !line.starts_with('#'));
     let name = |line: &str| line.split(['{', ' ']).next().map(str::to_owned);
@@ -126,7 +126,7 @@ fn every_name_of_the_dashboard_and_the_alerts_is_told_by_a_running_worker() {
     let mut played = PlayedNvml::build();
     let (bereaved, on_a_card) = (bereaved(), on_a_card(&mut played));
     let texts = [&bereaved, &on_a_card].map(|it| it.client().get("/metrics").text());
-    let told = told(&texts.each_ref().map(String::as_str));
+    let told = names_in(&texts.each_ref().map(String::as_str));
 
     let alerts = page("alerts.yml");
     let expressions = expressions(&dashboard());

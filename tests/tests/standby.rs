@@ -12,7 +12,7 @@ use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Bystander, Worker, WorkerBuilder, process, wait};
 
 fn with_standby() -> WorkerBuilder {
-    Worker::real().flag("--standby")
+    Worker::shallow().flag("--standby")
 }
 
 fn body() -> Value {
@@ -105,7 +105,7 @@ fn its_death_costs_no_stream_anything() {
 
 #[test]
 fn a_new_child_takes_over_by_order_and_nobody_died() {
-    for builder in [Worker::real(), with_standby()] {
+    for builder in [Worker::shallow(), with_standby()] {
         let worker = builder.start();
         let client = worker.client();
         let keeps_one = !client.health()["standby"].is_null();
@@ -196,7 +196,7 @@ fn a_program_of_another_version_is_told_in_the_log_and_left_alone() {
 
 #[test]
 fn one_that_dies_too_often_is_given_up_with_the_reason_until_another_child_serves() {
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .flag("--standby")
         .arg("--max-restarts", 0)
         .start();

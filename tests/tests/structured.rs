@@ -81,7 +81,7 @@ fn streamed(client: &Client, path: &str, body: &Value) -> Vec<Value> {
     chunks(client.stream(path, &body).map(|event| event.data))
 }
 
-fn said(chunks: &[Value]) -> String {
+fn streamed_text(chunks: &[Value]) -> String {
     let texts = chunks.iter().map(|chunk| {
         let (chat, text) = (&chunk[0]["delta"]["content"], &chunk[0]["text"]);
         chat.as_str().or(text.as_str()).unwrap_or_default()
@@ -157,7 +157,7 @@ fn each_way_to_hold_an_answer_holds_it_whole_and_streamed() {
                 assert!(is_right(&text_of(&choice)), "{body}: {choice}");
                 assert_eq!(choice["finish_reason"], "stop", "{body}: {choice}");
                 let told = streamed(&client, path, &body);
-                assert_eq!(said(&told), text_of(&choice), "{body}");
+                assert_eq!(streamed_text(&told), text_of(&choice), "{body}");
             }
         }
     }
@@ -193,7 +193,11 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
     let words = json!({"structured_outputs": {"regex": "([a-z]{2,7} ){60}end"}, "max_tokens": 600});
     for (path, body) in [(CHAT, chat(&words)), (COMPLETIONS, completion(&words))] {
         let expected = streamed(&client, path, &body);
-        assert!(said(&expected).ends_with(" end"), "{}", said(&expected));
+        assert!(
+            streamed_text(&expected).ends_with(" end"),
+            "{}",
+            streamed_text(&expected)
+        );
         let body = merged(body, &json!({"stream": true}));
         for disturbance in Disturbance::ALL {
             let all = disturbance.of_stream(&worker, path, &body, 8);

@@ -44,7 +44,7 @@ fn settings(path: &Path, max_running: u32) {
 
 #[test]
 fn it_lives_on_and_computes_next_to_nothing_again() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let expected = alone(&client);
     let child = worker.child_pid().expect("a child");
@@ -66,7 +66,7 @@ fn it_lives_on_and_computes_next_to_nothing_again() {
 
 #[test]
 fn it_dies_with_the_supervisor_that_went_on_with_it_and_another_one_follows_it() {
-    let mut worker = Worker::real().start();
+    let mut worker = Worker::shallow().start();
     let client = worker.client();
     let expected = alone(&client);
     let mut stream = client.execute(&long());
@@ -99,7 +99,7 @@ fn where_other_settings_are_asked_for_another_one_adopts_what_it_computed() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("settings.toml");
     settings(&path, 3);
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--config", path.display())
         .flag("--standby")
         .start();
@@ -127,7 +127,7 @@ fn where_its_program_is_another_by_then_one_of_that_takes_its_place_when_it_is_r
         directory.path().join("next"),
     );
     fs::copy(binary("tested-worker-orcd-gpu"), &program).expect("copied");
-    let worker = Worker::real().with_child(&program).start();
+    let worker = Worker::shallow().with_child(&program).start();
     let client = worker.client();
     let expected = alone(&client);
     let child = worker.child_pid().expect("a child");

@@ -37,7 +37,7 @@ impl Scoring {
     }
 
     /// Positions with reported log probabilities; their rows are not needed again.
-    pub(super) fn told(&self) -> usize {
+    pub(super) fn reported(&self) -> usize {
         self.told
     }
 
@@ -57,7 +57,7 @@ impl Scoring {
         })
     }
 
-    fn tell(&mut self, count: usize) {
+    fn report(&mut self, count: usize) {
         self.told += count;
     }
 }
@@ -82,7 +82,7 @@ impl Scheduler {
             let mut running = self.running.iter_mut();
             let sequence = running.find(|it| it.request == part.request);
             if let Some(scoring) = sequence.and_then(|it| it.scoring.as_mut()) {
-                scoring.tell(part.logprobs.len());
+                scoring.report(part.logprobs.len());
             }
         }
     }

@@ -134,7 +134,7 @@ fn sealing(sequence: &mut Sequence, cache: &KvPages, seals: &Seals, every: u32) 
     let groups = cache.geometry().groups.count();
     let blocks = pages.len() / groups;
     pages.truncate(blocks * groups);
-    let first = groups * sequence.tell(cache, blocks, every);
+    let first = groups * sequence.mark_reported(cache, blocks, every);
     Sealing {
         request: sequence.request,
         first: first as u32,

@@ -199,7 +199,7 @@ impl Sequence {
     fn reusable(&self) -> usize {
         let before_last = self.tokens.len() - 1;
         match &self.scoring {
-            Some(scoring) if !scoring.is_over() => before_last.min(scoring.told()),
+            Some(scoring) if !scoring.is_over() => before_last.min(scoring.reported()),
             _ => before_last,
         }
     }

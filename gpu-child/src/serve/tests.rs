@@ -75,7 +75,7 @@ impl Supervisor {
 
     fn ready_with(load: impl FnOnce() -> Loaded + Send + 'static) -> Self {
         let mut this = Self::start(move |_, _| Ok(load()));
-        this.say(&Command::Load(order()));
+        this.send(&Command::Load(order()));
         this.until(|event| matches!(event, Event::Ready(_)));
         this
     }
@@ -84,7 +84,7 @@ impl Supervisor {
         self.down.as_mut().unwrap().write_all(bytes).unwrap();
     }
 
-    fn say(&mut self, command: &Command) {
+    fn send(&mut self, command: &Command) {
         let mut bytes = Vec::new();
         write_frame(&mut bytes, &encode(command).unwrap()).unwrap();
         self.write(&bytes);
@@ -95,7 +95,7 @@ impl Supervisor {
     }
 
     fn submit_prompt(&mut self, request: u64, prompt: Vec<TokenId>, max_tokens: u32) {
-        self.say(&Command::Submit(Box::new(Submission {
+        self.send(&Command::Submit(Box::new(Submission {
             request: RequestId(request),
             client: ClientId::default(),
             prompt,
@@ -221,7 +221,7 @@ fn hello_load_ready_tokens_goodbye() {
         (hello.pid, hello.features),
         (std::process::id(), vec!["test".to_owned()])
     );
-    supervisor.say(&Command::Load(order()));
+    supervisor.send(&Command::Load(order()));
     let progress = Event::LoadProgress {
         bytes_done: 5,
         bytes_total: 10,
@@ -257,7 +257,7 @@ fn hello_load_ready_tokens_goodbye() {
         ),
         (7, 7, 123)
     );
-    supervisor.say(&Command::Shutdown);
+    supervisor.send(&Command::Shutdown);
     supervisor.until(|event| *event == Event::Goodbye);
     assert_eq!(supervisor.exit_code(), ExitCode::Clean);
 }
@@ -271,7 +271,7 @@ fn steps_are_shared_and_a_cancelled_request_stops() {
     let shared =
         supervisor.until(|event| matches!(event, Event::Step(report) if report.drawn.len() == 2));
     assert!(matches!(shared, Event::Step(_)));
-    supervisor.say(&Command::Cancel {
+    supervisor.send(&Command::Cancel {
         request: RequestId(1),
     });
     let end = loop {
@@ -307,7 +307,7 @@ fn a_hung_up_socket_ends_the_process_in_the_middle_of_a_load() {
         std::thread::sleep(Duration::from_secs(3600));
         Ok(loaded(Duration::ZERO))
     });
-    supervisor.say(&Command::Load(order()));
+    supervisor.send(&Command::Load(order()));
     supervisor.hang_up();
     assert_eq!(supervisor.exit_code(), ExitCode::SupervisorLost);
 }
@@ -316,7 +316,7 @@ fn a_hung_up_socket_ends_the_process_in_the_middle_of_a_load() {
 fn a_shutdown_does_not_wait_for_the_step() {
     let mut supervisor = Supervisor::ready(Duration::ZERO);
     supervisor.submit(1, 97, 4);
-    supervisor.say(&Command::Shutdown);
+    supervisor.send(&Command::Shutdown);
     supervisor.until(|event| *event == Event::Goodbye);
     assert_eq!(supervisor.exit_code(), ExitCode::Clean);
 }
@@ -355,7 +355,7 @@ fn a_load_that_fails_is_told() {
             message: "no".into(),
         })
     });
-    supervisor.say(&Command::Load(order()));
+    supervisor.send(&Command::Load(order()));
     assert_eq!(
         supervisor.fault(),
         Fault::ModelLoad {
@@ -375,11 +375,11 @@ fn what_is_out_of_place_is_a_protocol_fault() {
         |supervisor| supervisor.write(&[5, 0, 0, 0, 255, 1, 2, 3, 4]);
     let huge: fn(&mut Supervisor) = |supervisor| supervisor.write(&[255; 4]);
     let load_twice: fn(&mut Supervisor) = |supervisor| {
-        supervisor.say(&Command::Load(order()));
-        supervisor.say(&Command::Load(order()));
+        supervisor.send(&Command::Load(order()));
+        supervisor.send(&Command::Load(order()));
     };
     let duplicate: fn(&mut Supervisor) = |supervisor| {
-        supervisor.say(&Command::Load(order()));
+        supervisor.send(&Command::Load(order()));
         supervisor.until(|event| matches!(event, Event::Ready(_)));
         // The first is in a step that does not end before the second has come.
         supervisor.submit(1, 5, 100);
@@ -400,7 +400,7 @@ fn nothing_is_said_after_the_last_words() {
             message: "no".into(),
         })
     });
-    supervisor.say(&Command::Load(order()));
+    supervisor.send(&Command::Load(order()));
     supervisor.fault();
     std::thread::sleep(Duration::from_millis(250));
     assert!(supervisor.frames.next_frame().unwrap().is_none());

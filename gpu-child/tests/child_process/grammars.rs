@@ -11,7 +11,7 @@ impl Supervisor {
     /// Runs the submissions in parallel.
     fn answers(&mut self, submissions: &[Submission]) -> BTreeMap<u64, Answer> {
         for submission in submissions {
-            self.say(&Command::Submit(Box::new(submission.clone())));
+            self.send(&Command::Submit(Box::new(submission.clone())));
         }
         let mut drawn: BTreeMap<u64, Vec<TokenId>> = BTreeMap::new();
         let mut answers = BTreeMap::new();
@@ -33,8 +33,8 @@ impl Supervisor {
     }
 
     /// The tokens, and the maximum number of them in one report.
-    fn told(&mut self, submission: &Submission) -> (Vec<TokenId>, usize) {
-        self.say(&Command::Submit(Box::new(submission.clone())));
+    fn run(&mut self, submission: &Submission) -> (Vec<TokenId>, usize) {
+        self.send(&Command::Submit(Box::new(submission.clone())));
         let (mut tokens, mut most) = (Vec::new(), 0);
         loop {
             let report = self.until(|event| match event {
@@ -128,8 +128,8 @@ fn forced_tokens_are_those_that_would_be_drawn() {
             logprobs: Some(0),
             ..forced.clone()
         };
-        let (taken, told_at_once) = supervisor.told(&forced);
-        let (tokens, one_by_one) = supervisor.told(&drawn);
+        let (taken, told_at_once) = supervisor.run(&forced);
+        let (tokens, one_by_one) = supervisor.run(&drawn);
         assert_eq!(text(&taken), text(&tokens));
         // The name of a property is several tokens here.
         assert!(told_at_once > 2, "{told_at_once}");
@@ -209,7 +209,7 @@ fn threads_that_cannot_be_started_end_the_child_and_not_the_request() {
     };
     let process = rustix::process::Pid::from_raw(id as i32);
     prlimit(process, Resource::As, limit).unwrap();
-    supervisor.say(&Command::Submit(Box::new(held_to(1, schema()))));
+    supervisor.send(&Command::Submit(Box::new(held_to(1, schema()))));
     let fault = supervisor.until(|event| match event {
         Event::Fault(fault) => Some(fault),
         Event::Step(report) if !report.finished.is_empty() => panic!("{:?}", report.finished),
@@ -230,7 +230,7 @@ fn who_is_cancelled_under_a_grammar_leaves_nothing_behind() {
     supervisor.load_tiny(Architecture::Llama);
     for request in 1..30 {
         let endless = held_to(request, Grammar::Regex("[a-z]+!".to_owned()));
-        supervisor.say(&Command::Submit(Box::new(endless)));
+        supervisor.send(&Command::Submit(Box::new(endless)));
         if request % 3 == 0 {
             supervisor.until(|event| match event {
                 Event::Step(report) => (!report.drawn.is_empty()).then_some(()),
@@ -238,7 +238,7 @@ fn who_is_cancelled_under_a_grammar_leaves_nothing_behind() {
             });
         }
         let request = RequestId(request);
-        supervisor.say(&Command::Cancel { request });
+        supervisor.send(&Command::Cancel { request });
         supervisor.until(|event| match event {
             Event::Step(report) => report.finished.first().map(|_| ()),
             _ => None,

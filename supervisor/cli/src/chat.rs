@@ -59,13 +59,13 @@ async fn chat(chat: &mut Chat, arguments: &ArgMatches) -> Result<()> {
     let words = arguments.get_many::<String>("message");
     let words: Vec<&str> = words.into_iter().flatten().map(String::as_str).collect();
     if !words.is_empty() {
-        return chat.say(&words.join(" ")).await;
+        return chat.send(&words.join(" ")).await;
     }
     let stdin = io::stdin();
     if !stdin.is_terminal() {
         let mut text = String::new();
         stdin.lock().read_to_string(&mut text)?;
-        return chat.say(text.trim_end()).await;
+        return chat.send(text.trim_end()).await;
     }
     loop {
         eprint!("> ");
@@ -78,7 +78,7 @@ async fn chat(chat: &mut Chat, arguments: &ArgMatches) -> Result<()> {
             continue;
         }
         // The failed message is not part of the conversation.
-        if let Err(error) = chat.say(line.trim_end()).await {
+        if let Err(error) = chat.send(line.trim_end()).await {
             eprintln!("{}", printable(&format!("{error:#}")));
         }
     }
@@ -119,7 +119,7 @@ impl Chat {
     }
 
     /// Sends a message and prints the answer as it arrives. Appends both to the conversation.
-    async fn say(&mut self, text: &str) -> Result<()> {
+    async fn send(&mut self, text: &str) -> Result<()> {
         self.messages.push(message("user", text));
         match self.answer().await {
             Ok(answer) => {

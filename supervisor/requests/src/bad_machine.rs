@@ -189,11 +189,11 @@ impl Machine {
             if answers.is_empty() {
                 return;
             }
-            self.tell(&[], &answers);
+            self.report(&[], &answers);
         }
     }
 
-    fn tell(&mut self, tokens: &[(RequestId, u32, u32)], ends: &[(RequestId, FinishReason)]) {
+    fn report(&mut self, tokens: &[(RequestId, u32, u32)], ends: &[(RequestId, FinishReason)]) {
         let report = step(tokens, ends);
         let told = self.journal.requests.step(SEAT, &report, self.journal.now);
         told.expect("a report without violations");
@@ -278,7 +278,7 @@ impl Machine {
                 ends.push((id, FinishReason::MaxTokens));
             }
         }
-        self.tell(&tokens, &ends);
+        self.report(&tokens, &ends);
     }
 
     fn die(

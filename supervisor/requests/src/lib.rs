@@ -17,7 +17,7 @@
 //! * [`record`]: one request, shared by driver and reader. [`progress`]: its mutable part: tokens, text and the single
 //!   end. [`logprobs`]: log probabilities of its tokens. [`stream`], [`streams`]: readers of one request and of an
 //!   answer of several.
-//! * [`registry`]: admission control. [`refusal`]: reasons for a refused admission. [`told_prompts`]: memory limit for
+//! * [`registry`]: admission control. [`refusal`]: reasons for a refused admission. [`logprob_memory`]: memory limit for
 //!   log probabilities of prompts. [`error_code`]: error codes of the API.
 //! * [`live`]: the driver's side: assignment to children, replay after a death, suspect scheduling. [`placement`]:
 //!   choice of a child. [`prefixes`]: estimate of a child's prefix cache. [`kin`]: determinism class of a device.
@@ -38,6 +38,7 @@ pub mod error_code;
 pub mod fingerprint;
 mod kin;
 pub mod live;
+pub mod logprob_memory;
 pub mod logprobs;
 pub mod orphans;
 pub mod placement;
@@ -51,7 +52,6 @@ pub mod scene;
 pub mod stream;
 pub mod streams;
 mod suspicion;
-pub mod told_prompts;
 mod totals;
 mod violation;
 mod waits;

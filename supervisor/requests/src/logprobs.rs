@@ -116,7 +116,7 @@ impl Ledger {
     }
 
     /// Assigns waiting tokens to a new piece. Returns the number of tokens listed with it.
-    pub fn tell(&mut self, piece: &str) -> usize {
+    pub fn assign(&mut self, piece: &str) -> usize {
         self.told += piece.chars().count();
         let before = self.listed.len();
         let told = self.told;
@@ -126,10 +126,10 @@ impl Ledger {
         self.listed.len() - before
     }
 
-    /// Variant of [`tell`](Self::tell) for the last piece. If tokens without text are listed, all waiting tokens belong
+    /// Variant of [`assign`](Self::assign) for the last piece. If tokens without text are listed, all waiting tokens belong
     /// to it.
-    pub fn tell_last(&mut self, piece: &str) -> usize {
-        let begun = self.tell(piece);
+    pub fn assign_last(&mut self, piece: &str) -> usize {
+        let begun = self.assign(piece);
         if !self.lists_all() {
             return begun;
         }
@@ -191,7 +191,7 @@ mod tests {
     use worker_orcd_ipc::{DrawnLogprobs, FinishReason, StepReport};
 
     /// Report of a step of one request, with log probabilities that encode the token's index.
-    fn told(id: RequestId, first: u32, tokens: &[u32], top: u32) -> StepReport {
+    fn report_of(id: RequestId, first: u32, tokens: &[u32], top: u32) -> StepReport {
         let drawn: Vec<_> = (first..)
             .zip(tokens)
             .map(|(at, it)| (id, at, *it))
@@ -243,7 +243,7 @@ mod tests {
         let mut journal = Journal::serving();
         let (id, mut stream) = journal.submit(new);
         for (index, token) in (0..).zip(tokens) {
-            let report = told(id, index, &[*token], 2);
+            let report = report_of(id, index, &[*token], 2);
             // The answer ends at a stop string, so later reports may fail.
             drop(journal.requests.step(SEAT, &report, journal.now));
         }
@@ -315,17 +315,17 @@ mod tests {
         };
         let id = RequestId(0);
         let of_nobody = StepReport {
-            logprobs: told(id, 1, &[0], 2).logprobs,
-            ..told(id, 0, &[0], 2)
+            logprobs: report_of(id, 1, &[0], 2).logprobs,
+            ..report_of(id, 0, &[0], 2)
         };
         for (wants, report) in [
             (true, step(&[(id, 0, 0)], &[])),
-            (true, told(id, 0, &[0], 1)),
-            (true, told(id, 0, &[0], 3)),
+            (true, report_of(id, 0, &[0], 1)),
+            (true, report_of(id, 0, &[0], 3)),
             (true, of_nobody),
-            (true, wrong_number(told(id, 0, &[0], 2), f32::NAN)),
-            (true, wrong_number(told(id, 0, &[0], 2), 0.5)),
-            (false, told(id, 0, &[0], 2)),
+            (true, wrong_number(report_of(id, 0, &[0], 2), f32::NAN)),
+            (true, wrong_number(report_of(id, 0, &[0], 2), 0.5)),
+            (false, report_of(id, 0, &[0], 2)),
         ] {
             let mut journal = Journal::serving();
             let logprobs = wants.then_some(2);
@@ -351,10 +351,10 @@ mod tests {
         use crate::progress::Skip;
         let mut journal = Journal::serving();
         let (id, mut stream) = journal.submit(wanting(&[]));
-        stream.has_told(1);
-        let report = told(id, 0, &[0, 1, 0], 2);
+        stream.has_delivered(1);
+        let report = report_of(id, 0, &[0, 1, 0], 2);
         journal.requests.step(SEAT, &report, journal.now).unwrap();
-        assert_eq!(stream.position().told(), [Skip::Pieces(1)]);
+        assert_eq!(stream.position().delivered(), [Skip::Pieces(1)]);
         let (events, _) = read(&mut stream);
         assert_eq!(listed(&events), [("b", vec![(1, 1)]), ("a", vec![(2, 2)])]);
     }

@@ -136,7 +136,7 @@ impl Progress {
             ..
         })) = self.end
         {
-            self.tell_rest();
+            self.flush_rest();
         }
     }
 
@@ -156,7 +156,7 @@ impl Progress {
     }
 
     /// Pieces that the client already has.
-    pub fn told(&self) -> Skip {
+    pub fn delivered(&self) -> Skip {
         self.skip
     }
 
@@ -259,7 +259,7 @@ impl Progress {
 
     /// Ends with the child's reason. Text that was held back is released, unless its end completes a stop string.
     pub fn finish(&mut self, record: &Record, reason: StopReason, now: Instant) {
-        match self.tell_rest() {
+        match self.flush_rest() {
             Some(stop) => self.finish_stopped(record, stop, now),
             None => self.end(StreamEvent::Finished(
                 self.completion(record, reason, None, now),
@@ -269,7 +269,7 @@ impl Progress {
 
     /// Releases text that was held back, because no token follows. Returns the index of a stop string that it
     /// completes.
-    fn tell_rest(&mut self) -> Option<usize> {
+    fn flush_rest(&mut self) -> Option<usize> {
         let index = self.tokens_out().saturating_sub(1);
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
@@ -279,7 +279,7 @@ impl Progress {
             self.stop.finish(&mut self.unread.text);
             let piece = &self.unread.text[before..];
             let ledger = self.ledger.as_mut();
-            let listed = ledger.map_or(0, |ledger| ledger.tell_last(piece));
+            let listed = ledger.map_or(0, |ledger| ledger.assign_last(piece));
             self.unread.cut(before, index, listed);
         }
         stopped
@@ -390,7 +390,7 @@ impl Progress {
     fn cut(&mut self, before: usize, index: u32) {
         let piece = &self.unread.text[before..];
         let ledger = self.ledger.as_mut();
-        let listed = ledger.map_or(0, |ledger| ledger.tell(piece));
+        let listed = ledger.map_or(0, |ledger| ledger.assign(piece));
         self.unread.cut(before, index, listed);
     }
 

@@ -1,9 +1,9 @@
 //! A request: its parameters and, under a lock, its progress.
 
 use crate::error_code::ErrorCode;
+use crate::logprob_memory::LogprobReservation;
 use crate::logprobs::Listed;
 use crate::progress::Progress;
-use crate::told_prompts::ToldRoom;
 use crate::wal::{Clock, Restored};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -166,7 +166,7 @@ pub struct Record {
     /// Number of supervisors that crashed while they had the request.
     pub crashes: u8,
     /// Reserved memory for log probabilities of the prompt.
-    pub room: Option<ToldRoom>,
+    pub room: Option<LogprobReservation>,
     pub progress: Mutex<Progress>,
 }
 
@@ -227,7 +227,7 @@ impl Record {
         }
     }
 
-    pub fn with_room(self, room: Option<ToldRoom>) -> Self {
+    pub fn with_room(self, room: Option<LogprobReservation>) -> Self {
         Self { room, ..self }
     }
 

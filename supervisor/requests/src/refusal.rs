@@ -1,8 +1,8 @@
 //! Reasons for a refused admission, with the messages for the client.
 
 use crate::error_code::ErrorCode;
+use crate::logprob_memory::MOST_BYTES;
 use crate::record::Failure;
-use crate::told_prompts::MOST_BYTES;
 use std::time::Duration;
 use thiserror::Error;
 

@@ -1,10 +1,10 @@
 //! Admission control: a bounded number of live requests, with a reserve for clients that have none.
 
 use crate::fingerprint::Fingerprint;
+use crate::logprob_memory::{LogprobMemory, LogprobReservation, MOST_BYTES};
 use crate::quarantine::{Quarantine, Quarantined};
 use crate::record::{NewRequest, Record};
 use crate::refusal::Refusal;
-use crate::told_prompts::{MOST_BYTES, ToldPrompts, ToldRoom};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +15,7 @@ use worker_orcd_ipc::{ClientId, RequestId};
 pub struct Registry {
     max_queue: usize,
     /// Reservations are made under the lock of `inner`. Their release needs no lock.
-    told_prompts: ToldPrompts,
+    logprob_memory: LogprobMemory,
     inner: Mutex<Inner>,
     quarantine: Mutex<Quarantine>,
 }
@@ -44,7 +44,7 @@ struct Entrant {
 pub struct Admitted {
     pub id: RequestId,
     /// Reserved memory for log probabilities of the prompt.
-    pub room: Option<ToldRoom>,
+    pub room: Option<LogprobReservation>,
 }
 
 /// One in this many places of the queue is reserved for clients without a request.
@@ -69,7 +69,7 @@ impl Registry {
         };
         Self {
             max_queue,
-            told_prompts: ToldPrompts::default(),
+            logprob_memory: LogprobMemory::default(),
             inner: Mutex::new(inner),
             quarantine: Mutex::new(Quarantine::new(quarantine_for)),
         }
@@ -130,16 +130,16 @@ impl Registry {
         if shares && places - requests.len() < self.kept_places() {
             return Err(Refusal::ShareFull { retry_after });
         }
-        let bytes = requests.iter().map(NewRequest::told_bytes).sum();
+        let bytes = requests.iter().map(NewRequest::prompt_logprob_bytes).sum();
         if bytes > MOST_BYTES {
             return Err(Refusal::TellsTooMuch { bytes });
         }
-        if bytes > self.told_prompts.left() {
+        if bytes > self.logprob_memory.left() {
             return Err(Refusal::ToldPromptsFull { retry_after });
         }
         let enter = |it: &NewRequest| Admitted {
             id: inner.enter(it),
-            room: self.told_prompts.take(it.told_bytes()),
+            room: self.logprob_memory.take(it.prompt_logprob_bytes()),
         };
         Ok(requests.iter().map(enter).collect())
     }
@@ -165,8 +165,8 @@ impl Registry {
 
     /// Reserves memory for the prompt log probabilities of a restored request, even beyond the limit: the earlier
     /// supervisor had admitted it.
-    pub fn room_for(&self, record: &Record) -> Option<ToldRoom> {
-        self.told_prompts.take(record.told_bytes())
+    pub fn room_for(&self, record: &Record) -> Option<LogprobReservation> {
+        self.logprob_memory.take(record.prompt_logprob_bytes())
     }
 
     /// Number of reserved places. A queue of one place has none.

@@ -57,14 +57,14 @@ impl RequestStream {
     }
 
     /// Notes that the first `pieces` pieces were delivered to the client, or are irrevocably sent.
-    pub fn has_told(&self, pieces: u32) {
+    pub fn has_delivered(&self, pieces: u32) {
         self.record.progress.lock().skip(Skip::Pieces(pieces));
     }
 
     /// Pieces that the client already has.
     #[must_use]
-    pub fn told(&self) -> Skip {
-        self.record.progress.lock().told()
+    pub fn delivered(&self) -> Skip {
+        self.record.progress.lock().delivered()
     }
 
     /// Delivers also the pieces that the client already has, for a reader that must know them to continue.
@@ -125,8 +125,8 @@ impl Position {
 
     /// Pieces of each part that the client already has.
     #[must_use]
-    pub fn told(&self) -> Vec<Skip> {
-        let told = |record: &Arc<Record>| record.progress.lock().told();
+    pub fn delivered(&self) -> Vec<Skip> {
+        let told = |record: &Arc<Record>| record.progress.lock().delivered();
         self.0.iter().map(told).collect()
     }
 }

@@ -202,7 +202,7 @@ async fn serve(
     let stored = Stored::behind(inherited.as_ref().map_or(0, |it| it.number));
     if let Some(inherited) = inherited {
         engine.wait_begun().await;
-        tell_of_upgrade(&inherited, &report);
+        report_upgrade(&inherited, &report);
         inherited.go_on(&app, &server, &closing);
     }
     let admin = AdminServer::new(router(Arc::clone(&app)), &config.http);
@@ -237,19 +237,19 @@ async fn serve(
     .await;
     // Closed last, so that /health answers to the end.
     close.send_replace(true);
-    say_farewell(&app, &server, &admin).await;
+    finish_connections(&app, &server, &admin).await;
     tracing::info!(exit_code = exit.code(), "shutdown_complete");
     exit
 }
 
 /// Reports the outcome of an upgrade to `worker-orcd upgrade`.
-fn tell_of_upgrade(inherited: &Inherited, report: &Report) {
+fn report_upgrade(inherited: &Inherited, report: &Report) {
     match &inherited.undone {
         Some(reason) => {
             tracing::error!(reason, "resumed_after_failed_upgrade");
-            report.tell(&format!("undone: {reason}"));
+            report.send(&format!("undone: {reason}"));
         }
-        None if inherited.is_of_an_upgrade() => report.tell(upgrade::TAKEN_OVER),
+        None if inherited.is_of_an_upgrade() => report.send(upgrade::TAKEN_OVER),
         None => {}
     }
 }
@@ -273,7 +273,7 @@ fn accept(listeners: Vec<TcpListener>, server: &Arc<Server>, closing: &watch::Re
     }
 }
 
-async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {
+async fn finish_connections(app: &App, server: &Server, admin: &AdminServer) {
     tokio::join!(server.wait_idle(FAREWELL), admin.wait_idle(FAREWELL));
     // A hanging driver does not block the end.
     let _ = tokio::time::timeout(FAREWELL, app.engine.wait_gone()).await;

@@ -13,7 +13,7 @@ const RECORDS_KEPT: usize = 16;
 
 /// Last steps and last raw records. Times are in milliseconds before `now_ns`, on the child's clock.
 #[must_use]
-pub(crate) fn told(recording: &Recording, now_ns: u64) -> Value {
+pub(crate) fn summary(recording: &Recording, now_ns: u64) -> Value {
     let ago = |time_ns: u64| milliseconds(Duration::from_nanos(now_ns.saturating_sub(time_ns)));
     let records = &recording.records;
     let shown = &records[records.len().saturating_sub(RECORDS_KEPT)..];
@@ -138,7 +138,7 @@ mod tests {
             torn: 1,
             note: None,
         };
-        let report = told(&read, 10_000_000);
+        let report = summary(&read, 10_000_000);
         let steps = report["last_steps"].as_array().unwrap();
         assert_eq!(steps.len(), 2, "loading is no step: {report}");
         assert_eq!(steps[0]["ended"], true);
@@ -173,11 +173,11 @@ mod tests {
             }),
         };
         let expected = json!({"step": 5, "ms_before_report": 6.0, "text": "blocks 0-131 wait"});
-        assert_eq!(told(&read, 10_000_000)["stands"], expected);
+        assert_eq!(summary(&read, 10_000_000)["stands"], expected);
         read.records.push(record(4, 5, Moment::StepEnd));
-        assert_eq!(told(&read, 10_000_000)["stands"], json!(null));
+        assert_eq!(summary(&read, 10_000_000)["stands"], json!(null));
         read.note = None;
-        assert_eq!(told(&read, 10_000_000)["stands"], json!(null));
+        assert_eq!(summary(&read, 10_000_000)["stands"], json!(null));
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
             torn: 0,
             note: None,
         };
-        let told = told(&read, 10_000_000);
+        let told = summary(&read, 10_000_000);
         let steps = told["last_steps"].as_array().unwrap();
         let ended: Vec<_> = steps
             .iter()
@@ -223,7 +223,7 @@ mod tests {
             torn: 0,
             note: None,
         };
-        let told = told(&read, u64::MAX);
+        let told = summary(&read, u64::MAX);
         assert_eq!(told["last_steps"].as_array().unwrap().len(), STEPS_KEPT);
         assert_eq!(told["last_steps"][STEPS_KEPT - 1]["step"], 499);
         assert_eq!(told["last_records"].as_array().unwrap().len(), RECORDS_KEPT);

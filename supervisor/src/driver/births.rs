@@ -29,7 +29,7 @@ impl Driver {
             }
         };
         if let Some(event) = event {
-            self.tell(Event::Child { generation, event });
+            self.handle(Event::Child { generation, event });
         }
     }
 
@@ -53,7 +53,7 @@ impl Driver {
         let program = &self.settings.child_binary;
         let (seat, chronicle) = (&mut self.seats[seat], &mut self.chronicle);
         let event = receive(self.now, seat, spawned, program, chronicle);
-        self.tell(Event::Child { generation, event });
+        self.handle(Event::Child { generation, event });
     }
 
     pub(super) fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {

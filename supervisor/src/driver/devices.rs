@@ -48,7 +48,7 @@ impl Driver {
     pub(super) fn asked_to_withdraw(&mut self, device: DeviceId, asker: Answer) {
         let answer = self.refuse_withdrawal(device);
         if answer.is_ok() {
-            self.tell(Event::Withdraw(device));
+            self.handle(Event::Withdraw(device));
         }
         drop(asker.send(answer));
     }
@@ -56,7 +56,7 @@ impl Driver {
     pub(super) fn asked_to_readmit(&mut self, device: DeviceId, asker: Answer) {
         let answer = self.refuse_readmission(device);
         if answer.is_ok() {
-            self.tell(Event::Readmit(device));
+            self.handle(Event::Readmit(device));
         }
         drop(asker.send(answer));
     }
@@ -108,12 +108,12 @@ impl Driver {
     }
 
     /// Reports the withdrawn children that have no request left.
-    pub(super) fn tell_of_vacated(&mut self) {
+    pub(super) fn report_vacated(&mut self) {
         for seat in self.worker.seats() {
             let is_to_go = !self.worker.device_status(seat.device()).is_in_use()
                 && self.worker.seat(seat).state().takes_work();
             if is_to_go && self.requests.is_withdrawn(seat) {
-                self.tell(Event::Vacated(seat));
+                self.handle(Event::Vacated(seat));
             }
         }
     }

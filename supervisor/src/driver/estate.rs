@@ -208,7 +208,7 @@ impl Driver {
     }
 
     /// Ends all requests, including those submitted in the last moment.
-    pub(super) fn say_goodbye(mut self) {
+    pub(super) fn end_requests(mut self) {
         for record in self.handles.close() {
             self.requests.submit(record);
         }
@@ -308,7 +308,7 @@ impl Driver {
     }
 
     /// Announces a changed handoff state.
-    pub(super) fn tell_of_estate(&mut self) {
+    pub(super) fn announce_estate(&mut self) {
         let is_told = self.heritage.told.digest.is_some();
         if !is_told && self.model.is_none() && self.heritage.digest.is_none() {
             return;

@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "a report names the time of day")]
 
 use crate::crash::death::{Burial, Now, Pause};
-use crate::crash::recording::told;
+use crate::crash::recording::summary;
 use crate::crash::report::{InFlight, RequestFacts};
 use crate::driver::seat::Seat;
 use nix::time::{ClockId, clock_gettime};
@@ -57,7 +57,7 @@ pub(super) fn examine(
         cause: cause.clone(),
         child: seat.vitals.as_ref().map(|vitals| vitals.deceased()),
         last_sign_of_life: last_sign_of_life(seat, recording.as_ref(), at),
-        flight_recorder: recording.map(|it| told(&it, at.monotonic_ns)).into(),
+        flight_recorder: recording.map(|it| summary(&it, at.monotonic_ns)).into(),
         requests: InFlight::new(bereft.requests.into_iter()),
         host_available_bytes: host_available_bytes(),
         pause: Pause {

@@ -28,7 +28,7 @@ impl Driver {
             return;
         };
         if self.requests.in_flight(seat).next().is_none() && vitals.progresses() {
-            self.tell_of(seat, ChildEvent::Progress);
+            self.handle_child(seat, ChildEvent::Progress);
         }
     }
 
@@ -39,7 +39,7 @@ impl Driver {
         let deaths = deaths.max(u32::from(was_stopped));
         if deaths > 0 && self.seats[seat].role == Role::Active {
             let device = seat.device();
-            self.tell(Event::DiscountDeaths { device, deaths });
+            self.handle(Event::DiscountDeaths { device, deaths });
         }
     }
 }

@@ -106,35 +106,35 @@ impl ServiceManager {
             && is_due(self.pulse_at, every, now)
         {
             self.pulse_at = Some(now);
-            self.say(Word::Watchdog);
+            self.notify(Word::Watchdog);
         }
         if self.is_in_between() && is_due(self.extended_at, PERIOD, now) {
             self.extended_at = Some(now);
-            self.say(Word::Extend);
+            self.notify(Word::Extend);
         }
     }
 
     /// Reports the progress of a start that has no engine yet.
-    pub(crate) fn tell_of_the_start(&mut self, words: &str) {
-        self.say(Word::Status(one_line(words)));
+    pub(crate) fn report_start(&mut self, words: &str) {
+        self.notify(Word::Status(one_line(words)));
     }
 
     /// Reports changes.
-    pub(super) fn tell(&mut self, now: Instant, snapshot: &EngineSnapshot) {
+    pub(super) fn update(&mut self, now: Instant, snapshot: &EngineSnapshot) {
         if self.words.is_none() {
             return;
         }
         if snapshot.serving && !self.is_ready {
-            self.is_ready = self.say(Word::Ready);
+            self.is_ready = self.notify(Word::Ready);
         }
         if (snapshot.draining || snapshot.failed) && !self.is_stopping {
-            self.is_stopping = self.say(Word::Stopping);
+            self.is_stopping = self.notify(Word::Stopping);
         }
         let standings: Vec<_> = snapshot.devices.iter().map(|it| it.standing).collect();
         let is_another = self.state != snapshot.state || self.standings != standings;
         if is_another || is_due(self.status_at, PERIOD, now) {
             let status = in_words(snapshot);
-            if status != self.status && self.say(Word::Status(status.clone())) {
+            if status != self.status && self.notify(Word::Status(status.clone())) {
                 (self.state, self.status) = (snapshot.state, status);
                 self.standings = standings;
                 self.status_at = Some(now);
@@ -148,7 +148,7 @@ impl ServiceManager {
     }
 
     /// Queues a notification. False: the queue is full.
-    fn say(&mut self, word: Word) -> bool {
+    fn notify(&mut self, word: Word) -> bool {
         let sent = self.words.as_ref().map(|words| words.try_send(word));
         if let Some(Err(TrySendError::Disconnected(_))) = sent {
             self.words = None;
@@ -229,7 +229,7 @@ mod tests {
         (ServiceManager::of(words, watchdog), inbox)
     }
 
-    fn said(inbox: &Receiver<Word>) -> Vec<Word> {
+    fn sent(inbox: &Receiver<Word>) -> Vec<Word> {
         inbox.try_iter().collect()
     }
 
@@ -241,20 +241,20 @@ mod tests {
         manager.turn(start);
         manager.turn(start + PERIOD / 2);
         manager.turn(start + PERIOD);
-        assert_eq!(said(&inbox), [Word::Extend, Word::Extend]);
+        assert_eq!(sent(&inbox), [Word::Extend, Word::Extend]);
         assert_eq!(manager.deadline(), Some(start + 2 * PERIOD));
         snapshot.serving = true;
-        manager.tell(start, &snapshot);
-        manager.tell(start, &snapshot);
-        let [Word::Ready, Word::Status(_)] = &said(&inbox)[..] else {
+        manager.update(start, &snapshot);
+        manager.update(start, &snapshot);
+        let [Word::Ready, Word::Status(_)] = &sent(&inbox)[..] else {
             panic!("ready once");
         };
         manager.turn(start + 3 * PERIOD);
-        assert_eq!((said(&inbox), manager.deadline()), (vec![], None));
+        assert_eq!((sent(&inbox), manager.deadline()), (vec![], None));
         snapshot.draining = true;
-        manager.tell(start, &snapshot);
+        manager.update(start, &snapshot);
         manager.turn(start + 3 * PERIOD);
-        assert_eq!(said(&inbox), [Word::Stopping, Word::Extend]);
+        assert_eq!(sent(&inbox), [Word::Stopping, Word::Extend]);
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
         for ms in (0..=20_000).step_by(100) {
             manager.turn(start + Duration::from_millis(ms));
         }
-        assert_eq!(said(&inbox), [const { Word::Watchdog }; 5]);
+        assert_eq!(sent(&inbox), [const { Word::Watchdog }; 5]);
         assert_eq!(manager.deadline(), Some(start + 2 * within + within / 2));
     }
 
@@ -277,8 +277,8 @@ mod tests {
         let mut snapshot = EngineSnapshot::before_anything(start);
         let mut told = |ms, state, restarts| {
             (snapshot.state, snapshot.faults.restarts) = (state, restarts);
-            manager.tell(start + Duration::from_millis(ms), &snapshot);
-            said(&inbox).len()
+            manager.update(start + Duration::from_millis(ms), &snapshot);
+            sent(&inbox).len()
         };
         let told = [
             told(0, "loading", 0),
@@ -300,13 +300,13 @@ mod tests {
         let mut device = snapshot.devices[0].clone();
         (device.place, device.id) = (1, "cuda:3".to_owned());
         snapshot.devices.push(device);
-        manager.tell(start, &snapshot);
-        drop(said(&inbox));
+        manager.update(start, &snapshot);
+        drop(sent(&inbox));
         let out = &mut snapshot.devices[1];
         (out.standing, out.out_since) = ("condemned", Some(start));
         out.reason = Some(format!("Xid 79{}", "x".repeat(10_000)));
-        manager.tell(start + Duration::from_millis(1), &snapshot);
-        let [Word::Status(status)] = &said(&inbox)[..] else {
+        manager.update(start + Duration::from_millis(1), &snapshot);
+        let [Word::Status(status)] = &sent(&inbox)[..] else {
             panic!("one status");
         };
         assert!(
@@ -328,19 +328,19 @@ mod tests {
     fn one_that_does_not_read_is_told_again_that_the_worker_is_ready() {
         let (mut manager, inbox) = manager(None);
         for _ in 0..2 * ROOM {
-            manager.say(Word::Watchdog);
+            manager.notify(Word::Watchdog);
         }
         let start = Instant::now();
         let mut snapshot = EngineSnapshot::before_anything(start);
         snapshot.serving = true;
-        manager.tell(start, &snapshot);
-        assert_eq!(said(&inbox).len(), ROOM);
-        manager.tell(start, &snapshot);
-        let [Word::Ready, Word::Status(_)] = &said(&inbox)[..] else {
+        manager.update(start, &snapshot);
+        assert_eq!(sent(&inbox).len(), ROOM);
+        manager.update(start, &snapshot);
+        let [Word::Ready, Word::Status(_)] = &sent(&inbox)[..] else {
             panic!("notified again");
         };
         drop(inbox);
-        manager.say(Word::Watchdog);
+        manager.notify(Word::Watchdog);
         assert_eq!(manager.deadline(), None);
     }
 }

@@ -45,7 +45,7 @@ impl Listener<'_> {
                 Ok(None) => return None,
                 Ok(Some(payload)) => match decode::<Envelope>(payload) {
                     Ok(envelope) if envelope.generation == generation => {
-                        if let Some(once) = said_once(&envelope.event) {
+                        if let Some(once) = sent_once(&envelope.event) {
                             let payload = payload.to_vec();
                             child.note_word(once, &payload);
                         }
@@ -197,7 +197,7 @@ impl Listener<'_> {
 }
 
 /// Kind of a message that a child sends only once. It is stored for another supervisor.
-fn said_once(word: &Word) -> Option<Once> {
+fn sent_once(word: &Word) -> Option<Once> {
     match word {
         Word::Hello(_) => Some(Once::Hello),
         Word::Ready(_) => Some(Once::Ready),

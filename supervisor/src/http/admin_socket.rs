@@ -5,7 +5,7 @@
 //! request, and answers are short, so no connection blocks the next.
 
 use super::admin::AtSocket;
-use super::connection::told_to_close;
+use super::connection::until_closing;
 use super::guarded::Guarded;
 use super::places::{Place, Places};
 use super::routes;
@@ -165,7 +165,7 @@ impl AdminServer {
                 Ok((stream, self.places.take().await))
             };
             let next: io::Result<_> = tokio::select! {
-                () = told_to_close(closing.clone()) => return,
+                () = until_closing(closing.clone()) => return,
                 next = next => next,
             };
             match next {
@@ -206,8 +206,8 @@ impl AdminServer {
         let mut connection = pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = place.told_to_leave() => return,
-            () = told_to_close(closing) => {
+            () = place.until_evicted() => return,
+            () = until_closing(closing) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }

@@ -46,14 +46,14 @@ pub async fn messages(
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
 ) -> Response {
-    told(try_messages(&app, correlation, request).await)
+    answer(try_messages(&app, correlation, request).await)
 }
 
 pub async fn count_tokens(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    told(try_count(&app, request).await)
+    answer(try_count(&app, request).await)
 }
 
-fn told(outcome: Result<Response, ApiError>) -> Response {
+fn answer(outcome: Result<Response, ApiError>) -> Response {
     outcome.unwrap_or_else(|error| error.respond(Dialect::Anthropic))
 }
 

@@ -135,8 +135,8 @@ async fn secured(
         }
         tokio::select! {
             shaken = shaking.as_mut() => break shaken,
-            () = client.place.told_to_leave() => return Ok(()),
-            () = told_to_close(closing.clone()) => return Ok(()),
+            () = client.place.until_evicted() => return Ok(()),
+            () = until_closing(closing.clone()) => return Ok(()),
             changed = stages.changed() => if changed.is_err() { return Ok(()) },
         }
     };
@@ -184,11 +184,11 @@ async fn converse<I: AsyncRead + AsyncWrite + Unpin>(
         .serve_connection(TokioIo::new(io), service);
     let mut leaves = pin!(async {
         tokio::select! {
-            () = client.place.told_to_leave() => {}
+            () = client.place.until_evicted() => {}
             () = client.gone() => {}
         }
     });
-    let mut closing = pin!(told_to_close(closing));
+    let mut closing = pin!(until_closing(closing));
     let mut is_closing = false;
     while *stages.borrow_and_update() != HandoverStage::Leaving {
         tokio::select! {
@@ -258,7 +258,7 @@ async fn send_rest(
 }
 
 /// Returns when `closing` becomes true, or its sender is dropped.
-pub async fn told_to_close(mut closing: watch::Receiver<bool>) {
+pub async fn until_closing(mut closing: watch::Receiver<bool>) {
     drop(closing.wait_for(|closing| *closing).await);
 }
 

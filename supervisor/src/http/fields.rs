@@ -106,18 +106,18 @@ impl<'a> Fields<'a> {
     }
 
     /// Describes a field that is read as raw JSON. Typed readers describe their fields themselves.
-    pub fn says(&self, name: &str, shape: impl FnOnce() -> Shape) {
+    pub fn describe(&self, name: &str, shape: impl FnOnce() -> Shape) {
         debug_assert!((self.names)(name).is_some(), "{name} is read but not known");
         self.note(|notes| notes.field(name, shape()));
     }
 
     /// Describes a field that is read and changes no answer.
-    pub fn says_no_effect(&self, name: &str) {
+    pub fn describe_no_effect(&self, name: &str) {
         self.note(|notes| notes.no_effect(name));
     }
 
     /// Describes a rule between fields.
-    pub fn says_of_all(&self, rule: impl FnOnce() -> Shape) {
+    pub fn describe_rule(&self, rule: impl FnOnce() -> Shape) {
         self.note(|notes| notes.rule(rule()));
     }
 
@@ -161,7 +161,7 @@ impl<'a> Fields<'a> {
 
     /// Takes a text field if its value is `[]` or `{}`.
     pub fn drop_hollow(&mut self, name: &str) {
-        self.says(name, hollow);
+        self.describe(name, hollow);
         if self.peek(name).is_some_and(Json::is_hollow) {
             self.take(name);
         }
@@ -169,8 +169,8 @@ impl<'a> Fields<'a> {
 
     /// Takes a field that changes no answer, whatever its value.
     pub fn pass_over(&mut self, name: &str) {
-        self.says(name, schema::anything);
-        self.says_no_effect(name);
+        self.describe(name, schema::anything);
+        self.describe_no_effect(name);
         self.take(name);
     }
 
@@ -184,7 +184,7 @@ impl<'a> Fields<'a> {
 
     /// Takes a field if its value is exactly this number.
     pub fn take_number(&mut self, name: &str, number: f64) -> bool {
-        self.says(name, || schema::values([number]));
+        self.describe(name, || schema::values([number]));
         let is_it = |given: &Given<'_>| {
             let value = given.value.number().and_then(|number| number.as_f64());
             given.name == name && value == Some(number)
@@ -235,7 +235,7 @@ impl<'a> Fields<'a> {
 
     /// Notes the absence of both of two fields, and the presence of both.
     pub fn either<T>(&mut self, one: &str, other: &str, value: Option<T>) -> Option<T> {
-        self.says_of_all(|| {
+        self.describe_rule(|| {
             let only = |name: &str, not: &str| schema::with(name, [(not, schema::null())]);
             schema::any_of([only(one, other), only(other, one)])
         });
@@ -251,20 +251,20 @@ impl<'a> Fields<'a> {
     }
 
     pub fn boolean(&mut self, name: &str) -> Option<bool> {
-        self.says(name, schema::boolean);
+        self.describe(name, schema::boolean);
         let value = self.take(name)?;
         self.typed(name, value.boolean(), "true or false")
     }
 
     pub fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Option<f64> {
-        self.says(name, || schema::number(&range));
+        self.describe(name, || schema::number(&range));
         let number = self.any_number(name)?;
         self.in_range(name, number, &range)
     }
 
     /// Number above `above` and at most `most`.
     pub fn number_above(&mut self, name: &str, above: f64, most: f64) -> Option<f64> {
-        self.says(name, || schema::number_above(above, most));
+        self.describe(name, || schema::number_above(above, most));
         let number = self.any_number(name)?;
         if above < number && number <= most {
             return Some(number);
@@ -280,7 +280,7 @@ impl<'a> Fields<'a> {
     }
 
     pub fn integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Option<u64> {
-        self.says(name, || schema::integer(&range));
+        self.describe(name, || schema::integer(&range));
         let value = self.take(name)?;
         let (whole, float) = (value.whole(), value.number().and_then(|it| it.as_f64()));
         if whole.is_none() && float.is_some_and(|n| n < 0.0 && n.fract() == 0.0) {
@@ -294,7 +294,7 @@ impl<'a> Fields<'a> {
 
     /// Text with a length in characters.
     pub fn text(&mut self, name: &str, chars: &RangeInclusive<usize>) -> Option<String> {
-        self.says(name, || schema::text_of(chars));
+        self.describe(name, || schema::text_of(chars));
         let value = self.take(name)?;
         self.text_of(name, value, chars)
     }
@@ -321,7 +321,7 @@ impl<'a> Fields<'a> {
 
     /// One of several words.
     pub fn word<T: Copy>(&mut self, name: &str, words: &[(&str, T)]) -> Option<T> {
-        self.says(name, || schema::values(words.iter().map(|(word, _)| *word)));
+        self.describe(name, || schema::values(words.iter().map(|(word, _)| *word)));
         let value = self.take(name)?.small();
         let found = words
             .iter()
@@ -345,8 +345,8 @@ impl<'a> Fields<'a> {
         harmless: impl FnOnce(Json<'a>) -> bool,
         message: &'static str,
     ) {
-        self.says(name, shape);
-        self.says_no_effect(name);
+        self.describe(name, shape);
+        self.describe_no_effect(name);
         if let Some(value) = self.take(name)
             && !harmless(value)
         {
@@ -414,7 +414,7 @@ pub fn nested<T>(
     names: Names,
     read: impl Fn(Fields<'_>) -> Result<T, Mistakes>,
 ) -> Option<T> {
-    fields.says(name, || {
+    fields.describe(name, || {
         Fields::described(names, |fields| drop(read(fields))).into_shape()
     });
     let given = fields.take(name)?;

@@ -161,7 +161,7 @@ impl Handover {
 
     /// Quiesces: waits until no request is bound to this supervisor, and lets none begin after that. Returns false
     /// after `patience`, with the previous stage restored. A cancelled call does not restore it.
-    pub async fn hush(&self, patience: Duration) -> bool {
+    pub async fn quiesce(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         loop {
             if timeout_at(until, none(&self.bound)).await.is_err() {
@@ -321,10 +321,10 @@ mod tests {
     async fn a_request_that_enters_the_journal_is_waited_for_and_a_new_one_is_not_let_in() {
         let handover = Arc::new(Handover::default());
         let entering = handover.enter().await;
-        assert!(!handover.hush(SOON).await);
+        assert!(!handover.quiesce(SOON).await);
         assert_eq!(handover.stage(), Stage::Serving, "nothing happened");
         drop(entering);
-        assert!(handover.hush(SOON).await);
+        assert!(handover.quiesce(SOON).await);
         assert_eq!(handover.stage(), Stage::Quiet);
         assert!(timeout(SOON, handover.enter()).await.is_err());
         assert!(timeout(SOON, handover.begin()).await.is_err());
@@ -337,17 +337,17 @@ mod tests {
     async fn a_request_that_cannot_be_handed_over_delays_no_other() {
         let handover = Arc::new(Handover::default());
         let bound = handover.bind();
-        let hushing = tokio::spawn({
+        let quiescing = tokio::spawn({
             let handover = Arc::clone(&handover);
-            async move { handover.hush(Duration::from_millis(300)).await }
+            async move { handover.quiesce(Duration::from_millis(300)).await }
         });
-        while !hushing.is_finished() {
+        while !quiescing.is_finished() {
             assert_eq!(handover.stage(), Stage::Serving);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert!(!hushing.await.expect("it ends"));
+        assert!(!quiescing.await.expect("it ends"));
         drop(bound);
-        assert!(handover.hush(SOON).await);
+        assert!(handover.quiesce(SOON).await);
     }
 
     #[test]

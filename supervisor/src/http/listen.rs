@@ -8,7 +8,7 @@
     reason = "a listener that cannot accept waits"
 )]
 
-use super::connection::{Terms, serve, told_to_close};
+use super::connection::{Terms, serve, until_closing};
 use super::handover::{ConnectionNote, Handover, Left, Stage as HandoverStage};
 use super::places::{Place, Places, Stage};
 use super::tls::Tls;
@@ -181,7 +181,7 @@ impl Server {
         loop {
             let stage = *stages.borrow_and_update();
             let accepted = tokio::select! {
-                () = told_to_close(closing.clone()) => return,
+                () = until_closing(closing.clone()) => return,
                 _ = stages.changed() => continue,
                 accepted = listener.accept(), if self.accepts_in(stage) => accepted,
                 () = std::future::ready(()), if stage == HandoverStage::Leaving => return,

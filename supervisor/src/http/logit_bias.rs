@@ -16,7 +16,7 @@ type Wrong = (Constraint, String);
 
 /// Sorted by id; empty if absent.
 pub(super) fn read(fields: &mut Fields<'_>, vocabulary: u32) -> Vec<(TokenId, f32)> {
-    fields.says(FIELD, || shape(vocabulary));
+    fields.describe(FIELD, || shape(vocabulary));
     let Some(given) = fields.take(FIELD) else {
         return Vec::new();
     };

@@ -83,7 +83,7 @@ struct Marked {
 
 /// Notes all mistakes in `fields`. `max_chars`: limit of all texts together.
 pub fn read_messages(fields: &mut Fields, max_chars: usize, terms: &ChatTerms) -> Option<History> {
-    fields.says("messages", || {
+    fields.describe("messages", || {
         let read = |fields: Fields<'_>| drop(read_fields_of_message(fields, terms));
         let message = Fields::described_of_history(MESSAGE, read).into_shape();
         schema::list(message, &(1..=MAX_MESSAGES))
@@ -183,7 +183,7 @@ fn read_fields_of_message(
         fields.error(begun::PREFIX, Constraint::Conflict, begun::NOT_LAST);
     }
     let tool_call_id = read_tool_call_id(&mut fields, role);
-    fields.says_of_all(rule_of_roles);
+    fields.describe_rule(rule_of_roles);
     let name = fields.text("name", &(0..=MAX_NAME_CHARS));
     let name = name.filter(|name| !name.is_empty());
     for name in EMPTY {
@@ -231,7 +231,7 @@ fn read_tool_calls(
     is_assistant: bool,
     terms: &ChatTerms,
 ) -> Option<Vec<ToolCall>> {
-    fields.says("tool_calls", || {
+    fields.describe("tool_calls", || {
         let calls = terms.shows_calls.then(tool_calls::shape);
         schema::any_of(calls.into_iter().chain([empty()]))
     });
@@ -306,12 +306,12 @@ fn read_content(
     is_assistant: bool,
     has_calls: bool,
 ) -> Option<Option<String>> {
-    fields.says("content", || {
+    fields.describe("content", || {
         let part = |fields: Fields<'_>| drop(read_fields_of_part(fields));
         let part = Fields::described_of_history(PART, part).into_shape();
         schema::any_of([schema::text(), schema::list_of(part), schema::null()])
     });
-    fields.says_of_all(|| {
+    fields.describe_rule(|| {
         let assistant = ("role", schema::values(["assistant"]));
         let is_null = schema::object([assistant.clone(), ("content", schema::anything())]);
         let called = schema::list(schema::anything(), &(1..=usize::MAX));
@@ -367,7 +367,7 @@ fn read_part(part: Json<'_>, outside: &Mistakes) -> Result<String, Mistakes> {
 
 fn read_fields_of_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
     let mut mistakes = fields.mistakes().inside();
-    fields.says("type", || schema::values(["text"]));
+    fields.describe("type", || schema::values(["text"]));
     let kind = fields.take("type");
     if kind.is_some_and(|kind| kind.text().as_deref() != Some("text")) {
         // Other fields of an unsupported part are not checked.

@@ -178,7 +178,7 @@ impl Place {
     }
 
     /// Waits until the connection is evicted.
-    pub async fn told_to_leave(&self) {
+    pub async fn until_evicted(&self) {
         self.holder.leave.notified().await;
     }
 }
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     async fn was_told(place: &Place) -> bool {
-        tokio::time::timeout(2 * GRACE, place.told_to_leave())
+        tokio::time::timeout(2 * GRACE, place.until_evicted())
             .await
             .is_ok()
     }
@@ -239,7 +239,7 @@ mod tests {
             let places = Arc::clone(&places);
             async move { places.take().await.is_some() }
         });
-        first.told_to_leave().await;
+        first.until_evicted().await;
         assert!(began.elapsed() >= GRACE);
         drop(first);
         assert!(newcomer.await.unwrap());

@@ -126,7 +126,7 @@ impl Form {
     }
 
     /// Sets the first event for a client that resumes.
-    pub fn tell_from(&mut self, first: u64) {
+    pub fn resume_from(&mut self, first: u64) {
         if let Self::Responses { from, .. } = self {
             *from = first;
         }
@@ -199,7 +199,7 @@ impl Form {
                 }
                 match options {
                     None => whole::respond(accepted, &header, layout).await,
-                    Some(options) => told(accepted, &header, options, layout, begun).await,
+                    Some(options) => streamed(accepted, &header, options, layout, begun).await,
                 }
             }
             Self::Messages {
@@ -237,7 +237,7 @@ fn only(accepted: Vec<Accepted>) -> Result<Accepted, ApiError> {
 }
 
 /// Streamed answer of the OpenAI API.
-async fn told(
+async fn streamed(
     mut accepted: Vec<Accepted>,
     header: &Header,
     options: StreamOptions,
@@ -298,7 +298,7 @@ mod tests {
         }
         let end = step(&[], &[(id, FinishReason::MaxTokens)]);
         journal.requests.step(SEAT, &end, journal.now).unwrap();
-        stream.has_told(1);
+        stream.has_delivered(1);
         let accepted = Accepted {
             stream,
             job: Job::begin(Arc::clone(&app), "job".to_owned(), String::new()),

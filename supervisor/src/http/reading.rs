@@ -111,7 +111,7 @@ pub fn read_logit_bias(fields: &mut Fields, model: &ModelTerms) -> Vec<(TokenId,
 /// A string, or a list of up to [`MAX_STOPS`].
 pub fn read_stop(fields: &mut Fields) -> Vec<String> {
     let length = 1..=MAX_STOP_CHARS;
-    fields.says("stop", || {
+    fields.describe("stop", || {
         let stop = schema::text_of(&length);
         schema::any_of([stop.clone(), schema::list(stop, &(0..=MAX_STOPS))])
     });

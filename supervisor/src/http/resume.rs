@@ -104,7 +104,7 @@ fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiEr
         return Err(nobody());
     }
     if let Some(first) = first_event {
-        presentation.form.tell_from(first);
+        presentation.form.resume_from(first);
     }
     let correlation_id = presentation.correlation_id.clone();
     if let Some(connection) = extensions.get::<Attachment>() {

@@ -70,7 +70,7 @@ pub trait Source: Send + Unpin + 'static {
     /// The failure, if it is the first event.
     fn first_failure(&mut self) -> Option<Failure>;
     /// Whether the client received a part of it from another supervisor.
-    fn has_told(&self) -> bool;
+    fn has_delivered(&self) -> bool;
     /// True while its child is dead or overdue.
     fn recovering(&self) -> bool;
     /// Writes a keep-alive after a long silence.
@@ -107,7 +107,7 @@ pub fn go_on<R: Render>(stream: RequestStream, job: Job, render: R) -> Response 
 pub fn go_on_with<S: Source>(source: S) -> Response {
     let mut body = EventBody::new(source);
     // A client without any part of the answer has received the head alone.
-    body.begun = body.source.has_told();
+    body.begun = body.source.has_delivered();
     respond_with(body)
 }
 
@@ -189,7 +189,7 @@ struct One<R> {
 impl<R: Render> One<R> {
     fn new(stream: RequestStream, job: Job, render: R) -> Self {
         Self {
-            known: stream.told(),
+            known: stream.delivered(),
             stream,
             job,
             render,
@@ -224,7 +224,7 @@ impl<R: Render> Source for One<R> {
                 StreamEvent::Text(piece) => {
                     has_text = true;
                     self.render.text(&piece, out);
-                    self.stream.has_told(piece.number + 1);
+                    self.stream.has_delivered(piece.number + 1);
                 }
                 StreamEvent::Finished(completion) => {
                     ended = true;
@@ -245,7 +245,7 @@ impl<R: Render> Source for One<R> {
         ended
     }
 
-    fn has_told(&self) -> bool {
+    fn has_delivered(&self) -> bool {
         self.known != Skip::Nothing
     }
 
@@ -421,7 +421,7 @@ mod tests {
             let report = step(&[(id, index, 0)], &[]);
             journal.requests.step(SEAT, &report, journal.now).unwrap();
         }
-        stream.has_told(700);
+        stream.has_delivered(700);
         stream.give_known();
         let job = Job::begin(app, "job".to_owned(), String::new());
         let mut body = EventBody::new(One::new(stream, job, Numbers::default()));

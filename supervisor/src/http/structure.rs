@@ -74,7 +74,7 @@ pub fn read(fields: &mut Fields<'_>, has_tools: bool) -> Option<Asked> {
         (GBNF, read_gbnf(fields)),
         (OUTPUTS, read_outputs(fields)),
     ];
-    fields.says_of_all(rule_of_others);
+    fields.describe_rule(rule_of_others);
     let given = given.into_iter();
     let mut given = given.filter_map(|(field, grammar)| grammar.map(|grammar| (field, grammar)));
     let (field, grammar) = given.next()?;
@@ -96,7 +96,7 @@ pub fn read(fields: &mut Fields<'_>, has_tools: bool) -> Option<Asked> {
 }
 
 fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.says(FORMAT, format_shape);
+    fields.describe(FORMAT, format_shape);
     let given = fields.take(FORMAT)?;
     inside(fields, FORMAT, given, OF_FORMAT, |mut format| {
         let kind = format.word(
@@ -126,7 +126,7 @@ fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
 
 /// An empty one has no effect.
 fn read_top_schema(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.says(SCHEMA, || schema::of_type(Type::Object));
+    fields.describe(SCHEMA, || schema::of_type(Type::Object));
     let given = fields.take(SCHEMA)?;
     let is_empty = given.kind() == Kind::Object && given.is_empty();
     let schema = (!is_empty).then(|| read_schema(fields, SCHEMA, given));
@@ -179,7 +179,7 @@ fn is_short(fields: &mut Fields<'_>, name: &str, bytes: usize) -> bool {
 }
 
 fn read_outputs(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.says(OUTPUTS, outputs_shape);
+    fields.describe(OUTPUTS, outputs_shape);
     let given = fields.take(OUTPUTS)?;
     inside(fields, OUTPUTS, given, OF_OUTPUTS, |mut outputs| {
         let kinds: Vec<&str> = KINDS

@@ -27,18 +27,18 @@ use std::sync::Arc;
 use worker_orcd_requests::error_code::ErrorCode;
 
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    told(try_tokenize(&app, request).await)
+    answer(try_tokenize(&app, request).await)
 }
 
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    told(try_detokenize(&app, request).await)
+    answer(try_detokenize(&app, request).await)
 }
 
 pub async fn apply_template(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    told(try_apply_template(&app, request).await)
+    answer(try_apply_template(&app, request).await)
 }
 
-fn told(outcome: Result<Response, ApiError>) -> Response {
+fn answer(outcome: Result<Response, ApiError>) -> Response {
     outcome.unwrap_or_else(|error| error.respond(Dialect::Native))
 }
 

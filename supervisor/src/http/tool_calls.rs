@@ -66,7 +66,7 @@ fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
     for name in PASSED_OVER.iter().filter(|name| **name != "id") {
         fields.pass_over(name);
     }
-    fields.says("function", || {
+    fields.describe("function", || {
         let read = |fields: Fields<'_>| drop(read_function(fields));
         Fields::described_of_history(FUNCTION, read).into_shape()
     });

@@ -100,7 +100,7 @@ impl Tool {
 }
 
 fn read_parameters(fields: &mut Fields<'_>, field: &str) -> Option<String> {
-    fields.says(field, || schema::of_type(utoipa::openapi::Type::Object));
+    fields.describe(field, || schema::of_type(utoipa::openapi::Type::Object));
     let object = fields.take(field)?.object_text();
     let object = object.and_then(|it| json_texts::map_object(it, &mut str::to_owned));
     if object.is_none() {

@@ -105,7 +105,7 @@ impl Asking<'_> {
             self.look();
             if Instant::now() >= self.gauges_at {
                 let gauges = self.gpu.gauges();
-                self.say(Sighting::Gauges(gauges, Instant::now()));
+                self.send(Sighting::Gauges(gauges, Instant::now()));
                 self.gauges_at = Instant::now() + GAUGES_EVERY;
             }
         }
@@ -120,7 +120,7 @@ impl Asking<'_> {
 
     /// Starts an examination. The recovery action comes first: it may end the worker, and its time limit is short.
     fn begin(&mut self, examination: Examination) {
-        self.say(Sighting::Examined {
+        self.send(Sighting::Examined {
             generation: examination.generation,
             action: self.gpu.recovery_action(),
         });
@@ -148,7 +148,7 @@ impl Asking<'_> {
             });
     }
 
-    fn say(&self, sighting: Sighting) {
+    fn send(&self, sighting: Sighting) {
         // The loop ends once the reader is gone.
         drop(self.outbox.send(sighting));
     }

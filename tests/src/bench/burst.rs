@@ -4,7 +4,7 @@
 //! only tokens that arrived while all of them ran are counted.
 
 use super::Latencies;
-use super::pump::{Lane, told};
+use super::pump::{Lane, number_after};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 use std::io::{self, ErrorKind};
@@ -215,7 +215,7 @@ impl Lane {
         if self.busy {
             return Ok(());
         }
-        let number = |key: &[u8]| told(&self.tail, key);
+        let number = |key: &[u8]| number_after(&self.tail, key);
         let counts = number(b"\"tokens_in\":").zip(number(b"\"tokens_out\":"));
         match counts {
             Some((tokens_in, tokens_out)) if !stream.arrivals.is_empty() => {

@@ -203,11 +203,11 @@ fn occurrences(haystack: &[u8], needle: &[u8]) -> usize {
 }
 
 fn tokens_out(tail: &[u8]) -> Option<u64> {
-    told(tail, b"\"tokens_out\":")
+    number_after(tail, b"\"tokens_out\":")
 }
 
 /// Last number behind `key`.
-pub(super) fn told(tail: &[u8], key: &[u8]) -> Option<u64> {
+pub(super) fn number_after(tail: &[u8], key: &[u8]) -> Option<u64> {
     let at = memchr::memmem::rfind(tail, key)? + key.len();
     let digits: Vec<u8> = tail[at..]
         .iter()

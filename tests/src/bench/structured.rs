@@ -54,7 +54,7 @@ impl Structured {
             let tokens = streams as f64 * f64::from(self.tokens);
             Ok(tokens / whole.as_secs_f64())
         })?;
-        Ok(told("constrained", streams, figure))
+        Ok(finding("constrained", streams, figure))
     }
 
     /// Streams without a schema beside a constrained one, relative to the same beside an unconstrained one.
@@ -70,7 +70,7 @@ impl Structured {
             let tokens = (streams - 1) as f64 * f64::from(self.tokens);
             Ok(tokens / of_neighbours.as_secs_f64())
         })?;
-        Ok(told("neighbours", streams, figure))
+        Ok(finding("neighbours", streams, figure))
     }
 
     /// Duration of each answer, of requests sent together.
@@ -140,7 +140,7 @@ fn compare(rounds: usize, rate: impl Fn(bool) -> Result<f64>) -> Result<Vec<Rate
     Ok(found)
 }
 
-fn told(figure: &str, streams: usize, rounds: Vec<Rates>) -> Value {
+fn finding(figure: &str, streams: usize, rounds: Vec<Rates>) -> Value {
     let of = |number: fn(&Rates) -> f64| {
         let mut numbers: Vec<f64> = rounds.iter().map(number).collect();
         numbers.sort_by(f64::total_cmp);
@@ -177,7 +177,7 @@ mod tests {
         let found = compare(3, rate).unwrap();
         let order = [true, false, false, true, true, false, false, true];
         assert_eq!(*asked.borrow(), order);
-        let told = told("constrained", 8, found);
+        let told = finding("constrained", 8, found);
         assert_eq!(told["median_of_ratios"], 0.9);
         assert_eq!(
             (&told["with_a_schema"], &told["without"]),

@@ -161,7 +161,7 @@ impl Sequence {
 
     /// Marks this many blocks as reported, beginning with the first of [`untold`](Self::untold). Returns the index of
     /// that block.
-    pub(in crate::scheduler) fn tell(
+    pub(in crate::scheduler) fn mark_reported(
         &mut self,
         cache: &KvPages,
         blocks: usize,

@@ -66,7 +66,7 @@ fn expected(prompt: &[u32]) -> Vec<f32> {
     prompt.windows(2).map(row).collect()
 }
 
-fn told(bench: &Bench, request: u64) -> Vec<f32> {
+fn scores_of(bench: &Bench, request: u64) -> Vec<f32> {
     let told = bench.scored.get(&RequestId(request));
     told.into_iter().flatten().map(|it| it.of_token).collect()
 }
@@ -81,7 +81,7 @@ fn all_of_a_prompt_is_told_before_a_token_and_also_where_none_is_wanted() {
         bench.run();
         bench.submit(scoring(2, &prompt, max_tokens, 0));
         bench.run();
-        assert_eq!(told(&bench, 2), expected(&prompt));
+        assert_eq!(scores_of(&bench, 2), expected(&prompt));
         let tokens = &bench.outcome(2).tokens;
         assert_eq!(tokens.len(), max_tokens as usize);
         assert_eq!(bench.only_reason(2), &FinishReason::MaxTokens);
@@ -101,7 +101,7 @@ fn a_prompt_of_one_token_has_nothing_to_tell() {
         let mut bench = Bench::new(limits(), 20, true);
         bench.submit(scoring(1, &[3], max_tokens, 0));
         bench.run();
-        assert_eq!(told(&bench, 1), [0.0; 0]);
+        assert_eq!(scores_of(&bench, 1), [0.0; 0]);
         assert_eq!(bench.outcome(1).tokens.len(), max_tokens as usize);
     }
 }
@@ -118,7 +118,7 @@ fn forced_tokens_come_behind_what_is_told_of_the_prompt() {
         ..scoring(1, &prompt, 30, 0)
     });
     bench.run();
-    assert_eq!(told(&bench, 1), expected(&prompt));
+    assert_eq!(scores_of(&bench, 1), expected(&prompt));
     assert_eq!(bench.outcome(1).tokens, whole.tokens);
     assert!(bench.play.taken > 0, "nothing was forced");
 }
@@ -138,7 +138,7 @@ fn another_child_tells_what_was_not_told_and_takes_over_pages_before_that() {
         bench.scored.insert(RequestId(2), known.collect());
         bench.submit(scoring(2, &prompt, 2, before));
         bench.run();
-        assert_eq!(told(&bench, 2), expected(&prompt), "{before}");
+        assert_eq!(scores_of(&bench, 2), expected(&prompt), "{before}");
         let hits = bench.scheduler.load().prefix_hit_tokens;
         assert_eq!(hits, reused, "{before}");
     }
@@ -154,7 +154,7 @@ fn a_step_has_no_more_of_them_than_its_reader_has_time_for_and_others_have_the_r
         bench.submit(scoring(request, &prompt, 1, 0));
     }
     bench.submit(submission(3, &prompt, 1));
-    let rows = |bench: &Bench| told(bench, 1).len() + told(bench, 2).len();
+    let rows = |bench: &Bench| scores_of(bench, 1).len() + scores_of(bench, 2).len();
     assert!(bench.turn(100));
     let most = crate::scheduler::scoring::ROWS;
     assert!((1..=most).contains(&rows(&bench)), "{}", rows(&bench));
@@ -164,7 +164,7 @@ fn a_step_has_no_more_of_them_than_its_reader_has_time_for_and_others_have_the_r
     );
     bench.run();
     for request in 1..=2 {
-        assert_eq!(told(&bench, request), expected(&prompt));
+        assert_eq!(scores_of(&bench, request), expected(&prompt));
     }
 }
 
@@ -192,7 +192,7 @@ proptest! {
         bench.run();
         for (request, (prompt, max_tokens, scores)) in (0..).zip(&prompts) {
             if *scores {
-                prop_assert_eq!(told(&bench, request), expected(prompt));
+                prop_assert_eq!(scores_of(&bench, request), expected(prompt));
                 let tokens = bench.outcome(request).tokens.len();
                 prop_assert_eq!(tokens, *max_tokens as usize);
             }

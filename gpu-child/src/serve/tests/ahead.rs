@@ -9,7 +9,7 @@ fn a_device_that_is_a_step_ahead_changes_nothing_that_is_told() {
             Counter::new(Duration::from_millis(5)).ahead(true),
         ))
     });
-    supervisor.say(&Command::Load(order()));
+    supervisor.send(&Command::Load(order()));
     supervisor.until(|event| matches!(event, Event::Ready(_)));
     // One ends by a token while the next step is in flight, one by its number of tokens.
     supervisor.submit(1, 40, 100);
@@ -23,7 +23,7 @@ fn a_device_that_is_a_step_ahead_changes_nothing_that_is_told() {
     supervisor.submit(4, 60, 30);
     supervisor.step();
     let request = RequestId(4);
-    supervisor.say(&Command::Cancel { request });
+    supervisor.send(&Command::Cancel { request });
     assert_eq!(supervisor.collect(4).1, FinishReason::Cancelled);
     supervisor.submit(4, 5, 3);
     let again = (vec![6, 7, 8], FinishReason::MaxTokens);

@@ -39,7 +39,7 @@ fn they_come_beside_tokens_also_of_a_device_that_is_ahead() {
             (5, &long, Pooling::Mean, [24.5, 24.5]),
         ];
         for (request, prompt, pooling, _) in asked {
-            supervisor.say(&embed(request, prompt, pooling));
+            supervisor.send(&embed(request, prompt, pooling));
         }
         let (mut ends, mut beside) = (Vec::new(), 0);
         while ends.len() < asked.len() + 1 {
@@ -61,7 +61,7 @@ fn they_come_beside_tokens_also_of_a_device_that_is_ahead() {
 fn a_hidden_state_that_is_no_number_ends_the_child() {
     let counter = Counter::new(Duration::from_millis(1));
     let mut supervisor = Supervisor::ready_with(move || loaded_with(counter));
-    supervisor.say(&embed(7, &[1, BROKEN, 2], Pooling::Mean));
+    supervisor.send(&embed(7, &[1, BROKEN, 2], Pooling::Mean));
     let Fault::NonFiniteLogits { request, .. } = supervisor.fault() else {
         panic!("another fault");
     };

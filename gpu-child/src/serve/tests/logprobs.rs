@@ -44,7 +44,7 @@ fn they_come_with_the_tokens_of_those_who_want_them_also_beside_steps_ahead() {
         let wishes = [(1, None), (2, Some(0)), (3, Some(3))];
         for (request, logprobs) in wishes {
             let submission = submission(request, logprobs);
-            supervisor.say(&Command::Submit(Box::new(submission)));
+            supervisor.send(&Command::Submit(Box::new(submission)));
             if request == 1 {
                 supervisor.step();
             }
@@ -80,7 +80,7 @@ fn their_steps_are_begun_while_another_one_is_on_its_way() {
             max_tokens: 20,
             ..submission(3, logprobs)
         };
-        supervisor.say(&Command::Submit(Box::new(submission)));
+        supervisor.send(&Command::Submit(Box::new(submission)));
         let mut told = 0;
         loop {
             let report = supervisor.step();

@@ -36,8 +36,8 @@ fn all_of_a_prompt_is_told_also_by_a_device_that_is_ahead() {
         supervisor.submit(1, 5, 40);
         supervisor.step();
         let prompt: Vec<u32> = (3..70).collect();
-        supervisor.say(&scoring(2, &prompt, 3));
-        supervisor.say(&scoring(3, &prompt, 0));
+        supervisor.send(&scoring(2, &prompt, 3));
+        supervisor.send(&scoring(3, &prompt, 0));
         let (mut told, mut drawn, mut ends) = (Vec::new(), 0, 0);
         while ends < 3 {
             let report = supervisor.step();
@@ -65,7 +65,7 @@ fn all_of_a_prompt_is_told_also_by_a_device_that_is_ahead() {
 fn a_row_of_a_prompt_that_is_no_number_ends_the_child() {
     let counter = Counter::new(Duration::from_millis(1));
     let mut supervisor = Supervisor::ready_with(move || loaded_with(counter));
-    supervisor.say(&scoring(7, &[1, BROKEN, 2], 1));
+    supervisor.send(&scoring(7, &[1, BROKEN, 2], 1));
     let Fault::NonFiniteLogits { request, .. } = supervisor.fault() else {
         panic!("another fault");
     };

@@ -9,7 +9,7 @@ fn traced_lines(traces: bool) -> usize {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("trace.jsonl");
     let mut supervisor = Supervisor::start(|_, _| Ok(loaded(Duration::ZERO)));
-    supervisor.say(&Command::Load(LoadOrder {
+    supervisor.send(&Command::Load(LoadOrder {
         role: Role::Standby,
         trace: Some(TraceOrder {
             path: path.to_str().expect("a plain path").to_owned(),
@@ -18,7 +18,7 @@ fn traced_lines(traces: bool) -> usize {
         ..order()
     }));
     supervisor.until(|event| matches!(event, Event::Ready(_)));
-    supervisor.say(&Command::Promote { traces });
+    supervisor.send(&Command::Promote { traces });
     supervisor.submit(1, 5, 3);
     assert_eq!(supervisor.collect(1).0.len(), 3);
     let trace = std::fs::read_to_string(path).expect("it was opened");
@@ -35,12 +35,12 @@ fn a_promoted_child_goes_on_with_a_trace_unless_that_has_stopped() {
 #[test]
 fn memory_that_is_taken_at_the_promotion_is_told_before_the_next_report_is_due() {
     let mut supervisor = Supervisor::start(|_, _| Ok(loaded(Duration::ZERO)));
-    supervisor.say(&Command::Load(LoadOrder {
+    supervisor.send(&Command::Load(LoadOrder {
         role: Role::Standby,
         ..order()
     }));
     supervisor.until(|event| matches!(event, Event::Ready(_)));
-    supervisor.say(&Command::Promote { traces: false });
+    supervisor.send(&Command::Promote { traces: false });
     // Far fewer steps than until the next memory report.
     for _ in 0..10 {
         let heartbeat = supervisor.until(|event| matches!(event, Event::Heartbeat(_)));

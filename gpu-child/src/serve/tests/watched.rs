@@ -28,7 +28,7 @@ fn note_of(is_ahead: bool, stands: Option<&'static str>, all: &str) -> Note {
         let device = Counter::new(Duration::ZERO);
         Ok(loaded_with(device.ahead(is_ahead).standing(stands)))
     });
-    supervisor.say(&Command::Load(order()));
+    supervisor.send(&Command::Load(order()));
     supervisor.until(|event| matches!(event, Event::Ready(_)));
     supervisor.submit(1, 97, 4);
     let read = || {

@@ -164,7 +164,7 @@ impl fmt::Debug for Errand {
 }
 
 impl Errand {
-    pub(super) fn tell(&self, news: News) {
+    pub(super) fn report(&self, news: News) {
         (self.tell)(news);
     }
 
@@ -176,7 +176,7 @@ impl Errand {
     pub(super) fn check(&self, model: &Path) -> Result<()> {
         let checked = wait_for(probe::check_model(&self.child, model));
         let words = checked.with_context(|| format!("{} cannot be served", model.display()))?;
-        self.tell(News::Checked(words));
+        self.report(News::Checked(words));
         Ok(())
     }
 

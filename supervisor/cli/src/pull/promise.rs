@@ -47,7 +47,7 @@ impl Promise {
                 "{} is there already and is not what the hub has now; remove it first",
                 target.display()
             );
-            errand.tell(News::Kept(target.to_owned()));
+            errand.report(News::Kept(target.to_owned()));
             return Ok(true);
         }
         Ok(false)
@@ -72,7 +72,7 @@ impl Promise {
         }
         let at = self.extent(&file)?;
         let what = self.url.clone();
-        errand.tell(News::Begins { what, at });
+        errand.report(News::Begins { what, at });
         let mut meter = Meter::new(at, Instant::now());
         let got = self.get_all(curl, &file, &mut meter, errand);
         if file.metadata()?.len() == 0 {
@@ -91,7 +91,7 @@ impl Promise {
             );
         }
         let (what, progress) = (self.name(), meter.end(Instant::now()));
-        errand.tell(News::Came { what, progress });
+        errand.report(News::Came { what, progress });
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl Promise {
             }
             let after = PAUSE * 2_u32.pow(in_vain.min(5));
             let why = format!("{why}{said}");
-            errand.tell(News::Again { why, after });
+            errand.report(News::Again { why, after });
             thread::sleep(after);
         }
     }
@@ -175,7 +175,7 @@ impl Promise {
             copy(&mut begun.as_slice().chain(&mut bytes), file, |length| {
                 if let Some(progress) = meter.came(length, Instant::now()) {
                     let what = self.name();
-                    errand.tell(News::Goes { what, progress });
+                    errand.report(News::Goes { what, progress });
                 }
             })
         });

@@ -13,7 +13,7 @@ pub(super) fn words(value: &Value) -> String {
 }
 
 /// Formats a figure with its unit.
-pub(super) fn told(value: &Value, unit: impl Fn(f64) -> String) -> String {
+pub(super) fn shown(value: &Value, unit: impl Fn(f64) -> String) -> String {
     value.as_f64().map_or(UNKNOWN.to_owned(), unit)
 }
 
@@ -102,8 +102,8 @@ mod tests {
         assert_eq!(time(61.0), "1 min 1 s");
         assert_eq!(time(7260.0), "2 h 1 min");
         assert_eq!(time(90_000.0), "1 d 1 h");
-        assert_eq!(told(&json!(null), bytes), UNKNOWN);
-        assert_eq!(told(&json!(1500), time_of_ms), "1.5 s");
+        assert_eq!(shown(&json!(null), bytes), UNKNOWN);
+        assert_eq!(shown(&json!(1500), time_of_ms), "1.5 s");
         assert_eq!(
             [words(&json!("a")), words(&json!(3)), words(&json!(null))],
             ["a", "3", UNKNOWN]

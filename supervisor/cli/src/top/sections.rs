@@ -1,7 +1,7 @@
 //! Rows of each section of a view. A figure that the worker does not report is unknown, never zero.
 
 use super::asked::Answers;
-use super::figures::{bytes, percentiles, share, time, time_of_ms, told, words};
+use super::figures::{bytes, percentiles, share, shown, time, time_of_ms, words};
 use super::view::Section;
 use serde_json::Value;
 
@@ -47,7 +47,7 @@ fn worker(health: &Value) -> Section {
 }
 
 fn version(health: &Value) -> String {
-    let age = told(&health["uptime_seconds"], time);
+    let age = shown(&health["uptime_seconds"], time);
     format!("{}, up for {age}", words(&health["version"]))
 }
 
@@ -62,12 +62,12 @@ fn child(child: &Value) -> String {
     if child.is_null() {
         return "none".to_owned();
     }
-    let age = told(&child["uptime_ms"], time_of_ms);
+    let age = shown(&child["uptime_ms"], time_of_ms);
     let [generation, pid] = ["generation", "pid"].map(|name| words(&child[name]));
     let [done, total] = ["done", "total"].map(|name| &child[format!("load_bytes_{name}")]);
     let load = match done.is_null() {
         true => String::new(),
-        false => format!(", loaded {} of {}", told(done, bytes), told(total, bytes)),
+        false => format!(", loaded {} of {}", shown(done, bytes), shown(total, bytes)),
     };
     format!("generation {generation} for {age}{load}, pid {pid}")
 }
@@ -85,14 +85,14 @@ fn load(health: &Value, metrics: &str) -> Section {
     let (load, connections) = (&health["load"], &health["connections"]);
     let waits = |name: &str| percentiles(metrics, &format!("worker_orcd_{name}_seconds"));
     let [used, capacity] = ["used", "capacity"].map(|it| words(&load[format!("kv_{it}_tokens")]));
-    let used_share = told(&load["kv_utilisation"], share);
+    let used_share = shown(&load["kv_utilisation"], share);
     let rows = [
         ("running", words(&load["running"])),
         ("waiting", words(&load["waiting"])),
         ("live", of(words(&load["live"]), words(&load["capacity"]))),
         (
             "tokens/s",
-            told(&load["tokens_per_second"], |rate| format!("{rate:.1}")),
+            shown(&load["tokens_per_second"], |rate| format!("{rate:.1}")),
         ),
         ("first token", waits("time_to_first_token")),
         ("next token", waits("inter_token_latency")),
@@ -111,7 +111,7 @@ fn of(part: String, whole: String) -> String {
 
 fn memory(health: &Value) -> Section {
     let memory = &health["vram"];
-    let of_purpose = |name: &str| told(&memory[format!("{name}_bytes")], bytes);
+    let of_purpose = |name: &str| shown(&memory[format!("{name}_bytes")], bytes);
     let rows = [
         ("weights", of_purpose("weights")),
         (
@@ -147,13 +147,13 @@ fn deaths(faults: &Value) -> Section {
         Value::Null => "none".to_owned(),
         last => {
             let [at, cause] = ["at", "cause"].map(|name| words(&last[name]));
-            let age = told(&last["age_ms"], time_of_ms);
+            let age = shown(&last["age_ms"], time_of_ms);
             format!("{age} ago ({at}): {cause}")
         }
     };
     let [recent, row, allowed] =
         ["in_window", "in_a_row", "allowed"].map(|it| words(&faults[format!("deaths_{it}")]));
-    let window = told(&faults["window_seconds"], time);
+    let window = shown(&faults["window_seconds"], time);
     let rows = [
         ("deaths", deaths),
         ("lately", format!("{recent} in {window}")),
@@ -226,7 +226,7 @@ fn doing(device: &Value) -> String {
     let kv = kv.map_or(words(&Value::Null), |(used, capacity)| {
         share(used / capacity)
     });
-    let rate = told(&device["tokens_per_second"], |rate| format!("{rate:.1}"));
+    let rate = shown(&device["tokens_per_second"], |rate| format!("{rate:.1}"));
     format!("{state}: {running} running, {waiting} waiting, {rate} tokens/s, KV {kv}")
 }
 
@@ -234,7 +234,7 @@ fn doing(device: &Value) -> String {
 fn crash(crash: &Value, is_one_of_several: bool) -> (String, String) {
     let [at, cause, generation, requests] =
         ["at", "cause", "generation", "requests"].map(|name| words(&crash[name]));
-    let ready = told(&crash["ready_ms"], time_of_ms);
+    let ready = shown(&crash["ready_ms"], time_of_ms);
     let device = match (crash["device"].as_str(), &crash["device_number"]) {
         (Some(id), number) if is_one_of_several => format!(" on {number} {id}"),
         _ => String::new(),

@@ -17,7 +17,7 @@ impl Requests {
         }
         if let Some(text) = &self.text {
             let mut progress = record.progress.lock();
-            progress.tell_prompt(&record.prompt, text);
+            progress.deliver_prompt(&record.prompt, text);
             self.wakers.extend(progress.take_waker());
         }
         self.assigned.admit(record);

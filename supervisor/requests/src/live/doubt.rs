@@ -91,7 +91,7 @@ mod tests {
         journal
     }
 
-    fn tell(journal: &mut Journal, seat: SeatId, id: RequestId, index: u32) {
+    fn draw(journal: &mut Journal, seat: SeatId, id: RequestId, index: u32) {
         let report = step(&[(id, index, 0)], &[]);
         journal.requests.step(seat, &report, journal.now).unwrap();
     }
@@ -123,7 +123,7 @@ mod tests {
         };
         let ids: Vec<_> = (0..count).map(|it| journal.submit(new(it)).0).collect();
         assert_eq!(submitted(&journal.commands_of(ONE)), ids);
-        ids.iter().for_each(|id| tell(journal, ONE, *id, 0));
+        ids.iter().for_each(|id| draw(journal, ONE, *id, 0));
         ids
     }
 
@@ -141,17 +141,17 @@ mod tests {
         let mut journal = journal(["a", "a"], 8);
         let (id, mut stream) = journal.submit(request("a"));
         assert_eq!(submitted(&journal.commands_of(ONE)), [id]);
-        tell(&mut journal, ONE, id, 0);
+        draw(&mut journal, ONE, id, 0);
         assert_eq!(journal.requests.doubt(ONE), 1);
         assert_eq!(submitted(&journal.commands_of(TWO)), [id]);
-        tell(&mut journal, TWO, id, 1);
+        draw(&mut journal, TWO, id, 1);
         die(&mut journal, ONE);
         assert_eq!(
             submitted(&journal.commands_of(TWO)),
             [],
             "no second submission"
         );
-        tell(&mut journal, TWO, id, 2);
+        draw(&mut journal, TWO, id, 2);
         assert_eq!(text_of(&read(&mut stream).0), "aaa");
         assert_eq!(journal.requests.totals().recoveries, 1);
     }
@@ -162,10 +162,10 @@ mod tests {
         journal.requests.doubt(ONE);
         let cancels = journal.commands_of(ONE);
         assert!(matches!(&cancels[..], [Command::Cancel { request }] if *request == ids[0]));
-        tell(&mut journal, ONE, ids[0], 1);
+        draw(&mut journal, ONE, ids[0], 1);
         assert!(journal.requests.trust(ONE));
-        tell(&mut journal, ONE, ids[0], 2);
-        tell(&mut journal, TWO, ids[0], 1);
+        draw(&mut journal, ONE, ids[0], 2);
+        draw(&mut journal, TWO, ids[0], 1);
         let_go(&mut journal, ONE, ids[0]);
         assert!(!journal.requests.trust(ONE), "the child is trusted already");
     }
@@ -178,7 +178,7 @@ mod tests {
         let (other, _stream) = journal.submit(request("b"));
         assert_eq!(submitted(&journal.commands_of(TWO)), [ids[0], other]);
         journal.requests.trust(ONE);
-        tell(&mut journal, TWO, ids[0], 1);
+        draw(&mut journal, TWO, ids[0], 1);
         die(&mut journal, TWO);
         assert_eq!(submitted(&journal.commands_of(ONE)), [other]);
         let_go(&mut journal, ONE, ids[0]);
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(journal.requests.doubt(ONE), 2);
         assert_eq!(submitted(&journal.commands_of(TWO)), ids[..2]);
         journal.requests.trust(ONE);
-        tell(&mut journal, ONE, ids[2], 1);
+        draw(&mut journal, ONE, ids[2], 1);
         die(&mut journal, ONE);
         assert_eq!(submitted(&journal.commands_of(TWO)), ids[2..]);
     }

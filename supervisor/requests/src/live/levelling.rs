@@ -133,7 +133,7 @@ mod tests {
         commands.filter_map(submitted).collect()
     }
 
-    fn says(journal: &mut Journal, seat: SeatId, report: &StepReport) {
+    fn apply(journal: &mut Journal, seat: SeatId, report: &StepReport) {
         journal.requests.step(seat, report, journal.now).unwrap();
     }
 
@@ -146,7 +146,7 @@ mod tests {
             began: ids.iter().map(began).collect(),
             ..step(&[], &[])
         };
-        says(journal, ONE, &report);
+        apply(journal, ONE, &report);
     }
 
     #[test]
@@ -158,16 +158,16 @@ mod tests {
         journal.serve_by(TWO, kin("a"), 2);
         assert_eq!(called_back(&mut journal), [ids[4]]);
         assert_eq!(submitted(&mut journal, TWO), []);
-        says(&mut journal, ONE, &step(&[(ids[0], 0, 0)], &[]));
+        apply(&mut journal, ONE, &step(&[(ids[0], 0, 0)], &[]));
         assert_eq!(called_back(&mut journal), [], "one request is in transit");
-        says(
+        apply(
             &mut journal,
             ONE,
             &step(&[], &[(ids[4], FinishReason::Cancelled)]),
         );
         assert_eq!(submitted(&mut journal, TWO), [ids[4]]);
         assert_eq!(called_back(&mut journal), [ids[3]], "there is room for two");
-        says(
+        apply(
             &mut journal,
             ONE,
             &step(&[], &[(ids[3], FinishReason::Cancelled)]),
@@ -193,7 +193,7 @@ mod tests {
         let (id, _stream) = journal.submit(long(1, 1000));
         assert_eq!(submitted(&mut journal, ONE), [id]);
         let end = step(&[(id, 0, 0)], &[(id, FinishReason::MaxTokens)]);
-        says(&mut journal, ONE, &end);
+        apply(&mut journal, ONE, &end);
         let next = |job: &str| NewRequest {
             prompt: vec![TokenId(101); 1100],
             ..request(job)
@@ -216,7 +216,7 @@ mod tests {
             .iter()
             .map(|id| (*id, FinishReason::MaxTokens))
             .collect();
-        says(&mut journal, TWO, &step(&tokens, &ends));
+        apply(&mut journal, TWO, &step(&tokens, &ends));
         journal.serve_by(ONE, kin("a"), 2);
         let (id, _stream) = journal.submit(next("once more"));
         assert_eq!(

@@ -82,7 +82,7 @@ impl Requests {
         let records = ended.iter().map(|record| &**record);
         for record in records.chain(self.assigned.records()) {
             let mut progress = record.progress.lock();
-            progress.tell_prompt(&record.prompt, text);
+            progress.deliver_prompt(&record.prompt, text);
             progress.retell(text, &mut self.scratch);
             self.wakers.extend(progress.take_waker());
         }

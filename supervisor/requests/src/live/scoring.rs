@@ -39,7 +39,7 @@ impl Requests {
         if let Some(wal) = &mut self.wal {
             wal.scored(request, &said.logprobs);
         }
-        progress.tell_prompt(&record.prompt, text);
+        progress.deliver_prompt(&record.prompt, text);
         self.wakers.extend(progress.take_waker());
         drop(progress);
         self.assigned.bind(request, seat);

@@ -59,7 +59,7 @@ impl Progress {
     }
 
     /// Delivers the prompt, if an echo is requested and all its log probabilities are known.
-    pub fn tell_prompt(&mut self, prompt: &[TokenId], text: &Arc<Text>) {
+    pub fn deliver_prompt(&mut self, prompt: &[TokenId], text: &Arc<Text>) {
         if self.scores_missing() > 0 {
             return;
         }
@@ -87,7 +87,7 @@ impl Progress {
         }
         let piece = &self.unread.text[before..];
         let ledger = self.ledger.as_mut();
-        let listed = ledger.map_or(0, |ledger| ledger.tell_last(piece));
+        let listed = ledger.map_or(0, |ledger| ledger.assign_last(piece));
         self.unread.cut_prompt(before, listed);
     }
 }
@@ -129,7 +129,7 @@ mod tests {
     type Listed = Vec<(usize, Option<f32>)>;
 
     /// Text and tokens of each piece.
-    fn told(events: &[StreamEvent]) -> Vec<(&str, Listed)> {
+    fn listed(events: &[StreamEvent]) -> Vec<(&str, Listed)> {
         let pieces = events.iter().filter_map(|event| match event {
             StreamEvent::Text(piece) => Some(piece),
             _ => None,
@@ -153,11 +153,11 @@ mod tests {
             let mut journal = Journal::serving();
             let (id, mut stream) = journal.submit(echoing(prompt, hidden, None));
             let (events, _) = read(&mut stream);
-            assert_eq!(told(&events), [(expected, vec![])]);
+            assert_eq!(listed(&events), [(expected, vec![])]);
             let end = step(&[(id, 0, 1)], &[(id, FinishReason::MaxTokens)]);
             journal.requests.step(SEAT, &end, journal.now).unwrap();
             let (events, is_over) = read(&mut stream);
-            assert_eq!(told(&events), [("b", vec![])]);
+            assert_eq!(listed(&events), [("b", vec![])]);
             assert!(is_over);
         }
     }
@@ -177,7 +177,7 @@ mod tests {
         let logprobs = [None, Some(-0.0), Some(-1.0), Some(-2.0), Some(-3.0)];
         let tokens: Vec<_> = offsets.into_iter().zip(logprobs).collect();
         let (events, _) = read(&mut stream);
-        assert_eq!(told(&events), [("a\u{e9}b", tokens)]);
+        assert_eq!(listed(&events), [("a\u{e9}b", tokens)]);
         // The end-of-generation token has no text, and is listed.
         let mut report = step(&[(id, 0, EOS.0)], &[(id, FinishReason::EndOfSequence)]);
         report.logprobs = vec![worker_orcd_ipc::DrawnLogprobs {
@@ -187,7 +187,7 @@ mod tests {
         }];
         journal.requests.step(SEAT, &report, journal.now).unwrap();
         let (events, is_over) = read(&mut stream);
-        assert_eq!(told(&events), [("", vec![(3, Some(-9.0))])]);
+        assert_eq!(listed(&events), [("", vec![(3, Some(-9.0))])]);
         assert!(is_over);
     }
 }

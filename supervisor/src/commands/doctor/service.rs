@@ -191,7 +191,7 @@ impl Unit {
         self.0.get(key)?.last().map(String::as_str)
     }
 
-    fn says(&self, key: &str, value: &str) -> bool {
+    fn sets(&self, key: &str, value: &str) -> bool {
         self.last(key) == Some(value)
     }
 
@@ -263,7 +263,7 @@ impl Unit {
             self.last("PrivateDevices"),
             Some("yes" | "true" | "1" | "on")
         );
-        let is_closed = self.says("DevicePolicy", "closed") || self.says("DevicePolicy", "strict");
+        let is_closed = self.sets("DevicePolicy", "closed") || self.sets("DevicePolicy", "strict");
         let allowed = self.0.get("DeviceAllow");
         let names_them = allowed.is_some_and(|them| them.iter().any(|it| it.contains("nvidia")));
         // A list of other devices also implies a closed policy.

@@ -38,7 +38,7 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
         uri,
         "ready"
     );
-    logging::tell_a_person(&first_request(addresses, app));
+    logging::print_on_terminal(&first_request(addresses, app));
     let Some(url) = &config.callback_url else {
         return true;
     };

@@ -50,7 +50,7 @@ pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<
     let manager = thread::Builder::new().name("fetch-news".to_owned());
     let getter = thread::Builder::new().name("fetch".to_owned());
     let started = manager
-        .spawn(move || tell_the_service_manager(&told))
+        .spawn(move || notify_service_manager(&told))
         .and_then(|_| {
             getter.spawn(move || {
                 // The receiver is gone if the worker was stopped.
@@ -146,7 +146,7 @@ fn log(news: &News) {
 }
 
 /// Sends progress to the service manager until the download ends.
-fn tell_the_service_manager(words: &Receiver<String>) {
+fn notify_service_manager(words: &Receiver<String>) {
     /// Timeout without a service manager.
     const NEVER: Duration = Duration::from_secs(3600);
     let mut manager = ServiceManager::of_this_process();
@@ -156,7 +156,7 @@ fn tell_the_service_manager(words: &Receiver<String>) {
         let due = manager.deadline();
         let wait = due.map_or(NEVER, |at| at.saturating_duration_since(now));
         match words.recv_timeout(wait) {
-            Ok(words) => manager.tell_of_the_start(&words),
+            Ok(words) => manager.report_start(&words),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }

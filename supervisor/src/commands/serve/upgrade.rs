@@ -183,7 +183,7 @@ impl Report {
         Self(memory.ok().map(File::from))
     }
 
-    pub(super) fn tell(&self, outcome: &str) {
+    pub(super) fn send(&self, outcome: &str) {
         let Some(file) = &self.0 else { return };
         #[expect(
             clippy::disallowed_methods,
@@ -241,7 +241,12 @@ impl Holdings {
             .map_err(|error| format!("nothing can be handed over: {error}"))?;
         drop(estate);
         self.program.rehearse(parcel.into(), nonce).await?;
-        match self.server.handover().hush(self.read_timeout + GRACE).await {
+        match self
+            .server
+            .handover()
+            .quiesce(self.read_timeout + GRACE)
+            .await
+        {
             true => Ok(()),
             false => Err("requests are still sent in chunks, or answered over TLS".to_owned()),
         }
@@ -263,7 +268,7 @@ impl Holdings {
     /// Reports a refused upgrade. The worker serves on.
     pub(super) fn refuse(&self, reason: &str) {
         tracing::error!(reason, "upgrade_refused");
-        self.report.tell(&format!("refused: {reason}"));
+        self.report.send(&format!("refused: {reason}"));
     }
 
     /// Reverts [`prepare`](Self::prepare).

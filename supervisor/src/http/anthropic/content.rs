@@ -161,7 +161,7 @@ fn type_of(item: Json<'_>) -> Option<String> {
 
 /// Reads `type`, which is already known.
 fn take_type(fields: &mut Fields<'_>, name: &'static str) {
-    fields.says("type", || schema::values([name]));
+    fields.describe("type", || schema::values([name]));
     let kind = fields.take("type");
     fields.required("type", kind);
 }
@@ -209,7 +209,7 @@ fn read_call(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     let id = fields.required("id", id);
     let name = fields.text("name", &NAME_CHARS);
     let name = fields.required("name", name);
-    fields.says("input", || schema::of_type(Type::Object));
+    fields.describe("input", || schema::of_type(Type::Object));
     let input = fields.take("input");
     let input = fields.required("input", input);
     let arguments = input.and_then(|input| arguments(&mut fields, input));
@@ -244,7 +244,7 @@ fn read_result(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     take_type(&mut fields, OF_RESULT.0);
     let id = fields.text("tool_use_id", &NAME_CHARS);
     let id = fields.required("tool_use_id", id);
-    fields.says("content", || {
+    fields.describe("content", || {
         let block = described(TEXT, read_text);
         schema::any_of([schema::text(), schema::list_of(block)])
     });

@@ -35,13 +35,13 @@ pub(super) fn read(
     max_chars: usize,
     terms: &ChatTerms,
 ) -> Option<Vec<ChatMessage>> {
-    fields.says("system", || content::shape(Role::System, terms));
+    fields.describe("system", || content::shape(Role::System, terms));
     let system = fields.take("system");
     let system = system.map(|system| content::read(fields, "system", system, Role::System, terms));
     let mut messages = messages_of(Role::System, system.unwrap_or_default());
     // Absent and empty system prompts are equal: the template's default applies.
     messages.retain(|message| message.content.as_deref() != Some(""));
-    fields.says("messages", || shape(terms));
+    fields.describe("messages", || shape(terms));
     let list = fields.take("messages");
     let list = fields.required("messages", list)?;
     let (mistakes, mut count) = (fields.mistakes(), 0);

@@ -44,7 +44,7 @@ mod tests {
     use strum::VariantArray as _;
     use worker_orcd_requests::error_code::ErrorCode;
 
-    fn told(error: &ApiError) -> (String, String) {
+    fn kind_and_message(error: &ApiError) -> (String, String) {
         let body = error.body(Dialect::Anthropic);
         assert_eq!(body["type"], "error");
         let word = |key: &str| body["error"][key].as_str().unwrap().to_owned();
@@ -56,7 +56,7 @@ mod tests {
         let mut mistakes = Mistakes::default();
         mistakes.note(|| FieldError::new("max_tokens", Constraint::Required, "is required"));
         mistakes.note(|| FieldError::new("top_p", Constraint::Range, "must be from 0 to 1"));
-        let (kind, message) = told(&ApiError::invalid(mistakes));
+        let (kind, message) = kind_and_message(&ApiError::invalid(mistakes));
         assert_eq!(kind, "invalid_request_error");
         assert_eq!(message, "max_tokens is required; top_p must be from 0 to 1");
     }
@@ -76,13 +76,22 @@ mod tests {
     #[test]
     fn clients_find_the_words_that_they_look_for() {
         let overflow = ApiError::context_length("messages", 9031, 8191, 8192);
-        let (kind, message) = told(&overflow);
+        let (kind, message) = kind_and_message(&overflow);
         assert_eq!(kind, "invalid_request_error");
         assert!(message.starts_with("prompt is too long: "), "{message}");
-        assert_eq!(told(&ApiError::unauthorized()).0, "authentication_error");
-        assert_eq!(told(&ApiError::no_such_model("x")).0, "not_found_error");
-        assert_eq!(told(&ApiError::no_room()).0, "rate_limit_error");
-        assert_eq!(told(&ApiError::too_large(1)).0, "request_too_large");
+        assert_eq!(
+            kind_and_message(&ApiError::unauthorized()).0,
+            "authentication_error"
+        );
+        assert_eq!(
+            kind_and_message(&ApiError::no_such_model("x")).0,
+            "not_found_error"
+        );
+        assert_eq!(kind_and_message(&ApiError::no_room()).0, "rate_limit_error");
+        assert_eq!(
+            kind_and_message(&ApiError::too_large(1)).0,
+            "request_too_large"
+        );
     }
 
     #[test]
@@ -90,7 +99,7 @@ mod tests {
         let of_the_worker = ["api_error", "overloaded_error", "timeout_error"];
         for code in ErrorCode::VARIANTS.iter().copied() {
             let error = ApiError::of_code(code, "why");
-            let (kind, _) = told(&error);
+            let (kind, _) = kind_and_message(&error);
             let is_ours = of_the_worker.contains(&kind.as_str());
             assert_eq!(is_ours, error.status().is_server_error(), "{code}: {kind}");
         }

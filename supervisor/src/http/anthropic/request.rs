@@ -148,7 +148,7 @@ fn read_max_tokens(fields: &mut Fields<'_>, limits: &RequestLimits) -> u32 {
 /// Reads sampling parameters as chat does, except that the temperature's range is 0 to 1 in Anthropic's API.
 fn read_drawing(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
     let range = 0.0..=1.0;
-    fields.says_of_all(|| {
+    fields.describe_rule(|| {
         let temperature = schema::or_null(schema::number(&range));
         schema::object_with([], [("temperature", temperature)])
     });
@@ -164,7 +164,7 @@ fn read_drawing(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
 fn read_stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
     const NAME: &str = "stop_sequences";
     let length = 1..=MAX_STOP_CHARS;
-    fields.says(NAME, || {
+    fields.describe(NAME, || {
         schema::list(schema::text_of(&length), &(0..=MAX_STOPS))
     });
     let Some(list) = fields.take(NAME) else {

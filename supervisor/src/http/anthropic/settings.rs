@@ -94,7 +94,7 @@ fn object<T>(
     names: Names,
     read: fn(&mut Fields<'_>) -> Option<T>,
 ) -> Option<T> {
-    fields.says(name, || {
+    fields.describe(name, || {
         let read = |mut fields: Fields<'_>| drop(read(&mut fields));
         Fields::described(names, read).into_shape()
     });

@@ -62,7 +62,7 @@ impl MessageEvents {
     }
 
     /// Writes the events of the steps. The last one has this id.
-    fn tell(&mut self, id: Option<u32>, out: &mut Vec<u8>) {
+    fn write_steps(&mut self, id: Option<u32>, out: &mut Vec<u8>) {
         let (mut steps, mut events) = (std::mem::take(&mut self.steps), Vec::new());
         steps
             .drain(..)
@@ -146,12 +146,12 @@ impl Render for MessageEvents {
 
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
         self.timeline.push(&piece.text, &mut self.steps);
-        self.tell(Some(piece.index), out);
+        self.write_steps(Some(piece.index), out);
     }
 
     fn known(&mut self, piece: &Piece) {
         self.timeline.push(&piece.text, &mut self.steps);
-        self.tell(None, &mut Vec::new());
+        self.write_steps(None, &mut Vec::new());
     }
 
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
@@ -159,7 +159,7 @@ impl Render for MessageEvents {
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         let is_cut = completion.stop_reason == StopReason::MaxTokens;
         self.timeline.finish(is_cut, &mut self.steps);
-        self.tell(None, out);
+        self.write_steps(None, out);
         let delta = json!({
             "stop_reason": stop_reason(completion.stop_reason, &self.timeline),
             "stop_sequence": completion.stop_sequence,

@@ -35,7 +35,7 @@ const FORM: Form = Form {
 };
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    fields.says("tools", || match why_not(terms) {
+    fields.describe("tools", || match why_not(terms) {
         Some(_) => schema::values([json!([])]),
         None => {
             let read = |fields: Fields<'_>| drop(read_tool(fields));
@@ -90,7 +90,7 @@ fn accept_harmless(fields: &mut Fields<'_>) {
 }
 
 fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> Wanted {
-    fields.says("tool_choice", || {
+    fields.describe("tool_choice", || {
         let single = || {
             (
                 "disable_parallel_tool_use",

@@ -221,7 +221,7 @@ impl Client {
             unread = [replay.into_bytes()?, unread].concat();
         }
         let position = turn.position.take().filter(|_| turn.begun);
-        let told = position.map(|position| position.told());
+        let told = position.map(|position| position.delivered());
         Some(ConnectionNote {
             unsent: std::mem::take(&mut turn.unsent),
             unread,
@@ -293,7 +293,7 @@ impl Client {
         if self.is_secured {
             return;
         }
-        if self.say_something().is_ok() {
+        if self.request_output().is_ok() {
             // A socket error is also an end.
             let _ = self.socket.ready(Interest::ERROR).await;
         }
@@ -307,7 +307,7 @@ impl Client {
         Ok(there)
     }
 
-    fn say_something(&self) -> io::Result<()> {
+    fn request_output(&self) -> io::Result<()> {
         let mut turn = self.turn.lock();
         turn.wanted = true;
         if let Some(waker) = turn.waker.take() {
@@ -347,14 +347,17 @@ mod tests {
         };
         let patience = Duration::from_millis(1);
         assert!(client.begins_to_read());
-        assert!(!handover.hush(patience).await, "a request may come of it");
+        assert!(
+            !handover.quiesce(patience).await,
+            "a request may come of it"
+        );
         client.has_read(&mut client.turn.lock());
-        assert!(handover.hush(patience).await);
+        assert!(handover.quiesce(patience).await);
         assert!(!client.begins_to_read());
         handover.release();
         assert!(client.begins_to_read());
         drop(client);
-        assert!(handover.hush(patience).await, "it is gone");
+        assert!(handover.quiesce(patience).await, "it is gone");
         Ok(())
     }
 

@@ -69,7 +69,7 @@ pub fn read_embeddings(
 
 /// Reads a text or token ids, or a list of texts or of lists of token ids.
 fn read_inputs(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
-    fields.says(INPUT, || inputs_shape(max_chars, vocabulary));
+    fields.describe(INPUT, || inputs_shape(max_chars, vocabulary));
     let input = fields.take(INPUT)?;
     match input.kind() {
         Kind::Text => one(fields, input, max_chars, vocabulary).map(|it| vec![it]),

@@ -35,7 +35,7 @@ pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
     let range = 0..=u64::from(MAX_TOP_LOGPROBS);
     if kind == Kind::Completion {
         // The schema requires `n` to be 1: it cannot express the bound on prompts times choices.
-        fields.says_of_all(|| {
+        fields.describe_rule(|| {
             let one = schema::or_null(schema::values([1]));
             schema::any_of([
                 schema::object_with([], [(FIELD, schema::null())]),
@@ -45,7 +45,7 @@ pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
         return fields.integer(FIELD, range).map(|top| top as u8);
     }
     let wanted = fields.boolean(FIELD).unwrap_or(false);
-    fields.says_of_all(|| {
+    fields.describe_rule(|| {
         let wanted = schema::object([(FIELD, schema::values([true]))]);
         let none = schema::or_null(schema::values([0]));
         schema::any_of([wanted, schema::object_with([], [(TOP_FIELD, none)])])

@@ -71,7 +71,7 @@ impl App {
         fields: &mut Fields<'_>,
         loaded: Option<&LoadedModel>,
     ) -> Result<(), ApiError> {
-        fields.says("model", || match self.strict_model_name {
+        fields.describe("model", || match self.strict_model_name {
             true => schema::values(self.model_names(loaded)),
             false => schema::text(),
         });

@@ -226,7 +226,7 @@ fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
     let n = fields.integer("n", range.clone()).unwrap_or(1);
     if kind == Kind::Completion {
         // The schema allows only 1: a rule for any `n` is too complex for Schemathesis in combination with the others.
-        fields.says_of_all(|| {
+        fields.describe_rule(|| {
             let only_one = schema::with("best_of", [("best_of", schema::values([1]))]);
             let one = schema::all_of([schema::without("n"), only_one]);
             schema::any_of([schema::without("best_of"), one])
@@ -242,7 +242,7 @@ fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
 
 /// Text or token ids, or a list of either.
 fn read_prompts(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
-    fields.says("prompt", || prompt_shape(max_chars, vocabulary));
+    fields.describe("prompt", || prompt_shape(max_chars, vocabulary));
     let prompt = fields.take("prompt")?;
     let is_batch = prompt.kind() == JsonKind::List && holds_prompts(prompt);
     if !is_batch {
@@ -343,7 +343,7 @@ fn read_max_tokens(
     if kind == Kind::Chat {
         // JSON Schema cannot express that both fields are allowed if they are equal.
         let not = ["max_completion_tokens", "max_tokens"].map(schema::without);
-        fields.says_of_all(|| schema::any_of(not));
+        fields.describe_rule(|| schema::any_of(not));
     }
     if newer.is_some() && older.is_some() && newer != older {
         let message = "contradicts max_completion_tokens";
@@ -359,11 +359,11 @@ fn read_max_tokens(
 
 fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
     let streams = fields.boolean("stream").unwrap_or(false);
-    fields.says("stream_options", || {
+    fields.describe("stream_options", || {
         let read = |options: Fields<'_>| drop(read_stream_options(options));
         Fields::described(STREAM_OPTIONS, read).into_shape()
     });
-    fields.says_of_all(|| {
+    fields.describe_rule(|| {
         let streams = schema::object([("stream", schema::values([true]))]);
         schema::any_of([streams, schema::without("stream_options")])
     });

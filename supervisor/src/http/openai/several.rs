@@ -57,7 +57,7 @@ impl Choices {
                 tokens_in,
                 tokens_out: None,
                 cached_tokens: 0,
-                known: stream.told(),
+                known: stream.delivered(),
                 pieces: 0,
             });
             streams.push(stream);
@@ -138,7 +138,7 @@ impl Source for Choices {
                     return true;
                 }
             };
-            self.streams.parts()[index].has_told(told);
+            self.streams.parts()[index].has_delivered(told);
         }
         self.events = events;
         let (Some(tokens_out), Some(any)) = (self.tokens_out(), self.choices.first()) else {
@@ -165,7 +165,7 @@ impl Source for Choices {
         Some(failure)
     }
 
-    fn has_told(&self) -> bool {
+    fn has_delivered(&self) -> bool {
         self.choices.iter().any(|it| it.known != Skip::Nothing)
     }
 
@@ -196,7 +196,7 @@ mod tests {
     }
 
     /// Two choices, with the chunks that the client already has.
-    async fn told(known: [Skip; 2]) -> Told {
+    async fn stream_of_two(known: [Skip; 2]) -> Told {
         let app = app(&[]).await;
         let mut journal = Journal::serving();
         let mut part = |name: &str| {
@@ -209,7 +209,7 @@ mod tests {
         let streams = [first, second].into_iter().zip(known);
         let accepted = streams.map(|(stream, known)| {
             if let Skip::Pieces(pieces) = known {
-                stream.has_told(pieces);
+                stream.has_delivered(pieces);
             }
             stream.give_known();
             let name = stream.job_id().to_owned();
@@ -257,7 +257,7 @@ mod tests {
         }
 
         /// All output so far, and true if the stream has ended.
-        fn tell(&mut self) -> (String, bool) {
+        fn drain(&mut self) -> (String, bool) {
             let mut context = Context::from_waker(Waker::noop());
             let (mut out, mut ended) = (Vec::new(), false);
             while !ended && self.source.poll_new(&mut context) == Poll::Ready(true) {
@@ -281,9 +281,9 @@ mod tests {
 
     #[tokio::test]
     async fn from_every_place_the_rest_of_each_choice_has_the_same_bytes() {
-        let mut whole = told([Skip::Nothing; 2]).await;
+        let mut whole = stream_of_two([Skip::Nothing; 2]).await;
         whole.report_all();
-        let (text, ended) = whole.tell();
+        let (text, ended) = whole.drain();
         assert!(ended && text.ends_with("data: [DONE]\n\n"));
         let whole = by_choice(&text);
         // Per choice: pieces and an end. Without a choice: usage, and `[DONE]`.
@@ -295,9 +295,9 @@ mod tests {
         for first in 0..=4 {
             for second in 0..=3 {
                 let known = [Skip::Pieces(first), Skip::Pieces(second)];
-                let mut rest = told(known).await;
+                let mut rest = stream_of_two(known).await;
                 rest.report_all();
-                let (text, ended) = rest.tell();
+                let (text, ended) = rest.drain();
                 assert!(ended);
                 let rest = by_choice(&text);
                 assert_eq!(rest[&None], whole[&None]);
@@ -311,33 +311,33 @@ mod tests {
 
     #[tokio::test]
     async fn the_place_of_each_choice_is_known_also_behind_its_end() {
-        let mut told = told([Skip::Nothing; 2]).await;
+        let mut told = stream_of_two([Skip::Nothing; 2]).await;
         let [a, b] = told.ids;
         told.report(&step(
             &[(a, 0, 0), (b, 0, 1)],
             &[(b, FinishReason::MaxTokens)],
         ));
-        let (_, ended) = told.tell();
+        let (_, ended) = told.drain();
         assert!(!ended);
         let place: Vec<_> = told
             .source
             .streams
             .parts()
             .iter()
-            .map(|it| it.told())
+            .map(|it| it.delivered())
             .collect();
         assert_eq!(place, [Skip::Pieces(1), Skip::Pieces(2)]);
     }
 
     #[tokio::test]
     async fn one_that_fails_ends_the_answer_and_the_others_are_cancelled() {
-        let mut told = told([Skip::Nothing; 2]).await;
+        let mut told = stream_of_two([Skip::Nothing; 2]).await;
         let [a, b] = told.ids;
         told.report(&step(&[(a, 0, 0), (b, 0, 1)], &[]));
-        told.tell();
+        told.drain();
         let now = told.journal.now;
         told.journal.requests.cancel(b, now);
-        let (text, ended) = told.tell();
+        let (text, ended) = told.drain();
         assert!(
             ended && text.contains("\"error\"") && !text.contains("[DONE]"),
             "{text}"

@@ -17,7 +17,7 @@ const MAX_CHARS: usize = 64;
 type Wrong = (Constraint, &'static str);
 
 pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, TemplateSetting)> {
-    fields.says(FIELD, shape);
+    fields.describe(FIELD, shape);
     let Some(object) = fields.take(FIELD) else {
         return Vec::new();
     };

@@ -16,7 +16,7 @@ const ALLOWED: Names = |name| among(name, &[&["mode", "tools"]]);
 
 /// `has_tools`: this model can have tools.
 pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> Wanted {
-    fields.says(FIELD, || match has_tools {
+    fields.describe(FIELD, || match has_tools {
         true => {
             let words = schema::values(["none", "auto", "required"]);
             schema::any_of([words, shape_of_named(), shape_of_allowed()])

@@ -28,7 +28,7 @@ const FORM: Form = Form {
 
 pub(in crate::http) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
     let has_tools = why_not(terms).is_none();
-    fields.says("tools", || match has_tools {
+    fields.describe("tools", || match has_tools {
         false => schema::values([serde_json::json!([])]),
         true => {
             let read = |fields: Fields<'_>| drop(read_tool(fields));

@@ -66,7 +66,7 @@ pub fn read_rerank(
 
 /// `None` if absent; an empty list if an element is invalid.
 fn read_documents(fields: &mut Fields<'_>, max_chars: usize) -> Option<Vec<String>> {
-    fields.says(DOCUMENTS, || {
+    fields.describe(DOCUMENTS, || {
         let read = |fields: Fields<'_>| drop(read_object(fields, max_chars));
         let object = Fields::described(DOCUMENT, read).into_shape();
         let document = schema::any_of([text_shape(max_chars), object]);

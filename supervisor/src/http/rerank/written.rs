@@ -75,7 +75,7 @@ mod tests {
         }
     }
 
-    fn told(asked: Rerank) -> serde_json::Value {
+    fn answered(asked: Rerank) -> serde_json::Value {
         let scores = vec![0.25, 0.5, 0.25];
         json!(answer("i".to_owned(), "m".to_owned(), scores, asked, 7))
     }
@@ -88,14 +88,17 @@ mod tests {
             "id": "i", "object": "list", "model": "m", "results": results,
             "usage": {"prompt_tokens": 7, "total_tokens": 7},
         });
-        assert_eq!(told(asked(None, false)), expected);
-        assert_eq!(told(asked(Some(2), false))["results"], json!(results[..2]));
-        assert_eq!(told(asked(Some(9), false))["results"], json!(results));
+        assert_eq!(answered(asked(None, false)), expected);
+        assert_eq!(
+            answered(asked(Some(2), false))["results"],
+            json!(results[..2])
+        );
+        assert_eq!(answered(asked(Some(9), false))["results"], json!(results));
     }
 
     #[test]
     fn documents_are_told_where_they_are_asked_for() {
-        let documents = told(asked(Some(1), true))["results"][0]["document"].clone();
+        let documents = answered(asked(Some(1), true))["results"][0]["document"].clone();
         assert_eq!(documents, json!({"text": "b"}));
     }
 }

@@ -120,7 +120,7 @@ impl Progress {
 }
 
 impl Usage {
-    fn told(self) -> Value {
+    fn to_json(self) -> Value {
         json!({
             "input_tokens": self.input,
             "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
@@ -141,7 +141,7 @@ impl Header {
                     true => ("incomplete", why),
                     false => ("completed", Value::Null),
                 };
-                (status, why, usage.told(), Value::Null)
+                (status, why, usage.to_json(), Value::Null)
             }
             Progress::Failed(message) => {
                 // The only code in OpenAI's list that fits all failures of a worker.

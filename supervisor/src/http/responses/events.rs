@@ -117,11 +117,11 @@ impl Events {
     fn push(&mut self, piece: &Piece, out: &mut Vec<u8>) {
         let mut growth = std::mem::take(&mut self.growth);
         self.output.push(piece, &mut growth);
-        growth.drain(..).for_each(|it| self.tell(it, out));
+        growth.drain(..).for_each(|it| self.write_growth(it, out));
         self.growth = growth;
     }
 
-    fn tell(&mut self, growth: Growth, out: &mut Vec<u8>) {
+    fn write_growth(&mut self, growth: Growth, out: &mut Vec<u8>) {
         match growth {
             Growth::Begins(at) => self.begins(at, out),
             Growth::More(at, text, logprobs) => self.more(at, &text, &logprobs, out),
@@ -240,7 +240,7 @@ impl Render for Events {
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         let mut growth = std::mem::take(&mut self.growth);
         self.output.finish(completion.stop_reason, &mut growth);
-        growth.drain(..).for_each(|it| self.tell(it, out));
+        growth.drain(..).for_each(|it| self.write_growth(it, out));
         let progress = Progress::ended(completion, self.output.reasoning_tokens);
         let name = match completion.stop_reason {
             StopReason::MaxTokens => "response.incomplete",

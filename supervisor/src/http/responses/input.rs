@@ -24,7 +24,7 @@ pub(super) fn read(
     max_chars: usize,
     terms: &ChatTerms,
 ) -> Option<Vec<ChatMessage>> {
-    fields.says("input", || {
+    fields.describe("input", || {
         let text = schema::text_of(&(1..=max_chars));
         schema::any_of([text, schema::list(items::shape(terms), &(1..=MAX_MESSAGES))])
     });
@@ -119,7 +119,7 @@ impl Conversation {
                     said.push_str(&text);
                 }
             }
-            Turn::Said { role, text } => self.say(role, Some(text)),
+            Turn::Said { role, text } => self.push(role, Some(text)),
             Turn::Thought(text) => {
                 let message = self.assistant();
                 match &mut message.reasoning {
@@ -132,7 +132,7 @@ impl Conversation {
             }
             Turn::Called(call) => self.caller().tool_calls.push(call),
             Turn::Returned { call_id, text } => {
-                self.say("tool", Some(text));
+                self.push("tool", Some(text));
                 if let Some(message) = self.messages.last_mut() {
                     message.tool_call_id = Some(call_id);
                 }
@@ -140,7 +140,7 @@ impl Conversation {
         }
     }
 
-    fn say(&mut self, role: &str, content: Option<String>) {
+    fn push(&mut self, role: &str, content: Option<String>) {
         self.messages.push(ChatMessage {
             role: role.to_owned(),
             content,
@@ -157,7 +157,7 @@ impl Conversation {
     fn assistant(&mut self) -> &mut ChatMessage {
         let is_said = |last: &ChatMessage| last.content.is_some() && last.tool_calls.is_empty();
         if self.messages.last().is_some_and(is_said) {
-            self.say("assistant", None);
+            self.push("assistant", None);
         }
         self.caller()
     }
@@ -166,7 +166,7 @@ impl Conversation {
     fn caller(&mut self) -> &mut ChatMessage {
         let is_assistant = |last: &ChatMessage| last.role == "assistant";
         if !self.messages.last().is_some_and(is_assistant) {
-            self.say("assistant", None);
+            self.push("assistant", None);
         }
         let last = self.messages.len() - 1;
         &mut self.messages[last]

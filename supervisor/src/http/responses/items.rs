@@ -127,7 +127,7 @@ pub(super) fn read(item: Json<'_>, outside: &Mistakes, terms: &ChatTerms) -> Tur
 
 /// Reads the fields of every item.
 fn read_labels(fields: &mut Fields<'_>, kind: &'static str) {
-    fields.says("type", || schema::values([kind]));
+    fields.describe("type", || schema::values([kind]));
     let given = fields.take("type");
     // An item without a type is a message.
     if kind != "message" {
@@ -207,7 +207,7 @@ fn read_reasoning(mut fields: Fields<'_>, _: &ChatTerms) -> Turned {
 /// Text, or a list of parts.
 fn read_texts(fields: &mut Fields<'_>, name: &'static str) -> Option<String> {
     const KINDS: &[&str] = &["input_text", "output_text"];
-    fields.says(name, schema::text);
+    fields.describe(name, schema::text);
     let text = match fields.peek(name).map(Json::kind) {
         Some(JsonKind::Text) => {
             let given = fields.take(name)?;
@@ -225,7 +225,7 @@ fn read_parts(
     names: Names,
     kinds: &'static [&'static str],
 ) -> Option<String> {
-    fields.says(name, || {
+    fields.describe(name, || {
         let read = |fields: Fields<'_>| drop(read_part(fields, names, kinds));
         schema::list_of(Fields::described_of_history(names, read).into_shape())
     });
@@ -265,7 +265,7 @@ fn read_part(
     kinds: &'static [&'static str],
 ) -> Result<String, Mistakes> {
     let mut mistakes = fields.mistakes().inside();
-    fields.says("type", || schema::values(kinds.iter().copied()));
+    fields.describe("type", || schema::values(kinds.iter().copied()));
     let kind = fields.take("type");
     let is_known = |kind: Json<'_>| {
         let text = kind.text();

@@ -123,7 +123,7 @@ pub(super) fn read_text(fields: &mut Fields<'_>) -> TextSettings {
 
 /// Reads `metadata`: up to 16 pairs of short texts, which the answer repeats.
 pub(super) fn read_metadata(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
-    fields.says("metadata", || {
+    fields.describe("metadata", || {
         let name = schema::text_of(&(0..=MAX_KEY_CHARS));
         let value = schema::text_of(&(0..=MAX_VALUE_CHARS));
         schema::map(name, value, MAX_METADATA, &[])
@@ -172,7 +172,7 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     });
     // No answer is stored for either value. The answer contains `store: false`.
     fields.boolean("store");
-    fields.says_no_effect("store");
+    fields.describe_no_effect("store");
     let no = |value: Json<'_>| value.boolean() == Some(false);
     let rule = "is not supported: an answer is computed while its client waits";
     fields.only("background", || schema::values([false]), no, rule);
@@ -182,7 +182,7 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     fields.only_words("service_tier", &["auto", "default"], rule);
     // Limit on server-side tools. This server runs none.
     fields.integer("max_tool_calls", 0..=u64::from(u32::MAX));
-    fields.says_no_effect("max_tool_calls");
+    fields.describe_no_effect("max_tool_calls");
     for label in LABELS {
         let (kind, shape, rule): (_, fn() -> Shape, _) = match *label {
             CLIENT_METADATA => (
@@ -198,7 +198,7 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
 
 /// True if `include` contains log probabilities.
 fn read_include(fields: &mut Fields<'_>) -> bool {
-    fields.says("include", || {
+    fields.describe("include", || {
         schema::list_of(schema::values(INCLUDABLE.iter().copied()))
     });
     let Some(list) = fields.take("include") else {

@@ -48,8 +48,8 @@ pub(super) struct Tools {
 }
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    fields.says("tools", || shape(terms));
-    fields.says(FIELD, || match why_not(terms) {
+    fields.describe("tools", || shape(terms));
+    fields.describe(FIELD, || match why_not(terms) {
         Some(_) => schema::values(["none", "auto"]),
         None => schema::values(["none", "auto", "required"]),
     });
@@ -66,7 +66,7 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
         choice,
     } = settle(fields, list, wanted, PARALLEL);
     let told = match choice {
-        Choice::Allowed { names, must_call } => Some(told_allowed(&names, must_call)),
+        Choice::Allowed { names, must_call } => Some(allowed_choice(&names, must_call)),
         _ => given.and_then(Json::small),
     };
     // If a grammar constrains the calls, it also excludes those that would be dropped.
@@ -135,7 +135,7 @@ fn read_allowed_choice(given: Json<'_>, outside: &Mistakes) -> Result<Option<Cho
 }
 
 /// `allowed_tools` choice, as the answer repeats it.
-fn told_allowed(names: &[String], must_call: bool) -> Value {
+fn allowed_choice(names: &[String], must_call: bool) -> Value {
     let mode = if must_call { "required" } else { "auto" };
     let function = |name| json!({"type": "function", "name": name});
     let tools: Vec<_> = names.iter().map(function).collect();

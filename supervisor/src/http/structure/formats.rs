@@ -26,7 +26,7 @@ const OF_OUTPUT: Names = |name| among(name, &[&["type", "schema"]]);
 
 /// `format` of the Responses API's `text`: the grammar, and the value that the response repeats.
 pub(in crate::http) fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar, Value)> {
-    fields.says(FORMAT, text_shape);
+    fields.describe(FORMAT, text_shape);
     let given = fields.take(FORMAT)?;
     inside(fields, FORMAT, given, OF_TEXT, |mut format| {
         let kinds = [("text", 0), ("json_object", 1), ("json_schema", 2)];
@@ -57,7 +57,7 @@ pub(in crate::http) fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar,
 
 /// `format` of Anthropic's `output_config`.
 pub(in crate::http) fn read_of_output(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.says(FORMAT, output_shape);
+    fields.describe(FORMAT, output_shape);
     let given = fields.take(FORMAT)?;
     inside(fields, FORMAT, given, OF_OUTPUT, |mut format| {
         let kind = format.word("type", &[("json_schema", ())]);
@@ -76,7 +76,7 @@ pub(in crate::http) fn settle(
     has_tools: bool,
     calls: Option<Asked>,
 ) -> Option<Asked> {
-    fields.says_of_all(|| rule_of_tools(field));
+    fields.describe_rule(|| rule_of_tools(field));
     let Some(grammar) = format else {
         return calls;
     };

@@ -89,7 +89,7 @@ pub fn read_tokenize(
 
 /// First of the input fields that is present. Notes a mistake for none and for two.
 fn check_one_input(fields: &mut Fields<'_>) -> &'static str {
-    fields.says_of_all(|| {
+    fields.describe_rule(|| {
         schema::any_of(INPUTS.map(|name| {
             let others = INPUTS.into_iter().filter(|other| *other != name);
             schema::with(name, others.map(|other| (other, schema::null())))
@@ -115,11 +115,11 @@ fn check_one_input(fields: &mut Fields<'_>) -> &'static str {
 /// client are always text.
 fn check_conversation(fields: &mut Fields<'_>) {
     let of_messages = || CONVERSATION.into_iter().flatten().copied();
-    fields.says_of_all(|| {
+    fields.describe_rule(|| {
         let nulls = of_messages().map(|name| (name, schema::null()));
         schema::any_of([schema::object_with([], nulls), schema::with("messages", [])])
     });
-    fields.says_of_all(|| schema::any_of(["messages", "parse_special"].map(schema::without)));
+    fields.describe_rule(|| schema::any_of(["messages", "parse_special"].map(schema::without)));
     let is_messages = fields.has("messages");
     for name in of_messages().filter(|_| !is_messages) {
         if fields.has(name) {
@@ -135,7 +135,7 @@ fn check_conversation(fields: &mut Fields<'_>) {
 
 /// Reads both names of the option. A template writes all special tokens itself.
 fn read_adds_special(fields: &mut Fields<'_>, default: bool, is_messages: bool) -> bool {
-    fields.says_of_all(|| {
+    fields.describe_rule(|| {
         let none = ["add_special", "add_special_tokens"].map(|name| {
             let off = schema::values([serde_json::json!(false), serde_json::Value::Null]);
             schema::object_with([], [(name, off)])
@@ -174,7 +174,7 @@ pub fn read_tokens(
     model: &ModelTerms,
 ) -> Result<Detokenize, ApiError> {
     let last_id = u64::from(model.vocabulary.saturating_sub(1));
-    fields.says("tokens", || {
+    fields.describe("tokens", || {
         schema::list_of(schema::integer(&(0..=last_id)))
     });
     let given = fields.take("tokens");

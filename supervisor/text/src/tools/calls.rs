@@ -198,11 +198,11 @@ impl Calls {
                 self.state = goes_on;
             }
             Ok(Step::Told) => {
-                self.told();
+                self.end_call();
                 self.state = goes_on;
             }
             Ok(Step::Whole) => {
-                self.told();
+                self.end_call();
                 self.state = State::Between(Between {
                     expects: Expects::More,
                     ..between
@@ -212,7 +212,7 @@ impl Calls {
         }
     }
 
-    fn told(&mut self) {
+    fn end_call(&mut self) {
         self.held.clear();
         self.has_begun = true;
         self.is_behind_call = true;

@@ -114,12 +114,12 @@ impl Harmony {
                 let is_of_marks = MARKS.iter().any(|mark| raw.contains(mark));
                 let is_nobodys = is_of_marks || !is_first && raw.trim().is_empty();
                 if !is_nobodys {
-                    self.tell(Channel::Text, &raw, out);
+                    self.push_text(Channel::Text, &raw, out);
                 }
             }
             State::Body(channel) => {
                 let held = self.lookout.take();
-                self.tell(channel, &held, out);
+                self.push_text(channel, &held, out);
             }
             // The answer was cut before the arguments, which are unknown.
             State::Called { name, .. } => out.push(Event::CallBegins { name }),
@@ -127,7 +127,7 @@ impl Harmony {
             State::Whole => {
                 let held = self.lookout.take();
                 if !held.trim().is_empty() {
-                    self.tell(Channel::Text, &held, out);
+                    self.push_text(Channel::Text, &held, out);
                 }
             }
         }
@@ -177,7 +177,7 @@ impl Harmony {
             let has_text = Header::read(header).is_none_or(|it| it.has_type);
             if has_text {
                 // The `<|message|>` mark is missing.
-                self.tell(Channel::Text, header, out);
+                self.push_text(Channel::Text, header, out);
             }
             return self.behind(mark);
         }
@@ -217,7 +217,7 @@ impl Harmony {
             let held = self.lookout.take();
             let mark = BEHIND_BODY.iter().find(|mark| held.ends_with(**mark));
             let mark = mark.copied().unwrap_or_default();
-            self.tell(channel, &held[..held.len() - mark.len()], out);
+            self.push_text(channel, &held[..held.len() - mark.len()], out);
             self.next_header();
             self.behind(mark);
         }
@@ -227,7 +227,7 @@ impl Harmony {
     fn body_text(&mut self, c: char, channel: Channel, out: &mut Vec<Event>) -> bool {
         let mut text = String::new();
         let is_mark = self.lookout.push(c, BEHIND_BODY, |it| text.push_str(it));
-        self.tell(channel, &text, out);
+        self.push_text(channel, &text, out);
         is_mark
     }
 
@@ -292,7 +292,7 @@ impl Harmony {
         let mut text = String::new();
         let is_mark = self.lookout.push(c, BEHIND_BODY, |it| text.push_str(it));
         if !text.is_empty() {
-            self.tell(Channel::Text, &text, out);
+            self.push_text(Channel::Text, &text, out);
             self.state = State::Body(Channel::Text);
         } else if is_mark {
             let held = self.lookout.take();
@@ -302,7 +302,7 @@ impl Harmony {
         }
     }
 
-    fn tell(&mut self, channel: Channel, text: &str, out: &mut Vec<Event>) {
+    fn push_text(&mut self, channel: Channel, text: &str, out: &mut Vec<Event>) {
         if text.is_empty() {
             return;
         }

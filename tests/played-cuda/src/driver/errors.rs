@@ -39,7 +39,7 @@ pub fn expect(holds: bool, error: CUresult) -> Outcome {
 }
 
 /// Prints the cause of a failure to stderr, where its code is ambiguous.
-pub fn tell(why: &dyn Display) {
+pub fn print(why: &dyn Display) {
     let _ = writeln!(std::io::stderr(), "played CUDA: {why}");
 }
 

@@ -1,7 +1,7 @@
 //! Launches of kernels.
 
 use super::devices::Device;
-use super::errors::{HEALTH, Outcome, answer, expect, tell};
+use super::errors::{HEALTH, Outcome, answer, expect, print};
 use super::memory::MEMORY;
 use super::modules::Function;
 use super::streams::{Stream, Work};
@@ -180,16 +180,16 @@ fn running(function: Arc<Function>, launch: Launch) -> Work {
 fn code(kernel: &str, trouble: &Trouble) -> CUresult {
     match trouble {
         Trouble::IllegalAddress(why) => {
-            tell(&format_args!("{kernel} reached beyond its memory: {why}"));
+            print(&format_args!("{kernel} reached beyond its memory: {why}"));
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
         }
         Trouble::Misaligned(why) => {
-            tell(&format_args!("{kernel} reached what is not aligned: {why}"));
+            print(&format_args!("{kernel} reached what is not aligned: {why}"));
             CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
         }
         Trouble::Trap => CUresult::CUDA_ERROR_LAUNCH_FAILED,
         Trouble::Stuck(why) => {
-            tell(&format_args!("{kernel} cannot go on: {why}"));
+            print(&format_args!("{kernel} cannot go on: {why}"));
             CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
         }
     }

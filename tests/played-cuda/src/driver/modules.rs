@@ -1,7 +1,7 @@
 //! Loaded fatbins and their kernels.
 
 use super::devices::{Device, MAX_SHARED_BYTES};
-use super::errors::{Outcome, Place, answer, expect, give, tell};
+use super::errors::{Outcome, Place, answer, expect, give, print};
 use super::handles::{Handles, pointer};
 use crate::fatbin;
 use crate::ptx::{Kernel, Module};
@@ -82,7 +82,7 @@ unsafe fn whole<'a>(image: *const u8) -> Result<&'a [u8], String> {
 /// Prints the cause of a refusal, and maps it to a code.
 fn or<E: Display>(error: CUresult, what: &str) -> impl FnOnce(E) -> CUresult {
     move |why| {
-        tell(&format_args!("{what} is refused: {why}"));
+        print(&format_args!("{what} is refused: {why}"));
         error
     }
 }

@@ -1,7 +1,7 @@
 //! Executor without scheduler and server: loaded as the child loads it, called step by step.
 
 use super::lines::{Line, request};
-use super::{Measure, Settings, check, say, speed};
+use super::{Measure, Settings, check, print, speed};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::json;
 use std::time::Instant;
@@ -70,7 +70,7 @@ impl Bare {
         let geometry = loaded.executor.kv_geometry();
         let pages_each = geometry.table_entries(settings.decode_context()) as u32;
         let memory = loaded.executor.memory();
-        say(&json!({
+        print(&json!({
             "what": "loaded", "side": "bare", "seconds": seconds,
             "device": loaded.executor.facts().name, "weights_bytes": memory.weights_bytes,
             "kv_bytes": memory.kv_capacity_bytes, "scratch_bytes": memory.scratch_bytes,

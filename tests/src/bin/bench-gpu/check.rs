@@ -7,7 +7,7 @@
 use super::bare::Bare;
 use super::lines::Line;
 use super::prompts::token_ids;
-use super::{Settings, say};
+use super::{Settings, print};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use worker_orcd_ipc::{Sampling, TokenId};
@@ -51,7 +51,7 @@ pub fn run(bare: &mut Bare, settings: &Settings) -> Result<()> {
         let got = answers(bare, &mut lines, chunk, settings.check_tokens)?;
         same(&got, &wanted[..got.len()], "in a batch", *batch)?;
     }
-    say(&json!({
+    print(&json!({
         "what": "check", "side": "bare", "equal": true, "sequences": count,
         "tokens_each": settings.check_tokens, "batches": settings.batches,
         "different_answers": distinct(&wanted),
@@ -102,7 +102,7 @@ fn same(got: &[Vec<TokenId>], wanted: &[Vec<TokenId>], how: &str, batch: usize) 
         let agree = got.iter().zip(wanted).take_while(|(a, b)| a == b).count();
         let is_same = got == wanted;
         if !is_same {
-            say(&json!({
+            print(&json!({
                 "what": "check", "side": "bare", "equal": false, "how": how, "batch": batch,
                 "sequence": index, "tokens_that_agree": agree,
             }));

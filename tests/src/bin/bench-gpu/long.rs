@@ -1,7 +1,7 @@
 //! Streams behind many positions: cost of a long context's keys and values for each token.
 
 use super::served::Served;
-use super::{Settings, median, say};
+use super::{Settings, median, print};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::str::FromStr;
@@ -58,7 +58,7 @@ impl Served {
                     rates.extend(burst.decode_rate());
                 }
             }
-            say(&json!({
+            print(&json!({
                 "what": "long", "side": "served", "streams": crowd.streams,
                 "positions": crowd.positions, "least": rates.iter().copied().reduce(f64::min),
                 "most": rates.iter().copied().reduce(f64::max),

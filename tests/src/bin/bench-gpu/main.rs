@@ -140,7 +140,7 @@ fn main() -> Result<()> {
 }
 
 /// Prints a finding.
-fn say(finding: &Value) {
+fn print(finding: &Value) {
     println!("{finding}");
 }
 

@@ -1,7 +1,7 @@
 //! Gaps of streams while prompts arrive, compared with those without.
 
 use super::served::Served;
-use super::{Settings, say};
+use super::{Settings, print};
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde_json::{Value, json};
@@ -74,7 +74,7 @@ impl Served {
             burst.tokens()
         );
         let mixed = burst.gaps().context("the streams never ran together")?;
-        say(&json!({
+        print(&json!({
             "what": "mixed", "side": "served", "streams": arriving.streams,
             "arriving_tokens": arriving.arriving_tokens, "every_ms": arriving.every_ms,
             "tokens_each": tokens, "alone": alone.summary(), "mixed": mixed.summary(),

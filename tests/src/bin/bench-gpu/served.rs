@@ -3,7 +3,7 @@
 use super::long::Crowd;
 use super::mixed::Arriving;
 use super::prompts::{Alphabet, TOKEN_CHARS, text};
-use super::{Measure, Settings, median, say, structured};
+use super::{Measure, Settings, median, print, structured};
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::{Value, json};
@@ -113,7 +113,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let (worker, seconds) = arguments.start();
     starts.push(seconds);
-    say(&json!({
+    print(&json!({
         "what": "ready", "side": "served", "median_seconds": median(&mut starts),
         "all_seconds": starts,
     }));
@@ -161,7 +161,7 @@ impl Served {
         let mut body = request(prompt, SHOWN_TOKENS);
         body["temperature"] = json!(0.0);
         let text = self.client.execute(&body).transcript().text();
-        say(&json!({"what": "text", "side": "served", "prompt": prompt, "text": text}));
+        print(&json!({"what": "text", "side": "served", "prompt": prompt, "text": text}));
     }
 
     /// Compares the same requests alone and among as many others as are measured.
@@ -193,7 +193,7 @@ impl Served {
                 .collect()
         });
         let is_equal = alone == together;
-        say(&json!({
+        print(&json!({
             "what": "check", "side": "served", "equal": is_equal, "streams": company,
             "compared": alone.len(),
         }));
@@ -223,7 +223,7 @@ impl Served {
                     times.push(stream.time_to_first().as_secs_f64() * 1e3);
                 }
             }
-            say(&json!({
+            print(&json!({
                 "what": "prompt", "side": "served", "tokens": length,
                 "median_ms": median(&mut times), "least_ms": times[0],
                 "most_ms": times[times.len() - 1],
@@ -253,7 +253,7 @@ impl Served {
                     firsts.extend(times.map(|time| time.as_secs_f64() * 1e3));
                 }
             }
-            say(&json!({
+            print(&json!({
                 "what": "decode", "side": "served", "batch": batch,
                 "tokens_per_second": (!rates.is_empty()).then(|| median(&mut rates)),
                 "least": rates.first(), "most": rates.last(),

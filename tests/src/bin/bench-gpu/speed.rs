@@ -3,7 +3,7 @@
 use super::bare::Bare;
 use super::lines::Line;
 use super::prompts::token_ids;
-use super::{Settings, median, say};
+use super::{Settings, median, print};
 use anyhow::Result;
 use serde_json::json;
 use std::time::Instant;
@@ -23,7 +23,7 @@ const PROMPT_ROUNDS: usize = 11;
 pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
     for batch in &settings.batches {
         if *batch > bare.room() {
-            say(&json!({
+            print(&json!({
                 "what": "decode", "side": "bare", "batch": batch,
                 "not_run": format!("the KV cache has room for {} sequences", bare.room()),
             }));
@@ -54,7 +54,7 @@ pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
             let drawn = batch * (settings.tokens - 1);
             rates.push(drawn as f64 / start.elapsed().as_secs_f64());
         }
-        say(&json!({
+        print(&json!({
             "what": "decode", "side": "bare", "batch": batch,
             "tokens_per_second": median(&mut rates), "median_step_us": median(&mut steps),
             "least": rates[0], "most": rates[rates.len() - 1],
@@ -81,7 +81,7 @@ pub fn prompts(bare: &mut Bare, settings: &Settings) -> Result<()> {
                 times.push(start.elapsed().as_secs_f64() * 1e3);
             }
         }
-        say(&json!({
+        print(&json!({
             "what": "prompt", "side": "bare", "tokens": length, "median_ms": median(&mut times),
             "least_ms": times[0], "most_ms": times[times.len() - 1],
         }));

@@ -1,6 +1,6 @@
 //! Streams under a schema beside unconstrained streams, by [`bench::structured`](worker_orcd_tests::bench::structured).
 
-use super::{Settings, say};
+use super::{Settings, print};
 use anyhow::Result;
 use serde_json::json;
 use worker_orcd_tests::Client;
@@ -19,7 +19,7 @@ pub fn run(client: Client, settings: &Settings) -> Result<()> {
         for mut figure in figures {
             figure["what"] = json!("structured");
             figure["side"] = json!("served");
-            say(&figure);
+            print(&figure);
         }
     }
     Ok(())

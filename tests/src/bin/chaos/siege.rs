@@ -172,7 +172,7 @@ impl Ledger {
             ms(1.0),
             LOG_UNREAD.as_secs(),
             (LOG_UNREAD + LOG_READ).as_secs(),
-            ground.told(),
+            ground.description(),
         );
         out
     }

@@ -69,20 +69,20 @@ fn answer(script: &Script) -> ExitCode {
 
 fn live(mut child: Child) -> ExitCode {
     child.reach(Moment::BeforeHello);
-    child.say_hello();
+    child.send_hello();
     child.reach(Moment::Handshaking);
     let order = loop {
         match child.next_command(None) {
             Some(Order::Load(order)) => break order,
-            Some(Order::Shutdown) => return child.say_goodbye(),
+            Some(Order::Shutdown) => return child.end(),
             Some(_) => return ExitCode::Fault(FaultKind::Protocol),
             None => {}
         }
     };
-    child.say_progress(50);
+    child.send_progress(50);
     child.reach(Moment::Loading);
-    child.say_progress(100);
-    child.say_ready(&order);
+    child.send_progress(100);
+    child.send_ready(&order);
     child.reach(Moment::Serving);
     child.serve()
 }

@@ -53,16 +53,16 @@ impl Child {
             }
             Act::SecondHello => self.link.send(Event::Hello(self.hello())),
             Act::WrongGeneration => self.wrong_generation(),
-            Act::UnknownRequest => self.say_token(NOBODY, 0, TokenId(65)),
+            Act::UnknownRequest => self.send_token(NOBODY, 0, TokenId(65)),
             Act::TokenOutOfRange => {
                 let (request, index) = self.somebody();
-                self.say_token(request, index, TokenId(VOCAB_SIZE));
+                self.send_token(request, index, TokenId(VOCAB_SIZE));
             }
             Act::WrongIndex => {
                 let (request, index) = self.somebody();
-                self.say_token(request, index + 1, TokenId(65));
+                self.send_token(request, index + 1, TokenId(65));
             }
-            Act::UnknownFinish => self.say_finished(NOBODY, FinishReason::Cancelled),
+            Act::UnknownFinish => self.send_finished(NOBODY, FinishReason::Cancelled),
             Act::ForbiddenFeature => {
                 let features = vec!["fault-injection".to_owned()];
                 self.false_hello(ChildHello {
@@ -82,7 +82,7 @@ impl Child {
             Act::StuckStep => self.step_elapsed_ms = Some(3_600_000),
             Act::LateStep => self.steps_late(),
             Act::StuckLoad => loop {
-                self.say_progress(50);
+                self.send_progress(50);
                 let _ = self.next_command(None);
             },
             Act::NeverRead => self.link.stop_reading(),
@@ -176,7 +176,7 @@ impl Child {
             .expect("the script asks for this while a request runs")
     }
 
-    fn say_token(&mut self, request: RequestId, index: u32, token: TokenId) {
+    fn send_token(&mut self, request: RequestId, index: u32, token: TokenId) {
         self.steps += 1;
         self.link.send(Event::Step(StepReport {
             step: self.steps,

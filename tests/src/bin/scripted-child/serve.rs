@@ -81,7 +81,7 @@ impl Child {
         }
     }
 
-    pub fn say_hello(&mut self) {
+    pub fn send_hello(&mut self) {
         self.link.send_preamble();
         self.link.send(Event::Hello(self.hello()));
     }
@@ -96,14 +96,14 @@ impl Child {
         }
     }
 
-    pub fn say_progress(&mut self, percent: u64) {
+    pub fn send_progress(&mut self, percent: u64) {
         self.link.send(Event::LoadProgress {
             bytes_done: percent,
             bytes_total: 100,
         });
     }
 
-    pub fn say_ready(&mut self, order: &LoadOrder) {
+    pub fn send_ready(&mut self, order: &LoadOrder) {
         let max_running = self.script.max_running.min(order.max_running);
         self.script.max_running = max_running;
         let mut report = facts::ready_report(max_running, order.max_sequence_tokens);
@@ -120,7 +120,7 @@ impl Child {
         self.link.send(Event::Ready(Box::new(report)));
     }
 
-    pub fn say_goodbye(&mut self) -> ExitCode {
+    pub fn end(&mut self) -> ExitCode {
         self.link.send(Event::Goodbye);
         ExitCode::Clean
     }
@@ -132,7 +132,7 @@ impl Child {
                 Some(Command::Submit(submission)) => self.accept(*submission),
                 Some(Command::Cancel { request }) => self.cancel(request),
                 Some(Command::Shutdown) if self.script.ignore_shutdown => {}
-                Some(Command::Shutdown) => return self.say_goodbye(),
+                Some(Command::Shutdown) => return self.end(),
                 Some(
                     Command::Promote { .. }
                     | Command::CopyAhead { .. }
@@ -181,7 +181,7 @@ impl Child {
             let reason = FinishReason::Refused {
                 message: "an empty prompt".to_owned(),
             };
-            return self.say_finished(submission.request, reason);
+            return self.send_finished(submission.request, reason);
         }
         if self.requests.is_empty() {
             self.next_step = Instant::now();
@@ -198,11 +198,11 @@ impl Child {
 
     fn cancel(&mut self, request: RequestId) {
         if self.requests.remove(&request).is_some() {
-            self.say_finished(request, FinishReason::Cancelled);
+            self.send_finished(request, FinishReason::Cancelled);
         }
     }
 
-    pub fn say_finished(&mut self, request: RequestId, reason: FinishReason) {
+    pub fn send_finished(&mut self, request: RequestId, reason: FinishReason) {
         let finished = vec![Finished { request, reason }];
         self.steps += 1;
         self.link.send(Event::Step(StepReport {

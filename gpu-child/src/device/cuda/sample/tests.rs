@@ -250,10 +250,10 @@ impl Card {
     fn draw(&mut self, cases: &[Case], ranked: bool, broken: Option<usize>) -> Vec<u32> {
         let logits = self.put_all(0, cases, ranked, broken);
         self.launch(PinnedRows { slot: 1, first: 0 }, logits, cases);
-        self.told(1, cases.len())
+        self.drawn_tokens(1, cases.len())
     }
 
-    fn told(&mut self, slot: usize, rows: usize) -> Vec<u32> {
+    fn drawn_tokens(&mut self, slot: usize, rows: usize) -> Vec<u32> {
         self.context.synchronize("draws").expect("drawn");
         self.draws.drawn(slot, rows).collect()
     }
@@ -361,7 +361,7 @@ fn parts_of_a_step_keep_their_words() {
     for (place, logits, cases) in parts {
         card.launch(place, logits, cases);
     }
-    for (row, (case, drawn)) in step.iter().zip(card.told(1, 2 * PART)).enumerate() {
+    for (row, (case, drawn)) in step.iter().zip(card.drawn_tokens(1, 2 * PART)).enumerate() {
         let expected = sample(&mut case.logits.clone(), &case.work(), case.position);
         assert_eq!(drawn, expected.0, "row {row}: {:?}", case.sampling);
     }

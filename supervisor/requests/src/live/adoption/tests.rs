@@ -46,7 +46,7 @@ fn with_standby() -> Journal {
     journal
 }
 
-fn say(journal: &mut Journal, report: &StepReport) -> Result<(), Violation> {
+fn report(journal: &mut Journal, report: &StepReport) -> Result<(), Violation> {
     journal.requests.step(FIRST, report, journal.now)
 }
 
@@ -54,8 +54,8 @@ fn say(journal: &mut Journal, report: &StepReport) -> Result<(), Violation> {
 fn seal_two_pages(journal: &mut Journal) -> (RequestId, RequestStream) {
     let (id, stream) = journal.submit(request("a"));
     let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
-    say(journal, &step(&drawn, &[])).unwrap();
-    say(journal, &sealing(id, 0, &[1, 2])).unwrap();
+    report(journal, &step(&drawn, &[])).unwrap();
+    report(journal, &sealing(id, 0, &[1, 2])).unwrap();
     (id, stream)
 }
 
@@ -103,10 +103,10 @@ fn the_next_child_gets_the_pages_with_the_request_and_is_then_told_to_let_go() {
     let (id, _stream) = journal.submit(request("a"));
     let (waits, _other) = journal.submit(request("b"));
     // Two prompt tokens and two generated ones: four pages.
-    say(&mut journal, &step(&[(id, 0, 0), (id, 1, 0)], &[])).unwrap();
-    say(&mut journal, &sealing(id, 0, &[7, 8])).unwrap();
-    say(&mut journal, &sealing(id, 1, &[9, 5])).unwrap();
-    say(&mut journal, &sealing(waits, 0, &[3])).unwrap();
+    report(&mut journal, &step(&[(id, 0, 0), (id, 1, 0)], &[])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[7, 8])).unwrap();
+    report(&mut journal, &sealing(id, 1, &[9, 5])).unwrap();
+    report(&mut journal, &sealing(waits, 0, &[3])).unwrap();
     succeed(&mut journal);
     assert_eq!(
         given(&mut journal),
@@ -123,8 +123,8 @@ fn a_list_that_cannot_be_is_dropped() {
     // Limit: two prompt tokens, each in one page per group of layers.
     let too_many = [1; 2 * MAX_LAYER_GROUPS + 1];
     for (first, pages) in [(1, &[4][..]), (0, &too_many)] {
-        say(&mut journal, &sealing(id, 0, &[7])).unwrap();
-        say(
+        report(&mut journal, &sealing(id, 0, &[7])).unwrap();
+        report(
             &mut journal,
             &sealing(id, first + u32::from(first > 0), pages),
         )
@@ -139,7 +139,7 @@ fn each_token_may_lie_in_a_page_of_each_group_of_layers() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
     let pages = [1; 2 * MAX_LAYER_GROUPS];
-    say(&mut journal, &sealing(id, 0, &pages)).unwrap();
+    report(&mut journal, &sealing(id, 0, &pages)).unwrap();
     succeed(&mut journal);
     assert_eq!(given(&mut journal)[0], Some(pages.to_vec()));
 }
@@ -150,7 +150,7 @@ fn pages_of_a_request_that_is_not_there_are_a_violation() {
     let request = RequestId(99);
     let what = "pages";
     assert_eq!(
-        say(&mut journal, &sealing(request, 0, &[1])),
+        report(&mut journal, &sealing(request, 0, &[1])),
         Err(Violation::UnknownRequest { what, request })
     );
 }
@@ -160,17 +160,17 @@ fn pages_of_a_request_that_was_cancelled_are_nobody_s() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
     journal.requests.cancel(id, journal.now);
-    say(&mut journal, &sealing(id, 0, &[1])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[1])).unwrap();
     let left = step(&[], &[(id, FinishReason::Cancelled)]);
-    say(&mut journal, &left).unwrap();
-    assert!(say(&mut journal, &sealing(id, 0, &[1])).is_err());
+    report(&mut journal, &left).unwrap();
+    assert!(report(&mut journal, &sealing(id, 0, &[1])).is_err());
 }
 
 #[test]
 fn what_may_be_wrong_is_given_to_nobody() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
-    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     journal.requests.distrust(HEIR);
     journal.requests.distrust(FIRST);
     succeed(&mut journal);
@@ -181,8 +181,8 @@ fn what_may_be_wrong_is_given_to_nobody() {
 fn pages_that_a_request_has_given_up_are_given_to_nobody() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
-    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
-    say(&mut journal, &sealing(id, 0, &[])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[])).unwrap();
     succeed(&mut journal);
     assert_eq!(given(&mut journal), [None, Some(vec![])]);
 }
@@ -194,7 +194,7 @@ fn pages_of_another_child_than_the_one_that_may_be_adopted_from_are_not_given() 
         .requests
         .loads(HEIR, Generation(2), Some(kv_of(Generation(7))));
     let (id, _stream) = journal.submit(request("a"));
-    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     succeed(&mut journal);
     assert_eq!(given(&mut journal), [None, Some(vec![])]);
 }
@@ -207,7 +207,7 @@ fn a_suspect_computes_everything_itself() {
     bury(&mut journal);
     // A second death at the same place makes the request a suspect.
     journal.serve(FIRST);
-    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     succeed(&mut journal);
     bury(&mut journal);
     assert!(journal.requests.is_suspect(id));
@@ -218,7 +218,7 @@ fn a_suspect_computes_everything_itself() {
 fn the_kv_cache_is_kept_for_those_who_wait_for_the_burial() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
-    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     journal.requests.suspend(FIRST);
     journal.serve(HEIR);
     assert_eq!(given(&mut journal), [], "no submission and no release yet");
@@ -242,7 +242,7 @@ fn a_child_that_stands_by_is_told_of_each_whole_page_once() {
         (0, &[], &[]),
         (0, &[7, 8], &[7]),
     ] {
-        say(&mut journal, &sealing(id, first, pages)).unwrap();
+        report(&mut journal, &sealing(id, first, pages)).unwrap();
         assert_eq!(copied_ahead(&mut journal).concat(), expected);
     }
 }
@@ -259,7 +259,7 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
         if serves {
             journal.serve(HEIR);
         }
-        say(&mut journal, &sealing(id, 2, &[3, 4])).unwrap();
+        report(&mut journal, &sealing(id, 2, &[3, 4])).unwrap();
         let commands = journal.commands_of(HEIR);
         let is_told = |command: &Command| matches!(command, Command::CopyAhead { .. });
         assert!(!commands.iter().any(is_told), "{commands:?}");
@@ -274,14 +274,14 @@ fn the_child_behind_one_that_stood_by_is_told_of_no_pages_before_it_stands_by() 
     journal.requests.copies_ahead(HEIR);
     assert_eq!(copied_ahead(&mut journal), [[1]]);
     journal.requests.suspend(HEIR);
-    say(&mut journal, &sealing(id, 2, &[3])).unwrap();
+    report(&mut journal, &sealing(id, 2, &[3])).unwrap();
     assert!(
         copied_ahead(&mut journal).is_empty(),
         "no Load for this child yet"
     );
     let source = Some(kv_of(CHILD));
     journal.requests.loads(HEIR, Generation(3), source);
-    say(&mut journal, &sealing(id, 3, &[4])).unwrap();
+    report(&mut journal, &sealing(id, 3, &[4])).unwrap();
     assert!(copied_ahead(&mut journal).is_empty(), "the standby loads");
     journal.requests.copies_ahead(HEIR);
     assert_eq!(copied_ahead(&mut journal), [[1, 2, 3]]);
@@ -320,8 +320,8 @@ fn a_sibling_gets_the_pages_of_a_dead_child_and_everybody_lets_go_of_its_kv_cach
     let (id, _stream) = journal.submit(request("a"));
     let at = SIBLINGS.map(|seat| !journal.commands_of(seat).is_empty());
     assert_eq!(at, [true, false, false]);
-    say(&mut journal, &step(&[(id, 0, 0)], &[])).unwrap();
-    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    report(&mut journal, &step(&[(id, 0, 0)], &[])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     assert!(
         released_by(&mut journal, SIBLINGS[1]).is_empty(),
         "the child is alive"
@@ -360,8 +360,8 @@ fn a_child_that_was_not_given_a_kv_cache_gets_no_pages_of_it() {
         journal.serve(*seat);
     }
     let (id, _stream) = journal.submit(request("a"));
-    say(&mut journal, &step(&[(id, 0, 0)], &[])).unwrap();
-    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    report(&mut journal, &step(&[(id, 0, 0)], &[])).unwrap();
+    report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     journal.requests.suspend(FIRST);
     journal.requests.release(FIRST);
     let commands = journal.commands_of(SIBLINGS[1]);

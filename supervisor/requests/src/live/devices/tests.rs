@@ -32,7 +32,7 @@ fn given(journal: &mut Journal, seat: SeatId) -> Vec<RequestId> {
     commands.filter_map(submitted).collect()
 }
 
-fn tell(journal: &mut Journal, seat: SeatId, id: RequestId, index: u32) {
+fn draw(journal: &mut Journal, seat: SeatId, id: RequestId, index: u32) {
     let report = step(&[(id, index, 0)], &[]);
     journal.requests.step(seat, &report, journal.now).unwrap();
 }
@@ -64,7 +64,7 @@ fn a_stream_goes_on_at_once_with_a_child_of_its_kin_and_with_no_other() {
         let mut journal = journal(&kinds);
         let (id, _stream) = journal.submit(request("a"));
         assert_eq!(given(&mut journal, ONE), [id]);
-        tell(&mut journal, ONE, id, 0);
+        draw(&mut journal, ONE, id, 0);
         die(&mut journal, ONE);
         let expected = if goes_on { vec![id] } else { vec![] };
         assert_eq!(given(&mut journal, TWO), expected);
@@ -99,7 +99,7 @@ fn a_device_that_is_out_ends_only_streams_that_no_other_can_go_on_with() {
     let mut streams = [ONE, TWO, third].map(|seat| {
         let (id, stream) = journal.submit(new(seat));
         assert_eq!(given(&mut journal, seat), [id]);
-        tell(&mut journal, seat, id, 0);
+        draw(&mut journal, seat, id, 0);
         (id, stream)
     });
     streams
@@ -116,8 +116,8 @@ fn a_device_that_is_out_ends_only_streams_that_no_other_can_go_on_with() {
         panic!("{failed:?}");
     };
     assert!(failure.retriable);
-    tell(&mut journal, third, *one, 1);
-    tell(&mut journal, third, *three, 1);
+    draw(&mut journal, third, *one, 1);
+    draw(&mut journal, third, *three, 1);
     assert_eq!((events(first).len(), events(last).len()), (1, 1));
 }
 
@@ -125,9 +125,9 @@ fn a_device_that_is_out_ends_only_streams_that_no_other_can_go_on_with() {
 fn a_stream_whose_child_is_not_buried_yet_ends_when_it_is() {
     let mut journal = journal(&["a", "b"]);
     let (id, mut stream) = journal.submit(request("a"));
-    tell(&mut journal, ONE, id, 0);
+    draw(&mut journal, ONE, id, 0);
     let failure = strand(&mut journal, 0);
-    tell(&mut journal, ONE, id, 1);
+    draw(&mut journal, ONE, id, 1);
     assert_eq!(events(&mut stream).len(), 2, "late reports count");
     die(&mut journal, ONE);
     assert_eq!(events(&mut stream), [StreamEvent::Failed(failure)]);
@@ -137,7 +137,7 @@ fn a_stream_whose_child_is_not_buried_yet_ends_when_it_is() {
 fn a_stream_waits_for_a_device_that_comes_back() {
     let mut journal = journal(&["a", "b", "a"]);
     let (id, _stream) = journal.submit(request("a"));
-    tell(&mut journal, ONE, id, 0);
+    draw(&mut journal, ONE, id, 0);
     die(&mut journal, SeatId(4));
     die(&mut journal, ONE);
     strand(&mut journal, 0);
@@ -156,7 +156,7 @@ fn a_drained_child_gives_everything_back_and_it_goes_on_elsewhere() {
     let mut journal = journal(&["a", "a"]);
     let (id, _stream) = journal.submit(request("a"));
     given(&mut journal, ONE);
-    tell(&mut journal, ONE, id, 0);
+    draw(&mut journal, ONE, id, 0);
     journal.requests.withdraw(ONE);
     assert!(!journal.requests.is_withdrawn(ONE));
     let (other, _other) = journal.submit(request("b"));

@@ -20,7 +20,7 @@ fn read_body(body: &Value) -> Result<Vec<ChatMessage>, Vec<String>> {
     read_with(body, &ChatTerms::UNKNOWN)
 }
 
-fn said(role: &str, text: &str) -> ChatMessage {
+fn turn(role: &str, text: &str) -> ChatMessage {
     message(role, text.to_owned())
 }
 
@@ -66,18 +66,18 @@ fn a_conversation_of_blocks_is_what_templates_know() {
     let called = ChatMessage {
         reasoning: Some("Hm".to_owned()),
         tool_calls: vec![call],
-        ..said("assistant", "I look.")
+        ..turn("assistant", "I look.")
     };
     let result = ChatMessage {
         tool_call_id: Some("toolu_1".to_owned()),
-        ..said("tool", "2.")
+        ..turn("tool", "2.")
     };
     let expected = [
-        said("system", "Be short."),
-        said("user", "1+1?"),
+        turn("system", "Be short."),
+        turn("user", "1+1?"),
         called,
         result,
-        said("user", "So?"),
+        turn("user", "So?"),
     ];
     assert_eq!(read_body(&body).unwrap(), expected);
 }

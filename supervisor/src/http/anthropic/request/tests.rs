@@ -40,7 +40,7 @@ fn body(extra: &Value) -> String {
     body.to_string()
 }
 
-fn told(error: &ApiError) -> String {
+fn message_of(error: &ApiError) -> String {
     error.body(Dialect::Anthropic)["error"]["message"]
         .as_str()
         .unwrap()
@@ -52,7 +52,7 @@ fn read_with(extra: &Value) -> Result<MessagesRequest, String> {
     let mut fields = Fields::parse(&body, NAMES).unwrap();
     // The worker reads `model` earlier.
     fields.take("model");
-    read(fields, &limits(None), &terms()).map_err(|error| told(&error))
+    read(fields, &limits(None), &terms()).map_err(|error| message_of(&error))
 }
 
 fn settings(extra: &Value) -> Vec<(String, TemplateSetting)> {
@@ -141,7 +141,7 @@ fn a_request_that_only_counts_has_the_same_prompt() {
     let more = body(&json!({}));
     let fields = Fields::parse(&more, COUNT_NAMES).unwrap();
     let wrong = read_counted(fields, &limits(None), &terms()).unwrap_err();
-    assert_eq!(told(&wrong), "max_tokens is no field of this request");
+    assert_eq!(message_of(&wrong), "max_tokens is no field of this request");
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn piece(number: usize, text: &str) -> Piece {
 }
 
 /// Rest of the stream of these pieces, for a client that has the first `known` ones.
-fn told(pieces: &[String], known: usize, reason: StopReason) -> String {
+fn stream_of(pieces: &[String], known: usize, reason: StopReason) -> String {
     let (mut render, mut out) = (render(), Vec::new());
     if known == 0 {
         render.begin(&mut out);
@@ -150,11 +150,11 @@ proptest! {
     ) {
         let text: String = TEXT.chars().take(end % (TEXT.chars().count() + 1)).collect();
         let pieces = cut(&text, &places);
-        let stream = told(&pieces, 0, reason);
+        let stream = stream_of(&pieces, 0, reason);
         prop_assert_eq!(fold(&events(&stream)), whole(&text, reason));
 
         let known = known.min(pieces.len());
-        let rest = told(&pieces, known, reason);
+        let rest = stream_of(&pieces, known, reason);
         prop_assert!(stream.ends_with(&rest));
         // The events of `known` pieces end with the last id before the rest.
         let had = events(&stream[..stream.len() - rest.len()]);
@@ -170,7 +170,7 @@ proptest! {
 #[test]
 fn a_stream_has_the_api_s_events_in_their_order() {
     let pieces = ["<think>Hm</think>".to_owned(), "So.".to_owned()];
-    let stream = told(&pieces, 0, StopReason::Eos);
+    let stream = stream_of(&pieces, 0, StopReason::Eos);
     let events = events(&stream);
     let names: Vec<&str> = events
         .iter()

@@ -47,7 +47,7 @@ fn completion(stop_reason: StopReason) -> Completion {
     }
 }
 
-fn tell(header: &Header, pieces: &[Piece], known: usize, reason: StopReason) -> String {
+fn stream_of(header: &Header, pieces: &[Piece], known: usize, reason: StopReason) -> String {
     let mut events = Events::new(header.clone(), 0);
     let mut out = Vec::new();
     if known == 0 {
@@ -166,7 +166,7 @@ fn the_tokens_of_a_text_have_their_log_probabilities_and_those_of_thoughts_and_c
         "<think>Hm</think>I a <to b <tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>";
     let pieces = listed(pieces(text, 3));
     let header = header(PARSING, true);
-    let told = read(&tell(&header, &pieces, 0, StopReason::Eos));
+    let told = read(&stream_of(&header, &pieces, 0, StopReason::Eos));
     let whole = whole(&header, &pieces, StopReason::Eos);
     let [grown, done] = added_up(&told);
     assert_eq!(json!(grown), whole["output"]);
@@ -186,7 +186,7 @@ fn the_tokens_of_a_text_have_their_log_probabilities_and_those_of_thoughts_and_c
 #[test]
 fn a_stream_has_the_events_of_openai_in_their_order() {
     let text = "<think>H</think>I<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>";
-    let told = tell(
+    let told = stream_of(
         &header(PARSING, true),
         &pieces(text, 1000),
         0,
@@ -234,7 +234,7 @@ fn a_stream_has_the_events_of_openai_in_their_order() {
     let usage = &events.last().unwrap()["response"]["usage"];
     assert_eq!(usage["total_tokens"], 12);
     assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], 1);
-    let cut = read(&tell(
+    let cut = read(&stream_of(
         &header(PARSING, true),
         &pieces(text, 9),
         0,
@@ -279,10 +279,10 @@ fn a_failure_in_the_middle_is_the_last_event_and_has_what_was_told() {
 fn a_stream_goes_on_with_the_same_bytes_behind_what_the_client_has() {
     for chars in [1, 4, 30] {
         let (header, pieces) = (header(PARSING, true), pieces(TEXT, chars));
-        let all = tell(&header, &pieces, 0, StopReason::Eos);
+        let all = stream_of(&header, &pieces, 0, StopReason::Eos);
         let mut before = all.len() + 1;
         for known in 1..=pieces.len() {
-            let rest = tell(&header, &pieces, known, StopReason::Eos);
+            let rest = stream_of(&header, &pieces, known, StopReason::Eos);
             assert!(all.ends_with(&rest), "{known}: {rest}");
             assert!(rest.len() <= before, "{known}");
             before = rest.len();
@@ -294,7 +294,7 @@ fn a_stream_goes_on_with_the_same_bytes_behind_what_the_client_has() {
 #[test]
 fn a_client_is_told_what_is_behind_the_last_event_that_it_has() {
     let (header, pieces) = (header(PARSING, true), pieces(TEXT, 4));
-    let all = tell(&header, &pieces, 0, StopReason::Eos);
+    let all = stream_of(&header, &pieces, 0, StopReason::Eos);
     let events: Vec<&str> = all.split_inclusive("\n\n").collect();
     for from in 0..=events.len() {
         let mut rest = Events::new(header.clone(), from as u64);
@@ -344,7 +344,7 @@ proptest! {
             true => StopReason::MaxTokens,
             false => StopReason::Eos,
         };
-        let events = read(&tell(&header, &pieces, 0, reason));
+        let events = read(&stream_of(&header, &pieces, 0, reason));
         let whole = whole(&header, &pieces, reason);
         prop_assert_eq!(&events.last().unwrap()["response"], &whole);
         for output in added_up(&events) {

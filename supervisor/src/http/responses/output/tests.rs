@@ -35,7 +35,7 @@ fn output(text: &str, chars: usize, reason: StopReason, only_one_call: bool) -> 
     output
 }
 
-fn told(output: &Output) -> Vec<(&'static str, &str, Status)> {
+fn items_of(output: &Output) -> Vec<(&'static str, &str, Status)> {
     let kind = |item: &Item| match item.kind {
         Kind::Reasoning => "thought",
         Kind::Text => "text",
@@ -52,7 +52,7 @@ fn each_thought_text_and_call_is_an_item_in_the_order_of_writing() {
     for chars in [1, 2, 5, 1000] {
         let output = output(TEXT, chars, StopReason::Eos, false);
         assert_eq!(
-            told(&output),
+            items_of(&output),
             [
                 ("thought", "Hm", Status::Completed),
                 ("text", "I look.", Status::Completed),
@@ -84,11 +84,11 @@ fn what_is_cut_is_not_whole() {
         (at(" 1}"), ("call", "{\"x\":", Status::Incomplete)),
     ] {
         let output = output(text, 1, StopReason::MaxTokens, false);
-        assert_eq!(told(&output).last(), Some(&last));
+        assert_eq!(items_of(&output).last(), Some(&last));
     }
     // The model ended the answer, so a text is complete but a call is not.
     let ended = |text| {
-        told(&output(text, 1, StopReason::Eos, false))
+        items_of(&output(text, 1, StopReason::Eos, false))
             .last()
             .map(|it| it.2)
     };
@@ -100,12 +100,12 @@ fn what_is_cut_is_not_whole() {
 fn without_parallel_calls_those_behind_the_first_are_left_out() {
     for chars in [1, 1000] {
         let output = output(TEXT, chars, StopReason::Eos, true);
-        let kinds: Vec<_> = told(&output).iter().map(|it| it.0).collect();
+        let kinds: Vec<_> = items_of(&output).iter().map(|it| it.0).collect();
         assert_eq!(kinds, ["thought", "text", "call", "text"]);
     }
     let more = format!("{TEXT}More.");
     let output = output(&more, 3, StopReason::Eos, true);
-    assert_eq!(told(&output).last().map(|it| it.1), Some("And.More."));
+    assert_eq!(items_of(&output).last().map(|it| it.1), Some("And.More."));
 }
 
 #[test]

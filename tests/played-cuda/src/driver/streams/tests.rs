@@ -7,7 +7,7 @@ fn stream() -> (Arc<Stream>, &'static Health) {
     (Stream::start(health).expect("a thread"), health)
 }
 
-fn saying(number: u32, to: &Sender<u32>) -> Work {
+fn sending(number: u32, to: &Sender<u32>) -> Work {
     let to = to.clone();
     Arc::new(move || {
         let _ = to.send(number);
@@ -37,7 +37,7 @@ fn work_is_done_in_order_while_the_host_goes_on() {
     let (said, says) = channel();
     stream.add(work).unwrap();
     for number in 0..100 {
-        stream.add(saying(number, &said)).unwrap();
+        stream.add(sending(number, &said)).unwrap();
     }
     let end = stream.end().unwrap();
     assert!(!stream.is_past(end));
@@ -71,7 +71,7 @@ fn streams_do_not_wait_for_each_other() {
     let other = Stream::start(health).unwrap();
     let (_hold, work) = held();
     one.add(work).unwrap();
-    other.add(saying(1, &said)).unwrap();
+    other.add(sending(1, &said)).unwrap();
     other.wait(other.end().unwrap()).unwrap();
     assert_eq!(says.try_recv(), Ok(1));
 }
@@ -83,7 +83,7 @@ fn a_recording_is_done_when_it_is_put_in_again() {
     stream.begin_recording().unwrap();
     assert!(stream.begin_recording().is_err());
     for number in 0..3 {
-        stream.add(saying(number, &said)).unwrap();
+        stream.add(sending(number, &said)).unwrap();
     }
     assert!(stream.end().is_err(), "waiting would be for ever");
     let recorded = stream.end_recording().unwrap();
@@ -106,7 +106,7 @@ fn after_a_failure_nothing_is_done_and_nobody_waits() {
     let lost = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
     stream.add(work).unwrap();
     stream.add(failing(lost)).unwrap();
-    stream.add(saying(1, &said)).unwrap();
+    stream.add(sending(1, &said)).unwrap();
     stream
         .add(failing(CUresult::CUDA_ERROR_LAUNCH_FAILED))
         .unwrap();
@@ -117,7 +117,7 @@ fn after_a_failure_nothing_is_done_and_nobody_waits() {
     assert!(event.is_reached());
     assert!(says.try_recv().is_err());
     for stream in [&stream, &other] {
-        assert_eq!(stream.add(saying(2, &said)), Err(lost));
+        assert_eq!(stream.add(sending(2, &said)), Err(lost));
         assert_eq!(stream.begin_recording(), Err(lost));
         assert_eq!(stream.wait(stream.end().unwrap()), Err(lost));
     }

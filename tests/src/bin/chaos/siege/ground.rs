@@ -54,7 +54,7 @@ impl Ground {
     }
 
     /// Description for the report.
-    pub fn told(&self) -> &'static str {
+    pub fn description(&self) -> &'static str {
         match self.small_disk {
             Some(_) => "Trace and crash reports went to a disk of 1 MiB.",
             None => "No small disk could be mounted: full disks were LEFT OUT.",

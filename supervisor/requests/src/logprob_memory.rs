@@ -18,35 +18,35 @@ const OF_LIKELY_TOKEN: u64 = 64;
 
 /// Number of reserved bytes.
 #[derive(Debug, Default)]
-pub struct ToldPrompts(Arc<AtomicU64>);
+pub struct LogprobMemory(Arc<AtomicU64>);
 
 /// Reservation of a request, released on drop.
 #[derive(Debug)]
-pub struct ToldRoom {
+pub struct LogprobReservation {
     of: Arc<AtomicU64>,
     bytes: u64,
 }
 
-impl ToldPrompts {
+impl LogprobMemory {
     /// Number of free bytes.
     pub fn left(&self) -> u64 {
         MOST_BYTES.saturating_sub(self.0.load(Ordering::Relaxed))
     }
 
     /// Reserves `bytes`, even beyond the limit. `None` for zero bytes.
-    pub fn take(&self, bytes: u64) -> Option<ToldRoom> {
+    pub fn take(&self, bytes: u64) -> Option<LogprobReservation> {
         if bytes == 0 {
             return None;
         }
         self.0.fetch_add(bytes, Ordering::Relaxed);
-        Some(ToldRoom {
+        Some(LogprobReservation {
             of: Arc::clone(&self.0),
             bytes,
         })
     }
 }
 
-impl Drop for ToldRoom {
+impl Drop for LogprobReservation {
     fn drop(&mut self) {
         self.of.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -54,19 +54,19 @@ impl Drop for ToldRoom {
 
 impl NewRequest {
     /// Estimated bytes for the log probabilities of the prompt. 0 if they are not requested.
-    pub fn told_bytes(&self) -> u64 {
-        told_bytes(self.echo.and(self.logprobs), self.prompt.len())
+    pub fn prompt_logprob_bytes(&self) -> u64 {
+        prompt_logprob_bytes(self.echo.and(self.logprobs), self.prompt.len())
     }
 }
 
 impl Record {
-    /// See [`NewRequest::told_bytes`].
-    pub fn told_bytes(&self) -> u64 {
-        told_bytes(self.echo.and(self.logprobs), self.prompt.len())
+    /// See [`NewRequest::prompt_logprob_bytes`].
+    pub fn prompt_logprob_bytes(&self) -> u64 {
+        prompt_logprob_bytes(self.echo.and(self.logprobs), self.prompt.len())
     }
 }
 
-fn told_bytes(top: Option<u8>, tokens: usize) -> u64 {
+fn prompt_logprob_bytes(top: Option<u8>, tokens: usize) -> u64 {
     let of_each = top.map_or(0, |top| OF_TOKEN + OF_LIKELY_TOKEN * u64::from(top));
     of_each.saturating_mul(tokens as u64)
 }
@@ -91,7 +91,7 @@ mod tests {
                 prompt,
                 ..request("a")
             };
-            asked.told_bytes()
+            asked.prompt_logprob_bytes()
         };
         assert_eq!(of(None, Some(20)), 0);
         assert_eq!(of(Some(0), None), 0);
@@ -104,11 +104,11 @@ mod tests {
 
     #[test]
     fn the_longest_prompt_of_usual_models_fits() {
-        assert!(told_bytes(Some(20), 131_072) <= MOST_BYTES);
+        assert!(prompt_logprob_bytes(Some(20), 131_072) <= MOST_BYTES);
     }
 
     /// Request with a seventh of the memory.
-    fn telling(job_id: &str) -> NewRequest {
+    fn with_prompt_logprobs(job_id: &str) -> NewRequest {
         NewRequest {
             prompt: vec![TokenId(0); 24_000],
             echo: Some(0),
@@ -120,7 +120,11 @@ mod tests {
     #[test]
     fn prompts_that_are_told_share_memory_until_their_records_are_gone() {
         let registry = Registry::new(100, 0, Duration::ZERO);
-        let admit = |job: &str| registry.admit(&[telling(job)]).map(|mut all| all.remove(0));
+        let admit = |job: &str| {
+            registry
+                .admit(&[with_prompt_logprobs(job)])
+                .map(|mut all| all.remove(0))
+        };
         let rooms: Vec<_> = (0..7).map(|n| admit(&n.to_string()).unwrap()).collect();
         let refusal = admit("8").unwrap_err();
         assert!(
@@ -144,7 +148,9 @@ mod tests {
     #[test]
     fn what_would_never_have_room_is_no_matter_of_time() {
         let registry = Registry::new(100, 0, Duration::ZERO);
-        let parts: Vec<_> = (0..8).map(|n| telling(&n.to_string())).collect();
+        let parts: Vec<_> = (0..8)
+            .map(|n| with_prompt_logprobs(&n.to_string()))
+            .collect();
         let refusal = registry.admit(&parts).unwrap_err();
         assert!(matches!(refusal, Refusal::TellsTooMuch { .. }), "{refusal}");
         assert_eq!(refusal.code(), ErrorCode::InvalidRequest);
