@@ -113,7 +113,7 @@ impl Deaths {
             let is_excused = disturbed && death.label != PROTOCOL_VIOLATION;
             if !is_excused && !kinds.iter().any(fits) {
                 violations.push(format!(
-                    "child {generation} was told {kinds:?} and died of {}: {}{}",
+                    "child {generation} had faults {kinds:?} and died of {}: {}{}",
                     death.label, death.words, death.stands
                 ));
             }
