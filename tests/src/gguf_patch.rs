@@ -37,7 +37,7 @@ pub fn with_chat_template(model: &Path, template: &str, to: &Path) -> io::Result
 /// less, and whose text means nothing.
 ///
 /// # Errors
-/// The file cannot be read or written, or is no GGUF with layers.
+/// The file cannot be read or written, or is no GGUF with as many layers.
 pub fn with_layers(model: &Path, layers: u32, to: &Path) -> io::Result<()> {
     let bytes = fs::read(model)?;
     let header = parse(&bytes).map_err(io::Error::other)?;
@@ -50,6 +50,9 @@ pub fn with_layers(model: &Path, layers: u32, to: &Path) -> io::Result<()> {
     let count = count.ok_or_else(|| missing("layers"))?;
     // Behind a key is the type of its value.
     let value = position(count) + count.len() + size_of::<u32>();
+    if header.u32(count).map_err(io::Error::other)? < Some(layers) {
+        return Err(missing(&format!("{layers} layers")));
+    }
     out[value..value + size_of::<u32>()].copy_from_slice(&layers.to_le_bytes());
     let is_kept = |name: &str| layer_of(name).is_none_or(|layer| layer < layers);
     let kept = header.tensors().iter().filter(|it| is_kept(it.name));
@@ -125,6 +128,7 @@ mod tests {
             }
         }
         assert!(layers > 1, "{layers} layers");
+        assert!(with_layers(&from, layers + 1, &to).is_err());
     }
 
     #[test]

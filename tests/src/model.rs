@@ -1,9 +1,11 @@
 //! Paths of the real model, and of the Python with the oracles.
 
 use crate::gguf_patch::with_layers;
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::{env, fs, process};
+use std::{env, fs};
 
 /// Variable with another model file.
 pub const MODEL_VARIABLE: &str = "WORKER_ORCD_MODEL";
@@ -31,24 +33,27 @@ pub fn real_model() -> PathBuf {
 /// Layers of [`shallow_model`].
 const SHALLOW_LAYERS: u32 = 6;
 
-/// The first layers of [`real_model`], for tests in which its text needs no meaning: streams, deaths, replays and limits
-/// are those of the whole model, and a token takes a third of the time.
+/// The first layers of [`real_model`], for tests in which its text needs no meaning: they compare the model with itself,
+/// and fewer layers compute faster.
 #[must_use]
 pub fn shallow_model() -> PathBuf {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(make_shallow_model).clone()
 }
 
-/// Makes the file beside the test program, once for all programs.
+/// Makes the file beside the test program, unless it is newer than program and model.
 fn make_shallow_model() -> PathBuf {
     let model = real_model();
-    let bytes = fs::metadata(&model).expect("the model is there").len();
     let program = env::current_exe().expect("a program has a path");
-    let name = format!("shallow-{SHALLOW_LAYERS}-of-{bytes}.gguf");
-    let path = program.with_file_name(name);
-    if !path.is_file() {
-        // Another test program makes it too, perhaps now.
-        let unfinished = path.with_extension(process::id().to_string());
+    let name = model.file_name().expect("a file has a name");
+    let path = program.with_file_name(name).with_extension("shallow.gguf");
+    // Another test program must not replace the file under a worker of this one.
+    let lock = File::create(path.with_extension("lock")).expect("a folder of ours");
+    let _turn = Flock::lock(lock, FlockArg::LockExclusive).expect("a lock of ours");
+    let changed = |path: &Path| fs::metadata(path).and_then(|it| it.modified()).ok();
+    if changed(&path) <= changed(&program).max(changed(&model)) {
+        // A program that is killed leaves no half of it.
+        let unfinished = path.with_extension("unfinished");
         with_layers(&model, SHALLOW_LAYERS, &unfinished).expect("a copy with fewer layers");
         fs::rename(&unfinished, &path).expect("both are in one folder");
     }

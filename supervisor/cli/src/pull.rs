@@ -95,7 +95,7 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
     };
     let errand = Errand {
         child: child_program(arguments),
-        tell: Box::new(|news| eprintln!("{news}")),
+        on_news: Box::new(|news| eprintln!("{news}")),
         retries: None,
         transfer: Transfer::default(),
     };

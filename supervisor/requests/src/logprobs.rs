@@ -351,7 +351,7 @@ mod tests {
         use crate::progress::Skip;
         let mut journal = Journal::serving();
         let (id, mut stream) = journal.submit(wanting(&[]));
-        stream.has_delivered(1);
+        stream.mark_delivered(1);
         let report = report_of(id, 0, &[0, 1, 0], 2);
         journal.requests.step(SEAT, &report, journal.now).unwrap();
         assert_eq!(stream.position().delivered(), [Skip::Pieces(1)]);

@@ -57,7 +57,7 @@ impl RequestStream {
     }
 
     /// Notes that the first `pieces` pieces were delivered to the client, or are irrevocably sent.
-    pub fn has_delivered(&self, pieces: u32) {
+    pub fn mark_delivered(&self, pieces: u32) {
         self.record.progress.lock().skip(Skip::Pieces(pieces));
     }
 

@@ -89,7 +89,7 @@ impl Job {
     }
 
     /// Marks the end as logged and counted by another supervisor.
-    pub fn was_told(&mut self) {
+    pub fn mark_logged(&mut self) {
         self.ended = true;
     }
 

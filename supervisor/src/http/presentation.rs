@@ -298,7 +298,7 @@ mod tests {
         }
         let end = step(&[], &[(id, FinishReason::MaxTokens)]);
         journal.requests.step(SEAT, &end, journal.now).unwrap();
-        stream.has_delivered(1);
+        stream.mark_delivered(1);
         let accepted = Accepted {
             stream,
             job: Job::begin(Arc::clone(&app), "job".to_owned(), String::new()),

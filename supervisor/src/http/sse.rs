@@ -224,7 +224,7 @@ impl<R: Render> Source for One<R> {
                 StreamEvent::Text(piece) => {
                     has_text = true;
                     self.render.text(&piece, out);
-                    self.stream.has_delivered(piece.number + 1);
+                    self.stream.mark_delivered(piece.number + 1);
                 }
                 StreamEvent::Finished(completion) => {
                     ended = true;
@@ -421,7 +421,7 @@ mod tests {
             let report = step(&[(id, index, 0)], &[]);
             journal.requests.step(SEAT, &report, journal.now).unwrap();
         }
-        stream.has_delivered(700);
+        stream.mark_delivered(700);
         stream.give_known();
         let job = Job::begin(app, "job".to_owned(), String::new());
         let mut body = EventBody::new(One::new(stream, job, Numbers::default()));

@@ -20,7 +20,7 @@ pub struct Errand {
     /// The child's program, which alone reads downloaded files.
     pub child: PathBuf,
     /// Receives progress.
-    pub tell: Box<dyn Fn(News) + Send>,
+    pub on_news: Box<dyn Fn(News) + Send>,
     /// Resumptions in a row without a new byte, after a transfer broke off. `None`: no resumption; the next call
     /// continues.
     pub retries: Option<u32>,
@@ -165,7 +165,7 @@ impl fmt::Debug for Errand {
 
 impl Errand {
     pub(super) fn report(&self, news: News) {
-        (self.tell)(news);
+        (self.on_news)(news);
     }
 
     /// SHA-256 of a file, in hexadecimal digits.

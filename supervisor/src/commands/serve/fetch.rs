@@ -103,7 +103,7 @@ fn get(
     tracing::info!(model = name, directory = %directory.display(), "model_fetch");
     let errand = Errand {
         child,
-        tell: Box::new(move |news| {
+        on_news: Box::new(move |news| {
             // The receiver may be gone.
             let _ = words.send(news.to_string());
             log(&news);

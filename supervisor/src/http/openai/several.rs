@@ -91,7 +91,7 @@ impl Choice {
         self.tokens_out = Some(completion.tokens_out);
         self.cached_tokens = completion.cached_tokens;
         if self.known.covers(self.pieces, completion.tokens_out) {
-            self.job.was_told();
+            self.job.mark_logged();
         } else {
             self.job.finished(completion);
             self.chunks.finish(completion, out);
@@ -138,7 +138,7 @@ impl Source for Choices {
                     return true;
                 }
             };
-            self.streams.parts()[index].has_delivered(told);
+            self.streams.parts()[index].mark_delivered(told);
         }
         self.events = events;
         let (Some(tokens_out), Some(any)) = (self.tokens_out(), self.choices.first()) else {
@@ -209,7 +209,7 @@ mod tests {
         let streams = [first, second].into_iter().zip(known);
         let accepted = streams.map(|(stream, known)| {
             if let Skip::Pieces(pieces) = known {
-                stream.has_delivered(pieces);
+                stream.mark_delivered(pieces);
             }
             stream.give_known();
             let name = stream.job_id().to_owned();
