@@ -117,8 +117,14 @@ class Family:
 # --- vocabularies ---
 
 
+@functools.cache
+def metadata_of(model):
+    """Metadata of a file. The library takes seconds for a vocabulary."""
+    return gguf.GGUFReader(model).fields
+
+
 def smollm2(model):
-    fields = gguf.GGUFReader(model).fields
+    fields = metadata_of(model)
 
     def contents(key):
         return fields[f"tokenizer.ggml.{key}"].contents()
@@ -290,7 +296,7 @@ def fields_of(message):
 
 
 def of_file(model):
-    return gguf.GGUFReader(model).fields["tokenizer.chat_template"].contents()
+    return metadata_of(model)["tokenizer.chat_template"].contents()
 
 
 def collected(name):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import gguf
 import numpy as np
 
+import gguf_writer
 import llama_cpp
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
@@ -199,7 +200,7 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0, vocabu
     rng = np.random.default_rng(seed)
     n_vocab = len(vocabulary.tokens) if vocabulary else N_VOCAB
     routers = Routers(variant, seed, n_vocab) if variant.experts_used else None
-    writer = gguf.GGUFWriter(str(path), variant.architecture, split_max_tensors=tensors_a_file)
+    writer = gguf_writer.Writer(str(path), variant.architecture, split_max_tensors=tensors_a_file)
     # Not the variant's: llama.cpp treats the vocabulary of a model called phi3 specially.
     writer.add_name(vocabulary.model_name if vocabulary else "tiny random")
     _hyperparameters(writer, variant, n_vocab, context)

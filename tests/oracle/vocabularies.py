@@ -7,6 +7,7 @@ from collections import Counter
 import gguf
 
 import families
+import gguf_writer
 import prose
 
 # Every name of supervisor/text/src/pre_tokenizer.rs.
@@ -16,6 +17,9 @@ PRE_TOKENIZERS = [
     "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe",
     "qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "gpt-4o", "llama4", "falcon", "tekken",
 ]  # fmt: skip
+
+# Name in the file that all others are made of.
+PLACEHOLDER = "name-of-a-pre-tokenizer"
 
 
 # Of these families; the others have the same vocabulary as one of them, or less of it.
@@ -27,7 +31,7 @@ def write_real(folder, model):
     for name, make in REAL.items():
         vocabulary = make(model)
         path = folder / f"{name}.gguf"
-        writer = gguf.GGUFWriter(str(path), "llama")
+        writer = gguf_writer.Writer(str(path), "llama")
         writer.add_name(vocabulary.model_name)
         vocabulary.write(writer)
         _finish(writer)
@@ -36,10 +40,12 @@ def write_real(folder, model):
 
 def write_all(folder, model):
     """Yields (name, path) of each file as it is written."""
-    tokens, kinds, merges = byte_level_vocabulary(model)
+    template = folder / "template.gguf"
+    write_byte_level(template, PLACEHOLDER, *byte_level_vocabulary(model))
+    before, after = template.read_bytes().split(gguf_writer.packed(PLACEHOLDER))
     for pre in PRE_TOKENIZERS:
         path = folder / f"{pre}.gguf"
-        write_byte_level(path, pre, tokens, kinds, merges)
+        path.write_bytes(before + gguf_writer.packed(pre) + after)
         yield pre, path
     for name in ("sentencepiece", "gemma"):
         path = folder / f"{name}.gguf"
@@ -71,7 +77,7 @@ def byte_level_vocabulary(model):
 
 
 def write_byte_level(path, pre, tokens, kinds, merges):
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf_writer.Writer(str(path), "llama")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
@@ -109,7 +115,7 @@ def write_sentence_piece(path, like_gemma):
     kinds = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * len(controls) + [gguf.TokenType.BYTE] * 256
     kinds += [gguf.TokenType.USER_DEFINED] * len(own) + [gguf.TokenType.NORMAL] * (len(singles) + len(common))
 
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf_writer.Writer(str(path), "llama")
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)

@@ -1,6 +1,6 @@
-//! Private copy of the real model, which a test may change.
+//! Private copy of the shallow model, which a test may change.
 
-use crate::model::real_model;
+use crate::model::shallow_model;
 use crate::worker::Worker;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -20,11 +20,11 @@ pub struct ModelCopy {
 
 impl ModelCopy {
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "it copies a hundred megabytes")]
+    #[expect(clippy::new_without_default, reason = "it copies 45 megabytes")]
     pub fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("model.gguf");
-        fs::copy(real_model(), &path).expect("there is room for a copy");
+        fs::copy(shallow_model(), &path).expect("there is room for a copy");
         Self { dir, path }
     }
 
@@ -36,7 +36,7 @@ impl ModelCopy {
     /// Renames a file with the same header and other weights over it.
     pub fn replace_by_other_weights(&self) {
         let other = self.dir.path().join("other.gguf");
-        fs::copy(real_model(), &other).expect("there is room for a copy");
+        fs::copy(shallow_model(), &other).expect("there is room for a copy");
         edit_weights(&other);
         fs::rename(&other, &self.path).expect("both are ours");
     }
@@ -72,6 +72,6 @@ fn edits(bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
             (start as u64, other)
         })
         .collect();
-    assert!(edits.len() > 10, "{} matrices are edited", edits.len());
+    assert!(edits.len() > 5, "{} matrices are edited", edits.len());
     edits
 }

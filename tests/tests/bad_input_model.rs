@@ -166,13 +166,13 @@ fn a_model_larger_than_memory_names_required_and_available() {
 
 #[test]
 fn a_cache_larger_than_memory_names_required_and_available() {
-    let worker = Worker::real().arg("--kv-cache-size", "65536GiB");
+    let worker = Worker::shallow().arg("--kv-cache-size", "65536GiB");
     worker.ends_with(INSUFFICIENT_MEMORY, &["required", "available", "cpu"]);
 }
 
 #[test]
 fn a_cache_smaller_than_a_page_is_told_from_too_little_memory() {
-    let worker = Worker::real().arg("--kv-cache-size", "1KiB");
+    let worker = Worker::shallow().arg("--kv-cache-size", "1KiB");
     let words = ["the KV cache ordered on cpu", "1024 available"];
     worker.ends_with(INSUFFICIENT_MEMORY, &words);
 }
@@ -180,7 +180,7 @@ fn a_cache_smaller_than_a_page_is_told_from_too_little_memory() {
 /// The first obstacle is reported: kernels are useless without a driver.
 #[test]
 fn a_device_that_is_not_there_is_a_clear_sentence_and_a_number() {
-    let worker = Worker::real().arg("--device", "cuda:99");
+    let worker = Worker::shallow().arg("--device", "cuda:99");
     let log = worker.ends_with(DEVICE_UNAVAILABLE, &["no such device", "cuda:99"]);
     let has_driver = Path::new("/proc/driver/nvidia/version").exists();
     assert!(has_driver || log.contains("no CUDA driver"), "{log}");

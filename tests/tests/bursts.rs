@@ -66,13 +66,13 @@ fn outlives_twelve_kills(builder: WorkerBuilder, calm: &[String]) {
 #[test]
 fn twelve_kills_as_soon_as_tokens_flow_again_cost_no_stream_a_byte() {
     let calm: Vec<_> = {
-        let worker = Worker::real().start();
+        let worker = Worker::shallow().start();
         let streams = Bystander::new(worker.client(), body()).in_company(STREAMS);
         let streams = streams.begin_all().into_iter();
         streams.map(|it| it.end().0).collect()
     };
-    outlives_twelve_kills(Worker::real(), &calm);
-    outlives_twelve_kills(Worker::real().flag("--standby"), &calm);
+    outlives_twelve_kills(Worker::shallow(), &calm);
+    outlives_twelve_kills(Worker::shallow().flag("--standby"), &calm);
 }
 
 /// Only requests prove that these children deliver: without them the worker ends at the sixth death.

@@ -55,7 +55,9 @@ fn path(file: &NamedTempFile) -> &str {
 #[test]
 fn a_question_through_a_pipe_is_answered_as_the_api_answers_it() {
     let (right, wrong) = (key_file("right"), key_file("wrong"));
-    let worker = Worker::real().arg("--api-key-file", path(&right)).start();
+    let worker = Worker::shallow()
+        .arg("--api-key-file", path(&right))
+        .start();
     let client = worker.client().with_key("right");
     let question = "Why is the sky blue?\nIn one word.";
     let system = json!({"role": "system", "content": "Be short."});
@@ -87,7 +89,7 @@ fn a_question_through_a_pipe_is_answered_as_the_api_answers_it() {
 
 #[test]
 fn a_conversation_at_a_terminal_goes_on() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let (first, second) = ("Name a colour.", "And another?");
     let user = |text: &str| json!({"role": "user", "content": text});

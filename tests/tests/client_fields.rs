@@ -165,7 +165,7 @@ fn a_call_that_was_cut_is_shown_as_far_as_it_is_whole() {
 
 #[test]
 fn an_answer_that_is_begun_goes_on_with_the_same_text() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let user = json!({"role": "user", "content": "Tell me a story."});
     let beginning = "In a forest";
@@ -193,7 +193,7 @@ fn an_answer_that_is_begun_goes_on_with_the_same_text() {
 
 #[test]
 fn a_gbnf_grammar_is_followed_and_a_wrong_one_refused_by_name() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let user = json!([{"role": "user", "content": "Is water wet?"}]);
     let grammar = "root ::= word (\", \" word)* \".\"\nword ::= \"yes\" | \"no\"\n";
@@ -217,7 +217,7 @@ fn a_gbnf_grammar_is_followed_and_a_wrong_one_refused_by_name() {
 
 #[test]
 fn an_answer_is_held_by_each_host_s_own_field() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let schema = json!({
         "type": "object", "properties": {"answer": {"type": "boolean"}}, "required": ["answer"],

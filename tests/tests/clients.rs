@@ -11,9 +11,6 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
-use std::thread;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use worker_orcd_tests::gguf_patch::with_chat_template;
 use worker_orcd_tests::model::{real_model, repository_root};
@@ -120,9 +117,6 @@ const KM: std::ops::RangeInclusive<u64> = 1..=9999;
 /// Token limits of the snippets.
 const TOKENS: std::ops::RangeInclusive<u32> = 1..=60;
 
-/// 4 min: most clients take seconds to import, and other tests may run beside these.
-const PATIENCE: Duration = Duration::from_secs(240);
-
 #[test]
 fn each_snippet_of_the_page_has_a_check_and_each_check_a_snippet() {
     let on_page = named(&on_page());
@@ -186,24 +180,45 @@ impl Ground {
         }
     }
 
-    /// Runs the snippets of these names, two at a time: a client computes little beside its worker.
+    /// Runs the snippets of these names: programs of Python by `run_snippets.py`, others in a shell.
     fn insist(&self, checks: Vec<(&str, Check)>) {
         let page = on_page();
-        let (left, failures) = (Mutex::new(checks), Mutex::new(Vec::new()));
-        let work = || {
-            while let Some((name, check)) = take(&left) {
-                let snippet = page.iter().find(|it| it.name == name);
-                let snippet = snippet.unwrap_or_else(|| panic!("{name} is not on the page"));
-                if let Err(why) = self.try_snippet(snippet, check) {
-                    failures.lock().expect("nobody panics").push(why);
-                }
-            }
-        };
-        thread::scope(|scope| {
-            let both = [scope.spawn(work), scope.spawn(work)];
-            both.into_iter().for_each(|it| it.join().expect("no panic"));
+        let (shell, python): (Vec<_>, Vec<_>) = checks.into_iter().partition(|(name, _)| {
+            let snippet = page.iter().find(|it| it.name == *name);
+            let snippet = snippet.unwrap_or_else(|| panic!("{name} is not on the page"));
+            let code = snippet
+                .code
+                .replace("localhost:8080", &self.worker.to_string());
+            fs::write(self.path(name), code).expect("the folder is ours");
+            snippet.code.starts_with("# llm-")
         });
-        let failures = failures.into_inner().expect("nobody panics");
+        let run_snippets = repository_root().join("tests/clients/run_snippets.py");
+        let mut interpreter = Command::new(environment().join("bin/python"));
+        interpreter.arg(run_snippets);
+        interpreter.args(python.iter().map(|(name, _)| self.path(name)));
+        let ended = self.output(&mut interpreter);
+        print!("{ended}");
+        let mut ended_well: Vec<_> = python
+            .iter()
+            .map(|(name, _)| ended.contains(&format!("{} 0 ", self.path(name).display())))
+            .collect();
+        for (name, _) in &shell {
+            let [out, err] = self.outputs(name);
+            let mut command = Command::new("/bin/sh");
+            self.prepare(command.arg(self.path(name)));
+            command.stdout(File::create(out).expect("the folder is ours"));
+            command.stderr(File::create(err).expect("the folder is ours"));
+            ended_well.push(command.status().expect("a shell starts").success());
+        }
+        let mut failures = Vec::new();
+        for ((name, check), is_well) in python.iter().chain(&shell).zip(ended_well) {
+            let [out, err] = self
+                .outputs(name)
+                .map(|path| fs::read_to_string(path).unwrap_or_default());
+            if !is_well || !check(&out) {
+                failures.push(format!("{name}: {out}\n{err}"));
+            }
+        }
         assert!(failures.is_empty(), "{}", failures.join("\n\n"));
         let caller = self.proxy.accept().map_err(|error| error.kind());
         assert!(
@@ -212,32 +227,21 @@ impl Ground {
         );
     }
 
-    fn try_snippet(&self, snippet: &Snippet, check: Check) -> Result<(), String> {
-        let started = Instant::now();
-        let path = self.home.path().join(&snippet.name);
-        let code = snippet
-            .code
-            .replace("localhost:8080", &self.worker.to_string());
-        fs::write(&path, code).expect("the folder is ours");
-        let program = match snippet.code.starts_with("# llm-") {
-            true => PathBuf::from("/bin/sh"),
-            false => environment().join("bin/python"),
-        };
-        let (told, complained) = (path.with_extension("out"), path.with_extension("err"));
-        let mut command = Command::new(program);
-        command.arg(&path).current_dir(self.home.path());
-        self.prepare(&mut command);
-        command
-            .stdout(File::create(&told).expect("the folder is ours"))
-            .stderr(File::create(&complained).expect("the folder is ours"));
-        let is_well = ends_well(&mut command);
-        let out = fs::read_to_string(told).expect("UTF-8");
-        println!("{}: {:.1} s", snippet.name, started.elapsed().as_secs_f64());
-        if is_well && check(&out) {
-            return Ok(());
-        }
-        let errors = fs::read_to_string(complained).unwrap_or_default();
-        Err(format!("{}: {out}\n{errors}", snippet.name))
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// Files with standard output and standard error of a snippet.
+    fn outputs(&self, name: &str) -> [PathBuf; 2] {
+        [".out", ".err"].map(|suffix| self.path(&format!("{name}{suffix}")))
+    }
+
+    fn output(&self, command: &mut Command) -> String {
+        self.prepare(command);
+        let ended = command.output().expect("it starts");
+        let errors = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success(), "{}: {errors}", ended.status);
+        String::from_utf8(ended.stdout).expect("UTF-8")
     }
 
     /// Variables of the page, and those that keep a client away from other hosts.
@@ -256,6 +260,7 @@ impl Ground {
             .env("OPENAI_API_KEY", "any")
             .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
             .env("LLM_USER_PATH", home)
+            .current_dir(home)
             .env("PYTHONUTF8", "1")
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("NO_PROXY", "127.0.0.1");
@@ -263,10 +268,6 @@ impl Ground {
             command.env(scheme, &proxy);
         }
     }
-}
-
-fn take<T>(left: &Mutex<Vec<T>>) -> Option<T> {
-    left.lock().expect("nobody panics").pop()
 }
 
 fn environment() -> PathBuf {
@@ -278,21 +279,6 @@ fn environment() -> PathBuf {
         folder.display()
     );
     folder
-}
-
-/// Whether it exits successfully.
-fn ends_well(command: &mut Command) -> bool {
-    let mut child = command.spawn().expect("it starts");
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
-        if let Some(status) = child.try_wait().expect("our own child") {
-            return status.success();
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    child.kill().expect("our own child");
-    child.wait().expect("our own child");
-    false
 }
 
 /// Text, and then the number of its tokens.

@@ -31,7 +31,7 @@ fn assert_each_thread(pid: u32, name: &str, expected: &str) {
 #[test]
 fn each_thread_of_each_child_is_confined_and_no_interpreter_gains_privileges() {
     const FILTERED: &str = "2";
-    let worker = Worker::real().flag("--standby").start();
+    let worker = Worker::shallow().flag("--standby").start();
     wait::until("the standby to be ready", || {
         let standby = worker.client().health()["standby"].clone();
         (standby["state"] == "standing_by").then_some(())
@@ -55,7 +55,7 @@ fn each_thread_of_each_child_is_confined_and_no_interpreter_gains_privileges() {
 
 #[test]
 fn a_child_that_is_not_to_be_confined_is_not() {
-    let worker = Worker::real().arg("--child-confinement", "off").start();
+    let worker = Worker::shallow().arg("--child-confinement", "off").start();
     let child = worker.child_pid().expect("a child serves");
     assert_each_thread(child, "NoNewPrivs", "0");
     assert_each_thread(child, "Seccomp", "0");

@@ -48,7 +48,7 @@ fn a_model_larger_than_the_group_is_refused_before_the_kernel_kills() {
 
 #[test]
 fn without_a_limit_it_is_the_machines_memory_that_is_told() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let vram = worker.client().health()["vram"].clone();
     // Or that of a group that contains this test.
     let bound = vram["bound"].as_str().expect("a bound");

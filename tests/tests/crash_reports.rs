@@ -37,7 +37,7 @@ fn kill_mid_stream(worker: &Worker) -> u32 {
 #[test]
 fn a_killed_child_leaves_a_report_that_tells_what_it_was_doing() {
     let directory = TempDir::new().expect("a temporary directory");
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--crash-dir", directory.path().display())
         .start();
     let client = worker.client();
@@ -104,7 +104,7 @@ fn a_killed_child_leaves_a_report_that_tells_what_it_was_doing() {
 #[test]
 fn health_and_metrics_point_at_the_last_report() {
     let directory = TempDir::new().expect("a temporary directory");
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--crash-dir", directory.path().display())
         .start();
     kill_mid_stream(&worker);
@@ -137,7 +137,7 @@ fn health_and_metrics_point_at_the_last_report() {
 fn reports_survive_the_supervisor_within_their_bound() {
     let directory = TempDir::new().expect("a temporary directory");
     let start = || {
-        Worker::real()
+        Worker::shallow()
             .arg("--crash-dir", directory.path().display())
             .arg("--max-crash-reports", 2)
             .start()
@@ -168,7 +168,7 @@ fn reports_survive_the_supervisor_within_their_bound() {
 #[test]
 fn a_dismissed_child_leaves_none() {
     let directory = TempDir::new().expect("a temporary directory");
-    let mut worker = Worker::real()
+    let mut worker = Worker::shallow()
         .arg("--crash-dir", directory.path().display())
         .start();
     worker.signal(Signal::SIGTERM);

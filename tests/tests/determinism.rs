@@ -84,7 +84,7 @@ fn beside_fifteen_others(client: &Client, body: &Value) -> Vec<String> {
 
 #[test]
 fn alone_and_beside_fifteen_others_the_bytes_are_the_same() {
-    let worker = Worker::real().arg("--max-running", 16).start();
+    let worker = Worker::shallow().arg("--max-running", 16).start();
     let client = worker.client();
     for (n, mut body) in subjects().into_iter().enumerate() {
         body["prompt"] = json!(long_prompt(n));
@@ -107,7 +107,7 @@ fn alone_and_beside_fifteen_others_the_bytes_are_the_same() {
 /// A counter that is reset with a child would look like a restart to Prometheus.
 #[test]
 fn what_the_prefix_cache_saved_adds_up_over_children() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let mut body = subjects().remove(0);
     body["prompt"] = json!(long_prompt(0));
@@ -136,8 +136,8 @@ fn what_the_prefix_cache_saved_adds_up_over_children() {
 
 #[test]
 fn another_process_with_other_threads_and_chunks_gives_the_same_bytes() {
-    let reference = Worker::real().arg("--threads", 1).start();
-    let other = Worker::real()
+    let reference = Worker::shallow().arg("--threads", 1).start();
+    let other = Worker::shallow()
         .arg("--threads", 2)
         .arg("--prefill-chunk", 7)
         .start();
@@ -149,7 +149,7 @@ fn another_process_with_other_threads_and_chunks_gives_the_same_bytes() {
 
 #[test]
 fn the_seed_that_was_generated_repeats_the_stream() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let mut body = json!({ "prompt": PROMPT, "max_tokens": 24, "temperature": 1.0 });
     let first = worker.client().execute(&named(body.clone())).transcript();
     body["seed"] = first.events[0].json()["seed"].clone();

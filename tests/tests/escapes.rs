@@ -18,7 +18,7 @@ fn tempted() -> WorkerBuilder {
             let (kind, position) = (kind.name(), tokens + 2);
             format!("{kind}@generation=1,prompt-tokens={tokens},position={position}")
         });
-    Worker::real()
+    Worker::shallow()
         .faults(&rules.collect::<Vec<_>>().join(";"))
         .arg("--max-restart-delay", "50ms")
 }

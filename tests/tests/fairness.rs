@@ -83,7 +83,7 @@ fn wait_for_load(worker: &Worker, requests: u64) {
 
 fn real_worker() -> WorkerBuilder {
     // A repeated prompt is computed again.
-    Worker::real().flag("--no-prefix-cache")
+    Worker::shallow().flag("--no-prefix-cache")
 }
 
 #[test]

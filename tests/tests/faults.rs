@@ -12,7 +12,7 @@ use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder, wai
 
 /// Worker with short deadlines, so that hangs are detected soon.
 fn failing(faults: &str) -> WorkerBuilder {
-    Worker::real()
+    Worker::shallow()
         .faults(faults)
         .arg("--heartbeat-timeout", "1s")
         .arg("--step-timeout", "2s")
@@ -131,7 +131,7 @@ fn a_step_that_never_ends_leaves_word_where_it_stands() {
 /// The hanging child has half of them. Its deadlines are longer than the test.
 #[test]
 fn streams_leave_a_child_that_hangs_before_it_is_given_up() {
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--device", "cpu,cpu")
         .arg("--threads", 1)
         .arg("--kv-cache-size", "96MiB")

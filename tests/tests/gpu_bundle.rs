@@ -60,7 +60,6 @@ fn models_with_random_weights_answer_with_text() {
 fn every_shape_answers_a_chat_in_its_own_template() {
     for (shape, kind, experts) in [
         ("0.5b", "Q4_K_M", None),
-        ("7b", "Q4_K_M", None),
         ("8b", "Q4_K_M", None),
         ("30b-a3b", "Q4_K_M", Some("16")),
         ("30b-a3b", "MXFP4_MOE", Some("16")),

@@ -84,7 +84,7 @@ fn watched(worker: &Worker, over: &AtomicBool) -> u64 {
 #[test]
 fn grammars_of_each_family_are_answered_beside_streams_that_keep_their_bytes() {
     let _turn = alone();
-    let worker = Worker::real().arg("--max-running", 8).start();
+    let worker = Worker::shallow().arg("--max-running", 8).start();
     let client = worker.client();
     let alone: Vec<Value> = (0..4).map(|seed| whole(&client, &free(seed))).collect();
     let hostile: Vec<_> = siege(7, 80)
@@ -127,7 +127,7 @@ fn thread_named(pid: u32, name: &str) -> Thread {
 #[test]
 fn what_grammars_cost_gives_way_to_streams() {
     let _turn = alone();
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let child = worker.child_pid().expect("a child serves");
     // The cost of its masks grows with every token.
@@ -191,7 +191,7 @@ fn endless() -> Value {
 #[test]
 fn a_grammar_that_takes_too_long_is_known_when_its_client_comes_back() {
     let _turn = alone();
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let body = held(endless(), 2);
     let ask = || {

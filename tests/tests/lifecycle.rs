@@ -207,7 +207,7 @@ fn a_child_does_not_outlive_its_parent() {
 
 #[test]
 fn the_real_child_does_not_outlive_its_parent() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let child = worker.child_pid().unwrap();
     let mut stream = worker.client().execute(&request("Once upon a time", 500));
     stream.wait_for("token");
@@ -219,7 +219,7 @@ fn the_real_child_does_not_outlive_its_parent() {
 
 #[test]
 fn the_real_child_drains_and_leaves_nothing() {
-    let mut worker = Worker::real().start();
+    let mut worker = Worker::shallow().start();
     let child = worker.child_pid().unwrap();
     let mut body = request("Once upon a time", 16);
     body["temperature"] = json!(0.0);
@@ -278,7 +278,7 @@ fn deaths_leak_no_descriptors_and_no_zombies() {
 /// The kernel blocks a process of several threads when it enlarges this table.
 #[test]
 fn supervisor_and_child_have_room_for_their_descriptors_from_the_beginning() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let child = worker.child_pid().expect("a child serves");
     let (_, limit) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     for (pid, most) in [(worker.pid(), 2048), (child, 1024)] {

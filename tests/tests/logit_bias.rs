@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use worker_orcd_tests::Worker;
 use worker_orcd_tests::client::Client;
 use worker_orcd_tests::disturbed::Disturbance;
-use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::model::shallow_model;
 use worker_orcd_tests::oracle;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -188,7 +188,7 @@ fn a_prompt_that_nobody_has_sent_has_no_cached_tokens() {
 fn biased_tokens_equal_llama_cpp_s() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let plain = folder.path().join("plain.gguf");
-    let model = real_model();
+    let model = shallow_model();
     oracle::run(
         "logit_bias.py",
         &["write".as_ref(), model.as_os_str(), plain.as_os_str()],

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::thread;
 use worker_orcd_tests::client::Client;
 use worker_orcd_tests::disturbed::Disturbance;
-use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::model::shallow_model;
 use worker_orcd_tests::oracle;
 use worker_orcd_tests::wait::until;
 use worker_orcd_tests::{Script, Worker};
@@ -96,7 +96,7 @@ fn streamed_and_whole_list_the_same() {
 
 #[test]
 fn the_real_model_s_tokens_are_its_text_and_its_offsets_their_places() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     streamed_is_whole(&client, &chat(), &completion());
 
@@ -133,12 +133,12 @@ fn the_real_model_s_tokens_are_its_text_and_its_offsets_their_places() {
 
 #[test]
 fn neither_neighbours_nor_threads_nor_chunks_nor_a_prefix_change_a_bit() {
-    let alone = Worker::real().arg("--threads", 1).start();
+    let alone = Worker::shallow().arg("--threads", 1).start();
     let expected = whole(&alone.client(), COMPLETIONS, &completion());
     // The second time its prompt's pages are cached.
     assert_eq!(whole(&alone.client(), COMPLETIONS, &completion()), expected);
     drop(alone);
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--threads", 2)
         .arg("--prefill-chunk", 5)
         .arg("--max-running", 8)
@@ -163,7 +163,7 @@ fn neither_neighbours_nor_threads_nor_chunks_nor_a_prefix_change_a_bit() {
 /// Penalties and temperature change the drawn token, and not the reported probabilities.
 #[test]
 fn they_are_the_model_s_own_whatever_the_draw_is_made_with() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let first = |extra: Value| {
         let mut body = completion();
@@ -194,7 +194,7 @@ fn they_are_the_model_s_own_whatever_the_draw_is_made_with() {
 
 #[test]
 fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     for (path, mut body) in [(CHAT, chat()), (COMPLETIONS, completion())] {
         // Long enough for a disturbance in the middle.
@@ -228,7 +228,7 @@ fn response_events(events: impl Iterator<Item = String>) -> Vec<Value> {
 
 #[test]
 fn a_response_lists_what_a_chat_lists_and_a_death_changes_no_byte() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let chat = json!({
         "messages": [{"role": "user", "content": "Tell a long story of a caf\u{e9} by a river."}],
@@ -276,7 +276,7 @@ fn long_prompt() -> Value {
 
 #[test]
 fn an_answer_begins_with_its_prompt_streamed_and_whole() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let text = "A river \u{e9} <|im_start|>";
     let ids = client.post("/tokenize", &json!({"prompt": text})).json()["tokens"].clone();
@@ -328,7 +328,7 @@ fn an_answer_begins_with_its_prompt_streamed_and_whole() {
 
 #[test]
 fn a_prompt_s_are_those_of_the_same_tokens_when_they_were_drawn() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let mut body = completion();
     body["temperature"] = json!(0);
@@ -367,7 +367,7 @@ fn a_prompt_s_are_those_of_the_same_tokens_when_they_were_drawn() {
 
 #[test]
 fn a_prompt_s_are_told_once_with_the_same_bytes_whatever_dies_in_its_middle() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let mut body = long_prompt();
     let expected = streamed(&client, COMPLETIONS, &body);
@@ -392,7 +392,7 @@ fn a_prompt_s_are_told_once_with_the_same_bytes_whatever_dies_in_its_middle() {
 
 #[test]
 fn prompts_that_are_told_have_so_much_memory_and_wait_for_it_by_name() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let telling = |prompts: usize, tokens: usize, stream: bool| {
         let prompts = vec![vec![1; tokens]; prompts];
@@ -437,7 +437,7 @@ fn prompts_that_are_told_have_so_much_memory_and_wait_for_it_by_name() {
 fn they_equal_llama_cpp_s() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let plain = folder.path().join("plain.gguf");
-    let model = real_model();
+    let model = shallow_model();
     oracle::run(
         "logprobs.py",
         &["write".as_ref(), model.as_os_str(), plain.as_os_str()],

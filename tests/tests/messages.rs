@@ -184,7 +184,7 @@ fn a_death_and_an_upgrade_in_the_middle_change_no_byte() {
 
 #[test]
 fn a_real_model_says_what_it_says_to_chat_and_a_killed_child_changes_no_byte() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let mut body = json!({
         "max_tokens": 60, "temperature": 0, "messages": [{"role": "user", "content": "Tell me a story."}],

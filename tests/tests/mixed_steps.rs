@@ -17,7 +17,7 @@ const STREAM_TOKENS: u32 = 300;
 
 fn worker() -> WorkerBuilder {
     // A repeated prompt is computed again.
-    Worker::real().flag("--no-prefix-cache")
+    Worker::shallow().flag("--no-prefix-cache")
 }
 
 fn stream() -> Value {

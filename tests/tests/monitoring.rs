@@ -27,7 +27,7 @@ fn page(name: &str) -> String {
 
 /// Worker on the CPU with a standby, after its streams moved to another child once.
 fn bereaved() -> Worker {
-    let worker = Worker::real().flag("--standby").start();
+    let worker = Worker::shallow().flag("--standby").start();
     let body = json!({"prompt": "Tell me of the sea.", "max_tokens": 300, "temperature": 0.7,
                       "seed": 3, "ignore_eos": true});
     wait_for_standby(&worker);

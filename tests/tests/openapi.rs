@@ -18,7 +18,7 @@ const SEED_VARIABLE: &str = "OPENAPI_TEST_SEED";
 const MAX_PROMPT_CHARS: u32 = 1000;
 
 fn with_keys(keys: &NamedTempFile) -> WorkerBuilder {
-    Worker::real()
+    Worker::shallow()
         .arg("--api-key-file", keys.path().display())
         .arg("--pooling", "last")
 }

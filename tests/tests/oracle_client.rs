@@ -3,14 +3,14 @@
 
 use serde_json::{Value, json};
 use std::fs;
-use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::model::shallow_model;
 use worker_orcd_tests::oracle;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Script, Worker, wait};
 
 #[test]
 fn the_openai_package_holds_a_streamed_chat() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let url = format!("http://{}", worker.client().address);
     oracle::run("openai_client.py", &[url.as_ref()]);
 }
@@ -59,7 +59,7 @@ fn prometheus_own_client_reads_both_forms_of_the_metrics() {
 fn every_streamed_token_is_derived_again_from_the_trace() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let trace = folder.path().join("trace.jsonl");
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--trace-logits", trace.display())
         .arg("--trace-values", 1_000_000)
         .start();
@@ -75,7 +75,7 @@ fn every_streamed_token_is_derived_again_from_the_trace() {
     oracle::run(
         "rederive.py",
         &[
-            real_model().as_os_str(),
+            shallow_model().as_os_str(),
             trace.as_os_str(),
             path.as_os_str(),
         ],

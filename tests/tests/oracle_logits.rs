@@ -16,14 +16,18 @@ static MACHINE: Mutex<()> = Mutex::new(());
 
 const ORCD_LOGITS: &str = env!("CARGO_BIN_EXE_orcd-logits");
 
-/// Runs a comparison of the real model, with the flag `fewer` unless [`LONG_VARIABLE`] is set.
-fn with_fewer(script: &str, fewer: [&str; 2]) {
+/// Runs a comparison of the real model, with the flags `fewer` unless [`LONG_VARIABLE`] is set.
+fn with_fewer(script: &str, fewer: &[&str]) {
     let model = real_model();
     let mut arguments = vec![model.as_os_str(), ORCD_LOGITS.as_ref()];
-    if std::env::var_os(LONG_VARIABLE).is_none() {
-        arguments.extend(fewer.map(OsStr::new));
+    if !is_long() {
+        arguments.extend(fewer.iter().map(OsStr::new));
     }
     oracle::run(script, &arguments);
+}
+
+fn is_long() -> bool {
+    std::env::var_os(LONG_VARIABLE).is_some()
 }
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -33,7 +37,11 @@ fn alone() -> MutexGuard<'static, ()> {
 #[test]
 fn every_architecture_and_tensor_type_agrees_with_llama_cpp() {
     let _machine = alone();
-    oracle::run("architectures.py", &[ORCD_LOGITS.as_ref()]);
+    let mut arguments = vec![OsStr::new(ORCD_LOGITS)];
+    if is_long() {
+        arguments.push("--every".as_ref());
+    }
+    oracle::run("architectures.py", &arguments);
 }
 
 /// A refusal names the missing feature.
@@ -54,11 +62,11 @@ fn models_with_random_weights_are_llama_cpps_too() {
 #[test]
 fn greedy_tokens_equal_llama_cpp() {
     let _machine = alone();
-    with_fewer("greedy.py", ["--steps", "24"]);
+    with_fewer("greedy.py", &["--steps", "10", "--unrounded", "10"]);
 }
 
 #[test]
 fn perplexity_equals_llama_cpp() {
     let _machine = alone();
-    with_fewer("perplexity.py", ["--windows", "4"]);
+    with_fewer("perplexity.py", &["--windows", "2"]);
 }

@@ -19,7 +19,7 @@ fn descriptors(of: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_thread_of_the_child_has_a_socket_to_itself_and_nothing_else() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let child = worker.child_pid().expect("a child serves");
     let process = PathBuf::from(format!("/proc/{child}"));
     let threads = entries(&process.join("task")).into_iter();

@@ -66,7 +66,7 @@ fn it_shows_state_memory_and_streams_and_a_chat_that_outlives_its_child() {
         return;
     };
     let markup = "<img src=x onerror=alert(1)>";
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--served-model-name", markup)
         .arg("--max-tokens-out", 200)
         .start();

@@ -120,7 +120,7 @@ fn is_sum(text: &str) -> bool {
 
 #[test]
 fn each_way_to_hold_an_answer_holds_it_whole_and_streamed() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let lark = "start: term \"+\" term \"+\" term\nterm: \"1\" | \"22\" | \"\\\"x\\\"\"";
     type Way = (Value, fn(&str) -> bool);
@@ -166,7 +166,7 @@ fn each_way_to_hold_an_answer_holds_it_whole_and_streamed() {
 
 #[test]
 fn any_object_is_one_and_a_cut_answer_says_so() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let object = json!({"response_format": {"type": "json_object"}, "temperature": 0});
     let choice = whole(&client, CHAT, &chat(&object));
@@ -188,9 +188,9 @@ fn any_object_is_one_and_a_cut_answer_says_so() {
 
 #[test]
 fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
-    let words = json!({"structured_outputs": {"regex": "([a-z]{2,7} ){60}end"}, "max_tokens": 600});
+    let words = json!({"structured_outputs": {"regex": "([a-z]{2,7} ){30}end"}, "max_tokens": 600});
     for (path, body) in [(CHAT, chat(&words)), (COMPLETIONS, completion(&words))] {
         let expected = streamed(&client, path, &body);
         assert!(
@@ -209,7 +209,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
 
 #[test]
 fn neighbours_without_a_grammar_have_the_bytes_that_they_have_alone() {
-    let worker = Worker::real().arg("--max-running", 8).start();
+    let worker = Worker::shallow().arg("--max-running", 8).start();
     let client = worker.client();
     let free = |seed: u32| chat(&json!({"seed": seed, "max_tokens": 40}));
     let held = chat(&json!({"response_format": format(&place())}));
@@ -269,7 +269,7 @@ fn assert_is_answered(name: &str, answer: &Response) {
 
 #[test]
 fn hostile_grammars_cost_their_own_request_at_most() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let free = chat(&json!({"max_tokens": 30}));
     let alone = whole(&client, CHAT, &free);
@@ -292,7 +292,7 @@ fn hostile_grammars_cost_their_own_request_at_most() {
 
 #[test]
 fn a_schema_that_cannot_be_followed_is_refused_by_keyword() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let schema = json!({"type": "object", "unevaluatedProperties": false});
     let body = chat(&json!({"response_format": format(&schema)}));

@@ -9,7 +9,7 @@ use worker_orcd_tests::{Client, Script, Worker, wait};
 
 #[test]
 fn they_say_what_llama_cpp_s_server_says() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let url = format!("http://{}", worker.client().address);
     oracle::run("texts.py", &[url.as_ref(), real_model().as_os_str()]);
 }
@@ -33,7 +33,7 @@ fn vllm_s_names_are_understood_and_its_fields_answered() {
 
 #[test]
 fn tokens_of_a_text_without_end_are_refused_and_a_long_text_is_counted() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let body = long_text(&client, 16 << 20);
     let answer = client.post("/detokenize", &body);
@@ -57,7 +57,7 @@ fn long_text(client: &Client, bytes: usize) -> Value {
 
 #[test]
 fn an_answer_that_nobody_reads_takes_room_until_its_client_is_gone() {
-    let worker = Worker::real().start();
+    let worker = Worker::shallow().start();
     let client = worker.client();
     let body = long_text(&client, 10 << 20);
     let ask = || client.post("/detokenize", &body).status;

@@ -19,7 +19,7 @@ fn lines(path: &std::path::Path) -> Vec<Value> {
 fn every_generated_token_has_a_line_of_logits_and_greedy_takes_the_largest() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
-    let worker = Worker::real()
+    let worker = Worker::shallow()
         .arg("--trace-logits", path.display())
         .arg("--trace-values", 1_000_000)
         .start();
@@ -91,7 +91,9 @@ fn a_trace_that_goes_on_after_a_restart_numbers_no_request_twice() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
     for _ in 0..2 {
-        let worker = Worker::real().arg("--trace-logits", path.display()).start();
+        let worker = Worker::shallow()
+            .arg("--trace-logits", path.display())
+            .start();
         worker.assert_serves();
     }
     let lines = lines(&path);
