@@ -63,7 +63,7 @@ pub use shape::{Company, StepShape};
 use std::collections::VecDeque;
 use thiserror::Error;
 use worker_orcd_ipc::{
-    Began, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId,
+    Began, Counters, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId,
 };
 
 /// Errors that only a defective supervisor or device causes.
@@ -108,13 +108,7 @@ pub struct Scheduler {
     /// Number of matchers requested so far.
     tickets: u64,
     seals: Seals,
-    prefix_hit_tokens: u64,
-    prompt_tokens: u64,
-    generated_tokens: u64,
-    adopted_tokens: u64,
-    changed_pages: u64,
-    mixed_steps: u64,
-    mixed_prompt_tokens: u64,
+    counters: Counters,
 }
 
 impl Scheduler {
@@ -136,13 +130,7 @@ impl Scheduler {
             wishes: Vec::new(),
             tickets: 0,
             seals: Seals::default(),
-            prefix_hit_tokens: 0,
-            prompt_tokens: 0,
-            generated_tokens: 0,
-            adopted_tokens: 0,
-            changed_pages: 0,
-            mixed_steps: 0,
-            mixed_prompt_tokens: 0,
+            counters: Counters::default(),
         }
     }
 
@@ -232,8 +220,8 @@ impl Scheduler {
     pub fn launched(&mut self) {
         let shape = self.planned_shape();
         if shape.decoding > 0 && shape.prompt_tokens > 0 {
-            self.mixed_steps += 1;
-            self.mixed_prompt_tokens += shape.prompt_tokens as u64;
+            self.counters.mixed_steps += 1;
+            self.counters.mixed_prompt_tokens += shape.prompt_tokens as u64;
         }
         let parts = self.running.iter_mut().zip(self.planned.drain(..));
         let shares = parts.filter(|(_, tokens)| *tokens > 0);
@@ -382,7 +370,7 @@ impl Scheduler {
         };
         if let Some(row) = drawn {
             sequence.learn(row.token, &self.limits);
-            self.generated_tokens += 1;
+            self.counters.generated_tokens += 1;
             self.wishes
                 .extend(sequence.next_wish(row.token, &self.limits));
         }

@@ -1,5 +1,6 @@
 //! Events from a child to the supervisor.
 
+use crate::counters::Counters;
 use crate::encoded::Encoded;
 use crate::fault::Fault;
 use crate::fd_passing::WeightsManifest;
@@ -93,27 +94,14 @@ pub struct Heartbeat {
     pub memory: MemoryReport,
 }
 
-/// Gauges and counters of the scheduler. Counters are since the child's start.
+/// Gauges and counters of the scheduler.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
     pub running: u32,
     pub waiting: u32,
     pub kv_used_tokens: u64,
-    /// Prompt tokens found in the prefix cache. A counter.
-    pub prefix_hit_tokens: u64,
-    /// A counter.
-    pub prompt_tokens: u64,
-    /// A counter.
-    pub generated_tokens: u64,
-    /// Tokens of adopted pages, which were not computed again. A counter.
-    pub adopted_tokens: u64,
-    /// Pages refused for adoption because their checksum differs from the sealed one. A counter.
-    pub changed_pages: u64,
-    /// Steps with both decoded and prompt tokens. A counter.
-    pub mixed_steps: u64,
-    /// Prompt tokens of these steps. A counter.
-    pub mixed_prompt_tokens: u64,
-    /// Time budget of the next such step in microseconds. `None` before the time of decoding is measured.
+    pub counters: Counters,
+    /// Time budget of the next step with both decoded and prompt tokens, in microseconds. `None` before the time of decoding is measured.
     pub step_budget_us: Option<u32>,
 }
 

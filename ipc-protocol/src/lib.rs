@@ -26,6 +26,7 @@
 
 pub mod codec;
 pub mod command;
+pub mod counters;
 pub mod encoded;
 pub mod event;
 pub mod fault;
@@ -49,6 +50,7 @@ pub use command::{
     Command, ConversationState, DeviceSelector, LoadOrder, MAX_LOGIT_BIASES, ModelFile, Role,
     Sampling, Submission, TraceOrder,
 };
+pub use counters::Counters;
 pub use encoded::Encoded;
 pub use event::{
     Began, ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,

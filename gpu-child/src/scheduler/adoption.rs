@@ -182,7 +182,7 @@ impl Scheduler {
         let page_tokens = geometry.page_tokens as usize;
         for page in adoption.pages_mut().filter(|page| !page.is_here) {
             page.is_here = intact.next() == Some(true);
-            self.changed_pages += u64::from(!page.is_here);
+            self.counters.changed_pages += u64::from(!page.is_here);
         }
         let Adoption {
             mut blocks,
@@ -236,7 +236,7 @@ impl Scheduler {
             let epoch = self.cache.epoch(copy.to);
             self.seals.learn(Contents { part, epoch }, copy.checksum);
         }
-        self.adopted_tokens += u64::from(block.tokens);
+        self.counters.adopted_tokens += u64::from(block.tokens);
     }
 
     /// Releases the adopted partial blocks of waiting requests, to make room. True if there were any.

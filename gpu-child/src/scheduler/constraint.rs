@@ -171,7 +171,7 @@ impl Scheduler {
             if is_over || sequence.outgrows(&self.cache) {
                 break;
             }
-            self.generated_tokens += 1;
+            self.counters.generated_tokens += 1;
             self.forced.push(sequence.take(*token, &self.limits));
         }
     }

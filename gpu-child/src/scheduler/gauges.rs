@@ -11,13 +11,7 @@ impl Scheduler {
             running: self.running.len() as u32,
             waiting: self.waiting.len() as u32,
             kv_used_tokens: geometry.tokens_in(self.cache.used_pages()),
-            prefix_hit_tokens: self.prefix_hit_tokens,
-            prompt_tokens: self.prompt_tokens,
-            generated_tokens: self.generated_tokens,
-            adopted_tokens: self.adopted_tokens,
-            changed_pages: self.changed_pages,
-            mixed_steps: self.mixed_steps,
-            mixed_prompt_tokens: self.mixed_prompt_tokens,
+            counters: self.counters,
             // Set by the pacer, which measures time.
             step_budget_us: None,
         }

@@ -79,8 +79,8 @@ impl Scheduler {
                 request: sequence.request,
                 cached_tokens,
             });
-            self.prompt_tokens += sequence.prompt_len() as u64;
-            self.prefix_hit_tokens += u64::from(cached_tokens);
+            self.counters.prompt_tokens += sequence.prompt_len() as u64;
+            self.counters.prefix_hit_tokens += u64::from(cached_tokens);
         }
         sequence.passed_by = None;
         self.ask_for_first_mask(&mut sequence);

@@ -335,7 +335,7 @@ fn a_second_request_reuses_the_first_ones_pages_but_computes_its_last_token() {
     bench.submit(submission(2, &[3; 12], 2));
     bench.turn(4);
     assert_eq!(
-        bench.scheduler.load().prefix_hit_tokens,
+        bench.scheduler.load().counters.prefix_hit_tokens,
         8,
         "two of three pages"
     );

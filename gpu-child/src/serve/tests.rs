@@ -252,7 +252,7 @@ fn hello_load_ready_tokens_goodbye() {
     assert_eq!(
         (
             beat.steps,
-            beat.load.generated_tokens,
+            beat.load.counters.generated_tokens,
             beat.memory.weights_bytes
         ),
         (7, 7, 123)

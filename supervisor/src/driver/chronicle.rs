@@ -90,8 +90,8 @@ impl Chronicle {
 
     pub(super) fn heartbeat(&mut self, now: Instant, seat: &mut Seat, heartbeat: &Heartbeat) {
         if let Some(vitals) = &mut seat.vitals {
-            let prompted = vitals.heartbeat(now, heartbeat);
-            self.news.heartbeat(prompted);
+            let more = vitals.heartbeat(now, heartbeat);
+            self.news.heartbeat(more);
         }
         if seat.role == Role::Active {
             self.news.remember(now, seat.id.device(), heartbeat.memory);

@@ -3,7 +3,6 @@
 use crate::crash::Death;
 use crate::driver::seat::Seat;
 use crate::driver::seats::Seats;
-use crate::driver::vitals::Prompted;
 use crate::engine::snapshot::{Impairment, StandbySnapshot, word_for};
 use crate::engine::sums::{pace, together};
 use crate::engine::{
@@ -15,7 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
-use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport, ReadyReport, Role, model_stem};
+use worker_orcd_ipc::{
+    Counters, DeviceSelector, Generation, MemoryReport, ReadyReport, Role, model_stem,
+};
 use worker_orcd_lifecycle::{ChildAction, DeathCause, DeviceId, Effect, Ledger, State, Worker};
 use worker_orcd_requests::{Registry, Requests};
 
@@ -32,7 +33,7 @@ pub(super) struct News {
     dirty: bool,
     devices: Vec<OfDevice>,
     /// Prompt token counts of all children up to their last heartbeats.
-    prompted: Prompted,
+    counters: Counters,
     interrupted_at: Option<Instant>,
     /// Impairments by name. The worker serves in spite of them.
     impaired: BTreeMap<&'static str, Impairment>,
@@ -66,7 +67,7 @@ impl News {
             devices: devices.iter().map(of_device).collect(),
             taken_at: started,
             dirty: true,
-            prompted: Prompted::default(),
+            counters: Counters::default(),
             interrupted_at: None,
             impaired: BTreeMap::new(),
         }
@@ -132,22 +133,12 @@ impl News {
         of_device.memory.map(|(memory, _)| memory)
     }
 
-    pub(super) fn heartbeat(&mut self, prompted: Prompted) {
+    /// Records the increase of a child's counters.
+    pub(super) fn heartbeat(&mut self, more: Counters) {
         self.dirty = true;
-        // The values are unchecked input of a child.
-        let sum = &mut self.prompted;
-        for (sum, more) in [
-            (&mut sum.tokens, prompted.tokens),
-            (&mut sum.hits, prompted.hits),
-            (&mut sum.adopted, prompted.adopted),
-            (&mut sum.changed_pages, prompted.changed_pages),
-            (&mut sum.mixed_steps, prompted.mixed_steps),
-            (&mut sum.mixed_prompt_tokens, prompted.mixed_prompt_tokens),
-        ] {
-            *sum = sum.saturating_add(more);
-        }
-        if prompted.changed_pages > 0 {
-            warn!(pages = prompted.changed_pages, "kv_pages_changed");
+        self.counters = self.counters.plus(more);
+        if more.changed_pages > 0 {
+            warn!(pages = more.changed_pages, "kv_pages_changed");
         }
     }
 
@@ -295,12 +286,7 @@ impl News {
             capacity: from.registry.capacity(),
             tokens_total: totals.tokens,
             tokens_per_second: pace(children.iter()),
-            prompt_tokens_total: self.prompted.tokens,
-            prefix_hit_tokens_total: self.prompted.hits,
-            adopted_tokens_total: self.prompted.adopted,
-            changed_pages_total: self.prompted.changed_pages,
-            mixed_steps_total: self.prompted.mixed_steps,
-            mixed_prompt_tokens_total: self.prompted.mixed_prompt_tokens,
+            counters: self.counters,
             gaps: totals.gaps,
         }
     }

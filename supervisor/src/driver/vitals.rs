@@ -5,7 +5,7 @@ use crate::driver::rate::Rate;
 use crate::engine::ChildSnapshot;
 use std::time::{Duration, Instant};
 use tracing::info;
-use worker_orcd_ipc::{ChildHello, Generation, Heartbeat, Load, MemoryReport, Role};
+use worker_orcd_ipc::{ChildHello, Counters, Generation, Heartbeat, MemoryReport, Role};
 
 /// Shares of a load, in percent, that are logged.
 const LOAD_MILESTONES: [u64; 5] = [0, 25, 50, 75, 100];
@@ -24,22 +24,6 @@ pub(super) struct Vitals {
     is_resumed: bool,
     /// Arena layout in the child's `Hello`.
     arena_layout: Option<u64>,
-}
-
-/// Increase of a child's prompt counters between two heartbeats.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Prompted {
-    /// Prompt tokens.
-    pub tokens: u64,
-    /// Prompt tokens found in the child's prefix cache.
-    pub hits: u64,
-    /// Tokens in pages adopted from another child.
-    pub adopted: u64,
-    /// Changed pages that the child did not adopt.
-    pub changed_pages: u64,
-    /// Steps with both decodes and prompt tokens. `mixed_prompt_tokens`: prompt tokens of those steps.
-    pub mixed_steps: u64,
-    pub mixed_prompt_tokens: u64,
 }
 
 impl Vitals {
@@ -104,35 +88,20 @@ impl Vitals {
         self.known.load_progress = None;
     }
 
-    pub(super) fn heartbeat(&mut self, now: Instant, heartbeat: &Heartbeat) -> Prompted {
+    /// Returns the increase of the child's counters.
+    pub(super) fn heartbeat(&mut self, now: Instant, heartbeat: &Heartbeat) -> Counters {
         let before = self.known.load.map(|(load, _)| load).unwrap_or_default();
         let before = match std::mem::take(&mut self.is_resumed) {
             true => heartbeat.load,
             false => before,
         };
-        let Load {
-            prompt_tokens,
-            prefix_hit_tokens,
-            adopted_tokens,
-            changed_pages,
-            mixed_steps,
-            mixed_prompt_tokens,
-            ..
-        } = heartbeat.load;
         self.known.memory = Some((heartbeat.memory, now));
         self.known.load = Some((heartbeat.load, now));
         self.known.heartbeat_at = Some(now);
         self.known.steps = Some(heartbeat.steps);
         self.known.step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
         self.rate.note(now, self.tokens);
-        Prompted {
-            tokens: prompt_tokens.saturating_sub(before.prompt_tokens),
-            hits: prefix_hit_tokens.saturating_sub(before.prefix_hit_tokens),
-            adopted: adopted_tokens.saturating_sub(before.adopted_tokens),
-            changed_pages: changed_pages.saturating_sub(before.changed_pages),
-            mixed_steps: mixed_steps.saturating_sub(before.mixed_steps),
-            mixed_prompt_tokens: mixed_prompt_tokens.saturating_sub(before.mixed_prompt_tokens),
-        }
+        heartbeat.load.counters.since(before.counters)
     }
 
     /// Records the end of a step with `tokens` accepted tokens.
@@ -183,6 +152,7 @@ fn reached(percent: u64, done: u64, total: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use worker_orcd_ipc::Load;
 
     #[test]
     fn milestones_are_shares_of_a_known_total() {
@@ -200,15 +170,18 @@ mod tests {
             step_elapsed_ms: None,
             step_overdue: false,
             load: Load {
-                prompt_tokens,
+                counters: Counters {
+                    prompt_tokens,
+                    ..Counters::default()
+                },
                 ..Load::default()
             },
             memory: MemoryReport::default(),
         };
         let mut new = Vitals::new(now, Generation(1), 7);
-        assert_eq!(new.heartbeat(now, &beat(1000)).tokens, 1000);
+        assert_eq!(new.heartbeat(now, &beat(1000)).prompt_tokens, 1000);
         let mut resumed = Vitals::resumed(now, Generation(1), 7);
-        assert_eq!(resumed.heartbeat(now, &beat(1000)).tokens, 0);
-        assert_eq!(resumed.heartbeat(now, &beat(1007)).tokens, 7);
+        assert_eq!(resumed.heartbeat(now, &beat(1000)).prompt_tokens, 0);
+        assert_eq!(resumed.heartbeat(now, &beat(1007)).prompt_tokens, 7);
     }
 }

@@ -8,7 +8,7 @@ use crate::engine::gpu::GpuSnapshot;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{DeviceSelector, Generation, Load, MemoryReport, Role};
+use worker_orcd_ipc::{Counters, DeviceSelector, Generation, Load, MemoryReport, Role};
 use worker_orcd_requests::{Quarantined, Waits};
 
 /// Time limit of a child's replacement before the worker reports itself unhealthy. It covers the reload of a large
@@ -157,15 +157,8 @@ pub struct LoadSnapshot {
     pub tokens_total: u64,
     /// Mean over the last seconds, 0 if idle.
     pub tokens_per_second: f64,
-    /// Prompt tokens of children since the start, and those of them found in their prefix caches.
-    pub prompt_tokens_total: u64,
-    pub prefix_hit_tokens_total: u64,
-    /// Tokens in adopted pages since the start, and pages that were not adopted because they had changed.
-    pub adopted_tokens_total: u64,
-    pub changed_pages_total: u64,
-    /// Steps with both decodes and prompt tokens since the start, and the prompt tokens of those steps.
-    pub mixed_steps_total: u64,
-    pub mixed_prompt_tokens_total: u64,
+    /// Sum over all children since the start.
+    pub counters: Counters,
     /// Histogram of the time between tokens of streams since the start.
     pub gaps: Waits,
 }

@@ -32,13 +32,7 @@ pub(crate) fn together(one: (Load, Instant), other: (Load, Instant)) -> (Load, I
         running: a.running.saturating_add(b.running),
         waiting: a.waiting.saturating_add(b.waiting),
         kv_used_tokens: a.kv_used_tokens.saturating_add(b.kv_used_tokens),
-        prefix_hit_tokens: a.prefix_hit_tokens.saturating_add(b.prefix_hit_tokens),
-        prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
-        generated_tokens: a.generated_tokens.saturating_add(b.generated_tokens),
-        adopted_tokens: a.adopted_tokens.saturating_add(b.adopted_tokens),
-        changed_pages: a.changed_pages.saturating_add(b.changed_pages),
-        mixed_steps: a.mixed_steps.saturating_add(b.mixed_steps),
-        mixed_prompt_tokens: a.mixed_prompt_tokens.saturating_add(b.mixed_prompt_tokens),
+        counters: a.counters.plus(b.counters),
         step_budget_us: a.step_budget_us.max(b.step_budget_us),
     };
     (load, one.1.min(other.1))

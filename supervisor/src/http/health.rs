@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
-use worker_orcd_ipc::{MemoryBound, TokenizerKind};
+use worker_orcd_ipc::{Load, MemoryBound, TokenizerKind};
 use worker_orcd_text::calendar::rfc3339;
 
 /// Full report for callers that may use this worker; an outline for others.
@@ -299,7 +299,7 @@ fn load_report(
         }
         _ => None,
     };
-    json!({
+    let mut report = json!({
         "live": app.engine.live_requests(),
         "capacity": load.capacity,
         "unassigned": load.unassigned,
@@ -308,17 +308,26 @@ fn load_report(
         "kv_used_tokens": gauges.map(|gauges| gauges.kv_used_tokens),
         "kv_capacity_tokens": capacity,
         "kv_utilisation": utilisation,
-        "prefix_hit_tokens": gauges.map(|gauges| gauges.prefix_hit_tokens),
-        "prompt_tokens": gauges.map(|gauges| gauges.prompt_tokens),
-        "adopted_tokens": gauges.map(|gauges| gauges.adopted_tokens),
-        "changed_pages": gauges.map(|gauges| gauges.changed_pages),
-        "mixed_steps": gauges.map(|gauges| gauges.mixed_steps),
-        "mixed_prompt_tokens": gauges.map(|gauges| gauges.mixed_prompt_tokens),
+    });
+    extend(&mut report, counters_report(gauges));
+    let rates = json!({
         "step_budget_ms": gauges.and_then(|gauges| gauges.step_budget_us).map(|us| f64::from(us) / 1e3),
         "tokens_total": load.tokens_total,
         "tokens_per_second": load.tokens_per_second,
         "age_ms": load.children.map(|(_, taken_at)| clock.age_ms(taken_at)),
-    })
+    });
+    extend(&mut report, rates);
+    report
+}
+
+/// Sums over the children that live.
+fn counters_report(load: Option<Load>) -> Value {
+    let counters = load.map(|load| load.counters);
+    let named = counters.unwrap_or_default().named();
+    // `tokens_total` has the tokens that arrived.
+    let shown = named.filter(|(name, _)| *name != "generated_tokens");
+    let report = shown.map(|(name, value)| (name.to_owned(), json!(counters.map(|_| value))));
+    Value::Object(report.collect())
 }
 
 fn faults_report(faults: &FaultsSnapshot, clock: &Clock) -> Value {

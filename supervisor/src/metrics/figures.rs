@@ -112,37 +112,37 @@ pub(super) const FIGURES: &[Figure] = &[
         "worker_orcd_prefix_cache_queries",
         None,
         "Prompt tokens that were looked up in the prefix cache, those of resumed requests included.",
-        |now| count(now.snapshot.load.prompt_tokens_total),
+        |now| count(now.snapshot.load.counters.prompt_tokens),
     ),
     figure(
         "worker_orcd_prefix_cache_hits",
         None,
         "Prompt tokens that were found in the prefix cache and not computed again.",
-        |now| count(now.snapshot.load.prefix_hit_tokens_total),
+        |now| count(now.snapshot.load.counters.prefix_hit_tokens),
     ),
     figure(
         "worker_orcd_kv_adopted_tokens",
         None,
         "Tokens that were not computed again because their pages were adopted from a dead child.",
-        |now| count(now.snapshot.load.adopted_tokens_total),
+        |now| count(now.snapshot.load.counters.adopted_tokens),
     ),
     figure(
         "worker_orcd_kv_changed_pages",
         None,
         "Pages of a dead child that were not adopted because they had changed.",
-        |now| count(now.snapshot.load.changed_pages_total),
+        |now| count(now.snapshot.load.counters.changed_pages),
     ),
     figure(
         "worker_orcd_mixed_steps",
         None,
         "Steps in which some streams got a token and prompts of others were computed, too.",
-        |now| count(now.snapshot.load.mixed_steps_total),
+        |now| count(now.snapshot.load.counters.mixed_steps),
     ),
     figure(
         "worker_orcd_mixed_prompt_tokens",
         None,
         "Prompt tokens of those steps.",
-        |now| count(now.snapshot.load.mixed_prompt_tokens_total),
+        |now| count(now.snapshot.load.counters.mixed_prompt_tokens),
     ),
     // === Children ===
     figure(

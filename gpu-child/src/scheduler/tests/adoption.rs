@@ -132,8 +132,8 @@ fn what_was_sealed_is_adopted_and_not_computed_again() {
     let intact = heir.take_over(rest(&first, &dead, pages), &dead.device);
     assert_eq!(intact, pages.len());
     let load = heir.scheduler.load();
-    assert_eq!(load.adopted_tokens, u64::from(sealed));
-    assert_eq!(load.changed_pages, 0);
+    assert_eq!(load.counters.adopted_tokens, u64::from(sealed));
+    assert_eq!(load.counters.changed_pages, 0);
     let tail = u64::from(PAGE_TOKENS);
     assert_eq!(load.kv_used_tokens, tail, "its own, while it waits");
     heir.turn(100);
@@ -157,7 +157,10 @@ fn a_page_that_has_changed_ends_the_adoption_there_and_is_counted() {
     let mut heir = Bench::new(limits(), 32, true);
     assert_eq!(heir.take_over(rest(&first, &dead, pages), &dead.device), 2);
     let load = heir.scheduler.load();
-    assert_eq!((load.adopted_tokens, load.changed_pages), (8, 1));
+    assert_eq!(
+        (load.counters.adopted_tokens, load.counters.changed_pages),
+        (8, 1)
+    );
     heir.run();
     let tokens = [&dead.outcome(1).tokens[..], &heir.outcome(1).tokens].concat();
     assert_eq!(tokens, alone(&first, 32).tokens);
@@ -190,7 +193,10 @@ fn a_page_that_was_copied_ahead_is_not_copied_again_and_may_change_at_its_origin
     assert_eq!(copied, 2, "that one, and the last");
     let sealed = pages.iter().map(|page| u64::from(page.tokens)).sum::<u64>();
     let load = heir.scheduler.load();
-    assert_eq!((load.adopted_tokens, load.changed_pages), (sealed, 0));
+    assert_eq!(
+        (load.counters.adopted_tokens, load.counters.changed_pages),
+        (sealed, 0)
+    );
     heir.scheduler.forget_ahead();
     heir.run();
     let tokens = [&dead.outcome(1).tokens[..], &heir.outcome(1).tokens].concat();
@@ -359,7 +365,7 @@ proptest! {
             heir.take_over_all(part.to_vec(), &dead.device);
         }
         if changed.is_empty() {
-            prop_assert_eq!(heir.scheduler.load().changed_pages, 0, "nobody changed one");
+            prop_assert_eq!(heir.scheduler.load().counters.changed_pages, 0, "nobody changed one");
         }
         heir.run();
         for request in &requests {

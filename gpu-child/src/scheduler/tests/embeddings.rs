@@ -114,7 +114,7 @@ fn only_where_earlier_rows_count_for_nothing_is_a_prefix_reused() {
             bench.run();
             assert_eq!(vector_of(&bench, request), expected(&prompt, pooling));
         }
-        assert_eq!(bench.scheduler.load().prefix_hit_tokens, reused);
+        assert_eq!(bench.scheduler.load().counters.prefix_hit_tokens, reused);
     }
 }
 

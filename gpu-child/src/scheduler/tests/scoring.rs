@@ -85,13 +85,13 @@ fn all_of_a_prompt_is_told_before_a_token_and_also_where_none_is_wanted() {
         let tokens = &bench.outcome(2).tokens;
         assert_eq!(tokens.len(), max_tokens as usize);
         assert_eq!(bench.only_reason(2), &FinishReason::MaxTokens);
-        assert_eq!(bench.scheduler.load().prefix_hit_tokens, 0);
+        assert_eq!(bench.scheduler.load().counters.prefix_hit_tokens, 0);
         let plain = alone(&submission(2, &prompt, max_tokens), 20);
         assert_eq!(*tokens, plain.tokens, "the draw is another");
         // It has filled the cache.
         bench.submit(submission(3, &prompt, 1));
         bench.run();
-        assert_eq!(bench.scheduler.load().prefix_hit_tokens, 8);
+        assert_eq!(bench.scheduler.load().counters.prefix_hit_tokens, 8);
     }
 }
 
@@ -139,7 +139,7 @@ fn another_child_tells_what_was_not_told_and_takes_over_pages_before_that() {
         bench.submit(scoring(2, &prompt, 2, before));
         bench.run();
         assert_eq!(scores_of(&bench, 2), expected(&prompt), "{before}");
-        let hits = bench.scheduler.load().prefix_hit_tokens;
+        let hits = bench.scheduler.load().counters.prefix_hit_tokens;
         assert_eq!(hits, reused, "{before}");
     }
 }

@@ -81,7 +81,7 @@ fn a_beginning_is_shared_as_far_as_its_last_window_is_there() {
     bench.submit(submission(2, &[3; 30], 2));
     bench.run();
     // Seven blocks of 4 before the last token.
-    assert_eq!(bench.scheduler.load().prefix_hit_tokens, 28);
+    assert_eq!(bench.scheduler.load().counters.prefix_hit_tokens, 28);
     let expected = alone_with_groups(&submission(2, &[3; 30], 2), 64, GROUPS);
     assert_eq!(bench.outcome(2), &expected);
 }
@@ -107,7 +107,7 @@ fn what_windows_see_is_adopted_and_nothing_else_is_needed() {
         heir.take_over(rest(&first, &dead, pages), &dead.device);
         let load = heir.scheduler.load();
         assert_eq!(
-            (load.adopted_tokens, load.changed_pages),
+            (load.counters.adopted_tokens, load.counters.changed_pages),
             (u64::from(told), 0)
         );
         heir.run();
@@ -144,7 +144,10 @@ fn whole_pages_alone_are_copied_ahead() {
             break;
         }
         heir.take_over(rest(&first, &dead, pages), &dead.device);
-        assert_eq!(heir.scheduler.load().adopted_tokens, u64::from(tokens));
+        assert_eq!(
+            heir.scheduler.load().counters.adopted_tokens,
+            u64::from(tokens)
+        );
     }
 }
 

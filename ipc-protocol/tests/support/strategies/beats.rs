@@ -1,7 +1,7 @@
 //! Strategies for heartbeats.
 
 use super::*;
-use worker_orcd_ipc::{Heartbeat, Load, MemoryBound, MemoryReport};
+use worker_orcd_ipc::{Counters, Heartbeat, Load, MemoryBound, MemoryReport};
 
 pub(super) fn memory() -> BoxedStrategy<MemoryReport> {
     (
@@ -67,13 +67,15 @@ pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
                 running,
                 waiting,
                 kv_used_tokens,
-                prefix_hit_tokens,
-                prompt_tokens,
-                generated_tokens,
-                adopted_tokens,
-                changed_pages,
-                mixed_steps,
-                mixed_prompt_tokens,
+                counters: Counters {
+                    prefix_hit_tokens,
+                    prompt_tokens,
+                    generated_tokens,
+                    adopted_tokens,
+                    changed_pages,
+                    mixed_steps,
+                    mixed_prompt_tokens,
+                },
                 step_budget_us,
             }
         },

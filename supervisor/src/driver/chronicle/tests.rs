@@ -7,7 +7,7 @@ use crate::driver::witnesses::Witnesses;
 use parking_lot::RwLock;
 use std::num::NonZeroU8;
 use std::time::Duration;
-use worker_orcd_ipc::{DeviceSelector, Load, MemoryReport};
+use worker_orcd_ipc::{Counters, DeviceSelector, Load, MemoryReport};
 use worker_orcd_lifecycle::{ChildEvent, Event, PreviousChild, Settings};
 use worker_orcd_requests::orphans::Orphans;
 use worker_orcd_requests::testing::{Journal, request};
@@ -96,7 +96,10 @@ impl Scenery {
             memory: MemoryReport::default(),
             load: Load {
                 running: 1,
-                prompt_tokens,
+                counters: Counters {
+                    prompt_tokens,
+                    ..Counters::default()
+                },
                 ..Load::default()
             },
         };
@@ -151,24 +154,27 @@ async fn two_children_are_told_of_side_by_side_and_a_death_leaves_the_other_as_i
     let speaker = both.child().map(|child| child.generation);
     assert_eq!(speaker, Some(2), "who serves speaks for both");
     let (load, _) = both.load.children.unwrap();
-    assert_eq!((load.running, load.prompt_tokens), (2, 96));
-    assert_eq!(both.load.prompt_tokens_total, 96);
+    assert_eq!((load.running, load.counters.prompt_tokens), (2, 96));
+    assert_eq!(both.load.counters.prompt_tokens, 96);
     assert_eq!(both.load.tokens_per_second, 40.0);
 
     scenery.die(2100, ONE, 1, DeathCause::Signalled(9));
     let one = scenery.snapshot(2100);
     assert_eq!(generations(&one), [2]);
     let (load, _) = one.load.children.unwrap();
-    assert_eq!((load.running, load.prompt_tokens), (1, 90));
+    assert_eq!((load.running, load.counters.prompt_tokens), (1, 90));
     assert_eq!(one.load.tokens_per_second, 30.0);
-    assert_eq!(one.load.prompt_tokens_total, 96, "what was done was done");
+    assert_eq!(
+        one.load.counters.prompt_tokens, 96,
+        "what was done was done"
+    );
     assert_eq!(one.interrupted_at, None, "the dead child never served");
 
     scenery.spawn(2200, ONE, 3);
     scenery.beat(2300, ONE, 4);
     let next = scenery.snapshot(2300);
     assert_eq!(generations(&next), [3, 2], "by their seats");
-    assert_eq!(next.load.prompt_tokens_total, 100, "it counts from zero");
+    assert_eq!(next.load.counters.prompt_tokens, 100, "it counts from zero");
 }
 
 #[tokio::test]
@@ -180,8 +186,8 @@ async fn whatever_children_count_the_sums_hold() {
     }
     let snapshot = scenery.snapshot(1000);
     let (load, _) = snapshot.load.children.unwrap();
-    assert_eq!((load.running, load.prompt_tokens), (2, u64::MAX));
-    assert_eq!(snapshot.load.prompt_tokens_total, u64::MAX);
+    assert_eq!((load.running, load.counters.prompt_tokens), (2, u64::MAX));
+    assert_eq!(snapshot.load.counters.prompt_tokens, u64::MAX);
     let memory = MemoryReport {
         weights_bytes: u64::MAX,
         kv_capacity_bytes: u64::MAX,

@@ -4,9 +4,9 @@ use crate::link::Link;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
-    ChildHello, Command, DeviceSelector, Drawn, DrawnLogprobs, Event, ExitCode, FaultKind,
-    FinishReason, Finished, Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder,
-    Logprobs, RequestId, StepReport, Submission, TokenId,
+    ChildHello, Command, Counters, DeviceSelector, Drawn, DrawnLogprobs, Event, ExitCode,
+    FaultKind, FinishReason, Finished, Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load,
+    LoadOrder, Logprobs, RequestId, StepReport, Submission, TokenId,
 };
 use worker_orcd_tests::script::{EOS, scripted_token};
 use worker_orcd_tests::{Moment, Script, facts};
@@ -169,7 +169,10 @@ impl Child {
             load: Load {
                 running,
                 waiting: self.requests.len() as u32 - running,
-                generated_tokens: self.tokens_said,
+                counters: Counters {
+                    generated_tokens: self.tokens_said,
+                    ..Counters::default()
+                },
                 ..Load::default()
             },
             memory: facts::memory(),
