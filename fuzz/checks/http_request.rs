@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 use worker_orcd::config::RequestLimits;
-use worker_orcd::engine::SamplingDefaults;
 use worker_orcd::http::anthropic::request as messages;
 use worker_orcd::http::body::parse;
 use worker_orcd::http::error::{ApiError, Dialect};
@@ -12,6 +11,7 @@ use worker_orcd::http::openai::{Kind, request};
 use worker_orcd::http::reading::ModelTerms;
 use worker_orcd::http::received::Read;
 use worker_orcd::http::{embeddings, execute, rerank, responses, texts};
+use worker_orcd_engine::SamplingDefaults;
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::ChatTerms;
 

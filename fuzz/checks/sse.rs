@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 use std::time::Duration;
-use worker_orcd::engine::{Completion, Failure, Piece, StopReason};
 use worker_orcd::http::execute::events::{ExecuteEvents, Started};
 use worker_orcd::http::openai::request::StreamOptions;
 use worker_orcd::http::openai::stream::Chunks;
 use worker_orcd::http::openai::{Header, Kind};
 use worker_orcd::http::sse::Render;
 use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
 use worker_orcd_text::tools::Parsing;
 use worker_orcd_text::{Detokenizer, StopMatcher};
 

@@ -3,6 +3,7 @@
 //! Deliberately absent: placeholders for future commands. An unknown command is an error.
 
 pub mod doctor;
+pub mod interpret;
 mod reload;
 pub mod serve;
 pub mod upgrade;
@@ -10,7 +11,6 @@ mod usage;
 
 use crate::config::sources;
 use crate::exit::WorkerExit;
-use crate::interpreter::process;
 use clap::Command;
 use std::fmt::Display;
 use worker_orcd_cli::{bench, chat, pull, top};
@@ -48,7 +48,7 @@ pub fn command_line() -> Command {
         .subcommand(chat::command_line())
         .subcommand(top::command_line())
         .subcommand(bench::command_line())
-        .subcommand(process::command_line())
+        .subcommand(interpret::command_line())
         .subcommand(sources::arguments(serve::rehearsal::command_line()));
     sources::arguments(command)
 }

@@ -24,7 +24,6 @@ mod reader;
 pub mod sources;
 mod tls;
 
-use crate::crash::{CrashSettings, store};
 use crate::logging::{LogFormat, parse_level};
 use clap::ArgMatches;
 use device::DeviceChoice;
@@ -40,6 +39,7 @@ use uuid::Uuid;
 use worker_orcd_cli::model_name::Whereabouts;
 use worker_orcd_cli::outgoing::Url;
 use worker_orcd_cli::units;
+use worker_orcd_engine::crash::{CrashSettings, store};
 use worker_orcd_ipc::{DeviceSelector, Pooling};
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::Choices;

@@ -84,7 +84,6 @@ mod whole;
 
 use crate::config::device::DecidedDevices;
 use crate::config::{Config, RequestLimits};
-use crate::engine::{Engine, Refusal};
 use crate::metrics::Metrics;
 use crate::metrics::exposition::Format;
 use access::KnownKeys;
@@ -106,7 +105,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tls::Tls;
 use tower_http::cors::CorsLayer;
 use uuid::Uuid;
+use worker_orcd_engine::Engine;
 use worker_orcd_ipc::Pooling;
+use worker_orcd_requests::Refusal;
 
 /// Paths of orchestrators and scrapers, answered even without a free connection slot.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];

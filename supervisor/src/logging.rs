@@ -13,7 +13,6 @@
 mod lines;
 mod queue;
 
-use crate::hex::hex;
 use lines::{Lines, Style};
 use queue::Queue;
 use sha2::{Digest, Sha256};
@@ -31,6 +30,7 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 use uuid::Uuid;
+use worker_orcd_engine::hex::hex;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -39,6 +39,17 @@ pub enum LogFormat {
     /// Text on a terminal, else JSON.
     Auto,
 }
+
+/// Modules of the engine's crate that a filter may name as modules of this program.
+const MODULES_OF_THE_ENGINE: [&str; 7] = [
+    "child",
+    "crash",
+    "driver",
+    "engine",
+    "estate",
+    "interpreter",
+    "nvml",
+];
 
 /// Log of this process, once started.
 static RUNNING: OnceLock<Running> = OnceLock::new();
@@ -113,7 +124,16 @@ pub(crate) fn parse_level(text: &str) -> Result<EnvFilter, String> {
             "{word:?} is neither error, warn, info, debug, trace nor off"
         ));
     }
-    EnvFilter::try_new(text).map_err(|error| error.to_string())
+    EnvFilter::try_new(with_crates(text)).map_err(|error| error.to_string())
+}
+
+/// Filter in which a module of the engine has the path of its crate. The path is the target of its events.
+fn with_crates(filter: &str) -> String {
+    let modules = MODULES_OF_THE_ENGINE.iter();
+    modules.fold(filter.to_owned(), |filter, module| {
+        let named = format!("worker_orcd::{module}");
+        filter.replace(&named, &format!("worker_orcd_engine::{module}"))
+    })
 }
 
 /// `tracing` also accepts an empty text.
@@ -204,5 +224,15 @@ mod tests {
         for bad in ["infoo", "", "warn,worker_orcd", "worker_orcd=loud"] {
             assert!(parse_level(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_module_of_the_engine_may_be_named_as_one_of_the_program() {
+        let filter = parse_level("info,worker_orcd::driver::words=debug").unwrap();
+        let of_its_crate = "worker_orcd_engine::driver::words=debug,info";
+        assert_eq!(filter.to_string(), of_its_crate);
+        let filter = parse_level("info,worker_orcd::http=trace,worker_orcd=debug").unwrap();
+        let as_written = "worker_orcd::http=trace,worker_orcd=debug,info";
+        assert_eq!(filter.to_string(), as_written);
     }
 }

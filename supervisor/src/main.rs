@@ -3,9 +3,8 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
-use worker_orcd::commands;
 use worker_orcd::commands::serve::{lifeline, rehearsal};
-use worker_orcd::interpreter::process;
+use worker_orcd::commands::{self, interpret};
 use worker_orcd_cli::{bench, chat, pull, top};
 use worker_orcd_process::signal_mask;
 
@@ -34,7 +33,7 @@ fn main() -> ExitCode {
         Some(("top", arguments)) => top::run(arguments),
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
         Some((rehearsal::COMMAND, arguments)) => ExitCode::from(rehearsal::run(arguments).code()),
-        Some((process::COMMAND, arguments)) => process::run(arguments),
+        Some((interpret::COMMAND, arguments)) => interpret::run(arguments),
         _ => ExitCode::FAILURE,
     }
 }

@@ -24,7 +24,6 @@ mod figures;
 mod gpu;
 mod process;
 
-use crate::engine::{Completion, EngineSnapshot, LoadedModel};
 use devices::TakenOfDevices;
 use events::Events;
 use exposition::Format;
@@ -36,6 +35,8 @@ use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::time::{Duration, Instant};
+use worker_orcd_engine::{EngineSnapshot, LoadedModel};
+use worker_orcd_requests::Completion;
 
 #[derive(Debug)]
 pub struct Metrics {

@@ -19,7 +19,7 @@ const ADDRESS_SPACE_BYTES: u64 = 512 << 20;
 /// 128 MiB heap of a supervisor while eight grammars of at most 256 KiB each wait.
 const SUPERVISOR_BYTES: u64 = 128 << 20;
 
-/// Nice value in `supervisor/src/interpreter/grammars.rs` and `gpu-child/src/grammars.rs`.
+/// Nice value in `supervisor/engine/src/interpreter/grammars.rs` and `gpu-child/src/grammars.rs`.
 const NICENESS_OF_CHECKS: i32 = 10;
 const NICENESS_OF_COMPILERS: i32 = 8;
 

@@ -206,7 +206,7 @@ fn bash_completes_flags_and_commands() {
         );
     }
     // Commands that the worker starts itself are hidden.
-    let hidden = worker_orcd::interpreter::process::COMMAND;
+    let hidden = worker_orcd::commands::interpret::COMMAND;
     assert!(all.contains("doctor") && !said.contains(hidden), "{said}");
 }
 

@@ -6,11 +6,11 @@
 use serde_json::{Value, json};
 use std::fs;
 use worker_orcd::config::RequestLimits;
-use worker_orcd::engine::SamplingDefaults;
 use worker_orcd::http::body::parse;
 use worker_orcd::http::generation::Input;
 use worker_orcd::http::openai::{Kind, request};
 use worker_orcd::http::reading::ModelTerms;
+use worker_orcd_engine::SamplingDefaults;
 use worker_orcd_requests::OnFault;
 use worker_orcd_tests::families;
 use worker_orcd_tests::oracle;

@@ -119,12 +119,18 @@ fn every_file_and_word_of_code_that_the_page_names_is_there() {
     }
     for (file, word) in [
         (
-            "supervisor/src/driver/service_manager.rs",
+            "supervisor/engine/src/driver/service_manager.rs",
             "const EXTENSION: Duration = Duration::from_secs(10)",
         ),
-        ("supervisor/src/driver/service_manager.rs", "within / 2"),
-        ("supervisor/src/crash/store.rs", "\"STATE_DIRECTORY\""),
-        ("supervisor/src/child/socket.rs", "\"TMPDIR\""),
+        (
+            "supervisor/engine/src/driver/service_manager.rs",
+            "within / 2",
+        ),
+        (
+            "supervisor/engine/src/crash/store.rs",
+            "\"STATE_DIRECTORY\"",
+        ),
+        ("supervisor/engine/src/child/socket.rs", "\"TMPDIR\""),
         ("supervisor/cli/src/model_name.rs", "\"XDG_CACHE_HOME\""),
         ("supervisor/src/commands/doctor/gpu.rs", "/dev/nvidiactl"),
         ("supervisor/src/http/lanes.rs", "setpriority_process"),

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The log is a memfd: memory as private as the process's own, which outlives the process as long as a process or
-//! systemd holds its descriptor (`supervisor/src/estate.rs`). An entry is written before the client can read the event.
-//! The loss of a drawn token that no client has seen is harmless, because the replay draws the same token again.
+//! systemd holds its descriptor (`supervisor/engine/src/estate.rs`). An entry is written before the client can read the
+//! event. The loss of a drawn token that no client has seen is harmless, because the replay draws the same token again.
 //!
 //! A segment above its size limit is followed by another one, which begins with all live requests. The previous segment
 //! is kept for recently ended requests, and older memory is freed. An upgrade hands over a log that begins with its

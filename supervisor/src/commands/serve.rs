@@ -16,21 +16,18 @@ mod sockets;
 mod store;
 pub mod upgrade;
 
-use crate::child::spawn::Spawner;
 use crate::commands::reload::reload;
 use crate::commands::{end_with, usage};
 use crate::config::Config;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevices, DeviceChoice};
 use crate::config::environment::Environment;
 use crate::descriptors;
-use crate::engine::{Ended, SupervisorExit};
 use crate::exit::WorkerExit;
 use crate::http::admin_socket::{AdminServer, Name};
 use crate::http::handed::{self, HandedDescriptors};
 use crate::http::listen::Server;
 use crate::http::{App, probe_router, router};
 use crate::logging;
-use crate::nvml::device_nodes_are_there;
 use crate::signals::{Signals, Word};
 use announce::announce;
 use clap::ArgMatches;
@@ -50,7 +47,11 @@ use store::Stored;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use upgrade::{Holdings, Program, Report};
+use worker_orcd_engine::Ended;
+use worker_orcd_engine::child::spawn::Spawner;
+use worker_orcd_engine::nvml::device_nodes_are_there;
 use worker_orcd_ipc::DeviceSelector;
+use worker_orcd_lifecycle::SupervisorExit;
 use worker_orcd_process::probe;
 
 /// Time for connections to send the last events of their streams.
@@ -189,7 +190,7 @@ async fn serve(
     let settings = engine_settings(&config, &devices);
     let inheritance = inherited.as_mut().map(Inherited::engine);
     let inheritance = inheritance.unwrap_or_default();
-    let engine = crate::driver::start(settings, inheritance, &spawner);
+    let engine = worker_orcd_engine::driver::start(settings, inheritance, &spawner);
     let app = Arc::new(App::new(&config, engine.clone(), devices));
     let server = Arc::new(Server::new(
         router(Arc::clone(&app)),

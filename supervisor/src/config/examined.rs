@@ -8,10 +8,10 @@ use super::http::{self, HttpConfig};
 use super::reader::Reader;
 use super::sources::Settings;
 use super::{keys, model, read, read_child_binary, read_device, tls};
-use crate::crash::store;
 use clap::ArgMatches;
 use std::path::PathBuf;
 use worker_orcd_cli::model_name::Whereabouts;
+use worker_orcd_engine::crash::store;
 
 #[derive(Debug)]
 pub struct Examined {

@@ -31,7 +31,6 @@ use super::generation::{Accepted, Asker};
 use super::presentation::Form;
 use super::sse;
 use super::timeline::Timeline;
-use crate::engine::{Completion, StopReason};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
@@ -39,6 +38,7 @@ use axum::response::{IntoResponse, Response};
 use request::MessagesRequest;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use worker_orcd_requests::{Completion, StopReason};
 use worker_orcd_text::tools::Parsing;
 
 pub async fn messages(

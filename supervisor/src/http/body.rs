@@ -16,7 +16,6 @@ use super::error::ApiError;
 use super::fields::{Fields, Names};
 use super::lanes::aside;
 use super::mistakes::Constraint;
-use crate::interpreter::MAX_RENDERED_BYTES;
 use axum::body::Body;
 use axum::http::Request;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
@@ -25,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use worker_orcd_engine::interpreter::MAX_RENDERED_BYTES;
 
 /// Bytes of each body that need no room. With a thousand connections they are a fraction of the budget.
 const FREE_BYTES: usize = 16 << 10;

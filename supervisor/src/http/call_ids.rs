@@ -1,8 +1,8 @@
 //! Ids of tool calls: a pure function of the answer's id and the call's index, so that another supervisor generates the
 //! same.
 
-use crate::hex::hex;
 use sha2::{Digest as _, Sha256};
+use worker_orcd_engine::hex::hex;
 use worker_orcd_text::tools::Syntax;
 
 /// Ids of one answer's calls.

@@ -2,13 +2,13 @@
 
 use super::anthropic;
 use super::mistakes::{Constraint, FieldError, Mistakes};
-use crate::engine::{Failure, Refusal};
 use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::fmt::Display;
 use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::{Failure, Refusal};
 
 /// API of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

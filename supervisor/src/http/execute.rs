@@ -12,7 +12,6 @@ use super::presentation::Form;
 use super::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
 use super::{App, client};
 use crate::config::RequestLimits;
-use crate::engine::OnFault;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{Request, StatusCode};
@@ -20,6 +19,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
+use worker_orcd_requests::OnFault;
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_text::tools::ChatTerms;
 

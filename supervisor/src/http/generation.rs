@@ -14,14 +14,15 @@ use super::job::Job;
 use super::presentation::{Form, Presentation};
 use super::structure::Asked;
 use super::thinking_budget::Budget;
-use crate::engine::{LoadedModel, NewRequest, OnFault, Position, RequestStream};
 use axum::body::Body;
 use axum::http::Request;
 use prompt::Encoded;
 use std::iter::once;
 use std::sync::Arc;
+use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
 use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::{NewRequest, OnFault, Position, RequestStream};
 use worker_orcd_text::Conversation;
 use worker_orcd_text::template::TemplateSetting;
 

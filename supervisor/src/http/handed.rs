@@ -10,7 +10,7 @@ use std::os::unix::net::UnixDatagram;
 #[derive(Debug, Default)]
 pub struct HandedDescriptors {
     pub listeners: Vec<TcpListener>,
-    /// Handoff bundles of earlier supervisors ([`estate`](crate::estate)).
+    /// Handoff bundles of earlier supervisors ([`estate`](worker_orcd_engine::estate)).
     pub parcels: Vec<UnixDatagram>,
 }
 

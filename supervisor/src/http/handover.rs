@@ -15,7 +15,6 @@
 //! handover includes the bytes that hyper has taken and the number of pieces in them: each client receives each byte
 //! exactly once.
 
-use crate::engine::Skip;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
@@ -23,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
+use worker_orcd_requests::Skip;
 
 /// Time for requests to finish their entry into the journal, which takes one turn of their task.
 const SHORT: Duration = Duration::from_millis(20);

@@ -13,13 +13,6 @@ mod gpu;
 
 use super::App;
 use super::access::Caller;
-use crate::crash::Death;
-use crate::engine::sampling::decimal;
-use crate::engine::snapshot::{StandbySnapshot, word_for};
-use crate::engine::{
-    ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel,
-    SamplingDefaults,
-};
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -27,6 +20,13 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
+use worker_orcd_engine::crash::Death;
+use worker_orcd_engine::engine::sampling::decimal;
+use worker_orcd_engine::engine::snapshot::{StandbySnapshot, word_for};
+use worker_orcd_engine::{
+    ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel,
+    SamplingDefaults,
+};
 use worker_orcd_ipc::{Load, MemoryBound, TokenizerKind};
 use worker_orcd_text::calendar::rfc3339;
 

@@ -6,11 +6,12 @@
 )]
 
 use super::App;
-use crate::engine::{Completion, Embedding, Failure, LoadedModel, RequestStream};
 use crate::logging::TextDigest;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use worker_orcd_engine::LoadedModel;
 use worker_orcd_requests::error_code::CLIENT_GONE;
+use worker_orcd_requests::{Completion, Embedding, Failure, RequestStream};
 
 /// Logs `execute_end` exactly once, also if the client disconnects.
 #[derive(Debug)]

@@ -27,7 +27,6 @@ use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::generation::Asker;
 use super::presentation::Form;
-use crate::engine::StopReason;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
@@ -36,6 +35,7 @@ use request::OpenAiRequest;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use worker_orcd_requests::StopReason;
 use worker_orcd_text::tools::Parsing;
 
 /// Endpoint of a completion.

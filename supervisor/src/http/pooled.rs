@@ -10,11 +10,12 @@ use super::correlation::CorrelationId;
 use super::error::ApiError;
 use super::job::Job;
 use super::mistakes::Constraint;
-use crate::engine::{Failure, LoadedModel, NewRequest, Refusal, RequestStream, StreamEvent};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::{ClientId, Pooling, Sampling, TokenId};
 use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::{Failure, NewRequest, Refusal, RequestStream, StreamEvent};
 
 /// Prompts of one request in the engine at the same time: enough to fill a step, and few enough that a long list leaves
 /// queue entries to other clients.

@@ -5,9 +5,9 @@ use super::json::{Json, Kind};
 use super::logit_bias;
 use super::mistakes::Constraint;
 use super::openapi::schema;
-use crate::engine::{LoadedModel, SamplingDefaults};
 use std::ops::RangeInclusive;
 use uuid::Uuid;
+use worker_orcd_engine::{LoadedModel, SamplingDefaults};
 use worker_orcd_ipc::{Sampling, TokenId};
 use worker_orcd_text::tools::ChatTerms;
 

@@ -6,10 +6,10 @@ use super::error::ApiError;
 use super::fields::{Fields, Names};
 use super::reading::ModelTerms;
 use crate::config::RequestLimits;
-use crate::engine::LoadedModel;
 use axum::body::Body;
 use axum::http::Request;
 use std::sync::Arc;
+use worker_orcd_engine::LoadedModel;
 
 /// Reader of a request's fields after the model's name.
 pub trait Read<T>: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}

@@ -17,13 +17,13 @@ use super::correlation::CorrelationId;
 use super::embeddings::RANK;
 use super::error::{ApiError, Dialect};
 use super::pooled::{Batch, Prompts};
-use crate::engine::LoadedModel;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::Response;
 use std::sync::Arc;
 use uuid::Uuid;
+use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::Pooling;
 
 const QUERY: &str = "{query}";

@@ -15,7 +15,6 @@ use super::job::Job;
 use super::presentation::Presentation;
 use super::responses::rest;
 use super::{App, client};
-use crate::engine::{Position, RequestStream, Skip};
 use crate::http::mistakes::Constraint;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
@@ -27,6 +26,7 @@ use futures_util::stream::once;
 use std::future::ready;
 use std::io;
 use std::sync::Arc;
+use worker_orcd_requests::{Position, RequestStream, Skip};
 
 /// Marks a request that arrived with an inherited connection. It is an extension and no header, so clients cannot set
 /// it.

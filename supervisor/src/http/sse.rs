@@ -15,7 +15,6 @@
 
 use super::error::ApiError;
 use super::job::Job;
-use crate::engine::{Completion, Failure, Piece, RequestStream, Skip, StreamEvent};
 use axum::body::{Body, HttpBody};
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -30,6 +29,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::{Completion, Failure, Piece, RequestStream, Skip, StreamEvent};
 
 /// Time between two checks of a silent stream.
 const TICK: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Schemas, expressions and grammars are not interpreted here. They are compiled in an isolated process
-//! ([`crate::interpreter::grammars`]).
+//! ([`worker_orcd_engine::interpreter::Grammars`]).
 
 pub(super) mod formats;
 
@@ -18,14 +18,14 @@ use super::fields::{Fields, Names, among};
 use super::json::{Json, Kind};
 use super::mistakes::{Constraint, Mistakes};
 use super::openapi::schema::{self, Shape};
-use crate::engine::LoadedModel;
-use crate::interpreter::GrammarFault;
 use serde::de::IgnoredAny;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 use utoipa::openapi::Type;
+use worker_orcd_engine::LoadedModel;
+use worker_orcd_engine::interpreter::GrammarFault;
 use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
 use worker_orcd_ipc::Grammar;
 use worker_orcd_requests::error_code::ErrorCode;

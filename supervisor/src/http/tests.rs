@@ -1,16 +1,16 @@
 //! Routes without a socket, over an engine without a startable child.
 
 use super::*;
-use crate::child::spawn::Spawner;
 use crate::config::device::DeviceChoice;
 use crate::config::environment::Environment;
 use crate::config::sources;
-use crate::engine::Inheritance;
-use crate::engine::testing::settings;
 use axum::http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
+use worker_orcd_engine::Inheritance;
+use worker_orcd_engine::child::spawn::Spawner;
+use worker_orcd_engine::engine::testing::settings;
 
 fn config(flags: &[&str]) -> Config {
     let command = sources::arguments(clap::Command::new("worker-orcd"));
@@ -25,7 +25,7 @@ pub(super) async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
     let (spawner, orders) = Spawner::new();
     std::thread::spawn(|| orders.carry_out());
-    let engine = crate::driver::start(settings(), Inheritance::default(), &spawner);
+    let engine = worker_orcd_engine::driver::start(settings(), Inheritance::default(), &spawner);
     engine.wait_ended().await;
     spawner.end();
     Arc::new(App::new(

@@ -118,7 +118,7 @@ mod tests {
         max_prompt_chars: None,
         reasoning_budget: Some(70),
         inference_timeout: None,
-        on_fault: crate::engine::OnFault::Resume,
+        on_fault: worker_orcd_requests::OnFault::Resume,
     };
     const THINKS: Parsing = Parsing {
         calls: None,

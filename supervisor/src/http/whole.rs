@@ -6,8 +6,8 @@
 use super::error::ApiError;
 use super::generation::Accepted;
 use super::job::Job;
-use crate::engine::{Completion, Failure, Piece, StreamEvent, Streams};
 use worker_orcd_requests::error_code::ErrorCode;
+use worker_orcd_requests::{Completion, Failure, Piece, StreamEvent, Streams};
 
 /// Reads all choices of an answer to their ends. Calls `take` with the index of a choice and each piece of its text.
 ///

@@ -7,7 +7,6 @@
 use super::families::purposes;
 use super::figure::{Figure, Labels, Now, Value, figure, gauge};
 use super::gpu::{uuid, xid_in_words};
-use crate::engine::DeviceSnapshot;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -15,6 +14,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use std::fmt;
+use worker_orcd_engine::DeviceSnapshot;
 use worker_orcd_lifecycle::DeviceStatus;
 
 const BYTES: Option<Unit> = Some(Unit::Bytes);
@@ -220,11 +220,11 @@ impl Collector for TakenOfDevices {
 mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
-    use crate::engine::{ChildSnapshot, EngineSnapshot};
     use crate::metrics::Metrics;
     use crate::metrics::exposition::Format;
     use std::collections::BTreeSet;
     use std::time::Instant;
+    use worker_orcd_engine::{ChildSnapshot, EngineSnapshot};
     use worker_orcd_ipc::{Load, MemoryReport, Role};
     use worker_orcd_lifecycle::Xid;
 

@@ -1,6 +1,5 @@
 //! Counters and histograms of HTTP events.
 
-use crate::engine::{Completion, StopReason};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -8,6 +7,7 @@ use prometheus_client::registry::{Registry, Unit};
 use std::time::Duration;
 use strum::VariantArray as _;
 use worker_orcd_requests::error_code::{CLIENT_GONE, ErrorCode, OTHER_REFUSALS};
+use worker_orcd_requests::{Completion, StopReason};
 
 type Label = [(&'static str, &'static str); 1];
 

@@ -4,7 +4,6 @@
 
 use super::figure::{Figure, Now, Value};
 use super::figures::FIGURES;
-use crate::engine::Status;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -13,6 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use std::fmt;
 use strum::VariantArray as _;
+use worker_orcd_engine::Status;
 use worker_orcd_lifecycle::DeathCause;
 use worker_orcd_requests::Waits;
 

@@ -1,7 +1,6 @@
 //! Row of a table of figures: name, unit, help text, and source.
 
 use super::process::Process;
-use crate::engine::{ChildSnapshot, DeviceSnapshot, EngineSnapshot, LoadedModel};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -9,6 +8,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use std::fmt;
 use std::time::Instant;
+use worker_orcd_engine::{ChildSnapshot, DeviceSnapshot, EngineSnapshot, LoadedModel};
 use worker_orcd_ipc::MemoryReport;
 
 /// Sources of all figures.

@@ -4,8 +4,8 @@
 //! the help text states otherwise.
 
 use super::figure::{Figure, Now, Value, count, figure, gauge};
-use crate::engine::Status;
 use prometheus_client::registry::Unit;
+use worker_orcd_engine::Status;
 use worker_orcd_ipc::Load;
 
 const SECONDS: Option<Unit> = Some(Unit::Seconds);

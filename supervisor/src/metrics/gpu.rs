@@ -2,15 +2,15 @@
 //! value would be wrong once the device is wedged.
 
 use super::figure::{Figure, Labels, Now, Value, figure, gauge};
-use crate::engine::DeviceSnapshot;
-use crate::nvml::library::{DeviceMemory, Gauges};
-use crate::nvml::reckoning::Measure;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use std::collections::BTreeMap;
 use std::fmt;
+use worker_orcd_engine::DeviceSnapshot;
+use worker_orcd_engine::nvml::library::{DeviceMemory, Gauges};
+use worker_orcd_engine::nvml::reckoning::Measure;
 use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
 const FIGURES: &[Figure] = &[
@@ -175,14 +175,14 @@ mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
     use super::*;
-    use crate::engine::EngineSnapshot;
-    use crate::engine::gpu::Nvml;
     use crate::metrics::Metrics;
     use crate::metrics::exposition::Format;
-    use crate::nvml::SILENT_AFTER;
-    use crate::nvml::library::{DeviceMemory, Gauges, Identity};
-    use crate::nvml::reckoning::Measure;
     use std::time::{Duration, Instant};
+    use worker_orcd_engine::EngineSnapshot;
+    use worker_orcd_engine::engine::gpu::Nvml;
+    use worker_orcd_engine::nvml::SILENT_AFTER;
+    use worker_orcd_engine::nvml::library::{DeviceMemory, Gauges, Identity};
+    use worker_orcd_engine::nvml::reckoning::Measure;
 
     const WHOLE: &str = r##"
 # HELP worker_orcd_gpu_watched 1 while NVML answers, 0 when it has stopped to.

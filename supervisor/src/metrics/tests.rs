@@ -3,9 +3,10 @@
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
 use super::*;
-use crate::engine::{ChildSnapshot, StopReason};
 use std::collections::BTreeMap;
+use worker_orcd_engine::ChildSnapshot;
 use worker_orcd_ipc::MemoryReport;
+use worker_orcd_requests::StopReason;
 
 fn texts() -> (String, String) {
     let snapshot = EngineSnapshot::before_anything(Instant::now());

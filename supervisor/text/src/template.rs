@@ -5,7 +5,7 @@
 //!
 //! The template is untrusted. It can access only its arguments, its steps are counted, and its prompt is bounded. It
 //! can still overflow the stack, fill memory and take long, so the supervisor never interprets it: a separate process
-//! does, and may die of it (`supervisor/src/interpreter.rs`).
+//! does, and may die of it (`supervisor/engine/src/interpreter.rs`).
 
 use super::conversation::{Conversation, MessageForm, value_of, value_of_json};
 use super::generation_tags;

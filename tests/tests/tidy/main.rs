@@ -44,6 +44,7 @@ fn only_the_child_its_kernels_and_a_played_driver_may_use_unsafe() {
         "supervisor/src/lib.rs",
         "supervisor/src/main.rs",
         "supervisor/cli/src/lib.rs",
+        "supervisor/engine/src/lib.rs",
         "supervisor/lifecycle/src/lib.rs",
         "supervisor/process/src/lib.rs",
         "supervisor/requests/src/lib.rs",
@@ -113,6 +114,31 @@ fn commands_for_a_running_worker_do_not_depend_on_its_server() {
                 "{package} depends on {forbidden}"
             );
         }
+    }
+}
+
+/// The server reads command lines and files of settings, and answers clients.
+#[test]
+fn the_engine_depends_on_no_http_and_no_command_line() {
+    let packages = dependencies_of("worker-orcd-engine");
+    assert!(packages.iter().any(|name| name == "tokio"), "{packages:?}");
+    for forbidden in [
+        "axum",
+        "clap",
+        "http",
+        "hyper",
+        "prometheus-client",
+        "toml",
+        "tower",
+        "tracing-subscriber",
+        "utoipa",
+        "worker-orcd",
+        "worker-orcd-cli",
+    ] {
+        assert!(
+            !packages.iter().any(|name| name == forbidden),
+            "the engine depends on {forbidden}"
+        );
     }
 }
 

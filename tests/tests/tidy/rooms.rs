@@ -1,4 +1,4 @@
-//! Rooms of the supervisor and of the child (a folder below `src`, or a file), and their dependencies.
+//! Rooms of the supervisor, its engine and the child (a folder below `src`, or a file), and their dependencies.
 
 use crate::repository::{code_lines, rust_sources};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,7 +56,16 @@ fn left_over(mut rooms: Rooms) -> Rooms {
 #[test]
 fn no_rooms_of_the_supervisor_need_each_other_in_a_circle() {
     let rooms = rooms("supervisor/src");
-    assert!(rooms["http"].contains("engine"), "{rooms:#?}");
+    assert!(rooms["commands"].contains("http"), "{rooms:#?}");
+    assert!(rooms["http"].contains("config"), "{rooms:#?}");
+    let circle = left_over(rooms);
+    assert!(circle.is_empty(), "{circle:#?}");
+}
+
+#[test]
+fn no_rooms_of_the_engine_need_each_other_in_a_circle() {
+    let rooms = rooms("supervisor/engine/src");
+    assert!(rooms["driver"].contains("engine"), "{rooms:#?}");
     assert!(rooms["driver"].contains("child"), "{rooms:#?}");
     let circle = left_over(rooms);
     assert!(circle.is_empty(), "{circle:#?}");

@@ -2,7 +2,7 @@
 //!
 //! Checksums prove that bytes are unchanged, but not their layout. A child of another binary may pack weights or lay
 //! out pages differently. It sends another number in its `Hello`, and receives no retained memory
-//! (`supervisor/src/driver/keeping.rs`).
+//! (`supervisor/engine/src/driver/keeping.rs`).
 //!
 //! The number is a hash of the sources that define the layout. An edit of a comment there costs one load at an upgrade;
 //! a forgotten version bump would cost wrong text.

@@ -5,14 +5,14 @@
 
 use super::Finding;
 use crate::config::device::DeviceChoice;
-use crate::nvml::Witness;
-use crate::nvml::driver_is_loaded;
-use crate::nvml::library::{Gauges, Identity};
 use rustix::fs::{Access, access};
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
+use worker_orcd_engine::nvml::Witness;
+use worker_orcd_engine::nvml::driver_is_loaded;
+use worker_orcd_engine::nvml::library::{Gauges, Identity};
 use worker_orcd_lifecycle::RecoveryAction;
 
 /// Time limit of NVML, which normally answers within 0.1 s, and never on a wedged device.

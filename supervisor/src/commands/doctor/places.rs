@@ -5,13 +5,13 @@
 
 use super::Finding;
 use super::port;
-use crate::child::socket::PrivateDir;
 use crate::config::HttpConfig;
 use crate::config::examined::Examined;
 use rustix::fs::{Access, access};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io;
 use std::path::Path;
+use worker_orcd_engine::child::socket::PrivateDir;
 
 pub(super) fn all(settings: &Examined) -> Vec<Finding> {
     let mistakes = settings.mistakes.iter().map(|mistake| {

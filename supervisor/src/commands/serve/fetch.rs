@@ -11,8 +11,6 @@
 use crate::commands::end_with;
 use crate::commands::serve::log_order;
 use crate::config::Config;
-use crate::driver::service_manager::ServiceManager;
-use crate::engine::SupervisorExit;
 use crate::exit::WorkerExit;
 use crate::signals::{Signals, Word};
 use std::path::PathBuf;
@@ -23,6 +21,8 @@ use tokio::sync::oneshot;
 use worker_orcd_cli::model_name::cache_directory;
 use worker_orcd_cli::pull::news::News;
 use worker_orcd_cli::pull::{self, Errand, Transfer};
+use worker_orcd_engine::driver::service_manager::ServiceManager;
+use worker_orcd_lifecycle::SupervisorExit;
 
 /// Retries in a row without a byte: with their pauses, about one minute.
 const RETRIES: u32 = 5;

@@ -6,9 +6,6 @@
 use super::lifeline::{self, Received};
 use crate::commands::serve::upgrade;
 use crate::config::{Config, HttpConfig};
-use crate::engine::Inheritance;
-use crate::estate::parcel::{pack, unpack};
-use crate::estate::{EngineEstate, EngineNote};
 use crate::http::App;
 use crate::http::handover::{ConnectionNote, Left};
 use crate::http::listen::Server;
@@ -27,6 +24,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use uuid::Uuid;
+use worker_orcd_engine::Inheritance;
+use worker_orcd_engine::estate::parcel::{pack, unpack};
+use worker_orcd_engine::estate::{EngineEstate, EngineNote};
 use worker_orcd_ipc::DeviceSelector;
 use worker_orcd_requests::wal::{self, Ending, Restored};
 
@@ -172,10 +172,8 @@ fn of_an_upgrade(received: Received) -> io::Result<Inherited> {
         undone,
         ..read(&document, descriptors, Ending::Upgrade)?
     };
-    let devices = inherited.engine.devices.iter();
-    let children = devices.filter_map(|it| it.child.as_ref());
-    let pids: Vec<_> = children.map(|it| it.note.pid).collect();
-    reap_last_children(&pids)?;
+    let children: Vec<_> = inherited.engine.children().collect();
+    reap_last_children(&children)?;
     Ok(inherited)
 }
 

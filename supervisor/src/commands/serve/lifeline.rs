@@ -8,12 +8,11 @@
 //! Before the driver's first turn the handoff state is unused: the children received no message, and connections are
 //! kept here. So the previous program is executed from its open file, with the same document and the same descriptors.
 //!
-//! The kernel ends children with the thread that created them ([`spawn`](crate::child::spawn)), so the main thread
-//! calls `exec` if it responds. If it hangs, another thread does, and the children are replaced as after a death.
+//! The kernel ends children with the thread that created them ([`spawn`](worker_orcd_engine::child::spawn)), so the
+//! main thread calls `exec` if it responds. If it hangs, another thread does, and the children are replaced as after a
+//! death.
 
 use super::upgrade::without_descriptors_of_systemd;
-use crate::child::spawn::Spawner;
-use crate::estate::passage::{self, Label, Passage};
 use crate::logging;
 use parking_lot::Mutex;
 use std::fs::File;
@@ -23,6 +22,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
+use worker_orcd_engine::child::spawn::Spawner;
+use worker_orcd_engine::estate::passage::{self, Label, Passage};
 use worker_orcd_process::signal_mask::blocked;
 
 /// Time from `exec` to the first turn of the driver.

@@ -2,8 +2,9 @@
 
 use crate::config::device::{DecidedDevices, default_prefill_chunk};
 use crate::config::{Config, DEFAULT_MEMORY_PERMILLE};
-use crate::engine::{Deadlines, EngineSettings, RestartPolicy};
+use worker_orcd_engine::EngineSettings;
 use worker_orcd_ipc::{KvReaders, LoadOrder, ModelFile, Role, TraceOrder};
+use worker_orcd_lifecycle::{Deadlines, RestartPolicy};
 
 pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> EngineSettings {
     let load = &config.load;

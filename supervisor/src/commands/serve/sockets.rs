@@ -1,11 +1,11 @@
 //! Listening addresses, and paths that children need.
 
 use super::inheritance::{Inherited, Sockets};
-use crate::child::socket::PrivateDir;
 use crate::config::{Config, HttpConfig};
 use std::io;
 use std::net::TcpListener as StdListener;
 use std::os::unix::fs::OpenOptionsExt as _;
+use worker_orcd_engine::child::socket::PrivateDir;
 
 /// Sockets of a service manager, or else those of an earlier supervisor, if the settings still name them.
 pub(super) fn sockets(

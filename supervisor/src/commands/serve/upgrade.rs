@@ -13,9 +13,7 @@
 use super::inheritance::Estate;
 use super::lifeline;
 use super::store::Stored;
-use crate::child::spawn::Spawner;
 use crate::commands::end_with;
-use crate::estate::passage::Label;
 use crate::exit::WorkerExit;
 use crate::http::App;
 use crate::http::listen::Server;
@@ -37,6 +35,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use tokio::time::timeout;
 use uuid::Uuid;
+use worker_orcd_engine::child::spawn::Spawner;
+use worker_orcd_engine::estate::passage::Label;
 use worker_orcd_ipc::Exit;
 use worker_orcd_process::reap::Process;
 use worker_orcd_process::signal_mask::unblocked;
@@ -252,7 +252,7 @@ impl Holdings {
         }
     }
 
-    fn estate(&self, engine: crate::estate::EngineEstate, nonce: Uuid) -> Estate {
+    fn estate(&self, engine: worker_orcd_engine::estate::EngineEstate, nonce: Uuid) -> Estate {
         Estate {
             number: self.stored.number(),
             nonce,

@@ -6,11 +6,11 @@
 //! names of events and ignore ids, comments and `ping`.
 
 use super::{ID_PREFIX_OF_CALLS, stop_reason, usage, usage_of};
-use crate::engine::{Completion, Failure, Piece, StopReason};
 use crate::http::error::{ApiError, Dialect};
 use crate::http::sse::{Render, write_data, write_event, write_json};
 use crate::http::timeline::{Kind, Step, Timeline};
 use serde_json::{Value, json};
+use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
 use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug)]

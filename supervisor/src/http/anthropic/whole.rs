@@ -1,7 +1,6 @@
 //! Answer in one piece: the sum of a stream's events.
 
 use super::{ID_PREFIX_OF_CALLS, stop_reason, usage_of};
-use crate::engine::{Completion, StopReason};
 use crate::http::error::ApiError;
 use crate::http::generation::Accepted;
 use crate::http::timeline::{Item, Kind, Timeline, sum};
@@ -10,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use worker_orcd_requests::{Completion, StopReason};
 use worker_orcd_text::tools::Parsing;
 
 pub(in crate::http) async fn respond(

@@ -1,7 +1,6 @@
 //! Client of a connection, and progress of its present request.
 
 use super::replay::Replay;
-use crate::engine::Position;
 use crate::http::handover::{Answer, ConnectionNote, Handover, Held, Left, Stage};
 use crate::http::places::{self, Place};
 use crate::http::resume::HandedOver;
@@ -19,6 +18,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
+use worker_orcd_requests::Position;
 
 /// Pause between two checks of a client with unread bytes.
 const LOOK_AGAIN: Duration = Duration::from_millis(25);

@@ -8,10 +8,10 @@
     reason = "an answer contains how long it took"
 )]
 
-use crate::engine::{Completion, Failure, Piece};
 use crate::http::sse::{Render, write_event, write_json};
 use serde_json::json;
 use std::time::{Duration, Instant, SystemTime};
+use worker_orcd_requests::{Completion, Failure, Piece};
 use worker_orcd_text::calendar::rfc3339;
 
 /// Time between two `metrics` events of a request with metrics.

@@ -2,10 +2,10 @@
 
 use super::prompt::Encoded;
 use super::{Input, lost};
-use crate::engine::LoadedModel;
 use crate::http::App;
 use crate::http::error::ApiError;
 use std::sync::Arc;
+use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_text::Text;
 

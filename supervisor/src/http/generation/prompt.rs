@@ -1,14 +1,14 @@
 //! Conversion of a client's input to prompt tokens.
 
 use super::{Input, lost};
-use crate::engine::LoadedModel;
 use crate::http::App;
 use crate::http::body::Room;
 use crate::http::error::ApiError;
 use crate::http::mistakes::Constraint;
-use crate::interpreter::MAX_RENDERED_BYTES;
 use crate::logging::TextDigest;
 use std::sync::Arc;
+use worker_orcd_engine::LoadedModel;
+use worker_orcd_engine::interpreter::MAX_RENDERED_BYTES;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_text::date::strftime_now;
@@ -305,7 +305,7 @@ pub(super) struct Encoded {
     pub(super) digest: Option<TextDigest>,
     /// The prompt ends with the tag that opens reasoning.
     pub(super) opens_thinking: bool,
-    /// Same as [`NewRequest::echo`](crate::engine::NewRequest::echo).
+    /// Same as [`NewRequest::echo`](worker_orcd_requests::NewRequest::echo).
     pub(super) echo: Option<u32>,
 }
 

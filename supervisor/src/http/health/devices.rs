@@ -1,8 +1,8 @@
 //! Devices of the worker, in the order of its list.
 
 use super::{Clock, child_report, gpu, memory_report, standby_report};
-use crate::engine::{DeviceSnapshot, EngineSnapshot};
 use serde_json::{Value, json};
+use worker_orcd_engine::{DeviceSnapshot, EngineSnapshot};
 
 pub(super) fn report(snapshot: &EngineSnapshot, clock: &Clock) -> Vec<Value> {
     let of_device = |device| of_device(snapshot, device, clock);

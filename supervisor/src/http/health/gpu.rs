@@ -1,9 +1,9 @@
 //! Data of NVIDIA's driver, in fields separate from the child's reports.
 
 use super::{Clock, extend};
-use crate::engine::{DeviceSnapshot, EngineSnapshot, GpuSnapshot};
 use serde_json::{Value, json};
 use std::time::Duration;
+use worker_orcd_engine::{DeviceSnapshot, EngineSnapshot, GpuSnapshot};
 use worker_orcd_lifecycle::RecoveryAction;
 
 /// Fields of `device`. All but the last Xid are `null` without a recent sample.
@@ -87,12 +87,12 @@ mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
     use super::*;
-    use crate::engine::ChildSnapshot;
-    use crate::engine::gpu::Nvml;
-    use crate::nvml::library::{DeviceMemory, Gauges, Process};
-    use crate::nvml::reckoning::Measure;
-    use crate::nvml::{SILENT_AFTER, SeenXid};
     use std::time::{Instant, SystemTime};
+    use worker_orcd_engine::ChildSnapshot;
+    use worker_orcd_engine::engine::gpu::Nvml;
+    use worker_orcd_engine::nvml::library::{DeviceMemory, Gauges, Process};
+    use worker_orcd_engine::nvml::reckoning::Measure;
+    use worker_orcd_engine::nvml::{SILENT_AFTER, SeenXid};
     use worker_orcd_lifecycle::Xid;
 
     fn clock(now: Instant) -> Clock {

@@ -14,7 +14,6 @@
 //! specifies which tokens are listed, and at which piece.
 
 use super::Kind;
-use crate::engine::{Listed, ListedToken};
 use crate::http::fields::Fields;
 use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema;
@@ -23,6 +22,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use std::fmt::Write as _;
 use worker_orcd_ipc::{Logprobs, MAX_TOP_LOGPROBS, TokenId};
+use worker_orcd_requests::{Listed, ListedToken};
 
 pub(super) const FIELD: &str = "logprobs";
 pub(super) const TOP_FIELD: &str = "top_logprobs";

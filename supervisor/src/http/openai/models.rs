@@ -1,6 +1,5 @@
 //! `/v1/models`: the loaded model and its accepted names.
 
-use crate::engine::LoadedModel;
 use crate::http::App;
 use crate::http::error::{ApiError, Dialect};
 use crate::http::fields::Fields;
@@ -11,6 +10,7 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use worker_orcd_engine::LoadedModel;
 
 pub async fn list(State(app): State<Arc<App>>) -> Response {
     let names = std::iter::once(&app.model_id).chain(&app.model_aliases);

@@ -7,10 +7,10 @@
 //! identifies a position in the stream, as without a parser.
 
 use super::finish_reason;
-use crate::engine::StopReason;
 use crate::http::messages::THOUGHTS;
 use crate::http::timeline::{Kind, Step, Timeline, sum};
 use serde_json::{Map, Value, json};
+use worker_orcd_requests::StopReason;
 use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug)]

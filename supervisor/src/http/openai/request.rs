@@ -2,7 +2,6 @@
 
 use super::{Kind, harmless, logprobs, template_settings, tools};
 use crate::config::RequestLimits;
-use crate::engine::SamplingDefaults;
 use crate::http::begun;
 use crate::http::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::http::effort;
@@ -19,6 +18,7 @@ use crate::http::structure::{self, Asked};
 use crate::http::thinking_budget;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+use worker_orcd_engine::SamplingDefaults;
 use worker_orcd_ipc::{Sampling, TokenId};
 use worker_orcd_text::tools::Parsing;
 

@@ -7,13 +7,13 @@
 use super::Header;
 use super::request::StreamOptions;
 use super::stream::{Chunks, whole_usage};
-use crate::engine::{Completion, Failure, Skip, StreamEvent, Streams};
 use crate::http::choices::Layout;
 use crate::http::generation::Accepted;
 use crate::http::job::Job;
 use crate::http::sse::{Render as _, Source, failure_of};
 use crate::http::whole::fail_all;
 use std::task::{Context, Poll};
+use worker_orcd_requests::{Completion, Failure, Skip, StreamEvent, Streams};
 
 pub(in crate::http) struct Choices {
     streams: Streams,

@@ -9,10 +9,10 @@ use super::logprobs::List;
 use super::parts::Parts;
 use super::request::StreamOptions;
 use super::{Header, Kind, finish_reason};
-use crate::engine::{Completion, Failure, Piece};
 use crate::http::error::{ApiError, Dialect};
 use crate::http::sse::{Render, write_data, write_json};
 use serde_json::{Value, json};
+use worker_orcd_requests::{Completion, Failure, Piece};
 
 #[derive(Debug)]
 pub struct Chunks {
@@ -251,8 +251,8 @@ fn usage(tokens_in: u32, tokens_out: u32) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::StopReason;
     use std::time::Duration;
+    use worker_orcd_requests::StopReason;
     use worker_orcd_text::tools::{Parsing, Syntax};
 
     fn header(kind: Kind) -> Header {

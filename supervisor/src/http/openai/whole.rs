@@ -4,7 +4,6 @@ use super::logprobs::List;
 use super::parts::Parts;
 use super::stream::whole_usage;
 use super::{Header, Kind, finish_reason};
-use crate::engine::{Completion, Piece};
 use crate::http::choices::Layout;
 use crate::http::error::ApiError;
 use crate::http::generation::Accepted;
@@ -14,6 +13,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
+use worker_orcd_requests::{Completion, Piece};
 
 /// Response with these choices, in order.
 pub(in crate::http) async fn respond(
@@ -167,10 +167,10 @@ fn around(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Listed, ListedToken, StopReason};
     use std::time::Duration;
     use worker_orcd_ipc::{Logprobs, TokenId};
     use worker_orcd_requests::testing;
+    use worker_orcd_requests::{Listed, ListedToken, StopReason};
     use worker_orcd_text::tools::Parsing;
 
     fn answered(kind: Kind, tokens: usize) -> Vec<u8> {

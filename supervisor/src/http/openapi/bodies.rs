@@ -5,7 +5,6 @@ use super::schema::{
     object, object_with, of_type, or_null, text, values,
 };
 use super::{health, responses};
-use crate::engine::StopReason;
 use crate::http::choices::{MAX_N, MAX_PROMPTS};
 use crate::http::mistakes::{Constraint, LISTED};
 use crate::http::openai::logprobs::IMPOSSIBLE;
@@ -13,6 +12,7 @@ use serde_json::{Value, json};
 use strum::VariantArray as _;
 use utoipa::openapi::Type;
 use worker_orcd_ipc::MAX_TOP_LOGPROBS;
+use worker_orcd_requests::StopReason;
 use worker_orcd_requests::error_code::{ErrorCode, OTHER_REFUSALS};
 
 pub(super) type Named = (&'static str, fn() -> Shape);

@@ -2,7 +2,6 @@
 
 use super::schema::Shape;
 use crate::config::RequestLimits;
-use crate::engine::OnFault;
 use crate::http::anthropic;
 use crate::http::embeddings;
 use crate::http::fields::{Fields, Names};
@@ -10,6 +9,7 @@ use crate::http::openai::{Kind, request};
 use crate::http::reading::ModelTerms;
 use crate::http::received::Read;
 use crate::http::responses;
+use worker_orcd_requests::OnFault;
 
 /// Endpoints that other servers have, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]

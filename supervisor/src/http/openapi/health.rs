@@ -3,9 +3,9 @@
 use super::schema::{
     Shape, boolean, count, list_of, object, object_with, of_type, or_null, text, values,
 };
-use crate::engine::Status;
 use strum::VariantArray as _;
 use utoipa::openapi::Type;
+use worker_orcd_engine::Status;
 use worker_orcd_lifecycle::DeviceStatus;
 
 /// One device of the worker, in `/health`.

@@ -4,12 +4,12 @@
 //! they are part of the prompt, and the record of an answer keeps only its tokens.
 
 use super::output::{Item, Status};
-use crate::engine::{Completion, StopReason};
 use crate::http::timeline::Kind;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Number, Value, json};
 use std::collections::BTreeMap;
+use worker_orcd_requests::{Completion, StopReason};
 use worker_orcd_text::tools::Parsing;
 
 /// Fields of the request that the answer repeats.

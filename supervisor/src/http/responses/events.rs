@@ -7,12 +7,12 @@
 
 use super::answer::{Header, Part, Progress, Response, Told, part};
 use super::output::{Growth, Item, Output};
-use crate::engine::{Completion, Failure, Piece, StopReason};
 use crate::http::openai::logprobs::Column;
 use crate::http::sse::{Render, write_event};
 use crate::http::timeline::Kind;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
 
 /// Number of events at the beginning of every stream: `response.created` and `response.in_progress`.
 const BEGINNING: u64 = 2;

@@ -2,9 +2,9 @@
 //!
 //! Log probabilities are listed for tokens of messages. While the parser holds text back, its tokens wait. Tokens of
 //! tags, reasoning and calls are dropped.
-use crate::engine::{Piece, StopReason};
 use crate::http::openai::logprobs::Column;
 use crate::http::timeline::{Kind, Step, Timeline};
+use worker_orcd_requests::{Piece, StopReason};
 use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,13 +2,13 @@
 
 use super::answer::{Header, Progress};
 use super::output::Output;
-use crate::engine::Piece;
 use crate::http::error::ApiError;
 use crate::http::generation::Accepted;
 use crate::http::sse::write_json;
 use crate::http::whole::gather_one;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use worker_orcd_requests::Piece;
 
 pub(super) async fn respond(accepted: Accepted, header: &Header) -> Result<Response, ApiError> {
     let only_one_call = !header.echo.parallel_tool_calls;

@@ -60,9 +60,9 @@ impl HttpBody for Held {
 mod tests {
     use super::*;
     use crate::http::body::{Bodies, BodyLimits};
-    use crate::interpreter::MAX_RENDERED_BYTES;
     use http_body_util::BodyExt as _;
     use std::time::Duration;
+    use worker_orcd_engine::interpreter::MAX_RENDERED_BYTES;
 
     #[tokio::test]
     async fn room_is_taken_until_the_last_slice_is_gone() {

@@ -212,8 +212,8 @@ pub fn read_template(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::OnFault;
     use crate::http::error::Dialect;
+    use worker_orcd_requests::OnFault;
 
     fn limits() -> RequestLimits {
         RequestLimits {

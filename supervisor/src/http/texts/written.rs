@@ -1,11 +1,11 @@
 //! Answers, serialized directly: a tree of JSON values would need many times the memory. Each is serialized twice,
 //! first to count its bytes.
 
-use crate::engine::LoadedModel;
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
+use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_text::{Detokenizer, Text};
 

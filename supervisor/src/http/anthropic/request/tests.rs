@@ -1,7 +1,7 @@
 use super::*;
-use crate::engine::OnFault;
 use crate::http::error::Dialect;
 use serde_json::{Value, json};
+use worker_orcd_requests::OnFault;
 use worker_orcd_text::template::TemplateSetting;
 use worker_orcd_text::tools::{ChatTerms, Syntax, Thoughts};
 

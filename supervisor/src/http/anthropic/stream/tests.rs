@@ -1,8 +1,8 @@
 use super::*;
-use crate::engine::StopReason;
 use crate::http::anthropic::whole::Answer;
 use proptest::prelude::*;
 use std::time::Duration;
+use worker_orcd_requests::StopReason;
 use worker_orcd_text::tools::{Syntax, Thoughts};
 
 const PARSING: Parsing = Parsing {

@@ -1,9 +1,9 @@
 //! Fields that each endpoint accepts, and the requests that they become.
 
 use super::*;
-use crate::engine::OnFault;
 use crate::http::error::Dialect;
 use serde_json::{Value, json};
+use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::ChatTerms;
 
 const LIMITS: RequestLimits = RequestLimits {

@@ -3,13 +3,13 @@
 use super::super::answer::Echo;
 use super::super::output::tests::{PARSING, TEXT, pieces};
 use super::*;
-use crate::engine::{Listed, ListedToken};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use worker_orcd_ipc::{Logprobs, TokenId};
 use worker_orcd_requests::testing;
+use worker_orcd_requests::{Listed, ListedToken};
 use worker_orcd_text::tools::{Parsing, Syntax, Thoughts};
 
 fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {

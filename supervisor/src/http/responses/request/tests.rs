@@ -1,10 +1,11 @@
 //! Requests of clients, and fields that are refused.
 
 use super::*;
-use crate::engine::{OnFault, SamplingDefaults};
 use crate::http::error::Dialect;
 use serde_json::{Value, json};
+use worker_orcd_engine::SamplingDefaults;
 use worker_orcd_ipc::Grammar;
+use worker_orcd_requests::OnFault;
 use worker_orcd_text::Structure;
 use worker_orcd_text::template::TemplateSetting;
 use worker_orcd_text::tools::ChatTerms;

@@ -1,0 +1,442 @@
+//! The driver: the one task that owns children, lifecycle and journal. It reads the clock once a turn, so all events of
+//! a turn happen at one time.
+//!
+//! ```text
+//! clients ── Control ──►┐
+//! child ──── Sign ─────►│ driver ── Event ──► lifecycle ── Effect ──► child, journal
+//! spawner ── Spawned ──►│    └──── tokens ──► journal ──── wake ────► clients
+//! clock ──── Tick ─────►┘
+//! ```
+//!
+//! Deliberately absent: blocking calls and long computations. Another thread builds the tokenizer, and writes to a
+//! child go into a buffer.
+//!
+//! * `start`: the driver's task. [`handles`]: the side of clients' tasks. [`estate`]: handoff to and from another
+//!   driver.
+//! * [`seat`], [`seats`]: a child and its state. [`births`]: spawn and load. [`words`]: messages of a child.
+//!   [`vitals`]: child statistics. [`rate`]: token rate. [`progress`]: progress of a child. [`flood`]: limit on
+//!   messages. [`silence`], [`doubt`]: overdue children.
+//! * [`keeping`], [`keepings`]: memory that outlives a child. [`devices`]: devices in and out of service. [`mps`]: one
+//!   child at a time under CUDA MPS. [`program`]: replaced child programs. [`succession`]: failover and end of a child.
+//! * [`chronicle`]: observation. [`news`]: log lines and snapshots. [`post_mortem`]: crash facts. [`witness`],
+//!   [`witnesses`]: GPU monitors. [`service_manager`]: notifications to systemd.
+
+#![expect(clippy::disallowed_methods, reason = "once a turn, for all requests")]
+
+mod births;
+mod chronicle;
+mod devices;
+mod doubt;
+mod estate;
+mod flood;
+mod handles;
+mod keeping;
+mod keepings;
+mod mps;
+mod news;
+mod post_mortem;
+mod program;
+mod progress;
+mod rate;
+mod seat;
+mod seats;
+pub mod service_manager;
+mod silence;
+mod start;
+mod succession;
+mod vitals;
+mod witness;
+mod witnesses;
+mod words;
+
+pub use start::start;
+
+use crate::child::Sign;
+use crate::child::link::LinkError;
+use crate::child::spawn::Spawner;
+use crate::driver::chronicle::Chronicle;
+use crate::driver::devices::Models;
+use crate::driver::estate::{Departure, Heritage};
+use crate::driver::handles::Handles;
+use crate::driver::keeping::Keeping;
+use crate::driver::keepings::Keepings;
+use crate::driver::seat::{Built, Happening};
+use crate::driver::seats::Seats;
+use crate::driver::service_manager::ServiceManager;
+use crate::driver::words::{Listener, link_failure};
+use crate::engine::control::Control;
+use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Shared};
+use crate::estate::EngineEstate;
+use crate::nvml::Sighting;
+use std::collections::VecDeque;
+use std::num::NonZeroU8;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+use worker_orcd_ipc::{Command, Generation, Role};
+use worker_orcd_lifecycle::{ChildAction, ChildEvent, DeviceId, Effect, Event, SeatId, Worker};
+use worker_orcd_requests::{Refusal, Requests};
+
+pub(crate) struct Driver {
+    settings: EngineSettings,
+    started: Instant,
+    /// Start of the present turn.
+    now: Instant,
+    worker: Worker,
+    /// Effects that are not yet performed. Performing one can add others.
+    effects: VecDeque<Effect>,
+    seats: Seats,
+    keeping: Keepings,
+    requests: Requests,
+    model: Option<Arc<LoadedModel>>,
+    models: Models,
+    handles: Handles,
+    chronicle: Chronicle,
+    service_manager: ServiceManager,
+    heritage: Heritage,
+    /// Pending handoff to another driver.
+    departure: Option<Departure>,
+}
+
+/// Cause of a turn.
+enum Occasion {
+    InSeat(SeatId, Happening),
+    Control(Control),
+    Sighting(DeviceId, Sighting),
+    Tick,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        mut settings: EngineSettings,
+        shared: Arc<Shared>,
+        controls: mpsc::UnboundedReceiver<Control>,
+        milestones: watch::Sender<Milestones>,
+        spawner: &Spawner,
+        estate: &mut EngineEstate,
+    ) -> Self {
+        let started = Instant::now();
+        let mut chronicle = Chronicle::new(started, &settings, &shared);
+        let rules = mps::rules(&mut settings, started, &mut chronicle.news);
+        let heritage = Heritage::of(estate, &settings);
+        let (worker, effects) = Worker::start(Duration::ZERO, rules, &heritage.before());
+        let devices = worker.devices().count();
+        let of_devices = u8::try_from(devices).ok().and_then(NonZeroU8::new);
+        let of_devices = of_devices.unwrap_or(NonZeroU8::MIN);
+        Self {
+            chronicle,
+            requests: Requests::new(Arc::clone(&shared.registry), of_devices),
+            settings,
+            started,
+            now: started,
+            seats: Seats::new(worker.seats(), started, spawner),
+            worker,
+            effects: effects.into(),
+            keeping: Keepings::new(devices),
+            model: None,
+            models: Models::new(devices),
+            handles: Handles::new(shared, controls, milestones),
+            service_manager: ServiceManager::of_this_process(),
+            heritage,
+            departure: None,
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        self.handles.has_begun();
+        self.perform();
+        let timer = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(timer);
+        while !self.worker.is_over() {
+            let wake_at = tokio::time::Instant::from_std(self.wake_at());
+            // A spurious wake costs one idle tick. Moving the timer costs a lock each time.
+            if timer.is_elapsed() || wake_at < timer.deadline() {
+                timer.as_mut().reset(wake_at);
+            }
+            let occasion = tokio::select! {
+                (seat, happening) = self.seats.next() => Occasion::InSeat(seat, happening),
+                control = self.handles.next() => Occasion::Control(control),
+                (card, seen) = self.chronicle.gpu.next() => Occasion::Sighting(card, seen),
+                () = &mut timer => Occasion::Tick,
+            };
+            self.now = Instant::now();
+            self.take_up(occasion);
+            self.perform();
+            if let Some(heir) = self.is_to_leave() {
+                return drop(heir.send(self.leave()));
+            }
+        }
+        self.end_requests();
+    }
+
+    fn take_up(&mut self, occasion: Occasion) {
+        match occasion {
+            Occasion::InSeat(seat, Happening::Sign(sign)) => self.on_sign(seat, sign),
+            Occasion::InSeat(seat, Happening::Spawned(spawned)) => self.on_spawned(seat, spawned),
+            Occasion::InSeat(seat, Happening::Built(built)) => self.on_built(seat, *built),
+            Occasion::Control(control) => self.on_control(control),
+            Occasion::Sighting(device, sighting) => self.on_sighting(device, sighting),
+            Occasion::Tick => self.on_tick(),
+        }
+    }
+
+    // === events ===
+
+    fn on_sign(&mut self, seat: SeatId, sign: Sign) {
+        match sign {
+            Sign::Stirred => self.hear(seat),
+            Sign::LinkClosed => self.handle_child(seat, ChildEvent::LinkClosed),
+            Sign::LinkFailed(error) => self.handle_child(seat, link_failure(error)),
+            Sign::Exited(exit) => {
+                let Some(child) = &self.seats[seat].child else {
+                    return;
+                };
+                // A process that exits before its connection can no longer connect.
+                let never_connected = !child.has_connected();
+                let generation = child.generation;
+                let crashes = &mut self.chronicle.crashes;
+                crashes.exited(seat, generation, self.now, exit);
+                self.handle_child(seat, ChildEvent::Exited(exit));
+                if never_connected {
+                    self.handle_child(seat, ChildEvent::LinkClosed);
+                }
+            }
+        }
+    }
+
+    fn on_control(&mut self, control: Control) {
+        match control {
+            Control::Submit(record) => self.requests.submit(record),
+            Control::Cancel(id) => self.requests.cancel(id, self.now),
+            Control::Abandon(id) => self.requests.abandon(id, self.now),
+            Control::Drain(timeout) => self.handle(Event::Drain { timeout }),
+            Control::Replace => self.handle(Event::Replace),
+            Control::Withdraw(device, asker) => self.asked_to_withdraw(device, asker),
+            Control::Readmit(device, asker) => self.asked_to_readmit(device, asker),
+            Control::StopNow => self.handle(Event::StopNow),
+            Control::CopyEstate(asker) => drop(asker.send(self.estate())),
+            Control::Leave(heir) => self.prepare_to_leave(heir),
+        }
+    }
+
+    fn on_built(&mut self, seat: SeatId, built: Built) {
+        let generation = built.generation;
+        let event = self.seats[seat].keep(built);
+        self.handle(Event::Child { generation, event });
+    }
+
+    fn on_sighting(&mut self, device: DeviceId, sighting: Sighting) {
+        if let Some(testimony) = self.chronicle.sighted(device, sighting, &self.seats) {
+            self.handle(Event::Gpu(device, testimony));
+        }
+    }
+
+    fn on_tick(&mut self) {
+        let now = self.now;
+        self.requests.expire(now);
+        for seat in self.seats.ids() {
+            if let Some(child) = &mut self.seats[seat].child
+                && child.write_deadline().is_some_and(|at| at <= now)
+            {
+                child.close_link();
+                self.handle_child(seat, ChildEvent::LinkStalled);
+            }
+            if self.believes(seat) {
+                self.judge_silence(seat);
+            }
+        }
+        let Chronicle { gpu, crashes, .. } = &mut self.chronicle;
+        for (device, testimony) in gpu.overdue(now, crashes) {
+            self.handle(Event::Gpu(device, testimony));
+        }
+        self.handle(Event::Tick);
+    }
+
+    fn wake_at(&self) -> Instant {
+        let worker = self.worker.poll_deadline().map(|at| self.started + at);
+        let of_seats = self.seats.iter().flat_map(|seat| {
+            let believed = self.believes(seat.id);
+            let silence = seat.silence.deadline().filter(|_| believed);
+            seat.write_deadline().into_iter().chain(silence)
+        });
+        let Chronicle { gpu, crashes, .. } = &self.chronicle;
+        let others = [
+            worker,
+            self.requests.next_deadline(),
+            gpu.next_deadline(crashes),
+            self.service_manager.deadline(),
+            self.departure.as_ref().map(|it| it.until),
+        ];
+        let earliest = of_seats.chain(others.into_iter().flatten()).min();
+        earliest.unwrap_or(self.now)
+    }
+
+    // === decisions and effects ===
+
+    fn handle(&mut self, event: Event) {
+        let effects = self.worker.handle(self.now - self.started, event);
+        self.effects.extend(effects);
+    }
+
+    fn handle_child(&mut self, seat: SeatId, event: ChildEvent) {
+        if let Some(child) = &self.seats[seat].child {
+            let generation = child.generation;
+            self.handle(Event::Child { generation, event });
+        }
+    }
+
+    /// True while results of the seat's child are accepted.
+    fn believes(&self, seat: SeatId) -> bool {
+        self.worker.seat(seat).state().accepts_tokens()
+    }
+
+    /// Handles all messages that have been read from the child, in order.
+    fn hear(&mut self, seat: SeatId) {
+        while let Some(event) = self.listener(seat).next_event() {
+            self.handle_child(seat, event);
+            self.do_effects();
+        }
+        self.note_idle_service(seat);
+    }
+
+    fn listener(&mut self, seat: SeatId) -> Listener<'_> {
+        Listener {
+            now: self.now,
+            believed: self.believes(seat),
+            seat: &mut self.seats[seat],
+            requests: &mut self.requests,
+            chronicle: &mut self.chronicle,
+            keeping: &mut self.keeping,
+            settings: &mut self.settings,
+            model: self.model.as_ref(),
+        }
+    }
+
+    /// Performs all effects of the event, then wakes the readers and publishes a snapshot.
+    fn perform(&mut self) {
+        loop {
+            self.do_effects();
+            self.send_commands();
+            self.report_vacated();
+            if self.worker.is_draining() && self.handles.is_idle() {
+                self.handle(Event::Idle);
+            }
+            if self.effects.is_empty() {
+                break;
+            }
+        }
+        self.requests.wake();
+        self.publish();
+    }
+
+    fn do_effects(&mut self) {
+        while let Some(effect) = self.effects.pop_front() {
+            self.chronicle.news.effect(&effect);
+            self.do_one(effect);
+        }
+    }
+
+    fn do_one(&mut self, effect: Effect) {
+        match effect {
+            Effect::Child {
+                seat,
+                generation,
+                action,
+            } => self.do_to_child(seat, generation, action),
+            Effect::Failover {
+                predecessor,
+                successor,
+            } => {
+                self.seats[successor].role = Role::Active;
+                self.chronicle.crashes.inherit(predecessor, successor);
+            }
+            Effect::DeviceOut(device) => self.device_out(device),
+            Effect::DeviceIn(device) => self.device_in(device),
+            Effect::RefuseNewWork => {
+                let refusal = match self.worker.failure() {
+                    Some(failure) => Refusal::Unavailable(failure.reason.clone()),
+                    None => Refusal::Draining,
+                };
+                self.handles.refuse(refusal);
+            }
+            Effect::EndRequests(reason) => {
+                let failure = handles::farewell(reason, self.worker.failure());
+                self.requests.fail_all(&failure, self.now);
+            }
+            Effect::End { exit, reason } => self.handles.has_ended(Ended { exit, reason }),
+        }
+    }
+
+    fn do_to_child(&mut self, seat: SeatId, generation: Generation, action: ChildAction) {
+        let now = self.now;
+        match action {
+            ChildAction::Spawn => self.spawn(seat, generation),
+            ChildAction::Load(role) => self.load(seat, generation, role),
+            ChildAction::StandBy => {
+                self.chronicle
+                    .stands_by(now, &mut self.seats[seat], generation);
+            }
+            ChildAction::Promote => {
+                let traces = self.settings.load.trace.is_some();
+                self.send(seat, &Command::Promote { traces });
+            }
+            ChildAction::Serve => self.serve(seat, generation),
+            ChildAction::Suspend { previous_state } => {
+                let state = self.worker.state_name(&previous_state);
+                let served = previous_state.takes_work();
+                let chronicle = &mut self.chronicle;
+                chronicle.noticed(now, seat, generation, state, served);
+                self.requests.suspend(seat);
+            }
+            ChildAction::Vacate => self.requests.withdraw(seat),
+            ChildAction::InvalidateWeights(cause) => self.keeping[seat].let_go(&cause),
+            ChildAction::Release => self.release(seat, generation),
+            ChildAction::Dismiss => self.send(seat, &Command::Shutdown),
+            ChildAction::Kill(signal) => {
+                if self.seats[seat].kill(generation, signal) {
+                    self.chronicle.crashes.killed(seat, generation, now);
+                }
+            }
+            ChildAction::Reap(cause) => self.bury(seat, generation, &cause),
+        }
+    }
+
+    fn send_commands(&mut self) {
+        for seat in self.seats.ids() {
+            if let Some(child) = &mut self.seats[seat].child {
+                let sent = child.send_what_fits(|| self.requests.next_command(seat));
+                self.note_send(seat, sent);
+            }
+        }
+    }
+
+    fn send(&mut self, seat: SeatId, command: &Command) {
+        let sent = self.seats[seat].send(command);
+        self.note_send(seat, sent);
+    }
+
+    fn note_send(&mut self, seat: SeatId, sent: Result<(), LinkError>) {
+        if let Err(error) = sent {
+            self.handle_child(seat, link_failure(error));
+        }
+    }
+
+    fn publish(&mut self) {
+        let (worker, requests, shared) = (&self.worker, &self.requests, &self.handles.shared);
+        let chronicle = &mut self.chronicle;
+        let snapshot = chronicle.snapshot(self.now, &self.seats, worker, requests, shared);
+        if let Some(mut snapshot) = snapshot {
+            snapshot.model_kept_open = self.keeping.iter().any(Keeping::has_model);
+            for (device, kept) in snapshot.devices.iter_mut().zip(self.keeping.iter()) {
+                device.custody = kept.snapshot();
+            }
+            for (device, tokens) in snapshot.devices.iter_mut().zip(self.models.kv_capacities()) {
+                device.kv_capacity_tokens = tokens;
+            }
+            self.service_manager.update(self.now, &snapshot);
+            self.handles.publish(snapshot);
+        }
+        self.service_manager.turn(self.now);
+        self.announce_estate();
+    }
+}

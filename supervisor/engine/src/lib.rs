@@ -1,0 +1,34 @@
+//! The engine: it operates the child processes that compute answers, and replaces those that die.
+//!
+//! ```text
+//! server ─→ engine ── Control ─→ driver ── commands ─→ child (another process, over a Unix socket)
+//!   ▲         ▲                  │ │ ▲ └───← events ─────┘
+//!   │         └──── snapshots ───┘ │ └─ nvml (GPU), lifecycle (decisions)
+//!   └── journal (requests) ←───────┴──→ crash (reports of deaths)
+//! ```
+//!
+//! * [`engine`]: the server's handle: admission, the loaded model, snapshots, settings.
+//! * [`driver`]: the one task that owns children, lifecycle and journal. [`child`]: one child process. [`nvml`]: GPU
+//!   monitor. [`crash`]: reports of deaths.
+//! * [`estate`]: handoff state for the engine of another supervisor.
+//! * [`interpreter`]: untrusted chat templates and grammars, in processes of this program. [`hex`]: digits of bytes.
+//!
+//! Deliberately absent: HTTP and the formats of its answers, metrics, the command line and files of settings, signals,
+//! CUDA, parsing of model files, `unsafe`.
+
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
+
+pub mod child;
+pub mod crash;
+pub mod driver;
+pub mod engine;
+pub mod estate;
+pub mod hex;
+pub mod interpreter;
+pub mod nvml;
+
+pub use engine::{
+    ChildSnapshot, DeviceSnapshot, Ended, Engine, EngineSettings, EngineSnapshot, FaultsSnapshot,
+    GpuSnapshot, Inheritance, LoadSnapshot, LoadedModel, SamplingDefaults, Status,
+};
