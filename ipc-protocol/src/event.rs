@@ -101,7 +101,8 @@ pub struct Load {
     pub waiting: u32,
     pub kv_used_tokens: u64,
     pub counters: Counters,
-    /// Time budget of the next step with both decoded and prompt tokens, in microseconds. `None` before the time of decoding is measured.
+    /// Time budget of the next step with both decoded and prompt tokens, in microseconds. `None` before the time of
+    /// decoding is measured.
     pub step_budget_us: Option<u32>,
 }
 

@@ -1,6 +1,8 @@
-"""Runs Python programs, two at a time, each in a fork of this interpreter.
+"""Runs Python programs and shell scripts, two at a time, a Python program in a fork of this interpreter.
 
     python run_snippets.py PROGRAM...
+
+The name of a Python program ends in `.python`.
 
 Most of the time of a client's program is the import of its packages. So what all of them import is imported once, before
 the first fork, and a program finds it there. Its output goes to the files PROGRAM.out and PROGRAM.err. A line of
@@ -40,6 +42,8 @@ def main():
 
 def imported(path):
     """Modules that a program imports."""
+    if not is_python(path):
+        return
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read(), path)
     for node in ast.walk(tree):
@@ -49,6 +53,10 @@ def imported(path):
             yield node.module
 
 
+def is_python(path):
+    return path.endswith(".python")
+
+
 def start(path):
     process = os.fork()
     if process:
@@ -56,6 +64,9 @@ def start(path):
     signal.alarm(PATIENCE)
     for stream, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(path + suffix, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
+    if not is_python(path):
+        # The alarm outlives it.
+        os.execv("/bin/sh", ["sh", path])
     sys.argv = [path]
     # Exits through the interpreter's end, as a program does: exit handlers run, and buffers are written.
     runpy.run_path(path, run_name="__main__")

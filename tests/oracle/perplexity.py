@@ -18,7 +18,7 @@ import prose
 
 WINDOW = 512
 TOLERANCE = 0.005
-LEAST_SCORED = 1000
+LEAST_SCORED = 2000
 
 
 def main():

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -119,7 +119,8 @@ const TOKENS: std::ops::RangeInclusive<u32> = 1..=60;
 
 #[test]
 fn each_snippet_of_the_page_has_a_check_and_each_check_a_snippet() {
-    let on_page = named(&on_page());
+    let on_page = on_page().into_iter().map(|(_, snippet)| snippet.name);
+    let on_page: Vec<String> = on_page.collect();
     let checks = CLIENTS.iter().chain(&WIRE_FORMATS);
     let checked = checks.map(|(name, _)| (*name).to_owned());
     let checked: Vec<String> = checked.collect();
@@ -151,13 +152,14 @@ fn codex_and_claude_code_are_answered_in_their_own_words() {
     Ground::new(worker.client().address).insist(WIRE_FORMATS.to_vec());
 }
 
-fn on_page() -> Vec<Snippet> {
-    let languages = ["python", "sh"].into_iter();
-    languages.flat_map(snippets::of_page).collect()
-}
-
-fn named(snippets: &[Snippet]) -> Vec<String> {
-    snippets.iter().map(|it| it.name.clone()).collect()
+/// Snippets with their languages.
+fn on_page() -> Vec<(&'static str, Snippet)> {
+    let of = |language| {
+        snippets::of_page(language)
+            .into_iter()
+            .map(move |it| (language, it))
+    };
+    ["python", "sh"].into_iter().flat_map(of).collect()
 }
 
 /// Environment of the snippets: a worker, a home for clients' files, and a proxy that detects connections to any other
@@ -180,41 +182,24 @@ impl Ground {
         }
     }
 
-    /// Runs the snippets of these names: programs of Python by `run_snippets.py`, others in a shell.
+    /// Runs the snippets of these names by `run_snippets.py`, and checks what they print.
     fn insist(&self, checks: Vec<(&str, Check)>) {
         let page = on_page();
-        let (shell, python): (Vec<_>, Vec<_>) = checks.into_iter().partition(|(name, _)| {
-            let snippet = page.iter().find(|it| it.name == *name);
-            let snippet = snippet.unwrap_or_else(|| panic!("{name} is not on the page"));
-            let code = snippet
-                .code
-                .replace("localhost:8080", &self.worker.to_string());
-            fs::write(self.path(name), code).expect("the folder is ours");
-            snippet.code.starts_with("# llm-")
-        });
-        let run_snippets = repository_root().join("tests/clients/run_snippets.py");
-        let mut interpreter = Command::new(environment().join("bin/python"));
-        interpreter.arg(run_snippets);
-        interpreter.args(python.iter().map(|(name, _)| self.path(name)));
-        let ended = self.output(&mut interpreter);
+        let paths = checks.iter().map(|(name, _)| self.write(&page, name));
+        let paths: Vec<_> = paths.collect();
+        let mut command = Command::new(environment().join("bin/python"));
+        command.arg(repository_root().join("tests/clients/run_snippets.py"));
+        self.prepare(command.args(&paths));
+        let output = command.output().expect("Python starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {errors}", output.status);
+        let ended = String::from_utf8_lossy(&output.stdout);
         print!("{ended}");
-        let mut ended_well: Vec<_> = python
-            .iter()
-            .map(|(name, _)| ended.contains(&format!("{} 0 ", self.path(name).display())))
-            .collect();
-        for (name, _) in &shell {
-            let [out, err] = self.outputs(name);
-            let mut command = Command::new("/bin/sh");
-            self.prepare(command.arg(self.path(name)));
-            command.stdout(File::create(out).expect("the folder is ours"));
-            command.stderr(File::create(err).expect("the folder is ours"));
-            ended_well.push(command.status().expect("a shell starts").success());
-        }
         let mut failures = Vec::new();
-        for ((name, check), is_well) in python.iter().chain(&shell).zip(ended_well) {
-            let [out, err] = self
-                .outputs(name)
-                .map(|path| fs::read_to_string(path).unwrap_or_default());
+        for ((name, check), path) in checks.iter().zip(&paths) {
+            let printed = |to: &str| fs::read_to_string(format!("{path}.{to}"));
+            let [out, err] = ["out", "err"].map(|to| printed(to).unwrap_or_default());
+            let is_well = ended.contains(&format!("{path} 0 "));
             if !is_well || !check(&out) {
                 failures.push(format!("{name}: {out}\n{err}"));
             }
@@ -227,21 +212,14 @@ impl Ground {
         );
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.home.path().join(name)
-    }
-
-    /// Files with standard output and standard error of a snippet.
-    fn outputs(&self, name: &str) -> [PathBuf; 2] {
-        [".out", ".err"].map(|suffix| self.path(&format!("{name}{suffix}")))
-    }
-
-    fn output(&self, command: &mut Command) -> String {
-        self.prepare(command);
-        let ended = command.output().expect("it starts");
-        let errors = String::from_utf8_lossy(&ended.stderr);
-        assert!(ended.status.success(), "{}: {errors}", ended.status);
-        String::from_utf8(ended.stdout).expect("UTF-8")
+    /// Writes the snippet of this name to a file. Returns its path.
+    fn write(&self, page: &[(&str, Snippet)], name: &str) -> String {
+        let found = page.iter().find(|(_, snippet)| snippet.name == name);
+        let (language, snippet) = found.unwrap_or_else(|| panic!("{name} is not on the page"));
+        let worker = self.worker.to_string();
+        let path = self.home.path().join(format!("{name}.{language}"));
+        fs::write(&path, snippet.code.replace("localhost:8080", &worker)).expect("ours");
+        path.display().to_string()
     }
 
     /// Variables of the page, and those that keep a client away from other hosts.

@@ -60,15 +60,14 @@ fn models_with_random_weights_answer_with_text() {
 fn every_shape_answers_a_chat_in_its_own_template() {
     for (shape, kind, experts) in [
         ("0.5b", "Q4_K_M", None),
+        ("7b", "Q4_K_M", None),
         ("8b", "Q4_K_M", None),
         ("30b-a3b", "Q4_K_M", Some("16")),
         ("30b-a3b", "MXFP4_MOE", Some("16")),
         ("gpt-oss-20b", "MXFP4_MOE", Some("8")),
     ] {
-        let flags: Vec<_> = experts
-            .into_iter()
-            .flat_map(|it| ["--experts", it])
-            .collect();
+        let experts = experts.into_iter().flat_map(|it| ["--experts", it]);
+        let flags: Vec<_> = ["--layers", "1"].into_iter().chain(experts).collect();
         let (_folder, path) = model_of(shape, kind, &flags);
         let worker = Worker::with_model(path)
             .arg("--kv-cache-size", "64MiB")

@@ -31,6 +31,8 @@ fn xtask(command: &str, arguments: &[&OsStr]) -> Output {
     let script = "umask 077 && exec \"$@\"";
     Command::new("sh")
         .args(["-c", script, "sh", env!("CARGO")])
+        // `cargo xtask test` sets it for the test programs. Build scripts read it, so cargo would build again.
+        .env_remove("RUSTC_BOOTSTRAP")
         .args(["run", "--quiet", "--package", "xtask", "--", command])
         .args(arguments)
         .arg("--programs")

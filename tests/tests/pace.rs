@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tempfile::TempDir;
 use worker_orcd_tests::beside::GAPS;
 use worker_orcd_tests::hub::{pull, pulled};
-use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::model::shallow_model;
 use worker_orcd_tests::worker::{request, unique};
 use worker_orcd_tests::{
     Bystander, ControlGroup, FakeHub, FullDisk, Held, ModelCopy, Worker, WorkerBuilder,
@@ -222,10 +222,10 @@ fn fill_cache(worker: &Worker) {
 #[test]
 fn transfers_that_break_off_and_lie_and_another_model_under_the_same_name() {
     const NAME: &str = "some/model:m.gguf";
-    const CUT: usize = 60 << 20;
+    const CUT: usize = 30 << 20;
     let _alone = alone();
     let cache = TempDir::new().unwrap();
-    let whole = fs::read(real_model()).unwrap();
+    let whole = fs::read(shallow_model()).unwrap();
     let hub = FakeHub::start(vec![Held::new("some/model", "m.gguf", &whole)]);
     let path = pulled(&pull(&hub, cache.path(), NAME));
     let worker = mortal(Worker::with_model(NAME))
