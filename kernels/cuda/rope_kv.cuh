@@ -3,6 +3,8 @@
 // qkv is read once, as F32. Queries are written as F16 [row][head][dim], keys and values as F16 into
 // pages (kv.cuh). A head norm sums four strided lanes' squares by a butterfly; rotation
 // is x cos - y sin with one rounding for the product and one for the rest.
+//
+// Loops are not unrolled: `decode_step` executes more code a layer than instruction caches hold (bench/results/cuda.md).
 #pragma once
 #include "kv.cuh"
 
@@ -32,14 +34,17 @@ DEVICE void norm_and_rope(const RopeArgs& a, float* head, const float* norm, int
     int lane = threadIdx.x & 31;
     if (norm) {
         float s = 0.0f;
+#pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32) s = __fmaf_rn(head[i], head[i], s);
         s = warp_sum(s);
         float inverse = __frsqrt_rn(__fadd_rn(__fdiv_rn(s, float(a.head_dim)), a.eps));
+#pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32)
             head[i] = __fmul_rn(__fmul_rn(head[i], inverse), norm[i]);
         __syncwarp();
     }
     const float2* rope_table = a.rope_table + int64_t(position) * (a.dims / 2);
+#pragma unroll 1
     for (int i = lane; i < a.dims / 2; i += 32) {
         int p = a.half_offset ? i : 2 * i, q = a.half_offset ? i + a.dims / 2 : 2 * i + 1;
         float2 cos_sin = rope_table[i];
@@ -57,6 +62,7 @@ DEVICE void rope_and_append_kv(const RopeArgs& a, float* head, int row, int h) {
     if (h < a.heads + a.kv_heads) norm_and_rope(a, head, h < a.heads ? a.q_norm : a.k_norm, r.position);
     if (h < a.heads) {
         float temperature = temperature_of(a, r.position);
+#pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32)
             a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(__fmul_rn(head[i], temperature));
         return;
@@ -65,9 +71,11 @@ DEVICE void rope_and_append_kv(const RopeArgs& a, float* head, int row, int h) {
     int kv_head = h - a.heads;
     if (kv_head < a.kv_heads) {
         __half* to = key_at(a.kv, page, kv_head, a.head_dim);
+#pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32) to[key_place(slot, i)] = __float2half_rn(head[i]);
         return;
     }
     __half* to = value_at(a.kv, page, kv_head - a.kv_heads, a.kv_heads, a.head_dim);
+#pragma unroll 1
     for (int i = lane; i < a.head_dim; i += 32) to[value_place(slot, i, a.head_dim)] = __float2half_rn(head[i]);
 }
