@@ -1,17 +1,19 @@
 //! Check of the `http_request` fuzz target. The tests that replay its seeds run it too.
 
 use serde_json::Value;
-use worker_orcd::config::RequestLimits;
-use worker_orcd::http::anthropic::request as messages;
-use worker_orcd::http::body::parse;
-use worker_orcd::http::error::{ApiError, Dialect};
-use worker_orcd::http::fields::Names;
-use worker_orcd::http::generation::{GenerationRequest, Input};
-use worker_orcd::http::openai::{Kind, request};
-use worker_orcd::http::reading::ModelTerms;
-use worker_orcd::http::received::Read;
-use worker_orcd::http::{embeddings, execute, rerank, responses, texts};
-use worker_orcd_engine::SamplingDefaults;
+use worker_orcd_api::anthropic::request as messages;
+use worker_orcd_api::body::parse;
+use worker_orcd_api::embeddings::read as embeddings;
+use worker_orcd_api::error::{ApiError, Dialect};
+use worker_orcd_api::fields::Names;
+use worker_orcd_api::limits::RequestLimits;
+use worker_orcd_api::openai::{Kind, request};
+use worker_orcd_api::request::{GenerationRequest, Input, Read};
+use worker_orcd_api::rerank::read as rerank;
+use worker_orcd_api::sampling::ModelTerms;
+use worker_orcd_api::texts::read as texts;
+use worker_orcd_api::{execute, responses};
+use worker_orcd_ipc::Sampling;
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::ChatTerms;
 
@@ -28,7 +30,7 @@ const MODEL: ModelTerms = ModelTerms {
     vocabulary: 500,
     context: 600,
     n_embd: 64,
-    defaults: SamplingDefaults::OWN,
+    defaults: Sampling::DEFAULT,
     chat: ChatTerms::UNKNOWN,
 };
 

@@ -234,6 +234,13 @@ impl Sampling {
         seed: 0,
     };
 
+    /// Parameters of a request without any, for a model file without any. The seed is meaningless: a request without
+    /// one gets its own.
+    pub const DEFAULT: Self = Self {
+        temperature: 1.0,
+        ..Self::GREEDY
+    };
+
     pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
     pub const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
     pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;

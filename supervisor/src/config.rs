@@ -36,6 +36,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
 use uuid::Uuid;
+use worker_orcd_api::limits::RequestLimits;
 use worker_orcd_cli::model_name::Whereabouts;
 use worker_orcd_cli::outgoing::Url;
 use worker_orcd_cli::units;
@@ -84,21 +85,6 @@ pub struct Config {
     pub load: LoadConfig,
     pub life: LifeConfig,
     pub crashes: CrashSettings,
-}
-
-/// Limits of one request.
-#[derive(Debug, Clone)]
-pub struct RequestLimits {
-    /// Tokens; `None` means the model's context.
-    pub max_tokens_in: Option<u32>,
-    /// Tokens; `None` means 2048 for `/execute` and the model's context elsewhere.
-    pub max_tokens_out: Option<u32>,
-    /// Characters; `None` means 32768 for `/execute` and only the limit of the context elsewhere.
-    pub max_prompt_chars: Option<usize>,
-    /// Default of a request's reasoning budget, in tokens. `None`: unlimited.
-    pub reasoning_budget: Option<u32>,
-    pub inference_timeout: Option<Duration>,
-    pub on_fault: OnFault,
 }
 
 /// Settings of the model's load, sent to the child.

@@ -30,7 +30,7 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 use uuid::Uuid;
-use worker_orcd_engine::hex::hex;
+use worker_orcd_text::hex::hex;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {

@@ -5,12 +5,12 @@
 
 use serde_json::{Value, json};
 use std::fs;
-use worker_orcd::config::RequestLimits;
-use worker_orcd::http::body::parse;
-use worker_orcd::http::generation::Input;
-use worker_orcd::http::openai::{Kind, request};
-use worker_orcd::http::reading::ModelTerms;
-use worker_orcd_engine::SamplingDefaults;
+use worker_orcd_api::body::parse;
+use worker_orcd_api::limits::RequestLimits;
+use worker_orcd_api::openai::{Kind, request};
+use worker_orcd_api::request::Input;
+use worker_orcd_api::sampling::ModelTerms;
+use worker_orcd_ipc::Sampling;
 use worker_orcd_requests::OnFault;
 use worker_orcd_tests::families;
 use worker_orcd_tests::oracle;
@@ -31,7 +31,7 @@ const MODEL: ModelTerms = ModelTerms {
     n_embd: 64,
     vocabulary: 1000,
     context: 1000,
-    defaults: SamplingDefaults::OWN,
+    defaults: Sampling::DEFAULT,
     chat: ChatTerms::UNKNOWN,
 };
 
@@ -457,7 +457,7 @@ struct Source<'a> {
 
 /// Worker's result for a body: a prompt, or the template's error.
 fn case(source: &Source<'_>, story: &str, body: &str) -> Value {
-    let read = |fields: worker_orcd::http::fields::Fields<'_>| {
+    let read = |fields: worker_orcd_api::fields::Fields<'_>| {
         request::read(fields, &LIMITS, &MODEL, Kind::Chat)
     };
     let read = parse(body.as_bytes(), request::names(Kind::Chat), read).expect("a right body");

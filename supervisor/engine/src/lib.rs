@@ -11,7 +11,7 @@
 //! * [`driver`]: the one task that owns children, lifecycle and journal. [`child`]: one child process. [`nvml`]: GPU
 //!   monitor. [`crash`]: reports of deaths.
 //! * [`estate`]: handoff state for the engine of another supervisor.
-//! * [`interpreter`]: untrusted chat templates and grammars, in processes of this program. [`hex`]: digits of bytes.
+//! * [`interpreter`]: untrusted chat templates and grammars, in processes of this program.
 //!
 //! Deliberately absent: HTTP and the formats of its answers, metrics, the command line and files of settings, signals,
 //! CUDA, parsing of model files, `unsafe`.
@@ -24,7 +24,6 @@ pub mod crash;
 pub mod driver;
 pub mod engine;
 pub mod estate;
-pub mod hex;
 pub mod interpreter;
 pub mod nvml;
 

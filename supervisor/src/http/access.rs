@@ -7,7 +7,7 @@
 //! `/health` without files, processes and requests. The status page needs none either: it has no data, and its script
 //! sends the key that the user enters. [`admin`] defines the operator's keys and routes.
 
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Respond as _};
 use super::resume::HandedOver;
 use super::{App, admin, client, page};
 use crate::config::keys::Keys;

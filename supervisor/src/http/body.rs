@@ -13,9 +13,7 @@
 //!   connection reset instead of the refusal.
 
 use super::error::ApiError;
-use super::fields::{Fields, Names};
 use super::lanes::aside;
-use super::mistakes::Constraint;
 use axum::body::Body;
 use axum::http::Request;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
@@ -24,6 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use worker_orcd_api::body::parse;
+use worker_orcd_api::fields::{Fields, Names};
 use worker_orcd_engine::interpreter::MAX_RENDERED_BYTES;
 
 /// Bytes of each body that need no room. With a thousand connections they are a fraction of the budget.
@@ -222,31 +222,6 @@ fn take_room(of: &Arc<Semaphore>, bytes: usize) -> Result<Room, ApiError> {
         .map_err(|_| ApiError::no_room())
 }
 
-/// Parses a complete body and applies `read`.
-///
-/// # Errors
-/// 400, or the error of `read`.
-pub fn parse<T>(
-    bytes: &[u8],
-    names: Names,
-    read: impl for<'a> FnOnce(Fields<'a>) -> Result<T, ApiError>,
-) -> Result<T, ApiError> {
-    let wrong = |message: String| ApiError::invalid_field("body", Constraint::Json, message);
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let place = error.valid_up_to() + 1;
-        wrong(format!("is not JSON: byte {place} is not UTF-8"))
-    })?;
-    match Fields::parse(text, names) {
-        Ok(fields) => read(fields),
-        Err(error) if error.is_data() => Err(wrong("must be a JSON object".to_owned())),
-        // The parser's message may quote the text; its position does not.
-        Err(error) => {
-            let (line, column) = (error.line(), error.column());
-            Err(wrong(format!("is not JSON: line {line}, column {column}")))
-        }
-    }
-}
-
 async fn discard(mut body: Body, time: Duration) {
     let reading = async {
         let mut left = DISCARDED_BYTES;
@@ -295,10 +270,10 @@ fn announced_bytes(request: &Request<Body>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::super::error::Dialect;
-    use super::super::fields::among;
     use super::*;
     use futures_util::{StreamExt as _, stream};
     use std::convert::Infallible;
+    use worker_orcd_api::fields::among;
 
     const JSON: &str = "application/json; charset=utf-8";
     const NAMES: Names = |name| among(name, &[&["a"]]);

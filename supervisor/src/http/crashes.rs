@@ -1,7 +1,7 @@
 //! `GET /crashes`, `/crashes/{id}`: reports of dead children, newest first.
 
 use super::App;
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Respond as _};
 use crate::descriptors::CRASH_READERS;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};

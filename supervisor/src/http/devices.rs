@@ -3,7 +3,7 @@
 
 use super::App;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Respond as _};
 use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};

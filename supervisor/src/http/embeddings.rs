@@ -1,16 +1,11 @@
 //! `POST /v1/embeddings`: embeddings of texts, as in the OpenAI API.
 //!
-//! [`read`]: fields of a request. [`pooled`](super::pooled): computation in the engine. [`written`]: the answer.
-
-mod read;
-mod written;
-
-pub use read::{Embeddings, Format, NAMES, read_embeddings};
+//! [`pooled`](super::pooled): computation in the engine.
 
 use super::App;
 use super::client;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Respond as _};
 use super::pooled::{Batch, Prompts};
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -18,6 +13,8 @@ use axum::http::Request;
 use axum::response::Response;
 use std::sync::Arc;
 use uuid::Uuid;
+use worker_orcd_api::embeddings::read::{INPUT, NAMES, read_embeddings};
+use worker_orcd_api::embeddings::written;
 use worker_orcd_ipc::Pooling;
 
 /// Pooling type of rerankers in llama.cpp. Their single output is no embedding.
@@ -42,8 +39,8 @@ async fn try_embeddings(
     let pooling = pooling(app.pooling, model.facts.pooling_type)?;
     let mut prompts = Prompts::default();
     for input in asked.inputs {
-        let tokens = app.tokens_of(&model, input, read::INPUT).await?;
-        prompts.add(app, &model, read::INPUT, tokens)?;
+        let tokens = app.tokens_of(&model, input, INPUT).await?;
+        prompts.add(app, &model, INPUT, tokens)?;
     }
     let _held = prompts.room(app)?;
     drop(room);
@@ -64,7 +61,7 @@ async fn try_embeddings(
         app.model_id.clone(),
         tokens,
     );
-    app.answered(read::INPUT, bytes, answer, ()).await
+    app.answered(INPUT, bytes, answer, ()).await
 }
 
 /// Pooling of this model: the operator's, else the file's.

@@ -1,338 +1,39 @@
-//! Error responses in the format of each API.
+//! Error responses.
 
-use super::anthropic;
-use super::mistakes::{Constraint, FieldError, Mistakes};
 use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
-use std::fmt::Display;
-use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_requests::{Failure, Refusal};
-
-/// API of a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
-    Native,
-    OpenAi,
-    Anthropic,
-}
-
-impl Dialect {
-    #[must_use]
-    pub fn of_path(path: &str) -> Self {
-        if path == "/v1/messages" || path.starts_with("/v1/messages/") {
-            Self::Anthropic
-        } else if path.starts_with("/v1/") || path == "/rerank" {
-            Self::OpenAi
-        } else {
-            Self::Native
-        }
-    }
-}
+pub use worker_orcd_api::error::{ApiError, Dialect};
 
 /// Extension of a refused request's response, for counting and logging.
 #[derive(Debug, Clone, Copy)]
 pub struct Refused(pub &'static str);
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ApiError {
-    status: StatusCode,
-    code: &'static str,
-    message: String,
-    retriable: bool,
-    /// Mistakes by field; empty unless the request is invalid.
-    mistakes: Mistakes,
-    /// Code of the OpenAI API, which its clients check.
-    openai_code: Option<&'static str>,
-    retry_after_seconds: Option<u64>,
-    /// End of an admitted request, which is counted elsewhere.
-    is_an_end: bool,
-}
-
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// Retry delay while a worker loads or replaces a child.
-const SOON_SECONDS: u64 = 1;
-
-impl ApiError {
+pub trait Respond {
+    /// Response in the format of an API.
     #[must_use]
-    pub fn invalid(mistakes: Mistakes) -> Self {
-        let message = match (mistakes.listed(), mistakes.more()) {
-            ([only], 0) => format!("{} {}", only.field, only.message),
-            _ => format!("{} fields are invalid", mistakes.count()),
-        };
-        Self {
-            mistakes,
-            ..Self::of_code(ErrorCode::InvalidRequest, message)
-        }
-    }
+    fn respond(&self, dialect: Dialect) -> Response;
 
+    /// [`Self::respond`] that keeps the `Allow` header of the router's own answer.
     #[must_use]
-    pub fn invalid_field(field: &str, constraint: Constraint, message: impl Into<String>) -> Self {
-        Self::invalid(FieldError::new(field, constraint, message).into())
-    }
+    fn respond_allowing(&self, dialect: Dialect, allow: Option<&HeaderValue>) -> Response;
+}
 
-    /// Error of a prompt that is too long. Clients recognise its message and shorten their conversation.
-    #[must_use]
-    pub fn context_length(field: &str, tokens: impl Display, fit: u32, context: u32) -> Self {
-        let message = format!(
-            "This model's maximum context length is {context} tokens. However, your {field} has \
-             {tokens} tokens, of which at most {fit} fit. Please reduce its length."
-        );
-        Self {
-            mistakes: FieldError::new(field, Constraint::Length, message.clone()).into(),
-            openai_code: Some("context_length_exceeded"),
-            ..Self::of_code(ErrorCode::InvalidRequest, message)
-        }
-    }
-
-    /// Renames fields, for an API with other names.
-    #[must_use]
-    pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
-        let of_prompt = |name: &str| format!("your {name} has");
-        let prompt = "messages";
-        self.message = self
-            .message
-            .replacen(&of_prompt(prompt), &of_prompt(&name(prompt)), 1);
-        // The message of an error with its own code is one sentence that begins with the field.
-        let first = self.mistakes.listed().first();
-        let told =
-            first.and_then(|it| Some((name(&it.field), self.message.strip_prefix(&it.field)?)));
-        if let Some((field, rest)) = told {
-            self.message = format!("{field}{rest}");
-        }
-        self.mistakes = self.mistakes.renamed(name);
-        self
-    }
-
-    #[must_use]
-    pub fn unauthorized() -> Self {
-        let message = "a valid key is needed: Authorization: Bearer KEY, or x-api-key: KEY";
-        Self {
-            openai_code: Some("invalid_api_key"),
-            ..Self::of_code(ErrorCode::Unauthorized, message)
-        }
-    }
-
-    #[must_use]
-    pub fn no_such_model(message: impl Into<String>) -> Self {
-        Self {
-            openai_code: Some("model_not_found"),
-            ..Self::not_found(message)
-        }
-    }
-
-    #[must_use]
-    pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::of_code(ErrorCode::InvalidRequest, message)
-    }
-
-    #[must_use]
-    pub fn forbidden(message: impl Into<String>) -> Self {
-        Self::plain(StatusCode::FORBIDDEN, "FORBIDDEN", message)
-    }
-
-    #[must_use]
-    pub fn not_found(message: impl Into<String>) -> Self {
-        Self::plain(StatusCode::NOT_FOUND, "NOT_FOUND", message)
-    }
-
-    #[must_use]
-    pub fn method_not_allowed() -> Self {
-        let message = "this path does not answer this method";
-        Self::plain(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "METHOD_NOT_ALLOWED",
-            message,
-        )
-    }
-
-    #[must_use]
-    pub fn too_large(limit_bytes: usize) -> Self {
-        let message = format!("the body is larger than {limit_bytes} bytes");
-        Self::plain(StatusCode::PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", message)
-    }
-
-    #[must_use]
-    pub fn not_json() -> Self {
-        let message = "the body must be sent as Content-Type: application/json";
-        Self::plain(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "UNSUPPORTED_MEDIA_TYPE",
-            message,
-        )
-    }
-
-    #[must_use]
-    pub fn encoded() -> Self {
-        let message = "bodies are taken as they are: no Content-Encoding";
-        Self::plain(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "UNSUPPORTED_MEDIA_TYPE",
-            message,
-        )
-    }
-
-    #[must_use]
-    pub fn body_timeout() -> Self {
-        let message = "the body did not arrive in time";
-        Self::plain(StatusCode::REQUEST_TIMEOUT, "REQUEST_TIMEOUT", message)
-    }
-
-    #[must_use]
-    pub fn cut_short() -> Self {
-        Self::invalid_field("body", Constraint::Json, "ended before it was complete")
-    }
-
-    /// Sets the code of the OpenAI API.
-    #[must_use]
-    pub fn with_openai_code(self, code: &'static str) -> Self {
-        Self {
-            openai_code: Some(code),
-            ..self
-        }
-    }
-
-    /// Error: other bodies hold all the memory for bodies.
-    #[must_use]
-    pub fn no_room() -> Self {
-        Self::busy("too many long requests are being received; try again soon")
-    }
-
-    /// Error: a resource is temporarily in use.
-    #[must_use]
-    pub fn busy(message: impl Into<String>) -> Self {
-        Self {
-            retry_after_seconds: Some(SOON_SECONDS),
-            ..Self::of_code(ErrorCode::QueueFull, message)
-        }
-    }
-
-    #[must_use]
-    pub fn unreadable() -> Self {
-        Self::of_code(ErrorCode::Internal, "the body could not be read")
-    }
-
-    #[must_use]
-    pub fn of_failure(failure: &Failure) -> Self {
-        let retriable = failure.retriable;
-        Self {
-            retriable,
-            is_an_end: true,
-            ..Self::of_code(failure.code, failure.message.clone())
-        }
-    }
-
-    #[must_use]
-    pub fn of_code(code: ErrorCode, message: impl Into<String>) -> Self {
-        let status = StatusCode::from_u16(code.http_status());
-        Self {
-            retriable: code.is_retriable(),
-            retry_after_seconds: (code == ErrorCode::WorkerUnhealthy).then_some(SOON_SECONDS),
-            ..Self::plain(
-                status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-                code.as_str(),
-                message,
-            )
-        }
-    }
-
-    fn plain(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            status,
-            code,
-            message: message.into(),
-            retriable: false,
-            mistakes: Mistakes::default(),
-            openai_code: None,
-            retry_after_seconds: None,
-            is_an_end: false,
-        }
-    }
-
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        self.status
-    }
-
-    #[must_use]
-    pub fn body(&self, dialect: Dialect) -> Value {
-        match dialect {
-            Dialect::Native => self.native_body(),
-            Dialect::OpenAi => self.openai_body(),
-            Dialect::Anthropic => self.anthropic_body(),
-        }
-    }
-
-    fn native_body(&self) -> Value {
-        let mut body =
-            json!({"code": self.code, "message": self.message, "retriable": self.retriable});
-        if !self.mistakes.is_empty() {
-            body["errors"] = json!(self.mistakes.listed());
-        }
-        if self.mistakes.more() > 0 {
-            body["more_errors"] = json!(self.mistakes.more());
-        }
-        body
-    }
-
-    /// Body for `/v1`. With several mistakes, `param` is the first and the message has all.
-    fn openai_body(&self) -> Value {
-        let kind = match self.status.as_u16() {
-            401 => "authentication_error",
-            404 => "not_found_error",
-            429 => "rate_limit_error",
-            400..=499 => "invalid_request_error",
-            _ => "server_error",
-        };
-        let mut error = json!({
-            "message": self.openai_message(),
-            "type": kind,
-            "param": self.mistakes.listed().first().map(|error| error.field.clone()),
-            "code": self.openai_code.map_or_else(|| self.code.to_lowercase(), str::to_owned),
-            "retriable": self.retriable,
-        });
-        if self.mistakes.more() > 0 {
-            error["more_errors"] = json!(self.mistakes.more());
-        }
-        json!({"error": error})
-    }
-
-    fn anthropic_body(&self) -> Value {
-        let message = self.openai_message();
-        let message = match self.openai_code {
-            Some("context_length_exceeded") => format!("{}: {message}", anthropic::error::TOO_LONG),
-            _ => message,
-        };
-        anthropic::error::body(self.status, &message, &self.mistakes)
-    }
-
-    fn openai_message(&self) -> String {
-        if self.mistakes.is_empty() || self.openai_code.is_some() {
-            return self.message.clone();
-        }
-        let tell = |error: &FieldError| format!("{} {}", error.field, error.message);
-        let mut told: Vec<String> = self.mistakes.listed().iter().map(tell).collect();
-        if self.mistakes.more() > 0 {
-            told.push(format!("and {} more", self.mistakes.more()));
-        }
-        told.join("; ")
-    }
-
-    #[must_use]
-    pub fn respond(&self, dialect: Dialect) -> Response {
+impl Respond for ApiError {
+    fn respond(&self, dialect: Dialect) -> Response {
         let body = self.body(dialect).to_string();
-        let mut response = (self.status, body).into_response();
-        if !self.is_an_end {
-            response.extensions_mut().insert(Refused(self.code));
+        let mut response = (self.status(), body).into_response();
+        if !self.is_an_end() {
+            response.extensions_mut().insert(Refused(self.code()));
         }
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(seconds) = self.retry_after_seconds {
+        if let Some(seconds) = self.retry_after_seconds() {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if self.status == StatusCode::UNAUTHORIZED {
+        if self.status() == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         // OpenAI's clients decide by the status unless this header is set.
@@ -345,14 +46,7 @@ impl ApiError {
         response
     }
 
-    /// False after a timeout: a retry would take as long again, and clients retry three times by default.
-    fn may_be_sent_again_at_once(&self) -> bool {
-        self.retriable && self.status != StatusCode::GATEWAY_TIMEOUT
-    }
-
-    /// [`Self::respond`] that keeps the `Allow` header of the router's own answer.
-    #[must_use]
-    pub fn respond_allowing(&self, dialect: Dialect, allow: Option<&HeaderValue>) -> Response {
+    fn respond_allowing(&self, dialect: Dialect, allow: Option<&HeaderValue>) -> Response {
         let mut response = self.respond(dialect);
         if let Some(allow) = allow {
             response.headers_mut().insert(ALLOW, allow.clone());
@@ -361,45 +55,12 @@ impl ApiError {
     }
 }
 
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> Self {
-        let mut error = Self::of_code(refusal.code(), refusal.to_string());
-        error.retry_after_seconds = refusal.retry_after().map(|after| after.as_secs().max(1));
-        error
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Duration;
-    use strum::VariantArray as _;
-
-    #[test]
-    fn both_apis_name_every_field() {
-        let mut mistakes = Mistakes::default();
-        mistakes.note(|| FieldError::new("top_p", Constraint::Range, "must be from 0 to 1"));
-        mistakes.note(|| FieldError::new("tools", Constraint::Unsupported, "is not supported"));
-        let error = ApiError::invalid(mistakes);
-        assert_eq!(
-            error.body(Dialect::Native),
-            json!({
-                "code": "INVALID_REQUEST", "message": "2 fields are invalid", "retriable": false,
-                "errors": [
-                    {"field": "top_p", "constraint": "range", "message": "must be from 0 to 1"},
-                    {"field": "tools", "constraint": "unsupported", "message": "is not supported"},
-                ],
-            })
-        );
-        assert_eq!(
-            error.body(Dialect::OpenAi),
-            json!({"error": {
-                "message": "top_p must be from 0 to 1; tools is not supported",
-                "type": "invalid_request_error", "param": "top_p", "code": "invalid_request",
-                "retriable": false,
-            }})
-        );
-    }
+    use worker_orcd_requests::Refusal;
+    use worker_orcd_requests::error_code::ErrorCode;
 
     #[test]
     fn a_full_queue_says_when_to_come_back() {
@@ -409,51 +70,6 @@ mod tests {
         let response = ApiError::from(refusal).respond(Dialect::Native);
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(response.headers()[RETRY_AFTER], "7");
-    }
-
-    #[test]
-    fn both_apis_list_the_first_mistakes_and_count_the_rest() {
-        let mut mistakes = Mistakes::default();
-        for _ in 0..2_000_000 {
-            mistakes.note(|| FieldError::new("x".repeat(64), Constraint::Type, "is wrong"));
-        }
-        let error = ApiError::invalid(mistakes);
-        let native = error.body(Dialect::Native);
-        assert_eq!(native["message"], "2000000 fields are invalid");
-        assert_eq!(native["errors"].as_array().unwrap().len(), 32);
-        assert_eq!(native["more_errors"], 1_999_968);
-        let openai = &error.body(Dialect::OpenAi)["error"];
-        assert_eq!(openai["more_errors"], 1_999_968);
-        let message = openai["message"].as_str().unwrap();
-        assert!(message.ends_with("; and 1999968 more") && message.len() < 4096);
-    }
-
-    #[test]
-    fn clients_of_openai_find_the_words_that_they_look_for() {
-        let code = |error: &ApiError| error.body(Dialect::OpenAi)["error"]["code"].clone();
-        assert_eq!(code(&ApiError::unauthorized()), "invalid_api_key");
-        assert_eq!(code(&ApiError::no_such_model("x")), "model_not_found");
-        let overflow = ApiError::context_length("messages", 9031, 8191, 8192);
-        assert_eq!(code(&overflow), "context_length_exceeded");
-        let error = &overflow.body(Dialect::OpenAi)["error"];
-        let begin = "This model's maximum context length is 8192 tokens.";
-        assert!(error["message"].as_str().unwrap().starts_with(begin));
-        assert_eq!(error["type"], "invalid_request_error");
-        assert_eq!(error["param"], "messages");
-        assert_eq!(overflow.body(Dialect::Native)["code"], "INVALID_REQUEST");
-    }
-
-    #[test]
-    fn whose_fault_it_is_follows_the_status() {
-        for code in ErrorCode::VARIANTS.iter().copied() {
-            let error = ApiError::of_code(code, "why");
-            let kind = error.body(Dialect::OpenAi)["error"]["type"].clone();
-            assert_eq!(
-                kind == "server_error",
-                error.status.is_server_error(),
-                "{code}"
-            );
-        }
     }
 
     #[test]

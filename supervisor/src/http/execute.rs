@@ -1,17 +1,10 @@
-//! `POST /execute`, `POST /cancel`, `POST /shutdown`, `POST /restart`: this worker's own API.
+//! Handlers of `/execute`, `/cancel`, `/shutdown` and `/restart`.
 
-pub mod events;
-
-use super::begun;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect};
-use super::fields::{Fields, Names, among};
-use super::generation::{Asker, GenerationRequest, Input};
-use super::messages::read_messages;
-use super::presentation::Form;
-use super::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
-use super::{App, client};
-use crate::config::RequestLimits;
+use super::error::{ApiError, Dialect, Respond as _};
+use super::generation::Asker;
+use super::received::terms_of;
+use super::{App, client, presentation};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{Request, StatusCode};
@@ -19,31 +12,10 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use worker_orcd_requests::OnFault;
+use worker_orcd_api::execute::{CANCEL_NAMES, NAMES, read_cancellation, read_request};
+use worker_orcd_api::fields::Fields;
+use worker_orcd_api::presentation::Form;
 use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_text::tools::ChatTerms;
-
-const MAX_JOB_ID_CHARS: usize = 128;
-
-/// Default of this API in all versions.
-const DEFAULT_MAX_TOKENS: u32 = 2048;
-const DEFAULT_PROMPT_CHARS: usize = 32_768;
-
-pub const OWN_NAMES: &[&str] = &[
-    "job_id",
-    "prompt",
-    "messages",
-    "max_tokens",
-    "ignore_eos",
-    "on_fault",
-    "metrics",
-];
-
-/// Every field of `/execute`.
-pub const NAMES: Names = |name| among(name, &[OWN_NAMES, reading::NAMES]);
-
-/// Every field of `/cancel`.
-pub const CANCEL_NAMES: Names = |name| among(name, &[&["job_id"]]);
 
 /// `/shutdown` waits for active jobs without a limit; a signal shortens the drain.
 const UNHURRIED: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -66,7 +38,7 @@ async fn try_execute(
 ) -> Result<Response, ApiError> {
     let asker = Asker::of(&request, correlation);
     let model = app.model();
-    let terms = ModelTerms::of(model.as_deref().ok());
+    let terms = terms_of(model.as_deref().ok());
     let limits = app.limits.clone();
     let read = move |fields: Fields<'_>| read_request(fields, &limits, &terms);
     let ((request, wants_metrics), room) = app.bodies.read(request, NAMES, read).await?;
@@ -77,59 +49,7 @@ async fn try_execute(
     };
     let accepted = app.start(&model, request, &mut form, asker).await?;
     drop(room);
-    form.respond(app, accepted, false).await
-}
-
-/// The request, and whether it requests metrics.
-///
-/// # Errors
-/// All mistakes in the request.
-pub fn read_request(
-    mut fields: Fields<'_>,
-    limits: &RequestLimits,
-    model: &ModelTerms,
-) -> Result<(GenerationRequest, bool), ApiError> {
-    let max_chars = limits.max_prompt_chars.unwrap_or(DEFAULT_PROMPT_CHARS);
-    let most_tokens = limits.max_tokens_out.unwrap_or(DEFAULT_MAX_TOKENS);
-    let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
-    let job_id = fields.required("job_id", job_id);
-    let input = read_input(&mut fields, max_chars, &model.chat);
-    let max_tokens = fields.integer("max_tokens", 1..=u64::from(most_tokens));
-    let sampling = read_sampling(&mut fields, model);
-    let logit_bias = read_logit_bias(&mut fields, model);
-    let stop = read_stop(&mut fields);
-    let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
-    let on_fault = fields.word(
-        "on_fault",
-        &[("resume", OnFault::Resume), ("fail", OnFault::Fail)],
-    );
-    let wants_metrics = fields.boolean("metrics").unwrap_or(false);
-    fields.finish().map_err(ApiError::invalid)?;
-    let (Some(job_id), Some(input)) = (job_id, input) else {
-        return Err(ApiError::unreadable());
-    };
-    let request = GenerationRequest {
-        logprobs: None,
-        echo: false,
-        logit_bias,
-        thinking: None,
-        structure: None,
-        job_id,
-        input,
-        sampling,
-        max_tokens: max_tokens.map_or(most_tokens, |tokens| tokens as u32),
-        stop,
-        ignore_eos,
-        on_fault,
-    };
-    Ok((request, wants_metrics))
-}
-
-fn read_input(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<Input> {
-    let prompt = fields.text("prompt", &(1..=max_chars)).map(Input::Prompt);
-    let history = read_messages(fields, max_chars, terms);
-    let messages = history.map(|it| begun::input(fields, it, None, Vec::new(), false));
-    fields.either("prompt", "messages", prompt.or(messages))
+    presentation::respond(form, app, accepted, false).await
 }
 
 /// Idempotent: an unknown or finished job is no error, and neither is a job of another key, which continues.
@@ -156,17 +76,6 @@ pub async fn cancel(
         }
         Err(error) => ApiError::respond(&error, Dialect::Native),
     }
-}
-
-/// Reads the job id.
-///
-/// # Errors
-/// All mistakes in the request.
-pub fn read_cancellation(mut fields: Fields<'_>) -> Result<Option<String>, ApiError> {
-    let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
-    let job_id = fields.required("job_id", job_id);
-    fields.finish().map_err(ApiError::invalid)?;
-    Ok(job_id)
 }
 
 pub async fn shutdown(

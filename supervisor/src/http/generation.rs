@@ -1,83 +1,28 @@
-//! Request for text, common to all APIs, and its single entry point.
+//! The single entry point of requests for text.
 
 mod echo;
 mod prompt;
 
 use super::App;
-use super::choices::{More, Place};
 use super::client;
 use super::connection::Attachment;
 use super::correlation::CorrelationId;
 use super::error::ApiError;
 use super::handover::Held;
 use super::job::Job;
-use super::presentation::{Form, Presentation};
-use super::structure::Asked;
-use super::thinking_budget::Budget;
 use axum::body::Body;
 use axum::http::Request;
 use prompt::Encoded;
 use std::iter::once;
 use std::sync::Arc;
+use worker_orcd_api::choices::{More, Place};
+use worker_orcd_api::presentation::{Form, Presentation};
+use worker_orcd_api::request::GenerationRequest;
+use worker_orcd_api::thinking_budget::Budget;
 use worker_orcd_engine::LoadedModel;
-use worker_orcd_ipc::{ClientId, Sampling, TokenId};
+use worker_orcd_ipc::ClientId;
 use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_requests::{NewRequest, OnFault, Position, RequestStream};
-use worker_orcd_text::Conversation;
-use worker_orcd_text::template::TemplateSetting;
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct GenerationRequest {
-    pub job_id: String,
-    pub input: Input,
-    pub sampling: Sampling,
-    pub max_tokens: u32,
-    pub stop: Vec<String>,
-    pub ignore_eos: bool,
-    /// Return the log probability of each token, and this many of the most likely ones.
-    pub logprobs: Option<u8>,
-    /// The answer begins with the prompt.
-    pub echo: bool,
-    /// Same as [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
-    pub logit_bias: Vec<(TokenId, f32)>,
-    /// Reasoning budget.
-    pub thinking: Option<Budget>,
-    /// Grammar of the answer.
-    pub structure: Option<Asked>,
-    pub on_fault: Option<OnFault>,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum Input {
-    Prompt(String),
-    /// Messages and tools, and template variables from the client.
-    Messages(Conversation, Vec<(String, TemplateSetting)>),
-    /// The same, and the beginning of the answer.
-    Begun(Conversation, Vec<(String, TemplateSetting)>, String),
-    /// Token ids, which `/v1/completions` accepts.
-    Tokens(Vec<TokenId>),
-}
-
-impl Input {
-    /// Whether the prompt has tools.
-    #[must_use]
-    pub fn has_tools(&self) -> bool {
-        match self {
-            Self::Messages(conversation, _) | Self::Begun(conversation, ..) => {
-                conversation.tools.is_some()
-            }
-            Self::Prompt(_) | Self::Tokens(_) => false,
-        }
-    }
-
-    /// Name of the prompt's field.
-    fn field(&self) -> &'static str {
-        match self {
-            Self::Prompt(_) | Self::Tokens(_) => "prompt",
-            Self::Messages(..) | Self::Begun(..) => "messages",
-        }
-    }
-}
+use worker_orcd_requests::{NewRequest, Position, RequestStream};
 
 /// Client of a request, and its connection.
 #[derive(Debug)]

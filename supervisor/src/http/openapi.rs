@@ -13,13 +13,10 @@
 mod answers;
 mod anthropic;
 mod bodies;
-pub mod description;
-pub mod fates;
 mod health;
 pub mod operations;
 mod requests;
 mod responses;
-pub mod schema;
 
 use super::App;
 use super::access::OPEN_PATHS;

@@ -6,7 +6,7 @@
 //! this. All other changing requests must be JSON, which needs a preflight; `--cors-origins` lists the allowed origins.
 
 use super::access::Caller;
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Respond as _};
 use super::{App, admin};
 use crate::config::HttpConfig;
 use axum::body::Body;

@@ -1,232 +1,120 @@
-//! Response format of a request, in a form that another supervisor can read.
-//!
-//! The journal stores it with the request. So the rest of an answer has the same format as its beginning, in any
-//! supervisor.
+//! Responses of accepted requests, in the formats of `worker_orcd_api`.
 
-use super::choices::Layout;
 use super::error::ApiError;
-use super::execute::events::{ExecuteEvents, Started};
 use super::generation::Accepted;
-use super::openai::request::StreamOptions;
-use super::openai::stream::Chunks;
-use super::openai::{Header, Kind, several, whole};
-use super::responses::answer::Echo;
-use super::{App, anthropic, responses, sse};
-use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use super::job::Job;
+use super::openai::several;
+use super::whole::{gather, gather_one};
+use super::{App, sse};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
+use worker_orcd_api::anthropic::stream::MessageEvents;
+use worker_orcd_api::choices::Layout;
+use worker_orcd_api::execute::events::{ExecuteEvents, Started};
+use worker_orcd_api::openai::Header;
+use worker_orcd_api::openai::request::StreamOptions;
+use worker_orcd_api::openai::stream::Chunks;
+use worker_orcd_api::openai::whole::Gathered;
+use worker_orcd_api::presentation::Form;
+use worker_orcd_api::render::Render;
+use worker_orcd_api::responses::events::Events;
+use worker_orcd_api::responses::whole::Whole;
+use worker_orcd_api::{anthropic, openai, responses};
+use worker_orcd_requests::RequestStream;
 use worker_orcd_text::tools::Parsing;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Presentation {
-    pub correlation_id: String,
-    pub form: Form,
+/// Response of one request. `begun`: the client already has the head of the response.
+///
+/// # Errors
+/// If the request fails before any of the answer was sent.
+pub async fn respond(
+    form: Form,
+    app: &Arc<App>,
+    accepted: Accepted,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    respond_all(form, app, vec![accepted], begun).await
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Form {
-    Execute {
-        seed: u64,
-        metrics: bool,
-    },
-    OpenAi {
-        kind: Kind,
-        /// Unix seconds.
-        created: u64,
-        /// The model's fingerprint.
-        fingerprint: String,
-        /// `None`: the answer is not streamed.
-        stream: Option<StreamOptions>,
-        /// Parsers of its text.
-        parsing: Parsing,
-        /// The grammar allows tool calls alone.
-        #[serde(default)]
-        must_call: bool,
-        /// Number of choices.
-        layout: Layout,
-    },
-    /// Anthropic's Messages API.
-    Messages {
-        is_streamed: bool,
-        /// Parsers of its text.
-        parsing: Parsing,
-    },
-    /// OpenAI's Responses API.
-    Responses {
-        /// Unix seconds.
-        created: u64,
-        is_streamed: bool,
-        /// Parsers of its text.
-        parsing: Parsing,
-        echo: Box<Echo>,
-        /// First event for a client that resumes.
-        #[serde(skip)]
-        from: u64,
-    },
-}
-
-impl Presentation {
-    /// `None` if another version wrote it.
-    #[must_use]
-    pub fn read(text: &str) -> Option<Self> {
-        serde_json::from_str(text).ok()
-    }
-
-    #[must_use]
-    pub fn write(&self) -> String {
-        // All maps have string keys; there is no other source of errors.
-        serde_json::to_string(self).unwrap_or_default()
-    }
-}
-
-impl Form {
-    #[must_use]
-    pub fn is_streamed(&self) -> bool {
-        match self {
-            Self::Execute { .. } => true,
-            Self::OpenAi { stream, .. } => stream.is_some(),
-            Self::Messages { is_streamed, .. } | Self::Responses { is_streamed, .. } => {
-                *is_streamed
-            }
+/// Response of an answer with these choices, in order. `begun`: the client already has the head of the response.
+///
+/// # Errors
+/// If the request fails before any of the answer was sent.
+pub async fn respond_all(
+    form: Form,
+    app: &Arc<App>,
+    accepted: Vec<Accepted>,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    match form {
+        Form::Execute { seed, metrics } => {
+            let Accepted { stream, job, .. } = only(accepted)?;
+            let started = Started {
+                job_id: job.id().to_owned(),
+                model: app.model_id.clone(),
+                seed,
+            };
+            let app = Arc::clone(app);
+            let memory = move || app.device_bytes_in_use();
+            let render = ExecuteEvents::new(started, metrics, memory);
+            Ok(match begun {
+                true => sse::go_on_begun(stream, job, render),
+                false => sse::respond(stream, job, render),
+            })
         }
-    }
-
-    /// Parsers of the text.
-    #[must_use]
-    pub fn parsing(&self) -> Parsing {
-        match self {
-            Self::Execute { .. } => Parsing::default(),
-            Self::OpenAi { parsing, .. }
-            | Self::Messages { parsing, .. }
-            | Self::Responses { parsing, .. } => *parsing,
-        }
-    }
-
-    /// Number of choices of the answer.
-    #[must_use]
-    pub fn layout(&self) -> Layout {
-        match self {
-            Self::Execute { .. } | Self::Messages { .. } | Self::Responses { .. } => {
-                Layout::default()
-            }
-            Self::OpenAi { layout, .. } => *layout,
-        }
-    }
-
-    /// Records that the prompt opens reasoning.
-    pub fn open_thinking(&mut self) {
-        match self {
-            Self::Execute { .. } => {}
-            Self::OpenAi { parsing, .. }
-            | Self::Messages { parsing, .. }
-            | Self::Responses { parsing, .. } => {
-                parsing.open_thinking();
-            }
-        }
-    }
-
-    /// Sets the first event for a client that resumes.
-    pub fn resume_from(&mut self, first: u64) {
-        if let Self::Responses { from, .. } = self {
-            *from = first;
-        }
-    }
-
-    /// Response of one request. `begun`: the client already has the head of the response.
-    ///
-    /// # Errors
-    /// If the request fails before any of the answer was sent.
-    pub async fn respond(
-        self,
-        app: &Arc<App>,
-        accepted: Accepted,
-        begun: bool,
-    ) -> Result<Response, ApiError> {
-        self.respond_all(app, vec![accepted], begun).await
-    }
-
-    /// Response of an answer with these choices, in order. `begun`: the client already has the head of the response.
-    ///
-    /// # Errors
-    /// If the request fails before any of the answer was sent.
-    pub async fn respond_all(
-        self,
-        app: &Arc<App>,
-        accepted: Vec<Accepted>,
-        begun: bool,
-    ) -> Result<Response, ApiError> {
-        match self {
-            Self::Execute { seed, metrics } => {
-                let Accepted { stream, job, .. } = only(accepted)?;
-                let started = Started {
-                    job_id: job.id().to_owned(),
-                    model: app.model_id.clone(),
-                    seed,
-                };
-                let app = Arc::clone(app);
-                let memory = move || app.device_bytes_in_use();
-                let render = ExecuteEvents::new(started, metrics, memory);
-                Ok(match begun {
-                    true => sse::go_on_begun(stream, job, render),
-                    false => sse::respond(stream, job, render),
-                })
-            }
-            Self::OpenAi {
+        Form::OpenAi {
+            kind,
+            created,
+            fingerprint,
+            stream: options,
+            parsing,
+            must_call,
+            layout,
+        } => {
+            let first = accepted.first();
+            let id = first.map_or("", |it| it.stream.answer()).to_owned();
+            let header = Header {
                 kind,
+                id,
                 created,
+                model: app.model_id.clone(),
                 fingerprint,
-                stream: options,
                 parsing,
                 must_call,
-                layout,
-            } => {
-                let first = accepted.first();
-                let id = first.map_or("", |it| it.stream.answer()).to_owned();
-                let header = Header {
-                    kind,
-                    id,
-                    created,
-                    model: app.model_id.clone(),
-                    fingerprint,
-                    parsing,
-                    must_call,
-                };
-                let needs_all = parsing.is_any() || options.is_none() || layout.count() > 1;
-                for Accepted { stream, .. } in accepted.iter().filter(|_| needs_all) {
-                    // The format of a piece depends on all earlier text, an unstreamed answer is complete, and with
-                    // several choices each piece is counted.
-                    stream.give_known();
-                }
-                match options {
-                    None => whole::respond(accepted, &header, layout).await,
-                    Some(options) => streamed(accepted, &header, options, layout, begun).await,
-                }
+            };
+            let needs_all = parsing.is_any() || options.is_none() || layout.count() > 1;
+            for Accepted { stream, .. } in accepted.iter().filter(|_| needs_all) {
+                // The format of a piece depends on all earlier text, an unstreamed answer is complete, and with
+                // several choices each piece is counted.
+                stream.give_known();
             }
-            Self::Messages {
-                is_streamed,
-                parsing,
-            } => {
-                let answer = only(accepted)?;
-                anthropic::respond(answer, &app.model_id, is_streamed, parsing, begun).await
+            match options {
+                None => whole_completion(accepted, &header, layout).await,
+                Some(options) => streamed(accepted, &header, options, layout, begun).await,
             }
-            Self::Responses {
+        }
+        Form::Messages {
+            is_streamed,
+            parsing,
+        } => message(only(accepted)?, &app.model_id, is_streamed, parsing, begun).await,
+        Form::Responses {
+            created,
+            is_streamed,
+            parsing,
+            echo,
+            from,
+        } => {
+            let accepted = only(accepted)?;
+            let header = responses::answer::Header {
+                id: accepted.job.id().to_owned(),
                 created,
-                is_streamed,
+                model: app.model_id.clone(),
                 parsing,
-                echo,
-                from,
-            } => {
-                let accepted = only(accepted)?;
-                let header = responses::answer::Header {
-                    id: accepted.job.id().to_owned(),
-                    created,
-                    model: app.model_id.clone(),
-                    parsing,
-                    echo: *echo,
-                };
-                let first = is_streamed.then_some(from);
-                responses::respond(accepted, header, first, begun).await
-            }
+                echo: *echo,
+            };
+            let first = is_streamed.then_some(from);
+            response(accepted, header, first, begun).await
         }
     }
 }
@@ -252,10 +140,7 @@ async fn streamed(
         }) = accepted.pop()
     {
         let chunks = Chunks::new(header, options, tokens_in);
-        return match begun {
-            true => Ok(sse::go_on(stream, job, chunks)),
-            false => sse::respond_when_known(stream, job, chunks).await,
-        };
+        return rendered(stream, job, chunks, begun).await;
     }
     let source = several::Choices::new(accepted, header, options, layout);
     match begun {
@@ -264,17 +149,93 @@ async fn streamed(
     }
 }
 
+/// Complete answer of the OpenAI API.
+async fn whole_completion(
+    accepted: Vec<Accepted>,
+    header: &Header,
+    layout: Layout,
+) -> Result<Response, ApiError> {
+    let gathered = |it: &Accepted| {
+        Gathered::new(
+            it.job.id().to_owned(),
+            header.kind,
+            it.stream.has_logprobs(),
+        )
+    };
+    let mut choices: Vec<_> = accepted.iter().map(gathered).collect();
+    let ends = gather(accepted, |index, piece| choices[index].push(piece)).await?;
+    Ok(json(openai::whole::answer(header, choices, &ends, layout)))
+}
+
+/// Answer of Anthropic's API.
+async fn message(
+    answer: Accepted,
+    model: &str,
+    is_streamed: bool,
+    parsing: Parsing,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    // The block of a piece depends on all earlier text.
+    answer.stream.give_known();
+    if is_streamed {
+        let Accepted {
+            stream,
+            job,
+            tokens_in,
+        } = answer;
+        let events = MessageEvents::new(job.id(), model, tokens_in, parsing);
+        return rendered(stream, job, events, begun).await;
+    }
+    let (id, mut text) = (answer.job.id().to_owned(), String::new());
+    let completion = gather_one(answer, |piece| text.push_str(&piece.text)).await?;
+    let answer = anthropic::whole::Answer::of(&id, model, parsing, &text, &completion);
+    Ok(axum::Json(answer).into_response())
+}
+
+/// Answer of the Responses API: streamed from event `first` on, or whole if `first` is `None`.
+async fn response(
+    accepted: Accepted,
+    header: responses::answer::Header,
+    first: Option<u64>,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    // The format of a piece depends on all earlier text.
+    accepted.stream.give_known();
+    if let Some(first) = first {
+        let Accepted { stream, job, .. } = accepted;
+        return rendered(stream, job, Events::new(header, first), begun).await;
+    }
+    let mut whole = Whole::new(header);
+    let completion = gather_one(accepted, |piece| whole.push(piece)).await?;
+    Ok(json(whole.finish(&completion)))
+}
+
+async fn rendered<R: Render>(
+    stream: RequestStream,
+    job: Job,
+    render: R,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    match begun {
+        true => Ok(sse::go_on(stream, job, render)),
+        false => sse::respond_when_known(stream, job, render).await,
+    }
+}
+
+fn json(body: Vec<u8>) -> Response {
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::job::Job;
     use crate::http::tests::app;
     use http_body_util::BodyExt as _;
     use serde_json::{Value, json};
+    use worker_orcd_api::openai::Kind;
     use worker_orcd_ipc::{DrawnLogprobs, FinishReason, Logprobs};
     use worker_orcd_requests::record::NewRequest;
     use worker_orcd_requests::testing::{Journal, SEAT, request, step};
-    use worker_orcd_text::tools::{Syntax, Thoughts};
 
     #[tokio::test]
     async fn an_answer_in_one_piece_is_told_whole_whatever_the_client_says_that_it_has() {
@@ -313,76 +274,11 @@ mod tests {
             must_call: false,
             layout: Layout::default(),
         };
-        let answer = form.respond(&app, accepted, true).await.unwrap();
+        let answer = respond(form, &app, accepted, true).await.unwrap();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         let answer: Value = serde_json::from_slice(&body).unwrap();
         let choice = &answer["choices"][0];
         assert_eq!(choice["text"], "ab");
         assert_eq!(choice["logprobs"]["tokens"], json!(["a", "b"]));
-    }
-
-    #[test]
-    fn it_is_read_as_it_was_written() {
-        let forms = [
-            Form::Execute {
-                seed: u64::MAX,
-                metrics: true,
-            },
-            Form::OpenAi {
-                kind: Kind::Chat,
-                created: 3,
-                fingerprint: "fp_1".to_owned(),
-                stream: Some(StreamOptions::default()),
-                parsing: Parsing {
-                    calls: Some(Syntax::Mistral),
-                    thinking: Some(Thoughts::Opened),
-                },
-                must_call: true,
-                layout: Layout { prompts: 1, n: 3 },
-            },
-            Form::OpenAi {
-                kind: Kind::Completion,
-                created: 4,
-                fingerprint: String::new(),
-                stream: None,
-                parsing: Parsing::default(),
-                must_call: false,
-                layout: Layout::default(),
-            },
-            Form::Messages {
-                is_streamed: true,
-                parsing: Parsing {
-                    calls: Some(Syntax::Hermes),
-                    thinking: Some(Thoughts::Tagged),
-                },
-            },
-            Form::Responses {
-                created: 5,
-                is_streamed: true,
-                parsing: Parsing::default(),
-                echo: Box::new(Echo {
-                    temperature: serde_json::Number::from_f64(0.8),
-                    top_p: serde_json::Number::from_f64(1.0),
-                    max_output_tokens: 6,
-                    tool_choice: json!({"type": "function", "name": "a"}),
-                    parallel_tool_calls: false,
-                    effort: Some("low".to_owned()),
-                    format: Some(json!({"type": "json_object"})),
-                    verbosity: None,
-                    top_logprobs: 2,
-                    metadata: [("a".to_owned(), "\"b\"".to_owned())].into(),
-                }),
-                from: 0,
-            },
-        ];
-        for form in forms {
-            let presentation = Presentation {
-                correlation_id: "a \"b\"".to_owned(),
-                form,
-            };
-            let read = Presentation::read(&presentation.write());
-            assert_eq!(read, Some(presentation));
-        }
-        assert_eq!(Presentation::read("{}"), None);
     }
 }

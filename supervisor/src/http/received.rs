@@ -3,18 +3,13 @@
 use super::App;
 use super::body::Room;
 use super::error::ApiError;
-use super::fields::{Fields, Names};
-use super::reading::ModelTerms;
-use crate::config::RequestLimits;
 use axum::body::Body;
 use axum::http::Request;
 use std::sync::Arc;
+use worker_orcd_api::fields::{Fields, Names};
+use worker_orcd_api::request::Read;
+use worker_orcd_api::sampling::ModelTerms;
 use worker_orcd_engine::LoadedModel;
-
-/// Reader of a request's fields after the model's name.
-pub trait Read<T>: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
-
-impl<T, F> Read<T> for F where F: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
 
 impl App {
     /// The model, the request, and the room of its body.
@@ -44,6 +39,17 @@ impl App {
         read: impl Read<T>,
     ) -> Result<T, ApiError> {
         self.check_model_name(&mut fields, loaded)?;
-        read(fields, &self.limits, &ModelTerms::of(loaded))
+        read(fields, &self.limits, &terms_of(loaded))
     }
+}
+
+#[must_use]
+pub fn terms_of(model: Option<&LoadedModel>) -> ModelTerms {
+    model.map_or(ModelTerms::UNKNOWN, |model| ModelTerms {
+        vocabulary: model.facts.vocab_size,
+        context: model.max_sequence_tokens,
+        n_embd: model.facts.n_embd,
+        defaults: model.sampling.values,
+        chat: model.chat_terms,
+    })
 }

@@ -3,19 +3,12 @@
 //! A reranker's model file has a prompt template for a query and a document, and a classification head. So each
 //! document is a prompt on [the path of embeddings](super::pooled), and its vector has one component. Control tokens in
 //! text of clients stay text, unless the operator sets otherwise.
-//!
-//! [`read`]: fields of a request. [`written`]: the answer.
-
-mod read;
-mod written;
-
-pub use read::{NAMES, Rerank, read_rerank};
 
 use super::App;
 use super::client;
 use super::correlation::CorrelationId;
 use super::embeddings::RANK;
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Respond as _};
 use super::pooled::{Batch, Prompts};
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -23,6 +16,8 @@ use axum::http::Request;
 use axum::response::Response;
 use std::sync::Arc;
 use uuid::Uuid;
+use worker_orcd_api::rerank::read::{DOCUMENTS, NAMES, read_rerank};
+use worker_orcd_api::rerank::written;
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::Pooling;
 
@@ -49,10 +44,8 @@ async fn try_rerank(
     let mut prompts = Prompts::default();
     for document in &asked.documents {
         let pieces = filled(template, &asked.query, document);
-        let tokens = app
-            .tokens_of_pieces(&model, pieces, read::DOCUMENTS)
-            .await?;
-        prompts.add(app, &model, read::DOCUMENTS, tokens)?;
+        let tokens = app.tokens_of_pieces(&model, pieces, DOCUMENTS).await?;
+        prompts.add(app, &model, DOCUMENTS, tokens)?;
     }
     let held = prompts.room(app)?;
     let id = format!("rerank-{}", Uuid::new_v4().simple());
@@ -68,7 +61,7 @@ async fn try_rerank(
     drop(held);
     let bytes = asked.documents.iter().map(String::len).sum();
     let answer = written::answer(id, app.model_id.clone(), scores.concat(), asked, tokens);
-    app.answered(read::DOCUMENTS, bytes, answer, room).await
+    app.answered(DOCUMENTS, bytes, answer, room).await
 }
 
 /// Prompt template of this model.

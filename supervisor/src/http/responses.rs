@@ -1,42 +1,23 @@
-//! `/v1/responses`: OpenAI's Responses API without stored responses, for Codex; `/v1/responses/input_tokens`.
-//!
-//! It is `/v1/chat/completions` in another format: [`request`] converts `input` and `tools` to the same messages and
-//! tools, and the text of the answer becomes items ([`output`]), whole or streamed. Answers are not stored, so a
-//! reference to an earlier one is refused by name. [`rest`] is for clients that lost their connection.
-//!
-//! ```text
-//! request (input → items, tools, settings) → generation … pieces → output → events (streamed) or whole
-//!                                                                    └→ answer: items and responses as JSON
-//! ```
+//! Handlers of `/v1/responses`, OpenAI's Responses API without stored responses, for Codex, and of
+//! `/v1/responses/input_tokens`. It is `/v1/chat/completions` in another format. [`rest`] is for clients that lost their
+//! connection.
 
-pub mod answer;
-mod events;
-mod input;
-mod items;
-mod output;
-pub mod request;
 pub(in crate::http) mod rest;
-mod settings;
-mod tools;
-mod whole;
 
+use super::App;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect};
-use super::generation::{Accepted, Asker};
+use super::error::{ApiError, Dialect, Respond as _};
+use super::generation::Asker;
 use super::openai::unix_seconds;
-use super::presentation::Form;
-use super::{App, sse};
-use answer::Header;
+use super::presentation;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::{IntoResponse, Response};
-use events::Events;
-use request::ResponsesRequest;
 use serde_json::json;
 use std::sync::Arc;
-
-const ID_PREFIX: &str = "resp_";
+use worker_orcd_api::presentation::Form;
+use worker_orcd_api::responses::request::{self, ResponsesRequest};
 
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -73,7 +54,7 @@ async fn try_create(
     let accepted = app.start(&model, generation, &mut form, asker).await;
     let accepted = accepted.map_err(|error| error.renamed(own_name))?;
     drop(room);
-    form.respond(app, accepted, false).await
+    presentation::respond(form, app, accepted, false).await
 }
 
 /// Name in this API of a field of chat.
@@ -100,28 +81,4 @@ async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, A
     let tokens = tokens.map_err(|error| error.renamed(own_name))?;
     let told = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
     Ok(axum::Json(told).into_response())
-}
-
-/// Response: streamed from event `first` on, or whole if `first` is `None`. `begun`: the client already has the head of
-/// the response.
-///
-/// # Errors
-/// If the request fails before any of the answer was sent.
-pub(super) async fn respond(
-    accepted: Accepted,
-    header: Header,
-    first: Option<u64>,
-    begun: bool,
-) -> Result<Response, ApiError> {
-    // The format of a piece depends on all earlier text.
-    accepted.stream.give_known();
-    let Some(first) = first else {
-        return whole::respond(accepted, &header).await;
-    };
-    let Accepted { stream, job, .. } = accepted;
-    let events = Events::new(header, first);
-    match begun {
-        true => Ok(sse::go_on(stream, job, events)),
-        false => sse::respond_when_known(stream, job, events).await,
-    }
 }

@@ -9,13 +9,12 @@
 //! `index`, without the chunk of the role, and with that of `finish_reason`. Their chunks have no `id:`.
 
 use super::connection::Attachment;
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Respond as _};
 use super::generation::Accepted;
 use super::job::Job;
-use super::presentation::Presentation;
+use super::presentation;
 use super::responses::rest;
 use super::{App, client};
-use crate::http::mistakes::Constraint;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -26,6 +25,8 @@ use futures_util::stream::once;
 use std::future::ready;
 use std::io;
 use std::sync::Arc;
+use worker_orcd_api::mistakes::Constraint;
+use worker_orcd_api::presentation::Presentation;
 use worker_orcd_requests::{Position, RequestStream, Skip};
 
 /// Marks a request that arrived with an inherited connection. It is an extension and no header, so clients cannot set
@@ -52,10 +53,7 @@ pub async fn resume(
             accepted,
             presentation,
             begun,
-        }) => {
-            let form = presentation.form;
-            form.respond_all(&app, accepted, begun).await
-        }
+        }) => presentation::respond_all(presentation.form, &app, accepted, begun).await,
         Err(error) => Err(error),
     };
     match response {

@@ -1,7 +1,7 @@
 //! Table of all routes, with their handlers and descriptions: the source of the router, of `/openapi.json` and of 404
 //! responses.
 
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Respond as _};
 use super::openapi::operations;
 use super::{
     App, anthropic, crashes, devices, embeddings, execute, health, metrics, openai, openapi, page,

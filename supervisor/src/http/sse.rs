@@ -21,15 +21,15 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::Response;
 use bytes::Bytes;
 use hyper::body::Frame;
-use serde::Serialize;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::Sleep;
+use worker_orcd_api::render::{COMMENT, Render};
 use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_requests::{Completion, Failure, Piece, RequestStream, Skip, StreamEvent};
+use worker_orcd_requests::{Failure, RequestStream, Skip, StreamEvent};
 
 /// Time between two checks of a silent stream.
 const TICK: Duration = Duration::from_secs(1);
@@ -37,27 +37,6 @@ const TICK: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 const RECOVERING: &[u8] = b": recovering\n\n";
-
-/// Event format of an API. All methods append, so several events share a chunk.
-pub trait Render: Send + Unpin + 'static {
-    /// Writes the events before all others.
-    fn begin(&mut self, out: &mut Vec<u8>);
-    /// Writes a piece of text. `index`: of the last token in it.
-    fn text(&mut self, piece: &Piece, out: &mut Vec<u8>);
-    /// Processes text that the client already has, before all text that is written.
-    fn known(&mut self, _piece: &Piece) {}
-    /// Writes what follows each batch of text. `tokens_out`: number of all accepted tokens.
-    fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
-    fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
-    fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
-    /// Writes a keep-alive after a long silence.
-    fn keep_alive(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(COMMENT);
-    }
-}
-
-/// A comment, which clients ignore.
-const COMMENT: &[u8] = b": keep-alive\n\n";
 
 /// Source of a body's events.
 pub trait Source: Send + Unpin + 'static {
@@ -153,26 +132,6 @@ fn respond_with<S: Source>(body: EventBody<S>) -> Response {
     // Disables nginx's buffering of the stream.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
-}
-
-/// Writes `event: NAME`, `data: JSON`. Neither may contain a line break.
-pub fn write_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
-    out.extend_from_slice(b"event: ");
-    out.extend_from_slice(name.as_bytes());
-    out.push(b'\n');
-    write_data(out, data);
-}
-
-/// Writes `data: JSON`. JSON escapes line breaks, so it is always one line.
-pub fn write_data(out: &mut Vec<u8>, data: &impl Serialize) {
-    out.extend_from_slice(b"data: ");
-    write_json(out, data);
-    out.extend_from_slice(b"\n\n");
-}
-
-pub fn write_json(out: &mut Vec<u8>, data: &impl Serialize) {
-    // Neither writing to memory nor serializing these types can fail.
-    let _ = serde_json::to_writer(out, data);
 }
 
 /// One stream with one renderer.
@@ -382,6 +341,7 @@ mod tests {
     use std::task::Waker;
     use worker_orcd_requests::record::NewRequest;
     use worker_orcd_requests::testing::{Journal, SEAT, request, step};
+    use worker_orcd_requests::{Completion, Piece};
 
     /// Renderer that writes the numbers of pieces and counts the known ones.
     #[derive(Default)]
@@ -434,20 +394,5 @@ mod tests {
         assert_eq!(data, "700 behind 700;701 behind 700;".as_bytes());
         // Then it waits for the child.
         assert!(Pin::new(&mut body).poll_frame(&mut context).is_pending());
-    }
-
-    #[test]
-    fn an_event_is_one_line_of_data_whatever_the_text() {
-        let mut out = Vec::new();
-        write_event(
-            &mut out,
-            "token",
-            &serde_json::json!({"t": "a\nb\r\n\u{2028}"}),
-        );
-        let text = String::from_utf8(out).unwrap();
-        assert_eq!(
-            text,
-            "event: token\ndata: {\"t\":\"a\\nb\\r\\n\u{2028}\"}\n\n"
-        );
     }
 }

@@ -4,19 +4,9 @@
 //! `messages`, `add_special_tokens`, `return_token_strs`). The answers have the fields of both.
 
 mod held;
-mod read;
-mod written;
-
-pub use read::{
-    Detokenize, TEMPLATE_NAMES, TOKENIZE_NAMES, TOKENS_NAMES, Tokenize, read_template,
-    read_tokenize, read_tokens,
-};
 
 use super::App;
-use super::error::{ApiError, Dialect};
-use super::generation::Input;
-use super::sse::write_json;
-use crate::http::mistakes::Constraint;
+use super::error::{ApiError, Dialect, Respond as _};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
@@ -24,6 +14,14 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use std::sync::Arc;
+use worker_orcd_api::mistakes::Constraint;
+use worker_orcd_api::render::write_json;
+use worker_orcd_api::request::Input;
+use worker_orcd_api::texts::read::{
+    Detokenize, TEMPLATE_NAMES, TOKENIZE_NAMES, TOKENS_NAMES, read_template, read_tokenize,
+    read_tokens,
+};
+use worker_orcd_api::texts::written;
 use worker_orcd_requests::error_code::ErrorCode;
 
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
@@ -51,7 +49,8 @@ async fn try_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response
     };
     let bytes = size_of_val(&*tokens);
     let answer = written::Tokenized {
-        model,
+        text: Arc::clone(&model.text),
+        context: model.max_sequence_tokens,
         tokens,
         with_pieces: asked.with_pieces,
         with_texts: asked.with_texts,
@@ -63,7 +62,10 @@ async fn try_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Respon
     let (model, asked, room) = app.receive(request, TOKENS_NAMES, read_tokens).await?;
     let Detokenize(tokens) = asked;
     let bytes = size_of_val(&*tokens);
-    let answer = written::Detokenized { model, tokens };
+    let answer = written::Detokenized {
+        text: Arc::clone(&model.text),
+        tokens,
+    };
     app.answered("tokens", bytes, answer, room).await
 }
 

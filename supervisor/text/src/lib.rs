@@ -11,7 +11,7 @@
 //! is untrusted. The state of a stream is in the supervisor, so an incomplete character or stop string survives the
 //! death of the child.
 //!
-//! [`printable`] and [`calendar`] format text and times for terminals, log lines and reports.
+//! [`printable`], [`calendar`] and [`hex`] format text, times and bytes for terminals, log lines and reports.
 //!
 //! Deliberately absent: requests, sockets, processes, sampling, and any state shared between requests.
 
@@ -23,6 +23,7 @@ pub mod calendar;
 mod conversation;
 pub mod date;
 mod generation_tags;
+pub mod hex;
 pub mod json_texts;
 mod pieces;
 mod pre_tokenizer;

@@ -43,6 +43,7 @@ fn only_the_child_its_kernels_and_a_played_driver_may_use_unsafe() {
     for crate_root in [
         "supervisor/src/lib.rs",
         "supervisor/src/main.rs",
+        "supervisor/api/src/lib.rs",
         "supervisor/cli/src/lib.rs",
         "supervisor/engine/src/lib.rs",
         "supervisor/lifecycle/src/lib.rs",
@@ -90,6 +91,7 @@ fn crates_below_the_supervisor_depend_on_no_runtime() {
         ("worker-orcd-lifecycle", &input_or_output[..]),
         ("worker-orcd-text", &input_or_output),
         ("worker-orcd-requests", &[]),
+        ("worker-orcd-api", &["clap", "worker-orcd-engine"]),
     ] {
         let packages = dependencies_of(package);
         assert!(packages.iter().any(|name| name == "serde"), "{packages:?}");

@@ -1,4 +1,4 @@
-//! Rooms of the supervisor, its engine and the child (a folder below `src`, or a file), and their dependencies.
+//! Rooms of the supervisor, its APIs, its engine and the child (a folder below `src`, or a file), and their dependencies.
 
 use crate::repository::{code_lines, rust_sources};
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,6 +58,15 @@ fn no_rooms_of_the_supervisor_need_each_other_in_a_circle() {
     let rooms = rooms("supervisor/src");
     assert!(rooms["commands"].contains("http"), "{rooms:#?}");
     assert!(rooms["http"].contains("config"), "{rooms:#?}");
+    let circle = left_over(rooms);
+    assert!(circle.is_empty(), "{circle:#?}");
+}
+
+#[test]
+fn no_rooms_of_the_api_need_each_other_in_a_circle() {
+    let rooms = rooms("supervisor/api/src");
+    assert!(rooms["openai"].contains("fields"), "{rooms:#?}");
+    assert!(rooms["presentation"].contains("openai"), "{rooms:#?}");
     let circle = left_over(rooms);
     assert!(circle.is_empty(), "{circle:#?}");
 }

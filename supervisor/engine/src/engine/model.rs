@@ -1,7 +1,6 @@
 //! The loaded model: the child's facts, and the tokenizer and chat template built from them.
 
 use super::SamplingDefaults;
-use crate::hex::hex;
 use crate::interpreter::{Grammars, Interpreter};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use worker_orcd_ipc::{
     CodecError, DeviceFacts, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice,
     TokenizerFacts, TokenizerKind, encode,
 };
+use worker_orcd_text::hex::hex;
 use worker_orcd_text::tools::{ChatTerms, Choices};
 use worker_orcd_text::{TemplateError, TemplateSource, Text, TextError};
 

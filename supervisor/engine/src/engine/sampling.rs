@@ -11,12 +11,6 @@ pub struct SamplingDefaults {
 }
 
 impl SamplingDefaults {
-    /// Defaults without values of a model file.
-    pub const OWN: Sampling = Sampling {
-        temperature: 1.0,
-        ..Sampling::GREEDY
-    };
-
     /// Defaults from a model file. Ignored values are logged once, by name.
     #[must_use]
     pub fn of_file(advice: &SamplingAdvice) -> Self {
@@ -85,7 +79,7 @@ pub fn decimal(value: f32) -> f64 {
 impl Default for SamplingDefaults {
     fn default() -> Self {
         Self {
-            values: Self::OWN,
+            values: Sampling::DEFAULT,
             from_file: Vec::new(),
         }
     }
@@ -109,7 +103,7 @@ mod tests {
         let expected = Sampling {
             temperature: 0.5,
             top_k: 20,
-            ..SamplingDefaults::OWN
+            ..Sampling::DEFAULT
         };
         assert_eq!(some.values, expected);
         assert_eq!(some.from_file, ["temperature", "top_k"]);
@@ -131,7 +125,7 @@ mod tests {
             top_p: 0.75,
             min_p: 0.25,
             repetition_penalty: 1.25,
-            ..SamplingDefaults::OWN
+            ..Sampling::DEFAULT
         };
         assert_eq!(all.values, expected);
         assert_eq!(all.from_file.len(), 5);

@@ -1,23 +1,14 @@
 //! Echo: answers that begin with their prompt, without the tokens that the tokenizer added.
 
+use super::lost;
 use super::prompt::Encoded;
-use super::{Input, lost};
 use crate::http::App;
 use crate::http::error::ApiError;
 use std::sync::Arc;
+use worker_orcd_api::request::Input;
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_text::Text;
-
-impl Input {
-    /// Text of a text prompt.
-    fn text(&self) -> Option<String> {
-        match self {
-            Self::Prompt(text) => Some(text.clone()),
-            Self::Messages(..) | Self::Begun(..) | Self::Tokens(_) => None,
-        }
-    }
-}
 
 impl App {
     /// Tokens of a prompt that fits and that the answer can begin with.
@@ -27,7 +18,7 @@ impl App {
         input: Input,
         is_echoed: bool,
     ) -> Result<Encoded, ApiError> {
-        let given = is_echoed.then(|| input.text());
+        let given = is_echoed.then(|| input.text().map(str::to_owned));
         let mut prompt = self.prepare(model, input).await?;
         if let Some(given) = given {
             prompt.echo = Some(self.hidden(model, given, &prompt.tokens).await?);

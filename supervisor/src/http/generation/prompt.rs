@@ -1,12 +1,13 @@
 //! Conversion of a client's input to prompt tokens.
 
-use super::{Input, lost};
+use super::lost;
 use crate::http::App;
 use crate::http::body::Room;
 use crate::http::error::ApiError;
-use crate::http::mistakes::Constraint;
 use crate::logging::TextDigest;
 use std::sync::Arc;
+use worker_orcd_api::mistakes::Constraint;
+use worker_orcd_api::request::Input;
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_engine::interpreter::MAX_RENDERED_BYTES;
 use worker_orcd_ipc::TokenId;

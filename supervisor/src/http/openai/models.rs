@@ -1,15 +1,15 @@
 //! `/v1/models`: the loaded model and its accepted names.
 
 use crate::http::App;
-use crate::http::error::{ApiError, Dialect};
-use crate::http::fields::Fields;
-use crate::http::mistakes::Constraint;
-use crate::http::openapi::schema;
+use crate::http::error::{ApiError, Dialect, Respond as _};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use worker_orcd_api::fields::Fields;
+use worker_orcd_api::mistakes::Constraint;
+use worker_orcd_api::schema;
 use worker_orcd_engine::LoadedModel;
 
 pub async fn list(State(app): State<Arc<App>>) -> Response {

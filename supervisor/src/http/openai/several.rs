@@ -4,15 +4,16 @@
 //! `index`. The order of chunks of different choices depends on timing. The position of a resumed stream is therefore
 //! counted per choice: chunks after the role, including the one with `finish_reason`.
 
-use super::Header;
-use super::request::StreamOptions;
-use super::stream::{Chunks, whole_usage};
-use crate::http::choices::Layout;
 use crate::http::generation::Accepted;
 use crate::http::job::Job;
-use crate::http::sse::{Render as _, Source, failure_of};
+use crate::http::sse::{Source, failure_of};
 use crate::http::whole::fail_all;
 use std::task::{Context, Poll};
+use worker_orcd_api::choices::Layout;
+use worker_orcd_api::openai::Header;
+use worker_orcd_api::openai::request::StreamOptions;
+use worker_orcd_api::openai::stream::{Chunks, whole_usage};
+use worker_orcd_api::render::Render as _;
 use worker_orcd_requests::{Completion, Failure, Skip, StreamEvent, Streams};
 
 pub(in crate::http) struct Choices {

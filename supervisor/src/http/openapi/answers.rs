@@ -1,10 +1,10 @@
 //! Responses by status: success, and reasons for refusals.
 
-use super::schema::{Shape, count, named};
 use crate::http::PROBES;
 use crate::http::error::Dialect;
 use utoipa::openapi::path::OperationBuilder;
 use utoipa::openapi::{ContentBuilder, Header, ResponseBuilder};
+use worker_orcd_api::schema::{Shape, count, named};
 
 pub(super) const JSON: &str = "application/json";
 

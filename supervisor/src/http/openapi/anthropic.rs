@@ -2,10 +2,10 @@
 
 use super::answers::{content, json};
 use super::bodies::Named;
-use super::schema::{
+use utoipa::openapi::{ResponseBuilder, Type};
+use worker_orcd_api::schema::{
     Shape, count, json_text, list_of, named, object, object_with, of_type, or_null, text, values,
 };
-use utoipa::openapi::{ResponseBuilder, Type};
 
 /// Schemas with names.
 pub(super) const NAMED: [Named; 3] = [

@@ -1,16 +1,16 @@
 //! Response schemas. Objects may gain fields: a client must ignore unknown ones.
 
-use super::schema::{
-    Shape, any_of, boolean, count, integer, json_text, list, list_of, map, named, null, number,
-    object, object_with, of_type, or_null, text, values,
-};
 use super::{health, responses};
-use crate::http::choices::{MAX_N, MAX_PROMPTS};
-use crate::http::mistakes::{Constraint, LISTED};
-use crate::http::openai::logprobs::IMPOSSIBLE;
 use serde_json::{Value, json};
 use strum::VariantArray as _;
 use utoipa::openapi::Type;
+use worker_orcd_api::choices::{MAX_N, MAX_PROMPTS};
+use worker_orcd_api::mistakes::{Constraint, LISTED};
+use worker_orcd_api::openai::logprobs::IMPOSSIBLE;
+use worker_orcd_api::schema::{
+    Shape, any_of, boolean, count, integer, json_text, list, list_of, map, named, null, number,
+    object, object_with, of_type, or_null, text, values,
+};
 use worker_orcd_ipc::MAX_TOP_LOGPROBS;
 use worker_orcd_requests::StopReason;
 use worker_orcd_requests::error_code::{ErrorCode, OTHER_REFUSALS};

@@ -1,10 +1,10 @@
 //! Schema of `/health`: the outline, the full report, and each device.
 
-use super::schema::{
-    Shape, boolean, count, list_of, object, object_with, of_type, or_null, text, values,
-};
 use strum::VariantArray as _;
 use utoipa::openapi::Type;
+use worker_orcd_api::schema::{
+    Shape, boolean, count, list_of, object, object_with, of_type, or_null, text, values,
+};
 use worker_orcd_engine::Status;
 use worker_orcd_lifecycle::DeviceStatus;
 

@@ -1,14 +1,14 @@
 //! Operations of all routes, with their responses.
 
 use super::answers::{ENDS, OF_BODIES, OF_GENERATION, Why, content, json, of_type, refused};
-use super::schema::{self, Shape, count, named, object, text, text_of};
 use super::{anthropic, bodies, requests, responses};
 use crate::http::App;
 use crate::http::error::Dialect::{self, Anthropic, Native, OpenAi};
-use crate::http::openai::Kind;
 use crate::metrics::exposition::Format;
 use utoipa::openapi::path::{OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{Required, ResponseBuilder, Type};
+use worker_orcd_api::openai::Kind;
+use worker_orcd_api::schema::{self, Shape, count, named, object, text, text_of};
 
 const EVENTS: &str = "text/event-stream";
 

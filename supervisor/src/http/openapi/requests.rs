@@ -1,24 +1,25 @@
 //! Request bodies, as their readers describe them, with working examples.
 
-use super::schema::Shape;
 use crate::http::App;
-use crate::http::anthropic;
-use crate::http::embeddings;
-use crate::http::execute;
-use crate::http::fields::{Fields, Names};
-use crate::http::openai::{Kind, request};
-use crate::http::reading::ModelTerms;
-use crate::http::received::Read;
-use crate::http::rerank;
-use crate::http::responses;
-use crate::http::texts;
+use crate::http::received::terms_of;
+use crate::http::{embeddings, rerank};
 use serde_json::{Value, json};
 use utoipa::openapi::example::Example;
 use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
 use utoipa::openapi::{ContentBuilder, Required};
+use worker_orcd_api::anthropic;
+use worker_orcd_api::embeddings::read as of_embeddings;
+use worker_orcd_api::execute;
+use worker_orcd_api::fields::{Fields, Names};
+use worker_orcd_api::openai::{Kind, request};
+use worker_orcd_api::request::Read;
+use worker_orcd_api::rerank::read as of_rerank;
+use worker_orcd_api::responses;
+use worker_orcd_api::schema::Shape;
+use worker_orcd_api::texts;
 
 pub(super) fn execute(app: &App) -> RequestBody {
-    let terms = ModelTerms::of(app.engine.model().as_deref());
+    let terms = terms_of(app.engine.model().as_deref());
     let tokens = few_tokens(app);
     let read = |fields: Fields<'_>| drop(execute::read_request(fields, &app.limits, &terms));
     body(
@@ -49,7 +50,7 @@ pub(super) fn cancel() -> RequestBody {
 }
 
 pub(super) fn tokenize(app: &App) -> RequestBody {
-    let shape = described(app, texts::TOKENIZE_NAMES, texts::read_tokenize);
+    let shape = described(app, texts::read::TOKENIZE_NAMES, texts::read::read_tokenize);
     let messages = json!([{"role": "user", "content": "Why is the sky blue?"}]);
     body(
         shape,
@@ -67,12 +68,12 @@ pub(super) fn tokenize(app: &App) -> RequestBody {
 }
 
 pub(super) fn detokenize(app: &App) -> RequestBody {
-    let shape = described(app, texts::TOKENS_NAMES, texts::read_tokens);
+    let shape = described(app, texts::read::TOKENS_NAMES, texts::read::read_tokens);
     body(shape, &[("tokens", json!({"tokens": [1, 2, 3]}))])
 }
 
 pub(super) fn apply_template(app: &App) -> RequestBody {
-    let shape = described(app, texts::TEMPLATE_NAMES, texts::read_template);
+    let shape = described(app, texts::read::TEMPLATE_NAMES, texts::read::read_template);
     let messages = json!([{"role": "user", "content": "Why is the sky blue?"}]);
     body(shape, &[("conversation", json!({"messages": messages}))])
 }
@@ -104,7 +105,7 @@ fn asked() -> Value {
 
 /// Has no example if the model does not support embeddings.
 pub(super) fn embeddings(app: &App) -> RequestBody {
-    let shape = described(app, embeddings::NAMES, embeddings::read_embeddings);
+    let shape = described(app, of_embeddings::NAMES, of_embeddings::read_embeddings);
     let examples = [
         ("text", json!({"model": app.model_id, "input": "A river"})),
         (
@@ -121,7 +122,7 @@ pub(super) fn embeddings(app: &App) -> RequestBody {
 
 /// Has no example if the model is no reranker.
 pub(super) fn rerank(app: &App) -> RequestBody {
-    let shape = described(app, rerank::NAMES, rerank::read_rerank);
+    let shape = described(app, of_rerank::NAMES, of_rerank::read_rerank);
     let documents = json!(["It is wide.", {"text": "It is blue."}]);
     let example = json!({
         "model": app.model_id, "query": "How wide?", "documents": documents, "top_n": 1,

@@ -2,11 +2,11 @@
 //! fields.
 
 use super::bodies::chat_tokens;
-use super::schema::{
+use utoipa::openapi::Type;
+use worker_orcd_api::schema::{
     Shape, boolean, count, json_text, list, list_of, named, null, number, object, object_with,
     of_type, or_null, text, values,
 };
-use utoipa::openapi::Type;
 
 /// Every event of a stream.
 const NAMES: [&str; 15] = [
@@ -83,7 +83,7 @@ pub(super) fn response() -> Shape {
             "text",
             object([("format", format), ("verbosity", or_null(text()))]),
         ),
-        ("tool_choice", super::schema::anything()),
+        ("tool_choice", worker_orcd_api::schema::anything()),
         ("tools", nothing()),
         ("top_logprobs", count()),
         ("top_p", number(&(0.0..=1.0))),

@@ -2,12 +2,12 @@
 
 use super::answers::Why;
 use super::requests;
-use crate::http::fields::Fields;
 use crate::http::tests::app;
-use crate::http::{execute, openai, reading, responses};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use strum::VariantArray as _;
+use worker_orcd_api::fields::Fields;
+use worker_orcd_api::{execute, openai, responses, sampling};
 use worker_orcd_requests::error_code::ErrorCode;
 
 async fn document(flags: &[&str]) -> Value {
@@ -19,7 +19,7 @@ async fn document(flags: &[&str]) -> Value {
 async fn every_field_that_a_reader_knows_by_name_is_described() {
     let app = app(&[]).await;
     let body = serde_json::to_string(&requests::execute(&app)).unwrap();
-    for name in execute::OWN_NAMES.iter().chain(reading::NAMES) {
+    for name in execute::OWN_NAMES.iter().chain(sampling::NAMES) {
         assert!(body.contains(&format!("\"{name}\":{{")), "{name}");
     }
     let read = |fields: Fields<'_>| drop(app.read_named(fields, None, responses::request::read));

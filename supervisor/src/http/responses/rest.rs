@@ -2,8 +2,8 @@
 //! `sequence_number`, as in OpenAI's API. Without a number, the stream is sent from its beginning.
 
 use crate::http::error::ApiError;
-use crate::http::mistakes::Constraint;
 use axum::http::Uri;
+use worker_orcd_api::mistakes::Constraint;
 
 /// Prefix of the paths of this API.
 const PATH: &str = "/v1/responses/";

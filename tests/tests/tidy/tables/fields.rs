@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
-use worker_orcd::http::openapi::fates::{self, Endpoint, Fate};
+use worker_orcd_api::fates::{self, Endpoint, Fate};
 
 /// Fields of other servers, with their sources.
 const PEERS: &str = "tests/tests/tidy/peers.json";

@@ -1,0 +1,194 @@
+//! Fields of a request, and of a request that only counts tokens.
+
+use super::settings::{self, Settings};
+use super::{conversation, tools};
+use crate::error::ApiError;
+use crate::fields::{Fields, Names, among};
+use crate::json::{Json, Kind};
+use crate::limits::RequestLimits;
+use crate::messages::begun;
+use crate::mistakes::Constraint;
+use crate::request::{GenerationRequest, Input};
+use crate::sampling::{
+    self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_logit_bias, read_sampling,
+};
+use crate::schema;
+use crate::structure::{Asked, OUTPUT_FORMAT, formats};
+use crate::thinking_budget::Budget;
+use uuid::Uuid;
+use worker_orcd_ipc::Sampling;
+use worker_orcd_text::Conversation;
+use worker_orcd_text::tools::Parsing;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct MessagesRequest {
+    pub generation: GenerationRequest,
+    pub is_streamed: bool,
+    /// Parsers of the answer.
+    pub parsing: Parsing,
+}
+
+/// Fields that make the prompt, and fields without effect.
+const OF_PROMPT: [&[&str]; 4] = [
+    &["model"],
+    conversation::FIELDS,
+    tools::FIELDS,
+    settings::FIELDS,
+];
+const OF_ANSWER: &[&str] = &["max_tokens", "stop_sequences", "stream"];
+
+/// Known fields of `/v1/messages`.
+pub const NAMES: Names = |name| {
+    among(name, &OF_PROMPT).or_else(|| {
+        let others = [OF_ANSWER, sampling::NAMES, settings::REFUSED];
+        among(name, &others)
+    })
+};
+
+/// Known fields of `/v1/messages/count_tokens`.
+pub const COUNT_NAMES: Names =
+    |name| among(name, &OF_PROMPT).or_else(|| among(name, &[settings::REFUSED]));
+
+/// # Errors
+/// All mistakes of the request.
+pub fn read(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> Result<MessagesRequest, ApiError> {
+    let (input, structure, budget) = read_prompt(&mut fields, limits, model);
+    let max_tokens = read_max_tokens(&mut fields, limits);
+    let sampling = read_drawing(&mut fields, model);
+    let logit_bias = read_logit_bias(&mut fields, model);
+    let stop = read_stop_sequences(&mut fields);
+    let is_streamed = fields.boolean("stream").unwrap_or(false);
+    fields.finish().map_err(ApiError::invalid)?;
+    let input = input.ok_or_else(ApiError::unreadable)?;
+    let parsing = model.chat.parsing_of(input.has_tools());
+    let generation = GenerationRequest {
+        job_id: format!("msg_{}", Uuid::new_v4().simple()),
+        input,
+        sampling,
+        max_tokens,
+        stop,
+        ignore_eos: false,
+        logprobs: None,
+        echo: false,
+        logit_bias,
+        thinking: budget.or(Budget::of_operator(limits)),
+        structure,
+        on_fault: None,
+    };
+    Ok(MessagesRequest {
+        generation,
+        is_streamed,
+        parsing,
+    })
+}
+
+/// # Errors
+/// All mistakes of the request.
+pub fn read_counted(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> Result<Input, ApiError> {
+    let (input, ..) = read_prompt(&mut fields, limits, model);
+    fields.finish().map_err(ApiError::invalid)?;
+    input.ok_or_else(ApiError::unreadable)
+}
+
+fn read_prompt(
+    fields: &mut Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> (Option<Input>, Option<Asked>, Option<Budget>) {
+    // Without a limit, the body's size and the model's context bound a text.
+    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
+    let Settings {
+        of_template,
+        budget,
+        format,
+    } = settings::read(fields);
+    let messages = conversation::read(fields, max_chars, &model.chat);
+    let tools = tools::read(fields, max_chars, &model.chat);
+    settings::accept_harmless(fields);
+    let has_tools = tools.shown.is_some();
+    let structure = formats::settle(fields, OUTPUT_FORMAT, format, has_tools, tools.asked);
+    let Some(mut messages) = messages else {
+        return (None, None, None);
+    };
+    let last = messages.pop_if(|last| last.role == "assistant");
+    let conversation = Conversation {
+        messages: begun::with_one(messages),
+        tools: tools.shown,
+    };
+    let input = match last {
+        None => Input::Messages(conversation, of_template),
+        Some(last) => {
+            if structure.is_some() {
+                begun::refuse_held(fields);
+            }
+            let beginning = begun::beginning(fields, last);
+            Input::Begun(conversation, of_template, beginning)
+        }
+    };
+    (Some(input), structure, budget)
+}
+
+/// Reads the bound on generated tokens. A bound beyond the context is accepted, because clients send such values. The
+/// answer ends earlier if the context is full, or at the operator's limit.
+fn read_max_tokens(fields: &mut Fields<'_>, limits: &RequestLimits) -> u32 {
+    let tokens = fields.integer("max_tokens", 1..=u64::from(u32::MAX));
+    let tokens = fields.required("max_tokens", tokens).unwrap_or(1);
+    let most = limits.max_tokens_out.unwrap_or(u32::MAX);
+    (tokens as u32).min(most)
+}
+
+/// Reads sampling parameters as chat does, except that the temperature's range is 0 to 1 in Anthropic's API.
+fn read_drawing(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
+    let range = 0.0..=1.0;
+    fields.describe_rule(|| {
+        let temperature = schema::or_null(schema::number(&range));
+        schema::object_with([], [("temperature", temperature)])
+    });
+    let is_given = fields.has("temperature");
+    let sampling = read_sampling(fields, model);
+    if is_given && f64::from(sampling.temperature) > *range.end() {
+        let rule = "must be from 0 to 1";
+        fields.error("temperature", Constraint::Range, rule);
+    }
+    sampling
+}
+
+fn read_stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
+    const NAME: &str = "stop_sequences";
+    let length = 1..=MAX_STOP_CHARS;
+    fields.describe(NAME, || {
+        schema::list(schema::text_of(&length), &(0..=MAX_STOPS))
+    });
+    let Some(list) = fields.take(NAME) else {
+        return Vec::new();
+    };
+    let mut first: Vec<Json<'_>> = Vec::new();
+    let mut count = 0;
+    list.each_element(|item| {
+        if first.len() < MAX_STOPS {
+            first.push(item);
+        }
+        count += 1;
+    });
+    if list.kind() != Kind::List {
+        fields.error(NAME, Constraint::Type, "must be a list of strings");
+    } else if count > MAX_STOPS {
+        let rule = format!("must have at most {MAX_STOPS} strings");
+        fields.error(NAME, Constraint::Length, rule);
+    }
+    let items = first.into_iter().enumerate();
+    items
+        .filter_map(|(index, item)| fields.text_of(&format!("{NAME}[{index}]"), item, &length))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,4 @@
+//! `/v1/embeddings`: reader of requests, writer of answers.
+
+pub mod read;
+pub mod written;

@@ -1,0 +1,98 @@
+//! `/execute` and `/cancel`: readers of requests. [`events`]: writer of answers.
+
+pub mod events;
+
+use crate::error::ApiError;
+use crate::fields::{Fields, Names, among};
+use crate::limits::RequestLimits;
+use crate::messages::begun;
+use crate::messages::read_messages;
+use crate::request::{GenerationRequest, Input};
+use crate::sampling::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use worker_orcd_requests::OnFault;
+use worker_orcd_text::tools::ChatTerms;
+
+const MAX_JOB_ID_CHARS: usize = 128;
+
+/// Default of this API in all versions.
+const DEFAULT_MAX_TOKENS: u32 = 2048;
+const DEFAULT_PROMPT_CHARS: usize = 32_768;
+
+pub const OWN_NAMES: &[&str] = &[
+    "job_id",
+    "prompt",
+    "messages",
+    "max_tokens",
+    "ignore_eos",
+    "on_fault",
+    "metrics",
+];
+
+/// Every field of `/execute`.
+pub const NAMES: Names = |name| among(name, &[OWN_NAMES, sampling::NAMES]);
+
+/// Every field of `/cancel`.
+pub const CANCEL_NAMES: Names = |name| among(name, &[&["job_id"]]);
+
+/// The request, and whether it requests metrics.
+///
+/// # Errors
+/// All mistakes in the request.
+pub fn read_request(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> Result<(GenerationRequest, bool), ApiError> {
+    let max_chars = limits.max_prompt_chars.unwrap_or(DEFAULT_PROMPT_CHARS);
+    let most_tokens = limits.max_tokens_out.unwrap_or(DEFAULT_MAX_TOKENS);
+    let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
+    let job_id = fields.required("job_id", job_id);
+    let input = read_input(&mut fields, max_chars, &model.chat);
+    let max_tokens = fields.integer("max_tokens", 1..=u64::from(most_tokens));
+    let sampling = read_sampling(&mut fields, model);
+    let logit_bias = read_logit_bias(&mut fields, model);
+    let stop = read_stop(&mut fields);
+    let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
+    let on_fault = fields.word(
+        "on_fault",
+        &[("resume", OnFault::Resume), ("fail", OnFault::Fail)],
+    );
+    let wants_metrics = fields.boolean("metrics").unwrap_or(false);
+    fields.finish().map_err(ApiError::invalid)?;
+    let (Some(job_id), Some(input)) = (job_id, input) else {
+        return Err(ApiError::unreadable());
+    };
+    let request = GenerationRequest {
+        logprobs: None,
+        echo: false,
+        logit_bias,
+        thinking: None,
+        structure: None,
+        job_id,
+        input,
+        sampling,
+        max_tokens: max_tokens.map_or(most_tokens, |tokens| tokens as u32),
+        stop,
+        ignore_eos,
+        on_fault,
+    };
+    Ok((request, wants_metrics))
+}
+
+fn read_input(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<Input> {
+    let prompt = fields.text("prompt", &(1..=max_chars)).map(Input::Prompt);
+    let history = read_messages(fields, max_chars, terms);
+    let messages = history.map(|it| begun::input(fields, it, None, Vec::new(), false));
+    fields.either("prompt", "messages", prompt.or(messages))
+}
+
+/// Reads the job id.
+///
+/// # Errors
+/// All mistakes in the request.
+pub fn read_cancellation(mut fields: Fields<'_>) -> Result<Option<String>, ApiError> {
+    let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
+    let job_id = fields.required("job_id", job_id);
+    fields.finish().map_err(ApiError::invalid)?;
+    Ok(job_id)
+}

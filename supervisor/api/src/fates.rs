@@ -1,0 +1,99 @@
+//! Support of each request field, from the reader of its endpoint, for docs/guide/fields.md.
+
+use crate::anthropic;
+use crate::embeddings;
+use crate::fields::{Fields, Names};
+use crate::limits::RequestLimits;
+use crate::openai::{Kind, request};
+use crate::request::Read;
+use crate::responses;
+use crate::sampling::ModelTerms;
+use crate::schema::Shape;
+use worker_orcd_requests::OnFault;
+
+/// Endpoints that other servers have, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
+pub enum Endpoint {
+    Chat,
+    Completions,
+    Responses,
+    Embeddings,
+    Messages,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    Used,
+    /// Changes no answer. Allowed values, or the type.
+    NoEffect(String),
+    Refused,
+}
+
+/// Limits that make the result independent of operator and model.
+const LIMITS: RequestLimits = RequestLimits {
+    max_tokens_in: None,
+    max_tokens_out: None,
+    max_prompt_chars: None,
+    reasoning_budget: None,
+    inference_timeout: None,
+    on_fault: OnFault::Resume,
+};
+
+/// Support of each of these fields.
+#[must_use]
+pub fn of(endpoint: Endpoint, names: &[&str]) -> Vec<Fate> {
+    match endpoint {
+        Endpoint::Chat => openai(Kind::Chat, names),
+        Endpoint::Completions => openai(Kind::Completion, names),
+        Endpoint::Responses => {
+            let read = responses::request::read;
+            fates(names, responses::request::NAMES, read)
+        }
+        Endpoint::Embeddings => fates(
+            names,
+            embeddings::read::NAMES,
+            embeddings::read::read_embeddings,
+        ),
+        Endpoint::Messages => {
+            let read = anthropic::request::read;
+            fates(names, anthropic::request::NAMES, read)
+        }
+    }
+}
+
+fn openai(kind: Kind, names: &[&str]) -> Vec<Fate> {
+    fates(names, request::names(kind), request::read_of(kind))
+}
+
+fn fates<T>(names: &[&str], known: Names, read: impl Read<T>) -> Vec<Fate> {
+    let terms = ModelTerms::UNKNOWN;
+    let describe = |fields: Fields<'_>| drop(read(fields, &LIMITS, &terms));
+    let description = Fields::described(known, describe);
+    let fate = |name: &&str| match description.shape_of(name) {
+        // Every endpoint reads it before its own fields.
+        None if *name == "model" && known(name).is_some() => Fate::Used,
+        None => Fate::Refused,
+        Some(shape) if description.has_no_effect(name) => Fate::NoEffect(in_words(&shape)),
+        Some(_) => Fate::Used,
+    };
+    names.iter().map(fate).collect()
+}
+
+/// Values of a shape, or its type, as text.
+fn in_words(shape: &Shape) -> String {
+    let shape = serde_json::to_value(shape).unwrap_or_default();
+    let either = shape["anyOf"].as_array();
+    let mut values = either.into_iter().flatten().chain([&shape]);
+    let values = values.find_map(|shape| shape["enum"].as_array());
+    match (values, shape["type"].as_str()) {
+        (Some(values), _) => {
+            let values = values.iter().map(|value| format!("`{value}`"));
+            values.collect::<Vec<_>>().join(", ")
+        }
+        (_, Some("boolean")) => "`true`, `false`".to_owned(),
+        (_, Some("integer")) => "an integer".to_owned(),
+        (_, Some("string")) => "a text".to_owned(),
+        (_, Some("object")) => "an object".to_owned(),
+        _ => "anything".to_owned(),
+    }
+}

@@ -1,0 +1,400 @@
+//! `messages: [{role, content}, …]` of chat clients.
+//!
+//! Clients send back answers of other servers. Fields of other servers that cannot change an answer are ignored
+//! ([`PASSED_OVER`]), and so are unknown fields without a value. Text parts are joined. The template formats tool
+//! calls, reasoning and tool results.
+
+pub(crate) mod begun;
+pub(crate) mod tool_calls;
+
+use crate::fields::{Fields, Names, among};
+use crate::json::{Json, Kind};
+use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::schema::{self, Shape};
+use serde_json::json;
+use tool_calls::NAME_CHARS;
+use worker_orcd_text::tools::ChatTerms;
+use worker_orcd_text::{ChatMessage, ToolCall};
+
+/// Largest number of messages: more fit no model, and each needs memory beyond its text.
+pub(super) const MAX_MESSAGES: usize = 16_384;
+
+/// Largest length of a name, as in the OpenAI API.
+const MAX_NAME_CHARS: usize = 64;
+
+const ROLES: &[(&str, &str)] = &[
+    ("system", "system"),
+    // The OpenAI API's developer role is the system role of templates.
+    ("developer", "system"),
+    ("user", "user"),
+    ("assistant", "assistant"),
+    ("tool", "tool"),
+];
+
+/// Fields of assistants' messages that must be empty.
+const EMPTY: &[&str] = &["audio", "function_call", "refusal"];
+
+/// Fields of messages, parts and calls that cannot change an answer: cache hints, data of other servers, and numbers.
+/// Reasoning is read from `reasoning_content` or `reasoning`.
+pub(super) const PASSED_OVER: &[&str] = &[
+    "annotations",
+    "cache_control",
+    "id",
+    "index",
+    "provider_specific_fields",
+    "reasoning_details",
+    "thinking_blocks",
+];
+
+/// Fields of some roles.
+const OF_ROLES: &[&str] = &["tool_calls", "tool_call_id", begun::PREFIX];
+
+/// Names of reasoning: llama-server's and DeepSeek's, and vLLM's and OpenRouter's.
+pub(super) const THOUGHTS: [&str; 2] = ["reasoning_content", "reasoning"];
+
+/// Parsed text that OpenAI's client packages add to an answer, and send back.
+const PARSED: &str = "parsed";
+
+const MESSAGE: Names = |name| {
+    among(
+        name,
+        &[
+            &["role", "content", "name", PARSED],
+            OF_ROLES,
+            &THOUGHTS,
+            EMPTY,
+            PASSED_OVER,
+        ],
+    )
+};
+const PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
+
+/// Messages of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct History {
+    pub messages: Vec<ChatMessage>,
+    /// The last message is marked as the beginning of the answer.
+    pub is_prefix: bool,
+}
+
+/// Message with its mark.
+struct Marked {
+    message: ChatMessage,
+    is_prefix: bool,
+}
+
+/// Notes all mistakes in `fields`. `max_chars`: limit of all texts together.
+pub(crate) fn read_messages(
+    fields: &mut Fields,
+    max_chars: usize,
+    terms: &ChatTerms,
+) -> Option<History> {
+    fields.describe("messages", || {
+        let read = |fields: Fields<'_>| drop(read_fields_of_message(fields, terms));
+        let message = Fields::described_of_history(MESSAGE, read).into_shape();
+        schema::list(message, &(1..=MAX_MESSAGES))
+    });
+    let list = fields.take("messages")?;
+    let mistakes = fields.mistakes();
+    let mut messages = Vec::new();
+    let (mut count, mut chars, mut is_prefix) = (0, 0, false);
+    let is_list = list.each_element(|item| {
+        if is_prefix {
+            let place = format!("messages[{}].{}", count - 1, begun::PREFIX);
+            mistakes.note(|| FieldError::new(place, Constraint::Conflict, begun::NOT_LAST));
+        }
+        is_prefix = false;
+        if let Some(read) = read_message(item, count, mistakes, terms) {
+            let message = read.message;
+            is_prefix = read.is_prefix;
+            chars += length(&message);
+            if messages.len() < MAX_MESSAGES {
+                messages.push(message);
+            }
+        }
+        count += 1;
+    });
+    let mut wrong = |constraint, message: String| fields.error("messages", constraint, message);
+    if !is_list || count == 0 {
+        let rule = "must be a list of at least one message";
+        wrong(Constraint::Type, rule.to_owned());
+        return None;
+    }
+    if count > MAX_MESSAGES {
+        let rule = format!("must be at most {MAX_MESSAGES}");
+        wrong(Constraint::Length, rule);
+    }
+    if chars > max_chars {
+        let rule = format!("must have at most {max_chars} characters in all");
+        wrong(Constraint::Length, rule);
+    }
+    Some(History {
+        messages,
+        is_prefix,
+    })
+}
+
+/// Characters of all texts of a message.
+pub(super) fn length(message: &ChatMessage) -> usize {
+    let texts = [
+        &message.content,
+        &message.name,
+        &message.reasoning,
+        &message.tool_call_id,
+    ];
+    let texts = texts.into_iter().flatten();
+    let of_texts = texts.map(|text| text.chars().count());
+    let calls = message.tool_calls.iter();
+    let of_calls = calls.map(|call| call.name.chars().count() + call.arguments.chars().count());
+    of_texts.sum::<usize>() + of_calls.sum::<usize>()
+}
+
+fn read_message(
+    item: Json<'_>,
+    index: usize,
+    mistakes: &mut Mistakes,
+    terms: &ChatTerms,
+) -> Option<Marked> {
+    let Some(fields) = Fields::of_history(item, MESSAGE, mistakes) else {
+        mistakes.note(|| {
+            let rule = "must be an object with role and content";
+            FieldError::new(format!("messages[{index}]"), Constraint::Type, rule)
+        });
+        return None;
+    };
+    match read_fields_of_message(fields, terms) {
+        Ok(message) => message,
+        Err(wrong) => {
+            mistakes.extend(|| format!("messages[{index}]."), wrong);
+            None
+        }
+    }
+}
+
+fn read_fields_of_message(
+    mut fields: Fields<'_>,
+    terms: &ChatTerms,
+) -> Result<Option<Marked>, Mistakes> {
+    for name in ["name", "tool_call_id"].iter().chain(&THOUGHTS) {
+        fields.drop_hollow(name);
+    }
+    let role = fields.word("role", ROLES);
+    let role = fields.required("role", role);
+    let is_assistant = role == Some("assistant");
+    let tool_calls = read_tool_calls(&mut fields, is_assistant, terms);
+    let content = read_content(&mut fields, is_assistant, tool_calls.is_some());
+    let reasoning = read_thoughts(&mut fields, role);
+    let is_prefix = fields.boolean(begun::PREFIX).unwrap_or(false);
+    if is_prefix && !is_assistant {
+        fields.error(begun::PREFIX, Constraint::Conflict, begun::NOT_LAST);
+    }
+    let tool_call_id = read_tool_call_id(&mut fields, role);
+    fields.describe_rule(rule_of_roles);
+    let name = fields.text("name", &(0..=MAX_NAME_CHARS));
+    let name = name.filter(|name| !name.is_empty());
+    for name in EMPTY {
+        let rule = "is not supported, unless it is empty";
+        fields.only(name, empty, Json::is_empty, rule);
+    }
+    for name in [PARSED].iter().chain(PASSED_OVER) {
+        fields.pass_over(name);
+    }
+    fields.finish()?;
+    let message = |(role, content): (&str, Option<String>)| ChatMessage {
+        role: role.to_owned(),
+        content,
+        name,
+        reasoning,
+        tool_calls: tool_calls.unwrap_or_default(),
+        tool_call_id,
+    };
+    let marked = |message| Marked { message, is_prefix };
+    Ok(role.zip(content).map(message).map(marked))
+}
+
+/// Reads reasoning under either name. Both names are accepted if their texts are equal.
+fn read_thoughts(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
+    let mut thoughts: Option<String> = None;
+    for name in THOUGHTS {
+        let text = fields.text(name, &(0..=usize::MAX));
+        let Some(text) = text.filter(|text| !text.is_empty()) else {
+            continue;
+        };
+        if role.is_some_and(|role| role != "assistant") {
+            fields.error(name, Constraint::Conflict, "is an assistant's");
+        }
+        if thoughts.get_or_insert_with(|| text.clone()) != &text {
+            let rule = format!("says something else than {}", THOUGHTS[0]);
+            fields.error(name, Constraint::Conflict, rule);
+        }
+    }
+    thoughts
+}
+
+/// `None` if absent. Invalid calls are omitted.
+fn read_tool_calls(
+    fields: &mut Fields<'_>,
+    is_assistant: bool,
+    terms: &ChatTerms,
+) -> Option<Vec<ToolCall>> {
+    fields.describe("tool_calls", || {
+        let calls = terms.shows_calls.then(tool_calls::shape);
+        schema::any_of(calls.into_iter().chain([empty()]))
+    });
+    let given = fields
+        .take("tool_calls")
+        .filter(|given| !given.is_empty())?;
+    if !is_assistant {
+        fields.error("tool_calls", Constraint::Conflict, "are an assistant's");
+        return None;
+    }
+    if !terms.shows_calls {
+        let rule = "cannot be shown: the model's chat template does not ask for them";
+        fields.error("tool_calls", Constraint::Unsupported, rule);
+        return None;
+    }
+    let mut wrong = fields.mistakes().inside();
+    let calls = tool_calls::read(given, &mut wrong);
+    fields.mistakes().extend(|| "tool_calls".to_owned(), wrong);
+    Some(calls)
+}
+
+fn read_tool_call_id(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
+    let id = fields.text("tool_call_id", &NAME_CHARS);
+    match role {
+        Some("tool") => {
+            if id.is_none() && !fields.has("tool_call_id") {
+                fields.error("tool_call_id", Constraint::Required, "is required");
+            }
+            id
+        }
+        Some(_) if id.is_some() => {
+            fields.error("tool_call_id", Constraint::Conflict, "is for role tool");
+            None
+        }
+        _ => id,
+    }
+}
+
+/// Rule of required and allowed fields by role.
+fn rule_of_roles() -> Shape {
+    let role = |roles: &[&'static str]| ("role", schema::values(roles.iter().copied()));
+    let no_id = (
+        "tool_call_id",
+        schema::values([json!([]), json!({}), json!(null)]),
+    );
+    let no_calls = ("tool_calls", schema::or_null(empty()));
+    // For assistants alone.
+    let not_prefix = (begun::PREFIX, schema::or_null(schema::values([false])));
+    let no_thoughts = THOUGHTS.map(|name| (name, schema::or_null(empty())));
+    let others = [no_calls, not_prefix].into_iter().chain(no_thoughts);
+    let of_assistant = schema::object_with([role(&["assistant"])], [no_id.clone()]);
+    let of_tool = schema::object_with(
+        [role(&["tool"]), ("tool_call_id", schema::text())],
+        others.clone(),
+    );
+    let of_others = schema::object_with(
+        [role(&["system", "developer", "user"])],
+        others.chain([no_id]),
+    );
+    schema::any_of([of_assistant, of_tool, of_others])
+}
+
+/// Empty text, list or object.
+fn empty() -> Shape {
+    schema::values([json!(""), json!([]), json!({})])
+}
+
+/// Reads the content. The inner `None` is the `null` or absent content of an assistant with tool calls. Without tool
+/// calls it is read as an empty text: some templates would print it as "None".
+fn read_content(
+    fields: &mut Fields<'_>,
+    is_assistant: bool,
+    has_calls: bool,
+) -> Option<Option<String>> {
+    fields.describe("content", || {
+        let part = |fields: Fields<'_>| drop(read_fields_of_part(fields));
+        let part = Fields::described_of_history(PART, part).into_shape();
+        schema::any_of([schema::text(), schema::list_of(part), schema::null()])
+    });
+    fields.describe_rule(|| {
+        let assistant = ("role", schema::values(["assistant"]));
+        let is_null = schema::object([assistant.clone(), ("content", schema::anything())]);
+        let called = schema::list(schema::anything(), &(1..=usize::MAX));
+        let called = schema::object([assistant, ("tool_calls", called)]);
+        schema::any_of([is_null, called, schema::with("content", [])])
+    });
+    let may_be_absent = is_assistant && (fields.is_null("content") || has_calls);
+    let Some(content) = fields.take("content") else {
+        if may_be_absent {
+            return Some((!has_calls).then(String::new));
+        }
+        fields.error("content", Constraint::Required, "is required");
+        return None;
+    };
+    match content.kind() {
+        Kind::Text => {
+            let text = fields.text_of("content", content, &(0..=usize::MAX));
+            text.map(Some)
+        }
+        Kind::List => Some(Some(join_parts(content, fields.mistakes()))),
+        _ => {
+            let rule = "must be a string or a list of text parts";
+            fields.error("content", Constraint::Type, rule);
+            None
+        }
+    }
+}
+
+fn join_parts(list: Json<'_>, mistakes: &mut Mistakes) -> String {
+    let mut text = String::new();
+    let mut index = 0;
+    list.each_element(|part| {
+        match read_part(part, mistakes) {
+            Ok(part) => text.push_str(&part),
+            Err(wrong) => mistakes.extend(|| format!("content[{index}]"), wrong),
+        }
+        index += 1;
+    });
+    text
+}
+
+fn read_part(part: Json<'_>, outside: &Mistakes) -> Result<String, Mistakes> {
+    match Fields::of_history(part, PART, outside) {
+        Some(fields) => read_fields_of_part(fields),
+        None => {
+            let mut mistakes = outside.inside();
+            let rule = "must be a text part";
+            mistakes.note(|| FieldError::new("", Constraint::Type, rule));
+            Err(mistakes)
+        }
+    }
+}
+
+fn read_fields_of_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
+    let mut mistakes = fields.mistakes().inside();
+    fields.describe("type", || schema::values(["text"]));
+    let kind = fields.take("type");
+    if kind.is_some_and(|kind| kind.text().as_deref() != Some("text")) {
+        // Other fields of an unsupported part are not checked.
+        let rule = "must be text: other parts are not supported";
+        mistakes.note(|| FieldError::new(".type", Constraint::Unsupported, rule));
+        return Err(mistakes);
+    }
+    fields.required("type", kind);
+    let text = fields.text("text", &(0..=usize::MAX));
+    let text = fields.required("text", text);
+    for name in PASSED_OVER {
+        fields.pass_over(name);
+    }
+    match fields.finish() {
+        Ok(()) => Ok(text.unwrap_or_default()),
+        Err(wrong) => {
+            mistakes.extend(|| ".".to_owned(), wrong);
+            Err(mistakes)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! Continuation of an answer: the last message is the assistant's, and the model continues it.
+//!
+//! Anthropic's API always continues such a message, and so does `/v1/messages`. The OpenAI API and the other routes
+//! read it as a complete turn, unless the request has `continue_final_message: true` with `add_generation_prompt:
+//! false` (vLLM), or `prefix: true` in the message (DeepSeek).
+
+use crate::fields::Fields;
+use crate::messages::History;
+use crate::mistakes::Constraint;
+use crate::request::Input;
+use worker_orcd_text::template::TemplateSetting;
+use worker_orcd_text::{ChatMessage, Conversation};
+
+/// Fields of requests with messages.
+pub(crate) const FIELDS: &[&str] = &[CONTINUE, PROMPT];
+
+/// Field of a message.
+pub(super) const PREFIX: &str = "prefix";
+
+pub(super) const NOT_LAST: &str =
+    "may be true only of the last message, an assistant's text, which is continued";
+
+const CONTINUE: &str = "continue_final_message";
+const PROMPT: &str = "add_generation_prompt";
+
+/// Whether to continue the last message.
+pub(crate) fn read(fields: &mut Fields<'_>) -> bool {
+    let continues = fields.boolean(CONTINUE).unwrap_or(false);
+    let opens = fields.boolean(PROMPT);
+    // The schema omits the rule that couples both: with one more rule Schemathesis generates no body for chat.
+    match (continues, opens) {
+        (true, Some(true)) => {
+            let rule = "cannot be true together with continue_final_message";
+            fields.error(PROMPT, Constraint::Conflict, rule);
+        }
+        (false, Some(false)) => {
+            let rule = "may be false only together with continue_final_message: true";
+            fields.error(PROMPT, Constraint::Unsupported, rule);
+        }
+        _ => {}
+    }
+    continues
+}
+
+/// Input of a conversation. `continues`: result of [`read`].
+pub(crate) fn input(
+    fields: &mut Fields<'_>,
+    history: History,
+    tools: Option<String>,
+    settings: Vec<(String, TemplateSetting)>,
+    continues: bool,
+) -> Input {
+    let History {
+        mut messages,
+        is_prefix,
+    } = history;
+    let conversation = |messages| Conversation { messages, tools };
+    if !continues && !is_prefix {
+        return Input::Messages(conversation(messages), settings);
+    }
+    let Some(last) = messages.pop_if(|last| last.role == "assistant") else {
+        let rule =
+            "may be true only where the last message is an assistant's text, which is continued";
+        fields.error(CONTINUE, Constraint::Conflict, rule);
+        return Input::Messages(conversation(messages), settings);
+    };
+    let beginning = beginning(fields, last);
+    Input::Begun(conversation(with_one(messages)), settings, beginning)
+}
+
+/// Text of the assistant's message that the model continues.
+pub(crate) fn beginning(fields: &mut Fields<'_>, last: ChatMessage) -> String {
+    if last.reasoning.is_some() || !last.tool_calls.is_empty() {
+        let rule =
+            "may end with an assistant's text, which is continued, and with nothing else of it";
+        fields.error("messages", Constraint::Unsupported, rule);
+    }
+    last.content.unwrap_or_default()
+}
+
+/// A conversation with at least one message: most templates read the first message without a check.
+pub(crate) fn with_one(mut messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
+    if messages.is_empty() {
+        messages.push(ChatMessage {
+            role: "user".to_owned(),
+            content: Some(String::new()),
+            ..ChatMessage::default()
+        });
+    }
+    messages
+}
+
+/// Notes a mistake: a continued answer cannot have a grammar.
+pub(crate) fn refuse_held(fields: &mut Fields<'_>) {
+    let rule = "may not end with an assistant's text, which is continued, where the answer is held";
+    fields.error("messages", Constraint::Conflict, rule);
+}

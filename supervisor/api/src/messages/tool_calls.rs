@@ -1,0 +1,231 @@
+//! Tool calls of an assistant that clients send back: `tool_calls` of a message.
+
+use crate::fields::{Fields, Names, among};
+use crate::json::Json;
+use crate::messages::PASSED_OVER;
+use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::schema::{self, Shape};
+use worker_orcd_text::ToolCall;
+use worker_orcd_text::json_texts;
+
+/// Largest number of calls in a turn.
+const MAX_CALLS: usize = 128;
+
+/// Length of names and ids of calls.
+pub(crate) const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=128;
+
+/// Rule for numbers, which otherwise would reach the template with another value.
+pub(crate) const NUMBERS: &str =
+    "must have no integer beyond 64 bits and no number that is not finite";
+
+const CALL: Names = |name| among(name, &[&["id", "type", "function", "index"], PASSED_OVER]);
+const FUNCTION: Names = |name| among(name, &[&["name", "arguments", PARSED], PASSED_OVER]);
+
+/// Parsed `arguments` that OpenAI's client packages add, and send back.
+const PARSED: &str = "parsed_arguments";
+
+pub(super) fn shape() -> Shape {
+    let read = |fields: Fields<'_>| drop(read_call(fields));
+    let call = Fields::described_of_history(CALL, read).into_shape();
+    schema::list(call, &(0..=MAX_CALLS))
+}
+
+/// Notes all mistakes in `mistakes`, by path relative to the list: `[0].function.name`.
+pub(super) fn read(list: Json<'_>, mistakes: &mut Mistakes) -> Vec<ToolCall> {
+    let (mut calls, mut index) = (Vec::new(), 0);
+    let is_list = list.each_element(|item| {
+        let read = match Fields::of_history(item, CALL, mistakes) {
+            Some(fields) => read_call(fields),
+            None => Err(wrong(
+                mistakes,
+                "",
+                "must be an object with id and function",
+            )),
+        };
+        match read {
+            Ok(call) if index < MAX_CALLS => calls.extend(call),
+            Ok(_) => {}
+            Err(wrong) => mistakes.extend(|| format!("[{index}]"), wrong),
+        }
+        index += 1;
+    });
+    if !is_list {
+        mistakes.note(|| FieldError::new("", Constraint::Type, "must be a list of calls"));
+    } else if index > MAX_CALLS {
+        let rule = format!("must be at most {MAX_CALLS}");
+        mistakes.note(|| FieldError::new("", Constraint::Length, rule));
+    }
+    calls
+}
+
+fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
+    let id = fields.text("id", &NAME_CHARS);
+    let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
+    let shape = || schema::values(["function"]);
+    fields.only("type", shape, is_function, "must be function");
+    for name in PASSED_OVER.iter().filter(|name| **name != "id") {
+        fields.pass_over(name);
+    }
+    fields.describe("function", || {
+        let read = |fields: Fields<'_>| drop(read_function(fields));
+        Fields::described_of_history(FUNCTION, read).into_shape()
+    });
+    let given = fields.take("function");
+    let given = fields.required("function", given);
+    let mut inside = fields.mistakes().inside();
+    let function = given.and_then(|given| {
+        let read = match Fields::of_history(given, FUNCTION, &inside) {
+            Some(function) => read_function(function),
+            None => Err(wrong(
+                &inside,
+                "",
+                "must be an object with name and arguments",
+            )),
+        };
+        read.map_err(|wrong| inside.extend(|| ".function".to_owned(), wrong))
+            .ok()
+            .flatten()
+    });
+    let mut mistakes = inside;
+    if let Err(others) = fields.finish() {
+        mistakes.extend(|| ".".to_owned(), others);
+    }
+    match mistakes.is_empty() {
+        true => Ok(function.map(|(name, arguments)| ToolCall {
+            id,
+            name,
+            arguments,
+        })),
+        false => Err(mistakes),
+    }
+}
+
+fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mistakes> {
+    let name = fields.text("name", &NAME_CHARS);
+    let name = fields.required("name", name);
+    let text = fields.text("arguments", &(0..=usize::MAX));
+    let text = fields.required("arguments", text);
+    let arguments = text.as_deref().and_then(json_texts::arguments);
+    if text.is_some() && arguments.is_none() {
+        let rule = "must be the text of a JSON object, not nested too deep";
+        fields.error("arguments", Constraint::Json, rule);
+    }
+    if arguments
+        .as_deref()
+        .is_some_and(|it| !json_texts::keeps_numbers(it))
+    {
+        fields.error("arguments", Constraint::Range, NUMBERS);
+    }
+    for name in [PARSED].iter().chain(PASSED_OVER) {
+        fields.pass_over(name);
+    }
+    let outside = fields.mistakes().inside();
+    fields
+        .finish()
+        .map(|()| name.zip(arguments))
+        .map_err(|others| {
+            let mut mistakes = outside;
+            mistakes.extend(|| ".".to_owned(), others);
+            mistakes
+        })
+}
+
+fn wrong(outside: &Mistakes, place: &str, rule: &'static str) -> Mistakes {
+    let mut mistakes = outside.inside();
+    mistakes.note(|| FieldError::new(place, Constraint::Type, rule));
+    mistakes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read_list(list: &Value) -> Result<Vec<ToolCall>, Vec<String>> {
+        let body = json!({"tool_calls": list}).to_string();
+        let mut fields = Fields::parse(&body, |name| among(name, &[&["tool_calls"]])).unwrap();
+        let mut mistakes = Mistakes::default();
+        let calls = read(fields.take("tool_calls").unwrap(), &mut mistakes);
+        let wrong = mistakes.listed().iter().map(|error| error.field.clone());
+        match mistakes.is_empty() {
+            true => Ok(calls),
+            false => Err(wrong.collect()),
+        }
+    }
+
+    #[test]
+    fn calls_are_read_as_streams_and_whole_answers_tell_them() {
+        let function = json!({"name": "add", "arguments": "{ \"a\": 1.0 }"});
+        let calls = read_list(&json!([
+            {"id": "c1", "type": "function", "function": function},
+            {"index": 1, "function": {"name": "now", "arguments": "{}", "parsed_arguments": {}}},
+        ]));
+        let call = |id: Option<&str>, name: &str, arguments: &str| ToolCall {
+            id: id.map(str::to_owned),
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+        };
+        let expected = [
+            call(Some("c1"), "add", "{\"a\":1.0}"),
+            call(None, "now", "{}"),
+        ];
+        assert_eq!(calls.unwrap(), expected);
+    }
+
+    #[test]
+    fn calls_without_arguments_and_calls_that_were_cut_are_read() {
+        let with = |arguments: &str| {
+            let function =
+                json!({"name": "f", "arguments": arguments, "provider_specific_fields": {"a": 1}});
+            json!({"function": function, "cache_control": {"type": "ephemeral"}, "extra": null})
+        };
+        let calls = read_list(&json!([with(""), with("{\"a\": \"b")])).unwrap();
+        let arguments: Vec<_> = calls.iter().map(|call| &*call.arguments).collect();
+        assert_eq!(arguments, ["{}", "{\"a\":\"b\"}"]);
+    }
+
+    #[test]
+    fn numbers_that_would_change_are_refused() {
+        let with = |arguments: &str| json!({"function": {"name": "f", "arguments": arguments}});
+        let wrong = read_list(&json!([
+            with("{\"a\": 1e999}"),
+            with("{\"a\": [18446744073709551615, 1e300]}"),
+            with("{\"a\": [18446744073709551616]}"),
+        ]));
+        let named = ["[0].function.arguments", "[2].function.arguments"];
+        assert_eq!(wrong.unwrap_err(), named);
+    }
+
+    #[test]
+    fn each_mistake_is_named_with_its_place() {
+        let with =
+            |arguments: &str| json!({"id": "a", "function": {"name": "f", "arguments": arguments}});
+        let wrong = read_list(&json!([
+            with("1"), with("[]"), with("{\"a\": }"), with(&"{\"a\":".repeat(70)), 3,
+            {"id": "a", "type": "custom", "function": {"name": "f", "arguments": "{}"}},
+            {"id": "a"},
+            {"id": "a", "function": 3},
+            {"id": "a", "function": {"name": "", "arguments": {}, "strict": true}, "extra": 1},
+        ]));
+        assert_eq!(
+            wrong.unwrap_err(),
+            [
+                "[0].function.arguments",
+                "[1].function.arguments",
+                "[2].function.arguments",
+                "[3].function.arguments",
+                "[4]",
+                "[5].type",
+                "[6].function",
+                "[7].function",
+                "[8].function.name",
+                "[8].function.arguments",
+                "[8].function.strict",
+                "[8].extra",
+            ]
+        );
+        assert_eq!(read_list(&json!("x")).unwrap_err(), [""]);
+        let many: Vec<Value> = vec![with("{}"); MAX_CALLS + 1];
+        assert_eq!(read_list(&json!(many)).unwrap_err(), [""]);
+    }
+}

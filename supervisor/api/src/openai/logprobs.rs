@@ -1,0 +1,383 @@
+//! Log probabilities in the OpenAI API's form: `logprobs` and `top_logprobs` of a request, `logprobs` of a choice.
+//!
+//! They are the model's own: natural logarithms of the softmax of the raw logits, before penalties, temperature and
+//! truncation, as vLLM's `raw_logprobs`. A probability of 0 is written as -9999.0.
+//!
+//! | | chat | completion |
+//! |---|---|---|
+//! | requested by | `logprobs: true`, `top_logprobs: 0..=20` | `logprobs: 0..=20` |
+//! | token | its text, or `\xe2\x82` for bytes that are not text; always `bytes` | its text, or `bytes:\xe2\x82` for bytes that are not text |
+//! | most likely tokens | list, the most likely first | object by token, which always contains the chosen token |
+//!
+//! With `echo: true`, a completion's lists begin with the prompt. The first token of the prompt has no probability:
+//! `null`. `text_offset` counts characters of the answer. [`requests::logprobs`](worker_orcd_requests::logprobs)
+//! specifies which tokens are listed, and at which piece.
+
+use super::Kind;
+use crate::fields::Fields;
+use crate::mistakes::Constraint;
+use crate::render::write_json;
+use crate::schema;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::fmt::Write as _;
+use worker_orcd_ipc::{Logprobs, MAX_TOP_LOGPROBS, TokenId};
+use worker_orcd_requests::{Listed, ListedToken};
+
+pub(super) const FIELD: &str = "logprobs";
+pub(super) const TOP_FIELD: &str = "top_logprobs";
+
+/// Logarithm of a probability of 0, as OpenAI and vLLM write it.
+pub const IMPOSSIBLE: f32 = -9999.0;
+
+/// Number of most likely tokens to list for each token. `None` if no log probabilities are requested.
+pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
+    let range = 0..=u64::from(MAX_TOP_LOGPROBS);
+    if kind == Kind::Completion {
+        // The schema requires `n` to be 1: it cannot express the bound on prompts times choices.
+        fields.describe_rule(|| {
+            let one = schema::or_null(schema::values([1]));
+            schema::any_of([
+                schema::object_with([], [(FIELD, schema::null())]),
+                schema::object_with([], [("n", one)]),
+            ])
+        });
+        return fields.integer(FIELD, range).map(|top| top as u8);
+    }
+    let wanted = fields.boolean(FIELD).unwrap_or(false);
+    fields.describe_rule(|| {
+        let wanted = schema::object([(FIELD, schema::values([true]))]);
+        let none = schema::or_null(schema::values([0]));
+        schema::any_of([wanted, schema::object_with([], [(TOP_FIELD, none)])])
+    });
+    let top = fields.integer(TOP_FIELD, range).unwrap_or(0);
+    if top > 0 && !wanted {
+        fields.error(TOP_FIELD, Constraint::Conflict, "needs logprobs: true");
+    }
+    wanted.then_some(top as u8)
+}
+
+/// `logprobs` of a choice: JSON lists that grow with each piece of the answer.
+#[derive(Debug)]
+pub(super) enum List {
+    Chat {
+        content: Column,
+    },
+    Completion {
+        tokens: Column,
+        logprobs: Column,
+        top: Column,
+        offsets: Column,
+    },
+}
+
+impl List {
+    /// List without tokens.
+    pub(super) fn new(kind: Kind) -> Self {
+        match kind {
+            Kind::Chat => Self::Chat {
+                content: Column::default(),
+            },
+            Kind::Completion => Self::Completion {
+                tokens: Column::default(),
+                logprobs: Column::default(),
+                top: Column::default(),
+                offsets: Column::default(),
+            },
+        }
+    }
+
+    /// List of one piece.
+    pub(super) fn of(kind: Kind, listed: &Listed) -> Self {
+        let mut list = Self::new(kind);
+        list.add(listed);
+        list
+    }
+
+    pub(super) fn add(&mut self, listed: &Listed) {
+        for token in &listed.tokens {
+            match self {
+                // A chat's list never contains the prompt.
+                Self::Chat { content } => content.add_chat_token(listed, token),
+                Self::Completion {
+                    tokens,
+                    logprobs,
+                    top,
+                    offsets,
+                } => {
+                    tokens.add(&completion_text(listed, token.token));
+                    let of_token = token.logprobs.as_ref().map(|it| written(it.of_token));
+                    logprobs.add(&of_token);
+                    top.add_text(&top_object(listed, token));
+                    offsets.add(&token.offset);
+                }
+            }
+        }
+    }
+
+    /// Upper bound of the written size, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        const NAMES: usize = 128;
+        let items = match self {
+            Self::Chat { content } => content.items.len(),
+            Self::Completion {
+                tokens,
+                logprobs,
+                top,
+                offsets,
+            } => [tokens, logprobs, top, offsets]
+                .map(|column| column.items.len())
+                .iter()
+                .sum(),
+        };
+        items + NAMES
+    }
+
+    /// Writes the list, and frees each column after writing it, because the list of a long answer is large.
+    pub(super) fn write(self, out: &mut Vec<u8>) {
+        let mut write = |name: &str, column: Column| {
+            out.extend_from_slice(name.as_bytes());
+            out.push(b'[');
+            out.extend_from_slice(&column.items);
+            out.push(b']');
+        };
+        match self {
+            Self::Chat { content } => {
+                write("{\"content\":", content);
+                out.extend_from_slice(b",\"refusal\":null}");
+            }
+            Self::Completion {
+                tokens,
+                logprobs,
+                top,
+                offsets,
+            } => {
+                write("{\"tokens\":", tokens);
+                write(",\"token_logprobs\":", logprobs);
+                write(",\"top_logprobs\":", top);
+                write(",\"text_offset\":", offsets);
+                out.push(b'}');
+            }
+        }
+    }
+}
+
+/// Items of a JSON list, separated by commas.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Column {
+    items: Vec<u8>,
+}
+
+impl Column {
+    /// Adds a piece's tokens in chat form.
+    pub fn add_chat(&mut self, listed: &Listed) {
+        for token in &listed.tokens {
+            self.add_chat_token(listed, token);
+        }
+    }
+
+    /// Adds a token in chat form, if it has a probability.
+    fn add_chat_token(&mut self, listed: &Listed, token: &ListedToken) {
+        if let Some(logprobs) = &token.logprobs {
+            self.add(&ChatToken::of(listed, token.token, logprobs));
+        }
+    }
+
+    /// Appends the items of another column.
+    pub fn append(&mut self, other: &Self) {
+        if !other.items.is_empty() {
+            self.add_text(&other.items);
+        }
+    }
+
+    /// JSON list of the items.
+    pub fn list(&self) -> Box<RawValue> {
+        let text = String::from_utf8_lossy(&self.items);
+        // The items were written as JSON.
+        RawValue::from_string(format!("[{text}]")).unwrap_or_default()
+    }
+
+    fn add(&mut self, item: &impl Serialize) {
+        self.separate();
+        write_json(&mut self.items, item);
+    }
+
+    fn add_text(&mut self, json: &[u8]) {
+        self.separate();
+        self.items.extend_from_slice(json);
+    }
+
+    fn separate(&mut self) {
+        if !self.items.is_empty() {
+            self.items.push(b',');
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ChatToken<'a> {
+    #[serde(flatten)]
+    token: ChatName<'a>,
+    top_logprobs: Vec<ChatName<'a>>,
+}
+
+#[derive(Serialize)]
+struct ChatName<'a> {
+    token: String,
+    logprob: f32,
+    bytes: &'a [u8],
+}
+
+impl<'a> ChatToken<'a> {
+    fn of(listed: &'a Listed, token: TokenId, logprobs: &Logprobs) -> Self {
+        let name = |(token, logprob): (TokenId, f32)| {
+            let bytes = listed.text.vocabulary().name(token);
+            ChatName {
+                token: text_of(bytes, ""),
+                logprob: written(logprob),
+                bytes,
+            }
+        };
+        Self {
+            token: name((token, logprobs.of_token)),
+            top_logprobs: logprobs.top.iter().copied().map(name).collect(),
+        }
+    }
+}
+
+fn completion_text(listed: &Listed, token: TokenId) -> String {
+    text_of(listed.text.vocabulary().name(token), "bytes:")
+}
+
+/// Most likely tokens and the chosen token, by their text. `null` for the first token of a prompt. Of two tokens with
+/// the same text, the more likely one is kept.
+fn top_object(listed: &Listed, token: &ListedToken) -> Vec<u8> {
+    let Some(logprobs) = &token.logprobs else {
+        return b"null".to_vec();
+    };
+    let itself = (token.token, logprobs.of_token);
+    let mut names: Vec<String> = Vec::new();
+    let mut object = Column::default();
+    for &(token, logprob) in logprobs.top.iter().chain([&itself]) {
+        let name = completion_text(listed, token);
+        if names.contains(&name) {
+            continue;
+        }
+        object.add(&name);
+        object.items.push(b':');
+        write_json(&mut object.items, &written(logprob));
+        names.push(name);
+    }
+    [b"{", &object.items[..], b"}"].concat()
+}
+
+fn written(logprob: f32) -> f32 {
+    logprob.max(IMPOSSIBLE)
+}
+
+/// Text of a token. Bytes that are not text are written as hexadecimal escapes after `mark`.
+fn text_of(bytes: &[u8], mark: &str) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => {
+            let mut text = mark.to_owned();
+            for byte in bytes {
+                // Writing to a string does not fail.
+                let _ = write!(text, "\\x{byte:02x}");
+            }
+            text
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use worker_orcd_requests::testing::{EOS, text};
+
+    /// Tokens `b` and an incomplete character. The most likely token is the end of generation.
+    fn listed() -> Listed {
+        let token = |token, offset, of_token, second| ListedToken {
+            token: TokenId(token),
+            offset,
+            logprobs: Some(Logprobs {
+                of_token,
+                top: vec![(EOS, -0.25), (TokenId(second), -1.5)],
+            }),
+        };
+        Listed {
+            tokens: vec![token(1, 0, -1.5, 1), token(2, 1, f32::NEG_INFINITY, 0)],
+            text: text(),
+        }
+    }
+
+    fn written_as(kind: Kind, listed: &[Listed]) -> Value {
+        let mut list = List::new(kind);
+        listed.iter().for_each(|listed| list.add(listed));
+        let most = list.bytes();
+        let mut json = Vec::new();
+        list.write(&mut json);
+        assert!(json.len() <= most);
+        serde_json::from_slice(&json).unwrap()
+    }
+
+    #[test]
+    fn a_chat_lists_tokens_with_their_bytes_and_the_most_likely_in_order() {
+        let eos = json!({"token": "<eos>", "logprob": -0.25, "bytes": b"<eos>"});
+        let b = json!({"token": "b", "logprob": -1.5, "bytes": b"b"});
+        let a = json!({"token": "a", "logprob": -1.5, "bytes": b"a"});
+        assert_eq!(
+            written_as(Kind::Chat, &[listed()]),
+            json!({
+                "content": [
+                    {"token": "b", "logprob": -1.5, "bytes": b"b", "top_logprobs": [eos, b]},
+                    {"token": "\\xc3", "logprob": -9999.0, "bytes": [0xc3],
+                     "top_logprobs": [eos, a]},
+                ],
+                "refusal": null,
+            })
+        );
+    }
+
+    #[test]
+    fn a_completion_has_four_lists_and_the_token_itself_among_the_most_likely() {
+        assert_eq!(
+            written_as(Kind::Completion, &[listed()]),
+            json!({
+                "tokens": ["b", "bytes:\\xc3"],
+                "token_logprobs": [-1.5, -9999.0],
+                "top_logprobs": [
+                    {"<eos>": -0.25, "b": -1.5},
+                    {"<eos>": -0.25, "a": -1.5, "bytes:\\xc3": -9999.0},
+                ],
+                "text_offset": [0, 1],
+            })
+        );
+    }
+
+    #[test]
+    fn nothing_is_said_of_the_first_token_of_a_prompt() {
+        let mut listed = listed();
+        listed.tokens[0].logprobs = None;
+        let written = written_as(Kind::Completion, &[listed]);
+        assert_eq!(written["tokens"][0], "b");
+        assert_eq!(written["token_logprobs"], json!([null, -9999.0]));
+        assert_eq!(written["top_logprobs"][0], Value::Null);
+    }
+
+    #[test]
+    fn pieces_one_by_one_are_the_whole() {
+        let twice = [listed(), listed()];
+        for (kind, column) in [(Kind::Chat, "content"), (Kind::Completion, "top_logprobs")] {
+            let whole = written_as(kind, &twice);
+            let once = written_as(kind, &twice[..1])[column].clone();
+            let (first, second) = whole[column].as_array().unwrap().split_at(2);
+            assert_eq!((json!(first), json!(second)), (once.clone(), once));
+        }
+        assert_eq!(
+            written_as(Kind::Chat, &[]),
+            json!({"content": [], "refusal": null})
+        );
+    }
+}

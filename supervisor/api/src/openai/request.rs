@@ -1,0 +1,403 @@
+//! Request fields of the OpenAI API, parsed to a request of the worker.
+
+use super::{Kind, harmless, logprobs, template_settings, tools};
+use crate::choices::{MAX_N, MAX_PROMPTS, More};
+use crate::effort;
+use crate::error::ApiError;
+use crate::fields::{Fields, Names, among};
+use crate::json::{Json, Kind as JsonKind};
+use crate::limits::RequestLimits;
+use crate::messages::begun;
+use crate::messages::read_messages;
+use crate::mistakes::{Constraint, Mistakes};
+use crate::request::Read;
+use crate::request::{GenerationRequest, Input};
+use crate::sampling::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use crate::schema::{self, Shape};
+use crate::structure::{self, Asked};
+use crate::thinking_budget;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_text::tools::Parsing;
+
+/// Default `max_tokens` of `/v1/completions`. The OpenAI API's.
+const DEFAULT_COMPLETION_TOKENS: u32 = 16;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpenAiRequest {
+    pub generation: GenerationRequest,
+    /// `None` for an answer in one piece.
+    pub stream: Option<StreamOptions>,
+    /// Parsers of the answer.
+    pub parsing: Parsing,
+    /// Further choices.
+    pub more: More,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamOptions {
+    pub include_usage: bool,
+    /// Every chunk has the usage so far.
+    pub continuous_usage: bool,
+}
+
+const SHARED: &[&str] = &[
+    "model",
+    "max_tokens",
+    "stream",
+    "stream_options",
+    "ignore_eos",
+    "n",
+];
+const CHAT: &[&str] = &[
+    "messages",
+    "max_completion_tokens",
+    logprobs::FIELD,
+    logprobs::TOP_FIELD,
+    template_settings::FIELD,
+];
+const COMPLETION: &[&str] = &["prompt", "best_of", "echo", logprobs::FIELD];
+/// Fields that [`read_conversation`] reads in addition to `messages`.
+pub const CONVERSATION: [&[&str]; 4] = [
+    tools::FIELDS,
+    &[template_settings::FIELD],
+    effort::FIELDS,
+    begun::FIELDS,
+];
+const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
+const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
+    "include_usage",
+    "continuous_usage_stats",
+    "include_obfuscation",
+]];
+
+/// Known fields of an endpoint.
+#[must_use]
+pub fn names(kind: Kind) -> Names {
+    match kind {
+        Kind::Chat => |name| known(Kind::Chat, name),
+        Kind::Completion => |name| known(Kind::Completion, name),
+    }
+}
+
+fn known(kind: Kind, name: &str) -> Option<&'static str> {
+    among(name, &supported(kind)).or_else(|| harmless::known(kind, name))
+}
+
+/// Lists of the fields that have an effect.
+#[must_use]
+pub fn supported(kind: Kind) -> Vec<&'static [&'static str]> {
+    let mut lists = vec![sampling::NAMES, SHARED, structure::FIELDS];
+    match kind {
+        Kind::Chat => {
+            lists.extend([CHAT, thinking_budget::FIELDS]);
+            lists.extend(CONVERSATION);
+        }
+        Kind::Completion => lists.push(COMPLETION),
+    }
+    lists
+}
+
+/// Reader of one endpoint: [`read`] for this kind.
+pub fn read_of(kind: Kind) -> impl Read<OpenAiRequest> + Send + 'static {
+    move |fields: Fields<'_>, limits: &RequestLimits, model: &ModelTerms| {
+        read(fields, limits, model, kind)
+    }
+}
+
+/// # Errors
+/// All mistakes of the request.
+pub fn read(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+    kind: Kind,
+) -> Result<OpenAiRequest, ApiError> {
+    // Without a limit, the body's size and the model's context bound a text.
+    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
+    let mut parsing = Parsing::default();
+    let mut calls = None;
+    let prompts = match kind {
+        Kind::Chat => {
+            let (input, asked) = read_chat(&mut fields, max_chars, model);
+            calls = asked;
+            parsing = model
+                .chat
+                .parsing_of(input.as_ref().is_some_and(Input::has_tools));
+            fields.required("messages", input.map(|it| vec![it]))
+        }
+        Kind::Completion => {
+            let prompts = read_prompts(&mut fields, max_chars, model.vocabulary);
+            fields.required("prompt", prompts)
+        }
+    };
+    let n = read_n(&mut fields, kind);
+    let max_tokens = read_max_tokens(&mut fields, limits, model.context, kind);
+    let sampling = read_sampling_of_others(&mut fields, model);
+    let logit_bias = read_logit_bias(&mut fields, model);
+    let stop = read_stop(&mut fields);
+    let stream = read_stream(&mut fields);
+    let first = prompts.as_ref().and_then(|it| it.first());
+    let has_tools = first.is_some_and(Input::has_tools);
+    let structure = structure::read(&mut fields, has_tools).or(calls);
+    if structure.is_some() && matches!(first, Some(Input::Begun(..))) {
+        begun::refuse_held(&mut fields);
+    }
+    let thinking = match kind {
+        Kind::Chat => thinking_budget::read(&mut fields, limits, parsing, structure.as_ref()),
+        Kind::Completion => None,
+    };
+    let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
+    let logprobs = logprobs::read(&mut fields, kind);
+    let echo = kind == Kind::Completion && fields.boolean("echo").unwrap_or(false);
+    harmless::accept(&mut fields, kind);
+    fields.finish().map_err(ApiError::invalid)?;
+    let mut prompts = prompts.into_iter().flatten();
+    let input = prompts.next().ok_or_else(ApiError::unreadable)?;
+    let more = More {
+        prompts: prompts.collect(),
+        n,
+    };
+    let generation = GenerationRequest {
+        job_id: format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple()),
+        input,
+        sampling,
+        max_tokens,
+        stop,
+        ignore_eos,
+        logprobs,
+        echo,
+        logit_bias,
+        thinking,
+        structure,
+        on_fault: None,
+    };
+    Ok(OpenAiRequest {
+        generation,
+        stream,
+        parsing,
+        more,
+    })
+}
+
+/// Reads messages, tools, and template variables. `None` without messages.
+pub fn read_conversation(
+    fields: &mut Fields<'_>,
+    max_chars: usize,
+    model: &ModelTerms,
+) -> Option<Input> {
+    read_chat(fields, max_chars, model).0
+}
+
+/// Reads as [`read_conversation`], and returns the tools' constraint on the answer too.
+fn read_chat(
+    fields: &mut Fields<'_>,
+    max_chars: usize,
+    model: &ModelTerms,
+) -> (Option<Input>, Option<Asked>) {
+    let mut settings = template_settings::read(fields);
+    effort::read(fields, &mut settings);
+    let continues = begun::read(fields);
+    let history = read_messages(fields, max_chars, &model.chat);
+    let tools = tools::read(fields, max_chars, &model.chat);
+    let input = history.map(|it| begun::input(fields, it, tools.shown, settings, continues));
+    (input, tools.asked)
+}
+
+/// Reads sampling parameters. Other servers' values for "off" override the model file's defaults. Their values for
+/// "default" are accepted.
+fn read_sampling_of_others(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
+    let mut model = *model;
+    if fields.take_number("top_k", -1.0) {
+        model.defaults.top_k = Sampling::DEFAULT.top_k;
+    }
+    if fields.take_number("repeat_penalty", 1.0) {
+        model.defaults.repetition_penalty = Sampling::DEFAULT.repetition_penalty;
+    }
+    fields.take_number("seed", -1.0);
+    read_sampling(fields, &model)
+}
+
+/// Choices per prompt. `best_of` must equal `n`: every choice is generated and returned.
+fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
+    let range = 1..=u64::from(MAX_N);
+    let n = fields.integer("n", range.clone()).unwrap_or(1);
+    if kind == Kind::Completion {
+        // The schema allows only 1: a rule for any `n` is too complex for Schemathesis in combination with the others.
+        fields.describe_rule(|| {
+            let only_one = schema::with("best_of", [("best_of", schema::values([1]))]);
+            let one = schema::all_of([schema::without("n"), only_one]);
+            schema::any_of([schema::without("best_of"), one])
+        });
+        let best_of = fields.integer("best_of", range);
+        if best_of.is_some_and(|best_of| best_of != n) {
+            let message = "must equal n: every generated choice is returned";
+            fields.error("best_of", Constraint::Unsupported, message);
+        }
+    }
+    n as u32
+}
+
+/// Text or token ids, or a list of either.
+fn read_prompts(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
+    fields.describe("prompt", || prompt_shape(max_chars, vocabulary));
+    let prompt = fields.take("prompt")?;
+    let is_batch = prompt.kind() == JsonKind::List && holds_prompts(prompt);
+    if !is_batch {
+        return read_prompt(fields, prompt, max_chars, vocabulary).map(|it| vec![it]);
+    }
+    let (mut prompts, mut count) = (Vec::new(), 0_usize);
+    prompt.each_element(|element| {
+        count += 1;
+        if count <= MAX_PROMPTS {
+            prompts.extend(read_prompt(fields, element, max_chars, vocabulary));
+        }
+    });
+    if count > MAX_PROMPTS {
+        let rule = format!("may be {MAX_PROMPTS} prompts at most");
+        fields.error("prompt", Constraint::Length, rule);
+    }
+    (prompts.len() == count).then_some(prompts)
+}
+
+fn prompt_shape(max_chars: usize, vocabulary: u32) -> Shape {
+    let text = schema::text_of(&(1..=max_chars));
+    let last_id = u64::from(vocabulary.saturating_sub(1));
+    let ids = schema::list(schema::integer(&(0..=last_id)), &(1..=usize::MAX));
+    let one = schema::any_of([text.clone(), ids.clone()]);
+    schema::any_of([text, ids, schema::list(one, &(1..=MAX_PROMPTS))])
+}
+
+/// True if the first element of the list is a prompt.
+fn holds_prompts(list: Json<'_>) -> bool {
+    let mut first = None;
+    list.each_element(|element| {
+        first.get_or_insert(element.kind());
+    });
+    matches!(first, Some(JsonKind::Text | JsonKind::List))
+}
+
+fn read_prompt(
+    fields: &mut Fields<'_>,
+    prompt: Json<'_>,
+    max_chars: usize,
+    vocabulary: u32,
+) -> Option<Input> {
+    match prompt.kind() {
+        JsonKind::Text => fields
+            .text_of("prompt", prompt, &(1..=max_chars))
+            .map(Input::Prompt),
+        JsonKind::List => read_ids(fields, prompt, vocabulary),
+        _ => {
+            let rule = "must be a non-empty string, or token ids, or a list of either";
+            fields.error("prompt", Constraint::Type, rule);
+            None
+        }
+    }
+}
+
+fn read_ids(fields: &mut Fields<'_>, list: Json<'_>, vocabulary: u32) -> Option<Input> {
+    let (mut ids, mut all_known) = (Vec::new(), true);
+    list.each_element(|id| match token(id, vocabulary) {
+        Some(id) if all_known => ids.push(id),
+        _ => all_known = false,
+    });
+    if all_known && !ids.is_empty() {
+        return Some(Input::Tokens(ids));
+    }
+    let rule = "must hold ids of the vocabulary";
+    fields.error("prompt", Constraint::Range, rule);
+    None
+}
+
+/// Token id within the vocabulary.
+pub fn token(id: Json<'_>, vocabulary: u32) -> Option<TokenId> {
+    let id = id.whole()?;
+    (id < u64::from(vocabulary)).then_some(TokenId(id as u32))
+}
+
+/// Reads the bound on generated tokens, from its newer and its older name. A bound beyond the context is accepted,
+/// because clients send such values. The answer ends earlier if the context is full, or at the operator's limit.
+fn read_max_tokens(
+    fields: &mut Fields<'_>,
+    limits: &RequestLimits,
+    context: u32,
+    kind: Kind,
+) -> u32 {
+    let most = limits.max_tokens_out.unwrap_or(context).min(context);
+    // A completion may request 0 tokens, to process the prompt alone.
+    let least = u64::from(kind == Kind::Chat);
+    let range = least..=u64::from(u32::MAX);
+    let mut read = |name: &str| match fields.take_number(name, -1.0) {
+        // llama-server's value for "as many as fit".
+        true => Some(u64::from(most)),
+        false => fields.integer(name, range.clone()),
+    };
+    let newer = match kind {
+        Kind::Chat => read("max_completion_tokens"),
+        Kind::Completion => None,
+    };
+    let older = read("max_tokens");
+    if kind == Kind::Chat {
+        // JSON Schema cannot express that both fields are allowed if they are equal.
+        let not = ["max_completion_tokens", "max_tokens"].map(schema::without);
+        fields.describe_rule(|| schema::any_of(not));
+    }
+    if newer.is_some() && older.is_some() && newer != older {
+        let message = "contradicts max_completion_tokens";
+        fields.error("max_tokens", Constraint::Conflict, message);
+    }
+    let default = match kind {
+        Kind::Chat => most,
+        Kind::Completion => most.min(DEFAULT_COMPLETION_TOKENS),
+    };
+    let wanted = newer.or(older).map(|tokens| tokens as u32);
+    wanted.map_or(default, |tokens| tokens.min(most))
+}
+
+fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
+    let streams = fields.boolean("stream").unwrap_or(false);
+    fields.describe("stream_options", || {
+        let read = |options: Fields<'_>| drop(read_stream_options(options));
+        Fields::described(STREAM_OPTIONS, read).into_shape()
+    });
+    fields.describe_rule(|| {
+        let streams = schema::object([("stream", schema::values([true]))]);
+        schema::any_of([streams, schema::without("stream_options")])
+    });
+    let options = fields.take("stream_options");
+    if options.is_some() && !streams {
+        fields.error("stream_options", Constraint::Conflict, "needs stream: true");
+    }
+    let read = match options.map(|given| Fields::of(given, STREAM_OPTIONS, fields.mistakes())) {
+        None => StreamOptions::default(),
+        Some(Some(options)) => read_stream_options(options).unwrap_or_else(|mistakes| {
+            let place = || "stream_options.".to_owned();
+            fields.mistakes().extend(place, mistakes);
+            StreamOptions::default()
+        }),
+        Some(None) => {
+            fields.error("stream_options", Constraint::Type, "must be an object");
+            StreamOptions::default()
+        }
+    };
+    streams.then_some(read)
+}
+
+fn read_stream_options(mut options: Fields<'_>) -> Result<StreamOptions, Mistakes> {
+    let read = StreamOptions {
+        include_usage: options.boolean("include_usage").unwrap_or(false),
+        continuous_usage: options.boolean("continuous_usage_stats").unwrap_or(false),
+    };
+    options.only(
+        "include_obfuscation",
+        || schema::values([false]),
+        |value| value.boolean() == Some(false),
+        "is not supported: chunks are not padded",
+    );
+    options.finish().map(|()| read)
+}
+
+#[cfg(test)]
+mod tests;

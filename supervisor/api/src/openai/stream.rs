@@ -1,0 +1,478 @@
+//! Stream of an answer: `data:` chunks, then `data: [DONE]`.
+//!
+//! The constant part of the chunks is serialized once, before the first chunk.
+//!
+//! Chunks have no `id:` line. The `openai` package for Python remembers an id, and then parses the blank line after
+//! every comment as an event without data, which fails. `vllm bench` expects only `data:` between two blank lines.
+
+use super::logprobs::List;
+use super::parts::Parts;
+use super::request::StreamOptions;
+use super::{Header, Kind, finish_reason};
+use crate::error::{ApiError, Dialect};
+use crate::render::{Render, write_data, write_json};
+use serde_json::{Value, json};
+use worker_orcd_requests::{Completion, Failure, Piece};
+
+#[derive(Debug)]
+pub struct Chunks {
+    kind: Kind,
+    /// Index of the choice.
+    index: usize,
+    /// `data: {"id":…,"choices":[`: the same for every chunk.
+    opening: Vec<u8>,
+    options: StreamOptions,
+    tokens_in: u32,
+    /// Parser of the text. `None` if the text needs none.
+    parts: Option<Parts>,
+    /// The answer is constrained to tool calls.
+    must_call: bool,
+}
+
+impl Chunks {
+    /// Stream of an answer with one choice.
+    #[must_use]
+    pub fn new(header: &Header, options: StreamOptions, tokens_in: u32) -> Self {
+        Self::of_choice(header, (0, &header.id), options, tokens_in)
+    }
+
+    /// Stream of the choice with this number and name.
+    #[must_use]
+    pub fn of_choice(
+        header: &Header,
+        (index, name): (usize, &str),
+        options: StreamOptions,
+        tokens_in: u32,
+    ) -> Self {
+        let fixed = json!({
+            "id": header.id,
+            "object": header.kind.chunk_object(),
+            "created": header.created,
+            "model": header.model,
+            "system_fingerprint": header.fingerprint,
+        });
+        let mut opening = b"data: ".to_vec();
+        write_json(&mut opening, &fixed);
+        // Reopens the JSON object: removes its closing brace.
+        opening.pop();
+        opening.extend_from_slice(b",\"choices\":[");
+        Self {
+            kind: header.kind,
+            index,
+            opening,
+            options,
+            tokens_in,
+            parts: Parts::of(header.parsing, name),
+            must_call: header.must_call,
+        }
+    }
+
+    /// Writes a chunk before the end. `tokens_out`: tokens generated so far.
+    fn chunk(&self, out: &mut Vec<u8>, tokens_out: u32, choice: impl FnOnce(&mut Vec<u8>)) {
+        self.chunk_with(out, || usage(self.tokens_in, tokens_out), choice);
+    }
+
+    fn chunk_with(
+        &self,
+        out: &mut Vec<u8>,
+        usage: impl FnOnce() -> Value,
+        choice: impl FnOnce(&mut Vec<u8>),
+    ) {
+        out.extend_from_slice(&self.opening);
+        choice(out);
+        out.push(b']');
+        if self.options.continuous_usage {
+            out.extend_from_slice(b",\"usage\":");
+            write_json(out, &usage());
+        } else if self.options.include_usage {
+            out.extend_from_slice(b",\"usage\":null");
+        }
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    /// Writes the chunk with the usage and without choices.
+    fn last_chunk(&self, out: &mut Vec<u8>, usage: &Value) {
+        out.extend_from_slice(&self.opening);
+        out.extend_from_slice(b"],\"usage\":");
+        write_json(out, usage);
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    /// Writes the last chunk of the choice.
+    pub fn finish(&mut self, completion: &Completion, out: &mut Vec<u8>) {
+        let usage = || usage_of(completion);
+        if let Some(parts) = &mut self.parts {
+            let delta = parts.finish();
+            let reason = parts.finish_reason(completion.stop_reason);
+            self.chunk_with(out, usage, |out| {
+                self.part(out, &delta, None, Some(reason));
+            });
+        } else {
+            let reason = finish_reason(completion.stop_reason);
+            self.chunk_with(out, usage, |out| {
+                self.choice(out, None, Some(reason));
+            });
+        }
+    }
+
+    /// Writes the end of the stream, after the last chunks of all choices.
+    pub fn end(&self, usage: &Value, out: &mut Vec<u8>) {
+        if self.options.include_usage {
+            self.last_chunk(out, usage);
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn index(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"{\"index\":");
+        write_json(out, &self.index);
+        out.push(b',');
+    }
+
+    /// Writes the choice of a parsed answer.
+    fn part(
+        &self,
+        out: &mut Vec<u8>,
+        delta: &Value,
+        piece: Option<&Piece>,
+        finish_reason: Option<&str>,
+    ) {
+        self.index(out);
+        out.extend_from_slice(b"\"delta\":");
+        write_json(out, delta);
+        self.end_of_choice(out, piece, finish_reason);
+    }
+
+    fn choice(&self, out: &mut Vec<u8>, piece: Option<&Piece>, finish_reason: Option<&str>) {
+        let text = piece.map(|piece| piece.text.as_str());
+        self.index(out);
+        match (self.kind, text) {
+            (Kind::Chat, Some(text)) => {
+                out.extend_from_slice(b"\"delta\":{\"content\":");
+                write_json(out, &text);
+                out.push(b'}');
+            }
+            (Kind::Chat, None) => out.extend_from_slice(b"\"delta\":{}"),
+            (Kind::Completion, text) => {
+                out.extend_from_slice(b"\"text\":");
+                write_json(out, &text.unwrap_or_default());
+            }
+        }
+        self.end_of_choice(out, piece, finish_reason);
+    }
+
+    fn end_of_choice(&self, out: &mut Vec<u8>, piece: Option<&Piece>, finish_reason: Option<&str>) {
+        out.extend_from_slice(b",\"logprobs\":");
+        match piece.and_then(|piece| piece.logprobs.as_deref()) {
+            Some(listed) => List::of(self.kind, listed).write(out),
+            None => out.extend_from_slice(b"null"),
+        }
+        out.extend_from_slice(b",\"finish_reason\":");
+        write_json(out, &finish_reason);
+        out.push(b'}');
+    }
+}
+
+impl Render for Chunks {
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        if self.kind == Kind::Completion {
+            return;
+        }
+        // Some clients turn an empty string into an empty text before the calls.
+        let content = (!self.must_call).then_some("");
+        let role = json!({
+            "index": self.index,
+            "delta": {"role": "assistant", "content": content},
+            "logprobs": null,
+            "finish_reason": null,
+        });
+        self.chunk(out, 0, |out| write_json(out, &role));
+    }
+
+    fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
+        let tokens_out = match piece.echoes {
+            true => 0,
+            false => piece.index.saturating_add(1),
+        };
+        if let Some(parts) = &mut self.parts {
+            let delta = parts.push(&piece.text);
+            return self.chunk(out, tokens_out, |out| {
+                self.part(out, &delta, Some(piece), None);
+            });
+        }
+        self.chunk(out, tokens_out, |out| self.choice(out, Some(piece), None));
+    }
+
+    fn known(&mut self, piece: &Piece) {
+        if let Some(parts) = &mut self.parts {
+            parts.push(&piece.text);
+        }
+    }
+
+    fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
+
+    fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
+        self.finish(completion, out);
+        self.end(&usage_of(completion), out);
+    }
+
+    /// Clients raise an exception for an `error` in place of choices. No `[DONE]` follows, because it would signal
+    /// success.
+    fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
+        write_data(out, &ApiError::of_failure(failure).body(Dialect::OpenAi));
+    }
+}
+
+/// Usage of a complete answer, with the number of cached prompt tokens.
+#[must_use]
+pub fn whole_usage(tokens_in: u32, tokens_out: u32, cached_tokens: u32) -> Value {
+    let mut usage = usage(tokens_in, tokens_out);
+    usage["prompt_tokens_details"] = json!({"cached_tokens": cached_tokens});
+    usage
+}
+
+fn usage_of(completion: &Completion) -> Value {
+    let Completion {
+        tokens_in,
+        tokens_out,
+        cached_tokens,
+        ..
+    } = *completion;
+    whole_usage(tokens_in, tokens_out, cached_tokens)
+}
+
+fn usage(tokens_in: u32, tokens_out: u32) -> Value {
+    json!({
+        "prompt_tokens": tokens_in,
+        "completion_tokens": tokens_out,
+        "total_tokens": tokens_in.saturating_add(tokens_out),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use worker_orcd_requests::StopReason;
+    use worker_orcd_text::tools::{Parsing, Syntax};
+
+    fn header(kind: Kind) -> Header {
+        Header {
+            kind,
+            id: "x-1".to_owned(),
+            created: 3,
+            model: "m \"q\"".to_owned(),
+            fingerprint: "fp_1".to_owned(),
+            parsing: Parsing::default(),
+            must_call: false,
+        }
+    }
+
+    fn completion() -> Completion {
+        Completion {
+            stop_reason: StopReason::MaxTokens,
+            stop_sequence: None,
+            tokens_in: 5,
+            cached_tokens: 1,
+            tokens_out: 2,
+            queued_for: None,
+            first_token_after: Duration::ZERO,
+            decode_time: Duration::ZERO,
+            recoveries: 0,
+        }
+    }
+
+    fn chunks(out: &[u8]) -> Vec<Value> {
+        let text = std::str::from_utf8(out).unwrap();
+        let lines = text
+            .split_terminator("\n\n")
+            .map(|line| line.strip_prefix("data: ").unwrap());
+        lines
+            .filter(|line| *line != "[DONE]")
+            .map(|it| serde_json::from_str(it).unwrap())
+            .collect()
+    }
+
+    fn chunks_of(kind: Kind, options: StreamOptions) -> Chunks {
+        Chunks::new(&header(kind), options, 5)
+    }
+
+    fn first(text: &str) -> Piece {
+        Piece {
+            text: text.to_owned(),
+            index: 0,
+            number: 0,
+            echoes: false,
+            logprobs: None,
+        }
+    }
+
+    const USAGE: StreamOptions = StreamOptions {
+        include_usage: true,
+        continuous_usage: false,
+    };
+
+    #[test]
+    fn a_chat_stream_is_role_then_text_then_reason_then_usage() {
+        let mut render = chunks_of(Kind::Chat, USAGE);
+        let mut out = Vec::new();
+        render.begin(&mut out);
+        render.text(&first("a\"\n"), &mut out);
+        render.finished(&completion(), &mut out);
+        assert!(out.ends_with(b"data: [DONE]\n\n"));
+        let chunks = chunks(&out);
+        assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+        assert_eq!(
+            chunks[1],
+            json!({
+                "id": "x-1", "object": "chat.completion.chunk", "created": 3, "model": "m \"q\"",
+                "system_fingerprint": "fp_1",
+                "choices": [{"index": 0, "delta": {"content": "a\"\n"}, "logprobs": null,
+                             "finish_reason": null}],
+                "usage": null,
+            })
+        );
+        assert_eq!(chunks[2]["choices"][0]["finish_reason"], "length");
+        assert_eq!(chunks[3]["choices"], json!([]));
+        assert_eq!(chunks[3]["usage"]["total_tokens"], 7);
+        let details = json!({"cached_tokens": 1});
+        assert_eq!(chunks[3]["usage"]["prompt_tokens_details"], details);
+    }
+
+    #[test]
+    fn a_completion_stream_has_text_and_no_usage_unless_asked() {
+        let mut render = chunks_of(Kind::Completion, StreamOptions::default());
+        let mut out = Vec::new();
+        render.begin(&mut out);
+        render.text(&first("b"), &mut out);
+        render.finished(&completion(), &mut out);
+        let chunks = chunks(&out);
+        assert_eq!(chunks.len(), 2);
+        assert_eq!(chunks[0]["choices"][0]["text"], "b");
+        assert!(chunks[0].get("usage").is_none());
+        assert_eq!(chunks[1]["choices"][0]["finish_reason"], "length");
+    }
+
+    const CALL: [&str; 4] = [
+        "I look.<tool",
+        "_call>{\"name\": \"a\", ",
+        "\"arguments\": {\"x\"",
+        ": 1}}</tool_call>",
+    ];
+
+    fn calling() -> Chunks {
+        let calls = Some(Syntax::Hermes);
+        let parsing = Parsing {
+            calls,
+            ..Parsing::default()
+        };
+        let header = Header {
+            parsing,
+            ..header(Kind::Chat)
+        };
+        Chunks::new(&header, USAGE, 5)
+    }
+
+    fn piece(number: usize) -> Piece {
+        let number = number as u32;
+        Piece {
+            text: CALL[number as usize].to_owned(),
+            index: number,
+            number,
+            echoes: false,
+            logprobs: None,
+        }
+    }
+
+    #[test]
+    fn each_piece_of_an_answer_that_is_taken_apart_is_one_chunk() {
+        let mut render = calling();
+        let mut out = Vec::new();
+        (0..CALL.len()).for_each(|number| render.text(&piece(number), &mut out));
+        let stopped = Completion {
+            stop_reason: StopReason::Eos,
+            ..completion()
+        };
+        render.finished(&stopped, &mut out);
+        let chunks = chunks(&out);
+        let deltas = chunks
+            .iter()
+            .map(|chunk| chunk["choices"][0]["delta"].clone());
+        let deltas: Vec<Value> = deltas.take(CALL.len() + 1).collect();
+        assert_eq!(deltas[0], json!({"content": "I look."}));
+        assert_eq!(deltas[1], json!({}));
+        let call = &deltas[2]["tool_calls"][0];
+        assert_eq!(
+            call["function"],
+            json!({"name": "a", "arguments": "{\"x\""})
+        );
+        assert_eq!(
+            (&call["index"], &call["type"]),
+            (&json!(0), &json!("function"))
+        );
+        let more = json!({"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]});
+        assert_eq!(deltas[3], more);
+        assert_eq!(deltas[4], json!({}));
+        assert_eq!(chunks[4]["choices"][0]["finish_reason"], "tool_calls");
+    }
+
+    #[test]
+    fn an_answer_that_is_held_to_calls_begins_without_a_text() {
+        for (must_call, content) in [(true, Value::Null), (false, json!(""))] {
+            let header = Header {
+                must_call,
+                ..header(Kind::Chat)
+            };
+            let mut out = Vec::new();
+            Chunks::new(&header, USAGE, 5).begin(&mut out);
+            let delta = json!({"role": "assistant", "content": content});
+            assert_eq!(chunks(&out)[0]["choices"][0]["delta"], delta);
+        }
+    }
+
+    /// A stream that continues in another supervisor or on another connection.
+    #[test]
+    fn a_stream_goes_on_with_the_same_bytes_behind_what_the_client_has() {
+        let tell = |known: usize| {
+            let mut render = calling();
+            (0..known).for_each(|number| render.known(&piece(number)));
+            let mut out = Vec::new();
+            (known..CALL.len()).for_each(|number| render.text(&piece(number), &mut out));
+            render.finished(&completion(), &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        let whole = tell(0);
+        for known in 1..=CALL.len() {
+            let rest = tell(known);
+            assert!(
+                whole.ends_with(&rest) && rest.len() < whole.len(),
+                "{known}: {rest}"
+            );
+            let chunks = |text: &str| text.matches("data: ").count();
+            assert_eq!(chunks(&whole) - chunks(&rest), known);
+        }
+    }
+
+    #[test]
+    fn usage_so_far_is_on_every_chunk_where_asked_for() {
+        let options = StreamOptions {
+            continuous_usage: true,
+            ..USAGE
+        };
+        let mut render = chunks_of(Kind::Chat, options);
+        let mut out = Vec::new();
+        render.begin(&mut out);
+        render.text(&first("b"), &mut out);
+        render.finished(&completion(), &mut out);
+        let told: Vec<_> = chunks(&out)
+            .iter()
+            .map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap())
+            .collect();
+        assert_eq!(told, [0, 1, 2, 2]);
+        assert!(
+            chunks(&out)
+                .iter()
+                .all(|it| it["usage"]["prompt_tokens"] == 5)
+        );
+    }
+}

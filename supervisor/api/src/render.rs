@@ -1,0 +1,65 @@
+//! Events of an answer as server-sent events: what each API writes for them.
+
+use serde::Serialize;
+use worker_orcd_requests::{Completion, Failure, Piece};
+
+/// Event format of an API. All methods append, so several events share a chunk.
+pub trait Render: Send + Unpin + 'static {
+    /// Writes the events before all others.
+    fn begin(&mut self, out: &mut Vec<u8>);
+    /// Writes a piece of text. `index`: of the last token in it.
+    fn text(&mut self, piece: &Piece, out: &mut Vec<u8>);
+    /// Processes text that the client already has, before all text that is written.
+    fn known(&mut self, _piece: &Piece) {}
+    /// Writes what follows each batch of text. `tokens_out`: number of all accepted tokens.
+    fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
+    fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
+    fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
+    /// Writes a keep-alive after a long silence.
+    fn keep_alive(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(COMMENT);
+    }
+}
+
+/// A comment, which clients ignore.
+pub const COMMENT: &[u8] = b": keep-alive\n\n";
+
+/// Writes `event: NAME`, `data: JSON`. Neither may contain a line break.
+pub fn write_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    write_data(out, data);
+}
+
+/// Writes `data: JSON`. JSON escapes line breaks, so it is always one line.
+pub fn write_data(out: &mut Vec<u8>, data: &impl Serialize) {
+    out.extend_from_slice(b"data: ");
+    write_json(out, data);
+    out.extend_from_slice(b"\n\n");
+}
+
+pub fn write_json(out: &mut Vec<u8>, data: &impl Serialize) {
+    // Neither writing to memory nor serializing these types can fail.
+    let _ = serde_json::to_writer(out, data);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_of_data_whatever_the_text() {
+        let mut out = Vec::new();
+        write_event(
+            &mut out,
+            "token",
+            &serde_json::json!({"t": "a\nb\r\n\u{2028}"}),
+        );
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(
+            text,
+            "event: token\ndata: {\"t\":\"a\\nb\\r\\n\u{2028}\"}\n\n"
+        );
+    }
+}

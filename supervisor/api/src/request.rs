@@ -1,0 +1,80 @@
+//! Request for text, common to all APIs.
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::limits::RequestLimits;
+use crate::sampling::ModelTerms;
+use crate::structure::Asked;
+use crate::thinking_budget::Budget;
+use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_requests::OnFault;
+use worker_orcd_text::Conversation;
+use worker_orcd_text::template::TemplateSetting;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerationRequest {
+    pub job_id: String,
+    pub input: Input,
+    pub sampling: Sampling,
+    pub max_tokens: u32,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    /// Return the log probability of each token, and this many of the most likely ones.
+    pub logprobs: Option<u8>,
+    /// The answer begins with the prompt.
+    pub echo: bool,
+    /// Same as [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Reasoning budget.
+    pub thinking: Option<Budget>,
+    /// Grammar of the answer.
+    pub structure: Option<Asked>,
+    pub on_fault: Option<OnFault>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    Prompt(String),
+    /// Messages and tools, and template variables from the client.
+    Messages(Conversation, Vec<(String, TemplateSetting)>),
+    /// The same, and the beginning of the answer.
+    Begun(Conversation, Vec<(String, TemplateSetting)>, String),
+    /// Token ids, which `/v1/completions` accepts.
+    Tokens(Vec<TokenId>),
+}
+
+impl Input {
+    /// Whether the prompt has tools.
+    #[must_use]
+    pub fn has_tools(&self) -> bool {
+        match self {
+            Self::Messages(conversation, _) | Self::Begun(conversation, ..) => {
+                conversation.tools.is_some()
+            }
+            Self::Prompt(_) | Self::Tokens(_) => false,
+        }
+    }
+
+    /// Text of a text prompt.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Prompt(text) => Some(text),
+            Self::Messages(..) | Self::Begun(..) | Self::Tokens(_) => None,
+        }
+    }
+
+    /// Name of the prompt's field.
+    #[must_use]
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Prompt(_) | Self::Tokens(_) => "prompt",
+            Self::Messages(..) | Self::Begun(..) => "messages",
+        }
+    }
+}
+
+/// Reader of a request's fields after the model's name.
+pub trait Read<T>: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
+
+impl<T, F> Read<T> for F where F: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}

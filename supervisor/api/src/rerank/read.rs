@@ -1,0 +1,207 @@
+//! Fields of `/v1/rerank`.
+
+use crate::error::ApiError;
+use crate::fields::{Fields, Names, among};
+use crate::json::{Json, Kind};
+use crate::limits::RequestLimits;
+use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::sampling::ModelTerms;
+use crate::schema::{self, Shape};
+
+pub const DOCUMENTS: &str = "documents";
+
+/// Largest number of documents of one request.
+const MAX_DOCUMENTS: usize = 1024;
+
+/// Every field of `/v1/rerank`.
+pub const NAMES: Names = |name| among(name, &[FIELDS]);
+
+const FIELDS: &[&str] = &[
+    "model",
+    "query",
+    DOCUMENTS,
+    "top_n",
+    "return_documents",
+    "user",
+];
+
+const DOCUMENT: Names = |name| among(name, &[&["text"]]);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rerank {
+    pub query: String,
+    /// Never empty.
+    pub documents: Vec<String>,
+    /// Number of returned results; `None`: all.
+    pub top_n: Option<usize>,
+    /// Include the document in each result.
+    pub returns_documents: bool,
+}
+
+/// # Errors
+/// All mistakes in the request.
+pub fn read_rerank(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    _model: &ModelTerms,
+) -> Result<Rerank, ApiError> {
+    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
+    let query = fields.text("query", &(1..=max_chars));
+    let query = fields.required("query", query);
+    let documents = read_documents(&mut fields, max_chars);
+    let documents = fields.required(DOCUMENTS, documents);
+    let top_n = fields.integer("top_n", 0..=u64::from(u32::MAX));
+    let returns_documents = fields.boolean("return_documents").unwrap_or(false);
+    let is_text = |value: Json<'_>| value.kind() == Kind::Text;
+    fields.only("user", schema::text, is_text, "must be a string");
+    fields.finish().map_err(ApiError::invalid)?;
+    Ok(Rerank {
+        query: query.ok_or_else(ApiError::unreadable)?,
+        documents: documents.ok_or_else(ApiError::unreadable)?,
+        // 0 means all in vLLM.
+        top_n: top_n.filter(|it| *it > 0).map(|it| it as usize),
+        returns_documents,
+    })
+}
+
+/// `None` if absent; an empty list if an element is invalid.
+fn read_documents(fields: &mut Fields<'_>, max_chars: usize) -> Option<Vec<String>> {
+    fields.describe(DOCUMENTS, || {
+        let read = |fields: Fields<'_>| drop(read_object(fields, max_chars));
+        let object = Fields::described(DOCUMENT, read).into_shape();
+        let document = schema::any_of([text_shape(max_chars), object]);
+        schema::list(document, &(1..=MAX_DOCUMENTS))
+    });
+    let list = fields.take(DOCUMENTS)?;
+    let mistakes = fields.mistakes();
+    let (mut documents, mut count) = (Vec::new(), 0);
+    let is_list = list.each_element(|item| {
+        match read_document(item, max_chars, mistakes) {
+            Ok(document) if count < MAX_DOCUMENTS => documents.push(document),
+            Ok(_) => {}
+            Err(wrong) => mistakes.extend(|| format!("{DOCUMENTS}[{count}]"), wrong),
+        }
+        count += 1;
+    });
+    let (constraint, rule) = match count {
+        _ if !is_list => (Constraint::Type, "must be a list of texts".to_owned()),
+        0 => (Constraint::Length, "must not be empty".to_owned()),
+        count if count > MAX_DOCUMENTS => {
+            let rule = format!("may hold {MAX_DOCUMENTS} texts at most");
+            (Constraint::Length, rule)
+        }
+        _ => return Some(documents),
+    };
+    fields.error(DOCUMENTS, constraint, rule);
+    Some(Vec::new())
+}
+
+fn text_shape(max_chars: usize) -> Shape {
+    schema::text_of(&(0..=max_chars))
+}
+
+/// A text, or `{"text": …}`, as in Jina and Cohere.
+fn read_document(item: Json<'_>, max_chars: usize, outside: &Mistakes) -> Result<String, Mistakes> {
+    let mut wrong = outside.inside();
+    if let Some(text) = item.text() {
+        if text.chars().count() <= max_chars {
+            return Ok(text.into_owned());
+        }
+        let rule = format!("must have at most {max_chars} characters");
+        wrong.note(|| FieldError::new("", Constraint::Length, rule));
+        return Err(wrong);
+    }
+    let Some(fields) = Fields::of(item, DOCUMENT, outside) else {
+        let rule = "must be a text or an object with one";
+        wrong.note(|| FieldError::new("", Constraint::Type, rule));
+        return Err(wrong);
+    };
+    read_object(fields, max_chars).map_err(|inner| {
+        wrong.extend(|| ".".to_owned(), inner);
+        wrong
+    })
+}
+
+fn read_object(mut fields: Fields<'_>, max_chars: usize) -> Result<String, Mistakes> {
+    let text = fields.text("text", &(0..=max_chars));
+    let text = fields.required("text", text);
+    fields.finish().map(|()| text.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Dialect;
+    use worker_orcd_requests::OnFault;
+
+    fn read(body: &str) -> Result<Rerank, String> {
+        let limits = RequestLimits {
+            max_prompt_chars: Some(5),
+            reasoning_budget: None,
+            max_tokens_in: None,
+            max_tokens_out: None,
+            inference_timeout: None,
+            on_fault: OnFault::Resume,
+        };
+        let fields = Fields::parse(body, NAMES).unwrap();
+        let read = read_rerank(fields, &limits, &ModelTerms::UNKNOWN);
+        read.map_err(|error| error.body(Dialect::OpenAi)["error"]["param"].to_string())
+    }
+
+    fn with(documents: &str) -> Result<Rerank, String> {
+        read(&format!("{{\"query\": \"q\", \"documents\": {documents}}}"))
+    }
+
+    #[test]
+    fn documents_are_texts_and_objects_with_one() {
+        let found = with("[\"a\", {\"text\": \"b\"}, \"\"]").unwrap();
+        assert_eq!(found.documents, ["a", "b", ""]);
+        assert_eq!((&*found.query, found.top_n), ("q", None));
+        assert!(!found.returns_documents);
+        let many = format!("[{}]", vec!["\"a\""; MAX_DOCUMENTS + 1].join(","));
+        for (wrong, field) in [
+            ("[]", "documents"),
+            ("\"a\"", "documents"),
+            (&many, "documents"),
+            ("[\"a\", 3]", "documents[1]"),
+            ("[\"longer\"]", "documents[0]"),
+            ("[{}]", "documents[0].text"),
+            ("[{\"text\": \"longer\"}]", "documents[0].text"),
+            (
+                "[{\"text\": \"a\", \"image\": \"b\"}]",
+                "documents[0].image",
+            ),
+        ] {
+            assert_eq!(with(wrong).unwrap_err(), format!("\"{field}\""), "{wrong}");
+        }
+        assert_eq!(read("{\"query\": \"q\"}").unwrap_err(), "\"documents\"");
+        let no_query = "{\"documents\": [\"a\"], \"query\": \"\"}";
+        assert_eq!(read(no_query).unwrap_err(), "\"query\"");
+    }
+
+    #[test]
+    fn the_other_fields_say_how_it_is_answered() {
+        let with = |field: &str| {
+            read(&format!(
+                "{{\"query\": \"q\", \"documents\": [\"a\"], {field}}}"
+            ))
+        };
+        assert_eq!(with("\"top_n\": 2").unwrap().top_n, Some(2));
+        assert_eq!(with("\"top_n\": 0").unwrap().top_n, None);
+        assert!(
+            with("\"return_documents\": true")
+                .unwrap()
+                .returns_documents
+        );
+        assert!(with("\"user\": \"u\"").is_ok());
+        for (name, value) in [
+            ("top_n", "-1"),
+            ("return_documents", "3"),
+            ("user", "3"),
+            ("texts", "[\"a\"]"),
+        ] {
+            let found = with(&format!("\"{name}\": {value}"));
+            assert_eq!(found.unwrap_err(), format!("\"{name}\""));
+        }
+    }
+}

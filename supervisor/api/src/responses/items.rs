@@ -1,0 +1,299 @@
+//! Items of `input`, by type: `message` (the default), `function_call`, `function_call_output` or `reasoning`.
+//!
+//! Clients send back items of earlier answers, with `id` and `status`, which have no effect. An item of another type is
+//! refused, because the conversation would be incomplete without it.
+
+use crate::fields::{Fields, Names, among};
+use crate::json::{Json, Kind as JsonKind};
+use crate::messages::PASSED_OVER;
+use crate::messages::tool_calls::{NAME_CHARS, NUMBERS};
+use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::schema::{self, Shape};
+use serde_json::{Value, json};
+use worker_orcd_text::tools::ChatTerms;
+use worker_orcd_text::{ToolCall, json_texts};
+
+/// Contribution of one item to the conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Turn {
+    Said { role: &'static str, text: String },
+    Thought(String),
+    Called(ToolCall),
+    Returned { call_id: String, text: String },
+}
+
+type Turned = Result<Option<Turn>, Mistakes>;
+
+struct Kind {
+    name: &'static str,
+    names: Names,
+    read: fn(Fields<'_>, &ChatTerms) -> Turned,
+}
+
+const KINDS: [Kind; 4] = [
+    Kind {
+        name: "message",
+        names: |name| {
+            let own = &["role", "content", "phase", "end_turn"];
+            among(name, &[LABELS, own, PASSED_OVER])
+        },
+        read: read_message,
+    },
+    Kind {
+        name: "function_call",
+        names: |name| {
+            let own = &["call_id", "name", "arguments"];
+            among(name, &[LABELS, own, PASSED_OVER])
+        },
+        read: read_call,
+    },
+    Kind {
+        name: "function_call_output",
+        names: |name| among(name, &[LABELS, &["call_id", "output"], PASSED_OVER]),
+        read: read_output,
+    },
+    Kind {
+        name: "reasoning",
+        names: |name| {
+            let own = &["summary", "content", "encrypted_content"];
+            among(name, &[LABELS, own, PASSED_OVER])
+        },
+        read: read_reasoning,
+    },
+];
+
+/// Fields of every item.
+const LABELS: &[&str] = &["type", "status"];
+
+const ROLES: &[(&str, &str)] = &[
+    ("user", "user"),
+    ("assistant", "assistant"),
+    ("system", "system"),
+    // OpenAI's developer role is the system role of templates.
+    ("developer", "system"),
+];
+
+const STATUSES: &[(&str, ())] = &[("in_progress", ()), ("completed", ()), ("incomplete", ())];
+const PHASES: &[(&str, ())] = &[("commentary", ()), ("final_answer", ())];
+
+const PART: Names = |name| among(name, &[&["type", "text", LOGPROBS], PASSED_OVER]);
+const PLAIN_PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
+
+/// Log probabilities of an answer, which clients send back with it.
+const LOGPROBS: &str = "logprobs";
+
+pub(super) fn shape(terms: &ChatTerms) -> Shape {
+    let kinds = KINDS.iter();
+    // A template that does not show calls cannot receive them.
+    let kinds = kinds.filter(|kind| terms.shows_calls || kind.name != "function_call");
+    schema::any_of(kinds.map(|kind| {
+        let read = |fields: Fields<'_>| drop((kind.read)(fields, terms));
+        Fields::described_of_history(kind.names, read).into_shape()
+    }))
+}
+
+/// Reads one item. Paths of mistakes are relative to the item: `.content[0].text`.
+pub(super) fn read(item: Json<'_>, outside: &Mistakes, terms: &ChatTerms) -> Turned {
+    let one = |place: &str, constraint, rule: &str| {
+        let mut mistakes = outside.inside();
+        mistakes.note(|| FieldError::new(place, constraint, rule));
+        Err(mistakes)
+    };
+    let mut name = None;
+    if !item.each_member(|key, value| {
+        if key == "type" && !value.is_null() {
+            name = Some(value.small());
+        }
+    }) {
+        return one("", Constraint::Type, "must be an object");
+    }
+    let name = name.unwrap_or_else(|| Some(json!("message")));
+    let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
+    let Some(kind) = KINDS.iter().find(|kind| kind.name == name) else {
+        let rule = "must be message, function_call, function_call_output or reasoning: other items \
+                    are not supported";
+        return one(".type", Constraint::Unsupported, rule);
+    };
+    let Some(fields) = Fields::of_history(item, kind.names, outside) else {
+        return one("", Constraint::Type, "must be an object");
+    };
+    (kind.read)(fields, terms).map_err(|wrong| {
+        wrong.renamed(|field| match field.is_empty() {
+            true => String::new(),
+            false => format!(".{field}"),
+        })
+    })
+}
+
+/// Reads the fields of every item.
+fn read_labels(fields: &mut Fields<'_>, kind: &'static str) {
+    fields.describe("type", || schema::values([kind]));
+    let given = fields.take("type");
+    // An item without a type is a message.
+    if kind != "message" {
+        fields.required("type", given);
+    }
+    fields.word("status", STATUSES);
+    for name in PASSED_OVER {
+        fields.pass_over(name);
+    }
+}
+
+fn read_message(mut fields: Fields<'_>, _: &ChatTerms) -> Turned {
+    read_labels(&mut fields, "message");
+    fields.word("phase", PHASES);
+    fields.boolean("end_turn");
+    let role = fields.word("role", ROLES);
+    let role = fields.required("role", role);
+    let text = read_texts(&mut fields, "content");
+    fields.finish()?;
+    let said = |(role, text)| Turn::Said { role, text };
+    Ok(role.zip(text).map(said))
+}
+
+fn read_call(mut fields: Fields<'_>, terms: &ChatTerms) -> Turned {
+    read_labels(&mut fields, "function_call");
+    if !terms.shows_calls {
+        let rule = "cannot be shown: the model's chat template does not ask for calls";
+        fields.error("", Constraint::Unsupported, rule);
+    }
+    let id = fields.text("call_id", &NAME_CHARS);
+    let id = fields.required("call_id", id);
+    let name = fields.text("name", &NAME_CHARS);
+    let name = fields.required("name", name);
+    let text = fields.text("arguments", &(0..=usize::MAX));
+    let text = fields.required("arguments", text);
+    let arguments = text.as_deref().and_then(json_texts::arguments);
+    if text.is_some() && arguments.is_none() {
+        let rule = "must be the text of a JSON object, not nested too deep";
+        fields.error("arguments", Constraint::Json, rule);
+    }
+    if arguments
+        .as_deref()
+        .is_some_and(|it| !json_texts::keeps_numbers(it))
+    {
+        fields.error("arguments", Constraint::Range, NUMBERS);
+    }
+    fields.finish()?;
+    let called = |(name, arguments)| {
+        Turn::Called(ToolCall {
+            id,
+            name,
+            arguments,
+        })
+    };
+    Ok(name.zip(arguments).map(called))
+}
+
+fn read_output(mut fields: Fields<'_>, _: &ChatTerms) -> Turned {
+    read_labels(&mut fields, "function_call_output");
+    let call_id = fields.text("call_id", &NAME_CHARS);
+    let call_id = fields.required("call_id", call_id);
+    let text = read_texts(&mut fields, "output");
+    fields.finish()?;
+    let returned = |(call_id, text)| Turn::Returned { call_id, text };
+    Ok(call_id.zip(text).map(returned))
+}
+
+fn read_reasoning(mut fields: Fields<'_>, _: &ChatTerms) -> Turned {
+    read_labels(&mut fields, "reasoning");
+    fields.text("encrypted_content", &(0..=usize::MAX));
+    read_parts(&mut fields, "summary", PLAIN_PART, &["summary_text"]);
+    let text = read_parts(&mut fields, "content", PLAIN_PART, &["reasoning_text"]);
+    fields.finish()?;
+    Ok(text.filter(|it| !it.is_empty()).map(Turn::Thought))
+}
+
+/// Text, or a list of parts.
+fn read_texts(fields: &mut Fields<'_>, name: &'static str) -> Option<String> {
+    const KINDS: &[&str] = &["input_text", "output_text"];
+    fields.describe(name, schema::text);
+    let text = match fields.peek(name).map(Json::kind) {
+        Some(JsonKind::Text) => {
+            let given = fields.take(name)?;
+            fields.text_of(name, given, &(0..=usize::MAX))
+        }
+        _ => read_parts(fields, name, PART, KINDS),
+    };
+    fields.required(name, text)
+}
+
+/// Concatenated text of the parts.
+fn read_parts(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    names: Names,
+    kinds: &'static [&'static str],
+) -> Option<String> {
+    fields.describe(name, || {
+        let read = |fields: Fields<'_>| drop(read_part(fields, names, kinds));
+        schema::list_of(Fields::described_of_history(names, read).into_shape())
+    });
+    let list = fields.take(name)?;
+    let mistakes = fields.mistakes();
+    let (mut text, mut index) = (String::new(), 0);
+    let is_list = list.each_element(|part| {
+        let read = match Fields::of_history(part, names, mistakes) {
+            Some(fields) => read_part(fields, names, kinds),
+            None => {
+                let mut wrong = mistakes.inside();
+                wrong.note(|| FieldError::new("", Constraint::Type, "must be a part of a text"));
+                Err(wrong)
+            }
+        };
+        match read {
+            Ok(part) => text.push_str(&part),
+            Err(wrong) => mistakes.extend(|| format!("{name}[{index}]"), wrong),
+        }
+        index += 1;
+    });
+    if !is_list {
+        fields.error(
+            name,
+            Constraint::Type,
+            "must be a text or a list of its parts",
+        );
+        return None;
+    }
+    Some(text)
+}
+
+/// Reads one part. Paths of mistakes are relative to the part: `.text`.
+fn read_part(
+    mut fields: Fields<'_>,
+    names: Names,
+    kinds: &'static [&'static str],
+) -> Result<String, Mistakes> {
+    let mut mistakes = fields.mistakes().inside();
+    fields.describe("type", || schema::values(kinds.iter().copied()));
+    let kind = fields.take("type");
+    let is_known = |kind: Json<'_>| {
+        let text = kind.text();
+        kinds.iter().any(|known| text.as_deref() == Some(known))
+    };
+    if kind.is_some_and(|kind| !is_known(kind)) {
+        // Further fields of an unsupported part are not checked.
+        let rule = format!(
+            "must be {}: other parts are not supported",
+            kinds.join(" or ")
+        );
+        mistakes.note(|| FieldError::new(".type", Constraint::Unsupported, rule));
+        return Err(mistakes);
+    }
+    fields.required("type", kind);
+    let text = fields.text("text", &(0..=usize::MAX));
+    let text = fields.required("text", text);
+    if names(LOGPROBS).is_some() {
+        fields.pass_over(LOGPROBS);
+    }
+    for name in PASSED_OVER {
+        fields.pass_over(name);
+    }
+    match fields.finish() {
+        Ok(()) => Ok(text.unwrap_or_default()),
+        Err(wrong) => {
+            mistakes.extend(|| ".".to_owned(), wrong);
+            Err(mistakes)
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Fields of `POST /v1/responses`. `docs/guide/responses.md` documents the effect of each.
+
+use super::answer::Echo;
+use super::settings::{self, Reasoning};
+use super::{ID_PREFIX, input, tools};
+use crate::effort;
+use crate::error::ApiError;
+use crate::fields::{Fields, Names, among};
+use crate::limits::RequestLimits;
+use crate::request::{GenerationRequest, Input};
+use crate::sampling::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use crate::structure::{TEXT_FORMAT, formats};
+use crate::thinking_budget::Budget;
+use serde_json::Number;
+use uuid::Uuid;
+use worker_orcd_text::Conversation;
+use worker_orcd_text::tools::Parsing;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResponsesRequest {
+    pub generation: GenerationRequest,
+    pub is_streamed: bool,
+    /// Parsers of the answer.
+    pub parsing: Parsing,
+    pub echo: Echo,
+}
+
+const OWN: &[&str] = &["model", "max_output_tokens", "stream"];
+
+/// Known fields.
+pub const NAMES: Names =
+    |name| among(name, &SUPPORTED).or_else(|| among(name, &[settings::LABELS, settings::REFUSED]));
+
+/// Lists of the fields that have an effect.
+pub const SUPPORTED: [&[&str]; 5] = [
+    OWN,
+    input::FIELDS,
+    tools::FIELDS,
+    settings::FIELDS,
+    sampling::NAMES,
+];
+
+/// # Errors
+/// All mistakes of the request.
+pub fn read(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> Result<ResponsesRequest, ApiError> {
+    // Without a limit, the body's size and the model's context bound a text.
+    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
+    let messages = input::read(&mut fields, max_chars, &model.chat);
+    let tools = tools::read(&mut fields, max_chars, &model.chat);
+    let parsing = model.chat.parsing_of(tools.shown.is_some());
+    let most = limits.max_tokens_out.unwrap_or(model.context);
+    let most = u64::from(most.min(model.context));
+    // Upper bound, like `max_tokens` of chat.
+    let max_tokens = fields.integer("max_output_tokens", 1..=u64::from(u32::MAX));
+    let max_tokens = max_tokens.unwrap_or(most).min(most) as u32;
+    let sampling = read_sampling(&mut fields, model);
+    let logit_bias = read_logit_bias(&mut fields, model);
+    let stop = read_stop(&mut fields);
+    let is_streamed = fields.boolean("stream").unwrap_or(false);
+    let Reasoning {
+        effort,
+        mut settings,
+    } = settings::read_reasoning(&mut fields);
+    let text = settings::read_text(&mut fields);
+    settings.extend(text.verbosity.as_deref().map(effort::verbosity));
+    let (format, told_format) = text.format.unzip();
+    let has_tools = tools.shown.is_some();
+    let structure = formats::settle(&mut fields, TEXT_FORMAT, format, has_tools, tools.asked);
+    let logprobs = settings::read_logprobs(&mut fields);
+    let metadata = settings::read_metadata(&mut fields);
+    settings::accept(&mut fields);
+    fields.finish().map_err(ApiError::invalid)?;
+    let messages = messages.ok_or_else(ApiError::unreadable)?;
+    let echo = Echo {
+        temperature: as_written(sampling.temperature),
+        top_p: as_written(sampling.top_p),
+        max_output_tokens: max_tokens,
+        tool_choice: tools.choice,
+        parallel_tool_calls: tools.are_parallel,
+        effort,
+        format: told_format,
+        verbosity: text.verbosity,
+        top_logprobs: logprobs.unwrap_or(0),
+        metadata,
+    };
+    let conversation = Conversation {
+        messages,
+        tools: tools.shown,
+    };
+    let generation = GenerationRequest {
+        job_id: format!("{ID_PREFIX}{}", Uuid::new_v4().simple()),
+        input: Input::Messages(conversation, settings),
+        sampling,
+        max_tokens,
+        stop,
+        ignore_eos: false,
+        logprobs,
+        echo: false,
+        logit_bias,
+        thinking: Budget::of_operator(limits),
+        structure,
+        on_fault: None,
+    };
+    Ok(ResponsesRequest {
+        generation,
+        is_streamed,
+        parsing,
+        echo,
+    })
+}
+
+/// Shortest decimal of the number: 0.8, and not the nearest `f32` in 64 bits.
+fn as_written(number: f32) -> Option<Number> {
+    number.to_string().parse().ok().and_then(Number::from_f64)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Answer formats of the Responses API and Anthropic's, nested in another field.
+//!
+//! ```text
+//! "text": {"format": {"type": "json_schema", "name": "point", "schema": {…}}}
+//! "output_config": {"format": {"type": "json_schema", "schema": {…}}}
+//! ```
+
+use super::{ANY_OBJECT, Asked, NAME_CHARS, inside, take_named_schema, take_schema};
+use crate::fields::{Fields, Names, among};
+use crate::mistakes::Constraint;
+use crate::schema::{self, Shape};
+use serde_json::{Value, json};
+use utoipa::openapi::Type;
+use worker_orcd_ipc::Grammar;
+use worker_orcd_text::Structure;
+
+const FORMAT: &str = "format";
+
+const OF_TEXT: Names = |name| {
+    among(
+        name,
+        &[&["type", "name", "description", "schema", "strict"]],
+    )
+};
+const OF_OUTPUT: Names = |name| among(name, &[&["type", "schema"]]);
+
+/// `format` of the Responses API's `text`: the grammar, and the value that the response repeats.
+pub fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar, Value)> {
+    fields.describe(FORMAT, text_shape);
+    let given = fields.take(FORMAT)?;
+    inside(fields, FORMAT, given, OF_TEXT, |mut format| {
+        let kinds = [("text", 0), ("json_object", 1), ("json_schema", 2)];
+        let kind = format.word("type", &kinds);
+        let kind = format.required("type", kind);
+        let named = match kind {
+            Some(2) => {
+                let (name, schema) = take_named_schema(&mut format);
+                format.required("name", name).zip(schema)
+            }
+            _ => None,
+        };
+        format.finish()?;
+        Ok(match kind {
+            Some(1) => {
+                let object = Grammar::JsonSchema(ANY_OBJECT.to_owned());
+                Some((object, json!({"type": "json_object"})))
+            }
+            _ => named.map(|(name, schema)| {
+                // It was read as an object. A schema that nests too deeply for this parser is refused later.
+                let keywords: Value = serde_json::from_str(&schema).unwrap_or_default();
+                let told = json!({"type": "json_schema", "name": name, "schema": keywords});
+                (Grammar::JsonSchema(schema), told)
+            }),
+        })
+    })
+}
+
+/// `format` of Anthropic's `output_config`.
+pub fn read_of_output(fields: &mut Fields<'_>) -> Option<Grammar> {
+    fields.describe(FORMAT, output_shape);
+    let given = fields.take(FORMAT)?;
+    inside(fields, FORMAT, given, OF_OUTPUT, |mut format| {
+        let kind = format.word("type", &[("json_schema", ())]);
+        format.required("type", kind);
+        let schema = take_schema(&mut format);
+        format.finish()?;
+        Ok(schema.map(Grammar::JsonSchema))
+    })
+}
+
+/// Grammar of a format or of tools, which exclude each other. `field`: field of the format.
+pub fn settle(
+    fields: &mut Fields<'_>,
+    field: &'static str,
+    format: Option<Grammar>,
+    has_tools: bool,
+    calls: Option<Asked>,
+) -> Option<Asked> {
+    fields.describe_rule(|| rule_of_tools(field));
+    let Some(grammar) = format else {
+        return calls;
+    };
+    if has_tools {
+        let rule = "cannot be given together with tools that may be called";
+        fields.error(field, Constraint::Conflict, rule);
+    }
+    let structure = Structure::Answer(grammar);
+    Some(Asked { field, structure })
+}
+
+fn rule_of_tools(field: &str) -> Shape {
+    let no_tools = schema::or_null(schema::values([json!([])]));
+    let text = schema::closed_object([("type", schema::values(["text"]))], &["type"]);
+    let outside = field.split('.').next().unwrap_or_default();
+    let free = schema::object_with([], [(FORMAT, schema::or_null(text))]);
+    schema::any_of([
+        schema::object_with([], [("tools", no_tools)]),
+        schema::object_with([], [(outside, schema::or_null(free))]),
+    ])
+}
+
+fn text_shape() -> Shape {
+    let typed = |kind: &str| schema::closed_object([("type", schema::values([kind]))], &["type"]);
+    let held = schema::closed_object(
+        [
+            ("type", schema::values(["json_schema"])),
+            ("name", schema::text_of(&NAME_CHARS)),
+            ("description", schema::or_null(schema::text())),
+            ("schema", schema::of_type(Type::Object)),
+            ("strict", schema::or_null(schema::boolean())),
+        ],
+        &["type", "name", "schema"],
+    );
+    schema::any_of([typed("text"), typed("json_object"), held])
+}
+
+fn output_shape() -> Shape {
+    let kind = schema::values(["json_schema"]);
+    let members = [("type", kind), ("schema", schema::of_type(Type::Object))];
+    schema::closed_object(members, &["type", "schema"])
+}
