@@ -41,5 +41,7 @@ impl PlayedCuda {
                 &self.directory.path().display().to_string(),
             )
             .arg("--device", "cuda:0")
+            // The chunk that a load computes is interpreted.
+            .arg("--load-timeout", "600s")
     }
 }

@@ -8,7 +8,7 @@ mod report;
 use self::report::Report;
 use crate::bench::report::{commit, date, typed_command};
 use crate::process::Running;
-use crate::side_by_side::{self, Program};
+use crate::side_by_side::{self, Lints, Program};
 use crate::{lanes, paths, test};
 use anyhow::{Result, bail};
 use clap::value_parser;
@@ -40,7 +40,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     fs::create_dir_all(folder())?;
     let path = paths::bench_results().join("flaky.md");
     let oracles = test::oracles()?;
-    let programs = side_by_side::build(&[])?;
+    let programs = side_by_side::build(&[], Lints::Denied)?;
     let is_chosen = |name: &str| {
         arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part))
     };

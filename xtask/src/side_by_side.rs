@@ -61,12 +61,34 @@ pub struct Ended {
     took: f64,
 }
 
+/// Lints of a build.
+#[derive(Debug, Clone, Copy)]
+pub enum Lints {
+    Off,
+    Denied,
+}
+
+impl Lints {
+    /// Clippy's driver is a compiler with more lints, so that a linted build compiles each crate once. `cargo clippy` would
+    /// analyse all dependencies once more.
+    fn apply(self, cargo: &mut Command) {
+        if let Self::Denied = self {
+            cargo.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
+            // As `cargo clippy` passes flags to the driver.
+            let separator = "__CLIPPY_HACKERY__";
+            cargo.env(
+                "CLIPPY_ARGS",
+                format!("--deny{separator}warnings{separator}"),
+            );
+        }
+    }
+}
+
 /// Builds test programs of the workspace: all, or those of `selection` (flags of `cargo test`).
 ///
 /// # Errors
 /// The build fails.
-pub fn build(selection: &[String]) -> Result<Vec<Program>> {
-    // Without examples, which the lints check.
+pub fn build(selection: &[String], lints: Lints) -> Result<Vec<Program>> {
     let all = ["--tests".to_owned()];
     let selection = if selection.is_empty() {
         &all
@@ -79,6 +101,7 @@ pub fn build(selection: &[String]) -> Result<Vec<Program>> {
         .args(selection)
         .args(["--message-format", "json-render-diagnostics"])
         .stdout(Stdio::piped());
+    lints.apply(&mut command);
     println!("$ {}", process::shown(&command));
     let mut cargo = Running::start(&mut command)?;
     let output = cargo.child().stdout.take().context("cargo's output")?;

@@ -2,7 +2,7 @@
 
 mod deep;
 
-use crate::side_by_side::{self, Program};
+use crate::side_by_side::{self, Lints, Program};
 use crate::{chaos, fetch_model, javascript, kernels, played, process, python};
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -35,8 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let left_out = match arguments.quick {
         true => {
-            lints(arguments)?;
-            quick()?;
+            quick(arguments)?;
             None
         }
         false => whole(arguments)?,
@@ -77,36 +76,48 @@ fn compiled(arguments: &Arguments) -> Result<(Vec<Program>, Option<String>)> {
     let left_out = phase("kernels", || {
         kernels::for_ci(arguments.require_kernels, arguments.deep)
     })?;
-    lints(arguments)?;
-    let programs = phase("build", || side_by_side::build(&[]))?;
+    let programs = phase("build", || side_by_side::build(&[], lints(arguments)))?;
+    if !arguments.no_lint {
+        // Without the features that `tests` turns on. The server has none, so its lints as a product are left to --deep.
+        let packages = [
+            "worker-orcd-gpu",
+            "worker-orcd-grammar",
+            "worker-orcd-engine",
+        ];
+        let selection = packages.iter().flat_map(|package| ["-p", package]);
+        let targets = ["--lib", "--bins", "--examples"];
+        phase("lints", || clippy(selection.chain(targets)))?;
+    }
     Ok((programs, left_out))
 }
 
-fn lints(arguments: &Arguments) -> Result<()> {
-    if arguments.no_lint {
-        return Ok(());
+fn lints(arguments: &Arguments) -> Lints {
+    match arguments.no_lint {
+        true => Lints::Off,
+        false => Lints::Denied,
     }
-    // Released packages are checked again without the features that `tests` turns on.
-    for packages in [&["--workspace"][..], &[]] {
-        let mut clippy = process::cargo();
-        clippy
-            .args(["clippy", "--quiet", "--all-targets"])
-            .args(packages)
-            .args(["--", "--deny", "warnings"]);
-        phase("lints", || process::run(&mut clippy))?;
-    }
-    Ok(())
+}
+
+fn clippy<'a>(selection: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    let mut clippy = process::cargo();
+    clippy
+        .args(["clippy", "--quiet"])
+        .args(selection)
+        .args(["--", "--deny", "warnings"]);
+    process::run(&mut clippy)
 }
 
 /// Runs unit tests, and the static checks of the repository.
-fn quick() -> Result<()> {
+fn quick(arguments: &Arguments) -> Result<()> {
     let mut selection: Vec<_> = ["--lib", "--bins", "--test", "tidy"]
         .map(str::to_owned)
         .into();
     for name in tests_beside_sources()? {
         selection.extend(["--test".to_owned(), name]);
     }
-    let programs = phase("build", || side_by_side::build(&selection))?;
+    let programs = phase("build", || {
+        side_by_side::build(&selection, lints(arguments))
+    })?;
     phase("tests", || side_by_side::run(&programs, &[]))
 }
 
