@@ -1,43 +1,34 @@
 //! Driver's side of the journal: assignment of requests to children, queues, and ends.
 //!
 //! The driver owns [`Requests`] alone. Commands for the child of each seat collect in a list that the driver sends.
-//! Time is an argument, and the only output is the [write-ahead log](super::wal). This file handles the reports of
-//! children.
+//! Time is an argument, and the only output is the [write-ahead log](super::wal). This file has the life of a request:
+//! submission, the reports of its child, the child's death, and the end.
 //!
-//! * [`clients`]: submission, cancellation, deadlines. [`restored`]: write-ahead log and requests of an earlier
-//!   supervisor.
+//! * [`restored`]: write-ahead log and requests of an earlier supervisor.
 //! * [`assignments`]: requests and their children. [`dispatch`]: commands and pending answers of one seat. [`turns`]:
-//!   choice of the next request for each child. [`levelling`]: rebalancing between children. [`devices`]: devices in
-//!   use and the requests that each may continue. [`recall`]: recall of requests from children.
-//! * [`beginning`], [`scoring`], [`embeddings`]: reports of a first step, of prompt log probabilities, and of vectors.
-//!   [`adoption`]: KV cache pages that the next child can adopt.
-//! * [`deaths`]: requests after a death. [`probation`]: blame of requests for deaths. [`doubt`]: overdue children.
+//!   choice of the next request for each child, and rebalancing between children.
+//! * [`devices`]: several children: the requests that each may continue, KV cache pages that it can adopt, recall, and
+//!   overdue children.
+//! * [`probation`]: blame of requests for deaths.
 
-mod adoption;
 mod assignments;
-mod beginning;
-mod clients;
-mod deaths;
 mod devices;
 mod dispatch;
-mod doubt;
-mod embeddings;
-mod levelling;
 mod probation;
-mod recall;
 mod restored;
-mod scoring;
 mod turns;
 
-use self::assignments::Assignments;
+use self::assignments::{Assignments, Live};
 use self::dispatch::Place;
-use self::probation::Probation;
+use self::probation::{Inquest, Probation, Verdict};
 use crate::error_code::ErrorCode;
+use crate::fingerprint::Fingerprint;
 use crate::kin::Kin;
 use crate::logprobs;
 use crate::progress::{Progress, Pushed};
-use crate::record::{Failure, Record, StopReason};
+use crate::record::{Embedding, Failure, OnFault, Record, StopReason};
 use crate::registry::Registry;
+use crate::scene::Scene;
 use crate::totals::Totals;
 use crate::violation::Violation;
 use crate::wal::Wal;
@@ -46,10 +37,12 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
+use tracing::error;
 use worker_orcd_ipc::{
-    Command, Drawn, DrawnLogprobs, FinishReason, Finished, Logprobs, RequestId, StepReport,
+    Began, Command, Drawn, DrawnLogprobs, FinishReason, Finished, Logprobs, RequestId, Scored,
+    StepReport,
 };
-use worker_orcd_lifecycle::SeatId;
+use worker_orcd_lifecycle::{DeathCause, SeatId};
 use worker_orcd_text::Text;
 
 #[derive(Debug)]
@@ -169,6 +162,46 @@ impl Requests {
         }
     }
 
+    // === clients ===
+
+    pub fn submit(&mut self, record: Arc<Record>) {
+        if let Some(deadline) = record.deadline {
+            self.deadlines.insert((deadline, record.id));
+        }
+        if let Some(wal) = &mut self.wal {
+            wal.accepted(&record);
+        }
+        if let Some(text) = &self.text {
+            let mut progress = record.progress.lock();
+            progress.deliver_prompt(&record.prompt, text);
+            self.wakers.extend(progress.take_waker());
+        }
+        self.assigned.admit(record);
+    }
+
+    pub fn cancel(&mut self, id: RequestId, now: Instant) {
+        let failure = Failure::new(ErrorCode::Cancelled, "the job was cancelled");
+        self.end_here(id, now, |progress, _| progress.fail(failure));
+    }
+
+    /// Ends a request without a reader.
+    pub fn abandon(&mut self, id: RequestId, now: Instant) {
+        self.end_here(id, now, |_, _| {});
+    }
+
+    pub fn expire(&mut self, now: Instant) {
+        while let Some((_, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
+            let failure = Failure::new(ErrorCode::InferenceTimeout, "the job took too long");
+            self.end_here(id, now, |progress, _| progress.fail(failure));
+        }
+    }
+
+    pub fn fail_all(&mut self, failure: &Failure, now: Instant) {
+        for id in self.assigned.ids() {
+            self.end_here(id, now, |progress, _| progress.fail(failure.clone()));
+        }
+    }
+
     // === child lifecycle ===
 
     /// Opens a seat, because its child is ready, and assigns waiting requests.
@@ -230,6 +263,66 @@ impl Requests {
         for sealing in &report.sealed {
             self.sealed(seat, sealing)?;
         }
+        Ok(())
+    }
+
+    /// Notes the first step of a request on a child, with the number of prompt tokens in the prefix cache. Only the first
+    /// child's report counts: replays do not change it.
+    fn began(&mut self, seat: SeatId, said: Began, now: Instant) -> Result<(), Violation> {
+        let Began {
+            request,
+            cached_tokens,
+        } = said;
+        let is_leaving = self.assigned.seat(seat).is_leaving(request);
+        let Some(live) = self.assigned.get_with(request, seat) else {
+            let what = "the beginning";
+            return match is_leaving {
+                true => Ok(()),
+                false => Err(Violation::UnknownRequest { what, request }),
+            };
+        };
+        if cached_tokens > live.record.tokens_in() {
+            return Err(Violation::CachedTokens(request));
+        }
+        let record = Arc::clone(&live.record);
+        self.assigned.begun(request, seat);
+        let is_first = record.progress.lock().begin(cached_tokens, now);
+        if let Some(wal) = self.wal.as_mut().filter(|_| is_first) {
+            wal.began(request, cached_tokens);
+        }
+        Ok(())
+    }
+
+    /// Adds log probabilities of a prompt. A child reports them in parts, and each part is accepted once, in order.
+    fn scored(&mut self, seat: SeatId, said: &Scored, text: &Arc<Text>) -> Result<(), Violation> {
+        let request = said.request;
+        let Some(live) = self.assigned.get_with(request, seat) else {
+            if self.assigned.seat(seat).is_leaving(request) {
+                return Ok(());
+            }
+            return Err(Violation::UnknownRequest {
+                what: "a prompt",
+                request,
+            });
+        };
+        let record = &live.record;
+        let vocabulary = text.vocabulary().len();
+        for of_token in &said.logprobs {
+            logprobs::check(request, record.logprobs, Some(of_token), vocabulary)?;
+        }
+        let mut progress = record.progress.lock();
+        let is_next = progress.scores_told() == Some(said.first);
+        if !is_next || said.logprobs.len() > progress.scores_missing() {
+            return Err(Violation::Logprobs(request));
+        }
+        progress.score(&said.logprobs);
+        if let Some(wal) = &mut self.wal {
+            wal.scored(request, &said.logprobs);
+        }
+        progress.deliver_prompt(&record.prompt, text);
+        self.wakers.extend(progress.take_waker());
+        drop(progress);
+        self.assigned.bind(request, seat);
         Ok(())
     }
 
@@ -353,6 +446,135 @@ impl Requests {
         Ok(())
     }
 
+    /// Checks the kind of a final answer. Only a request for a vector gets one, and it gets no other answer. A request
+    /// for prompt log probabilities ends only after all of them were reported.
+    fn check_answer(&self, said: &Finished, seat: SeatId) -> Result<(), Violation> {
+        let live = self.assigned.get_with(said.request, seat);
+        let wants_vector = live.is_some_and(|live| live.record.embeds.is_some());
+        let is_right = match &said.reason {
+            FinishReason::Embedded { values } => {
+                let is_vector = !values.is_empty() && values.iter().all(|it| it.is_finite());
+                wants_vector && is_vector
+            }
+            FinishReason::MaxTokens | FinishReason::EndOfSequence => {
+                let knows_prompt = |live: &Live| live.record.progress.lock().scores_missing() == 0;
+                !wants_vector && live.is_none_or(knows_prompt)
+            }
+            FinishReason::Cancelled
+            | FinishReason::OutOfMemory { .. }
+            | FinishReason::GrammarFailed { .. }
+            | FinishReason::Refused { .. } => true,
+        };
+        is_right
+            .then_some(())
+            .ok_or(Violation::Answer(said.request))
+    }
+
+    fn embedded(&mut self, id: RequestId, values: &[f32], now: Instant) {
+        self.end(id, now, |progress, _| {
+            progress.embed(Embedding {
+                values: values.to_vec(),
+                queued_for: progress.queued_for(),
+                recoveries: progress.recoveries(),
+            });
+        });
+    }
+
+    // === deaths ===
+
+    /// Reassigns requests of a dying child before it is reaped, except those that its death could make suspects. Later
+    /// reports of the child do not count. [`bury`](Self::bury) judges the death.
+    pub fn release(&mut self, seat: SeatId) {
+        for id in self.assigned.depart(seat) {
+            self.interrupt(id, seat);
+        }
+        self.assigned.hand_out();
+    }
+
+    /// Judges the requests of a dead, reaped child, then continues or ends each. Returns how many recent deaths a
+    /// request caused.
+    pub fn bury(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) -> u32 {
+        self.suspend(seat);
+        let bereft = self.assigned.bereft(seat);
+        let dispatch = self.assigned.seat(seat);
+        let alone = dispatch.awaits_nobody() && bereft.len() == 1;
+        dispatch.bury();
+        let inquest = self.probation.look_into(seat, cause, scene, alone, now);
+        let mut ascribed = 0;
+        for id in bereft {
+            self.interrupt(id, seat);
+            if inquest.suspects(id) {
+                ascribed = ascribed.max(self.judge(id, &inquest, now));
+            }
+            self.outlive(id, cause, now);
+        }
+        self.assigned.forget_left(seat);
+        self.end_hopeless(now);
+        // A child that already serves takes the requests immediately.
+        self.assigned.hand_out();
+        ascribed
+    }
+
+    /// Interrupts a request, unless it has already left that seat.
+    fn interrupt(&mut self, id: RequestId, seat: SeatId) {
+        if let Some(live) = self.assigned.interrupt(id, seat) {
+            let mut progress = live.record.progress.lock();
+            progress.interrupt();
+            self.wakers.extend(progress.take_waker());
+        }
+    }
+
+    /// Judges a request and returns the number of deaths that it caused, which do not count as a crash loop. The number
+    /// is bounded, because a proof takes few deaths.
+    fn judge(&mut self, id: RequestId, inquest: &Inquest<'_>, now: Instant) -> u32 {
+        let toll = self.probation.toll(now);
+        match self.assigned.accuse(id, inquest, toll) {
+            Verdict::Unchanged => 0,
+            Verdict::OnProbation => {
+                self.totals.probations += 1;
+                0
+            }
+            Verdict::AloneAtItsPlace => 1,
+            Verdict::Proven { deaths } => {
+                self.convict(id, deaths, inquest.cause, now);
+                deaths
+            }
+        }
+    }
+
+    /// Quarantines a request that was proven to kill children, and ends all requests with the same fingerprint.
+    fn convict(&mut self, id: RequestId, deaths: u32, cause: &DeathCause, now: Instant) {
+        let Some(live) = self.assigned.get(id) else {
+            return;
+        };
+        self.probation.forgive(deaths);
+        let fingerprint = Fingerprint::of(&live.record);
+        let job_id = live.record.job_id.as_str();
+        error!(job_id, request = id.0, %fingerprint, deaths, %cause, "job_quarantined");
+        self.registry.quarantine(fingerprint, now);
+        let message = format!(
+            "{deaths} children died at the same place of this job, the last when it ran alone: \
+             {cause}"
+        );
+        let failure = Failure::new(ErrorCode::Quarantined, message);
+        for twin in self.assigned.twins(fingerprint) {
+            self.totals.quarantined += 1;
+            self.end_here(twin, now, |progress, _| progress.fail(failure.clone()));
+        }
+    }
+
+    fn outlive(&mut self, id: RequestId, cause: &DeathCause, now: Instant) {
+        match self.assigned.get(id).map(|live| live.record.on_fault) {
+            None => {}
+            Some(OnFault::Fail) if *cause != DeathCause::Dismissed => {
+                let message = format!("the worker lost its child: {cause}");
+                let failure = Failure::new(ErrorCode::of_death(cause), message);
+                self.end_here(id, now, |progress, _| progress.fail(failure));
+            }
+            Some(_) => self.totals.recoveries += 1,
+        }
+    }
+
     // === ends ===
 
     /// Ends a request and, if a child may still work on it, cancels it there.
@@ -388,5 +610,9 @@ impl Requests {
     }
 }
 
+#[cfg(test)]
+mod embeddings_tests;
+#[cfg(test)]
+mod scoring_tests;
 #[cfg(test)]
 mod tests;

@@ -444,3 +444,39 @@ fn a_pause_is_counted_from_the_last_token_and_only_where_a_stream_went_over() {
     assert_eq!(pauses(&journal), (1, 5.0), "the pause had ended");
     assert_eq!(journal.requests.totals().gaps.count(), 3);
 }
+
+fn beginning(request: RequestId, cached_tokens: u32) -> StepReport {
+    StepReport {
+        began: vec![Began {
+            request,
+            cached_tokens,
+        }],
+        ..step(&[], &[])
+    }
+}
+
+#[test]
+fn the_first_word_about_cached_tokens_stands() {
+    let mut journal = Journal::serving();
+    let (id, mut stream) = journal.submit(request("job"));
+    for cached_tokens in [1, 2, 0] {
+        let report = beginning(id, cached_tokens);
+        journal.requests.step(SEAT, &report, journal.now).unwrap();
+    }
+    let end = step(&[(id, 0, 0)], &[(id, FinishReason::MaxTokens)]);
+    journal.requests.step(SEAT, &end, journal.now).unwrap();
+    let (events, _) = read(&mut stream);
+    let Some(StreamEvent::Finished(completion)) = events.last() else {
+        panic!("{events:?}")
+    };
+    assert_eq!(completion.cached_tokens, 1);
+}
+
+#[test]
+fn a_child_has_no_more_of_a_prompt_than_there_is() {
+    let mut journal = Journal::serving();
+    let (id, _stream) = journal.submit(request("job"));
+    let report = beginning(id, 3);
+    let outcome = journal.requests.step(SEAT, &report, journal.now);
+    assert_eq!(outcome, Err(Violation::CachedTokens(id)));
+}

@@ -1,16 +1,25 @@
-//! Suspect scheduling: the choice of the next requests for each child.
+//! Choice of the child for each request: suspect scheduling, and rebalancing between children.
 //!
 //! While there are suspects, the child of one seat has at most one request. All its other requests are called back
 //! (cancelled there, kept here) before a suspect's turn, so a death then has one possible cause. The other seats serve
 //! all other requests. With a single device, the other requests wait. Every end, acquittal and call-back leads to
 //! [`Assignments::hand_out`], so no request waits for a turn that never comes.
+//!
+//! A request is placed on arrival, by an estimate. If the estimate is wrong, a child with room takes over requests that
+//! another child has not begun: a request in a child's queue is called back and moved. A request that a child has begun
+//! stays, because a move interrupts the client's stream.
 
 use super::assignments::{Assignments, Live};
 use super::dispatch::{Dispatch, Place};
 use crate::placement::Want;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use worker_orcd_ipc::{RequestId, SealedPages};
+use worker_orcd_ipc::{ClientId, RequestId, SealedPages};
 use worker_orcd_lifecycle::SeatId;
+
+/// Minimum gain of a move, in prompt tokens: about the work of a child while the request is in transit, one step on
+/// each side.
+const WORTH: u64 = 1024;
 
 impl Assignments {
     /// Assigns waiting requests to children. A suspect gets a seat of its own. Other requests go to the other seats,
@@ -169,6 +178,80 @@ impl Assignments {
         self.vacate(id);
         self.hand_out();
     }
+
+    // === rebalancing ===
+
+    /// Calls back at most one request for each pair of children.
+    pub(super) fn level(&mut self) {
+        // While there are suspects, placement is evidence about them.
+        if self.key.is_none() || !self.suspects.is_empty() {
+            return;
+        }
+        let open: Vec<_> = self.open_seats().collect();
+        let is_behind = |it: &&SeatId| !self.dispatch(**it).queue.is_empty();
+        let behind: Vec<_> = open.iter().filter(is_behind).copied().collect();
+        for from in behind {
+            for to in open.iter().filter(|to| **to != from) {
+                if self.may_gain(from, *to)
+                    && let Some(id) = self.to_move(from, *to)
+                {
+                    self.send_over(id, from, *to);
+                }
+            }
+        }
+    }
+
+    fn send_over(&mut self, id: RequestId, from: SeatId, to: SeatId) {
+        if let Some(live) = self.live.get_mut(&id) {
+            live.place = Place::CalledBack(from);
+            live.goes_to = Some(to);
+            live.was_moved = true;
+            let dispatch = self.seat(from);
+            dispatch.leaves_for.insert(to, id);
+            dispatch.queue.remove(&id);
+            dispatch.call_back(id);
+        }
+    }
+
+    /// True if the shorter queue alone could justify a move: for a request with its whole history in the other child's
+    /// cache.
+    fn may_gain(&self, from: SeatId, to: SeatId) -> bool {
+        let (old, new) = (self.dispatch(from), self.dispatch(to));
+        let none = Want::default();
+        let here = old.burden.wait(none, old.capacity());
+        let there = new.burden.wait(none, new.capacity());
+        there + WORTH < here && !old.leaves_for.contains_key(&to)
+    }
+
+    /// Request to move from one child to the other: the youngest unbegun request of the client with the most of them
+    /// there, if the move pays off.
+    fn to_move(&self, from: SeatId, to: SeatId) -> Option<RequestId> {
+        let queue = self.dispatch(from).queue.iter();
+        let waiting: Vec<_> = queue.filter_map(|id| self.live.get(id)).collect();
+        let mut of_client: BTreeMap<ClientId, usize> = BTreeMap::new();
+        for live in &waiting {
+            *of_client.entry(live.record.client).or_default() += 1;
+        }
+        let may_go = waiting.into_iter().filter(|live| {
+            let is_here = live.place == Place::With(from) && !live.was_moved;
+            is_here && self.allows(live, to)
+        });
+        let chosen = may_go.max_by_key(|live| (of_client[&live.record.client], live.record.id))?;
+        self.gains(chosen, from, to).then_some(chosen.record.id)
+    }
+
+    fn gains(&self, live: &Live, from: SeatId, to: SeatId) -> bool {
+        let (old, new) = (self.dispatch(from), self.dispatch(to));
+        let want = self.want(live, to);
+        let here = old.burden.without(live.hold);
+        let here = here.wait(live.hold.want(), old.capacity());
+        let there = new.burden.wait(want, new.capacity());
+        new.burden.has_room(want, new.capacity()) && there + WORTH < here
+    }
+
+    fn dispatch(&self, seat: SeatId) -> &Dispatch {
+        &self.seats[usize::from(seat.0)]
+    }
 }
 
 impl Live {
@@ -179,3 +262,6 @@ impl Live {
         sealed.filter(|it| is_kin && dispatch.may_adopt_from(it.child))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use crate::error_code::ErrorCode;
 use crate::record::{NewRequest, StreamEvent};
 use crate::scene::Scene;
 use crate::stream::RequestStream;
-use crate::testing::{Journal, kin, read, request, step};
+use crate::testing::{Journal, SEAT, kin, read, request, step};
 use std::num::NonZeroU8;
 use worker_orcd_ipc::{Command, FinishReason, TokenId};
 use worker_orcd_lifecycle::DeathCause;
@@ -248,4 +248,26 @@ fn pages_of_another_kin_are_not_adopted() {
         };
         assert_eq!(submission.sealed.is_some(), adopted, "{kind}");
     }
+}
+
+#[test]
+fn what_is_called_back_still_counts_and_nothing_is_given_out_any_more() {
+    let mut journal = Journal::serving();
+    let (id, _reader) = journal.submit(request("a"));
+    journal.commands();
+    journal.requests.recall();
+    let commands = journal.commands();
+    assert!(matches!(&commands[..], [Command::Cancel { request }] if *request == id));
+    let (_, _other) = journal.submit(request("b"));
+    assert!(
+        !journal.requests.is_withdrawn(SEAT),
+        "the child has the first request"
+    );
+    let last = step(&[(id, 0, 0)], &[]);
+    journal.requests.step(SEAT, &last, journal.now).unwrap();
+    let gone = step(&[], &[(id, FinishReason::Cancelled)]);
+    journal.requests.step(SEAT, &gone, journal.now).unwrap();
+    assert!(journal.commands().is_empty(), "no further submission");
+    assert!(journal.requests.is_withdrawn(SEAT));
+    assert_eq!(journal.requests.len(), 2, "both continue elsewhere");
 }

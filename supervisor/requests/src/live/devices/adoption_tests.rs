@@ -1,3 +1,5 @@
+//! Sealed KV cache pages: which the next child adopts, and which it does not.
+
 use crate::scene::Scene;
 use crate::stream::RequestStream;
 use crate::testing::{Journal, request, step};
