@@ -7,7 +7,7 @@
 //!                └──────────── park (no page left) ─────────────┘
 //! ```
 //!
-//! One turn is [`Scheduler::plan`], launch on the device ([`Scheduler::launched`]), sampling ([`draws`]) and
+//! One turn is [`Scheduler::plan`], launch on the device ([`Scheduler::launched`]), sampling ([`Scheduler::draws`]) and
 //! [`Scheduler::complete`]. A second step may be planned and launched before the first has ended: a sequence that
 //! continues regardless of the sampled token runs a token that only the device has yet. If that token ends the
 //! sequence, the second step's sample is dropped.
@@ -24,6 +24,13 @@
 //!   kept. Later it is recomputed and continues with the same output, because the device computes the same bits either
 //!   way. The longest-running sequence is never parked, so that at least one sequence always finishes.
 //!
+//! A step may be launched before the sampling of some rows is decided: their masks are computed meanwhile. Such a
+//! sampling is open. After [`Scheduler::settle_draws`] each row of the step samples or not. It does not if its request
+//! has ended, its mask is late, or its next token is forced.
+//!
+//! A prompt of an embedding is scheduled like any other, but no token is sampled at its end. It ends with the step of
+//! its last token.
+//!
 //! A sequence under a grammar samples only when the mask of its next token is present ([`constraint`]). It takes part
 //! in the step before that, except for its first sample: its prefill stops before the last token.
 //!
@@ -36,34 +43,33 @@
 
 mod adoption;
 mod constraint;
-mod draws;
 mod fair_queue;
-mod gauges;
 mod limits;
 mod page_table;
 mod room;
 mod scoring;
-mod seals;
 mod sequence;
-mod shape;
 mod thoughts;
-mod watched;
 
-use crate::device::SequenceWork;
+use crate::device::{SampleWork, SequenceWork};
 use crate::kv_pages::KvPages;
+use crate::logprobs::WantedPart;
+use crate::pooling::HiddenRow;
 pub use adoption::Adoption;
+use adoption::Seals;
+use constraint::Constraint;
 pub use constraint::Wish;
-use draws::Share;
 use fair_queue::{Candidate, FairQueue};
 pub use limits::Limits;
 use room::NoRoom;
-use seals::Seals;
 use sequence::{MOST_FORCED, Sequence, Tail};
-pub use shape::{Company, StepShape};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use thiserror::Error;
+use worker_orcd_grammar::{GrammarError, Mask};
 use worker_orcd_ipc::{
-    Began, Counters, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId,
+    Began, Counters, Drawn, FinishReason, Finished, Load, RequestId, Scored, StepReport,
+    Submission, TokenId,
 };
 
 /// Errors that only a defective supervisor or device causes.
@@ -109,6 +115,39 @@ pub struct Scheduler {
     tickets: u64,
     seals: Seals,
     counters: Counters,
+}
+
+/// Demand of the next step before its budget of prompt tokens is set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Company {
+    /// Decoding sequences.
+    pub decoding: usize,
+    /// Sequences without a generated token that hold a slot or can get a free one.
+    pub prompts: usize,
+    /// Computed positions of the furthest prompt.
+    pub deepest: usize,
+}
+
+/// Size of the planned step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepShape {
+    /// Decoding sequences.
+    pub decoding: usize,
+    /// Tokens of prompts, or of sequences being recomputed.
+    pub prompt_tokens: usize,
+    /// Mean number of preceding positions of such a token.
+    pub depth: usize,
+}
+
+/// A sequence's share of a step in flight.
+#[derive(Debug)]
+struct Share {
+    serial: u64,
+    request: RequestId,
+    /// The device has a row for the sampling.
+    may_draw: bool,
+    /// Index of the sampled token.
+    draws: Option<u32>,
 }
 
 impl Scheduler {
@@ -403,6 +442,248 @@ impl Scheduler {
         running.retain_mut(&mut goes_on);
         // Those that were parked before their last token was known.
         waiting.retain_mut(&mut goes_on);
+    }
+
+    // === sampling of a step in flight ===
+
+    /// True if a sampling of the last launched step waits for a mask.
+    #[must_use]
+    pub fn draws_wait(&self) -> bool {
+        let mut running = self.running.iter();
+        running.any(|it| it.is_open() && it.constraint.expects_mask())
+    }
+
+    /// True if another row of the last launched step samples regardless of masks.
+    #[must_use]
+    pub fn others_draw(&self) -> bool {
+        let newest = self.flights.back().into_iter().flatten();
+        let mut drawing = newest.filter(|share| share.draws.is_some());
+        drawing.any(|share| self.find(share.serial).is_some_and(|it| !it.is_open()))
+    }
+
+    /// Decides the sampling of the last launched step: a row without a mask by now does not sample.
+    pub fn settle_draws(&mut self) {
+        for sequence in self.running.iter_mut().filter(|it| it.is_open()) {
+            if sequence.constraint.lacks_mask() {
+                sequence.constraint.goes_without();
+                sequence.undraw();
+                sequence.run_again();
+            }
+        }
+        let Self {
+            flights,
+            running,
+            waiting,
+            ..
+        } = self;
+        for share in flights.back_mut().into_iter().flatten() {
+            let mut all = running.iter().chain(waiting.iter());
+            let sequence = all.find(|it| it.serial == share.serial);
+            let draws = sequence.is_some_and(|it| it.draws_at(share.draws));
+            share.draws = share.draws.filter(|_| draws);
+        }
+    }
+
+    /// Sampling of the rows of the last launched step, in the device's terms.
+    #[must_use]
+    pub fn draws(&self) -> Vec<Option<SampleWork<'_>>> {
+        let newest = self.flights.back().into_iter().flatten();
+        let rows = newest.filter(|share| share.may_draw);
+        rows.map(|share| {
+            let index = share.draws?;
+            Some(self.find(share.serial)?.sample(index as usize))
+        })
+        .collect()
+    }
+
+    /// Records that the sampling is launched.
+    pub fn drawn(&mut self) {
+        for sequence in &mut self.running {
+            sequence.close();
+        }
+    }
+
+    fn find(&self, serial: u64) -> Option<&Sequence> {
+        let mut all = self.running.iter().chain(&self.waiting);
+        all.find(|it| it.serial == serial)
+    }
+
+    // === grammars ===
+
+    /// Requests since the last call.
+    pub fn take_wishes(&mut self) -> Vec<Wish> {
+        std::mem::take(&mut self.wishes)
+    }
+
+    /// Applies the answer to a request: a mask, or the end of a sequence with a failed grammar. `forced`: tokens before
+    /// the mask that need no sampling.
+    pub fn hear_mask(&mut self, of: u64, forced: &[TokenId], answer: Result<Mask, GrammarError>) {
+        let is_it = |sequence: &Sequence| sequence.constraint.ticket() == Some(of);
+        // A sequence that does not run has no matcher; one that has ended has no index.
+        let Some(index) = self.running.iter().position(is_it) else {
+            return;
+        };
+        if !forced.is_empty() {
+            self.take_forced_of(index, forced);
+        }
+        if self.running[index].ending(&self.limits).is_some() {
+            return self.retire();
+        }
+        match answer {
+            Ok(heard) => self.running[index].constraint.hear(heard),
+            Err(error) => {
+                let mut sequence = self.running.remove(index);
+                sequence.give_up_pages(&mut self.cache);
+                let message = format!("the answer cannot go on under its grammar: {error}");
+                self.finish(sequence, FinishReason::GrammarFailed { message });
+            }
+        }
+    }
+
+    fn take_forced_of(&mut self, index: usize, forced: &[TokenId]) {
+        let sequence = &mut self.running[index];
+        if sequence.is_open() {
+            sequence.undraw();
+        }
+        for token in forced {
+            // The same number of tokens as with sampling: the token without room in memory is the last.
+            let is_over = sequence.ending(&self.limits).is_some();
+            if is_over || sequence.outgrows(&self.cache) {
+                break;
+            }
+            self.counters.generated_tokens += 1;
+            self.forced.push(sequence.take(*token, &self.limits));
+        }
+    }
+
+    /// Forced tokens not reported yet.
+    pub fn take_forced(&mut self) -> Vec<Drawn> {
+        std::mem::take(&mut self.forced)
+    }
+
+    /// True if a mask is outstanding.
+    #[must_use]
+    pub fn awaits_masks(&self) -> bool {
+        let mut running = self.running.iter();
+        running.any(|sequence| sequence.constraint.lacks_mask())
+    }
+
+    /// Requests the first mask of a sequence that has just got a slot.
+    fn ask_for_first_mask(&mut self, sequence: &mut Sequence) {
+        let generated = sequence.generated().to_vec();
+        let most_forced = sequence.most_forced(&self.limits);
+        let Constraint::Grammar {
+            grammar, ticket, ..
+        } = &mut sequence.constraint
+        else {
+            return;
+        };
+        self.tickets += 1;
+        *ticket = Some(self.tickets);
+        self.wishes.push(Wish::Begin {
+            ticket: self.tickets,
+            grammar: Arc::clone(grammar),
+            generated,
+            most_forced,
+        });
+    }
+
+    // === rows of the planned step that are copied to the host ===
+
+    /// Requests of the planned step with requested log probabilities, each with its number of most likely tokens.
+    pub fn logprobs_wanted(&self) -> impl Iterator<Item = (RequestId, u8)> {
+        let planned = self.planned_sequences();
+        planned.filter_map(|(s, _)| Some((s.request, s.logprobs?)))
+    }
+
+    /// Requests of the planned step with rows for an embedding.
+    pub fn hidden_wanted(&self) -> impl Iterator<Item = RequestId> {
+        let planned = self.planned_sequences();
+        planned.filter_map(|(s, tokens)| s.pools(tokens).then_some(s.request))
+    }
+
+    /// True if a running or waiting request needs rows of a prompt, which are copied while the step runs.
+    #[must_use]
+    pub fn reads_prompts(&self) -> bool {
+        let mut all = self.running.iter().chain(&self.waiting);
+        all.any(|it| it.pool.is_some() || it.scores_are_missing())
+    }
+
+    /// Adds a row to its request's embedding.
+    pub fn pool(&mut self, row: &HiddenRow) {
+        let is_its = |it: &&mut Sequence| it.request == row.request;
+        let sequence = self.running.iter_mut().find(is_its);
+        if let Some(pool) = sequence.and_then(|it| it.pool.as_mut()) {
+            pool.add(row.position as usize, &row.values);
+        }
+    }
+
+    fn planned_sequences(&self) -> impl Iterator<Item = (&Sequence, usize)> {
+        let parts = self.running.iter().zip(self.planned.iter().copied());
+        parts.filter(|(_, tokens)| *tokens > 0)
+    }
+
+    /// Rows of the planned step that yield log probabilities of prompts.
+    pub fn prompt_rows_wanted(&self) -> impl Iterator<Item = WantedPart> {
+        self.planned_sequences()
+            .filter_map(|(sequence, tokens)| sequence.scored_part(tokens))
+    }
+
+    /// Records the parts of prompts reported with the planned step.
+    pub fn score(&mut self, scored: &[Scored]) {
+        for part in scored {
+            let mut running = self.running.iter_mut();
+            let sequence = running.find(|it| it.request == part.request);
+            if let Some(scoring) = sequence.and_then(|it| it.scoring.as_mut()) {
+                scoring.report(part.logprobs.len());
+            }
+        }
+    }
+
+    // === size of a step, and statistics ===
+
+    /// Demand of a step with planned decoding sequences.
+    fn company(&self, decoding: usize) -> Company {
+        let begun = || self.running.iter().filter(|sequence| !sequence.decodes());
+        let free = (self.limits.max_running as usize).saturating_sub(self.running.len());
+        Company {
+            decoding,
+            prompts: begun().count() + self.waiting.len().min(free),
+            deepest: begun().map(Sequence::computed).max().unwrap_or(0),
+        }
+    }
+
+    #[must_use]
+    pub fn planned_shape(&self) -> StepShape {
+        let (mut shape, mut reach) = (StepShape::default(), 0);
+        for (sequence, &tokens) in self.running.iter().zip(&self.planned) {
+            if sequence.decodes() {
+                shape.decoding += tokens;
+            } else {
+                shape.prompt_tokens += tokens;
+                reach += tokens * (sequence.computed() + tokens / 2);
+            }
+        }
+        shape.depth = reach.checked_div(shape.prompt_tokens).unwrap_or(0);
+        shape
+    }
+
+    #[must_use]
+    pub fn load(&self) -> Load {
+        let geometry = self.cache.geometry();
+        Load {
+            running: self.running.len() as u32,
+            waiting: self.waiting.len() as u32,
+            kv_used_tokens: geometry.tokens_in(self.cache.used_pages()),
+            counters: self.counters,
+            // Set by the pacer, which measures time.
+            step_budget_us: None,
+        }
+    }
+
+    #[must_use]
+    pub fn kv_used_bytes(&self) -> u64 {
+        u64::from(self.cache.used_pages()) * self.cache.geometry().page_bytes
     }
 }
 

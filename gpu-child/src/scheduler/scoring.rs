@@ -4,11 +4,10 @@
 //! except those already reported. Such prompts take at most [`ROWS`] tokens of a step: reading a row costs time of the
 //! engine thread, for which all sequences wait. No token is sampled before the whole prompt is reported.
 
-use super::Scheduler;
 use super::fair_queue::Candidate;
 use super::sequence::Sequence;
 use crate::logprobs::WantedPart;
-use worker_orcd_ipc::{PromptLogprobs, Scored, TokenId};
+use worker_orcd_ipc::{PromptLogprobs, TokenId};
 
 /// Maximum tokens of such prompts in a step. Reading a row of a large vocabulary takes about a millisecond, and a
 /// cancellation waits for at most a step.
@@ -57,7 +56,7 @@ impl Scoring {
         })
     }
 
-    fn report(&mut self, count: usize) {
+    pub(super) fn report(&mut self, count: usize) {
         self.told += count;
     }
 }
@@ -66,24 +65,5 @@ impl Candidate {
     /// Maximum tokens in a step in which such prompts already have `scored`. `None`: unlimited.
     pub(super) fn most_scored(&self, scored: usize) -> Option<usize> {
         self.scores.then(|| ROWS - scored)
-    }
-}
-
-impl Scheduler {
-    /// Rows of the planned step that yield log probabilities of prompts.
-    pub fn prompt_rows_wanted(&self) -> impl Iterator<Item = WantedPart> {
-        self.planned_sequences()
-            .filter_map(|(sequence, tokens)| sequence.scored_part(tokens))
-    }
-
-    /// Records the parts of prompts reported with the planned step.
-    pub fn score(&mut self, scored: &[Scored]) {
-        for part in scored {
-            let mut running = self.running.iter_mut();
-            let sequence = running.find(|it| it.request == part.request);
-            if let Some(scoring) = sequence.and_then(|it| it.scoring.as_mut()) {
-                scoring.report(part.logprobs.len());
-            }
-        }
     }
 }

@@ -7,14 +7,10 @@
 //! copied while the step runs.
 //!
 //! Under a grammar the next mask depends on the previous token. Such a step is launched without its sampling
-//! ([`launch`]), the masks are computed while the device computes ([`masks`]), and then it samples.
+//! ([`launch`]), the masks are computed while the device computes, and then it samples.
 
-mod commands;
 mod kept_kv;
 mod launch;
-mod masks;
-mod rows;
-mod standing;
 
 use super::pacer::Pacer;
 use super::reader::Conversation;
@@ -30,13 +26,13 @@ use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
 use launch::StepInFlight;
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, StepRequests};
 use worker_orcd_ipc::{
-    CodecError, Command, DeviceError, Encoded, Event, Fault, Generation, LoadOrder, MemoryReport,
-    ReadyReport, Role, SealedPage, StepReport, Submission, Vocabulary,
+    CodecError, Command, DeviceError, Encoded, Event, Fault, Generation, Load, LoadOrder,
+    MemoryReport, ReadyReport, Role, SealedPage, StepReport, Submission, Vocabulary,
 };
 
 /// Interval of integrity checks of the loaded memory. A check takes microseconds of this thread and of the device
@@ -45,6 +41,9 @@ const INSPECTION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Interval in a standby: it checks the same memory as the serving child, and takes device time from it.
 const STANDBY_INSPECTION_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Age limit of the memory report. A query may take a system call; a heartbeat shows no finer resolution anyway.
+const MEMORY_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Loads the model, then runs steps until the reader is gone or a fault occurs.
 pub(super) fn run<L>(
@@ -334,6 +333,82 @@ impl<'a> StepLoop<'a> {
                     && self.trace.is_none()
                     && !self.scheduler.reads_prompts()
             }
+        }
+    }
+
+    // === commands of the supervisor, handled between steps ===
+
+    /// Handles the commands that have arrived. False if the reader is gone.
+    fn handle_all(&mut self, commands: &Receiver<Command>) -> Result<bool, Fault> {
+        loop {
+            match commands.try_recv() {
+                Ok(command) => self.handle(command)?,
+                Err(TryRecvError::Disconnected) => return Ok(false),
+                // Further commands may arrive during an adoption.
+                Err(TryRecvError::Empty) if self.adopt()? => {}
+                Err(TryRecvError::Empty) => return Ok(true),
+            }
+        }
+    }
+
+    fn handle(&mut self, command: Command) -> Result<(), Fault> {
+        match command {
+            Command::Submit(submission) => self.submit(submission),
+            Command::Cancel { request } => {
+                self.adopt()?;
+                self.scheduler.cancel(request);
+                Ok(())
+            }
+            Command::Promote { traces } => self.promote(traces),
+            Command::CopyAhead { pages } => {
+                self.ahead.extend(pages);
+                Ok(())
+            }
+            Command::Attach(source) => {
+                self.attach(source);
+                Ok(())
+            }
+            Command::ReleaseKv { child } => {
+                self.adopt()?;
+                self.release_kv(child);
+                Ok(())
+            }
+            // The reader handles these itself.
+            Command::Load(_) | Command::Shutdown => Ok(()),
+        }
+    }
+
+    /// Promotes a standby. It counts as a device call, so a hang is detected.
+    fn promote(&mut self, traces: bool) -> Result<(), Fault> {
+        self.trace = self.trace.take().filter(|_| traces);
+        // Their requests arrive now.
+        self.ahead.clear();
+        self.inspection_interval = INSPECTION_INTERVAL;
+        self.status.step_begins(self.step, Instant::now());
+        self.status.does(Doing::TakesOver);
+        self.executor.promote()?;
+        self.memory = self.executor.memory();
+        self.memory_asked = Instant::now();
+        self.update_status();
+        Ok(())
+    }
+
+    // === statistics and memory usage for the supervisor's reports ===
+
+    fn update_status(&mut self) {
+        if self.memory_asked.elapsed() >= MEMORY_REPORT_INTERVAL {
+            self.memory = self.executor.memory();
+            self.memory_asked = Instant::now();
+        }
+        self.memory.kv_used_bytes = self.scheduler.kv_used_bytes();
+        let load = Load {
+            step_budget_us: self.pacer.budget().map(|it| it.as_micros() as u32),
+            ..self.scheduler.load()
+        };
+        self.status.between_steps(self.step, load, self.memory);
+        if let Some(oldest) = self.in_flight.front() {
+            let since = oldest.began.max(self.last_end);
+            self.status.step_begins(oldest.step, since);
         }
     }
 }

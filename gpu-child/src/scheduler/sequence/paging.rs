@@ -1,7 +1,7 @@
 //! Pages of a sequence: allocation, reuse of cached prefixes, publication and sealing.
 
+use super::super::adoption::Contents;
 use super::super::page_table::{PageTable, Wanted};
-use super::super::seals::Contents;
 use super::Sequence;
 use crate::device::PagePart;
 use crate::kv_pages::{ChainId, KvPages};
