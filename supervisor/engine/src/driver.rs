@@ -13,20 +13,18 @@
 //!
 //! * `start`: the driver's task. [`handles`]: the side of clients' tasks. [`estate`]: handoff to and from another
 //!   driver.
-//! * [`seat`], [`seats`]: a child and its state. [`births`]: spawn and load. [`words`]: messages of a child.
-//!   [`vitals`]: child statistics. [`rate`]: token rate. [`progress`]: progress of a child. [`flood`]: limit on
-//!   messages. [`silence`], [`doubt`]: overdue children.
-//! * [`keeping`], [`keepings`]: memory that outlives a child. [`devices`]: devices in and out of service. [`mps`]: one
-//!   child at a time under CUDA MPS. [`program`]: replaced child programs. [`succession`]: failover and end of a child.
+//! * [`seat`], [`seats`]: a child and its state. [`words`]: messages of a child. [`vitals`]: child statistics.
+//!   [`rate`]: token rate. [`flood`]: limit on messages. [`silence`]: overdue children.
+//! * [`devices`]: the children of each device, from spawn to end, and devices in and out of service. [`keeping`],
+//!   [`keepings`]: memory that outlives a child. [`mps`]: one child at a time under CUDA MPS. [`program`]: replaced
+//!   child programs.
 //! * [`chronicle`]: observation. [`news`]: log lines and snapshots. [`post_mortem`]: crash facts. [`witness`],
 //!   [`witnesses`]: GPU monitors. [`service_manager`]: notifications to systemd.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for all requests")]
 
-mod births;
 mod chronicle;
 mod devices;
-mod doubt;
 mod estate;
 mod flood;
 mod handles;
@@ -36,14 +34,12 @@ mod mps;
 mod news;
 mod post_mortem;
 mod program;
-mod progress;
 mod rate;
 mod seat;
 mod seats;
 pub mod service_manager;
 mod silence;
 mod start;
-mod succession;
 mod vitals;
 mod witness;
 mod witnesses;
@@ -63,6 +59,7 @@ use crate::driver::keepings::Keepings;
 use crate::driver::seat::{Built, Happening};
 use crate::driver::seats::Seats;
 use crate::driver::service_manager::ServiceManager;
+use crate::driver::silence::doubt;
 use crate::driver::words::{Listener, link_failure};
 use crate::engine::control::Control;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Shared};
@@ -74,7 +71,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::{Command, Generation, Role};
-use worker_orcd_lifecycle::{ChildAction, ChildEvent, DeviceId, Effect, Event, SeatId, Worker};
+use worker_orcd_lifecycle::{
+    ChildAction, ChildEvent, DeathCause, DeviceId, Effect, Event, SeatId, State, Worker,
+};
+use worker_orcd_requests::scene::Scene;
 use worker_orcd_requests::{Refusal, Requests};
 
 pub(crate) struct Driver {
@@ -269,6 +269,47 @@ impl Driver {
         ];
         let earliest = of_seats.chain(others.into_iter().flatten()).min();
         earliest.unwrap_or(self.now)
+    }
+
+    // === judgement of a child ===
+
+    fn judge_silence(&mut self, seat: SeatId) {
+        let due = self.seats[seat].silence.deadline();
+        if self.seats[seat].silence.is_overdue(self.now) {
+            self.requests.hesitate(seat);
+            // If this task ran late, messages of the child may be unread.
+            let is_in_time = due.is_some_and(|due| self.now < due + silence::OWN_DELAY);
+            if is_in_time {
+                doubt(&mut self.seats[seat], &mut self.requests, "it is silent");
+            }
+        }
+    }
+
+    /// Progress by long service without requests. Called after messages of the seat's child.
+    fn note_idle_service(&mut self, seat: SeatId) {
+        let now = self.now - self.started;
+        let State::Serving { since, .. } = self.worker.seat(seat).state() else {
+            return;
+        };
+        let is_due = now >= *since + self.settings.restart.steady;
+        let vitals = self.seats[seat].vitals.as_mut();
+        let Some(vitals) = vitals.filter(|it| is_due && !it.has_progressed()) else {
+            return;
+        };
+        if self.requests.in_flight(seat).next().is_none() && vitals.progresses() {
+            self.handle_child(seat, ChildEvent::Progress);
+        }
+    }
+
+    /// Discounts the latest `deaths` deaths of this seat's device, which the journal ascribes to requests. A signal
+    /// that stopped the child does not count against the device either.
+    fn absolve(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, deaths: u32) {
+        let was_stopped = scene.stopped && !cause.is_from_outside();
+        let deaths = deaths.max(u32::from(was_stopped));
+        if deaths > 0 && self.seats[seat].role == Role::Active {
+            let device = seat.device();
+            self.handle(Event::DiscountDeaths { device, deaths });
+        }
     }
 
     // === decisions and effects ===

@@ -1,13 +1,26 @@
-//! Withdrawal and readmission of devices, and the common properties of their models.
+//! Children of the devices: spawn and load, start of service, transfer of another child's requests, and end; withdrawal
+//! and readmission of devices, and the common properties of their models.
 
 use super::Driver;
-use crate::engine::LoadedModel;
+use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
+use crate::driver::chronicle::Chronicle;
+use crate::driver::news::News;
+use crate::driver::seat::Seat;
 use crate::engine::control::Answer;
+use crate::engine::{EngineSettings, LoadedModel};
+use crate::estate::living::LivingChild;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 use tracing::{error, info, warn};
-use worker_orcd_lifecycle::{DeviceId, Event, OutOfServiceReason};
+use worker_orcd_ipc::{Command, FdKind, Generation, KvReaders, LoadOrder, Role};
+use worker_orcd_lifecycle::{ChildEvent, DeathCause, DeviceId, Event, OutOfServiceReason, SeatId};
 use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_requests::{Failure, Kin};
+use worker_orcd_requests::{Failure, Kin, ServedBy};
+
+/// Name in `/health` of a child that cannot be spawned for lack of descriptors.
+const CHILD_SOCKET: &str = "child_socket";
 
 /// The loaded model of each device.
 pub(super) struct Models(Vec<Option<Arc<LoadedModel>>>);
@@ -44,6 +57,167 @@ impl Models {
 }
 
 impl Driver {
+    // === spawn and load ===
+
+    /// Adopts the device's child of another supervisor, if there is one. Otherwise orders a new process.
+    pub(super) fn spawn(&mut self, seat: SeatId, generation: Generation) {
+        let now = self.now;
+        let event = match self.heritage.take_child(seat.device()) {
+            Some(living) => self.take_over(seat, living),
+            None => {
+                let (settings, news) = (&self.settings, &mut self.chronicle.news);
+                order(now, &mut self.seats[seat], generation, settings, news)
+            }
+        };
+        if let Some(event) = event {
+            self.handle(Event::Child { generation, event });
+        }
+    }
+
+    fn take_over(&mut self, seat: SeatId, living: LivingChild) -> Option<ChildEvent> {
+        let generation = living.note.generation;
+        match self.seats[seat].resume(living, self.now) {
+            Ok(pid) => {
+                self.chronicle.kept(generation, pid);
+                Some(ChildEvent::Spawned { pid })
+            }
+            Err(error) => {
+                warn!(%error, "child_not_kept");
+                let (settings, news) = (&self.settings, &mut self.chronicle.news);
+                order(self.now, &mut self.seats[seat], generation, settings, news)
+            }
+        }
+    }
+
+    pub(super) fn on_spawned(&mut self, seat: SeatId, spawned: Spawned) {
+        let generation = spawned.generation;
+        let program = &self.settings.child_binary;
+        let (seat, chronicle) = (&mut self.seats[seat], &mut self.chronicle);
+        let event = receive(self.now, seat, spawned, program, chronicle);
+        self.handle(Event::Child { generation, event });
+    }
+
+    pub(super) fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
+        self.seats[seat].role = self.worker.seat(seat).role();
+        if self.seats[seat].has_loaded() {
+            self.keeping[seat].goes_on(&mut self.seats[seat]);
+            self.requests.loads(seat, generation, None);
+            return self.seats[seat].retell();
+        }
+        let device = seat.device();
+        self.chronicle.load_begins(self.now, device);
+        let kv_bytes = self.chronicle.kv_bytes(device);
+        let kv_bytes = kv_bytes.or(self.heritage.kv_bytes(device));
+        let order = load_order(self.settings.load_on(device), role, kv_bytes);
+        let order = self.keeping[seat].hand_out(&mut self.seats[seat], order);
+        self.requests.loads(seat, generation, order.adopts_from);
+        self.send(seat, &Command::Load(order));
+    }
+
+    // === failover and end ===
+
+    pub(super) fn serve(&mut self, seat: SeatId, generation: Generation) {
+        if let Some(model) = self.seats[seat].model.take() {
+            self.compare_with_inherited(model.digest());
+            self.models.put(seat.device(), &model);
+            self.install();
+            let occupied = &mut self.seats[seat];
+            self.keeping[seat].serves(occupied);
+            let model = self.model.insert(model);
+            self.chronicle.ready(self.now, occupied, generation, model);
+            let by = ServedBy {
+                text: Arc::clone(&model.text),
+                kin: Kin::of(&model.device),
+                slots: model.max_running as usize,
+                kv_tokens: model.kv_capacity_tokens,
+            };
+            self.requests.serve(seat, by);
+            self.introduce(seat);
+        }
+        for seat in self.seats.ids() {
+            if let Some(generation) = self.seats[seat].to_release.take() {
+                self.release(seat, generation);
+            }
+        }
+    }
+
+    /// Releases the KV cache of a dying child unless successors adopt from it. Siblings hold their descriptors already,
+    /// and the next child of the device needs the memory.
+    fn release_kv(&mut self, seat: SeatId, generation: Generation) {
+        if self.settings.load.kv_readers != KvReaders::Successors {
+            self.keeping[seat].release_kv(generation);
+        }
+    }
+
+    /// Exchanges KV caches between children of several devices that compute the same bits. After a death the survivor
+    /// continues from the pages of the dead child.
+    fn introduce(&mut self, seat: SeatId) {
+        let siblings = self
+            .worker
+            .seats()
+            .filter(|it| it.device() != seat.device());
+        let serving = siblings.filter(|it| self.worker.seat(*it).state().takes_work());
+        let alike: Vec<_> = serving.filter(|it| self.are_alike(seat, *it)).collect();
+        for sibling in alike {
+            self.lend_kv(seat, sibling);
+            self.lend_kv(sibling, seat);
+        }
+    }
+
+    fn are_alike(&self, one: SeatId, other: SeatId) -> bool {
+        let kin = |seat: SeatId| Some(Kin::of(&self.models.of(seat.device())?.device));
+        let layout = |seat: SeatId| self.seats[seat].vitals.as_ref()?.arena_layout();
+        kin(one).is_some() && kin(one) == kin(other) && layout(one) == layout(other)
+    }
+
+    /// Lends the KV cache of one child to another child.
+    fn lend_kv(&mut self, from: SeatId, to: SeatId) {
+        let lender = self.worker.seat(from).generation();
+        let kept = self.keeping[from].kv_of(lender);
+        let (Some((memory, source)), Some(child)) = (kept, &self.seats[to].child) else {
+            return;
+        };
+        match child.put(FdKind::KvCache, memory) {
+            Ok(()) => {
+                self.send(to, &Command::Attach(source));
+                self.requests.attached(to, source.child);
+            }
+            Err(error) => warn!(%error, "kv_cache_not_lent"),
+        }
+    }
+
+    /// Transfers the requests of a child before it is reaped, once another child serves.
+    pub(super) fn release(&mut self, seat: SeatId, generation: Generation) {
+        self.release_kv(seat, generation);
+        let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
+        if !self.worker.foremost().state().takes_work() {
+            seat.to_release = Some(generation);
+            return;
+        }
+        chronicle.released(self.now, seat, generation, &self.requests);
+        self.requests.release(seat.id);
+    }
+
+    /// Reaps the child of a seat.
+    pub(super) fn bury(&mut self, seat: SeatId, generation: Generation, cause: &DeathCause) {
+        let now = self.now;
+        self.release_kv(seat, generation);
+        let of_device = |it: &SeatId| *it != seat && it.device() == seat.device();
+        let mut others = self.seats.ids().filter(of_device);
+        let others = others.any(|other| self.seats[other].child.is_some());
+        let (bereft, requests) = (&mut self.seats[seat], &mut self.requests);
+        let (chronicle, keeping) = (&mut self.chronicle, &mut self.keeping[seat]);
+        chronicle.gpu[seat].keeps(keeping.bytes());
+        let scene = chronicle.buried(now, bereft, generation, cause, requests);
+        let ascribed = requests.bury(seat, cause, &scene, now);
+        let unfinished = bereft.takes_over_to_serve();
+        bereft.clear();
+        keeping.bury(cause, unfinished, others);
+        self.absolve(seat, cause, &scene, ascribed);
+    }
+
+    // === devices in and out of service ===
+
     /// Answers a request to withdraw `device`. Here and below, `device` is one of the worker's.
     pub(super) fn asked_to_withdraw(&mut self, device: DeviceId, asker: Answer) {
         let answer = self.refuse_withdrawal(device);
@@ -146,5 +320,72 @@ impl Driver {
         if let Some(model) = self.models.together() {
             self.handles.install(&model);
         }
+    }
+}
+
+/// Orders the next child of a seat. `None`: the result follows as [`Spawned`].
+fn order(
+    now: Instant,
+    seat: &mut Seat,
+    generation: Generation,
+    settings: &EngineSettings,
+    news: &mut News,
+) -> Option<ChildEvent> {
+    match seat.begin(generation, settings) {
+        Ok(()) => {
+            news.repaired(CHILD_SOCKET);
+            None
+        }
+        Err(error) => {
+            news.impaired(now, CHILD_SOCKET, &error.to_string());
+            Some(ChildEvent::SpawnStarved)
+        }
+    }
+}
+
+/// Accepts the ordered process, or reports its spawn failure.
+fn receive(
+    now: Instant,
+    seat: &mut Seat,
+    spawned: Spawned,
+    program: &Path,
+    chronicle: &mut Chronicle,
+) -> ChildEvent {
+    let generation = spawned.generation;
+    match seat.receive(spawned, now) {
+        Ok(pid) => {
+            if seat.has_child(generation) {
+                chronicle.spawned(now, seat.id, generation, pid);
+            }
+            ChildEvent::Spawned { pid }
+        }
+        Err(error) => {
+            if is_want_of_descriptors(&error) {
+                let news = &mut chronicle.news;
+                news.impaired(now, CHILD_SOCKET, &error.to_string());
+            }
+            failure(&format!("{}: {error}", program.display()), &error)
+        }
+    }
+}
+
+/// Load order for a child of `role`. A standby gets as much KV cache as its predecessor has or had.
+fn load_order(settings: LoadOrder, role: Role, kv_bytes: Option<u64>) -> LoadOrder {
+    let as_much = kv_bytes.filter(|_| role == Role::Standby);
+    LoadOrder {
+        role,
+        kv_cache_bytes: as_much.or(settings.kv_cache_bytes),
+        ..settings
+    }
+}
+
+fn failure(message: &str, error: &io::Error) -> ChildEvent {
+    error!(error = %message, "child_spawn_failed");
+    if is_want_of_descriptors(error) {
+        return ChildEvent::SpawnStarved;
+    }
+    ChildEvent::SpawnFailed {
+        message: message.to_owned(),
+        permanent: is_permanent(error),
     }
 }

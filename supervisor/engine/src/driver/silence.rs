@@ -1,7 +1,12 @@
-//! Overdue children: their clients are notified long before the child is given up.
+//! Overdue children: their clients are notified, and their streams continue on other devices, long before the child is
+//! given up.
 
+use super::post_mortem::{self, Bereft};
+use super::seat::Seat;
 use std::time::{Duration, Instant};
+use tracing::{info, warn};
 use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
+use worker_orcd_requests::Requests;
 
 /// Ten missed heartbeats. A busy machine delays one or two.
 const SILENCE: Duration = Duration::from_millis(10 * HEARTBEAT_INTERVAL_MS);
@@ -40,6 +45,26 @@ impl Silence {
         self.heard_at = Some(now);
         self.told = takes_long;
         is_news
+    }
+}
+
+/// Moves the requests of an overdue child to other devices, and records them for a later crash report.
+pub(super) fn doubt(seat: &mut Seat, requests: &mut Requests, why: &'static str) {
+    if !requests.may_doubt(seat.id) {
+        return;
+    }
+    seat.released = post_mortem::note(seat, requests);
+    let streams = requests.doubt(seat.id);
+    let (device, child) = (seat.id.device().0, seat.child.as_ref());
+    let generation = child.map(|child| child.generation.0);
+    warn!(device, generation, why, streams, "child_overdue");
+}
+
+/// Ends the doubt: the child has sent a message, or its step has ended.
+pub(super) fn trust(seat: &mut Seat, requests: &mut Requests) {
+    if requests.trust(seat.id) {
+        seat.released = Bereft::default();
+        info!(device = seat.id.device().0, "child_recovered");
     }
 }
 

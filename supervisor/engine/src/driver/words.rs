@@ -3,18 +3,17 @@
 use crate::child::link::LinkError;
 use crate::child::succession::Once;
 use crate::driver::chronicle::Chronicle;
-use crate::driver::doubt::{doubt, trust};
 use crate::driver::keepings::Keepings;
-use crate::driver::progress;
 use crate::driver::seat::Seat;
+use crate::driver::silence::{doubt, trust};
 use crate::engine::{EngineSettings, LoadedModel};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 use worker_orcd_ipc::{
-    Envelope, Event as Word, Fault, FrameError, Heartbeat, ReadyReport, Role, StepReport, decode,
-    model_parts,
+    Envelope, Event as Word, Fault, FinishReason, FrameError, Heartbeat, ReadyReport, Role,
+    StepReport, decode, model_parts,
 };
 use worker_orcd_lifecycle::{ChildEvent, HandshakeRefusal};
 use worker_orcd_requests::Requests;
@@ -160,7 +159,7 @@ impl Listener<'_> {
         let accepted = self.requests.totals().tokens - before;
         self.chronicle.stepped(self.now, self.seat, accepted);
         match step {
-            Ok(()) => progress::of_report(self.seat, report, accepted),
+            Ok(()) => progress_of(self.seat, report, accepted),
             Err(violation) => Some(ChildEvent::Violation(violation.to_string())),
         }
     }
@@ -194,6 +193,15 @@ impl Listener<'_> {
         });
         None
     }
+}
+
+/// Progress by an accepted report with `tokens` tokens.
+fn progress_of(seat: &mut Seat, report: &StepReport, tokens: u64) -> Option<ChildEvent> {
+    let mut ends = report.finished.iter();
+    let is_vector = |reason: &FinishReason| matches!(reason, FinishReason::Embedded { .. });
+    let delivers = tokens > 0 || ends.any(|end| is_vector(&end.reason));
+    let vitals = seat.vitals.as_mut().filter(|_| delivers)?;
+    vitals.progresses().then_some(ChildEvent::Progress)
 }
 
 /// Kind of a message that a child sends only once. It is stored for another supervisor.
