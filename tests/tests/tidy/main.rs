@@ -1,6 +1,6 @@
 //! Static checks of the repository: invariants of ARCHITECTURE.md here, claims of pages in [`pages`], their links in
-//! [`links`], generated tables in [`tables`], module dependencies in [`rooms`], lengths of files and functions in
-//! [`sizes`].
+//! [`links`], generated tables in [`tables`], module dependencies in [`rooms`], lengths of files and functions, and
+//! files of a type, in [`sizes`].
 //!
 //! Each test here names a forbidden thing, and its scope. The first one checks the checker: a scan that finds no files
 //! would pass everything.
