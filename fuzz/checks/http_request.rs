@@ -14,16 +14,12 @@ use worker_orcd_api::sampling::ModelTerms;
 use worker_orcd_api::texts::read as texts;
 use worker_orcd_api::{execute, responses};
 use worker_orcd_ipc::Sampling;
-use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::ChatTerms;
 
 const LIMITS: RequestLimits = RequestLimits {
-    max_tokens_in: None,
     max_tokens_out: Some(1000),
     max_prompt_chars: Some(200),
-    reasoning_budget: None,
-    inference_timeout: None,
-    on_fault: OnFault::Resume,
+    ..RequestLimits::NONE
 };
 
 const MODEL: ModelTerms = ModelTerms {

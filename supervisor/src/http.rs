@@ -5,7 +5,7 @@
 //!    admin_socket ───────────────────────────────┘            │
 //!                                                             │
 //!    execute ─┐                                               ▼
-//!             ├→ fields → generation (single entry point) ───→ Engine
+//!             ├→ received → generation (single entry point) ─→ Engine
 //!     openai ─┤                                                   │
 //!  anthropic ─┘                                                   │
 //!    client ←── sse (streamed) or whole ←───────── RequestStream ─┘
@@ -13,7 +13,7 @@
 //!
 //! * [`health`] and [`metrics`](crate::metrics): answered from memory, never blocking.
 //! * [`responses`]: OpenAI's Responses API, on the same path.
-//! * [`choices`]: several choices of one answer.
+//! * [`presentation`]: responses in the formats of `worker_orcd_api`, which reads requests and writes answers.
 //! * [`texts`]: tokenize, detokenize and apply-template.
 //! * [`admin`]: operator routes and their access.
 //! * [`routes`]: table of routes, also for 404 answers. [`openapi`]: the same for programs. [`page`]: status page.

@@ -43,6 +43,7 @@ pub struct WorkerBuilder {
     in_a_loop: bool,
     unprivileged: bool,
     program: Option<PathBuf>,
+    patience: Duration,
 }
 
 /// Running worker. Drop kills it and waits until its children are gone too.
@@ -51,6 +52,8 @@ pub struct Worker {
     launched: Launched,
     pub log: Log,
     client: Option<Client>,
+    /// Deadline of its start and of its end.
+    patience: Duration,
     /// Directory of the wrapper script and other files of the worker.
     pub directory: TempDir,
 }
@@ -178,13 +181,13 @@ impl Worker {
     }
 
     pub fn wait_ready(&mut self) {
-        let ready = self.launched.ready(&self.client(), wait::PATIENCE);
+        let ready = self.launched.ready(&self.client(), self.patience);
         ready.unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Waits until it has ended by itself.
     pub fn wait_exit(&mut self) -> ExitStatus {
-        self.wait_exit_within(wait::PATIENCE)
+        self.wait_exit_within(self.patience)
     }
 
     pub fn wait_exit_within(&mut self, patience: Duration) -> ExitStatus {
@@ -275,6 +278,7 @@ impl WorkerBuilder {
             in_a_loop: false,
             unprivileged: false,
             program: None,
+            patience: wait::PATIENCE,
         }
     }
 
@@ -375,11 +379,17 @@ impl WorkerBuilder {
         worker
     }
 
+    /// Deadline of its start and of its end, for a worker of low priority on a busy machine.
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
     /// Starts it and waits until it answers HTTP, ready or not.
     #[must_use]
     pub fn listening(self) -> Worker {
         let mut worker = self.spawn();
-        let client = worker.launched.listening(wait::PATIENCE);
+        let client = worker.launched.listening(worker.patience);
         worker.client = Some(client.unwrap_or_else(|error| panic!("{error}")));
         worker
     }
@@ -399,6 +409,7 @@ impl WorkerBuilder {
             log: launched.log.clone(),
             launched,
             client: None,
+            patience: self.patience,
             directory,
         }
     }

@@ -11,21 +11,11 @@ use worker_orcd_api::openai::{Kind, request};
 use worker_orcd_api::request::Input;
 use worker_orcd_api::sampling::ModelTerms;
 use worker_orcd_ipc::Sampling;
-use worker_orcd_requests::OnFault;
 use worker_orcd_tests::families;
 use worker_orcd_tests::oracle;
 use worker_orcd_text::template::{ChatTemplate, TemplateError};
 use worker_orcd_text::tools::ChatTerms;
 use worker_orcd_text::{Conversation, Rendering, TemplateSource};
-
-const LIMITS: RequestLimits = RequestLimits {
-    max_tokens_in: None,
-    max_tokens_out: None,
-    max_prompt_chars: None,
-    reasoning_budget: None,
-    inference_timeout: None,
-    on_fault: OnFault::Resume,
-};
 
 const MODEL: ModelTerms = ModelTerms {
     n_embd: 64,
@@ -458,7 +448,7 @@ struct Source<'a> {
 /// Worker's result for a body: a prompt, or the template's error.
 fn case(source: &Source<'_>, story: &str, body: &str) -> Value {
     let read = |fields: worker_orcd_api::fields::Fields<'_>| {
-        request::read(fields, &LIMITS, &MODEL, Kind::Chat)
+        request::read(fields, &RequestLimits::NONE, &MODEL, Kind::Chat)
     };
     let read = parse(body.as_bytes(), request::names(Kind::Chat), read).expect("a right body");
     let Input::Messages(conversation, settings) = read.generation.input else {

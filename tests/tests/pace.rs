@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tempfile::TempDir;
 use worker_orcd_tests::beside::GAPS;
 use worker_orcd_tests::hub::{pull, pulled};
@@ -24,6 +25,9 @@ const GAPS_A_DEATH: usize = GAPS + GAPS / 3;
 const MIB: u64 = 1 << 20;
 
 const INSUFFICIENT_MEMORY: i32 = 66;
+
+/// Deadline of workers with a low priority, beside busy processes.
+const PATIENCE_WITH_LOADS: Duration = Duration::from_secs(120);
 
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -179,9 +183,10 @@ fn memory_that_is_taken_and_starts_beside_it() {
     fill_cache(&worker);
     let bystander = Bystander::new(worker.client(), body()).compared_with(calm.client());
     let left = bystander.keeps_pace_beside(|| {
-        let greedy = greedy.clone();
+        // They give way, so a load takes as long as other processes are busy.
+        let greedy = greedy.clone().patience(PATIENCE_WITH_LOADS);
         greedy.ends_with(INSUFFICIENT_MEMORY, &["bytes required"]);
-        let left = cache_bytes(&bounded.clone().start());
+        let left = cache_bytes(&bounded.clone().patience(PATIENCE_WITH_LOADS).start());
         bystander.wait_tokens(GAPS);
         left
     });

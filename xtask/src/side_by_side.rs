@@ -65,12 +65,13 @@ pub struct Ended {
 #[derive(Debug, Clone, Copy)]
 pub enum Lints {
     Off,
+    /// Every warning of the compiler and of clippy is an error.
     Denied,
 }
 
 impl Lints {
-    /// Clippy's driver is a compiler with more lints, so that a linted build compiles each crate once. `cargo clippy` would
-    /// analyse all dependencies once more.
+    /// Clippy's driver is a compiler with more lints. `cargo clippy` would analyse each crate, dependencies included, which
+    /// the build then compiles.
     fn apply(self, cargo: &mut Command) {
         if let Self::Denied = self {
             cargo.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");

@@ -78,15 +78,7 @@ fn compiled(arguments: &Arguments) -> Result<(Vec<Program>, Option<String>)> {
     })?;
     let programs = phase("build", || side_by_side::build(&[], lints(arguments)))?;
     if !arguments.no_lint {
-        // Without the features that `tests` turns on. The server has none, so its lints as a product are left to --deep.
-        let packages = [
-            "worker-orcd-gpu",
-            "worker-orcd-grammar",
-            "worker-orcd-engine",
-        ];
-        let selection = packages.iter().flat_map(|package| ["-p", package]);
-        let targets = ["--lib", "--bins", "--examples"];
-        phase("lints", || clippy(selection.chain(targets)))?;
+        phase("lints of what ships", lints_of_what_ships)?;
     }
     Ok((programs, left_out))
 }
@@ -98,11 +90,11 @@ fn lints(arguments: &Arguments) -> Lints {
     }
 }
 
-fn clippy<'a>(selection: impl IntoIterator<Item = &'a str>) -> Result<()> {
+/// Lints released packages without the features that `tests` turns on, of their own and of dependencies.
+fn lints_of_what_ships() -> Result<()> {
     let mut clippy = process::cargo();
     clippy
-        .args(["clippy", "--quiet"])
-        .args(selection)
+        .args(["clippy", "--quiet", "--lib", "--bins", "--examples"])
         .args(["--", "--deny", "warnings"]);
     process::run(&mut clippy)
 }

@@ -9,7 +9,6 @@ use crate::request::Read;
 use crate::responses;
 use crate::sampling::ModelTerms;
 use crate::schema::Shape;
-use worker_orcd_requests::OnFault;
 
 /// Endpoints that other servers have, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
@@ -28,16 +27,6 @@ pub enum Fate {
     NoEffect(String),
     Refused,
 }
-
-/// Limits that make the result independent of operator and model.
-const LIMITS: RequestLimits = RequestLimits {
-    max_tokens_in: None,
-    max_tokens_out: None,
-    max_prompt_chars: None,
-    reasoning_budget: None,
-    inference_timeout: None,
-    on_fault: OnFault::Resume,
-};
 
 /// Support of each of these fields.
 #[must_use]
@@ -67,7 +56,7 @@ fn openai(kind: Kind, names: &[&str]) -> Vec<Fate> {
 
 fn fates<T>(names: &[&str], known: Names, read: impl Read<T>) -> Vec<Fate> {
     let terms = ModelTerms::UNKNOWN;
-    let describe = |fields: Fields<'_>| drop(read(fields, &LIMITS, &terms));
+    let describe = |fields: Fields<'_>| drop(read(fields, &RequestLimits::NONE, &terms));
     let description = Fields::described(known, describe);
     let fate = |name: &&str| match description.shape_of(name) {
         // Every endpoint reads it before its own fields.

@@ -6,17 +6,18 @@
 //! pieces of text ─→ timeline ─→ events (render), or the whole answer
 //! ```
 //!
-//! * [`body`]: the beginning. [`fields`]: an object of a request: each field is read once, and all mistakes are collected ([`mistakes`]).
-//!   [`json`]: values that are read in place. [`description`], [`schema`]: the same fields as JSON Schema. [`fates`]: which fields are supported.
+//! * [`body`]: a complete body. [`fields`]: an object in it. Each field is read once, and all mistakes are collected
+//!   ([`mistakes`]). [`json`]: values that are read in place. [`description`], [`schema`]: the same fields as JSON Schema.
+//!   [`fates`]: the support of a field by an endpoint.
 //! * [`openai`], [`anthropic`], [`responses`], [`execute`], [`embeddings`], [`rerank`], [`texts`]: readers and writers of
 //!   each API. [`request`]: what all of them ask for. [`presentation`]: the format of an answer, as the journal keeps it.
-//! * Common fields: [`sampling`] with `logit_bias`, `messages`, `tools`,
-//!   [`structure`], `effort`, [`thinking_budget`], [`choices`]. [`limits`]: the operator's.
+//! * Common fields: [`sampling`], `logit_bias`, `messages`, `tools`, [`structure`], `effort`, [`thinking_budget`],
+//!   [`choices`]. [`limits`]: the operator's limits.
 //! * Answers: `timeline` splits text into items; [`render`] is the trait of streamed formats. [`error`]: errors of all
 //!   APIs.
 //!
-//! Deliberately absent: connections, headers, waiting (no tokio), the engine and its children, settings, and what
-//! interprets text of clients: templates and grammars.
+//! Deliberately absent: connections, headers, waiting (no tokio), the engine and its children, settings, and the
+//! interpretation of templates and grammars.
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]

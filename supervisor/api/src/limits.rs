@@ -16,3 +16,15 @@ pub struct RequestLimits {
     pub inference_timeout: Option<Duration>,
     pub on_fault: OnFault,
 }
+
+impl RequestLimits {
+    /// No limit but those of the model and of `/execute`.
+    pub const NONE: Self = Self {
+        max_tokens_in: None,
+        max_tokens_out: None,
+        max_prompt_chars: None,
+        reasoning_budget: None,
+        inference_timeout: None,
+        on_fault: OnFault::Resume,
+    };
+}

@@ -113,12 +113,8 @@ mod tests {
     use crate::mistakes::Mistakes;
 
     const LIMITS: RequestLimits = RequestLimits {
-        max_tokens_in: None,
-        max_tokens_out: None,
-        max_prompt_chars: None,
         reasoning_budget: Some(70),
-        inference_timeout: None,
-        on_fault: worker_orcd_requests::OnFault::Resume,
+        ..RequestLimits::NONE
     };
     const THINKS: Parsing = Parsing {
         calls: None,

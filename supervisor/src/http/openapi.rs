@@ -6,7 +6,8 @@
 //!                        └──→ description ←── readers of fields, run without a body
 //! ```
 //!
-//! It duplicates nothing: the fields of a request, their types and limits come from its reader ([`description`]), and
+//! It duplicates nothing: the fields of a request, their types and limits come from its reader
+//! ([`description`](worker_orcd_api::description)), and
 //! the paths come from the router. So the document describes this worker, with its model's vocabulary and its
 //! operator's limits. It needs a key like other routes.
 

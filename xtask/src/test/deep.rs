@@ -1,6 +1,6 @@
 //! `cargo xtask test --deep`: long checks that rarely find anything, after all others.
 
-use super::{Oracles, Program, clippy, phase};
+use super::{Oracles, Program, phase};
 use crate::{chaos, schemathesis, side_by_side};
 use anyhow::Result;
 
@@ -21,7 +21,6 @@ pub(super) fn run(programs: &[Program], oracles: &Oracles) -> Result<()> {
     for (name, variable, more) in LONGER {
         long.extend(named(name).map(|it| it.clone().with_variable(variable, more)));
     }
-    phase("lints of released packages", || clippy(["--all-targets"]))?;
     let settings = oracles.settings();
     phase("long tests", || side_by_side::run(&long, &settings))?;
     phase("fresh chaos", || chaos::fresh(&oracles.model))?;

@@ -163,7 +163,6 @@ mod tests {
     use super::*;
     use crate::error::Dialect;
     use worker_orcd_ipc::TokenId;
-    use worker_orcd_requests::OnFault;
 
     fn read(body: &str) -> Result<Embeddings, String> {
         let terms = ModelTerms {
@@ -173,11 +172,7 @@ mod tests {
         };
         let limits = RequestLimits {
             max_prompt_chars: Some(5),
-            reasoning_budget: None,
-            max_tokens_in: None,
-            max_tokens_out: None,
-            inference_timeout: None,
-            on_fault: OnFault::Resume,
+            ..RequestLimits::NONE
         };
         let fields = Fields::parse(body, NAMES).unwrap();
         let read = read_embeddings(fields, &limits, &terms);

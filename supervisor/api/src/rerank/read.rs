@@ -132,16 +132,11 @@ fn read_object(mut fields: Fields<'_>, max_chars: usize) -> Result<String, Mista
 mod tests {
     use super::*;
     use crate::error::Dialect;
-    use worker_orcd_requests::OnFault;
 
     fn read(body: &str) -> Result<Rerank, String> {
         let limits = RequestLimits {
             max_prompt_chars: Some(5),
-            reasoning_budget: None,
-            max_tokens_in: None,
-            max_tokens_out: None,
-            inference_timeout: None,
-            on_fault: OnFault::Resume,
+            ..RequestLimits::NONE
         };
         let fields = Fields::parse(body, NAMES).unwrap();
         let read = read_rerank(fields, &limits, &ModelTerms::UNKNOWN);

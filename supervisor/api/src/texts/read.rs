@@ -213,22 +213,10 @@ pub fn read_template(
 mod tests {
     use super::*;
     use crate::error::Dialect;
-    use worker_orcd_requests::OnFault;
-
-    fn limits() -> RequestLimits {
-        RequestLimits {
-            max_prompt_chars: None,
-            reasoning_budget: None,
-            max_tokens_in: None,
-            max_tokens_out: None,
-            inference_timeout: None,
-            on_fault: OnFault::Resume,
-        }
-    }
 
     fn tokenize(body: &str) -> Result<Tokenize, String> {
         let fields = Fields::parse(body, TOKENIZE_NAMES).unwrap();
-        read_tokenize(fields, &limits(), &ModelTerms::UNKNOWN)
+        read_tokenize(fields, &RequestLimits::NONE, &ModelTerms::UNKNOWN)
             .map_err(|error| error.body(Dialect::Native).to_string())
     }
 
@@ -304,7 +292,7 @@ mod tests {
         };
         let read = |body: &str| {
             let fields = Fields::parse(body, TOKENS_NAMES).unwrap();
-            read_tokens(fields, &limits(), &model).ok()
+            read_tokens(fields, &RequestLimits::NONE, &model).ok()
         };
         assert_eq!(
             read("{\"tokens\": [0, 9]}"),

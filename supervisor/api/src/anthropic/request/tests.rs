@@ -1,18 +1,13 @@
 use super::*;
 use crate::error::Dialect;
 use serde_json::{Value, json};
-use worker_orcd_requests::OnFault;
 use worker_orcd_text::template::TemplateSetting;
 use worker_orcd_text::tools::{ChatTerms, Syntax, Thoughts};
 
 fn limits(max_tokens_out: Option<u32>) -> RequestLimits {
     RequestLimits {
-        max_prompt_chars: None,
-        reasoning_budget: None,
-        max_tokens_in: None,
         max_tokens_out,
-        inference_timeout: None,
-        on_fault: OnFault::Resume,
+        ..RequestLimits::NONE
     }
 }
 

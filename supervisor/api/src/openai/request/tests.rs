@@ -3,17 +3,7 @@
 use super::*;
 use crate::error::Dialect;
 use serde_json::{Value, json};
-use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::ChatTerms;
-
-const LIMITS: RequestLimits = RequestLimits {
-    max_tokens_in: None,
-    max_tokens_out: None,
-    max_prompt_chars: None,
-    reasoning_budget: None,
-    inference_timeout: None,
-    on_fault: OnFault::Resume,
-};
 
 const MODEL: ModelTerms = ModelTerms {
     vocabulary: 10,
@@ -38,12 +28,12 @@ fn with(mut body: Value, extra: &Value) -> Value {
 
 fn chat(extra: &Value) -> Result<OpenAiRequest, String> {
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "seed": 1});
-    read_within(&LIMITS, Kind::Chat, &with(body, extra))
+    read_within(&RequestLimits::NONE, Kind::Chat, &with(body, extra))
 }
 
 fn completion(extra: &Value) -> Result<OpenAiRequest, String> {
     read_within(
-        &LIMITS,
+        &RequestLimits::NONE,
         Kind::Completion,
         &with(json!({"prompt": "a"}), extra),
     )
@@ -129,7 +119,7 @@ fn an_answer_is_begun_by_the_request_or_by_its_last_message() {
     let begun = |extra: &Value, last: &Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "hi"}, last]});
         body = with(body, extra);
-        let read = read_within(&LIMITS, Kind::Chat, &body)?;
+        let read = read_within(&RequestLimits::NONE, Kind::Chat, &body)?;
         Ok::<_, String>(match read.generation.input {
             Input::Begun(conversation, _, text) => {
                 assert_eq!(conversation.messages.len(), 1);
@@ -271,7 +261,7 @@ fn what_the_operator_bounds_is_bounded_here_too() {
     let limits = RequestLimits {
         max_tokens_out: Some(50),
         max_prompt_chars: Some(5),
-        ..LIMITS
+        ..RequestLimits::NONE
     };
     let read = |kind, body: Value| read_within(&limits, kind, &body);
     let hello = json!({"messages": [{"role": "user", "content": "hello"}]});
@@ -295,7 +285,7 @@ fn what_others_call_off_is_off_whatever_the_model_file_says() {
     let read = |extra: &Value| {
         let body = with(json!({"prompt": "a"}), extra).to_string();
         let fields = Fields::parse(&body, names(Kind::Completion)).unwrap();
-        let request = read(fields, &LIMITS, &model, Kind::Completion).unwrap();
+        let request = read(fields, &RequestLimits::NONE, &model, Kind::Completion).unwrap();
         let sampling = request.generation.sampling;
         (sampling.top_k, sampling.repetition_penalty)
     };

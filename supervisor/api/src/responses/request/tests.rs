@@ -5,7 +5,6 @@ use crate::error::Dialect;
 use serde_json::{Value, json};
 use worker_orcd_ipc::Grammar;
 use worker_orcd_ipc::Sampling;
-use worker_orcd_requests::OnFault;
 use worker_orcd_text::Structure;
 use worker_orcd_text::template::TemplateSetting;
 use worker_orcd_text::tools::ChatTerms;
@@ -18,19 +17,10 @@ const MODEL: ModelTerms = ModelTerms {
     chat: ChatTerms::UNKNOWN,
 };
 
-const LIMITS: RequestLimits = RequestLimits {
-    max_prompt_chars: None,
-    reasoning_budget: None,
-    max_tokens_in: None,
-    max_tokens_out: None,
-    inference_timeout: None,
-    on_fault: OnFault::Resume,
-};
-
 fn read_body(body: &Value) -> Result<ResponsesRequest, Value> {
     let body = body.to_string();
     let fields = Fields::parse(&body, NAMES).unwrap();
-    let read = read(fields, &LIMITS, &MODEL);
+    let read = read(fields, &RequestLimits::NONE, &MODEL);
     read.map_err(|error| error.body(Dialect::OpenAi)["error"].clone())
 }
 
