@@ -21,13 +21,13 @@ mod kv_geometry;
 pub mod misdeed;
 mod open;
 
-pub use crate::sampler::SampleWork;
 pub use common::arena_layout::ARENA_LAYOUT;
 pub use common::manifest::KeptWeights;
 pub use common::{LoadOptions, Source};
 pub use kv_custody::{KvCustody, PageCopy, PagePart};
 pub use kv_geometry::{KvGeometry, KvGroups, NearGroups, PageId};
 pub(crate) use open::OpenDevice;
+pub use worker_orcd_sampler::SampleWork;
 
 /// Placeholder for the token that the preceding step samples for the same request, in a step launched before that one
 /// has ended. The device substitutes the token. Never in a prompt, and only as the newest token of a sequence.

@@ -31,8 +31,6 @@ pub mod logprobs;
 pub mod model;
 pub mod pooling;
 pub mod questions;
-pub mod rng;
-pub mod sampler;
 pub mod scheduler;
 mod sentinel;
 pub mod serve;

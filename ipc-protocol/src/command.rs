@@ -198,7 +198,7 @@ pub struct Submission {
 pub const MAX_LOGIT_BIASES: usize = 1024;
 
 /// Sampling parameters. They apply in the order biases, penalties, temperature, top-k, top-p, min-p, draw. The definitions
-/// are in `gpu-child/src/sampler.rs`.
+/// are in `gpu-child/sampler`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0: argmax, with the lowest token id among equal logits.

@@ -1,5 +1,5 @@
 """How a token is drawn from a row of logits, by definition: everything sorted, everything in
-double precision. The order and the definitions are those of gpu-child/src/sampler.rs, which
+double precision. The order and the definitions are those of gpu-child/sampler, which
 follow transformers' logits processors and the OpenAI API's penalties."""
 
 import numpy as np

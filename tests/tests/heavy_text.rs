@@ -220,7 +220,7 @@ fn memory_comes_back_after_a_burst_of_large_bodies() {
 mod pace {
     use super::*;
 
-    fn eight_clients_send(worker: &Worker, body: &str) {
+    fn four_clients_send(worker: &Worker, body: &str) {
         let send = || {
             let client = worker.client();
             let answer = client.post_bytes("/v1/chat/completions", body.as_bytes());
@@ -229,7 +229,7 @@ mod pace {
         };
         Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
             thread::scope(|scope| {
-                for _ in 0..8 {
+                for _ in 0..4 {
                     scope.spawn(send);
                 }
             });
@@ -241,7 +241,7 @@ mod pace {
         let worker = scripted().start();
         let body = messages(140_000, 0);
         assert!(body.len() > 4_000_000 && body.len() < 4 << 20);
-        eight_clients_send(&worker, &body);
+        four_clients_send(&worker, &body);
     }
 
     /// Sends as many texts as permitted, of the longest length that is not refused at once.
@@ -249,7 +249,7 @@ mod pace {
     fn messages_that_are_rendered_and_tokenized_hold_up_nobody() {
         let worker = scripted().arg("--template-timeout", "60s").start();
         let body = messages(16_000, 45);
-        eight_clients_send(&worker, &body);
+        four_clients_send(&worker, &body);
     }
 
     #[test]

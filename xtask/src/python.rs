@@ -101,6 +101,6 @@ pub fn pip_install(python: &Path) -> Command {
     command
         .args(["-m", "pip", "--disable-pip-version-check", "--python"])
         .arg(python)
-        .args(["install", "--quiet"]);
+        .args(["install", "--quiet", "--no-compile"]);
     command
 }

@@ -31,11 +31,11 @@
 
 use super::Kind;
 use crate::device::{Batch, SequenceWork};
-use crate::rng::philox4x32;
 use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
 use worker_orcd_ipc::{Generation, TokenId};
+use worker_orcd_sampler::rng::philox4x32;
 
 /// A usage error: the child does not start with rules that it understands only partly.
 #[derive(Debug, Error, PartialEq, Eq)]

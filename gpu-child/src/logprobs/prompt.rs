@@ -3,9 +3,9 @@
 //! The row of a position yields the log probability of the next token. A device passes a few rows at a time, and only
 //! their results are kept: a prompt as long as the context never has all its rows in memory.
 
-use super::logprobs;
 use crate::device::{Checkpoint, Tap};
 use worker_orcd_ipc::{Logprobs, RequestId, Scored, TokenId};
+use worker_orcd_sampler::logprobs;
 
 /// The rows of a prompt in one step, with their next tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! `logit_bias`: biases added to the logits of single tokens, as in the OpenAI API. The names of the object are token
 //! ids, and its values are numbers from -100 to 100.
 //!
-//! `gpu-child/src/sampler.rs` defines their effect.
+//! `gpu-child/sampler` defines their effect.
 
 use crate::fields::Fields;
 use crate::json::{Json, Kind};

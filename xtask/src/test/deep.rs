@@ -1,7 +1,7 @@
 //! `cargo xtask test --deep`: long checks that rarely find anything, after all others.
 
 use super::{Oracles, Program, phase};
-use crate::{chaos, schemathesis, side_by_side};
+use crate::{chaos, process, schemathesis, side_by_side};
 use anyhow::Result;
 
 /// Program with ignored tests that take minutes.
@@ -21,10 +21,25 @@ pub(super) fn run(programs: &[Program], oracles: &Oracles) -> Result<()> {
     for (name, variable, more) in LONGER {
         long.extend(named(name).map(|it| it.clone().with_variable(variable, more)));
     }
+    phase("arithmetic with assertions", arithmetic_with_assertions)?;
     let settings = oracles.settings();
     phase("long tests", || side_by_side::run(&long, &settings))?;
     phase("fresh chaos", || chaos::fresh(&oracles.model))?;
     phase("schemathesis", || {
         schemathesis::run(&schemathesis::Arguments::default())
     })
+}
+
+/// Tests the packages whose debug assertions the dev profile leaves out.
+fn arithmetic_with_assertions() -> Result<()> {
+    let mut tests = process::cargo();
+    tests.args(["test", "--quiet"]);
+    for package in ["worker-orcd-kernels", "worker-orcd-sampler"] {
+        tests.args(["--package", package]);
+        for check in ["debug-assertions", "overflow-checks"] {
+            let setting = format!("profile.dev.package.{package}.{check}=true");
+            tests.args(["--config", &setting]);
+        }
+    }
+    process::run(&mut tests)
 }

@@ -9,7 +9,6 @@ use super::pool::Disjoint;
 use super::scratch::{HEAD_ROWS, Scratch};
 use crate::device::common::batch::DrawingRow;
 use crate::device::{Checkpoint, SampleWork, Tap};
-use crate::sampler;
 use worker_orcd_ipc::{Drawn, Fault, TokenId};
 
 /// A sampling row with its parameters.
@@ -164,7 +163,7 @@ fn draw(forward: &Forward<'_>, rows: &[Draw<'_>], logits: &mut [f32]) -> Vec<Opt
         let (logits, result) = unsafe { (logits.part(i * vocab, vocab), results.part(i, 1)) };
         let Draw { row, sample } = rows[i];
         let is_sound = logits.iter().all(|value| value.is_finite());
-        result[0] = is_sound.then(|| sampler::sample(logits, sample, row.position + 1));
+        result[0] = is_sound.then(|| worker_orcd_sampler::sample(logits, sample, row.position + 1));
     });
     tokens
 }

@@ -1,5 +1,5 @@
 //! Draws on the device (`kernels/cuda/sample.cu`) for every row that needs more than its largest
-//! logit. The token equals that of [`sampler::sample`](crate::sampler::sample), which defines it.
+//! logit. The token equals that of [`worker_orcd_sampler::sample`], which defines it.
 //!
 //! The kernel reads the parameters of a row from pinned memory, once. The rest is copied
 //! contiguously: its history for penalties, the words of its mask, its biases.
@@ -14,8 +14,8 @@ use super::kernels::{
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, upload};
 use super::step_queue::STEPS;
 use crate::device::SampleWork;
-use crate::sampler::Draw;
 use worker_orcd_ipc::{Fault, MAX_LOGIT_BIASES, TokenId};
+use worker_orcd_sampler::Draw;
 
 /// Value in place of an id for a logit that is not finite.
 pub const NOT_FINITE: u32 = constant!("drawn_tokens.cuh", NO_TOKEN) as u32;

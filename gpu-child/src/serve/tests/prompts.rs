@@ -2,8 +2,8 @@
 
 use super::counter::{BROKEN, Counter, loaded_with};
 use super::*;
-use crate::logprobs::logprobs;
 use worker_orcd_ipc::PromptLogprobs;
+use worker_orcd_sampler::logprobs;
 
 /// A request with log probabilities of its prompt.
 pub fn scoring(request: u64, prompt: &[u32], max_tokens: u32) -> Command {

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::device::cuda::memory::Plain;
-use crate::rng::philox4x32;
-use crate::sampler::sample;
 use std::collections::BTreeSet;
 use worker_orcd_ipc::Sampling;
+use worker_orcd_sampler::rng::philox4x32;
+use worker_orcd_sampler::sample;
 
 /// Numbers of one kind in a fixed order.
 struct Numbers {

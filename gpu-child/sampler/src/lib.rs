@@ -25,12 +25,14 @@
 //! here. `kernels/cuda/sample.cu` is the same for a GPU.
 
 mod lanes;
+mod logprobs;
 mod nucleus;
+pub mod rng;
 mod select;
 mod weight;
 
-use crate::rng;
-pub(crate) use weight::LEAST;
+pub use logprobs::logprobs;
+pub use weight::LEAST;
 use weight::mass;
 use worker_orcd_ipc::{Drawn, RequestId, Sampling, TokenId};
 
@@ -81,7 +83,7 @@ struct WeightedToken {
 
 /// Parameters of sampling at one position, in the form that both devices compute with.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Draw {
+pub struct Draw {
     /// Powers of two per logit.
     pub rate: f32,
     /// 0: off.

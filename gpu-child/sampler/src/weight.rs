@@ -10,7 +10,7 @@ use std::f32::consts::{LN_2, LOG2_E};
 pub(super) const ONE: u64 = 1 << 40;
 
 /// Minimum weight with mass; a token below it is never sampled.
-pub(crate) const LEAST: f32 = 1.0 / ONE as f32;
+pub const LEAST: f32 = 1.0 / ONE as f32;
 
 /// Powers of two per logit, at a temperature. Finite for every temperature.
 pub(super) fn rate(temperature: f32) -> f32 {
