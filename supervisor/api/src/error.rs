@@ -1,14 +1,20 @@
 //! Error responses in the format of each API.
 
-mod anthropic;
+pub mod anthropic;
 
 pub(crate) use anthropic::THREAD;
 
-use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::answer::absent_not_null;
+use crate::mistakes::{Constraint, FieldError, LISTED, Mistakes};
+use anthropic::AnthropicError;
 use http::StatusCode;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::fmt::Display;
-use worker_orcd_requests::error_code::ErrorCode;
+use strum::VariantArray as _;
+use worker_orcd_requests::error_code::{ErrorCode, OTHER_REFUSALS};
 use worker_orcd_requests::{Failure, Refusal};
 
 /// API of a client.
@@ -30,6 +36,47 @@ impl Dialect {
             Self::Native
         }
     }
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+#[schemars(transform = absent_not_null)]
+pub struct NativeError<'a> {
+    code: Code,
+    message: &'a str,
+    retriable: bool,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    #[schemars(length(min = 1, max = LISTED))]
+    errors: &'a [FieldError],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    more_errors: Option<usize>,
+}
+
+/// Code of an error of the native API.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct Code(#[schemars(extend("enum" = codes()))] pub(crate) &'static str);
+
+fn codes() -> Vec<&'static str> {
+    let of_requests = ErrorCode::VARIANTS.iter().map(|code| code.as_str());
+    of_requests.chain(OTHER_REFUSALS).collect()
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct OpenAiError<'a> {
+    error: OpenAiErrorDetails<'a>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
+struct OpenAiErrorDetails<'a> {
+    message: String,
+    r#type: &'static str,
+    param: Option<&'a str>,
+    code: Cow<'static, str>,
+    retriable: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    more_errors: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -254,53 +301,55 @@ impl ApiError {
     #[must_use]
     pub fn body(&self, dialect: Dialect) -> Value {
         match dialect {
-            Dialect::Native => self.native_body(),
-            Dialect::OpenAi => self.openai_body(),
-            Dialect::Anthropic => self.anthropic_body(),
+            Dialect::Native => json!(self.native()),
+            Dialect::OpenAi => json!(self.for_openai()),
+            Dialect::Anthropic => json!(self.for_anthropic()),
         }
     }
 
-    fn native_body(&self) -> Value {
-        let mut body =
-            json!({"code": self.code, "message": self.message, "retriable": self.retriable});
-        if !self.mistakes.is_empty() {
-            body["errors"] = json!(self.mistakes.listed());
+    fn native(&self) -> NativeError<'_> {
+        NativeError {
+            code: Code(self.code),
+            message: &self.message,
+            retriable: self.retriable,
+            errors: self.mistakes.listed(),
+            more_errors: self.more_errors(),
         }
-        if self.mistakes.more() > 0 {
-            body["more_errors"] = json!(self.mistakes.more());
-        }
-        body
     }
 
-    /// Body for `/v1`. With several mistakes, `param` is the first and the message has all.
-    fn openai_body(&self) -> Value {
-        let kind = match self.status.as_u16() {
+    /// Error for `/v1`. With several mistakes, `param` is the first and the message has all.
+    fn for_openai(&self) -> OpenAiError<'_> {
+        let r#type = match self.status.as_u16() {
             401 => "authentication_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
             400..=499 => "invalid_request_error",
             _ => "server_error",
         };
-        let mut error = json!({
-            "message": self.openai_message(),
-            "type": kind,
-            "param": self.mistakes.listed().first().map(|error| error.field.clone()),
-            "code": self.openai_code.map_or_else(|| self.code.to_lowercase(), str::to_owned),
-            "retriable": self.retriable,
-        });
-        if self.mistakes.more() > 0 {
-            error["more_errors"] = json!(self.mistakes.more());
+        let lower_case = || self.code.to_lowercase().into();
+        OpenAiError {
+            error: OpenAiErrorDetails {
+                message: self.openai_message(),
+                r#type,
+                param: self.mistakes.listed().first().map(|it| it.field.as_str()),
+                code: self.openai_code.map_or_else(lower_case, Cow::Borrowed),
+                retriable: self.retriable,
+                more_errors: self.more_errors(),
+            },
         }
-        json!({"error": error})
     }
 
-    fn anthropic_body(&self) -> Value {
+    pub(crate) fn for_anthropic(&self) -> AnthropicError {
         let message = self.openai_message();
         let message = match self.openai_code {
             Some("context_length_exceeded") => format!("{}: {message}", anthropic::TOO_LONG),
             _ => message,
         };
-        anthropic::body(self.status, &message, &self.mistakes)
+        AnthropicError::new(self.status, message, &self.mistakes)
+    }
+
+    fn more_errors(&self) -> Option<usize> {
+        Some(self.mistakes.more()).filter(|more| *more > 0)
     }
 
     fn openai_message(&self) -> String {
@@ -350,7 +399,6 @@ impl From<Refusal> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use strum::VariantArray as _;
 
     #[test]
     fn both_apis_name_every_field() {

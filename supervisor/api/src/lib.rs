@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+pub mod answer;
 pub mod anthropic;
 pub mod body;
 mod call_ids;

@@ -3,6 +3,7 @@
 //! A body of four megabytes could contain two million mistakes. The first few help the client; a list of all would be
 //! fifty times as long as the body.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Largest number of listed mistakes.
@@ -12,7 +13,7 @@ pub const LISTED: usize = 32;
 const NAME_CHARS: usize = 64;
 
 /// One mistake.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FieldError {
     pub field: String,
     /// Kind of the violated rule.
@@ -21,7 +22,7 @@ pub struct FieldError {
     pub message: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::VariantArray)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Constraint {
     Required,

@@ -4,9 +4,10 @@
 //! and response formats. An unsupported field is refused by name. One that requests the default behaviour (`logit_bias:
 //! {}`, `tools: []`) is accepted, and so are labels, which change no answer.
 //!
-//! * [`request`]: reader of requests. [`stream`], [`whole`]: writers of answers. `parts`: splits text into tool calls
+//! * [`request`]: reader of requests. [`answer`]: objects of answers. [`stream`], [`whole`]: their writers. `parts`: splits text into tool calls
 //!   and reasoning. [`logprobs`]: reads and writes log probabilities.
 
+pub mod answer;
 mod harmless;
 pub mod logprobs;
 mod parts;
@@ -18,7 +19,6 @@ mod tools;
 pub mod whole;
 
 use serde::{Deserialize, Serialize};
-use worker_orcd_requests::StopReason;
 use worker_orcd_text::tools::Parsing;
 
 /// Endpoint of a completion.
@@ -33,21 +33,6 @@ impl Kind {
         match self {
             Self::Chat => "chatcmpl-",
             Self::Completion => "cmpl-",
-        }
-    }
-
-    fn object(self) -> &'static str {
-        match self {
-            Self::Chat => "chat.completion",
-            Self::Completion => "text_completion",
-        }
-    }
-
-    fn chunk_object(self) -> &'static str {
-        match self {
-            Self::Chat => "chat.completion.chunk",
-            // The older endpoint uses the same object name for its chunks.
-            Self::Completion => "text_completion",
         }
     }
 }
@@ -66,11 +51,4 @@ pub struct Header {
     pub parsing: Parsing,
     /// The grammar allows tool calls alone.
     pub must_call: bool,
-}
-
-fn finish_reason(reason: StopReason) -> &'static str {
-    match reason {
-        StopReason::MaxTokens => "length",
-        StopReason::Eos | StopReason::StopSequence => "stop",
-    }
 }

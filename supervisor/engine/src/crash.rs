@@ -14,6 +14,7 @@ pub(crate) mod recording;
 pub(crate) mod report;
 pub mod store;
 
-pub use death::Death;
+pub use death::{Burial, Death};
 pub(crate) use log::CrashLog;
+pub use report::Summary;
 pub use store::{CrashSettings, CrashStore};

@@ -10,8 +10,8 @@ use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
 use std::sync::Arc;
+use worker_orcd_api::anthropic::answer::MessageTokens;
 use worker_orcd_api::anthropic::request::{self, MessagesRequest};
 use worker_orcd_api::presentation::Form;
 
@@ -58,5 +58,6 @@ async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, A
     let names = request::COUNT_NAMES;
     let (model, input, _room) = app.receive(request, names, request::read_counted).await?;
     let tokens = app.tokens_of(&model, input, "messages").await?;
-    Ok(axum::Json(json!({"input_tokens": tokens.len()})).into_response())
+    let input_tokens = tokens.len();
+    Ok(axum::Json(MessageTokens { input_tokens }).into_response())
 }

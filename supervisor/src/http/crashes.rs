@@ -6,12 +6,20 @@ use crate::descriptors::CRASH_READERS;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
+use worker_orcd_engine::crash::Summary;
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Crashes {
+    crashes: Vec<Summary>,
+}
 
 pub async fn list(State(app): State<Arc<App>>) -> Response {
-    axum::Json(json!({"crashes": app.engine.crashes().list()})).into_response()
+    let crashes = app.engine.crashes().list();
+    axum::Json(Crashes { crashes }).into_response()
 }
 
 /// Limits parallel readers: each needs a file descriptor.

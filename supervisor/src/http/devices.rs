@@ -4,10 +4,9 @@
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect, Respond as _};
+use super::execute::Accepted;
 use axum::extract::{Extension, Path, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use axum::response::Response;
 use std::sync::Arc;
 use worker_orcd_lifecycle::DeviceId;
 use worker_orcd_requests::error_code::ErrorCode;
@@ -53,7 +52,7 @@ async fn grant(app: &App, correlation: &CorrelationId, number: &str, wish: Wish)
                 correlation_id = correlation.0,
                 "device"
             );
-            (StatusCode::ACCEPTED, axum::Json(json!({}))).into_response()
+            Accepted::respond()
         }
         Err(why) => ApiError::of_code(ErrorCode::WorkerUnhealthy, why).respond(Dialect::Native),
     }

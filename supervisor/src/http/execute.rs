@@ -9,7 +9,8 @@ use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use worker_orcd_api::execute::{CANCEL_NAMES, NAMES, read_cancellation, read_request};
@@ -72,7 +73,7 @@ pub async fn cancel(
                 let live = app.engine.cancel(&job_id, owner);
                 tracing::info!(job_id, correlation_id = correlation.0, live, "cancel");
             }
-            accepted()
+            Accepted::respond()
         }
         Err(error) => ApiError::respond(&error, Dialect::Native),
     }
@@ -85,7 +86,7 @@ pub async fn shutdown(
     let reason = "POST /shutdown";
     tracing::info!(reason, correlation_id = correlation.0, "shutdown");
     app.engine.drain(UNHURRIED);
-    accepted()
+    Accepted::respond()
 }
 
 /// Replaces the serving child. All streams continue.
@@ -101,9 +102,15 @@ pub async fn restart(
     let reason = "POST /restart";
     tracing::info!(reason, correlation_id = correlation.0, "restart");
     app.engine.replace_child();
-    accepted()
+    Accepted::respond()
 }
 
-fn accepted() -> Response {
-    (StatusCode::ACCEPTED, axum::Json(json!({}))).into_response()
+/// Answer of an order that is carried out later: an object without fields.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Accepted {}
+
+impl Accepted {
+    pub(super) fn respond() -> Response {
+        (StatusCode::ACCEPTED, axum::Json(Self {})).into_response()
+    }
 }

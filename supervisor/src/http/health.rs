@@ -2,6 +2,8 @@
 //!
 //! `null` means unknown, never zero. Each figure that ages has its age in a field ending in `age_ms`. `since` fields
 //! are time stamps.
+//!
+//! A part of the report is a struct whose fields have their type and their value in one line (`part!`).
 
 #![expect(
     clippy::disallowed_methods,
@@ -10,32 +12,39 @@
 
 mod devices;
 mod gpu;
+mod part;
 
 use super::App;
 use super::access::Caller;
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use devices::Device;
+use gpu::{DriverMemory, Gpu};
+use part::part;
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
-use worker_orcd_engine::crash::Death;
+use strum::VariantArray as _;
+use worker_orcd_engine::crash::{Burial, Death};
 use worker_orcd_engine::engine::sampling::decimal;
-use worker_orcd_engine::engine::snapshot::{StandbySnapshot, word_for};
+use worker_orcd_engine::engine::snapshot::{Impairment, StandbySnapshot, word_for};
 use worker_orcd_engine::{
     ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel,
-    SamplingDefaults,
+    SamplingDefaults, Status,
 };
-use worker_orcd_ipc::{Load, MemoryBound, TokenizerKind};
+use worker_orcd_ipc::{Load, MemoryBound, MemoryReport, TokenizerKind};
+use worker_orcd_requests::Quarantined;
 use worker_orcd_text::calendar::rfc3339;
 
 /// Full report for callers that may use this worker; an outline for others.
 pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
     let snapshot = app.engine.snapshot();
     let now = Instant::now();
-    let status = snapshot.status(now);
-    let code = if status.can_serve() {
+    let code = if snapshot.status(now).can_serve() {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
@@ -44,22 +53,70 @@ pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Ca
         now,
         wall: SystemTime::now(),
     };
-    let mut report = outline(&snapshot, &clock);
-    if caller > Caller::Stranger {
-        extend(&mut report, details(&app, &snapshot, &clock));
-    }
+    let is_trusted = caller > Caller::Stranger;
+    let report = Health::of(&app, &snapshot, is_trusted, &clock);
     (code, axum::Json(report)).into_response()
 }
 
-/// Outline without files, processes, requests and clients.
-fn outline(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
-    json!({
-        "status": snapshot.status(clock.now).as_str(),
-        "state": snapshot.state,
-        "since": clock.stamp(snapshot.state_since),
-        "uptime_seconds": clock.age_ms(snapshot.started_at) / 1000,
-        "version": env!("CARGO_PKG_VERSION"),
-    })
+part! {
+    /// Outline without files, processes, requests and clients, and details for callers that may use this worker.
+    Health(app: &App, snapshot: &EngineSnapshot, is_trusted: bool, clock: &Clock) {
+        #[schemars(extend("enum" = statuses()))]
+        status: &'static str = snapshot.status(clock.now).as_str(),
+        state: &'static str = snapshot.state,
+        since: String = clock.stamp(snapshot.state_since),
+        uptime_seconds: u64 = clock.age_ms(snapshot.started_at) / 1000,
+        version: &'static str = env!("CARGO_PKG_VERSION"),
+        #[serde(flatten)]
+        details: Option<Details> = is_trusted.then(|| Details::of(app, snapshot, clock)),
+    }
+}
+
+fn statuses() -> Vec<&'static str> {
+    Status::VARIANTS.iter().map(|it| it.as_str()).collect()
+}
+
+part! {
+    Details(app: &App, snapshot: &EngineSnapshot, clock: &Clock)
+    let model = app.engine.model();
+    {
+        reason: String = snapshot.reason.clone(),
+        child: Option<Child> = snapshot.child().map(|child| Child::of(child, clock)),
+        standby: Option<Standby> = Standby::on(snapshot, snapshot.device(), clock),
+        device: MainDevice = MainDevice::of(app, model.as_deref(), snapshot.device(), clock),
+        vram: Option<Vram> = Vram::on(snapshot, snapshot.device(), clock),
+        devices: Vec<Device> = snapshot
+            .devices
+            .iter()
+            .map(|device| Device::of(snapshot, device, clock))
+            .collect(),
+        model: ModelReport = ModelReport::of(app, model.as_deref(), snapshot),
+        load: LoadReport = LoadReport::of(app, &snapshot.load, model.as_deref(), clock),
+        connections: Connections = Connections::of(app),
+        faults: Faults = Faults::of(&snapshot.faults, clock),
+        impaired: Vec<Impaired> = snapshot
+            .impaired
+            .iter()
+            .map(|(what, it)| Impaired::of(what, it, clock))
+            .collect(),
+        worker_id: String = app.worker_id.to_string(),
+    }
+}
+
+part! {
+    Connections(app: &App) {
+        open: usize = app.places.taken(),
+        limit: usize = app.places.limit(),
+        evicted: u64 = app.places.evicted(),
+    }
+}
+
+part! {
+    Impaired(what: &'static str, it: &Impairment, clock: &Clock) {
+        what: &'static str = what,
+        because: String = it.because.clone(),
+        since: String = clock.stamp(it.since),
+    }
 }
 
 /// 200 unless the worker has given up.
@@ -87,32 +144,6 @@ fn probe(good: bool, yes: &'static str, no: &'static str) -> Response {
     }
 }
 
-fn details(app: &App, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
-    let (model, device) = (app.engine.model(), snapshot.device());
-    json!({
-        "reason": snapshot.reason,
-        "child": snapshot.child().map(|child| child_report(child, clock)),
-        "standby": device.standby.as_ref().map(|it| standby_report(it, snapshot, device, clock)),
-        "device": device_report(app, model.as_deref(), device, clock),
-        "vram": memory_report(snapshot, device, clock),
-        "devices": devices::report(snapshot, clock),
-        "model": model_report(app, model.as_deref(), snapshot),
-        "load": load_report(app, &snapshot.load, model.as_deref(), clock),
-        "connections": {
-            "open": app.places.taken(),
-            "limit": app.places.limit(),
-            "evicted": app.places.evicted(),
-        },
-        "faults": faults_report(&snapshot.faults, clock),
-        "impaired": snapshot.impaired.iter().map(|(what, it)| json!({
-            "what": what,
-            "because": it.because,
-            "since": clock.stamp(it.since),
-        })).collect::<Vec<_>>(),
-        "worker_id": app.worker_id.to_string(),
-    })
-}
-
 /// Converts times to ages and time stamps.
 struct Clock {
     now: Instant,
@@ -134,240 +165,282 @@ impl Clock {
     }
 }
 
-fn standby_report(
-    standby: &StandbySnapshot,
-    snapshot: &EngineSnapshot,
-    device: &DeviceSnapshot,
-    clock: &Clock,
-) -> Value {
-    let child = snapshot.standby_on(device);
-    json!({
-        "state": standby.state,
-        "since": clock.stamp(standby.since),
-        "reason": standby.reason,
-        "adopts_from": standby.adopts_from.map(|child| child.0),
-        "child": child.map(|child| child_report(child, clock)),
-        "memory_bytes": snapshot.standby_bytes(device),
-        "driver_bytes": child.and_then(|child| gpu::of_process(device, child.pid, clock)),
-    })
-}
-
-fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
-    json!({
-        "pid": child.pid,
-        "generation": child.generation,
-        "role": child.role.map(word_for),
-        "build": child.build,
-        "features": child.features,
-        "uptime_ms": clock.age_ms(child.spawned_at),
-        "ready_after_ms": child.ready_at.map(|at| {
-            at.saturating_duration_since(child.spawned_at).as_millis() as u64
-        }),
-        "heartbeat_age_ms": child.heartbeat_at.map(|at| clock.age_ms(at)),
-        "progress_age_ms": child.progress_at.map(|at| clock.age_ms(at)),
-        "steps": child.steps,
-        "step_elapsed_ms": child.step_elapsed.map(|elapsed| elapsed.as_millis() as u64),
-        "load_bytes_done": child.load_progress.map(|(done, _)| done),
-        "load_bytes_total": child.load_progress.map(|(_, total)| total),
-    })
-}
-
-fn device_report(
-    app: &App,
-    model: Option<&LoadedModel>,
-    snapshot: &DeviceSnapshot,
-    clock: &Clock,
-) -> Value {
-    let device = model.map(|model| &model.device);
-    let identity = snapshot.gpu.identity.as_ref();
-    let mut report = json!({
-        "id": snapshot.id,
-        "chosen_because": app.devices.reason,
-        "name": device
-            .map(|device| &device.name)
-            .or_else(|| identity.and_then(|it| it.name.as_ref())),
-        "uuid": device
-            .and_then(|device| device.uuid.as_ref())
-            .or_else(|| identity.and_then(|it| it.uuid.as_ref())),
-        "driver": device
-            .and_then(|device| device.driver.as_ref())
-            .or_else(|| identity.and_then(|it| it.driver.as_ref())),
-        "compute_capability": device
-            .and_then(|device| device.compute_capability)
-            .map(|(major, minor)| format!("{major}.{minor}")),
-        "features": device.map(|device| &device.features),
-        "threads": device.and_then(|device| device.threads),
-    });
-    extend(&mut report, gpu::device(&snapshot.gpu, clock));
-    report
-}
-
-/// Adds the fields of `more`.
-fn extend(report: &mut Value, more: Value) {
-    if let (Value::Object(report), Value::Object(more)) = (report, more) {
-        report.extend(more);
+part! {
+    Standby(standby: &StandbySnapshot, snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) {
+        state: &'static str = standby.state,
+        since: String = clock.stamp(standby.since),
+        reason: Option<String> = standby.reason.clone(),
+        adopts_from: Option<u32> = standby.adopts_from.map(|child| child.0),
+        child: Option<Child> = snapshot.standby_on(device).map(|child| Child::of(child, clock)),
+        memory_bytes: Option<u64> = snapshot.standby_bytes(device),
+        driver_bytes: Option<u64> = snapshot
+            .standby_on(device)
+            .and_then(|child| gpu::of_process(device, child.pid, clock)),
     }
 }
 
-fn memory_report(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Value {
-    let Some((memory, taken_at)) = device.memory else {
-        return gpu::memory_alone(snapshot, device, clock);
-    };
-    let mut report = json!({
-        "total_bytes": memory.total_bytes,
-        "free_bytes": memory.free_bytes,
-        "bound": memory.bound.map(MemoryBound::as_str),
-        "weights_bytes": memory.weights_bytes,
-        "kv_used_bytes": memory.kv_used_bytes,
-        "kv_capacity_bytes": memory.kv_capacity_bytes,
-        "scratch_bytes": memory.scratch_bytes,
-        "graphs_bytes": memory.graphs_bytes,
-        "context_bytes": snapshot.context_bytes(device, &memory, clock.now),
-        "custody_bytes": device.custody.map(|custody| custody.bytes),
-        "custody_since": device.custody.map(|custody| clock.stamp(custody.since)),
-        "custody_verified_age_ms": device.custody.map(|it| clock.age_ms(it.verified_at)),
-        "resident": memory.resident,
-        "weights_checked": memory.weights_checked,
-        "age_ms": clock.age_ms(taken_at),
-    });
-    extend(&mut report, gpu::memory(snapshot, device, clock));
-    report
+impl Standby {
+    fn on(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Option<Self> {
+        let standby = device.standby.as_ref()?;
+        Some(Self::of(standby, snapshot, device, clock))
+    }
 }
 
-fn model_report(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapshot) -> Value {
-    let mut report = json!({
-        "id": app.model_id,
-        "ref": app.model_ref,
-        "loaded": model.is_some(),
-    });
-    let Some(model) = model else {
-        return report;
-    };
+part! {
+    Child(child: &ChildSnapshot, clock: &Clock) {
+        pid: u32 = child.pid,
+        generation: u32 = child.generation,
+        role: Option<&'static str> = child.role.map(word_for),
+        build: Option<String> = child.build.clone(),
+        features: Vec<String> = child.features.clone(),
+        uptime_ms: u64 = clock.age_ms(child.spawned_at),
+        ready_after_ms: Option<u64> = child
+            .ready_at
+            .map(|at| in_ms(at.saturating_duration_since(child.spawned_at))),
+        heartbeat_age_ms: Option<u64> = child.heartbeat_at.map(|at| clock.age_ms(at)),
+        progress_age_ms: Option<u64> = child.progress_at.map(|at| clock.age_ms(at)),
+        steps: Option<u64> = child.steps,
+        step_elapsed_ms: Option<u64> = child.step_elapsed.map(in_ms),
+        load_bytes_done: Option<u64> = child.load_progress.map(|(done, _)| done),
+        load_bytes_total: Option<u64> = child.load_progress.map(|(_, total)| total),
+    }
+}
+
+fn in_ms(time: Duration) -> u64 {
+    time.as_millis() as u64
+}
+
+part! {
+    MainDevice(app: &App, model: Option<&LoadedModel>, snapshot: &DeviceSnapshot, clock: &Clock)
+    let device = model.map(|model| &model.device);
+    let identity = snapshot.gpu.identity.as_ref();
+    {
+        id: String = snapshot.id.clone(),
+        chosen_because: String = app.devices.reason.clone(),
+        name: Option<String> = device
+            .map(|device| device.name.clone())
+            .or_else(|| identity.and_then(|it| it.name.clone())),
+        uuid: Option<String> = device
+            .and_then(|device| device.uuid.clone())
+            .or_else(|| identity.and_then(|it| it.uuid.clone())),
+        driver: Option<String> = device
+            .and_then(|device| device.driver.clone())
+            .or_else(|| identity.and_then(|it| it.driver.clone())),
+        compute_capability: Option<String> = device
+            .and_then(|device| device.compute_capability)
+            .map(|(major, minor)| format!("{major}.{minor}")),
+        features: Option<Vec<String>> = device.map(|device| device.features.clone()),
+        threads: Option<u32> = device.and_then(|device| device.threads),
+        #[serde(flatten)]
+        gpu: Gpu = Gpu::of(&snapshot.gpu, clock),
+    }
+}
+
+part! {
+    Vram(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock)
+    let memory = device.memory.as_ref().map(|(memory, _)| memory);
+    {
+        total_bytes: Option<u64> = memory.and_then(|it| it.total_bytes),
+        free_bytes: Option<u64> = memory.and_then(|it| it.free_bytes),
+        #[serde(flatten)]
+        usage: Option<VramUsage> = memory.map(|it| VramUsage::of(it, snapshot, device, clock)),
+        resident: Option<bool> = memory.and_then(|it| it.resident),
+        #[serde(flatten)]
+        checks: Option<VramChecks> = device
+            .memory
+            .as_ref()
+            .map(|(memory, taken_at)| VramChecks::of(memory, *taken_at, clock)),
+        #[serde(flatten)]
+        driver: DriverMemory = DriverMemory::of(snapshot, device, clock),
+    }
+}
+
+impl Vram {
+    /// `None` without a report of a child and without data of NVIDIA's driver.
+    fn on(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Option<Self> {
+        let is_known = device.memory.is_some() || device.gpu.taken.is_some();
+        is_known.then(|| Self::of(snapshot, device, clock))
+    }
+}
+
+part! {
+    /// Report of a child.
+    VramUsage(memory: &MemoryReport, snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) {
+        bound: Option<&'static str> = memory.bound.map(MemoryBound::as_str),
+        weights_bytes: u64 = memory.weights_bytes,
+        kv_used_bytes: u64 = memory.kv_used_bytes,
+        kv_capacity_bytes: u64 = memory.kv_capacity_bytes,
+        scratch_bytes: u64 = memory.scratch_bytes,
+        graphs_bytes: u64 = memory.graphs_bytes,
+        context_bytes: Option<u64> = snapshot.context_bytes(device, memory, clock.now),
+        custody_bytes: Option<u64> = device.custody.map(|custody| custody.bytes),
+        custody_since: Option<String> = device.custody.map(|custody| clock.stamp(custody.since)),
+        custody_verified_age_ms: Option<u64> = device.custody.map(|it| clock.age_ms(it.verified_at)),
+    }
+}
+
+part! {
+    VramChecks(memory: &MemoryReport, taken_at: Instant, clock: &Clock) {
+        weights_checked: u64 = memory.weights_checked,
+        age_ms: u64 = clock.age_ms(taken_at),
+    }
+}
+
+part! {
+    ModelReport(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapshot) {
+        id: String = app.model_id.clone(),
+        r#ref: String = app.model_ref.clone(),
+        loaded: bool = model.is_some(),
+        #[serde(flatten)]
+        facts: Option<ModelFacts> = model.map(|model| ModelFacts::of(model, snapshot)),
+    }
+}
+
+part! {
+    ModelFacts(model: &LoadedModel, snapshot: &EngineSnapshot)
     let facts = &model.facts;
-    let of_model = json!({
-        "name": facts.name,
-        "identity": model.identity.to_string(),
-        "kept_open": snapshot.model_kept_open,
-        "architecture": facts.architecture,
-        "quant_kind": facts.quant_kind,
-        "tensor_types": facts.tensor_types.iter().map(|(name, tensors, bytes)| {
-            json!({"type": name, "tensors": tensors, "bytes": bytes})
-        }).collect::<Vec<_>>(),
-        "parameters": facts.parameters,
-        "file_bytes": facts.file_bytes,
-        "tokenizer_kind": match model.tokenizer_kind {
+    {
+        name: String = facts.name.clone(),
+        identity: String = model.identity.to_string(),
+        kept_open: bool = snapshot.model_kept_open,
+        architecture: String = facts.architecture.clone(),
+        quant_kind: String = facts.quant_kind.clone(),
+        tensor_types: Vec<TensorType> = facts.tensor_types.iter().map(TensorType::of).collect(),
+        parameters: u64 = facts.parameters,
+        file_bytes: u64 = facts.file_bytes,
+        tokenizer_kind: &'static str = match model.tokenizer_kind {
             TokenizerKind::ByteLevelBpe => "byte_level_bpe",
             TokenizerKind::SentencePiece => "sentence_piece",
         },
-        "chat_template": model.has_chat_template(),
-        "sampling_defaults": sampling_report(&model.sampling),
-        "vocab_size": facts.vocab_size,
-        "context_length": facts.context_length,
-        "max_sequence_tokens": model.max_sequence_tokens,
-        "max_running": model.max_running,
-    });
-    extend(&mut report, of_model);
-    report
+        chat_template: bool = model.has_chat_template(),
+        sampling_defaults: SamplingReport = SamplingReport::of(&model.sampling),
+        vocab_size: u32 = facts.vocab_size,
+        context_length: u32 = facts.context_length,
+        max_sequence_tokens: u32 = model.max_sequence_tokens,
+        max_running: u32 = model.max_running,
+    }
 }
 
-/// Defaults under the names of the request fields.
-fn sampling_report(defaults: &SamplingDefaults) -> Value {
+part! {
+    TensorType(of: &(String, u32, u64)) {
+        r#type: String = of.0.clone(),
+        tensors: u32 = of.1,
+        bytes: u64 = of.2,
+    }
+}
+
+part! {
+    /// Defaults under the names of the request fields.
+    SamplingReport(defaults: &SamplingDefaults)
     let values = &defaults.values;
-    json!({
-        "temperature": decimal(values.temperature),
-        "top_k": values.top_k,
-        "top_p": decimal(values.top_p),
-        "min_p": decimal(values.min_p),
-        "repetition_penalty": decimal(values.repetition_penalty),
-        "frequency_penalty": decimal(values.frequency_penalty),
-        "presence_penalty": decimal(values.presence_penalty),
-        "from_file": defaults.from_file,
-    })
+    {
+        temperature: f64 = decimal(values.temperature),
+        top_k: u32 = values.top_k,
+        top_p: f64 = decimal(values.top_p),
+        min_p: f64 = decimal(values.min_p),
+        repetition_penalty: f64 = decimal(values.repetition_penalty),
+        frequency_penalty: f64 = decimal(values.frequency_penalty),
+        presence_penalty: f64 = decimal(values.presence_penalty),
+        from_file: Vec<&'static str> = defaults.from_file.clone(),
+    }
 }
 
-fn load_report(
-    app: &App,
-    load: &LoadSnapshot,
-    model: Option<&LoadedModel>,
-    clock: &Clock,
-) -> Value {
+part! {
+    LoadReport(app: &App, load: &LoadSnapshot, model: Option<&LoadedModel>, clock: &Clock)
     let gauges = load.children.map(|(gauges, _)| gauges);
     let capacity = model.map(|model| model.kv_capacity_tokens);
-    let utilisation = match (gauges, capacity) {
-        (Some(gauges), Some(capacity)) if capacity > 0 => {
-            Some(gauges.kv_used_tokens as f64 / capacity as f64)
-        }
-        _ => None,
-    };
-    let mut report = json!({
-        "live": app.engine.live_requests(),
-        "capacity": load.capacity,
-        "unassigned": load.unassigned,
-        "running": gauges.map(|gauges| gauges.running),
-        "waiting": gauges.map(|gauges| gauges.waiting as usize + load.unassigned),
-        "kv_used_tokens": gauges.map(|gauges| gauges.kv_used_tokens),
-        "kv_capacity_tokens": capacity,
-        "kv_utilisation": utilisation,
-    });
-    extend(&mut report, counters_report(gauges));
-    let rates = json!({
-        "step_budget_ms": gauges.and_then(|gauges| gauges.step_budget_us).map(|us| f64::from(us) / 1e3),
-        "tokens_total": load.tokens_total,
-        "tokens_per_second": load.tokens_per_second,
-        "age_ms": load.children.map(|(_, taken_at)| clock.age_ms(taken_at)),
-    });
-    extend(&mut report, rates);
-    report
+    let used = gauges.map(|gauges| gauges.kv_used_tokens);
+    {
+        live: usize = app.engine.live_requests(),
+        capacity: usize = load.capacity,
+        unassigned: usize = load.unassigned,
+        running: Option<u32> = gauges.map(|gauges| gauges.running),
+        waiting: Option<usize> = gauges.map(|gauges| gauges.waiting as usize + load.unassigned),
+        kv_used_tokens: Option<u64> = used,
+        kv_capacity_tokens: Option<u64> = capacity,
+        kv_utilisation: Option<f64> = used
+            .zip(capacity.filter(|capacity| *capacity > 0))
+            .map(|(used, capacity)| used as f64 / capacity as f64),
+        #[serde(flatten)]
+        #[schemars(schema_with = "counters_schema")]
+        counters: Map<String, Value> = counters(gauges),
+        step_budget_ms: Option<f64> = gauges
+            .and_then(|gauges| gauges.step_budget_us)
+            .map(|us| f64::from(us) / 1e3),
+        tokens_total: u64 = load.tokens_total,
+        tokens_per_second: f64 = load.tokens_per_second,
+        age_ms: Option<u64> = load.children.map(|(_, taken_at)| clock.age_ms(taken_at)),
+    }
 }
 
 /// Sums over the children that live.
-fn counters_report(load: Option<Load>) -> Value {
+fn counters(load: Option<Load>) -> Map<String, Value> {
     let counters = load.map(|load| load.counters);
     let named = counters.unwrap_or_default().named();
     // `tokens_total` has the tokens that arrived.
     let shown = named.filter(|(name, _)| *name != "generated_tokens");
     let report = shown.map(|(name, value)| (name.to_owned(), json!(counters.map(|_| value))));
-    Value::Object(report.collect())
+    report.collect()
 }
 
-fn faults_report(faults: &FaultsSnapshot, clock: &Clock) -> Value {
-    json!({
-        "deaths_by_cause": faults.deaths_by_cause,
-        "deaths_in_window": faults.deaths_in_window,
-        "window_seconds": faults.window.as_secs(),
-        "degraded_above": faults.burst,
-        "deaths_in_a_row": faults.deaths_in_a_row,
-        "deaths_allowed": faults.deaths_allowed,
-        "restarts": faults.restarts,
-        "recoveries": faults.recoveries,
-        "overdue_children": faults.overdue_children,
-        "stale_events": faults.stale_events,
-        "on_probation": faults.on_probation,
-        "probations": faults.probations,
-        "quarantined_total": faults.quarantined_total,
-        "quarantined": faults.quarantined.iter().map(|entry| json!({
-            "fingerprint": entry.fingerprint.to_string(),
-            "until": clock.stamp_ahead(entry.until),
-            "expires_in_ms": entry.until.saturating_duration_since(clock.now).as_millis() as u64,
-        })).collect::<Vec<_>>(),
-        "crash_reports": faults.crash_reports,
-        "last_death": faults.last.as_deref().and_then(|death| death_report(death, clock)),
-    })
+fn counters_schema(_: &mut SchemaGenerator) -> Schema {
+    let names: Vec<String> = counters(None).into_iter().map(|(name, _)| name).collect();
+    let count = json!({"type": ["integer", "null"], "minimum": 0});
+    let properties: Map<String, Value> = names
+        .iter()
+        .cloned()
+        .map(|name| (name, count.clone()))
+        .collect();
+    json_schema!({"type": "object", "properties": properties, "required": names})
 }
 
-fn death_report(death: &Death, clock: &Clock) -> Option<Value> {
-    let burial = death.burial.as_ref()?;
-    let in_ms = |time: Duration| time.as_millis() as u64;
-    Some(json!({
-        "label": burial.cause.label(),
-        "cause": burial.cause.to_string(),
-        "device": death.device.selector.to_string(),
-        "device_number": death.device.number.0,
-        "generation": death.generation.0,
-        "at": clock.stamp(burial.pause.began),
-        "age_ms": clock.age_ms(burial.pause.began),
-        "pause_ms": burial.pause(&death.successor).map(in_ms),
-        "stream_pause_ms": burial.stream_pause(&death.successor).map(in_ms),
-        "crash_id": burial.report_id(death),
-    }))
+part! {
+    Faults(faults: &FaultsSnapshot, clock: &Clock) {
+        deaths_by_cause: BTreeMap<&'static str, u64> = faults.deaths_by_cause.clone(),
+        deaths_in_window: u32 = faults.deaths_in_window,
+        window_seconds: u64 = faults.window.as_secs(),
+        degraded_above: u32 = faults.burst,
+        deaths_in_a_row: u32 = faults.deaths_in_a_row,
+        deaths_allowed: u32 = faults.deaths_allowed,
+        restarts: u64 = faults.restarts,
+        recoveries: u64 = faults.recoveries,
+        overdue_children: u64 = faults.overdue_children,
+        stale_events: u64 = faults.stale_events,
+        on_probation: usize = faults.on_probation,
+        probations: u64 = faults.probations,
+        quarantined_total: u64 = faults.quarantined_total,
+        quarantined: Vec<QuarantinedRequest> = faults
+            .quarantined
+            .iter()
+            .map(|entry| QuarantinedRequest::of(entry, clock))
+            .collect(),
+        crash_reports: u64 = faults.crash_reports,
+        last_death: Option<LastDeath> = faults.last.as_deref().and_then(|death| {
+            let burial = death.burial.as_ref()?;
+            Some(LastDeath::of(death, burial, clock))
+        }),
+    }
+}
+
+part! {
+    QuarantinedRequest(entry: &Quarantined, clock: &Clock) {
+        fingerprint: String = entry.fingerprint.to_string(),
+        until: String = clock.stamp_ahead(entry.until),
+        expires_in_ms: u64 = in_ms(entry.until.saturating_duration_since(clock.now)),
+    }
+}
+
+part! {
+    LastDeath(death: &Death, burial: &Burial, clock: &Clock) {
+        label: &'static str = burial.cause.label(),
+        cause: String = burial.cause.to_string(),
+        device: String = death.device.selector.to_string(),
+        device_number: u8 = death.device.number.0,
+        generation: u32 = death.generation.0,
+        at: String = clock.stamp(burial.pause.began),
+        age_ms: u64 = clock.age_ms(burial.pause.began),
+        pause_ms: Option<u64> = burial.pause(&death.successor).map(in_ms),
+        stream_pause_ms: Option<u64> = burial.stream_pause(&death.successor).map(in_ms),
+        crash_id: String = burial.report_id(death),
+    }
 }

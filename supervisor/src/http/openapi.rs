@@ -3,31 +3,46 @@
 //! ```text
 //! routes (table) ──→ operations ──→ answers (statuses, errors)
 //!                        │
-//!                        └──→ description ←── readers of fields, run without a body
+//!                        ├──→ description ←── readers of fields, run without a body
+//!                        └──→ components ←── types of answers
 //! ```
 //!
 //! It duplicates nothing: the fields of a request, their types and limits come from its reader
-//! ([`description`](worker_orcd_api::description)), and
-//! the paths come from the router. So the document describes this worker, with its model's vocabulary and its
-//! operator's limits. It needs a key like other routes.
+//! ([`description`](worker_orcd_api::description)), those of an answer from the type that is serialized
+//! ([`answer`]), and the paths come from the router. So the document describes this worker, with its model's vocabulary
+//! and its operator's limits. It needs a key like other routes. Objects of answers may gain fields: a client must ignore
+//! unknown ones.
 
 mod answers;
-mod anthropic;
-mod bodies;
-mod health;
 pub mod operations;
 mod requests;
-mod responses;
 
 use super::App;
 use super::access::OPEN_PATHS;
-use super::routes::{ROUTES, Route};
+use super::crashes::Crashes;
+use super::execute::Accepted;
+use super::health::Health;
+use super::openai::models::Models;
+use super::routes::{ROUTES, Root, Route};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use utoipa::openapi::path::{Operation, PathItem, PathsBuilder};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Components, Info, License, OpenApi, OpenApiBuilder, Tag};
+use worker_orcd_api::answer;
+use worker_orcd_api::anthropic::answer::{Message, MessageEvent, MessageTokens};
+use worker_orcd_api::embeddings::written::Embeddings;
+use worker_orcd_api::error::anthropic::AnthropicError;
+use worker_orcd_api::error::{NativeError, OpenAiError};
+use worker_orcd_api::execute::events::ExecuteEvent;
+use worker_orcd_api::openai::stream::{ChatChunk, TextChunk};
+use worker_orcd_api::openai::whole::{ChatAnswer, TextAnswer};
+use worker_orcd_api::rerank::written::Ranking;
+use worker_orcd_api::responses::answer::{Response as ResponseObject, ResponseTokens};
+use worker_orcd_api::responses::events::ResponseEvent;
+use worker_orcd_api::texts::written::{DetokenizeAnswer, Templated, TokenizeAnswer};
 
 /// Name of the security scheme.
 const KEY: &str = "key";
@@ -43,7 +58,51 @@ pub async fn document(State(app): State<Arc<App>>) -> Response {
 
 /// Document of this worker.
 #[must_use]
-pub fn of(app: &App) -> OpenApi {
+pub fn of(app: &App) -> Value {
+    let mut document = json!(paths(app));
+    document["components"]["schemas"] = Value::Object(components());
+    document
+}
+
+/// Schemas of types, and of those in them, by name.
+macro_rules! components {
+    ($($of:ty),+ $(,)?) => {{
+        let mut generator = answer::generator();
+        $(generator.subschema_for::<$of>();)+
+        generator.take_definitions(true)
+    }};
+}
+
+fn components() -> Map<String, Value> {
+    components![
+        NativeError<'_>,
+        OpenAiError<'_>,
+        AnthropicError,
+        ExecuteEvent<'_>,
+        Accepted,
+        TokenizeAnswer,
+        DetokenizeAnswer,
+        Templated,
+        ChatAnswer<'_>,
+        ChatChunk<'_>,
+        TextAnswer<'_>,
+        TextChunk<'_>,
+        Embeddings,
+        Ranking,
+        Models,
+        ResponseObject<'_>,
+        ResponseEvent<'_>,
+        ResponseTokens,
+        Message,
+        MessageEvent,
+        MessageTokens,
+        Root<'_>,
+        Health,
+        Crashes,
+    ]
+}
+
+fn paths(app: &App) -> OpenApi {
     let paths = ROUTES.iter().fold(PathsBuilder::new(), |paths, route| {
         let item = PathItem::new(route.method.clone(), operation(app, route));
         paths.path(route.path, item)
@@ -56,12 +115,6 @@ pub fn of(app: &App) -> OpenApi {
         .build();
     let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     let components = Components::builder().security_scheme(KEY, scheme);
-    let components = bodies::NAMED
-        .iter()
-        .chain(&anthropic::NAMED)
-        .fold(components, |components, (name, schema)| {
-            components.schema(*name, schema())
-        });
     OpenApiBuilder::new()
         .info(info)
         .paths(paths)

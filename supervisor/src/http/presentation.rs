@@ -188,7 +188,7 @@ async fn message(
     }
     let (id, mut text) = (answer.job.id().to_owned(), String::new());
     let completion = gather_one(answer, |piece| text.push_str(&piece.text)).await?;
-    let answer = anthropic::whole::Answer::of(&id, model, parsing, &text, &completion);
+    let answer = anthropic::whole::answer(&id, model, parsing, &text, &completion);
     Ok(axum::Json(answer).into_response())
 }
 

@@ -14,9 +14,9 @@ use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
 use std::sync::Arc;
 use worker_orcd_api::presentation::Form;
+use worker_orcd_api::responses::answer::ResponseTokens;
 use worker_orcd_api::responses::request::{self, ResponsesRequest};
 
 pub async fn create(
@@ -79,6 +79,5 @@ async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, A
     let input = request.generation.input;
     let tokens = app.tokens_of(&model, input, "input").await;
     let tokens = tokens.map_err(|error| error.renamed(own_name))?;
-    let told = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
-    Ok(axum::Json(told).into_response())
+    Ok(axum::Json(ResponseTokens::new(tokens.len())).into_response())
 }

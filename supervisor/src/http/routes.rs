@@ -13,7 +13,8 @@ use axum::http::header::VARY;
 use axum::http::{HeaderMap, Request, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::sync::Arc;
 use utoipa::openapi::path::{HttpMethod, OperationBuilder};
 
@@ -169,19 +170,29 @@ pub const ROUTES: [Route; 33] = [
     ),
 ];
 
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Root<'a> {
+    name: &'static str,
+    version: &'static str,
+    model: &'a str,
+    routes: Vec<String>,
+    openai_base_url: &'static str,
+    status_page: &'static str,
+}
+
 /// `GET /`: a short description as JSON, or the status page if HTML is accepted.
 pub async fn root(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if page::is_wanted(&headers) {
         return page::page();
     }
-    let told = json!({
-        "name": "worker-orcd",
-        "version": env!("CARGO_PKG_VERSION"),
-        "model": app.model_id,
-        "routes": listed(),
-        "openai_base_url": "/v1",
-        "status_page": "this address in a browser",
-    });
+    let told = Root {
+        name: "worker-orcd",
+        version: env!("CARGO_PKG_VERSION"),
+        model: &app.model_id,
+        routes: listed(),
+        openai_base_url: "/v1",
+        status_page: "this address in a browser",
+    };
     ([(VARY, "Accept")], axum::Json(told)).into_response()
 }
 

@@ -5,11 +5,12 @@
 //! client that reconnects with `Last-Event-ID` receives everything after that event. Anthropic's own clients use the
 //! names of events and ignore ids, comments and `ping`.
 
-use super::{ID_PREFIX_OF_CALLS, stop_reason, usage, usage_of};
-use crate::error::{ApiError, Dialect};
-use crate::render::{Render, write_data, write_event, write_json};
-use crate::timeline::{Kind, Step, Timeline};
-use serde_json::{Value, json};
+use super::ID_PREFIX_OF_CALLS;
+use super::answer::{Delta, End, Message, MessageEvent, Usage};
+use crate::error::ApiError;
+use crate::error::anthropic::AnthropicError;
+use crate::render::{Render, write_data, write_json};
+use crate::timeline::{Item, Kind, Step, Timeline};
 use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
 use worker_orcd_text::tools::Parsing;
 
@@ -21,31 +22,11 @@ pub struct MessageEvents {
     timeline: Timeline,
     /// Number of blocks that have begun.
     begun: usize,
-    /// Form of deltas of the block that began last.
-    delta: Delta,
+    /// Kind of the block that began last.
+    kind: Kind,
     /// Buffer, reused between pieces.
     steps: Vec<Step>,
 }
-
-/// Type of a delta, and the key of its text.
-#[derive(Debug, Clone, Copy)]
-struct Delta {
-    kind: &'static str,
-    field: &'static str,
-}
-
-const TEXT: Delta = Delta {
-    kind: "text_delta",
-    field: "text",
-};
-const THINKING: Delta = Delta {
-    kind: "thinking_delta",
-    field: "thinking",
-};
-const INPUT: Delta = Delta {
-    kind: "input_json_delta",
-    field: "partial_json",
-};
 
 impl MessageEvents {
     #[must_use]
@@ -56,7 +37,7 @@ impl MessageEvents {
             tokens_in,
             timeline: Timeline::new(id, ID_PREFIX_OF_CALLS, parsing),
             begun: 0,
-            delta: TEXT,
+            kind: Kind::Text,
             steps: Vec::new(),
         }
     }
@@ -74,48 +55,42 @@ impl MessageEvents {
         }
     }
 
-    fn events_of(&mut self, step: Step, events: &mut Vec<Value>) {
+    fn events_of(&mut self, step: Step, events: &mut Vec<MessageEvent>) {
         if let Step::Begins(kind) = &step {
             self.begun += 1;
-            self.delta = match kind {
-                Kind::Text => TEXT,
-                Kind::Reasoning => THINKING,
-                Kind::Call { .. } => INPUT,
-            };
+            self.kind = kind.clone();
         }
         let index = self.begun.saturating_sub(1);
-        let delta =
-            |delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
-        let Delta { kind, field } = self.delta;
-        match step {
-            Step::Begins(kind) => events.push(json!({
-                "type": "content_block_start", "index": index, "content_block": beginning(kind),
-            })),
-            Step::Adds(text) => events.push(delta(json!({"type": kind, field: text}))),
-            Step::Ends { .. } => {
+        let delta = |delta| MessageEvent::ContentBlockDelta { index, delta };
+        match (step, &self.kind) {
+            (Step::Begins(kind), _) => {
+                let text = String::new();
+                events.push(MessageEvent::ContentBlockStart {
+                    index,
+                    content_block: Item { kind, text }.into(),
+                });
+            }
+            (Step::Adds(text), Kind::Text) => events.push(delta(Delta::TextDelta { text })),
+            (Step::Adds(thinking), Kind::Reasoning) => {
+                events.push(delta(Delta::ThinkingDelta { thinking }));
+            }
+            (Step::Adds(partial_json), Kind::Call { .. }) => {
+                events.push(delta(Delta::InputJsonDelta { partial_json }));
+            }
+            (Step::Ends { .. }, kind) => {
                 // Clients require a signature.
-                if kind == THINKING.kind {
-                    events.push(delta(json!({"type": "signature_delta", "signature": ""})));
+                if *kind == Kind::Reasoning {
+                    events.push(delta(Delta::SignatureDelta { signature: "" }));
                 }
-                events.push(json!({"type": "content_block_stop", "index": index}));
+                events.push(MessageEvent::ContentBlockStop { index });
             }
         }
     }
 }
 
-fn beginning(kind: Kind) -> Value {
-    match kind {
-        Kind::Text => json!({"type": "text", "text": ""}),
-        Kind::Reasoning => json!({"type": "thinking", "thinking": "", "signature": ""}),
-        Kind::Call { id, name } => {
-            json!({"type": "tool_use", "id": id, "name": name, "input": {}})
-        }
-    }
-}
-
-/// Writes an event. Its type is also its name.
-fn write_named(out: &mut Vec<u8>, id: Option<u32>, event: &Value) {
-    let name = event["type"].as_str().unwrap_or_default();
+/// Writes an event under its name.
+fn write_named(out: &mut Vec<u8>, id: Option<u32>, event: &MessageEvent) {
+    let name: &str = event.into();
     out.extend_from_slice(b"event: ");
     out.extend_from_slice(name.as_bytes());
     out.push(b'\n');
@@ -129,19 +104,10 @@ fn write_named(out: &mut Vec<u8>, id: Option<u32>, event: &Value) {
 
 impl Render for MessageEvents {
     fn begin(&mut self, out: &mut Vec<u8>) {
-        let message = json!({
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": [],
-            "stop_reason": null,
-            "stop_sequence": null,
-            // The number of cached tokens is known only at the end.
-            "usage": usage(self.tokens_in, 0, 0),
-        });
-        let event = json!({"type": "message_start", "message": message});
-        write_named(out, None, &event);
+        // The number of cached tokens is known only at the end.
+        let usage = Usage::of(self.tokens_in, 0, 0);
+        let message = Message::of(&self.id, &self.model, usage);
+        write_named(out, None, &MessageEvent::MessageStart { message });
     }
 
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
@@ -160,23 +126,19 @@ impl Render for MessageEvents {
         let is_cut = completion.stop_reason == StopReason::MaxTokens;
         self.timeline.finish(is_cut, &mut self.steps);
         self.write_steps(None, out);
-        let delta = json!({
-            "stop_reason": stop_reason(completion.stop_reason, &self.timeline),
-            "stop_sequence": completion.stop_sequence,
-        });
-        let usage = usage_of(completion);
-        let event = json!({"type": "message_delta", "delta": delta, "usage": usage});
-        write_named(out, None, &event);
-        write_named(out, None, &json!({"type": "message_stop"}));
+        let delta = End::of(completion, &self.timeline);
+        let usage = completion.into();
+        write_named(out, None, &MessageEvent::MessageDelta { delta, usage });
+        write_named(out, None, &MessageEvent::MessageStop);
     }
 
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
-        let error = ApiError::of_failure(failure).body(Dialect::Anthropic);
-        write_event(out, "error", &error);
+        let AnthropicError { error, .. } = ApiError::of_failure(failure).for_anthropic();
+        write_named(out, None, &MessageEvent::Error { error });
     }
 
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
-        write_named(out, None, &json!({"type": "ping"}));
+        write_named(out, None, &MessageEvent::Ping);
     }
 }
 

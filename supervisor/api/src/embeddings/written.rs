@@ -1,36 +1,53 @@
 //! Answer of `/v1/embeddings`: unit vectors, as numbers or in base64.
 
 use super::read::Format;
+use crate::words;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use schemars::JsonSchema;
 use serde::Serialize;
 
-#[derive(Debug, Serialize)]
-pub struct Answer {
-    object: &'static str,
-    data: Vec<Datum>,
-    model: String,
-    usage: Usage,
+words! {
+    ListObject: List = "list";
+    EmbeddingObject: Embedding = "embedding";
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Embeddings {
+    object: ListObject,
+    data: Vec<Datum>,
+    model: String,
+    usage: PromptUsage,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Embedding")]
 struct Datum {
-    object: &'static str,
+    object: EmbeddingObject,
     index: usize,
     embedding: Vector,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum Vector {
-    Float(Vec<f32>),
+    Float(#[schemars(inner(range(min = -1.0, max = 1.0)))] Vec<f32>),
     Base64(String),
 }
 
-#[derive(Debug, Serialize)]
-struct Usage {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct PromptUsage {
     prompt_tokens: u64,
     total_tokens: u64,
+}
+
+impl PromptUsage {
+    pub(crate) fn of(tokens: u64) -> Self {
+        Self {
+            prompt_tokens: tokens,
+            total_tokens: tokens,
+        }
+    }
 }
 
 /// `vectors`: `[n_embd]` each, of any norm. `tokens`: sum over all inputs.
@@ -41,25 +58,22 @@ pub fn answer(
     dimensions: Option<usize>,
     model: String,
     tokens: u64,
-) -> Answer {
+) -> Embeddings {
     let data = vectors.into_iter().enumerate();
     let datum = |(index, mut vector): (usize, Vec<f32>)| {
         vector.truncate(dimensions.unwrap_or(usize::MAX));
         normalize(&mut vector);
         Datum {
-            object: "embedding",
+            object: EmbeddingObject::Embedding,
             index,
             embedding: Vector::of(vector, format),
         }
     };
-    Answer {
-        object: "list",
+    Embeddings {
+        object: ListObject::List,
         data: data.map(datum).collect(),
         model,
-        usage: Usage {
-            prompt_tokens: tokens,
-            total_tokens: tokens,
-        },
+        usage: PromptUsage::of(tokens),
     }
 }
 

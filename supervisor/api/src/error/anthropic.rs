@@ -3,9 +3,12 @@
 //! The status code stays the worker's. Anthropic's 529 is sent as 503: proxies know that code, and Anthropic's clients
 //! retry after either.
 
+use crate::answer::absent_not_null;
 use crate::mistakes::Mistakes;
+use crate::words;
 use http::StatusCode;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// Text by which clients detect that the conversation must be shortened.
 pub(super) const TOO_LONG: &str = "prompt is too long";
@@ -14,13 +17,48 @@ pub(super) const TOO_LONG: &str = "prompt is too long";
 /// after an error that it is not supported.
 pub(crate) const THREAD: &str = "thread";
 
-pub(super) fn body(status: StatusCode, message: &str, mistakes: &Mistakes) -> Value {
-    let mut error = json!({"type": kind(status), "message": message});
-    if mistakes.listed().iter().any(|it| it.field == THREAD) {
-        let code = "thread_unsupported_request";
-        error["details"] = json!({"error_code": code, "unsupported": [THREAD]});
+words! {
+    ErrorType: Error = "error";
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct AnthropicError {
+    r#type: ErrorType,
+    pub(crate) error: ErrorDetails,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicErrorDetails")]
+#[schemars(transform = absent_not_null)]
+pub struct ErrorDetails {
+    r#type: &'static str,
+    message: String,
+    /// Only for a field that Anthropic's tool runners try first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<Unsupported>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Unsupported {
+    error_code: &'static str,
+    unsupported: [&'static str; 1],
+}
+
+impl AnthropicError {
+    pub(super) fn new(status: StatusCode, message: String, mistakes: &Mistakes) -> Self {
+        let is_thread = mistakes.listed().iter().any(|it| it.field == THREAD);
+        Self {
+            r#type: ErrorType::Error,
+            error: ErrorDetails {
+                r#type: kind(status),
+                message,
+                details: is_thread.then_some(Unsupported {
+                    error_code: "thread_unsupported_request",
+                    unsupported: [THREAD],
+                }),
+            },
+        }
     }
-    json!({"type": "error", "error": error})
 }
 
 fn kind(status: StatusCode) -> &'static str {

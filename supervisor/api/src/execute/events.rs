@@ -8,10 +8,14 @@
     reason = "an answer contains how long it took"
 )]
 
-use crate::render::{Render, write_event, write_json};
-use serde_json::json;
+use crate::answer::absent_not_null;
+use crate::error::Code;
+use crate::render::{Render, write_data, write_event, write_json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::time::{Duration, Instant, SystemTime};
-use worker_orcd_requests::{Completion, Failure, Piece};
+use strum::VariantArray as _;
+use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
 use worker_orcd_text::calendar::rfc3339;
 
 /// Time between two `metrics` events of a request with metrics.
@@ -28,12 +32,73 @@ pub struct ExecuteEvents<M> {
     first_text_at: Option<Instant>,
 }
 
-/// Content of the first event.
-#[derive(Debug)]
+/// Facts of the first event.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
 pub struct Started {
     pub job_id: String,
     pub model: String,
     pub seed: u64,
+}
+
+/// Data of an event. Its variant is the event's name.
+#[derive(Debug, Serialize, JsonSchema, strum::IntoStaticStr, strum::VariantNames)]
+#[serde(untagged)]
+#[strum(serialize_all = "snake_case")]
+pub enum ExecuteEvent<'a> {
+    Started(ExecuteStarted<'a>),
+    Token(ExecuteToken<'a>),
+    Metrics(ExecuteMetrics),
+    End(ExecuteEnd<'a>),
+    Error(ExecuteError<'a>),
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExecuteStarted<'a> {
+    #[serde(flatten)]
+    started: &'a Started,
+    started_at: String,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExecuteToken<'a> {
+    t: &'a str,
+    i: u32,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExecuteMetrics {
+    tokens_out: u32,
+    decode_time_ms: u64,
+    vram_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
+pub struct ExecuteEnd<'a> {
+    tokens_out: u32,
+    tokens_in: u32,
+    decode_time_ms: u64,
+    #[schemars(extend("enum" = reasons()))]
+    stop_reason: &'static str,
+    recoveries: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_sequence_matched: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExecuteError<'a> {
+    code: Code,
+    message: &'a str,
+    retriable: bool,
+}
+
+fn reasons() -> Vec<&'static str> {
+    StopReason::VARIANTS.iter().map(|it| it.name()).collect()
+}
+
+fn write(event: &ExecuteEvent<'_>, out: &mut Vec<u8>) {
+    write_event(out, event.into(), event);
 }
 
 impl<M: Fn() -> Option<u64>> ExecuteEvents<M> {
@@ -49,13 +114,11 @@ impl<M: Fn() -> Option<u64>> ExecuteEvents<M> {
 
 impl<M: Fn() -> Option<u64> + Send + Unpin + 'static> Render for ExecuteEvents<M> {
     fn begin(&mut self, out: &mut Vec<u8>) {
-        let started = json!({
-            "job_id": self.started.job_id,
-            "model": self.started.model,
-            "seed": self.started.seed,
-            "started_at": rfc3339(SystemTime::now()),
+        let event = ExecuteEvent::Started(ExecuteStarted {
+            started: &self.started,
+            started_at: rfc3339(SystemTime::now()),
         });
-        write_event(out, "started", &started);
+        write(&event, out);
     }
 
     /// Writes a `token` event. `id:` is the token's position, which also counts tokens without text; `i` has no gap.
@@ -63,11 +126,9 @@ impl<M: Fn() -> Option<u64> + Send + Unpin + 'static> Render for ExecuteEvents<M
         self.first_text_at.get_or_insert_with(Instant::now);
         out.extend_from_slice(b"event: token\nid: ");
         write_json(out, &piece.index);
-        out.extend_from_slice(b"\ndata: {\"t\":");
-        write_json(out, &piece.text);
-        out.extend_from_slice(b",\"i\":");
-        write_json(out, &piece.number);
-        out.extend_from_slice(b"}\n\n");
+        out.push(b'\n');
+        let (t, i) = (piece.text.as_str(), piece.number);
+        write_data(out, &ExecuteToken { t, i });
     }
 
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>) {
@@ -79,41 +140,33 @@ impl<M: Fn() -> Option<u64> + Send + Unpin + 'static> Render for ExecuteEvents<M
         }
         *last = Instant::now();
         let decoding = self.first_text_at.map_or(Duration::ZERO, |at| at.elapsed());
-        write_event(
-            out,
-            "metrics",
-            &json!({
-                "tokens_out": tokens_out,
-                "decode_time_ms": decoding.as_millis() as u64,
-                "vram_bytes": (self.memory)(),
-            }),
-        );
+        let event = ExecuteEvent::Metrics(ExecuteMetrics {
+            tokens_out,
+            decode_time_ms: decoding.as_millis() as u64,
+            vram_bytes: (self.memory)(),
+        });
+        write(&event, out);
     }
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let mut end = json!({
-            "tokens_out": completion.tokens_out,
-            "tokens_in": completion.tokens_in,
-            "decode_time_ms": completion.decode_time.as_millis() as u64,
-            "stop_reason": completion.stop_reason.name(),
-            "recoveries": completion.recoveries,
+        let event = ExecuteEvent::End(ExecuteEnd {
+            tokens_out: completion.tokens_out,
+            tokens_in: completion.tokens_in,
+            decode_time_ms: completion.decode_time.as_millis() as u64,
+            stop_reason: completion.stop_reason.name(),
+            recoveries: completion.recoveries,
+            stop_sequence_matched: completion.stop_sequence.as_deref(),
         });
-        if let Some(stop) = &completion.stop_sequence {
-            end["stop_sequence_matched"] = json!(stop);
-        }
-        write_event(out, "end", &end);
+        write(&event, out);
     }
 
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
-        write_event(
-            out,
-            "error",
-            &json!({
-                "code": failure.code.as_str(),
-                "message": failure.message,
-                "retriable": failure.retriable,
-            }),
-        );
+        let event = ExecuteEvent::Error(ExecuteError {
+            code: Code(failure.code.as_str()),
+            message: &failure.message,
+            retriable: failure.retriable,
+        });
+        write(&event, out);
     }
 }
 

@@ -18,8 +18,10 @@ use crate::fields::Fields;
 use crate::mistakes::Constraint;
 use crate::render::write_json;
 use crate::schema;
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use worker_orcd_ipc::{Logprobs, MAX_TOP_LOGPROBS, TokenId};
 use worker_orcd_requests::{Listed, ListedToken};
@@ -57,33 +59,44 @@ pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
     wanted.then_some(top as u8)
 }
 
+/// Value between 0 and the logarithm of a probability of 0.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
+struct Logprob(#[schemars(range(min = IMPOSSIBLE, max = 0.0))] f32);
+
 /// `logprobs` of a choice: JSON lists that grow with each piece of the answer.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
 pub(super) enum List {
-    Chat {
-        content: Column,
-    },
-    Completion {
-        tokens: Column,
-        logprobs: Column,
-        top: Column,
-        offsets: Column,
-    },
+    Chat(ChatLogprobs),
+    Text(TextLogprobs),
+}
+
+#[derive(Debug, Default, Serialize, JsonSchema)]
+pub struct ChatLogprobs {
+    #[schemars(with = "Vec<ChatToken<'static>>")]
+    content: Column,
+    refusal: (),
+}
+
+#[derive(Debug, Default, Serialize, JsonSchema)]
+pub struct TextLogprobs {
+    #[schemars(with = "Vec<String>")]
+    tokens: Column,
+    #[schemars(with = "Vec<Option<Logprob>>")]
+    token_logprobs: Column,
+    #[schemars(with = "Vec<Option<TopLogprobs>>")]
+    top_logprobs: Column,
+    #[schemars(with = "Vec<usize>")]
+    text_offset: Column,
 }
 
 impl List {
     /// List without tokens.
     pub(super) fn new(kind: Kind) -> Self {
         match kind {
-            Kind::Chat => Self::Chat {
-                content: Column::default(),
-            },
-            Kind::Completion => Self::Completion {
-                tokens: Column::default(),
-                logprobs: Column::default(),
-                top: Column::default(),
-                offsets: Column::default(),
-            },
+            Kind::Chat => Self::Chat(ChatLogprobs::default()),
+            Kind::Completion => Self::Text(TextLogprobs::default()),
         }
     }
 
@@ -98,68 +111,57 @@ impl List {
         for token in &listed.tokens {
             match self {
                 // A chat's list never contains the prompt.
-                Self::Chat { content } => content.add_chat_token(listed, token),
-                Self::Completion {
-                    tokens,
-                    logprobs,
-                    top,
-                    offsets,
-                } => {
-                    tokens.add(&completion_text(listed, token.token));
+                Self::Chat(list) => list.content.add_chat_token(listed, token),
+                Self::Text(list) => {
+                    list.tokens.add(&completion_text(listed, token.token));
                     let of_token = token.logprobs.as_ref().map(|it| written(it.of_token));
-                    logprobs.add(&of_token);
-                    top.add_text(&top_object(listed, token));
-                    offsets.add(&token.offset);
+                    list.token_logprobs.add(&of_token);
+                    list.top_logprobs.add(&TopLogprobs::of(listed, token));
+                    list.text_offset.add(&token.offset);
                 }
             }
         }
     }
 
-    /// Upper bound of the written size, in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        const NAMES: usize = 128;
-        let items = match self {
-            Self::Chat { content } => content.items.len(),
-            Self::Completion {
-                tokens,
-                logprobs,
-                top,
-                offsets,
-            } => [tokens, logprobs, top, offsets]
-                .map(|column| column.items.len())
-                .iter()
-                .sum(),
+    /// Takes all columns, in their order, and leaves a [`GAP`] in place of each.
+    pub(super) fn take(&mut self) -> Vec<Column> {
+        let columns = match self {
+            Self::Chat(list) => vec![&mut list.content],
+            Self::Text(list) => vec![
+                &mut list.tokens,
+                &mut list.token_logprobs,
+                &mut list.top_logprobs,
+                &mut list.text_offset,
+            ],
         };
-        items + NAMES
+        let gap = || Column {
+            items: b"\"\"".to_vec(),
+        };
+        let columns = columns.into_iter();
+        columns.map(|it| std::mem::replace(it, gap())).collect()
     }
+}
 
-    /// Writes the list, and frees each column after writing it, because the list of a long answer is large.
-    pub(super) fn write(self, out: &mut Vec<u8>) {
-        let mut write = |name: &str, column: Column| {
-            out.extend_from_slice(name.as_bytes());
+/// List in place of a column that is missing. Strings of JSON do not contain it, because they escape quotes.
+const GAP: &str = "[\"\"]";
+
+/// Puts the columns into the gaps of an answer. Each is freed after it is copied, because the columns of a long answer
+/// are large.
+pub(super) fn fill(json: &str, columns: Vec<Column>) -> Vec<u8> {
+    let items: usize = columns.iter().map(|column| column.items.len() + 2).sum();
+    let gaps = columns.len() * GAP.len();
+    let mut out = Vec::with_capacity(json.len() + items - gaps);
+    let mut columns = columns.into_iter();
+    for part in json.split_inclusive(GAP) {
+        let before = part.strip_suffix(GAP);
+        out.extend_from_slice(before.unwrap_or(part).as_bytes());
+        if let (Some(_), Some(column)) = (before, columns.next()) {
             out.push(b'[');
             out.extend_from_slice(&column.items);
             out.push(b']');
-        };
-        match self {
-            Self::Chat { content } => {
-                write("{\"content\":", content);
-                out.extend_from_slice(b",\"refusal\":null}");
-            }
-            Self::Completion {
-                tokens,
-                logprobs,
-                top,
-                offsets,
-            } => {
-                write("{\"tokens\":", tokens);
-                write(",\"token_logprobs\":", logprobs);
-                write(",\"top_logprobs\":", top);
-                write(",\"text_offset\":", offsets);
-                out.push(b'}');
-            }
         }
     }
+    out
 }
 
 /// Items of a JSON list, separated by commas.
@@ -186,25 +188,14 @@ impl Column {
     /// Appends the items of another column.
     pub fn append(&mut self, other: &Self) {
         if !other.items.is_empty() {
-            self.add_text(&other.items);
+            self.separate();
+            self.items.extend_from_slice(&other.items);
         }
-    }
-
-    /// JSON list of the items.
-    pub fn list(&self) -> Box<RawValue> {
-        let text = String::from_utf8_lossy(&self.items);
-        // The items were written as JSON.
-        RawValue::from_string(format!("[{text}]")).unwrap_or_default()
     }
 
     fn add(&mut self, item: &impl Serialize) {
         self.separate();
         write_json(&mut self.items, item);
-    }
-
-    fn add_text(&mut self, json: &[u8]) {
-        self.separate();
-        self.items.extend_from_slice(json);
     }
 
     fn separate(&mut self) {
@@ -214,18 +205,43 @@ impl Column {
     }
 }
 
-#[derive(Serialize)]
-struct ChatToken<'a> {
+/// List of the items.
+impl Serialize for Column {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = String::from_utf8_lossy(&self.items);
+        // The items were written as JSON.
+        let list = RawValue::from_string(format!("[{text}]")).unwrap_or_default();
+        list.serialize(serializer)
+    }
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ChatToken<'a> {
     #[serde(flatten)]
     token: ChatName<'a>,
+    #[schemars(length(max = MAX_TOP_LOGPROBS))]
     top_logprobs: Vec<ChatName<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
 struct ChatName<'a> {
     token: String,
-    logprob: f32,
+    logprob: Logprob,
     bytes: &'a [u8],
+}
+
+/// Logarithms by the text of the token, in the order of the list.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(extend("maxProperties" = MAX_TOP_LOGPROBS + 1))]
+struct TopLogprobs(
+    #[serde(serialize_with = "in_order")]
+    #[schemars(with = "BTreeMap<String, Logprob>")]
+    Vec<(String, Logprob)>,
+);
+
+fn in_order<S: Serializer>(pairs: &[(String, Logprob)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().map(|(name, logprob)| (name, logprob)))
 }
 
 impl<'a> ChatToken<'a> {
@@ -249,30 +265,25 @@ fn completion_text(listed: &Listed, token: TokenId) -> String {
     text_of(listed.text.vocabulary().name(token), "bytes:")
 }
 
-/// Most likely tokens and the chosen token, by their text. `null` for the first token of a prompt. Of two tokens with
-/// the same text, the more likely one is kept.
-fn top_object(listed: &Listed, token: &ListedToken) -> Vec<u8> {
-    let Some(logprobs) = &token.logprobs else {
-        return b"null".to_vec();
-    };
-    let itself = (token.token, logprobs.of_token);
-    let mut names: Vec<String> = Vec::new();
-    let mut object = Column::default();
-    for &(token, logprob) in logprobs.top.iter().chain([&itself]) {
-        let name = completion_text(listed, token);
-        if names.contains(&name) {
-            continue;
+impl TopLogprobs {
+    /// Most likely tokens and the chosen token. `None` for the first token of a prompt. Of two tokens with the same
+    /// text, the more likely one is kept.
+    fn of(listed: &Listed, token: &ListedToken) -> Option<Self> {
+        let logprobs = token.logprobs.as_ref()?;
+        let itself = (token.token, logprobs.of_token);
+        let mut all: Vec<(String, Logprob)> = Vec::new();
+        for &(token, logprob) in logprobs.top.iter().chain([&itself]) {
+            let name = completion_text(listed, token);
+            if all.iter().all(|(known, _)| *known != name) {
+                all.push((name, written(logprob)));
+            }
         }
-        object.add(&name);
-        object.items.push(b':');
-        write_json(&mut object.items, &written(logprob));
-        names.push(name);
+        Some(Self(all))
     }
-    [b"{", &object.items[..], b"}"].concat()
 }
 
-fn written(logprob: f32) -> f32 {
-    logprob.max(IMPOSSIBLE)
+fn written(logprob: f32) -> Logprob {
+    Logprob(logprob.max(IMPOSSIBLE))
 }
 
 /// Text of a token. Bytes that are not text are written as hexadecimal escapes after `mark`.
@@ -315,11 +326,11 @@ mod tests {
     fn written_as(kind: Kind, listed: &[Listed]) -> Value {
         let mut list = List::new(kind);
         listed.iter().for_each(|listed| list.add(listed));
-        let most = list.bytes();
-        let mut json = Vec::new();
-        list.write(&mut json);
-        assert!(json.len() <= most);
-        serde_json::from_slice(&json).unwrap()
+        let whole = json!(list);
+        let columns = list.take();
+        let json = fill(&json!(list).to_string(), columns);
+        assert_eq!(serde_json::from_slice::<Value>(&json).unwrap(), whole);
+        whole
     }
 
     #[test]

@@ -6,10 +6,12 @@
 //! Each piece of text becomes one delta, which is empty while the parser holds the text back. So the number of chunks
 //! identifies a position in the stream, as without a parser.
 
-use super::finish_reason;
-use crate::messages::THOUGHTS;
+use super::answer::{
+    CallDelta, CallType, ChatFinishReason, Delta, Function, FunctionDelta, Message, ToolCall,
+    ToolCalls,
+};
+use crate::answer::OrNull;
 use crate::timeline::{Kind, Step, Timeline, sum};
-use serde_json::{Map, Value, json};
 use worker_orcd_requests::StopReason;
 use worker_orcd_text::tools::Parsing;
 
@@ -35,105 +37,116 @@ impl Parts {
     }
 
     /// Delta of this piece.
-    pub(super) fn push(&mut self, text: &str) -> Value {
+    pub(super) fn push(&mut self, text: &str) -> Delta {
         self.timeline.push(text, &mut self.steps);
         self.delta()
     }
 
     /// Delta of the held text, at the end.
-    pub(super) fn finish(&mut self) -> Value {
+    pub(super) fn finish(&mut self) -> Delta {
         self.timeline.finish(false, &mut self.steps);
         self.delta()
     }
 
     /// `finish_reason`. Call it after [`finish`](Self::finish).
-    pub(super) fn finish_reason(&self, reason: StopReason) -> &'static str {
+    pub(super) fn finish_reason(&self, reason: StopReason) -> ChatFinishReason {
         match reason {
-            StopReason::Eos if self.timeline.has_whole_calls() => "tool_calls",
-            reason => finish_reason(reason),
+            StopReason::Eos if self.timeline.has_whole_calls() => {
+                ChatFinishReason::Calls(ToolCalls::ToolCalls)
+            }
+            reason => reason.into(),
         }
     }
 
     /// Message of the whole text, and its `finish_reason`.
-    pub(super) fn message(mut self, text: &str, reason: StopReason) -> (Value, &'static str) {
+    pub(super) fn message(mut self, text: &str, reason: StopReason) -> (Message, ChatFinishReason) {
         self.timeline.push(text, &mut self.steps);
         self.timeline.finish(false, &mut self.steps);
         let reason = self.finish_reason(reason);
-        let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+        let (mut text, mut reasoning, mut tool_calls) = (String::new(), None, Vec::new());
         for item in sum(self.steps) {
             match item.kind {
                 Kind::Text => text.push_str(&item.text),
-                Kind::Reasoning => reasoning.push_str(&item.text),
-                Kind::Call { name, id } => calls.push(json!({
-                    "id": id,
-                    "type": "function",
-                    "function": {"name": name, "arguments": item.text},
-                })),
+                Kind::Reasoning => append(&mut reasoning, &item.text),
+                Kind::Call { name, id } => tool_calls.push(ToolCall {
+                    id,
+                    r#type: CallType::Function,
+                    function: Function {
+                        name,
+                        arguments: item.text,
+                    },
+                }),
             }
         }
-        let is_more = !(reasoning.is_empty() && calls.is_empty());
-        let content = match text.is_empty() && is_more {
-            true => Value::Null,
-            false => json!(text),
+        let reasoning = reasoning.filter(|it| !it.is_empty());
+        let is_only_text = reasoning.is_none() && tool_calls.is_empty();
+        let message = Message {
+            content: (is_only_text || !text.is_empty()).then_some(text),
+            reasoning_content: reasoning.clone(),
+            reasoning,
+            tool_calls,
+            ..Message::of_text(String::new())
         };
-        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-        if !reasoning.is_empty() {
-            for name in THOUGHTS {
-                message[name] = json!(reasoning);
-            }
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = Value::Array(calls);
-        }
         (message, reason)
     }
 
-    fn delta(&mut self) -> Value {
-        let mut texts = Map::new();
-        let mut add = |key: &str, text: String| match texts.get_mut(key) {
-            Some(Value::String(before)) => before.push_str(&text),
-            _ => drop(texts.insert(key.to_owned(), json!(text))),
-        };
-        let mut calls: Vec<Value> = Vec::new();
+    fn delta(&mut self) -> Delta {
+        let mut delta = Delta::default();
         for step in self.steps.drain(..) {
             match step {
                 Step::Begins(kind) => {
                     if let Kind::Call { name, id } = &kind {
-                        calls.push(json!({
-                            "index": self.begun_calls,
-                            "id": id,
-                            "type": "function",
-                            "function": {"name": name, "arguments": ""},
-                        }));
+                        delta.tool_calls.push(CallDelta {
+                            index: self.begun_calls,
+                            id: Some(id.clone()),
+                            r#type: Some(CallType::Function),
+                            function: FunctionDelta {
+                                name: Some(name.clone()),
+                                arguments: String::new(),
+                            },
+                        });
                         self.begun_calls += 1;
                     }
                     self.kind = kind;
                 }
                 Step::Adds(text) => match &self.kind {
-                    Kind::Text => add("content", text),
-                    Kind::Reasoning => THOUGHTS
-                        .into_iter()
-                        .for_each(|name| add(name, text.clone())),
+                    Kind::Text => match (&mut delta.content, &delta.reasoning) {
+                        (Some(OrNull(content)), _) => append(content, &text),
+                        (None, None) => delta.content = Some(OrNull(Some(text))),
+                        (None, Some(_)) => append(&mut delta.content_after, &text),
+                    },
+                    Kind::Reasoning => {
+                        append(&mut delta.reasoning_content, &text);
+                        append(&mut delta.reasoning, &text);
+                    }
                     Kind::Call { .. } => {
                         let index = self.begun_calls.saturating_sub(1);
-                        add_arguments(&mut calls, index, text);
+                        add_arguments(&mut delta.tool_calls, index, text);
                     }
                 },
                 Step::Ends { .. } => {}
             }
         }
-        if !calls.is_empty() {
-            texts.insert("tool_calls".to_owned(), Value::Array(calls));
-        }
-        Value::Object(texts)
+        delta
     }
 }
 
-fn add_arguments(calls: &mut Vec<Value>, index: usize, text: String) {
-    let known = calls.last_mut().filter(|call| call["index"] == index);
-    match known.map(|call| &mut call["function"]["arguments"]) {
-        Some(Value::String(before)) => before.push_str(&text),
-        _ => calls.push(json!({"index": index, "function": {"arguments": text}})),
+fn append(text: &mut Option<String>, more: &str) {
+    text.get_or_insert_default().push_str(more);
+}
+
+fn add_arguments(calls: &mut Vec<CallDelta>, index: usize, text: String) {
+    match calls.last_mut().filter(|call| call.index == index) {
+        Some(call) => call.function.arguments.push_str(&text),
+        None => calls.push(CallDelta {
+            index,
+            id: None,
+            r#type: None,
+            function: FunctionDelta {
+                name: None,
+                arguments: text,
+            },
+        }),
     }
 }
 
@@ -141,6 +154,7 @@ fn add_arguments(calls: &mut Vec<Value>, index: usize, text: String) {
 mod tests {
     use super::*;
     use crate::call_ids::CallIds;
+    use serde_json::{Value, json};
     use worker_orcd_text::tools::{Syntax, Thoughts};
 
     const PARSING: Parsing = Parsing {
@@ -193,37 +207,63 @@ mod tests {
             let pieces = chars
                 .chunks(size)
                 .map(|piece| piece.iter().collect::<String>());
-            let mut deltas: Vec<Value> = pieces.map(|piece| streamed.push(&piece)).collect();
-            deltas.push(streamed.finish());
+            let deltas = pieces.map(|piece| json!(streamed.push(&piece)));
+            let mut deltas: Vec<Value> = deltas.collect();
+            deltas.push(json!(streamed.finish()));
             let (message, reason) = parts(Syntax::Hermes).message(TEXT, StopReason::Eos);
-            assert_eq!(accumulate(&deltas), message, "{size}");
-            assert_eq!(reason, "tool_calls");
+            assert_eq!(accumulate(&deltas), json!(message), "{size}");
+            assert_eq!(json!(reason), "tool_calls");
             assert_eq!(streamed.finish_reason(StopReason::Eos), reason);
         }
     }
 
     #[test]
     fn a_message_has_what_there_is_and_null_for_a_text_that_is_not() {
-        let (message, _) = parts(Syntax::Hermes).message(TEXT, StopReason::Eos);
-        assert_eq!(message["reasoning_content"], "Hm");
-        assert_eq!(message["reasoning"], "Hm");
-        assert_eq!(message["content"], "I look.");
+        let message = |text: &str| {
+            let (message, reason) = parts(Syntax::Hermes).message(text, StopReason::Eos);
+            (json!(message), json!(reason))
+        };
+        let (whole, _) = message(TEXT);
+        assert_eq!(whole["reasoning_content"], "Hm");
+        assert_eq!(whole["reasoning"], "Hm");
+        assert_eq!(whole["content"], "I look.");
         assert_eq!(
-            message["tool_calls"][1]["function"],
+            whole["tool_calls"][1]["function"],
             json!({"name": "b", "arguments": "{}"})
         );
-        let only_call = TEXT.split("I look.").nth(1).unwrap();
-        let (message, _) = parts(Syntax::Hermes).message(only_call, StopReason::Eos);
-        assert_eq!(message["content"], Value::Null);
-        assert!(message.get("reasoning_content").is_none());
-        let (message, reason) = parts(Syntax::Hermes).message("", StopReason::Eos);
+        let (only_call, _) = message(TEXT.split("I look.").nth(1).unwrap());
+        assert_eq!(only_call["content"], Value::Null);
+        assert!(only_call.get("reasoning_content").is_none());
         let nothing = json!({"role": "assistant", "content": "", "refusal": null});
-        assert_eq!((message, reason), (nothing, "stop"));
+        assert_eq!(message(""), (nothing, json!("stop")));
+    }
+
+    #[test]
+    fn a_delta_has_text_and_reasoning_in_the_order_of_the_answer() {
+        let written = |text: &str| {
+            let thinking = Some(Thoughts::Channels);
+            let calls = Some(Syntax::Harmony);
+            let mut parts = Parts::of(Parsing { calls, thinking }, "chatcmpl-1").unwrap();
+            serde_json::to_string(&parts.push(text)).unwrap()
+        };
+        let (text, thought) = (
+            "<|channel|>final<|message|>a<|end|>",
+            "<|channel|>analysis<|message|>b<|end|>",
+        );
+        let start = "<|start|>assistant";
+        assert_eq!(
+            written(&format!("{text}{start}{thought}{start}{text}")),
+            "{\"content\":\"aa\",\"reasoning_content\":\"b\",\"reasoning\":\"b\"}"
+        );
+        assert_eq!(
+            written(&format!("{thought}{start}{text}")),
+            "{\"reasoning_content\":\"b\",\"reasoning\":\"b\",\"content\":\"a\"}"
+        );
     }
 
     #[test]
     fn the_reason_is_honest() {
-        let reason = |text: &str, reason| parts(Syntax::Hermes).message(text, reason).1;
+        let reason = |text: &str, reason| json!(parts(Syntax::Hermes).message(text, reason).1);
         assert_eq!(reason(TEXT, StopReason::MaxTokens), "length");
         assert_eq!(reason(TEXT, StopReason::StopSequence), "stop");
         let cut = &TEXT[..TEXT.find(" 1}").unwrap()];

@@ -1,32 +1,34 @@
 //! Stream of an answer: `data:` chunks, then `data: [DONE]`.
 //!
-//! The constant part of the chunks is serialized once, before the first chunk.
-//!
 //! Chunks have no `id:` line. The `openai` package for Python remembers an id, and then parses the blank line after
 //! every comment as an event without data, which fails. `vllm bench` expects only `data:` between two blank lines.
 
+use super::answer::{
+    ChatChunkChoice, ChatCompletionChunk, Chunk, CompletionChunk, Delta, FinishReason, Role,
+    TextChoice, Usage,
+};
 use super::logprobs::List;
 use super::parts::Parts;
 use super::request::StreamOptions;
-use super::{Header, Kind, finish_reason};
+use super::{Header, Kind};
+use crate::answer::OrNull;
 use crate::error::{ApiError, Dialect};
-use crate::render::{Render, write_data, write_json};
-use serde_json::{Value, json};
-use worker_orcd_requests::{Completion, Failure, Piece};
+use crate::render::{Render, write_data};
+use serde::Serialize;
+use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
+
+pub type ChatChunk<'a> = Chunk<'a, ChatCompletionChunk, ChatChunkChoice>;
+pub type TextChunk<'a> = Chunk<'a, CompletionChunk, TextChoice<Option<FinishReason>>>;
 
 #[derive(Debug)]
 pub struct Chunks {
-    kind: Kind,
+    header: Header,
     /// Index of the choice.
     index: usize,
-    /// `data: {"id":…,"choices":[`: the same for every chunk.
-    opening: Vec<u8>,
     options: StreamOptions,
     tokens_in: u32,
     /// Parser of the text. `None` if the text needs none.
     parts: Option<Parts>,
-    /// The answer is constrained to tool calls.
-    must_call: bool,
 }
 
 impl Chunks {
@@ -44,149 +46,115 @@ impl Chunks {
         options: StreamOptions,
         tokens_in: u32,
     ) -> Self {
-        let fixed = json!({
-            "id": header.id,
-            "object": header.kind.chunk_object(),
-            "created": header.created,
-            "model": header.model,
-            "system_fingerprint": header.fingerprint,
-        });
-        let mut opening = b"data: ".to_vec();
-        write_json(&mut opening, &fixed);
-        // Reopens the JSON object: removes its closing brace.
-        opening.pop();
-        opening.extend_from_slice(b",\"choices\":[");
         Self {
-            kind: header.kind,
+            header: header.clone(),
             index,
-            opening,
             options,
             tokens_in,
             parts: Parts::of(header.parsing, name),
-            must_call: header.must_call,
         }
     }
 
-    /// Writes a chunk before the end. `tokens_out`: tokens generated so far.
-    fn chunk(&self, out: &mut Vec<u8>, tokens_out: u32, choice: impl FnOnce(&mut Vec<u8>)) {
-        self.chunk_with(out, || usage(self.tokens_in, tokens_out), choice);
-    }
-
-    fn chunk_with(
+    /// Writes a chunk of the choice. `reason`: in its last one.
+    fn write(
         &self,
+        delta: Delta,
+        piece: Option<&Piece>,
+        reason: Option<StopReason>,
+        usage: Usage,
         out: &mut Vec<u8>,
-        usage: impl FnOnce() -> Value,
-        choice: impl FnOnce(&mut Vec<u8>),
     ) {
-        out.extend_from_slice(&self.opening);
-        choice(out);
-        out.push(b']');
-        if self.options.continuous_usage {
-            out.extend_from_slice(b",\"usage\":");
-            write_json(out, &usage());
-        } else if self.options.include_usage {
-            out.extend_from_slice(b",\"usage\":null");
+        let (kind, index) = (self.header.kind, self.index);
+        let listed = piece.and_then(|piece| piece.logprobs.as_deref());
+        let logprobs = listed.map(|listed| List::of(kind, listed));
+        match kind {
+            Kind::Chat => {
+                let ended = |reason| match &self.parts {
+                    Some(parts) => parts.finish_reason(reason),
+                    None => reason.into(),
+                };
+                let finish_reason = reason.map(ended);
+                let choice = ChatChunkChoice {
+                    index,
+                    delta,
+                    logprobs,
+                    finish_reason,
+                };
+                self.chunk(ChatCompletionChunk::Object, &[choice], usage, out);
+            }
+            Kind::Completion => {
+                let choice = TextChoice {
+                    index,
+                    text: piece.map(|piece| piece.text.clone()).unwrap_or_default(),
+                    logprobs,
+                    finish_reason: reason.map(FinishReason::from),
+                };
+                self.chunk(CompletionChunk::Object, &[choice], usage, out);
+            }
         }
-        out.extend_from_slice(b"}\n\n");
     }
 
-    /// Writes the chunk with the usage and without choices.
-    fn last_chunk(&self, out: &mut Vec<u8>, usage: &Value) {
-        out.extend_from_slice(&self.opening);
-        out.extend_from_slice(b"],\"usage\":");
-        write_json(out, usage);
-        out.extend_from_slice(b"}\n\n");
+    fn chunk(
+        &self,
+        object: impl Serialize,
+        choices: &[impl Serialize],
+        usage: Usage,
+        out: &mut Vec<u8>,
+    ) {
+        let usage = match self.options {
+            it if it.continuous_usage => Some(OrNull(Some(usage))),
+            it if it.include_usage => Some(OrNull(None)),
+            _ => None,
+        };
+        write_data(out, &Chunk::new(&self.header, object, choices, usage));
     }
 
     /// Writes the last chunk of the choice.
     pub fn finish(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let usage = || usage_of(completion);
-        if let Some(parts) = &mut self.parts {
-            let delta = parts.finish();
-            let reason = parts.finish_reason(completion.stop_reason);
-            self.chunk_with(out, usage, |out| {
-                self.part(out, &delta, None, Some(reason));
-            });
-        } else {
-            let reason = finish_reason(completion.stop_reason);
-            self.chunk_with(out, usage, |out| {
-                self.choice(out, None, Some(reason));
-            });
-        }
+        let delta = self.parts.as_mut().map(Parts::finish);
+        let reason = Some(completion.stop_reason);
+        self.write(
+            delta.unwrap_or_default(),
+            None,
+            reason,
+            completion.into(),
+            out,
+        );
     }
 
     /// Writes the end of the stream, after the last chunks of all choices.
-    pub fn end(&self, usage: &Value, out: &mut Vec<u8>) {
+    pub fn end(&self, usage: Usage, out: &mut Vec<u8>) {
         if self.options.include_usage {
-            self.last_chunk(out, usage);
+            let (header, usage) = (&self.header, Some(OrNull(Some(usage))));
+            match header.kind {
+                Kind::Chat => {
+                    let object = ChatCompletionChunk::Object;
+                    write_data(out, &ChatChunk::new(header, object, &[], usage));
+                }
+                Kind::Completion => {
+                    let object = CompletionChunk::Object;
+                    write_data(out, &TextChunk::new(header, object, &[], usage));
+                }
+            }
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
-    }
-
-    fn index(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(b"{\"index\":");
-        write_json(out, &self.index);
-        out.push(b',');
-    }
-
-    /// Writes the choice of a parsed answer.
-    fn part(
-        &self,
-        out: &mut Vec<u8>,
-        delta: &Value,
-        piece: Option<&Piece>,
-        finish_reason: Option<&str>,
-    ) {
-        self.index(out);
-        out.extend_from_slice(b"\"delta\":");
-        write_json(out, delta);
-        self.end_of_choice(out, piece, finish_reason);
-    }
-
-    fn choice(&self, out: &mut Vec<u8>, piece: Option<&Piece>, finish_reason: Option<&str>) {
-        let text = piece.map(|piece| piece.text.as_str());
-        self.index(out);
-        match (self.kind, text) {
-            (Kind::Chat, Some(text)) => {
-                out.extend_from_slice(b"\"delta\":{\"content\":");
-                write_json(out, &text);
-                out.push(b'}');
-            }
-            (Kind::Chat, None) => out.extend_from_slice(b"\"delta\":{}"),
-            (Kind::Completion, text) => {
-                out.extend_from_slice(b"\"text\":");
-                write_json(out, &text.unwrap_or_default());
-            }
-        }
-        self.end_of_choice(out, piece, finish_reason);
-    }
-
-    fn end_of_choice(&self, out: &mut Vec<u8>, piece: Option<&Piece>, finish_reason: Option<&str>) {
-        out.extend_from_slice(b",\"logprobs\":");
-        match piece.and_then(|piece| piece.logprobs.as_deref()) {
-            Some(listed) => List::of(self.kind, listed).write(out),
-            None => out.extend_from_slice(b"null"),
-        }
-        out.extend_from_slice(b",\"finish_reason\":");
-        write_json(out, &finish_reason);
-        out.push(b'}');
     }
 }
 
 impl Render for Chunks {
     fn begin(&mut self, out: &mut Vec<u8>) {
-        if self.kind == Kind::Completion {
+        if self.header.kind == Kind::Completion {
             return;
         }
         // Some clients turn an empty string into an empty text before the calls.
-        let content = (!self.must_call).then_some("");
-        let role = json!({
-            "index": self.index,
-            "delta": {"role": "assistant", "content": content},
-            "logprobs": null,
-            "finish_reason": null,
-        });
-        self.chunk(out, 0, |out| write_json(out, &role));
+        let content = (!self.header.must_call).then(String::new);
+        let delta = Delta {
+            role: Some(Role::Assistant),
+            content: Some(OrNull(content)),
+            ..Delta::default()
+        };
+        let usage = Usage::so_far(self.tokens_in, 0);
+        self.write(delta, None, None, usage, out);
     }
 
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
@@ -194,13 +162,13 @@ impl Render for Chunks {
             true => 0,
             false => piece.index.saturating_add(1),
         };
-        if let Some(parts) = &mut self.parts {
-            let delta = parts.push(&piece.text);
-            return self.chunk(out, tokens_out, |out| {
-                self.part(out, &delta, Some(piece), None);
-            });
-        }
-        self.chunk(out, tokens_out, |out| self.choice(out, Some(piece), None));
+        let delta = match (&mut self.parts, self.header.kind) {
+            (Some(parts), _) => parts.push(&piece.text),
+            (None, Kind::Chat) => Delta::of_text(piece.text.clone()),
+            (None, Kind::Completion) => Delta::default(),
+        };
+        let usage = Usage::so_far(self.tokens_in, tokens_out);
+        self.write(delta, Some(piece), None, usage, out);
     }
 
     fn known(&mut self, piece: &Piece) {
@@ -213,7 +181,7 @@ impl Render for Chunks {
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         self.finish(completion, out);
-        self.end(&usage_of(completion), out);
+        self.end(completion.into(), out);
     }
 
     /// Clients raise an exception for an `error` in place of choices. No `[DONE]` follows, because it would signal
@@ -223,37 +191,11 @@ impl Render for Chunks {
     }
 }
 
-/// Usage of a complete answer, with the number of cached prompt tokens.
-#[must_use]
-pub fn whole_usage(tokens_in: u32, tokens_out: u32, cached_tokens: u32) -> Value {
-    let mut usage = usage(tokens_in, tokens_out);
-    usage["prompt_tokens_details"] = json!({"cached_tokens": cached_tokens});
-    usage
-}
-
-fn usage_of(completion: &Completion) -> Value {
-    let Completion {
-        tokens_in,
-        tokens_out,
-        cached_tokens,
-        ..
-    } = *completion;
-    whole_usage(tokens_in, tokens_out, cached_tokens)
-}
-
-fn usage(tokens_in: u32, tokens_out: u32) -> Value {
-    json!({
-        "prompt_tokens": tokens_in,
-        "completion_tokens": tokens_out,
-        "total_tokens": tokens_in.saturating_add(tokens_out),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
     use std::time::Duration;
-    use worker_orcd_requests::StopReason;
     use worker_orcd_text::tools::{Parsing, Syntax};
 
     fn header(kind: Kind) -> Header {

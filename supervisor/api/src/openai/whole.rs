@@ -1,13 +1,13 @@
 //! Answer in one piece: a JSON object with all choices, written when the last of them has ended.
 
-use super::logprobs::List;
+use super::answer::{
+    self, Answer, ChatChoice, ChatCompletion, FinishReason, Message, TextChoice, Usage,
+};
+use super::logprobs::{List, fill};
 use super::parts::Parts;
-use super::stream::whole_usage;
-use super::{Header, Kind, finish_reason};
+use super::{Header, Kind};
 use crate::choices::Layout;
-use crate::render::write_json;
 use serde::Serialize;
-use serde_json::{Value, json};
 use worker_orcd_requests::{Completion, Piece};
 
 /// Choice, as received so far.
@@ -35,135 +35,71 @@ impl Gathered {
             list.add(listed);
         }
     }
+
+    fn of_chat(self, header: &Header, index: usize, end: &Completion) -> ChatChoice {
+        let (message, finish_reason) = match Parts::of(header.parsing, &self.name) {
+            Some(parts) => parts.message(&self.text, end.stop_reason),
+            None => (Message::of_text(self.text), end.stop_reason.into()),
+        };
+        ChatChoice {
+            index,
+            message,
+            logprobs: self.logprobs,
+            finish_reason,
+        }
+    }
 }
 
-/// Fields before `choices`.
-#[derive(Serialize)]
-struct Opening<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'a str,
-}
-
-/// Fields of a choice before its log probabilities.
-#[derive(Serialize)]
-struct Choice<'a> {
-    index: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    text: Option<&'a str>,
-}
-
-/// Serialized choice, without its log probabilities.
-struct Written {
-    before: Vec<u8>,
-    logprobs: Option<List>,
-    after: Vec<u8>,
-}
+pub type ChatAnswer<'a> = Answer<'a, ChatCompletion, ChatChoice>;
+pub type TextAnswer<'a> = Answer<'a, answer::Completion, TextChoice<FinishReason>>;
 
 /// Serializes the answer. The log probabilities of a long answer are tens of megabytes, so they are written once, into
 /// a buffer of the right size.
 #[must_use]
 pub fn answer(
     header: &Header,
-    choices: Vec<Gathered>,
+    mut choices: Vec<Gathered>,
     ends: &[Completion],
     layout: Layout,
 ) -> Vec<u8> {
-    let (mut tokens_in, mut cached_tokens) = (Vec::new(), Vec::new());
-    let (mut tokens_out, mut written) = (0_u32, Vec::new());
-    for (index, (choice, completion)) in choices.into_iter().zip(ends).enumerate() {
-        tokens_in.push(completion.tokens_in);
-        cached_tokens.push(completion.cached_tokens);
-        tokens_out = tokens_out.saturating_add(completion.tokens_out);
-        let (before, after) = around(header, (index, &choice.name), &choice.text, completion);
-        written.push(Written {
-            before,
-            logprobs: choice.logprobs,
-            after,
-        });
-    }
-    let opening = Opening {
-        id: &header.id,
-        object: header.kind.object(),
-        created: header.created,
-        model: &header.model,
-        system_fingerprint: &header.fingerprint,
-    };
-    let mut out = Vec::new();
-    write_json(&mut out, &opening);
-    // Reopens the JSON object: removes its closing brace.
-    out.pop();
-    out.extend_from_slice(b",\"choices\":[");
-    let mut end = b"],\"usage\":".to_vec();
-    let usage = whole_usage(
-        layout.prompt_tokens(tokens_in),
-        tokens_out,
-        layout.prompt_tokens(cached_tokens),
+    let lists = choices.iter_mut().filter_map(|it| it.logprobs.as_mut());
+    let columns = lists.flat_map(List::take).collect();
+    let usage = Usage::whole(
+        layout.prompt_tokens(ends.iter().map(|it| it.tokens_in)),
+        ends.iter()
+            .fold(0, |sum, it| sum.saturating_add(it.tokens_out)),
+        layout.prompt_tokens(ends.iter().map(|it| it.cached_tokens)),
     );
-    write_json(&mut end, &usage);
-    end.push(b'}');
-    let bytes = |choice: &Written| {
-        let list = choice.logprobs.as_ref().map_or(4, List::bytes);
-        choice.before.len() + list + choice.after.len() + 1
+    let choices = choices.into_iter().zip(ends).enumerate();
+    let json = match header.kind {
+        Kind::Chat => {
+            let choices = choices.map(|(index, (choice, end))| choice.of_chat(header, index, end));
+            let object = ChatCompletion::Object;
+            json(&ChatAnswer::new(header, object, choices.collect(), usage))
+        }
+        Kind::Completion => {
+            let choices = choices.map(|(index, (choice, end))| TextChoice {
+                index,
+                text: choice.text,
+                logprobs: choice.logprobs,
+                finish_reason: end.stop_reason.into(),
+            });
+            let object = answer::Completion::Object;
+            json(&TextAnswer::new(header, object, choices.collect(), usage))
+        }
     };
-    out.reserve_exact(end.len() + written.iter().map(bytes).sum::<usize>());
-    for (index, choice) in written.into_iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
-        out.extend_from_slice(&choice.before);
-        match choice.logprobs {
-            Some(list) => list.write(&mut out),
-            None => out.extend_from_slice(b"null"),
-        }
-        out.extend_from_slice(&choice.after);
-    }
-    out.extend_from_slice(&end);
-    out
+    fill(&json, columns)
 }
 
-/// Fields before and after the log probabilities of the choice with this number and name.
-fn around(
-    header: &Header,
-    (index, name): (usize, &str),
-    text: &str,
-    completion: &Completion,
-) -> (Vec<u8>, Vec<u8>) {
-    let reason = completion.stop_reason;
-    let parts = Parts::of(header.parsing, name);
-    let (message, text, finish_reason) = match (header.kind, parts) {
-        (Kind::Chat, Some(parts)) => {
-            let (message, finish_reason) = parts.message(text, reason);
-            (Some(message), None, finish_reason)
-        }
-        (Kind::Chat, None) => {
-            let message = json!({"role": "assistant", "content": text, "refusal": null});
-            (Some(message), None, finish_reason(reason))
-        }
-        (Kind::Completion, _) => (None, Some(text), finish_reason(reason)),
-    };
-    let choice = Choice {
-        index,
-        message,
-        text,
-    };
-    let mut before = Vec::new();
-    write_json(&mut before, &choice);
-    before.pop();
-    before.extend_from_slice(b",\"logprobs\":");
-    let mut after = b",\"finish_reason\":".to_vec();
-    write_json(&mut after, &finish_reason);
-    after.push(b'}');
-    (before, after)
+fn json(answer: &impl Serialize) -> String {
+    // Serializing these types cannot fail.
+    serde_json::to_string(answer).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
     use std::time::Duration;
     use worker_orcd_ipc::{Logprobs, TokenId};
     use worker_orcd_requests::testing;
@@ -226,7 +162,7 @@ mod tests {
         let told = choices.iter().map(|it| (&it["index"], &it["text"]));
         let expected = json!([[0, "a"], [1, "aa"], [2, "aaa"], [3, "aaaa"]]);
         assert_eq!(json!(told.collect::<Vec<_>>()), expected);
-        assert_eq!(answer["usage"], whole_usage(4, 4, 2));
+        assert_eq!(answer["usage"], json!(Usage::whole(4, 4, 2)));
     }
 
     #[test]

@@ -1,40 +1,40 @@
 //! Answer of `/v1/rerank`: documents by descending score.
 
 use super::read::Rerank;
+use crate::answer::absent_not_null;
+use crate::embeddings::written::{ListObject, PromptUsage};
+use schemars::JsonSchema;
 use serde::Serialize;
 
-#[derive(Debug, Serialize)]
-pub struct Answer {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Ranking {
     id: String,
-    object: &'static str,
+    object: ListObject,
     model: String,
     results: Vec<Ranked>,
-    usage: Usage,
+    usage: PromptUsage,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
 struct Ranked {
     index: usize,
+    #[schemars(range(min = 0.0, max = 1.0))]
     relevance_score: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
     document: Option<Document>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
 struct Document {
     text: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Usage {
-    prompt_tokens: u64,
-    total_tokens: u64,
 }
 
 /// `scores`: in the order of the request's documents. `tokens`: sum over all prompts. Equal scores keep the order of
 /// the documents.
 #[must_use]
-pub fn answer(id: String, model: String, scores: Vec<f32>, asked: Rerank, tokens: u64) -> Answer {
+pub fn answer(id: String, model: String, scores: Vec<f32>, asked: Rerank, tokens: u64) -> Ranking {
     let ranked = |(index, (relevance_score, text)): (usize, (f32, String))| Ranked {
         index,
         relevance_score,
@@ -44,15 +44,12 @@ pub fn answer(id: String, model: String, scores: Vec<f32>, asked: Rerank, tokens
     let mut results: Vec<Ranked> = scored.map(ranked).collect();
     results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
     results.truncate(asked.top_n.unwrap_or(usize::MAX));
-    Answer {
+    Ranking {
         id,
-        object: "list",
+        object: ListObject::List,
         model,
         results,
-        usage: Usage {
-            prompt_tokens: tokens,
-            total_tokens: tokens,
-        },
+        usage: PromptUsage::of(tokens),
     }
 }
 

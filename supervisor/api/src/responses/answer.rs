@@ -3,11 +3,14 @@
 //! Sources: OpenAI's API reference, and the models of its Python package. `instructions` and `tools` are not repeated:
 //! they are part of the prompt, and the record of an answer keeps only its tokens.
 
-use super::output::{Item, Status};
+use super::output::Item;
+use crate::openai::logprobs::{ChatToken, Column};
 use crate::timeline::Kind;
+use crate::words;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use serde_json::{Number, Value, json};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use worker_orcd_requests::{Completion, StopReason};
 use worker_orcd_text::tools::Parsing;
@@ -48,61 +51,163 @@ pub(super) enum Progress {
     Failed(String),
 }
 
-/// Numbers of tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Usage {
-    pub(super) input: u32,
-    /// Input tokens that were cached.
-    pub(super) cached: u32,
-    pub(super) output: u32,
-    pub(super) reasoning: u32,
+words! {
+    ResponseObject: Response = "response";
+    Status: InProgress = "in_progress" | Completed = "completed" | Incomplete = "incomplete" | Failed = "failed";
+    ItemStatus: InProgress = "in_progress" | Completed = "completed" | Incomplete = "incomplete";
+    Role: Assistant = "assistant";
+    Truncation: Disabled = "disabled";
+    IncompleteReason: MaxOutputTokens = "max_output_tokens";
+    /// The only code in OpenAI's list that fits all failures of a worker.
+    FailureCode: ServerError = "server_error";
+    TokensObject: Tokens = "response.input_tokens";
 }
 
-/// The whole object.
-#[derive(Debug, Serialize)]
-pub(super) struct Response<'a> {
-    #[serde(flatten)]
-    fields: Value,
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Response<'a> {
+    id: &'a str,
+    object: ResponseObject,
+    created_at: u64,
+    status: Status,
+    #[schemars(extend("const" = false))]
+    background: bool,
+    error: Option<ResponseFailure<'a>>,
+    incomplete_details: Option<IncompleteDetails>,
+    max_output_tokens: u32,
+    metadata: &'a BTreeMap<String, String>,
+    model: &'a str,
+    parallel_tool_calls: bool,
+    previous_response_id: (),
+    reasoning: ReasoningSettings<'a>,
+    #[schemars(extend("const" = false))]
+    store: bool,
+    #[schemars(with = "f64", range(min = 0.0, max = 2.0))]
+    temperature: &'a Option<Number>,
+    text: ResponseText<'a>,
+    tool_choice: &'a Value,
+    tools: [(); 0],
+    top_logprobs: u8,
+    #[schemars(with = "f64", range(min = 0.0, max = 1.0))]
+    top_p: &'a Option<Number>,
+    truncation: Truncation,
+    usage: Option<Usage>,
     output: Vec<Told<'a>>,
 }
 
+#[derive(Debug, Serialize, JsonSchema)]
+struct ResponseFailure<'a> {
+    code: FailureCode,
+    message: &'a str,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct IncompleteDetails {
+    reason: IncompleteReason,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ReasoningSettings<'a> {
+    effort: Option<&'a str>,
+    summary: (),
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ResponseText<'a> {
+    #[schemars(schema_with = "format")]
+    format: Cow<'a, Value>,
+    verbosity: Option<&'a str>,
+}
+
+/// Format of the request, or text.
+fn format(_: &mut SchemaGenerator) -> Schema {
+    let kind = json!({"enum": ["text", "json_object", "json_schema"]});
+    json_schema!({"type": "object", "properties": {"type": kind}, "required": ["type"]})
+}
+
+/// Numbers of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseUsage")]
+pub(super) struct Usage {
+    input_tokens: u32,
+    input_tokens_details: InputDetails,
+    output_tokens: u32,
+    output_tokens_details: OutputDetails,
+    total_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(inline)]
+struct InputDetails {
+    cached_tokens: u32,
+    cache_write_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(inline)]
+struct OutputDetails {
+    reasoning_tokens: u32,
+}
+
 /// Item in its current state.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Told<'a> {
+#[schemars(rename = "ResponseItem")]
+pub enum Told<'a> {
     Reasoning {
         id: String,
         summary: [(); 0],
+        #[schemars(length(max = 1))]
         content: Vec<Part<'a>>,
-        status: &'static str,
+        status: ItemStatus,
     },
     Message {
         id: String,
-        role: &'static str,
+        role: Role,
+        #[schemars(length(max = 1))]
         content: Vec<Part<'a>>,
-        status: &'static str,
+        status: ItemStatus,
     },
     FunctionCall {
         id: String,
         call_id: &'a str,
         name: &'a str,
         arguments: &'a str,
-        status: &'static str,
+        status: ItemStatus,
     },
 }
 
 /// The only part of reasoning or of a message.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Part<'a> {
+#[schemars(rename = "ResponsePart")]
+pub enum Part<'a> {
     ReasoningText {
         text: &'a str,
     },
     OutputText {
         text: &'a str,
         annotations: [(); 0],
-        logprobs: Box<RawValue>,
+        #[schemars(with = "Vec<ChatToken<'static>>")]
+        logprobs: &'a Column,
     },
+}
+
+/// Answer of `/v1/responses/input_tokens`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ResponseTokens {
+    object: TokensObject,
+    input_tokens: usize,
+}
+
+impl ResponseTokens {
+    #[must_use]
+    pub fn new(input_tokens: usize) -> Self {
+        let object = TokensObject::Tokens;
+        Self {
+            object,
+            input_tokens,
+        }
+    }
 }
 
 impl Progress {
@@ -110,82 +215,80 @@ impl Progress {
         Self::Ends {
             is_cut: completion.stop_reason == StopReason::MaxTokens,
             usage: Usage {
-                input: completion.tokens_in,
-                cached: completion.cached_tokens,
-                output: completion.tokens_out,
-                reasoning: reasoning_tokens,
+                input_tokens: completion.tokens_in,
+                input_tokens_details: InputDetails {
+                    cached_tokens: completion.cached_tokens,
+                    cache_write_tokens: 0,
+                },
+                output_tokens: completion.tokens_out,
+                output_tokens_details: OutputDetails { reasoning_tokens },
+                total_tokens: completion.tokens_in.saturating_add(completion.tokens_out),
             },
         }
     }
 }
 
-impl Usage {
-    fn to_json(self) -> Value {
-        json!({
-            "input_tokens": self.input,
-            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
-            "output_tokens": self.output,
-            "output_tokens_details": {"reasoning_tokens": self.reasoning},
-            "total_tokens": self.input.saturating_add(self.output),
-        })
-    }
-}
-
 impl Header {
-    pub(super) fn response<'a>(&self, items: &'a [Item], progress: &Progress) -> Response<'a> {
-        let (status, incomplete, usage, error) = match progress {
-            Progress::Runs => ("in_progress", Value::Null, Value::Null, Value::Null),
-            Progress::Ends { is_cut, usage } => {
-                let why = json!({"reason": "max_output_tokens"});
-                let (status, why) = match is_cut {
-                    true => ("incomplete", why),
-                    false => ("completed", Value::Null),
-                };
-                (status, why, usage.to_json(), Value::Null)
-            }
+    pub(super) fn response<'a>(
+        &'a self,
+        items: &'a [Item],
+        progress: &'a Progress,
+    ) -> Response<'a> {
+        let (status, incomplete_details, usage, error) = match progress {
+            Progress::Runs => (Status::InProgress, None, None, None),
+            Progress::Ends { is_cut, usage } => match is_cut {
+                true => {
+                    let reason = IncompleteReason::MaxOutputTokens;
+                    let why = IncompleteDetails { reason };
+                    (Status::Incomplete, Some(why), Some(*usage), None)
+                }
+                false => (Status::Completed, None, Some(*usage), None),
+            },
             Progress::Failed(message) => {
-                // The only code in OpenAI's list that fits all failures of a worker.
-                let error = json!({"code": "server_error", "message": message});
-                ("failed", Value::Null, Value::Null, error)
+                let code = FailureCode::ServerError;
+                let error = ResponseFailure { code, message };
+                (Status::Failed, None, None, Some(error))
             }
         };
         let echo = &self.echo;
-        let format = echo
-            .format
-            .clone()
-            .unwrap_or_else(|| json!({"type": "text"}));
+        let plain = || Cow::Owned(json!({"type": "text"}));
         let output = items.iter().enumerate();
-        let output = output.map(|(at, item)| self.item(at, item)).collect();
-        let fields = json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "background": false,
-            "error": error,
-            "incomplete_details": incomplete,
-            "max_output_tokens": echo.max_output_tokens,
-            "metadata": echo.metadata,
-            "model": self.model,
-            "parallel_tool_calls": echo.parallel_tool_calls,
-            "previous_response_id": null,
-            "reasoning": {"effort": echo.effort, "summary": null},
-            "store": false,
-            "temperature": echo.temperature,
-            "text": {"format": format, "verbosity": echo.verbosity},
-            "tool_choice": echo.tool_choice,
-            "tools": [],
-            "top_logprobs": echo.top_logprobs,
-            "top_p": echo.top_p,
-            "truncation": "disabled",
-            "usage": usage,
-        });
-        Response { fields, output }
+        Response {
+            id: &self.id,
+            object: ResponseObject::Response,
+            created_at: self.created,
+            status,
+            background: false,
+            error,
+            incomplete_details,
+            max_output_tokens: echo.max_output_tokens,
+            metadata: &echo.metadata,
+            model: &self.model,
+            parallel_tool_calls: echo.parallel_tool_calls,
+            previous_response_id: (),
+            reasoning: ReasoningSettings {
+                effort: echo.effort.as_deref(),
+                summary: (),
+            },
+            store: false,
+            temperature: &echo.temperature,
+            text: ResponseText {
+                format: echo.format.as_ref().map_or_else(plain, Cow::Borrowed),
+                verbosity: echo.verbosity.as_deref(),
+            },
+            tool_choice: &echo.tool_choice,
+            tools: [],
+            top_logprobs: echo.top_logprobs,
+            top_p: &echo.top_p,
+            truncation: Truncation::Disabled,
+            usage,
+            output: output.map(|(at, item)| self.item(at, item)).collect(),
+        }
     }
 
     pub(super) fn item<'a>(&self, at: usize, item: &'a Item) -> Told<'a> {
-        let (id, status) = (self.item_id(at, &item.kind), item.status.name());
-        let has_begun = !(item.text.is_empty() && item.status == Status::InProgress);
+        let (id, status) = (self.item_id(at, &item.kind), item.status);
+        let has_begun = !(item.text.is_empty() && item.status == ItemStatus::InProgress);
         let content = || has_begun.then(|| part(item)).into_iter().collect();
         match &item.kind {
             Kind::Reasoning => Told::Reasoning {
@@ -196,7 +299,7 @@ impl Header {
             },
             Kind::Text => Told::Message {
                 id,
-                role: "assistant",
+                role: Role::Assistant,
                 content: content(),
                 status,
             },
@@ -229,17 +332,7 @@ pub(super) fn part(item: &Item) -> Part<'_> {
         Kind::Text | Kind::Call { .. } => Part::OutputText {
             text,
             annotations: [],
-            logprobs: item.logprobs.list(),
+            logprobs: &item.logprobs,
         },
-    }
-}
-
-impl Status {
-    fn name(self) -> &'static str {
-        match self {
-            Self::InProgress => "in_progress",
-            Self::Completed => "completed",
-            Self::Incomplete => "incomplete",
-        }
     }
 }

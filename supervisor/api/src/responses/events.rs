@@ -7,11 +7,13 @@
 
 use super::answer::{Header, Part, Progress, Response, Told, part};
 use super::output::{Growth, Item, Output};
-use crate::openai::logprobs::Column;
+use crate::answer::absent_not_null;
+use crate::openai::logprobs::{ChatToken, Column};
 use crate::render::{Render, write_event};
 use crate::timeline::Kind;
+use crate::words;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::value::RawValue;
 use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
 
 /// Number of events at the beginning of every stream: `response.created` and `response.in_progress`.
@@ -35,39 +37,51 @@ struct Sequence {
     from: u64,
 }
 
-/// Event, with the fields that all events share.
-#[derive(Serialize)]
-struct Event<'a, T> {
-    r#type: &'a str,
+words! {
+    EventName: Created = "response.created"
+        | InProgress = "response.in_progress"
+        | ItemAdded = "response.output_item.added"
+        | PartAdded = "response.content_part.added"
+        | TextDelta = "response.output_text.delta"
+        | TextDone = "response.output_text.done"
+        | ReasoningDelta = "response.reasoning_text.delta"
+        | ReasoningDone = "response.reasoning_text.done"
+        | ArgumentsDelta = "response.function_call_arguments.delta"
+        | ArgumentsDone = "response.function_call_arguments.done"
+        | PartDone = "response.content_part.done"
+        | ItemDone = "response.output_item.done"
+        | Completed = "response.completed"
+        | Incomplete = "response.incomplete"
+        | Failed = "response.failed";
+}
+
+/// Data of an event.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ResponseEvent<'a> {
+    r#type: EventName,
     sequence_number: u64,
     #[serde(flatten)]
-    data: T,
+    data: Data<'a>,
 }
 
-/// Data of an event about an item.
-#[derive(Serialize)]
-struct OfItem<'a> {
-    output_index: usize,
-    item: Told<'a>,
-}
-
-/// Data of an event about a part of an item.
-#[derive(Serialize)]
-struct OfPart<'a> {
-    item_id: &'a str,
-    output_index: usize,
-    content_index: u32,
-    part: Part<'a>,
-}
-
-/// Data of an event about a text or a piece of it. Most events have this form. Arguments of a call have no index and no
-/// log probabilities. At its end, a call has a name.
-#[derive(Default, Serialize)]
-struct OfText<'a> {
-    item_id: &'a str,
-    output_index: usize,
+/// Fields that depend on the type: of a response, of an item, of a part, and of a text or a piece of it. Arguments of a
+/// call have no index and no log probabilities. At its end, a call has a name.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
+struct Data<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
+    response: Option<Response<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    item_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    item: Option<Told<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 0))]
     content_index: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    part: Option<Part<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     delta: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,23 +91,37 @@ struct OfText<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     arguments: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<Box<RawValue>>,
+    #[schemars(with = "Option<Vec<ChatToken<'static>>>")]
+    logprobs: Option<&'a Column>,
 }
 
-#[derive(Serialize)]
-struct OfResponse<'a> {
-    response: Response<'a>,
+impl<'a> Data<'a> {
+    fn of_item(at: usize, item: Told<'a>) -> Self {
+        Self {
+            output_index: Some(at),
+            item: Some(item),
+            ..Self::default()
+        }
+    }
+
+    fn of_text(id: &'a str, at: usize) -> Self {
+        Self {
+            item_id: Some(id),
+            output_index: Some(at),
+            ..Self::default()
+        }
+    }
 }
 
 impl Sequence {
-    fn event(&mut self, name: &str, out: &mut Vec<u8>, data: impl Serialize) {
-        let event = Event {
+    fn event(&mut self, name: EventName, out: &mut Vec<u8>, data: Data<'_>) {
+        let event = ResponseEvent {
             r#type: name,
             sequence_number: self.next,
             data,
         };
         if self.next >= self.from {
-            write_event(out, name, &event);
+            write_event(out, name.into(), &event);
         }
         self.next += 1;
     }
@@ -136,23 +164,20 @@ impl Events {
             kind: self.output.items[at].kind.clone(),
             ..Item::nothing()
         };
-        let told = OfItem {
-            output_index: at,
-            item: self.header.item(at, &item),
-        };
-        self.sequence.event("response.output_item.added", out, told);
-        self.of_part("response.content_part.added", at, &item, out);
+        let told = Data::of_item(at, self.header.item(at, &item));
+        self.sequence.event(EventName::ItemAdded, out, told);
+        self.of_part(EventName::PartAdded, at, &item, out);
     }
 
-    fn of_part(&mut self, name: &str, at: usize, item: &Item, out: &mut Vec<u8>) {
+    fn of_part(&mut self, name: EventName, at: usize, item: &Item, out: &mut Vec<u8>) {
         if matches!(item.kind, Kind::Call { .. }) {
             return;
         }
-        let told = OfPart {
-            item_id: &self.header.item_id(at, &item.kind),
-            output_index: at,
-            content_index: 0,
-            part: part(item),
+        let id = self.header.item_id(at, &item.kind);
+        let told = Data {
+            content_index: Some(0),
+            part: Some(part(item)),
+            ..Data::of_text(&id, at)
         };
         self.sequence.event(name, out, told);
     }
@@ -160,17 +185,16 @@ impl Events {
     fn more(&mut self, at: usize, text: &str, logprobs: &Column, out: &mut Vec<u8>) {
         let kind = &self.output.items[at].kind;
         let (name, content_index) = match kind {
-            Kind::Reasoning => ("response.reasoning_text.delta", Some(0)),
-            Kind::Text => ("response.output_text.delta", Some(0)),
-            Kind::Call { .. } => ("response.function_call_arguments.delta", None),
+            Kind::Reasoning => (EventName::ReasoningDelta, Some(0)),
+            Kind::Text => (EventName::TextDelta, Some(0)),
+            Kind::Call { .. } => (EventName::ArgumentsDelta, None),
         };
-        let told = OfText {
-            item_id: &self.header.item_id(at, kind),
-            output_index: at,
+        let id = self.header.item_id(at, kind);
+        let told = Data {
             content_index,
             delta: Some(text),
-            logprobs: (*kind == Kind::Text).then(|| logprobs.list()),
-            ..OfText::default()
+            logprobs: (*kind == Kind::Text).then_some(logprobs),
+            ..Data::of_text(&id, at)
         };
         self.sequence.event(name, out, told);
     }
@@ -179,51 +203,55 @@ impl Events {
         // The item no longer grows. It is put back after its events.
         let item = std::mem::replace(&mut self.output.items[at], Item::nothing());
         let id = self.header.item_id(at, &item.kind);
-        let text = item.text.as_str();
-        let told = OfText {
-            item_id: &id,
-            output_index: at,
-            content_index: Some(0),
-            text: Some(text),
-            ..OfText::default()
-        };
+        let (text, told) = (Some(item.text.as_str()), Data::of_text(&id, at));
         let (name, told) = match &item.kind {
-            Kind::Reasoning => ("response.reasoning_text.done", told),
-            Kind::Text => {
-                let logprobs = Some(item.logprobs.list());
-                ("response.output_text.done", OfText { logprobs, ..told })
-            }
-            Kind::Call { name, .. } => (
-                "response.function_call_arguments.done",
-                OfText {
-                    content_index: None,
-                    text: None,
-                    name: Some(name),
-                    arguments: Some(text),
+            Kind::Reasoning => {
+                let content_index = Some(0);
+                let told = Data {
+                    content_index,
+                    text,
                     ..told
-                },
-            ),
+                };
+                (EventName::ReasoningDone, told)
+            }
+            Kind::Text => {
+                let told = Data {
+                    content_index: Some(0),
+                    text,
+                    logprobs: Some(&item.logprobs),
+                    ..told
+                };
+                (EventName::TextDone, told)
+            }
+            Kind::Call { name, .. } => {
+                let told = Data {
+                    name: Some(name),
+                    arguments: text,
+                    ..told
+                };
+                (EventName::ArgumentsDone, told)
+            }
         };
         self.sequence.event(name, out, told);
-        self.of_part("response.content_part.done", at, &item, out);
-        let told = OfItem {
-            output_index: at,
-            item: self.header.item(at, &item),
-        };
-        self.sequence.event("response.output_item.done", out, told);
+        self.of_part(EventName::PartDone, at, &item, out);
+        let told = Data::of_item(at, self.header.item(at, &item));
+        self.sequence.event(EventName::ItemDone, out, told);
         self.output.items[at] = item;
     }
 
-    fn response(&mut self, name: &'static str, progress: &Progress, out: &mut Vec<u8>) {
-        let response = self.header.response(&self.output.items, progress);
-        self.sequence.event(name, out, OfResponse { response });
+    fn response(&mut self, name: EventName, progress: &Progress, out: &mut Vec<u8>) {
+        let told = Data {
+            response: Some(self.header.response(&self.output.items, progress)),
+            ..Data::default()
+        };
+        self.sequence.event(name, out, told);
     }
 }
 
 impl Render for Events {
     fn begin(&mut self, out: &mut Vec<u8>) {
         self.sequence.next = 0;
-        for name in ["response.created", "response.in_progress"] {
+        for name in [EventName::Created, EventName::InProgress] {
             self.response(name, &Progress::Runs, out);
         }
     }
@@ -244,8 +272,8 @@ impl Render for Events {
         growth.drain(..).for_each(|it| self.write_growth(it, out));
         let progress = Progress::ended(completion, self.output.reasoning_tokens);
         let name = match completion.stop_reason {
-            StopReason::MaxTokens => "response.incomplete",
-            StopReason::Eos | StopReason::StopSequence => "response.completed",
+            StopReason::MaxTokens => EventName::Incomplete,
+            StopReason::Eos | StopReason::StopSequence => EventName::Completed,
         };
         self.response(name, &progress, out);
     }
@@ -253,7 +281,7 @@ impl Render for Events {
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
         self.output.break_off();
         let progress = Progress::Failed(failure.message.clone());
-        self.response("response.failed", &progress, out);
+        self.response(EventName::Failed, &progress, out);
     }
 }
 

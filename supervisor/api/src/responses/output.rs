@@ -2,6 +2,8 @@
 //!
 //! Log probabilities are listed for tokens of messages. While the parser holds text back, its tokens wait. Tokens of
 //! tags, reasoning and calls are dropped.
+
+use super::answer::ItemStatus as Status;
 use crate::openai::logprobs::Column;
 use crate::timeline::{Kind, Step, Timeline};
 use worker_orcd_requests::{Piece, StopReason};
@@ -27,13 +29,6 @@ impl Item {
             status: Status::InProgress,
         }
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Status {
-    InProgress,
-    Completed,
-    Incomplete,
 }
 
 /// Change of the items. Numbers are indices of items.

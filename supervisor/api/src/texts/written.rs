@@ -1,6 +1,7 @@
 //! Answers, serialized directly: a tree of JSON values would need many times the memory. Each is serialized twice,
 //! first to count its bytes.
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::io::{self, Write};
@@ -27,7 +28,7 @@ pub struct Detokenized {
 }
 
 /// Answer of `/apply-template`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Templated {
     pub prompt: String,
 }
@@ -54,15 +55,21 @@ impl Write for Left {
     }
 }
 
+pub type TokenizeAnswer = TokenizedFields<Vec<Token<'static>>, Vec<String>>;
+pub type DetokenizeAnswer = DetokenizedFields<String>;
+
+/// Fields of [`Tokenized`]. `T`, `P`: lists.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Tokenized")]
+pub struct TokenizedFields<T, P> {
+    tokens: T,
+    count: usize,
+    max_model_len: u32,
+    token_strs: Option<P>,
+}
+
 impl Serialize for Tokenized {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Answer<T, P> {
-            tokens: T,
-            count: usize,
-            max_model_len: u32,
-            token_strs: P,
-        }
         let text = &*self.text;
         let ids = self.tokens.iter();
         let tokens = List(ids.clone().map(|id| match self.with_pieces {
@@ -73,7 +80,7 @@ impl Serialize for Tokenized {
             },
         }));
         let lossy = |id: &TokenId| String::from_utf8_lossy(text.bytes_written(*id));
-        let answer = Answer {
+        let answer = TokenizedFields {
             tokens,
             count: self.tokens.len(),
             max_model_len: self.context,
@@ -92,17 +99,18 @@ impl<I: Iterator<Item: Serialize> + Clone> Serialize for List<I> {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-enum Token<'a> {
+pub enum Token<'a> {
     Id(u32),
     WithPiece { id: u32, piece: Piece<'a> },
 }
 
 /// Bytes that are not UTF-8 are a list of numbers, as in llama-server.
-#[derive(Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-enum Piece<'a> {
+#[schemars(inline)]
+pub enum Piece<'a> {
     Text(&'a str),
     Bytes(&'a [u8]),
 }
@@ -114,15 +122,18 @@ impl<'a> Piece<'a> {
     }
 }
 
+/// Fields of [`Detokenized`]. `T`: a text.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Detokenized")]
+pub struct DetokenizedFields<T> {
+    content: T,
+    prompt: T,
+}
+
 impl Serialize for Detokenized {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Answer<'a> {
-            content: Written<'a>,
-            prompt: Written<'a>,
-        }
         let written = || Written(&self.text, &self.tokens);
-        let answer = Answer {
+        let answer = DetokenizedFields {
             content: written(),
             prompt: written(),
         };

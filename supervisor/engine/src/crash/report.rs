@@ -2,6 +2,7 @@
 
 use crate::crash::death::{Bed, Burial, Death, Deceased, Successor};
 use crate::crash::gpu::GpuFacts;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant, SystemTime};
@@ -113,7 +114,8 @@ pub(crate) struct Memory {
 }
 
 /// Entry in the list of reports.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema, Deserialize)]
+#[schemars(rename = "CrashSummary")]
 pub struct Summary {
     pub id: String,
     pub at: String,

@@ -1,81 +1,82 @@
 //! Data of NVIDIA's driver, in fields separate from the child's reports.
 
-use super::{Clock, extend};
-use serde_json::{Value, json};
+use super::Clock;
+use super::part::part;
 use std::time::Duration;
+use worker_orcd_engine::nvml::SeenXid;
+use worker_orcd_engine::nvml::library::Gauges;
 use worker_orcd_engine::{DeviceSnapshot, EngineSnapshot, GpuSnapshot};
 use worker_orcd_lifecycle::RecoveryAction;
 
-/// Fields of `device`. All but the last Xid are `null` without a recent sample.
-pub(super) fn device(gpu: &GpuSnapshot, clock: &Clock) -> Value {
-    let fresh = gpu.gauges(clock.now);
-    let gauges = fresh.map(|(gauges, _)| gauges);
-    let (state, reason) = gpu.state(clock.now);
-    json!({
-        "temperature_celsius": gauges.and_then(|it| it.temperature_celsius),
-        "power_watts": gauges
+part! {
+    /// Fields of `device`. All but the last Xid are `null` without a recent sample.
+    Gpu(gpu: &GpuSnapshot, clock: &Clock)
+    let gauges = gpu.gauges(clock.now).map(|(gauges, _)| gauges);
+    {
+        temperature_celsius: Option<u32> = gauges.and_then(|it| it.temperature_celsius),
+        power_watts: Option<f64> = gauges
             .and_then(|it| it.power_milliwatts)
             .map(|milliwatts| f64::from(milliwatts) / 1000.0),
-        "ecc": gauges.filter(|it| it.ecc_enabled.is_some()).map(|it| json!({
-            "enabled": it.ecc_enabled,
-            "uncorrected_since_driver_load": it.ecc_uncorrected,
-            "remap_pending": it.remap_pending,
-            "remap_failed": it.remap_failed,
-        })),
-        "last_xid": gpu.last_xid.map(|seen| json!({
-            "xid": seen.xid.0,
-            "description": seen.xid.description(),
-            "at": clock.stamp(seen.at),
-            "age_ms": clock.age_ms(seen.at),
-        })),
-        "recovery_action": gauges
+        ecc: Option<Ecc> = gauges.filter(|it| it.ecc_enabled.is_some()).map(Ecc::of),
+        last_xid: Option<LastXid> = gpu.last_xid.as_ref().map(|seen| LastXid::of(seen, clock)),
+        recovery_action: Option<&'static str> = gauges
             .and_then(|it| it.action)
             .map(RecoveryAction::name),
-        "nvml": {
-            "state": state,
-            "reason": reason,
-            "age_ms": gpu.taken.as_ref().map(|(_, taken_at)| clock.age_ms(*taken_at)),
-        },
-    })
+        nvml: Nvml = Nvml::of(gpu, clock),
+    }
 }
 
-/// Fields of `vram`. NVIDIA's driver counts the whole device; `driver_child_bytes` is the child's share.
-pub(super) fn memory(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Value {
-    let gpu = &device.gpu;
-    let fresh = gpu.gauges(clock.now);
+part! {
+    Ecc(gauges: &Gauges) {
+        enabled: Option<bool> = gauges.ecc_enabled,
+        uncorrected_since_driver_load: Option<u64> = gauges.ecc_uncorrected,
+        remap_pending: Option<bool> = gauges.remap_pending,
+        remap_failed: Option<bool> = gauges.remap_failed,
+    }
+}
+
+part! {
+    LastXid(seen: &SeenXid, clock: &Clock) {
+        xid: Option<u32> = seen.xid.0,
+        description: Option<&'static str> = seen.xid.description(),
+        at: String = clock.stamp(seen.at),
+        age_ms: u64 = clock.age_ms(seen.at),
+    }
+}
+
+part! {
+    Nvml(gpu: &GpuSnapshot, clock: &Clock)
+    let status = gpu.state(clock.now);
+    {
+        state: &'static str = status.0,
+        reason: Option<String> = status.1,
+        age_ms: Option<u64> = gpu.taken.as_ref().map(|(_, taken_at)| clock.age_ms(*taken_at)),
+    }
+}
+
+part! {
+    /// Fields of `vram`. NVIDIA's driver counts the whole device; `driver_child_bytes` is the child's share.
+    DriverMemory(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock)
+    let fresh = device.gpu.gauges(clock.now);
     let memory = fresh.and_then(|(gauges, at)| Some((gauges.memory.as_ref()?, at)));
     let pid = snapshot.child_on(device).map(|child| child.pid);
-    let measure = gpu.last_measure;
-    json!({
-        "driver_total_bytes": memory.map(|(memory, _)| memory.total),
-        "driver_free_bytes": memory.map(|(memory, _)| memory.free),
-        "driver_used_bytes": memory.map(|(memory, _)| memory.used),
-        "driver_child_bytes": memory.zip(pid).and_then(|((memory, _), pid)| memory.of(pid)),
-        "driver_age_ms": memory.map(|(_, at)| clock.age_ms(at)),
-        "baseline_bytes": gpu.baseline,
-        "residual_bytes": measure.and_then(|it| it.residual),
-        "returned_after_ms": measure.and_then(|it| it.freed_after).map(in_ms),
-    })
+    let measure = device.gpu.last_measure;
+    {
+        driver_total_bytes: Option<u64> = memory.map(|(memory, _)| memory.total),
+        driver_free_bytes: Option<u64> = memory.map(|(memory, _)| memory.free),
+        driver_used_bytes: Option<u64> = memory.map(|(memory, _)| memory.used),
+        driver_child_bytes: Option<u64> = memory.zip(pid).and_then(|((memory, _), pid)| memory.of(pid)),
+        driver_age_ms: Option<u64> = memory.map(|(_, at)| clock.age_ms(at)),
+        baseline_bytes: Option<u64> = device.gpu.baseline,
+        residual_bytes: Option<u64> = measure.and_then(|it| it.residual),
+        returned_after_ms: Option<f64> = measure.and_then(|it| it.freed_after).map(in_ms),
+    }
 }
 
 /// Device memory of a process including its context, in bytes, from NVIDIA's driver.
 pub(super) fn of_process(device: &DeviceSnapshot, pid: u32, clock: &Clock) -> Option<u64> {
     let (gauges, _) = device.gpu.gauges(clock.now)?;
     gauges.memory.as_ref()?.of(pid)
-}
-
-/// Fields of `vram` before the first report of a child; `null` without data of NVIDIA's driver, too.
-pub(super) fn memory_alone(
-    snapshot: &EngineSnapshot,
-    device: &DeviceSnapshot,
-    clock: &Clock,
-) -> Value {
-    if device.gpu.taken.is_none() {
-        return Value::Null;
-    }
-    let mut report = json!({"total_bytes": null, "free_bytes": null, "resident": null});
-    extend(&mut report, memory(snapshot, device, clock));
-    report
 }
 
 fn in_ms(time: Duration) -> f64 {
@@ -86,13 +87,15 @@ fn in_ms(time: Duration) -> f64 {
 mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
+    use super::super::Vram;
     use super::*;
+    use serde_json::{Value, json};
     use std::time::{Instant, SystemTime};
     use worker_orcd_engine::ChildSnapshot;
-    use worker_orcd_engine::engine::gpu::Nvml;
-    use worker_orcd_engine::nvml::library::{DeviceMemory, Gauges, Process};
+    use worker_orcd_engine::engine::gpu;
+    use worker_orcd_engine::nvml::SILENT_AFTER;
+    use worker_orcd_engine::nvml::library::{DeviceMemory, Process};
     use worker_orcd_engine::nvml::reckoning::Measure;
-    use worker_orcd_engine::nvml::{SILENT_AFTER, SeenXid};
     use worker_orcd_lifecycle::Xid;
 
     fn clock(now: Instant) -> Clock {
@@ -109,7 +112,7 @@ mod tests {
             bytes: Some(600),
         };
         snapshot.devices[0].gpu = GpuSnapshot {
-            nvml: Nvml::Watching,
+            nvml: gpu::Nvml::Watching,
             taken: Some((
                 Gauges {
                     memory: Some(DeviceMemory {
@@ -144,6 +147,14 @@ mod tests {
         snapshot
     }
 
+    fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
+        json!(DriverMemory::of(snapshot, snapshot.device(), clock))
+    }
+
+    fn device(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
+        json!(Gpu::of(&snapshot.device().gpu, clock))
+    }
+
     #[test]
     fn the_driver_s_figures_have_fields_of_their_own() {
         let start = Instant::now();
@@ -155,7 +166,7 @@ mod tests {
             "driver_child_bytes": 600, "driver_age_ms": 1000,
             "baseline_bytes": 4, "residual_bytes": 1, "returned_after_ms": 18.25,
         });
-        assert_eq!(memory(&snapshot, snapshot.device(), &clock), expected);
+        assert_eq!(memory(&snapshot, &clock), expected);
         let expected = json!({
             "temperature_celsius": 41,
             "power_watts": 112.5,
@@ -170,7 +181,7 @@ mod tests {
             "recovery_action": "drain_and_reset",
             "nvml": {"state": "watching", "reason": null, "age_ms": 1000},
         });
-        assert_eq!(device(&snapshot.device().gpu, &clock), expected);
+        assert_eq!(device(&snapshot, &clock), expected);
     }
 
     #[test]
@@ -178,7 +189,7 @@ mod tests {
         let start = Instant::now();
         let snapshot = snapshot(start);
         let clock = clock(start + SILENT_AFTER);
-        let told = device(&snapshot.device().gpu, &clock);
+        let told = device(&snapshot, &clock);
         for field in [
             "temperature_celsius",
             "power_watts",
@@ -190,7 +201,7 @@ mod tests {
         assert_eq!(told["last_xid"]["xid"], 63, "what was, was");
         assert_eq!(told["nvml"]["state"], "silent");
         assert!(told["nvml"]["reason"].as_str().unwrap().contains("wedged"));
-        let told = memory(&snapshot, snapshot.device(), &clock);
+        let told = memory(&snapshot, &clock);
         assert!(told["driver_used_bytes"].is_null(), "{told}");
         assert_eq!(told["baseline_bytes"], 4);
     }
@@ -200,13 +211,13 @@ mod tests {
         let start = Instant::now();
         let snapshot = EngineSnapshot::before_anything(start);
         let clock = clock(start);
-        let told = device(&snapshot.device().gpu, &clock);
+        let told = device(&snapshot, &clock);
         for field in ["temperature_celsius", "ecc", "last_xid", "recovery_action"] {
             assert!(told[field].is_null(), "{field}: {told}");
         }
         assert_eq!(told["nvml"]["state"], "off");
-        assert!(memory_alone(&snapshot, snapshot.device(), &clock).is_null());
-        let told = memory(&snapshot, snapshot.device(), &clock);
+        assert!(Vram::on(&snapshot, snapshot.device(), &clock).is_none());
+        let told = memory(&snapshot, &clock);
         assert!(
             told.as_object().unwrap().values().all(Value::is_null),
             "{told}"

@@ -5,17 +5,45 @@ use crate::http::error::{ApiError, Dialect, Respond as _};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::sync::Arc;
+use worker_orcd_api::answer::absent_not_null;
+use worker_orcd_api::embeddings::written::ListObject;
 use worker_orcd_api::fields::Fields;
 use worker_orcd_api::mistakes::Constraint;
 use worker_orcd_api::schema;
+use worker_orcd_api::words;
 use worker_orcd_engine::LoadedModel;
+
+words! {
+    ModelObject: Model = "model";
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(in crate::http) struct Models {
+    object: ListObject,
+    data: Vec<Model>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
+pub(in crate::http) struct Model {
+    id: String,
+    object: ModelObject,
+    created: u64,
+    owned_by: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u32>,
+}
 
 pub async fn list(State(app): State<Arc<App>>) -> Response {
     let names = std::iter::once(&app.model_id).chain(&app.model_aliases);
-    let models: Vec<_> = names.map(|name| describe(&app, name)).collect();
-    axum::Json(json!({"object": "list", "data": models})).into_response()
+    let models = Models {
+        object: ListObject::List,
+        data: names.map(|name| describe(&app, name)).collect(),
+    };
+    axum::Json(models).into_response()
 }
 
 pub async fn one(
@@ -31,17 +59,14 @@ pub async fn one(
     no_such_model(&app).respond(Dialect::OpenAi)
 }
 
-fn describe(app: &App, name: &str) -> Value {
-    let mut model = json!({
-        "id": name,
-        "object": "model",
-        "created": app.created,
-        "owned_by": "worker-orcd",
-    });
-    if let Some(loaded) = app.engine.model() {
-        model["max_model_len"] = json!(loaded.max_sequence_tokens);
+fn describe(app: &App, name: &str) -> Model {
+    Model {
+        id: name.to_owned(),
+        object: ModelObject::Model,
+        created: app.created,
+        owned_by: "worker-orcd",
+        max_model_len: app.engine.model().map(|it| it.max_sequence_tokens),
     }
-    model
 }
 
 fn no_such_model(app: &App) -> ApiError {

@@ -11,8 +11,9 @@ use crate::http::whole::fail_all;
 use std::task::{Context, Poll};
 use worker_orcd_api::choices::Layout;
 use worker_orcd_api::openai::Header;
+use worker_orcd_api::openai::answer::Usage;
 use worker_orcd_api::openai::request::StreamOptions;
-use worker_orcd_api::openai::stream::{Chunks, whole_usage};
+use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::render::Render as _;
 use worker_orcd_requests::{Completion, Failure, Skip, StreamEvent, Streams};
 
@@ -147,12 +148,12 @@ impl Source for Choices {
         };
         let tokens_in = self.choices.iter().map(|choice| choice.tokens_in);
         let cached_tokens = self.choices.iter().map(|choice| choice.cached_tokens);
-        let usage = whole_usage(
+        let usage = Usage::whole(
             self.layout.prompt_tokens(tokens_in),
             tokens_out,
             self.layout.prompt_tokens(cached_tokens),
         );
-        any.chunks.end(&usage, out);
+        any.chunks.end(usage, out);
         true
     }
 

@@ -2,11 +2,13 @@
 
 use crate::http::PROBES;
 use crate::http::error::Dialect;
+use schemars::JsonSchema;
 use utoipa::openapi::path::OperationBuilder;
 use utoipa::openapi::{ContentBuilder, Header, ResponseBuilder};
-use worker_orcd_api::schema::{Shape, count, named};
-
-pub(super) const JSON: &str = "application/json";
+use worker_orcd_api::answer;
+use worker_orcd_api::error::anthropic::AnthropicError;
+use worker_orcd_api::error::{NativeError, OpenAiError};
+use worker_orcd_api::schema::{Shape, count};
 
 /// Reason of an error response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
@@ -93,12 +95,12 @@ pub(super) fn refused(
     whys: &[Why],
 ) -> OperationBuilder {
     whys.iter().fold(operation, |operation, why| {
-        let error = match dialect {
-            Dialect::Native => "Error",
-            Dialect::OpenAi => "OpenAiError",
-            Dialect::Anthropic => "AnthropicError",
+        let words = why.words();
+        let response = match dialect {
+            Dialect::Native => json::<NativeError<'_>>(words),
+            Dialect::OpenAi => json::<OpenAiError<'_>>(words),
+            Dialect::Anthropic => json::<AnthropicError>(words),
         };
-        let response = json(why.words(), named(error));
         let response = match why {
             Why::Full | Why::Unhealthy => response.header("Retry-After", retry_after()),
             Why::Unauthorized => response.header("WWW-Authenticate", Header::default()),
@@ -131,8 +133,12 @@ pub(super) fn of_every_route(
     refused(operation, Dialect::of_path(path), &whys)
 }
 
-pub(super) fn json(words: &str, shape: Shape) -> ResponseBuilder {
-    of_type(words, JSON, shape)
+pub(super) fn json<T: JsonSchema>(words: &str) -> ResponseBuilder {
+    json_of(words, answer::of::<T>())
+}
+
+pub(super) fn json_of(words: &str, shape: Shape) -> ResponseBuilder {
+    of_type(words, "application/json", shape)
 }
 
 pub(super) fn of_type(words: &str, content_type: &str, shape: Shape) -> ResponseBuilder {

@@ -1,14 +1,34 @@
 //! Operations of all routes, with their responses.
 
-use super::answers::{ENDS, OF_BODIES, OF_GENERATION, Why, content, json, of_type, refused};
-use super::{anthropic, bodies, requests, responses};
+use super::answers::{
+    ENDS, OF_BODIES, OF_GENERATION, Why, content, json, json_of, of_type, refused,
+};
+use super::requests;
 use crate::http::App;
+use crate::http::crashes::Crashes;
 use crate::http::error::Dialect::{self, Anthropic, Native, OpenAi};
+use crate::http::execute::Accepted;
+use crate::http::health::Health;
+use crate::http::openai::models::{Model, Models};
+use crate::http::routes::Root;
 use crate::metrics::exposition::Format;
+use schemars::JsonSchema;
+use strum::VariantNames as _;
 use utoipa::openapi::path::{OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{Required, ResponseBuilder, Type};
+use worker_orcd_api::answer;
+use worker_orcd_api::anthropic::answer::{Message, MessageEvent, MessageTokens};
+use worker_orcd_api::embeddings::written::Embeddings;
+use worker_orcd_api::error::OpenAiError;
+use worker_orcd_api::execute::events::ExecuteEvent;
 use worker_orcd_api::openai::Kind;
-use worker_orcd_api::schema::{self, Shape, count, named, object, text, text_of};
+use worker_orcd_api::openai::stream::{ChatChunk, TextChunk};
+use worker_orcd_api::openai::whole::{ChatAnswer, TextAnswer};
+use worker_orcd_api::rerank::written::Ranking;
+use worker_orcd_api::responses::answer::{Response, ResponseTokens};
+use worker_orcd_api::responses::events::{EventName, ResponseEvent};
+use worker_orcd_api::schema::{self, Shape, object, text, text_of};
+use worker_orcd_api::texts::written::{DetokenizeAnswer, Templated, TokenizeAnswer};
 
 const EVENTS: &str = "text/event-stream";
 
@@ -34,10 +54,7 @@ fn operation(id: &str, tag: &str, summary: &str) -> OperationBuilder {
 pub fn root(_: &App) -> OperationBuilder {
     operation("root", "worker", "What there is to ask").response(
         "200",
-        json(
-            "Name, version and routes; the status page to who prefers HTML",
-            bodies::root(),
-        ),
+        json::<Root<'_>>("Name, version and routes; the status page to who prefers HTML"),
     )
 }
 
@@ -50,7 +67,7 @@ pub fn document(_: &App) -> OperationBuilder {
             .chain([("tags", schema::list_of(schema::of_type(Type::Object)))]),
     );
     operation("openapi", "worker", "This document")
-        .response("200", json("An OpenAPI document", document))
+        .response("200", json_of("An OpenAPI document", document))
 }
 
 pub fn tokenize(app: &App) -> OperationBuilder {
@@ -60,15 +77,17 @@ pub fn tokenize(app: &App) -> OperationBuilder {
         "The tokens of a text or of a conversation",
     )
     .request_body(Some(requests::tokenize(app)))
-    .response("200", json("The tokens", bodies::tokens()));
+    .response("200", json::<TokenizeAnswer>("The tokens"));
     of_text(operation)
 }
 
 pub fn detokenize(app: &App) -> OperationBuilder {
-    let text_twice = object([("content", text()), ("prompt", text())]);
     let operation = operation("detokenize", "text", "The text of tokens")
         .request_body(Some(requests::detokenize(app)))
-        .response("200", json("The text, under both names", text_twice));
+        .response(
+            "200",
+            json::<DetokenizeAnswer>("The text, under both names"),
+        );
     of_text(operation)
 }
 
@@ -79,7 +98,7 @@ pub fn apply_template(app: &App) -> OperationBuilder {
         "The prompt that a conversation becomes",
     )
     .request_body(Some(requests::apply_template(app)))
-    .response("200", json("The prompt", object([("prompt", text())])));
+    .response("200", json::<Templated>("The prompt"));
     of_text(operation)
 }
 
@@ -93,28 +112,27 @@ pub fn execute(app: &App) -> OperationBuilder {
     let operation = operation("execute", "worker", "Generate text, streamed")
         .description(Some(EXECUTE))
         .request_body(Some(requests::execute(app)))
-        .response("200", of_type("The job's events", EVENTS, bodies::event()));
+        .response("200", job_events());
     let operation = refused(operation, Native, OF_BODIES);
     let operation = refused(operation, Native, OF_GENERATION);
     refused(operation, Native, &[Why::DuplicateJob])
 }
 
 pub fn rest_of_job(_: &App) -> OperationBuilder {
-    let operation = rest("rest_of_job", "worker", "job_id")
-        .response("200", of_type("The job's events", EVENTS, bodies::event()));
+    let operation = rest("rest_of_job", "worker", "job_id").response("200", job_events());
     refused(operation, Native, &[Why::NotFound])
 }
 
 pub fn rest_of_chat(_: &App) -> OperationBuilder {
     let operation = rest("rest_of_chat", "openai", "id");
-    let operation = operation.response("200", answered("ChatCompletion"));
+    let operation = operation.response("200", answered::<ChatAnswer<'_>, ChatChunk<'_>>());
     let operation = refused(operation, OpenAi, ENDS);
     refused(operation, OpenAi, &[Why::NotFound])
 }
 
 pub fn rest_of_completion(_: &App) -> OperationBuilder {
     let operation = rest("rest_of_completion", "openai", "id");
-    let operation = operation.response("200", answered("Completion"));
+    let operation = operation.response("200", answered::<TextAnswer<'_>, TextChunk<'_>>());
     let operation = refused(operation, OpenAi, ENDS);
     refused(operation, OpenAi, &[Why::NotFound])
 }
@@ -132,15 +150,13 @@ pub fn responses(app: &App) -> OperationBuilder {
 }
 
 pub fn count_input_tokens(app: &App) -> OperationBuilder {
-    let object = ("object", schema::values(["response.input_tokens"]));
-    let counted = schema::object([object, ("input_tokens", count())]);
     let operation = operation(
         "count_input_tokens",
         "openai",
         "The tokens of a conversation",
     )
     .request_body(Some(requests::responses(app)))
-    .response("200", json("The count", counted));
+    .response("200", json::<ResponseTokens>("The count"));
     let operation = refused(operation, OpenAi, OF_BODIES);
     refused(operation, OpenAi, &[Why::NotFound, Why::Unhealthy])
 }
@@ -167,8 +183,9 @@ pub fn rest_of_response(_: &App) -> OperationBuilder {
 }
 
 fn response() -> ResponseBuilder {
-    let streamed = content(responses::event());
-    json("The response, whole or streamed", named("Response")).content(EVENTS, streamed)
+    let data = answer::text_of::<ResponseEvent<'_>>();
+    let streamed = answer::event(EventName::VARIANTS.iter().copied(), data, false);
+    json::<Response<'_>>("The response, whole or streamed").content(EVENTS, content(streamed))
 }
 
 /// Request for the rest of an answer, by id.
@@ -252,24 +269,26 @@ fn of_device(id: &str, summary: &str, words: &str) -> OperationBuilder {
 const OPERATORS: &str = "For the operator: the first key of `--api-key-file`.";
 
 fn done(words: &str) -> ResponseBuilder {
-    json(words, object([]))
+    json::<Accepted>(words)
 }
 
 pub fn chat(app: &App) -> OperationBuilder {
     let operation = operation("chat", "openai", "Answer a conversation");
-    generation(operation, app, Kind::Chat, "ChatCompletion")
+    let answered = answered::<ChatAnswer<'_>, ChatChunk<'_>>();
+    generation(operation, app, Kind::Chat, answered)
 }
 
 pub fn completion(app: &App) -> OperationBuilder {
     let operation = operation("completion", "openai", "Continue a text");
-    generation(operation, app, Kind::Completion, "Completion")
+    let answered = answered::<TextAnswer<'_>, TextChunk<'_>>();
+    generation(operation, app, Kind::Completion, answered)
 }
 
 pub fn messages(app: &App) -> OperationBuilder {
     let operation = operation("messages", "anthropic", "Answer a conversation")
         .description(Some(MESSAGES))
         .request_body(Some(requests::messages(app)))
-        .response("200", anthropic::answered());
+        .response("200", message());
     let operation = refused(operation, Anthropic, OF_BODIES);
     let operation = refused(operation, Anthropic, OF_GENERATION);
     let operation = refused(operation, Anthropic, ENDS);
@@ -279,7 +298,7 @@ pub fn messages(app: &App) -> OperationBuilder {
 
 pub fn rest_of_message(_: &App) -> OperationBuilder {
     let operation = rest("rest_of_message", "anthropic", "id");
-    let operation = operation.response("200", anthropic::answered());
+    let operation = operation.response("200", message());
     let operation = refused(operation, Anthropic, ENDS);
     refused(operation, Anthropic, &[Why::NotFound])
 }
@@ -287,10 +306,7 @@ pub fn rest_of_message(_: &App) -> OperationBuilder {
 pub fn count_tokens(app: &App) -> OperationBuilder {
     let operation = operation("count_tokens", "anthropic", "The tokens of a conversation")
         .request_body(Some(requests::count_tokens(app)))
-        .response(
-            "200",
-            json("The count", object([("input_tokens", count())])),
-        );
+        .response("200", json::<MessageTokens>("The count"));
     let operation = refused(operation, Anthropic, OF_BODIES);
     refused(operation, Anthropic, &[Why::NotFound, Why::Unhealthy])
 }
@@ -298,7 +314,7 @@ pub fn count_tokens(app: &App) -> OperationBuilder {
 pub fn embeddings(app: &App) -> OperationBuilder {
     let operation = operation("embeddings", "openai", "The vectors of texts")
         .request_body(Some(requests::embeddings(app)))
-        .response("200", json("The vectors", named("Embeddings")));
+        .response("200", json::<Embeddings>("The vectors"));
     let operation = refused(operation, OpenAi, OF_BODIES);
     let operation = refused(operation, OpenAi, OF_GENERATION);
     let operation = refused(operation, OpenAi, ENDS);
@@ -309,10 +325,7 @@ pub fn embeddings(app: &App) -> OperationBuilder {
 pub fn rerank(app: &App, id: &str) -> OperationBuilder {
     let operation = operation(id, "openai", "How well documents answer a query")
         .request_body(Some(requests::rerank(app)))
-        .response(
-            "200",
-            json("The documents by their scores", named("Ranking")),
-        );
+        .response("200", json::<Ranking>("The documents by their scores"));
     let operation = refused(operation, OpenAi, OF_BODIES);
     let operation = refused(operation, OpenAi, OF_GENERATION);
     let operation = refused(operation, OpenAi, ENDS);
@@ -324,12 +337,12 @@ fn generation(
     operation: OperationBuilder,
     app: &App,
     kind: Kind,
-    answer: &str,
+    answered: ResponseBuilder,
 ) -> OperationBuilder {
     let operation = operation
         .description(Some(STREAM))
         .request_body(Some(requests::openai(app, kind)))
-        .response("200", answered(answer));
+        .response("200", answered);
     let operation = refused(operation, OpenAi, OF_BODIES);
     let operation = refused(operation, OpenAi, OF_GENERATION);
     let operation = refused(operation, OpenAi, ENDS);
@@ -338,25 +351,37 @@ fn generation(
 }
 
 /// Response of the OpenAI API.
-fn answered(answer: &str) -> ResponseBuilder {
-    let chunk = bodies::chunk_event(&format!("{answer}Chunk"));
-    json("The answer, whole or streamed", named(answer)).content(EVENTS, content(chunk))
+fn answered<A: JsonSchema, C: JsonSchema>() -> ResponseBuilder {
+    let (chunk, error) = (answer::text_of::<C>(), answer::text_of::<OpenAiError<'_>>());
+    let data = schema::any_of([chunk, error, schema::values(["[DONE]"])]);
+    json::<A>("The answer, whole or streamed").content(EVENTS, content(object([("data", data)])))
+}
+
+fn job_events() -> ResponseBuilder {
+    let events = answer::events_of::<ExecuteEvent<'_>>();
+    of_type("The job's events", EVENTS, events)
+}
+
+fn message() -> ResponseBuilder {
+    let data = answer::text_of::<MessageEvent>();
+    let event = answer::event(MessageEvent::VARIANTS.iter().copied(), data, true);
+    json::<Message>("The answer, whole or streamed").content(EVENTS, content(event))
 }
 
 pub fn models(_: &App) -> OperationBuilder {
     operation("models", "openai", "The model, under each of its names")
-        .response("200", json("A list", bodies::models()))
+        .response("200", json::<Models>("A list"))
 }
 
 pub fn model(app: &App) -> OperationBuilder {
     let operation = operation("model", "openai", "The model")
         .parameter(part_of_path("name", Some(&app.model_id)))
-        .response("200", json("The model", named("Model")));
+        .response("200", json::<Model>("The model"));
     refused(operation, OpenAi, &[Why::NotFound])
 }
 
 pub fn health(_: &App) -> OperationBuilder {
-    let health = |words| json(words, named("Health"));
+    let health = |words| json::<Health>(words);
     operation(
         "health",
         "probe",
@@ -369,13 +394,13 @@ pub fn health(_: &App) -> OperationBuilder {
 
 pub fn livez(_: &App) -> OperationBuilder {
     operation("livez", "probe", "Whether the worker has not given up")
-        .response("200", plain("It has not", bodies::words(["ok"])))
-        .response("503", plain("It has", bodies::words(["failed"])))
+        .response("200", plain("It has not", schema::values(["ok"])))
+        .response("503", plain("It has", schema::values(["failed"])))
 }
 
 pub fn readyz(_: &App) -> OperationBuilder {
     operation("readyz", "probe", "Whether new requests are taken")
-        .response("200", plain("They are", bodies::words(["ready"])))
+        .response("200", plain("They are", schema::values(["ready"])))
         .response("503", plain("They are not; why, in a word", text()))
 }
 
@@ -398,7 +423,7 @@ pub fn crashes(_: &App) -> OperationBuilder {
         "operator",
         "Reports of children that died, newest first",
     )
-    .response("200", json("Outlines of the reports", bodies::crashes()))
+    .response("200", json::<Crashes>("Outlines of the reports"))
 }
 
 pub fn crash(app: &App) -> OperationBuilder {
@@ -407,7 +432,7 @@ pub fn crash(app: &App) -> OperationBuilder {
     let report = schema::of_type(Type::Object);
     let operation = operation("crash", "operator", "One report")
         .parameter(part_of_path("id", newest.as_deref()))
-        .response("200", json("The report", report));
+        .response("200", json_of("The report", report));
     refused(operation, Dialect::Native, &[Why::NotFound])
 }
 

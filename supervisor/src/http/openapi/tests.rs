@@ -12,7 +12,7 @@ use worker_orcd_requests::error_code::ErrorCode;
 
 async fn document(flags: &[&str]) -> Value {
     let app = app(flags).await;
-    serde_json::to_value(super::of(&app)).unwrap()
+    super::of(&app)
 }
 
 #[tokio::test]
@@ -65,5 +65,19 @@ async fn every_status_that_an_error_may_have_is_an_answer_of_some_route() {
     let known: BTreeSet<u16> = Why::VARIANTS.iter().map(|why| why.status()).collect();
     for code in ErrorCode::VARIANTS {
         assert!(known.contains(&code.http_status()), "{code}");
+    }
+}
+
+/// A second type of a name would get a number behind it, and the references by name would lead to the first.
+#[tokio::test]
+async fn every_answer_has_a_component_of_its_own_name() {
+    let document = document(&[]).await;
+    let components = document["components"]["schemas"].as_object().unwrap();
+    let numbered = |name: &&String| name.ends_with(|it: char| it.is_ascii_digit());
+    assert_eq!(components.keys().find(numbered), None);
+    let text = document.to_string();
+    for reference in text.split("\"#/components/schemas/").skip(1) {
+        let (name, _) = reference.split_once('"').unwrap();
+        assert!(components.contains_key(name), "{name}");
     }
 }

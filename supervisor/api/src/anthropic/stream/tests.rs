@@ -1,6 +1,7 @@
 use super::*;
-use crate::anthropic::whole::Answer;
+use crate::anthropic::whole;
 use proptest::prelude::*;
+use serde_json::{Value, json};
 use std::time::Duration;
 use worker_orcd_requests::StopReason;
 use worker_orcd_text::tools::{Syntax, Thoughts};
@@ -123,7 +124,7 @@ fn fold(events: &[(Option<u32>, Value)]) -> Value {
 }
 
 fn whole(text: &str, reason: StopReason) -> Value {
-    let answer = Answer::of("msg_1", "m", PARSING, text, &completion(reason));
+    let answer = whole::answer("msg_1", "m", PARSING, text, &completion(reason));
     serde_json::from_str(&serde_json::to_string(&answer).unwrap()).unwrap()
 }
 
@@ -207,7 +208,7 @@ fn a_stream_has_the_api_s_events_in_their_order() {
     );
     let end = json!({
         "type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": null},
-        "usage": usage(5, 2, 9),
+        "usage": Usage::of(5, 2, 9),
     });
     assert_eq!(events[8].1, end);
 }

@@ -1,0 +1,272 @@
+//! Objects of answers, whole and as chunks of a stream.
+
+use super::Header;
+use super::logprobs::{ChatLogprobs, List, TextLogprobs};
+use crate::answer::{OrNull, absent_not_null};
+use crate::choices::{MAX_N, MAX_PROMPTS};
+use crate::words;
+use schemars::JsonSchema;
+use serde::Serialize;
+use worker_orcd_requests::{self as requests, StopReason};
+
+const MOST_CHOICES: usize = MAX_PROMPTS * MAX_N as usize;
+
+words! {
+    ChatCompletion: Object = "chat.completion";
+    ChatCompletionChunk: Object = "chat.completion.chunk";
+    Completion: Object = "text_completion";
+    /// The older endpoint uses the same object name for its chunks.
+    CompletionChunk: Object = "text_completion";
+    Role: Assistant = "assistant";
+    CallType: Function = "function";
+    FinishReason: Stop = "stop" | Length = "length";
+    ToolCalls: ToolCalls = "tool_calls";
+}
+
+/// Answer in one piece. `O`: the name of the object. `C`: a choice.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "{O}")]
+pub struct Answer<'a, O, C> {
+    id: &'a str,
+    object: O,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    #[schemars(length(max = MOST_CHOICES))]
+    choices: Vec<C>,
+    usage: Usage,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "{O}")]
+#[schemars(transform = absent_not_null)]
+pub struct Chunk<'a, O, C> {
+    id: &'a str,
+    object: O,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    #[schemars(length(max = MOST_CHOICES))]
+    choices: &'a [C],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<OrNull<Usage>>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ChatChoice {
+    #[schemars(range(max = MOST_CHOICES - 1))]
+    pub(super) index: usize,
+    pub(super) message: Message,
+    #[schemars(with = "Option<ChatLogprobs>")]
+    pub(super) logprobs: Option<List>,
+    pub(super) finish_reason: ChatFinishReason,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ChatChunkChoice {
+    #[schemars(range(max = MOST_CHOICES - 1))]
+    pub(super) index: usize,
+    pub(super) delta: Delta,
+    #[schemars(with = "Option<ChatLogprobs>")]
+    pub(super) logprobs: Option<List>,
+    pub(super) finish_reason: Option<ChatFinishReason>,
+}
+
+/// Choice of a completion. `R`: the finish reason, `null` before the end of a stream.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub struct TextChoice<R> {
+    #[schemars(range(max = MOST_CHOICES - 1))]
+    pub(super) index: usize,
+    pub(super) text: String,
+    #[schemars(with = "Option<TextLogprobs>")]
+    pub(super) logprobs: Option<List>,
+    pub(super) finish_reason: R,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum ChatFinishReason {
+    Text(FinishReason),
+    Calls(ToolCalls),
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ChatMessage", transform = absent_not_null)]
+pub struct Message {
+    pub(super) role: Role,
+    pub(super) content: Option<String>,
+    pub(super) refusal: (),
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<ToolCall>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct ToolCall {
+    pub(super) id: String,
+    pub(super) r#type: CallType,
+    pub(super) function: Function,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Function {
+    pub(super) name: String,
+    pub(super) arguments: String,
+}
+
+/// Part of a message. Text is before or after reasoning, in the order of the answer.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
+pub struct Delta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) role: Option<Role>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) content: Option<OrNull<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning: Option<String>,
+    #[serde(rename = "content", skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub(super) content_after: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<CallDelta>,
+}
+
+/// Part of a tool call. Only its first one has an id, a type and a name.
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
+pub struct CallDelta {
+    pub(super) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) r#type: Option<CallType>,
+    pub(super) function: FunctionDelta,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
+pub struct FunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    pub(super) arguments: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
+pub struct Usage {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u32,
+    /// Known at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+struct PromptDetails {
+    cached_tokens: u32,
+}
+
+impl<'a, O, C> Answer<'a, O, C> {
+    pub(super) fn new(header: &'a Header, object: O, choices: Vec<C>, usage: Usage) -> Self {
+        Self {
+            id: &header.id,
+            object,
+            created: header.created,
+            model: &header.model,
+            system_fingerprint: &header.fingerprint,
+            choices,
+            usage,
+        }
+    }
+}
+
+impl<'a, O, C> Chunk<'a, O, C> {
+    pub(super) fn new(
+        header: &'a Header,
+        object: O,
+        choices: &'a [C],
+        usage: Option<OrNull<Usage>>,
+    ) -> Self {
+        Self {
+            id: &header.id,
+            object,
+            created: header.created,
+            model: &header.model,
+            system_fingerprint: &header.fingerprint,
+            choices,
+            usage,
+        }
+    }
+}
+
+impl From<StopReason> for FinishReason {
+    fn from(reason: StopReason) -> Self {
+        match reason {
+            StopReason::MaxTokens => Self::Length,
+            StopReason::Eos | StopReason::StopSequence => Self::Stop,
+        }
+    }
+}
+
+impl From<StopReason> for ChatFinishReason {
+    fn from(reason: StopReason) -> Self {
+        Self::Text(reason.into())
+    }
+}
+
+impl Message {
+    pub(super) fn of_text(text: String) -> Self {
+        Self {
+            role: Role::Assistant,
+            content: Some(text),
+            refusal: (),
+            reasoning_content: None,
+            reasoning: None,
+            tool_calls: Vec::new(),
+        }
+    }
+}
+
+impl Delta {
+    pub(super) fn of_text(text: String) -> Self {
+        Self {
+            content: Some(OrNull(Some(text))),
+            ..Self::default()
+        }
+    }
+}
+
+impl Usage {
+    /// Usage so far.
+    pub(super) fn so_far(tokens_in: u32, tokens_out: u32) -> Self {
+        Self {
+            prompt_tokens: tokens_in,
+            completion_tokens: tokens_out,
+            total_tokens: tokens_in.saturating_add(tokens_out),
+            prompt_tokens_details: None,
+        }
+    }
+
+    /// Usage of a complete answer, with the number of cached prompt tokens.
+    #[must_use]
+    pub fn whole(tokens_in: u32, tokens_out: u32, cached_tokens: u32) -> Self {
+        Self {
+            prompt_tokens_details: Some(PromptDetails { cached_tokens }),
+            ..Self::so_far(tokens_in, tokens_out)
+        }
+    }
+}
+
+impl From<&requests::Completion> for Usage {
+    fn from(completion: &requests::Completion) -> Self {
+        let (all, cached) = (completion.tokens_in, completion.cached_tokens);
+        Self::whole(all, completion.tokens_out, cached)
+    }
+}
