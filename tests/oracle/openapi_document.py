@@ -64,6 +64,10 @@ def check_names(value, schema, place):
     if isinstance(value, list) and "items" in schema:
         for inner in value:
             check_names(inner, schema["items"], f"{place}[]")
+    for branch in schema.get("oneOf", []):
+        whole = {**branch, "components": DOCUMENT["components"]}
+        if Draft202012Validator(whole).is_valid(value):
+            check_names(value, branch, place)
     for branch in schema.get("anyOf", []):
         branch_type = resolve(branch).get("type")
         if branch_type == "object" and isinstance(value, dict) and "error" not in value:

@@ -4,6 +4,7 @@
 //! body ─→ json ─→ fields ─→ a reader of a route ─→ request (or mistakes → error)
 //!                   └─→ description ─→ schema (OpenAPI)
 //! pieces of text ─→ timeline ─→ events (render), or the whole answer
+//! types of answers ─→ answer ─→ schema (OpenAPI)
 //! ```
 //!
 //! * [`body`]: a complete body. [`fields`]: an object in it. Each field is read once, and all mistakes are collected
@@ -14,7 +15,7 @@
 //! * Common fields: [`sampling`], `logit_bias`, `messages`, `tools`, [`structure`], `effort`, [`thinking_budget`],
 //!   [`choices`]. [`limits`]: the operator's limits.
 //! * Answers: `timeline` splits text into items; [`render`] is the trait of streamed formats. [`error`]: errors of all
-//!   APIs.
+//!   APIs. [`answer`]: JSON Schema of all of them.
 //!
 //! Deliberately absent: connections, headers, waiting (no tokio), the engine and its children, settings, and the
 //! interpretation of templates and grammars.

@@ -3,7 +3,7 @@
 //! `null` means unknown, never zero. Each figure that ages has its age in a field ending in `age_ms`. `since` fields
 //! are time stamps.
 //!
-//! A part of the report is a struct whose fields have their type and their value in one line (`part!`).
+//! A part of the report is a struct whose fields have their type and their value in one line (`parts!`).
 
 #![expect(
     clippy::disallowed_methods,
@@ -21,7 +21,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use devices::Device;
 use gpu::{DriverMemory, Gpu};
-use part::part;
+use part::parts;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Ca
     (code, axum::Json(report)).into_response()
 }
 
-part! {
+parts! {
     /// Outline without files, processes, requests and clients, and details for callers that may use this worker.
     Health(app: &App, snapshot: &EngineSnapshot, is_trusted: bool, clock: &Clock) {
         #[schemars(extend("enum" = statuses()))]
@@ -70,13 +70,7 @@ part! {
         #[serde(flatten)]
         details: Option<Details> = is_trusted.then(|| Details::of(app, snapshot, clock)),
     }
-}
 
-fn statuses() -> Vec<&'static str> {
-    Status::VARIANTS.iter().map(|it| it.as_str()).collect()
-}
-
-part! {
     Details(app: &App, snapshot: &EngineSnapshot, clock: &Clock)
     let model = app.engine.model();
     {
@@ -101,22 +95,234 @@ part! {
             .collect(),
         worker_id: String = app.worker_id.to_string(),
     }
-}
 
-part! {
     Connections(app: &App) {
         open: usize = app.places.taken(),
         limit: usize = app.places.limit(),
         evicted: u64 = app.places.evicted(),
     }
-}
 
-part! {
     Impaired(what: &'static str, it: &Impairment, clock: &Clock) {
         what: &'static str = what,
         because: String = it.because.clone(),
         since: String = clock.stamp(it.since),
     }
+
+    Standby(standby: &StandbySnapshot, snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) {
+        state: &'static str = standby.state,
+        since: String = clock.stamp(standby.since),
+        reason: Option<String> = standby.reason.clone(),
+        adopts_from: Option<u32> = standby.adopts_from.map(|child| child.0),
+        child: Option<Child> = snapshot.standby_on(device).map(|child| Child::of(child, clock)),
+        memory_bytes: Option<u64> = snapshot.standby_bytes(device),
+        driver_bytes: Option<u64> = snapshot
+            .standby_on(device)
+            .and_then(|child| gpu::of_process(device, child.pid, clock)),
+    }
+
+    Child(child: &ChildSnapshot, clock: &Clock) {
+        pid: u32 = child.pid,
+        generation: u32 = child.generation,
+        role: Option<&'static str> = child.role.map(word_for),
+        build: Option<String> = child.build.clone(),
+        features: Vec<String> = child.features.clone(),
+        uptime_ms: u64 = clock.age_ms(child.spawned_at),
+        ready_after_ms: Option<u64> = child
+            .ready_at
+            .map(|at| in_ms(at.saturating_duration_since(child.spawned_at))),
+        heartbeat_age_ms: Option<u64> = child.heartbeat_at.map(|at| clock.age_ms(at)),
+        progress_age_ms: Option<u64> = child.progress_at.map(|at| clock.age_ms(at)),
+        steps: Option<u64> = child.steps,
+        step_elapsed_ms: Option<u64> = child.step_elapsed.map(in_ms),
+        load_bytes_done: Option<u64> = child.load_progress.map(|(done, _)| done),
+        load_bytes_total: Option<u64> = child.load_progress.map(|(_, total)| total),
+    }
+
+    MainDevice(app: &App, model: Option<&LoadedModel>, snapshot: &DeviceSnapshot, clock: &Clock)
+    let device = model.map(|model| &model.device);
+    let identity = snapshot.gpu.identity.as_ref();
+    {
+        id: String = snapshot.id.clone(),
+        chosen_because: String = app.devices.reason.clone(),
+        name: Option<String> = device
+            .map(|device| device.name.clone())
+            .or_else(|| identity.and_then(|it| it.name.clone())),
+        uuid: Option<String> = device
+            .and_then(|device| device.uuid.clone())
+            .or_else(|| identity.and_then(|it| it.uuid.clone())),
+        driver: Option<String> = device
+            .and_then(|device| device.driver.clone())
+            .or_else(|| identity.and_then(|it| it.driver.clone())),
+        compute_capability: Option<String> = device
+            .and_then(|device| device.compute_capability)
+            .map(|(major, minor)| format!("{major}.{minor}")),
+        features: Option<Vec<String>> = device.map(|device| device.features.clone()),
+        threads: Option<u32> = device.and_then(|device| device.threads),
+        #[serde(flatten)]
+        gpu: Gpu = Gpu::of(&snapshot.gpu, clock),
+    }
+
+    Vram(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock)
+    let memory = device.memory.as_ref().map(|(memory, _)| memory);
+    {
+        total_bytes: Option<u64> = memory.and_then(|it| it.total_bytes),
+        free_bytes: Option<u64> = memory.and_then(|it| it.free_bytes),
+        #[serde(flatten)]
+        usage: Option<VramUsage> = memory.map(|it| VramUsage::of(it, snapshot, device, clock)),
+        resident: Option<bool> = memory.and_then(|it| it.resident),
+        #[serde(flatten)]
+        checks: Option<VramChecks> = device
+            .memory
+            .as_ref()
+            .map(|(memory, taken_at)| VramChecks::of(memory, *taken_at, clock)),
+        #[serde(flatten)]
+        driver: DriverMemory = DriverMemory::of(snapshot, device, clock),
+    }
+
+    /// Report of a child.
+    VramUsage(memory: &MemoryReport, snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) {
+        bound: Option<&'static str> = memory.bound.map(MemoryBound::as_str),
+        weights_bytes: u64 = memory.weights_bytes,
+        kv_used_bytes: u64 = memory.kv_used_bytes,
+        kv_capacity_bytes: u64 = memory.kv_capacity_bytes,
+        scratch_bytes: u64 = memory.scratch_bytes,
+        graphs_bytes: u64 = memory.graphs_bytes,
+        context_bytes: Option<u64> = snapshot.context_bytes(device, memory, clock.now),
+        custody_bytes: Option<u64> = device.custody.map(|custody| custody.bytes),
+        custody_since: Option<String> = device.custody.map(|custody| clock.stamp(custody.since)),
+        custody_verified_age_ms: Option<u64> = device.custody.map(|it| clock.age_ms(it.verified_at)),
+    }
+
+    VramChecks(memory: &MemoryReport, taken_at: Instant, clock: &Clock) {
+        weights_checked: u64 = memory.weights_checked,
+        age_ms: u64 = clock.age_ms(taken_at),
+    }
+
+    ModelReport(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapshot) {
+        id: String = app.model_id.clone(),
+        r#ref: String = app.model_ref.clone(),
+        loaded: bool = model.is_some(),
+        #[serde(flatten)]
+        facts: Option<ModelFacts> = model.map(|model| ModelFacts::of(model, snapshot)),
+    }
+
+    ModelFacts(model: &LoadedModel, snapshot: &EngineSnapshot)
+    let facts = &model.facts;
+    {
+        name: String = facts.name.clone(),
+        identity: String = model.identity.to_string(),
+        kept_open: bool = snapshot.model_kept_open,
+        architecture: String = facts.architecture.clone(),
+        quant_kind: String = facts.quant_kind.clone(),
+        tensor_types: Vec<TensorType> = facts.tensor_types.iter().map(TensorType::of).collect(),
+        parameters: u64 = facts.parameters,
+        file_bytes: u64 = facts.file_bytes,
+        tokenizer_kind: &'static str = match model.tokenizer_kind {
+            TokenizerKind::ByteLevelBpe => "byte_level_bpe",
+            TokenizerKind::SentencePiece => "sentence_piece",
+        },
+        chat_template: bool = model.has_chat_template(),
+        sampling_defaults: SamplingReport = SamplingReport::of(&model.sampling),
+        vocab_size: u32 = facts.vocab_size,
+        context_length: u32 = facts.context_length,
+        max_sequence_tokens: u32 = model.max_sequence_tokens,
+        max_running: u32 = model.max_running,
+    }
+
+    TensorType(of: &(String, u32, u64)) {
+        r#type: String = of.0.clone(),
+        tensors: u32 = of.1,
+        bytes: u64 = of.2,
+    }
+
+    /// Defaults under the names of the request fields.
+    SamplingReport(defaults: &SamplingDefaults)
+    let values = &defaults.values;
+    {
+        temperature: f64 = decimal(values.temperature),
+        top_k: u32 = values.top_k,
+        top_p: f64 = decimal(values.top_p),
+        min_p: f64 = decimal(values.min_p),
+        repetition_penalty: f64 = decimal(values.repetition_penalty),
+        frequency_penalty: f64 = decimal(values.frequency_penalty),
+        presence_penalty: f64 = decimal(values.presence_penalty),
+        from_file: Vec<&'static str> = defaults.from_file.clone(),
+    }
+
+    LoadReport(app: &App, load: &LoadSnapshot, model: Option<&LoadedModel>, clock: &Clock)
+    let gauges = load.children.map(|(gauges, _)| gauges);
+    let capacity = model.map(|model| model.kv_capacity_tokens);
+    let used = gauges.map(|gauges| gauges.kv_used_tokens);
+    {
+        live: usize = app.engine.live_requests(),
+        capacity: usize = load.capacity,
+        unassigned: usize = load.unassigned,
+        running: Option<u32> = gauges.map(|gauges| gauges.running),
+        waiting: Option<usize> = gauges.map(|gauges| gauges.waiting as usize + load.unassigned),
+        kv_used_tokens: Option<u64> = used,
+        kv_capacity_tokens: Option<u64> = capacity,
+        kv_utilisation: Option<f64> = used
+            .zip(capacity.filter(|capacity| *capacity > 0))
+            .map(|(used, capacity)| used as f64 / capacity as f64),
+        #[serde(flatten)]
+        #[schemars(schema_with = "counters_schema")]
+        counters: Map<String, Value> = counters(gauges),
+        step_budget_ms: Option<f64> = gauges
+            .and_then(|gauges| gauges.step_budget_us)
+            .map(|us| f64::from(us) / 1e3),
+        tokens_total: u64 = load.tokens_total,
+        tokens_per_second: f64 = load.tokens_per_second,
+        age_ms: Option<u64> = load.children.map(|(_, taken_at)| clock.age_ms(taken_at)),
+    }
+
+    Faults(faults: &FaultsSnapshot, clock: &Clock) {
+        deaths_by_cause: BTreeMap<&'static str, u64> = faults.deaths_by_cause.clone(),
+        deaths_in_window: u32 = faults.deaths_in_window,
+        window_seconds: u64 = faults.window.as_secs(),
+        degraded_above: u32 = faults.burst,
+        deaths_in_a_row: u32 = faults.deaths_in_a_row,
+        deaths_allowed: u32 = faults.deaths_allowed,
+        restarts: u64 = faults.restarts,
+        recoveries: u64 = faults.recoveries,
+        overdue_children: u64 = faults.overdue_children,
+        stale_events: u64 = faults.stale_events,
+        on_probation: usize = faults.on_probation,
+        probations: u64 = faults.probations,
+        quarantined_total: u64 = faults.quarantined_total,
+        quarantined: Vec<QuarantinedRequest> = faults
+            .quarantined
+            .iter()
+            .map(|entry| QuarantinedRequest::of(entry, clock))
+            .collect(),
+        crash_reports: u64 = faults.crash_reports,
+        last_death: Option<LastDeath> = faults.last.as_deref().and_then(|death| {
+            let burial = death.burial.as_ref()?;
+            Some(LastDeath::of(death, burial, clock))
+        }),
+    }
+
+    QuarantinedRequest(entry: &Quarantined, clock: &Clock) {
+        fingerprint: String = entry.fingerprint.to_string(),
+        until: String = clock.stamp_ahead(entry.until),
+        expires_in_ms: u64 = in_ms(entry.until.saturating_duration_since(clock.now)),
+    }
+
+    LastDeath(death: &Death, burial: &Burial, clock: &Clock) {
+        label: &'static str = burial.cause.label(),
+        cause: String = burial.cause.to_string(),
+        device: String = death.device.selector.to_string(),
+        device_number: u8 = death.device.number.0,
+        generation: u32 = death.generation.0,
+        at: String = clock.stamp(burial.pause.began),
+        age_ms: u64 = clock.age_ms(burial.pause.began),
+        pause_ms: Option<u64> = burial.pause(&death.successor).map(in_ms),
+        stream_pause_ms: Option<u64> = burial.stream_pause(&death.successor).map(in_ms),
+        crash_id: String = burial.report_id(death),
+    }
+}
+
+fn statuses() -> Vec<&'static str> {
+    Status::VARIANTS.iter().map(|it| it.as_str()).collect()
 }
 
 /// 200 unless the worker has given up.
@@ -165,20 +371,6 @@ impl Clock {
     }
 }
 
-part! {
-    Standby(standby: &StandbySnapshot, snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) {
-        state: &'static str = standby.state,
-        since: String = clock.stamp(standby.since),
-        reason: Option<String> = standby.reason.clone(),
-        adopts_from: Option<u32> = standby.adopts_from.map(|child| child.0),
-        child: Option<Child> = snapshot.standby_on(device).map(|child| Child::of(child, clock)),
-        memory_bytes: Option<u64> = snapshot.standby_bytes(device),
-        driver_bytes: Option<u64> = snapshot
-            .standby_on(device)
-            .and_then(|child| gpu::of_process(device, child.pid, clock)),
-    }
-}
-
 impl Standby {
     fn on(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Option<Self> {
         let standby = device.standby.as_ref()?;
@@ -186,73 +378,8 @@ impl Standby {
     }
 }
 
-part! {
-    Child(child: &ChildSnapshot, clock: &Clock) {
-        pid: u32 = child.pid,
-        generation: u32 = child.generation,
-        role: Option<&'static str> = child.role.map(word_for),
-        build: Option<String> = child.build.clone(),
-        features: Vec<String> = child.features.clone(),
-        uptime_ms: u64 = clock.age_ms(child.spawned_at),
-        ready_after_ms: Option<u64> = child
-            .ready_at
-            .map(|at| in_ms(at.saturating_duration_since(child.spawned_at))),
-        heartbeat_age_ms: Option<u64> = child.heartbeat_at.map(|at| clock.age_ms(at)),
-        progress_age_ms: Option<u64> = child.progress_at.map(|at| clock.age_ms(at)),
-        steps: Option<u64> = child.steps,
-        step_elapsed_ms: Option<u64> = child.step_elapsed.map(in_ms),
-        load_bytes_done: Option<u64> = child.load_progress.map(|(done, _)| done),
-        load_bytes_total: Option<u64> = child.load_progress.map(|(_, total)| total),
-    }
-}
-
 fn in_ms(time: Duration) -> u64 {
     time.as_millis() as u64
-}
-
-part! {
-    MainDevice(app: &App, model: Option<&LoadedModel>, snapshot: &DeviceSnapshot, clock: &Clock)
-    let device = model.map(|model| &model.device);
-    let identity = snapshot.gpu.identity.as_ref();
-    {
-        id: String = snapshot.id.clone(),
-        chosen_because: String = app.devices.reason.clone(),
-        name: Option<String> = device
-            .map(|device| device.name.clone())
-            .or_else(|| identity.and_then(|it| it.name.clone())),
-        uuid: Option<String> = device
-            .and_then(|device| device.uuid.clone())
-            .or_else(|| identity.and_then(|it| it.uuid.clone())),
-        driver: Option<String> = device
-            .and_then(|device| device.driver.clone())
-            .or_else(|| identity.and_then(|it| it.driver.clone())),
-        compute_capability: Option<String> = device
-            .and_then(|device| device.compute_capability)
-            .map(|(major, minor)| format!("{major}.{minor}")),
-        features: Option<Vec<String>> = device.map(|device| device.features.clone()),
-        threads: Option<u32> = device.and_then(|device| device.threads),
-        #[serde(flatten)]
-        gpu: Gpu = Gpu::of(&snapshot.gpu, clock),
-    }
-}
-
-part! {
-    Vram(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock)
-    let memory = device.memory.as_ref().map(|(memory, _)| memory);
-    {
-        total_bytes: Option<u64> = memory.and_then(|it| it.total_bytes),
-        free_bytes: Option<u64> = memory.and_then(|it| it.free_bytes),
-        #[serde(flatten)]
-        usage: Option<VramUsage> = memory.map(|it| VramUsage::of(it, snapshot, device, clock)),
-        resident: Option<bool> = memory.and_then(|it| it.resident),
-        #[serde(flatten)]
-        checks: Option<VramChecks> = device
-            .memory
-            .as_ref()
-            .map(|(memory, taken_at)| VramChecks::of(memory, *taken_at, clock)),
-        #[serde(flatten)]
-        driver: DriverMemory = DriverMemory::of(snapshot, device, clock),
-    }
 }
 
 impl Vram {
@@ -260,116 +387,6 @@ impl Vram {
     fn on(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Option<Self> {
         let is_known = device.memory.is_some() || device.gpu.taken.is_some();
         is_known.then(|| Self::of(snapshot, device, clock))
-    }
-}
-
-part! {
-    /// Report of a child.
-    VramUsage(memory: &MemoryReport, snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) {
-        bound: Option<&'static str> = memory.bound.map(MemoryBound::as_str),
-        weights_bytes: u64 = memory.weights_bytes,
-        kv_used_bytes: u64 = memory.kv_used_bytes,
-        kv_capacity_bytes: u64 = memory.kv_capacity_bytes,
-        scratch_bytes: u64 = memory.scratch_bytes,
-        graphs_bytes: u64 = memory.graphs_bytes,
-        context_bytes: Option<u64> = snapshot.context_bytes(device, memory, clock.now),
-        custody_bytes: Option<u64> = device.custody.map(|custody| custody.bytes),
-        custody_since: Option<String> = device.custody.map(|custody| clock.stamp(custody.since)),
-        custody_verified_age_ms: Option<u64> = device.custody.map(|it| clock.age_ms(it.verified_at)),
-    }
-}
-
-part! {
-    VramChecks(memory: &MemoryReport, taken_at: Instant, clock: &Clock) {
-        weights_checked: u64 = memory.weights_checked,
-        age_ms: u64 = clock.age_ms(taken_at),
-    }
-}
-
-part! {
-    ModelReport(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapshot) {
-        id: String = app.model_id.clone(),
-        r#ref: String = app.model_ref.clone(),
-        loaded: bool = model.is_some(),
-        #[serde(flatten)]
-        facts: Option<ModelFacts> = model.map(|model| ModelFacts::of(model, snapshot)),
-    }
-}
-
-part! {
-    ModelFacts(model: &LoadedModel, snapshot: &EngineSnapshot)
-    let facts = &model.facts;
-    {
-        name: String = facts.name.clone(),
-        identity: String = model.identity.to_string(),
-        kept_open: bool = snapshot.model_kept_open,
-        architecture: String = facts.architecture.clone(),
-        quant_kind: String = facts.quant_kind.clone(),
-        tensor_types: Vec<TensorType> = facts.tensor_types.iter().map(TensorType::of).collect(),
-        parameters: u64 = facts.parameters,
-        file_bytes: u64 = facts.file_bytes,
-        tokenizer_kind: &'static str = match model.tokenizer_kind {
-            TokenizerKind::ByteLevelBpe => "byte_level_bpe",
-            TokenizerKind::SentencePiece => "sentence_piece",
-        },
-        chat_template: bool = model.has_chat_template(),
-        sampling_defaults: SamplingReport = SamplingReport::of(&model.sampling),
-        vocab_size: u32 = facts.vocab_size,
-        context_length: u32 = facts.context_length,
-        max_sequence_tokens: u32 = model.max_sequence_tokens,
-        max_running: u32 = model.max_running,
-    }
-}
-
-part! {
-    TensorType(of: &(String, u32, u64)) {
-        r#type: String = of.0.clone(),
-        tensors: u32 = of.1,
-        bytes: u64 = of.2,
-    }
-}
-
-part! {
-    /// Defaults under the names of the request fields.
-    SamplingReport(defaults: &SamplingDefaults)
-    let values = &defaults.values;
-    {
-        temperature: f64 = decimal(values.temperature),
-        top_k: u32 = values.top_k,
-        top_p: f64 = decimal(values.top_p),
-        min_p: f64 = decimal(values.min_p),
-        repetition_penalty: f64 = decimal(values.repetition_penalty),
-        frequency_penalty: f64 = decimal(values.frequency_penalty),
-        presence_penalty: f64 = decimal(values.presence_penalty),
-        from_file: Vec<&'static str> = defaults.from_file.clone(),
-    }
-}
-
-part! {
-    LoadReport(app: &App, load: &LoadSnapshot, model: Option<&LoadedModel>, clock: &Clock)
-    let gauges = load.children.map(|(gauges, _)| gauges);
-    let capacity = model.map(|model| model.kv_capacity_tokens);
-    let used = gauges.map(|gauges| gauges.kv_used_tokens);
-    {
-        live: usize = app.engine.live_requests(),
-        capacity: usize = load.capacity,
-        unassigned: usize = load.unassigned,
-        running: Option<u32> = gauges.map(|gauges| gauges.running),
-        waiting: Option<usize> = gauges.map(|gauges| gauges.waiting as usize + load.unassigned),
-        kv_used_tokens: Option<u64> = used,
-        kv_capacity_tokens: Option<u64> = capacity,
-        kv_utilisation: Option<f64> = used
-            .zip(capacity.filter(|capacity| *capacity > 0))
-            .map(|(used, capacity)| used as f64 / capacity as f64),
-        #[serde(flatten)]
-        #[schemars(schema_with = "counters_schema")]
-        counters: Map<String, Value> = counters(gauges),
-        step_budget_ms: Option<f64> = gauges
-            .and_then(|gauges| gauges.step_budget_us)
-            .map(|us| f64::from(us) / 1e3),
-        tokens_total: u64 = load.tokens_total,
-        tokens_per_second: f64 = load.tokens_per_second,
-        age_ms: Option<u64> = load.children.map(|(_, taken_at)| clock.age_ms(taken_at)),
     }
 }
 
@@ -392,55 +409,4 @@ fn counters_schema(_: &mut SchemaGenerator) -> Schema {
         .map(|name| (name, count.clone()))
         .collect();
     json_schema!({"type": "object", "properties": properties, "required": names})
-}
-
-part! {
-    Faults(faults: &FaultsSnapshot, clock: &Clock) {
-        deaths_by_cause: BTreeMap<&'static str, u64> = faults.deaths_by_cause.clone(),
-        deaths_in_window: u32 = faults.deaths_in_window,
-        window_seconds: u64 = faults.window.as_secs(),
-        degraded_above: u32 = faults.burst,
-        deaths_in_a_row: u32 = faults.deaths_in_a_row,
-        deaths_allowed: u32 = faults.deaths_allowed,
-        restarts: u64 = faults.restarts,
-        recoveries: u64 = faults.recoveries,
-        overdue_children: u64 = faults.overdue_children,
-        stale_events: u64 = faults.stale_events,
-        on_probation: usize = faults.on_probation,
-        probations: u64 = faults.probations,
-        quarantined_total: u64 = faults.quarantined_total,
-        quarantined: Vec<QuarantinedRequest> = faults
-            .quarantined
-            .iter()
-            .map(|entry| QuarantinedRequest::of(entry, clock))
-            .collect(),
-        crash_reports: u64 = faults.crash_reports,
-        last_death: Option<LastDeath> = faults.last.as_deref().and_then(|death| {
-            let burial = death.burial.as_ref()?;
-            Some(LastDeath::of(death, burial, clock))
-        }),
-    }
-}
-
-part! {
-    QuarantinedRequest(entry: &Quarantined, clock: &Clock) {
-        fingerprint: String = entry.fingerprint.to_string(),
-        until: String = clock.stamp_ahead(entry.until),
-        expires_in_ms: u64 = in_ms(entry.until.saturating_duration_since(clock.now)),
-    }
-}
-
-part! {
-    LastDeath(death: &Death, burial: &Burial, clock: &Clock) {
-        label: &'static str = burial.cause.label(),
-        cause: String = burial.cause.to_string(),
-        device: String = death.device.selector.to_string(),
-        device_number: u8 = death.device.number.0,
-        generation: u32 = death.generation.0,
-        at: String = clock.stamp(burial.pause.began),
-        age_ms: u64 = clock.age_ms(burial.pause.began),
-        pause_ms: Option<u64> = burial.pause(&death.successor).map(in_ms),
-        stream_pause_ms: Option<u64> = burial.stream_pause(&death.successor).map(in_ms),
-        crash_id: String = burial.report_id(death),
-    }
 }

@@ -9,7 +9,7 @@
 //!
 //! It duplicates nothing: the fields of a request, their types and limits come from its reader
 //! ([`description`](worker_orcd_api::description)), those of an answer from the type that is serialized
-//! ([`answer`]), and the paths come from the router. So the document describes this worker, with its model's vocabulary
+//! ([`answer`](worker_orcd_api::answer)), and the paths come from the router. So the document describes this worker, with its model's vocabulary
 //! and its operator's limits. It needs a key like other routes. Objects of answers may gain fields: a client must ignore
 //! unknown ones.
 
@@ -19,30 +19,14 @@ mod requests;
 
 use super::App;
 use super::access::OPEN_PATHS;
-use super::crashes::Crashes;
-use super::execute::Accepted;
-use super::health::Health;
-use super::openai::models::Models;
-use super::routes::{ROUTES, Root, Route};
+use super::routes::{ROUTES, Route};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 use utoipa::openapi::path::{Operation, PathItem, PathsBuilder};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Components, Info, License, OpenApi, OpenApiBuilder, Tag};
-use worker_orcd_api::answer;
-use worker_orcd_api::anthropic::answer::{Message, MessageEvent, MessageTokens};
-use worker_orcd_api::embeddings::written::Embeddings;
-use worker_orcd_api::error::anthropic::AnthropicError;
-use worker_orcd_api::error::{NativeError, OpenAiError};
-use worker_orcd_api::execute::events::ExecuteEvent;
-use worker_orcd_api::openai::stream::{ChatChunk, TextChunk};
-use worker_orcd_api::openai::whole::{ChatAnswer, TextAnswer};
-use worker_orcd_api::rerank::written::Ranking;
-use worker_orcd_api::responses::answer::{Response as ResponseObject, ResponseTokens};
-use worker_orcd_api::responses::events::ResponseEvent;
-use worker_orcd_api::texts::written::{DetokenizeAnswer, Templated, TokenizeAnswer};
 
 /// Name of the security scheme.
 const KEY: &str = "key";
@@ -60,46 +44,8 @@ pub async fn document(State(app): State<Arc<App>>) -> Response {
 #[must_use]
 pub fn of(app: &App) -> Value {
     let mut document = json!(paths(app));
-    document["components"]["schemas"] = Value::Object(components());
+    document["components"]["schemas"] = Value::Object(operations::components());
     document
-}
-
-/// Schemas of types, and of those in them, by name.
-macro_rules! components {
-    ($($of:ty),+ $(,)?) => {{
-        let mut generator = answer::generator();
-        $(generator.subschema_for::<$of>();)+
-        generator.take_definitions(true)
-    }};
-}
-
-fn components() -> Map<String, Value> {
-    components![
-        NativeError<'_>,
-        OpenAiError<'_>,
-        AnthropicError,
-        ExecuteEvent<'_>,
-        Accepted,
-        TokenizeAnswer,
-        DetokenizeAnswer,
-        Templated,
-        ChatAnswer<'_>,
-        ChatChunk<'_>,
-        TextAnswer<'_>,
-        TextChunk<'_>,
-        Embeddings,
-        Ranking,
-        Models,
-        ResponseObject<'_>,
-        ResponseEvent<'_>,
-        ResponseTokens,
-        Message,
-        MessageEvent,
-        MessageTokens,
-        Root<'_>,
-        Health,
-        Crashes,
-    ]
 }
 
 fn paths(app: &App) -> OpenApi {

@@ -23,33 +23,37 @@ words! {
     ToolCalls: ToolCalls = "tool_calls";
 }
 
+/// First fields of an answer and of a chunk.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct Opening<'a, O> {
+    id: &'a str,
+    object: O,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+}
+
 /// Answer in one piece. `O`: the name of the object. `C`: a choice.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "{O}")]
 pub struct Answer<'a, O, C> {
-    id: &'a str,
-    object: O,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'a str,
+    #[serde(flatten)]
+    pub(super) opening: Opening<'a, O>,
     #[schemars(length(max = MOST_CHOICES))]
-    choices: Vec<C>,
-    usage: Usage,
+    pub(super) choices: Vec<C>,
+    pub(super) usage: Usage,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "{O}")]
-#[schemars(transform = absent_not_null)]
+#[schemars(rename = "{O}", transform = absent_not_null)]
 pub struct Chunk<'a, O, C> {
-    id: &'a str,
-    object: O,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'a str,
+    #[serde(flatten)]
+    pub(super) opening: Opening<'a, O>,
     #[schemars(length(max = MOST_CHOICES))]
-    choices: &'a [C],
+    pub(super) choices: &'a [C],
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<OrNull<Usage>>,
+    pub(super) usage: Option<OrNull<Usage>>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -173,35 +177,14 @@ struct PromptDetails {
     cached_tokens: u32,
 }
 
-impl<'a, O, C> Answer<'a, O, C> {
-    pub(super) fn new(header: &'a Header, object: O, choices: Vec<C>, usage: Usage) -> Self {
+impl<'a, O> Opening<'a, O> {
+    pub(super) fn of(header: &'a Header, object: O) -> Self {
         Self {
             id: &header.id,
             object,
             created: header.created,
             model: &header.model,
             system_fingerprint: &header.fingerprint,
-            choices,
-            usage,
-        }
-    }
-}
-
-impl<'a, O, C> Chunk<'a, O, C> {
-    pub(super) fn new(
-        header: &'a Header,
-        object: O,
-        choices: &'a [C],
-        usage: Option<OrNull<Usage>>,
-    ) -> Self {
-        Self {
-            id: &header.id,
-            object,
-            created: header.created,
-            model: &header.model,
-            system_fingerprint: &header.fingerprint,
-            choices,
-            usage,
         }
     }
 }

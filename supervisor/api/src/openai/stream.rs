@@ -4,8 +4,8 @@
 //! every comment as an event without data, which fails. `vllm bench` expects only `data:` between two blank lines.
 
 use super::answer::{
-    ChatChunkChoice, ChatCompletionChunk, Chunk, CompletionChunk, Delta, FinishReason, Role,
-    TextChoice, Usage,
+    ChatChunkChoice, ChatCompletionChunk, Chunk, CompletionChunk, Delta, FinishReason, Opening,
+    Role, TextChoice, Usage,
 };
 use super::logprobs::List;
 use super::parts::Parts;
@@ -65,6 +65,11 @@ impl Chunks {
         out: &mut Vec<u8>,
     ) {
         let (kind, index) = (self.header.kind, self.index);
+        let usage = match self.options {
+            it if it.continuous_usage => Some(OrNull(Some(usage))),
+            it if it.include_usage => Some(OrNull(None)),
+            _ => None,
+        };
         let listed = piece.and_then(|piece| piece.logprobs.as_deref());
         let logprobs = listed.map(|listed| List::of(kind, listed));
         match kind {
@@ -98,15 +103,16 @@ impl Chunks {
         &self,
         object: impl Serialize,
         choices: &[impl Serialize],
-        usage: Usage,
+        usage: Option<OrNull<Usage>>,
         out: &mut Vec<u8>,
     ) {
-        let usage = match self.options {
-            it if it.continuous_usage => Some(OrNull(Some(usage))),
-            it if it.include_usage => Some(OrNull(None)),
-            _ => None,
+        let opening = Opening::of(&self.header, object);
+        let chunk = Chunk {
+            opening,
+            choices,
+            usage,
         };
-        write_data(out, &Chunk::new(&self.header, object, choices, usage));
+        write_data(out, &chunk);
     }
 
     /// Writes the last chunk of the choice.
@@ -125,15 +131,15 @@ impl Chunks {
     /// Writes the end of the stream, after the last chunks of all choices.
     pub fn end(&self, usage: Usage, out: &mut Vec<u8>) {
         if self.options.include_usage {
-            let (header, usage) = (&self.header, Some(OrNull(Some(usage))));
-            match header.kind {
+            let usage = Some(OrNull(Some(usage)));
+            match self.header.kind {
                 Kind::Chat => {
-                    let object = ChatCompletionChunk::Object;
-                    write_data(out, &ChatChunk::new(header, object, &[], usage));
+                    let none: &[ChatChunkChoice] = &[];
+                    self.chunk(ChatCompletionChunk::Object, none, usage, out);
                 }
                 Kind::Completion => {
-                    let object = CompletionChunk::Object;
-                    write_data(out, &TextChunk::new(header, object, &[], usage));
+                    let none: &[TextChoice<Option<FinishReason>>] = &[];
+                    self.chunk(CompletionChunk::Object, none, usage, out);
                 }
             }
         }

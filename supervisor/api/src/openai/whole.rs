@@ -1,7 +1,7 @@
 //! Answer in one piece: a JSON object with all choices, written when the last of them has ended.
 
 use super::answer::{
-    self, Answer, ChatChoice, ChatCompletion, FinishReason, Message, TextChoice, Usage,
+    self, Answer, ChatChoice, ChatCompletion, FinishReason, Message, Opening, TextChoice, Usage,
 };
 use super::logprobs::{List, fill};
 use super::parts::Parts;
@@ -33,6 +33,15 @@ impl Gathered {
         self.text.push_str(&piece.text);
         if let (Some(list), Some(listed)) = (&mut self.logprobs, &piece.logprobs) {
             list.add(listed);
+        }
+    }
+
+    fn of_text(self, index: usize, end: &Completion) -> TextChoice<FinishReason> {
+        TextChoice {
+            index,
+            text: self.text,
+            logprobs: self.logprobs,
+            finish_reason: end.stop_reason.into(),
         }
     }
 
@@ -72,21 +81,20 @@ pub fn answer(
     );
     let choices = choices.into_iter().zip(ends).enumerate();
     let json = match header.kind {
-        Kind::Chat => {
-            let choices = choices.map(|(index, (choice, end))| choice.of_chat(header, index, end));
-            let object = ChatCompletion::Object;
-            json(&ChatAnswer::new(header, object, choices.collect(), usage))
-        }
-        Kind::Completion => {
-            let choices = choices.map(|(index, (choice, end))| TextChoice {
-                index,
-                text: choice.text,
-                logprobs: choice.logprobs,
-                finish_reason: end.stop_reason.into(),
-            });
-            let object = answer::Completion::Object;
-            json(&TextAnswer::new(header, object, choices.collect(), usage))
-        }
+        Kind::Chat => json(&ChatAnswer {
+            opening: Opening::of(header, ChatCompletion::Object),
+            choices: choices
+                .map(|(index, (choice, end))| choice.of_chat(header, index, end))
+                .collect(),
+            usage,
+        }),
+        Kind::Completion => json(&TextAnswer {
+            opening: Opening::of(header, answer::Completion::Object),
+            choices: choices
+                .map(|(index, (choice, end))| choice.of_text(index, end))
+                .collect(),
+            usage,
+        }),
     };
     fill(&json, columns)
 }

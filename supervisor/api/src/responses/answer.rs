@@ -84,6 +84,7 @@ pub struct Response<'a> {
     #[schemars(with = "f64", range(min = 0.0, max = 2.0))]
     temperature: &'a Option<Number>,
     text: ResponseText<'a>,
+    /// As in the request.
     tool_choice: &'a Value,
     tools: [(); 0],
     top_logprobs: u8,

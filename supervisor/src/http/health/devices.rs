@@ -1,11 +1,11 @@
 //! Devices of the worker, in the order of its list.
 
-use super::part::part;
+use super::part::parts;
 use super::{Child, Clock, Gpu, Standby, Vram};
 use worker_orcd_engine::{DeviceSnapshot, EngineSnapshot};
 use worker_orcd_lifecycle::DeviceStatus;
 
-part! {
+parts! {
     Device(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock)
     let gauges = snapshot.load_on(device).map(|(gauges, _)| gauges);
     let identity = device.gpu.identity.as_ref();

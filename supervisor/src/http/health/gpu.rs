@@ -1,14 +1,14 @@
 //! Data of NVIDIA's driver, in fields separate from the child's reports.
 
 use super::Clock;
-use super::part::part;
+use super::part::parts;
 use std::time::Duration;
 use worker_orcd_engine::nvml::SeenXid;
 use worker_orcd_engine::nvml::library::Gauges;
 use worker_orcd_engine::{DeviceSnapshot, EngineSnapshot, GpuSnapshot};
 use worker_orcd_lifecycle::RecoveryAction;
 
-part! {
+parts! {
     /// Fields of `device`. All but the last Xid are `null` without a recent sample.
     Gpu(gpu: &GpuSnapshot, clock: &Clock)
     let gauges = gpu.gauges(clock.now).map(|(gauges, _)| gauges);
@@ -24,27 +24,21 @@ part! {
             .map(RecoveryAction::name),
         nvml: Nvml = Nvml::of(gpu, clock),
     }
-}
 
-part! {
     Ecc(gauges: &Gauges) {
         enabled: Option<bool> = gauges.ecc_enabled,
         uncorrected_since_driver_load: Option<u64> = gauges.ecc_uncorrected,
         remap_pending: Option<bool> = gauges.remap_pending,
         remap_failed: Option<bool> = gauges.remap_failed,
     }
-}
 
-part! {
     LastXid(seen: &SeenXid, clock: &Clock) {
         xid: Option<u32> = seen.xid.0,
         description: Option<&'static str> = seen.xid.description(),
         at: String = clock.stamp(seen.at),
         age_ms: u64 = clock.age_ms(seen.at),
     }
-}
 
-part! {
     Nvml(gpu: &GpuSnapshot, clock: &Clock)
     let status = gpu.state(clock.now);
     {
@@ -52,9 +46,7 @@ part! {
         reason: Option<String> = status.1,
         age_ms: Option<u64> = gpu.taken.as_ref().map(|(_, taken_at)| clock.age_ms(*taken_at)),
     }
-}
 
-part! {
     /// Fields of `vram`. NVIDIA's driver counts the whole device; `driver_child_bytes` is the child's share.
     DriverMemory(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock)
     let fresh = device.gpu.gauges(clock.now);

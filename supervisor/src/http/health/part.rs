@@ -1,24 +1,24 @@
 //! Parts of the report of `/health`: type and value of a field in one place.
 
-/// Declares a struct that is serialized and described, and its constructor `of` with these arguments:
+/// Declares structs that are serialized and described, and for each the constructor `of` with these arguments:
 ///
 /// ```text
-/// part! {
+/// parts! {
 ///     Child(child: &ChildSnapshot, clock: &Clock) {
 ///         pid: u32 = child.pid,
 ///         uptime_ms: u64 = clock.age_ms(child.spawned_at),
 ///     }
 /// }
 /// ```
-macro_rules! part {
-    (
+macro_rules! parts {
+    ($(
         $(#[$about:meta])*
         $name:ident($($given:ident: $of:ty),+)
         $(let $local:ident = $first:expr;)*
         {
             $($(#[$meta:meta])* $field:ident: $kind:ty = $value:expr,)+
         }
-    ) => {
+    )+) => {$(
         $(#[$about])*
         #[derive(Debug, serde::Serialize, schemars::JsonSchema)]
         pub(in crate::http) struct $name {
@@ -31,6 +31,6 @@ macro_rules! part {
                 Self { $($field: $value,)+ }
             }
         }
-    };
+    )+};
 }
-pub(super) use part;
+pub(super) use parts;

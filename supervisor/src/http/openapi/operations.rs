@@ -13,13 +13,15 @@ use crate::http::openai::models::{Model, Models};
 use crate::http::routes::Root;
 use crate::metrics::exposition::Format;
 use schemars::JsonSchema;
+use serde_json::{Map, Value};
 use strum::VariantNames as _;
 use utoipa::openapi::path::{OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{Required, ResponseBuilder, Type};
 use worker_orcd_api::answer;
 use worker_orcd_api::anthropic::answer::{Message, MessageEvent, MessageTokens};
 use worker_orcd_api::embeddings::written::Embeddings;
-use worker_orcd_api::error::OpenAiError;
+use worker_orcd_api::error::anthropic::AnthropicError;
+use worker_orcd_api::error::{NativeError, OpenAiError};
 use worker_orcd_api::execute::events::ExecuteEvent;
 use worker_orcd_api::openai::Kind;
 use worker_orcd_api::openai::stream::{ChatChunk, TextChunk};
@@ -444,4 +446,42 @@ fn part_of_path(name: &str, example: Option<&str>) -> Parameter {
         .schema(Some(text_of(&(1..=usize::MAX))))
         .example(example.map(Into::into))
         .build()
+}
+
+/// Schemas of types, and of those in them, by name.
+macro_rules! components {
+    ($($of:ty),+ $(,)?) => {{
+        let mut generator = answer::generator();
+        $(generator.subschema_for::<$of>();)+
+        generator.take_definitions(true)
+    }};
+}
+
+pub(super) fn components() -> Map<String, Value> {
+    components![
+        NativeError<'_>,
+        OpenAiError<'_>,
+        AnthropicError,
+        ExecuteEvent<'_>,
+        Accepted,
+        TokenizeAnswer,
+        DetokenizeAnswer,
+        Templated,
+        ChatAnswer<'_>,
+        ChatChunk<'_>,
+        TextAnswer<'_>,
+        TextChunk<'_>,
+        Embeddings,
+        Ranking,
+        Models,
+        Response<'_>,
+        ResponseEvent<'_>,
+        ResponseTokens,
+        Message,
+        MessageEvent,
+        MessageTokens,
+        Root<'_>,
+        Health,
+        Crashes,
+    ]
 }
