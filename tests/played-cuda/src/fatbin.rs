@@ -15,9 +15,6 @@ const MAGIC: u32 = 0xba55_ed50;
 const KIND_PTX: u16 = 1;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Emulated architecture; PTX for a later one is unsuitable.
-const ARCHITECTURE: u32 = 80;
-
 /// Bytes of a file's header, which has the file's length.
 pub const HEADER_BYTES: usize = 16;
 
@@ -37,11 +34,11 @@ pub fn bytes(header: &[u8; HEADER_BYTES]) -> Result<usize, String> {
         .ok_or_else(|| "a fatbin of an impossible size".to_owned())
 }
 
-/// PTX for the latest architecture that the emulated one runs.
+/// PTX for the latest architecture that this one runs.
 ///
 /// # Errors
 /// The image is not a fatbin, has no such PTX, or uses an unknown compression.
-pub fn ptx(image: &[u8]) -> Result<String, String> {
+pub fn ptx(image: &[u8], architecture: u32) -> Result<String, String> {
     let end = bytes(&field(image, 0)?)?;
     let image = image.get(..end).ok_or("a fatbin that is cut short")?;
     let mut at = usize::from(u16::from_le_bytes(field(image, 6)?));
@@ -49,13 +46,13 @@ pub fn ptx(image: &[u8]) -> Result<String, String> {
     while at < end {
         let entry = Entry::at(image, at)?;
         at = entry.end;
-        let runs = entry.kind == KIND_PTX && entry.architecture <= ARCHITECTURE;
+        let runs = entry.kind == KIND_PTX && entry.architecture <= architecture;
         let is_later = |than: &Entry<'_>| entry.architecture > than.architecture;
         if runs && found.as_ref().is_none_or(is_later) {
             found = Some(entry);
         }
     }
-    let entry = found.ok_or_else(|| format!("no PTX for compute capability {ARCHITECTURE}"))?;
+    let entry = found.ok_or_else(|| format!("no PTX for compute capability {architecture}"))?;
     entry.text()
 }
 
@@ -179,7 +176,7 @@ mod tests {
         ] {
             let file = fatbin(&[entry(2, 80, b"a program", 0), text]);
             assert_eq!(bytes(&field(&file, 0).unwrap()), Ok(file.len()));
-            assert_eq!(ptx(&file).as_deref(), Ok(TEXT));
+            assert_eq!(ptx(&file, 80).as_deref(), Ok(TEXT));
         }
     }
 
@@ -187,18 +184,18 @@ mod tests {
     fn of_several_texts_the_latest_that_runs_is_taken() {
         let of = |architecture, text: &str| entry(KIND_PTX, architecture, text.as_bytes(), 0);
         let file = fatbin(&[of(75, "older"), of(80, "ours"), of(90, "later")]);
-        assert_eq!(ptx(&file).as_deref(), Ok("ours"));
+        assert_eq!(ptx(&file, 80).as_deref(), Ok("ours"));
     }
 
     #[test]
     fn what_is_no_fatbin_is_refused() {
         let whole = fatbin(&[entry(KIND_PTX, 80, &packed(), TEXT.len())]);
-        assert!(ptx(&whole).is_ok());
+        assert!(ptx(&whole, 80).is_ok());
         for bytes in 0..whole.len() {
-            assert!(ptx(&whole[..bytes]).is_err(), "{bytes} bytes");
+            assert!(ptx(&whole[..bytes], 80).is_err(), "{bytes} bytes");
         }
-        assert!(ptx(&fatbin(&[entry(2, 80, b"a program", 0)])).is_err());
-        assert!(ptx(&fatbin(&[entry(KIND_PTX, 80, b"packed", 20)])).is_err());
-        assert!(ptx(&fatbin(&[entry(KIND_PTX, 80, &packed(), 3)])).is_err());
+        assert!(ptx(&fatbin(&[entry(2, 80, b"a program", 0)]), 80).is_err());
+        assert!(ptx(&fatbin(&[entry(KIND_PTX, 80, b"packed", 20)]), 80).is_err());
+        assert!(ptx(&fatbin(&[entry(KIND_PTX, 80, &packed(), 3)]), 80).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! Devices, their attributes, and the context of a thread.
 //!
-//! Each is an A100 with few multiprocessors and little memory. Environment variables set their number and size.
+//! Each is an A100 with few multiprocessors and little memory, or a later device without instructions of its own.
+//! Environment variables set which one, their number and size.
 
 use super::errors::{HEALTH, Outcome, Place, answer, expect, give};
 use super::handles::pointer;
@@ -17,10 +18,24 @@ const DRIVER_VERSION: c_int = 13_000;
 const NAME: &[u8] = b"Played GPU";
 /// UUID; its last byte is the device's number.
 const UUID: [u8; 16] = *b"played-cuda-gpu\0";
-const COMPUTE_CAPABILITY: [u32; 2] = [8, 0];
+
+/// Variable with ten times the compute capability: 80, or one from 90 on.
+const ARCHITECTURE_VARIABLE: &str = "PLAYED_CUDA_ARCHITECTURE";
+
+/// Ten times the compute capability.
+pub fn architecture() -> u32 {
+    static ARCHITECTURE: LazyLock<u32> =
+        LazyLock::new(|| setting(ARCHITECTURE_VARIABLE, 80) as u32);
+    *ARCHITECTURE
+}
 
 /// Limit of a block's shared memory.
-pub const MAX_SHARED_BYTES: u32 = 163 << 10;
+pub fn max_shared_bytes() -> u32 {
+    match architecture() {
+        90.. => 227 << 10,
+        _ => 163 << 10,
+    }
+}
 
 /// Variable with the number of devices.
 const DEVICES_VARIABLE: &str = "PLAYED_CUDA_DEVICES";
@@ -145,9 +160,9 @@ pub extern "C" fn cuDeviceGetAttribute(
     answer(Device::of(device).and_then(|device| {
         let found = match attribute {
             Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => device.multiprocessors,
-            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => MAX_SHARED_BYTES,
-            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => COMPUTE_CAPABILITY[0],
-            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => COMPUTE_CAPABILITY[1],
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => max_shared_bytes(),
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => architecture() / 10,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => architecture() % 10,
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         };
         give(value, found as c_int)

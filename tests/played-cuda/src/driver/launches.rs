@@ -1,6 +1,6 @@
 //! Launches of kernels.
 
-use super::devices::Device;
+use super::devices::{Device, max_shared_bytes};
 use super::errors::{HEALTH, Outcome, answer, expect, print};
 use super::memory::MEMORY;
 use super::modules::Function;
@@ -20,9 +20,12 @@ const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_THREADS: u32 = 1024;
 /// Limit for all resident blocks of a multiprocessor.
 const THREADS_OF_MULTIPROCESSOR: u32 = 2048;
-const SHARED_BYTES_OF_MULTIPROCESSOR: u32 = 164 << 10;
 /// Shared memory that each block reserves.
 const RESERVED_SHARED_BYTES: u32 = 1 << 10;
+
+fn shared_bytes_of_multiprocessor() -> u32 {
+    max_shared_bytes() + RESERVED_SHARED_BYTES
+}
 
 const OVERLAP: AttributeId = AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
 
@@ -60,7 +63,7 @@ impl Geometry {
     fn fits_at_once(&self, device: &Device) -> bool {
         let by_threads = THREADS_OF_MULTIPROCESSOR / self.threads();
         let by_shared =
-            SHARED_BYTES_OF_MULTIPROCESSOR / (self.shared_bytes + RESERVED_SHARED_BYTES);
+            shared_bytes_of_multiprocessor() / (self.shared_bytes + RESERVED_SHARED_BYTES);
         let blocks: u64 = self.grid.iter().map(|size| u64::from(*size)).product();
         blocks <= u64::from(device.multiprocessors * by_threads.min(by_shared))
     }
@@ -100,12 +103,11 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         let function = Function::of(function)?;
         geometry.check(&function)?;
         // SAFETY: guaranteed by the caller.
-        unsafe { launch(function, geometry, parameters, config.hStream) }
+        unsafe { launch(function, geometry, parameters, config.hStream, false) }
     }))
 }
 
-/// Launches a cooperative kernel, which needs all blocks resident at once. Waits between blocks are left to the
-/// interpreter.
+/// Launches a cooperative kernel, which needs all blocks resident at once, because they may wait for each other.
 ///
 /// # Safety
 /// Each parameter has the kernel's size.
@@ -133,7 +135,7 @@ pub unsafe extern "C" fn cuLaunchCooperativeKernel(
         let too_large = CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
         expect(geometry.fits_at_once(device), too_large)?;
         // SAFETY: guaranteed by the caller.
-        unsafe { launch(function, geometry, parameters, stream) }
+        unsafe { launch(function, geometry, parameters, stream, true) }
     }))
 }
 
@@ -146,6 +148,7 @@ unsafe fn launch(
     geometry: Geometry,
     parameters: *mut *mut c_void,
     stream: CUstream,
+    together: bool,
 ) -> Outcome {
     let stream = Stream::of(stream)?;
     let bytes = function.kernel.parameter_bytes;
@@ -163,6 +166,7 @@ unsafe fn launch(
         block: geometry.block,
         shared_bytes: geometry.shared_bytes,
         parameters,
+        together,
     };
     stream.add(running(function, launch))
 }

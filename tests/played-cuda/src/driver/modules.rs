@@ -1,6 +1,6 @@
 //! Loaded fatbins and their kernels.
 
-use super::devices::{Device, MAX_SHARED_BYTES};
+use super::devices::{Device, architecture, max_shared_bytes};
 use super::errors::{Outcome, Place, answer, expect, give, print};
 use super::handles::{Handles, pointer};
 use crate::fatbin;
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn cuModuleLoadData(
         let invalid = or(CUresult::CUDA_ERROR_INVALID_IMAGE, "an image");
         let image = image.map_err(invalid)?;
         let absent = or(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU, "an image");
-        let text = fatbin::ptx(image).map_err(absent)?;
+        let text = fatbin::ptx(image, architecture()).map_err(absent)?;
         let invalid = or(CUresult::CUDA_ERROR_INVALID_PTX, "PTX");
         let loaded = Module::new(text).map_err(invalid)?;
         give(module, pointer(MODULES.add(Arc::new(loaded))))
@@ -126,7 +126,7 @@ pub extern "C" fn cuFuncSetAttribute(
         let known = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         expect(attribute == known, invalid)?;
         let bytes = u32::try_from(value).map_err(|_| invalid)?;
-        expect(bytes <= MAX_SHARED_BYTES, invalid)?;
+        expect(bytes <= max_shared_bytes(), invalid)?;
         function.shared_bytes.store(bytes, Ordering::Relaxed);
         Ok(())
     }))

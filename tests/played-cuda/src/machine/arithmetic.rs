@@ -21,6 +21,9 @@ pub fn of_words(op: WordOp, of: &[Word; 4], registers: &Registers) -> Words {
             let product = i64::from(a.cast_signed()) * i64::from(b.cast_signed());
             (product >> 32) as u32
         }),
+        WordOp::MultiplyHighUnsigned => both(word(0), word(1), |a, b| {
+            ((u64::from(a) * u64::from(b)) >> 32) as u32
+        }),
         WordOp::MultiplyAdd => three(word(0), word(1), word(2), |a, b, c| {
             a.wrapping_mul(b).wrapping_add(c)
         }),

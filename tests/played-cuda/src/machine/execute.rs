@@ -34,6 +34,19 @@ impl Warp<'_> {
             } => {
                 self.copy_async(memory, active, to, from, *bytes, *read)?;
             }
+            Op::CopyBulk {
+                to,
+                from,
+                bytes,
+                at,
+            } => self.copy_bulk(memory, active, [to, from, at], *bytes)?,
+            Op::StartBarrier(at, count) => self.start_barrier(memory, active, at, *count)?,
+            Op::Arrive {
+                at,
+                count,
+                are_bytes,
+            } => self.arrive(memory, active, at, (*count, *are_bytes))?,
+            Op::TryWait(to, at, parity) => self.try_wait(memory, active, (*to, at), *parity)?,
             Op::CommitCopies => self.copies.commit(active),
             Op::WaitCopies { but } => self.wait_copies(memory, active, *but)?,
             Op::Trap => return Err(Trouble::Trap),
@@ -52,11 +65,17 @@ impl Warp<'_> {
             }
             Op::Reduce(op, to, value, mask) => self.reduce(active, *op, *to, *value, *mask),
             Op::MatchAny(to, value, mask) => self.match_any(active, *to, *value, *mask),
+            Op::VoteAny(to, holds, mask) => {
+                let mask = self.first_of(*mask, active) & active;
+                let any = self.registers.predicate(*holds) & mask != 0;
+                self.registers
+                    .set_predicate(*to, active, if any { Mask::MAX } else { 0 });
+            }
             Op::ActiveMask(to) => self.registers.set_word(*to, active, [active; LANES]),
             Op::Special(to, special) => self.special(active, *to, *special),
             Op::SyncWarp(_) | Op::Fence => {}
             // The warp handles these itself.
-            Op::Branch(_) | Op::Exit | Op::Barrier | Op::BarrierAnd(..) => {}
+            Op::Branch(_) | Op::Exit | Op::Barrier(_) | Op::BarrierAnd(..) => {}
             rest => self.move_registers(rest, active),
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! Memory of all spaces: the launch's part of the process's memory, and a block's own.
 
+use super::arrivals::BulkCopy;
 use super::registers::{LANES, Longs, Mask, Registers, lanes, mapped};
 use super::warp::Warp;
 use super::{AddressSpace, Launch, Range, Trouble};
@@ -15,6 +16,8 @@ pub struct Memory<'a> {
     last: Range,
     parameters: Bytes,
     shared: Bytes,
+    /// Bulk copies that are under way.
+    pub(super) bulk: Vec<BulkCopy>,
 }
 
 /// Memory that is aligned for every element.
@@ -47,6 +50,9 @@ struct Copy {
     count: usize,
     bytes: [u8; MOST_COPIED],
 }
+
+/// Addresses of shared memory end below this, and no other memory is there.
+const SHARED_ADDRESSES: u64 = 1 << 20;
 
 /// Limit of one lane's copy, in bytes.
 const MOST_COPIED: usize = 16;
@@ -88,17 +94,24 @@ impl<'a> Memory<'a> {
             },
             parameters,
             shared: Bytes::new(kernel.shared_bytes + launch.shared_bytes as usize),
+            bulk: Vec::new(),
         }
     }
 
     /// Fills shared memory with a pattern, so that no block sees the values of another.
     pub fn begin(&mut self) {
         self.shared.all().fill(0xA5);
+        self.bulk.clear();
     }
 
     /// # Errors
     /// These bytes cannot be reached.
-    fn reach(&mut self, at: u64, bytes: usize, writes: bool) -> Result<*mut u8, Trouble> {
+    pub(super) fn reach(
+        &mut self,
+        at: u64,
+        bytes: usize,
+        writes: bool,
+    ) -> Result<*mut u8, Trouble> {
         let end = at.wrapping_add(bytes as u64);
         if at < self.last.start || end > self.last.end {
             let behind = self.space.ranges.partition_point(|range| range.start <= at);
@@ -147,7 +160,7 @@ impl<'a> Memory<'a> {
 
     /// # Errors
     /// These bytes are not all in shared memory.
-    fn reach_shared(&mut self, at: u64, bytes: usize) -> Result<*mut u8, Trouble> {
+    pub(super) fn reach_shared(&mut self, at: u64, bytes: usize) -> Result<*mut u8, Trouble> {
         inside(self.shared.all(), "shared memory", at, bytes)
     }
 
@@ -170,7 +183,7 @@ fn inside(memory: &mut [u8], what: &str, at: u64, bytes: usize) -> Result<*mut u
 }
 
 impl Warp<'_> {
-    fn addresses(&self, address: &Address) -> Longs {
+    pub(super) fn addresses(&self, address: &Address) -> Longs {
         let bases = match address.base {
             Source::Long(long) => *self.registers.long(long),
             // Addresses in shared memory are words.
@@ -183,6 +196,7 @@ impl Warp<'_> {
     fn resolve(space: Space, at: u64) -> (Space, u64) {
         match space {
             Space::Generic if at >= LOCAL_ADDRESSES => (Space::Local, at - LOCAL_ADDRESSES),
+            Space::Generic if at < SHARED_ADDRESSES => (Space::Shared, at),
             Space::Generic => (Space::Global, at),
             Space::Local => (
                 space,
@@ -444,6 +458,7 @@ fn result(op: AtomicOp, old: u64, value: u64) -> u64 {
     match op {
         AtomicOp::Add => old.wrapping_add(value),
         AtomicOp::Or => old | value,
+        AtomicOp::MaxUnsigned => old.max(value),
         AtomicOp::AddFloat => {
             let sum = f32::from_bits(old as u32) + f32::from_bits(value as u32);
             u64::from(sum.to_bits())

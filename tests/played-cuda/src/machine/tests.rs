@@ -8,6 +8,11 @@ const HEAD: &str =
 
 /// Runs a kernel with one pointer to these words, in `threads` of one block.
 fn run_on(words: &mut [u32], threads: u32, body: &str) -> Result<(), Trouble> {
+    run_blocks(words, (1, threads), body)
+}
+
+/// The same in several blocks that may wait for each other, unless there is one.
+fn run_blocks(words: &mut [u32], (blocks, threads): (u32, u32), body: &str) -> Result<(), Trouble> {
     let text = format!(
         "{HEAD}.visible .entry k(\n.param .u64 k_param_0\n)\n{{\n.reg .pred %p<9>;\n.reg .b32 %r<40>;\n\
          .reg .f32 %f<9>;\n.reg .b64 %rd<9>;\n.reg .b16 %rs<9>;\nld.param.u64 %rd1, [k_param_0];\n\
@@ -24,10 +29,11 @@ fn run_on(words: &mut [u32], threads: u32, body: &str) -> Result<(), Trouble> {
         }],
     };
     let launch = Launch {
-        grid: [1; 3],
+        grid: [blocks, 1, 1],
         block: [threads, 1, 1],
         shared_bytes: 1024,
         parameters: start.to_le_bytes().to_vec(),
+        together: blocks > 1,
     };
     run(&kernel, &launch, &space, &|| true)
 }
@@ -152,6 +158,56 @@ fn lanes_that_wait_for_each_other_for_ever_are_told() {
     assert!(matches!(outcome, Err(Trouble::Stuck(_))), "{outcome:?}");
 }
 
+/// A thread asks for a copy, and all threads wait for it, of which each writes a word.
+#[test]
+fn a_bulk_copy_comes_at_its_barrier() {
+    let mut words: Vec<u32> = (0..128).collect();
+    let body = "
+        mov.u32 %r2, dynamic;
+        setp.ne.s32 %p1, %r1, 0;
+        @%p1 bra $L_begun;
+        mbarrier.init.shared.b64 [%r2], 1;
+        $L_begun:
+        bar.sync 0;
+        @%p1 bra $L_asked;
+        mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 256;
+        add.s32 %r3, %r2, 16;
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd1], 256, [%r2];
+        $L_asked:
+        {
+        .reg .pred done;
+        again:
+        mbarrier.try_wait.parity.shared.b64 done, [%r2], 0;
+        @!done bra again;
+        }
+        shl.b32 %r4, %r1, 2;
+        add.s32 %r5, %r2, %r4;
+        ld.shared.u32 %r6, [%r5+16];
+        bar.sync 1, 64;
+        st.global.u32 [%rd3+256], %r6;";
+    run_on(&mut words, 64, body).expect("an end");
+    assert_eq!(words[64..], words[..64]);
+}
+
+/// Each block but the last waits for the word of the next one.
+#[test]
+fn blocks_of_a_cooperative_launch_wait_for_each_other() {
+    let mut words = [0; 33];
+    words[32] = 7;
+    let body = "
+        mov.u32 %r2, %ctaid.x;
+        mul.wide.u32 %rd4, %r2, 4;
+        add.s64 %rd5, %rd1, %rd4;
+        again:
+        ld.relaxed.gpu.global.u32 %r3, [%rd5+4];
+        setp.eq.s32 %p1, %r3, 0;
+        @%p1 bra again;
+        add.s32 %r4, %r3, 1;
+        st.relaxed.gpu.global.u32 [%rd5], %r4;";
+    run_blocks(&mut words, (32, 1), body).expect("an end");
+    assert_eq!(words[0], 39);
+}
+
 /// Comparison with plain products, with each element in the instruction's layout.
 #[test]
 fn a_matrix_product_is_that_of_its_fragments() {
@@ -202,7 +258,7 @@ fn what_is_not_known_is_named() {
         ("add.cc.u32", "%r1, %r2, %r3"),
         ("add.rz.f32", "%f1, %f2, %f3"),
         ("mul.ftz.f32", "%f1, %f2, %f3"),
-        ("mul.hi.u32", "%r1, %r2, %r3"),
+        ("mul.hi.u16", "%r1, %r2, %r3"),
         ("setp.lt.and.s32", "%p1, %r1, %r2, %p2"),
         ("ld.acquire.gpu.global.u32", "%r1, [%rd1]"),
         ("atom.global.exch.u32", "%r1, [%rd1], %r2"),

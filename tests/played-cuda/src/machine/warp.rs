@@ -156,7 +156,7 @@ impl<'a> Warp<'a> {
         }
     }
 
-    fn alive(&self) -> Mask {
+    pub fn alive(&self) -> Mask {
         self.groups.iter().fold(0, |all, group| all | group.lanes)
     }
 
@@ -207,7 +207,7 @@ impl<'a> Warp<'a> {
             Op::Branch(target) => return Ok(self.branch(index, active, *target)),
             Op::Exit => return Ok(self.exit(index, active)),
             _ if active == 0 => return Ok(Step::Next),
-            Op::Barrier | Op::BarrierAnd(..) => {
+            Op::Barrier(_) | Op::BarrierAnd(..) => {
                 self.groups[index].state = State::AtBarrier;
                 return Ok(Step::Regroup);
             }
@@ -291,6 +291,31 @@ impl<'a> Warp<'a> {
             return Step::Regroup;
         }
         Step::Next
+    }
+
+    /// Lanes at barriers: how many at which one, and of how many threads that is; `None` is the whole block.
+    pub fn arrived(&self) -> impl Iterator<Item = (Option<[u32; 2]>, u32)> {
+        self.at_barrier().map(|(lanes, op)| {
+            let of = match op {
+                Op::Barrier(of) => of.map(|of| of.map(|it| self.first_of(it, lanes))),
+                _ => None,
+            };
+            (of, lanes.count_ones())
+        })
+    }
+
+    /// Continues behind a numbered barrier.
+    pub fn pass_numbered(&mut self, number: u32) {
+        for index in 0..self.groups.len() {
+            let group = self.groups[index];
+            if group.state == State::AtBarrier
+                && let Op::Barrier(Some([of, _])) = self.kernel.instructions[group.at].op
+                && self.first_of(of, group.lanes) == number
+            {
+                self.groups[index].state = State::Ready;
+                self.groups[index].at += 1;
+            }
+        }
     }
 
     /// Whether the predicate of a voting barrier holds for all lanes.

@@ -153,13 +153,21 @@ fn instructions<'a>(
     names: &mut Names<'a>,
 ) -> Result<Vec<Instruction>, String> {
     let mut all = Vec::with_capacity(statements.len());
-    let mut labels = HashMap::new();
-    // Labels may follow the branches to them.
-    let mut branches = Vec::new();
+    // Labels of the open scopes, and branches to labels that may follow them.
+    let mut scopes = vec![(HashMap::new(), Vec::new())];
     for statement in statements {
+        let (labels, branches) = scopes.last_mut().ok_or("a scope without a beginning")?;
         match statement {
-            Statement::Open => names.open(),
-            Statement::Close => names.close(),
+            Statement::Open => {
+                names.open();
+                scopes.push((HashMap::new(), Vec::new()));
+            }
+            Statement::Close => {
+                names.close();
+                let outward = resolve(&mut all, &scopes.pop().unwrap_or_default());
+                let (_, branches) = scopes.last_mut().ok_or("a scope without a beginning")?;
+                branches.extend(outward);
+            }
             Statement::Label(name) => {
                 labels.insert(*name, all.len());
             }
@@ -178,15 +186,30 @@ fn instructions<'a>(
             }
         }
     }
-    for (at, label) in branches {
-        let target = labels
-            .get(label)
-            .ok_or_else(|| format!("no label {label}"))?;
-        all[at].op = Op::Branch(*target);
+    for scope in scopes {
+        if let Some((_, label)) = resolve(&mut all, &scope).first() {
+            return Err(format!("no label {label}"));
+        }
     }
     all.push(Instruction {
         guard: None,
         op: Op::Exit,
     });
     Ok(all)
+}
+
+/// Labels of a scope, and its branches.
+type Scope<'a> = (HashMap<&'a str, usize>, Vec<(usize, &'a str)>);
+
+/// Sets the targets of a scope's branches, and returns those that lead out of it.
+fn resolve<'a>(all: &mut [Instruction], (labels, branches): &Scope<'a>) -> Vec<(usize, &'a str)> {
+    let mut outward = branches.clone();
+    outward.retain(|(at, label)| match labels.get(label) {
+        Some(target) => {
+            all[*at].op = Op::Branch(*target);
+            false
+        }
+        None => true,
+    });
+    outward
 }

@@ -48,11 +48,15 @@ impl<'a, 't> Lowering<'a, 't> {
             "setp" => self.compare(),
             "selp" => self.choose(),
             "ld" | "st" | "atom" | "red" | "cp" => self.memory(),
-            "bar" | "shfl" | "redux" | "match" | "activemask" | "ldmatrix" | "mma" => self.warp(),
+            "mbarrier" => self.barrier(),
+            "bar" | "shfl" | "redux" | "match" | "vote" | "activemask" | "ldmatrix" | "mma" => {
+                self.warp()
+            }
             "bra" => self.push(Op::Branch(0)),
             "ret" | "exit" => self.push(Op::Exit),
             "trap" => self.push(Op::Trap),
-            "membar" | "fence" => self.push(Op::Fence),
+            // Registers are as many as a kernel has.
+            "membar" | "fence" | "setmaxnreg" => self.push(Op::Fence),
             _ => self.arithmetic(),
         }
     }

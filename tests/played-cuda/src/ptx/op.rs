@@ -82,6 +82,7 @@ pub enum WordOp {
     Subtract,
     Multiply,
     MultiplyHighSigned,
+    MultiplyHighUnsigned,
     MultiplyAdd,
     DivideSigned,
     DivideUnsigned,
@@ -219,6 +220,7 @@ pub enum ShuffleMode {
 pub enum AtomicOp {
     Add,
     AddFloat,
+    MaxUnsigned,
     Or,
 }
 
@@ -274,10 +276,28 @@ pub enum Op {
     WaitCopies {
         but: Option<usize>,
     },
+    /// Copy of a word of bytes from global to shared memory, which counts at a barrier in shared memory.
+    CopyBulk {
+        to: Address,
+        from: Address,
+        bytes: Word,
+        at: Address,
+    },
+    /// Initializes a barrier in shared memory for so many arrivals.
+    StartBarrier(Address, Word),
+    /// So many arrivals at a barrier in shared memory, or one that also makes it wait for so many bytes.
+    Arrive {
+        at: Address,
+        count: Word,
+        are_bytes: bool,
+    },
+    /// Whether the phase of this parity is over, at a barrier in shared memory.
+    TryWait(Slot, Address, Word),
     Branch(usize),
     Exit,
     Trap,
-    Barrier,
+    /// Barrier of the block, or one with this number for so many threads.
+    Barrier(Option<[Word; 2]>),
     /// Barrier with a vote: whether the predicate holds for all threads.
     BarrierAnd(Slot, Predicate),
     SyncWarp(Word),
@@ -292,6 +312,8 @@ pub enum Op {
     },
     Reduce(ReduceOp, Slot, Word, Word),
     MatchAny(Slot, Word, Word),
+    /// Whether the predicate holds for a lane of the mask.
+    VoteAny(Slot, Predicate, Word),
     ActiveMask(Slot),
     LoadMatrix([Slot; 4], Address),
     MatrixProduct {
@@ -320,7 +342,8 @@ impl Op {
             Self::SyncWarp(mask)
             | Self::Shuffle { mask, .. }
             | Self::Reduce(_, _, _, mask)
-            | Self::MatchAny(_, _, mask) => Some(Members::Of(*mask)),
+            | Self::MatchAny(_, _, mask)
+            | Self::VoteAny(_, _, mask) => Some(Members::Of(*mask)),
             Self::LoadMatrix(..) | Self::MatrixProduct { .. } => Some(Members::All),
             _ => None,
         }

@@ -52,14 +52,14 @@ pub fn statements(mut text: &str) -> Result<Vec<Statement<'_>>, String> {
                 text = &text[1..];
                 continue;
             }
-            '$' => {
-                if let Some(colon) = text.find(':') {
+            _ => {
+                let end = text.find(|c: char| !c.is_ascii_alphanumeric() && !"$_".contains(c));
+                if let Some(colon) = end.filter(|end| text[*end..].starts_with(':')) {
                     all.push(Statement::Label(&text[..colon]));
                     text = &text[colon + 1..];
                     continue;
                 }
             }
-            _ => {}
         }
         let (statement, rest) = text.split_once(';').ok_or("a statement without an end")?;
         all.push(match statement.strip_prefix('.') {

@@ -110,7 +110,27 @@ impl Op {
                 address(from, show);
                 read.iter_mut().for_each(|it| word(it, show));
             }
+            Self::CopyBulk {
+                to,
+                from,
+                bytes,
+                at,
+            } => {
+                [to, from, at].into_iter().for_each(|it| address(it, show));
+                word(bytes, show);
+            }
+            Self::StartBarrier(at, of)
+            | Self::Arrive { at, count: of, .. }
+            | Self::TryWait(_, at, of) => {
+                address(at, show);
+                word(of, show);
+            }
+            Self::Barrier(of) => of.iter_mut().flatten().for_each(|it| word(it, show)),
             Self::BarrierAnd(_, holds) => predicate(holds, show),
+            Self::VoteAny(_, holds, mask) => {
+                predicate(holds, show);
+                word(mask, show);
+            }
             Self::SyncWarp(mask) => word(mask, show),
             Self::Shuffle {
                 value,
@@ -137,7 +157,6 @@ impl Op {
             | Self::Branch(_)
             | Self::Exit
             | Self::Trap
-            | Self::Barrier
             | Self::Fence => {}
         }
     }
@@ -163,6 +182,8 @@ impl Op {
             Self::CompareWords(_, _, to, _)
             | Self::CompareLongs(_, _, to, _)
             | Self::Predicate(_, to, _)
+            | Self::TryWait(to, ..)
+            | Self::VoteAny(to, ..)
             | Self::BarrierAnd(to, _) => show(Use::Write(File::Predicates, to)),
             Self::Load(_, to, _) => to.iter_mut().for_each(|it| target(it, show)),
             Self::Atomic(atomic) => atomic.to.iter_mut().for_each(|it| target(it, show)),

@@ -177,6 +177,7 @@ impl Lowering<'_, '_> {
             ("sub", _) => WordOp::Subtract,
             ("mul", _) if self.has("lo") => WordOp::Multiply,
             ("mul", true) if self.has("hi") && !is_half => WordOp::MultiplyHighSigned,
+            ("mul", false) if self.has("hi") && !is_half => WordOp::MultiplyHighUnsigned,
             ("mad", _) if self.has("lo") => WordOp::MultiplyAdd,
             ("div", true) if !is_half => WordOp::DivideSigned,
             ("div", false) => WordOp::DivideUnsigned,

@@ -40,7 +40,7 @@ impl Lowering<'_, '_> {
             ),
             "atom" | "red" => matches!(
                 *part,
-                "global" | "shared" | "relaxed" | "gpu" | "add" | "or"
+                "global" | "shared" | "relaxed" | "gpu" | "add" | "or" | "max"
             ),
             _ => true,
         };
@@ -117,10 +117,11 @@ impl Lowering<'_, '_> {
 
     fn atomic(&mut self) -> Result<(), String> {
         let bytes = self.element()?.bytes;
-        let op = match (self.kind(), self.has("add"), self.has("or")) {
-            ("f32", true, _) => AtomicOp::AddFloat,
-            ("u32" | "s32" | "u64", true, _) => AtomicOp::Add,
-            ("b32", _, true) => AtomicOp::Or,
+        let op = match (self.kind(), self.text.opcode.as_slice()) {
+            ("f32", [.., "add", _]) => AtomicOp::AddFloat,
+            ("u32" | "s32" | "u64", [.., "add", _]) => AtomicOp::Add,
+            ("u32" | "u64", [.., "max", _]) => AtomicOp::MaxUnsigned,
+            ("b32", [.., "or", _]) => AtomicOp::Or,
             _ => return Err("not known".to_owned()),
         };
         let returns = usize::from(self.text.opcode[0] == "atom");
@@ -139,7 +140,45 @@ impl Lowering<'_, '_> {
         }))
     }
 
+    /// Barriers in shared memory.
+    pub(super) fn barrier(&mut self) -> Result<(), String> {
+        let shared = |at| self.address(at, Space::Shared);
+        let op = match self.text.opcode.as_slice() {
+            ["mbarrier", "init", "shared", "b64"] => Op::StartBarrier(shared(0)?, self.word(1)?),
+            ["mbarrier", "arrive", "shared", "b64"] => Op::Arrive {
+                at: shared(1)?,
+                count: self.word(2)?,
+                are_bytes: false,
+            },
+            ["mbarrier", "arrive", "expect_tx", "shared", "b64"] => Op::Arrive {
+                at: shared(1)?,
+                count: self.word(2)?,
+                are_bytes: true,
+            },
+            ["mbarrier", "try_wait", "parity", "shared", "b64"] => {
+                Op::TryWait(self.predicate_slot(0)?, shared(1)?, self.word(2)?)
+            }
+            _ => return Err("not known".to_owned()),
+        };
+        self.push(op)
+    }
+
     fn copy_async(&mut self) -> Result<(), String> {
+        if self.text.opcode == ["cp", "async", "bulk", "prefetch", "L2", "global"] {
+            return self.push(Op::Fence);
+        }
+        if let ["cp", "async", "bulk", rest @ ..] = self.text.opcode.as_slice() {
+            let known = ["shared::cluster", "global", "mbarrier::complete_tx::bytes"];
+            if rest != known {
+                return Err("not known".to_owned());
+            }
+            return self.push(Op::CopyBulk {
+                to: self.address(0, Space::Shared)?,
+                from: self.address(1, Space::Global)?,
+                bytes: self.word(2)?,
+                at: self.address(3, Space::Shared)?,
+            });
+        }
         if self.text.opcode == ["cp", "async", "commit_group"] {
             return self.push(Op::CommitCopies);
         }

@@ -8,9 +8,11 @@ impl Lowering<'_, '_> {
     pub(super) fn warp(&mut self) -> Result<(), String> {
         let op = match self.text.opcode.as_slice() {
             ["bar", "warp", "sync"] => Op::SyncWarp(self.word(0)?),
-            ["bar", "sync"] if matches!(self.text.operands.as_slice(), [Operand::Number(0)]) => {
-                Op::Barrier
-            }
+            ["bar", "sync"] => match self.text.operands.as_slice() {
+                [Operand::Number(0)] => Op::Barrier(None),
+                [_, _] => Op::Barrier(Some([self.word(0)?, self.word(1)?])),
+                _ => return Err("not known".to_owned()),
+            },
             ["bar", "red", "and", "pred"] if matches!(self.operand(1)?, Operand::Number(0)) => {
                 Op::BarrierAnd(self.predicate_slot(0)?, self.predicate(2)?)
             }
@@ -19,6 +21,9 @@ impl Lowering<'_, '_> {
             ["redux", "sync", "min", "s32"] => self.reduce(ReduceOp::MinSigned)?,
             ["match", "any", "sync", "b32"] => {
                 Op::MatchAny(self.word_slot(0)?, self.word(1)?, self.word(2)?)
+            }
+            ["vote", "sync", "any", "pred"] => {
+                Op::VoteAny(self.predicate_slot(0)?, self.predicate(1)?, self.word(2)?)
             }
             ["activemask", _] => Op::ActiveMask(self.word_slot(0)?),
             ["ldmatrix", "sync", "aligned", "m8n8", "x4", "shared", "b16"] => {
