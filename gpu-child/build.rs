@@ -28,6 +28,7 @@ fn main() {
         "decode_step.fatbin",
         "decode_step_any.fatbin",
         "decode_step_large.fatbin",
+        "decode_step_experts.fatbin",
         "experts.fatbin",
         "experts_wide.fatbin",
         "faults.fatbin",

@@ -55,19 +55,42 @@ DEVICE void embed_rows(const StepArgs& a, int block) {
              weight_at<true>(a.embed.ty, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.first_tag);
 }
 
-template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& a) {
+// The products of a model without experts: of weights of one type or of ANY, of one row or of several.
+template <int HD, int ONLY, bool ALONE> struct DenseStep {
+    static constexpr bool COMPACT = false;
+    struct Shared {};
+    DEVICE static int used(const StepArgs&) { return 1; }
+    DEVICE static void init(Shared&, const StepArgs&, int, int) {}
+    DEVICE static void produce(const Plan& plan, const Ring& ring, Shared&) { Producer(plan, ring).run(); }
+    DEVICE static void multiply(const Plan& plan, uint8_t* smem, RowReduction& reduction, const Ring& ring, Shared&) {
+        // Heads of 96 and 128 columns belong to models with a wide ff.
+        constexpr int FF_CHUNKS = !ALONE ? 4 : HD <= 64 ? 3 : 6;
+        Products<ALONE, FF_CHUNKS>(plan, smem, reduction, ring).template run<ONLY>();
+    }
+};
+
+// STEP has what the blocks do that multiply. COMPACT: attention has fewer instructions, and blocks that compute it have of
+// the layers' table only the norms of heads, which leaves room for more splits.
+template <int HD, typename STEP> DEVICE void decode_step(const StepArgs& a) {
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ StageShape shapes[STAGES];
     __shared__ Barriers barriers;
     __shared__ RowReduction reduction;
+    __shared__ typename STEP::Shared own;
     const int block = int(blockIdx.x) - a.attention_blocks;
     // Blocks that compute attention need nothing else of what others have in shared memory.
     StepLayer* layers = reinterpret_cast<StepLayer*>(smem + (block < 0 ? 0 : a.shared.layers_at));
-    const uint32_t* from = reinterpret_cast<const uint32_t*>(a.layers);
-    for (int i = threadIdx.x; i < a.n_layers * int(sizeof(StepLayer) / 4); i += BLOCK_THREADS)
-        reinterpret_cast<uint32_t*>(layers)[i] = from[i];
-    if (threadIdx.x < STAGES) shapes[threadIdx.x] = shape_of(a, threadIdx.x, max(block, 0), gridDim.x - a.attention_blocks);
+    HeadNorms* norms = reinterpret_cast<HeadNorms*>(smem);
+    if (STEP::COMPACT && block < 0) {
+        for (int i = threadIdx.x; i < a.n_layers; i += BLOCK_THREADS) norms[i] = {a.layers[i].q_norm, a.layers[i].k_norm};
+    } else {
+        const uint32_t* from = reinterpret_cast<const uint32_t*>(a.layers);
+        for (int i = threadIdx.x; i < a.n_layers * int(sizeof(StepLayer) / 4); i += BLOCK_THREADS)
+            reinterpret_cast<uint32_t*>(layers)[i] = from[i];
+    }
+    if (threadIdx.x < STAGES) shapes[threadIdx.x] = shape_of(a, threadIdx.x, STEP::used(a), max(block, 0), gridDim.x - a.attention_blocks);
     barriers.init(a.shared);
+    STEP::init(own, a, max(block, 0), gridDim.x - a.attention_blocks);
     fence_barrier_init();
     __syncthreads();
     if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_TAG, a.first_tag);
@@ -77,29 +100,31 @@ template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& 
         if (block < 0 || threadIdx.x > STEP_THREADS) return;
         Plan plan = {a, layers, shapes};
         Ring ring = {smem + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
-        Producer(plan, ring).run();
+        STEP::produce(plan, ring, own);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     if (block < 0) {
-        const int used = (a.n_layers * int(sizeof(StepLayer)) + 127) & ~127;
-        Attention<HD>(a, layers, smem + used, shared_address(&barriers)).run();
+        const int used = (a.n_layers * int(STEP::COMPACT ? sizeof(HeadNorms) : sizeof(StepLayer)) + 127) & ~127;
+        if constexpr (STEP::COMPACT)
+            Attention<HD, HeadNorms, true>(a, norms, smem + used, shared_address(&barriers)).run();
+        else
+            Attention<HD, StepLayer, false>(a, layers, smem + used, shared_address(&barriers)).run();
         return;
     }
     Plan plan = {a, layers, shapes};
     Ring ring = {smem + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
-    // Heads of 96 and 128 columns belong to models with a wide ff.
-    constexpr int FF_CHUNKS = !ALONE ? 4 : HD <= 64 ? 3 : 6;
-    Products<ALONE, FF_CHUNKS>(plan, smem, reduction, ring).template run<ONLY>();
+    STEP::multiply(plan, smem, reduction, ring, own);
 }
 
 // Kernels of several rows and of one, for heads of so many columns. Devices before compute capability 9 have none.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define DECODE_STEP(HD, NAME, ONLY)                                                            \
+#define STEP_KERNEL(NAME, HD, ...)                                                             \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                              \
-    decode_step_##HD##_##NAME(const __grid_constant__ StepArgs a) { decode_step<HD, ONLY, false>(a); } \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                              \
-    decode_step_##HD##_##NAME##_alone(const __grid_constant__ StepArgs a) { decode_step<HD, ONLY, true>(a); }
+    decode_step_##NAME(const __grid_constant__ StepArgs a) { decode_step<HD, __VA_ARGS__>(a); }
 #else
-#define DECODE_STEP(HD, NAME, ONLY)
+#define STEP_KERNEL(NAME, HD, ...)
 #endif
+#define DECODE_STEP(HD, NAME, ONLY)                                     \
+    STEP_KERNEL(HD##_##NAME, HD, DenseStep<HD, ONLY, false>)             \
+    STEP_KERNEL(HD##_##NAME##_alone, HD, DenseStep<HD, ONLY, true>)

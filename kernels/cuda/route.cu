@@ -1,24 +1,13 @@
 // Which experts a row uses, and how much of each; then the rows of each expert.
 //
-// A warp has a row. Its lanes share the experts, so the sums of a row have one order whatever else is in
-// the batch (cpu/routing.rs has the same choice: the most likely ones, of equals the lower index; by probabilities
-// over all experts, or by logits, of which the chosen ones alone become probabilities). The block that is done last
+// A warp has a row (choice.cuh). The block that is done last
 // sorts all pairs of row and expert by expert, rows ascending: each warp counts a part of them, the parts are added
 // up, and each warp puts its own in place. Where shares are of one row there is nothing to sort.
 #pragma once
-#include "experts.cuh"
+#include "choice.cuh"
 
 constexpr int ROUTE_THREADS = 256;
 constexpr int ROUTE_WARPS = ROUTE_THREADS / 32;
-constexpr int MAX_EXPERTS = 512;
-
-// What an expert's result is multiplied by. The model's description has the same names
-// (kernels/src/reference/routing.rs). The host sends no other number.
-enum Weighing : int {
-    SOFTMAX = 0,       // its probability among all experts
-    RENORMALIZED = 1,  // the same, divided by the sum of those of the chosen
-    OF_CHOSEN = 2,     // its probability among the chosen
-};
 
 struct RouteArgs {
     const float* logits;  // [rows, stride]
@@ -33,75 +22,20 @@ struct RouteArgs {
 LAYOUT(RouteArgs, 80, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(experts, 56) AT(used, 60)
        AT(weighing, 64) AT(share_rows, 68) AT(place_group, 72) AT(unused, 76))
 
-// Probabilities over all experts, of which a lane has PER logits, in the order of their bits, NaN above all; never zero.
-template <int PER> DEVICE void rank_probabilities(float (&p)[PER], uint32_t (&rank)[PER]) {
-    float max = -INFINITY, sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PER; i++) max = fmaxf(max, p[i]);
-    max = warp_max(max);
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        p[i] = expf(__fsub_rn(p[i], max));
-        sum = __fadd_rn(sum, p[i]);
-    }
-    sum = warp_sum(sum);
-#pragma unroll
-    for (int i = 0; i < PER; i++) rank[i] = (__float_as_uint(__fdiv_rn(p[i], sum)) & 0x7FFFFFFF) + 1;
-}
-DEVICE float probability_of(uint32_t rank) { return __uint_as_float(rank - 1); }
-
-// A logit's rank among all numbers, NaN above all; never zero. The two zeros are equals.
-DEVICE uint32_t rank_of_logit(float logit) {
-    const uint32_t bits = __float_as_uint(__fadd_rn(logit, 0.0f));
-    if (logit != logit) return ~0u;
-    return bits >> 31 ? ~bits : bits | 0x80000000;
-}
-DEVICE float logit_of(uint32_t rank) { return __uint_as_float(rank >> 31 ? rank & 0x7FFFFFFF : ~rank); }
-
 // PER experts a lane, 32 apart. Logits may have been written by other blocks of this launch.
 template <int PER> DEVICE void choose(const RouteArgs& a, int row, int lane) {
     const float* logits = a.logits + int64_t(row) * a.stride;
-    const bool of_chosen = a.weighing == OF_CHOSEN;
     float p[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) p[i] = 32 * i + lane < a.experts ? __ldcg(logits + 32 * i + lane) : -INFINITY;
-    uint32_t rank[PER];
-    if (of_chosen) {
-#pragma unroll
-        for (int i = 0; i < PER; i++) rank[i] = rank_of_logit(p[i]);
-    } else {
-        rank_probabilities(p, rank);
-    }
-    // Zero is none, or taken.
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        if (32 * i + lane >= a.experts) rank[i] = 0;
     Choice* choices = a.to.choices + int64_t(row) * a.used;
-    float total = 0.0f, largest = 0.0f;
-    for (int c = 0; c < a.used; c++) {
-        uint32_t best = 0;
-        int expert = lane;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (rank[i] > best) best = rank[i], expert = 32 * i + lane;
-        const uint32_t top = __reduce_max_sync(~0u, best);
-        expert = __reduce_min_sync(~0u, best == top ? expert : MAX_EXPERTS);
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (32 * i + lane == expert) rank[i] = 0;
-        // The first one's logit is the largest.
-        if (of_chosen && c == 0) largest = logit_of(top);
-        const float weight = of_chosen ? expf(__fsub_rn(logit_of(top), largest)) : probability_of(top);
-        total = __fadd_rn(total, weight);
-        if (lane == (c & 31)) choices[c] = {expert, weight};
-    }
+    choose_experts(p, a.experts, a.used, a.weighing, choices, lane);
+    if (a.share_rows > 1) return;
     for (int c = lane; c < a.used; c += 32) {
-        // Written by this lane.
-        if (a.weighing != SOFTMAX) choices[c].weight = __fdiv_rn(choices[c].weight, total);
-        if (a.share_rows > 1) continue;
         const int place = row * a.used + c;
         a.to.places[place] = place;
         a.to.rows[place] = row;
+        // Written by this lane.
         a.to.shares[place] = {choices[c].expert, place, 1};
     }
 }

@@ -37,7 +37,8 @@ DEVICE uint64_t partial_at(const StepArgs& a, int row, int head, int split, int 
 
 // One head's columns, eight of them, merged by a warp from published splits in ascending order. Lane l has
 // column l % 8; of each four splits it polls one, number l / 8.
-struct PublishedMerge {
+// COMPACT: with few instructions (step_experts.cuh).
+template <bool COMPACT> struct PublishedMerge {
     static constexpr int BATCH = 32, MINE = BATCH / 4;
     const Word* from;  // of the head's first split
     uint32_t tag;
@@ -83,25 +84,40 @@ struct PublishedMerge {
         float before = __shfl_up_sync(~0u, until, 1);
         Rescale f = rescale_factors(lane == 0 ? max : before, mine);
         float part = __fmul_rn(value_in(ends[1]), f.fresh);
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            if (i >= count) break;
+        const auto add = [&](int i, Word of) {
             float old = __shfl_sync(~0u, f.old, i), fresh = __shfl_sync(~0u, f.fresh, i);
-            float value = __shfl_sync(~0u, value_in(v[i / 4]), i % 4 * 8 + lane % 8);
+            float value = __shfl_sync(~0u, value_in(of), i % 4 * 8 + lane % 8);
             float of_sum = __shfl_sync(~0u, part, i), of_o = __fmul_rn(value, fresh);
             bool is_first = first + i == 0;  // taken as it is: its factor is 1
             sum = is_first ? of_sum : __fmaf_rn(sum, old, of_sum);
             o = is_first ? value : __fmaf_rn(o, old, of_o);
+        };
+        if (COMPACT) {
+#pragma unroll 1
+            for (int i = 0; i < count; i += 4) {
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    if (i + j < count) add(i + j, v[0]);
+#pragma unroll
+                for (int j = 1; j < MINE; j++) v[j - 1] = v[j];
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                if (i >= count) break;
+                add(i, v[i / 4]);
+            }
         }
         max = __shfl_sync(~0u, until, 31);
     }
 };
 
-template <int HD> struct Attention {
+// LAYER has the norms of a layer's heads.
+template <int HD, typename LAYER, bool COMPACT> struct Attention {
     using Split = TeamSplit<HD>;
 
     const StepArgs& a;
-    const StepLayer* layers;
+    const LAYER* layers;
     RowTables& tables;
     __half* buffers;    // [teams][pages of a split]
     float* heads;       // [group + 2][HD]: queries, the new key, the new value
@@ -115,7 +131,7 @@ template <int HD> struct Attention {
         int layer, unit, split;
     };
 
-    DEVICE Attention(const StepArgs& args, const StepLayer* layers, uint8_t* smem, Shared full)
+    DEVICE Attention(const StepArgs& args, const LAYER* layers, uint8_t* smem, Shared full)
         : a(args), layers(layers),
           tables(*reinterpret_cast<RowTables*>(smem + args.shared.teams * Split::BYTES)),
           buffers(reinterpret_cast<__half*>(smem)), full(full), group(args.rope.heads / args.rope.kv_heads),
@@ -192,17 +208,28 @@ template <int HD> struct Attention {
     }
     DEVICE __half* buffer() const { return buffers + team * (Split::BYTES / 2); }
 
+    // COMPACT: a layer's norms of heads in shared memory, copied before its queries arrive, for a loop that is not unrolled
+    // waits for every load. There is one row, and they take the place of others' tables.
+    DEVICE float* norms() const { return reinterpret_cast<float*>(tables.rope[1]); }
+    DEVICE void fetch_norms(int layer) const {
+        static_assert(2 * HD * sizeof(float) <= (STEP_ROWS - 1) * sizeof(tables.rope[0]));
+        const int i = threadIdx.x - (STEP_THREADS - 2 * HD);
+        if (layer == a.n_layers || i < 0) return;
+        const float* from = i < HD ? layers[layer].q_norm : layers[layer].k_norm;
+        if (from) norms()[i] = from[i % HD];
+    }
+
     // Queries of a pair, and with the last split its new key and value, when they have come.
     DEVICE void take_heads(int layer, int row, int kv) const {
-        const StepLayer& l = layers[layer];
+        const LAYER& l = layers[layer];
         RopeArgs rope = a.rope;
         int position = tables.rows[row].position, splits = splits_of(row);
         rope.head_dim = HD;
         if (a.unrotated_every && (layer + 1) % a.unrotated_every == 0) rope.dims = 0;
         rope.rows = tables.rows;
         rope.rope_table = tables.rope[row] - int64_t(position) * (rope.dims / 2);
-        rope.q_norm = l.q_norm;
-        rope.k_norm = l.k_norm;
+        rope.q_norm = COMPACT && l.q_norm ? norms() : l.q_norm;
+        rope.k_norm = COMPACT && l.k_norm ? norms() + HD : l.k_norm;
         rope.kv = kv_of(layer);
         rope.kv.tables = tables.last_page + row - (tables.rows[row].table + position / PAGE);
         const int width = (rope.heads + 2 * rope.kv_heads) * HD;
@@ -266,7 +293,7 @@ template <int HD> struct Attention {
         for (int i = warp * a.attention_blocks + blockIdx.x; i < a.rows * a.rope.heads * TASKS; i += STEP_WARPS * a.attention_blocks) {
             int at = i / TASKS, row = at / a.rope.heads, head = at - row * a.rope.heads;
             const Word* from = a.exchange.partials + partial_at(a, row, head, 0, HD);
-            PublishedMerge merge(from, tag_of(a, layer, PARTIAL_TAG), splits_of(row), HD, i % TASKS * 8);
+            PublishedMerge<COMPACT> merge(from, tag_of(a, layer, PARTIAL_TAG), splits_of(row), HD, i % TASKS * 8);
             merge.run();
             Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD) + word_index(head * HD + merge.column);
             publish(to + lane / 8 * a.exchange.stride, __fdiv_rn(merge.o, merge.sum), tag_of(a, layer, ATTENTION_TAG));
@@ -279,6 +306,7 @@ template <int HD> struct Attention {
         Item at = existing({works ? 0 : a.n_layers, first_unit(), part + team * a.parts}), ahead = at;
         int page = 0;
         uint32_t parity = 0;
+        if (COMPACT) fetch_norms(0);
         if (leads) {
             fetch(at, page_of(at));
             ahead = next(at);
@@ -286,6 +314,7 @@ template <int HD> struct Attention {
         }
 #pragma unroll 1
         for (int layer = 0; layer < a.n_layers; layer++) {
+            if (COMPACT) sync_consumers();
 #pragma unroll 1
             for (int unit = first_unit(); unit < units(); unit += unit_step()) {
                 const int row = row_of(unit), kv = unit - row * a.rope.kv_heads;
@@ -305,6 +334,8 @@ template <int HD> struct Attention {
                 sync_consumers();
                 if (!publishes()) merge_kept(layer, row, kv);
             }
+            // All heads have been taken.
+            if (COMPACT) fetch_norms(layer + 1);
             if (publishes()) merge_published(layer);
         }
         post_end(a);

@@ -35,6 +35,12 @@ struct StepLayer {
 LAYOUT(StepLayer, 264, AT(parts, 0) AT(attn_norm, 224) AT(ffn_norm, 232) AT(q_norm, 240)
        AT(k_norm, 248) AT(attn_up, 256) AT(ff_up, 260))
 
+// What attention needs of a layer, where blocks that compute it do not have the whole table.
+struct HeadNorms {
+    const float *q_norm, *k_norm;
+};
+LAYOUT(HeadNorms, 16, AT(q_norm, 0) AT(k_norm, 8))
+
 constexpr int REPLICAS = 4;
 // Vectors that blocks publish to each other, each STEP_ROWS rows of whole units (exchange.cuh). There are
 // REPLICAS of all of them, `stride` words apart: a value is published to every replica, and a block polls
@@ -70,6 +76,16 @@ LAYOUT(SharedPlan, 48, AT(slot_bytes, 0) AT(slots, 4) AT(sums_bytes, 8) AT(input
        AT(norm_at, 16) AT(sums_at, 20) AT(layers_at, 24) AT(ring_at, 28) AT(piece_units, 32)
        AT(window, 36) AT(teams, 40) AT(kept_splits, 44))
 
+// A model's experts (step_experts.cuh). `gate`, `up` and `down` of its layers are those of one expert, and `n_ff` is
+// an expert's; others lie behind them.
+struct StepMixture {
+    const Part* routers;  // of each layer
+    Word* logits;         // published, with replicas as those of Exchange
+    int experts, used;    // without experts: 0 and 1
+    int weighing, unused;
+};
+LAYOUT(StepMixture, 32, AT(routers, 0) AT(logits, 8) AT(experts, 16) AT(used, 20) AT(weighing, 24) AT(unused, 28))
+
 struct StepArgs {
     const StepLayer* layers;
     EmbedArgs embed;
@@ -91,12 +107,15 @@ struct StepArgs {
     uint64_t layer_halves;     // of the KV cache
     float eps;
     SharedPlan shared;
+    int unused;
+    StepMixture mixture;
 };
-LAYOUT(StepArgs, 480, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 160) AT(head, 256)
+LAYOUT(StepArgs, 512, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 160) AT(head, 256)
        AT(head_norm, 288) AT(exchange, 296) AT(logits, 344) AT(best, 352) AT(broken, 360)
        AT(board, 368) AT(first_tag, 376) AT(n_layers, 380) AT(rows, 384) AT(n_embd, 388) AT(n_ff, 392)
        AT(vocab, 396) AT(attention_blocks, 400) AT(parts, 404) AT(partial_splits, 408)
-       AT(unrotated_every, 412) AT(layer_halves, 416) AT(eps, 424) AT(shared, 428))
+       AT(unrotated_every, 412) AT(layer_halves, 416) AT(eps, 424) AT(shared, 428)
+       AT(unused, 476) AT(mixture, 480))
 
 // Tags of a layer's exchanges, counted from the layer's first; the embedding has the step's first tag.
 enum Tag : int {
@@ -173,19 +192,20 @@ struct Plan {
     }
 };
 
-DEVICE int tiles_of(const StepArgs& a, int stage) {
+// Tiles of a stage, of whose experts a row has `used`; without experts 1.
+DEVICE int tiles_of(const StepArgs& a, int stage, int used) {
     const Part* p = a.layers[0].parts;
     return stage == QKV ? p[0].tiles + p[1].tiles + p[2].tiles : stage == OUTPUT ? p[3].tiles
-         : stage == GATE_UP ? p[4].tiles : stage == DOWN ? p[6].tiles : a.head.tiles;
+         : stage == GATE_UP ? p[4].tiles * used : stage == DOWN ? p[6].tiles : a.head.tiles;
 }
 
 DEVICE int columns_of(const StepArgs& a, int stage) {
     return stage == OUTPUT ? a.rope.heads * a.rope.head_dim : stage == DOWN ? a.n_ff : a.n_embd;
 }
 
-DEVICE StageShape shape_of(const StepArgs& a, int stage, int block, int blocks) {
-    int before = 0, tiles = tiles_of(a, stage);
-    for (int s = 0; s < stage; s++) before += tiles_of(a, s);
+DEVICE StageShape shape_of(const StepArgs& a, int stage, int used, int block, int blocks) {
+    int before = 0, tiles = tiles_of(a, stage, used);
+    for (int s = 0; s < stage; s++) before += tiles_of(a, s, used);
     StageShape s;
     s.first = (block + blocks - before % blocks) % blocks;
     s.tiles = s.first < tiles ? (tiles - s.first + blocks - 1) / blocks : 0;

@@ -319,6 +319,10 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
             stage<ONLY, DOWN>(layer, {e.ff, nullptr, before + GATE_UP_TAG, a.n_ff, l.ff_up}, before + DOWN_TAG);
         }
         stage<ONLY, HEAD>(a.n_layers - 1, {e.x, a.head_norm, before, a.n_embd, 0.0f}, 0);
+        finish();
+    }
+    // What is left when all products are there: the best logits.
+    DEVICE void finish() {
         for (int d = 16; d > 0; d >>= 1) {
             uint64_t other = __shfl_xor_sync(~0u, best, d);
             best = other > best ? other : best;

@@ -42,9 +42,10 @@ const BUILT: &str = "architectures";
 
 /// Translation units; the other files are included by them. A change recompiles only its own family of kernels. The
 /// slowest ones come first, so that none of them is compiled alone at the end.
-const UNITS: [&str; 12] = [
+const UNITS: [&str; 13] = [
     "decode_step_large",
     "decode_step_any",
+    "decode_step_experts",
     "matmul_wide",
     "experts",
     "decode_step",

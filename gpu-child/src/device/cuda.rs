@@ -16,8 +16,9 @@
 //!   logits of the draws.
 //! * [`mixture`] is a layer's mixture of experts; [`experts`] has its kernels ([`expert_way`] lists the ways of
 //!   multiplication, [`experts_wide`] is Hopper's), and [`products_few`] a kernel for products of few rows around it.
-//! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
-//!   [`shared_plan`] of its blocks' memory, [`deal`] of its attention); [`graph`] records the launches of larger ones.
+//! * [`decode_step`] is the whole pass in one launch, for small batches ([`step_model`] lists the models, [`tags`] of its
+//!   exchanges, [`shared_plan`] of its blocks' memory, [`deal`] of its attention); [`graph`] records the launches of larger
+//!   ones.
 //! * [`kv_custody`] shares the KV cache between processes: seals of its pages, and copies of other caches' pages.
 //! * [`warm_up`] runs the first steps of a standby;
 //! * [`step_queue`] keeps two steps in flight; [`board`] has the progress that kernels post.
@@ -70,6 +71,7 @@ mod sample;
 mod scratch;
 mod shared_plan;
 mod shown_rows;
+mod step_model;
 mod step_queue;
 mod tables;
 mod tags;

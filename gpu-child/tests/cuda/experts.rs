@@ -13,6 +13,7 @@ use crate::{load, load_with, options};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig};
 use worker_orcd_ipc::{Fault, TokenId};
+use worker_orcd_kernels::reference::rope::Rope;
 use worker_orcd_kernels::{TensorType, Weighing, compare};
 
 /// Mixture like `qwen3moe`: many experts, weights divided by their sum, no shared expert.
@@ -92,6 +93,126 @@ fn models() -> Vec<(ModelConfig, Types)> {
         (gpt_oss(32, 4), MIXED_SMALL),
         (config_of_gpt_oss(), MIXED),
     ]
+}
+
+/// Mixtures whose single sequences decode in one launch. Their shapes give warps one or several segments of a tile and
+/// these one or several units, a router's last tile fewer rows, and a warp as much of the experts' outputs as it keeps.
+/// Their types take each of the kernels.
+fn in_one_launch() -> Vec<(ModelConfig, Types)> {
+    let of = |head_dim: usize, n_embd: usize, experts: ExpertsConfig| {
+        let plain = config(None);
+        let config = ModelConfig {
+            n_embd,
+            head_dim,
+            rope: Rope {
+                dims: head_dim,
+                ..plain.rope.clone()
+            },
+            n_layers: 3,
+            ..plain
+        };
+        with(Architecture::Qwen3Moe, experts, config)
+    };
+    let plain = many().experts.expect("experts");
+    let few = ExpertsConfig {
+        count: 20,
+        used: 3,
+        n_ff: 768,
+        ..plain
+    };
+    let wide = ExpertsConfig {
+        count: 12,
+        used: 8,
+        n_ff: 992,
+        weighing: Weighing::Softmax,
+        ..plain
+    };
+    let clear = ExpertsConfig {
+        weighing: Weighing::OfChosen,
+        used: 2,
+        n_ff: 2336,
+        ..plain
+    };
+    let of_q4_k_m = {
+        use TensorType::{Q4_K, Q6_K};
+        [Q4_K, Q4_K, Q6_K, Q4_K, Q4_K, Q4_K, Q6_K, Q4_K, Q6_K]
+    };
+    let mixed = {
+        use TensorType::{Q4_K, Q5_K, Q6_K};
+        [Q4_K, Q4_K, Q6_K, Q5_K, Q4_K, Q4_K, Q6_K, Q4_K, Q6_K]
+    };
+    vec![
+        (of(128, 256, plain), of_q4_k_m),
+        (of(128, 256, plain), mixed),
+        (of(64, 768, few), [TensorType::Q8_0; 9]),
+        (of(64, 256, wide), [TensorType::Q5_0; 9]),
+        (of(128, 288, clear), [TensorType::Q4_0; 9]),
+    ]
+}
+
+/// Steps without a tap on the layers, so that single sequences run as one launch, of which others choose other experts.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_step_in_one_launch_gives_the_same_bits() {
+    for (config, types) in in_one_launch() {
+        let model = Model::random(config, types);
+        for sequence in 0..2 {
+            assert_one_launch_gives_the_same_bits(&model, types, &tokens(140, sequence), 120);
+        }
+    }
+}
+
+/// Contexts of several splits of attention: in one block, and published by several.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_step_in_one_launch_gives_the_same_bits_behind_long_contexts() {
+    let (config, types) = in_one_launch().swap_remove(0);
+    let model = Model::random(config, types);
+    for (prompt, end) in [(382, 386), (894, 898)] {
+        assert_one_launch_gives_the_same_bits(&model, types, &tokens(end, 2), prompt);
+    }
+}
+
+/// Decodes behind a prompt of so many tokens. A tap on the layers makes a step a chain of launches.
+fn assert_one_launch_gives_the_same_bits(
+    model: &Model,
+    types: Types,
+    tokens: &[TokenId],
+    prompt: usize,
+) {
+    const CHUNK: usize = 300;
+    let mut executor = load(model);
+    let places = pages(0, tokens.len().div_ceil(32) as u32);
+    let ends = (0..prompt)
+        .step_by(CHUNK)
+        .skip(1)
+        .chain(prompt..=tokens.len());
+    let mut logits = |mut watch: Watch| {
+        let mut from = 0;
+        for end in ends.clone() {
+            let share = Share {
+                request: 0,
+                tokens: &tokens[from..end],
+                first: from,
+                pages: &places,
+            };
+            step(&mut executor, &[share], &mut watch).expect("a step");
+            from = end;
+        }
+        watch.seen.remove(0).logits
+    };
+    let expected = logits(Watch::new(1, &model.config));
+    let seen = logits(Watch::logits(1));
+    assert!(seen.len() > tokens.len() - prompt);
+    for (expected, seen) in expected.iter().zip(&seen) {
+        let what = what(&model.config, types);
+        assert!(
+            expected == seen,
+            "{what}: other bits at position {}",
+            seen.0
+        );
+    }
+    assert_eq!(expected.len(), seen.len());
 }
 
 fn what(config: &ModelConfig, types: Types) -> String {
@@ -209,7 +330,12 @@ fn pages_of_another_request_serve_an_equal_prefix() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_nan_is_a_fault_that_names_its_request() {
-    for (config, types) in [(many(), [TensorType::F16; 9]), (config_of_experts(), MIXED)] {
+    let in_one_launch = in_one_launch().swap_remove(0);
+    for (config, types) in [
+        (many(), [TensorType::F16; 9]),
+        (config_of_experts(), MIXED),
+        in_one_launch,
+    ] {
         let mut model = Model::random(config, types);
         model.poison(50);
         laws::a_nan_is_a_fault_that_names_its_request(&mut load(&model), &model.config);

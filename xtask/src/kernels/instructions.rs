@@ -148,6 +148,9 @@ const RULES: &[Rule] = &[
     step_rule("decode_step_large", TENSOR_CORES),
     step_rule("decode_step_large", &["UBLKCP"]),
     step_rule("decode_step_large", &["USETMAXREG"]),
+    step_rule("decode_step_experts", TENSOR_CORES),
+    step_rule("decode_step_experts", &["UBLKCP"]),
+    step_rule("decode_step_experts", &["USETMAXREG"]),
 ];
 
 /// A handful at a kernel's ends is some architecture's way to find its registers; a loop that

@@ -1,9 +1,10 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up), for models without experts, windows, sinks, norms after
-//! blocks, a scale of the embedding, or an activation other than SiLU. It gives the same bits as the launches of
-//! [`forward`](super::forward); only time differs.
+//! bulk copies (compute capability 9 and up), for models without windows, sinks, norms after
+//! blocks, a scale of the embedding, or an activation other than SiLU. A model with experts has a kernel of its own
+//! (`step_experts.cuh`), for one sequence, without a shared expert and biases of experts. It gives the same bits as the
+//! launches of [`forward`](super::forward); only time differs.
 
 use super::bounds::{Power, Powers};
 use super::context::Context;
@@ -14,22 +15,20 @@ use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, R
 use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
 use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan, UnitBytes};
+use super::step_model::{
+    MAX_ROWS, experts_of, has_shape, kernel_of, rows_of, unit_columns, unit_of, widths,
+};
 use super::tags::Tags;
-use super::weights::{Layer, Matrix, UNIT, Weights, dense, multiplied_as, unit_bytes, units};
+use super::weights::{Linear, Weights};
 use crate::device::{Checkpoint, Tap};
-use crate::model::{ModelConfig, ModelWeights};
+use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::{Activation, TensorType};
 
-/// Maximum number of sequences in one step: with more, many launches are faster (`bench/results/cuda.md`).
-pub const MAX_ROWS: usize = constant!("step_plan.cuh", STEP_ROWS);
 /// Warps of a block: the consumers, and the producer's warpgroup.
 const WARPS: usize = constant!("step_plan.cuh", STEP_WARPS) + 4;
 /// Bytes of partial results of attention that blocks publish to each other. Larger batches are left
 /// to other kernels.
 const PARTIAL_BYTES: usize = 32 << 20;
-/// Maximum number of columns of normalized rows.
-const MAX_EMBD: usize = constant!("step_plan.cuh", MAX_UNITS) * UNIT;
 /// Exchanges of a layer: vectors that blocks publish to each other. The embedding is one more.
 const LAYER_EXCHANGES: usize = constant!("step_plan.cuh", EXCHANGES);
 /// Replicas of every published vector.
@@ -46,6 +45,11 @@ layout! {
         k_norm: DevicePtr<f32>,
         attn_up: f32,
         ff_up: f32,
+    }
+
+    pub struct HeadNorms in "step_plan.cuh" {
+        q_norm: DevicePtr<f32>,
+        k_norm: DevicePtr<f32>,
     }
 
     struct StepArgs in "step_plan.cuh" {
@@ -73,6 +77,17 @@ layout! {
         layer_halves: u64,
         eps: f32,
         shared: SharedPlan,
+        unused: i32,
+        mixture: StepMixture,
+    }
+
+    struct StepMixture in "step_plan.cuh" {
+        routers: DevicePtr<Part>,
+        logits: DevicePtr<u64>,
+        experts: i32,
+        used: i32,
+        weighing: i32,
+        unused: i32,
     }
 
     /// Vectors of [`MAX_ROWS`] rows, of words.
@@ -88,11 +103,13 @@ layout! {
 
 #[derive(Debug)]
 pub struct DecodeStep {
-    kernel: Kernel<StepArgs>,
+    /// Kernel for several rows; `None` for a model with experts.
+    kernel: Option<Kernel<StepArgs>>,
     /// Kernel for one row, without row indices.
     alone: Kernel<StepArgs>,
-    /// The layers' table, then `best` and `broken`.
+    /// The layers' table, then the table of routers, `best` and `broken`.
     arena: Arena,
+    routers: usize,
     n_layers: usize,
     unit_bytes: UnitBytes,
     /// Vectors that blocks publish to each other.
@@ -104,7 +121,7 @@ impl DecodeStep {
     /// Bytes of the vectors and partial results that blocks publish to each other.
     #[must_use]
     pub fn words_bytes(config: &ModelConfig) -> usize {
-        if config.experts.is_some() {
+        if !has_shape(config) {
             return 0;
         }
         REPLICAS * replica_words(config) * WORD_BYTES + PARTIAL_BYTES
@@ -121,53 +138,47 @@ impl DecodeStep {
         weights: &Weights,
         powers: &Powers,
     ) -> Result<Option<Self>, Fault> {
-        if config.experts.is_some() {
+        let Some((name, unit_bytes)) = kernel_of(context, config, weights, powers) else {
             return Ok(None);
-        }
-        let ModelWeights { layers, output, .. } = &weights.tensors;
-        let linears = || layers.iter().flat_map(Layer::linears).chain([output]);
-        let types: Vec<TensorType> = linears()
-            .map(|linear| multiplied_as(linear.weight.ty))
-            .collect();
-        let unit_bytes = unit_bytes_of(linears().map(|linear| linear.weight));
-        let fits = SharedPlan::of(config, 1, unit_bytes, context.shared_bytes() as usize).is_some();
-        let table = multiplied_as(weights.tensors.token_embd().ty);
-        let has_kernel = [32, 64, 96, 128].contains(&config.head_dim)
-            && types.iter().chain([&table]).all(is_known);
-        let has_powers = (0..layers.len()).all(|index| powers.unit(index).is_some());
-        let is_taken = has_kernel && has_powers && is_plain(config, layers);
-        if !context.has_bulk_copies() || !fits || !is_taken || config.n_embd > MAX_EMBD {
-            return Ok(None);
-        }
-        let name = format!(
-            "decode_step_{}_{}",
-            config.head_dim,
-            variant(config, &types)
-        );
+        };
+        let layers = &weights.tensors.layers;
         let load = |name: &str| {
             // SAFETY: the kernels of decode_step.cu take StepArgs.
             let kernel: Kernel<StepArgs> = unsafe { module.kernel(name) }?;
             kernel.allow_shared(context.shared_bytes() - STATIC_SHARED_BYTES as u32)?;
             Ok::<_, Fault>(kernel)
         };
-        let (kernel, alone) = (load(&name)?, load(&format!("{name}_alone"))?);
+        let kernel = match config.experts {
+            None => Some(load(&name)?),
+            Some(_) => None,
+        };
+        let alone = load(&format!("{name}_alone"))?;
+        let routers: Vec<Part> = layers
+            .iter()
+            .filter_map(experts_of)
+            .map(|experts| weights.part(&experts.router, 0))
+            .collect();
         let layers: Vec<StepLayer> = (0..layers.len())
             .map(|index| step_layer(config, weights, powers, index))
             .collect();
-        let table = size_of_val(&*layers);
-        let arena = Arena::new(context, Purpose::Scratch, (table + 12 * MAX_ROWS) as u64)?;
+        let (table, of_routers) = (size_of_val(&*layers), size_of_val(&*routers));
+        let bytes = table + of_routers + 12 * MAX_ROWS;
+        let arena = Arena::new(context, Purpose::Scratch, bytes as u64)?;
         let words = Arena::new(context, Purpose::Scratch, Self::words_bytes(config) as u64)?;
         words.clear(context)?;
-        // SAFETY: StepLayer is made of addresses and integers without padding, and outlives the
-        // copy, which has read pageable memory when it returns.
+        // SAFETY: StepLayer and Part are made of addresses and integers without padding, and outlive the
+        // copies, which have read pageable memory when they return.
         unsafe {
             let bytes = std::slice::from_raw_parts(layers.as_ptr().cast::<u8>(), table);
             upload(context, arena.at(0, table), bytes)?;
+            let bytes = std::slice::from_raw_parts(routers.as_ptr().cast::<u8>(), of_routers);
+            upload(context, arena.at(table as u64, of_routers), bytes)?;
         }
         Ok(Some(Self {
             kernel,
             alone,
             arena,
+            routers: routers.len(),
             n_layers: layers.len(),
             unit_bytes,
             words,
@@ -178,7 +189,7 @@ impl DecodeStep {
     /// The kernel supports this batch.
     #[must_use]
     pub fn takes(&self, context: &Context, config: &ModelConfig, plan: &Plan<'_>) -> bool {
-        plan.rows.len() <= MAX_ROWS
+        plan.rows.len() <= rows_of(config)
             && plan.sequences.len() == plan.rows.len()
             && plan.drawing.len() == plan.rows.len()
             && partial_bytes(config, plan) <= PARTIAL_BYTES
@@ -191,12 +202,7 @@ impl DecodeStep {
     }
 
     fn exchange(&self, config: &ModelConfig) -> Exchange {
-        let mut end = 0;
-        let [x, qkv, attn, ff] = widths(config).map(|width| {
-            let at = end;
-            end += (width * MAX_ROWS * WORD_BYTES) as u64;
-            self.words.at(at, width * MAX_ROWS)
-        });
+        let [x, qkv, attn, ff, _] = self.vectors(config);
         Exchange {
             x,
             qkv,
@@ -207,6 +213,30 @@ impl DecodeStep {
                 (REPLICAS * replica_words(config) * WORD_BYTES) as u64,
                 PARTIAL_BYTES / WORD_BYTES,
             ),
+        }
+    }
+
+    /// The first replica of each published vector.
+    fn vectors(&self, config: &ModelConfig) -> [DevicePtr<u64>; 5] {
+        let (mut end, rows) = (0, rows_of(config));
+        widths(config).map(|width| {
+            let at = end;
+            end += (width * rows * WORD_BYTES) as u64;
+            self.words.at(at, width * rows)
+        })
+    }
+
+    fn mixture(&self, config: &ModelConfig) -> StepMixture {
+        let table = self.n_layers * size_of::<StepLayer>();
+        let [.., logits] = self.vectors(config);
+        let experts = config.experts.as_ref();
+        StepMixture {
+            routers: self.arena.at(table as u64, self.routers),
+            logits,
+            experts: experts.map_or(0, |it| it.count as i32),
+            used: experts.map_or(1, |it| it.used as i32),
+            weighing: experts.map_or(0, |it| it.weighing as i32),
+            unused: 0,
         }
     }
 
@@ -257,7 +287,7 @@ impl DecodeStep {
             n_layers: self.n_layers as i32,
             rows: plan.rows.len() as i32,
             n_embd: config.n_embd as i32,
-            n_ff: config.n_ff as i32,
+            n_ff: unit_columns(config) as i32,
             vocab: config.vocab_size as i32,
             attention_blocks: deal.blocks as i32,
             parts: deal.parts as i32,
@@ -266,15 +296,17 @@ impl DecodeStep {
             unrotated_every: config.positions.unrotated_every.unwrap_or(0) as i32,
             eps: config.norm_eps,
             shared,
+            unused: 0,
+            mixture: self.mixture(config),
         };
         let geometry = Geometry {
             grid: [blocks, 1],
             block: [32 * WARPS as u32, 1, 1],
             shared_bytes: forward.context.shared_bytes() - STATIC_SHARED_BYTES as u32,
         };
-        let kernel = match plan.rows.len() {
-            1 => &self.alone,
-            _ => &self.kernel,
+        let kernel = match &self.kernel {
+            Some(kernel) if plan.rows.len() > 1 => kernel,
+            _ => &self.alone,
         };
         // SAFETY: one block a multiprocessor, resident together; the buffers are those of the
         // kernels that this one stands for, with as many rows.
@@ -284,67 +316,19 @@ impl DecodeStep {
     /// `rank` of the best logit of each row (`argmax.cuh`).
     #[must_use]
     pub fn best(&self) -> DevicePtr<u64> {
-        let table = self.n_layers * size_of::<StepLayer>();
-        self.arena.at(table as u64, MAX_ROWS)
+        self.arena.at(self.tables(), MAX_ROWS)
     }
 
     /// One word per row, not zero if the row has a logit that is not finite.
     #[must_use]
     pub fn broken(&self) -> DevicePtr<u32> {
-        let table = self.n_layers * size_of::<StepLayer>();
-        self.arena.at((table + 8 * MAX_ROWS) as u64, MAX_ROWS)
+        self.arena.at(self.tables() + 8 * MAX_ROWS as u64, MAX_ROWS)
     }
-}
 
-/// The kernel supports everything that the model needs.
-fn is_plain(config: &ModelConfig, layers: &[Layer]) -> bool {
-    let has_post_norms = |layer: &Layer| {
-        let norms = [&layer.attn_post_norm, &layer.ffn_post_norm];
-        norms.iter().any(|norm| norm.is_some())
-    };
-    config.positions.window.is_none()
-        && !config.has_sinks
-        && config.activation == Activation::Silu
-        && config.embedding_scale == 1.0
-        && !layers.iter().any(has_post_norms)
-}
-
-/// The kernel supports the type, in products and in the embedding. These four would cost registers for all others.
-fn is_known(ty: &TensorType) -> bool {
-    use TensorType::{IQ4_NL, IQ4_XS, MXFP4, Q2_K};
-    ![Q2_K, IQ4_NL, IQ4_XS, MXFP4].contains(ty)
-}
-
-/// Variant of the kernel: two types have smaller kernels of their own, for models with only
-/// these types.
-fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
-    let common = [64, 128].contains(&config.head_dim);
-    let all = |ty| common && types.iter().all(|other| *other == ty);
-    match () {
-        () if all(TensorType::F16) => "F16",
-        () if all(TensorType::Q8_0) => "Q8_0",
-        () => "any",
+    /// Bytes of the tables of layers and routers.
+    fn tables(&self) -> u64 {
+        (self.n_layers * size_of::<StepLayer>() + self.routers * size_of::<Part>()) as u64
     }
-}
-
-fn unit_bytes_of(matrices: impl Iterator<Item = Matrix>) -> UnitBytes {
-    let (mut largest, mut bytes, mut all) = (0, 0, 0);
-    for matrix in matrices {
-        let (unit, count) = (unit_bytes(matrix.ty), matrix.tiles() * units(matrix.cols));
-        largest = largest.max(unit);
-        bytes += count * unit;
-        all += count;
-    }
-    let mean = bytes / all.max(1);
-    UnitBytes { largest, mean }
-}
-
-/// Words per row of each published vector: x, queries with keys and values, attention's output,
-/// ff, each in whole units.
-fn widths(config: &ModelConfig) -> [usize; 4] {
-    let q_width = config.n_heads * config.head_dim;
-    let kv_width = config.n_kv_heads * config.head_dim;
-    [config.n_embd, q_width + 2 * kv_width, q_width, config.n_ff].map(|cols| units(cols) * UNIT)
 }
 
 /// Bytes of the partial results of a batch's attention, with two words per split beside its columns.
@@ -354,7 +338,7 @@ fn partial_bytes(config: &ModelConfig, plan: &Plan<'_>) -> usize {
 
 /// Words of one replica of all vectors.
 fn replica_words(config: &ModelConfig) -> usize {
-    widths(config).into_iter().sum::<usize>() * MAX_ROWS
+    widths(config).into_iter().sum::<usize>() * rows_of(config)
 }
 
 /// The tap needs values that this kernel does not show.
@@ -374,17 +358,26 @@ fn step_layer(config: &ModelConfig, weights: &Weights, powers: &Powers, index: u
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
     let [q, k, v] = &layer.qkv;
-    let unit = dense(layer);
+    let unit = unit_of(layer);
     let [gate, up] = &unit.gate_up;
+    let of_unit = |linear: &Linear| {
+        let part = weights.part(linear, 0);
+        let count = config.experts.as_ref().map_or(1, |it| it.count as i32);
+        Part {
+            rows: part.rows / count,
+            tiles: part.tiles / count,
+            ..part
+        }
+    };
     StepLayer {
         parts: [
             weights.part(q, 0),
             weights.part(k, q_width),
             weights.part(v, q_width + kv_width),
             weights.part(&layer.attn_output, 0),
-            weights.part(gate, 0),
-            weights.part(up, 0),
-            weights.part(&unit.down, 0),
+            of_unit(gate),
+            of_unit(up),
+            of_unit(&unit.down),
         ],
         attn_norm: weights.vector(&layer.attn_norm),
         ffn_norm: weights.vector(&layer.ffn_norm),

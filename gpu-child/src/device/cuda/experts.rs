@@ -43,7 +43,7 @@ const WALK_STAGES: usize = constant!("experts_walk.cu", WALK_STAGES);
 const MANY_TILES: usize = constant!("experts_many.cu", EXPERTS_TILES);
 const MANY_THREADS: u32 = constant!("experts_many.cu", EXPERTS_THREADS) as u32;
 /// Maximum number of experts: a warp chooses for a row in its registers.
-const _: () = assert!(MAX_EXPERTS <= constant!("route.cu", MAX_EXPERTS));
+const _: () = assert!(MAX_EXPERTS <= constant!("choice.cuh", MAX_EXPERTS));
 /// Static shared memory of the kernels, and a reserve for NVIDIA's driver.
 const RESERVED_SHARED: usize = 2 << 10;
 

@@ -37,7 +37,7 @@ macro_rules! fatbin {
 }
 
 /// Compiled kernels, one file per translation unit of `kernels/cuda`.
-static FATBINS: [(&str, &Aligned<[u8]>); 11] = [
+static FATBINS: [(&str, &Aligned<[u8]>); 12] = [
     fatbin!("kernels"),
     fatbin!("matmul_few"),
     fatbin!("matmul_many"),
@@ -47,6 +47,7 @@ static FATBINS: [(&str, &Aligned<[u8]>); 11] = [
     fatbin!("decode_step"),
     fatbin!("decode_step_any"),
     fatbin!("decode_step_large"),
+    fatbin!("decode_step_experts"),
     fatbin!("experts"),
     fatbin!("experts_wide"),
 ];

@@ -1,11 +1,12 @@
 //! Shared memory of a block of `decode_step.cu`, divided among inputs, sums, the table of layers
 //! and the ring of weights.
 
-use super::decode_step::StepLayer;
+use super::decode_step::{HeadNorms, StepLayer};
 use super::headers::{constant, layout};
 use super::plan::SPLIT;
-use super::weights::{UNIT, units};
+use super::weights::{UNIT, unit_bytes, units};
 use crate::model::ModelConfig;
+use worker_orcd_kernels::TensorType;
 
 /// Maximum number of units of a tile in one piece.
 const PIECE_UNITS: usize = constant!("step_plan.cuh", PIECE_UNITS);
@@ -19,7 +20,7 @@ const MAX_SLOTS: usize = constant!("ring.cuh", MAX_SLOTS);
 const MIN_SLOTS: usize = 6;
 /// Bytes of partial sums, enough for two tiles of any shape. The warps synchronize whenever the sums
 /// are full; these hold all of a block's tiles of gate and up in the shapes of Qwen2.5-7B.
-const SUMS_BYTES: usize = 18 << 10;
+pub const SUMS_BYTES: usize = 18 << 10;
 /// Bytes of weights that a block has in flight. More would queue, and delay the small reads of
 /// exchanges (`bench/results/cuda.md`).
 const WINDOW_BYTES: usize = 48 << 10;
@@ -68,11 +69,15 @@ impl SharedPlan {
     pub fn of(
         config: &ModelConfig,
         rows: usize,
-        unit_bytes: UnitBytes,
+        of_units: UnitBytes,
         available: usize,
     ) -> Option<Self> {
         let q_width = config.n_heads * config.head_dim;
-        let widest = config.n_embd.max(config.n_ff).max(q_width);
+        let (n_ff, used) = match &config.experts {
+            None => (config.n_ff, 1),
+            Some(experts) => (experts.n_ff, experts.used),
+        };
+        let widest = config.n_embd.max(used * units(n_ff) * UNIT).max(q_width);
         let mut end = 0;
         let mut place = |bytes: usize| {
             let at = end;
@@ -85,7 +90,12 @@ impl SharedPlan {
         let layers_at = place(config.n_layers * size_of::<StepLayer>());
         let ring_at = place(0);
         let left = available.checked_sub(STATIC_SHARED_BYTES + ring_at as usize)?;
-        let pieces = Pieces::of([config.n_embd, q_width, config.n_ff], unit_bytes, left)?;
+        // A router is F32, and a piece of it one unit of each tile.
+        let least = match config.experts {
+            None => 0,
+            Some(_) => PIECE_TILES * unit_bytes(TensorType::F32),
+        };
+        let pieces = Pieces::of([config.n_embd, q_width, n_ff], of_units, least, left)?;
         let (teams, kept_splits) = attention(config, available - STATIC_SHARED_BYTES)?;
         Some(Self {
             slot_bytes: pieces.slot_bytes as i32,
@@ -114,8 +124,13 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// The largest pieces of rows of these widths that leave the ring enough slots.
-    fn of(widths: [usize; 3], unit_bytes: UnitBytes, left: usize) -> Option<Self> {
+    /// The largest pieces of rows of these widths that leave the ring enough slots of `least_bytes` or more.
+    fn of(
+        widths: [usize; 3],
+        unit_bytes: UnitBytes,
+        least_bytes: usize,
+        left: usize,
+    ) -> Option<Self> {
         let most = MOST_PIECE_BYTES / (PIECE_TILES * unit_bytes.largest);
         let most = most.clamp(1, PIECE_UNITS);
         let least = most.min(PIECE_UNITS / PIECE_TILES);
@@ -123,7 +138,9 @@ impl Pieces {
             let even =
                 widths.map(|cols| units(cols).div_ceil(units(cols).div_ceil(units_of_piece)));
             let both = PIECE_TILES * even.into_iter().max().unwrap_or(0);
-            let slot_bytes = (both * unit_bytes.largest).next_multiple_of(128);
+            let slot_bytes = (both * unit_bytes.largest)
+                .max(least_bytes)
+                .next_multiple_of(128);
             let slots = (left / slot_bytes).min(MAX_SLOTS);
             let window = WINDOW_BYTES.div_ceil(both * unit_bytes.mean);
             (slots >= MIN_SLOTS).then(|| Self {
@@ -138,10 +155,14 @@ impl Pieces {
 
 /// Teams of a block that computes attention, and splits of a pair with room for partial results besides the
 /// pages that they read. Of the other blocks' shared memory it needs only the table of
-/// layers.
+/// layers, and of that only the norms of heads where the kernel is compact.
 fn attention(config: &ModelConfig, available: usize) -> Option<(usize, usize)> {
     let (group, head_dim) = (config.n_heads / config.n_kv_heads, config.head_dim);
-    let layers = (config.n_layers * size_of::<StepLayer>()).next_multiple_of(128);
+    let of_layer = match config.experts {
+        None => size_of::<StepLayer>(),
+        Some(_) => size_of::<HeadNorms>(),
+    };
+    let layers = (config.n_layers * of_layer).next_multiple_of(128);
     let heads = (group + 2) * head_dim * size_of::<f32>();
     let queries = group * (head_dim + QUERY_GAP) * size_of::<u16>();
     let left = available.checked_sub(layers + ROW_TABLES_BYTES + heads + queries)?;
@@ -157,9 +178,9 @@ fn attention(config: &ModelConfig, available: usize) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Architecture, Positions};
-    use worker_orcd_kernels::Activation;
+    use crate::model::{Architecture, ExpertsConfig, Positions};
     use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
+    use worker_orcd_kernels::{Activation, Weighing};
 
     /// Shared memory that an H200 gives to a block.
     const AVAILABLE: usize = 227 << 10;
@@ -244,6 +265,35 @@ mod tests {
         assert_eq!(pieces(1, q4_k), Some((8, 15, 6)));
         assert_eq!(pieces(4, q4_k), Some((4, 7, 7)));
         assert_eq!(pieces(4, F16), None);
+    }
+
+    #[test]
+    fn inputs_of_all_chosen_experts_pieces_of_a_router_and_splits_fit() {
+        let experts = ExpertsConfig {
+            count: 128,
+            used: 8,
+            n_ff: 768,
+            shared_n_ff: None,
+            weighing: Weighing::Renormalized,
+            has_biases: false,
+        };
+        let config = ModelConfig {
+            experts: Some(experts),
+            n_layers: 48,
+            n_kv_heads: 4,
+            ..config(2048, 6144, 32, 128)
+        };
+        for (largest, mean) in [(848, 640), (608, 608), (576, 576)] {
+            let shared = SharedPlan::of(&config, 1, UnitBytes { largest, mean }, AVAILABLE);
+            let shared = shared.expect("it fits");
+            assert!(
+                shared.norm_at - shared.inputs_at >= 8 * 768 * 2,
+                "{shared:?}"
+            );
+            assert!(shared.slot_bytes >= 2 * 4096, "{shared:?}");
+            assert!(shared.slots as usize >= MIN_SLOTS, "{shared:?}");
+            assert_eq!((shared.teams, shared.kept_splits), (3, 4));
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::headers::constant;
 use super::kernels::Part;
 use super::memory::{Arena, DevicePtr};
 use super::tables::PlacedTables;
-use crate::model::{self, FeedForward, ModelWeights};
+use crate::model::{self, ModelWeights};
 use worker_orcd_ipc::WeightsManifest;
 use worker_orcd_kernels::TensorType;
 
@@ -117,18 +117,6 @@ pub type Linear = model::Linear<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
 pub type Experts = model::Experts<Matrix, Vector>;
-
-/// The feed-forward part of a layer of a model without experts.
-///
-/// # Panics
-/// If the layer has experts.
-#[must_use]
-pub fn dense(layer: &Layer) -> &GatedUnit {
-    match &layer.feed_forward {
-        FeedForward::Dense(unit) => unit,
-        FeedForward::Experts(_) => panic!("a model without experts"),
-    }
-}
 
 #[derive(Debug)]
 pub struct Weights {
