@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_device_knows_it_by_the_same_number() {
-        let source = include_str!("../../cuda/route.cu");
+        let source = include_str!("../../cuda/choice.cuh");
         for (weighing, name) in [
             (Weighing::Softmax, "SOFTMAX"),
             (Weighing::Renormalized, "RENORMALIZED"),
