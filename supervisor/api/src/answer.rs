@@ -10,15 +10,15 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use strum::VariantNames;
 
-/// Declares types whose values are these words.
+/// Declares enums that are serialized and described as these strings.
 #[macro_export]
-macro_rules! words {
-    ($($(#[$meta:meta])* $name:ident: $($variant:ident = $word:literal)|+;)+) => {$(
+macro_rules! string_enums {
+    ($($(#[$meta:meta])* $name:ident: $($variant:ident = $string:literal)|+;)+) => {$(
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[derive(serde::Serialize, schemars::JsonSchema, strum::IntoStaticStr, strum::VariantNames)]
         #[schemars(inline)]
-        pub enum $name { $(#[serde(rename = $word)] #[strum(serialize = $word)] $variant,)+ }
+        pub enum $name { $(#[serde(rename = $string)] #[strum(serialize = $string)] $variant,)+ }
     )+};
 }
 
@@ -92,7 +92,7 @@ pub fn absent_not_null(schema: &mut Schema) {
 mod tests {
     use super::*;
 
-    words! {
+    string_enums! {
         Word: One = "one" | Other = "other";
     }
 

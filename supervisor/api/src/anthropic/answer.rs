@@ -1,15 +1,15 @@
 //! Objects of answers: the message, and the events of its stream.
 
 use crate::error::anthropic::ErrorDetails;
+use crate::string_enums;
 use crate::timeline::{Item, Kind, Timeline};
-use crate::words;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use worker_orcd_requests::{self as requests, Completion};
 
-words! {
+string_enums! {
     MessageType: Message = "message";
     Role: Assistant = "assistant";
     StopReason: EndTurn = "end_turn" | MaxTokens = "max_tokens" | StopSequence = "stop_sequence"

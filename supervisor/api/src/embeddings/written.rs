@@ -1,13 +1,13 @@
 //! Answer of `/v1/embeddings`: unit vectors, as numbers or in base64.
 
 use super::read::Format;
-use crate::words;
+use crate::string_enums;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-words! {
+string_enums! {
     ListObject: List = "list";
     EmbeddingObject: Embedding = "embedding";
 }

@@ -5,7 +5,7 @@
 
 use crate::answer::absent_not_null;
 use crate::mistakes::Mistakes;
-use crate::words;
+use crate::string_enums;
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -17,7 +17,7 @@ pub(super) const TOO_LONG: &str = "prompt is too long";
 /// after an error that it is not supported.
 pub(crate) const THREAD: &str = "thread";
 
-words! {
+string_enums! {
     ErrorType: Error = "error";
 }
 

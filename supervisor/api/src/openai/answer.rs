@@ -4,14 +4,14 @@ use super::Header;
 use super::logprobs::{ChatLogprobs, List, TextLogprobs};
 use crate::answer::{OrNull, absent_not_null};
 use crate::choices::{MAX_N, MAX_PROMPTS};
-use crate::words;
+use crate::string_enums;
 use schemars::JsonSchema;
 use serde::Serialize;
 use worker_orcd_requests::{self as requests, StopReason};
 
 const MOST_CHOICES: usize = MAX_PROMPTS * MAX_N as usize;
 
-words! {
+string_enums! {
     ChatCompletion: Object = "chat.completion";
     ChatCompletionChunk: Object = "chat.completion.chunk";
     Completion: Object = "text_completion";

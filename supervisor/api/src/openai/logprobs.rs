@@ -143,7 +143,7 @@ impl List {
 }
 
 /// List in place of a column that is missing. Strings of JSON do not contain it, because they escape quotes.
-const GAP: &str = "[\"\"]";
+pub(super) const GAP: &str = "[\"\"]";
 
 /// Puts the columns into the gaps of an answer. Each is freed after it is copied, because the columns of a long answer
 /// are large.

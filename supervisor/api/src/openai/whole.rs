@@ -106,6 +106,7 @@ fn json(answer: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::logprobs::GAP;
     use super::*;
     use serde_json::{Value, json};
     use std::time::Duration;
@@ -115,10 +116,10 @@ mod tests {
     use worker_orcd_text::tools::Parsing;
 
     fn answered(kind: Kind, tokens: usize) -> Vec<u8> {
-        answered_all(kind, tokens, Layout::default())
+        answered_all("a", kind, tokens, Layout::default())
     }
 
-    fn answered_all(kind: Kind, tokens: usize, layout: Layout) -> Vec<u8> {
+    fn answered_all(text: &str, kind: Kind, tokens: usize, layout: Layout) -> Vec<u8> {
         let header = Header {
             kind,
             id: "job".to_owned(),
@@ -153,7 +154,7 @@ mod tests {
         };
         let choice = |number| Gathered {
             name: format!("job.{number}"),
-            text: "a".repeat(number),
+            text: text.repeat(number),
             logprobs: (tokens > 0).then(|| List::of(kind, &listed)),
         };
         let choices = (1..=layout.count()).map(choice).collect();
@@ -164,7 +165,7 @@ mod tests {
     #[test]
     fn choices_are_in_their_order_and_each_prompt_is_counted_once() {
         let layout = Layout { prompts: 2, n: 2 };
-        let body = answered_all(Kind::Completion, 0, layout);
+        let body = answered_all("a", Kind::Completion, 0, layout);
         let answer: Value = serde_json::from_slice(&body).expect("it is JSON");
         let choices = answer["choices"].as_array().expect("choices");
         let told = choices.iter().map(|it| (&it["index"], &it["text"]));
@@ -201,9 +202,25 @@ mod tests {
     }
 
     #[test]
+    fn a_text_that_equals_a_gap_is_no_gap() {
+        let text = GAP.repeat(3);
+        for kind in [Kind::Chat, Kind::Completion] {
+            let answered = answered_all(&text, kind, 2, Layout::default());
+            let answer: Value = serde_json::from_slice(&answered).unwrap();
+            let choice = &answer["choices"][0];
+            let (written, listed) = match kind {
+                Kind::Chat => (&choice["message"]["content"], "content"),
+                Kind::Completion => (&choice["text"], "tokens"),
+            };
+            assert_eq!(*written, text);
+            assert_eq!(choice["logprobs"][listed].as_array().map(Vec::len), Some(2));
+        }
+    }
+
+    #[test]
     fn a_long_answer_with_log_probabilities_takes_its_own_bytes_and_no_more() {
         for (kind, n) in [(Kind::Chat, 1), (Kind::Completion, 1), (Kind::Chat, 3)] {
-            let body = answered_all(kind, 5000, Layout { prompts: 1, n });
+            let body = answered_all("a", kind, 5000, Layout { prompts: 1, n });
             let unused = body.capacity() - body.len();
             assert!(unused < 1000, "{unused} beside {}", body.len());
         }

@@ -5,8 +5,8 @@
 
 use super::output::Item;
 use crate::openai::logprobs::{ChatToken, Column};
+use crate::string_enums;
 use crate::timeline::Kind;
-use crate::words;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value, json};
@@ -51,7 +51,7 @@ pub(super) enum Progress {
     Failed(String),
 }
 
-words! {
+string_enums! {
     ResponseObject: Response = "response";
     Status: InProgress = "in_progress" | Completed = "completed" | Incomplete = "incomplete" | Failed = "failed";
     ItemStatus: InProgress = "in_progress" | Completed = "completed" | Incomplete = "incomplete";
@@ -92,7 +92,7 @@ pub struct Response<'a> {
     top_p: &'a Option<Number>,
     truncation: Truncation,
     usage: Option<Usage>,
-    output: Vec<Told<'a>>,
+    output: Vec<OutputItem<'a>>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -153,7 +153,7 @@ struct OutputDetails {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "ResponseItem")]
-pub enum Told<'a> {
+pub enum OutputItem<'a> {
     Reasoning {
         id: String,
         summary: [(); 0],
@@ -287,24 +287,24 @@ impl Header {
         }
     }
 
-    pub(super) fn item<'a>(&self, at: usize, item: &'a Item) -> Told<'a> {
+    pub(super) fn item<'a>(&self, at: usize, item: &'a Item) -> OutputItem<'a> {
         let (id, status) = (self.item_id(at, &item.kind), item.status);
         let has_begun = !(item.text.is_empty() && item.status == ItemStatus::InProgress);
         let content = || has_begun.then(|| part(item)).into_iter().collect();
         match &item.kind {
-            Kind::Reasoning => Told::Reasoning {
+            Kind::Reasoning => OutputItem::Reasoning {
                 id,
                 summary: [],
                 content: content(),
                 status,
             },
-            Kind::Text => Told::Message {
+            Kind::Text => OutputItem::Message {
                 id,
                 role: Role::Assistant,
                 content: content(),
                 status,
             },
-            Kind::Call { name, id: call_id } => Told::FunctionCall {
+            Kind::Call { name, id: call_id } => OutputItem::FunctionCall {
                 id,
                 call_id,
                 name,

@@ -5,13 +5,13 @@
 //!
 //! Events have no `id:` line, for the same reason as chunks ([`stream`](crate::openai::stream)).
 
-use super::answer::{Header, Part, Progress, Response, Told, part};
+use super::answer::{Header, OutputItem, Part, Progress, Response, part};
 use super::output::{Growth, Item, Output};
 use crate::answer::absent_not_null;
 use crate::openai::logprobs::{ChatToken, Column};
 use crate::render::{Render, write_event};
+use crate::string_enums;
 use crate::timeline::Kind;
-use crate::words;
 use schemars::JsonSchema;
 use serde::Serialize;
 use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
@@ -37,7 +37,7 @@ struct Sequence {
     from: u64,
 }
 
-words! {
+string_enums! {
     EventName: Created = "response.created"
         | InProgress = "response.in_progress"
         | ItemAdded = "response.output_item.added"
@@ -76,7 +76,7 @@ struct Data<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     output_index: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    item: Option<Told<'a>>,
+    item: Option<OutputItem<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 0))]
     content_index: Option<u32>,
@@ -96,7 +96,7 @@ struct Data<'a> {
 }
 
 impl<'a> Data<'a> {
-    fn of_item(at: usize, item: Told<'a>) -> Self {
+    fn of_item(at: usize, item: OutputItem<'a>) -> Self {
         Self {
             output_index: Some(at),
             item: Some(item),
@@ -164,8 +164,8 @@ impl Events {
             kind: self.output.items[at].kind.clone(),
             ..Item::nothing()
         };
-        let told = Data::of_item(at, self.header.item(at, &item));
-        self.sequence.event(EventName::ItemAdded, out, told);
+        let data = Data::of_item(at, self.header.item(at, &item));
+        self.sequence.event(EventName::ItemAdded, out, data);
         self.of_part(EventName::PartAdded, at, &item, out);
     }
 
@@ -174,12 +174,12 @@ impl Events {
             return;
         }
         let id = self.header.item_id(at, &item.kind);
-        let told = Data {
+        let data = Data {
             content_index: Some(0),
             part: Some(part(item)),
             ..Data::of_text(&id, at)
         };
-        self.sequence.event(name, out, told);
+        self.sequence.event(name, out, data);
     }
 
     fn more(&mut self, at: usize, text: &str, logprobs: &Column, out: &mut Vec<u8>) {
@@ -190,61 +190,61 @@ impl Events {
             Kind::Call { .. } => (EventName::ArgumentsDelta, None),
         };
         let id = self.header.item_id(at, kind);
-        let told = Data {
+        let data = Data {
             content_index,
             delta: Some(text),
             logprobs: (*kind == Kind::Text).then_some(logprobs),
             ..Data::of_text(&id, at)
         };
-        self.sequence.event(name, out, told);
+        self.sequence.event(name, out, data);
     }
 
     fn ends(&mut self, at: usize, out: &mut Vec<u8>) {
         // The item no longer grows. It is put back after its events.
         let item = std::mem::replace(&mut self.output.items[at], Item::nothing());
         let id = self.header.item_id(at, &item.kind);
-        let (text, told) = (Some(item.text.as_str()), Data::of_text(&id, at));
-        let (name, told) = match &item.kind {
+        let (text, data) = (Some(item.text.as_str()), Data::of_text(&id, at));
+        let (name, data) = match &item.kind {
             Kind::Reasoning => {
                 let content_index = Some(0);
-                let told = Data {
+                let data = Data {
                     content_index,
                     text,
-                    ..told
+                    ..data
                 };
-                (EventName::ReasoningDone, told)
+                (EventName::ReasoningDone, data)
             }
             Kind::Text => {
-                let told = Data {
+                let data = Data {
                     content_index: Some(0),
                     text,
                     logprobs: Some(&item.logprobs),
-                    ..told
+                    ..data
                 };
-                (EventName::TextDone, told)
+                (EventName::TextDone, data)
             }
             Kind::Call { name, .. } => {
-                let told = Data {
+                let data = Data {
                     name: Some(name),
                     arguments: text,
-                    ..told
+                    ..data
                 };
-                (EventName::ArgumentsDone, told)
+                (EventName::ArgumentsDone, data)
             }
         };
-        self.sequence.event(name, out, told);
+        self.sequence.event(name, out, data);
         self.of_part(EventName::PartDone, at, &item, out);
-        let told = Data::of_item(at, self.header.item(at, &item));
-        self.sequence.event(EventName::ItemDone, out, told);
+        let data = Data::of_item(at, self.header.item(at, &item));
+        self.sequence.event(EventName::ItemDone, out, data);
         self.output.items[at] = item;
     }
 
     fn response(&mut self, name: EventName, progress: &Progress, out: &mut Vec<u8>) {
-        let told = Data {
+        let data = Data {
             response: Some(self.header.response(&self.output.items, progress)),
             ..Data::default()
         };
-        self.sequence.event(name, out, told);
+        self.sequence.event(name, out, data);
     }
 }
 

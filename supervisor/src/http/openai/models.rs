@@ -13,10 +13,10 @@ use worker_orcd_api::embeddings::written::ListObject;
 use worker_orcd_api::fields::Fields;
 use worker_orcd_api::mistakes::Constraint;
 use worker_orcd_api::schema;
-use worker_orcd_api::words;
+use worker_orcd_api::string_enums;
 use worker_orcd_engine::LoadedModel;
 
-words! {
+string_enums! {
     ModelObject: Model = "model";
 }
 

@@ -82,8 +82,9 @@ impl Memory<'_> {
             unsafe { std::ptr::copy_nonoverlapping(from, to, copy.bytes) };
             let mut barrier = self.barrier(copy.at)?;
             let left = barrier.bytes.checked_sub(copy.bytes as u32);
-            barrier.bytes =
-                left.ok_or_else(|| Trouble::Stuck("bytes that no one expects".to_owned()))?;
+            barrier.bytes = left.ok_or_else(|| {
+                Trouble::Stuck("a copy brings bytes that its barrier does not expect".to_owned())
+            })?;
             self.set_barrier(copy.at, barrier.turned())?;
         }
         Ok(())
