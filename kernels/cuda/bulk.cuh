@@ -34,6 +34,14 @@ DEVICE void barrier_wait(Shared bar, uint32_t parity) {
         "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
         ::"r"(bar), "r"(parity) : "memory");
 }
+// Whether the barrier's phase has ended, without waiting for it.
+DEVICE bool barrier_has_ended(Shared bar, uint32_t parity) {
+    uint32_t ended;
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+        : "=r"(ended) : "r"(bar), "r"(parity) : "memory");
+    return ended;
+}
 // A fence behind which the copy engine sees the barriers.
 DEVICE void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");

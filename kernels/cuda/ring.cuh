@@ -4,7 +4,8 @@
 // through all stages and layers ahead of the consumers and keeps the ring full by bulk copies
 // (cp.async.bulk, completing on an mbarrier); it never waits for an exchange between blocks. A piece is a
 // few consecutive units of two tiles, those of the second behind those of the first; the warps that
-// multiply its units release the slot.
+// multiply its units release the slot. A short piece has fewer units than its barrier has arrivals: the rest come from the
+// producer, or with the last unit.
 #pragma once
 #include "bulk.cuh"
 #include "step_plan.cuh"
@@ -47,14 +48,23 @@ struct Ring {
         int slot = p - round * slots.by;
         return {full + BARRIER_BYTES * slot, round, slot * slot_bytes};
     }
+    DEVICE void count_issued(int& issued) const {
+        asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(issued) : "r"(full + ISSUED) : "memory");
+    }
     // Waits for piece `p`. `issued` is the count of copies as the warp has last seen it.
     DEVICE void wait(const Slot& slot, int p, int& issued) const {
-        while (p >= issued)
-            asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(issued) : "r"(full + ISSUED) : "memory");
+        while (p >= issued) count_issued(issued);
         barrier_wait(slot.full, slot.round & 1);
     }
+    // Whether piece `p` has come, as far as `issued` tells, which is brought up to date for the next piece: what this
+    // takes lies beside other instructions.
+    DEVICE bool has(const Slot& slot, int p, int& issued) const {
+        const bool has = barrier_has_ended(slot.full, slot.round & 1) & (p < issued);
+        count_issued(issued);
+        return has;
+    }
     // Releases some units of a piece, which makes `piece_units` arrivals in all.
-    DEVICE void release(const Slot& slot, int units) const { barrier_arrive(slot.full + EMPTY, units); }
+    DEVICE void release(const Slot& slot, int units = 1) const { barrier_arrive(slot.full + EMPTY, units); }
 };
 
 // The producer: all pieces of this block, by one thread. Where the step waits for memory the time for a
@@ -76,20 +86,24 @@ struct Producer {
     struct Matrix {
         const uint8_t* weight;
         int64_t tile_bytes;
-        int piece_bytes, rest_bytes;  // of a tile, and in its last piece
+        int piece_bytes, rest_bytes;      // of a tile, and in its last piece
+        int piece_missing, rest_missing;  // units
     };
     DEVICE Matrix matrix(const Part& part, const StageShape& s) const {
         int unit = unit_bytes(part.ty), units = s.units.by, piece = s.piece.by;
-        return {part.weight, int64_t(units) * unit, piece * unit, (units - (s.pieces - 1) * piece) * unit};
+        const int rest = units - (s.pieces - 1) * piece, most = plan.a.shared.piece_units;
+        return {part.weight, int64_t(units) * unit, piece * unit, rest * unit, most - piece, most - rest};
     }
     DEVICE static const uint8_t* tile(const Matrix& m, int tile) { return m.weight + tile * m.tile_bytes; }
 
-    // All pieces of two tiles of matrices like `m`, or of one if there is no other.
-    DEVICE void pair(const Matrix& m, const uint8_t* one, const uint8_t* other, int pieces) {
+    // All pieces of two tiles of matrices like `m`, or of one if there is no other. FILLS: what a short piece lacks is
+    // released here. Consumers need not look for a piece's last unit then, but a producer that has to catch up is slower.
+    template <bool FILLS = true> DEVICE void pair(const Matrix& m, const uint8_t* one, const uint8_t* other, int pieces) {
 #pragma unroll 1
         for (; pieces > 0; pieces--) {
-            int bytes = pieces > 1 ? m.piece_bytes : m.rest_bytes;
+            const int bytes = pieces > 1 ? m.piece_bytes : m.rest_bytes, missing = pieces > 1 ? m.piece_missing : m.rest_missing;
             barrier_wait(full + Ring::EMPTY, parity);
+            if (FILLS && missing) barrier_arrive(full + Ring::EMPTY, missing);
             if (issued >= plan.a.shared.window) {
                 barrier_wait(late, late_parity);
                 late += BARRIER_BYTES;

@@ -129,7 +129,7 @@ struct ExpertsProducer : Producer {
                     both = behind.part->ty == at.part->ty;
                 }
                 both &= t % 2 == 0;
-                pair(m, tile(m, n), both ? other->weight + other_n * m.tile_bytes : nullptr, s.pieces);
+                pair<false>(m, tile(m, n), both ? other->weight + other_n * m.tile_bytes : nullptr, s.pieces);
                 if (++c < experts) continue;
                 c = 0;
                 t += turn.stage == DOWN || both ? 2 : 1;

@@ -106,11 +106,9 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
         const Shared weights = shared_address(ring.smem);
         Lane at_lane = lane;
         Ring ring = this->ring;
-        int arrivals = a.shared.piece_units;
         if (ALONE) {
             at_lane.id = kept(lane.id), at_lane.g = kept(lane.g), at_lane.t = kept(lane.t);
             ring.slots.by = kept(ring.slots.by), ring.slot_bytes = kept(ring.slot_bytes);
-            arrivals = kept(arrivals);
         }
         int u = my.segment, skipped = s.piece.of(u);
         Slot slot = ring.slot_of(pairs.piece + skipped);
@@ -123,22 +121,17 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
             const Shared one = weights + slot.at + at * unit_bytes(T);
             PairUnit<T> unit;
             unit.load(one, has_other ? one + piece_units * unit_bytes(T) : one, input + u * 2 * UNIT, at_lane);
-            // Of a piece's arrivals, those for units that it does not have come with its last one.
-            const bool last = at + 1 == piece_units || u + 1 == units;
-            const auto release = [&] {
-                __syncwarp();
-                if (at_lane.id == 0) ring.release(slot, last ? arrivals - at : 1);
-            };
             u += segments;
             const bool ends = u >= units;
-            if (!PairUnit<T>::IN_REGISTERS) unit.multiply(d, at_lane);
-            release();
             if (ends) u = my.segment, pairs.piece += pairs.step, pairs.count--;
-            if (pairs.count > 0) {
-                skipped = s.piece.of(u);
-                slot = ring.slot_of(pairs.piece + skipped);
-                ring.wait(slot, pairs.piece + skipped, issued);
-            }
+            if (!PairUnit<T>::IN_REGISTERS) unit.multiply(d, at_lane);
+            const Slot done = slot;
+            skipped = s.piece.of(u);
+            slot = ring.slot_of(pairs.piece + skipped);
+            const bool has = ring.has(slot, pairs.piece + skipped, issued) || pairs.count == 0;
+            __syncwarp();
+            if (at_lane.id == 0) ring.release(done);
+            if (!has) ring.wait(slot, pairs.piece + skipped, issued);
             if (PairUnit<T>::IN_REGISTERS) unit.multiply(d, at_lane);
             if (!ends) continue;
 #pragma unroll

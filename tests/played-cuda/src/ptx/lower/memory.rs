@@ -155,9 +155,13 @@ impl Lowering<'_, '_> {
                 count: self.word(2)?,
                 are_bytes: true,
             },
-            ["mbarrier", "try_wait", "parity", "shared", "b64"] => {
-                Op::TryWait(self.predicate_slot(0)?, shared(1)?, self.word(2)?)
-            }
+            [
+                "mbarrier",
+                "try_wait" | "test_wait",
+                "parity",
+                "shared",
+                "b64",
+            ] => Op::TryWait(self.predicate_slot(0)?, shared(1)?, self.word(2)?),
             _ => return Err("not known".to_owned()),
         };
         self.push(op)
