@@ -9,6 +9,7 @@
 //! > how its prompt was cut into chunks, not on whether its pages were computed by another
 //! > request with the same prefix, not on the number of threads.
 
+use crate::model::ModelConfig;
 use std::any::Any;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport, RequestId, TokenId};
 
@@ -28,6 +29,13 @@ pub use kv_custody::{KvCustody, PageCopy, PagePart};
 pub use kv_geometry::{KvGeometry, KvGroups, NearGroups, PageId};
 pub(crate) use open::OpenDevice;
 pub use worker_orcd_sampler::SampleWork;
+
+/// Bytes of a KV cache in which each of so many sequences has a page of each block and group: for tools without a scheduler,
+/// which releases pages.
+#[must_use]
+pub fn kv_bytes_of(config: &ModelConfig, options: &LoadOptions, sequences: usize) -> u64 {
+    common::kv::KvLayout::of(config, options).bytes_of(options, sequences)
+}
 
 /// Placeholder for the token that the preceding step samples for the same request, in a step launched before that one
 /// has ended. The device substitutes the token. Never in a prompt, and only as the newest token of a sequence.

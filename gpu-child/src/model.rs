@@ -14,6 +14,7 @@
 mod architecture;
 pub mod catalogue;
 pub mod config;
+mod delta_net;
 mod error;
 mod experts;
 pub mod gguf;
@@ -31,12 +32,14 @@ mod yarn;
 
 pub use architecture::Architecture;
 pub use config::ModelConfig;
+pub use delta_net::DeltaNetConfig;
 pub use error::ModelError;
 pub use experts::{ExpertsConfig, MAX_EXPERTS};
 pub use gguf::{GgufError, GgufFile, Header, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
 pub use layer::{
-    Experts, FeedForward, GatedUnit, Layer, Linear, Mapping, ModelWeights, SharedExpert,
+    Attention, DeltaNet, Experts, FeedForward, GatedUnit, Layer, Linear, Mapping, Mixer,
+    ModelWeights, SharedExpert,
 };
 pub use model_facts::model_facts;
 pub use positions::{Positions, Temperature, Window};

@@ -431,6 +431,7 @@ impl Scheduler {
             let Some(reason) = sequence.ending(limits) else {
                 return true;
             };
+            sequence.publish_end(cache);
             sequence.give_up_pages(cache);
             wishes.extend(sequence.constraint.give_up());
             finished.push(Finished {

@@ -8,8 +8,8 @@
 use crate::ids::{Generation, RequestId};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of layer groups. Layers of different groups have separate pages for the same positions.
-pub const MAX_LAYER_GROUPS: usize = 8;
+/// Maximum number of pages of a block of positions: one for each group of layers, or for each part of their recurrent states.
+pub const MAX_PAGE_GROUPS: usize = 512;
 
 /// Sealed part of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

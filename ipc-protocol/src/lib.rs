@@ -61,7 +61,7 @@ pub use fd_passing::{FdKind, PlacedTensor, UnknownFdKind, WeightsManifest};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use grammar::Grammar;
 pub use ids::{ClientId, Generation, RequestId, TokenId};
-pub use kv::{KvReaders, KvSource, MAX_LAYER_GROUPS, SealedPage, SealedPages, Sealing};
+pub use kv::{KvReaders, KvSource, MAX_PAGE_GROUPS, SealedPage, SealedPages, Sealing};
 pub use logprobs::{DrawnLogprobs, Logprobs, MAX_TOP_LOGPROBS, PromptLogprobs, Scored};
 pub use memory::{MemoryBound, MemoryReport};
 pub use model::{

@@ -11,6 +11,7 @@
 //! * [`quantize`]: activations as blocks of 32 signed bytes, the other side of integer dots.
 //! * [`matmul`]: one group of eight weight rows against any number of tokens.
 //! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
+//! * [`delta_net`]: the recurrence of linear attention, by blocks of positions.
 //! * [`routing`]: selection of a row's experts.
 //! * [`mod@rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer.
 //!
@@ -19,6 +20,7 @@
 
 pub mod attention;
 pub mod convert;
+pub mod delta_net;
 pub mod glu;
 pub mod isa;
 pub mod matmul;
@@ -31,6 +33,7 @@ pub mod routing;
 pub use attention::{
     KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attention_span, finish, merge,
 };
+pub use delta_net::{DeltaInputs, DeltaUnit, DeltaWeights, delta_row};
 pub use glu::glu;
 pub use isa::Isa;
 pub use matmul::{Activations, matmul_group};

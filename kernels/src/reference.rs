@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod checksum;
+pub mod delta_net;
 pub mod dequantize;
 pub mod glu;
 pub mod matmul;

@@ -5,9 +5,9 @@
 
 Real vocabularies come from packages of PyPI that hold them (`families.txt`), and templates from axolotl's collection; what
 is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has, and Gemma's; Mistral's
-first one, which is of the same kind, stands in their place, with the family's own control tokens. Nor SmolLM3's template, which
-ChatML stands for (its vocabulary is Llama 3's), nor what gpt-oss has: words of Qwen's with its control tokens, and a template
-of its format's frame.
+first one, which is of the same kind, stands in their place, with the family's own control tokens. Nor Qwen3.5's vocabulary,
+for which the first words of Qwen3's stand; nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor
+what gpt-oss has: words of Qwen's with its control tokens, and a template of its format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
@@ -169,9 +169,14 @@ def few_of_qwen3(model):
     return of_qwen(QWEN_TEXTS + QWEN3_TEXTS, FEW)
 
 
-def of_qwen(texts, most=None):
+def few_of_qwen35(model):
+    del model
+    return of_qwen(QWEN_TEXTS + QWEN3_TEXTS, FEW, "qwen35")
+
+
+def of_qwen(texts, most=None, pre="qwen2"):
     ranks = DATA / "dashscope/resources/qwen.tiktoken"
-    return of_tiktoken(ranks, "qwen2", QWEN_SPECIALS, texts, "<|endoftext|>", "<|im_end|>", False, most)
+    return of_tiktoken(ranks, pre, QWEN_SPECIALS, texts, "<|endoftext|>", "<|im_end|>", False, most)
 
 
 def mistral(model):
@@ -317,6 +322,8 @@ FAMILIES = [
     Family("gpt-oss", "gpt-oss", gpt_oss, lambda _: HARMONY_TEMPLATE, has_tools=False),
     Family("qwen2moe", "qwen2moe", few_of_qwen3, collected("qwen_25"), has_tools=True),
     Family("qwen3moe", "qwen3moe", few_of_qwen3, collected("qwen3"), has_tools=True),
+    Family("qwen35", "qwen35", few_of_qwen35, collected("qwen3_5"), has_tools=True),
+    Family("qwen35moe", "qwen35moe", few_of_qwen35, collected("qwen3_5"), has_tools=True),
 ]
 
 # Positions of these models: a prompt with tools has some hundred tokens.

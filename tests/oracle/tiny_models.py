@@ -48,6 +48,10 @@ LEAD = 6.0
 GPT_OSS_DOWN = 0.15
 N_HEADS = 4
 N_KV_HEADS = 2
+# Of a delta net: heads of keys and of values, their width, and positions that the convolution sees.
+N_DELTA_KEYS, N_DELTA_VALUES, DELTA_DIM, DELTA_KERNEL = 2, 4, 64, 4
+DELTA_VALUES = N_DELTA_VALUES * DELTA_DIM
+DELTA_CHANNELS = 2 * N_DELTA_KEYS * DELTA_DIM + DELTA_VALUES
 CONTEXT = 128
 # 256 bytes, a few merges, three control tokens, and filler up to a multiple of nothing special.
 N_VOCAB = 300
@@ -98,12 +102,17 @@ class Variant:
     experts_used: int = 0
     expert_width: int = N_EXPERT_FF
     shared_expert: bool = False
+    # Qwen3.5: gates of attention, which the last of so many layers has, and delta nets in the others.
+    attention_every: int | None = None
     # gpt-oss: sinks, biases everywhere, a window on every second layer, another name of a norm.
     gpt_oss: bool = False
     tokens: int = N_TOKENS
     # Rows choose their experts freely. With this seed no two experts are about as likely at the end of the chosen ones:
     # what is rounded in another way (keys and values, by us) sends no row to another expert.
     free_seed: int | None = None
+
+    def has_delta_net(self, layer):
+        return self.attention_every is not None and (layer + 1) % self.attention_every != 0
 
     @property
     def q_width(self):
@@ -149,6 +158,18 @@ MAIN = [
         "mistral3", "mistral3", head_dim=128, yarn_scale=16, yarn_log_multiplier=1.0, temperature_scale=0.1, rope_base=1e6
     ),
 ]
+
+MAIN += [
+    # More tokens than a block of a recurrent state has.
+    Variant(
+        "qwen35", "qwen35", head_dim=64, layers=3, qk_norm=True, rope_dims=32, rope_base=1e7, attention_every=3,
+        tokens=75,
+    ),
+    Variant(
+        "qwen35moe", "qwen35moe", head_dim=64, layers=3, qk_norm=True, rope_dims=32, rope_base=1e7, attention_every=3,
+        experts_used=3, shared_expert=True, tokens=75,
+    ),
+]  # fmt: skip
 
 # ... and the switches that only change arithmetic in F32, where nothing hides a mistake.
 EXTRA = [
@@ -252,6 +273,15 @@ def _hyperparameters(writer, variant, n_vocab, context):
             writer.add_expert_feed_forward_length(variant.expert_width)
     if variant.shared_expert:
         writer.add_expert_shared_feed_forward_length(N_SHARED_FF)
+    if variant.attention_every:
+        writer.add_uint32(f"{variant.architecture}.full_attention_interval", variant.attention_every)
+        writer.add_ssm_conv_kernel(DELTA_KERNEL)
+        writer.add_ssm_state_size(DELTA_DIM)
+        writer.add_ssm_group_count(N_DELTA_KEYS)
+        writer.add_ssm_time_step_rank(N_DELTA_VALUES)
+        writer.add_ssm_inner_size(DELTA_VALUES)
+        # Parts of a rotation by the place in an image, which are equal in a text.
+        writer.add_rope_dimension_sections([6, 5, 5, 0])
     if variant.linear_rope_scale:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(variant.linear_rope_scale)
@@ -281,17 +311,24 @@ def _matrices(variant, n_vocab):
         yield "output.weight", (n_vocab, N_EMBD)
     for layer in range(variant.layers):
         block = f"blk.{layer}."
-        if variant.fused:
+        if variant.has_delta_net(layer):
+            yield block + "attn_qkv.weight", (DELTA_CHANNELS, N_EMBD)
+            yield block + "attn_gate.weight", (DELTA_VALUES, N_EMBD)
+            yield block + "ssm_beta.weight", (N_DELTA_VALUES, N_EMBD)
+            yield block + "ssm_alpha.weight", (N_DELTA_VALUES, N_EMBD)
+            yield block + "ssm_out.weight", (N_EMBD, DELTA_VALUES)
+        elif variant.fused:
             yield block + "attn_qkv.weight", (variant.q_width + 2 * variant.kv_width, N_EMBD)
             yield block + "ffn_up.weight", (2 * N_FF, N_EMBD)
         else:
-            yield block + "attn_q.weight", (variant.q_width, N_EMBD)
+            yield block + "attn_q.weight", ((2 if variant.attention_every else 1) * variant.q_width, N_EMBD)
             yield block + "attn_k.weight", (variant.kv_width, N_EMBD)
             yield block + "attn_v.weight", (variant.kv_width, N_EMBD)
-            if not variant.experts_used:
-                yield block + "ffn_gate.weight", (N_FF, N_EMBD)
-                yield block + "ffn_up.weight", (N_FF, N_EMBD)
-        yield block + "attn_output.weight", (N_EMBD, variant.q_width)
+        if not variant.fused and not variant.experts_used:
+            yield block + "ffn_gate.weight", (N_FF, N_EMBD)
+            yield block + "ffn_up.weight", (N_FF, N_EMBD)
+        if not variant.has_delta_net(layer):
+            yield block + "attn_output.weight", (N_EMBD, variant.q_width)
         if not variant.experts_used:
             yield block + "ffn_down.weight", (N_EMBD, N_FF)
             continue
@@ -312,7 +349,7 @@ def _vectors(variant, rng):
     for layer in range(variant.layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(N_EMBD)
-        ffn_norm = "post_attention_norm" if variant.gpt_oss else "ffn_norm"
+        ffn_norm = "post_attention_norm" if variant.gpt_oss or variant.attention_every else "ffn_norm"
         yield f"{block}{ffn_norm}.weight", norm(N_EMBD)
         if variant.gpt_oss:
             yield block + "attn_sinks.weight", 2.0 * rng.standard_normal(N_HEADS)
@@ -321,7 +358,13 @@ def _vectors(variant, rng):
             for kind, width in [("gate", variant.expert_width), ("up", variant.expert_width), ("down", N_EMBD)]:
                 scale = 0.5 if kind == "down" else 4.0
                 yield f"{block}ffn_{kind}_exps.bias", scale * rng.standard_normal((N_EXPERTS, width))
-        if variant.qk_norm:
+        if variant.has_delta_net(layer):
+            yield block + "ssm_conv1d.weight", rng.standard_normal((DELTA_CHANNELS, DELTA_KERNEL))
+            yield block + "ssm_dt.bias", rng.standard_normal(N_DELTA_VALUES)
+            # From decays of a few positions to one of a hundred.
+            yield block + "ssm_a", -np.exp(rng.uniform(-5.0, 0.0, N_DELTA_VALUES))
+            yield block + "ssm_norm.weight", norm(DELTA_DIM)
+        elif variant.qk_norm:
             yield block + "attn_q_norm.weight", norm(variant.head_dim)
             yield block + "attn_k_norm.weight", norm(variant.head_dim)
         if variant.post_norms:

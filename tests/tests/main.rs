@@ -84,6 +84,7 @@ mod service_manager;
 mod signals;
 mod special_tokens;
 mod standby;
+mod states;
 mod status_page;
 mod structured;
 mod systemd;

@@ -7,6 +7,7 @@ pub mod kv;
 pub mod layer_groups;
 pub mod manifest;
 pub mod placement;
+pub mod states;
 
 use crate::model::{FileWeights, GgufFile, ModelConfig};
 use manifest::KeptWeights;

@@ -9,7 +9,7 @@
 //! * [`load`] sizes the KV cache on an open device, then packs the file's tensors into one arena, or takes over the
 //!   arena of an earlier process; afterwards the file is not read again. The arena is [`sealed`] and may outlive the
 //!   process.
-//! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, [`experts`] if the model has them, and
+//! * [`forward`] is the pass: embedding, [`attention`] or a [`delta_net`], [`linear`] layers, [`experts`] if the model has them, and
 //!   [`head`] for sampling rows.
 //! * [`pool`] distributes numbered items to threads; [`memory`] owns every large allocation and its purpose;
 //!   [`control_group`] may leave less memory than the machine has.
@@ -20,6 +20,7 @@
 
 mod attention;
 mod control_group;
+mod delta_net;
 mod experts;
 mod forward;
 mod head;

@@ -10,6 +10,8 @@ use worker_orcd_ipc::{Fault, Generation};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PagePart {
     pub page: PageId,
+    /// Group of the page's layers. Without a meaning for a whole page.
+    pub group: u32,
     pub tokens: u32,
 }
 
@@ -19,6 +21,8 @@ pub struct PageCopy {
     /// Index in the other KV cache.
     pub from: u32,
     pub to: PageId,
+    /// Same as [`PagePart::group`].
+    pub group: u32,
     /// Number of sealed positions.
     pub tokens: u32,
     /// Checksum of these positions at their sealing.

@@ -3,8 +3,8 @@
 //! ```text
 //!            block 0   block 1   block 2   block 3          a block: `page_tokens` positions of a sequence
 //!  group 0     page      page      page      page           whole: layers with full attention
-//!  group 1      ·         ·        page      page           near: sliding-window layers; pages outside
-//!  group 2      ·         ·        page      page           the window are released
+//!  group 1      ·         ·        page      page           near: sliding-window layers, or states of recurrent
+//!  group 2      ·         ·        page      page           ones; pages outside the window are released
 //! ```
 //!
 //! Layers are in groups, and a page holds some positions of one group. All groups have the same number of layers, so
@@ -42,6 +42,9 @@ pub struct NearGroups {
     pub window: u32,
     /// Positions of a prompt with pages ahead of the computed ones. Never zero.
     pub ahead: u32,
+    /// Blocks from one to the next of which the pages are kept for other sequences: those of a recurrent state, which
+    /// take much memory. `None`: pages of every block are kept. Never zero.
+    pub checkpoints: Option<u32>,
 }
 
 impl KvGroups {
@@ -72,7 +75,34 @@ impl KvGeometry {
     /// hold more.
     #[must_use]
     pub fn tokens_in(&self, pages: u32) -> u64 {
-        u64::from(pages) * u64::from(self.page_tokens) / self.groups.count() as u64
+        let tokens = u64::from(pages) * u64::from(self.page_tokens);
+        match self.groups.near {
+            Some(NearGroups {
+                count,
+                checkpoints: Some(every),
+                ..
+            }) => {
+                // Of so many blocks.
+                let pages = u64::from(self.groups.whole * every + count);
+                tokens * u64::from(every) / pages
+            }
+            _ => tokens / self.groups.count() as u64,
+        }
+    }
+
+    /// True if the sliding-window pages of each block are kept for other sequences.
+    #[must_use]
+    pub fn keeps_all(&self) -> bool {
+        self.groups
+            .near
+            .is_none_or(|near| near.checkpoints.is_none())
+    }
+
+    /// True if the sliding-window pages of this block are kept for other sequences, wherever a sequence ends.
+    #[must_use]
+    pub fn is_checkpoint(&self, block: usize) -> bool {
+        let every = self.groups.near.and_then(|near| near.checkpoints);
+        every.is_none_or(|every| (block + 1).is_multiple_of(every as usize))
     }
 
     /// Blocks of positions `0 .. tokens`.
@@ -145,7 +175,7 @@ mod tests {
             tokens in 1_usize..200,
             at in 0.0..1.0,
         ) {
-            let near = NearGroups { count: 3, window, ahead };
+            let near = NearGroups { count: 3, window, ahead, checkpoints: None };
             let geometry = KvGeometry {
                 page_tokens: 4,
                 pages: 1000,
@@ -181,6 +211,7 @@ mod tests {
             count: 3,
             window: 8,
             ahead: 4,
+            checkpoints: None,
         };
         let groups = KvGroups {
             whole: 1,

@@ -23,6 +23,7 @@ fn cache_with_near(pages: u32) -> KvPages {
         count: 1,
         window: 3,
         ahead: 4,
+        checkpoints: None,
     };
     let groups = KvGroups {
         whole: 2,

@@ -2,6 +2,7 @@
 //!
 //! The only place that distinguishes architectures: the rest of the program sees configuration and tensors.
 
+use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{Activation, Weighing};
 
@@ -18,6 +19,8 @@ pub enum Architecture {
     Mistral3,
     Gemma3,
     GptOss,
+    Qwen35,
+    Qwen35Moe,
 }
 
 /// Properties specific to an architecture's files.
@@ -55,6 +58,10 @@ pub(super) struct Conventions {
     /// Activation of the feed-forward part.
     pub(super) activation: Activation,
     pub(super) experts: Experts,
+    /// Attention's output has gates.
+    pub(super) gates_attention: bool,
+    /// Most layers have a gated delta net in place of attention, with heads in this order.
+    pub(super) delta_net: Option<HeadOrder>,
 }
 
 /// Conventions of most architectures.
@@ -77,6 +84,18 @@ const PLAIN: Conventions = Conventions {
     has_rank_head: false,
     activation: Activation::Silu,
     experts: Experts::None,
+    gates_attention: false,
+    delta_net: None,
+};
+
+/// Qwen3.5, 3.6 and 3.8.
+const QWEN_3_5: Conventions = Conventions {
+    has_head_norms: true,
+    // A norm before the feed-forward part, in spite of its name.
+    ffn_norm: "post_attention_norm.weight",
+    gates_attention: true,
+    delta_net: Some(HeadOrder::Tiled),
+    ..PLAIN
 };
 
 const GPT_OSS: Conventions = Conventions {
@@ -145,7 +164,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -156,6 +175,8 @@ impl Architecture {
         Self::Mistral3,
         Self::Gemma3,
         Self::GptOss,
+        Self::Qwen35,
+        Self::Qwen35Moe,
     ];
 
     /// Name in `general.architecture`, and prefix of every key.
@@ -172,6 +193,8 @@ impl Architecture {
             Self::Mistral3 => "mistral3",
             Self::Gemma3 => "gemma3",
             Self::GptOss => "gpt-oss",
+            Self::Qwen35 => "qwen35",
+            Self::Qwen35Moe => "qwen35moe",
         }
     }
 
@@ -219,6 +242,15 @@ impl Architecture {
                 ..PLAIN
             },
             Self::GptOss => GPT_OSS,
+            Self::Qwen35 => QWEN_3_5,
+            Self::Qwen35Moe => Conventions {
+                experts: Experts::Always {
+                    weighing: Weighing::Renormalized,
+                    has_shared: true,
+                    has_biases: false,
+                },
+                ..QWEN_3_5
+            },
             Self::SmolLm3 => Conventions {
                 rope_pairs: RopePairs::Adjacent,
                 rotates_whole_heads: true,

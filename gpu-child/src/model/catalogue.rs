@@ -6,7 +6,7 @@
 
 use super::architecture::Architecture;
 
-/// A kind of file that is served, on the CPU and on CUDA.
+/// A kind of file that is served on the CPU.
 #[derive(Debug)]
 pub struct Served {
     pub architecture: Architecture,
@@ -14,6 +14,8 @@ pub struct Served {
     pub with_key: Option<&'static str>,
     /// Names of models, in Markdown.
     pub models: &'static str,
+    /// Served on CUDA, too.
+    pub on_cuda: bool,
     /// Tiny models of `tests/oracle/tiny_models.py` with logits compared to llama.cpp's; one of them also serves a chat
     /// over HTTP in a test.
     pub held_by: &'static [&'static str],
@@ -25,6 +27,7 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Llama,
         with_key: None,
         models: "Llama 2 and 3, SmolLM2, Mistral 7B, … with a factor for each pair of RoPE, linear scaling, or YaRN",
+        on_cuda: true,
         held_by: &[
             "llama",
             "llama-rope-freqs",
@@ -36,24 +39,28 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Llama,
         with_key: Some("expert_count"),
         models: "Mixtral: experts in one tensor (`ffn_gate_exps`)",
+        on_cuda: true,
         held_by: &["mixtral"],
     },
     Served {
         architecture: Architecture::Qwen2,
         with_key: None,
         models: "Qwen2, Qwen2.5, with YaRN too",
+        on_cuda: true,
         held_by: &["qwen2"],
     },
     Served {
         architecture: Architecture::Qwen3,
         with_key: None,
         models: "Qwen3, with YaRN too; Qwen3-Reranker ([rerank.md](rerank.md))",
+        on_cuda: true,
         held_by: &["qwen3", "qwen3-yarn"],
     },
     Served {
         architecture: Architecture::Phi3,
         with_key: None,
         models: "Phi-3, Phi-4",
+        on_cuda: true,
         held_by: &[
             "phi3",
             "phi3-short-factors",
@@ -65,12 +72,14 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Gemma3,
         with_key: None,
         models: "Gemma 3, text: windows in five of six layers, norms in front of blocks and behind them",
+        on_cuda: true,
         held_by: &["gemma3", "gemma3-pattern"],
     },
     Served {
         architecture: Architecture::Mistral3,
         with_key: None,
         models: "Ministral 3, Mistral Small and Devstral of 2025: YaRN, and queries that are longer far behind the beginning",
+        on_cuda: true,
         held_by: &[
             "mistral3",
             "mistral3-yarn",
@@ -82,25 +91,43 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::SmolLm3,
         with_key: None,
         models: "SmolLM3, with YaRN too: every fourth layer does not rotate queries and keys",
+        on_cuda: true,
         held_by: &["smollm3", "smollm3-yarn"],
     },
     Served {
         architecture: Architecture::GptOss,
         with_key: Some("expert_count"),
         models: "gpt-oss-20b and -120b",
+        on_cuda: true,
         held_by: &["gpt-oss"],
     },
     Served {
         architecture: Architecture::Qwen2Moe,
         with_key: Some("expert_count"),
         models: "Qwen1.5-MoE, Qwen2-57B-A14B: experts, and one that is shared",
+        on_cuda: true,
         held_by: &["qwen2moe"],
     },
     Served {
         architecture: Architecture::Qwen3Moe,
         with_key: Some("expert_count"),
         models: "Qwen3-30B-A3B and its like",
+        on_cuda: true,
         held_by: &["qwen3moe"],
+    },
+    Served {
+        architecture: Architecture::Qwen35,
+        with_key: None,
+        models: "Qwen3.5, 3.6 and 3.8, dense: a gated delta net in three of four layers, gated attention; blocks that predict further tokens (MTP) are not used",
+        on_cuda: false,
+        held_by: &["qwen35"],
+    },
+    Served {
+        architecture: Architecture::Qwen35Moe,
+        with_key: Some("expert_count"),
+        models: "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B and their like: as above, with experts and one that is shared",
+        on_cuda: false,
+        held_by: &["qwen35moe"],
     },
 ];
 
@@ -116,7 +143,7 @@ pub struct Refused {
 /// Names from the `gguf` package; missing features according to llama.cpp's `src/models/`.
 pub const REFUSED: &[Refused] = &[
     Refused {
-        names: &["qwen3next", "qwen35", "qwen35moe"],
+        names: &["qwen3next"],
         needs: "gated delta nets, which have a recurrent state, in three of four layers",
     },
     Refused {

@@ -4,6 +4,7 @@
 //! name, never ignored.
 
 use super::architecture::Architecture;
+use super::delta_net::{self, DeltaNetConfig};
 use super::error::ModelError;
 use super::experts;
 use super::experts::ExpertsConfig;
@@ -16,7 +17,10 @@ use worker_orcd_kernels::reference::rope::Rope;
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     pub architecture: Architecture,
+    /// Layers of a step.
     pub n_layers: usize,
+    /// Layers behind them that predict further tokens (MTP). They are not loaded.
+    pub n_mtp_layers: usize,
     pub n_embd: usize,
     /// Width of a dense feed-forward part. Files with experts have the key too, but no such part.
     pub n_ff: usize,
@@ -39,9 +43,32 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// Each head has an attention sink: a score in its softmax without a value.
     pub has_sinks: bool,
+    /// Attention's output is multiplied by the sigmoid of gates, which are projected with the queries: of each head
+    /// `head_dim` queries, then as many gates.
+    pub gates_attention: bool,
+    /// Layers with a delta net in place of attention. `None`: all layers have attention.
+    pub delta_net: Option<DeltaNetConfig>,
 }
 
 impl ModelConfig {
+    /// Width of attention's heads together.
+    #[must_use]
+    pub fn heads_width(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    /// Width of the projection of queries, and of their gates if there are any.
+    #[must_use]
+    pub fn queries_width(&self) -> usize {
+        self.heads_width() * if self.gates_attention { 2 } else { 1 }
+    }
+
+    /// The delta net of a layer, if the layer has one.
+    #[must_use]
+    pub fn delta_net_of(&self, layer: usize) -> Option<&DeltaNetConfig> {
+        self.delta_net.as_ref().filter(|net| net.is_in(layer))
+    }
+
     /// Rotations: of layers with full attention, and, if different, of sliding-window layers.
     pub fn ropes(&self) -> impl Iterator<Item = &Rope> {
         let of_windows = self.positions.window.as_ref();
@@ -70,7 +97,15 @@ impl ModelConfig {
         let keys = Keys::new(header)?;
         keys.refuse_unsupported()?;
 
+        let n_mtp_layers = keys.mtp_layers()?;
         let n_layers = keys.positive("block_count")?;
+        let n_layers = n_layers
+            .checked_sub(n_mtp_layers)
+            .filter(|layers| *layers > 0)
+            .ok_or_else(|| {
+                let message = format!("{n_mtp_layers} of {n_layers} layers leave none");
+                ModelError::bad_value(keys.key(MTP_LAYERS), message)
+            })?;
         let n_embd = keys.positive("embedding_length")?;
         let n_ff = keys.positive("feed_forward_length")?;
         let n_heads = keys.positive("attention.head_count")?;
@@ -90,6 +125,7 @@ impl ModelConfig {
         Ok(Self {
             architecture: keys.architecture,
             n_layers,
+            n_mtp_layers,
             n_embd,
             n_ff,
             experts: experts::read(&keys, n_ff)?,
@@ -108,9 +144,13 @@ impl ModelConfig {
             },
             activation: keys.architecture.conventions().activation,
             has_sinks: keys.architecture.conventions().has_sinks,
+            gates_attention: keys.architecture.conventions().gates_attention,
+            delta_net: delta_net::read(&keys, n_layers)?,
         })
     }
 }
+
+const MTP_LAYERS: &str = "nextn_predict_layers";
 
 /// Size of the vocabulary: the length of the tokenizer's list, as in llama.cpp.
 fn vocab_size(header: &Header<'_>) -> Result<usize, ModelError> {
@@ -240,6 +280,16 @@ impl<'h, 'a> Keys<'h, 'a> {
             false => head_dim,
         };
         1.0 / (values as f64).sqrt()
+    }
+
+    /// Layers that predict further tokens, which `block_count` includes.
+    fn mtp_layers(&self) -> Result<usize, ModelError> {
+        let layers = self.count(MTP_LAYERS)? as usize;
+        if layers > 0 && self.architecture.conventions().delta_net.is_none() {
+            let feature = "layers that predict further tokens";
+            return Err(ModelError::unsupported(self.key(MTP_LAYERS), feature));
+        }
+        Ok(layers)
     }
 
     fn norm_eps(&self) -> Result<f32, ModelError> {

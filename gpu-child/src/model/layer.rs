@@ -14,21 +14,57 @@ pub struct Linear<M, V> {
 
 #[derive(Debug, Clone, Copy)]
 pub struct Layer<M, V> {
+    /// Norm of the mixer's input.
     pub attn_norm: V,
-    /// Queries, keys and values. A file may keep them in one tensor: then each is a row range of it.
+    pub mixer: Mixer<M, V>,
+    /// Norm of the mixer's output, before its addition to the residual stream.
+    pub attn_post_norm: Option<V>,
+    pub ffn_norm: V,
+    pub feed_forward: FeedForward<M, V>,
+    /// Norm of the feed-forward part's output.
+    pub ffn_post_norm: Option<V>,
+}
+
+/// The part of a layer in which a token sees earlier ones.
+#[derive(Debug, Clone, Copy)]
+pub enum Mixer<M, V> {
+    Attention(Attention<M, V>),
+    DeltaNet(DeltaNet<M, V>),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Attention<M, V> {
+    /// Queries, keys and values. A file may keep them in one tensor: then each is a row range of it. With
+    /// [gates](super::ModelConfig::gates_attention), the first one has the queries of each head, then its gates.
     pub qkv: [Linear<M, V>; 3],
     /// RMS norms over each head before RoPE, `[head_dim]`.
     pub q_norm: Option<V>,
     pub k_norm: Option<V>,
     /// Attention sink of each head: a score in its softmax without a value, `[n_heads]`.
     pub sinks: Option<V>,
-    pub attn_output: Linear<M, V>,
-    /// Norm of attention's output, before its addition to the residual stream.
-    pub attn_post_norm: Option<V>,
-    pub ffn_norm: V,
-    pub feed_forward: FeedForward<M, V>,
-    /// Norm of the feed-forward part's output.
-    pub ffn_post_norm: Option<V>,
+    pub output: Linear<M, V>,
+}
+
+/// A gated delta net (arXiv:2412.06464), as Qwen3-Next has it: [`DeltaNetConfig`](super::DeltaNetConfig).
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaNet<M, V> {
+    /// Queries, keys and values before the convolution, `[channels, n_embd]`.
+    pub qkv: Linear<M, V>,
+    /// Gates of the output, `[v_heads * head_dim, n_embd]`.
+    pub gate: Linear<M, V>,
+    /// Logits of the update's strength, `[v_heads, n_embd]`.
+    pub beta: Linear<M, V>,
+    /// Logarithm of the decay before its softplus, `[v_heads, n_embd]`.
+    pub alpha: Linear<M, V>,
+    /// Weights of each channel for the last positions, the present one last: `[channels, kernel]`.
+    pub conv: V,
+    /// Bias of `alpha`, `[v_heads]`.
+    pub dt: V,
+    /// Negative factor of the softplus, `[v_heads]`.
+    pub decay: V,
+    /// RMS norm over each head of the output, `[head_dim]`.
+    pub norm: V,
+    pub output: Linear<M, V>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -137,9 +173,17 @@ impl<M, V> ModelWeights<M, V> {
 }
 
 impl<M, V> Layer<M, V> {
+    /// Attention, if that is the layer's mixer.
+    pub fn attention(&self) -> Option<&Attention<M, V>> {
+        match &self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::DeltaNet(_) => None,
+        }
+    }
+
     /// Every matrix of the layer, with its bias.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
-        let attention = self.qkv.iter().chain([&self.attn_output]);
+        let mixer = self.mixer.linears();
         let (router, unit, shared) = match &self.feed_forward {
             FeedForward::Dense(unit) => (None, unit, None),
             FeedForward::Experts(experts) => {
@@ -151,21 +195,20 @@ impl<M, V> Layer<M, V> {
             let weigher = [&shared.weigher].into_iter();
             weigher.chain(shared.unit.linears())
         });
-        attention.chain(router).chain(unit.linears()).chain(shared)
+        mixer
+            .into_iter()
+            .chain(router)
+            .chain(unit.linears())
+            .chain(shared)
     }
 
     fn try_map<T: Mapping<M, V>>(
         &self,
         to: &mut T,
     ) -> Result<Layer<T::Matrix, T::Vector>, T::Error> {
-        let [q, k, v] = &self.qkv;
         Ok(Layer {
             attn_norm: to.vector(&self.attn_norm)?,
-            qkv: [q.try_map(to)?, k.try_map(to)?, v.try_map(to)?],
-            q_norm: to.optional(self.q_norm.as_ref())?,
-            k_norm: to.optional(self.k_norm.as_ref())?,
-            sinks: to.optional(self.sinks.as_ref())?,
-            attn_output: self.attn_output.try_map(to)?,
+            mixer: self.mixer.try_map(to)?,
             attn_post_norm: to.optional(self.attn_post_norm.as_ref())?,
             ffn_norm: to.vector(&self.ffn_norm)?,
             feed_forward: match &self.feed_forward {
@@ -173,6 +216,63 @@ impl<M, V> Layer<M, V> {
                 FeedForward::Experts(experts) => FeedForward::Experts(experts.try_map(to)?),
             },
             ffn_post_norm: to.optional(self.ffn_post_norm.as_ref())?,
+        })
+    }
+}
+
+impl<M, V> Mixer<M, V> {
+    fn linears(&self) -> Vec<&Linear<M, V>> {
+        match self {
+            Self::Attention(attention) => {
+                let [q, k, v] = &attention.qkv;
+                vec![q, k, v, &attention.output]
+            }
+            Self::DeltaNet(net) => vec![&net.qkv, &net.gate, &net.beta, &net.alpha, &net.output],
+        }
+    }
+
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<Mixer<T::Matrix, T::Vector>, T::Error> {
+        Ok(match self {
+            Self::Attention(attention) => Mixer::Attention(attention.try_map(to)?),
+            Self::DeltaNet(net) => Mixer::DeltaNet(net.try_map(to)?),
+        })
+    }
+}
+
+impl<M, V> Attention<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<Attention<T::Matrix, T::Vector>, T::Error> {
+        let [q, k, v] = &self.qkv;
+        Ok(Attention {
+            qkv: [q.try_map(to)?, k.try_map(to)?, v.try_map(to)?],
+            q_norm: to.optional(self.q_norm.as_ref())?,
+            k_norm: to.optional(self.k_norm.as_ref())?,
+            sinks: to.optional(self.sinks.as_ref())?,
+            output: self.output.try_map(to)?,
+        })
+    }
+}
+
+impl<M, V> DeltaNet<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<DeltaNet<T::Matrix, T::Vector>, T::Error> {
+        Ok(DeltaNet {
+            qkv: self.qkv.try_map(to)?,
+            gate: self.gate.try_map(to)?,
+            beta: self.beta.try_map(to)?,
+            alpha: self.alpha.try_map(to)?,
+            conv: to.vector(&self.conv)?,
+            dt: to.vector(&self.dt)?,
+            decay: to.vector(&self.decay)?,
+            norm: to.vector(&self.norm)?,
+            output: self.output.try_map(to)?,
         })
     }
 }

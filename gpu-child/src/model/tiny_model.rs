@@ -18,6 +18,13 @@ pub const EXPERTS_USED: u64 = 2;
 pub const EXPERT_FF: u64 = 32;
 pub const SHARED_FF: u64 = 48;
 pub const CONTEXT_LENGTH: u32 = 256;
+/// Heads of keys and of values of a delta net, their size, and the positions that its convolution sees.
+pub const DELTA_K_HEADS: u64 = 2;
+pub const DELTA_V_HEADS: u64 = 4;
+pub const DELTA_DIM: u64 = 16;
+pub const DELTA_KERNEL: u64 = 4;
+/// The last of this many layers of such a model has attention.
+pub const ATTENTION_EVERY: u32 = 2;
 /// Positions that a query sees in sliding-window layers.
 pub const WINDOW: u32 = 40;
 /// Size of the vocabulary: one token per byte, then the special ones.
@@ -30,7 +37,10 @@ const SPECIALS: [&str; 3] = ["<|im_start|>", "<|im_end|>", "<unk>"];
 #[must_use]
 pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
     let experts = match architecture {
-        Architecture::Qwen2Moe | Architecture::Qwen3Moe | Architecture::GptOss => Some(EXPERT_FF),
+        Architecture::Qwen2Moe
+        | Architecture::Qwen3Moe
+        | Architecture::GptOss
+        | Architecture::Qwen35Moe => Some(EXPERT_FF),
         _ => None,
     };
     model(architecture, experts)
@@ -45,19 +55,23 @@ pub fn tiny_mixtral() -> GgufBuilder {
 /// Enough layers to include every kind of layer.
 fn n_layers(architecture: Architecture) -> u32 {
     match architecture {
-        Architecture::SmolLm3 => 4,
+        Architecture::SmolLm3 | Architecture::Qwen35 | Architecture::Qwen35Moe => 4,
         Architecture::Gemma3 => 7,
         _ => N_LAYERS,
     }
 }
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
-    use Architecture::{Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
+    use Architecture::{Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe, Qwen35, Qwen35Moe};
     let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
     if architecture == Gemma3 {
         file = file.meta("gemma3.attention.sliding_window", WINDOW);
+    }
+    let has_delta_nets = matches!(architecture, Qwen35 | Qwen35Moe);
+    if has_delta_nets {
+        file = delta_net_metadata(file, architecture);
     }
     if let Some(n_ff) = experts {
         file = expert_metadata(file, architecture, n_ff);
@@ -67,11 +81,15 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     for layer in 0..n_layers(architecture) {
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
-        if architecture == Phi3 {
+        let is_delta_net = has_delta_nets && !(layer + 1).is_multiple_of(ATTENTION_EVERY);
+        if is_delta_net {
+            file = random.delta_net(file, &name);
+        } else if architecture == Phi3 {
             file = random.matrix(file, &name("attn_qkv.weight"), q_dim + 2 * kv_dim, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), 2 * N_FF, N_EMBD);
         } else {
-            file = random.matrix(file, &name("attn_q.weight"), q_dim, N_EMBD);
+            let gated = if has_delta_nets { 2 } else { 1 };
+            file = random.matrix(file, &name("attn_q.weight"), gated * q_dim, N_EMBD);
             file = random.matrix(file, &name("attn_k.weight"), kv_dim, N_EMBD);
             file = random.matrix(file, &name("attn_v.weight"), kv_dim, N_EMBD);
         }
@@ -84,11 +102,13 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.vector(file, &name("attn_k.bias"), kv_dim);
             file = random.vector(file, &name("attn_v.bias"), kv_dim);
         }
-        if matches!(architecture, Qwen3 | Qwen3Moe | Gemma3) {
+        if matches!(architecture, Qwen3 | Qwen3Moe | Gemma3 | Qwen35 | Qwen35Moe) && !is_delta_net {
             file = random.norm(file, &name("attn_q_norm.weight"), HEAD_DIM);
             file = random.norm(file, &name("attn_k_norm.weight"), HEAD_DIM);
         }
-        file = random.matrix(file, &name("attn_output.weight"), N_EMBD, q_dim);
+        if !is_delta_net {
+            file = random.matrix(file, &name("attn_output.weight"), N_EMBD, q_dim);
+        }
         if architecture == Gemma3 {
             file = random.norm(file, &name("post_attention_norm.weight"), N_EMBD);
             file = random.norm(file, &name("post_ffw_norm.weight"), N_EMBD);
@@ -104,11 +124,21 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             None => random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF),
             Some(n_ff) => random.experts(file, &name, n_ff),
         };
-        if architecture == Qwen2Moe {
+        if matches!(architecture, Qwen2Moe | Qwen35Moe) {
             file = random.shared_expert(file, &name);
         }
     }
     file
+}
+
+fn delta_net_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuilder {
+    let key = |name: &str| format!("{}.{name}", architecture.name());
+    file.meta(&key("full_attention_interval"), ATTENTION_EVERY)
+        .meta(&key("ssm.conv_kernel"), DELTA_KERNEL as u32)
+        .meta(&key("ssm.state_size"), DELTA_DIM as u32)
+        .meta(&key("ssm.group_count"), DELTA_K_HEADS as u32)
+        .meta(&key("ssm.time_step_rank"), DELTA_V_HEADS as u32)
+        .meta(&key("ssm.inner_size"), (DELTA_V_HEADS * DELTA_DIM) as u32)
 }
 
 fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> GgufBuilder {
@@ -119,7 +149,7 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
     let length = key("expert_feed_forward_length");
     let shared = key("expert_shared_feed_forward_length");
     match architecture {
-        Architecture::Qwen2Moe => file
+        Architecture::Qwen2Moe | Architecture::Qwen35Moe => file
             .meta(&length, n_ff as u32)
             .meta(&shared, SHARED_FF as u32),
         Architecture::Qwen3Moe => file.meta(&length, n_ff as u32),
@@ -190,6 +220,29 @@ impl Random {
 
     fn matrix(&mut self, file: GgufBuilder, name: &str, rows: u64, cols: u64) -> GgufBuilder {
         file.tensor_f32(name, &[cols, rows], &self.values(rows * cols, 0.4))
+    }
+
+    fn delta_net(&mut self, mut file: GgufBuilder, name: &dyn Fn(&str) -> String) -> GgufBuilder {
+        let v_width = DELTA_V_HEADS * DELTA_DIM;
+        let channels = 2 * DELTA_K_HEADS * DELTA_DIM + v_width;
+        for (tensor, rows, cols) in [
+            ("attn_qkv.weight", channels, N_EMBD),
+            ("attn_gate.weight", v_width, N_EMBD),
+            ("ssm_beta.weight", DELTA_V_HEADS, N_EMBD),
+            ("ssm_alpha.weight", DELTA_V_HEADS, N_EMBD),
+            ("ssm_out.weight", N_EMBD, v_width),
+            ("ssm_conv1d.weight", channels, DELTA_KERNEL),
+        ] {
+            file = self.matrix(file, &name(tensor), rows, cols);
+        }
+        file = self.vector(file, &name("ssm_dt.bias"), DELTA_V_HEADS);
+        let decay: Vec<f32> = self
+            .values(DELTA_V_HEADS, 2.0)
+            .iter()
+            .map(|value| -value.abs())
+            .collect();
+        file = file.tensor_f32(&name("ssm_a"), &[DELTA_V_HEADS], &decay);
+        self.norm(file, &name("ssm_norm.weight"), DELTA_DIM)
     }
 
     fn experts(

@@ -5,10 +5,14 @@
 
 use super::architecture::Conventions;
 use super::config::ModelConfig;
+use super::delta_net::DeltaNetConfig;
 use super::error::ModelError;
 use super::experts::ExpertsConfig;
 use super::gguf::{Header, TensorView};
-use super::layer::{Experts, FeedForward, GatedUnit, Layer, Linear, ModelWeights, SharedExpert};
+use super::layer::{
+    Attention, DeltaNet, Experts, FeedForward, GatedUnit, Layer, Linear, Mixer, ModelWeights,
+    SharedExpert,
+};
 use super::{rerank, rope};
 use std::collections::HashSet;
 use worker_orcd_kernels::TensorType;
@@ -16,6 +20,8 @@ use worker_orcd_kernels::TensorType;
 /// The model's tensors as views into the mapped file.
 pub type FileWeights<'a> = ModelWeights<TensorView<'a>, TensorView<'a>>;
 pub type FileLinear<'a> = Linear<TensorView<'a>, TensorView<'a>>;
+type FileAttention<'a> = Attention<TensorView<'a>, TensorView<'a>>;
+type FileDeltaNet<'a> = DeltaNet<TensorView<'a>, TensorView<'a>>;
 type FileExperts<'a> = Experts<TensorView<'a>, TensorView<'a>>;
 type FileUnit<'a> = GatedUnit<TensorView<'a>, TensorView<'a>>;
 type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
@@ -76,23 +82,14 @@ struct LayerReader<'t, 'h, 'a> {
 impl<'a> LayerReader<'_, '_, 'a> {
     fn read(mut self) -> Result<FileLayer<'a>, ModelError> {
         let config = self.config;
-        let q_dim = config.n_heads * config.head_dim;
         let attn_norm = self.vector("attn_norm.weight", config.n_embd)?;
-        let qkv = self.qkv()?;
-        let (q_norm, k_norm) = self.head_norms()?;
-        let sinks = self.conventions.has_sinks;
-        let sinks = sinks.then(|| self.vector("attn_sinks.weight", config.n_heads));
-        let attn_output = self.linear("attn_output", config.n_embd, q_dim)?;
-        if self.conventions.has_output_bias {
-            self.require(attn_output.bias, "attn_output.bias")?;
-        }
+        let mixer = match config.delta_net_of(self.index) {
+            None => Mixer::Attention(self.attention()?),
+            Some(net) => Mixer::DeltaNet(self.delta_net(net)?),
+        };
         Ok(Layer {
             attn_norm,
-            qkv,
-            q_norm,
-            k_norm,
-            sinks: sinks.transpose()?,
-            attn_output,
+            mixer,
             attn_post_norm: self.post_norm("post_attention_norm.weight")?,
             ffn_norm: self.vector(self.conventions.ffn_norm, config.n_embd)?,
             feed_forward: match &config.experts {
@@ -103,9 +100,49 @@ impl<'a> LayerReader<'_, '_, 'a> {
         })
     }
 
+    fn attention(&mut self) -> Result<FileAttention<'a>, ModelError> {
+        let config = self.config;
+        let qkv = self.qkv()?;
+        let (q_norm, k_norm) = self.head_norms()?;
+        let sinks = self.conventions.has_sinks;
+        let sinks = sinks.then(|| self.vector("attn_sinks.weight", config.n_heads));
+        let output = self.linear("attn_output", config.n_embd, config.heads_width())?;
+        if self.conventions.has_output_bias {
+            self.require(output.bias, "attn_output.bias")?;
+        }
+        Ok(Attention {
+            qkv,
+            q_norm,
+            k_norm,
+            sinks: sinks.transpose()?,
+            output,
+        })
+    }
+
+    fn delta_net(&mut self, net: &DeltaNetConfig) -> Result<FileDeltaNet<'a>, ModelError> {
+        let (n_embd, v_heads) = (self.config.n_embd, net.v_heads);
+        let conv = self.name("ssm_conv1d.weight");
+        let channels = [net.kernel, net.channels(), 1, 1];
+        let missing = || ModelError::MissingTensor(conv.clone());
+        Ok(DeltaNet {
+            qkv: self.linear("attn_qkv", net.channels(), n_embd)?,
+            gate: self.linear("attn_gate", net.v_width(), n_embd)?,
+            beta: self.linear("ssm_beta", v_heads, n_embd)?,
+            alpha: self.linear("ssm_alpha", v_heads, n_embd)?,
+            conv: self
+                .tensors
+                .optional_f32(&conv, channels)?
+                .ok_or_else(missing)?,
+            dt: self.vector("ssm_dt.bias", v_heads)?,
+            decay: self.vector("ssm_a", v_heads)?,
+            norm: self.vector("ssm_norm.weight", net.head_dim)?,
+            output: self.linear("ssm_out", n_embd, net.v_width())?,
+        })
+    }
+
     fn qkv(&mut self) -> Result<[FileLinear<'a>; 3], ModelError> {
         let config = self.config;
-        let q_dim = config.n_heads * config.head_dim;
+        let q_dim = config.queries_width();
         let kv_dim = config.n_kv_heads * config.head_dim;
         if self.conventions.is_fused && self.has("attn_qkv.weight") {
             let fused = self.linear("attn_qkv", q_dim + 2 * kv_dim, config.n_embd)?;
@@ -355,11 +392,18 @@ impl<'a> Tensors<'_, 'a> {
 
     fn refuse_unused(&self, config: &ModelConfig) -> Result<(), ModelError> {
         let has_factors = config.architecture.conventions().rope_factors.is_some();
-        let is_rope = |name| {
+        let is_rope = |name: &str| {
             has_factors && [rope::FREQS, rope::FACTORS_SHORT, rope::FACTORS_LONG].contains(&name)
         };
+        let mtp = config.n_layers..config.n_layers + config.n_mtp_layers;
+        let is_mtp = |name: &str| {
+            let block = name.strip_prefix("blk.").and_then(|it| it.split_once('.'));
+            let index = block.and_then(|(index, _)| index.parse().ok());
+            index.is_some_and(|index| mtp.contains(&index))
+        };
+        let has_role = |name: &str| self.used.contains(name) || is_rope(name) || is_mtp(name);
         let mut names = self.header.tensors().iter().map(|tensor| tensor.name);
-        match names.find(|name| !self.used.contains(name) && !is_rope(*name)) {
+        match names.find(|name| !has_role(name)) {
             None => Ok(()),
             Some(name) => Err(ModelError::UnexpectedTensor(name.to_owned())),
         }

@@ -209,6 +209,7 @@ impl Scheduler {
         (is_whole && self.cache.take_ahead(to)).then_some(PageCopy {
             from: sealed.page,
             to,
+            group: 0,
             tokens: sealed.tokens,
             checksum: sealed.checksum,
         })
@@ -250,7 +251,8 @@ impl Scheduler {
             let is_near = |group| group >= geometry.groups.whole();
             let wanted = sealed.iter().enumerate().map(|(group, page)| {
                 let is_wanted = index >= near_from || !is_near(group);
-                let adopted = (is_wanted && page.tokens > 0 && !is_full).then(|| self.place(page));
+                let adopted = (is_wanted && page.tokens > 0 && !is_full)
+                    .then(|| self.place(page, group as u32));
                 is_full |= matches!(adopted, Some(None));
                 adopted.flatten()
             });
@@ -268,13 +270,14 @@ impl Scheduler {
     }
 
     /// Allocates a page for a sealed page, with or without an existing copy of it.
-    fn place(&mut self, sealed: &SealedPage) -> Option<Adopted> {
+    fn place(&mut self, sealed: &SealedPage, group: u32) -> Option<Adopted> {
         let ahead = self.cache.find_ahead(PageId(sealed.page), sealed.checksum);
         let to = ahead.or_else(|| self.cache.allocate())?;
         Some(Adopted {
             copy: PageCopy {
                 from: sealed.page,
                 to,
+                group,
                 tokens: sealed.tokens,
                 checksum: sealed.checksum,
             },
@@ -346,6 +349,7 @@ impl Scheduler {
         for copy in block.pages.iter().flatten().map(|page| page.copy) {
             let part = PagePart {
                 page: copy.to,
+                group: copy.group,
                 tokens: copy.tokens,
             };
             let epoch = self.cache.epoch(copy.to);
@@ -371,7 +375,7 @@ fn sealing(sequence: &mut Sequence, cache: &KvPages, seals: &Seals, every: u32) 
         let Some(contents) = contents else {
             return Some(SealedPage::GIVEN_BACK);
         };
-        let PagePart { page, tokens } = contents.part;
+        let PagePart { page, tokens, .. } = contents.part;
         Some(SealedPage {
             page: page.0,
             tokens,

@@ -57,8 +57,9 @@ pub(super) struct Sequence {
     table: PageTable,
     /// The prefill since admission is complete: one token per step from now on.
     decodes: bool,
-    /// Identifier of the first `published` blocks.
+    /// Identifier of the first `published` blocks, and of those before the last block that this sequence has published.
     chain: ChainId,
+    parent: Option<ChainId>,
     published: usize,
     /// Positions `0 .. told` are sealed and reported to the supervisor.
     told: usize,
@@ -121,6 +122,7 @@ impl Sequence {
             table: PageTable::default(),
             decodes: false,
             chain: ChainId::ROOT,
+            parent: None,
             published: 0,
             told: 0,
             is_told_too_much: false,

@@ -3,8 +3,9 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, alone, config, config_of_experts, config_of_gpt_oss,
-    config_with_temperature, config_with_windows, config_without_rotations, options, tokens,
+    MIXED, MIXED_SMALL, Model, alone, config, config_of_delta_nets, config_of_experts,
+    config_of_gpt_oss, config_with_temperature, config_with_windows, config_without_rotations,
+    options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -17,12 +18,13 @@ use worker_orcd_kernels::cpu::Isa;
 const LONG: usize = 300;
 
 /// One of each kind of layer.
-fn models() -> [Model; 4] {
+fn models() -> [Model; 5] {
     let random = |config| Model::random(config, MIXED);
     [
         random(config(None)),
         random(config_of_experts()),
         random(config_of_gpt_oss()),
+        random(config_of_delta_nets()),
         Model::like_gemma(MIXED),
     ]
 }
@@ -39,6 +41,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
     cases.push((config_with_temperature(), MIXED));
     cases.push((config_with_windows(40), MIXED));
     cases.push((config_with_windows(270), MIXED));
+    cases.push((config_of_delta_nets(), MIXED));
     let models = cases.into_iter();
     let models = models.map(|(config, types)| Model::random(config, types));
     for (index, model) in models.chain([Model::like_gemma(MIXED)]).enumerate() {
@@ -110,6 +113,7 @@ fn pages_behind_windows_do_not_change_a_bit() {
         config(Some(40)),
         config_with_windows(40),
         config_of_gpt_oss(),
+        config_of_delta_nets(),
     ];
     let models = models.map(|config| Model::random(config, MIXED_SMALL));
     for model in models.into_iter().chain([Model::like_gemma(MIXED)]) {

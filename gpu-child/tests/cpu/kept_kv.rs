@@ -1,6 +1,9 @@
 //! Pages taken over from another process, which may still be alive: the same bits, or none.
 
-use crate::support::{MIXED, Model, config, options, pages, run, tokens};
+use crate::support::{
+    MIXED, Model, config, config_of_delta_nets, config_with_windows, options, page_table, pages,
+    run, tokens,
+};
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{Executor, LoadOptions, PageCopy, PageId, PagePart};
@@ -21,7 +24,8 @@ fn sharing(model: &Model, kv_cache_bytes: u64) -> CpuExecutor {
 
 /// The child that has computed.
 const OTHER: Generation = Generation(1);
-const KV_BYTES: u64 = 4 << 20;
+/// Pages that are not touched take no memory.
+const KV_BYTES: u64 = 32 << 20;
 
 fn shared_by(executor: &mut CpuExecutor) -> OwnedFd {
     let kv = executor.kv_custody().expect("a KV cache that is shared");
@@ -29,7 +33,11 @@ fn shared_by(executor: &mut CpuExecutor) -> OwnedFd {
 }
 
 fn part(page: PageId, tokens: u32) -> PagePart {
-    PagePart { page, tokens }
+    PagePart {
+        page,
+        group: 0,
+        tokens,
+    }
 }
 
 fn seals(executor: &mut CpuExecutor, parts: &[PagePart]) -> Vec<u128> {
@@ -46,60 +54,120 @@ fn adopt(executor: &mut CpuExecutor, copies: &[PageCopy]) -> Vec<bool> {
     kv.adopt(OTHER, copies).expect("copied")
 }
 
+/// Parts of blocks, with a page of each group.
+fn parts_of(blocks: &[PageId], tokens: &[u32], groups: usize) -> Vec<PagePart> {
+    let pages = page_table(blocks, groups as u32);
+    let pages = pages.chunks_exact(groups).zip(tokens);
+    let parts = pages.flat_map(|(pages, &tokens)| {
+        (0..).zip(pages).map(move |(group, &page)| PagePart {
+            page,
+            group,
+            tokens,
+        })
+    });
+    parts.collect()
+}
+
+/// Groups of layers, and bytes of the KV cache.
+fn shape_of(executor: &CpuExecutor) -> (usize, u64) {
+    let geometry = executor.kv_geometry();
+    let bytes = u64::from(geometry.pages) * geometry.page_bytes;
+    (geometry.groups.count(), bytes)
+}
+
 #[test]
 fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
-    let model = Model::random(config(None), MIXED);
-    let tokens = tokens(120, 4);
-    let mut first = sharing(&model, KV_BYTES);
-    let own = pages(3, 4);
-    run(&mut first, &model, 0, &tokens[..112], &own);
-    // The last page has 16 of its positions, of which 8 are sealed.
-    let parts = [32, 32, 32, 8].into_iter().zip(&own);
-    let parts: Vec<_> = parts.map(|(tokens, page)| part(*page, tokens)).collect();
-    let seals_of_first = seals(&mut first, &parts);
-    let expected = run(&mut first, &model, 112, &tokens[112..], &own);
-    assert_eq!(seals(&mut first, &parts), seals_of_first, "written behind");
+    for config in [
+        config(None),
+        config_with_windows(40),
+        config_of_delta_nets(),
+    ] {
+        let model = Model::random(config, MIXED);
+        let tokens = tokens(120, 4);
+        let mut first = sharing(&model, KV_BYTES);
+        let (groups, bytes) = shape_of(&first);
+        let own = pages(3, 4);
+        run(&mut first, &model, 0, &tokens[..112], &own);
+        // The last block has 16 of its positions, of which 8 are sealed.
+        let parts = parts_of(&own, &[32, 32, 32, 8], groups);
+        let seals_of_first = seals(&mut first, &parts);
+        let expected = run(&mut first, &model, 112, &tokens[112..], &own);
+        assert_eq!(seals(&mut first, &parts), seals_of_first, "written behind");
 
-    let mut heir = sharing(&model, KV_BYTES);
+        let mut heir = sharing(&model, KV_BYTES);
+        let other = shared_by(&mut first);
+        let kv = heir.kv_custody().expect("shared");
+        kv.attach(OTHER, other, bytes).expect("attached");
+        let places = pages(40, 4);
+        let copies: Vec<_> = (parts.iter().zip(&seals_of_first))
+            .zip(page_table(&places, groups as u32))
+            .map(|((part, &checksum), to)| PageCopy {
+                from: part.page.0,
+                to,
+                group: part.group,
+                tokens: part.tokens,
+                checksum,
+            })
+            .collect();
+        assert_eq!(adopt(&mut heir, &copies), vec![true; 4 * groups]);
+        run(&mut heir, &model, 104, &tokens[104..112], &places);
+        let seen = run(&mut heir, &model, 112, &tokens[112..], &places);
+        assert_eq!(seen, expected);
+
+        // The first process lives, and overwrites its sealed positions.
+        run(&mut first, &model, 0, &tokens[10..42], &own[1..2]);
+        let unused = PageId(60 * groups as u32);
+        let nowhere = PageCopy {
+            from: u32::MAX,
+            to: unused,
+            ..copies[0]
+        };
+        let too_much = PageCopy {
+            tokens: 33,
+            to: PageId(unused.0 + 1),
+            ..copies[0]
+        };
+        let changed = copies[groups];
+        let again = [copies[0], changed, copies[3 * groups], nowhere, too_much];
+        assert_eq!(adopt(&mut heir, &again), [true, false, true, false, false]);
+        let zero = part(PageId(unused.0 + 2), 32);
+        let [refused, unused] = seals(&mut heir, &[part(changed.to, 32), zero])[..] else {
+            panic!("two pages");
+        };
+        assert_eq!(refused, unused, "a page that was refused is zero again");
+        let kv = heir.kv_custody().expect("shared");
+        kv.release(OTHER);
+        assert_eq!(adopt(&mut heir, &copies[..1]), [false]);
+    }
+}
+
+#[test]
+fn of_a_state_the_sealed_rows_are_adopted_and_no_others() {
+    let model = Model::random(config_of_delta_nets(), MIXED);
+    let tokens = tokens(32, 4);
+    let (mut first, mut heir) = (sharing(&model, KV_BYTES), sharing(&model, KV_BYTES));
+    let mut short = sharing(&model, KV_BYTES);
+    let (groups, bytes) = shape_of(&first);
+    run(&mut first, &model, 0, &tokens, &[PageId(0)]);
+    run(&mut short, &model, 0, &tokens[..8], &[PageId(0)]);
+    let parts = parts_of(&[PageId(0)], &[8], groups);
+    let sums = seals(&mut first, &parts);
+    assert_eq!(sums, seals(&mut short, &parts));
     let other = shared_by(&mut first);
     let kv = heir.kv_custody().expect("shared");
-    kv.attach(OTHER, other, KV_BYTES).expect("attached");
-    let places = pages(40, 4);
-    let copies: Vec<_> = (parts.iter().zip(&seals_of_first).zip(&places))
-        .map(|((part, &checksum), &to)| PageCopy {
+    kv.attach(OTHER, other, bytes).expect("attached");
+    let copies: Vec<_> = (parts.iter().zip(sums))
+        .map(|(part, checksum)| PageCopy {
             from: part.page.0,
-            to,
+            to: part.page,
+            group: part.group,
             tokens: part.tokens,
             checksum,
         })
         .collect();
-    assert_eq!(adopt(&mut heir, &copies), [true; 4]);
-    run(&mut heir, &model, 104, &tokens[104..112], &places);
-    let seen = run(&mut heir, &model, 112, &tokens[112..], &places);
-    assert_eq!(seen, expected);
-
-    // The first process lives, and overwrites its sealed positions.
-    run(&mut first, &model, 0, &tokens[10..42], &own[1..2]);
-    let nowhere = PageCopy {
-        from: u32::MAX,
-        to: PageId(60),
-        ..copies[0]
-    };
-    let too_much = PageCopy {
-        tokens: 33,
-        to: PageId(61),
-        ..copies[0]
-    };
-    let again = [copies[0], copies[1], copies[3], nowhere, too_much];
-    assert_eq!(adopt(&mut heir, &again), [true, false, true, false, false]);
-    let zero = part(PageId(70), 32);
-    let [refused, unused] = seals(&mut heir, &[part(places[1], 32), zero])[..] else {
-        panic!("two pages");
-    };
-    assert_eq!(refused, unused, "a page that was refused is zero again");
-    let kv = heir.kv_custody().expect("shared");
-    kv.release(OTHER);
-    assert_eq!(adopt(&mut heir, &copies[..1]), [false]);
+    assert_eq!(adopt(&mut heir, &copies), vec![true; groups]);
+    let whole = parts_of(&[PageId(0)], &[32], groups);
+    assert_eq!(seals(&mut heir, &whole), seals(&mut short, &whole));
 }
 
 #[test]
@@ -114,6 +182,7 @@ fn what_is_not_sealed_of_a_page_is_not_adopted() {
     let kv = heir.kv_custody().expect("shared");
     kv.attach(OTHER, other, KV_BYTES).expect("attached");
     let copy = PageCopy {
+        group: 0,
         from: 0,
         to: PageId(1),
         tokens: 8,

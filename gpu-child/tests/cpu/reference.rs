@@ -3,10 +3,11 @@
 
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_of_experts, config_of_gpt_oss, config_with_temperature,
-    config_with_windows, config_without_rotations, tokens,
+    Model, alone, config, config_of_delta_nets, config_of_experts, config_of_gpt_oss,
+    config_with_temperature, config_with_windows, config_without_rotations, tokens,
 };
 use worker_orcd_gpu::model::ModelConfig;
+use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, Weighing, compare};
 
@@ -73,6 +74,18 @@ fn gpt_oss_agrees_with_the_references_past_its_window() {
         window.positions = 10;
     }
     agrees(config, "gpt-oss");
+}
+
+/// Same tolerance as above: in both orders of heads, from one block of a state to the next.
+#[test]
+fn delta_nets_and_gated_attention_agree_with_the_references() {
+    for order in [HeadOrder::Tiled, HeadOrder::Grouped] {
+        let mut config = config_of_delta_nets();
+        if let Some(net) = &mut config.delta_net {
+            net.order = order;
+        }
+        agrees(config, &format!("{order:?}"));
+    }
 }
 
 /// Compares the last hidden state at each position, with both sets of CPU code.

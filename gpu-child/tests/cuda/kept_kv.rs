@@ -32,7 +32,11 @@ fn shared_by(executor: &mut CudaExecutor) -> OwnedFd {
 
 /// Checksums of whole pages.
 fn seals(executor: &mut CudaExecutor, pages: &[PageId]) -> Vec<u128> {
-    let whole = |&page| PagePart { page, tokens: 32 };
+    let whole = |&page| PagePart {
+        page,
+        group: 0,
+        tokens: 32,
+    };
     let parts: Vec<_> = pages.iter().map(whole).collect();
     seals_of(executor, &parts)
 }
@@ -51,6 +55,7 @@ fn seals_of(executor: &mut CudaExecutor, parts: &[PagePart]) -> Vec<u128> {
 
 fn copy(from: u32, to: PageId, checksum: u128) -> PageCopy {
     PageCopy {
+        group: 0,
         from,
         to,
         tokens: 32,
@@ -98,6 +103,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     run(&mut first, &model, 0, &tokens[10..42], &own[1..2]);
     let nowhere = copy(u32::MAX, PageId(60), sums[0]);
     let part = PageCopy {
+        group: 0,
         tokens: 8,
         to: PageId(61),
         ..copies[0]
@@ -128,6 +134,7 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
         let (page, place) = (PageId(5), PageId(9));
         run(&mut first, &model, 0, &tokens[..sealed], &[page]);
         let part = PagePart {
+            group: 0,
             page,
             tokens: sealed as u32,
         };
@@ -144,12 +151,14 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
             .attach(OTHER, other, KV_BYTES)
             .expect("attached");
         let copy = PageCopy {
+            group: 0,
             from: page.0,
             to: place,
             tokens: part.tokens,
             checksum: sum,
         };
         let odd = PageCopy {
+            group: 0,
             tokens: 7,
             to: PageId(10),
             ..copy
@@ -237,6 +246,7 @@ fn what_is_no_kv_cache_has_no_pages() {
         // The mapping is made beside the steps, or fails.
         kv.attach(OTHER, memory, bytes).expect("whole pages");
         let copy = PageCopy {
+            group: 0,
             from: 0,
             to: PageId(0),
             tokens: kv.seal_every(),

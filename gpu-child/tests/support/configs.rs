@@ -1,8 +1,9 @@
 //! Small configurations, each with the features of one family of models.
 
 use worker_orcd_gpu::model::{
-    Architecture, ExpertsConfig, ModelConfig, Positions, Temperature, Window,
+    Architecture, DeltaNetConfig, ExpertsConfig, ModelConfig, Positions, Temperature, Window,
 };
+use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::{Activation, Weighing};
 
@@ -11,6 +12,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Qwen3,
         n_layers: 2,
+        n_mtp_layers: 0,
         n_embd: 256,
         n_ff: 512,
         experts: None,
@@ -40,6 +42,25 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         embedding_scale: 1.0,
         activation: Activation::Silu,
         has_sinks: false,
+        gates_attention: false,
+        delta_net: None,
+    }
+}
+
+/// Like Qwen3.5: a delta net in two of three layers, two heads of values for each head of keys, and gated attention.
+pub fn config_of_delta_nets() -> ModelConfig {
+    ModelConfig {
+        n_layers: 3,
+        gates_attention: true,
+        delta_net: Some(DeltaNetConfig {
+            attention_every: 3,
+            kernel: 4,
+            head_dim: 32,
+            k_heads: 3,
+            v_heads: 6,
+            order: HeadOrder::Tiled,
+        }),
+        ..config(None)
     }
 }
 

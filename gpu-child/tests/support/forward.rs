@@ -2,11 +2,15 @@
 //! and independent of devices.
 
 use worker_orcd_gpu::model::{
-    Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Linear, ModelConfig, TensorView,
+    Attention, DeltaNet, DeltaNetConfig, Experts, FeedForward, FileLinear, FileWeights, GatedUnit,
+    Layer, Linear, Mixer, ModelConfig, TensorView,
 };
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
 use worker_orcd_kernels::reference::attention::{AttentionShape, attention};
+use worker_orcd_kernels::reference::delta_net::{
+    DeltaRow, causal_conv, delta_step, l2_norm, log_decay,
+};
 use worker_orcd_kernels::reference::glu::glu;
 use worker_orcd_kernels::reference::matmul::matmul;
 use worker_orcd_kernels::reference::rmsnorm::rmsnorm;
@@ -76,6 +80,158 @@ fn mixture(
     sum
 }
 
+type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
+
+/// A layer's mixer over the positions of a sequence.
+enum Mix<'a> {
+    Attention(AttentionRows<'a>),
+    DeltaNet(DeltaNetRows<'a>),
+}
+
+struct AttentionRows<'a> {
+    config: &'a ModelConfig,
+    index: usize,
+    of_layer: &'a Attention<TensorView<'a>, TensorView<'a>>,
+    position: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+struct DeltaNetRows<'a> {
+    config: &'a ModelConfig,
+    net: &'a DeltaNetConfig,
+    of_layer: &'a DeltaNet<TensorView<'a>, TensorView<'a>>,
+    /// Inputs of the convolution, position by position.
+    rows: Vec<Vec<f32>>,
+    states: Vec<Vec<f64>>,
+}
+
+impl<'a> Mix<'a> {
+    fn of(config: &'a ModelConfig, index: usize, layer: &'a FileLayer<'a>) -> Self {
+        match &layer.mixer {
+            Mixer::Attention(of_layer) => Self::Attention(AttentionRows {
+                config,
+                index,
+                of_layer,
+                position: 0,
+                keys: Vec::new(),
+                values: Vec::new(),
+            }),
+            Mixer::DeltaNet(of_layer) => {
+                let net = config.delta_net_of(index).expect("a delta net");
+                Self::DeltaNet(DeltaNetRows {
+                    config,
+                    net,
+                    of_layer,
+                    rows: Vec::new(),
+                    states: vec![vec![0.0; net.head_dim * net.head_dim]; net.v_heads],
+                })
+            }
+        }
+    }
+
+    /// Output at the next position.
+    fn next(&mut self, input: &[f32]) -> Vec<f32> {
+        match self {
+            Self::Attention(rows) => rows.next(input),
+            Self::DeltaNet(rows) => rows.next(input),
+        }
+    }
+}
+
+impl AttentionRows<'_> {
+    fn next(&mut self, input: &[f32]) -> Vec<f32> {
+        let (config, position) = (self.config, self.position);
+        self.position += 1;
+        let turn = |rows: &mut [f32], norm: &Option<TensorView<'_>>| {
+            for head in rows.chunks_exact_mut(config.head_dim) {
+                if let Some(norm) = norm {
+                    head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
+                }
+                if let Some(place) = config.rope_of(self.index) {
+                    let of_layer = config.ropes().nth(place).expect("a rotation");
+                    rope(head, position as u32, of_layer);
+                }
+            }
+        };
+        let of_layer = self.of_layer;
+        let [q, k, v] = &of_layer.qkv;
+        let (mut q, mut k) = (apply(q, input), apply(k, input));
+        let mut gates = Vec::new();
+        if config.gates_attention {
+            let heads = q.chunks_exact(2 * config.head_dim);
+            let (queries, of_heads): (Vec<_>, Vec<_>) =
+                heads.map(|head| head.split_at(config.head_dim)).unzip();
+            (q, gates) = (queries.concat(), of_heads.concat());
+        }
+        turn(&mut q, &of_layer.q_norm);
+        turn(&mut k, &of_layer.k_norm);
+        let temperature = config.positions.temperature_at(position as u32);
+        // The reference divides by the root of `head_dim`.
+        let scale = config.attention_scale * (config.head_dim as f64).sqrt();
+        q.iter_mut().for_each(|q| *q *= temperature * scale as f32);
+        self.keys.extend(k);
+        self.values.extend(apply(v, input));
+        let shape = AttentionShape {
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            window: config.positions.window_of(self.index),
+        };
+        let sinks = of_layer.sinks.as_ref().map(values);
+        let mut seen = attention(&q, &self.keys, &self.values, sinks.as_deref(), &shape);
+        for (x, gate) in seen.iter_mut().zip(gates) {
+            *x *= 1.0 / (1.0 + (-gate).exp());
+        }
+        apply(&of_layer.output, &seen)
+    }
+}
+
+impl DeltaNetRows<'_> {
+    fn next(&mut self, input: &[f32]) -> Vec<f32> {
+        let (net, of_layer, eps) = (self.net, self.of_layer, self.config.norm_eps);
+        self.rows.push(apply(&of_layer.qkv, input));
+        let conv = values(&of_layer.conv);
+        let from = self.rows.len().saturating_sub(net.kernel);
+        let channel = |(channel, weights): (usize, &[f32])| {
+            let inputs: Vec<_> = self.rows[from..].iter().map(|row| row[channel]).collect();
+            causal_conv(&inputs, weights)
+        };
+        let qkv: Vec<f32> = conv
+            .chunks_exact(net.kernel)
+            .enumerate()
+            .map(channel)
+            .collect();
+        let (gates, beta) = (apply(&of_layer.gate, input), apply(&of_layer.beta, input));
+        let alpha = apply(&of_layer.alpha, input);
+        let (dt, decay) = (values(&of_layer.dt), values(&of_layer.decay));
+        let (norm, dim) = (values(&of_layer.norm), net.head_dim);
+        let mut out = vec![0.0; net.v_width()];
+        let heads = net.v_heads / net.k_heads;
+        for (k_head, index) in (0..net.k_heads).flat_map(|head| (0..heads).map(move |i| (head, i)))
+        {
+            let head = net.order.v_head(k_head, index, net.k_heads, net.v_heads);
+            let part = |start: usize| &qkv[start..start + dim];
+            let mut q = l2_norm(part(k_head * dim), eps);
+            q.iter_mut().for_each(|q| *q /= (dim as f32).sqrt());
+            let row = DeltaRow {
+                q: &q,
+                k: &l2_norm(part(net.k_width() + k_head * dim), eps),
+                v: part(2 * net.k_width() + head * dim),
+                beta: 1.0 / (1.0 + f64::from(-beta[head]).exp()),
+                log_decay: log_decay(decay[head], alpha[head], dt[head]),
+            };
+            let given = delta_step(&mut self.states[head], &row);
+            let given: Vec<f32> = given.into_iter().map(|value| value as f32).collect();
+            let gates = &gates[head * dim..][..dim];
+            let given = rmsnorm(&given, &norm, eps).into_iter().zip(gates);
+            let given = given.map(|(value, gate)| value * gate / (1.0 + (-gate).exp()));
+            out.splice(head * dim..(head + 1) * dim, given);
+        }
+        apply(&of_layer.output, &out)
+    }
+}
+
 /// Residual stream after the last layer, at every position.
 pub fn forward(
     config: &ModelConfig,
@@ -121,43 +277,14 @@ fn pass(
     };
     let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();
     for (index, layer) in weights.layers.iter().enumerate() {
-        let shape = AttentionShape {
-            n_heads: config.n_heads,
-            n_kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
-            window: config.positions.window_of(index),
-        };
-        let sinks = layer.sinks.as_ref().map(values);
-        let (mut keys, mut kept) = (Vec::new(), Vec::new());
-        for (position, x) in stream.iter_mut().enumerate() {
+        let mut mixer = Mix::of(config, index, layer);
+        for x in &mut stream {
             let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);
-            let turned = |linear: &FileLinear<'_>, norm: &Option<TensorView<'_>>| {
-                let mut rows = apply(linear, &input);
-                for head in rows.chunks_exact_mut(config.head_dim) {
-                    if let Some(norm) = norm {
-                        head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
-                    }
-                    if let Some(place) = config.rope_of(index) {
-                        let of_layer = config.ropes().nth(place).expect("a rotation");
-                        rope(head, position as u32, of_layer);
-                    }
-                }
-                rows
-            };
-            let [q, k, v] = &layer.qkv;
-            let mut q = turned(q, &layer.q_norm);
-            let temperature = config.positions.temperature_at(position as u32);
-            // The reference divides by the root of `head_dim`.
-            let scale = config.attention_scale * (config.head_dim as f64).sqrt();
-            q.iter_mut().for_each(|q| *q *= temperature * scale as f32);
-            keys.extend(turned(k, &layer.k_norm));
-            kept.extend(apply(v, &input));
-            let seen = attention(&q, &keys, &kept, sinks.as_deref(), &shape);
+            let given = mixer.next(&input);
             let normed = |given: Vec<f32>, norm: &Option<TensorView<'_>>| match norm {
                 Some(norm) => rmsnorm(&given, &values(norm), config.norm_eps),
                 None => given,
             };
-            let given = apply(&layer.attn_output, &seen);
             add(x, &normed(given, &layer.attn_post_norm));
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
             let given = match &layer.feed_forward {

@@ -12,8 +12,8 @@ use worker_orcd_gpu::device::{
     Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
 };
 use worker_orcd_gpu::model::{
-    Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Layer, Linear, ModelConfig,
-    SharedExpert, TensorView,
+    Attention, DeltaNet, Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Layer, Linear,
+    Mixer, ModelConfig, SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
@@ -94,6 +94,8 @@ const EXPERTS_PER_LAYER: usize = 4 + 4;
 /// Additional tensors per layer of gpt-oss, after the experts: sinks, the bias of attention's output, those of router,
 /// gate, up and down.
 const MORE_PER_LAYER: usize = 6;
+/// Tensors of a layer's delta net, after all others.
+const DELTA_NET: usize = 9;
 
 impl Model {
     /// A model with matrices of the given types, biases on Q, K and V, and norms on the heads of Q and K.
@@ -125,6 +127,7 @@ impl Model {
             ..
         } = config;
         let (q, kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let queries = config.queries_width();
         // The experts replace it.
         let dense = if config.experts.is_some() { 0 } else { 1 };
         let mut model = Self {
@@ -136,7 +139,7 @@ impl Model {
         };
         for _ in 0..model.config.n_layers {
             let shapes = [
-                (q, n_embd),
+                (queries, n_embd),
                 (kv, n_embd),
                 (kv, n_embd),
                 (n_embd, q),
@@ -148,7 +151,7 @@ impl Model {
             for (ty, (rows, cols)) in types.into_iter().zip(shapes) {
                 model.push(ty, rows, cols, 0.3);
             }
-            for width in [n_embd, n_embd, head_dim, head_dim, q, kv, kv] {
+            for width in [n_embd, n_embd, head_dim, head_dim, queries, kv, kv] {
                 model.push(TensorType::F32, 1, width, 1.0);
             }
         }
@@ -160,8 +163,12 @@ impl Model {
             model.push(TensorType::F32, 1, n_embd, 1.0);
         }
         model.push_more();
+        model.push_delta_nets(types);
         model.fill();
-        model
+        match model.config.delta_net {
+            Some(_) => model.with_decays(),
+            None => model,
+        }
     }
 
     /// Sets the magnitude of gate and up.
@@ -217,6 +224,51 @@ impl Model {
         }
     }
 
+    /// Tensors of each layer's delta net, also of layers with attention.
+    fn push_delta_nets(&mut self, types: Types) {
+        let Some(net) = self.config.delta_net else {
+            return;
+        };
+        let n_embd = self.config.n_embd;
+        for _ in 0..self.config.n_layers {
+            for (ty, rows, cols, magnitude) in [
+                (types[0], net.channels(), n_embd, 0.3),
+                (types[1], net.v_width(), n_embd, 0.3),
+                (types[2], net.v_heads, n_embd, 0.3),
+                (types[3], net.v_heads, n_embd, 0.1),
+                (types[6], n_embd, net.v_width(), 0.3),
+                (TensorType::F32, net.channels(), net.kernel, 1.0),
+                (TensorType::F32, 1, net.v_heads, 1.0),
+                // Its negative absolute value counts: a decay.
+                (TensorType::F32, 1, net.v_heads, 1.0),
+                (TensorType::F32, 1, net.head_dim, 1.0),
+            ] {
+                self.push(ty, rows, cols, magnitude);
+            }
+        }
+    }
+
+    fn delta_net(&self, layer: usize) -> DeltaNet<TensorView<'_>, TensorView<'_>> {
+        let all = self.config.n_layers * DELTA_NET;
+        let first = self.tensors.len() - all + layer * DELTA_NET;
+        let view = |index: usize| self.tensors[first + index].view();
+        let linear = |index| Linear {
+            weight: view(index),
+            bias: None,
+        };
+        DeltaNet {
+            qkv: linear(0),
+            gate: linear(1),
+            beta: linear(2),
+            alpha: linear(3),
+            output: linear(4),
+            conv: view(5),
+            dt: view(6),
+            decay: view(7),
+            norm: view(8),
+        }
+    }
+
     /// One of the additional tensors of a layer of gpt-oss.
     fn more(&self, layer: usize, index: usize) -> Option<TensorView<'_>> {
         self.config.experts.filter(|it| it.has_biases)?;
@@ -266,24 +318,31 @@ impl Model {
             weight: view(index),
             bias: bias.map(view),
         };
-        let more = self.more(0, 0).map_or(0, |_| MORE_PER_LAYER);
+        let more = self.more(0, 0).map_or(0, |_| MORE_PER_LAYER)
+            + self.config.delta_net.map_or(0, |_| DELTA_NET);
         let post_norms = self.tensors.len() - (2 + more) * self.config.n_layers;
         let post_norm = |n: usize| self.has_post_norms.then(|| view(post_norms + n));
         let layer = |n: usize| {
             let at = |index: usize| n * PER_LAYER + index;
-            Layer {
+            let attention = || Attention {
                 qkv: [0, 1, 2].map(|part| linear(at(part), Some(at(11 + part)))),
+                q_norm: self.has_head_norms.then(|| view(at(9))),
+                k_norm: self.has_head_norms.then(|| view(at(10))),
                 sinks: self.more(n, 0),
-                attn_output: Linear {
+                output: Linear {
                     weight: view(at(3)),
                     bias: self.more(n, 1),
+                },
+            };
+            Layer {
+                mixer: match self.config.delta_net_of(n) {
+                    None => Mixer::Attention(attention()),
+                    Some(_) => Mixer::DeltaNet(self.delta_net(n)),
                 },
                 attn_post_norm: post_norm(2 * n),
                 feed_forward: self.feed_forward(n),
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
-                q_norm: self.has_head_norms.then(|| view(at(9))),
-                k_norm: self.has_head_norms.then(|| view(at(10))),
                 ffn_post_norm: post_norm(2 * n + 1),
             }
         };
@@ -328,6 +387,18 @@ impl Model {
         })
     }
 
+    /// Makes the decays of delta nets negative.
+    fn with_decays(mut self) -> Self {
+        let all = self.config.n_layers * DELTA_NET;
+        let first = self.tensors.len() - all;
+        for layer in self.tensors[first..].chunks_exact_mut(DELTA_NET) {
+            for value in layer[7].data.as_chunks_mut::<4>().0 {
+                *value = (-f32::from_ne_bytes(*value).abs()).to_ne_bytes();
+            }
+        }
+        self
+    }
+
     /// Replaces the first value of the embedding of `token` by a NaN.
     pub fn poison(&mut self, token: usize) {
         let table = self.config.n_layers * PER_LAYER;
@@ -365,7 +436,7 @@ impl Model {
 
 pub fn options() -> LoadOptions {
     LoadOptions {
-        kv_cache_bytes: Some(16 << 20),
+        kv_cache_bytes: Some(64 << 20),
         max_batch_tokens: 400,
         max_sequence_tokens: 512,
         role: worker_orcd_ipc::Role::Active,

@@ -34,6 +34,11 @@ const QWEN2: Patterns = &[
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
+/// Qwen2's, with marks among the letters.
+const QWEN35: Patterns = &[
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+];
+
 /// Mistral's pattern as llama.cpp implements it: any letter other than `a` to `z` counts as upper case, any other than
 /// `A` to `Z` as lower case.
 const TEKKEN: Patterns = &[
@@ -69,6 +74,7 @@ impl PreTokenizer {
             }
             "dbrx" | "smaug-bpe" | "chatglm-bpe" => (LLAMA3, false),
             "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => (QWEN2, false),
+            "qwen35" => (QWEN35, false),
             "gpt-4o" | "llama4" => (O200K, false),
             "falcon" => (FALCON, false),
             "tekken" => (TEKKEN, true),
@@ -185,6 +191,7 @@ mod tests {
             "smollm",
             "llama-bpe",
             "qwen2",
+            "qwen35",
             "falcon",
             "tekken",
             "gpt-4o",

@@ -17,7 +17,7 @@ use worker_orcd_gpu::device::cpu::{self, CpuExecutor};
 use worker_orcd_gpu::device::cuda::{self, CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{
     Batch, Checkpoint, Executor, KvGeometry, LoadOptions, PageId, SampleWork, SequenceWork, Source,
-    Tap,
+    Tap, kv_bytes_of,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{DeviceSelector, KvReaders, RequestId, Sampling, TokenId};
@@ -101,19 +101,8 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
     let header = file.header()?;
     let config = ModelConfig::from_gguf(&header, Some(options.context))?;
     let weights = ModelWeights::from_gguf(&header, &config)?;
-    // Both halves of every layer's page, in two bytes a value, for every history of a batch. Layers in groups leave
-    // some pages partly empty.
-    let row = config.n_kv_heads * config.head_dim;
-    let groups = if config.positions.window.is_some() {
-        2
-    } else {
-        1
-    };
-    let token_bytes = groups * 2 * config.n_layers * row * size_of::<u16>();
-    let page_slack = 64;
-    let tokens = options.batch * (options.context as usize + page_slack);
-    let load = LoadOptions {
-        kv_cache_bytes: Some((tokens * token_bytes) as u64),
+    let mut load = LoadOptions {
+        kv_cache_bytes: None,
         max_batch_tokens: u32::try_from(options.batch * options.chunk)?,
         max_sequence_tokens: options.context,
         role: worker_orcd_ipc::Role::Active,
@@ -121,6 +110,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
         lent: 0,
         model: options.model.display().to_string(),
     };
+    load.kv_cache_bytes = Some(kv_bytes_of(&config, &load, options.batch));
     let progress = &mut |_, _| {};
     Ok(match options.device {
         DeviceSelector::Cpu => {

@@ -93,15 +93,18 @@ fn each_row_names_tests_that_are_there() {
 }
 
 fn served() -> String {
-    let mut table = String::from(
-        "| architecture | what is served, on the CPU and on CUDA | held by |\n|---|---|---|\n",
-    );
+    let mut table =
+        String::from("| architecture | what is served | devices | held by |\n|---|---|---|---|\n");
     for row in SERVED {
         let Served { models, .. } = row;
         let held_by: Vec<_> = row.held_by.iter().map(|name| format!("`{name}`")).collect();
         let (name, held_by) = (name_of(row), held_by.join(", "));
-        writeln!(table, "| {name} | {models} | `{LOGITS}`: {held_by} |")
-            .expect("a string takes everything");
+        let devices = if row.on_cuda { "CPU, CUDA" } else { "CPU" };
+        writeln!(
+            table,
+            "| {name} | {models} | {devices} | `{LOGITS}`: {held_by} |"
+        )
+        .expect("a string takes everything");
     }
     table
 }

@@ -6,7 +6,9 @@
 
 use crate::device::{KvGroups, NearGroups};
 use crate::model::Positions;
-use worker_orcd_ipc::MAX_LAYER_GROUPS;
+
+/// Maximum number of groups of layers with attention.
+pub const MAX_LAYER_GROUPS: usize = 8;
 
 /// Positions of a prompt with sliding-window pages ahead of the computed ones: at least the largest chunk.
 const MOST_AHEAD: usize = 1024;
@@ -16,7 +18,7 @@ pub struct LayerGroups {
     groups: KvGroups,
     /// Layers of a page.
     layers: usize,
-    /// Place of each layer.
+    /// Place of each layer; of one without attention it has no meaning.
     places: Vec<Place>,
 }
 
@@ -60,6 +62,7 @@ impl LayerGroups {
             count: near.div_ceil(layers) as u32,
             window: u32::try_from(*window).unwrap_or(u32::MAX / 2),
             ahead: batch_tokens.clamp(1, MOST_AHEAD) as u32,
+            checkpoints: None,
         });
         let groups = KvGroups {
             whole: whole_groups as u32,
@@ -67,6 +70,23 @@ impl LayerGroups {
         };
         Self {
             groups,
+            layers,
+            places,
+        }
+    }
+
+    /// Layers with attention in one group; the others have no place.
+    #[must_use]
+    pub fn one(have_attention: impl Iterator<Item = bool>) -> Self {
+        let mut layers = 0;
+        let places = have_attention.map(|has_attention| {
+            let index = layers;
+            layers += usize::from(has_attention);
+            Place { group: 0, index }
+        });
+        let places = places.collect();
+        Self {
+            groups: KvGroups::ONE,
             layers,
             places,
         }

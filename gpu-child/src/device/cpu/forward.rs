@@ -3,23 +3,23 @@
 //! One pass for every architecture. Differences are data: optional biases and head norms, RoPE's pairs and rotated
 //! layers, the width of the window.
 
-use super::attention::Attention;
+use super::attention;
 use super::kv::KvCache;
 use super::linear::{Device, Epilogue, FEW_ROWS, Projection, Share};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
-use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
+use super::weights::{Attention, CpuWeights, GatedUnit, Layer, Linear, Vector};
 use super::{CpuExecutor, OpenStep};
-use super::{experts, head, plan::Row};
+use super::{delta_net, experts, head, plan::Row};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
 use crate::device::common::layer_groups::Place;
 use crate::device::{Batch, Checkpoint, SampleWork, Tap};
-use crate::model::{FeedForward, ModelConfig};
+use crate::model::{FeedForward, Mixer, ModelConfig};
 use std::convert::Infallible;
 use worker_orcd_ipc::{Drawn, Fault, RequestId};
 use worker_orcd_kernels::cpu::convert::to_f16;
-use worker_orcd_kernels::cpu::{Activations, RopeRow, apply_rope, rmsnorm};
+use worker_orcd_kernels::cpu::{Activations, RopeRow, apply_rope, rmsnorm, sigmoid};
 
 /// Number of tokens for which rotating and storing takes one thread as long as starting a job.
 const FEW_TOKENS: usize = 4;
@@ -71,7 +71,14 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
     };
     show_stream(Checkpoint::Embedding, &scratch.x);
     for (index, layer) in weights.tensors.layers.iter().enumerate() {
-        forward.attention_block(&plan, index, layer, kv, scratch);
+        match &layer.mixer {
+            Mixer::Attention(attention) => {
+                forward.attention_block(&plan, index, (layer, attention), kv, scratch);
+            }
+            Mixer::DeltaNet(net) => {
+                delta_net::run(&forward, &plan, index, (layer, net), kv, scratch);
+            }
+        }
         forward.feed_forward(plan.rows.len(), layer, scratch);
         show_stream(Checkpoint::Layer(index as u32), &scratch.x);
     }
@@ -108,6 +115,19 @@ pub fn show(
     let Ok(()) = watch(tap, checkpoint, rows, row);
 }
 
+/// Moves the gates, which follow the queries of each head, behind all queries.
+fn separate_gates(row: &mut [f32], head_dim: usize) {
+    let mixed = row.to_vec();
+    let (queries, gates) = row.split_at_mut(mixed.len() / 2);
+    let heads = queries
+        .chunks_exact_mut(head_dim)
+        .zip(gates.chunks_exact_mut(head_dim));
+    for ((queries, gates), mixed) in heads.zip(mixed.chunks_exact(2 * head_dim)) {
+        queries.copy_from_slice(&mixed[..head_dim]);
+        gates.copy_from_slice(&mixed[head_dim..]);
+    }
+}
+
 impl Forward<'_> {
     fn embed(&self, plan: &Plan<'_>, scratch: &mut Scratch) {
         let n_embd = self.config.n_embd;
@@ -134,13 +154,13 @@ impl Forward<'_> {
         &self,
         plan: &Plan<'_>,
         index: usize,
-        layer: &Layer,
+        (layer, of_layer): (&Layer, &Attention),
         kv: &mut KvCache,
         scratch: &mut Scratch,
     ) {
         let config = self.config;
         let tokens = plan.rows.len();
-        let q_width = config.n_heads * config.head_dim;
+        let (heads_width, q_width) = (config.heads_width(), config.queries_width());
         let kv_width = config.n_kv_heads * config.head_dim;
         let qkv_width = q_width + 2 * kv_width;
         let Scratch {
@@ -157,9 +177,9 @@ impl Forward<'_> {
             &mut x[..tokens * config.n_embd],
             &mut qkv[..tokens * qkv_width],
         );
-        let attn = &mut attn[..tokens * q_width];
+        let attn = &mut attn[..tokens * heads_width];
 
-        let [q, k, v] = &layer.qkv;
+        let [q, k, v] = &of_layer.qkv;
         let projections = [
             self.projection(q, 0),
             self.projection(k, q_width),
@@ -182,30 +202,49 @@ impl Forward<'_> {
             Epilogue::Store,
         );
 
-        self.rope_and_append_kv(plan, index, layer, rope, qkv, kv);
-        let attention = Attention {
+        self.rope_and_append_kv(plan, index, of_layer, rope, qkv, kv);
+        let attention = attention::Attention {
             isa: self.device.isa,
             config,
             plan,
             walk: plan.walk(config.positions.window_of(index)),
-            sinks: layer.sinks.as_ref().map(|it| self.weights.vector(it)),
+            sinks: of_layer.sinks.as_ref().map(|it| self.weights.vector(it)),
             kv,
             place: kv.place_of(index),
             qkv,
         };
         attention.run(&self.device.pool, partials, attn);
+        if config.gates_attention {
+            self.multiply_by_gates(qkv, attn);
+        }
 
-        let output = [self.projection(&layer.attn_output, 0)];
+        let output = [self.projection(&of_layer.output, 0)];
         self.device
-            .quantize(attn, q_width, &[output[0].weight], quantized);
-        let input = quantized.view(attn, q_width);
+            .quantize(attn, heads_width, &[output[0].weight], quantized);
+        let input = quantized.view(attn, heads_width);
         let post_norm = layer.attn_post_norm.as_ref();
         self.add_to_stream(&input, &output, post_norm, norm, x);
     }
 
+    /// Multiplies attention's output by the sigmoid of the gates, which are behind the queries of each row of `qkv`.
+    fn multiply_by_gates(&self, qkv: &[f32], attn: &mut [f32]) {
+        let width = self.config.heads_width();
+        let tokens = attn.len() / width;
+        let qkv_width = qkv.len() / tokens;
+        let attn = Disjoint::new(attn);
+        self.device.for_tokens(tokens, FEW_ROWS, &|t| {
+            // SAFETY: token t's own row.
+            let attn = unsafe { attn.part(t * width, width) };
+            let gates = &qkv[t * qkv_width + width..][..width];
+            attn.iter_mut()
+                .zip(gates)
+                .for_each(|(x, &gate)| *x *= sigmoid(gate));
+        });
+    }
+
     /// Adds the output of a block's last product to the residual stream, through the post norm if there is one. The
     /// norm uses `room` for as many rows.
-    fn add_to_stream(
+    pub fn add_to_stream(
         &self,
         input: &Activations<'_>,
         output: &[Projection<'_>; 1],
@@ -313,7 +352,7 @@ impl Forward<'_> {
         &self,
         plan: &Plan<'_>,
         index: usize,
-        layer: &Layer,
+        attention: &Attention,
         angles: &[RopeRow],
         qkv: &mut [f32],
         kv: &mut KvCache,
@@ -331,7 +370,7 @@ impl Forward<'_> {
                 apply_rope(head, rope, &angles[token * ropes + rotation]);
             }
         };
-        let [q_norm, k_norm] = [&layer.q_norm, &layer.k_norm]
+        let [q_norm, k_norm] = [&attention.q_norm, &attention.k_norm]
             .map(|norm| norm.as_ref().map(|norm| self.weights.vector(norm)));
         let head_dim = config.head_dim;
         let width = qkv.len() / plan.rows.len();
@@ -343,7 +382,11 @@ impl Forward<'_> {
             let scale = scale * config.positions.temperature_at(row.position);
             // SAFETY: token t's own row.
             let qkv = unsafe { qkv.part(t * width, width) };
-            let (queries, kv) = qkv.split_at_mut(config.n_heads * head_dim);
+            let (queries, kv) = qkv.split_at_mut(config.queries_width());
+            if config.gates_attention {
+                separate_gates(queries, head_dim);
+            }
+            let queries = &mut queries[..config.heads_width()];
             let (keys, values) = kv.split_at_mut(config.n_kv_heads * head_dim);
             for q in queries.chunks_exact_mut(head_dim) {
                 turn(q, q_norm, t);

@@ -1,5 +1,5 @@
 //! The paged KV cache: an arena of pages, in which the keys of a layer of theirs are `[kv_head][head_dim][32]` and
-//! its values `[kv_head][32][head_dim]`.
+//! its values `[kv_head][32][head_dim]`; or units of [recurrent states](crate::device::common::states).
 //!
 //! Which page belongs to whom is the scheduler's business; this file only finds the bytes.
 
@@ -7,6 +7,7 @@ use super::memory::Arena;
 use super::pool::Disjoint;
 use crate::device::common::kv::{KvLayout, KvShape, PAGE_TOKENS};
 use crate::device::common::layer_groups::Place;
+use crate::device::common::states::{HALVES, StateLayout};
 use crate::device::{KvGeometry, PageId};
 use std::ops::Range;
 use worker_orcd_ipc::Fault;
@@ -21,8 +22,22 @@ fn place(shape: &KvShape, page: PageId, layer: usize, head: usize) -> (usize, us
     (keys, keys + shape.half_layer())
 }
 
+/// Elements of a page of a group that some positions are in.
+pub fn spans(
+    layout: &KvLayout,
+    group: u32,
+    slots: Range<usize>,
+) -> Box<dyn Iterator<Item = Range<usize>> + '_> {
+    match &layout.states {
+        Some(states) if group as usize >= layout.groups.groups().count() => {
+            Box::new(states.spans(slots))
+        }
+        _ => Box::new(attention_spans(layout.shape, slots)),
+    }
+}
+
 /// Elements of a page that some positions of all heads are in.
-pub fn spans(shape: KvShape, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+fn attention_spans(shape: KvShape, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let (from, to, dim) = (slots.start, slots.end, shape.head_dim);
     (0..shape.layers).flat_map(move |layer| {
         let keys = 2 * layer * shape.half_layer();
@@ -76,6 +91,11 @@ impl KvCache {
         self.layout.shape
     }
 
+    #[must_use]
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
     /// Group and place of a layer.
     #[must_use]
     pub fn place_of(&self, layer: usize) -> Place {
@@ -96,6 +116,21 @@ impl KvCache {
         KvTile {
             k: &halves[k..][..shape.head()],
             v: &halves[v..][..shape.head()],
+        }
+    }
+
+    /// Units of recurrent states, for several threads.
+    ///
+    /// # Panics
+    /// If no layer has a state.
+    pub fn states(&mut self) -> StateUnits<'_> {
+        let layout = self.layout.states.as_ref().expect("layers with a state");
+        // SAFETY: any bits are floats; the arena is page aligned.
+        let floats = unsafe { self.arena.halves_mut().align_to_mut().1 };
+        StateUnits {
+            layout,
+            page: self.layout.shape.page() / HALVES,
+            floats: Disjoint::new(floats),
         }
     }
 
@@ -143,6 +178,50 @@ impl KvWriter<'_> {
     }
 }
 
+/// The units of recurrent states in the arena.
+#[derive(Debug)]
+pub struct StateUnits<'a> {
+    pub layout: &'a StateLayout,
+    /// Floats of a page.
+    page: usize,
+    floats: Disjoint<'a, f32>,
+}
+
+impl StateUnits<'_> {
+    /// A unit of a page, to write.
+    ///
+    /// # Safety
+    /// No other reference to the same unit lives at the same time.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the caller promises that units do not overlap"
+    )]
+    pub unsafe fn unit(&self, page: PageId, index: usize) -> &mut [f32] {
+        // SAFETY: as guaranteed by the caller; units do not overlap.
+        unsafe {
+            self.floats
+                .part(self.start(page, index), self.layout.unit().floats())
+        }
+    }
+
+    /// A unit of a page, to read.
+    ///
+    /// # Safety
+    /// No reference from [`unit`](Self::unit) to the same unit lives at the same time.
+    pub unsafe fn read(&self, page: PageId, index: usize) -> &[f32] {
+        // SAFETY: as guaranteed by the caller; units do not overlap.
+        unsafe {
+            self.floats
+                .shared(self.start(page, index), self.layout.unit().floats())
+        }
+    }
+
+    fn start(&self, page: PageId, index: usize) -> usize {
+        assert!(index < self.layout.per_page(), "a unit of a page");
+        page.0 as usize * self.page + index * self.layout.unit().floats()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,7 +230,7 @@ mod tests {
 
     fn cache(shape: KvShape, pages: u32) -> KvCache {
         let groups = LayerGroups::of(shape.layers, &Positions::default(), 1);
-        KvCache::new(KvLayout { shape, groups }, pages, false).expect("arena")
+        KvCache::new(KvLayout::of_attention(shape, groups), pages, false).expect("arena")
     }
 
     #[test]
@@ -160,6 +239,7 @@ mod tests {
             layers: 2,
             n_kv_heads: 3,
             head_dim: 5,
+            least: 0,
         };
         let mut kv = cache(shape, 1);
         let writer = kv.writer();
@@ -172,7 +252,7 @@ mod tests {
         }
         let page = &kv.arena().halves()[..shape.page()];
         for slots in [0..8, 8..TILE_TOKENS, 3..4] {
-            let found: Vec<_> = spans(shape, slots.clone())
+            let found: Vec<_> = attention_spans(shape, slots.clone())
                 .flat_map(|span| &page[span])
                 .collect();
             assert_eq!(found.len(), shape.page() / TILE_TOKENS * slots.len());
@@ -190,6 +270,7 @@ mod tests {
             layers: 2,
             n_kv_heads: 3,
             head_dim: 5,
+            least: 0,
         };
         let mut kv = cache(shape, 2);
         let writer = kv.writer();

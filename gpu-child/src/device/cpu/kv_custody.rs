@@ -7,7 +7,7 @@ use super::CpuExecutor;
 use super::kv::spans;
 use super::memory::{HostMemory, room, taken_bytes};
 use super::pool::Disjoint;
-use crate::device::common::kv::{KvShape, PAGE_TOKENS};
+use crate::device::common::kv::{KvLayout, PAGE_TOKENS};
 use crate::device::{KvCustody, PageCopy, PageId, PagePart};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -38,16 +38,16 @@ impl KvCustody for CpuExecutor {
     }
 
     fn seal(&mut self, parts: &[PagePart]) -> Result<(), Fault> {
-        let shape = self.kv.shape();
+        let (shape, layout) = (self.kv.shape(), self.kv.layout());
         let arena = self.kv.arena().halves();
         let mut sums = vec![0; parts.len()];
         let places = Disjoint::new(&mut sums);
         self.device.pool.run(parts.len(), &|item| {
-            let PagePart { page, tokens } = parts[item];
-            let page = &arena[page.0 as usize * shape.page()..][..shape.page()];
+            let part = parts[item];
+            let page = &arena[part.page.0 as usize * shape.page()..][..shape.page()];
             // SAFETY: each part has a checksum of its own.
             let place = unsafe { places.part(item, 1) };
-            place[0] = checksum(shape, page, tokens as usize);
+            place[0] = checksum(layout, page, part.group, part.tokens as usize);
         });
         self.kv_sharing.seals.extend(sums);
         Ok(())
@@ -85,7 +85,7 @@ impl KvCustody for CpuExecutor {
     }
 
     fn adopt(&mut self, child: Generation, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
-        let shape = self.kv.shape();
+        let (shape, layout) = (self.kv.shape(), self.kv.layout().clone());
         let other = self.kv_sharing.others.get(&child);
         let intact: Vec<_> = pages.iter().map(|_| AtomicBool::new(false)).collect();
         let places = Disjoint::new(self.kv.arena_mut().halves_mut());
@@ -93,7 +93,7 @@ impl KvCustody for CpuExecutor {
             let copy = pages[item];
             // SAFETY: a page is copied to once.
             let place = unsafe { places.part(copy.to.0 as usize * shape.page(), shape.page()) };
-            let is_intact = other.is_some_and(|other| fetch(shape, other, &copy, place));
+            let is_intact = other.is_some_and(|other| fetch(&layout, other, &copy, place));
             intact[item].store(is_intact, Ordering::Relaxed);
             // Attention reads whole pages, and what was never written must be a number.
             if !is_intact {
@@ -121,24 +121,25 @@ fn leaves_as_much(room: Option<HostMemory>, wanted: u64, others: u64) -> bool {
 }
 
 /// Reads a page from another process's memory; true if it is what was sealed.
-fn fetch(shape: KvShape, other: &File, copy: &PageCopy, place: &mut [u16]) -> bool {
+fn fetch(layout: &KvLayout, other: &File, copy: &PageCopy, place: &mut [u16]) -> bool {
     let tokens = copy.tokens as usize;
     // SAFETY: any bytes are `u16`s.
     let bytes = unsafe { place.align_to_mut::<u8>().1 };
-    let offset = u64::from(copy.from) * shape.page_bytes();
+    let offset = u64::from(copy.from) * layout.shape.page_bytes();
     if tokens > PAGE_TOKENS || other.read_exact_at(bytes, offset).is_err() {
         return false;
     }
     if tokens < PAGE_TOKENS {
-        for span in spans(shape, tokens..PAGE_TOKENS) {
+        let unsealed = spans(layout, copy.group, tokens..PAGE_TOKENS);
+        for span in unsealed {
             place[span].fill(0);
         }
     }
-    checksum(shape, place, tokens) == copy.checksum
+    checksum(layout, place, copy.group, tokens) == copy.checksum
 }
 
 /// XXH3 of the first positions of a page.
-fn checksum(shape: KvShape, page: &[u16], tokens: usize) -> u128 {
+fn checksum(layout: &KvLayout, page: &[u16], group: u32, tokens: usize) -> u128 {
     let mut hasher = Hasher::new();
     let mut add = |halves: &[u16]| {
         // SAFETY: a `u16` is two bytes.
@@ -146,7 +147,7 @@ fn checksum(shape: KvShape, page: &[u16], tokens: usize) -> u128 {
     };
     match tokens {
         PAGE_TOKENS => add(page),
-        _ => spans(shape, 0..tokens).for_each(|span| add(&page[span])),
+        _ => spans(layout, group, 0..tokens).for_each(|span| add(&page[span])),
     }
     hasher.finish_128()
 }

@@ -18,7 +18,7 @@ use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, LoadOptions, Source};
 use crate::model::{Mapping, ModelConfig, TensorView};
 use twox_hash::xxhash3_128::Hasher;
-use worker_orcd_ipc::{Fault, WeightsManifest};
+use worker_orcd_ipc::{Fault, MAX_PAGE_GROUPS, WeightsManifest};
 use worker_orcd_kernels::cpu::{PackedShape, ROWS};
 
 /// Tensors start at cache lines.
@@ -34,11 +34,12 @@ pub fn load(
 ) -> Result<CpuExecutor, Fault> {
     let config = source.config;
     refuse_unsupported(config)?;
+    let layout = KvLayout::of(config, options);
+    refuse_states(&layout)?;
     let mut placement = Placement::default();
     let tensors = source.weights.try_map(&mut placement)?;
     let max_tokens = options.batch_tokens();
     let scratch_bytes = Scratch::bytes_for(config, max_tokens);
-    let layout = KvLayout::of(config, options);
     let in_place = source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
     let fixed = placement.layout.bytes() + scratch_bytes;
     let pages = kv_pages(&layout, options, fixed, in_place)?;
@@ -79,6 +80,18 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
             );
             return Err(Fault::ModelLoad { message });
         }
+    }
+    Ok(())
+}
+
+/// Refuses recurrent states in more pages than a message may have.
+fn refuse_states(layout: &KvLayout) -> Result<(), Fault> {
+    let groups = layout.page_groups().count();
+    if groups > MAX_PAGE_GROUPS {
+        let message = format!(
+            "recurrent states take {groups} pages of each block; at most {MAX_PAGE_GROUPS} are supported"
+        );
+        return Err(Fault::ModelLoad { message });
     }
     Ok(())
 }
@@ -315,9 +328,10 @@ mod tests {
             layers: 30,
             n_kv_heads: 3,
             head_dim: 64,
+            least: 0,
         };
         let groups = LayerGroups::of(shape.layers, &Positions::default(), 1);
-        let layout = KvLayout { shape, groups };
+        let layout = KvLayout::of_attention(shape, groups);
         let pages = |lent| {
             let options = LoadOptions {
                 kv_cache_bytes: Some(2 * total),

@@ -266,6 +266,23 @@ impl<'a, T> Disjoint<'a, T> {
         // SAFETY: in bounds as just checked; exclusive as guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
+
+    /// Access to a part that is not written.
+    ///
+    /// # Safety
+    /// No [`part`](Self::part) that lives at the same time overlaps it.
+    ///
+    /// # Panics
+    /// If the part is not inside the slice.
+    #[must_use]
+    pub unsafe fn shared(&self, start: usize, len: usize) -> &[T] {
+        assert!(
+            start <= self.len && len <= self.len - start,
+            "part of the slice"
+        );
+        // SAFETY: in bounds as just checked; not written as guaranteed by the caller.
+        unsafe { std::slice::from_raw_parts(self.start.add(start), len) }
+    }
 }
 
 #[cfg(test)]

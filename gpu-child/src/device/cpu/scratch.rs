@@ -2,7 +2,7 @@
 
 use super::attention::Partials;
 use super::linear::Share;
-use crate::model::ModelConfig;
+use crate::model::{DeltaNetConfig, ModelConfig};
 use worker_orcd_kernels::cpu::{Activations, BlockMeta, Choice, Q_BLOCK, RopeRow};
 
 /// Rows of logits computed at a time: enough to read the output matrix once for all sequences of a usual batch, few
@@ -14,9 +14,9 @@ pub struct Scratch {
     max_tokens: usize,
     /// The residual stream, `[tokens, n_embd]`.
     pub x: Vec<f32>,
-    /// Queries, keys and values, `[tokens, qkv_width]`.
+    /// Queries, keys and values, `[tokens, qkv_width]`, or everything that a delta net projects.
     pub qkv: Vec<f32>,
-    /// Attention's output, `[tokens, n_heads * head_dim]`.
+    /// Output of attention or a delta net, `[tokens, width]`.
     pub attn: Vec<f32>,
     /// Output of the gated linear unit, `[tokens, n_ff]`, or of all experts that tokens use.
     pub ff: Vec<f32>,
@@ -176,8 +176,12 @@ struct Sizes {
 impl Sizes {
     fn of(config: &ModelConfig) -> Self {
         let n_embd = config.n_embd;
-        let q = config.n_heads * config.head_dim;
-        let qkv = q + 2 * config.n_kv_heads * config.head_dim;
+        let net = config.delta_net.as_ref();
+        let q = config
+            .heads_width()
+            .max(net.map_or(0, DeltaNetConfig::v_width));
+        let qkv = config.queries_width() + 2 * config.n_kv_heads * config.head_dim;
+        let qkv = qkv.max(net.map_or(0, DeltaNetConfig::projected_width));
         let dense = Self {
             n_embd,
             q,

@@ -22,6 +22,8 @@ pub struct Vector {
 pub type Linear = model::Linear<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
 pub type Experts = model::Experts<Matrix, Vector>;
+pub type Attention = model::Attention<Matrix, Vector>;
+pub type DeltaNet = model::DeltaNet<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::headers::constant;
 use super::kernels::{BoundArgs, Geometry, Kernel, Module, Part};
 use super::memory::{Arena, DevicePtr, Purpose, download};
-use super::weights::{Layer, Linear, Vector, Weights, units};
+use super::weights::{Layer, Linear, Vector, Weights, attention_of, units};
 use crate::model::{FeedForward, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::Activation;
@@ -160,7 +160,7 @@ fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
             None => &[],
         },
     };
-    let [_, _, values] = &layer.qkv;
+    let [_, _, values] = &attention_of(layer).qkv;
     [
         Bounded {
             norm: &layer.attn_norm,

@@ -19,7 +19,7 @@ use super::step_model::{
     MAX_ROWS, experts_of, has_shape, kernel_of, rows_of, unit_columns, unit_of, widths,
 };
 use super::tags::Tags;
-use super::weights::{Linear, Weights};
+use super::weights::{Linear, Weights, attention_of};
 use crate::device::{Checkpoint, Tap};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
@@ -357,7 +357,8 @@ fn step_layer(config: &ModelConfig, weights: &Weights, powers: &Powers, index: u
     let layer = &weights.tensors.layers[index];
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
-    let [q, k, v] = &layer.qkv;
+    let attention = attention_of(layer);
+    let [q, k, v] = &attention.qkv;
     let unit = unit_of(layer);
     let [gate, up] = &unit.gate_up;
     let of_unit = |linear: &Linear| {
@@ -374,15 +375,15 @@ fn step_layer(config: &ModelConfig, weights: &Weights, powers: &Powers, index: u
             weights.part(q, 0),
             weights.part(k, q_width),
             weights.part(v, q_width + kv_width),
-            weights.part(&layer.attn_output, 0),
+            weights.part(&attention.output, 0),
             of_unit(gate),
             of_unit(up),
             of_unit(&unit.down),
         ],
         attn_norm: weights.vector(&layer.attn_norm),
         ffn_norm: weights.vector(&layer.ffn_norm),
-        q_norm: weights.optional_vector(layer.q_norm.as_ref()),
-        k_norm: weights.optional_vector(layer.k_norm.as_ref()),
+        q_norm: weights.optional_vector(attention.q_norm.as_ref()),
+        k_norm: weights.optional_vector(attention.k_norm.as_ref()),
         attn_up: powers.attention(index).up(),
         ff_up: powers.unit(index).map_or(0.0, Power::up),
     }

@@ -16,7 +16,7 @@ use super::memory::{DevicePtr, read};
 use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS, row_geometry};
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
-use super::weights::{GatedUnit, Layer, Linear, Vector, Weights, units};
+use super::weights::{Attention, GatedUnit, Layer, Linear, Vector, Weights, attention_of, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
 use crate::model::{FeedForward, ModelConfig};
@@ -104,10 +104,11 @@ impl Forward<'_> {
         let (config, buffers) = (self.config, &self.buffers);
         let rows = plan.rows.len();
         let q_width = config.n_heads * config.head_dim;
+        let attention = attention_of(layer);
         let norm = self.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
         let qkv = Output::stored(buffers.qkv, self.scratch.sizes.qkv);
-        self.make_and_project(&self.ops.rmsnorm, norm, &layer.qkv, qkv)?;
-        self.rope_and_append_kv(rows, index, layer)?;
+        self.make_and_project(&self.ops.rmsnorm, norm, &attention.qkv, qkv)?;
+        self.rope_and_append_kv(rows, index, attention)?;
         self.attention(plan, index)?;
         let attn = RowArgs {
             up: self.powers.attention(index).up(),
@@ -116,7 +117,7 @@ impl Forward<'_> {
         let post_norm = layer.attn_post_norm.as_ref();
         let output = self.end_of_block(post_norm);
         let kernel = &self.ops.scale_bounded_rows;
-        self.make_and_project(kernel, attn, &[layer.attn_output], output)?;
+        self.make_and_project(kernel, attn, &[attention.output], output)?;
         self.add_norm(rows, post_norm, Stage::GateUp.of(index))
     }
 
@@ -295,7 +296,7 @@ impl Forward<'_> {
     }
 
     /// Arguments of `rope_kv.cu`, with the optional head norms of a layer.
-    pub fn rope_arguments(&self, index: usize, layer: Option<&Layer>) -> RopeArgs {
+    pub fn rope_arguments(&self, index: usize, attention: Option<&Attention>) -> RopeArgs {
         let config = self.config;
         let place = config.rope_of(index);
         // Zero pairs rotate nothing.
@@ -305,8 +306,8 @@ impl Forward<'_> {
             qkv: self.buffers.qkv,
             rows: self.buffers.rows,
             rope_table: self.weights.tables.ropes[place.unwrap_or(0)],
-            q_norm: norm(layer.and_then(|layer| layer.q_norm.as_ref())),
-            k_norm: norm(layer.and_then(|layer| layer.k_norm.as_ref())),
+            q_norm: norm(attention.and_then(|it| it.q_norm.as_ref())),
+            k_norm: norm(attention.and_then(|it| it.k_norm.as_ref())),
             temperature: self.weights.tables.temperature,
             q: self.buffers.q,
             kv: self.kv.layer(index, |group| self.buffers.tables(group)),
@@ -320,12 +321,17 @@ impl Forward<'_> {
     }
 
     /// Applies head norms and RoPE to queries and keys, and stores keys and values in the cache.
-    fn rope_and_append_kv(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
-        let arguments = self.rope_arguments(index, Some(layer));
+    fn rope_and_append_kv(
+        &self,
+        rows: usize,
+        index: usize,
+        attention: &Attention,
+    ) -> Result<(), Fault> {
+        let arguments = self.rope_arguments(index, Some(attention));
         let config = self.config;
         let heads = config.n_heads + 2 * config.n_kv_heads;
         // A warp per head for heads with norms, else a thread per pair of columns.
-        let threads = match layer.q_norm.is_some() || layer.k_norm.is_some() {
+        let threads = match attention.q_norm.is_some() || attention.k_norm.is_some() {
             true => 32 * heads,
             false => heads * config.head_dim / 2,
         };
@@ -419,7 +425,7 @@ impl Forward<'_> {
         let config = self.config;
         let scale = std::f64::consts::LOG2_E * config.attention_scale;
         let window = config.positions.window_of(index);
-        let sinks = &self.weights.tensors.layers[index].sinks;
+        let sinks = &attention_of(&self.weights.tensors.layers[index]).sinks;
         AttentionArgs {
             q: self.buffers.q,
             out: self.buffers.attn,

@@ -165,6 +165,16 @@ fn assemble(
 /// `shared_bytes` is the maximum shared memory per block.
 fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
+    if config.delta_net.is_some() {
+        let message =
+            "layers with a gated delta net are not supported on CUDA; --device cpu computes them";
+        return refuse(message.to_owned());
+    }
+    if config.gates_attention {
+        return refuse(
+            "gated attention is not supported on CUDA; --device cpu computes it".to_owned(),
+        );
+    }
     if !HEAD_DIMS.contains(&config.head_dim) {
         return refuse(format!(
             "heads of {} values are not supported on CUDA; {HEAD_DIMS:?} are",
@@ -427,14 +437,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_the_catalogue_is_refused() {
+    fn the_catalogue_names_what_is_refused() {
         for row in SERVED {
             let has_experts = row.with_key == Some("expert_count");
             let file = match (row.architecture, has_experts) {
                 (Architecture::Llama, true) => tiny_mixtral(),
                 (architecture, _) => tiny_model(architecture),
             };
-            assert_eq!(refusal(&file), None, "{row:?}");
+            assert_eq!(refusal(&file).is_none(), row.on_cuda, "{row:?}");
         }
     }
 }

@@ -8,8 +8,9 @@ use super::plan::Plan;
 use super::step_queue::STEPS;
 use super::weights::{UNIT, units};
 use crate::device::common::kv::PAGE_TOKENS;
+use crate::device::common::layer_groups::MAX_LAYER_GROUPS;
 use crate::model::ModelConfig;
-use worker_orcd_ipc::{Fault, MAX_LAYER_GROUPS};
+use worker_orcd_ipc::Fault;
 
 /// Bytes of logits held at a time: enough for 256 sequences of a large vocabulary.
 const LOGIT_BYTES: usize = 256 << 20;

@@ -193,6 +193,7 @@ mod tests {
         ModelConfig {
             architecture: Architecture::Qwen2,
             n_layers: 28,
+            n_mtp_layers: 0,
             n_embd,
             n_ff,
             experts: None,
@@ -215,6 +216,8 @@ mod tests {
             attention_scale: 0.1,
             embedding_scale: 1.0,
             has_sinks: false,
+            gates_attention: false,
+            delta_net: None,
         }
     }
 
@@ -280,6 +283,7 @@ mod tests {
         let config = ModelConfig {
             experts: Some(experts),
             n_layers: 48,
+            n_mtp_layers: 0,
             n_kv_heads: 4,
             ..config(2048, 6144, 32, 128)
         };

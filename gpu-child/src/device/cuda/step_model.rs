@@ -6,8 +6,8 @@ use super::context::Context;
 use super::headers::constant;
 use super::shared_plan::{SUMS_BYTES, SharedPlan, UnitBytes};
 use super::weights::{
-    Experts, GatedUnit, Layer, Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments,
-    unit_bytes, units,
+    Experts, GatedUnit, Layer, Linear, TILE_ROWS, UNIT, Weights, attention_of, multiplied_as,
+    segments, unit_bytes, units,
 };
 use crate::model::{FeedForward, ModelConfig, ModelWeights};
 use worker_orcd_kernels::{Activation, TensorType};
@@ -100,7 +100,8 @@ pub fn unit_of(layer: &Layer) -> &GatedUnit {
 /// Matrices whose units are equal in size: all but the router.
 fn streamed(layer: &Layer) -> impl Iterator<Item = &Linear> {
     let unit = unit_of(layer);
-    let of_attention = layer.qkv.iter().chain([&layer.attn_output]);
+    let attention = attention_of(layer);
+    let of_attention = attention.qkv.iter().chain([&attention.output]);
     of_attention.chain(&unit.gate_up).chain([&unit.down])
 }
 

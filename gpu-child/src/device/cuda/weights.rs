@@ -114,9 +114,18 @@ pub struct Vector {
 }
 
 pub type Linear = model::Linear<Matrix, Vector>;
+pub type Attention = model::Attention<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
 pub type Experts = model::Experts<Matrix, Vector>;
+
+/// Attention of a layer.
+///
+/// # Panics
+/// If the layer has another mixer: [`load`](super::load) refuses such a model.
+pub fn attention_of(layer: &Layer) -> &Attention {
+    layer.attention().expect("a layer with attention")
+}
 
 #[derive(Debug)]
 pub struct Weights {

@@ -47,6 +47,46 @@ fn each_architecture_is_read() {
 }
 
 #[test]
+fn delta_nets_are_in_all_layers_but_every_other_one() {
+    let config = config(&tiny_model(Architecture::Qwen35), None).unwrap();
+    assert!(config.gates_attention);
+    assert_eq!((config.heads_width(), config.queries_width()), (64, 128));
+    let net = config.delta_net.expect("delta nets");
+    assert_eq!(
+        [0, 1, 2, 3].map(|layer| net.is_in(layer)),
+        [true, false, true, false]
+    );
+    assert_eq!(
+        (net.k_width(), net.v_width(), net.channels()),
+        (32, 64, 128)
+    );
+    assert_eq!(net.projected_width(), 128 + 64 + 4 + 4);
+}
+
+#[test]
+fn delta_nets_that_cannot_be_computed_are_refused_by_name() {
+    let file = |key: &str, value: u32| {
+        refusal(tiny_model(Architecture::Qwen35).meta(&format!("qwen35.{key}"), value))
+    };
+    for (key, value, what) in [
+        ("ssm.conv_kernel", 9, "9 positions"),
+        ("ssm.conv_kernel", 1, "1 positions"),
+        ("ssm.time_step_rank", 3, "3 heads of values"),
+        ("ssm.state_size", 12, "heads of 12"),
+        ("ssm.inner_size", 32, "32 is not the width"),
+        ("full_attention_interval", 5, "none of 4 layers"),
+        ("attention.recurrent_layers", 1, "a list of the layers"),
+        ("nextn_predict_layers", 4, "4 of 4 layers"),
+    ] {
+        let message = file(key, value);
+        assert!(message.contains(what) && message.contains(key), "{message}");
+    }
+    let llama = tiny_model(Architecture::Llama).meta("llama.nextn_predict_layers", 1_u32);
+    let message = refusal(llama);
+    assert!(message.contains("predict further tokens"), "{message}");
+}
+
+#[test]
 fn every_fourth_layer_of_smollm3_does_not_rotate() {
     let rotates = |architecture| {
         let config = config(&tiny_model(architecture), None).unwrap();

@@ -24,6 +24,10 @@ fn dense<'l, 'a>(layer: &'l FileLayer<'a>) -> &'l FileUnit<'a> {
     }
 }
 
+fn attention<'l, 'a>(layer: &'l FileLayer<'a>) -> &'l FileAttention<'a> {
+    layer.attention().expect("attention")
+}
+
 /// Rows of gate, up and down.
 fn rows(unit: &FileUnit<'_>) -> [usize; 3] {
     let [gate, up] = unit.gate_up;
@@ -50,13 +54,16 @@ fn every_architecture_finds_its_tensors() {
             assert_eq!(weights.output.weight.name, "token_embd.weight", "tied");
             assert!(weights.token_embd.is_none(), "kept once");
             for layer in &weights.layers {
-                assert_eq!(layer.qkv.map(|linear| linear.weight.rows), [64, 32, 32]);
+                let Attention {
+                    qkv,
+                    q_norm,
+                    k_norm,
+                    ..
+                } = attention(layer);
+                assert_eq!(qkv.map(|linear| linear.weight.rows), [64, 32, 32]);
                 assert_eq!(rows(dense(layer)), [96, 96, 64]);
-                assert_eq!(layer.qkv.map(|linear| linear.bias.is_some()), [has_bias; 3]);
-                assert_eq!(
-                    layer.q_norm.is_some() && layer.k_norm.is_some(),
-                    has_head_norm
-                );
+                assert_eq!(qkv.map(|linear| linear.bias.is_some()), [has_bias; 3]);
+                assert_eq!(q_norm.is_some() && k_norm.is_some(), has_head_norm);
                 let post_norms = [layer.attn_post_norm, layer.ffn_post_norm];
                 let has_post_norms = architecture == Architecture::Gemma3;
                 assert_eq!(post_norms.map(|norm| norm.is_some()), [has_post_norms; 2]);
@@ -67,13 +74,63 @@ fn every_architecture_finds_its_tensors() {
 }
 
 #[test]
+fn qwen3_5_has_delta_nets_and_gated_attention_in_turn_and_misses_each_tensor_by_name() {
+    let file = || tiny_model(Architecture::Qwen35);
+    load(&file(), |weights| {
+        assert_eq!(weights.layers.len(), 4);
+        for (index, layer) in weights.layers.iter().enumerate() {
+            match &layer.mixer {
+                Mixer::Attention(attention) => {
+                    assert_eq!(index % 2, 1);
+                    let rows = attention.qkv.map(|linear| linear.weight.rows);
+                    assert_eq!(rows, [128, 32, 32], "queries and gates, keys, values");
+                }
+                Mixer::DeltaNet(net) => {
+                    assert_eq!(index % 2, 0);
+                    let linears = [net.qkv, net.gate, net.beta, net.alpha, net.output];
+                    let rows = linears.map(|linear| linear.weight.rows);
+                    assert_eq!(rows, [128, 64, 4, 4, 64]);
+                    assert_eq!((net.conv.rows, net.conv.cols), (128, 4));
+                    let vectors = [net.dt, net.decay, net.norm].map(|vector| vector.cols);
+                    assert_eq!(vectors, [4, 4, 16]);
+                }
+            }
+        }
+    })
+    .unwrap();
+    for name in [
+        "ssm_conv1d.weight",
+        "ssm_a",
+        "ssm_dt.bias",
+        "attn_gate.weight",
+    ] {
+        let name = format!("blk.2.{name}");
+        let message = refusal(file().without_tensor(&name));
+        assert!(message.contains(&name), "{message}");
+    }
+}
+
+#[test]
+fn layers_that_predict_further_tokens_have_no_role_and_are_no_mistake() {
+    let tensor = |file: GgufBuilder, name: &str| file.tensor_f32(name, &[4], &[0.5; 4]);
+    let file = tiny_model(Architecture::Qwen35)
+        .meta("qwen35.block_count", 5_u32)
+        .meta("qwen35.nextn_predict_layers", 1_u32);
+    let layers = |weights: &FileWeights<'_>| weights.layers.len();
+    let known = tensor(file.clone(), "blk.4.nextn.enorm.weight");
+    assert_eq!(load(&known, layers).unwrap(), 4);
+    let message = refusal(tensor(file, "blk.5.nextn.enorm.weight"));
+    assert!(message.contains("blk.5.nextn.enorm.weight"), "{message}");
+}
+
+#[test]
 fn phi3_parts_follow_each_other_in_the_fused_tensors() {
     load(&tiny_model(Architecture::Phi3), |weights| {
         let layer = &weights.layers[0];
         let next = |a: &FileLinear<'_>, b: &FileLinear<'_>| {
             assert_eq!(a.weight.data.as_ptr_range().end, b.weight.data.as_ptr());
         };
-        let ([q, k, v], [gate, up]) = (&layer.qkv, &dense(layer).gate_up);
+        let ([q, k, v], [gate, up]) = (&attention(layer).qkv, &dense(layer).gate_up);
         next(q, k);
         next(k, v);
         next(gate, up);
@@ -200,7 +257,7 @@ fn gpt_oss_has_sinks_and_biases_everywhere_and_misses_each_by_name() {
     let file = || tiny_model(Architecture::GptOss);
     load(&file(), |weights| {
         for layer in &weights.layers {
-            let sinks = layer.sinks.as_ref().expect("sinks");
+            let sinks = attention(layer).sinks.as_ref().expect("sinks");
             assert_eq!((sinks.rows, sinks.cols), (1, 4));
             assert!(layer.linears().all(|linear| linear.bias.is_some()));
             let FeedForward::Experts(experts) = &layer.feed_forward else {

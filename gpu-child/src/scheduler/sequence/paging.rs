@@ -117,6 +117,7 @@ impl Sequence {
         self.is_told_too_much |= self.told > 0;
         self.told = 0;
         self.chain = ChainId::ROOT;
+        self.parent = None;
     }
 
     /// Number of sealable positions, a multiple of `every`.
@@ -143,9 +144,10 @@ impl Sequence {
         blocks.flat_map(move |block| {
             let tokens = page_tokens.min(sealable - block * page_tokens) as u32;
             let pages = self.table.of_block(block, geometry);
-            pages.map(move |page| {
+            pages.enumerate().map(move |(group, page)| {
                 let part = PagePart {
                     page: page?,
+                    group: group as u32,
                     tokens,
                 };
                 let epoch = cache.epoch(part.page);
@@ -183,9 +185,35 @@ impl Sequence {
         while self.published < full {
             let start = self.published * page_tokens;
             let tokens = &self.tokens[start..start + page_tokens];
-            let pages: Vec<_> = self.table.of_block(self.published, geometry).collect();
+            let (block, whole) = (self.published, geometry.groups.whole());
+            let keeps_near =
+                geometry.is_checkpoint(block) || self.is_before_end_of_prompt(block, page_tokens);
+            let pages = self.table.of_block(block, geometry).enumerate();
+            let pages = pages.map(|(group, page)| page.filter(|_| group < whole || keeps_near));
+            let pages: Vec<_> = pages.collect();
+            self.parent = Some(self.chain);
             self.chain = cache.publish(self.chain, tokens, &pages);
             self.published += 1;
         }
+    }
+
+    /// True for the last two whole blocks of the prompt. The next turn of a conversation has this prompt, but perhaps
+    /// not its last tokens, which begin the answer.
+    fn is_before_end_of_prompt(&self, block: usize, page_tokens: usize) -> bool {
+        let whole = self.prompt_len / page_tokens;
+        (block..block + 2).contains(&(whole.saturating_sub(1)))
+    }
+
+    /// Publishes the sliding-window pages of the last whole block, from which another turn of the conversation
+    /// continues.
+    pub(in crate::scheduler) fn publish_end(&self, cache: &mut KvPages) {
+        let geometry = cache.geometry();
+        let Some(parent) = self.parent.filter(|_| !geometry.keeps_all()) else {
+            return;
+        };
+        let (block, page_tokens) = (self.published - 1, geometry.page_tokens as usize);
+        let tokens = &self.tokens[block * page_tokens..][..page_tokens];
+        let pages: Vec<_> = self.table.of_block(block, geometry).collect();
+        cache.publish(parent, tokens, &pages);
     }
 }

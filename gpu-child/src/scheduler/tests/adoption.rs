@@ -24,6 +24,7 @@ impl PagedDevice {
         place[..sealed].copy_from_slice(&other.pages[copy.from as usize][..sealed]);
         let is_intact = self.checksum(PagePart {
             page: copy.to,
+            group: copy.group,
             tokens: copy.tokens,
         }) == copy.checksum;
         if !is_intact {
@@ -297,7 +298,14 @@ fn an_answer_that_comes_late_is_not_taken_for_that_to_a_newer_question() {
         while bench.turn(100) {
             let asked = bench.scheduler.take_unsealed(EVERY);
             if !asked.is_empty() {
-                assert_eq!(asked, [PagePart { page, tokens }]);
+                assert_eq!(
+                    asked,
+                    [PagePart {
+                        page,
+                        group: 0,
+                        tokens
+                    }]
+                );
                 break;
             }
         }

@@ -6,10 +6,13 @@ use crate::device::NearGroups;
 use worker_orcd_ipc::SealedPage;
 
 pub fn groups() -> impl Strategy<Value = KvGroups> {
-    let near = (1_u32..3, 1_u32..20, 1_u32..12).prop_map(|(count, window, ahead)| NearGroups {
+    let checkpoints = proptest::option::of(1_u32..6);
+    let near = (1_u32..3, 1_u32..20, 1_u32..12, checkpoints);
+    let near = near.prop_map(|(count, window, ahead, checkpoints)| NearGroups {
         count,
         window,
         ahead,
+        checkpoints,
     });
     let some = (0_u32..3, near).prop_map(|(whole, near)| KvGroups {
         whole,
@@ -27,6 +30,7 @@ const GROUPS: KvGroups = KvGroups {
         count: 2,
         window: WINDOW,
         ahead: 8,
+        checkpoints: None,
     }),
 };
 
@@ -83,6 +87,70 @@ fn a_beginning_is_shared_as_far_as_its_last_window_is_there() {
     // Seven blocks of 4 before the last token.
     assert_eq!(bench.scheduler.load().counters.prefix_hit_tokens, 28);
     let expected = alone_with_groups(&submission(2, &[3; 30], 2), 64, GROUPS);
+    assert_eq!(bench.outcome(2), &expected);
+}
+
+/// Like a recurrent state: a position reads its block and the one before, and few blocks are kept.
+fn groups_of_states(every: u32) -> KvGroups {
+    let near = NearGroups {
+        count: 2,
+        window: PAGE_TOKENS + 1,
+        ahead: 8,
+        checkpoints: Some(every),
+    };
+    KvGroups {
+        whole: 1,
+        near: Some(near),
+    }
+}
+
+fn bench_of_states(every: u32) -> Bench {
+    Bench::with_groups(limits(), 64, true, groups_of_states(every))
+}
+
+/// The next turn has the prompt and the answer of this one; another answer to the same prompt has the prompt alone.
+#[test]
+fn the_states_at_the_ends_of_a_prompt_and_of_an_answer_are_found_by_the_next_turn() {
+    let mut bench = bench_of_states(100);
+    bench.submit(submission(1, &[3; 30], 8));
+    bench.run();
+    let mut next: Vec<u32> = vec![3; 30];
+    next.extend(bench.outcome(1).tokens.iter().map(|token| token.0));
+    next.extend([4; 3]);
+    let saved = |bench: &Bench| bench.scheduler.load().counters.prefix_hit_tokens;
+    bench.submit(submission(2, &next, 2));
+    bench.run();
+    // 37 of the 38 tokens of the first turn are computed, in 9 whole blocks.
+    assert_eq!(saved(&bench), 36);
+    let mut other = vec![3; 30];
+    other.extend([5; 9]);
+    bench.submit(submission(3, &other, 2));
+    bench.run();
+    assert_eq!(saved(&bench), 36 + 28, "the last whole block of the prompt");
+    let mut other = vec![3; 25];
+    other.extend([6; 9]);
+    bench.submit(submission(4, &other, 2));
+    bench.run();
+    assert_eq!(saved(&bench), 36 + 28 + 24, "the block before");
+    let mut other = vec![3; 16];
+    other.extend([7; 9]);
+    bench.submit(submission(5, &other, 2));
+    bench.run();
+    assert_eq!(saved(&bench), 36 + 28 + 24, "no state is kept there");
+}
+
+#[test]
+fn states_are_kept_at_regular_blocks_on_the_way() {
+    let mut bench = bench_of_states(3);
+    bench.submit(submission(1, &[3; 60], 2));
+    bench.run();
+    let mut other = vec![3; 30];
+    other.extend([7; 9]);
+    bench.submit(submission(2, &other, 2));
+    bench.run();
+    // The sixth block of 4.
+    assert_eq!(bench.scheduler.load().counters.prefix_hit_tokens, 24);
+    let expected = alone_with_groups(&submission(2, &other, 2), 64, groups_of_states(3));
     assert_eq!(bench.outcome(2), &expected);
 }
 

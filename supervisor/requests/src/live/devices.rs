@@ -20,7 +20,7 @@ use crate::violation::Violation;
 use std::num::NonZeroU8;
 use std::time::Instant;
 use worker_orcd_ipc::{
-    Generation, KvSource, MAX_LAYER_GROUPS, RequestId, SealedPage, SealedPages, Sealing,
+    Generation, KvSource, MAX_PAGE_GROUPS, RequestId, SealedPage, SealedPages, Sealing,
 };
 use worker_orcd_lifecycle::{DeviceId, SeatId};
 
@@ -128,7 +128,7 @@ impl Requests {
         let mut pages = sealed.map_or_else(Vec::new, |it| it.pages);
         let first = said.first as usize;
         // Each page holds at least one token, and each token is in one page per group of layers.
-        let most = MAX_LAYER_GROUPS * live.history() as usize;
+        let most = MAX_PAGE_GROUPS * live.history() as usize;
         let is_possible = first + said.pages.len() <= most;
         if first <= pages.len() && is_possible {
             let known = whole_pages(&pages).len().min(first);

@@ -16,6 +16,7 @@ fn config() -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Qwen2,
         n_layers: 28,
+        n_mtp_layers: 0,
         n_embd: 3584,
         n_ff: 18_944,
         experts: None,
@@ -38,6 +39,8 @@ fn config() -> ModelConfig {
         attention_scale: 0.1,
         embedding_scale: 1.0,
         has_sinks: false,
+        gates_attention: false,
+        delta_net: None,
     }
 }
 

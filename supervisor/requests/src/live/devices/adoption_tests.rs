@@ -6,7 +6,7 @@ use crate::testing::{Journal, request, step};
 use crate::violation::Violation;
 use std::num::NonZeroU8;
 use worker_orcd_ipc::{
-    Command, FinishReason, Generation, KvSource, MAX_LAYER_GROUPS, RequestId, SealedPage,
+    Command, FinishReason, Generation, KvSource, MAX_PAGE_GROUPS, RequestId, SealedPage,
     SealedPages, Sealing, StepReport,
 };
 use worker_orcd_lifecycle::{DeathCause, SeatId};
@@ -123,7 +123,7 @@ fn a_list_that_cannot_be_is_dropped() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
     // Limit: two prompt tokens, each in one page per group of layers.
-    let too_many = [1; 2 * MAX_LAYER_GROUPS + 1];
+    let too_many = [1; 2 * MAX_PAGE_GROUPS + 1];
     for (first, pages) in [(1, &[4][..]), (0, &too_many)] {
         report(&mut journal, &sealing(id, 0, &[7])).unwrap();
         report(
@@ -140,7 +140,7 @@ fn a_list_that_cannot_be_is_dropped() {
 fn each_token_may_lie_in_a_page_of_each_group_of_layers() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
-    let pages = [1; 2 * MAX_LAYER_GROUPS];
+    let pages = [1; 2 * MAX_PAGE_GROUPS];
     report(&mut journal, &sealing(id, 0, &pages)).unwrap();
     succeed(&mut journal);
     assert_eq!(given(&mut journal)[0], Some(pages.to_vec()));

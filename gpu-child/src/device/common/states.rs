@@ -1,0 +1,224 @@
+//! Pages of recurrent states.
+//!
+//! A layer with a recurrent state keeps, of each block of positions, the rows of the positions and the state at the end
+//! ([`worker_orcd_kernels::cpu::delta_net`]). To compute a position, a layer reads its block and the block before. So a state is a
+//! sliding window of pages: of each block the pages of all such layers, until the next block is complete.
+//!
+//! A layer's part is cut into units, one for each head of keys. A unit lies in one page, beside others as long as there
+//! is room. Therefore pages are as large as those of attention, unless a unit is larger.
+
+use crate::device::NearGroups;
+use crate::model::{DeltaNetConfig, ModelConfig};
+use std::ops::Range;
+use worker_orcd_kernels::cpu::DeltaUnit;
+use worker_orcd_kernels::cpu::delta_net::BLOCK;
+
+/// Positions of a prompt with pages ahead of the computed ones.
+const AHEAD: u32 = 4 * BLOCK as u32;
+
+/// Elements of a page that a float takes: those of attention are halves.
+pub const HALVES: usize = size_of::<f32>() / size_of::<u16>();
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateLayout {
+    unit: DeltaUnit,
+    /// Units of a layer.
+    units: usize,
+    /// Index of each layer among those with a state.
+    layers: Vec<Option<usize>>,
+    /// Units of a page.
+    per_page: usize,
+    /// Group of the first pages.
+    first_group: usize,
+}
+
+/// Place of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnitPlace {
+    pub group: usize,
+    /// Index among the units of a page.
+    pub index: usize,
+}
+
+impl StateLayout {
+    /// Layout in pages of `page` floats or, if a unit is larger, of a unit each; behind `first_group` groups of attention
+    /// layers. `None` if no layer has a state.
+    #[must_use]
+    pub fn of(config: &ModelConfig, page: usize, first_group: usize) -> Option<Self> {
+        let net = config.delta_net.as_ref()?;
+        let mut next = 0;
+        let layers = (0..config.n_layers).map(|layer| {
+            net.is_in(layer).then(|| {
+                next += 1;
+                next - 1
+            })
+        });
+        let unit = unit_of(net);
+        Some(Self {
+            unit,
+            units: net.k_heads,
+            layers: layers.collect(),
+            per_page: (page / unit.floats()).max(1),
+            first_group,
+        })
+    }
+
+    #[must_use]
+    pub fn unit(&self) -> &DeltaUnit {
+        &self.unit
+    }
+
+    /// Units of a page.
+    #[must_use]
+    pub fn per_page(&self) -> usize {
+        self.per_page
+    }
+
+    /// Elements that a page has at least: those of a unit.
+    #[must_use]
+    pub fn least_halves(&self) -> usize {
+        HALVES * self.unit.floats()
+    }
+
+    /// Elements of a page with the rows of some positions, of all units.
+    pub fn spans(&self, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (unit, row) = (HALVES * self.unit.floats(), HALVES * self.unit.row());
+        let units = (0..self.per_page).map(move |index| index * unit);
+        units.map(move |unit| unit + slots.start * row..unit + slots.end * row)
+    }
+
+    /// Groups of pages: a sequence has as many pages of each block.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        let layers = self.layers.iter().flatten().count();
+        (layers * self.units).div_ceil(self.per_page)
+    }
+
+    /// Place of a unit of a layer.
+    ///
+    /// # Panics
+    /// If the layer has no state.
+    #[must_use]
+    pub fn place(&self, layer: usize, unit: usize) -> UnitPlace {
+        let layer = self.layers[layer].expect("a layer with a state");
+        let at = layer * self.units + unit;
+        UnitPlace {
+            group: self.first_group + at / self.per_page,
+            index: at % self.per_page,
+        }
+    }
+
+    /// The groups as the scheduler sees them. Checkpoints on the way take as many pages as those of attention,
+    /// of which there are `whole` for each block.
+    #[must_use]
+    pub fn near_groups(&self, whole: usize) -> NearGroups {
+        let count = self.groups();
+        NearGroups {
+            count: count as u32,
+            // A position of a block and the whole block before it.
+            window: BLOCK as u32 + 1,
+            ahead: AHEAD,
+            checkpoints: Some(count.div_ceil(whole.max(1)) as u32),
+        }
+    }
+}
+
+fn unit_of(net: &DeltaNetConfig) -> DeltaUnit {
+    DeltaUnit {
+        head_dim: net.head_dim,
+        v_heads: net.v_heads / net.k_heads,
+        kernel: net.kernel,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::common::kv::KvLayout;
+    use crate::device::{KvGroups, LoadOptions};
+    use crate::model::tiny_model::tiny_model;
+    use crate::model::{Architecture, gguf};
+    use std::collections::BTreeSet;
+    use worker_orcd_ipc::{KvReaders, MAX_PAGE_GROUPS, Role};
+
+    /// Layers, heads of keys and of values, heads of attention's keys.
+    fn layout(n_layers: usize, k_heads: usize, v_heads: usize, n_kv_heads: usize) -> KvLayout {
+        let bytes = tiny_model(Architecture::Qwen35).build();
+        let header = gguf::parse(&bytes).expect("a model");
+        let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        let net = config.delta_net.expect("delta nets");
+        let config = ModelConfig {
+            n_layers,
+            n_kv_heads,
+            head_dim: 256,
+            delta_net: Some(DeltaNetConfig {
+                attention_every: 4,
+                head_dim: 128,
+                k_heads,
+                v_heads,
+                ..net
+            }),
+            ..config
+        };
+        let options = LoadOptions {
+            kv_cache_bytes: None,
+            max_batch_tokens: 512,
+            max_sequence_tokens: 4096,
+            role: Role::Active,
+            kv_readers: KvReaders::None,
+            lent: 0,
+            model: String::new(),
+        };
+        KvLayout::of(&config, &options)
+    }
+
+    /// The numbers of docs/internals/decisions/child.md.
+    #[test]
+    fn qwen3_5_has_pages_of_these_sizes() {
+        for (name, layout, page_bytes, groups, near_bytes) in [
+            ("27B", layout(64, 16, 48, 4), 2 << 20, 1 + 128, 537e6),
+            ("35B-A3B", layout(40, 16, 32, 2), 640 << 10, 1 + 240, 315e6),
+        ] {
+            let geometry = layout.geometry(1);
+            assert_eq!(geometry.page_bytes, page_bytes, "{name}");
+            assert_eq!(geometry.groups.count(), groups, "{name}");
+            assert!(groups <= MAX_PAGE_GROUPS);
+            // Of the block of a position and the one before.
+            let bytes = (2 * geometry.groups.near()) as u64 * page_bytes;
+            assert!(
+                (bytes as f64 / near_bytes - 1.0).abs() < 0.01,
+                "{name}: {bytes}"
+            );
+            assert_eq!((geometry.near_from(64), geometry.near_from(95)), (1, 1));
+        }
+    }
+
+    #[test]
+    fn each_unit_has_a_place_of_its_own_behind_the_pages_of_attention() {
+        // In the second model a unit is larger than a page of attention.
+        for (layers, layout) in [(64, layout(64, 16, 48, 4)), (4, layout(4, 3, 6, 1))] {
+            let states = layout.states.as_ref().expect("states");
+            let shape = layout.shape;
+            assert!(states.per_page() * states.unit().floats() * HALVES <= shape.page());
+            let all = (0..layers).filter(|layer| (layer + 1) % 4 != 0);
+            let mut places = BTreeSet::new();
+            for (layer, unit) in all.flat_map(|layer| (0..states.units).map(move |it| (layer, it)))
+            {
+                let UnitPlace { group, index } = states.place(layer, unit);
+                assert!((1..layout.page_groups().count()).contains(&group));
+                assert!(index < states.per_page());
+                assert!(places.insert((group, index)), "{layer} {unit}");
+            }
+        }
+    }
+
+    #[test]
+    fn checkpoints_on_the_way_take_as_many_pages_as_keys_and_values() {
+        let KvGroups { whole, near } = layout(64, 16, 48, 4).page_groups();
+        let near = near.expect("states");
+        assert_eq!(
+            near.checkpoints.map(|every| every * whole),
+            Some(near.count)
+        );
+    }
+}
