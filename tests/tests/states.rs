@@ -26,7 +26,7 @@ fn a_recurrent_state_is_adopted_upgraded_and_shared_by_the_next_turn() {
     let worker = Worker::with_model(&path).flag("--standby").start();
     let client = worker.client();
     let prompt = "0123456789".repeat(PROMPT / 10);
-    let bystander = Bystander::new(client.clone(), body(&prompt, 1000));
+    let bystander = Bystander::new(client.clone(), body(&prompt, 600));
     let alone = bystander.alone();
     let stands_by = || {
         let health = client.health();

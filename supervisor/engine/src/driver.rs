@@ -19,7 +19,7 @@
 //!   [`keepings`]: memory that outlives a child. [`mps`]: one child at a time under CUDA MPS. [`program`]: replaced
 //!   child programs.
 //! * [`chronicle`]: observation. [`news`]: log lines and snapshots. [`post_mortem`]: crash facts. [`witness`],
-//!   [`witnesses`]: GPU monitors. [`service_manager`]: notifications to systemd.
+//!   [`witnesses`]: GPU monitors. [`service_manager`]: notifications to systemd. `timers`: what happens when.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for all requests")]
 
@@ -40,6 +40,7 @@ mod seats;
 pub mod service_manager;
 mod silence;
 mod start;
+mod timers;
 mod vitals;
 mod witness;
 mod witnesses;
@@ -148,7 +149,7 @@ impl Driver {
         let timer = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(timer);
         while !self.worker.is_over() {
-            let wake_at = tokio::time::Instant::from_std(self.wake_at());
+            let wake_at = tokio::time::Instant::from_std(timers::wake_at(&self));
             // A spurious wake costs one idle tick. Moving the timer costs a lock each time.
             if timer.is_elapsed() || wake_at < timer.deadline() {
                 timer.as_mut().reset(wake_at);
@@ -176,7 +177,7 @@ impl Driver {
             Occasion::InSeat(seat, Happening::Built(built)) => self.on_built(seat, *built),
             Occasion::Control(control) => self.on_control(control),
             Occasion::Sighting(device, sighting) => self.on_sighting(device, sighting),
-            Occasion::Tick => self.on_tick(),
+            Occasion::Tick => timers::fire_due(self),
         }
     }
 
@@ -229,46 +230,6 @@ impl Driver {
         if let Some(testimony) = self.chronicle.sighted(device, sighting, &self.seats) {
             self.handle(Event::Gpu(device, testimony));
         }
-    }
-
-    fn on_tick(&mut self) {
-        let now = self.now;
-        self.requests.expire(now);
-        for seat in self.seats.ids() {
-            if let Some(child) = &mut self.seats[seat].child
-                && child.write_deadline().is_some_and(|at| at <= now)
-            {
-                child.close_link();
-                self.handle_child(seat, ChildEvent::LinkStalled);
-            }
-            if self.believes(seat) {
-                self.judge_silence(seat);
-            }
-        }
-        let Chronicle { gpu, crashes, .. } = &mut self.chronicle;
-        for (device, testimony) in gpu.overdue(now, crashes) {
-            self.handle(Event::Gpu(device, testimony));
-        }
-        self.handle(Event::Tick);
-    }
-
-    fn wake_at(&self) -> Instant {
-        let worker = self.worker.poll_deadline().map(|at| self.started + at);
-        let of_seats = self.seats.iter().flat_map(|seat| {
-            let believed = self.believes(seat.id);
-            let silence = seat.silence.deadline().filter(|_| believed);
-            seat.write_deadline().into_iter().chain(silence)
-        });
-        let Chronicle { gpu, crashes, .. } = &self.chronicle;
-        let others = [
-            worker,
-            self.requests.next_deadline(),
-            gpu.next_deadline(crashes),
-            self.service_manager.deadline(),
-            self.departure.as_ref().map(|it| it.until),
-        ];
-        let earliest = of_seats.chain(others.into_iter().flatten()).min();
-        earliest.unwrap_or(self.now)
     }
 
     // === judgement of a child ===
