@@ -151,7 +151,7 @@ fn is_json_without_repeats(body: &[u8]) {
 
 fn is_within_bounds(request: &GenerationRequest) {
     assert!((1..=128).contains(&request.job_id.chars().count()));
-    assert!((1..=1000).contains(&request.max_tokens));
+    assert!((1..=1000).contains(&request.params.max_tokens));
     assert!(request.stop.len() <= 32);
     for stop in &request.stop {
         assert!((1..=256).contains(&stop.chars().count()));
@@ -160,7 +160,7 @@ fn is_within_bounds(request: &GenerationRequest) {
     if let Input::Prompt(text) = &request.input {
         assert!(!text.is_empty());
     }
-    let sampling = &request.sampling;
+    let sampling = &request.params.sampling;
     assert!((0.0..=2.0).contains(&sampling.temperature));
     assert!((0.0..=1.0).contains(&sampling.top_p) && (0.0..=1.0).contains(&sampling.min_p));
     assert!(sampling.top_k <= MODEL.vocabulary);

@@ -18,7 +18,7 @@ use worker_orcd_gpu::flight_recorder::FlightRecorder;
 use worker_orcd_gpu::serve::{Link, Loaded, hello, serve};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, KvReaders,
+    Command, DeviceSelector, Envelope, Event, FrameReader, Generation, GenerationParams, KvReaders,
     LoadOrder, ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Role, Sampling,
     SamplingAdvice, Submission, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest, decode,
     encode,
@@ -208,24 +208,19 @@ impl Supervisor {
         for stream in 0..streams {
             self.send(&Command::Submit(Box::new(Submission {
                 request: RequestId(u64::from(stream)),
-                client: ClientId::default(),
                 prompt: (0..PROMPT)
                     .map(|i| TokenId((i * 37 + stream) % 1000))
                     .collect(),
-                generated: vec![],
-                sealed: None,
-                sampling: Sampling {
-                    seed: u64::from(stream),
-                    ..sampling
-                },
-                max_tokens: COMPLETION,
-                ignore_eos: true,
-                logprobs: None,
-                prompt_logprobs: None,
-                grammar: None,
-                logit_bias: vec![],
-                thinking: None,
-                embeds: None,
+                params: Arc::new(GenerationParams {
+                    sampling: Sampling {
+                        seed: u64::from(stream),
+                        ..sampling
+                    },
+                    max_tokens: COMPLETION,
+                    ignore_eos: true,
+                    ..GenerationParams::default()
+                }),
+                ..Submission::default()
             })))?;
         }
         let (mut left, mut full, mut first, mut last) = (streams, 0, None, Instant::now());

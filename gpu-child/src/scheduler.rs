@@ -594,7 +594,7 @@ impl Scheduler {
     /// Requests of the planned step with requested log probabilities, each with its number of most likely tokens.
     pub fn logprobs_wanted(&self) -> impl Iterator<Item = (RequestId, u8)> {
         let planned = self.planned_sequences();
-        planned.filter_map(|(s, _)| Some((s.request, s.logprobs?)))
+        planned.filter_map(|(s, _)| Some((s.request, s.params.logprobs?)))
     }
 
     /// Requests of the planned step with rows for an embedding.

@@ -9,14 +9,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command as Process, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FaultKind, FinishReason,
-    FrameReader, Generation, KvReaders, LoadOrder, ModelFile, Preamble, ReadyReport, RequestId,
-    Role, Sampling, Submission, TokenId, TraceOrder, decode, encode,
+    Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FaultKind, FinishReason,
+    FrameReader, Generation, GenerationParams, KvReaders, LoadOrder, ModelFile, Preamble,
+    ReadyReport, RequestId, Role, Sampling, Submission, TokenId, TraceOrder, decode, encode,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -203,26 +204,21 @@ impl Drop for Supervisor {
 fn submission(request: u64, temperature: f32) -> Submission {
     Submission {
         request: RequestId(request),
-        client: ClientId::default(),
         prompt: b"Hello, world"
             .iter()
             .map(|&byte| TokenId(byte.into()))
             .collect(),
-        generated: vec![],
-        sealed: None,
-        sampling: Sampling {
-            temperature,
-            seed: 11,
-            ..Sampling::default()
-        },
-        max_tokens: 20,
-        ignore_eos: true,
-        logprobs: None,
-        prompt_logprobs: None,
-        grammar: None,
-        logit_bias: vec![],
-        thinking: None,
-        embeds: None,
+        params: Arc::new(GenerationParams {
+            sampling: Sampling {
+                temperature,
+                seed: 11,
+                ..Sampling::default()
+            },
+            max_tokens: 20,
+            ignore_eos: true,
+            ..GenerationParams::default()
+        }),
+        ..Submission::default()
     }
 }
 

@@ -9,7 +9,9 @@ use std::fmt;
 pub struct Generation(pub u32);
 
 /// Number of a request, assigned by the supervisor. Not reused during the supervisor's life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
+)]
 pub struct RequestId(pub u64);
 
 /// Number of a client for fair scheduling: all requests with the same number get one share together. It identifies nothing

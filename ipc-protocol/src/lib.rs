@@ -13,7 +13,7 @@
 //! * [`frame`]: framing, without I/O. [`codec`]: encoding; the only file that uses bincode. [`encoded`]: fields with deferred
 //!   decoding.
 //! * [`model`], [`memory`], [`mod@model_parts`]: properties that a child reports, and names of split model files.
-//! * [`logprobs`], [`grammar`], [`thinking`], [`pooling`]: options of requests. [`vocabulary`]: bytes of each token.
+//! * [`params`], [`logprobs`], [`grammar`], [`thinking`], [`pooling`]: options of requests. [`vocabulary`]: bytes of each token.
 //! * [`fd_passing`]: the socket for file descriptors. [`kv`]: pages of a KV cache that a later child may copy.
 //! * [`flight`]: the flight recorder, a ring of records in shared memory.
 //! * [`probe`]: commands that run the child's program without a socket.
@@ -40,6 +40,7 @@ pub mod logprobs;
 pub mod memory;
 pub mod model;
 pub mod model_parts;
+pub mod params;
 pub mod pooling;
 pub mod probe;
 pub mod thinking;
@@ -47,8 +48,7 @@ pub mod vocabulary;
 
 pub use codec::{CodecError, decode, encode};
 pub use command::{
-    Command, ConversationState, DeviceSelector, LoadOrder, MAX_LOGIT_BIASES, ModelFile, Role,
-    Sampling, Submission, TraceOrder,
+    Command, ConversationState, DeviceSelector, LoadOrder, ModelFile, Role, Submission, TraceOrder,
 };
 pub use counters::Counters;
 pub use encoded::Encoded;
@@ -69,6 +69,7 @@ pub use model::{
     TokenizerKind,
 };
 pub use model_parts::{MAX_MODEL_PARTS, ModelPart, model_parts, model_stem};
+pub use params::{GenerationParams, MAX_LOGIT_BIASES, Sampling};
 pub use pooling::Pooling;
 pub use probe::{
     CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, COUNT_DEVICES_FLAG, DIGEST_FLAG,
@@ -79,4 +80,4 @@ pub use vocabulary::Vocabulary;
 
 /// Version of the protocol. The [`Preamble`] carries it outside bincode, so that peers with incompatible messages can still
 /// compare it.
-pub const PROTOCOL_VERSION: u16 = 24;
+pub const PROTOCOL_VERSION: u16 = 25;

@@ -47,11 +47,11 @@ pub(super) enum Constraint {
 }
 
 impl Constraint {
-    pub(super) fn of(grammar: Option<Box<Grammar>>) -> Self {
+    pub(super) fn of(grammar: Option<Arc<Grammar>>) -> Self {
         match grammar {
             None => Self::None,
             Some(grammar) => Self::Grammar {
-                grammar: Arc::from(grammar),
+                grammar,
                 ticket: None,
                 mask: None,
                 is_late: false,

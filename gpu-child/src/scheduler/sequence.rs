@@ -14,8 +14,10 @@ use crate::kv_pages::{ChainId, KvPages};
 use crate::logprobs::WantedPart;
 use crate::pooling::Pool;
 pub(super) use drawing::MOST_FORCED;
+use std::sync::Arc;
 use worker_orcd_ipc::{
-    ClientId, FinishReason, MAX_LOGIT_BIASES, RequestId, Sampling, Submission, TokenId,
+    ClientId, FinishReason, GenerationParams, MAX_LOGIT_BIASES, RequestId, Sampling, Submission,
+    TokenId,
 };
 
 /// Partial block with positions from `start` on.
@@ -39,17 +41,11 @@ pub(super) struct Sequence {
     /// The sampling of the newest `TO_BE_DRAWN` is not decided yet.
     is_open: bool,
     prompt_len: usize,
-    sampling: Sampling,
-    max_tokens: usize,
-    ignore_eos: bool,
-    /// Same as [`Submission::logprobs`].
-    pub(super) logprobs: Option<u8>,
+    pub(super) params: Arc<GenerationParams>,
     /// State of the prompt's log probabilities, if requested.
     pub(super) scoring: Option<Scoring>,
     pub(super) constraint: Constraint,
     thoughts: Option<Thoughts>,
-    /// Same as [`Submission::logit_bias`].
-    logit_bias: Vec<(TokenId, f32)>,
     /// State of the embedding, if one is requested in place of tokens.
     pub(super) pool: Option<Pool>,
     /// Positions `0 .. computed` are in `table`, except released ones.
@@ -86,18 +82,13 @@ impl Sequence {
             prompt,
             generated,
             sealed: _,
-            sampling,
-            max_tokens,
-            ignore_eos,
-            logprobs,
+            params,
             prompt_logprobs,
-            grammar,
-            logit_bias,
-            thinking,
             embeds,
         } = submission;
         let prompt_len = prompt.len();
-        let thoughts = thinking.map(|budget| Thoughts::new(*budget, &generated, limits));
+        let budget = params.thinking.clone();
+        let thoughts = budget.map(|budget| Thoughts::new(budget, &generated, limits));
         let mut tokens = prompt;
         tokens.extend(generated);
         Self {
@@ -108,14 +99,10 @@ impl Sequence {
             unknown: 0,
             is_open: false,
             prompt_len,
-            sampling,
-            max_tokens: max_tokens as usize,
-            ignore_eos,
-            logprobs,
             scoring: prompt_logprobs.map(|order| Scoring::new(order, prompt_len)),
-            constraint: Constraint::of(grammar),
+            constraint: Constraint::of(params.grammar.clone()),
             thoughts,
-            logit_bias,
+            params,
             pool: embeds
                 .map(|pooling| Pool::new(pooling, prompt_len).with_head(limits.rank_head.clone())),
             computed: 0,
@@ -208,7 +195,7 @@ impl Sequence {
 
     /// True if a step that ends with the newest token samples the next one.
     fn is_continued(&self) -> bool {
-        self.pool.is_none() && self.max_tokens > 0
+        self.pool.is_none() && self.params.max_tokens > 0
     }
 
     pub(super) fn decodes(&self) -> bool {
@@ -259,7 +246,7 @@ impl Sequence {
     }
 
     fn has_sound_biases(&self, limits: &Limits) -> bool {
-        let biases = &self.logit_bias;
+        let biases = &self.params.logit_bias;
         let in_range = |(token, bias): &(TokenId, f32)| {
             token.0 < limits.vocab_size && Sampling::LOGIT_BIAS.contains(&f64::from(*bias))
         };
@@ -280,7 +267,7 @@ impl Sequence {
             return None;
         }
         let last = self.generated().last();
-        if !self.ignore_eos && last.is_some_and(|token| limits.ends_generation(*token)) {
+        if !self.params.ignore_eos && last.is_some_and(|token| limits.ends_generation(*token)) {
             return Some(FinishReason::EndOfSequence);
         }
         let is_full = self.holds(self.known().len(), limits);
@@ -309,7 +296,8 @@ impl Sequence {
 
     /// True if the sequence may have at most this many tokens.
     fn holds(&self, tokens: usize, limits: &Limits) -> bool {
-        tokens - self.prompt_len >= self.max_tokens || tokens >= limits.max_sequence_tokens as usize
+        tokens - self.prompt_len >= self.params.max_tokens as usize
+            || tokens >= limits.max_sequence_tokens as usize
     }
 
     /// Request for the mask after that token, if a further token follows.

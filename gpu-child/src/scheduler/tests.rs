@@ -16,7 +16,7 @@ use constraint::Play;
 use paged_device::PagedDevice;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashSet};
-use worker_orcd_ipc::{ClientId, Grammar, Logprobs, Sampling};
+use worker_orcd_ipc::{ClientId, GenerationParams, Grammar, Logprobs, Sampling};
 
 const VOCAB: u32 = 50;
 const EOG: TokenId = TokenId(7);
@@ -197,23 +197,23 @@ impl Bench {
 fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
     Submission {
         request: RequestId(request),
-        client: ClientId::default(),
         prompt: prompt.iter().copied().map(TokenId).collect(),
-        generated: Vec::new(),
-        sealed: None,
-        sampling: Sampling {
-            seed: request,
-            ..Sampling::default()
-        },
-        max_tokens,
-        ignore_eos: true,
-        logprobs: None,
-        prompt_logprobs: None,
-        grammar: None,
-        logit_bias: vec![],
-        thinking: None,
-        embeds: None,
+        params: Arc::new(GenerationParams {
+            sampling: Sampling {
+                seed: request,
+                ..Sampling::default()
+            },
+            max_tokens,
+            ignore_eos: true,
+            ..GenerationParams::default()
+        }),
+        ..Submission::default()
     }
+}
+
+fn with(mut submission: Submission, change: impl FnOnce(&mut GenerationParams)) -> Submission {
+    change(Arc::make_mut(&mut submission.params));
+    submission
 }
 
 fn alone(submission: &Submission, pages: u32) -> Outcome {
@@ -238,11 +238,8 @@ fn a_request_gets_its_tokens_and_one_ending() {
 
 #[test]
 fn the_end_of_generation_token_is_emitted_and_ends() {
-    let ends = (0..2000).map(|seed| {
-        let mut submission = submission(seed, &[1, 2, 3], 40);
-        submission.ignore_eos = false;
-        submission
-    });
+    let ends =
+        (0..2000).map(|seed| with(submission(seed, &[1, 2, 3], 40), |it| it.ignore_eos = false));
     let found = ends
         .map(|submission| alone(&submission, 32))
         .find(|outcome| outcome.tokens.len() < 40)
@@ -490,8 +487,11 @@ fn act() -> impl Strategy<Value = Act> {
     );
     prop_oneof![
         3 => request.prop_map(|(prompt, max_tokens, ignore_eos, is_constrained)| {
-            let grammar = is_constrained.then(|| Box::new(Grammar::Regex(String::new())));
-            Act::Submit(Submission { ignore_eos, grammar, ..submission(0, &prompt, max_tokens) })
+            let grammar = is_constrained.then(|| Arc::new(Grammar::Regex(String::new())));
+            Act::Submit(with(submission(0, &prompt, max_tokens), |it| {
+                it.ignore_eos = ignore_eos;
+                it.grammar = grammar;
+            }))
         }),
         4 => (1_u32..20).prop_map(Act::Turn),
         1 => (0_u64..40).prop_map(Act::Cancel),
@@ -527,7 +527,7 @@ proptest! {
                     let request = submitted.len() as u64;
                     submission.request = RequestId(request);
                     submission.client = ClientId(request % 5 / 2);
-                    submission.sampling.seed = request % 3;
+                    Arc::make_mut(&mut submission.params).sampling.seed = request % 3;
                     bench.submit(submission.clone());
                     submitted.push(submission);
                 }

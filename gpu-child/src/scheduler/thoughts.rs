@@ -13,12 +13,13 @@
 //! token, its own mask applies.
 
 use super::Limits;
+use std::sync::Arc;
 use worker_orcd_grammar::Mask;
 use worker_orcd_ipc::{ThinkingBudget, TokenId, Vocabulary};
 
 #[derive(Debug)]
 pub(super) struct Thoughts {
-    budget: ThinkingBudget,
+    budget: Arc<ThinkingBudget>,
     state: State,
     /// Text before the opening tag, or the end of the reasoning text: at least any partial tag or character.
     tail: Vec<u8>,
@@ -39,7 +40,7 @@ enum State {
 
 impl Thoughts {
     /// State after these generated tokens.
-    pub(super) fn new(budget: ThinkingBudget, generated: &[TokenId], limits: &Limits) -> Self {
+    pub(super) fn new(budget: Arc<ThinkingBudget>, generated: &[TokenId], limits: &Limits) -> Self {
         let state = match &budget.open {
             Some(_) => State::Before,
             None => State::Thinks(0),

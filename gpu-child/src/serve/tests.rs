@@ -11,13 +11,14 @@ mod watched;
 use super::*;
 use counter::{Counter, Spoilt, loaded, loaded_and, loaded_with};
 use std::io::{PipeReader, PipeWriter, Write, pipe};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceError, DeviceSelector, Envelope, ExitCode, FaultKind, FinishReason,
-    FrameReader, Generation, KvReaders, ModelFile, Preamble, RequestId, Role, Sampling, StepReport,
-    Submission, TokenId, decode, encode,
+    FrameReader, Generation, GenerationParams, KvReaders, ModelFile, Preamble, RequestId, Role,
+    StepReport, Submission, TokenId, decode, encode,
 };
 
 const VOCAB: u32 = 100;
@@ -97,19 +98,12 @@ impl Supervisor {
     fn submit_prompt(&mut self, request: u64, prompt: Vec<TokenId>, max_tokens: u32) {
         self.send(&Command::Submit(Box::new(Submission {
             request: RequestId(request),
-            client: ClientId::default(),
             prompt,
-            generated: vec![],
-            sealed: None,
-            sampling: Sampling::default(),
-            max_tokens,
-            ignore_eos: false,
-            logprobs: None,
-            prompt_logprobs: None,
-            grammar: None,
-            logit_bias: vec![],
-            thinking: None,
-            embeds: None,
+            params: Arc::new(GenerationParams {
+                max_tokens,
+                ..GenerationParams::default()
+            }),
+            ..Submission::default()
         })));
     }
 

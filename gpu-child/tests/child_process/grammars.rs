@@ -58,10 +58,11 @@ impl Supervisor {
 
 fn held_to(request: u64, grammar: Grammar) -> Submission {
     let mut submission = submission(request, 0.8);
-    submission.max_tokens = 200;
-    submission.ignore_eos = false;
-    submission.sampling.seed = request;
-    submission.grammar = Some(Box::new(grammar));
+    let params = Arc::make_mut(&mut submission.params);
+    params.max_tokens = 200;
+    params.ignore_eos = false;
+    params.sampling.seed = request;
+    params.grammar = Some(Arc::new(grammar));
     submission
 }
 
@@ -123,11 +124,11 @@ fn forced_tokens_are_those_that_would_be_drawn() {
     supervisor.load_tiny(Architecture::Llama);
     for request in (1..20).step_by(2) {
         let forced = held_to(request, schema());
-        let drawn = Submission {
+        let mut drawn = Submission {
             request: RequestId(request + 1),
-            logprobs: Some(0),
             ..forced.clone()
         };
+        Arc::make_mut(&mut drawn.params).logprobs = Some(0);
         let (taken, told_at_once) = supervisor.run(&forced);
         let (tokens, one_by_one) = supervisor.run(&drawn);
         assert_eq!(text(&taken), text(&tokens));
@@ -142,7 +143,7 @@ fn neighbours_get_what_they_get_alone() {
     let mut supervisor = Supervisor::start();
     supervisor.load_tiny(Architecture::Qwen3);
     let mut free = submission(1, 0.8);
-    free.max_tokens = 60;
+    Arc::make_mut(&mut free.params).max_tokens = 60;
     let all = [
         free,
         held_to(2, schema()),

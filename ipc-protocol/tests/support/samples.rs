@@ -4,14 +4,15 @@
 //! variant does not compile without a sample.
 
 use super::Message;
+use std::sync::Arc;
 use worker_orcd_ipc::{
     Began, ChildHello, ClientId, Command, Counters, DeviceError, DeviceFacts, DeviceSelector,
     Drawn, DrawnLogprobs, Encoded, Envelope, Event, Fault, FinishReason, Finished, Generation,
-    Grammar, Heartbeat, KvReaders, KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport,
-    ModelFacts, ModelFile, ModelIdentity, PlacedTensor, Pooling, PromptLogprobs, ReadyReport,
-    RequestId, Role, Sampling, SamplingAdvice, Scored, SealedPage, SealedPages, Sealing,
-    StepReport, Submission, ThinkingBudget, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
-    TraceOrder, WeightsManifest,
+    GenerationParams, Grammar, Heartbeat, KvReaders, KvSource, Load, LoadOrder, Logprobs,
+    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, Pooling,
+    PromptLogprobs, ReadyReport, RequestId, Role, Sampling, SamplingAdvice, Scored, SealedPage,
+    SealedPages, Sealing, StepReport, Submission, ThinkingBudget, TokenId, TokenKind,
+    TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 /// Samples as `(file stem, message)`, one for each kind.
@@ -160,34 +161,36 @@ fn submission() -> Submission {
             child: Generation(261),
             pages: vec![sealed_page(70_001)],
         }),
-        sampling: Sampling {
-            temperature: 0.75,
-            top_k: 40,
-            top_p: 0.5,
-            min_p: 0.125,
-            repetition_penalty: 1.25,
-            frequency_penalty: -0.5,
-            presence_penalty: 1.5,
-            seed: u64::MAX,
-        },
-        max_tokens: 64,
-        ignore_eos: true,
-        logprobs: Some(20),
+        params: Arc::new(GenerationParams {
+            sampling: Sampling {
+                temperature: 0.75,
+                top_k: 40,
+                top_p: 0.5,
+                min_p: 0.125,
+                repetition_penalty: 1.25,
+                frequency_penalty: -0.5,
+                presence_penalty: 1.5,
+                seed: u64::MAX,
+            },
+            max_tokens: 64,
+            ignore_eos: true,
+            logprobs: Some(20),
+            grammar: Some(Arc::new(Grammar::Choice(vec![
+                "yes".to_owned(),
+                "no".to_owned(),
+            ]))),
+            logit_bias: vec![(TokenId(250), -100.0), (TokenId(70_000), 0.5)],
+            thinking: Some(Arc::new(ThinkingBudget {
+                tokens: 300,
+                open: Some("<think>".to_owned()),
+                close: "</think>".to_owned(),
+                closing: vec![TokenId(251), TokenId(70_000)],
+            })),
+        }),
         prompt_logprobs: Some(PromptLogprobs {
             top: 20,
             reported: 3,
         }),
-        grammar: Some(Box::new(Grammar::Choice(vec![
-            "yes".to_owned(),
-            "no".to_owned(),
-        ]))),
-        logit_bias: vec![(TokenId(250), -100.0), (TokenId(70_000), 0.5)],
-        thinking: Some(Box::new(ThinkingBudget {
-            tokens: 300,
-            open: Some("<think>".to_owned()),
-            close: "</think>".to_owned(),
-            closing: vec![TokenId(251), TokenId(70_000)],
-        })),
         embeds: Some(Pooling::Cls),
     }
 }

@@ -8,7 +8,8 @@ use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::messages::read_messages;
 use crate::request::{GenerationRequest, Input};
-use crate::sampling::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
+use worker_orcd_ipc::GenerationParams;
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::ChatTerms;
 
@@ -50,7 +51,7 @@ pub fn read_request(
     let input = read_input(&mut fields, max_chars, &model.chat);
     let max_tokens = fields.integer("max_tokens", 1..=u64::from(most_tokens));
     let sampling = read_sampling(&mut fields, model);
-    let logit_bias = read_logit_bias(&mut fields, model);
+    let params = read_params(&mut fields, model, sampling);
     let stop = read_stop(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
     let on_fault = fields.word(
@@ -63,17 +64,17 @@ pub fn read_request(
         return Err(ApiError::unreadable());
     };
     let request = GenerationRequest {
-        logprobs: None,
-        echo: false,
-        logit_bias,
-        thinking: None,
-        structure: None,
         job_id,
         input,
-        sampling,
-        max_tokens: max_tokens.map_or(most_tokens, |tokens| tokens as u32),
+        params: GenerationParams {
+            max_tokens: max_tokens.map_or(most_tokens, |tokens| tokens as u32),
+            ignore_eos,
+            ..params
+        },
         stop,
-        ignore_eos,
+        echo: false,
+        thinking: None,
+        structure: None,
         on_fault,
     };
     Ok((request, wants_metrics))

@@ -6,7 +6,7 @@ use crate::limits::RequestLimits;
 use crate::sampling::ModelTerms;
 use crate::structure::Asked;
 use crate::thinking_budget::Budget;
-use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_ipc::{GenerationParams, TokenId};
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::Conversation;
 use worker_orcd_text::template::TemplateSetting;
@@ -15,16 +15,12 @@ use worker_orcd_text::template::TemplateSetting;
 pub struct GenerationRequest {
     pub job_id: String,
     pub input: Input,
-    pub sampling: Sampling,
-    pub max_tokens: u32,
+    /// Parameters without the grammar and the reasoning budget, which follow from `structure` and `thinking` when the
+    /// model is known.
+    pub params: GenerationParams,
     pub stop: Vec<String>,
-    pub ignore_eos: bool,
-    /// Return the log probability of each token, and this many of the most likely ones.
-    pub logprobs: Option<u8>,
     /// The answer begins with the prompt.
     pub echo: bool,
-    /// Same as [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
-    pub logit_bias: Vec<(TokenId, f32)>,
     /// Reasoning budget.
     pub thinking: Option<Budget>,
     /// Grammar of the answer.

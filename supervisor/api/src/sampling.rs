@@ -7,10 +7,10 @@ use crate::mistakes::Constraint;
 use crate::schema;
 use std::ops::RangeInclusive;
 use uuid::Uuid;
-use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_ipc::{GenerationParams, Sampling};
 use worker_orcd_text::tools::ChatTerms;
 
-/// Fields of [`read_sampling`], [`read_logit_bias`] and [`read_stop`].
+/// Fields of [`read_sampling`], [`read_params`] and [`read_stop`].
 pub const NAMES: &[&str] = &[
     "temperature",
     "top_p",
@@ -99,9 +99,17 @@ pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
     }
 }
 
-/// Logit biases, sorted by token id.
-pub fn read_logit_bias(fields: &mut Fields, model: &ModelTerms) -> Vec<(TokenId, f32)> {
-    logit_bias::read(fields, model.vocabulary)
+/// Reads the other parameters that all APIs have in common. `sampling`: from [`read_sampling`].
+pub fn read_params(
+    fields: &mut Fields,
+    model: &ModelTerms,
+    sampling: Sampling,
+) -> GenerationParams {
+    GenerationParams {
+        sampling,
+        logit_bias: logit_bias::read(fields, model.vocabulary),
+        ..GenerationParams::default()
+    }
 }
 
 /// A string, or a list of up to [`MAX_STOPS`].

@@ -11,6 +11,7 @@ use crate::mistakes::Constraint;
 use crate::schema;
 use crate::structure::Asked;
 use serde_json::json;
+use std::sync::Arc;
 use worker_orcd_ipc::{Grammar, ThinkingBudget};
 use worker_orcd_text::tools::{Parsing, Thoughts, thinking_budget};
 use worker_orcd_text::{Structure, Text};
@@ -46,12 +47,12 @@ impl Budget {
         budget: Option<Self>,
         parsing: Parsing,
         text: &Text,
-    ) -> Result<Option<Box<ThinkingBudget>>, ApiError> {
+    ) -> Result<Option<Arc<ThinkingBudget>>, ApiError> {
         let (Some(Self { tokens, field }), Some(thoughts)) = (budget, parsing.thinking) else {
             return Ok(None);
         };
         let budget = thinking_budget(tokens, thoughts, text);
-        budget.map(|it| Some(Box::new(it))).ok_or_else(|| {
+        budget.map(|it| Some(Arc::new(it))).ok_or_else(|| {
             let rule = match thoughts {
                 Thoughts::Channels => {
                     "cannot be followed: the model's vocabulary cannot write <|end|>"

@@ -7,7 +7,7 @@ use crate::error_code::ErrorCode;
 use crate::record::{NewRequest, StreamEvent};
 use crate::scene::{Scene, Within};
 use crate::stream::RequestStream;
-use crate::testing::{Journal, read, request, step};
+use crate::testing::{Journal, params, read, request, step};
 use devices::Child;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -185,8 +185,10 @@ impl World {
     fn submit(&mut self, killer: bool, deadline: bool) {
         let lists = self.clients.len().is_multiple_of(2);
         let mut new = NewRequest {
-            logprobs: lists.then_some(1),
-            max_tokens: MAX_TOKENS,
+            params: params(|it| {
+                it.logprobs = lists.then_some(1);
+                it.max_tokens = MAX_TOKENS;
+            }),
             timeout: deadline.then_some(Duration::from_secs(3)),
             ..request(&format!("job {}", self.clients.len()))
         };

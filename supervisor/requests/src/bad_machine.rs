@@ -8,7 +8,7 @@ use crate::error_code::ErrorCode;
 use crate::record::{NewRequest, StreamEvent};
 use crate::scene::{Scene, Within};
 use crate::stream::RequestStream;
-use crate::testing::{Journal, SEAT, read, request, step};
+use crate::testing::{Journal, SEAT, params, read, request, step};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -149,8 +149,10 @@ impl Machine {
         tokens[0] = TokenId(3 * u32::from(is_killer));
         let (id, stream) = self.journal.submit(NewRequest {
             prompt: tokens,
-            max_tokens: MAX_TOKENS,
-            ignore_eos: true,
+            params: params(|it| {
+                it.max_tokens = MAX_TOKENS;
+                it.ignore_eos = true;
+            }),
             timeout: Some(DEADLINE),
             ..request(&format!("job {number}"))
         });

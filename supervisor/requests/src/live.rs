@@ -308,7 +308,7 @@ impl Requests {
         let record = &live.record;
         let vocabulary = text.vocabulary().len();
         for of_token in &said.logprobs {
-            logprobs::check(request, record.logprobs, Some(of_token), vocabulary)?;
+            logprobs::check(request, record.params.logprobs, Some(of_token), vocabulary)?;
         }
         let mut progress = record.progress.lock();
         let is_next = progress.scores_told() == Some(said.first);
@@ -351,8 +351,8 @@ impl Requests {
                 vocabulary,
             });
         }
-        logprobs::check(request, live.record.logprobs, logprobs, vocabulary)?;
-        let max_tokens = live.record.max_tokens;
+        logprobs::check(request, live.record.params.logprobs, logprobs, vocabulary)?;
+        let max_tokens = live.record.params.max_tokens;
         let is_its_first = !live.streams();
         let mut progress = live.record.progress.lock();
         if progress.scores_missing() > 0 {

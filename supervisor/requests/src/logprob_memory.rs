@@ -55,14 +55,14 @@ impl Drop for LogprobReservation {
 impl NewRequest {
     /// Estimated bytes for the log probabilities of the prompt. 0 if they are not requested.
     pub fn prompt_logprob_bytes(&self) -> u64 {
-        prompt_logprob_bytes(self.echo.and(self.logprobs), self.prompt.len())
+        prompt_logprob_bytes(self.echo.and(self.params.logprobs), self.prompt.len())
     }
 }
 
 impl Record {
     /// See [`NewRequest::prompt_logprob_bytes`].
     pub fn prompt_logprob_bytes(&self) -> u64 {
-        prompt_logprob_bytes(self.echo.and(self.logprobs), self.prompt.len())
+        prompt_logprob_bytes(self.echo.and(self.params.logprobs), self.prompt.len())
     }
 }
 
@@ -77,7 +77,7 @@ mod tests {
     use crate::error_code::ErrorCode;
     use crate::refusal::Refusal;
     use crate::registry::Registry;
-    use crate::testing::request;
+    use crate::testing::{params, request};
     use std::time::Duration;
     use worker_orcd_ipc::TokenId;
 
@@ -87,7 +87,7 @@ mod tests {
             let prompt = vec![TokenId(0); 10];
             let asked = NewRequest {
                 echo,
-                logprobs,
+                params: params(|it| it.logprobs = logprobs),
                 prompt,
                 ..request("a")
             };
@@ -112,7 +112,7 @@ mod tests {
         NewRequest {
             prompt: vec![TokenId(0); 24_000],
             echo: Some(0),
-            logprobs: Some(20),
+            params: params(|it| it.logprobs = Some(20)),
             ..request(job_id)
         }
     }

@@ -187,7 +187,7 @@ pub fn check(
 mod tests {
     use super::*;
     use crate::record::{NewRequest, StreamEvent};
-    use crate::testing::{EOS, Journal, SEAT, read, request, step};
+    use crate::testing::{EOS, Journal, SEAT, params, read, request, step};
     use worker_orcd_ipc::{DrawnLogprobs, FinishReason, StepReport};
 
     /// Report of a step of one request, with log probabilities that encode the token's index.
@@ -212,7 +212,7 @@ mod tests {
 
     fn wanting(stop: &[&str]) -> NewRequest {
         NewRequest {
-            logprobs: Some(2),
+            params: params(|it| it.logprobs = Some(2)),
             stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
             ..request("job")
         }
@@ -330,7 +330,7 @@ mod tests {
             let mut journal = Journal::serving();
             let logprobs = wants.then_some(2);
             let (own, _stream) = journal.submit(NewRequest {
-                logprobs,
+                params: params(|it| it.logprobs = logprobs),
                 ..wanting(&[])
             });
             let report = named(report, own);

@@ -79,13 +79,13 @@ mod tests {
 
     use super::*;
     use crate::record::NewRequest;
-    use crate::testing::request;
+    use crate::testing::{params, request};
 
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn print(max_tokens: u32) -> Fingerprint {
         Fingerprint::of(&NewRequest {
-            max_tokens,
+            params: params(|it| it.max_tokens = max_tokens),
             ..request("job")
         })
     }

@@ -8,14 +8,14 @@ use crate::wal::{Clock, Restored};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
-    ClientId, Grammar, Pooling, PromptLogprobs, RequestId, Sampling, Submission, ThinkingBudget,
-    TokenId,
+    ClientId, GenerationParams, Pooling, PromptLogprobs, RequestId, Submission, TokenId,
 };
 
 /// Request from HTTP to the engine. The record, the write-ahead log and the child use it unchanged.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NewRequest {
     /// Unique id among live requests.
     pub job_id: String,
@@ -25,23 +25,14 @@ pub struct NewRequest {
     /// Client that admission and scheduling count the request for.
     pub client: ClientId,
     pub prompt: Vec<TokenId>,
-    pub sampling: Sampling,
-    pub max_tokens: u32,
+    /// Parameters that the child gets too.
+    pub params: Arc<GenerationParams>,
     pub stop: Vec<String>,
-    pub ignore_eos: bool,
     /// Special tokens that appear as text in this answer.
     pub shown: Vec<TokenId>,
-    /// See [`Submission::logprobs`].
-    pub logprobs: Option<u8>,
     /// Echo of the prompt before the answer, with its log probabilities if they are requested. The value is the number
     /// of bytes that the tokenizer put before the prompt, which are not echoed.
     pub echo: Option<u32>,
-    /// See [`Submission::grammar`].
-    pub grammar: Option<Box<Grammar>>,
-    /// See [`Submission::logit_bias`].
-    pub logit_bias: Vec<(TokenId, f32)>,
-    /// See [`Submission::thinking`].
-    pub thinking: Option<Box<ThinkingBudget>>,
     /// See [`Submission::embeds`]. `Some`: the answer is a vector without tokens.
     pub embeds: Option<Pooling>,
     /// Time from acceptance to the end. `None`: no limit.
@@ -185,7 +176,7 @@ impl Record {
         default_on_fault: OnFault,
         now: Instant,
     ) -> Self {
-        let known = request.logprobs.map(|_| vec![]);
+        let known = request.params.logprobs.map(|_| vec![]);
         let progress = Progress::new(now, &request.stop, &request.shown, known);
         let progress = progress.echoing(request.echo, request.prompt.len(), vec![]);
         Self {
@@ -204,7 +195,7 @@ impl Record {
     pub fn restored(restored: Restored, clock: Clock) -> Self {
         let request = restored.request;
         let accepted_at = clock.instant(restored.accepted_at_ms);
-        let told = request.logprobs.map(|_| restored.told_logprobs);
+        let told = request.params.logprobs.map(|_| restored.told_logprobs);
         let progress = Progress::new(accepted_at, &request.stop, &request.shown, told);
         let first_token_at = restored.first_token_at_ms.map(|at| clock.instant(at));
         let progress = progress
@@ -234,24 +225,18 @@ impl Record {
     /// Submission for the first child, or for the next one after the tokens that the request has.
     pub fn submission(&self) -> Submission {
         let progress = self.progress.lock();
-        let told = self.logprobs.zip(progress.scores_told());
+        let told = self.params.logprobs.zip(progress.scores_told());
         Submission {
             request: self.id,
             client: self.client,
             prompt: self.prompt.clone(),
             generated: progress.generated().to_vec(),
             sealed: None,
-            sampling: self.sampling,
-            max_tokens: self.max_tokens,
-            ignore_eos: self.ignore_eos,
-            logprobs: self.logprobs,
+            params: Arc::clone(&self.params),
             prompt_logprobs: told.map(|(top, told)| PromptLogprobs {
                 top,
                 reported: told,
             }),
-            grammar: self.grammar.clone(),
-            logit_bias: self.logit_bias.clone(),
-            thinking: self.thinking.clone(),
             embeds: self.embeds,
         }
     }

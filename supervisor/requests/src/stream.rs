@@ -87,7 +87,7 @@ impl RequestStream {
     /// True if log probabilities are requested.
     #[must_use]
     pub fn has_logprobs(&self) -> bool {
-        self.record.logprobs.is_some()
+        self.record.params.logprobs.is_some()
     }
 
     /// Id of the request. It equals the answer's id unless the answer has several parts.
@@ -98,7 +98,7 @@ impl RequestStream {
 
     #[must_use]
     pub fn max_tokens(&self) -> u32 {
-        self.record.max_tokens
+        self.record.params.max_tokens
     }
 
     #[must_use]

@@ -12,8 +12,8 @@ use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
-    ClientId, Command, DeviceFacts, Drawn, FinishReason, Finished, RequestId, Sampling, StepReport,
-    TokenId, TokenKind, TokenizerFacts, TokenizerKind,
+    ClientId, Command, DeviceFacts, Drawn, FinishReason, Finished, GenerationParams, RequestId,
+    StepReport, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
 };
 use worker_orcd_lifecycle::SeatId;
 use worker_orcd_text::Text;
@@ -65,24 +65,20 @@ pub fn kin(device: &str) -> Kin {
 pub fn request(job_id: &str) -> NewRequest {
     NewRequest {
         job_id: job_id.to_owned(),
-        part_of: None,
-        client: ClientId::default(),
         prompt: vec![TokenId(0), TokenId(1)],
-        sampling: Sampling::default(),
-        max_tokens: 8,
-        stop: vec![],
-        ignore_eos: false,
-        shown: vec![],
-        logprobs: None,
-        echo: None,
-        grammar: None,
-        logit_bias: vec![],
-        thinking: None,
-        embeds: None,
-        timeout: None,
-        on_fault: None,
-        presentation: String::new(),
+        params: params(|_| ()),
+        ..NewRequest::default()
     }
+}
+
+/// Parameters of [`request`], changed.
+pub fn params(change: impl FnOnce(&mut GenerationParams)) -> Arc<GenerationParams> {
+    let mut params = GenerationParams {
+        max_tokens: 8,
+        ..GenerationParams::default()
+    };
+    change(&mut params);
+    Arc::new(params)
 }
 
 #[derive(Debug)]

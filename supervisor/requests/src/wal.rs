@@ -45,7 +45,7 @@ use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{Logprobs, RequestId, SealedPages, TokenId, encode};
 
-const MAGIC: [u8; 8] = *b"orcdwal6";
+const MAGIC: [u8; 8] = *b"orcdwal7";
 
 /// Size of the header, which contains the offset of the first entry.
 const HEADER_BYTES: u64 = 4096;
@@ -126,13 +126,13 @@ impl Deref for Restored {
 impl Restored {
     /// Maximum number of tokens of prompt and answer.
     pub fn most_tokens(&self) -> u64 {
-        self.prompt.len() as u64 + u64::from(self.max_tokens)
+        self.prompt.len() as u64 + u64::from(self.params.max_tokens)
     }
 
     /// Removes tokens without their log probabilities, which a kill truncated. The replay draws the same tokens again.
     fn forget_unsure(&mut self) {
         let known = self.told_logprobs.len();
-        if self.logprobs.is_some() && self.end.is_none() && known < self.generated.len() {
+        if self.params.logprobs.is_some() && self.end.is_none() && known < self.generated.len() {
             self.generated.truncate(known);
             // The pages may hold more tokens than remain.
             self.sealed = None;

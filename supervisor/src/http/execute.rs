@@ -45,7 +45,7 @@ async fn try_execute(
     let ((request, wants_metrics), room) = app.bodies.read(request, NAMES, read).await?;
     let model = model?;
     let mut form = Form::Execute {
-        seed: request.sampling.seed,
+        seed: request.params.sampling.seed,
         metrics: wants_metrics,
     };
     let accepted = app.start(&model, request, &mut form, asker).await?;

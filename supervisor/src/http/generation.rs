@@ -20,7 +20,7 @@ use worker_orcd_api::presentation::{Form, Presentation};
 use worker_orcd_api::request::GenerationRequest;
 use worker_orcd_api::thinking_budget::Budget;
 use worker_orcd_engine::LoadedModel;
-use worker_orcd_ipc::ClientId;
+use worker_orcd_ipc::{ClientId, GenerationParams};
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::{NewRequest, Position, RequestStream};
 
@@ -94,7 +94,10 @@ impl App {
         asker: Asker,
     ) -> Result<Vec<Accepted>, ApiError> {
         let layout = more.layout();
-        layout.check(self.engine.most_together(), request.logprobs.is_some())?;
+        layout.check(
+            self.engine.most_together(),
+            request.params.logprobs.is_some(),
+        )?;
         let mut prompts = Vec::new();
         for input in once(request.input).chain(more.prompts) {
             let prompt = self.prepare_echoed(model, input, request.echo).await?;
@@ -115,26 +118,22 @@ impl App {
             form: form.clone(),
         };
         let answer = request.job_id;
-        // Parameters common to all choices.
+        // Common to all choices.
         let common = NewRequest {
             job_id: answer.clone(),
             part_of: (layout.count() > 1).then(|| answer.clone()),
             client,
-            prompt: Vec::new(),
-            sampling: request.sampling,
-            max_tokens: request.max_tokens,
+            params: Arc::new(GenerationParams {
+                grammar,
+                thinking: Budget::settle(request.thinking, parsing, &model.text)?,
+                ..request.params
+            }),
             stop: request.stop,
-            ignore_eos: request.ignore_eos,
             shown: model.text.tokenizer().control_of(parsing.marks()),
-            logprobs: request.logprobs,
-            echo: None,
-            grammar,
-            logit_bias: request.logit_bias,
-            thinking: Budget::settle(request.thinking, parsing, &model.text)?,
-            embeds: None,
             timeout: self.limits.inference_timeout,
             on_fault: request.on_fault,
             presentation: presentation.write(),
+            ..NewRequest::default()
         };
         let context = model.max_sequence_tokens;
         let ask = |it: Place| of_choice(&common, it, &prompts[it.prompt], context);
@@ -191,8 +190,11 @@ fn of_choice(common: &NewRequest, choice: Place, prompt: &Encoded, context: u32)
         job_id,
         prompt: prompt.tokens.clone(),
         echo: prompt.echo,
-        sampling: choice.sampling(common.sampling),
-        max_tokens: common.max_tokens.min(room),
+        params: Arc::new(GenerationParams {
+            sampling: choice.sampling(common.params.sampling),
+            max_tokens: common.params.max_tokens.min(room),
+            ..GenerationParams::clone(&common.params)
+        }),
         ..common.clone()
     }
 }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use worker_orcd_api::mistakes::Constraint;
 use worker_orcd_engine::LoadedModel;
-use worker_orcd_ipc::{ClientId, Pooling, Sampling, TokenId};
+use worker_orcd_ipc::{ClientId, Pooling, TokenId};
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::{Failure, NewRequest, Refusal, RequestStream, StreamEvent};
 
@@ -133,23 +133,11 @@ impl Batch {
         let job_id = format!("{}-{number}", self.id);
         let request = NewRequest {
             job_id: job_id.clone(),
-            part_of: None,
             client: self.client,
             prompt,
-            sampling: Sampling::GREEDY,
-            max_tokens: 0,
-            stop: Vec::new(),
-            ignore_eos: false,
-            shown: Vec::new(),
-            logprobs: None,
-            echo: None,
-            grammar: None,
-            logit_bias: Vec::new(),
-            thinking: None,
             embeds: Some(self.pooling),
             timeout: self.app.limits.inference_timeout,
-            on_fault: None,
-            presentation: String::new(),
+            ..NewRequest::default()
         };
         let mut streams = self.app.engine.submit(vec![request])?;
         let nothing = || Refusal::Unavailable("the engine took no request".to_owned());

@@ -235,14 +235,14 @@ mod tests {
     use worker_orcd_api::openai::Kind;
     use worker_orcd_ipc::{DrawnLogprobs, FinishReason, Logprobs};
     use worker_orcd_requests::record::NewRequest;
-    use worker_orcd_requests::testing::{Journal, SEAT, request, step};
+    use worker_orcd_requests::testing::{Journal, SEAT, params, request, step};
 
     #[tokio::test]
     async fn an_answer_in_one_piece_is_told_whole_whatever_the_client_says_that_it_has() {
         let app = app(&[]).await;
         let mut journal = Journal::serving();
         let (id, stream) = journal.submit(NewRequest {
-            logprobs: Some(0),
+            params: params(|it| it.logprobs = Some(0)),
             ..request("job")
         });
         for (index, token) in (0..).zip([0, 1]) {

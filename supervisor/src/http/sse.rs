@@ -340,7 +340,7 @@ mod tests {
     use super::*;
     use std::task::Waker;
     use worker_orcd_requests::record::NewRequest;
-    use worker_orcd_requests::testing::{Journal, SEAT, request, step};
+    use worker_orcd_requests::testing::{Journal, SEAT, params, request, step};
     use worker_orcd_requests::{Completion, Piece};
 
     /// Renderer that writes the numbers of pieces and counts the known ones.
@@ -373,7 +373,7 @@ mod tests {
         let app = crate::http::tests::app(&[]).await;
         let mut journal = Journal::serving();
         let new = NewRequest {
-            max_tokens: 1000,
+            params: params(|it| it.max_tokens = 1000),
             ..request("job")
         };
         let (id, stream) = journal.submit(new);

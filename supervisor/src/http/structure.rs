@@ -27,13 +27,13 @@ impl App {
         model: &Arc<LoadedModel>,
         asked: Option<Asked>,
         parsing: Parsing,
-    ) -> Result<Option<Box<Grammar>>, ApiError> {
+    ) -> Result<Option<Arc<Grammar>>, ApiError> {
         let Some(Asked { field, structure }) = asked else {
             return Ok(None);
         };
         let grammar = structure.clone().grammar(parsing, model.text.tokenizer());
         let fault = match self.try_out(model, grammar.clone()).await {
-            Ok(()) => return Ok(Some(Box::new(grammar))),
+            Ok(()) => return Ok(Some(Arc::new(grammar))),
             Err(fault) => fault,
         };
         let Structure::Calls(calls) = structure else {

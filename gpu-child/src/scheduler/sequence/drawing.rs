@@ -36,11 +36,11 @@ impl Sequence {
     /// Sampling parameters of the token after the first `index` generated ones.
     pub(in crate::scheduler) fn sample(&self, index: usize) -> SampleWork<'_> {
         SampleWork {
-            sampling: self.sampling,
+            sampling: self.params.sampling,
             prompt: &self.tokens[..self.prompt_len],
             generated: &self.tokens[self.prompt_len..][..index],
             allowed: self.allowed(),
-            bias: &self.logit_bias,
+            bias: &self.params.logit_bias,
         }
     }
 
@@ -134,8 +134,8 @@ impl Sequence {
     /// prompt are missing.
     pub(in crate::scheduler) fn most_forced(&self, limits: &Limits) -> usize {
         let is_watched =
-            self.logprobs.is_some() || limits.traces_logits || self.scores_are_missing();
-        let left = self.max_tokens.saturating_sub(self.generated().len());
+            self.params.logprobs.is_some() || limits.traces_logits || self.scores_are_missing();
+        let left = (self.params.max_tokens as usize).saturating_sub(self.generated().len());
         if is_watched { 0 } else { left.min(MOST_FORCED) }
     }
 

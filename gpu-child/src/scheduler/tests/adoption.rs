@@ -282,7 +282,7 @@ fn a_request_that_ends_while_it_waits_leaves_no_page_behind() {
     }
     let mut heir = Bench::new(limits(), 32, true);
     let mut refused = rest(&first, &dead, &known[&first.request]);
-    refused.max_tokens = 1;
+    Arc::make_mut(&mut refused.params).max_tokens = 1;
     heir.take_over(refused, &dead.device);
     heir.take_over(rest(&first, &dead, &known[&first.request]), &dead.device);
     heir.scheduler.cancel(first.request);

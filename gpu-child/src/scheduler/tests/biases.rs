@@ -5,10 +5,9 @@ use worker_orcd_ipc::MAX_LOGIT_BIASES;
 
 fn biased(bias: &[(u32, f32)]) -> Submission {
     let bias = bias.iter().map(|(id, bias)| (TokenId(*id), *bias));
-    Submission {
-        logit_bias: bias.collect(),
-        ..submission(1, &[1, 2], 2)
-    }
+    with(submission(1, &[1, 2], 2), |it| {
+        it.logit_bias = bias.collect()
+    })
 }
 
 #[test]
@@ -19,7 +18,7 @@ fn the_device_is_given_the_biases_of_each_draw() {
     for _ in 0..2 {
         assert!(bench.scheduler.plan(|_| 5));
         let work = bench.scheduler.work();
-        assert_eq!(work[0].sample.unwrap().bias, submission.logit_bias);
+        assert_eq!(work[0].sample.unwrap().bias, submission.params.logit_bias);
         bench.device.begin(&work);
         bench.scheduler.launched();
         bench.draw();

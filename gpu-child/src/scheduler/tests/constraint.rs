@@ -105,10 +105,9 @@ fn allowed(history: &[TokenId]) -> Mask {
 }
 
 pub(super) fn constrained(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
-    Submission {
-        grammar: Some(Box::new(Grammar::Regex(String::new()))),
-        ..submission(request, prompt, max_tokens)
-    }
+    with(submission(request, prompt, max_tokens), |it| {
+        it.grammar = Some(Arc::new(Grammar::Regex(String::new())));
+    })
 }
 
 #[test]
@@ -293,10 +292,8 @@ fn nothing_is_forced_where_logits_are_looked_at() {
         };
         let mut bench = Bench::new(limits, 16, true);
         bench.play.forces = true;
-        bench.submit(Submission {
-            logprobs,
-            ..constrained(1, &[1, 2, 3], 30)
-        });
+        let submission = constrained(1, &[1, 2, 3], 30);
+        bench.submit(with(submission, |it| it.logprobs = logprobs));
         bench.run();
         assert_eq!(bench.play.taken, 0);
     }

@@ -113,10 +113,8 @@ fn forced_tokens_come_behind_what_is_told_of_the_prompt() {
     bench.play.forces = true;
     let request = constraint::constrained(1, &prompt, 30);
     let whole = alone(&request, 20);
-    bench.submit(Submission {
-        grammar: request.grammar,
-        ..scoring(1, &prompt, 30, 0)
-    });
+    let grammar = request.params.grammar.clone();
+    bench.submit(with(scoring(1, &prompt, 30, 0), |it| it.grammar = grammar));
     bench.run();
     assert_eq!(scores_of(&bench, 1), expected(&prompt));
     assert_eq!(bench.outcome(1).tokens, whole.tokens);

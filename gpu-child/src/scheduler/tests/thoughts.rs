@@ -7,15 +7,15 @@ const CLOSING: [u32; 2] = [48, 49];
 
 /// The prompt opens the reasoning. No token has a text, so no tag comes by itself.
 fn thinking(request: u64, tokens: u32, max_tokens: u32) -> Submission {
-    Submission {
-        thinking: Some(Box::new(ThinkingBudget {
-            tokens,
-            open: None,
-            close: "</think>".to_owned(),
-            closing: CLOSING.map(TokenId).to_vec(),
-        })),
-        ..submission(request, &[1, 2, 3], max_tokens)
-    }
+    let budget = ThinkingBudget {
+        tokens,
+        open: None,
+        close: "</think>".to_owned(),
+        closing: CLOSING.map(TokenId).to_vec(),
+    };
+    with(submission(request, &[1, 2, 3], max_tokens), |it| {
+        it.thinking = Some(Arc::new(budget));
+    })
 }
 
 #[test]
@@ -80,9 +80,9 @@ fn steps_ahead_change_no_byte_of_it_and_hold_up_no_neighbour() {
 #[test]
 fn a_bound_without_a_tag_is_refused() {
     let mut bench = Bench::new(limits(), 16, true);
-    let mut wrong = thinking(1, 5, 12);
-    wrong.thinking.as_mut().unwrap().closing.clear();
-    bench.submit(wrong);
+    bench.submit(with(thinking(1, 5, 12), |it| {
+        Arc::make_mut(it.thinking.as_mut().unwrap()).closing.clear();
+    }));
     bench.run();
     let reason = bench.only_reason(1);
     assert!(matches!(reason, FinishReason::Refused { .. }), "{reason:?}");

@@ -61,7 +61,7 @@ fn budget(tokens: u32, open: Option<&str>) -> ThinkingBudget {
 
 fn behind(budget: &ThinkingBudget, texts: &[&str]) -> Thoughts {
     let generated: Vec<TokenId> = texts.iter().map(|it| token(it)).collect();
-    Thoughts::new(budget.clone(), &generated, &limits())
+    Thoughts::new(budget.clone().into(), &generated, &limits())
 }
 
 /// The forced next token.
@@ -206,7 +206,7 @@ fn a_bound_that_cannot_be_written_is_known() {
     let limits = limits();
     let sound = budget(1, Some(OPEN));
     let is_sound = |budget: &ThinkingBudget| {
-        Thoughts::new(budget.clone(), &[token("a")], &limits).is_sound(&limits)
+        Thoughts::new(budget.clone().into(), &[token("a")], &limits).is_sound(&limits)
     };
     assert!(is_sound(&sound));
     let changes: [fn(&mut ThinkingBudget); 5] = [

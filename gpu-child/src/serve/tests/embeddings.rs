@@ -9,17 +9,8 @@ fn embed(request: u64, prompt: &[u32], pooling: Pooling) -> Command {
         request: RequestId(request),
         client: ClientId(request),
         prompt: prompt.iter().map(|token| TokenId(*token)).collect(),
-        generated: vec![],
-        sealed: None,
-        sampling: Sampling::default(),
-        max_tokens: 0,
-        ignore_eos: false,
-        logprobs: None,
-        prompt_logprobs: None,
-        grammar: None,
-        logit_bias: vec![],
-        thinking: None,
         embeds: Some(pooling),
+        ..Submission::default()
     }))
 }
 

@@ -10,18 +10,14 @@ fn submission(request: u64, logprobs: Option<u8>) -> Submission {
         request: RequestId(request),
         client: ClientId(request),
         prompt: vec![TokenId(1), TokenId(5)],
-        generated: vec![],
-        sealed: None,
-        sampling: Sampling::default(),
-        // The first is there before the others, and after them.
-        max_tokens: if logprobs.is_some() { 20 } else { 90 },
-        ignore_eos: true,
-        logprobs,
-        prompt_logprobs: None,
-        grammar: None,
-        logit_bias: vec![],
-        thinking: None,
-        embeds: None,
+        params: Arc::new(GenerationParams {
+            // The first is there before the others, and after them.
+            max_tokens: if logprobs.is_some() { 20 } else { 90 },
+            ignore_eos: true,
+            logprobs,
+            ..GenerationParams::default()
+        }),
+        ..Submission::default()
     }
 }
 
@@ -76,10 +72,8 @@ fn their_steps_are_begun_while_another_one_is_on_its_way() {
         let counter = Counter::new(Duration::from_millis(1)).ahead(true);
         let counter = counter.counting(&begun_ahead);
         let mut supervisor = Supervisor::ready_with(move || loaded_with(counter));
-        let submission = Submission {
-            max_tokens: 20,
-            ..submission(3, logprobs)
-        };
+        let mut submission = submission(3, logprobs);
+        Arc::make_mut(&mut submission.params).max_tokens = 20;
         supervisor.send(&Command::Submit(Box::new(submission)));
         let mut told = 0;
         loop {

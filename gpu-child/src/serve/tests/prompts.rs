@@ -11,20 +11,16 @@ pub fn scoring(request: u64, prompt: &[u32], max_tokens: u32) -> Command {
         request: RequestId(request),
         client: ClientId(request),
         prompt: prompt.iter().map(|token| TokenId(*token)).collect(),
-        generated: vec![],
-        sealed: None,
-        sampling: Sampling::default(),
-        max_tokens,
-        ignore_eos: true,
-        logprobs: None,
+        params: Arc::new(GenerationParams {
+            max_tokens,
+            ignore_eos: true,
+            ..GenerationParams::default()
+        }),
         prompt_logprobs: Some(PromptLogprobs {
             top: 2,
             reported: 0,
         }),
-        grammar: None,
-        logit_bias: vec![],
-        thinking: None,
-        embeds: None,
+        ..Submission::default()
     }))
 }
 

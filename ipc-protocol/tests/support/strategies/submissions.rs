@@ -1,8 +1,10 @@
 //! Strategies for requests.
 
 use super::*;
+use std::sync::Arc;
 use worker_orcd_ipc::{
-    ClientId, Grammar, Pooling, PromptLogprobs, Sampling, Submission, ThinkingBudget,
+    ClientId, GenerationParams, Grammar, Pooling, PromptLogprobs, Sampling, Submission,
+    ThinkingBudget,
 };
 
 pub(super) fn submission() -> BoxedStrategy<Submission> {
@@ -42,14 +44,16 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                     prompt,
                     generated,
                     sealed,
-                    sampling,
-                    max_tokens,
-                    ignore_eos,
-                    logprobs,
+                    params: Arc::new(GenerationParams {
+                        sampling,
+                        max_tokens,
+                        ignore_eos,
+                        logprobs,
+                        grammar: grammar.map(Arc::new),
+                        logit_bias,
+                        thinking: thinking.map(Arc::new),
+                    }),
                     prompt_logprobs: scores.map(|(top, reported)| PromptLogprobs { top, reported }),
-                    grammar: grammar.map(Box::new),
-                    logit_bias,
-                    thinking: thinking.map(Box::new),
                     embeds,
                 }
             },

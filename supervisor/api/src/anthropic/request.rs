@@ -9,14 +9,12 @@ use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::mistakes::Constraint;
 use crate::request::{GenerationRequest, Input};
-use crate::sampling::{
-    self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_logit_bias, read_sampling,
-};
+use crate::sampling::{self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_params, read_sampling};
 use crate::schema;
 use crate::structure::{Asked, OUTPUT_FORMAT, formats};
 use crate::thinking_budget::Budget;
 use uuid::Uuid;
-use worker_orcd_ipc::Sampling;
+use worker_orcd_ipc::{GenerationParams, Sampling};
 use worker_orcd_text::Conversation;
 use worker_orcd_text::tools::Parsing;
 
@@ -59,7 +57,7 @@ pub fn read(
     let (input, structure, budget) = read_prompt(&mut fields, limits, model);
     let max_tokens = read_max_tokens(&mut fields, limits);
     let sampling = read_drawing(&mut fields, model);
-    let logit_bias = read_logit_bias(&mut fields, model);
+    let params = read_params(&mut fields, model, sampling);
     let stop = read_stop_sequences(&mut fields);
     let is_streamed = fields.boolean("stream").unwrap_or(false);
     fields.finish().map_err(ApiError::invalid)?;
@@ -68,13 +66,12 @@ pub fn read(
     let generation = GenerationRequest {
         job_id: format!("msg_{}", Uuid::new_v4().simple()),
         input,
-        sampling,
-        max_tokens,
+        params: GenerationParams {
+            max_tokens,
+            ..params
+        },
         stop,
-        ignore_eos: false,
-        logprobs: None,
         echo: false,
-        logit_bias,
         thinking: budget.or(Budget::of_operator(limits)),
         structure,
         on_fault: None,

@@ -12,13 +12,13 @@ use crate::messages::read_messages;
 use crate::mistakes::{Constraint, Mistakes};
 use crate::request::Read;
 use crate::request::{GenerationRequest, Input};
-use crate::sampling::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::schema::{self, Shape};
 use crate::structure::{self, Asked};
 use crate::thinking_budget;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_ipc::{GenerationParams, Sampling, TokenId};
 use worker_orcd_text::tools::Parsing;
 
 /// Default `max_tokens` of `/v1/completions`. The OpenAI API's.
@@ -135,7 +135,7 @@ pub fn read(
     let n = read_n(&mut fields, kind);
     let max_tokens = read_max_tokens(&mut fields, limits, model.context, kind);
     let sampling = read_sampling_of_others(&mut fields, model);
-    let logit_bias = read_logit_bias(&mut fields, model);
+    let params = read_params(&mut fields, model, sampling);
     let stop = read_stop(&mut fields);
     let stream = read_stream(&mut fields);
     let first = prompts.as_ref().and_then(|it| it.first());
@@ -162,13 +162,14 @@ pub fn read(
     let generation = GenerationRequest {
         job_id: format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple()),
         input,
-        sampling,
-        max_tokens,
+        params: GenerationParams {
+            max_tokens,
+            ignore_eos,
+            logprobs,
+            ..params
+        },
         stop,
-        ignore_eos,
-        logprobs,
         echo,
-        logit_bias,
         thinking,
         structure,
         on_fault: None,

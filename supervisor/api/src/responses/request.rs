@@ -8,11 +8,12 @@ use crate::error::ApiError;
 use crate::fields::{Fields, Names, among};
 use crate::limits::RequestLimits;
 use crate::request::{GenerationRequest, Input};
-use crate::sampling::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::structure::{TEXT_FORMAT, formats};
 use crate::thinking_budget::Budget;
 use serde_json::Number;
 use uuid::Uuid;
+use worker_orcd_ipc::GenerationParams;
 use worker_orcd_text::Conversation;
 use worker_orcd_text::tools::Parsing;
 
@@ -58,7 +59,7 @@ pub fn read(
     let max_tokens = fields.integer("max_output_tokens", 1..=u64::from(u32::MAX));
     let max_tokens = max_tokens.unwrap_or(most).min(most) as u32;
     let sampling = read_sampling(&mut fields, model);
-    let logit_bias = read_logit_bias(&mut fields, model);
+    let params = read_params(&mut fields, model, sampling);
     let stop = read_stop(&mut fields);
     let is_streamed = fields.boolean("stream").unwrap_or(false);
     let Reasoning {
@@ -94,13 +95,13 @@ pub fn read(
     let generation = GenerationRequest {
         job_id: format!("{ID_PREFIX}{}", Uuid::new_v4().simple()),
         input: Input::Messages(conversation, settings),
-        sampling,
-        max_tokens,
+        params: GenerationParams {
+            max_tokens,
+            logprobs,
+            ..params
+        },
         stop,
-        ignore_eos: false,
-        logprobs,
         echo: false,
-        logit_bias,
         thinking: Budget::of_operator(limits),
         structure,
         on_fault: None,

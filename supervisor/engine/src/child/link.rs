@@ -351,19 +351,8 @@ mod tests {
     fn long_submission() -> Command {
         Command::Submit(Box::new(worker_orcd_ipc::Submission {
             request: RequestId(1),
-            client: worker_orcd_ipc::ClientId::default(),
             prompt: vec![worker_orcd_ipc::TokenId(u32::MAX); 1 << 20],
-            generated: vec![],
-            sealed: None,
-            sampling: worker_orcd_ipc::Sampling::default(),
-            max_tokens: 1,
-            ignore_eos: false,
-            logprobs: None,
-            prompt_logprobs: None,
-            grammar: None,
-            logit_bias: vec![],
-            thinking: None,
-            embeds: None,
+            ..worker_orcd_ipc::Submission::default()
         }))
     }
 

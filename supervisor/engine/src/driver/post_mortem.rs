@@ -87,7 +87,7 @@ fn facts(record: &Record) -> RequestFacts {
         job_id: record.job_id.clone(),
         tokens_in: record.tokens_in(),
         tokens_out: progress.tokens_out(),
-        max_tokens: record.max_tokens,
+        max_tokens: record.params.max_tokens,
         recoveries: progress.recoveries(),
     }
 }

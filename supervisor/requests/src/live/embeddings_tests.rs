@@ -1,13 +1,13 @@
 //! Requests that end with a vector and without tokens.
 
 use crate::record::{NewRequest, StreamEvent};
-use crate::testing::{Journal, SEAT, read, request, step};
+use crate::testing::{Journal, SEAT, params, read, request, step};
 use crate::violation::Violation;
 use worker_orcd_ipc::{Command, FinishReason, Pooling};
 
 fn wanting(job_id: &str) -> NewRequest {
     NewRequest {
-        max_tokens: 0,
+        params: params(|it| it.max_tokens = 0),
         embeds: Some(Pooling::Mean),
         ..request(job_id)
     }

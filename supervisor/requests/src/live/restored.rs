@@ -97,7 +97,7 @@ mod tests {
     use crate::progress::{Progress, Skip};
     use crate::record::{OnFault, StreamEvent};
     use crate::stream::RequestStream;
-    use crate::testing::{Journal, SEAT, read, request, step};
+    use crate::testing::{Journal, SEAT, params, read, request, step};
     use crate::wal::{self, Clock, Ending, Restored};
     use std::num::NonZeroU8;
     use std::os::fd::AsFd as _;
@@ -177,7 +177,7 @@ mod tests {
             top: vec![],
         };
         let mut request = restored(&[0, 1], None);
-        request.request.logprobs = Some(0);
+        request.request.params = params(|it| it.logprobs = Some(0));
         request.told_logprobs = vec![logprobs(-1.0), logprobs(-2.0)];
         let (mut journal, mut stream) = inherit(request, Skip::Pieces(1));
         journal.serve(SEAT);

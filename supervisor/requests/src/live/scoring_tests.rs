@@ -1,7 +1,7 @@
 //! Log probabilities of prompts.
 
 use crate::record::NewRequest;
-use crate::testing::{Journal, SEAT, request, step};
+use crate::testing::{Journal, SEAT, params, request, step};
 use crate::violation::Violation;
 use worker_orcd_ipc::{
     Command, FinishReason, Logprobs, PromptLogprobs, RequestId, Scored, StepReport, TokenId,
@@ -11,7 +11,7 @@ fn wanting(echo: Option<u32>, logprobs: Option<u8>) -> NewRequest {
     NewRequest {
         prompt: vec![TokenId(0), TokenId(1), TokenId(0), TokenId(1)],
         echo,
-        logprobs,
+        params: params(|it| it.logprobs = logprobs),
         ..request("a")
     }
 }

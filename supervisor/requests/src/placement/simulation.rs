@@ -7,7 +7,7 @@
 mod arrivals;
 mod child;
 
-use crate::testing::{Journal, request};
+use crate::testing::{Journal, params, request};
 use arrivals::{Arrivals, Turn};
 use child::Child;
 use std::collections::BTreeMap;
@@ -99,7 +99,7 @@ impl Host {
     fn submit(&mut self, turn: Turn) {
         let mut new = request(&self.submitted.to_string());
         new.prompt = turn.prompt.clone();
-        new.max_tokens = turn.answer;
+        new.params = params(|it| it.max_tokens = turn.answer);
         let numbers = 0..self.journals.len();
         let fewest = numbers.min_by_key(|number| self.journals[*number].requests.len());
         let journal = match self.policy {

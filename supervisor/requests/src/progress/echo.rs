@@ -95,14 +95,14 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use crate::record::{NewRequest, StreamEvent};
-    use crate::testing::{EOS, Journal, SEAT, read, request, step};
+    use crate::testing::{EOS, Journal, SEAT, params, read, request, step};
     use worker_orcd_ipc::{FinishReason, Logprobs, RequestId, Scored, StepReport, TokenId};
 
     fn echoing(prompt: &[u32], hidden: u32, logprobs: Option<u8>) -> NewRequest {
         NewRequest {
             prompt: prompt.iter().copied().map(TokenId).collect(),
             echo: Some(hidden),
-            logprobs,
+            params: params(|it| it.logprobs = logprobs),
             ..request("job")
         }
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::error_code::ErrorCode;
 use crate::record::Failure;
-use crate::testing::request;
+use crate::testing::{params, request};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use worker_orcd_ipc::{Generation, Grammar, MAX_FRAME_BYTES, Pooling, ThinkingBudget};
@@ -112,18 +112,22 @@ fn what_was_written_is_read_with_its_tokens_and_its_end() {
 #[test]
 fn a_request_keeps_its_grammar() {
     let mut log = Log::new();
-    let grammar = Some(Box::new(Grammar::Choice(vec!["yes".to_owned()])));
+    let grammar = Some(Arc::new(Grammar::Choice(vec!["yes".to_owned()])));
     let new = NewRequest {
-        grammar: grammar.clone(),
+        params: params(|it| it.grammar.clone_from(&grammar)),
         ..request("job")
     };
     let record = Record::new(RequestId(3), new, OnFault::Resume, log.now);
     log.wal.accepted(&record);
     log.flush();
     let read = log.read(Ending::Crash).remove(0);
-    assert_eq!(read.grammar, grammar);
+    assert_eq!(read.params.grammar, grammar);
     let record = Record::restored(read, log.wal.clock);
-    assert_eq!(record.submission().grammar, grammar, "in the submission");
+    assert_eq!(
+        record.submission().params.grammar,
+        grammar,
+        "in the submission"
+    );
 }
 
 #[test]
@@ -134,7 +138,7 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
         top: vec![(TokenId(5), of_token)],
     };
     let new = NewRequest {
-        logprobs: Some(1),
+        params: params(|it| it.logprobs = Some(1)),
         ..request("job")
     };
     let record = Record::new(RequestId(3), new, OnFault::Fail, log.now);
@@ -146,7 +150,7 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
         .drawn(RequestId(3), TokenId(7), Some(&logprobs(-0.5)));
     log.flush();
     let read = log.read(Ending::Upgrade);
-    assert_eq!(read[0].logprobs, Some(1));
+    assert_eq!(read[0].params.logprobs, Some(1));
     assert_eq!(read[0].generated, [TokenId(9), TokenId(7)]);
     assert_eq!(read[0].told_logprobs, [logprobs(-1.0), logprobs(-0.5)]);
     // The new segment repeats the request.
@@ -177,19 +181,23 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
 }
 
 #[test]
-fn biases_bounded_thoughts_and_cached_tokens_are_read_as_they_were() {
+fn parameters_and_cached_tokens_are_read_as_they_were() {
     let mut log = Log::new();
     let new = NewRequest {
-        logit_bias: vec![(TokenId(0), -100.0), (TokenId(7), 0.5)],
-        thinking: Some(Box::new(ThinkingBudget {
-            tokens: 3,
-            open: Some("<think>".to_owned()),
-            close: "</think>".to_owned(),
-            closing: vec![TokenId(1)],
-        })),
+        params: params(|it| {
+            it.sampling.seed = 9;
+            it.ignore_eos = true;
+            it.logit_bias = vec![(TokenId(0), -100.0), (TokenId(7), 0.5)];
+            it.thinking = Some(Arc::new(ThinkingBudget {
+                tokens: 3,
+                open: Some("<think>".to_owned()),
+                close: "</think>".to_owned(),
+                closing: vec![TokenId(1)],
+            }));
+        }),
         ..request("job")
     };
-    let (bias, thinking) = (new.logit_bias.clone(), new.thinking.clone());
+    let params = Arc::clone(&new.params);
     let record = Record::new(RequestId(3), new, OnFault::Resume, log.now);
     log.wal.accepted(&record);
     log.flush();
@@ -202,18 +210,16 @@ fn biases_bounded_thoughts_and_cached_tokens_are_read_as_they_were() {
     let live = [(&record, None)];
     log.wal.begin_segment(live.into_iter()).unwrap();
     for read in [read, log.read(Ending::Upgrade).remove(0)] {
-        assert_eq!((&read.logit_bias, read.cached_tokens), (&bias, Some(1)));
-        assert_eq!(read.thinking, thinking);
+        assert_eq!((&read.params, read.cached_tokens), (&params, Some(1)));
     }
-    assert_eq!(record.submission().logit_bias, bias);
-    assert_eq!(record.submission().thinking, thinking);
+    assert_eq!(record.submission().params, params);
 }
 
 #[test]
 fn a_token_whose_log_probabilities_a_kill_cut_off_is_forgotten_with_them() {
     let mut log = Log::new();
     let new = NewRequest {
-        logprobs: Some(20),
+        params: params(|it| it.logprobs = Some(20)),
         ..request("job")
     };
     let record = Record::new(RequestId(3), new, OnFault::Resume, log.now);

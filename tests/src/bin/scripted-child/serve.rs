@@ -36,7 +36,7 @@ pub struct Running {
 impl Running {
     /// Log probabilities: the drawn token is the most likely, and the ids before it follow.
     fn logprobs(&self, request: RequestId, token: TokenId) -> Option<DrawnLogprobs> {
-        let top = self.submission.logprobs?;
+        let top = self.submission.params.logprobs?;
         let likely = |rank: u32| (TokenId(token.0.saturating_sub(rank)), -0.5 - rank as f32);
         Some(DrawnLogprobs {
             request,
@@ -241,8 +241,8 @@ impl Child {
             });
             report.logprobs.extend(running.logprobs(request, token));
             running.generated += 1;
-            let is_end = token == EOS && !running.submission.ignore_eos;
-            if is_end || running.generated >= running.submission.max_tokens {
+            let is_end = token == EOS && !running.submission.params.ignore_eos;
+            if is_end || running.generated >= running.submission.params.max_tokens {
                 let reason = match is_end {
                     true => FinishReason::EndOfSequence,
                     false => FinishReason::MaxTokens,

@@ -9,25 +9,19 @@ use crate::serve::{Link, Status};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use worker_orcd_ipc::{
-    ClientId, Command, Generation, Grammar, RequestId, Sampling, Submission, TokenId,
+    Command, Generation, GenerationParams, Grammar, RequestId, Submission, TokenId,
 };
 
 fn held_to_a_grammar() -> Submission {
     Submission {
         request: RequestId(1),
-        client: ClientId::default(),
         prompt: vec![TokenId(1), TokenId(2)],
-        generated: vec![],
-        sealed: None,
-        sampling: Sampling::default(),
-        max_tokens: 4,
-        ignore_eos: false,
-        logprobs: None,
-        prompt_logprobs: None,
-        grammar: Some(Box::new(Grammar::Regex("a".to_owned()))),
-        logit_bias: vec![],
-        thinking: None,
-        embeds: None,
+        params: Arc::new(GenerationParams {
+            max_tokens: 4,
+            grammar: Some(Arc::new(Grammar::Regex("a".to_owned()))),
+            ..GenerationParams::default()
+        }),
+        ..Submission::default()
     }
 }
 

@@ -84,7 +84,7 @@ fn what_claude_code_sends_is_taken() {
     assert!(request.is_streamed && generation.job_id.starts_with("msg_"));
     assert_eq!(request.parsing, terms().chat.parsing);
     // More than the context has room for. It is cut later, when the prompt's length is known.
-    assert_eq!(generation.max_tokens, 32000);
+    assert_eq!(generation.params.max_tokens, 32000);
     assert_eq!(generation.thinking.unwrap().tokens, 31999);
     let Input::Messages(conversation, settings) = generation.input else {
         panic!("messages");
@@ -147,10 +147,10 @@ fn what_is_absent_is_as_the_model_has_it() {
     assert_eq!(request.parsing.calls, None);
     assert_eq!(request.generation.stop, Vec::<String>::new());
     let expected = Sampling {
-        seed: request.generation.sampling.seed,
+        seed: request.generation.params.sampling.seed,
         ..terms().defaults
     };
-    assert_eq!(request.generation.sampling, expected);
+    assert_eq!(request.generation.params.sampling, expected);
     assert_eq!(settings(&json!({})), []);
     let off = settings(&json!({"thinking": {"type": "disabled"}}));
     assert_eq!(
@@ -165,7 +165,7 @@ fn how_tokens_are_drawn_and_where_to_stop() {
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 7, "stop_sequences": ["a", "b"],
     });
     let generation = read_with(&given).unwrap().generation;
-    let sampling = generation.sampling;
+    let sampling = generation.params.sampling;
     assert_eq!(
         (sampling.temperature, sampling.top_p, sampling.top_k),
         (0.5, 0.9, 5)
@@ -177,7 +177,7 @@ fn how_tokens_are_drawn_and_where_to_stop() {
     let body = body(&json!({}));
     let fields = Fields::parse(&body, NAMES).unwrap();
     let operators = read(fields, &limits(Some(7)), &terms()).unwrap();
-    assert_eq!(operators.generation.max_tokens, 7);
+    assert_eq!(operators.generation.params.max_tokens, 7);
 }
 
 #[test]

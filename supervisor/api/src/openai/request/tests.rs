@@ -49,8 +49,8 @@ fn what_clients_always_send_is_accepted() {
     .unwrap();
     let options = request.stream.unwrap();
     assert!(options.include_usage && !options.continuous_usage);
-    assert_eq!(request.generation.max_tokens, 7);
-    assert_eq!(request.generation.sampling.seed, 5);
+    assert_eq!(request.generation.params.max_tokens, 7);
+    assert_eq!(request.generation.params.sampling.seed, 5);
     assert!(request.generation.job_id.starts_with("chatcmpl-"));
 }
 
@@ -108,10 +108,10 @@ fn what_happens_anyway_may_be_asked_for() {
 fn a_bound_beyond_the_context_is_the_context() {
     for name in ["max_tokens", "max_completion_tokens"] {
         let request = chat(&json!({ name: 16_384 })).unwrap();
-        assert_eq!(request.generation.max_tokens, 100, "{name}");
+        assert_eq!(request.generation.params.max_tokens, 100, "{name}");
     }
     let request = completion(&json!({"max_tokens": 16_384})).unwrap();
-    assert_eq!(request.generation.max_tokens, 100);
+    assert_eq!(request.generation.params.max_tokens, 100);
 }
 
 #[test]
@@ -166,10 +166,10 @@ fn an_answer_is_begun_by_the_request_or_by_its_last_message() {
 #[test]
 fn minus_one_asks_for_what_happens_anyway() {
     let request = chat(&json!({"seed": -1, "top_k": -1, "max_tokens": -1})).unwrap();
-    assert_eq!(request.generation.sampling.top_k, 0);
-    assert_eq!(request.generation.max_tokens, 100);
+    assert_eq!(request.generation.params.sampling.top_k, 0);
+    assert_eq!(request.generation.params.max_tokens, 100);
     let request = completion(&json!({"max_tokens": -1})).unwrap();
-    assert_eq!(request.generation.max_tokens, 100, "as many as fit");
+    assert_eq!(request.generation.params.max_tokens, 100, "as many as fit");
 }
 
 #[test]
@@ -250,8 +250,11 @@ fn every_choice_that_is_made_is_told() {
 
 #[test]
 fn each_endpoint_has_its_own_default_length() {
-    assert_eq!(chat(&json!({})).unwrap().generation.max_tokens, 100);
-    assert_eq!(completion(&json!({})).unwrap().generation.max_tokens, 16);
+    assert_eq!(chat(&json!({})).unwrap().generation.params.max_tokens, 100);
+    assert_eq!(
+        completion(&json!({})).unwrap().generation.params.max_tokens,
+        16
+    );
     let both = json!({"max_tokens": 3, "max_completion_tokens": 4});
     assert!(chat(&both).unwrap_err().contains("contradicts"));
 }
@@ -266,9 +269,9 @@ fn what_the_operator_bounds_is_bounded_here_too() {
     let read = |kind, body: Value| read_within(&limits, kind, &body);
     let hello = json!({"messages": [{"role": "user", "content": "hello"}]});
     let request = read(Kind::Chat, hello.clone()).unwrap();
-    assert_eq!(request.generation.max_tokens, 50);
+    assert_eq!(request.generation.params.max_tokens, 50);
     let longer = read(Kind::Chat, with(hello, &json!({"max_tokens": 51}))).unwrap();
-    assert_eq!(longer.generation.max_tokens, 50);
+    assert_eq!(longer.generation.params.max_tokens, 50);
     let named = json!({"messages": [{"role": "user", "content": "hello", "name": "A"}]});
     assert!(read(Kind::Chat, named).unwrap_err().contains("messages"));
     for prompt in [json!("hello!"), json!(["hello!"])] {
@@ -286,7 +289,7 @@ fn what_others_call_off_is_off_whatever_the_model_file_says() {
         let body = with(json!({"prompt": "a"}), extra).to_string();
         let fields = Fields::parse(&body, names(Kind::Completion)).unwrap();
         let request = read(fields, &RequestLimits::NONE, &model, Kind::Completion).unwrap();
-        let sampling = request.generation.sampling;
+        let sampling = request.generation.params.sampling;
         (sampling.top_k, sampling.repetition_penalty)
     };
     assert_eq!(read(&json!({})), (5, 1.5));
@@ -298,7 +301,8 @@ fn what_others_call_off_is_off_whatever_the_model_file_says() {
 
 #[test]
 fn log_probabilities_are_asked_for_as_each_endpoint_has_it() {
-    let of = |request: Result<OpenAiRequest, String>| request.map(|it| it.generation.logprobs);
+    let of =
+        |request: Result<OpenAiRequest, String>| request.map(|it| it.generation.params.logprobs);
     for (extra, expected) in [
         (json!({}), Ok(None)),
         (json!({"logprobs": false, "top_logprobs": 0}), Ok(None)),

@@ -82,7 +82,7 @@ fn codex_is_served() {
         ("verbosity".to_owned(), low),
     ];
     assert_eq!(settings, told);
-    assert_eq!(request.generation.max_tokens, 100);
+    assert_eq!(request.generation.params.max_tokens, 100);
     assert!(request.generation.job_id.starts_with("resp_"));
 }
 
@@ -102,8 +102,8 @@ fn settings_are_read_and_repeated() {
         "parallel_tool_calls": true, "effort": "none", "format": null, "verbosity": "high", "top_logprobs": 0, "metadata": {"a": "b"},
     });
     assert_eq!(echo, expected);
-    assert_eq!(request.generation.max_tokens, 9);
-    assert_eq!(request.generation.sampling.seed, 7);
+    assert_eq!(request.generation.params.max_tokens, 9);
+    assert_eq!(request.generation.params.sampling.seed, 7);
     let Input::Messages(_, settings) = request.generation.input else {
         panic!("no messages");
     };
@@ -126,7 +126,7 @@ fn log_probabilities_are_included_or_counted() {
         (json!({"top_logprobs": 20}), Some(20)),
     ] {
         let request = read_body(&with(&extra)).unwrap();
-        assert_eq!(request.generation.logprobs, wanted, "{extra}");
+        assert_eq!(request.generation.params.logprobs, wanted, "{extra}");
         assert_eq!(request.echo.top_logprobs, wanted.unwrap_or(0));
     }
 }
@@ -134,7 +134,7 @@ fn log_probabilities_are_included_or_counted() {
 #[test]
 fn a_bound_beyond_the_context_is_the_context() {
     let request = read_body(&with(&json!({"max_output_tokens": 16_384}))).unwrap();
-    assert_eq!(request.generation.max_tokens, 100);
+    assert_eq!(request.generation.params.max_tokens, 100);
     assert_eq!(request.echo.max_output_tokens, 100);
 }
 

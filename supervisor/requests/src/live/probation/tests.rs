@@ -6,7 +6,7 @@ use crate::record::{Failure, NewRequest, StreamEvent};
 use crate::refusal::Refusal;
 use crate::scene::Within;
 use crate::stream::RequestStream;
-use crate::testing::{Journal, QUARANTINE_FOR, SEAT, read, request, step};
+use crate::testing::{Journal, QUARANTINE_FOR, SEAT, params, read, request, step};
 use std::num::NonZeroU8;
 use worker_orcd_ipc::Command;
 use worker_orcd_ipc::{Fault, FinishReason, TokenId};
@@ -143,7 +143,7 @@ fn three_violations_of_the_protocol_convict_only_where_they_are_the_same() {
 /// Five deaths that no request caused: the only request advances between them.
 fn five_deaths_of_nobodys_doing(journal: &mut Journal) {
     let (walker, _stream) = journal.submit(NewRequest {
-        max_tokens: 10,
+        params: params(|it| it.max_tokens = 10),
         ..request("walker")
     });
     for death in 0..5 {
@@ -292,7 +292,7 @@ fn what_was_quarantined_is_refused_for_its_time_and_by_any_name() {
 fn killer_again() -> NewRequest {
     let mut again = killer();
     again.job_id = "again".to_owned();
-    again.sampling.seed = 99;
+    again.params = params(|it| it.sampling.seed = 99);
     again
 }
 
@@ -338,7 +338,7 @@ fn a_suspect_rejoins_everybody_once_past_the_fatal_step() {
 fn a_stream_that_moves_on_between_deaths_is_never_suspected() {
     let mut journal = Journal::serving();
     let (id, _stream) = journal.submit(NewRequest {
-        max_tokens: 1000,
+        params: params(|it| it.max_tokens = 1000),
         ..request("long")
     });
     for death in 0..100 {

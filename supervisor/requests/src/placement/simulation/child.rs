@@ -87,7 +87,7 @@ impl Child {
                 prompt: it.prompt.len() as u64,
                 computed: 0,
                 generated: it.generated.len() as u32,
-                answer: it.max_tokens,
+                answer: it.params.max_tokens,
             }),
             Command::Cancel { request } => {
                 self.queue.retain(|work| work.id != request);
