@@ -167,6 +167,13 @@ fn is_within_bounds(request: &GenerationRequest) {
     assert!(sampling.repetition_penalty >= 0.0 && sampling.repetition_penalty <= 2.0);
     assert!((-2.0..=2.0).contains(&sampling.frequency_penalty));
     assert!((-2.0..=2.0).contains(&sampling.presence_penalty));
+    assert!(request.params.min_tokens <= request.params.max_tokens);
+    for ids in [
+        &request.params.stop_token_ids,
+        &request.params.allowed_token_ids,
+    ] {
+        assert!(ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|id| id.0 < MODEL.vocabulary));
+    }
 }
 
 fn is_short(input: &Input) {

@@ -34,6 +34,8 @@
 //! A sequence under a grammar samples only when the mask of its next token is present ([`constraint`]). It takes part
 //! in the step before that, except for its first sample: its prefill stops before the last token.
 //!
+//! A request's own rules on tokens narrow the mask of its grammar, or are a mask alone ([`token_rules`]).
+//!
 //! A sequence with a reasoning budget pauses where the next allowed token depends on a token in flight ([`thoughts`]).
 //!
 //! If decoding sequences hold every slot, a new request waits until one ends. Free slots are then assigned so that
@@ -50,6 +52,7 @@ mod room;
 mod scoring;
 mod sequence;
 mod thoughts;
+mod token_rules;
 
 use crate::device::{SampleWork, SequenceWork};
 use crate::kv_pages::KvPages;
@@ -530,7 +533,7 @@ impl Scheduler {
         if self.running[index].ending(&self.limits).is_some() {
             return self.retire();
         }
-        match answer {
+        match answer.and_then(|heard| self.running[index].narrow(heard)) {
             Ok(heard) => self.running[index].constraint.hear(heard),
             Err(error) => {
                 let mut sequence = self.running.remove(index);

@@ -28,6 +28,20 @@ pub struct GenerationParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Limit on reasoning tokens. `None`: no limit.
     pub thinking: Option<Arc<ThinkingBudget>>,
+    /// Number of tokens before which none is sampled that ends the answer, and stop strings are ignored.
+    pub min_tokens: u32,
+    /// Tokens that end the answer, also with `ignore_eos`. By ascending id, each id once.
+    pub stop_token_ids: Arc<[TokenId]>,
+    /// The only tokens that are sampled. By ascending id, each id once. Empty: all tokens.
+    pub allowed_token_ids: Arc<[TokenId]>,
+}
+
+impl GenerationParams {
+    /// True for one of the tokens of `stop_token_ids`.
+    #[must_use]
+    pub fn stops_at(&self, token: TokenId) -> bool {
+        self.stop_token_ids.binary_search(&token).is_ok()
+    }
 }
 
 /// Maximum number of tokens with a bias in one request.

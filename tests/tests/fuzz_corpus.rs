@@ -98,6 +98,16 @@ const BODIES: &[(&str, u8, &str)] = &[
     ),
     ("ids", 2, r#"{"prompt":[[1,2,499]],"max_tokens":3}"#),
     (
+        "token-rules",
+        2,
+        r#"{"prompt":"a","max_tokens":3,"min_tokens":2,"stop_token_ids":[7,2,7],"allowed_token_ids":[499,2,0]}"#,
+    ),
+    (
+        "token-rules-refused",
+        1,
+        r#"{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"min_tokens":2,"stop_token_ids":[500],"allowed_token_ids":[]}"#,
+    ),
+    (
         "text-in-a-list",
         2,
         r#"{"prompt":["a"],"echo":false,"suffix":"","temperature":0.0}"#,
@@ -303,6 +313,7 @@ const REFUSED: &[&str] = &[
     "twice",
     "escapes",
     "chat-refused",
+    "token-rules-refused",
     "numbers",
     "no-object",
     "deep",

@@ -91,6 +91,7 @@ mod systemd;
 mod texts;
 mod thinking;
 mod tls;
+mod token_rules;
 mod tools;
 mod top;
 mod trace;

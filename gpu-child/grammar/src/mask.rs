@@ -30,6 +30,30 @@ impl Mask {
         Self::new(words, vocabulary)
     }
 
+    /// Mask of all tokens.
+    #[must_use]
+    pub fn all(vocabulary: usize) -> Self {
+        Self::new(vec![u32::MAX; vocabulary.div_ceil(32)], vocabulary)
+    }
+
+    /// Tokens that both allow; `None` if there are none. Both have the same vocabulary.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Option<Self> {
+        self.with(other, |word, other| word & other)
+    }
+
+    /// Tokens that `other` does not allow; `None` if there are none. Both have the same vocabulary.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Option<Self> {
+        self.with(other, |word, other| word & !other)
+    }
+
+    fn with(&self, other: &Self, word: impl Fn(u32, u32) -> u32) -> Option<Self> {
+        let pairs = self.0.iter().zip(&other.0);
+        let words: Vec<u32> = pairs.map(|(one, other)| word(*one, *other)).collect();
+        words.iter().any(|word| *word != 0).then_some(Self(words))
+    }
+
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.0
@@ -79,5 +103,17 @@ mod tests {
             assert_eq!(Mask::of([token], 40).only(), Some(token));
         }
         assert_eq!(Mask::new(vec![u32::MAX, 1], 32).words(), [u32::MAX]);
+    }
+
+    #[test]
+    fn two_masks_have_their_tokens_in_common_or_not() {
+        let of = |tokens: &[u32]| Mask::of(tokens.iter().copied().map(TokenId), 40);
+        let (one, other) = (of(&[1, 33, 39]), of(&[2, 33]));
+        assert_eq!(one.and(&other), Some(of(&[33])));
+        assert_eq!(one.without(&other), Some(of(&[1, 39])));
+        assert_eq!(other.and(&of(&[1])), None);
+        assert_eq!(other.without(&Mask::all(40)), None);
+        assert_eq!(Mask::all(40).and(&one), Some(one));
+        assert_eq!(Mask::all(40).tokens().count(), 40);
     }
 }

@@ -9,6 +9,7 @@ use super::fair_queue::Candidate;
 use super::page_table::PageTable;
 use super::scoring::Scoring;
 use super::thoughts::Thoughts;
+use super::token_rules::TokenRules;
 use crate::device::PageId;
 use crate::kv_pages::{ChainId, KvPages};
 use crate::logprobs::WantedPart;
@@ -46,6 +47,7 @@ pub(super) struct Sequence {
     pub(super) scoring: Option<Scoring>,
     pub(super) constraint: Constraint,
     thoughts: Option<Thoughts>,
+    rules: Option<TokenRules>,
     /// State of the embedding, if one is requested in place of tokens.
     pub(super) pool: Option<Pool>,
     /// Positions `0 .. computed` are in `table`, except released ones.
@@ -102,6 +104,7 @@ impl Sequence {
             scoring: prompt_logprobs.map(|order| Scoring::new(order, prompt_len)),
             constraint: Constraint::of(params.grammar.clone()),
             thoughts,
+            rules: TokenRules::new(&params, limits),
             params,
             pool: embeds
                 .map(|pooling| Pool::new(pooling, prompt_len).with_head(limits.rank_head.clone())),
@@ -235,6 +238,11 @@ impl Sequence {
         if !self.has_sound_biases(limits) {
             return refused("its biases are not those of tokens, in order and in range".to_owned());
         }
+        if !TokenRules::are_sound(&self.params, limits) {
+            return refused(
+                "its stop tokens and allowed tokens are not tokens, in order".to_owned(),
+            );
+        }
         if self
             .thoughts
             .as_ref()
@@ -266,12 +274,20 @@ impl Sequence {
         if self.scores_are_missing() {
             return None;
         }
-        let last = self.generated().last();
-        if !self.params.ignore_eos && last.is_some_and(|token| limits.ends_generation(*token)) {
+        if self
+            .generated()
+            .last()
+            .is_some_and(|last| self.ends_at(*last, limits))
+        {
             return Some(FinishReason::EndOfSequence);
         }
         let is_full = self.holds(self.known().len(), limits);
         is_full.then_some(FinishReason::MaxTokens)
+    }
+
+    fn ends_at(&self, token: TokenId, limits: &Limits) -> bool {
+        let is_end = !self.params.ignore_eos && limits.ends_generation(token);
+        is_end || self.params.stops_at(token)
     }
 
     /// True if the sequence has no room for a further token, regardless of the samples in flight.

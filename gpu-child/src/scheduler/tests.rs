@@ -8,6 +8,7 @@ mod fairness;
 mod paged_device;
 mod scoring;
 mod thoughts;
+mod token_rules;
 mod windows;
 
 use super::*;
@@ -484,13 +485,17 @@ fn act() -> impl Strategy<Value = Act> {
         0_u32..25,
         any::<bool>(),
         prop::bool::weighted(0.3),
+        prop_oneof![3 => Just(0), 1 => 1_u32..20],
+        prop_oneof![3 => Just(vec![]), 1 => Just(vec![9, 12, 30])],
     );
     prop_oneof![
-        3 => request.prop_map(|(prompt, max_tokens, ignore_eos, is_constrained)| {
+        3 => request.prop_map(|(prompt, max_tokens, ignore_eos, is_constrained, min_tokens, stop)| {
             let grammar = is_constrained.then(|| Arc::new(Grammar::Regex(String::new())));
             Act::Submit(with(submission(0, &prompt, max_tokens), |it| {
                 it.ignore_eos = ignore_eos;
                 it.grammar = grammar;
+                it.min_tokens = min_tokens;
+                it.stop_token_ids = stop.into_iter().map(TokenId).collect();
             }))
         }),
         4 => (1_u32..20).prop_map(Act::Turn),

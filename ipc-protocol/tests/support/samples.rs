@@ -186,6 +186,9 @@ fn submission() -> Submission {
                 close: "</think>".to_owned(),
                 closing: vec![TokenId(251), TokenId(70_000)],
             })),
+            min_tokens: 252,
+            stop_token_ids: [TokenId(253), TokenId(70_002)].into(),
+            allowed_token_ids: [TokenId(254)].into(),
         }),
         prompt_logprobs: Some(PromptLogprobs {
             top: 20,

@@ -4,7 +4,7 @@
 //! and response formats. An unsupported field is refused by name. One that requests the default behaviour (`logit_bias:
 //! {}`, `tools: []`) is accepted, and so are labels, which change no answer.
 //!
-//! * [`request`]: reader of requests. [`answer`]: objects of answers. [`stream`], [`whole`]: their writers. `parts`: splits text into tool calls
+//! * [`request`]: reader of requests; `token_rules`: some of its fields. [`answer`]: objects of answers. [`stream`], [`whole`]: their writers. `parts`: splits text into tool calls
 //!   and reasoning. [`logprobs`]: reads and writes log probabilities.
 
 pub mod answer;
@@ -14,6 +14,7 @@ mod parts;
 pub mod request;
 pub mod stream;
 mod template_settings;
+mod token_rules;
 pub(crate) mod tool_choice;
 mod tools;
 pub mod whole;

@@ -7,19 +7,20 @@ mod echo;
 mod unread;
 
 use crate::logprobs::Ledger;
-use crate::record::{Completion, Embedding, Failure, Record, StopReason, StreamEvent};
+use crate::record::{Completion, Embedding, Failure, NewRequest, Record, StopReason, StreamEvent};
 use echo::Echo;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 pub use unread::Skip;
 use unread::Unread;
-use worker_orcd_ipc::{Drawn, Logprobs, TokenId};
+use worker_orcd_ipc::{Drawn, GenerationParams, Logprobs, TokenId};
 use worker_orcd_text::{Detokenizer, StopMatcher, Text};
 
 #[derive(Debug)]
 pub struct Progress {
     generated: Vec<TokenId>,
+    params: Arc<GenerationParams>,
     /// Special tokens that appear as text.
     shown: Vec<TokenId>,
     detokenizer: Detokenizer,
@@ -61,19 +62,15 @@ pub enum Pushed {
 }
 
 impl Progress {
-    /// Creates the progress of a new request. `shown`: special tokens that appear as text. `logprobs`: known log
-    /// probabilities of the answer, `None` if they are not requested.
-    pub fn new(
-        now: Instant,
-        stop: &[String],
-        shown: &[TokenId],
-        logprobs: Option<Vec<Logprobs>>,
-    ) -> Self {
+    /// Creates the progress of a new request. `logprobs`: known log probabilities of the answer, `None` if they are not
+    /// requested.
+    pub fn new(now: Instant, request: &NewRequest, logprobs: Option<Vec<Logprobs>>) -> Self {
         Self {
             generated: Vec::new(),
-            shown: shown.to_vec(),
+            params: Arc::clone(&request.params),
+            shown: request.shown.clone(),
             detokenizer: Detokenizer::default(),
-            stop: StopMatcher::new(stop),
+            stop: StopMatcher::new(&request.stop),
             unread: Unread::default(),
             ledger: logprobs.map(Ledger::restored),
             echo: None,
@@ -365,10 +362,13 @@ impl Progress {
         early
     }
 
-    /// Decodes the newest token into `scratch`.
+    /// Decodes the newest token into `scratch`. A stop token has no text, as in vLLM.
     fn decode(&mut self, token: TokenId, text: &Arc<Text>, scratch: &mut String) {
         scratch.clear();
-        let bytes = text.bytes_shown(token, &self.shown);
+        let bytes = match self.params.stops_at(token) {
+            true => &[],
+            false => text.bytes_shown(token, &self.shown),
+        };
         if let Some(ledger) = &mut self.ledger {
             let index = ledger.prompt_len() + self.generated.len() - 1;
             let is_listed = !bytes.is_empty() || ledger.lists_all();
@@ -382,7 +382,14 @@ impl Progress {
 
     fn append(&mut self, text: &str, index: u32) -> Option<usize> {
         let before = self.unread.text.len();
-        let stopped = self.stop.push(text, &mut self.unread.text);
+        let out = &mut self.unread.text;
+        let stopped = match index < self.params.min_tokens {
+            true => {
+                self.stop.pass(text, out);
+                None
+            }
+            false => self.stop.push(text, out),
+        };
         self.cut(before, index);
         stopped
     }

@@ -177,7 +177,7 @@ impl Record {
         now: Instant,
     ) -> Self {
         let known = request.params.logprobs.map(|_| vec![]);
-        let progress = Progress::new(now, &request.stop, &request.shown, known);
+        let progress = Progress::new(now, &request, known);
         let progress = progress.echoing(request.echo, request.prompt.len(), vec![]);
         Self {
             id,
@@ -196,7 +196,7 @@ impl Record {
         let request = restored.request;
         let accepted_at = clock.instant(restored.accepted_at_ms);
         let told = request.params.logprobs.map(|_| restored.told_logprobs);
-        let progress = Progress::new(accepted_at, &request.stop, &request.shown, told);
+        let progress = Progress::new(accepted_at, &request, told);
         let first_token_at = restored.first_token_at_ms.map(|at| clock.instant(at));
         let progress = progress
             .restored(

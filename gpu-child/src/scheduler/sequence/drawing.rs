@@ -5,6 +5,7 @@ use super::Sequence;
 use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::KvPages;
 use crate::scheduler::Limits;
+use worker_orcd_grammar::{GrammarError, Mask};
 use worker_orcd_ipc::{Drawn, TokenId};
 
 /// Maximum forced tokens before the next mask request, and of their rows in a step.
@@ -15,10 +16,8 @@ impl Sequence {
     /// successor is known: a step of such rows alone is the fastest.
     pub(in crate::scheduler) fn work(&self, tokens: usize) -> SequenceWork<'_> {
         let end = self.computed + tokens;
-        let sample = self.may_draw(tokens).then(|| SampleWork {
-            generated: &self.tokens[self.prompt_len..end],
-            ..self.sample(0)
-        });
+        let draws = self.may_draw(tokens);
+        let sample = draws.then(|| self.sample(end - self.prompt_len));
         SequenceWork {
             request: self.request,
             tokens: &self.tokens[self.computed..end],
@@ -39,18 +38,30 @@ impl Sequence {
             sampling: self.params.sampling,
             prompt: &self.tokens[..self.prompt_len],
             generated: &self.tokens[self.prompt_len..][..index],
-            allowed: self.allowed(),
+            allowed: self.allowed(index),
             bias: &self.params.logit_bias,
         }
     }
 
-    /// Mask of the next token, if not all tokens are allowed.
-    fn allowed(&self) -> Option<&[u32]> {
-        let by_grammar = self.constraint.allowed();
+    /// Mask of the token after the first `index` generated ones, if not all tokens are allowed.
+    fn allowed(&self, index: usize) -> Option<&[u32]> {
+        let held = match (&self.rules, self.constraint.is_grammar()) {
+            (Some(rules), false) => rules.mask(index),
+            _ => self.constraint.allowed(),
+        };
         match &self.thoughts {
-            Some(thoughts) => thoughts.allowed(by_grammar),
-            None => by_grammar,
+            Some(thoughts) => thoughts.allowed(held),
+            None => held,
         }
+    }
+
+    /// The grammar's mask of the next token, within the rules of the request.
+    pub(in crate::scheduler) fn narrow(&self, mask: Mask) -> Result<Mask, GrammarError> {
+        let Some(rules) = &self.rules else {
+            return Ok(mask);
+        };
+        let none = || GrammarError::new("it allows none of allowed_token_ids");
+        rules.narrow(mask, self.generated().len()).ok_or_else(none)
     }
 
     /// Records the launch of a step with `tokens` further tokens, up to its sampling. Returns whether it may sample,
@@ -131,12 +142,16 @@ impl Sequence {
     }
 
     /// Maximum number of forced tokens now. 0 if log probabilities of generated tokens are requested or those of the
-    /// prompt are missing.
+    /// prompt are missing, and for a request with rules on tokens, which a forced token may break.
     pub(in crate::scheduler) fn most_forced(&self, limits: &Limits) -> usize {
         let is_watched =
             self.params.logprobs.is_some() || limits.traces_logits || self.scores_are_missing();
         let left = (self.params.max_tokens as usize).saturating_sub(self.generated().len());
-        if is_watched { 0 } else { left.min(MOST_FORCED) }
+        if is_watched || self.rules.is_some() {
+            0
+        } else {
+            left.min(MOST_FORCED)
+        }
     }
 
     /// Records the token sampled by the oldest step in flight.

@@ -25,6 +25,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
             of(pooling()),
             vec((token(), float()), 0..5),
             of(thinking()),
+            (any::<u32>(), vec(token(), 0..3), vec(token(), 0..3)),
         ),
     )
         .prop_map(
@@ -36,7 +37,16 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                 sealed,
                 sampling,
                 max_tokens,
-                (ignore_eos, logprobs, scores, grammar, embeds, logit_bias, thinking),
+                (
+                    ignore_eos,
+                    logprobs,
+                    scores,
+                    grammar,
+                    embeds,
+                    logit_bias,
+                    thinking,
+                    (min, stop, allowed),
+                ),
             )| {
                 Submission {
                     request,
@@ -52,6 +62,9 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                         grammar: grammar.map(Arc::new),
                         logit_bias,
                         thinking: thinking.map(Arc::new),
+                        min_tokens: min,
+                        stop_token_ids: stop.into(),
+                        allowed_token_ids: allowed.into(),
                     }),
                     prompt_logprobs: scores.map(|(top, reported)| PromptLogprobs { top, reported }),
                     embeds,

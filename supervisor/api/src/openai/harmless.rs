@@ -51,8 +51,6 @@ const EVERYWHERE: &[Harmless] = &[
     must_be("cache_prompt", BOTH_BOOLEANS, "must be true or false"),
     must_be("store", BOTH_BOOLEANS, "must be true or false"),
     // vLLM's fields.
-    may_be("min_tokens", &["0"]),
-    may_be("stop_token_ids", &["[]"]),
     may_be("bad_words", &["[]"]),
     may_be("skip_special_tokens", &["true"]),
     may_be("spaces_between_special_tokens", &["true"]),

@@ -1,6 +1,6 @@
 //! Request fields of the OpenAI API, parsed to a request of the worker.
 
-use super::{Kind, harmless, logprobs, template_settings, tools};
+use super::{Kind, harmless, logprobs, template_settings, token_rules, tools};
 use crate::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::effort;
 use crate::error::ApiError;
@@ -88,7 +88,12 @@ fn known(kind: Kind, name: &str) -> Option<&'static str> {
 /// Lists of the fields that have an effect.
 #[must_use]
 pub fn supported(kind: Kind) -> Vec<&'static [&'static str]> {
-    let mut lists = vec![sampling::NAMES, SHARED, structure::FIELDS];
+    let mut lists = vec![
+        sampling::NAMES,
+        SHARED,
+        token_rules::FIELDS,
+        structure::FIELDS,
+    ];
     match kind {
         Kind::Chat => {
             lists.extend([CHAT, thinking_budget::FIELDS]);
@@ -151,6 +156,13 @@ pub fn read(
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
     let logprobs = logprobs::read(&mut fields, kind);
     let echo = kind == Kind::Completion && fields.boolean("echo").unwrap_or(false);
+    let params = GenerationParams {
+        max_tokens,
+        ignore_eos,
+        logprobs,
+        ..params
+    };
+    let params = token_rules::read(&mut fields, model.vocabulary, params);
     harmless::accept(&mut fields, kind);
     fields.finish().map_err(ApiError::invalid)?;
     let mut prompts = prompts.into_iter().flatten();
@@ -162,12 +174,7 @@ pub fn read(
     let generation = GenerationRequest {
         job_id: format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple()),
         input,
-        params: GenerationParams {
-            max_tokens,
-            ignore_eos,
-            logprobs,
-            ..params
-        },
+        params,
         stop,
         echo,
         thinking,
