@@ -167,6 +167,11 @@ fn is_within_bounds(request: &GenerationRequest) {
     assert!(sampling.repetition_penalty >= 0.0 && sampling.repetition_penalty <= 2.0);
     assert!((-2.0..=2.0).contains(&sampling.frequency_penalty));
     assert!((-2.0..=2.0).contains(&sampling.presence_penalty));
+    assert!(
+        request
+            .truncate
+            .is_none_or(|tokens| (1..=MODEL.context).contains(&tokens))
+    );
     assert!(request.params.min_tokens <= request.params.max_tokens);
     for ids in [
         &request.params.stop_token_ids,

@@ -100,12 +100,12 @@ const BODIES: &[(&str, u8, &str)] = &[
     (
         "token-rules",
         2,
-        r#"{"prompt":"a","max_tokens":3,"min_tokens":2,"stop_token_ids":[7,2,7],"allowed_token_ids":[499,2,0]}"#,
+        r#"{"prompt":"a","max_tokens":3,"min_tokens":2,"stop_token_ids":[7,2,7],"allowed_token_ids":[499,2,0],"truncate_prompt_tokens":-1,"truncation_side":"left"}"#,
     ),
     (
         "token-rules-refused",
         1,
-        r#"{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"min_tokens":2,"stop_token_ids":[500],"allowed_token_ids":[]}"#,
+        r#"{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"min_tokens":2,"stop_token_ids":[500],"allowed_token_ids":[],"truncate_prompt_tokens":0}"#,
     ),
     (
         "text-in-a-list",

@@ -95,6 +95,7 @@ mod token_rules;
 mod tools;
 mod top;
 mod trace;
+mod truncation;
 mod unit_file;
 mod upgrade;
 mod upgrade_child;

@@ -63,19 +63,15 @@ pub fn read_request(
     let (Some(job_id), Some(input)) = (job_id, input) else {
         return Err(ApiError::unreadable());
     };
+    let params = GenerationParams {
+        max_tokens: max_tokens.map_or(most_tokens, |tokens| tokens as u32),
+        ignore_eos,
+        ..params
+    };
     let request = GenerationRequest {
-        job_id,
-        input,
-        params: GenerationParams {
-            max_tokens: max_tokens.map_or(most_tokens, |tokens| tokens as u32),
-            ignore_eos,
-            ..params
-        },
         stop,
-        echo: false,
-        thinking: None,
-        structure: None,
         on_fault,
+        ..GenerationRequest::new(job_id, input, params)
     };
     Ok((request, wants_metrics))
 }

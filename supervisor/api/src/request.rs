@@ -19,6 +19,8 @@ pub struct GenerationRequest {
     /// model is known.
     pub params: GenerationParams,
     pub stop: Vec<String>,
+    /// Keep at most this many tokens of each prompt, the last ones.
+    pub truncate: Option<u32>,
     /// The answer begins with the prompt.
     pub echo: bool,
     /// Reasoning budget.
@@ -26,6 +28,24 @@ pub struct GenerationRequest {
     /// Grammar of the answer.
     pub structure: Option<Asked>,
     pub on_fault: Option<OnFault>,
+}
+
+impl GenerationRequest {
+    /// Request for text without further fields.
+    #[must_use]
+    pub fn new(job_id: String, input: Input, params: GenerationParams) -> Self {
+        Self {
+            job_id,
+            input,
+            params,
+            stop: Vec::new(),
+            truncate: None,
+            echo: false,
+            thinking: None,
+            structure: None,
+            on_fault: None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_a_child_would_compute_differently_is_another_request() {
-        let changes: [fn(&mut NewRequest, &mut GenerationParams); 16] = [
+        let changes: [fn(&mut NewRequest, &mut GenerationParams); 19] = [
             |request, _| request.prompt.push(TokenId(0)),
             |request, _| request.prompt.reverse(),
             |_, params| params.max_tokens += 1,
@@ -95,6 +95,9 @@ mod tests {
             |_, params| params.logit_bias.push((TokenId(1), 1.0)),
             |_, params| params.thinking = Some(budget(1)),
             |_, params| params.thinking = Some(budget(2)),
+            |_, params| params.min_tokens = 1,
+            |_, params| params.stop_token_ids = [TokenId(1)].into(),
+            |_, params| params.allowed_token_ids = [TokenId(1)].into(),
         ];
         let mut prints: Vec<_> = changes.into_iter().map(with).collect();
         prints.push(with(|_, _| {}));

@@ -100,7 +100,8 @@ impl App {
         )?;
         let mut prompts = Vec::new();
         for input in once(request.input).chain(more.prompts) {
-            let prompt = self.prepare_echoed(model, input, request.echo).await?;
+            let prepared = self.prepare_echoed(model, input, request.echo, request.truncate);
+            let prompt = prepared.await?;
             if prompt.opens_thinking {
                 form.open_thinking();
             }

@@ -63,18 +63,16 @@ pub fn read(
     fields.finish().map_err(ApiError::invalid)?;
     let input = input.ok_or_else(ApiError::unreadable)?;
     let parsing = model.chat.parsing_of(input.has_tools());
+    let params = GenerationParams {
+        max_tokens,
+        ..params
+    };
+    let job_id = format!("msg_{}", Uuid::new_v4().simple());
     let generation = GenerationRequest {
-        job_id: format!("msg_{}", Uuid::new_v4().simple()),
-        input,
-        params: GenerationParams {
-            max_tokens,
-            ..params
-        },
         stop,
-        echo: false,
         thinking: budget.or(Budget::of_operator(limits)),
         structure,
-        on_fault: None,
+        ..GenerationRequest::new(job_id, input, params)
     };
     Ok(MessagesRequest {
         generation,

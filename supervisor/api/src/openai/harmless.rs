@@ -52,6 +52,8 @@ const EVERYWHERE: &[Harmless] = &[
     must_be("store", BOTH_BOOLEANS, "must be true or false"),
     // vLLM's fields.
     may_be("bad_words", &["[]"]),
+    // The beginning of a prompt that is too long goes.
+    may_be("truncation_side", &["\"left\""]),
     may_be("skip_special_tokens", &["true"]),
     may_be("spaces_between_special_tokens", &["true"]),
     may_be("include_stop_str_in_output", &["false"]),

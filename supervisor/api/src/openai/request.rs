@@ -49,7 +49,10 @@ const SHARED: &[&str] = &[
     "stream_options",
     "ignore_eos",
     "n",
+    TRUNCATION,
 ];
+/// vLLM's field for the number of prompt tokens that are kept.
+const TRUNCATION: &str = "truncate_prompt_tokens";
 const CHAT: &[&str] = &[
     "messages",
     "max_completion_tokens",
@@ -163,6 +166,7 @@ pub fn read(
         ..params
     };
     let params = token_rules::read(&mut fields, model.vocabulary, params);
+    let truncate = read_truncation(&mut fields, limits, model.context, max_tokens);
     harmless::accept(&mut fields, kind);
     fields.finish().map_err(ApiError::invalid)?;
     let mut prompts = prompts.into_iter().flatten();
@@ -171,15 +175,14 @@ pub fn read(
         prompts: prompts.collect(),
         n,
     };
+    let job_id = format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple());
     let generation = GenerationRequest {
-        job_id: format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple()),
-        input,
-        params,
         stop,
+        truncate,
         echo,
         thinking,
         structure,
-        on_fault: None,
+        ..GenerationRequest::new(job_id, input, params)
     };
     Ok(OpenAiRequest {
         generation,
@@ -362,6 +365,23 @@ fn read_max_tokens(
     };
     let wanted = newer.or(older).map(|tokens| tokens as u32);
     wanted.map_or(default, |tokens| tokens.min(most))
+}
+
+/// Number of prompt tokens to keep. -1: as many as leave room for `max_tokens`.
+fn read_truncation(
+    fields: &mut Fields<'_>,
+    limits: &RequestLimits,
+    context: u32,
+    max_tokens: u32,
+) -> Option<u32> {
+    if !fields.take_number(TRUNCATION, -1.0) {
+        let tokens = fields.integer(TRUNCATION, 1..=u64::from(context));
+        return tokens.map(|tokens| tokens as u32);
+    }
+    // A bound that the context never reaches needs no room of that length.
+    let room = if max_tokens < context { max_tokens } else { 1 };
+    let fits = context.saturating_sub(room.max(1)).max(1);
+    Some(fits.min(limits.max_tokens_in.unwrap_or(u32::MAX)))
 }
 
 fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {

@@ -92,19 +92,18 @@ pub fn read(
         messages,
         tools: tools.shown,
     };
+    let params = GenerationParams {
+        max_tokens,
+        logprobs,
+        ..params
+    };
+    let job_id = format!("{ID_PREFIX}{}", Uuid::new_v4().simple());
+    let input = Input::Messages(conversation, settings);
     let generation = GenerationRequest {
-        job_id: format!("{ID_PREFIX}{}", Uuid::new_v4().simple()),
-        input: Input::Messages(conversation, settings),
-        params: GenerationParams {
-            max_tokens,
-            logprobs,
-            ..params
-        },
         stop,
-        echo: false,
         thinking: Budget::of_operator(limits),
         structure,
-        on_fault: None,
+        ..GenerationRequest::new(job_id, input, params)
     };
     Ok(ResponsesRequest {
         generation,

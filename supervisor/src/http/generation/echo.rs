@@ -17,9 +17,10 @@ impl App {
         model: &Arc<LoadedModel>,
         input: Input,
         is_echoed: bool,
+        truncate: Option<u32>,
     ) -> Result<Encoded, ApiError> {
         let given = is_echoed.then(|| input.text().map(str::to_owned));
-        let mut prompt = self.prepare(model, input).await?;
+        let mut prompt = self.prepare(model, input, truncate).await?;
         if let Some(given) = given {
             prompt.echo = Some(self.hidden(model, given, &prompt.tokens).await?);
         }

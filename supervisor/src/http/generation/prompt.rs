@@ -18,15 +18,20 @@ use worker_orcd_text::tools::{ends_in_header, opens_thinking};
 use worker_orcd_text::{Conversation, Rendering, TemplateError, Undivided};
 
 impl App {
-    /// Tokens of a prompt that fits.
+    /// Tokens of a prompt that fits. `truncate`: number of its last tokens that are kept.
     pub(super) async fn prepare(
         &self,
         model: &Arc<LoadedModel>,
         input: Input,
+        truncate: Option<u32>,
     ) -> Result<Encoded, ApiError> {
         let field = input.field();
         self.check_bytes(model, &input, field)?;
-        let prompt = self.encode(model, input, field).await?;
+        let mut prompt = self.encode(model, input, field).await?;
+        if let Some(kept) = truncate {
+            let excess = prompt.tokens.len().saturating_sub(kept as usize);
+            prompt.tokens.drain(..excess);
+        }
         self.check_fit(model, field, prompt.tokens.len())?;
         Ok(prompt)
     }
