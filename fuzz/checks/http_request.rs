@@ -7,6 +7,7 @@ use worker_orcd_api::embeddings::read as embeddings;
 use worker_orcd_api::error::{ApiError, Dialect};
 use worker_orcd_api::fields::Names;
 use worker_orcd_api::limits::RequestLimits;
+use worker_orcd_api::ollama;
 use worker_orcd_api::openai::{Kind, request};
 use worker_orcd_api::request::{GenerationRequest, Input, Read};
 use worker_orcd_api::rerank::read as rerank;
@@ -92,6 +93,18 @@ pub const ENDPOINTS: &[Endpoint] = &[
         let documents = read.documents.into_iter().chain([read.query]);
         Ok(Asked::Inputs(documents.map(Input::Prompt).collect()))
     }),
+    (Dialect::Ollama, |body| of_ollama(body, ollama::Kind::Chat)),
+    (Dialect::Ollama, |body| {
+        of_ollama(body, ollama::Kind::Generate)
+    }),
+    (Dialect::Ollama, |body| {
+        let read = read(body, ollama::embed::NAMES, ollama::embed::read)?;
+        Ok(Asked::Inputs(read.inputs))
+    }),
+    (Dialect::Ollama, |body| {
+        read(body, ollama::embed::SHOW_NAMES, ollama::embed::read_show)?;
+        Ok(Asked::Other)
+    }),
 ];
 
 /// Reads a body. The first byte selects the endpoint, the rest is the body. True when it was accepted.
@@ -130,6 +143,13 @@ fn read<T>(body: &[u8], names: Names, read: impl Read<T>) -> Result<T, ApiError>
 fn openai(body: &[u8], kind: Kind) -> Result<Asked, ApiError> {
     let read = read(body, request::names(kind), request::read_of(kind))?;
     Ok(generation(read.generation))
+}
+
+fn of_ollama(body: &[u8], kind: ollama::Kind) -> Result<Asked, ApiError> {
+    let reader = ollama::request::read_of(kind);
+    Ok(generation(
+        read(body, ollama::request::NAMES, reader)?.generation,
+    ))
 }
 
 fn generation(request: GenerationRequest) -> Asked {
@@ -213,5 +233,6 @@ fn is_a_short_refusal(error: &ApiError, dialect: Dialect) {
         }
         Dialect::OpenAi => assert!(body["error"]["param"].is_string(), "{body}"),
         Dialect::Anthropic => assert_eq!(body["error"]["type"], "invalid_request_error"),
+        Dialect::Ollama => assert!(body["error"].is_string(), "{body}"),
     }
 }

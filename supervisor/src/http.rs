@@ -12,7 +12,7 @@
 //! ```
 //!
 //! * [`health`] and [`metrics`](crate::metrics): answered from memory, never blocking.
-//! * [`responses`]: OpenAI's Responses API, on the same path.
+//! * [`responses`]: OpenAI's Responses API, on the same path. [`ollama`]: Ollama's.
 //! * [`presentation`]: responses in the formats of `worker_orcd_api`, which reads requests and writes answers.
 //! * [`texts`]: tokenize, detokenize and apply-template.
 //! * [`admin`]: operator routes and their access.
@@ -49,6 +49,7 @@ pub mod health;
 pub mod job;
 pub mod lanes;
 pub mod listen;
+pub mod ollama;
 pub mod openai;
 pub mod openapi;
 pub mod origin;

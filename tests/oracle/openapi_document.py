@@ -112,6 +112,11 @@ def check_answer(method, path, operation, answer, wanted):
     assert content_type in content, f"{place} is {content_type}"
     if content_type == "text/event-stream":
         check_stream(place, content[content_type]["schema"], text)
+    elif content_type == "application/x-ndjson":
+        lines = [json.loads(line) for line in text.splitlines()]
+        for line in lines:
+            check(line, content[content_type]["schema"], place)
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True], place
     elif content_type == "application/json":
         check(json.loads(text), content[content_type]["schema"], place)
     else:

@@ -18,7 +18,7 @@ MAX_CHARS = int(sys.argv.pop(1))
 
 
 # Fields by which an answer is held to something, and what a refusal of it says.
-HOLDING = ("response_format", "json_schema", "grammar", "structured_outputs", "tool_choice", "tools", "parallel_tool_calls")
+HOLDING = ("format", "response_format", "json_schema", "grammar", "structured_outputs", "tool_choice", "tools", "parallel_tool_calls")
 NOT_HELD = (
     "cannot be followed",
     "cannot be given together with",
@@ -36,7 +36,8 @@ def characters(value):
         return "".join(map(characters, value))
     if isinstance(value, dict):
         # What a call is given counts as the JSON that it is.
-        as_json = {name: shortly(inner) for name, inner in value.items() if name == "input"}
+        of_calls = [name for name in ("input", "arguments") if isinstance(value.get(name), (dict, list))]
+        as_json = {name: shortly(value[name]) for name in of_calls}
         return characters(list((value | as_json).values()))
     return ""
 
@@ -60,7 +61,7 @@ def is_control(character):
 @schemathesis.hook
 def filter_failure(_context, _failure, case, response):
     body = case.body if isinstance(case.body, dict) else {}
-    said = [body.get(name) for name in ("messages", "system", "instructions", "input")]
+    said = [body.get(name) for name in ("messages", "system", "prompt", "instructions", "input")]
     is_too_long = len(characters(said)) > MAX_CHARS
     tools = body.get("tools")
     tools = tools if isinstance(tools, list) else []

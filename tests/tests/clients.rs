@@ -21,7 +21,7 @@ use worker_orcd_tests::{Script, Worker};
 type Check = fn(&str) -> bool;
 
 /// Snippets with the real model, which writes arbitrary text within its constraints.
-const CLIENTS: [(&str, Check); 21] = [
+const CLIENTS: [(&str, Check); 25] = [
     ("openai-chat", counted),
     ("openai-stream", counted),
     ("openai-tools", |out| {
@@ -37,6 +37,10 @@ const CLIENTS: [(&str, Check); 21] = [
     ("langchain-tools", |out| answered(out, "21 °C in ", "")),
     ("langchain-structured", |out| rivers(out) == Some(2)),
     ("langchain-embeddings", nearer_first),
+    ("ollama-chat", whole_and_streamed),
+    ("langchain-ollama-chat", whole_and_streamed),
+    ("langchain-ollama-structured", |out| rivers(out) == Some(1)),
+    ("langchain-ollama-embeddings", nearer_first),
     ("litellm-chat", whole_and_streamed),
     ("litellm-tools", |out| {
         out.lines().count() == 1 && called(out, WEATHER, "\"}")

@@ -211,6 +211,32 @@ const BODIES: &[(&str, u8, &str)] = &[
         11,
         r#"{"query":"","documents":["b",3,{},{"text":"a","image":"b"}],"top_n":-1}"#,
     ),
+    (
+        "ollama-chat",
+        12,
+        r#"{"model":"m","messages":[{"role":"user","content":"a","images":[]},{"role":"assistant","thinking":"b","tool_calls":[{"id":"c","function":{"index":0,"name":"f","arguments":{"a":[1.0]}}}]},{"role":"tool","tool_name":"f","content":"d"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"think":"low","options":{"temperature":0,"num_predict":-1,"stop":["x"],"num_ctx":600},"keep_alive":"5m","stream":false}"#,
+    ),
+    (
+        "ollama-chat-refused",
+        12,
+        r#"{"messages":[{"role":"developer"},{"role":"user","content":"a","images":["b"]}],"options":{"mirostat":2,"num_ctx":601,"seed":-2},"keep_alive":0}"#,
+    ),
+    (
+        "ollama-generate",
+        13,
+        r#"{"prompt":"a","system":"b","format":{"type":"object"},"think":false,"suffix":"","context":[],"truncate":false}"#,
+    ),
+    (
+        "ollama-generate-raw",
+        13,
+        r#"{"prompt":"a","raw":true,"format":"json","options":{"repeat_penalty":1.1}}"#,
+    ),
+    (
+        "ollama-embed",
+        14,
+        r#"{"input":["a","b"],"dimensions":8,"truncate":false,"options":{"num_ctx":8,"num_gpu":null}}"#,
+    ),
+    ("ollama-show", 15, r#"{"model":"m","verbose":null}"#),
 ];
 
 #[test]
@@ -322,6 +348,7 @@ const REFUSED: &[&str] = &[
     "embeddings-refused",
     "detokenize-refused",
     "rerank-refused",
+    "ollama-chat-refused",
 ];
 
 /// Contents of `template` seeds: number of the check's template, then messages; or a template.

@@ -65,6 +65,7 @@ mod model_identity;
 mod model_sampling;
 mod monitoring;
 mod nvml;
+mod ollama;
 mod openai;
 mod openapi;
 mod oracle_client;

@@ -23,6 +23,7 @@ pub enum Dialect {
     Native,
     OpenAi,
     Anthropic,
+    Ollama,
 }
 
 impl Dialect {
@@ -32,6 +33,8 @@ impl Dialect {
             Self::Anthropic
         } else if path.starts_with("/v1/") || path == "/rerank" {
             Self::OpenAi
+        } else if path.starts_with("/api/") {
+            Self::Ollama
         } else {
             Self::Native
         }
@@ -77,6 +80,12 @@ struct OpenAiErrorDetails<'a> {
     retriable: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     more_errors: Option<usize>,
+}
+
+/// Error of Ollama's API, as a response and as the last line of a stream.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct OllamaError {
+    error: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -304,6 +313,7 @@ impl ApiError {
             Dialect::Native => json!(self.native()),
             Dialect::OpenAi => json!(self.for_openai()),
             Dialect::Anthropic => json!(self.for_anthropic()),
+            Dialect::Ollama => json!(self.for_ollama()),
         }
     }
 
@@ -346,6 +356,11 @@ impl ApiError {
             _ => message,
         };
         AnthropicError::new(self.status, message, &self.mistakes)
+    }
+
+    pub(crate) fn for_ollama(&self) -> OllamaError {
+        let error = self.openai_message();
+        OllamaError { error }
     }
 
     fn more_errors(&self) -> Option<usize> {

@@ -10,8 +10,8 @@
 //! * [`body`]: a complete body. [`fields`]: an object in it. Each field is read once, and all mistakes are collected
 //!   ([`mistakes`]). [`json`]: values that are read in place. [`description`], [`schema`]: the same fields as JSON Schema.
 //!   [`fates`]: the support of a field by an endpoint.
-//! * [`openai`], [`anthropic`], [`responses`], [`execute`], [`embeddings`], [`rerank`], [`texts`]: readers and writers of
-//!   each API. [`request`]: what all of them ask for. [`presentation`]: the format of an answer, as the journal keeps it.
+//! * [`openai`], [`anthropic`], [`responses`], [`ollama`], [`execute`], [`embeddings`], [`rerank`], [`texts`]: readers and
+//!   writers of each API. [`request`]: what all of them ask for. [`presentation`]: the format of an answer, as the journal keeps it.
 //! * Common fields: [`sampling`], `logit_bias`, `messages`, `tools`, [`structure`], `effort`, [`thinking_budget`],
 //!   [`choices`]. [`limits`]: the operator's limits.
 //! * Answers: `timeline` splits text into items; [`render`] is the trait of streamed formats. [`error`]: errors of all
@@ -40,6 +40,7 @@ pub mod limits;
 mod logit_bias;
 mod messages;
 pub mod mistakes;
+pub mod ollama;
 pub mod openai;
 pub mod presentation;
 pub mod render;

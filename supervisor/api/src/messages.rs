@@ -2,7 +2,8 @@
 //!
 //! Clients send back answers of other servers. Fields of other servers that cannot change an answer are ignored
 //! ([`PASSED_OVER`]), and so are unknown fields without a value. Text parts are joined. The template formats tool
-//! calls, reasoning and tool results.
+//! calls, reasoning and tool results. Ollama's spelling is read, too: `thinking`, `tool_name`, arguments as an object,
+//! and a tool's result without the id of its call.
 
 pub(crate) mod begun;
 pub(crate) mod tool_calls;
@@ -31,8 +32,8 @@ const ROLES: &[(&str, &str)] = &[
     ("tool", "tool"),
 ];
 
-/// Fields of assistants' messages that must be empty.
-const EMPTY: &[&str] = &["audio", "function_call", "refusal"];
+/// Fields of messages that must be empty.
+const EMPTY: &[&str] = &["audio", "function_call", "images", "refusal"];
 
 /// Fields of messages, parts and calls that cannot change an answer: cache hints, data of other servers, and numbers.
 /// Reasoning is read from `reasoning_content` or `reasoning`.
@@ -47,10 +48,13 @@ pub(super) const PASSED_OVER: &[&str] = &[
 ];
 
 /// Fields of some roles.
-const OF_ROLES: &[&str] = &["tool_calls", "tool_call_id", begun::PREFIX];
+const OF_ROLES: &[&str] = &["tool_calls", "tool_call_id", TOOL_NAME, begun::PREFIX];
 
-/// Names of reasoning: llama-server's and DeepSeek's, and vLLM's and OpenRouter's.
-pub(super) const THOUGHTS: [&str; 2] = ["reasoning_content", "reasoning"];
+/// The template's `name` of a tool's result, in Ollama's API.
+const TOOL_NAME: &str = "tool_name";
+
+/// Names of reasoning: llama-server's and DeepSeek's, vLLM's and OpenRouter's, and Ollama's.
+pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 /// Parsed text that OpenAI's client packages add to an answer, and send back.
 const PARSED: &str = "parsed";
@@ -190,8 +194,9 @@ fn read_fields_of_message(
     }
     let tool_call_id = read_tool_call_id(&mut fields, role);
     fields.describe_rule(rule_of_roles);
-    let name = fields.text("name", &(0..=MAX_NAME_CHARS));
-    let name = name.filter(|name| !name.is_empty());
+    let names = ["name", TOOL_NAME].map(|name| fields.text(name, &(0..=MAX_NAME_CHARS)));
+    let mut names = names.into_iter().flatten();
+    let name = names.find(|name| !name.is_empty());
     for name in EMPTY {
         let rule = "is not supported, unless it is empty";
         fields.only(name, empty, Json::is_empty, rule);
@@ -262,12 +267,7 @@ fn read_tool_calls(
 fn read_tool_call_id(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
     let id = fields.text("tool_call_id", &NAME_CHARS);
     match role {
-        Some("tool") => {
-            if id.is_none() && !fields.has("tool_call_id") {
-                fields.error("tool_call_id", Constraint::Required, "is required");
-            }
-            id
-        }
+        Some("tool") => id,
         Some(_) if id.is_some() => {
             fields.error("tool_call_id", Constraint::Conflict, "is for role tool");
             None
@@ -289,10 +289,7 @@ fn rule_of_roles() -> Shape {
     let no_thoughts = THOUGHTS.map(|name| (name, schema::or_null(empty())));
     let others = [no_calls, not_prefix].into_iter().chain(no_thoughts);
     let of_assistant = schema::object_with([role(&["assistant"])], [no_id.clone()]);
-    let of_tool = schema::object_with(
-        [role(&["tool"]), ("tool_call_id", schema::text())],
-        others.clone(),
-    );
+    let of_tool = schema::object_with([role(&["tool"])], others.clone());
     let of_others = schema::object_with(
         [role(&["system", "developer", "user"])],
         others.chain([no_id]),

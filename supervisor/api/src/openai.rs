@@ -16,7 +16,7 @@ pub mod stream;
 mod template_settings;
 mod token_rules;
 pub(crate) mod tool_choice;
-mod tools;
+pub(crate) mod tools;
 pub mod whole;
 
 use serde::{Deserialize, Serialize};

@@ -4,6 +4,7 @@
 //! supervisor.
 
 use crate::choices::Layout;
+use crate::ollama;
 use crate::openai::Kind;
 use crate::openai::request::StreamOptions;
 use crate::responses::answer::Echo;
@@ -56,6 +57,8 @@ pub enum Form {
         #[serde(skip)]
         from: u64,
     },
+    /// Ollama's API.
+    Ollama(ollama::Header),
 }
 
 impl Presentation {
@@ -78,9 +81,9 @@ impl Form {
         match self {
             Self::Execute { .. } => true,
             Self::OpenAi { stream, .. } => stream.is_some(),
-            Self::Messages { is_streamed, .. } | Self::Responses { is_streamed, .. } => {
-                *is_streamed
-            }
+            Self::Messages { is_streamed, .. }
+            | Self::Responses { is_streamed, .. }
+            | Self::Ollama(ollama::Header { is_streamed, .. }) => *is_streamed,
         }
     }
 
@@ -91,7 +94,8 @@ impl Form {
             Self::Execute { .. } => Parsing::default(),
             Self::OpenAi { parsing, .. }
             | Self::Messages { parsing, .. }
-            | Self::Responses { parsing, .. } => *parsing,
+            | Self::Responses { parsing, .. }
+            | Self::Ollama(ollama::Header { parsing, .. }) => *parsing,
         }
     }
 
@@ -99,10 +103,8 @@ impl Form {
     #[must_use]
     pub fn layout(&self) -> Layout {
         match self {
-            Self::Execute { .. } | Self::Messages { .. } | Self::Responses { .. } => {
-                Layout::default()
-            }
             Self::OpenAi { layout, .. } => *layout,
+            _ => Layout::default(),
         }
     }
 
@@ -112,7 +114,8 @@ impl Form {
             Self::Execute { .. } => {}
             Self::OpenAi { parsing, .. }
             | Self::Messages { parsing, .. }
-            | Self::Responses { parsing, .. } => {
+            | Self::Responses { parsing, .. }
+            | Self::Ollama(ollama::Header { parsing, .. }) => {
                 parsing.open_thinking();
             }
         }
@@ -185,6 +188,12 @@ mod tests {
                 }),
                 from: 0,
             },
+            Form::Ollama(ollama::Header {
+                kind: ollama::Kind::Generate,
+                created_at: "2026-11-21T12:00:00.250Z".to_owned(),
+                is_streamed: true,
+                parsing: Parsing::default(),
+            }),
         ];
         for form in forms {
             let presentation = Presentation {

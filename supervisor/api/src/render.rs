@@ -1,10 +1,13 @@
-//! Events of an answer as server-sent events: what each API writes for them.
+//! Events of an answer as a stream of server-sent events or lines: what each API writes for them.
 
 use serde::Serialize;
 use worker_orcd_requests::{Completion, Failure, Piece};
 
 /// Event format of an API. All methods append, so several events share a chunk.
 pub trait Render: Send + Unpin + 'static {
+    /// Media type of the stream.
+    const CONTENT_TYPE: &'static str = EVENT_STREAM;
+
     /// Writes the events before all others.
     fn begin(&mut self, out: &mut Vec<u8>);
     /// Writes a piece of text. `index`: of the last token in it.
@@ -19,10 +22,23 @@ pub trait Render: Send + Unpin + 'static {
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(COMMENT);
     }
+    /// Writes a sign of life while the child is being replaced.
+    fn recovering(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(RECOVERING);
+    }
 }
 
-/// A comment, which clients ignore.
+/// Media type of server-sent events.
+pub const EVENT_STREAM: &str = "text/event-stream";
+/// Media type of JSON objects, one on each line.
+pub const LINES: &str = "application/x-ndjson";
+
+/// Comments, which clients ignore.
 pub const COMMENT: &[u8] = b": keep-alive\n\n";
+pub const RECOVERING: &[u8] = b": recovering\n\n";
+/// Sign of life between JSON objects: white space before a value is insignificant (RFC 8259, section 2), and an empty
+/// line would not be.
+pub const SPACE: &[u8] = b" ";
 
 /// Writes `event: NAME`, `data: JSON`. Neither may contain a line break.
 pub fn write_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {

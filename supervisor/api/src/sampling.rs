@@ -58,6 +58,15 @@ impl ModelTerms {
 
 /// Reads the sampling fields. Absent ones take the model's defaults; an absent seed is generated.
 pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
+    read_sampling_with(fields, model, "repetition_penalty")
+}
+
+/// [`read_sampling`] for an API with this name of the repetition penalty.
+pub(crate) fn read_sampling_with(
+    fields: &mut Fields,
+    model: &ModelTerms,
+    penalty: &str,
+) -> Sampling {
     let defaults = &model.defaults;
     let mut number = |name: &str, range: RangeInclusive<f64>, default: f32| {
         fields
@@ -78,7 +87,7 @@ pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
         defaults.presence_penalty,
     );
     let (above, most) = Sampling::REPETITION_PENALTY.into_inner();
-    let repetition_penalty = fields.number_above("repetition_penalty", above, most);
+    let repetition_penalty = fields.number_above(penalty, above, most);
     // A positive value that underflows to zero as 32-bit float stays positive.
     let repetition_penalty = repetition_penalty.map_or(defaults.repetition_penalty, |number| {
         (number as f32).max(f32::MIN_POSITIVE)
@@ -152,7 +161,8 @@ fn read_stops(fields: &mut Fields, list: Json<'_>, length: &RangeInclusive<usize
         .collect()
 }
 
-fn generate_seed() -> u64 {
+/// Random seed of a request without one.
+pub(crate) fn generate_seed() -> u64 {
     Uuid::new_v4().as_u64_pair().1 & ((1 << GENERATED_SEED_BITS) - 1)
 }
 

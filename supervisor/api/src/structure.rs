@@ -333,7 +333,7 @@ fn outputs_shape() -> Shape {
 #[must_use]
 pub fn openai_code(field: &str) -> &'static str {
     match field {
-        FORMAT | SCHEMA | TEXT_FORMAT | OUTPUT_FORMAT => "invalid_json_schema",
+        FORMAT | SCHEMA | TEXT_FORMAT | OUTPUT_FORMAT | formats::FORMAT => "invalid_json_schema",
         GBNF | OUTPUTS => "invalid_grammar",
         _ => "invalid_function_parameters",
     }

@@ -288,15 +288,13 @@ async fn answer(
         client.handover.may_answer().await;
     }
     client.turn.lock().begun = true;
-    let is_stream = response
-        .headers()
-        .get(CONTENT_TYPE)
-        .is_some_and(|kind| kind == "text/event-stream");
+    let kind = response.headers().get(CONTENT_TYPE);
+    let probe = kind.and_then(|kind| bodies::probe_of(kind.as_bytes()));
     Ok(response.map(|body| {
         Body::new(Told {
             body,
             client,
-            is_stream,
+            probe,
         })
     }))
 }

@@ -3,6 +3,7 @@
 //! [`pooled`](super::pooled): computation in the engine.
 
 use super::App;
+use super::body::Room;
 use super::client;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect, Respond as _};
@@ -15,7 +16,9 @@ use std::sync::Arc;
 use uuid::Uuid;
 use worker_orcd_api::embeddings::read::{INPUT, NAMES, read_embeddings};
 use worker_orcd_api::embeddings::written;
-use worker_orcd_ipc::Pooling;
+use worker_orcd_api::request::Input;
+use worker_orcd_engine::LoadedModel;
+use worker_orcd_ipc::{ClientId, Pooling};
 
 /// Pooling type of rerankers in llama.cpp. Their single output is no embedding.
 pub(super) const RANK: u32 = 4;
@@ -36,11 +39,35 @@ async fn try_embeddings(
 ) -> Result<Response, ApiError> {
     let client = client::of_request(request.extensions());
     let (model, asked, room) = app.receive(request, NAMES, read_embeddings).await?;
+    let (vectors, tokens) = vectors(app, correlation, client, &model, asked.inputs, room).await?;
+    let bytes = vectors.iter().map(|it| size_of_val(&**it)).sum();
+    let answer = written::answer(
+        vectors,
+        asked.format,
+        asked.dimensions,
+        app.model_id.clone(),
+        tokens,
+    );
+    app.answered(INPUT, bytes, answer, ()).await
+}
+
+/// Vectors of inputs, of any norm, and the number of all tokens. `room`: of the request's body.
+///
+/// # Errors
+/// If the model gives no embeddings, if an input does not fit, or if one fails.
+pub(super) async fn vectors(
+    app: &Arc<App>,
+    correlation: CorrelationId,
+    client: ClientId,
+    model: &Arc<LoadedModel>,
+    inputs: Vec<Input>,
+    room: Room,
+) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
     let pooling = pooling(app.pooling, model.facts.pooling_type)?;
     let mut prompts = Prompts::default();
-    for input in asked.inputs {
-        let tokens = app.tokens_of(&model, input, INPUT).await?;
-        prompts.add(app, &model, INPUT, tokens)?;
+    for input in inputs {
+        let tokens = app.tokens_of(model, input, INPUT).await?;
+        prompts.add(app, model, INPUT, tokens)?;
     }
     let _held = prompts.room(app)?;
     drop(room);
@@ -53,15 +80,7 @@ async fn try_embeddings(
     };
     let tokens = prompts.tokens;
     let vectors = batch.run(prompts, model.facts.n_embd as usize).await?;
-    let bytes = vectors.iter().map(|it| size_of_val(&**it)).sum();
-    let answer = written::answer(
-        vectors,
-        asked.format,
-        asked.dimensions,
-        app.model_id.clone(),
-        tokens,
-    );
-    app.answered(INPUT, bytes, answer, ()).await
+    Ok((vectors, tokens))
 }
 
 /// Pooling of this model: the operator's, else the file's.

@@ -14,6 +14,7 @@
 //! unknown ones.
 
 mod answers;
+pub mod of_ollama;
 pub mod operations;
 mod requests;
 
@@ -30,6 +31,15 @@ use utoipa::openapi::{Components, Info, License, OpenApi, OpenApiBuilder, Tag};
 
 /// Name of the security scheme.
 const KEY: &str = "key";
+/// Groups of operations.
+const TAGS: [&str; 6] = [
+    "openai",
+    "anthropic",
+    "ollama",
+    "worker",
+    "operator",
+    "probe",
+];
 
 const ABOUT: &str = "An LLM inference worker whose clients notice at most a pause when the engine behind it dies.\n\n\
     A field that is not supported is refused by name, and `null` is the same as a field that is absent. \
@@ -65,9 +75,7 @@ fn paths(app: &App) -> OpenApi {
         .info(info)
         .paths(paths)
         .components(Some(components.build()))
-        .tags(Some(
-            ["openai", "anthropic", "worker", "operator", "probe"].map(Tag::new),
-        ))
+        .tags(Some(TAGS.map(Tag::new)))
         .build()
 }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use worker_orcd_api::anthropic::stream::MessageEvents;
 use worker_orcd_api::choices::Layout;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
+use worker_orcd_api::ollama::answer::Lines;
 use worker_orcd_api::openai::Header;
 use worker_orcd_api::openai::request::StreamOptions;
 use worker_orcd_api::openai::stream::Chunks;
@@ -20,7 +21,7 @@ use worker_orcd_api::presentation::Form;
 use worker_orcd_api::render::Render;
 use worker_orcd_api::responses::events::Events;
 use worker_orcd_api::responses::whole::Whole;
-use worker_orcd_api::{anthropic, openai, responses};
+use worker_orcd_api::{anthropic, ollama, openai, responses};
 use worker_orcd_requests::RequestStream;
 use worker_orcd_text::tools::Parsing;
 
@@ -116,6 +117,7 @@ pub async fn respond_all(
             let first = is_streamed.then_some(from);
             response(accepted, header, first, begun).await
         }
+        Form::Ollama(header) => lines(only(accepted)?, &app.model_id, header, begun).await,
     }
 }
 
@@ -208,6 +210,25 @@ async fn response(
     let mut whole = Whole::new(header);
     let completion = gather_one(accepted, |piece| whole.push(piece)).await?;
     Ok(json(whole.finish(&completion)))
+}
+
+/// Answer of Ollama's API.
+async fn lines(
+    accepted: Accepted,
+    model: &str,
+    header: ollama::Header,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    // The format of a piece depends on all earlier text.
+    accepted.stream.give_known();
+    let is_streamed = header.is_streamed;
+    let lines = Lines::new(accepted.job.id(), model, header);
+    if is_streamed {
+        return rendered(accepted.stream, accepted.job, lines, begun).await;
+    }
+    let mut text = String::new();
+    let completion = gather_one(accepted, |piece| text.push_str(&piece.text)).await?;
+    Ok(json(lines.whole(&text, &completion)))
 }
 
 async fn rendered<R: Render>(

@@ -1,5 +1,6 @@
 //! `GET /execute/{job_id}`, `/v1/chat/completions/{id}`, `/v1/completions/{id}`, `/v1/messages/{id}`,
-//! `/v1/responses/{id}`: the rest of an answer, after its connection was lost with an earlier supervisor.
+//! `/v1/responses/{id}`, `/api/chat/{id}`, `/api/generate/{id}`: the rest of an answer, after its connection was lost with
+//! an earlier supervisor. Answers of Ollama's API have no id, so only another supervisor asks for the rest of one.
 //!
 //! A response of the Responses API is resumed from an event's number ([`rest`]). For the others `?from=N` is the number
 //! of text pieces that the client has (for `/execute`: its last event had `i` = N − 1), and `Last-Event-ID` is the

@@ -2,10 +2,10 @@
 //! responses.
 
 use super::error::{ApiError, Dialect, Respond as _};
-use super::openapi::operations;
+use super::openapi::{of_ollama, operations};
 use super::{
-    App, anthropic, crashes, devices, embeddings, execute, health, metrics, openai, openapi, page,
-    rerank, responses, resume, texts,
+    App, anthropic, crashes, devices, embeddings, execute, health, metrics, ollama, openai,
+    openapi, page, rerank, responses, resume, texts,
 };
 use axum::body::Body;
 use axum::extract::State;
@@ -46,7 +46,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
 }
 
 /// Every route, in the order of their listing.
-pub const ROUTES: [Route; 33] = [
+pub const ROUTES: [Route; 41] = [
     a_get("/", || get(root), operations::root),
     a_post(
         "/v1/chat/completions",
@@ -117,6 +117,30 @@ pub const ROUTES: [Route; 33] = [
         "/v1/responses/{id}",
         || get(resume::resume),
         operations::rest_of_response,
+    ),
+    a_post("/api/chat", || post(ollama::chat), of_ollama::chat),
+    a_get(
+        "/api/chat/{id}",
+        || get(resume::resume),
+        of_ollama::rest_of_chat,
+    ),
+    a_post(
+        "/api/generate",
+        || post(ollama::generate),
+        of_ollama::generate,
+    ),
+    a_get(
+        "/api/generate/{id}",
+        || get(resume::resume),
+        of_ollama::rest_of_generate,
+    ),
+    a_post("/api/embed", || post(ollama::embed), of_ollama::embed),
+    a_get("/api/tags", || get(ollama::models::tags), of_ollama::tags),
+    a_post("/api/show", || post(ollama::models::show), of_ollama::show),
+    a_get(
+        "/api/version",
+        || get(ollama::models::version),
+        of_ollama::version,
     ),
     a_post("/tokenize", || post(texts::tokenize), operations::tokenize),
     a_post(
@@ -215,6 +239,9 @@ pub fn plain(uri: &Uri) -> Option<Uri> {
 }
 
 fn advice(path: &str) -> String {
+    if let Some(refusal) = ollama::refusal(path) {
+        return refusal;
+    }
     let versioned = format!("/v1{path}");
     let is_listed = |path: &str| ROUTES.iter().any(|route| route.path == path);
     if is_listed(&versioned) {
@@ -261,6 +288,8 @@ mod tests {
     #[test]
     fn a_forgotten_version_is_told_and_everything_else_gets_the_list() {
         assert!(advice("/chat/completions").contains("did you mean /v1/chat/completions?"));
+        let refused = "/api/blobs is not supported: ";
+        assert!(advice("/api/blobs/sha256:1").starts_with(refused));
         let list = advice("/v1/embeddings");
         assert!(
             ROUTES.iter().all(|route| list.contains(route.path)),

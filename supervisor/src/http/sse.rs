@@ -1,9 +1,9 @@
-//! Answers as server-sent events.
+//! Answers as server-sent events, or as lines of JSON (Ollama's API).
 //!
 //! The connection polls the body. The body takes all new events of the request's stream and writes them into one chunk:
 //! under load, many tokens share one write. Silence is filled with comments, which every client skips: `: recovering`
 //! as soon as the child is dead or overdue, and each second until another one continues; `: keep-alive` otherwise, for
-//! proxies.
+//! proxies. Lines of JSON have a space instead.
 //!
 //! If an API's clients retry by the status line, the status line is delayed until the first event: a request that fails
 //! before its first token then gets an error status.
@@ -27,7 +27,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::Sleep;
-use worker_orcd_api::render::{COMMENT, Render};
+use worker_orcd_api::render::{COMMENT, EVENT_STREAM, RECOVERING, Render};
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::{Failure, RequestStream, Skip, StreamEvent};
 
@@ -36,10 +36,11 @@ const TICK: Duration = Duration::from_secs(1);
 /// Silence after which a comment is sent; shorter than the timeouts of common proxies.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-const RECOVERING: &[u8] = b": recovering\n\n";
-
 /// Source of a body's events.
 pub trait Source: Send + Unpin + 'static {
+    /// Media type of the body.
+    const CONTENT_TYPE: &'static str = EVENT_STREAM;
+
     /// Takes new events. `false`: no more will follow.
     fn poll_new(&mut self, cx: &mut Context<'_>) -> Poll<bool>;
     /// Writes the events before all others.
@@ -55,6 +56,10 @@ pub trait Source: Send + Unpin + 'static {
     /// Writes a keep-alive after a long silence.
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(COMMENT);
+    }
+    /// Writes a sign of life while its child is dead or overdue.
+    fn tell_recovery(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(RECOVERING);
     }
 }
 
@@ -127,7 +132,7 @@ pub async fn respond_when_known_with<S: Source>(mut source: S) -> Result<Respons
 fn respond_with<S: Source>(body: EventBody<S>) -> Response {
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(S::CONTENT_TYPE));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Disables nginx's buffering of the stream.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
@@ -158,6 +163,8 @@ impl<R: Render> One<R> {
 }
 
 impl<R: Render> Source for One<R> {
+    const CONTENT_TYPE: &'static str = R::CONTENT_TYPE;
+
     fn poll_new(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         match self.events.is_empty() {
             true => self.stream.poll_next(cx, &mut self.events),
@@ -210,6 +217,10 @@ impl<R: Render> Source for One<R> {
 
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         self.render.keep_alive(out);
+    }
+
+    fn tell_recovery(&mut self, out: &mut Vec<u8>) {
+        self.render.recovering(out);
     }
 
     fn first_failure(&mut self) -> Option<Failure> {
@@ -280,14 +291,14 @@ impl<S: Source> EventBody<S> {
     fn poll_silence(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
         let recovering = self.source.recovering();
         if recovering && !self.pause_told && self.begun {
-            out.extend_from_slice(RECOVERING);
+            self.source.tell_recovery(out);
         }
         self.pause_told = recovering;
         while self.tick.as_mut().poll(cx).is_ready() {
             self.tick.as_mut().reset(tokio::time::Instant::now() + TICK);
             let silent_for = self.last_write.elapsed();
             if recovering && silent_for >= TICK && out.is_empty() {
-                out.extend_from_slice(RECOVERING);
+                self.source.tell_recovery(out);
             } else if silent_for >= KEEP_ALIVE {
                 self.source.keep_alive(out);
             }

@@ -5,13 +5,12 @@
 
 use crate::fields::{Fields, Names, among};
 use crate::json::{Json, Kind};
-use crate::messages::tool_calls::{NAME_CHARS, NUMBERS};
+use crate::messages::tool_calls::{NAME_CHARS, read_object};
 use crate::mistakes::{Constraint, FieldError, Mistakes};
 use crate::schema::{self, Shape};
 use serde_json::json;
 use utoipa::openapi::Type;
 use worker_orcd_text::ToolCall;
-use worker_orcd_text::json_texts;
 use worker_orcd_text::tools::ChatTerms;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -209,10 +208,7 @@ fn read_call(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     let id = fields.required("id", id);
     let name = fields.text("name", &NAME_CHARS);
     let name = fields.required("name", name);
-    fields.describe("input", || schema::of_type(Type::Object));
-    let input = fields.take("input");
-    let input = fields.required("input", input);
-    let arguments = input.and_then(|input| arguments(&mut fields, input));
+    let arguments = read_object(&mut fields, "input");
     take_cache_control(&mut fields);
     let direct = || json!({"type": "direct"});
     let is_direct = |value: Json<'_>| value.small() == Some(direct());
@@ -224,20 +220,6 @@ fn read_call(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
         name: name.unwrap_or_default(),
         arguments: arguments.unwrap_or_default(),
     }))
-}
-
-fn arguments(fields: &mut Fields<'_>, input: Json<'_>) -> Option<String> {
-    let text = input.object_text();
-    let arguments = text.and_then(|text| json_texts::map_object(text, &mut str::to_owned));
-    let Some(arguments) = arguments else {
-        let rule = "must be an object, not nested too deep";
-        fields.error("input", Constraint::Type, rule);
-        return None;
-    };
-    if !json_texts::keeps_numbers(&arguments) {
-        fields.error("input", Constraint::Range, NUMBERS);
-    }
-    Some(arguments)
 }
 
 fn read_result(mut fields: Fields<'_>) -> Result<Block, Mistakes> {

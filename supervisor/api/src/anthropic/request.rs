@@ -15,7 +15,6 @@ use crate::structure::{Asked, OUTPUT_FORMAT, formats};
 use crate::thinking_budget::Budget;
 use uuid::Uuid;
 use worker_orcd_ipc::{GenerationParams, Sampling};
-use worker_orcd_text::Conversation;
 use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -110,25 +109,9 @@ fn read_prompt(
     settings::accept_harmless(fields);
     let has_tools = tools.shown.is_some();
     let structure = formats::settle(fields, OUTPUT_FORMAT, format, has_tools, tools.asked);
-    let Some(mut messages) = messages else {
-        return (None, None, None);
-    };
-    let last = messages.pop_if(|last| last.role == "assistant");
-    let conversation = Conversation {
-        messages: begun::with_one(messages),
-        tools: tools.shown,
-    };
-    let input = match last {
-        None => Input::Messages(conversation, of_template),
-        Some(last) => {
-            if structure.is_some() {
-                begun::refuse_held(fields);
-            }
-            let beginning = begun::beginning(fields, last);
-            Input::Begun(conversation, of_template, beginning)
-        }
-    };
-    (Some(input), structure, budget)
+    let is_held = structure.is_some();
+    let input = messages.map(|it| begun::always(fields, it, tools.shown, of_template, is_held));
+    (input, structure, budget)
 }
 
 /// Reads the bound on generated tokens. A bound beyond the context is accepted, because clients send such values. The

@@ -68,7 +68,11 @@ pub fn read_embeddings(
 }
 
 /// Reads a text or token ids, or a list of texts or of lists of token ids.
-fn read_inputs(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
+pub(crate) fn read_inputs(
+    fields: &mut Fields<'_>,
+    max_chars: usize,
+    vocabulary: u32,
+) -> Option<Vec<Input>> {
     fields.describe(INPUT, || inputs_shape(max_chars, vocabulary));
     let input = fields.take(INPUT)?;
     match input.kind() {

@@ -60,14 +60,10 @@ pub fn answer(
     tokens: u64,
 ) -> Embeddings {
     let data = vectors.into_iter().enumerate();
-    let datum = |(index, mut vector): (usize, Vec<f32>)| {
-        vector.truncate(dimensions.unwrap_or(usize::MAX));
-        normalize(&mut vector);
-        Datum {
-            object: EmbeddingObject::Embedding,
-            index,
-            embedding: Vector::of(vector, format),
-        }
+    let datum = |(index, vector): (usize, Vec<f32>)| Datum {
+        object: EmbeddingObject::Embedding,
+        index,
+        embedding: Vector::of(unit(vector, dimensions), format),
     };
     Embeddings {
         object: ListObject::List,
@@ -75,6 +71,13 @@ pub fn answer(
         model,
         usage: PromptUsage::of(tokens),
     }
+}
+
+/// The first `dimensions` components, scaled to length 1.
+pub(crate) fn unit(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
+    vector.truncate(dimensions.unwrap_or(usize::MAX));
+    normalize(&mut vector);
+    vector
 }
 
 /// Scales to length 1. A zero vector stays.

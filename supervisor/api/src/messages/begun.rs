@@ -1,7 +1,7 @@
 //! Continuation of an answer: the last message is the assistant's, and the model continues it.
 //!
-//! Anthropic's API always continues such a message, and so does `/v1/messages`. The OpenAI API and the other routes
-//! read it as a complete turn, unless the request has `continue_final_message: true` with `add_generation_prompt:
+//! Anthropic's API and Ollama's always continue such a message, and so do `/v1/messages` and `/api/chat`. The OpenAI API
+//! and the other routes read it as a complete turn, unless the request has `continue_final_message: true` with `add_generation_prompt:
 //! false` (vLLM), or `prefix: true` in the message (DeepSeek).
 
 use crate::fields::Fields;
@@ -68,8 +68,30 @@ pub(crate) fn input(
     Input::Begun(conversation(with_one(messages)), settings, beginning)
 }
 
+/// Input of a conversation whose last message is always continued if it is the assistant's. `is_held`: the answer has a
+/// grammar.
+pub(crate) fn always(
+    fields: &mut Fields<'_>,
+    mut messages: Vec<ChatMessage>,
+    tools: Option<String>,
+    settings: Vec<(String, TemplateSetting)>,
+    is_held: bool,
+) -> Input {
+    let last = messages.pop_if(|last| last.role == "assistant");
+    let messages = with_one(messages);
+    let conversation = Conversation { messages, tools };
+    let Some(last) = last else {
+        return Input::Messages(conversation, settings);
+    };
+    if is_held {
+        refuse_held(fields);
+    }
+    let beginning = beginning(fields, last);
+    Input::Begun(conversation, settings, beginning)
+}
+
 /// Text of the assistant's message that the model continues.
-pub(crate) fn beginning(fields: &mut Fields<'_>, last: ChatMessage) -> String {
+fn beginning(fields: &mut Fields<'_>, last: ChatMessage) -> String {
     if last.reasoning.is_some() || !last.tool_calls.is_empty() {
         let rule =
             "may end with an assistant's text, which is continued, and with nothing else of it";
@@ -79,7 +101,7 @@ pub(crate) fn beginning(fields: &mut Fields<'_>, last: ChatMessage) -> String {
 }
 
 /// A conversation with at least one message: most templates read the first message without a check.
-pub(crate) fn with_one(mut messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
+fn with_one(mut messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
     if messages.is_empty() {
         messages.push(ChatMessage {
             role: "user".to_owned(),

@@ -186,7 +186,6 @@ fn calls_results_and_thoughts_are_kept() {
     assert_eq!(messages[1].role, "tool");
     assert_eq!(messages[1].tool_call_id.as_deref(), Some("c"));
     let named = wrong(&json!([
-        {"role": "tool", "content": "5"},
         {"role": "user", "content": "5", "tool_call_id": "c"},
         {"role": "user", "content": "5", "tool_calls": [call]},
         {"role": "user", "content": "5", "reasoning_content": "Hm"},
@@ -197,13 +196,19 @@ fn calls_results_and_thoughts_are_kept() {
         named,
         [
             "messages[0].tool_call_id",
-            "messages[1].tool_call_id",
-            "messages[2].tool_calls",
-            "messages[3].reasoning_content",
-            "messages[4].content",
-            "messages[5].tool_calls[0].function.arguments",
+            "messages[1].tool_calls",
+            "messages[2].reasoning_content",
+            "messages[3].content",
+            "messages[4].tool_calls[0].function.arguments",
         ]
     );
+    let of_ollama = json!([
+        {"role": "assistant", "content": "", "thinking": "Hm", "images": []},
+        {"role": "tool", "tool_name": "f", "content": "5"},
+    ]);
+    let messages = read(&of_ollama, 99).unwrap();
+    assert_eq!(messages[0].reasoning.as_deref(), Some("Hm"));
+    assert_eq!(messages[1].name.as_deref(), Some("f"));
     let long = json!({"role": "assistant", "content": "", "reasoning_content": "0123456789"});
     assert_eq!(wrong(&json!([long])), ["messages"]);
 }

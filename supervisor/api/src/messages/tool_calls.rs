@@ -1,10 +1,11 @@
 //! Tool calls of an assistant that clients send back: `tool_calls` of a message.
 
 use crate::fields::{Fields, Names, among};
-use crate::json::Json;
+use crate::json::{Json, Kind};
 use crate::messages::PASSED_OVER;
 use crate::mistakes::{Constraint, FieldError, Mistakes};
 use crate::schema::{self, Shape};
+use utoipa::openapi::Type;
 use worker_orcd_text::ToolCall;
 use worker_orcd_text::json_texts;
 
@@ -103,19 +104,12 @@ fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
 fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mistakes> {
     let name = fields.text("name", &NAME_CHARS);
     let name = fields.required("name", name);
-    let text = fields.text("arguments", &(0..=usize::MAX));
-    let text = fields.required("arguments", text);
-    let arguments = text.as_deref().and_then(json_texts::arguments);
-    if text.is_some() && arguments.is_none() {
-        let rule = "must be the text of a JSON object, not nested too deep";
-        fields.error("arguments", Constraint::Json, rule);
-    }
-    if arguments
-        .as_deref()
-        .is_some_and(|it| !json_texts::keeps_numbers(it))
-    {
-        fields.error("arguments", Constraint::Range, NUMBERS);
-    }
+    fields.describe("arguments", || schema::of_type(Type::Object));
+    let given = fields.peek("arguments").map(Json::kind);
+    let arguments = match given {
+        Some(Kind::Object) => read_object(&mut fields, "arguments"),
+        _ => read_text(&mut fields),
+    };
     for name in [PARSED].iter().chain(PASSED_OVER) {
         fields.pass_over(name);
     }
@@ -128,6 +122,41 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mis
             mistakes.extend(|| ".".to_owned(), others);
             mistakes
         })
+}
+
+/// Arguments of a call as the text of an object.
+fn read_text(fields: &mut Fields<'_>) -> Option<String> {
+    let text = fields.text("arguments", &(0..=usize::MAX));
+    let text = fields.required("arguments", text)?;
+    let arguments = json_texts::arguments(&text);
+    let Some(arguments) = arguments else {
+        let rule = "must be an object or the text of a JSON object, not nested too deep";
+        fields.error("arguments", Constraint::Json, rule);
+        return None;
+    };
+    kept(fields, "arguments", arguments)
+}
+
+/// Required arguments of a call that are an object, and no text.
+pub(crate) fn read_object(fields: &mut Fields<'_>, name: &str) -> Option<String> {
+    fields.describe(name, || schema::of_type(Type::Object));
+    let given = fields.take(name);
+    let text = fields.required(name, given)?.object_text();
+    let arguments = text.and_then(|text| json_texts::map_object(text, &mut str::to_owned));
+    let Some(arguments) = arguments else {
+        let rule = "must be an object, not nested too deep";
+        fields.error(name, Constraint::Type, rule);
+        return None;
+    };
+    kept(fields, name, arguments)
+}
+
+/// Arguments whose numbers reach the template unchanged.
+fn kept(fields: &mut Fields<'_>, name: &str, arguments: String) -> Option<String> {
+    if !json_texts::keeps_numbers(&arguments) {
+        fields.error(name, Constraint::Range, NUMBERS);
+    }
+    Some(arguments)
 }
 
 fn wrong(outside: &Mistakes, place: &str, rule: &'static str) -> Mistakes {
@@ -158,7 +187,7 @@ mod tests {
         let function = json!({"name": "add", "arguments": "{ \"a\": 1.0 }"});
         let calls = read_list(&json!([
             {"id": "c1", "type": "function", "function": function},
-            {"index": 1, "function": {"name": "now", "arguments": "{}", "parsed_arguments": {}}},
+            {"index": 1, "function": {"name": "now", "arguments": {}, "parsed_arguments": {}}},
         ]));
         let call = |id: Option<&str>, name: &str, arguments: &str| ToolCall {
             id: id.map(str::to_owned),
@@ -205,7 +234,7 @@ mod tests {
             {"id": "a", "type": "custom", "function": {"name": "f", "arguments": "{}"}},
             {"id": "a"},
             {"id": "a", "function": 3},
-            {"id": "a", "function": {"name": "", "arguments": {}, "strict": true}, "extra": 1},
+            {"id": "a", "function": {"name": "", "arguments": 3, "strict": true}, "extra": 1},
         ]));
         assert_eq!(
             wrong.unwrap_err(),

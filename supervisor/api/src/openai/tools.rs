@@ -6,7 +6,7 @@ use crate::json::Json;
 use crate::mistakes::Mistakes;
 use crate::schema;
 use crate::tools::{
-    CACHE_CONTROL, Form, MAX_TOOLS, Tool, Tools, choice, read_list, settle, why_not,
+    CACHE_CONTROL, Form, List, MAX_TOOLS, Tool, Tools, choice, read_list, settle, why_not,
 };
 use worker_orcd_text::tools::ChatTerms;
 
@@ -27,17 +27,30 @@ const FORM: Form = Form {
 };
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    let has_tools = why_not(terms).is_none();
-    fields.describe("tools", || match has_tools {
-        false => schema::values([serde_json::json!([])]),
-        true => {
+    let list = read_functions(fields, max_chars, terms);
+    let wanted = tool_choice::read(fields, why_not(terms).is_none());
+    settle(fields, list, wanted, tool_choice::PARALLEL)
+}
+
+/// Reads `tools` of an API without a choice among them: the model may call each, any number of times.
+pub(crate) fn read_free(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
+    let list = read_functions(fields, max_chars, terms);
+    let wanted = choice::Wanted {
+        choice: choice::Choice::Auto,
+        is_parallel: true,
+    };
+    settle(fields, list, wanted, "")
+}
+
+fn read_functions(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> List {
+    fields.describe("tools", || match why_not(terms) {
+        Some(_) => schema::values([serde_json::json!([])]),
+        None => {
             let read = |fields: Fields<'_>| drop(read_tool(fields));
             schema::list(Fields::described(TOOL, read).into_shape(), &(0..=MAX_TOOLS))
         }
     });
-    let list = read_list(fields, &FORM, max_chars, terms);
-    let wanted = tool_choice::read(fields, has_tools);
-    settle(fields, list, wanted, tool_choice::PARALLEL)
+    read_list(fields, &FORM, max_chars, terms)
 }
 
 fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {

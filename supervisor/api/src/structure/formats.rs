@@ -1,12 +1,14 @@
-//! Answer formats of the Responses API and Anthropic's, nested in another field.
+//! Answer formats of the Responses API and Anthropic's, nested in another field, and Ollama's.
 //!
 //! ```text
+//! "format": "json", or a schema
 //! "text": {"format": {"type": "json_schema", "name": "point", "schema": {…}}}
 //! "output_config": {"format": {"type": "json_schema", "schema": {…}}}
 //! ```
 
-use super::{ANY_OBJECT, Asked, NAME_CHARS, inside, take_named_schema, take_schema};
+use super::{ANY_OBJECT, Asked, NAME_CHARS, inside, read_schema, take_named_schema, take_schema};
 use crate::fields::{Fields, Names, among};
+use crate::json::Kind;
 use crate::mistakes::Constraint;
 use crate::schema::{self, Shape};
 use serde_json::{Value, json};
@@ -14,7 +16,7 @@ use utoipa::openapi::Type;
 use worker_orcd_ipc::Grammar;
 use worker_orcd_text::Structure;
 
-const FORMAT: &str = "format";
+pub const FORMAT: &str = "format";
 
 const OF_TEXT: Names = |name| {
     among(
@@ -68,6 +70,24 @@ pub fn read_of_output(fields: &mut Fields<'_>) -> Option<Grammar> {
     })
 }
 
+/// `format` of Ollama's API. An empty text has no effect.
+pub fn read_of_ollama(fields: &mut Fields<'_>) -> Option<Grammar> {
+    fields.describe(FORMAT, || {
+        schema::any_of([schema::values(["json", ""]), schema::of_type(Type::Object)])
+    });
+    let given = fields.take(FORMAT)?;
+    let schema = match (given.kind(), given.text().as_deref()) {
+        (Kind::Object, _) => read_schema(fields, FORMAT, given),
+        (_, Some("")) => None,
+        (_, Some("json")) => Some(ANY_OBJECT.to_owned()),
+        _ => {
+            fields.error(FORMAT, Constraint::Type, "must be json or a JSON Schema");
+            None
+        }
+    };
+    schema.map(Grammar::JsonSchema)
+}
+
 /// Grammar of a format or of tools, which exclude each other. `field`: field of the format.
 pub fn settle(
     fields: &mut Fields<'_>,
@@ -91,8 +111,13 @@ pub fn settle(
 fn rule_of_tools(field: &str) -> Shape {
     let no_tools = schema::or_null(schema::values([json!([])]));
     let text = schema::closed_object([("type", schema::values(["text"]))], &["type"]);
-    let outside = field.split('.').next().unwrap_or_default();
-    let free = schema::object_with([], [(FORMAT, schema::or_null(text))]);
+    let (outside, free) = match field.split_once('.') {
+        Some((outside, _)) => {
+            let free = schema::object_with([], [(FORMAT, schema::or_null(text))]);
+            (outside, free)
+        }
+        None => (field, schema::values([""])),
+    };
     schema::any_of([
         schema::object_with([], [("tools", no_tools)]),
         schema::object_with([], [(outside, schema::or_null(free))]),

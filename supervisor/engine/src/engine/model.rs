@@ -55,7 +55,8 @@ pub(crate) enum Unfit {
 
 impl LoadedModel {
     /// Digest of the model. Streams can continue on a model of equal digest.
-    pub(crate) fn digest(&self) -> [u8; 32] {
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
         self.digest
     }
 

@@ -7,8 +7,18 @@ use parking_lot::Mutex;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use worker_orcd_api::render::{EVENT_STREAM, LINES, SPACE};
 
 const COMMENT: &[u8] = b":\n\n";
+
+/// Liveness probe of a stream, which its clients ignore. `None`: the body is no stream.
+pub(super) fn probe_of(content_type: &[u8]) -> Option<&'static [u8]> {
+    match content_type {
+        it if it == EVENT_STREAM.as_bytes() => Some(COMMENT),
+        it if it == LINES.as_bytes() => Some(SPACE),
+        _ => None,
+    }
+}
 
 /// Request body, which records its completion.
 pub(super) struct Sent {
@@ -70,7 +80,8 @@ impl HttpBody for Sent {
 pub(super) struct Told {
     pub(super) body: Body,
     pub(super) client: Arc<Client>,
-    pub(super) is_stream: bool,
+    /// See [`probe_of`].
+    pub(super) probe: Option<&'static [u8]>,
 }
 
 impl HttpBody for Told {
@@ -82,18 +93,18 @@ impl HttpBody for Told {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         // The rest of the answer is sent by another supervisor.
-        if self.is_stream && self.client.turn.lock().leaves {
+        if self.probe.is_some() && self.client.turn.lock().leaves {
             return Poll::Pending;
         }
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             return Poll::Ready(frame);
         }
-        if !self.is_stream {
+        let Some(probe) = self.probe else {
             return Poll::Pending;
-        }
+        };
         let mut turn = self.client.turn.lock();
         if std::mem::take(&mut turn.wanted) {
-            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(probe)))));
         }
         turn.waker = Some(cx.waker().clone());
         Poll::Pending

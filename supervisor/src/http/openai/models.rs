@@ -16,6 +16,9 @@ use worker_orcd_api::schema;
 use worker_orcd_api::string_enums;
 use worker_orcd_engine::LoadedModel;
 
+/// Tag of a name without one, in Ollama's API.
+pub(in crate::http) const LATEST: &str = ":latest";
+
 string_enums! {
     ModelObject: Model = "model";
 }
@@ -77,7 +80,8 @@ fn no_such_model(app: &App) -> ApiError {
 }
 
 impl App {
-    /// Accepted names: the model's id, its aliases, the value of `--model`, and the name in the model file.
+    /// Accepted names: the model's id, its aliases, the value of `--model`, and the name in the model file. Each may have
+    /// Ollama's default tag.
     fn model_names<'a>(&'a self, loaded: Option<&'a LoadedModel>) -> impl Iterator<Item = &'a str> {
         let given = std::iter::once(&self.model_id).chain(&self.model_aliases);
         let given = given.chain([&self.model_ref]);
@@ -86,7 +90,9 @@ impl App {
     }
 
     fn is_model_name(&self, name: &str, loaded: Option<&LoadedModel>) -> bool {
-        self.model_names(loaded).any(|known| known == name)
+        let untagged = name.strip_suffix(LATEST).unwrap_or(name);
+        self.model_names(loaded)
+            .any(|known| known == name || known == untagged)
     }
 
     /// Checks `model`. It is optional, because there is one model, and any name is accepted: the answer contains the
@@ -97,7 +103,10 @@ impl App {
         loaded: Option<&LoadedModel>,
     ) -> Result<(), ApiError> {
         fields.describe("model", || match self.strict_model_name {
-            true => schema::values(self.model_names(loaded)),
+            true => {
+                let both = |name: &str| [name.to_owned(), format!("{name}{LATEST}")];
+                schema::values(self.model_names(loaded).flat_map(both))
+            }
             false => schema::text(),
         });
         let Some(given) = fields.take("model") else {

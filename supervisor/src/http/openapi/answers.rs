@@ -7,7 +7,7 @@ use utoipa::openapi::path::OperationBuilder;
 use utoipa::openapi::{ContentBuilder, Header, ResponseBuilder};
 use worker_orcd_api::answer;
 use worker_orcd_api::error::anthropic::AnthropicError;
-use worker_orcd_api::error::{NativeError, OpenAiError};
+use worker_orcd_api::error::{NativeError, OllamaError, OpenAiError};
 use worker_orcd_api::schema::{Shape, count};
 
 /// Reason of an error response.
@@ -100,6 +100,7 @@ pub(super) fn refused(
             Dialect::Native => json::<NativeError<'_>>(words),
             Dialect::OpenAi => json::<OpenAiError<'_>>(words),
             Dialect::Anthropic => json::<AnthropicError>(words),
+            Dialect::Ollama => json::<OllamaError>(words),
         };
         let response = match why {
             Why::Full | Why::Unhealthy => response.header("Retry-After", retry_after()),

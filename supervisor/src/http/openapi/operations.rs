@@ -9,6 +9,7 @@ use crate::http::crashes::Crashes;
 use crate::http::error::Dialect::{self, Anthropic, Native, OpenAi};
 use crate::http::execute::Accepted;
 use crate::http::health::Health;
+use crate::http::ollama::models as of_ollama;
 use crate::http::openai::models::{Model, Models};
 use crate::http::routes::Root;
 use crate::metrics::exposition::Format;
@@ -21,8 +22,10 @@ use worker_orcd_api::answer;
 use worker_orcd_api::anthropic::answer::{Message, MessageEvent, MessageTokens};
 use worker_orcd_api::embeddings::written::Embeddings;
 use worker_orcd_api::error::anthropic::AnthropicError;
-use worker_orcd_api::error::{NativeError, OpenAiError};
+use worker_orcd_api::error::{NativeError, OllamaError, OpenAiError};
 use worker_orcd_api::execute::events::ExecuteEvent;
+use worker_orcd_api::ollama::answer::Line;
+use worker_orcd_api::ollama::embed::Embedded;
 use worker_orcd_api::openai::Kind;
 use worker_orcd_api::openai::stream::{ChatChunk, TextChunk};
 use worker_orcd_api::openai::whole::{ChatAnswer, TextAnswer};
@@ -46,7 +49,7 @@ const MESSAGES: &str = "With `stream`, named events from `message_start` to `mes
 const RESPONSES: &str = "Without a memory: what refers to an earlier response is refused. With `stream`, named events, \
     of which the last is `response.completed`, `response.incomplete` or `response.failed`.";
 
-fn operation(id: &str, tag: &str, summary: &str) -> OperationBuilder {
+pub(super) fn operation(id: &str, tag: &str, summary: &str) -> OperationBuilder {
     OperationBuilder::new()
         .operation_id(Some(id))
         .tag(tag)
@@ -191,7 +194,7 @@ fn response() -> ResponseBuilder {
 }
 
 /// Request for the rest of an answer, by id.
-fn rest(id: &str, tag: &str, parameter: &str) -> OperationBuilder {
+pub(super) fn rest(id: &str, tag: &str, parameter: &str) -> OperationBuilder {
     let place = |name: &str, place: ParameterIn, words: &str, shape: Shape| {
         ParameterBuilder::new()
             .name(name)
@@ -462,6 +465,11 @@ pub(super) fn components() -> Map<String, Value> {
         NativeError<'_>,
         OpenAiError<'_>,
         AnthropicError,
+        OllamaError,
+        Line<'_>,
+        Embedded,
+        of_ollama::Tags,
+        of_ollama::Version,
         ExecuteEvent<'_>,
         Accepted,
         TokenizeAnswer,

@@ -135,7 +135,7 @@ pub(super) fn rerank(app: &App) -> RequestBody {
     }
 }
 
-fn described<T>(app: &App, names: Names, read: impl Read<T>) -> Shape {
+pub(super) fn described<T>(app: &App, names: Names, read: impl Read<T>) -> Shape {
     let model = app.engine.model();
     let read = |fields: Fields<'_>| drop(app.read_named(fields, model.as_deref(), &read));
     Fields::described(names, read).into_shape()
@@ -209,12 +209,12 @@ fn completions(app: &App) -> [(&'static str, Value); 2] {
 }
 
 /// Tokens of an example's answer, within the operator's limit.
-fn few_tokens(app: &App) -> u32 {
+pub(super) fn few_tokens(app: &App) -> u32 {
     const FEW: u32 = 8;
     app.limits.max_tokens_out.map_or(FEW, |most| most.min(FEW))
 }
 
-fn body(shape: Shape, examples: &[(&str, Value)]) -> RequestBody {
+pub(super) fn body(shape: Shape, examples: &[(&str, Value)]) -> RequestBody {
     let examples = examples.iter().map(|(name, value)| {
         let example = Example::builder().value(Some(value.clone()));
         (*name, example)

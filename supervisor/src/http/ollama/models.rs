@@ -1,0 +1,135 @@
+//! `/api/tags`, `/api/show` and `/api/version`: the loaded model in Ollama's terms.
+
+use super::answer;
+use crate::http::App;
+use crate::http::embeddings::pooling;
+use crate::http::openai::models::LATEST;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::iter::once;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+use worker_orcd_api::ollama::embed::{SHOW_NAMES, read_show};
+use worker_orcd_engine::LoadedModel;
+use worker_orcd_text::calendar::rfc3339;
+use worker_orcd_text::hex::hex;
+
+/// Version of Ollama whose API these routes follow. Clients compare it with the one that they need.
+const API_VERSION: &str = "0.24.0";
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaVersion")]
+pub(in crate::http) struct Version {
+    version: &'static str,
+}
+
+/// The model, under each of its names.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaModels")]
+pub(in crate::http) struct Tags {
+    models: Vec<Model>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaModel")]
+pub(in crate::http) struct Model {
+    name: String,
+    model: String,
+    modified_at: String,
+    /// Bytes of the file.
+    size: u64,
+    digest: String,
+    details: Details,
+    /// Values under the keys of GGUF.
+    model_info: Map<String, Value>,
+    capabilities: Vec<&'static str>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaDetails")]
+struct Details {
+    parent_model: &'static str,
+    format: &'static str,
+    family: String,
+    families: [String; 1],
+    parameter_size: String,
+    quantization_level: String,
+}
+
+pub async fn version() -> Response {
+    let version = API_VERSION;
+    Json(Version { version }).into_response()
+}
+
+pub async fn tags(State(app): State<Arc<App>>) -> Response {
+    let listed = app.model().map(|model| {
+        let names = once(&app.model_id).chain(&app.model_aliases);
+        let models = names.map(|name| describe(&app, &model, name)).collect();
+        Json(Tags { models }).into_response()
+    });
+    answer(listed)
+}
+
+pub async fn show(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+    let received = app.receive(request, SHOW_NAMES, read_show).await;
+    answer(received.map(|(model, ..)| Json(describe(&app, &model, &app.model_id)).into_response()))
+}
+
+fn describe(app: &App, model: &LoadedModel, name: &str) -> Model {
+    let (facts, terms) = (&model.facts, &model.chat_terms);
+    let name = match name.contains(':') {
+        true => name.to_owned(),
+        false => format!("{name}{LATEST}"),
+    };
+    let architecture = facts.architecture.clone();
+    let mut model_info = Map::new();
+    model_info.insert("general.architecture".to_owned(), json!(architecture));
+    model_info.insert(
+        "general.parameter_count".to_owned(),
+        json!(facts.parameters),
+    );
+    for (key, value) in [
+        ("block_count", facts.n_layers),
+        ("embedding_length", facts.n_embd),
+        ("attention.head_count", facts.n_heads),
+        ("attention.head_count_kv", facts.n_kv_heads),
+        // That of a request, which is not longer than that of the training.
+        ("context_length", model.max_sequence_tokens),
+    ] {
+        model_info.insert(format!("{architecture}.{key}"), json!(value));
+    }
+    let capabilities = [
+        ("completion", true),
+        (
+            "embedding",
+            pooling(app.pooling, facts.pooling_type).is_ok(),
+        ),
+        ("tools", terms.shows_tools && terms.parsing.calls.is_some()),
+        ("thinking", terms.parsing.thinking.is_some()),
+    ];
+    let capabilities = capabilities.into_iter().filter(|(_, is_one)| *is_one);
+    Model {
+        model: name.clone(),
+        name,
+        // Start of the worker: it serves one model from then on.
+        modified_at: rfc3339(UNIX_EPOCH + Duration::from_secs(app.created)),
+        size: facts.file_bytes,
+        digest: hex(&model.digest()),
+        details: Details {
+            parent_model: "",
+            format: "gguf",
+            families: [architecture.clone()],
+            family: architecture,
+            parameter_size: format!("{:.1}M", facts.parameters as f64 / 1e6),
+            quantization_level: facts.quant_kind.clone(),
+        },
+        model_info,
+        capabilities: capabilities.map(|(name, _)| name).collect(),
+    }
+}
