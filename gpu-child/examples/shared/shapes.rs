@@ -21,6 +21,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
     let plain = ModelConfig {
         architecture: Architecture::Qwen2,
         n_layers,
+        n_mtp_layers: 0,
         n_embd,
         experts: None,
         n_ff,
@@ -43,6 +44,8 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         attention_scale: 1.0 / (head_dim as f64).sqrt(),
         embedding_scale: 1.0,
         has_sinks: false,
+        gates_attention: false,
+        delta_net: None,
     };
     Ok(match shape {
         "30b-a3b" => ModelConfig {
