@@ -80,11 +80,15 @@ impl StateLayout {
         HALVES * self.unit.floats()
     }
 
-    /// Elements of a page with the rows of some positions, of all units.
+    /// Elements of a page with the rows of some positions, of all units. The state belongs to the last position.
     pub fn spans(&self, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (unit, row) = (HALVES * self.unit.floats(), HALVES * self.unit.row());
+        let end = match slots.end {
+            BLOCK => unit,
+            slot => slot * row,
+        };
         let units = (0..self.per_page).map(move |index| index * unit);
-        units.map(move |unit| unit + slots.start * row..unit + slots.end * row)
+        units.map(move |unit| unit + slots.start * row..unit + end)
     }
 
     /// Groups of pages: a sequence has as many pages of each block.
