@@ -4,10 +4,14 @@
 
 use super::config::Keys;
 use super::error::ModelError;
+use super::gguf::Value;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
 
-/// The convolution's kernel, in positions, that llama.cpp's converters write for every model.
+/// Maximum number of positions that the convolution sees.
 const MAX_KERNEL: usize = 8;
+/// A list of flags, by layer, in place of [`EVERY`].
+const LAYERS: &str = "attention.recurrent_layers";
+const EVERY: &str = "full_attention_interval";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaNetConfig {
@@ -68,14 +72,8 @@ pub(super) fn read(
     let Some(order) = keys.architecture.conventions().delta_net else {
         return Ok(None);
     };
-    const LAYERS: &str = "attention.recurrent_layers";
-    if keys.header.get(&keys.key(LAYERS)).is_some() {
-        let feature = "a list of the layers with a delta net";
-        return Err(ModelError::unsupported(keys.key(LAYERS), feature));
-    }
-    let every = keys.optional_positive("full_attention_interval")?;
     let config = DeltaNetConfig {
-        attention_every: every.unwrap_or(4),
+        attention_every: attention_every(keys, n_layers)?,
         kernel: keys.positive("ssm.conv_kernel")?,
         head_dim: keys.positive("ssm.state_size")?,
         k_heads: keys.positive("ssm.group_count")?,
@@ -114,10 +112,33 @@ pub(super) fn read(
         );
         return Err(ModelError::bad_value(keys.key("ssm.inner_size"), message));
     }
-    if config.attention_every > n_layers {
-        let message = format!("none of {n_layers} layers has attention");
-        let key = keys.key("full_attention_interval");
-        return Err(ModelError::unsupported(key, message));
-    }
     Ok(Some(config))
+}
+
+/// Reads which layers have attention.
+fn attention_every(keys: &Keys<'_, '_>, n_layers: usize) -> Result<usize, ModelError> {
+    let (key, every) = match keys.header.get(&keys.key(LAYERS)) {
+        Some(Value::Array(array)) => {
+            let is_recurrent = |value: Value<'_>| match value {
+                Value::Bool(flag) => flag,
+                value => value.as_u64() != Some(0),
+            };
+            // Layers that predict further tokens follow.
+            let flags: Vec<_> = array.values().take(n_layers).map(is_recurrent).collect();
+            let first = flags.iter().position(|is_recurrent| !is_recurrent);
+            let every = first.map_or(n_layers + 1, |first| first + 1);
+            let expected = (1..=n_layers).map(|layer| !layer.is_multiple_of(every));
+            if !flags.into_iter().eq(expected) {
+                let feature = "layers with attention at unequal distances";
+                return Err(ModelError::unsupported(keys.key(LAYERS), feature));
+            }
+            (LAYERS, every)
+        }
+        _ => (EVERY, keys.optional_positive(EVERY)?.unwrap_or(4)),
+    };
+    if every > n_layers {
+        let message = format!("none of {n_layers} layers has attention");
+        return Err(ModelError::unsupported(keys.key(key), message));
+    }
+    Ok(every)
 }

@@ -63,6 +63,26 @@ fn delta_nets_are_in_all_layers_but_every_other_one() {
     assert_eq!(net.projected_width(), 128 + 64 + 4 + 4);
 }
 
+fn with_layers(flags: Vec<i32>) -> GgufBuilder {
+    let key = "qwen35.attention.recurrent_layers";
+    tiny_model(Architecture::Qwen35).meta(key, Meta::I32s(flags))
+}
+
+#[test]
+fn a_list_of_layers_with_a_delta_net_takes_the_place_of_the_interval() {
+    let every = |flags| {
+        let config = config(&with_layers(flags), None).unwrap();
+        config.delta_net.expect("delta nets").attention_every
+    };
+    assert_eq!(every(vec![1, 1, 1, 0]), 4);
+    assert_eq!(every(vec![1, 0, 1, 0]), 2);
+    assert_eq!(
+        every(vec![1, 1, 0, 1, 0]),
+        3,
+        "the fifth predicts further tokens"
+    );
+}
+
 #[test]
 fn delta_nets_that_cannot_be_computed_are_refused_by_name() {
     let file = |key: &str, value: u32| {
@@ -75,11 +95,18 @@ fn delta_nets_that_cannot_be_computed_are_refused_by_name() {
         ("ssm.state_size", 12, "heads of 12"),
         ("ssm.inner_size", 32, "32 is not the width"),
         ("full_attention_interval", 5, "none of 4 layers"),
-        ("attention.recurrent_layers", 1, "a list of the layers"),
         ("nextn_predict_layers", 4, "4 of 4 layers"),
     ] {
         let message = file(key, value);
         assert!(message.contains(what) && message.contains(key), "{message}");
+    }
+    for (flags, what) in [
+        (vec![1, 0, 0, 1], "unequal distances"),
+        (vec![1, 0, 1], "unequal distances"),
+        (vec![1; 4], "none of 4 layers"),
+    ] {
+        let message = refusal(with_layers(flags));
+        assert!(message.contains(what), "{message}");
     }
     let llama = tiny_model(Architecture::Llama).meta("llama.nextn_predict_layers", 1_u32);
     let message = refusal(llama);
