@@ -2,8 +2,8 @@
 
     python architectures.py ORCD_LOGITS [--fewer] [--only NAME] [--device cuda:0]
 
-With `--fewer` an architecture without experts, but for the first, has F32, Q4_K and a quarter of the other types, each
-architecture another quarter: products with a type do not depend on the architecture, and quantizing takes most of the time.
+With `--fewer` an architecture, but for the first one and the first one with experts, has F32, Q4_K and a quarter of the other
+types, each architecture another quarter: products with a type do not depend on the architecture, and quantizing takes most of the time.
 
 One of them is in several files, which `gguf` writes and llama.cpp reads, too.
 
@@ -91,11 +91,12 @@ class Job:
 
 def every_job(fewer):
     """Each architecture times its types; what only changes arithmetic with weights that hide nothing, and with one type that does."""
+    firsts = [0, next(i for i, v in enumerate(tiny_models.MAIN) if v.experts_used)]
     cases = [
         (v, t)
         for i, v in enumerate(tiny_models.MAIN)
         for j, t in enumerate(TYPES_OF_EXPERTS if v.experts_used else tiny_models.TYPES)
-        if not fewer or i == 0 or v.experts_used or t in ALWAYS or (i + j) % 4 == 0
+        if not fewer or i in firsts or t in ALWAYS or (i + j) % 4 == 0
     ]
     cases += [(v, t) for v in tiny_models.MAIN[:3] for t in tiny_models.MIXES]
     cases += [(v, t) for v in tiny_models.EXTRA for t in ("F32", "Q4_K")]

@@ -92,7 +92,7 @@ fn the_ollama_package_calls_a_tool_and_sends_back_its_result() {
 }
 
 #[test]
-fn a_real_model_says_what_it_says_to_openai_s_clients_and_a_killed_child_changes_no_byte() {
+fn answers_equal_those_to_openai_s_clients_and_a_killed_child_changes_no_byte() {
     let worker = Worker::shallow().arg("--pooling", "last").start();
     let client = worker.client();
     let messages = json!([{"role": "user", "content": "Tell me a story."}]);

@@ -19,7 +19,7 @@
 //!   [`keepings`]: memory that outlives a child. [`mps`]: one child at a time under CUDA MPS. [`program`]: replaced
 //!   child programs.
 //! * [`chronicle`]: observation. [`news`]: log lines and snapshots. [`post_mortem`]: crash facts. [`witness`],
-//!   [`witnesses`]: GPU monitors. [`service_manager`]: notifications to systemd. `timers`: what happens when.
+//!   [`witnesses`]: GPU monitors. [`service_manager`]: notifications to systemd. `timers`: deadlines and their effects.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for all requests")]
 
