@@ -20,8 +20,8 @@ use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     Command, DeviceSelector, Envelope, Event, FrameReader, Generation, GenerationParams, KvReaders,
     LoadOrder, ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Role, Sampling,
-    SamplingAdvice, Submission, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest, decode,
-    encode,
+    SamplingAdvice, Speculation, Submission, TokenId, TokenizerFacts, TokenizerKind,
+    WeightsManifest, decode, encode,
 };
 
 #[path = "shared/shapes.rs"]
@@ -170,6 +170,7 @@ impl Supervisor {
             step_budget_us: None,
             threads: None,
             prefix_cache: false,
+            speculation: Speculation::Off,
             trace: None,
             role: Role::Active,
         }))?;

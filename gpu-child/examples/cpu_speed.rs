@@ -160,6 +160,7 @@ fn run(
             first_position,
             pages,
             sample: Some(sampling),
+            drafts: 0,
         })
         .collect();
     let drawn = executor.step(

@@ -328,6 +328,7 @@ fn work<'a>(
         first_position: first as u32,
         pages,
         sample: Some(SampleWork::new(sampling, tokens, &[])),
+        drafts: 0,
     }
 }
 

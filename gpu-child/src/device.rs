@@ -60,8 +60,20 @@ pub struct SequenceWork<'a> {
     /// Page table from position 0 on; covers at least `first_position + tokens.len()`. Page of block `b` and group `g`
     /// of layers at `b * groups + g`. Entries outside all windows, or unwritten ones, may be any page.
     pub pages: &'a [PageId],
-    /// Sampling parameters, if `tokens` ends at the newest token, so that the next one may be sampled.
+    /// Sampling parameters of the last row, if `tokens` ends at the newest token, so that the next one may be sampled.
     pub sample: Option<SampleWork<'a>>,
+    /// The last so many of `tokens` are drafts: guesses of tokens that are not sampled yet. Their rows and the one before
+    /// them are sampled. Zero without `sample`, and smaller than the number of tokens.
+    pub drafts: usize,
+}
+
+impl<'a> SequenceWork<'a> {
+    /// Sampling parameters of each row that may be sampled, in order. Their histories include the drafts before the row.
+    pub fn samples(&self) -> impl Iterator<Item = SampleWork<'a>> + use<'a> {
+        let drafts = self.drafts;
+        let last = self.sample.into_iter();
+        last.flat_map(move |last| (0..=drafts).rev().map(move |behind| last.before(behind)))
+    }
 }
 
 /// A device that computes steps. `Any`, so that fault injection finds the devices with faults of their own.
@@ -79,13 +91,14 @@ pub trait Executor: Any + Send {
     }
 
     /// Begins a step: computes the batch, or launches it, up to the sampling. The preceding step's sampling has been
-    /// launched; a token that it has not returned yet is [`TO_BE_DRAWN`] here.
+    /// launched; a token that it has not returned yet is [`TO_BE_DRAWN`] here. A step with drafts has ended.
     ///
     /// # Errors
     /// A [`Fault`]: the executor is unusable and the child must end. The preceding step may have caused it.
     fn begin(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<(), Fault>;
 
-    /// Samples the last step: an entry for each of its sequences with a `sample`, in order. `None` samples nothing.
+    /// Samples the last step: an entry for each row that may be sampled ([`SequenceWork::samples`]), in order. `None`
+    /// samples nothing.
     /// These parameters are the effective ones; at the beginning, masks may be missing. The tap selects
     /// [`Checkpoint::Logits`], which it receives here or when the step is finished.
     ///
@@ -111,7 +124,7 @@ pub trait Executor: Any + Send {
     /// Those of [`Self::begin`].
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         self.begin(batch, tap)?;
-        let samples = batch.sequences.iter().filter_map(|work| work.sample);
+        let samples = batch.sequences.iter().flat_map(SequenceWork::samples);
         let draws: Vec<_> = samples.map(Some).collect();
         self.draw(&draws, tap)?;
         self.finish(tap)

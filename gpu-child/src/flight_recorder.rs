@@ -189,11 +189,11 @@ pub fn phase(sequences: &[SequenceWork<'_>]) -> Phase {
     }
 }
 
-/// True for a sequence that runs only its newest token, after its prompt.
+/// True for a sequence that runs only its newest token and drafts, after its prompt.
 #[must_use]
 pub fn decodes(work: &SequenceWork<'_>) -> bool {
-    let draws_behind_its_own = |sample: SampleWork<'_>| !sample.generated.is_empty();
-    work.tokens.len() == 1 && work.sample.is_some_and(draws_behind_its_own)
+    let draws_behind_its_own = |sample: SampleWork<'_>| sample.generated.len() > work.drafts;
+    work.tokens.len() == 1 + work.drafts && work.sample.is_some_and(draws_behind_its_own)
 }
 
 /// A tap that records the device's progress, and otherwise forwards to the inner one.

@@ -20,8 +20,8 @@ pub struct WantedRows {
 struct WantedRow {
     request: RequestId,
     top: u8,
-    /// Empty until the device has passed the row.
-    logits: Vec<f32>,
+    /// The rows that the device has passed, in order: one, and further ones behind drafts.
+    logits: Vec<Vec<f32>>,
 }
 
 impl WantedRows {
@@ -51,13 +51,14 @@ impl WantedRows {
     /// Log probabilities of the sampled tokens with kept rows, in the order of `drawn`.
     #[must_use]
     pub fn answer(&self, drawn: &[Drawn]) -> Vec<DrawnLogprobs> {
+        let mut rows: Vec<_> = self.rows.iter().map(|row| row.logits.iter()).collect();
         let of = |drawn: &Drawn| {
-            let is_it = |row: &&WantedRow| row.request == drawn.request && !row.logits.is_empty();
-            let row = self.rows.iter().find(is_it)?;
+            let at = self.of_request(drawn.request)?;
+            let logits = rows[at].next()?;
             Some(DrawnLogprobs {
                 request: drawn.request,
                 index: drawn.index,
-                logprobs: logprobs(&row.logits, drawn.token, row.top),
+                logprobs: logprobs(logits, drawn.token, self.rows[at].top),
             })
         };
         drawn.iter().filter_map(of).collect()
@@ -83,7 +84,7 @@ impl Tap for Keeping<'_> {
         if *checkpoint == Checkpoint::Logits
             && let Some(at) = self.rows.of_request(request)
         {
-            self.rows.rows[at].logits = values.to_vec();
+            self.rows.rows[at].logits.push(values.to_vec());
         }
         if self.inner.wants(request, checkpoint) {
             self.inner.see(request, checkpoint, position, values);

@@ -38,6 +38,9 @@
 //!
 //! A sequence with a reasoning budget pauses where the next allowed token depends on a token in flight ([`thoughts`]).
 //!
+//! A sequence may run drafts of its next tokens with its newest one ([`drafts`]). Nothing is planned behind such a step
+//! before it ends. A sequence with likely drafts behind its token in flight waits for that token.
+//!
 //! If decoding sequences hold every slot, a new request waits until one ends. Free slots are then assigned so that
 //! clients hold equally many.
 //!
@@ -45,6 +48,7 @@
 
 mod adoption;
 mod constraint;
+mod drafts;
 mod fair_queue;
 mod limits;
 mod page_table;
@@ -67,6 +71,7 @@ pub use limits::Limits;
 use room::NoRoom;
 use sequence::{MOST_FORCED, Sequence, Tail};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 use worker_orcd_grammar::{GrammarError, Mask};
@@ -134,7 +139,7 @@ pub struct Company {
 /// Size of the planned step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepShape {
-    /// Decoding sequences.
+    /// Rows of decoding sequences.
     pub decoding: usize,
     /// Tokens of prompts, or of sequences being recomputed.
     pub prompt_tokens: usize,
@@ -147,10 +152,10 @@ pub struct StepShape {
 struct Share {
     serial: u64,
     request: RequestId,
-    /// The device has a row for the sampling.
-    may_draw: bool,
-    /// Index of the sampled token.
-    draws: Option<u32>,
+    /// Rows of the device that may be sampled.
+    rows: usize,
+    /// Indices of the sampled tokens, one for each row; empty if none is sampled.
+    draws: Range<u32>,
 }
 
 impl Scheduler {
@@ -223,9 +228,15 @@ impl Scheduler {
     }
 
     /// Plans the next step. `prompt_tokens` returns the budget of prompt tokens over all sequences; 0 is legal only if
-    /// a sequence decodes. False if there is nothing to compute.
+    /// a sequence decodes. False if there is nothing to compute, or nothing before the end of a step with drafts.
     pub fn plan(&mut self, prompt_tokens: impl FnOnce(Company) -> u32) -> bool {
+        let newest = self.flights.back().into_iter().flatten();
+        if newest.clone().any(|share| share.draws.len() > 1) {
+            return false;
+        }
+        self.running.iter_mut().for_each(Sequence::drop_drafts);
         let are_short = self.make_room();
+        self.add_drafts();
         let Self {
             limits,
             cache,
@@ -236,9 +247,13 @@ impl Scheduler {
         let decodes = |sequence: &&Sequence| sequence.decodes() && sequence.runs(limits, cache);
         let rows = rows_of_each(running.iter().filter(decodes), limits);
         planned.clear();
-        planned.extend(running.iter().map(|sequence| match decodes(&sequence) {
-            true => sequence.runnable(cache).min(rows),
-            false => 0,
+        planned.extend(running.iter().map(|sequence| {
+            match decodes(&sequence) {
+                true => sequence
+                    .runnable(cache)
+                    .min(rows.max(1 + sequence.drafts())),
+                false => 0,
+            }
         }));
         let decoding: usize = planned.iter().sum();
         let batch_left = (limits.max_batch_tokens as usize).saturating_sub(decoding);
@@ -268,11 +283,11 @@ impl Scheduler {
         let parts = self.running.iter_mut().zip(self.planned.drain(..));
         let shares = parts.filter(|(_, tokens)| *tokens > 0);
         let flight = shares.map(|(sequence, tokens)| {
-            let (may_draw, draws) = sequence.launch(tokens, &self.cache);
+            let (rows, draws) = sequence.launch(tokens, &self.cache);
             Share {
                 serial: sequence.serial,
                 request: sequence.request,
-                may_draw,
+                rows,
                 draws,
             }
         });
@@ -287,11 +302,12 @@ impl Scheduler {
         let flight = self.flights.pop_front().unwrap_or_default();
         self.check(&flight, &drawn)?;
         let mut heard = Vec::with_capacity(drawn.len());
-        let mut drawn = drawn.into_iter();
-        let mut from = 0;
+        let (mut rest, mut from) = (&drawn[..], 0);
         for share in &flight {
-            let row = share.draws.and_then(|_| drawn.next());
-            heard.extend(self.advance(share, row, &mut from));
+            let (rows, behind) = rest.split_at(share.draws.len());
+            let counted = self.advance(share, rows, &mut from);
+            heard.extend_from_slice(&rows[..counted]);
+            rest = behind;
         }
         self.retire();
         Ok(StepReport {
@@ -314,7 +330,10 @@ impl Scheduler {
 
     /// Checks that the answer has exactly the shares of the step that sample.
     fn check(&self, flight: &[Share], drawn: &[Drawn]) -> Result<(), SchedulerError> {
-        let drawing = flight.iter().filter_map(|it| Some((it.request, it.draws?)));
+        let indices = |it: &Share| it.draws.clone();
+        let drawing = flight
+            .iter()
+            .flat_map(|it| indices(it).map(|index| (it.request, index)));
         let (expected, found) = (drawing.clone().count(), drawn.len());
         if found != expected {
             return Err(SchedulerError::DrawnCount { expected, found });
@@ -394,9 +413,9 @@ impl Scheduler {
         None
     }
 
-    /// Applies a share of a step to its sequence; ignored if that has ended. `from` is the index at which the search
-    /// begins: a step's order is that of the sequences that still run.
-    fn advance(&mut self, share: &Share, drawn: Option<Drawn>, from: &mut usize) -> Option<Drawn> {
+    /// Applies a share of a step to its sequence; ignored if that has ended. Returns the number of sampled tokens that
+    /// count. `from` is the index at which the search begins: a step's order is that of the sequences that still run.
+    fn advance(&mut self, share: &Share, drawn: &[Drawn], from: &mut usize) -> usize {
         let is_it = |sequence: &Sequence| sequence.serial == share.serial;
         let (before, behind) = self.running.split_at(*from);
         let behind = behind.iter().position(is_it).map(|offset| *from + offset);
@@ -408,16 +427,30 @@ impl Scheduler {
                 &mut self.running[place]
             }
             // Parked since.
-            None => self.waiting.iter_mut().find(|sequence| is_it(sequence))?,
+            None => match self.waiting.iter_mut().find(|sequence| is_it(sequence)) {
+                Some(sequence) => sequence,
+                None => return 0,
+            },
         };
-        if let Some(row) = drawn {
-            sequence.learn(row.token, &self.limits);
-            self.counters.generated_tokens += 1;
+        let counted = sequence.learn(drawn, &self.limits);
+        self.counters.generated_tokens += counted as u64;
+        self.counters.draft_tokens += drawn.len().saturating_sub(1) as u64;
+        self.counters.accepted_draft_tokens += counted.saturating_sub(1) as u64;
+        if let Some(row) = drawn[..counted].last() {
             self.wishes
                 .extend(sequence.next_wish(row.token, &self.limits));
         }
         sequence.publish(&mut self.cache);
-        drawn
+        counted
+    }
+
+    /// Appends drafts to sequences that decode. Many sequences together have none: their rows fill the device.
+    fn add_drafts(&mut self) {
+        let decoding = self.running.iter().filter(|it| it.decodes()).count();
+        let most = drafts::most(decoding, self.limits.max_batch_tokens as usize);
+        for sequence in self.running.iter_mut().filter(|it| it.decodes()) {
+            sequence.draft(most, &self.limits, &mut self.cache);
+        }
     }
 
     fn retire(&mut self) {
@@ -461,7 +494,7 @@ impl Scheduler {
     #[must_use]
     pub fn others_draw(&self) -> bool {
         let newest = self.flights.back().into_iter().flatten();
-        let mut drawing = newest.filter(|share| share.draws.is_some());
+        let mut drawing = newest.filter(|share| !share.draws.is_empty());
         drawing.any(|share| self.find(share.serial).is_some_and(|it| !it.is_open()))
     }
 
@@ -483,8 +516,9 @@ impl Scheduler {
         for share in flights.back_mut().into_iter().flatten() {
             let mut all = running.iter().chain(waiting.iter());
             let sequence = all.find(|it| it.serial == share.serial);
-            let draws = sequence.is_some_and(|it| it.draws_at(share.draws));
-            share.draws = share.draws.filter(|_| draws);
+            if !sequence.is_some_and(|it| it.draws_at(share.draws.start)) {
+                share.draws = 0..0;
+            }
         }
     }
 
@@ -492,12 +526,13 @@ impl Scheduler {
     #[must_use]
     pub fn draws(&self) -> Vec<Option<SampleWork<'_>>> {
         let newest = self.flights.back().into_iter().flatten();
-        let rows = newest.filter(|share| share.may_draw);
-        rows.map(|share| {
-            let index = share.draws?;
-            Some(self.find(share.serial)?.sample(index as usize))
-        })
-        .collect()
+        let rows = newest.flat_map(|share| {
+            let sequence = self.find(share.serial);
+            let first = share.draws.start as usize;
+            let sequence = sequence.filter(|_| !share.draws.is_empty());
+            (0..share.rows).map(move |row| Some(sequence?.sample(first + row)))
+        });
+        rows.collect()
     }
 
     /// Records that the sampling is launched.

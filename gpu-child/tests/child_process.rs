@@ -17,7 +17,8 @@ use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FaultKind, FinishReason,
     FrameReader, Generation, GenerationParams, KvReaders, LoadOrder, ModelFile, Preamble,
-    ReadyReport, RequestId, Role, Sampling, Submission, TokenId, TraceOrder, decode, encode,
+    ReadyReport, RequestId, Role, Sampling, Speculation, Submission, TokenId, TraceOrder, decode,
+    encode,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -97,6 +98,7 @@ impl Supervisor {
             step_budget_us: None,
             threads: Some(1),
             prefix_cache: true,
+            speculation: Speculation::Text,
             trace: None,
             role: Role::Active,
         }

@@ -121,8 +121,18 @@ pub struct LoadOrder {
     pub threads: Option<u32>,
     /// Whether requests share the KV pages of equal prefixes.
     pub prefix_cache: bool,
+    pub speculation: Speculation,
     pub trace: Option<TraceOrder>,
     pub role: Role,
+}
+
+/// Source of the drafts of speculative decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Speculation {
+    /// No drafts.
+    Off,
+    /// Earlier text of the same request.
+    Text,
 }
 
 /// Source of the model file, or of all [its files](mod@crate::model_parts).

@@ -38,6 +38,10 @@ counters! {
     prompt_tokens,
     /// Tokens drawn.
     generated_tokens,
+    /// Drafts that were verified.
+    draft_tokens,
+    /// Drafts that were accepted.
+    accepted_draft_tokens,
     /// Tokens of adopted pages, which were not computed again.
     adopted_tokens,
     /// Pages refused for adoption because their checksum differs from the sealed one.

@@ -48,7 +48,8 @@ pub mod vocabulary;
 
 pub use codec::{CodecError, decode, encode};
 pub use command::{
-    Command, ConversationState, DeviceSelector, LoadOrder, ModelFile, Role, Submission, TraceOrder,
+    Command, ConversationState, DeviceSelector, LoadOrder, ModelFile, Role, Speculation,
+    Submission, TraceOrder,
 };
 pub use counters::Counters;
 pub use encoded::Encoded;
@@ -80,4 +81,4 @@ pub use vocabulary::Vocabulary;
 
 /// Version of the protocol. The [`Preamble`] carries it outside bincode, so that peers with incompatible messages can still
 /// compare it.
-pub const PROTOCOL_VERSION: u16 = 25;
+pub const PROTOCOL_VERSION: u16 = 26;

@@ -41,7 +41,7 @@ use worker_orcd_cli::model_name::Whereabouts;
 use worker_orcd_cli::outgoing::Url;
 use worker_orcd_cli::units;
 use worker_orcd_engine::crash::{CrashSettings, store};
-use worker_orcd_ipc::{DeviceSelector, Pooling};
+use worker_orcd_ipc::{DeviceSelector, Pooling, Speculation};
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::Choices;
 
@@ -101,6 +101,7 @@ pub struct LoadConfig {
     pub step_budget_us: Option<u32>,
     pub threads: Option<u32>,
     pub prefix_cache: bool,
+    pub speculation: Speculation,
     pub trace: Option<TraceConfig>,
 }
 
@@ -310,6 +311,11 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
     let step_budget_us = reader.optional("step-budget", step_budget);
     let threads = reader.integer("threads", 1..=1024);
     let prefix_cache = !reader.switch("no-prefix-cache");
+    let speculation = reader.optional("speculation", |text| match text {
+        "off" => Ok(Speculation::Off),
+        "text" => Ok(Speculation::Text),
+        _ => Err(format!("{text:?} is neither off nor text")),
+    });
     let trace_path = reader.optional("trace-logits", writable);
     let first_values = reader.integer("trace-values", 1..=1_000_000);
     Some(LoadConfig {
@@ -321,6 +327,7 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
         step_budget_us,
         threads,
         prefix_cache,
+        speculation: speculation?,
         trace: match (trace_path, first_values?) {
             (Some(path), first_values) => Some(TraceConfig { path, first_values }),
             (None, _) => None,

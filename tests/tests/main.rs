@@ -84,6 +84,7 @@ mod sentinel;
 mod service_manager;
 mod signals;
 mod special_tokens;
+mod speculation;
 mod standby;
 mod states;
 mod status_page;

@@ -62,6 +62,16 @@ impl<'a> SampleWork<'a> {
         }
     }
 
+    /// The same parameters at an earlier position, without the last `tokens` generated tokens.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn before(self, tokens: usize) -> Self {
+        let generated = &self.generated[..self.generated.len() - tokens];
+        Self { generated, ..self }
+    }
+
     /// The answer for a request with this sampled token.
     #[must_use]
     pub fn drawn(&self, request: RequestId, token: TokenId) -> Drawn {

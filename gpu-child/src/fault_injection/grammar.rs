@@ -266,6 +266,7 @@ mod tests {
             first_position: 6,
             pages: &[],
             sample: Some(SampleWork::new(sampling, &prompt, &[])),
+            drafts: 0,
         }];
         let batch = Batch {
             step,

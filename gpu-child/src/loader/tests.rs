@@ -3,7 +3,7 @@ use crate::model::gguf::parse;
 use crate::model::tiny_model::{N_EMBD, tiny_mixtral, tiny_model};
 use crate::model::{Architecture, GgufBuilder};
 use std::fs;
-use worker_orcd_ipc::{DeviceSelector, KvReaders, Role};
+use worker_orcd_ipc::{DeviceSelector, KvReaders, Role, Speculation};
 
 fn order(path: &Path, threads: u32) -> LoadOrder {
     LoadOrder {
@@ -22,6 +22,7 @@ fn order(path: &Path, threads: u32) -> LoadOrder {
         step_budget_us: None,
         threads: Some(threads),
         prefix_cache: true,
+        speculation: Speculation::Text,
         trace: None,
         role: Role::Active,
     }

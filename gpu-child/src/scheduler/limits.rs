@@ -14,6 +14,8 @@ pub struct Limits {
     /// Maximum tokens of one batch.
     pub max_batch_tokens: u32,
     pub vocab_size: u32,
+    /// Sequences have drafts ([`drafts`](super::drafts)).
+    pub speculates: bool,
     /// A trace records the logits of each sampled token.
     pub traces_logits: bool,
     pub end_of_generation: HashSet<TokenId>,

@@ -166,6 +166,11 @@ impl PageTable {
             .map(move |(group, page)| (has_near || group < whole).then_some(*page))
     }
 
+    /// Positions with pages of full-attention groups.
+    pub(super) fn positions(&self, geometry: KvGeometry) -> usize {
+        self.blocks(geometry) * geometry.page_tokens as usize
+    }
+
     /// Positions with sliding-window pages; unlimited without such groups.
     pub(super) fn room(&self, geometry: KvGeometry) -> usize {
         match geometry.groups.near {

@@ -5,6 +5,7 @@ mod paging;
 
 use super::Limits;
 use super::constraint::{Constraint, Wish};
+use super::drafts::Drafter;
 use super::fair_queue::Candidate;
 use super::page_table::PageTable;
 use super::scoring::Scoring;
@@ -36,9 +37,14 @@ pub(super) struct Sequence {
     /// Index in the order of submissions. Unlike the request id, it is never reused.
     pub(super) serial: u64,
     pub(super) client: ClientId,
-    /// Prompt, then completion, then one `TO_BE_DRAWN` for each launched step with an outstanding sample.
+    /// Prompt, then completion, then one `TO_BE_DRAWN` for each launched step with an outstanding sample, or drafts.
     tokens: Vec<TokenId>,
     unknown: usize,
+    /// Drafts at the end of `tokens`, in the planned step or the one in flight.
+    drafts: usize,
+    drafter: Drafter,
+    /// The next step waits for the token in flight, behind which drafts are likely.
+    awaits_drafts: bool,
     /// The sampling of the newest `TO_BE_DRAWN` is not decided yet.
     is_open: bool,
     prompt_len: usize,
@@ -99,6 +105,9 @@ impl Sequence {
             client,
             tokens,
             unknown: 0,
+            drafts: 0,
+            drafter: Drafter::default(),
+            awaits_drafts: false,
             is_open: false,
             prompt_len,
             scoring: prompt_logprobs.map(|order| Scoring::new(order, prompt_len)),
@@ -127,7 +136,7 @@ impl Sequence {
     }
 
     fn known(&self) -> &[TokenId] {
-        &self.tokens[..self.tokens.len() - self.unknown]
+        &self.tokens[..self.tokens.len() - self.unknown - self.drafts]
     }
 
     pub(super) fn has_unknown(&self) -> bool {
@@ -207,7 +216,8 @@ impl Sequence {
 
     /// True if a token of the sequence can be in the next step.
     pub(super) fn runs(&self, limits: &Limits, cache: &KvPages) -> bool {
-        !self.will_be_full(limits) && !self.lacks_pages(cache) && self.runnable(cache) > 0
+        let may_go_on = !self.awaits_drafts && !self.will_be_full(limits);
+        may_go_on && !self.lacks_pages(cache) && self.runnable(cache) > 0
     }
 
     /// Reason to end before any computation, if there is one.

@@ -3,6 +3,7 @@
 mod adoption;
 mod biases;
 mod constraint;
+mod drafts;
 mod embeddings;
 mod fairness;
 mod paged_device;
@@ -51,6 +52,7 @@ fn limits() -> Limits {
         max_sequence_tokens: 64,
         max_batch_tokens: 16,
         vocab_size: VOCAB,
+        speculates: true,
         traces_logits: false,
         end_of_generation: HashSet::from([EOG]),
         words: std::sync::Arc::default(),
@@ -222,7 +224,15 @@ fn alone(submission: &Submission, pages: u32) -> Outcome {
 }
 
 fn alone_with_groups(submission: &Submission, pages: u32, groups: KvGroups) -> Outcome {
-    let mut bench = Bench::with_groups(limits(), pages, false, groups);
+    alone_on(
+        submission,
+        Bench::with_groups(limits(), pages, false, groups),
+    )
+}
+
+/// The outcome without drafts and without other requests.
+fn alone_on(submission: &Submission, mut bench: Bench) -> Outcome {
+    bench.scheduler.limits.speculates = false;
     bench.submit(submission.clone());
     bench.run();
     bench.outcomes.remove(&submission.request).unwrap()
@@ -516,12 +526,14 @@ proptest! {
         is_ahead in any::<bool>(),
         lag in 0_usize..4,
         forces in any::<bool>(),
+        echoes in any::<bool>(),
     ) {
         let pages = pages * groups.count() as u32;
         let limits = Limits { max_running, ..limits() };
         let mut bench = Bench::with_groups(limits, pages, shares_prefixes, groups);
         bench.play.lag = lag;
         bench.play.forces = forces;
+        bench.device.echoes = echoes;
         if is_ahead {
             bench = bench.ahead();
         }
@@ -546,7 +558,9 @@ proptest! {
         prop_assert_eq!(bench.outcomes.len(), submitted.len());
         for submission in &submitted {
             let outcome = &bench.outcomes[&submission.request];
-            let expected = alone_with_groups(submission, pages, groups);
+            let mut alone = Bench::with_groups(super::tests::limits(), pages, false, groups);
+            alone.device.echoes = echoes;
+            let expected = alone_on(submission, alone);
             prop_assert_eq!(outcome.reasons.len(), 1);
             if outcome.reasons == [FinishReason::Cancelled] {
                 prop_assert!(expected.tokens.starts_with(&outcome.tokens));

@@ -69,6 +69,11 @@ impl Thoughts {
         self.settle(limits);
     }
 
+    /// True if the budget allows every token from now on.
+    pub(super) fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
     /// True if the next mask is known, regardless of the last `unknown` tokens.
     pub(super) fn is_decided(&self, unknown: usize) -> bool {
         let most = match self.state {

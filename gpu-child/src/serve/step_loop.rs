@@ -2,7 +2,8 @@
 //!
 //! An asynchronous device is kept busy: while a step that only decodes is in flight, the next one is planned and
 //! launched behind it. The thread then waits for the tokens of the first, sends them and updates the scheduler. No step
-//! is launched behind one with prompts: it may be long, and a cancellation or a new request must not wait for two. No
+//! is launched behind one with prompts: it may be long, and a cancellation or a new request must not wait for two. None is
+//! launched behind one with drafts, whose number of tokens is not known. No
 //! step is launched ahead either while an embedding or a prompt's log probabilities are requested: their rows are
 //! copied while the step runs.
 //!
@@ -32,7 +33,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, StepRequests};
 use worker_orcd_ipc::{
     CodecError, Command, DeviceError, Encoded, Event, Fault, Generation, Load, LoadOrder,
-    MemoryReport, ReadyReport, Role, SealedPage, StepReport, Submission, Vocabulary,
+    MemoryReport, ReadyReport, Role, SealedPage, Speculation, StepReport, Submission, Vocabulary,
 };
 
 /// Interval of integrity checks of the loaded memory. A check takes microseconds of this thread and of the device
@@ -152,6 +153,7 @@ impl<'a> StepLoop<'a> {
             max_sequence_tokens,
             max_batch_tokens,
             vocab_size: model.vocab_size,
+            speculates: order.speculation == Speculation::Text,
             traces_logits: order.trace.is_some(),
             end_of_generation: tokenizer.end_of_generation.iter().copied().collect(),
             words: Arc::new(Vocabulary::from_facts(&tokenizer).unwrap_or_default()),

@@ -18,7 +18,7 @@ use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceError, DeviceSelector, Envelope, ExitCode, FaultKind, FinishReason,
     FrameReader, Generation, GenerationParams, KvReaders, ModelFile, Preamble, RequestId, Role,
-    StepReport, Submission, TokenId, decode, encode,
+    Speculation, StepReport, Submission, TokenId, decode, encode,
 };
 
 const VOCAB: u32 = 100;
@@ -195,6 +195,7 @@ pub(super) fn order() -> LoadOrder {
         step_budget_us: None,
         threads: None,
         prefix_cache: true,
+        speculation: Speculation::Text,
         trace: None,
         role: Role::Active,
     }

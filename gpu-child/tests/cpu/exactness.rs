@@ -101,6 +101,14 @@ fn prefill_beside_decoding_does_not_change_a_bit() {
 }
 
 #[test]
+fn drafts_do_not_change_a_bit() {
+    let windows = Model::random(config_with_windows(40), MIXED);
+    for model in models().into_iter().chain([windows]) {
+        laws::drafts_do_not_change_a_bit(&mut model.load(2), &model.config);
+    }
+}
+
+#[test]
 fn pages_of_another_request_serve_an_equal_prefix() {
     for model in models() {
         laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);

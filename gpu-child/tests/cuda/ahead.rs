@@ -59,6 +59,7 @@ impl Stream {
             first_position: first as u32,
             pages: &self.pages,
             sample: Some(SampleWork::new(self.sampling, prompt, generated)),
+            drafts: 0,
         }
     }
 

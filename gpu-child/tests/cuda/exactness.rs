@@ -285,6 +285,14 @@ fn pages_behind_windows_do_not_change_a_bit() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+fn drafts_do_not_change_a_bit() {
+    for model in models() {
+        laws::drafts_do_not_change_a_bit(&mut load(&model), &model.config);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn pages_of_another_request_serve_an_equal_prefix() {
     let model = Model::random(config(None), MIXED);
     laws::pages_of_another_request_serve_an_equal_prefix(&mut load(&model), &model.config);

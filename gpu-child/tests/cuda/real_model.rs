@@ -133,6 +133,7 @@ fn work<'a>(tokens: &'a [TokenId], first: usize, pages: &'a [PageId]) -> Sequenc
         first_position: first as u32,
         pages,
         sample: Some(SampleWork::new(sampling, &[], &[])),
+        drafts: 0,
     }
 }
 

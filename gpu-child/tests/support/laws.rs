@@ -2,9 +2,9 @@
 //! tokens and positions determine the bits of its results.
 
 use super::{Seen, Share, Watch, alone, page_table, pages, step, step_with_tables, tokens};
-use worker_orcd_gpu::device::Executor;
+use worker_orcd_gpu::device::{Batch, Executor, PageId, SampleWork, SequenceWork};
 use worker_orcd_gpu::model::ModelConfig;
-use worker_orcd_ipc::{Fault, RequestId, TokenId};
+use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
 
 /// Asserts that `seen` equals `expected` in all rows that it has.
 pub fn assert_same(expected: &Seen, seen: &Seen, what: &str) {
@@ -214,4 +214,92 @@ pub fn a_nan_is_a_fault_that_names_its_request(executor: &mut impl Executor, con
         request: RequestId(8),
     };
     assert_eq!(step(executor, &shares, &mut watch), Err(expected));
+}
+
+/// Rows behind drafts have the bits and draws of single steps, and rejected drafts leave no trace, beside a prompt of
+/// another request.
+pub fn drafts_do_not_change_a_bit(executor: &mut impl Executor, config: &ModelConfig) {
+    const PROMPT: usize = 20;
+    let (tokens, other) = (tokens(150, 9), tokens(80, 4));
+    let expected = alone(executor, config, &tokens, 1);
+    let expected_other = alone(executor, config, &other, 1);
+    let sampling = Sampling {
+        temperature: 0.8,
+        repetition_penalty: 1.3,
+        presence_penalty: 0.2,
+        seed: 5,
+        ..Sampling::default()
+    };
+    let groups = executor.kv_geometry().groups.count() as u32;
+    let [single, drafting, beside] = [0, 8, 16].map(|first| page_table(&pages(first, 5), groups));
+    let (prompt, generated) = tokens.split_at(PROMPT);
+    let mut singles = vec![];
+    // A run of tokens, of which the last are drafts, beside a chunk of the other request.
+    let mut run_step = |(run, first, drafts): (&[TokenId], usize, usize),
+                        pages: &[PageId],
+                        (chunk, at): (&[TokenId], usize)| {
+        let before = generated[..first.saturating_sub(PROMPT)].iter();
+        let own_part = if first < PROMPT { &[] } else { run };
+        let history: Vec<_> = before.chain(own_part).copied().collect();
+        let own = SequenceWork {
+            request: RequestId(0),
+            tokens: run,
+            first_position: first as u32,
+            pages,
+            sample: Some(SampleWork::new(sampling, prompt, &history)),
+            drafts,
+        };
+        let neighbour = SequenceWork {
+            request: RequestId(1),
+            tokens: chunk,
+            first_position: at as u32,
+            pages: &beside,
+            sample: None,
+            drafts: 0,
+        };
+        let mut watch = Watch::new(2, config);
+        let sequences = [own, neighbour];
+        let sequences = &sequences[..1 + usize::from(!chunk.is_empty())];
+        let drawn = executor.step(&Batch { step: 1, sequences }, &mut watch);
+        (drawn.expect("a step"), watch)
+    };
+    for pages in [&single, &drafting] {
+        run_step((prompt, 0, 0), pages, (&[], 0));
+    }
+    for first in PROMPT..tokens.len() {
+        let (drawn, _) = run_step((&tokens[first..=first], first, 0), &single, (&[], 0));
+        singles.push(drawn[0]);
+    }
+    let mut chunks = other.chunks(8).enumerate();
+    let (mut first, mut sizes) = (PROMPT, [1, 3, 15, 2, 7, 4].into_iter().cycle());
+    let mut accepted = 0;
+    while first + 16 < tokens.len() {
+        let drafts = sizes.next().expect("a cycle");
+        accepted = (accepted + 3) % (drafts + 1);
+        let mut run = tokens[first..=first + accepted].to_vec();
+        run.resize(1 + drafts, TokenId(3));
+        let (at, chunk) = chunks
+            .next()
+            .map_or((0, &[][..]), |(i, chunk)| (8 * i, chunk));
+        let (drawn, watch) = run_step((&run, first, drafts), &drafting, (chunk, at));
+        assert_eq!(drawn.len(), 1 + drafts);
+        let singles = &singles[first - PROMPT..][..=accepted];
+        assert_eq!(drawn[..=accepted], *singles, "{drafts} drafts at {first}");
+        let [mut own, neighbour] = watch.seen.try_into().expect("two requests");
+        for rows in [&mut own.hidden, &mut own.logits, &mut own.prompt] {
+            rows.retain(|(position, _)| *position as usize <= first + accepted);
+        }
+        assert_eq!(own.logits.len(), 1 + accepted);
+        assert_same(&expected, &own, "behind drafts");
+        if !chunk.is_empty() {
+            assert_eq!(neighbour.hidden.len(), chunk.len());
+            for (position, bits) in &neighbour.hidden {
+                assert!(
+                    expected_other.hidden[*position as usize].1 == *bits,
+                    "beside drafts"
+                );
+            }
+        }
+        first += 1 + accepted;
+    }
 }

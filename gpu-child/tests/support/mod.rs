@@ -575,6 +575,7 @@ pub fn step_with_tables(
             first_position: share.first as u32,
             pages,
             sample: Some(sampling),
+            drafts: 0,
         })
         .collect();
     executor.step(

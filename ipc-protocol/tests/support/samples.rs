@@ -11,7 +11,7 @@ use worker_orcd_ipc::{
     GenerationParams, Grammar, Heartbeat, KvReaders, KvSource, Load, LoadOrder, Logprobs,
     MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, Pooling,
     PromptLogprobs, ReadyReport, RequestId, Role, Sampling, SamplingAdvice, Scored, SealedPage,
-    SealedPages, Sealing, StepReport, Submission, ThinkingBudget, TokenId, TokenKind,
+    SealedPages, Sealing, Speculation, StepReport, Submission, ThinkingBudget, TokenId, TokenKind,
     TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
@@ -140,6 +140,7 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
         },
         threads: Some(2),
         prefix_cache: true,
+        speculation: Speculation::Text,
         trace: Some(TraceOrder {
             path: "/t".to_owned(),
             first_values: 8,
@@ -332,6 +333,8 @@ fn heartbeat() -> Heartbeat {
                 prefix_hit_tokens: 10,
                 prompt_tokens: 20,
                 generated_tokens: 30,
+                draft_tokens: 80,
+                accepted_draft_tokens: 90,
                 adopted_tokens: 40,
                 changed_pages: 50,
                 mixed_steps: 60,

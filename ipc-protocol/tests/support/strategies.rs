@@ -15,8 +15,8 @@ use worker_orcd_ipc::{
     Began, ChildHello, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
     Encoded, Envelope, Event, Fault, FinishReason, Finished, Generation, KvReaders, KvSource,
     LoadOrder, Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
-    RequestId, Role, SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, TokenId,
-    TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    RequestId, Role, SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, Speculation,
+    StepReport, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -124,6 +124,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
             any::<Option<u32>>(),
             any::<Option<u32>>(),
             any::<bool>(),
+            prop_oneof![Just(Speculation::Off), Just(Speculation::Text)],
             of(trace),
             prop_oneof![Just(Role::Active), Just(Role::Standby)],
             kv_readers(),
@@ -148,6 +149,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                     step_budget_us,
                     threads,
                     prefix_cache,
+                    speculation,
                     trace,
                     role,
                     kv_readers,
@@ -170,6 +172,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                 step_budget_us,
                 threads,
                 prefix_cache,
+                speculation,
                 trace,
                 role,
             },

@@ -18,6 +18,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "prefill-chunk",
             "step-budget",
             "no-prefix-cache",
+            "speculation",
             "child-binary",
             "child-confinement",
             "accept-fault-injection",

@@ -268,6 +268,12 @@ pub const OPTIONS: &[Spec] = &[
         default: None,
     },
     value(
+        "speculation",
+        "SOURCE",
+        Some("off"),
+        "Source of drafts for speculative decoding: earlier text of the same request (text), or none (off); tokens are the same",
+    ),
+    value(
         "on-fault",
         "WHAT",
         Some("resume"),

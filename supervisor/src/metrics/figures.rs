@@ -121,6 +121,18 @@ pub(super) const FIGURES: &[Figure] = &[
         |now| count(now.snapshot.load.counters.prefix_hit_tokens),
     ),
     figure(
+        "worker_orcd_draft_tokens",
+        None,
+        "Drafts of tokens that were verified.",
+        |now| count(now.snapshot.load.counters.draft_tokens),
+    ),
+    figure(
+        "worker_orcd_accepted_draft_tokens",
+        None,
+        "Drafts that were accepted: tokens that needed no step of their own.",
+        |now| count(now.snapshot.load.counters.accepted_draft_tokens),
+    ),
+    figure(
         "worker_orcd_kv_adopted_tokens",
         None,
         "Tokens that were not computed again because their pages were adopted from a dead child.",

@@ -164,6 +164,7 @@ impl Bare {
                 first_position: *position,
                 pages,
                 sample: Some(SampleWork::new(sampling, &[], &[])),
+                drafts: 0,
             })
             .collect();
         let batch = Batch {

@@ -237,6 +237,7 @@ impl History {
             first_position: u32::try_from(self.done).expect("a context is short"),
             pages: &self.pages,
             sample: self.wants(end - 1).then_some(sample),
+            drafts: 0,
         }
     }
 }

@@ -41,7 +41,7 @@ pub fn rows(sequences: &[SequenceWork<'_>]) -> impl Iterator<Item = (RequestId, 
     sequences.iter().flat_map(of_sequence)
 }
 
-/// The last row of a sequence that may sample.
+/// A row that may be sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrawingRow {
     pub row: usize,
@@ -49,19 +49,22 @@ pub struct DrawingRow {
     pub position: u32,
 }
 
-/// Rows that may sample, in order.
+/// Rows that may be sampled, in order: of each sequence that samples, the last one and those before its drafts.
 #[must_use]
 pub fn drawing_rows(sequences: &[SequenceWork<'_>]) -> Vec<DrawingRow> {
     let mut end = 0;
     let last = |work: &SequenceWork<'_>| {
         end += work.tokens.len();
-        work.sample.map(|_| DrawingRow {
-            row: end - 1,
-            request: work.request,
-            position: work.first_position + work.tokens.len() as u32 - 1,
+        let end_position = work.first_position + work.tokens.len() as u32;
+        let (end, request, drafts) = (end, work.request, work.drafts);
+        let rows = work.sample.map_or(0, |_| 1 + drafts);
+        (1..=rows).rev().map(move |behind| DrawingRow {
+            row: end - behind,
+            request,
+            position: end_position - behind as u32,
         })
     };
-    sequences.iter().filter_map(last).collect()
+    sequences.iter().flat_map(last).collect()
 }
 
 /// Passes rows, each of a request at a position, to the tap if it selects them. `values` reads the values of a row; it

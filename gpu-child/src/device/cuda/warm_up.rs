@@ -64,6 +64,7 @@ fn step(
         first_position: first as u32,
         pages: &pages,
         sample: Some(SampleWork::new(sampling, &[], &[])),
+        drafts: 0,
     };
     let sequences: Vec<_> = (0..sequences).map(work).collect();
     let batch = Batch {

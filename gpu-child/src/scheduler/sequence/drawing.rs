@@ -1,10 +1,13 @@
-//! A sequence in a step: its rows, and the source of its next token: a sample that is decided once the step is
-//! launched, or a token forced by its grammar.
+//! A sequence in a step: its rows, and the source of its next tokens: samples that are decided once the step is
+//! launched, behind drafts or not, or tokens forced by its grammar.
 
 use super::Sequence;
 use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::KvPages;
 use crate::scheduler::Limits;
+use crate::scheduler::drafts::accepted;
+use crate::scheduler::thoughts::Thoughts;
+use std::ops::Range;
 use worker_orcd_grammar::{GrammarError, Mask};
 use worker_orcd_ipc::{Drawn, TokenId};
 
@@ -24,6 +27,7 @@ impl Sequence {
             first_position: self.computed as u32,
             pages: self.table.pages(),
             sample,
+            drafts: self.drafts,
         }
     }
 
@@ -64,30 +68,35 @@ impl Sequence {
         rules.narrow(mask, self.generated().len()).ok_or_else(none)
     }
 
-    /// Records the launch of a step with `tokens` further tokens, up to its sampling. Returns whether it may sample,
-    /// and the index of the sampled token among all generated ones, if it samples.
+    /// Records the launch of a step with `tokens` further tokens, up to its sampling. Returns the number of rows that may
+    /// be sampled, and the indices of the sampled tokens among all generated ones.
     pub(in crate::scheduler) fn launch(
         &mut self,
         tokens: usize,
         cache: &KvPages,
-    ) -> (bool, Option<u32>) {
+    ) -> (usize, Range<u32>) {
         debug_assert!(
             self.writes(tokens, cache)
                 .all(|page| page.is_some_and(|page| cache.is_private(page))),
             "a page was written that is shared, or not there"
         );
-        let may_draw = self.may_draw(tokens);
+        let rows = match self.may_draw(tokens) {
+            true => 1 + self.drafts,
+            false => 0,
+        };
         let draws = tokens == self.pending() && self.is_continued();
         self.computed += tokens;
-        let index = draws.then(|| {
-            let index = self.tokens.len() - self.prompt_len;
-            self.decodes = true;
-            self.is_open = self.constraint.is_grammar();
+        if !draws {
+            return (rows, 0..0);
+        }
+        let first = (self.tokens.len() - self.drafts - self.prompt_len) as u32;
+        self.decodes = true;
+        self.is_open = self.constraint.is_grammar();
+        if self.drafts == 0 {
             self.tokens.push(TO_BE_DRAWN);
             self.unknown += 1;
-            index as u32
-        });
-        (may_draw, index)
+        }
+        (rows, first..first + rows as u32)
     }
 
     /// Pages to which the next `tokens` are written.
@@ -102,10 +111,10 @@ impl Sequence {
         self.is_open
     }
 
-    /// True if the last launched step samples this token.
-    pub(in crate::scheduler) fn draws_at(&self, index: Option<u32>) -> bool {
-        let newest = (self.tokens.len() - self.prompt_len).checked_sub(1);
-        self.unknown > 0 && index.map(|index| index as usize) == newest
+    /// True if the last launched step samples the token of this index, and those behind its drafts.
+    pub(in crate::scheduler) fn draws_at(&self, index: u32) -> bool {
+        let in_flight = self.drafts.max(usize::from(self.unknown > 0));
+        in_flight > 0 && self.prompt_len + index as usize + in_flight == self.tokens.len()
     }
 
     /// Records that the sampling is launched.
@@ -154,12 +163,90 @@ impl Sequence {
         }
     }
 
-    /// Records the token sampled by the oldest step in flight.
-    pub(in crate::scheduler) fn learn(&mut self, token: TokenId, limits: &Limits) {
-        let at = self.known().len();
-        self.tokens[at] = token;
-        self.unknown -= 1;
-        self.think(token, limits);
+    /// Records the tokens sampled by the oldest step in flight. Returns the number of those that count.
+    pub(in crate::scheduler) fn learn(&mut self, drawn: &[Drawn], limits: &Limits) -> usize {
+        if self.drafts > 0 {
+            return self.learn_behind_drafts(drawn, limits);
+        }
+        for row in drawn {
+            let at = self.known().len();
+            self.tokens[at] = row.token;
+            self.unknown -= 1;
+            self.think(row.token, limits);
+        }
+        drawn.len()
+    }
+
+    fn learn_behind_drafts(&mut self, drawn: &[Drawn], limits: &Limits) -> usize {
+        let drafts = self.tokens.split_off(self.known().len());
+        self.drafts = 0;
+        let mut counted = 0_usize;
+        for row in &drawn[..accepted(drawn, &drafts)] {
+            self.tokens.push(row.token);
+            self.think(row.token, limits);
+            counted += 1;
+            if self.ending(limits).is_some() {
+                break;
+            }
+        }
+        // Rows of rejected drafts are computed again.
+        self.computed = self.tokens.len() - 1;
+        self.drafter
+            .observe(drafts.len(), counted.saturating_sub(1), self.tokens.len());
+        counted
+    }
+
+    // === drafts ===
+
+    pub(in crate::scheduler) fn drafts(&self) -> usize {
+        self.drafts
+    }
+
+    /// Appends at most `most` drafts for the next step, within the pages that are free. If the newest token is in flight
+    /// and drafts are likely behind it, the sequence waits for it.
+    pub(in crate::scheduler) fn draft(
+        &mut self,
+        most: usize,
+        limits: &Limits,
+        cache: &mut KvPages,
+    ) {
+        let known = self.known().len();
+        let left = self.prompt_len + self.params.max_tokens as usize;
+        let left = left.min(limits.max_sequence_tokens as usize);
+        // The token behind the last draft is the last one.
+        let most = most.min(left.saturating_sub(known + 1));
+        if most == 0 || self.pending() != 1 || !self.may_draft(limits) {
+            return;
+        }
+        if self.unknown > 0 {
+            self.awaits_drafts = self.drafter.is_promising(&self.tokens[..known]);
+            return;
+        }
+        let drafts = self.drafter.drafts(&self.tokens, most);
+        self.tokens.extend(&drafts);
+        self.drafts = drafts.len();
+        let room = self.room_for_drafts(cache);
+        let surplus = self.drafts.saturating_sub(room);
+        self.tokens.truncate(self.tokens.len() - surplus);
+        self.drafts -= surplus;
+    }
+
+    /// True if each next token depends on the tokens before it alone. Other rows of a trace would be recorded twice.
+    fn may_draft(&self, limits: &Limits) -> bool {
+        let is_free = |thoughts: &Thoughts| thoughts.is_over();
+        limits.speculates
+            && !limits.traces_logits
+            && self.pool.is_none()
+            && !self.scores_are_missing()
+            && !self.constraint.is_grammar()
+            && self.thoughts.as_ref().is_none_or(is_free)
+    }
+
+    /// Removes drafts that are not in flight.
+    pub(in crate::scheduler) fn drop_drafts(&mut self) {
+        self.awaits_drafts = false;
+        self.tokens.truncate(self.tokens.len() - self.drafts);
+        self.drafts = 0;
     }
 
     fn think(&mut self, token: TokenId, limits: &Limits) {

@@ -53,6 +53,20 @@ impl Sequence {
         !self.outgrows(cache) && (self.table.fill(cache, chunk) || self.table.fill(cache, least))
     }
 
+    /// Number of drafts with pages, after an attempt to allocate them for all. No other sequence gives up a page for a
+    /// draft.
+    pub(in crate::scheduler) fn room_for_drafts(&mut self, cache: &mut KvPages) -> usize {
+        let geometry = cache.geometry();
+        if !self.outgrows(cache) {
+            self.table.fill(cache, self.wanted(1 + self.drafts));
+        }
+        let positions = self
+            .table
+            .positions(geometry)
+            .min(self.table.room(geometry));
+        positions.saturating_sub(self.computed + 1)
+    }
+
     /// Releases pages beyond the next position.
     pub(in crate::scheduler) fn give_up_ahead(&mut self, cache: &mut KvPages) {
         self.table.give_up_ahead(cache, self.wanted(1));

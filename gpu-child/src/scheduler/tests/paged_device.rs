@@ -1,10 +1,15 @@
 //! A device that computes from its page contents only. It writes the given tokens there, for each group of layers,
 //! reads all visible ones back through the page table, and samples the next token from them. A page that is shared
 //! wrongly, written twice or freed too early changes the answer.
+//!
+//! A device that echoes mostly samples the token that lies [`PERIOD`] positions before, so that sequences have drafts.
 
 use super::*;
 
+const PERIOD: usize = 3;
+
 pub struct PagedDevice {
+    pub echoes: bool,
     pub pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
     pub geometry: KvGeometry,
     /// Rows of the last step that may sample: their requests, pages and ends.
@@ -16,6 +21,7 @@ pub struct PagedDevice {
 impl PagedDevice {
     pub fn new(geometry: KvGeometry) -> Self {
         Self {
+            echoes: false,
             pages: vec![[None; PAGE_TOKENS as usize]; geometry.pages as usize],
             geometry,
             open: Vec::new(),
@@ -49,13 +55,13 @@ impl PagedDevice {
                 self.seen_from(sequence.pages, position);
             }
         }
-        let drawing = work.iter().filter(|sequence| sequence.sample.is_some());
-        self.open = drawing
-            .map(|it| {
-                let end = it.first_position + it.tokens.len() as u32;
-                (it.request, it.pages.to_vec(), end)
-            })
-            .collect();
+        let drawing = work.iter().flat_map(|it| {
+            let end = it.first_position + it.tokens.len() as u32;
+            let rows = it.samples().count() as u32;
+            let ends = end + 1 - rows..=end;
+            ends.map(|end| (it.request, it.pages.to_vec(), end))
+        });
+        self.open = drawing.collect();
     }
 
     pub fn draw(&mut self, draws: &[Option<SampleWork<'_>>]) -> Vec<Drawn> {
@@ -100,7 +106,12 @@ impl PagedDevice {
             Some(words) => words[*token as usize / 32] & 1 << (token % 32) != 0,
             None => true,
         };
-        let first = (hash % u64::from(VOCAB)) as u32;
+        let history: Vec<_> = sample.prompt.iter().chain(sample.generated).collect();
+        let echo = history.iter().nth_back(PERIOD - 1);
+        let first = match echo {
+            Some(token) if self.echoes && !hash.is_multiple_of(8) => token.0,
+            _ => (hash / 8 % u64::from(VOCAB)) as u32,
+        };
         let token = (first..VOCAB).chain(0..first).find(is_allowed);
         TokenId(token.expect("something is allowed"))
     }

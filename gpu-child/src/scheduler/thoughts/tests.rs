@@ -37,6 +37,7 @@ fn limits() -> Limits {
         max_sequence_tokens: 100,
         max_batch_tokens: 1,
         vocab_size: WORDS.len() as u32,
+        speculates: false,
         traces_logits: false,
         end_of_generation: HashSet::new(),
         words: Arc::new(Vocabulary::from_facts(&facts).unwrap()),

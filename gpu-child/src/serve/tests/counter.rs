@@ -255,10 +255,12 @@ impl Counter {
             }
             last => Ok(TokenId(last.map_or(0, |token| token.0 + 1) % 90)),
         };
-        let drawing = batch.sequences.iter().filter(|work| work.sample.is_some());
-        drawing
-            .map(|work| Ok((work.request, draw(work.tokens)?)))
-            .collect()
+        let rows = batch.sequences.iter().flat_map(|work| {
+            let rows = work.samples().count();
+            let ends = work.tokens.len() + 1 - rows..=work.tokens.len();
+            ends.map(|end| Ok((work.request, draw(&work.tokens[..end])?)))
+        });
+        rows.collect()
     }
 
     pub fn new(step_takes: Duration) -> Self {

@@ -48,7 +48,7 @@ pub(super) fn memory() -> BoxedStrategy<MemoryReport> {
 }
 
 pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
-    let load = (any::<[u32; 2]>(), any::<[u64; 8]>(), any::<Option<u32>>()).prop_map(
+    let load = (any::<[u32; 2]>(), any::<[u64; 10]>(), any::<Option<u32>>()).prop_map(
         |(
             [running, waiting],
             [
@@ -56,6 +56,8 @@ pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
                 prefix_hit_tokens,
                 prompt_tokens,
                 generated_tokens,
+                draft_tokens,
+                accepted_draft_tokens,
                 adopted_tokens,
                 changed_pages,
                 mixed_steps,
@@ -71,6 +73,8 @@ pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
                     prefix_hit_tokens,
                     prompt_tokens,
                     generated_tokens,
+                    draft_tokens,
+                    accepted_draft_tokens,
                     adopted_tokens,
                     changed_pages,
                     mixed_steps,

@@ -4,7 +4,7 @@ use crate::crash::CrashSettings;
 use crate::engine::EngineSettings;
 use std::path::PathBuf;
 use std::time::Duration;
-use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
+use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role, Speculation};
 use worker_orcd_lifecycle::{Deadlines, RestartPolicy};
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::tools::Choices;
@@ -50,6 +50,7 @@ pub(crate) fn load_order() -> LoadOrder {
         step_budget_us: None,
         threads: None,
         prefix_cache: true,
+        speculation: Speculation::Text,
         trace: None,
         role: Role::Active,
     }

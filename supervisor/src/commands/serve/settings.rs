@@ -28,6 +28,7 @@ pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> Engi
             step_budget_us: load.step_budget_us,
             threads: load.threads,
             prefix_cache: load.prefix_cache,
+            speculation: load.speculation,
             trace: load.trace.as_ref().map(|trace| TraceOrder {
                 path: trace.path.to_string_lossy().into_owned(),
                 first_values: trace.first_values,

@@ -8,7 +8,7 @@ use std::time::Instant;
 use worker_orcd::config::device::default_prefill_chunk;
 use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, NoTap, PageId};
 use worker_orcd_gpu::loader;
-use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
+use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role, Speculation};
 
 /// # Errors
 /// The model does not load, or answers differ that must be equal.
@@ -61,6 +61,7 @@ impl Bare {
             step_budget_us: None,
             threads: None,
             prefix_cache: false,
+            speculation: Speculation::Off,
             trace: None,
             role: Role::Active,
         };

@@ -57,6 +57,7 @@ impl Line {
             pages: &self.pages,
             sample: (end == self.history.len())
                 .then_some(SampleWork::new(sampling, prompt, generated)),
+            drafts: 0,
         }
     }
 

@@ -154,6 +154,8 @@ impl Worker {
         };
         command.arg("--child-binary").arg(beside_this(child)?);
         if let Some(faults) = faults {
+            // The answers of a worker without drafts are the reference.
+            command.args(["--speculation", "text"]);
             for (name, seconds) in [("heartbeat", HEARTBEAT_SECONDS), ("step", STEP_SECONDS)] {
                 command.arg(format!("--{name}-timeout"));
                 command.arg(format!("{}s", seconds * setup.slowness));

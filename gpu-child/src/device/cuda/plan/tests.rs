@@ -62,6 +62,7 @@ fn plan(sequences: &[(usize, u32)], wide_on: Option<usize>) -> Seen {
         first_position,
         pages: &pages,
         sample: None,
+        drafts: 0,
     };
     let sequences: Vec<_> = sequences.iter().enumerate().map(work).collect();
     let batch = Batch {

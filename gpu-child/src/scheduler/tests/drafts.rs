@@ -1,0 +1,116 @@
+//! Drafts: the tokens are those without, in fewer steps.
+
+use super::*;
+
+fn echoing(limits: Limits, pages: u32) -> Bench {
+    let mut bench = Bench::new(limits, pages, true);
+    bench.device.echoes = true;
+    bench
+}
+
+fn text(request: u64, max_tokens: u32) -> Submission {
+    let prompt: Vec<u32> = [1, 2, 3].into_iter().cycle().take(14).collect();
+    submission(request, &prompt, max_tokens)
+}
+
+fn without_drafts(submission: &Submission) -> Outcome {
+    alone_on(submission, echoing(limits(), 64))
+}
+
+#[test]
+fn drafts_save_steps_and_change_no_token() {
+    for is_ahead in [false, true] {
+        let (mut offered, mut accepted) = (0, 0);
+        for request in 0..40 {
+            let mut bench = echoing(limits(), 64);
+            bench.is_ahead = is_ahead;
+            bench.submit(text(request, 40));
+            bench.run();
+            assert_eq!(bench.outcome(request), &without_drafts(&text(request, 40)));
+            let counters = bench.scheduler.load().counters;
+            assert_eq!(counters.generated_tokens, 40);
+            // A prompt of three chunks, and each token that was not accepted as a draft.
+            let steps = 2 + 40 - counters.accepted_draft_tokens;
+            assert!(bench.step >= steps, "{} steps of {steps}", bench.step);
+            assert!(
+                is_ahead || bench.step == steps,
+                "{} steps of {steps}",
+                bench.step
+            );
+            offered += counters.draft_tokens;
+            accepted += counters.accepted_draft_tokens;
+        }
+        assert!(
+            accepted > 200 && offered - accepted > 100,
+            "{accepted} of {offered}"
+        );
+    }
+}
+
+#[test]
+fn nothing_counts_behind_an_end() {
+    let mut ends = 0;
+    for request in 0..300 {
+        let ending = with(text(request, 40), |it| {
+            it.ignore_eos = false;
+            it.stop_token_ids = [TokenId(2)].into();
+            it.min_tokens = 3 + request as u32 % 11;
+        });
+        let mut bench = echoing(limits(), 64);
+        bench.submit(ending.clone());
+        bench.run();
+        let expected = without_drafts(&ending);
+        assert_eq!(bench.outcome(request), &expected);
+        let is_end = expected.reasons == [FinishReason::EndOfSequence];
+        ends += u32::from(is_end && bench.scheduler.load().counters.draft_tokens > 0);
+    }
+    assert!(ends > 30, "{ends} answers with drafts ended early");
+}
+
+#[test]
+fn drafts_stay_within_the_length_of_the_answer_and_the_context() {
+    for max_tokens in 1..60 {
+        let mut bench = echoing(limits(), 64);
+        bench.submit(text(5, max_tokens));
+        bench.run();
+        assert_eq!(bench.outcome(5), &without_drafts(&text(5, max_tokens)));
+    }
+}
+
+#[test]
+fn a_draft_costs_no_other_sequence_its_pages() {
+    // Each has exactly the pages that its tokens need.
+    let pages = 2 * 54_u32.div_ceil(PAGE_TOKENS);
+    let mut bench = echoing(limits(), pages);
+    for request in [1, 2] {
+        let mut own = text(request, 40);
+        own.prompt[0] = TokenId(30 + request as u32);
+        bench.submit(own);
+    }
+    for _ in 0..200 {
+        bench.turn(5);
+        let mut waiting = bench.scheduler.waiting.iter();
+        assert!(!waiting.any(|it| it.was_running), "one is parked");
+    }
+    bench.run();
+    assert_eq!(bench.outcome(1).tokens.len(), 40);
+    assert!(bench.scheduler.load().counters.accepted_draft_tokens > 0);
+}
+
+#[test]
+fn a_trace_and_a_setting_exclude_drafts() {
+    let traced = Limits {
+        traces_logits: true,
+        ..limits()
+    };
+    let off = Limits {
+        speculates: false,
+        ..limits()
+    };
+    for limits in [traced, off] {
+        let mut bench = echoing(limits, 64);
+        bench.submit(text(1, 30));
+        bench.run();
+        assert_eq!(bench.scheduler.load().counters.draft_tokens, 0);
+    }
+}

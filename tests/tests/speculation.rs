@@ -1,0 +1,168 @@
+//! Speculative decoding through the real programs: answers are those without it, also when a child or a supervisor is
+//! replaced in their middle, and drafts are accepted.
+
+use serde_json::{Value, json};
+use worker_orcd_tests::client::Client;
+use worker_orcd_tests::disturbed::Disturbance;
+use worker_orcd_tests::{Worker, wait};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
+
+/// A text that repeats itself. The first layers of a model go on with it.
+fn prompt() -> String {
+    "The river runs past the old mill and on to the sea, and the boats run with it. ".repeat(8)
+}
+
+fn with(base: Value, extra: &Value) -> Value {
+    let mut body = base;
+    for (name, value) in extra.as_object().expect("fields") {
+        body[name] = value.clone();
+    }
+    body
+}
+
+fn completion(extra: &Value) -> Value {
+    let base = json!({"prompt": prompt(), "max_tokens": 60, "ignore_eos": true});
+    with(base, extra)
+}
+
+fn chat(extra: &Value) -> Value {
+    let messages = json!([{"role": "user", "content": prompt()}]);
+    let base = json!({"messages": messages, "max_tokens": 60, "ignore_eos": true});
+    with(base, extra)
+}
+
+/// Requests of every kind that samples differently.
+fn requests() -> Vec<(&'static str, Value)> {
+    let sampled = json!({"temperature": 0.7, "top_p": 0.9, "seed": 3});
+    let user = json!([{"role": "user", "content": prompt()}]);
+    vec![
+        (COMPLETIONS, completion(&json!({"temperature": 0}))),
+        (
+            COMPLETIONS,
+            completion(&json!({"temperature": 0, "logprobs": 3})),
+        ),
+        (COMPLETIONS, completion(&sampled)),
+        (
+            COMPLETIONS,
+            completion(&with(sampled.clone(), &json!({"n": 3, "logprobs": 1}))),
+        ),
+        (
+            COMPLETIONS,
+            completion(
+                &json!({"temperature": 0.3, "seed": 1, "repetition_penalty": 1.02, "presence_penalty": 0.1}),
+            ),
+        ),
+        (
+            COMPLETIONS,
+            completion(&json!({"temperature": 0, "stop": ["mill and", "with"], "min_tokens": 5})),
+        ),
+        (
+            COMPLETIONS,
+            completion(&json!({"temperature": 0, "ignore_eos": false, "min_tokens": 20})),
+        ),
+        (
+            COMPLETIONS,
+            completion(&json!({"temperature": 0, "echo": true, "logprobs": 0})),
+        ),
+        (
+            CHAT,
+            chat(&json!({"temperature": 0, "logprobs": true, "top_logprobs": 2})),
+        ),
+        (CHAT, chat(&with(sampled, &json!({"n": 2})))),
+        (
+            CHAT,
+            chat(
+                &json!({"temperature": 0, "ignore_eos": false, "response_format": {"type": "json_object"}}),
+            ),
+        ),
+        (
+            MESSAGES,
+            json!({"model": "m", "messages": user, "max_tokens": 60, "temperature": 0}),
+        ),
+        (
+            RESPONSES,
+            json!({"input": prompt(), "max_output_tokens": 60, "temperature": 0}),
+        ),
+    ]
+}
+
+/// The part of an answer that equal requests have in common.
+fn content(client: &Client, path: &str, body: &Value) -> Value {
+    let answer = client.post(path, body);
+    assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    let answer = answer.json();
+    let items = answer["output"].as_array().cloned().unwrap_or_default();
+    let contents: Vec<_> = items.iter().map(|item| &item["content"]).collect();
+    json!([
+        answer["choices"],
+        answer["content"],
+        contents,
+        tokens_of(&answer["usage"])
+    ])
+}
+
+/// Numbers of tokens. How many of them were cached depends on earlier requests.
+fn tokens_of(usage: &Value) -> Value {
+    let fields = ["prompt_tokens", "completion_tokens", "output_tokens"];
+    fields.map(|name| usage[name].clone()).into_iter().collect()
+}
+
+fn drafts(client: &Client) -> [u64; 2] {
+    let names = [
+        "worker_orcd_draft_tokens_total",
+        "worker_orcd_accepted_draft_tokens_total",
+    ];
+    client.try_metrics(names).expect("the metrics")
+}
+
+#[test]
+fn answers_are_those_without_drafts() {
+    let [off, on] =
+        ["off", "text"].map(|source| Worker::shallow().arg("--speculation", source).start());
+    for (path, body) in requests() {
+        let expected = content(&off.client(), path, &body);
+        assert_eq!(
+            content(&on.client(), path, &body),
+            expected,
+            "{path} {body}"
+        );
+    }
+    let [offered, accepted] = wait::until("accepted drafts", || {
+        let drafts = drafts(&on.client());
+        (drafts[1] > 0).then_some(drafts)
+    });
+    assert!(accepted <= offered, "{accepted} of {offered}");
+    assert_eq!(drafts(&off.client()), [0, 0]);
+}
+
+#[test]
+fn a_replaced_child_or_supervisor_changes_no_token() {
+    let [off, on] =
+        ["off", "text"].map(|source| Worker::shallow().arg("--speculation", source).start());
+    for extra in [
+        json!({"temperature": 0}),
+        json!({"temperature": 0.6, "seed": 8}),
+    ] {
+        let body = completion(&with(extra, &json!({"max_tokens": 150})));
+        let expected = off.client().post(COMPLETIONS, &body).json();
+        let expected = expected["choices"][0]["text"].as_str().expect("a text");
+        for disturbance in Disturbance::ALL {
+            let streamed = with(body.clone(), &json!({"stream": true}));
+            let events = disturbance.of_stream(&on, COMPLETIONS, &streamed, 4);
+            let events = events.iter().filter(|data| *data != "[DONE]");
+            let text = events.map(|data| {
+                let chunk: Value = serde_json::from_str(data).expect("JSON");
+                chunk["choices"][0]["text"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned()
+            });
+            assert_eq!(text.collect::<String>(), expected, "{disturbance:?}");
+        }
+    }
+    assert!(on.generation() > Some(1), "no child died");
+}
