@@ -41,6 +41,8 @@ enum Bench {
     GrammarSiege(service::Arguments),
     /// Tokens per second through both processes, beside the same executor alone.
     Isolation(service::Arguments),
+    /// Decoding with drafts from the text of the request, beside decoding without.
+    Speculation(service::Arguments),
     /// Schemas that are accepted, and whether answers of a random model are valid under them.
     Schemas(schemas::Arguments),
     /// Logits of tiny random models, of every architecture and type, beside those of Hugging Face's `transformers`.
@@ -59,6 +61,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::Grammar(arguments) => service::run_grammar(arguments),
         Bench::GrammarSiege(arguments) => service::run("grammar-siege", arguments),
         Bench::Isolation(arguments) => service::run("isolation", arguments),
+        Bench::Speculation(arguments) => service::run("speculation", arguments),
         Bench::Schemas(arguments) => schemas::run(arguments),
         Bench::Transformers => transformers::run(),
     }
