@@ -106,6 +106,8 @@ class Variant:
     attention_every: int | None = None
     # gpt-oss: sinks, biases everywhere, a window on every second layer, another name of a norm.
     gpt_oss: bool = False
+    # Parts of a rotation by the place in an image, which are equal in a text.
+    rope_sections: tuple[int, ...] | None = None
     tokens: int = N_TOKENS
     # Rows choose their experts freely. With this seed no two experts are about as likely at the end of the chosen ones:
     # what is rounded in another way (keys and values, by us) sends no row to another expert.
@@ -162,12 +164,12 @@ MAIN = [
 MAIN += [
     # More tokens than a block of a recurrent state has.
     Variant(
-        "qwen35", "qwen35", head_dim=64, layers=3, qk_norm=True, rope_dims=32, rope_base=1e7, attention_every=3,
-        tokens=75,
+        "qwen35", "qwen35", head_dim=64, layers=3, qk_norm=True, rope_dims=32, rope_base=1e7, rope_sections=(6, 5, 5, 0),
+        attention_every=3, tokens=75,
     ),
     Variant(
-        "qwen35moe", "qwen35moe", head_dim=64, layers=3, qk_norm=True, rope_dims=32, rope_base=1e7, attention_every=3,
-        experts_used=3, shared_expert=True, tokens=75,
+        "qwen35moe", "qwen35moe", head_dim=64, layers=3, qk_norm=True, rope_dims=32, rope_base=1e7,
+        rope_sections=(6, 5, 5, 0), attention_every=3, experts_used=3, shared_expert=True, tokens=75,
     ),
 ]  # fmt: skip
 
@@ -191,6 +193,10 @@ EXTRA = [
     Variant("mistral3-plain", "mistral3", head_dim=64, tied=True, rope_freqs=True),
     Variant("mistral3-yarn", "mistral3", head_dim=64, yarn_scale=8, temperature_scale=0.7),
     Variant("mistral3-log", "mistral3", head_dim=64, yarn_scale=8, yarn_log_multiplier=0.5, temperature_scale=-0.2),
+    Variant("qwen3vl", "qwen3vl", head_dim=128, qk_norm=True, tied=True, rope_base=5e6, rope_sections=(24, 20, 20, 0)),
+    Variant(
+        "qwen3vlmoe", "qwen3vlmoe", head_dim=128, qk_norm=True, rope_base=5e6, rope_sections=(24, 20, 20, 0), experts_used=3
+    ),
     Variant("qwen3-yarn", "qwen3", head_dim=128, qk_norm=True, tied=True, yarn_scale=4),
     Variant("phi3-short-factors", "phi3", head_dim=64, fused=True, rope_original_context=4096),
     Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
@@ -280,8 +286,8 @@ def _hyperparameters(writer, variant, n_vocab, context):
         writer.add_ssm_group_count(N_DELTA_KEYS)
         writer.add_ssm_time_step_rank(N_DELTA_VALUES)
         writer.add_ssm_inner_size(DELTA_VALUES)
-        # Parts of a rotation by the place in an image, which are equal in a text.
-        writer.add_rope_dimension_sections([6, 5, 5, 0])
+    if variant.rope_sections:
+        writer.add_rope_dimension_sections(variant.rope_sections)
     if variant.linear_rope_scale:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(variant.linear_rope_scale)

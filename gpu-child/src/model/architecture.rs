@@ -21,6 +21,8 @@ pub enum Architecture {
     GptOss,
     Qwen35,
     Qwen35Moe,
+    Qwen3Vl,
+    Qwen3VlMoe,
 }
 
 /// Properties specific to an architecture's files.
@@ -164,7 +166,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -177,6 +179,8 @@ impl Architecture {
         Self::GptOss,
         Self::Qwen35,
         Self::Qwen35Moe,
+        Self::Qwen3Vl,
+        Self::Qwen3VlMoe,
     ];
 
     /// Name in `general.architecture`, and prefix of every key.
@@ -195,6 +199,8 @@ impl Architecture {
             Self::GptOss => "gpt-oss",
             Self::Qwen35 => "qwen35",
             Self::Qwen35Moe => "qwen35moe",
+            Self::Qwen3Vl => "qwen3vl",
+            Self::Qwen3VlMoe => "qwen3vlmoe",
         }
     }
 
@@ -213,7 +219,8 @@ impl Architecture {
                 has_qkv_bias: true,
                 ..PLAIN
             },
-            Self::Qwen3 => Conventions {
+            // Rotated by sections of a position in an image, which are equal in a text.
+            Self::Qwen3 | Self::Qwen3Vl => Conventions {
                 has_head_norms: true,
                 has_rank_head: true,
                 ..PLAIN
@@ -232,7 +239,7 @@ impl Architecture {
                 },
                 ..PLAIN
             },
-            Self::Qwen3Moe => Conventions {
+            Self::Qwen3Moe | Self::Qwen3VlMoe => Conventions {
                 has_head_norms: true,
                 experts: Experts::Always {
                     weighing: Weighing::Renormalized,

@@ -116,6 +116,20 @@ pub const SERVED: &[Served] = &[
         held_by: &["qwen3moe"],
     },
     Served {
+        architecture: Architecture::Qwen3Vl,
+        with_key: None,
+        models: "Qwen3-VL, dense: texts, without images",
+        on_cuda: true,
+        held_by: &["qwen3vl"],
+    },
+    Served {
+        architecture: Architecture::Qwen3VlMoe,
+        with_key: Some("expert_count"),
+        models: "Qwen3-VL-30B-A3B and its like: texts, without images",
+        on_cuda: true,
+        held_by: &["qwen3vlmoe"],
+    },
+    Served {
         architecture: Architecture::Qwen35,
         with_key: None,
         models: "Qwen3.5, 3.6 and 3.8, dense: a gated delta net in three of four layers, gated attention; blocks that predict further tokens (MTP) are not used",
@@ -240,13 +254,7 @@ pub const REFUSED: &[Refused] = &[
         needs: "scales of embeddings, of what layers add, of attention and of logits",
     },
     Refused {
-        names: &[
-            "qwen2vl",
-            "qwen3vl",
-            "qwen3vlmoe",
-            "hunyuan_vl",
-            "paddleocr",
-        ],
+        names: &["qwen2vl", "hunyuan_vl", "paddleocr"],
         needs: "a rotation by sections (M-RoPE)",
     },
     Refused {

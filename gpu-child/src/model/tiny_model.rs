@@ -39,6 +39,7 @@ pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
     let experts = match architecture {
         Architecture::Qwen2Moe
         | Architecture::Qwen3Moe
+        | Architecture::Qwen3VlMoe
         | Architecture::GptOss
         | Architecture::Qwen35Moe => Some(EXPERT_FF),
         _ => None,
@@ -62,7 +63,10 @@ fn n_layers(architecture: Architecture) -> u32 {
 }
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
-    use Architecture::{Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe, Qwen35, Qwen35Moe};
+    use Architecture::{
+        Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe, Qwen3Vl, Qwen3VlMoe, Qwen35,
+        Qwen35Moe,
+    };
     let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
@@ -102,7 +106,11 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.vector(file, &name("attn_k.bias"), kv_dim);
             file = random.vector(file, &name("attn_v.bias"), kv_dim);
         }
-        if matches!(architecture, Qwen3 | Qwen3Moe | Gemma3 | Qwen35 | Qwen35Moe) && !is_delta_net {
+        if matches!(
+            architecture,
+            Qwen3 | Qwen3Moe | Qwen3Vl | Qwen3VlMoe | Gemma3 | Qwen35 | Qwen35Moe
+        ) && !is_delta_net
+        {
             file = random.norm(file, &name("attn_q_norm.weight"), HEAD_DIM);
             file = random.norm(file, &name("attn_k_norm.weight"), HEAD_DIM);
         }
@@ -152,7 +160,7 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
         Architecture::Qwen2Moe | Architecture::Qwen35Moe => file
             .meta(&length, n_ff as u32)
             .meta(&shared, SHARED_FF as u32),
-        Architecture::Qwen3Moe => file.meta(&length, n_ff as u32),
+        Architecture::Qwen3Moe | Architecture::Qwen3VlMoe => file.meta(&length, n_ff as u32),
         Architecture::GptOss => file
             .meta(&length, n_ff as u32)
             .meta(&key("attention.sliding_window"), WINDOW),
