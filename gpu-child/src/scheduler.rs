@@ -66,6 +66,8 @@ pub use adoption::Adoption;
 use adoption::Seals;
 use constraint::Constraint;
 pub use constraint::Wish;
+use drafts::Allowance;
+pub use drafts::DraftCosts;
 use fair_queue::{Candidate, FairQueue};
 pub use limits::Limits;
 use room::NoRoom;
@@ -123,6 +125,7 @@ pub struct Scheduler {
     tickets: u64,
     seals: Seals,
     counters: Counters,
+    draft_costs: DraftCosts,
 }
 
 /// Demand of the next step before its budget of prompt tokens is set.
@@ -145,6 +148,8 @@ pub struct StepShape {
     pub prompt_tokens: usize,
     /// Mean number of preceding positions of such a token.
     pub depth: usize,
+    /// Drafts among the rows of decoding sequences.
+    pub drafts: usize,
 }
 
 /// A sequence's share of a step in flight.
@@ -178,7 +183,13 @@ impl Scheduler {
             tickets: 0,
             seals: Seals::default(),
             counters: Counters::default(),
+            draft_costs: DraftCosts::default(),
         }
+    }
+
+    /// Sets what drafts of the next steps cost; at first nothing.
+    pub fn set_draft_costs(&mut self, costs: DraftCosts) {
+        self.draft_costs = costs;
     }
 
     /// # Errors
@@ -447,9 +458,10 @@ impl Scheduler {
     /// Appends drafts to sequences that decode. Many sequences together have none: their rows fill the device.
     fn add_drafts(&mut self) {
         let decoding = self.running.iter().filter(|it| it.decodes()).count();
-        let most = drafts::most(decoding, self.limits.max_batch_tokens as usize);
+        let batch_tokens = self.limits.max_batch_tokens as usize;
+        let allowance = Allowance::of(decoding, batch_tokens, &self.draft_costs);
         for sequence in self.running.iter_mut().filter(|it| it.decodes()) {
-            sequence.draft(most, &self.limits, &mut self.cache);
+            sequence.draft(allowance, &self.limits, &mut self.cache);
         }
     }
 
@@ -698,6 +710,7 @@ impl Scheduler {
         for (sequence, &tokens) in self.running.iter().zip(&self.planned) {
             if sequence.decodes() {
                 shape.decoding += tokens;
+                shape.drafts += sequence.drafts().min(tokens);
             } else {
                 shape.prompt_tokens += tokens;
                 reach += tokens * (sequence.computed() + tokens / 2);

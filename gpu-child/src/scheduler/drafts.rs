@@ -13,8 +13,10 @@
 //! overwrite its keys and values before anything reads them.
 //!
 //! Drafts come from prompt lookup (<https://github.com/apoorvumang/prompt-lookup-decoding>): the tokens behind the latest
-//! earlier occurrence of the last [`MATCH`] tokens. Their number follows the share that was accepted. They are part of no
-//! promise: a replayed sequence gets drafts anew.
+//! earlier occurrence of the last [`MATCH`] tokens. They are part of no promise: a replayed sequence gets drafts anew.
+//!
+//! The i-th draft saves a step with the probability that it and all before it are right, p^i, and its row makes the step longer. It
+//! is offered if p^i exceeds that [cost](DraftCosts). p is the sequence's recent success.
 
 use std::collections::HashMap;
 use worker_orcd_ipc::{Drawn, TokenId};
@@ -23,16 +25,58 @@ use worker_orcd_ipc::{Drawn, TokenId};
 /// language more often.
 pub(super) const MATCH: usize = 8;
 
-/// Drafts of a sequence in one step: the first time, and at most.
-const FIRST: usize = 4;
+/// Drafts of a sequence in one step, at most.
 const MOST: usize = 15;
 
 /// Rows of all decoding sequences in a step with drafts, at most.
 const MOST_ROWS: usize = 64;
 
-/// Tokens without drafts after a rejected one, the first time and at most: twice as many each time.
+/// Tokens without drafts after one that was wrong from its first token, the first time and at most: twice as many each
+/// time.
 const SHORTEST_PAUSE: usize = 8;
 const LONGEST_PAUSE: usize = 256;
+
+/// The success that is assumed of a new sequence, right drafts of all, and what earlier drafts count beside the latest ones.
+const ASSUMED: [f32; 2] = [2.0, 2.5];
+const DECAY: f32 = 0.8;
+
+/// What a draft costs: the time that its row adds to a step, in parts of the time of a token, by the number of decoding
+/// sequences: 1, 2 to 3, 4 to 7, and so on.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct DraftCosts(pub [f32; DraftCosts::CLASSES]);
+
+impl DraftCosts {
+    pub const CLASSES: usize = 6;
+
+    /// Class of a number of decoding sequences; `None` if there are too many for drafts.
+    #[must_use]
+    pub fn class_of(decoding: usize) -> Option<usize> {
+        let class = decoding.checked_ilog2()? as usize;
+        (class < Self::CLASSES).then_some(class)
+    }
+
+    fn of(&self, decoding: usize) -> f32 {
+        Self::class_of(decoding).map_or(f32::INFINITY, |class| self.0[class])
+    }
+}
+
+/// Limits of a step's drafts for each sequence.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Allowance {
+    pub most: usize,
+    pub cost: f32,
+}
+
+impl Allowance {
+    /// Limits if so many sequences decode in a step of at most `batch_tokens`.
+    pub(super) fn of(decoding: usize, batch_tokens: usize, costs: &DraftCosts) -> Self {
+        let rows = MOST_ROWS.min(batch_tokens) / decoding.max(1);
+        Self {
+            most: rows.saturating_sub(1).min(MOST),
+            cost: costs.of(decoding),
+        }
+    }
+}
 
 /// Index of a sequence's text, and its recent success.
 #[derive(Debug)]
@@ -41,8 +85,9 @@ pub(super) struct Drafter {
     ends: HashMap<u64, u32>,
     /// Runs that end at or before this position are in `ends`.
     indexed: usize,
-    /// Drafts of the next step, at most.
-    length: usize,
+    /// Right drafts among those that were decided, recent ones counting more.
+    right: f32,
+    decided: f32,
     /// No drafts before the sequence has this many tokens.
     resumes_at: usize,
     pause: usize,
@@ -53,7 +98,8 @@ impl Default for Drafter {
         Self {
             ends: HashMap::new(),
             indexed: MATCH - 1,
-            length: FIRST,
+            right: 0.0,
+            decided: 0.0,
             resumes_at: 0,
             pause: SHORTEST_PAUSE,
         }
@@ -61,13 +107,14 @@ impl Default for Drafter {
 }
 
 impl Drafter {
-    /// Drafts behind these tokens, at most `most`.
-    pub(super) fn drafts(&mut self, tokens: &[TokenId], most: usize) -> Vec<TokenId> {
+    /// Drafts behind these tokens.
+    pub(super) fn drafts(&mut self, tokens: &[TokenId], allowance: Allowance) -> Vec<TokenId> {
         let Some(end) = self.earlier_end(tokens) else {
             return Vec::new();
         };
-        let mut drafts = Vec::with_capacity(most.min(self.length));
-        for at in end..end + most.min(self.length) {
+        let count = self.worthwhile(allowance);
+        let mut drafts = Vec::with_capacity(count);
+        for at in end..end + count {
             // A text that repeats itself goes on with its own drafts.
             let token = tokens.get(at).or_else(|| drafts.get(at - tokens.len()));
             drafts.extend(token.copied());
@@ -76,17 +123,26 @@ impl Drafter {
     }
 
     /// True if drafts are likely behind the token after these ones, which is in flight.
-    pub(super) fn is_promising(&mut self, tokens: &[TokenId]) -> bool {
-        self.earlier_end(tokens).is_some()
+    pub(super) fn is_promising(&mut self, tokens: &[TokenId], allowance: Allowance) -> bool {
+        self.earlier_end(tokens).is_some() && self.worthwhile(allowance) > 0
+    }
+
+    /// Number of drafts that are worth their cost.
+    fn worthwhile(&self, Allowance { most, cost }: Allowance) -> usize {
+        let [right, decided] = ASSUMED;
+        let success = (self.right + right) / (self.decided + decided);
+        let chances = std::iter::successors(Some(success), |chance| Some(chance * success));
+        chances
+            .take(most)
+            .take_while(|chance| *chance > cost)
+            .count()
     }
 
     /// Adapts to the fate of a step's drafts; `tokens` is the sequence's length behind it.
     pub(super) fn observe(&mut self, offered: usize, accepted: usize, tokens: usize) {
-        if accepted == offered {
-            self.length = (2 * self.length).min(MOST);
-        } else {
-            self.length = accepted.max(1);
-        }
+        let wrong = usize::from(accepted < offered);
+        self.right = DECAY * self.right + accepted as f32;
+        self.decided = DECAY * self.decided + (accepted + wrong) as f32;
         if accepted > 0 {
             self.pause = SHORTEST_PAUSE;
         } else {
@@ -110,12 +166,6 @@ impl Drafter {
         // Another run may have the same hash.
         (tokens[end - MATCH..end] == *last).then_some(end)
     }
-}
-
-/// Drafts of a sequence, at most, if so many decode in a step of at most `batch_tokens`.
-pub(super) fn most(decoding: usize, batch_tokens: usize) -> usize {
-    let rows = MOST_ROWS.min(batch_tokens) / decoding.max(1);
-    rows.saturating_sub(1).min(MOST)
 }
 
 /// FNV-1a.
@@ -151,6 +201,15 @@ mod tests {
         ids.iter().enumerate().map(row).collect()
     }
 
+    const FREE: Allowance = Allowance {
+        most: MOST,
+        cost: 0.0,
+    };
+
+    fn at_most(most: usize) -> Allowance {
+        Allowance { most, ..FREE }
+    }
+
     #[test]
     fn drafts_follow_the_latest_earlier_occurrence() {
         let mut text = tokens(0..8);
@@ -158,14 +217,12 @@ mod tests {
         text.extend(tokens(0..8));
         text.extend(tokens([30, 31, 32, 33]));
         text.extend(tokens(0..8));
-        assert_eq!(
-            Drafter::default().drafts(&text, MOST),
-            tokens([30, 31, 32, 33])
-        );
-        assert_eq!(Drafter::default().drafts(&text, 2), tokens([30, 31]));
+        let expected = tokens([30, 31, 32, 33, 0, 1]);
+        assert_eq!(Drafter::default().drafts(&text, at_most(6)), expected);
+        assert_eq!(Drafter::default().drafts(&text, at_most(2)), expected[..2]);
         text.pop();
         assert_eq!(
-            Drafter::default().drafts(&text, MOST),
+            Drafter::default().drafts(&text, FREE),
             [],
             "seven tokens match"
         );
@@ -174,10 +231,8 @@ mod tests {
     #[test]
     fn a_text_that_repeats_itself_goes_on_with_its_drafts() {
         let text = tokens([1, 2, 3].into_iter().cycle().take(12));
-        let mut drafter = Drafter::default();
-        drafter.observe(FIRST, FIRST, 0);
-        let expected = tokens([1, 2, 3, 1, 2, 3, 1, 2]);
-        assert_eq!(drafter.drafts(&text, MOST), expected);
+        let expected = tokens([1, 2, 3].into_iter().cycle().take(MOST));
+        assert_eq!(Drafter::default().drafts(&text, FREE), expected);
     }
 
     #[test]
@@ -185,37 +240,57 @@ mod tests {
         let text = tokens((0..200).map(|i| i * i % 13));
         let mut growing = Drafter::default();
         for end in 0..text.len() {
-            let of_growing = growing.drafts(&text[..end], MOST);
-            assert_eq!(of_growing, Drafter::default().drafts(&text[..end], MOST));
+            let of_growing = growing.drafts(&text[..end], FREE);
+            assert_eq!(of_growing, Drafter::default().drafts(&text[..end], FREE));
         }
     }
 
     #[test]
-    fn their_number_follows_what_was_accepted() {
-        let text = tokens([1, 2, 3].into_iter().cycle().take(600));
+    fn a_draft_is_worth_its_cost() {
+        let costing = |cost| Allowance { most: MOST, cost };
         let mut drafter = Drafter::default();
-        let offers =
-            |drafter: &mut Drafter, tokens: usize| drafter.drafts(&text[..tokens], MOST).len();
-        assert_eq!(offers(&mut drafter, 100), FIRST);
-        drafter.observe(FIRST, FIRST, 100);
-        assert_eq!(offers(&mut drafter, 100), 2 * FIRST);
-        drafter.observe(2 * FIRST, 3, 100);
-        assert_eq!(offers(&mut drafter, 100), 3);
-        drafter.observe(3, 0, 100);
-        assert_eq!(offers(&mut drafter, 99 + SHORTEST_PAUSE), 0);
-        assert_eq!(offers(&mut drafter, 100 + SHORTEST_PAUSE), 1);
+        // 0.8, 0.64, 0.51, 0.41, ...
+        let counts = [0.0, 0.3, 0.5, 0.7, 0.9].map(|cost| drafter.worthwhile(costing(cost)));
+        assert_eq!(counts, [MOST, 5, 3, 1, 0]);
         for _ in 0..20 {
-            drafter.observe(1, 0, 100);
+            drafter.observe(4, 4, 0);
         }
-        assert_eq!(offers(&mut drafter, 99 + LONGEST_PAUSE), 0);
-        assert_eq!(offers(&mut drafter, 100 + LONGEST_PAUSE), 1);
+        assert_eq!(drafter.worthwhile(costing(0.7)), 15);
+        for _ in 0..20 {
+            drafter.observe(4, 1, 0);
+        }
+        assert_eq!(drafter.worthwhile(costing(0.4)), 1);
+        assert_eq!(drafter.worthwhile(costing(0.6)), 0);
+    }
+
+    #[test]
+    fn wrong_drafts_make_a_pause() {
+        let text = tokens([1, 2, 3].into_iter().cycle().take(1000));
+        let mut drafter = Drafter::default();
+        let has_drafts = |drafter: &mut Drafter, tokens: usize| {
+            !drafter.drafts(&text[..tokens], FREE).is_empty()
+        };
+        for (tokens, accepted, pause) in [(100, 0, 8), (200, 0, 16), (300, 1, 0), (400, 0, 8)] {
+            drafter.observe(2, accepted, tokens);
+            assert!(pause == 0 || !has_drafts(&mut drafter, tokens + pause - 1));
+            assert!(has_drafts(&mut drafter, tokens + pause));
+        }
+        for _ in 0..20 {
+            drafter.observe(2, 0, 500);
+        }
+        assert!(!has_drafts(&mut drafter, 499 + LONGEST_PAUSE));
+        assert!(has_drafts(&mut drafter, 500 + LONGEST_PAUSE));
     }
 
     #[test]
     fn many_sequences_have_none() {
-        let drafts = [1, 4, 5, 32, 33, 500].map(|decoding| most(decoding, 1000));
-        assert_eq!(drafts, [MOST, MOST, 11, 1, 0, 0]);
-        assert_eq!(most(2, 16), 7);
+        let of = |decoding| Allowance::of(decoding, 1000, &DraftCosts::default());
+        let most = [1, 4, 5, 32, 33, 63].map(|decoding| of(decoding).most);
+        assert_eq!(most, [MOST, MOST, 11, 1, 0, 0]);
+        assert_eq!(Allowance::of(2, 16, &DraftCosts::default()).most, 7);
+        let costs = DraftCosts([0.1, 0.2, 0.4, 0.8, 1.6, 3.2]);
+        let cost = [1, 3, 4, 15, 63, 64].map(|decoding| Allowance::of(decoding, 1000, &costs).cost);
+        assert_eq!(cost, [0.1, 0.2, 0.4, 0.8, 3.2, f32::INFINITY]);
     }
 
     #[test]

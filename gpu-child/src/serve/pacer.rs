@@ -7,9 +7,11 @@
 //! allows. If sequences decode, [`Beside`] keeps a time budget.
 
 mod beside;
+mod drafts;
 
-use crate::scheduler::{Company, StepShape};
+use crate::scheduler::{Company, DraftCosts, StepShape};
 use beside::Beside;
+use drafts::DraftPrices;
 use std::time::Duration;
 
 /// Target duration of a step: shorter than the time within which a cancelled request must stop, with a margin for the
@@ -30,6 +32,7 @@ const MIN_TOKENS: u32 = 8;
 pub(super) struct Pacer {
     alone: Alone,
     beside: Beside,
+    drafts: DraftPrices,
 }
 
 impl Pacer {
@@ -40,6 +43,7 @@ impl Pacer {
         Self {
             alone: Alone::new(first_tokens, max_tokens),
             beside: Beside::new(max_tokens, budget),
+            drafts: DraftPrices::default(),
         }
     }
 
@@ -56,7 +60,16 @@ impl Pacer {
         if shape.decoding == 0 {
             self.alone.observe(shape.prompt_tokens, took);
         }
-        self.beside.observe(shape, took);
+        self.drafts.observe(shape, took);
+        // A step with drafts is longer than others of its sequences.
+        if shape.drafts == 0 {
+            self.beside.observe(shape, took);
+        }
+    }
+
+    /// What drafts of the next step cost.
+    pub(super) fn draft_costs(&self) -> DraftCosts {
+        self.drafts.costs()
     }
 
     /// Time budget of a step with decoding sequences and prompts, if known.

@@ -320,6 +320,7 @@ impl<'a> StepLoop<'a> {
     /// Plans the next step. False if there is nothing to compute.
     fn plan(&mut self) -> bool {
         let pacer = &mut self.pacer;
+        self.scheduler.set_draft_costs(pacer.draft_costs());
         self.scheduler.plan(|company| pacer.prompt_tokens(company))
     }
 

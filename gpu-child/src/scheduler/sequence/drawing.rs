@@ -5,7 +5,7 @@ use super::Sequence;
 use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::KvPages;
 use crate::scheduler::Limits;
-use crate::scheduler::drafts::accepted;
+use crate::scheduler::drafts::{Allowance, accepted};
 use crate::scheduler::thoughts::Thoughts;
 use std::ops::Range;
 use worker_orcd_grammar::{GrammarError, Mask};
@@ -202,11 +202,11 @@ impl Sequence {
         self.drafts
     }
 
-    /// Appends at most `most` drafts for the next step, within the pages that are free. If the newest token is in flight
-    /// and drafts are likely behind it, the sequence waits for it.
+    /// Appends the allowed drafts for the next step, within the pages that are free. If the newest token is in flight and
+    /// drafts are likely behind it, the sequence waits for it.
     pub(in crate::scheduler) fn draft(
         &mut self,
-        most: usize,
+        allowance: Allowance,
         limits: &Limits,
         cache: &mut KvPages,
     ) {
@@ -214,15 +214,16 @@ impl Sequence {
         let left = self.prompt_len + self.params.max_tokens as usize;
         let left = left.min(limits.max_sequence_tokens as usize);
         // The token behind the last draft is the last one.
-        let most = most.min(left.saturating_sub(known + 1));
+        let most = allowance.most.min(left.saturating_sub(known + 1));
+        let allowance = Allowance { most, ..allowance };
         if most == 0 || self.pending() != 1 || !self.may_draft(limits) {
             return;
         }
         if self.unknown > 0 {
-            self.awaits_drafts = self.drafter.is_promising(&self.tokens[..known]);
+            self.awaits_drafts = self.drafter.is_promising(&self.tokens[..known], allowance);
             return;
         }
-        let drafts = self.drafter.drafts(&self.tokens, most);
+        let drafts = self.drafter.drafts(&self.tokens, allowance);
         self.tokens.extend(&drafts);
         self.drafts = drafts.len();
         let room = self.room_for_drafts(cache);

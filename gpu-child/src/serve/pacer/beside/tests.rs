@@ -51,6 +51,7 @@ fn shape(decoding: usize, prompt_tokens: u32, depth: usize) -> StepShape {
         decoding,
         prompt_tokens: prompt_tokens as usize,
         depth,
+        drafts: 0,
     }
 }
 
