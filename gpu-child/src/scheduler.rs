@@ -269,7 +269,8 @@ impl Scheduler {
         let decoding: usize = planned.iter().sum();
         let batch_left = (limits.max_batch_tokens as usize).saturating_sub(decoding);
         let at_least = u32::from(decoding == 0);
-        let tokens = prompt_tokens(self.company(decoding)).max(at_least) as usize;
+        let drafts: usize = self.planned_sequences().map(|(it, _)| it.drafts()).sum();
+        let tokens = prompt_tokens(self.company(decoding - drafts)).max(at_least) as usize;
         self.share_out(batch_left.min(tokens), are_short);
         self.planned.iter().any(|tokens| *tokens > 0)
     }

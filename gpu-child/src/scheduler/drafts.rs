@@ -19,6 +19,7 @@
 //! is offered if p^i exceeds that [cost](DraftCosts). p is the sequence's recent success.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use worker_orcd_ipc::{Drawn, TokenId};
 
 /// Tokens that an earlier occurrence has in common with the end of the sequence. Shorter matches are accidents of the
@@ -109,12 +110,9 @@ impl Default for Drafter {
 impl Drafter {
     /// Drafts behind these tokens.
     pub(super) fn drafts(&mut self, tokens: &[TokenId], allowance: Allowance) -> Vec<TokenId> {
-        let Some(end) = self.earlier_end(tokens) else {
-            return Vec::new();
-        };
-        let count = self.worthwhile(allowance);
-        let mut drafts = Vec::with_capacity(count);
-        for at in end..end + count {
+        let places = self.places(tokens, allowance);
+        let mut drafts = Vec::with_capacity(places.len());
+        for at in places {
             // A text that repeats itself goes on with its own drafts.
             let token = tokens.get(at).or_else(|| drafts.get(at - tokens.len()));
             drafts.extend(token.copied());
@@ -124,7 +122,20 @@ impl Drafter {
 
     /// True if drafts are likely behind the token after these ones, which is in flight.
     pub(super) fn is_promising(&mut self, tokens: &[TokenId], allowance: Allowance) -> bool {
-        self.earlier_end(tokens).is_some() && self.worthwhile(allowance) > 0
+        !self.places(tokens, allowance).is_empty()
+    }
+
+    /// Positions of the earlier text that are worth a draft. If none is, the sequence gradually forgets its success.
+    fn places(&mut self, tokens: &[TokenId], allowance: Allowance) -> Range<usize> {
+        let Some(end) = self.earlier_end(tokens) else {
+            return 0..0;
+        };
+        let count = self.worthwhile(allowance);
+        if count == 0 {
+            self.right *= DECAY;
+            self.decided *= DECAY;
+        }
+        end..end + count
     }
 
     /// Number of drafts that are worth their cost.
@@ -261,6 +272,10 @@ mod tests {
         }
         assert_eq!(drafter.worthwhile(costing(0.4)), 1);
         assert_eq!(drafter.worthwhile(costing(0.6)), 0);
+        let text = tokens([1; 20]);
+        let tries = (0..50).take_while(|_| !drafter.is_promising(&text, costing(0.6)));
+        assert!((2..40).contains(&tries.count()), "it forgets its failures");
+        assert!(!drafter.is_promising(&text, costing(0.8)));
     }
 
     #[test]
