@@ -526,7 +526,7 @@ proptest! {
         is_ahead in any::<bool>(),
         lag in 0_usize..4,
         forces in any::<bool>(),
-        echoes in any::<bool>(),
+        echoes in prop_oneof![Just(None), (1_usize..12).prop_map(Some)],
     ) {
         let pages = pages * groups.count() as u32;
         let limits = Limits { max_running, ..limits() };

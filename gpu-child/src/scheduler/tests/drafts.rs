@@ -4,7 +4,7 @@ use super::*;
 
 fn echoing(limits: Limits, pages: u32) -> Bench {
     let mut bench = Bench::new(limits, pages, true);
-    bench.device.echoes = true;
+    bench.device.echoes = Some(3);
     bench
 }
 
@@ -47,24 +47,34 @@ fn drafts_save_steps_and_change_no_token() {
     }
 }
 
+/// The end is a draft in front of others.
 #[test]
 fn nothing_counts_behind_an_end() {
-    let mut ends = 0;
-    for request in 0..300 {
-        let ending = with(text(request, 40), |it| {
-            it.ignore_eos = false;
-            it.stop_token_ids = [TokenId(2)].into();
-            it.min_tokens = 3 + request as u32 % 11;
-        });
+    let prompt: Vec<u32> = [1, 2, 3, 4, 5, 6, 8, 10, 11, 9, 12]
+        .into_iter()
+        .cycle()
+        .take(19)
+        .collect();
+    let bench = || {
         let mut bench = echoing(limits(), 64);
-        bench.submit(ending.clone());
-        bench.run();
-        let expected = without_drafts(&ending);
-        assert_eq!(bench.outcome(request), &expected);
-        let is_end = expected.reasons == [FinishReason::EndOfSequence];
-        ends += u32::from(is_end && bench.scheduler.load().counters.draft_tokens > 0);
+        bench.device.echoes = Some(11);
+        bench
+    };
+    let mut ends = 0;
+    for request in 0..100 {
+        let ending = with(submission(request, &prompt, 40), |it| {
+            it.stop_token_ids = [TokenId(9)].into();
+        });
+        let mut drafting = bench();
+        drafting.submit(ending.clone());
+        drafting.run();
+        let expected = alone_on(&ending, bench());
+        assert_eq!(drafting.outcome(request), &expected);
+        let is_end =
+            expected.tokens.len() == 2 && expected.reasons == [FinishReason::EndOfSequence];
+        ends += u32::from(is_end && drafting.scheduler.load().counters.draft_tokens > 1);
     }
-    assert!(ends > 30, "{ends} answers with drafts ended early");
+    assert!(ends > 30, "{ends} answers end within their drafts");
 }
 
 #[test]

@@ -2,14 +2,13 @@
 //! reads all visible ones back through the page table, and samples the next token from them. A page that is shared
 //! wrongly, written twice or freed too early changes the answer.
 //!
-//! A device that echoes mostly samples the token that lies [`PERIOD`] positions before, so that sequences have drafts.
+//! A device that echoes mostly samples the token that lies a period before, so that sequences have drafts.
 
 use super::*;
 
-const PERIOD: usize = 3;
-
 pub struct PagedDevice {
-    pub echoes: bool,
+    /// Period of its echo.
+    pub echoes: Option<usize>,
     pub pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
     pub geometry: KvGeometry,
     /// Rows of the last step that may sample: their requests, pages and ends.
@@ -21,7 +20,7 @@ pub struct PagedDevice {
 impl PagedDevice {
     pub fn new(geometry: KvGeometry) -> Self {
         Self {
-            echoes: false,
+            echoes: None,
             pages: vec![[None; PAGE_TOKENS as usize]; geometry.pages as usize],
             geometry,
             open: Vec::new(),
@@ -95,7 +94,8 @@ impl PagedDevice {
 
     fn draw_one(&mut self, pages: &[PageId], end: u32, sample: &SampleWork<'_>) -> TokenId {
         let mut hash = sample.sampling.seed;
-        for token in self.seen_from(pages, end - 1) {
+        let seen = self.seen_from(pages, end - 1);
+        for token in &seen {
             hash = (hash ^ u64::from(token.0))
                 .wrapping_mul(0x0100_0000_01b3)
                 .rotate_left(17);
@@ -106,10 +106,11 @@ impl PagedDevice {
             Some(words) => words[*token as usize / 32] & 1 << (token % 32) != 0,
             None => true,
         };
-        let history: Vec<_> = sample.prompt.iter().chain(sample.generated).collect();
-        let echo = history.iter().nth_back(PERIOD - 1);
+        let echo = self
+            .echoes
+            .and_then(|period| seen.iter().nth_back(period - 1));
         let first = match echo {
-            Some(token) if self.echoes && !hash.is_multiple_of(8) => token.0,
+            Some(token) if !hash.is_multiple_of(8) => token.0,
             _ => (hash / 8 % u64::from(VOCAB)) as u32,
         };
         let token = (first..VOCAB).chain(0..first).find(is_allowed);
