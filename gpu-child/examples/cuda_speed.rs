@@ -1,11 +1,11 @@
 //! Speed of the CUDA device, without scheduler, socket or tokenizer.
 //!
 //!     cargo run --release --example cuda_speed -- [0.5b|7b|135m|30b-a3b|gpt-oss-20b] [F16|Q8_0|...] \
-//!         [decode|prompt|all][=N][@CONTEXT] [greedy|plain|top_k|top_p|both|penalties] [layers=N] [chunk=N] [rounds=N]
+//!         [decode|prompt|all][=N,...][@CONTEXT,...] [greedy|plain|top_k|top_p|both|penalties] [layers=N] [chunk=N] [rounds=N]
 //!
 //! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B or gpt-oss-20b, all layers or
 //! the first N. The bytes of experts that a step reads are estimated for uniform choices of its tokens. Decode: 32
-//! steps of a batch after CONTEXT positions each (default 128), each launched after another in flight (and the median
+//! steps of a batch after CONTEXT positions (default 128), each launched after another in flight (and the median
 //! synchronous step); prompts: the median of several, in chunks of N tokens (default 1,280). Each is measured
 //! once, or N times. Every step draws (default: greedy), so its time includes the transfers to the host and
 //! back.
@@ -33,28 +33,32 @@ const PAGE: usize = 32;
 struct Wanted {
     /// `decode`, `prompt` or `all`.
     kind: String,
-    /// Sequences or tokens; `None`: several sizes.
-    size: Option<usize>,
-    context: usize,
+    /// Sequences or tokens; none: several sizes.
+    sizes: Vec<usize>,
+    contexts: Vec<usize>,
 }
 
 impl Wanted {
     fn parse(text: &str) -> Result<Self, BoxError> {
-        let (text, context) = text.split_once('@').unwrap_or((text, "128"));
-        let (kind, size) = text.split_once('=').unwrap_or((text, ""));
+        let (text, contexts) = text.split_once('@').unwrap_or((text, "128"));
+        let (kind, sizes) = text.split_once('=').unwrap_or((text, ""));
+        let parsed = |list: &str| -> Result<Vec<usize>, BoxError> {
+            let numbers = list.split(',').filter(|number| !number.is_empty());
+            Ok(numbers.map(str::parse).collect::<Result<_, _>>()?)
+        };
         Ok(Self {
             kind: kind.to_owned(),
-            size: (!size.is_empty()).then(|| size.parse()).transpose()?,
-            context: context.parse()?,
+            sizes: parsed(sizes)?,
+            contexts: parsed(contexts)?,
         })
     }
 
     /// Sizes of one kind.
     fn sizes(&self, kind: &str, all: &[usize]) -> Vec<usize> {
-        match self.size {
+        match &self.sizes {
             _ if self.kind != kind && self.kind != "all" => Vec::new(),
-            Some(size) => vec![size],
-            None => all.to_vec(),
+            sizes if sizes.is_empty() => all.to_vec(),
+            sizes => sizes.clone(),
         }
     }
 }
@@ -90,7 +94,8 @@ fn main() -> Result<(), BoxError> {
     }
     let decodes = wanted.sizes("decode", &[1, 2, 4, 8, 16, 32, 64, 128, 256]);
     let prompts = wanted.sizes("prompt", &[128, 512, 1024]);
-    let per_sequence = pages_behind(wanted.context) * PAGE;
+    let furthest = wanted.contexts.iter().copied().max().unwrap_or_default();
+    let per_sequence = pages_behind(furthest) * PAGE;
     let positions = decodes.iter().map(|batch| batch * per_sequence);
     let positions = positions.chain(prompts.iter().copied()).max();
     let halves = 2 * config.n_layers * config.n_kv_heads * config.head_dim;
@@ -130,22 +135,25 @@ fn main() -> Result<(), BoxError> {
         read.all,
         read.by(1)
     );
-    let repeated = |sizes: Vec<usize>| sizes.into_iter().flat_map(move |size| vec![size; rounds]);
     let mut run = Run {
         executor,
         chunk,
         sampling,
     };
-    for batch in repeated(decodes) {
-        let (alone, micros) = run.decode(batch, wanted.context)?;
+    let of_context = |&context: &usize| decodes.iter().map(move |&batch| (batch, context));
+    for (batch, context) in repeated(
+        wanted.contexts.iter().flat_map(of_context).collect(),
+        rounds,
+    ) {
+        let (alone, micros) = run.decode(batch, context)?;
         println!(
-            "decode {batch:4}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
+            "decode {batch:4}@{context}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
              {:.2} TB/s",
             batch as f64 * 1e6 / micros,
             read.by(batch) / micros / 1e6
         );
     }
-    for length in repeated(prompts) {
+    for length in repeated(prompts, rounds) {
         let micros = run.prompt(length)?;
         let rate = length as f64 * 1e6 / micros;
         println!(
@@ -154,6 +162,12 @@ fn main() -> Result<(), BoxError> {
         );
     }
     Ok(())
+}
+
+/// Each so many times in a row.
+fn repeated<T: Copy>(all: Vec<T>, rounds: usize) -> impl Iterator<Item = T> {
+    let times = move |it| std::iter::repeat_n(it, rounds);
+    all.into_iter().flat_map(times)
 }
 
 /// Bytes of weights that steps read.
