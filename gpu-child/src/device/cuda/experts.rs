@@ -9,7 +9,7 @@ use super::expert_way::{MANY_ROWS, Way};
 use super::experts_wide::{self, ExpertsWide, Pack};
 use super::headers::constant;
 use super::kernels::{Geometry, Kernel, Module, Part};
-use super::products_few::{FewProducts, MOST_FEW_ROWS, ring_bytes};
+use super::products_few::{FewProducts, ROWS_ALONE, ring_bytes};
 use super::weights::{
     GatedUnit, Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
 };
@@ -17,10 +17,6 @@ use crate::model::{ExpertsConfig, MAX_EXPERTS};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Maximum number of rows that each read the weights of their own experts. More rows share some experts
-/// (`bench/results/experts.md`).
-const ROWS_ALONE: usize = 2;
-const _: () = assert!(ROWS_ALONE <= MOST_FEW_ROWS);
 /// Mean rows per expert from which a block of Hopper multiplies them (`bench/results/experts.md`).
 const WIDE: usize = 4;
 /// The same for weights of sixteen bits or more: their transfer takes longer than the product.

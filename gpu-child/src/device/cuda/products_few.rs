@@ -10,8 +10,10 @@ use super::weights::{Linear, UNIT, Weights, multiplied_as, unit_bytes, units};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Maximum number of rows of such products.
-pub const MOST_FEW_ROWS: usize = constant!("few_rows.cuh", FEW_ROWS);
+/// Maximum number of rows of such products, and of rows that each read the weights of their own experts. With more, the
+/// products of larger batches are faster, and rows share some experts (`bench/results/experts.md`).
+pub const ROWS_ALONE: usize = 2;
+const _: () = assert!(ROWS_ALONE <= constant!("few_rows.cuh", FEW_ROWS));
 const PRODUCT_WARPS: usize = constant!("products_few.cu", PRODUCT_WARPS);
 const PRODUCT_STAGES: usize = constant!("products_few.cu", PRODUCT_STAGES);
 const LARGE_STAGES: usize = constant!("products_few.cu", LARGE_STAGES);
@@ -45,7 +47,7 @@ impl FewProducts {
     /// [`run`](Self::run) supports this number of rows for these matrices.
     #[must_use]
     pub fn takes(&self, linears: &[Linear], rows: usize) -> bool {
-        rows <= MOST_FEW_ROWS && shared_bytes(linears, rows) <= self.most
+        rows <= ROWS_ALONE && shared_bytes(linears, rows) <= self.most
     }
 
     /// Makes an input of very few rows and multiplies it by matrices of any types.
