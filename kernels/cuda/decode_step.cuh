@@ -24,9 +24,9 @@
 //   HEAD       x (t behind the last layer)        logits [rows][vocab] F32,      none: the launch ends
 //                                                 best, broken
 //
-// x, qkv, attn and ff are vectors of words: 4 bytes of value and 4 of tag for each column, rounded up to
-// whole units of 128 columns, and REPLICAS of all of them. QKV, GATE_UP and HEAD normalize x first. Each
-// stage reads its weights once from device memory, at the packed size of its matrices (weights.cuh), and
+// x, qkv, attn and ff are vectors of words: 4 bytes of tag and 4 of value, which are a column of x or qkv in F32, or two of
+// attn or ff in F16; rounded up to whole units of 128 columns, and REPLICAS of all of them. QKV, GATE_UP and HEAD normalize x
+// first. Each stage reads its weights once from device memory, at the packed size of its matrices (weights.cuh), and
 // nothing else that is large. bench/results/cuda.md has the times.
 //
 // Bits: units, segments and every reduction are those of the other kernels, mostly by calling the
@@ -55,8 +55,8 @@ DEVICE void embed_rows(const StepArgs& a, int block) {
              weight_at<true>(a.embed.ty, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.first_tag);
 }
 
-// The products of a model without experts: of weights of one type or of ANY, of one row or of several.
-template <int HD, int ONLY, bool ALONE> struct DenseStep {
+// The products of a model without experts: of weights of these types, of one row or of several.
+template <int HD, bool ALONE, int... TYPES> struct DenseStep {
     static constexpr bool COMPACT = false;
     struct Shared {};
     DEVICE static int used(const StepArgs&) { return 1; }
@@ -64,8 +64,8 @@ template <int HD, int ONLY, bool ALONE> struct DenseStep {
     DEVICE static void produce(const Plan& plan, const Ring& ring, Shared&) { Producer(plan, ring).run(); }
     DEVICE static void multiply(const Plan& plan, uint8_t* smem, RowReduction& reduction, const Ring& ring, Shared&) {
         // Heads of 96 and 128 columns belong to models with a wide ff.
-        constexpr int FF_CHUNKS = !ALONE ? 4 : HD <= 64 ? 3 : 6;
-        Products<ALONE, FF_CHUNKS>(plan, smem, reduction, ring).template run<ONLY>();
+        constexpr int FF_CHUNKS = !ALONE ? 6 : HD <= 64 ? 4 : 5;
+        Products<ALONE, FF_CHUNKS>(plan, smem, reduction, ring).template run<TYPES...>();
     }
 };
 
@@ -89,7 +89,7 @@ template <int HD, typename STEP> DEVICE void decode_step(const StepArgs& a) {
             reinterpret_cast<uint32_t*>(layers)[i] = from[i];
     }
     if (threadIdx.x < STAGES) shapes[threadIdx.x] = shape_of(a, threadIdx.x, STEP::used(a), max(block, 0), gridDim.x - a.attention_blocks);
-    barriers.init(a.shared);
+    barriers.init(a.shared, shared_address(smem + a.shared.ring_at));
     STEP::init(own, a, max(block, 0), gridDim.x - a.attention_blocks);
     fence_barrier_init();
     __syncthreads();
@@ -99,7 +99,7 @@ template <int HD, typename STEP> DEVICE void decode_step(const StepArgs& a) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (block < 0 || threadIdx.x > STEP_THREADS) return;
         Plan plan = {a, layers, shapes};
-        Ring ring = {smem + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
+        Ring ring(a.shared, barriers);
         STEP::produce(plan, ring, own);
         return;
     }
@@ -113,7 +113,7 @@ template <int HD, typename STEP> DEVICE void decode_step(const StepArgs& a) {
         return;
     }
     Plan plan = {a, layers, shapes};
-    Ring ring = {smem + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
+    Ring ring(a.shared, barriers);
     STEP::multiply(plan, smem, reduction, ring, own);
 }
 
@@ -125,6 +125,7 @@ template <int HD, typename STEP> DEVICE void decode_step(const StepArgs& a) {
 #else
 #define STEP_KERNEL(NAME, HD, ...)
 #endif
-#define DECODE_STEP(HD, NAME, ONLY)                                     \
-    STEP_KERNEL(HD##_##NAME, HD, DenseStep<HD, ONLY, false>)             \
-    STEP_KERNEL(HD##_##NAME##_alone, HD, DenseStep<HD, ONLY, true>)
+#define DECODE_STEP(HD, NAME, ...)                                           \
+    STEP_KERNEL(HD##_##NAME, HD, DenseStep<HD, false, __VA_ARGS__>)           \
+    STEP_KERNEL(HD##_##NAME##_alone, HD, DenseStep<HD, true, __VA_ARGS__>)
+#define ANY_TYPE F32, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K

@@ -20,4 +20,4 @@ template <int... TYPES> struct ExpertsStep {
 
 EXPERTS_STEP(Q4_K, F32, Q4_K, Q6_K)
 EXPERTS_STEP(Q8_0, F32, Q8_0)
-EXPERTS_STEP(any, F32, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K)
+EXPERTS_STEP(any, ANY_TYPE)

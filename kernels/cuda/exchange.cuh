@@ -1,6 +1,6 @@
 // Vectors that blocks of one launch publish to each other without a barrier of the grid.
 //
-// A value and the tag of the stage that made it lie in one 8-byte word, which is written and read whole
+// A value, or two as halves, and the tag of the stage that made it lie in one 8-byte word, which is written and read whole
 // (PTX memory model: relaxed, gpu scope, naturally aligned). A reader polls the words that it needs until
 // all carry the tag it waits for. That is one trip to the second-level cache; a barrier of the grid and a
 // read behind it take three.
@@ -17,10 +17,11 @@
 
 typedef uint64_t Word;
 
-DEVICE void publish(Word* at, float v, uint32_t tag) {
-    Word word = Word(tag) << 32 | __float_as_uint(v);
+DEVICE void publish_bits(Word* at, uint32_t bits, uint32_t tag) {
+    Word word = Word(tag) << 32 | bits;
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(word) : "memory");
 }
+DEVICE void publish(Word* at, float v, uint32_t tag) { publish_bits(at, __float_as_uint(v), tag); }
 
 DEVICE Word load_word(const Word* at) {
     Word word;
@@ -44,6 +45,9 @@ DEVICE uint32_t word_index(uint32_t k) {
     uint32_t lane = k / 4 % 32, pair = k / 2 % 2;
     return k / UNIT * UNIT + pair * PAIRS_APART + 2 * lane + k % 2;
 }
+// A vector whose power of two is known (input_rows.cuh) is published as halves, as products take them, two neighbours in a
+// word: the index of that of columns k and k + 1, where k is even. A unit has as much room as one of values.
+DEVICE uint32_t halves_index(uint32_t k) { return k / UNIT * UNIT + k % UNIT / 2; }
 // Words of a row.
 DEVICE int row_words(int cols) { return (cols + UNIT - 1) / UNIT * UNIT; }
 

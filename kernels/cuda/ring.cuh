@@ -17,9 +17,10 @@ constexpr int MAX_SLOTS = 64;
 struct Barriers {
     Word full[MAX_SLOTS], empty[MAX_SLOTS];
     int issued;  // copies
+    Shared ring;
 
-    DEVICE void init(const SharedPlan& plan) {
-        if (threadIdx.x == 0) issued = 0;
+    DEVICE void init(const SharedPlan& plan, Shared at) {
+        if (threadIdx.x == 0) issued = 0, ring = at;
         if (threadIdx.x < plan.slots) {
             barrier_init(shared_address(full + threadIdx.x), 1);
             barrier_init(shared_address(empty + threadIdx.x), plan.piece_units);
@@ -35,10 +36,16 @@ struct Slot {
 };
 
 struct Ring {
-    const uint8_t* smem;
-    Shared full;
+    Shared memory, full;
     int slot_bytes;
     Divisor slots;
+
+    // The address is read from shared memory, so it lies in a register of each thread; a slot's size, which is the same for all
+    // threads, can be another operand of the same instruction then, and is not loaded first.
+    DEVICE Ring(const SharedPlan& plan, Barriers& barriers)
+        : full(shared_address(&barriers)), slot_bytes(plan.slot_bytes), slots(plan.slots) {
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(memory) : "r"(shared_address(&barriers.ring)) : "memory");
+    }
 
     static constexpr int EMPTY = BARRIER_BYTES * MAX_SLOTS;  // from a slot's barrier to its other one
     static constexpr int ISSUED = 2 * BARRIER_BYTES * MAX_SLOTS;
@@ -80,7 +87,7 @@ struct Producer {
 
     DEVICE Producer(const Plan& p, const Ring& ring)
         : plan(p), full_first(ring.full), full_end(full_first + BARRIER_BYTES * ring.slots.by),
-          to_first(shared_address(ring.smem)), full(full_first), to(to_first), parity(1),
+          to_first(ring.memory), full(full_first), to(to_first), parity(1),
           late(full_first), late_parity(0), issued(0) {}
 
     struct Matrix {

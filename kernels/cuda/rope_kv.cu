@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_
             const float* from = a.qkv + (int64_t(row) * n_heads + h) * a.head_dim;
             for (int i = threadIdx.x & 31; i < a.head_dim; i += 32) heads[warp][i] = from[i];
             __syncwarp();
-            rope_and_append_kv(a, heads[warp], row, h);
+            rope_head(a, heads[warp], row, h);
+            if (h >= a.heads) append_kv(a, heads[warp], row, h);
         }
         return;
     }

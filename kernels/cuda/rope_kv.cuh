@@ -55,18 +55,22 @@ DEVICE void norm_and_rope(const RopeArgs& a, float* head, const float* norm, int
     __syncwarp();
 }
 
-// Head `h` of a row, found in `head`, to its place: queries come first, then keys, then values.
-DEVICE void rope_and_append_kv(const RopeArgs& a, float* head, int row, int h) {
+// Head `h` of a row, found in `head`, and a query to its place: queries come first, then keys, then values.
+DEVICE void rope_head(const RopeArgs& a, float* head, int row, int h) {
     int lane = threadIdx.x & 31;
     Row r = a.rows[row];
     if (h < a.heads + a.kv_heads) norm_and_rope(a, head, h < a.heads ? a.q_norm : a.k_norm, r.position);
-    if (h < a.heads) {
-        float temperature = temperature_of(a, r.position);
+    if (h >= a.heads) return;
+    float temperature = temperature_of(a, r.position);
 #pragma unroll 1
-        for (int i = lane; i < a.head_dim; i += 32)
-            a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(__fmul_rn(head[i], temperature));
-        return;
-    }
+    for (int i = lane; i < a.head_dim; i += 32)
+        a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(__fmul_rn(head[i], temperature));
+}
+
+// A key or a value, which `rope_head` has made, to its place.
+DEVICE void append_kv(const RopeArgs& a, const float* head, int row, int h) {
+    int lane = threadIdx.x & 31;
+    Row r = a.rows[row];
     int page = a.kv.tables[r.table + r.position / PAGE], slot = r.position % PAGE;
     int kv_head = h - a.heads;
     if (kv_head < a.kv_heads) {

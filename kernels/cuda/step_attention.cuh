@@ -3,8 +3,8 @@
 //
 // A pair's splits are dealt to `parts` blocks, and in a block to teams of four warps: split i belongs to
 // part i % parts, and there to team i / parts % teams. Each team has room for the pages of one split and
-// asks for those of its next one, of this layer or the next, as soon as it is done with the last: pages of
-// earlier positions are known long before queries. One block that has room for all partial results of a
+// asks for those of its next one when it is done with the last, and for those of the next layer behind the merge: pages
+// of earlier positions are known long before queries. One block that has room for all partial results of a
 // pair merges them itself; several publish them (exchange.cuh), and their warps merge eight columns each.
 //
 // Published partial results are overwritten in the next layer only: by blocks that have its queries, which
@@ -112,8 +112,9 @@ template <bool COMPACT> struct PublishedMerge {
     }
 };
 
-// LAYER has the norms of a layer's heads.
+// LAYER has the norms of a layer's heads. COMPACT: it has nothing else, and outputs are published in F32, not as halves.
 template <int HD, typename LAYER, bool COMPACT> struct Attention {
+    static constexpr bool HALVES = !COMPACT;
     using Split = TeamSplit<HD>;
 
     const StepArgs& a;
@@ -124,7 +125,8 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
     __half* queries;    // [group][QUERY_STRIDE]
     float* kept;        // [group][splits][HD + 2], where one block merges
     Shared full;        // the barrier of the first team's buffer
-    int group, part, teams, team, warp, lane;
+    Divisor kv_heads, parts;
+    int group, part, first_unit, unit_step, teams, team, warp, lane;
 
     // A team's work: one split of a pair in one layer.
     struct Item {
@@ -134,9 +136,10 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
     DEVICE Attention(const StepArgs& args, const LAYER* layers, uint8_t* smem, Shared full)
         : a(args), layers(layers),
           tables(*reinterpret_cast<RowTables*>(smem + args.shared.teams * Split::BYTES)),
-          buffers(reinterpret_cast<__half*>(smem)), full(full), group(args.rope.heads / args.rope.kv_heads),
-          part(blockIdx.x % args.parts), teams(args.shared.teams), team(threadIdx.x / TEAM_THREADS),
-          warp(threadIdx.x / 32), lane(threadIdx.x & 31) {
+          buffers(reinterpret_cast<__half*>(smem)), full(full), kv_heads(args.rope.kv_heads), parts(args.parts),
+          group(kv_heads.of(args.rope.heads)), first_unit(parts.of(blockIdx.x)), unit_step(parts.of(args.attention_blocks)),
+          teams(args.shared.teams), team(threadIdx.x / TEAM_THREADS), warp(threadIdx.x / 32), lane(threadIdx.x & 31) {
+        part = blockIdx.x - first_unit * args.parts;
         heads = reinterpret_cast<float*>(smem + args.shared.teams * Split::BYTES + ROW_TABLES_BYTES);
         kept = heads + (group + 2) * HD;
         queries = reinterpret_cast<__half*>(kept + (args.partial_splits ? 0 : group * args.shared.kept_splits * (HD + 2)));
@@ -144,9 +147,7 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
 
     DEVICE bool publishes() const { return a.partial_splits != 0; }
     DEVICE int units() const { return a.rows * a.rope.kv_heads; }
-    DEVICE int first_unit() const { return blockIdx.x / a.parts; }
-    DEVICE int unit_step() const { return a.attention_blocks / a.parts; }
-    DEVICE int row_of(int unit) const { return unit / a.rope.kv_heads; }
+    DEVICE int row_of(int unit) const { return kv_heads.of(unit); }
     DEVICE int splits_of(int row) const { return tables.rows[row].position / SPLIT + 1; }
 
     DEVICE void load_row_tables() {
@@ -172,9 +173,9 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
     DEVICE Item existing(Item at) const {
         while (at.layer < a.n_layers && at.split >= splits_of(row_of(at.unit))) {
             at.split = part + team * a.parts;
-            at.unit += unit_step();
+            at.unit += unit_step;
             if (at.unit < units()) continue;
-            at.unit = first_unit();
+            at.unit = first_unit;
             at.layer++;
         }
         return at;
@@ -219,11 +220,18 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
         if (from) norms()[i] = from[i % HD];
     }
 
-    // Queries of a pair, and with the last split its new key and value, when they have come.
-    DEVICE void take_heads(int layer, int row, int kv) const {
+    // Heads of a pair that this block takes: the queries, and with the last split the new key and value.
+    DEVICE int heads_of(int row) const {
+        const int last = splits_of(row) - 1;
+        return last - parts.of(last) * int(parts.by) == part ? group + 2 : group;
+    }
+    DEVICE int head_at(int kv, int h) const {
+        return h < group ? kv * group + h : a.rope.heads + (h - group) * a.rope.kv_heads + kv;
+    }
+    DEVICE RopeArgs rope_of(int layer, int row) const {
         const LAYER& l = layers[layer];
         RopeArgs rope = a.rope;
-        int position = tables.rows[row].position, splits = splits_of(row);
+        int position = tables.rows[row].position;
         rope.head_dim = HD;
         if (a.unrotated_every && (layer + 1) % a.unrotated_every == 0) rope.dims = 0;
         rope.rows = tables.rows;
@@ -232,11 +240,16 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
         rope.k_norm = COMPACT && l.k_norm ? norms() + HD : l.k_norm;
         rope.kv = kv_of(layer);
         rope.kv.tables = tables.last_page + row - (tables.rows[row].table + position / PAGE);
-        const int width = (rope.heads + 2 * rope.kv_heads) * HD;
-        const int count = (splits - 1) % a.parts == part ? group + 2 : group;
+        return rope;
+    }
+
+    // They are taken when they have come.
+    DEVICE void take_heads(int layer, int row, int kv) const {
+        RopeArgs rope = rope_of(layer, row);
+        const int width = (rope.heads + 2 * rope.kv_heads) * HD, count = heads_of(row);
 #pragma unroll 1
         for (int h = warp; h < count; h += STEP_WARPS) {
-            int head = h < group ? kv * group + h : rope.heads + (h - group) * rope.kv_heads + kv;
+            const int head = head_at(kv, h);
             const Word* from = a.exchange.replica(a.exchange.qkv) + row * row_words(width) + word_index(head * HD + 4 * lane);
             float* mine = heads + h * HD;
             Four f;
@@ -245,8 +258,16 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
                 *reinterpret_cast<float4*>(mine + 4 * lane) = make_float4(f.v[0], f.v[1], f.v[2], f.v[3]);
             __syncwarp();
             rope.q = queries + h * QUERY_STRIDE<HD> - (int64_t(row) * rope.heads + head) * HD;
-            rope_and_append_kv(rope, mine, row, head);
+            rope_head(rope, mine, row, head);
         }
+    }
+    // The new key and value are written to the cache when nothing waits for this block.
+    DEVICE void append_heads(int layer, int row, int kv) const {
+        const RopeArgs rope = rope_of(layer, row);
+        const int count = heads_of(row);
+#pragma unroll 1
+        for (int h = warp; h < count; h += STEP_WARPS)
+            if (h >= group) append_kv(rope, heads + h * HD, row, head_at(kv, h));
     }
 
     // One split, whose pages have come or will, into `kept` or published.
@@ -257,15 +278,15 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
         barrier_wait(full + team * BARRIER_BYTES, parity);
         if (last < SPLIT) split.add_position(heads + group * HD, heads + (group + 1) * HD, last);
         const uint32_t tag = tag_of(a, at.layer, PARTIAL_TAG);
+        const bool published = publishes();
+        Word* words = a.exchange.partials + partial_at(a, row, kv * group, at.split, HD);
+        float* own = kept + at.split * (HD + 2);
+        // From one head to the next.
+        const int step = (published ? a.partial_splits : splits_of(row)) * (HD + 2);
         split.run(queries, group, last, a.attention.scale, [&](int h, int i, float x, float y) {
-            if (publishes())
-                publish_two(a.exchange.partials + partial_at(a, row, kv * group + h, at.split, HD) + i, x, y, tag);
-            else
-                *reinterpret_cast<float2*>(kept + (h * splits_of(row) + at.split) * (HD + 2) + i) = make_float2(x, y);
+            if (published) publish_two(words + h * step + i, x, y, tag);
+            else *reinterpret_cast<float2*>(own + h * step + i) = make_float2(x, y);
         });
-        // The copies that come next overwrite what was written here.
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        sync_team(team);
     }
 
     DEVICE void merge_kept(int layer, int row, int kv) const {
@@ -277,9 +298,13 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
 #pragma unroll 1
         for (int h = warp; h < group; h += STEP_WARPS) {
             Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD);
-            int column = (kv * group + h) * HD;
+            const int column = (kv * group + h) * HD;
+            const uint32_t tag = tag_of(a, layer, ATTENTION_TAG);
             merge_splits<HD>(args, h, 0, tables.rows[row].position, HD, [&](int i, float v) {
-                a.exchange.publish_to_replicas(to + word_index(column + i), v, tag_of(a, layer, ATTENTION_TAG));
+                if constexpr (HALVES)
+                    a.exchange.publish_halves_to_replicas(to + halves_index(column + i), v, layers[layer].attn_up, tag);
+                else
+                    a.exchange.publish_to_replicas(to + word_index(column + i), v, tag);
             });
         }
     }
@@ -295,28 +320,44 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
             const Word* from = a.exchange.partials + partial_at(a, row, head, 0, HD);
             PublishedMerge<COMPACT> merge(from, tag_of(a, layer, PARTIAL_TAG), splits_of(row), HD, i % TASKS * 8);
             merge.run();
-            Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD) + word_index(head * HD + merge.column);
-            publish(to + lane / 8 * a.exchange.stride, __fdiv_rn(merge.o, merge.sum), tag_of(a, layer, ATTENTION_TAG));
+            const float v = __fdiv_rn(merge.o, merge.sum);
+            const int column = head * HD + merge.column;
+            const uint32_t tag = tag_of(a, layer, ATTENTION_TAG);
+            Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD);
+            // Lanes 8 apart have the same column.
+            if constexpr (HALVES) {
+                if (lane < 8) a.exchange.publish_halves_to_replicas(to + halves_index(column), v, layers[layer].attn_up, tag);
+            } else {
+                publish(to + word_index(column) + lane / 8 * a.exchange.stride, v, tag);
+            }
         }
     }
 
     DEVICE void run() {
         load_row_tables();
         const bool works = team < teams, leads = works && warp % TEAM_WARPS == 0;
-        Item at = existing({works ? 0 : a.n_layers, first_unit(), part + team * a.parts}), ahead = at;
-        int page = 0;
+        Item at = existing({works ? 0 : a.n_layers, first_unit, part + team * a.parts});
+        int page = leads ? page_of(at) : 0;
         uint32_t parity = 0;
+        // Asks for the pages of the team's next split, when the whole team is done with those before. Lanes ask one after the
+        // other, which takes time that other blocks wait: pages of the next layer are asked for behind the merge.
+        bool asks = works;
+        const auto ask = [&] {
+            // The copies overwrite what was written here.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            sync_team(team);
+            asks = false;
+            if (!leads) return;
+            fetch(at, page);
+            page = page_of(next(at));
+        };
         if (COMPACT) fetch_norms(0);
-        if (leads) {
-            fetch(at, page_of(at));
-            ahead = next(at);
-            page = page_of(ahead);
-        }
+        if (asks) ask();
 #pragma unroll 1
         for (int layer = 0; layer < a.n_layers; layer++) {
             if (COMPACT) sync_consumers();
 #pragma unroll 1
-            for (int unit = first_unit(); unit < units(); unit += unit_step()) {
+            for (int unit = first_unit; unit < units(); unit += unit_step) {
                 const int row = row_of(unit), kv = unit - row * a.rope.kv_heads;
                 post_block(a, tag_of(a, layer, QKV_TAG));
                 take_heads(layer, row, kv);
@@ -326,17 +367,17 @@ template <int HD, typename LAYER, bool COMPACT> struct Attention {
                     compute(at, parity);
                     parity ^= 1;
                     at = next(at);
-                    if (!leads) continue;
-                    fetch(at, page);
-                    ahead = next(at);
-                    page = page_of(ahead);
+                    asks = true;
+                    if (at.layer == layer) ask();
                 }
                 sync_consumers();
                 if (!publishes()) merge_kept(layer, row, kv);
+                append_heads(layer, row, kv);
             }
             // All heads have been taken.
             if (COMPACT) fetch_norms(layer + 1);
             if (publishes()) merge_published(layer);
+            if (asks) ask();
         }
         post_end(a);
     }

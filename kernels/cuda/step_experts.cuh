@@ -189,7 +189,7 @@ template <int... TYPES> struct ExpertsProducts : Products<true, 1> {
                     const int i = warp + j * STEP_WARPS;
                     if (i >= all) continue;
                     const float sum = warp_sum(sum_of_squares(y[j]));
-                    if (lane.id == 0) inputs.reduction.squares[0][i] = sum;
+                    if (lane.id == 0) store_float(inputs.squares_at(0, i), sum);
                     const Four weight = four(inputs.norm(), column_of(i), in.cols);
 #pragma unroll
                     for (int k = 0; k < 4; k++) y[j].v[k] = __fmul_rn(y[j].v[k], weight.v[k]);
@@ -245,7 +245,7 @@ template <int... TYPES> struct ExpertsProducts : Products<true, 1> {
     // As `multiply_pairs`, but for the order in which a warp takes what is its own.
     template <int T> DEVICE void multiply_items(const StageShape& s, const Items& items) {
         const int units = s.units.by, segments = s.segments.by, piece_units = s.piece.by, count = items.pairs * segments;
-        const Shared input = shared_address(inputs.all() + 16 * lane.t), weights = shared_address(ring.smem);
+        const Shared input = inputs.at + 16 * lane.t, weights = ring.memory;
         const int arrivals = a.shared.piece_units;
         int i = warp;
         if (i >= count) return;
@@ -308,7 +308,7 @@ template <int... TYPES> struct ExpertsProducts : Products<true, 1> {
                 items.pairs = a.mixture.used;
                 items.input_step = s.units.by * 2 * UNIT;
             }
-            ((type == TYPES ? multiply_items<TYPES>(s, items) : void()), ...);
+            for_type<TYPES...>(type, [&](auto of) { multiply_items<decltype(of)::TYPE>(s, items); });
             piece0 += items.pairs * s.pieces;
             t += run;
         }

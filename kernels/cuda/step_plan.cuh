@@ -23,7 +23,7 @@ constexpr int STEP_ROWS = 4;
 constexpr int STEP_HEAD = 128;  // dims of a head, at most
 constexpr int MAX_UNITS = 64;   // of a row that is normalized
 constexpr int PIECE_UNITS = 8;  // of a tile in one piece, at most
-constexpr int ANY = -1;         // tensor types differ between matrices
+constexpr int MIXED = -1;       // matrices of a stage differ in type
 
 enum Stage : int { QKV = 0, OUTPUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4, STAGES = 5 };
 
@@ -48,8 +48,8 @@ constexpr int REPLICAS = 4;
 struct Exchange {
     Word *x;     // [n_embd] the residual stream
     Word *qkv;   // [(heads + 2 kv_heads) * head_dim]
-    Word *attn;  // [heads * head_dim]
-    Word *ff;    // [n_ff]
+    Word *attn;  // [heads * head_dim], in a model without experts as halves
+    Word *ff;    // [n_ff], likewise
     uint64_t stride;
     // Partial results of attention, [heads][partial_splits][head_dim + 2] a row, which has no replicas: it
     // is large, and few warps poll a word.
@@ -60,6 +60,17 @@ struct Exchange {
     DEVICE void publish_to_replicas(Word* at, float v, uint32_t tag) const {
 #pragma unroll
         for (int i = 0; i < REPLICAS; i++) publish(at + i * stride, v, tag);
+    }
+    // Two neighbouring columns, the first of them even, by two neighbouring lanes, of which each has one, multiplied by `up`.
+    // `at` is their word (halves_index).
+    DEVICE void publish_halves_to_replicas(Word* at, float v, float up, uint32_t tag) const {
+        static_assert(REPLICAS == 4);  // a lane publishes to two of them
+        const int lane = threadIdx.x & 31, odd = lane & 1;
+        const float own = __fmul_rn(v, up), other = __shfl_xor_sync(3u << (lane - odd), own, 1);
+        const uint32_t both = odd ? pack(other, own) : pack(own, other);
+        at += odd * 2 * stride;
+        publish_bits(at, both, tag);
+        publish_bits(at + stride, both, tag);
     }
 };
 LAYOUT(Exchange, 48, AT(x, 0) AT(qkv, 8) AT(attn, 16) AT(ff, 24) AT(stride, 32) AT(partials, 40))
@@ -150,8 +161,9 @@ struct StageShape {
     int first;           // the first of them; then every `blocks`
     int pieces;          // of a pair of tiles
     int group;           // tiles whose sums are kept at a time
-    int pairs_per_pass;  // pairs of tiles that the warps multiply at a time, one segment a warp
     Divisor units, segments;
+    Divisor pairs_per_pass;  // pairs of tiles that the warps multiply at a time, one segment a warp
+    Divisor workers;         // warps that have a segment then
     Divisor piece;  // units of a tile in one piece
 };
 
@@ -184,11 +196,16 @@ struct Plan {
         return t + 1 < shapes[stage].tiles
             && place(layer, stage, t).part->ty == place(layer, stage, t + 1).part->ty;
     }
-    // Whether `is_pair` is true of every two tiles.
-    DEVICE bool is_of_one_type(int layer, int stage) const {
+    // The type of all tiles, so that `is_pair` is true of every two; or MIXED.
+    DEVICE int type_of(int layer, int stage) const {
         const Part* parts = layers[layer].parts;
-        if (stage == QKV) return parts[0].ty == parts[1].ty && parts[0].ty == parts[2].ty;
-        return stage != GATE_UP || parts[4].ty == parts[5].ty;
+        switch (stage) {
+            case QKV: return parts[0].ty == parts[1].ty && parts[0].ty == parts[2].ty ? parts[0].ty : MIXED;
+            case OUTPUT: return parts[3].ty;
+            case GATE_UP: return parts[4].ty == parts[5].ty ? parts[4].ty : MIXED;
+            case DOWN: return parts[6].ty;
+            default: return a.head.ty;
+        }
     }
 };
 
@@ -216,7 +233,8 @@ DEVICE StageShape shape_of(const StepArgs& a, int stage, int used, int block, in
     s.piece = Divisor((units + s.pieces - 1) / s.pieces);
     s.units = Divisor(units);
     s.segments = Divisor(segments);
-    s.pairs_per_pass = STEP_WARPS / segments;
+    s.pairs_per_pass = Divisor(STEP_WARPS / segments);
+    s.workers = Divisor(STEP_WARPS / segments * segments);
     // An even number, so that a group has both tiles of a pair.
     s.group = max(2, a.shared.sums_bytes / (segments * a.rows * TILE_N * 4) & ~1);
     return s;

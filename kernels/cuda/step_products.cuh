@@ -8,20 +8,32 @@
 #include "glu.cuh"
 #include "step_inputs.cuh"
 
+// `body` for the type that a matrix has, of these types. The choice stands in front of all bodies: one between each two of them
+// would be fetched from afar (bench/results/cuda.md).
+template <int T> struct OfType {
+    static constexpr int TYPE = T;
+};
+template <int T, int... OTHERS, typename Body> DEVICE void for_type(int type, const Body& body) {
+    if constexpr (sizeof...(OTHERS) > 0)
+        if (type != T) return for_type<OTHERS...>(type, body);
+    body(OfType<T>());
+}
+
 // An output of a thread, with everything that is known of it before its sum is there.
 struct Output {
     int n;        // of the whole stage; negative: none
     uint32_t at;  // its word in the vector that the stage publishes
     bool has_bias, has_up_bias;
     float bias, up_bias;
+    float up;  // power of two of ff
     const Word* residual;  // of x
     Word residual_word;    // as it was read last
 };
 
-// Chunks of a vector that a warp keeps in registers; of ff, the widest, FF_CHUNKS.
-template <bool ALONE> constexpr int KEPT_CHUNKS = ALONE ? 2 : 4;
-
+// FF_CHUNKS: of ff, the widest vector, that a warp takes at a time.
 template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
+    static constexpr int ATTENTION_CHUNKS = 4;
+
     Inputs<ALONE> inputs;
     Ring ring;
     Lane lane;
@@ -102,8 +114,8 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
     // multiplied: so a warp holds no slot while it waits, and what it does for a slot lies beside products.
     template <int T> DEVICE void multiply_pairs(const StageShape& s, const WarpWork& my, Pairs pairs) {
         const int units = s.units.by, segments = s.segments.by, piece_units = s.piece.by;
-        const Shared input = shared_address(inputs.all() + (lane.g < rows() ? lane.g : 0) * inputs.stride(s) + 16 * lane.t);
-        const Shared weights = shared_address(ring.smem);
+        const Shared input = inputs.at + (lane.g < rows() ? lane.g : 0) * inputs.stride(s) + 16 * lane.t;
+        const Shared weights = ring.memory;
         Lane at_lane = lane;
         Ring ring = this->ring;
         if (ALONE) {
@@ -148,46 +160,30 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
         }
     }
 
-    template <int ONLY> DEVICE void multiply_pairs_of(int type, const StageShape& s, const WarpWork& my, const Pairs& pairs) {
-        if (ONLY != ANY) return multiply_pairs<ONLY == ANY ? F16 : ONLY>(s, my, pairs);
-        switch (type) {
-            case F32: return multiply_pairs<F32>(s, my, pairs);
-            case Q8_0: return multiply_pairs<Q8_0>(s, my, pairs);
-            case Q4_0: return multiply_pairs<Q4_0>(s, my, pairs);
-            case Q4_1: return multiply_pairs<Q4_1>(s, my, pairs);
-            case Q5_0: return multiply_pairs<Q5_0>(s, my, pairs);
-            case Q5_1: return multiply_pairs<Q5_1>(s, my, pairs);
-            case Q4_K: return multiply_pairs<Q4_K>(s, my, pairs);
-            case Q5_K: return multiply_pairs<Q5_K>(s, my, pairs);
-            case Q6_K: return multiply_pairs<Q6_K>(s, my, pairs);
-            default: return multiply_pairs<F16>(s, my, pairs);
-        }
-    }
-
     // The products of `tiles` tiles of the stage, from `first` on, whose first piece is `piece`. Returns the
     // piece behind them.
-    template <int ONLY>
-    DEVICE int multiply_group(StageShape s, WarpWork my, int layer, int stage, int first, int tiles, int piece) {
+    template <int... TYPES>
+    DEVICE int multiply_group(StageShape s, WarpWork my, int layer, int stage, int type_of_all, int first, int tiles, int piece) {
         if (!ALONE) {
             // Nothing that follows from these is worked out before the inputs are there: registers are short.
             s.units.by = kept(s.units.by), s.segments.by = kept(s.segments.by), s.piece.by = kept(s.piece.by);
             s.pieces = kept(s.pieces), my.segment = kept(my.segment), my.pair = kept(my.pair);
         }
-        const int tile_sums = s.segments.by * rows() * TILE_N, turns = s.pairs_per_pass;
+        const int tile_sums = s.segments.by * rows() * TILE_N, turns = s.pairs_per_pass.by;
         float* to = sums() + my.segment * rows() * TILE_N + lane.g;
-        const bool one_type = ONLY != ANY || is_of_one_type(layer, stage);
+        const bool one_type = type_of_all != MIXED;
         // All pairs of one type at once, otherwise pair by pair.
         int turn = 0;
 #pragma unroll 1
         for (int t = 0; t < tiles;) {
-            int type = ONLY != ANY ? ONLY : place(layer, stage, first + t).part->ty;
+            int type = one_type ? type_of_all : place(layer, stage, first + t).part->ty;
             Pairs mine = {piece, 0, turn == my.pair, true, to + t * tile_sums, 0, tile_sums};
             if (one_type) {
-                const int pairs = (tiles + 1) / 2, last = pairs - 1 - my.pair;
+                const int pairs = (tiles + 1) / 2, last = pairs - 1 - my.pair, behind = s.pairs_per_pass.of(max(last, 0));
                 mine.piece += my.pair * s.pieces;
                 mine.step = turns * s.pieces;
-                mine.count = my.works(s) && last >= 0 ? last / turns + 1 : 0;
-                mine.last_has_other = last % turns != 0 || tiles % 2 == 0;
+                mine.count = my.works(s) && last >= 0 ? behind + 1 : 0;
+                mine.last_has_other = last != behind * turns || tiles % 2 == 0;
                 mine.to += 2 * my.pair * tile_sums;
                 mine.to_step = 2 * turns * tile_sums;
                 piece += pairs * s.pieces;
@@ -198,7 +194,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
                 t += mine.last_has_other ? 2 : 1;
                 if (++turn == turns) turn = 0;
             }
-            if (mine.count > 0) multiply_pairs_of<ONLY>(type, s, my, mine);
+            if (mine.count > 0) for_type<TYPES...>(type, [&](auto of) { multiply_pairs<decltype(of)::TYPE>(s, my, mine); });
         }
         return piece;
     }
@@ -220,7 +216,8 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
         int n = at.tile * TILE_N + column;
         if (n >= at.part->rows) return o;
         o.n = STAGE == QKV ? at.part->column + n : n;
-        o.at = row * row_words(published_columns(STAGE)) + word_index(o.n);
+        o.at = row * row_words(published_columns(STAGE)) + (STAGE == GATE_UP ? halves_index(o.n) : word_index(o.n));
+        if (STAGE == GATE_UP) o.up = layers[layer].ff_up;
         o.has_bias = at.part->bias;
         if (o.has_bias) o.bias = at.part->bias[n];
         if (PAIR == 2) {
@@ -237,16 +234,20 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
     DEVICE float total_of(const StageShape& s, int t) const {
         const int segments = s.segments.by;
         const float* from = sums() + (t * segments * rows() + row) * TILE_N + column;
+        constexpr int FEW = MAX_SEGMENTS / 2;
         float v[MAX_SEGMENTS], total = 0.0f;
 #pragma unroll
         for (int j = 0; j < MAX_SEGMENTS; j++) v[j] = j < segments ? from[j * rows() * TILE_N] : 0.0f;
 #pragma unroll
-        for (int j = 0; j < MAX_SEGMENTS; j++) total = __fadd_rn(total, v[j]);
+        for (int j = 0; j < FEW; j++) total = __fadd_rn(total, v[j]);
+        if (segments <= FEW) return total;
+#pragma unroll
+        for (int j = FEW; j < MAX_SEGMENTS; j++) total = __fadd_rn(total, v[j]);
         return total;
     }
 
     DEVICE float scaled(float total, bool has_bias, float bias) const {
-        float v = __fmul_rn(total, inputs.reduction.scales[row]);
+        float v = __fmul_rn(total, load_float(inputs.scale_at(row)));
         return has_bias ? __fadd_rn(v, bias) : v;
     }
 
@@ -263,7 +264,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
             a.exchange.publish_to_replicas(a.exchange.qkv + o.at, v, tag);
         } else if (STAGE == GATE_UP) {
             v = glu(SILU, v, scaled(total_of(s, 2 * t + 1), o.has_up_bias, o.up_bias));
-            a.exchange.publish_to_replicas(a.exchange.ff + o.at, v, tag);
+            a.exchange.publish_halves_to_replicas(a.exchange.ff + o.at, v, o.up, tag);
         } else {
             // The tag of x is so many exchanges older than the stage's own. x was last written by DOWN of
             // the layer before or by the embedding (for OUTPUT), or by OUTPUT of this layer (for DOWN).
@@ -275,7 +276,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
 
     // ---- stages ----
 
-    template <int ONLY, int STAGE> DEVICE void stage(int layer, const Input& in, uint32_t tag) {
+    template <int STAGE, int... TYPES> DEVICE void stage(int layer, const Input& in, uint32_t tag) {
         const StageShape s = shapes[STAGE];
         if (s.tiles == 0) return;
         post_block(a, in.tag);
@@ -283,11 +284,13 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
         int t = tile0;
         const WarpWork my(s, warp);
         Output o = output_at<STAGE>(s, layer, t);
-        inputs.template prepare<STAGE, STAGE == DOWN ? FF_CHUNKS : KEPT_CHUNKS<ALONE>>(s, my, in);
+        constexpr bool ONE = sizeof...(TYPES) == 1;
+        inputs.template prepare<STAGE, STAGE == DOWN ? FF_CHUNKS : ATTENTION_CHUNKS>(s, my, in);
+        const int type = ONE ? 0 : type_of(layer, STAGE);
 #pragma unroll 1
         for (int first = 0; first < s.tiles; first += s.group) {
             int tiles = min(s.group, s.tiles - first);
-            piece0 = multiply_group<ONLY>(s, my, layer, STAGE, first, tiles, piece0);
+            piece0 = multiply_group<TYPES...>(s, my, layer, STAGE, type, first, tiles, piece0);
             sync_consumers();
 #pragma unroll 1
             while (t < (first + tiles) >> PAIR_LOG) {
@@ -299,19 +302,20 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
         }
     }
 
-    template <int ONLY> DEVICE void run() {
+    // TYPES: of all matrices.
+    template <int... TYPES> DEVICE void run() {
         const Exchange& e = a.exchange;
         const int attn = a.rope.heads * a.rope.head_dim;
         uint32_t before = a.first_tag;  // tag of the exchange in front of the layer
 #pragma unroll 1
         for (int layer = 0; layer < a.n_layers; layer++, before += EXCHANGES) {
             const StepLayer& l = layers[layer];
-            stage<ONLY, QKV>(layer, {e.x, l.attn_norm, before, a.n_embd, 0.0f}, before + QKV_TAG);
-            stage<ONLY, OUTPUT>(layer, {e.attn, nullptr, before + ATTENTION_TAG, attn, l.attn_up}, before + OUTPUT_TAG);
-            stage<ONLY, GATE_UP>(layer, {e.x, l.ffn_norm, before + OUTPUT_TAG, a.n_embd, 0.0f}, before + GATE_UP_TAG);
-            stage<ONLY, DOWN>(layer, {e.ff, nullptr, before + GATE_UP_TAG, a.n_ff, l.ff_up}, before + DOWN_TAG);
+            stage<QKV, TYPES...>(layer, {e.x, l.attn_norm, before, a.n_embd, 0.0f}, before + QKV_TAG);
+            stage<OUTPUT, TYPES...>(layer, {e.attn, nullptr, before + ATTENTION_TAG, attn, l.attn_up}, before + OUTPUT_TAG);
+            stage<GATE_UP, TYPES...>(layer, {e.x, l.ffn_norm, before + OUTPUT_TAG, a.n_embd, 0.0f}, before + GATE_UP_TAG);
+            stage<DOWN, TYPES...>(layer, {e.ff, nullptr, before + GATE_UP_TAG, a.n_ff, l.ff_up}, before + DOWN_TAG);
         }
-        stage<ONLY, HEAD>(a.n_layers - 1, {e.x, a.head_norm, before, a.n_embd, 0.0f}, 0);
+        stage<HEAD, TYPES...>(a.n_layers - 1, {e.x, a.head_norm, before, a.n_embd, 0.0f}, 0);
         finish();
     }
     // What is left when all products are there: the best logits.

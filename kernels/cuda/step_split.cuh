@@ -104,31 +104,36 @@ template <int HD> struct TeamSplit {
     template <typename Keep>
     DEVICE void run(const __half* queries, int group, int last, float scale, const Keep& keep) const {
         const int there = min(last / PAGE + 1, SPLIT_PAGES);  // pages
+        const bool tall = group > 8;                          // there are rows g + 8
         float s[4][4], max[2] = {MASKED, MASKED}, sum[2] = {0.0f, 0.0f};
         if (warp < there) {
             scores(s, queries, group);
 #pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int at = warp * PAGE + 8 * n + 2 * lane.t + (i & 1);
-                    s[n][i] = at <= last ? __fmul_rn(s[n][i], scale) : MASKED;
-                    max[i >> 1] = fmaxf(max[i >> 1], s[n][i]);
-                }
-#pragma unroll
             for (int r = 0; r < 2; r++) {
+                if (r > 0 && !tall) break;
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const int at = warp * PAGE + 8 * n + 2 * lane.t + i;
+                        float& v = s[n][2 * r + i];
+                        v = __fmul_rn(v, scale);
+                        v = at <= last ? v : MASKED;
+                        max[r] = fmaxf(max[r], v);
+                    }
                 max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
                 max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
             }
         }
         if (lane.t == 0) {
             maxima.of[warp][lane.g] = max[0];
-            maxima.of[warp][lane.g + 8] = max[1];
+            if (tall) maxima.of[warp][lane.g + 8] = max[1];
         }
         sync_team(team);
         Exponentials& all = shared();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
+            if (r > 0 && !tall) break;
             int row = lane.g + 8 * r;
 #pragma unroll
             for (int p = 0; p < SPLIT_PAGES; p++) max[r] = fmaxf(max[r], maxima.of[p][row]);
@@ -147,6 +152,7 @@ template <int HD> struct TeamSplit {
         if (warp == 0) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
+                if (r > 0 && !tall) break;
                 int row = lane.g + 8 * r;
                 float total = all.sums[0][row][lane.t];
 #pragma unroll
@@ -179,10 +185,10 @@ template <int HD> struct TeamSplit {
             }
         }
 #pragma unroll
-        for (int n = 0; n < TILES; n++)
+        for (int r = 0; r < 2; r++)
+            if (lane.g + 8 * r < group)
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                if (lane.g + 8 * r < group)
+                for (int n = 0; n < TILES; n++)
                     keep(lane.g + 8 * r, first + 8 * n + 2 * lane.t, o[n][2 * r], o[n][2 * r + 1]);
     }
 };

@@ -29,6 +29,33 @@ fn wide() -> ModelConfig {
     }
 }
 
+/// Widths and heads that matrices of k-quants alone have.
+fn of_k_quants(head_dim: usize) -> ModelConfig {
+    ModelConfig {
+        n_embd: 768,
+        n_ff: 2304,
+        n_heads: 768 / head_dim,
+        head_dim,
+        rope: Rope {
+            dims: head_dim,
+            ..config(None).rope
+        },
+        ..config(None)
+    }
+}
+
+const K_QUANTS: Types = [
+    TensorType::Q4_K,
+    TensorType::Q6_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::Q4_K,
+    TensorType::Q6_K,
+];
+
 /// Head sizes with wide tiles for prompts.
 fn windowed(positions: usize) -> ModelConfig {
     ModelConfig {
@@ -73,6 +100,8 @@ fn models() -> Vec<Model> {
         of(&wide(), [TensorType::F16; 9]),
         of(&wide(), [TensorType::Q8_0; 9]),
         of(&wide(), [TensorType::F32; 9]),
+        of(&of_k_quants(64), K_QUANTS),
+        of(&of_k_quants(128), [TensorType::Q4_K; 9]),
         // Units with a bound that is too high for a common power of two of all rows.
         of(&config(None), [TensorType::F16; 9]).with_units_of(1e4),
         of(&config_without_rotations(), MIXED),

@@ -139,7 +139,7 @@ fn is_known(ty: &TensorType) -> bool {
 /// Variant of the kernel: some types have smaller kernels of their own, for models with only
 /// these types.
 fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
-    use TensorType::{F16, F32, Q4_K, Q6_K, Q8_0};
+    use TensorType::{F16, F32, Q4_K, Q5_K, Q6_K, Q8_0};
     let are_of = |known: &[TensorType]| types.iter().all(|ty| known.contains(ty));
     if config.experts.is_some() {
         return match () {
@@ -149,10 +149,11 @@ fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
         };
     }
     let common = [64, 128].contains(&config.head_dim);
-    let all = |ty| common && are_of(&[ty]);
+    let all_of = |known: &[TensorType]| common && are_of(known);
     match () {
-        () if all(F16) => "F16",
-        () if all(Q8_0) => "Q8_0",
+        () if all_of(&[F16]) => "F16",
+        () if all_of(&[Q8_0]) => "Q8_0",
+        () if all_of(&[Q4_K, Q5_K, Q6_K]) => "K",
         () => "any",
     }
 }
