@@ -20,6 +20,7 @@ fn main() {
     println!("cargo::rerun-if-changed={}", folder.display());
     for name in [
         "kernels.fatbin",
+        "delta_net.fatbin",
         "matmul_few.fatbin",
         "matmul_many.fatbin",
         "matmul_wide.fatbin",

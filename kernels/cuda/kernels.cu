@@ -4,6 +4,7 @@
 #include "embed.cu"
 #include "bound.cu"
 #include "norm.cu"
+#include "gated_rows.cu"
 #include "rope_kv.cu"
 #include "argmax.cu"
 #include "checksum.cu"

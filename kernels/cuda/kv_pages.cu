@@ -20,17 +20,19 @@ struct PageShape {
     uint32_t page;
     uint32_t half_layer;  // keys of a layer, or values
     uint32_t head;
+    uint32_t state_unit;  // of a recurrent state (delta_net.cu), of which a page has as many as fit
+    uint32_t state_rows;  // SEAL_EVERY rows of such a unit
 };
-LAYOUT(PageShape, 12, AT(page, 0) AT(half_layer, 4) AT(head, 8))
+LAYOUT(PageShape, 20, AT(page, 0) AT(half_layer, 4) AT(head, 8) AT(state_unit, 12) AT(state_rows, 16))
 
 struct SealPagesArgs {
     const uint4* pages;
     unsigned long long* sums;  // [blocks in y], added to
     PageShape shape;
     int list[PAGES_AT_ONCE];
-    int tokens[PAGES_AT_ONCE];
+    int tokens[PAGES_AT_ONCE];  // their complement for pages of states
 };
-LAYOUT(SealPagesArgs, 2080, AT(pages, 0) AT(sums, 8) AT(shape, 16) AT(list, 28) AT(tokens, 1052))
+LAYOUT(SealPagesArgs, 2088, AT(pages, 0) AT(sums, 8) AT(shape, 16) AT(list, 36) AT(tokens, 1060))
 
 struct AdoptPagesArgs {
     const uint4* theirs;
@@ -39,12 +41,18 @@ struct AdoptPagesArgs {
     PageShape shape;
     int from[PAGES_AT_ONCE];
     int to[PAGES_AT_ONCE];
-    int tokens[PAGES_AT_ONCE];
+    int tokens[PAGES_AT_ONCE];  // as above
 };
-LAYOUT(AdoptPagesArgs, 3112,
-       AT(theirs, 0) AT(ours, 8) AT(sums, 16) AT(shape, 24) AT(from, 36) AT(to, 1060) AT(tokens, 2084))
+LAYOUT(AdoptPagesArgs, 3120, AT(theirs, 0) AT(ours, 8) AT(sums, 16) AT(shape, 24) AT(from, 44) AT(to, 1068) AT(tokens, 2092))
 
-// The first position that a unit of a page belongs to.
+// The first position that a unit of a page of states belongs to. The state, and what is behind the last state, belong to the
+// last position.
+DEVICE int position_in_states(const PageShape& shape, uint32_t unit) {
+    if (unit / shape.state_unit == shape.page / shape.state_unit) return PAGE - 1;
+    return min(int(unit % shape.state_unit / shape.state_rows) * SEAL_EVERY, PAGE - 1);
+}
+
+// The same for a page of keys and values.
 DEVICE int position_of(const PageShape& shape, uint32_t unit) {
     bool is_value = unit / shape.half_layer % 2;
     uint32_t in_head = unit % shape.half_layer % shape.head;
@@ -55,6 +63,8 @@ DEVICE int position_of(const PageShape& shape, uint32_t unit) {
 // Adds the checksum of a page's first positions to `sum`, and copies them.
 template <bool COPIES>
 DEVICE void sum_of_page(const PageShape& shape, const uint4* page, uint4* to, int tokens, unsigned long long* sum) {
+    const bool is_state = tokens < 0;
+    if (is_state) tokens = ~tokens;
     uint32_t stride = gridDim.x * blockDim.x;
     uint64_t mine = 0;
     for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < shape.page; i += 4 * stride) {
@@ -63,7 +73,7 @@ DEVICE void sum_of_page(const PageShape& shape, const uint4* page, uint4* to, in
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t at = i + j * stride;
-            is_sealed[j] = at < shape.page && position_of(shape, at) < tokens;
+            is_sealed[j] = at < shape.page && (is_state ? position_in_states(shape, at) : position_of(shape, at)) < tokens;
             v[j] = is_sealed[j] ? __ldcs(page + at) : uint4{};
         }
 #pragma unroll

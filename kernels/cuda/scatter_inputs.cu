@@ -7,7 +7,9 @@
 #include "drawn_tokens.cuh"
 #include "board.cuh"
 
-constexpr int INPUTS = 11;  // rows, gather, tiles, and the page tables of each group of layers, of which there are 8 at most
+// Rows, gather, tiles; rows, sequences and pages of states; and the page tables of each group of layers, of which there are 8 at
+// most.
+constexpr int INPUTS = 14;
 
 struct ScatterInputsArgs {
     const int* from;
@@ -17,7 +19,7 @@ struct ScatterInputsArgs {
     uint32_t* board;
     uint32_t step;
 };
-LAYOUT(ScatterInputsArgs, 184, AT(from, 0) AT(to, 8) AT(words, 96) AT(before, 144) AT(board, 168) AT(step, 176))
+LAYOUT(ScatterInputsArgs, 216, AT(from, 0) AT(to, 8) AT(words, 120) AT(before, 176) AT(board, 200) AT(step, 208))
 
 extern "C" __global__ void __launch_bounds__(256) scatter_inputs(const __grid_constant__ ScatterInputsArgs a) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, part = 0;

@@ -11,8 +11,8 @@ use worker_orcd_tests::{Bystander, Worker, wait};
 const CHAT: &str = "/v1/chat/completions";
 
 /// Families with unique features: a shared expert; gpt-oss's sinks, biases of experts and clamped unit; windows,
-/// post-norms and two rotations.
-const FAMILIES: [&str; 3] = ["qwen2moe", "gpt-oss", "gemma3"];
+/// post-norms and two rotations; delta nets and gated attention.
+const FAMILIES: [&str; 4] = ["qwen2moe", "gpt-oss", "gemma3", "qwen35"];
 
 /// Mean difference of log probabilities. Activations are F16 on a card, and F32 on the CPU; where two experts are
 /// nearly equal for a token, the devices may choose differently.
@@ -74,7 +74,8 @@ fn models_compute_what_they_compute_on_the_cpu_and_go_on_behind_a_death() {
     }
 }
 
-/// Family with sinks, windows and experts; its pages hold one of two groups of layers each.
+/// Families with sinks, windows and experts, of which a page holds one of two groups of layers; and with recurrent states, which have
+/// pages of their own.
 #[test]
 fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
     let Some(card) = PlayedCuda::of_this_build() else {
@@ -82,8 +83,14 @@ fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
     };
     let folder = tempfile::tempdir().expect("a temporary directory");
     let families = written_to(folder.path());
-    let family = families.iter().find(|family| family.name == "gpt-oss");
-    let path = family.and_then(|it| it.path.as_ref()).expect("its file");
+    for name in ["gpt-oss", "qwen35"] {
+        let family = families.iter().find(|family| family.name == name);
+        adopts_from_the_dead(&card, family.expect("a family of this name"));
+    }
+}
+
+fn adopts_from_the_dead(card: &PlayedCuda, family: &Family) {
+    let path = family.path.as_ref().expect("it was written");
     // A standby computes a chunk before it is ready, which is interpreted.
     let worker = Worker::with_model(path)
         .arg("--kv-cache-size", "16MiB")

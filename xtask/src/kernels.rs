@@ -42,7 +42,7 @@ const BUILT: &str = "architectures";
 
 /// Translation units; the other files are included by them. A change recompiles only its own family of kernels. The
 /// slowest ones come first, so that none of them is compiled alone at the end.
-const UNITS: [&str; 13] = [
+const UNITS: [&str; 14] = [
     "decode_step_large",
     "decode_step_any",
     "decode_step_experts",
@@ -55,6 +55,7 @@ const UNITS: [&str; 13] = [
     "attention",
     "attention_wgmma",
     "kernels",
+    "delta_net",
     "faults",
 ];
 

@@ -16,6 +16,7 @@
 //!   logits of the draws.
 //! * [`mixture`] is a layer's mixture of experts; [`experts`] has its kernels ([`expert_way`] lists the ways of
 //!   multiplication, [`experts_wide`] is Hopper's), and [`products_few`] a kernel for products of few rows around it.
+//! * [`delta_net`] is a layer's delta net in place of attention, and [`states`] has the pages of recurrent states in a step.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`step_model`] lists the models, [`tags`] of its
 //!   exchanges, [`shared_plan`] of its blocks' memory, [`deal`] of its attention); [`graph`] records the launches of larger
 //!   ones.
@@ -39,6 +40,7 @@ mod checksum;
 mod context;
 mod deal;
 mod decode_step;
+mod delta_net;
 mod expert_arguments;
 mod expert_room;
 mod expert_way;
@@ -71,6 +73,7 @@ mod sample;
 mod scratch;
 mod shared_plan;
 mod shown_rows;
+mod states;
 mod step_model;
 mod step_queue;
 mod tables;

@@ -133,14 +133,14 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Qwen35,
         with_key: None,
         models: "Qwen3.5, 3.6 and 3.8, dense: a gated delta net in three of four layers, gated attention; blocks that predict further tokens (MTP) are not used",
-        on_cuda: false,
+        on_cuda: true,
         held_by: &["qwen35"],
     },
     Served {
         architecture: Architecture::Qwen35Moe,
         with_key: Some("expert_count"),
         models: "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B and their like: as above, with experts and one that is shared",
-        on_cuda: false,
+        on_cuda: true,
         held_by: &["qwen35moe"],
     },
 ];

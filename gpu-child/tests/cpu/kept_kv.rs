@@ -1,8 +1,8 @@
 //! Pages taken over from another process, which may still be alive: the same bits, or none.
 
 use crate::support::{
-    MIXED, Model, config, config_of_delta_nets, config_with_windows, options, page_table, pages,
-    run, tokens,
+    MIXED, Model, config, config_of_delta_nets, config_with_windows, kv_shape, options, page_table,
+    pages, parts_of, run, tokens,
 };
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -54,27 +54,6 @@ fn adopt(executor: &mut CpuExecutor, copies: &[PageCopy]) -> Vec<bool> {
     kv.adopt(OTHER, copies).expect("copied")
 }
 
-/// Parts of blocks, with a page of each group.
-fn parts_of(blocks: &[PageId], tokens: &[u32], groups: usize) -> Vec<PagePart> {
-    let pages = page_table(blocks, groups as u32);
-    let pages = pages.chunks_exact(groups).zip(tokens);
-    let parts = pages.flat_map(|(pages, &tokens)| {
-        (0..).zip(pages).map(move |(group, &page)| PagePart {
-            page,
-            group,
-            tokens,
-        })
-    });
-    parts.collect()
-}
-
-/// Groups of layers, and bytes of the KV cache.
-fn shape_of(executor: &CpuExecutor) -> (usize, u64) {
-    let geometry = executor.kv_geometry();
-    let bytes = u64::from(geometry.pages) * geometry.page_bytes;
-    (geometry.groups.count(), bytes)
-}
-
 #[test]
 fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     for config in [
@@ -85,7 +64,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
         let model = Model::random(config, MIXED);
         let tokens = tokens(120, 4);
         let mut first = sharing(&model, KV_BYTES);
-        let (groups, bytes) = shape_of(&first);
+        let (groups, bytes) = kv_shape(&first);
         let own = pages(3, 4);
         run(&mut first, &model, 0, &tokens[..112], &own);
         // The last block has 16 of its positions, of which 8 are sealed.
@@ -147,7 +126,7 @@ fn of_a_state_the_sealed_rows_are_adopted_and_no_others() {
     let tokens = tokens(32, 4);
     let (mut first, mut heir) = (sharing(&model, KV_BYTES), sharing(&model, KV_BYTES));
     let mut short = sharing(&model, KV_BYTES);
-    let (groups, bytes) = shape_of(&first);
+    let (groups, bytes) = kv_shape(&first);
     run(&mut first, &model, 0, &tokens, &[PageId(0)]);
     run(&mut short, &model, 0, &tokens[..8], &[PageId(0)]);
     let parts = parts_of(&[PageId(0)], &[8], groups);

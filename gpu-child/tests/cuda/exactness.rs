@@ -4,10 +4,12 @@
 use crate::support::laws::{self, assert_same};
 use crate::support::{
     MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_gemma,
-    config_of_gpt_oss, config_with_temperature, config_with_windows, config_without_rotations,
-    pages, step, tokens,
+    config_of_delta_nets, config_of_delta_nets_and_experts, config_of_gpt_oss,
+    config_of_large_delta_nets, config_with_temperature, config_with_windows,
+    config_without_rotations, page_table, pages, step, step_with_tables, tokens,
 };
 use crate::{load, load_with, options};
+use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::TensorType;
@@ -115,6 +117,7 @@ fn models() -> Vec<Model> {
         of(&with_sinks(64, 128), [TensorType::F16; 9]),
         of(&with_sinks(64, 200), [TensorType::MXFP4; 9]),
         of(&with_sinks(256, 40), [TensorType::Q8_0; 9]),
+        of(&config_of_delta_nets(), MIXED),
     ]
 }
 
@@ -294,12 +297,77 @@ const MIXED_WIDE: Types = [
     TensorType::BF16,
 ];
 
+/// Chunks, neighbours, and pages that held states before.
+fn states_keep_the_law(model: &Model, tokens: &[TokenId], chunks: &[usize], lengths: &[usize]) {
+    let (executor, config) = (&mut load(model), &model.config);
+    let what = format!("{:?}", config.delta_net);
+    let expected = alone(executor, config, tokens, 1);
+    laws::chunks_do_not_change_a_bit(executor, config, tokens, &expected, chunks, &what);
+    let (batches, compared) = (1..=lengths.len(), lengths.len());
+    laws::neighbours_do_not_change_a_bit(executor, config, lengths, batches, compared, &what);
+    // Each page has held another group of another block.
+    let groups = executor.kv_geometry().groups.count() as u32;
+    let blocks = pages(1, tokens.len().div_ceil(32) as u32);
+    let mut table = page_table(&blocks, groups);
+    table.iter_mut().for_each(|page| page.0 -= 1);
+    let mut watch = Watch::new(1, config);
+    for (first, tokens) in (0..).step_by(33).zip(tokens.chunks(33)) {
+        let share = Share {
+            request: 0,
+            tokens,
+            first,
+            pages: &blocks,
+        };
+        let tables = [table.clone()];
+        step_with_tables(executor, &[share], &tables, &mut watch).expect("a step");
+    }
+    assert_same(&expected, &watch.seen[0], &format!("{what} in used pages"));
+}
+
+/// Few positions, for an interpreter of the kernels.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_state_keeps_the_law_from_block_to_block() {
+    let config = ModelConfig {
+        n_embd: 64,
+        n_ff: 64,
+        n_heads: 2,
+        n_kv_heads: 1,
+        ..config_of_delta_nets()
+    };
+    let model = Model::random(config, [TensorType::F16; 9]);
+    states_keep_the_law(&model, &tokens(40, 1), &[33, 40], &[31, 1]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn states_of_large_heads_and_beside_experts_keep_the_law() {
+    let large = Model::random(config_of_large_delta_nets(), [TensorType::Q8_0; 9]);
+    let experts = Model::random(config_of_delta_nets_and_experts(), MIXED);
+    for model in [large, experts] {
+        let chunks = [2, 7, 31, 32, 33, 64, 65, 128, 200, 300];
+        let lengths = [1, 2, 31, 32, 33, 63, 64, 65, 95, 17, 5, 9, 70, 44];
+        states_keep_the_law(&model, &tokens(300, 1), &chunks, &lengths);
+        let (executor, config) = (&mut load(&model), &model.config);
+        laws::prefill_beside_decoding_does_not_change_a_bit(executor, config);
+        laws::pages_of_another_request_serve_an_equal_prefix(executor, config);
+        laws::drafts_do_not_change_a_bit(executor, config);
+    }
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn pages_behind_windows_do_not_change_a_bit() {
     let windowed = windowed(40);
     let sinks = with_sinks(64, 40);
-    let models = [config(Some(40)), config_with_windows(40), windowed, sinks];
+    let models = [
+        config(Some(40)),
+        config_with_windows(40),
+        windowed,
+        sinks,
+        config_of_delta_nets(),
+        config_of_large_delta_nets(),
+    ];
     let models = models.map(|config| Model::random(config, [TensorType::F16; 9]));
     for model in models
         .into_iter()

@@ -1,6 +1,8 @@
 //! Pages that a process took over from another, which may still be alive: the same bits, or no pages.
 
-use crate::support::{MIXED, Model, config, pages, run, tokens};
+use crate::support::{
+    MIXED, Model, config, config_of_delta_nets, kv_shape, page_table, pages, parts_of, run, tokens,
+};
 use crate::{load_with, options};
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
@@ -66,55 +68,84 @@ fn copy(from: u32, to: PageId, checksum: u128) -> PageCopy {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
-    let model = Model::random(config(None), MIXED);
+    adopted_pages_compute_the_same_bits(&Model::random(config(None), MIXED), KV_BYTES);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn adopted_states_compute_the_same_bits_and_changed_ones_are_refused() {
+    let model = Model::random(config_of_delta_nets(), MIXED);
+    adopted_pages_compute_the_same_bits(&model, 8 * KV_BYTES);
+}
+
+/// Bytes of a KV cache with room for 80 blocks.
+fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
     let tokens = tokens(120, 4);
-    let mut first = sharing(&model, KV_BYTES, Role::Active);
+    let mut first = sharing(model, kv_bytes, Role::Active);
+    let (groups, bytes) = kv_shape(&first);
     let own = pages(3, 4);
-    run(&mut first, &model, 0, &tokens[..112], &own);
-    let sums = seals(&mut first, &own[..3]);
-    let expected = run(&mut first, &model, 112, &tokens[112..], &own);
-    assert_eq!(seals(&mut first, &own[..3]), sums, "written behind them");
+    run(&mut first, model, 0, &tokens[..112], &own);
+    // The last block has 16 of its positions, of which 8 are sealed.
+    let parts = parts_of(&own, &[32, 32, 32, 8], groups);
+    let sums = seals_of(&mut first, &parts);
+    let expected = run(&mut first, model, 112, &tokens[112..], &own);
+    assert_eq!(seals_of(&mut first, &parts), sums, "written behind them");
 
     // Of any size, and with its own memory before its promotion.
-    let mut heir = sharing(&model, 2 * KV_BYTES, Role::Standby);
-    let [warm, unused] = seals(&mut heir, &[PageId(0), PageId(70)])[..] else {
+    let mut heir = sharing(model, 2 * kv_bytes, Role::Standby);
+    let unused = PageId(70 * groups as u32);
+    let [warm, zero] = seals(&mut heir, &[PageId(0), unused])[..] else {
         panic!("two pages");
     };
-    assert_eq!(warm, unused, "nothing is left of warming up");
+    assert_eq!(warm, zero, "nothing is left of warming up");
     let other = shared_by(&mut first);
     custody(&mut heir)
-        .attach(OTHER, other, KV_BYTES)
+        .attach(OTHER, other, bytes)
         .expect("attached");
     let places = pages(40, 4);
-    let copies: Vec<_> = (own.iter().zip(&sums).zip(&places))
-        .map(|((page, &sum), &to)| copy(page.0, to, sum))
+    let there = page_table(&places, groups as u32);
+    let copies: Vec<_> = (parts.iter().zip(&sums).zip(&there))
+        .map(|((part, &checksum), &to)| PageCopy {
+            from: part.page.0,
+            to,
+            group: part.group,
+            tokens: part.tokens,
+            checksum,
+        })
         .collect();
     heir.promote().expect("promoted");
     assert_eq!(
         custody(&mut heir).adopt(OTHER, &copies).expect("copied"),
-        [true; 3]
+        vec![true; 4 * groups]
     );
-    assert_eq!(seals(&mut heir, &places[..3]), sums, "wherever they lie");
-    run(&mut heir, &model, 96, &tokens[96..112], &places);
-    let seen = run(&mut heir, &model, 112, &tokens[112..], &places);
+    let parts_there: Vec<_> = (parts.iter().zip(&there))
+        .map(|(part, &page)| PagePart { page, ..*part })
+        .collect();
+    assert_eq!(seals_of(&mut heir, &parts_there), sums, "wherever they lie");
+    run(&mut heir, model, 104, &tokens[104..112], &places);
+    let seen = run(&mut heir, model, 112, &tokens[112..], &places);
     assert_eq!(seen, expected);
 
     // The first process lives, and overwrites its sealed pages.
-    run(&mut first, &model, 0, &tokens[10..42], &own[1..2]);
-    let nowhere = copy(u32::MAX, PageId(60), sums[0]);
-    let part = PageCopy {
-        group: 0,
-        tokens: 8,
-        to: PageId(61),
-        ..copies[0]
+    run(&mut first, model, 0, &tokens[10..42], &own[1..2]);
+    let (intact, changed) = (copies[0], copies[groups]);
+    let nowhere = PageCopy {
+        from: u32::MAX,
+        to: PageId(60 * groups as u32),
+        ..intact
     };
-    let again = [copies[0], copies[1], copies[2], nowhere, part];
-    let intact = custody(&mut heir).adopt(OTHER, &again).expect("copied");
-    assert_eq!(intact, [true, false, true, false, false]);
-    let [refused, unused] = seals(&mut heir, &[places[1], PageId(70)])[..] else {
+    let part = PageCopy {
+        tokens: 16,
+        to: PageId(61 * groups as u32),
+        ..intact
+    };
+    let again = [intact, changed, copies[2 * groups], nowhere, part];
+    let found = custody(&mut heir).adopt(OTHER, &again).expect("copied");
+    assert_eq!(found, [true, false, true, false, false]);
+    let [refused, zero] = seals(&mut heir, &[changed.to, unused])[..] else {
         panic!("two pages");
     };
-    assert_eq!(refused, unused, "a page that was refused is zero again");
+    assert_eq!(refused, zero, "a page that was refused is zero again");
     let before = heir.memory();
     custody(&mut heir).release(OTHER);
     assert_eq!(heir.memory().kv_capacity_bytes, before.kv_capacity_bytes);
@@ -122,6 +153,45 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
         .adopt(OTHER, &copies[..1])
         .expect("nothing");
     assert_eq!(gone, [false]);
+}
+
+/// Of a page of a state, the rows of sealed positions.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn of_a_state_the_sealed_rows_are_adopted_and_no_others_on_a_card() {
+    let model = Model::random(config_of_delta_nets(), MIXED);
+    let tokens = tokens(32, 4);
+    let (mut first, mut heir, mut short) = {
+        let load = || sharing(&model, KV_BYTES, Role::Active);
+        (load(), load(), load())
+    };
+    let (groups, bytes) = kv_shape(&first);
+    let block = [PageId(0)];
+    for sealed in [8, 16, 24] {
+        run(&mut first, &model, 0, &tokens, &block);
+        run(&mut short, &model, 0, &tokens[..sealed], &block);
+        let parts = parts_of(&block, &[sealed as u32], groups);
+        let sums = seals_of(&mut first, &parts);
+        assert_eq!(sums, seals_of(&mut short, &parts));
+        let other = shared_by(&mut first);
+        custody(&mut heir)
+            .attach(OTHER, other, bytes)
+            .expect("attached");
+        let copies: Vec<_> = (parts.iter().zip(sums))
+            .map(|(part, checksum)| PageCopy {
+                from: part.page.0,
+                to: part.page,
+                group: part.group,
+                tokens: part.tokens,
+                checksum,
+            })
+            .collect();
+        let intact = custody(&mut heir).adopt(OTHER, &copies).expect("copied");
+        assert_eq!(intact, vec![true; groups]);
+        let whole = parts_of(&block, &[32], groups);
+        assert_eq!(seals_of(&mut heir, &whole), seals_of(&mut short, &whole));
+        custody(&mut heir).release(OTHER);
+    }
 }
 
 #[test]

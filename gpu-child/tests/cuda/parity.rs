@@ -8,11 +8,12 @@
 use crate::load;
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_with_temperature, config_with_windows, config_without_rotations,
-    tokens,
+    Model, alone, config, config_of_delta_nets, config_of_large_delta_nets,
+    config_with_temperature, config_with_windows, config_without_rotations, tokens,
 };
 use worker_orcd_gpu::device::Executor;
-use worker_orcd_gpu::model::ModelConfig;
+use worker_orcd_gpu::model::{DeltaNetConfig, ModelConfig};
+use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
 
@@ -102,6 +103,39 @@ fn norms_behind_blocks_two_rotations_and_scales_agree() {
     for chunk in [1, 33, 200] {
         let model = Model::like_gemma([TensorType::F16; 9]);
         model_is_close(&model, "F16", 200, chunk);
+    }
+}
+
+/// From the first block of a state to the third, in both orders of heads.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn delta_nets_and_gated_attention_agree_with_the_references() {
+    for order in [HeadOrder::Tiled, HeadOrder::Grouped] {
+        let mut config = config_of_delta_nets();
+        config.delta_net.as_mut().expect("delta nets").order = order;
+        assert_close(config, [TensorType::F16; 9], 70, 33);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn delta_nets_of_each_size_agree() {
+    let small = config_of_delta_nets();
+    let small_net = small.delta_net.expect("delta nets");
+    let of = |head_dim, kernel, v_heads| ModelConfig {
+        delta_net: Some(DeltaNetConfig {
+            head_dim,
+            kernel,
+            v_heads,
+            ..small_net
+        }),
+        ..small.clone()
+    };
+    let configs = [of(16, 2, 3), of(64, 8, 9), config_of_large_delta_nets()];
+    for config in configs {
+        for chunk in [1, 33, 200] {
+            assert_close(config.clone(), [TensorType::F16; 9], 200, chunk);
+        }
     }
 }
 

@@ -64,6 +64,38 @@ pub fn config_of_delta_nets() -> ModelConfig {
     }
 }
 
+/// The same with heads as large as those of Qwen3.5, and three heads of values for each head of keys.
+pub fn config_of_large_delta_nets() -> ModelConfig {
+    let small = config_of_delta_nets();
+    let net = small.delta_net.expect("delta nets");
+    ModelConfig {
+        n_embd: 512,
+        n_heads: 4,
+        n_kv_heads: 1,
+        head_dim: 256,
+        attention_scale: 1.0 / 16.0,
+        rope: Rope {
+            dims: 64,
+            ..small.rope.clone()
+        },
+        delta_net: Some(DeltaNetConfig {
+            head_dim: 128,
+            k_heads: 2,
+            v_heads: 6,
+            ..net
+        }),
+        ..small
+    }
+}
+
+/// Delta nets and experts, one of them shared.
+pub fn config_of_delta_nets_and_experts() -> ModelConfig {
+    ModelConfig {
+        experts: config_of_experts().experts,
+        ..config_of_delta_nets()
+    }
+}
+
 /// Like SmolLM3, but with RoPE in two of four layers: every second layer does not rotate queries and keys.
 pub fn config_without_rotations() -> ModelConfig {
     ModelConfig {

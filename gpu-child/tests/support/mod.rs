@@ -9,7 +9,8 @@ pub use configs::*;
 use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
-    Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
+    Batch, Checkpoint, Executor, LoadOptions, PageId, PagePart, SampleWork, SequenceWork, Source,
+    Tap,
 };
 use worker_orcd_gpu::model::{
     Attention, DeltaNet, Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Layer, Linear,
@@ -556,6 +557,27 @@ pub fn page_table(blocks: &[PageId], groups: u32) -> Vec<PageId> {
         .iter()
         .map(|block| block.0 * groups..(block.0 + 1) * groups);
     pages.flatten().map(PageId).collect()
+}
+
+/// Parts of blocks, with a page of each group.
+pub fn parts_of(blocks: &[PageId], tokens: &[u32], groups: usize) -> Vec<PagePart> {
+    let pages = page_table(blocks, groups as u32);
+    let pages = pages.chunks_exact(groups).zip(tokens);
+    let parts = pages.flat_map(|(pages, &tokens)| {
+        (0..).zip(pages).map(move |(group, &page)| PagePart {
+            page,
+            group,
+            tokens,
+        })
+    });
+    parts.collect()
+}
+
+/// Groups of pages, and bytes of the KV cache.
+pub fn kv_shape(executor: &impl Executor) -> (usize, u64) {
+    let geometry = executor.kv_geometry();
+    let bytes = u64::from(geometry.pages) * geometry.page_bytes;
+    (geometry.groups.count(), bytes)
 }
 
 /// Runs one step with these page tables for the shares.

@@ -98,14 +98,22 @@ impl StateLayout {
         (layers * self.units).div_ceil(self.per_page)
     }
 
+    /// Index of a layer's first unit among those of all layers.
+    ///
+    /// # Panics
+    /// If the layer has no state.
+    #[must_use]
+    pub fn first_unit(&self, layer: usize) -> usize {
+        self.layers[layer].expect("a layer with a state") * self.units
+    }
+
     /// Place of a unit of a layer.
     ///
     /// # Panics
     /// If the layer has no state.
     #[must_use]
     pub fn place(&self, layer: usize, unit: usize) -> UnitPlace {
-        let layer = self.layers[layer].expect("a layer with a state");
-        let at = layer * self.units + unit;
+        let at = self.first_unit(layer) + unit;
         UnitPlace {
             group: self.first_group + at / self.per_page,
             index: at % self.per_page,

@@ -78,6 +78,15 @@ layout! {
         pub unused: i32,
     }
 
+    pub struct GatedRowsArgs in "gated_rows.cu" {
+        pub rows: RowArgs,
+        pub gates: DevicePtr<f32>,
+        pub stride: i32,
+        pub head_dim: i32,
+        pub head_stride: i32,
+        pub unused: i32,
+    }
+
     pub struct Part in "common.cuh" {
         pub weight: DevicePtr<u8>,
         pub bias: DevicePtr<f32>,
@@ -135,6 +144,12 @@ layout! {
         pub eps: f32,
     }
 
+    pub struct RopeRowsArgs in "rope_kv.cu" {
+        pub rope: RopeArgs,
+        pub per_query: i32,
+        pub clears: i32,
+    }
+
     #[derive(PartialEq, Eq)]
     pub struct Tile in "attention.cuh" {
         pub row0: i32,
@@ -184,6 +199,8 @@ layout! {
         pub page: u32,
         pub half_layer: u32,
         pub head: u32,
+        pub state_unit: u32,
+        pub state_rows: u32,
     }
 
     pub struct SealPagesArgs in "kv_pages.cu" {

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::headers::constant;
 use super::kernels::{BoundArgs, Geometry, Kernel, Module, Part};
 use super::memory::{Arena, DevicePtr, Purpose, download};
-use super::weights::{Layer, Linear, Vector, Weights, attention_of, units};
+use super::weights::{Layer, Linear, Vector, Weights, units};
 use crate::model::{FeedForward, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::Activation;
@@ -124,7 +124,7 @@ impl Powers {
 /// Matrices with bounded outputs, and the norm of their input.
 struct Bounded<'a> {
     norm: &'a Vector,
-    /// One matrix, or gate and up. Empty in a layer without a dense gated unit.
+    /// One matrix, or gate and up. Empty in a layer without attention, or without a dense gated unit.
     linears: &'a [Linear],
 }
 
@@ -151,7 +151,8 @@ impl Bounded<'_> {
     }
 }
 
-/// V, and the dense gated unit: in a mixture of experts, the shared expert.
+/// V of attention, and the dense gated unit: in a mixture of experts, the shared expert. Rows behind a delta net have a power of
+/// their own: the launch that makes them has all of a row anyway.
 fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
     let unit: &[Linear] = match &layer.feed_forward {
         FeedForward::Dense(unit) => &unit.gate_up,
@@ -160,11 +161,11 @@ fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
             None => &[],
         },
     };
-    let [_, _, values] = &attention_of(layer).qkv;
+    let attention = layer.attention();
     [
         Bounded {
             norm: &layer.attn_norm,
-            linears: std::slice::from_ref(values),
+            linears: attention.map_or(&[], |it| std::slice::from_ref(&it.qkv[2])),
         },
         Bounded {
             norm: &layer.ffn_norm,

@@ -1,7 +1,7 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up), for models without windows, sinks, norms after
+//! bulk copies (compute capability 9 and up), for models without windows, sinks, gates, delta nets, norms after
 //! blocks, a scale of the embedding, or an activation other than SiLU. A model with experts has a kernel of its own
 //! (`step_experts.cuh`), for one sequence, without a shared expert and biases of experts. It gives the same bits as the
 //! launches of [`forward`](super::forward); only time differs.

@@ -6,20 +6,25 @@
 use super::board::Stage;
 use super::bounds::{Power, Powers};
 use super::context::Context;
+use super::delta_net;
 use super::experts::Experts;
 use super::head;
 use super::headers::constant;
-use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs};
+use super::kernels::{
+    AttentionArgs, EmbedArgs, GatedRowsArgs, Geometry, Kernel, MergeArgs, RopeArgs, RopeRowsArgs,
+    RowArgs,
+};
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output, Scale};
 use super::memory::{DevicePtr, read};
 use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS, row_geometry};
 use super::plan::Plan;
+use super::products_few::FewProducts;
 use super::scratch::{Buffers, Scratch};
 use super::weights::{Attention, GatedUnit, Layer, Linear, Vector, Weights, attention_of, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
-use crate::model::{FeedForward, ModelConfig};
+use crate::model::{FeedForward, Mixer, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
@@ -55,7 +60,7 @@ impl Forward<'_> {
     pub fn pass(&self, plan: &Plan<'_>) -> Result<(), Fault> {
         self.embed(plan)?;
         for (index, layer) in self.weights.tensors.layers.iter().enumerate() {
-            self.attention_block(plan, index, layer)?;
+            self.mixer(plan, index, layer)?;
             self.feed_forward(plan.rows.len(), index, layer)?;
         }
         let rows = plan.drawing.len();
@@ -95,34 +100,58 @@ impl Forward<'_> {
         unsafe { self.ops.embed.launch(self.context, geometry, &arguments) }
     }
 
-    pub fn attention_block(
+    /// Runs a layer's attention or delta net.
+    pub fn mixer(&self, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<(), Fault> {
+        match &layer.mixer {
+            Mixer::Attention(attention) => self.attention_block(plan, index, (layer, attention)),
+            Mixer::DeltaNet(net) => delta_net::run(self, plan, index, (layer, net)),
+        }
+    }
+
+    fn attention_block(
         &self,
         plan: &Plan<'_>,
         index: usize,
-        layer: &Layer,
+        (layer, attention): (&Layer, &Attention),
     ) -> Result<(), Fault> {
         let (config, buffers) = (self.config, &self.buffers);
-        let rows = plan.rows.len();
-        let q_width = config.n_heads * config.head_dim;
-        let attention = attention_of(layer);
+        let (rows, width) = (plan.rows.len(), config.heads_width());
         let norm = self.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
         let qkv = Output::stored(buffers.qkv, self.scratch.sizes.qkv);
-        self.make_and_project(&self.ops.rmsnorm, norm, &attention.qkv, qkv)?;
+        self.make_and_project(&self.ops.rmsnorm, norm, &[(&attention.qkv, qkv)])?;
         self.rope_and_append_kv(rows, index, attention)?;
         self.attention(plan, index)?;
         let attn = RowArgs {
             up: self.powers.attention(index).up(),
-            ..self.row_arguments(rows, buffers.attn, q_width, Stage::Output.of(index))
+            ..self.row_arguments(rows, buffers.attn, width, Stage::Output.of(index))
         };
         let post_norm = layer.attn_post_norm.as_ref();
-        let output = self.end_of_block(post_norm);
-        let kernel = &self.ops.scale_bounded_rows;
-        self.make_and_project(kernel, attn, &[attention.output], output)?;
+        let (linears, output) = ([attention.output], self.end_of_block(post_norm));
+        if config.gates_attention {
+            self.make_gated_input(&self.ops.gate_bounded_rows, &self.gated_by_queries(attn))?;
+            self.project(rows, &linears, width, output)?;
+        } else {
+            let kernel = &self.ops.scale_bounded_rows;
+            self.make_and_project(kernel, attn, &[(&linears, output)])?;
+        }
         self.add_norm(rows, post_norm, Stage::GateUp.of(index))
     }
 
+    /// Arguments for attention's output with the gates that follow the queries of each head.
+    fn gated_by_queries(&self, rows: RowArgs) -> GatedRowsArgs {
+        let head_dim = self.config.head_dim;
+        GatedRowsArgs {
+            rows,
+            gates: self.buffers.qkv.add(head_dim),
+            stride: self.scratch.sizes.qkv as i32,
+            head_dim: head_dim as i32,
+            head_stride: 2 * head_dim as i32,
+            unused: 0,
+        }
+    }
+
     /// Destination of a block's last product: the residual stream, or `ff` if a norm follows.
-    fn end_of_block(&self, post_norm: Option<&Vector>) -> Output {
+    pub fn end_of_block(&self, post_norm: Option<&Vector>) -> Output {
         let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
         match post_norm {
             None => Output::added(buffers.x, n_embd),
@@ -132,7 +161,12 @@ impl Forward<'_> {
     }
 
     /// Adds `ff` to the residual stream through the norm after the block, if any. `next` is the stage after the block.
-    fn add_norm(&self, rows: usize, post_norm: Option<&Vector>, next: u32) -> Result<(), Fault> {
+    pub fn add_norm(
+        &self,
+        rows: usize,
+        post_norm: Option<&Vector>,
+        next: u32,
+    ) -> Result<(), Fault> {
         let Some(weight) = post_norm else {
             return Ok(());
         };
@@ -144,22 +178,30 @@ impl Forward<'_> {
         self.make_input(&self.ops.add_norm, &arguments)
     }
 
-    /// Makes an input and multiplies it; in one launch for very few rows, unless the whole step is one.
-    fn make_and_project(
+    /// Makes an input for products, each of up to three linears. For very few rows a launch makes the input and multiplies it,
+    /// unless the whole step is one.
+    pub fn make_and_project(
         &self,
         kernel: &Kernel<RowArgs>,
         input: RowArgs,
-        linears: &[Linear],
-        output: Output,
+        products: &[(&[Linear], Output)],
     ) -> Result<(), Fault> {
         let (rows, cols) = (input.rows as usize, input.cols as usize);
         let few = self.experts.map(|experts| &experts.few);
-        if let Some(few) = few.filter(|few| few.takes(linears, rows)) {
-            // SAFETY: as for `make_input` and `project`.
-            return unsafe { few.run(self.context, self.weights, linears, input, output) };
+        let takes =
+            |few: &&FewProducts| products.iter().all(|(linears, _)| few.takes(linears, rows));
+        if let Some(few) = few.filter(takes) {
+            for (linears, output) in products {
+                // SAFETY: as for `make_input` and `project`.
+                unsafe { few.run(self.context, self.weights, linears, input, *output) }?;
+            }
+            return Ok(());
         }
         self.make_input(kernel, &input)?;
-        self.project(rows, linears, cols, output)
+        for (linears, output) in products {
+            self.project(rows, linears, cols, *output)?;
+        }
+        Ok(())
     }
 
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
@@ -259,6 +301,23 @@ impl Forward<'_> {
         unsafe { kernel.launch(self.context, geometry, arguments) }
     }
 
+    /// Converts F32 rows times their gates to the input of the next matmul.
+    pub fn make_gated_input(
+        &self,
+        kernel: &Kernel<GatedRowsArgs>,
+        arguments: &GatedRowsArgs,
+    ) -> Result<(), Fault> {
+        let RowArgs { rows, cols, .. } = arguments.rows;
+        // SAFETY: as for `make_input`; each row has gates for all its columns.
+        unsafe {
+            kernel.launch(
+                self.context,
+                row_geometry(rows as usize, cols as usize),
+                arguments,
+            )
+        }
+    }
+
     /// Computes the gated linear unit of gate and up of `act` into `gated`.
     fn project_pair(&self, rows: usize, gate_up: &[Linear; 2], power: Power) -> Result<(), Fault> {
         let output = Output {
@@ -327,8 +386,12 @@ impl Forward<'_> {
         index: usize,
         attention: &Attention,
     ) -> Result<(), Fault> {
-        let arguments = self.rope_arguments(index, Some(attention));
         let config = self.config;
+        let arguments = RopeRowsArgs {
+            rope: self.rope_arguments(index, Some(attention)),
+            per_query: if config.gates_attention { 2 } else { 1 },
+            clears: i32::from(config.delta_net.is_some()),
+        };
         let heads = config.n_heads + 2 * config.n_kv_heads;
         // A warp per head for heads with norms, else a thread per pair of columns.
         let threads = match attention.q_norm.is_some() || attention.k_norm.is_some() {

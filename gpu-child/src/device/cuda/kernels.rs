@@ -5,9 +5,9 @@
 use super::architectures::{self, ComputeCapability};
 pub use super::arguments::{
     AdoptPagesArgs, ArgmaxArgs, AttentionArgs, BoundArgs, ChecksumArgs, DrawnTokens, EmbedArgs,
-    INPUTS, KvArgs, MatmulArgs, MergeArgs, PAGES_AT_ONCE, PageShape, Part, RepackArgs, RopeArgs,
-    Row, RowArgs, SEAL_EVERY, SampleArgs, SampleRow, ScatterInputsArgs, SealPagesArgs, Tile,
-    TokensToHostArgs, WideArgs,
+    GatedRowsArgs, INPUTS, KvArgs, MatmulArgs, MergeArgs, PAGES_AT_ONCE, PageShape, Part,
+    RepackArgs, RopeArgs, RopeRowsArgs, Row, RowArgs, SEAL_EVERY, SampleArgs, SampleRow,
+    ScatterInputsArgs, SealPagesArgs, Tile, TokensToHostArgs, WideArgs,
 };
 use super::context::{Context, check};
 use cudarc::driver::sys::{
@@ -37,8 +37,9 @@ macro_rules! fatbin {
 }
 
 /// Compiled kernels, one file per translation unit of `kernels/cuda`.
-static FATBINS: [(&str, &Aligned<[u8]>); 12] = [
+static FATBINS: [(&str, &Aligned<[u8]>); 13] = [
     fatbin!("kernels"),
+    fatbin!("delta_net"),
     fatbin!("matmul_few"),
     fatbin!("matmul_many"),
     fatbin!("matmul_wide"),

@@ -4,8 +4,10 @@ use super::context::Context;
 use super::headers::constant;
 use super::kernels::KvArgs;
 use super::memory::{Arena, DevicePtr, Purpose, Taken, clear};
+use super::states::{PageGroups, StatePages};
 use crate::device::common::kv::{KvLayout, KvShape, PAGE_TOKENS};
 use crate::device::common::layer_groups::Place;
+use crate::device::common::states::{HALVES, StateLayout};
 use crate::device::{KvGeometry, PageId};
 use worker_orcd_ipc::{Fault, Role};
 
@@ -120,6 +122,17 @@ impl KvCache {
         self.layout.geometry(self.pages)
     }
 
+    #[must_use]
+    pub fn page_groups(&self) -> PageGroups {
+        page_groups(&self.layout)
+    }
+
+    /// Layout of recurrent states, if the model has any.
+    #[must_use]
+    pub fn state_layout(&self) -> Option<&StateLayout> {
+        self.layout.states.as_ref()
+    }
+
     /// First byte of a page.
     #[must_use]
     pub fn page(&self, page: PageId) -> DevicePtr<u8> {
@@ -154,5 +167,33 @@ impl KvCache {
             layer_offset: index as u64 * self.layer_halves(),
             tables: tables(group),
         }
+    }
+
+    /// The units of a layer with a state. `tables`: pages of states, by block and group.
+    ///
+    /// # Panics
+    /// If the layer has no state.
+    #[must_use]
+    pub fn states(&self, layer: usize, tables: DevicePtr<i32>) -> StatePages {
+        let states = self.state_layout().expect("layers with a state");
+        let floats = self.shape().page() / HALVES;
+        StatePages {
+            pages: self.arena.at(0, self.pages as usize * floats),
+            page_stride: floats as u64,
+            tables,
+            groups: states.groups() as i32,
+            first: states.first_unit(layer) as i32,
+            per_page: states.per_page() as i32,
+            unit: states.unit().floats() as i32,
+        }
+    }
+}
+
+/// Groups of pages of a layout.
+#[must_use]
+pub fn page_groups(layout: &KvLayout) -> PageGroups {
+    PageGroups {
+        attention: layout.groups.groups().count(),
+        states: layout.states.as_ref().map_or(0, StateLayout::groups),
     }
 }

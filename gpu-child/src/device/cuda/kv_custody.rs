@@ -13,10 +13,12 @@ use super::kernels::{
 use super::kv::KvCache;
 use super::memory::{Arena, Pinned, Purpose, download, fetch};
 use crate::device::common::kv::PAGE_TOKENS;
+use crate::device::common::states::{HALVES, StateLayout};
 use crate::device::{KvCustody, PageCopy, PageId, PagePart};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use worker_orcd_ipc::{Fault, Generation};
+use worker_orcd_kernels::cpu::DeltaUnit;
 
 const THREADS: u32 = 256;
 /// Loads in flight per thread.
@@ -80,7 +82,8 @@ impl KvSharing {
         let places = arguments.list.iter_mut().zip(&mut arguments.tokens);
         for ((page, tokens), part) in places.zip(self.waiting.drain(..count)) {
             assert!(part.page.0 < kv.pages(), "a page of this cache");
-            (*page, *tokens) = (part.page.0 as i32, part.tokens as i32);
+            *page = part.page.0 as i32;
+            *tokens = tokens_of(kv, part.group, part.tokens);
         }
         self.sums.clear(context)?;
         // SAFETY: a sum for each page, which lie in the cache; the pinned place is read only once the event
@@ -122,7 +125,7 @@ impl KvSharing {
                 assert!(copy.to.0 < kv.pages(), "a page of this cache");
                 arguments.from[at] = copy.from as i32;
                 arguments.to[at] = copy.to.0 as i32;
-                arguments.tokens[at] = copy.tokens as i32;
+                arguments.tokens[at] = tokens_of(kv, copy.group, copy.tokens);
             }
             // SAFETY: a sum for each page, which lie in both caches. Sums of seals were fetched before in stream
             // order.
@@ -252,13 +255,26 @@ fn is_part(tokens: u32) -> bool {
     (1..=PAGE_TOKENS).contains(&tokens) && tokens.is_multiple_of(SEAL_EVERY)
 }
 
+/// Positions of a page, as the kernels get them: the complement for a page of states.
+fn tokens_of(kv: &KvCache, group: u32, tokens: u32) -> i32 {
+    match (group as usize) < kv.page_groups().attention {
+        true => tokens as i32,
+        false => !(tokens as i32),
+    }
+}
+
 fn shape(kv: &KvCache) -> PageShape {
     let shape = kv.shape();
     let units = |halves: usize| (halves / UNIT) as u32;
+    let of_state = kv.state_layout().map(StateLayout::unit);
+    let of_state =
+        |floats: fn(&DeltaUnit) -> usize| of_state.map_or(0, |it| units(HALVES * floats(it)));
     PageShape {
         page: units(shape.page()),
         half_layer: units(shape.half_layer()),
         head: units(shape.head()),
+        state_unit: of_state(DeltaUnit::floats),
+        state_rows: of_state(|unit| SEAL_EVERY * unit.row()),
     }
 }
 

@@ -27,7 +27,7 @@ pub fn begin(
         .attention_wide
         .is_some()
         .then_some(multiprocessors);
-    let groups = executor.kv.geometry().groups.count();
+    let groups = executor.kv.page_groups();
     let plan = Plan::new(batch, &executor.config, groups, requests, wide_on);
     let (context, scatter_inputs) = (&executor.context, &executor.ops.scatter_inputs);
     let inputs = StepInputs {
@@ -139,7 +139,7 @@ fn launch_pass(
     forward.embed(plan)?;
     forward.watch(tap, plan, Checkpoint::Embedding)?;
     for (index, layer) in forward.weights.tensors.layers.iter().enumerate() {
-        forward.attention_block(plan, index, layer)?;
+        forward.mixer(plan, index, layer)?;
         forward.feed_forward(plan.rows.len(), index, layer)?;
         forward.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }

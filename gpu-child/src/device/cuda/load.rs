@@ -7,10 +7,11 @@ use super::bounds::Powers;
 use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
+use super::delta_net;
 use super::experts::Experts;
 use super::graph::Graphs;
 use super::kernels::Module;
-use super::kv::{KvCache, KvRoom};
+use super::kv::{KvCache, KvRoom, page_groups};
 use super::kv_custody::KvSharing;
 use super::matmul::Matmul;
 use super::memory::{ALIGNMENT, Arena, Purpose, upload};
@@ -68,7 +69,7 @@ pub fn load(
     refuse_unsupported(config, device.context.shared_bytes())?;
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
     let layout = KvLayout::of(config, &options.load);
-    let groups = layout.groups.groups().count();
+    let groups = page_groups(&layout);
     let sizes = Sizes::of(config, groups, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
     let tensors = source.weights.try_map(&mut placement)?;
@@ -165,16 +166,6 @@ fn assemble(
 /// `shared_bytes` is the maximum shared memory per block.
 fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
-    if config.delta_net.is_some() {
-        let message =
-            "layers with a gated delta net are not supported on CUDA; --device cpu computes them";
-        return refuse(message.to_owned());
-    }
-    if config.gates_attention {
-        return refuse(
-            "gated attention is not supported on CUDA; --device cpu computes it".to_owned(),
-        );
-    }
     if !HEAD_DIMS.contains(&config.head_dim) {
         return refuse(format!(
             "heads of {} values are not supported on CUDA; {HEAD_DIMS:?} are",
@@ -186,6 +177,14 @@ fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fau
         return refuse(format!(
             "heads of {} values take {needed} bytes of shared memory, and this card has {shared_bytes}",
             config.head_dim
+        ));
+    }
+    if let Some(head_dim) = config.delta_net.as_ref().map(|net| net.head_dim)
+        && !delta_net::HEAD_DIMS.contains(&head_dim)
+    {
+        return refuse(format!(
+            "delta nets with heads of {head_dim} values are not supported on CUDA; {:?} are",
+            delta_net::HEAD_DIMS
         ));
     }
     let mut widths = vec![("embedding", config.n_embd)];
@@ -386,6 +385,20 @@ mod tests {
         let refused = refuse_unsupported(&config, SHARED_BYTES).expect_err("no kernel");
         let expected = "heads of 48 values are not supported on CUDA";
         assert!(refused.to_string().contains(expected), "{refused}");
+    }
+
+    #[test]
+    fn delta_nets_with_heads_of_another_size_are_refused_by_name() {
+        for architecture in [Architecture::Qwen35, Architecture::Qwen35Moe] {
+            let bytes = tiny_model(architecture).build();
+            let header = gguf::parse(&bytes).expect("a model");
+            let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+            assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
+            config.delta_net.as_mut().expect("delta nets").head_dim = 48;
+            let refused = refuse_unsupported(&config, SHARED_BYTES).expect_err("no kernel");
+            let expected = "delta nets with heads of 48 values are not supported on CUDA";
+            assert!(refused.to_string().contains(expected), "{refused}");
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Kernels around the matmuls.
 
 use super::context::Context;
+use super::delta_net::DeltaNets;
 use super::headers::constant;
 use super::kernels::{
-    ArgmaxArgs, AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, Module, RopeArgs, RowArgs,
-    ScatterInputsArgs,
+    ArgmaxArgs, AttentionArgs, EmbedArgs, GatedRowsArgs, Geometry, Kernel, MergeArgs, Module,
+    RopeRowsArgs, RowArgs, ScatterInputsArgs,
 };
 use super::plan::{SPLIT, SPLIT_PAGES};
 use super::weights::units;
@@ -21,8 +22,13 @@ pub struct Ops {
     /// Both kernels for outputs of a clamped unit.
     pub scale_bounded_rows: Kernel<RowArgs>,
     pub glu_bounded_rows: Kernel<RowArgs>,
+    /// For outputs of attention with gates, and for those of a delta net.
+    pub gate_bounded_rows: Kernel<GatedRowsArgs>,
+    pub gate_normal_rows: Kernel<GatedRowsArgs>,
     pub add_norm: Kernel<RowArgs>,
-    pub rope_kv: Kernel<RopeArgs>,
+    pub rope_kv: Kernel<RopeRowsArgs>,
+    /// Kernels of delta nets, if the model has any.
+    pub delta_nets: Option<DeltaNets>,
     pub attention_together: Kernel<AttentionArgs>,
     /// Threads of a block of `attention_together`.
     pub together_threads: u32,
@@ -76,7 +82,10 @@ impl Ops {
             let attention_wide_near = (has_wide && config.positions.window.is_some())
                 .then(|| wide(format!("attention_wide_near_{head_dim}")))
                 .transpose()?;
+            let delta_nets = config.delta_net.as_ref();
+            let delta_nets = delta_nets.map(|net| DeltaNets::load(module, net));
             Ok(Self {
+                delta_nets: delta_nets.transpose()?,
                 scatter_inputs: module.kernel("scatter_inputs")?,
                 embed: module.kernel("embed")?.overlapping(),
                 rmsnorm: module.kernel("rmsnorm")?.overlapping(),
@@ -85,6 +94,8 @@ impl Ops {
                 scale_bounded_rows: module.kernel("scale_bounded_rows")?.overlapping(),
                 glu_bounded_rows: module.kernel("glu_bounded_rows")?.overlapping(),
                 add_norm: module.kernel("add_norm")?.overlapping(),
+                gate_bounded_rows: module.kernel("gate_bounded_rows")?.overlapping(),
+                gate_normal_rows: module.kernel("gate_normal_rows")?.overlapping(),
                 rope_kv: module.kernel("rope_kv")?.overlapping(),
                 attention_together,
                 together_shared_bytes,

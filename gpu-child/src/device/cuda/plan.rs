@@ -4,6 +4,7 @@
 
 use super::headers::constant;
 use super::kernels::{Row, Tile};
+use super::states::{PageGroups, StatePlan};
 use crate::device::common::batch::{DrawingRow, blocks_of, drawing_rows, index_of};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::{Batch, SequenceWork, TO_BE_DRAWN};
@@ -29,8 +30,10 @@ pub struct Plan<'a> {
     /// Tokens of the batch. A token that is not drawn yet is the complement of its index among
     /// the draws of the previous step.
     pub rows: Vec<Row>,
-    /// Page tables of all sequences, concatenated, by group of layers.
+    /// Page tables of all sequences, concatenated, by group of layers with attention.
     pub tables: Vec<Vec<i32>>,
+    /// Pages of recurrent states.
+    pub states: StatePlan,
     pub tiles: Vec<Tile>,
     /// Tiles of the sequences with many rows, ordered by splits, the most last.
     pub wide_tiles: Vec<Tile>,
@@ -75,14 +78,15 @@ impl<'a> Plan<'a> {
     pub fn new(
         batch: &Batch<'a>,
         config: &ModelConfig,
-        groups: usize,
+        groups: PageGroups,
         before: &[RequestId],
         wide_on: Option<usize>,
     ) -> Self {
         let mut plan = Self {
             sequences: batch.sequences,
             rows: Vec::new(),
-            tables: vec![Vec::new(); groups],
+            tables: vec![Vec::new(); groups.attention],
+            states: StatePlan::default(),
             tiles: Vec::new(),
             wide_tiles: Vec::new(),
             narrow: Narrow::default(),
@@ -106,7 +110,8 @@ impl<'a> Plan<'a> {
         });
         for work in batch.sequences {
             let row0 = plan.rows.len();
-            let table = plan.add_rows(work, config, &mut place);
+            let table = plan.add_rows(work, config, groups, &mut place);
+            plan.states.add(work, groups);
             let tiles = Tiles {
                 row0,
                 rows: rows_of(work, config),
@@ -121,7 +126,7 @@ impl<'a> Plan<'a> {
             plan.narrow.sequences += 1;
             plan.narrow.rows += work.tokens.len();
             plan.narrow.end = plan.rows.len();
-            let blocks = blocks_of(work, groups);
+            let blocks = blocks_of(work, groups.all());
             plan.splits = plan.splits.max(blocks.div_ceil(SPLIT_PAGES));
         }
         let group = (config.n_heads / config.n_kv_heads) as i32;
@@ -135,9 +140,10 @@ impl<'a> Plan<'a> {
         &mut self,
         work: &SequenceWork<'_>,
         config: &ModelConfig,
+        groups: PageGroups,
         place: &mut dyn FnMut(RequestId) -> i32,
     ) -> usize {
-        let groups = self.tables.len();
+        let groups = groups.all();
         let table = self.tables[0].len();
         let pages = &work.pages[..blocks_of(work, groups) * groups];
         for (group, tables) in self.tables.iter_mut().enumerate() {

@@ -1,15 +1,17 @@
 //! Activations and inputs of one step, allocated once for the largest batch.
 
 use super::context::Context;
+use super::delta_net::{mixed_width, projected_stride};
 use super::expert_room::{ExpertBuffers, ExpertPlaces, ExpertSizes};
 use super::kernels::{DrawnTokens, Geometry, INPUTS, Kernel, Row, ScatterInputsArgs, Tile};
 use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose, Taken};
 use super::plan::Plan;
+use super::states::{PageGroups, StateRow, StateSequence};
 use super::step_queue::STEPS;
 use super::weights::{UNIT, units};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::common::layer_groups::MAX_LAYER_GROUPS;
-use crate::model::ModelConfig;
+use crate::model::{DeltaNetConfig, ModelConfig};
 use worker_orcd_ipc::Fault;
 
 /// Bytes of logits held at a time: enough for 256 sequences of a large vocabulary.
@@ -19,7 +21,7 @@ const LOGIT_BYTES: usize = 256 << 20;
 const PARTIAL_BYTES: usize = 64 << 20;
 
 /// Inputs except page tables.
-const OTHER_INPUTS: usize = 3;
+const OTHER_INPUTS: usize = 6;
 
 const _: () = assert!(OTHER_INPUTS + MAX_LAYER_GROUPS == INPUTS);
 
@@ -34,7 +36,14 @@ pub struct Sizes {
     pub tokens: usize,
     pub n_embd: usize,
     pub q: usize,
+    /// Width of projected queries, with their gates, keys and values.
     pub qkv: usize,
+    /// Width of everything that is projected before attention, or before a delta net.
+    projected: usize,
+    /// Width of the outputs of attention, or of a delta net.
+    attn: usize,
+    /// Width of a row behind the convolution of a delta net.
+    mixed: usize,
     /// Width of the dense feed-forward part, or of the shared expert in a mixture of experts.
     pub n_ff: usize,
     /// Columns of the widest matmul input, in whole units.
@@ -44,7 +53,7 @@ pub struct Sizes {
     pub head_rows: usize,
     /// Page table entries of a group of layers.
     tables: usize,
-    groups: usize,
+    groups: PageGroups,
     tiles: usize,
     experts: ExpertSizes,
 }
@@ -60,25 +69,44 @@ impl Sizes {
         (self.tokens * 2 * self.n_ff).max(self.tokens * self.n_embd + self.gated() / 2)
     }
 
+    /// Rows of a step with an entry for recurrent states.
+    fn state_rows(&self) -> usize {
+        match self.groups.states {
+            0 => 0,
+            _ => self.tokens,
+        }
+    }
+
     /// Ranks of the parts of all drawing rows.
     fn ranks(&self) -> usize {
         self.tokens.max(ENOUGH_ROWS * ARGMAX_PARTS)
     }
 
     #[must_use]
-    pub fn of(config: &ModelConfig, groups: usize, tokens: usize, sequence_tokens: usize) -> Self {
-        let q = config.n_heads * config.head_dim;
+    pub fn of(
+        config: &ModelConfig,
+        groups: PageGroups,
+        tokens: usize,
+        sequence_tokens: usize,
+    ) -> Self {
+        let q = config.heads_width();
+        let qkv = config.queries_width() + 2 * config.n_kv_heads * config.head_dim;
+        let net = config.delta_net.as_ref();
+        let attn = q.max(net.map_or(0, DeltaNetConfig::v_width));
         let n_ff = match &config.experts {
             Some(experts) => experts.shared_n_ff.unwrap_or(0),
             None => config.n_ff,
         };
-        let widest = config.n_embd.max(q).max(n_ff);
+        let widest = config.n_embd.max(attn).max(n_ff);
         let group = config.n_heads / config.n_kv_heads;
         Self {
             tokens,
             n_embd: config.n_embd,
             q,
-            qkv: q + 2 * config.n_kv_heads * config.head_dim,
+            qkv,
+            projected: qkv.max(net.map_or(0, projected_stride)),
+            attn,
+            mixed: net.map_or(0, mixed_width),
             n_ff,
             widest: units(widest) * UNIT,
             vocab: config.vocab_size,
@@ -102,6 +130,7 @@ struct Places {
     qkv: u64,
     q: u64,
     attn: u64,
+    mixed: u64,
     ff: u64,
     act: u64,
     scale: u64,
@@ -113,6 +142,9 @@ struct Places {
     rows: u64,
     gather: u64,
     tiles: u64,
+    state_rows: u64,
+    state_sequences: u64,
+    state_pages: u64,
     tables: u64,
     bytes: u64,
 }
@@ -122,8 +154,9 @@ impl Places {
         let mut layout = Layout::default();
         let mut floats = |count: usize| layout.place(4 * count as u64);
         let x = floats(s.tokens * s.n_embd);
-        let qkv = floats(s.tokens * s.qkv);
-        let attn = floats(s.tokens * s.q);
+        let qkv = floats(s.tokens * s.projected);
+        let attn = floats(s.tokens * s.attn);
+        let mixed = floats(s.tokens * s.mixed);
         let ff = floats(s.ff());
         let scale = floats(s.tokens);
         let norm = floats(s.head_rows * s.n_embd);
@@ -139,12 +172,16 @@ impl Places {
         let rows = layout.place((size_of::<Row>() * s.tokens) as u64);
         let gather = layout.place(4 * s.tokens as u64);
         let tiles = layout.place((size_of::<Tile>() * s.tiles) as u64);
-        let tables = layout.place(4 * (s.groups * s.tables) as u64);
+        let state_rows = layout.place((size_of::<StateRow>() * s.state_rows()) as u64);
+        let state_sequences = layout.place((size_of::<StateSequence>() * s.state_rows()) as u64);
+        let state_pages = layout.place(4 * s.groups.most_pages(s.tokens) as u64);
+        let tables = layout.place(4 * (s.groups.attention * s.tables) as u64);
         Self {
             x,
             qkv,
             q,
             attn,
+            mixed,
             ff,
             act,
             scale,
@@ -156,6 +193,9 @@ impl Places {
             rows,
             gather,
             tiles,
+            state_rows,
+            state_sequences,
+            state_pages,
             tables,
             bytes: layout.bytes(),
         }
@@ -176,10 +216,14 @@ pub struct Scratch {
 pub struct Buffers {
     /// Residual stream, `[tokens, n_embd]`.
     pub x: DevicePtr<f32>,
+    /// Everything that is projected before attention, or before a delta net.
     pub qkv: DevicePtr<f32>,
     /// Rotated queries, `[tokens, heads, head_dim]`.
     pub q: DevicePtr<u16>,
+    /// Outputs of attention or of a delta net.
     pub attn: DevicePtr<f32>,
+    /// Queries and values behind the convolution of a delta net.
+    pub mixed: DevicePtr<f32>,
     /// Gate and up beside each other, then a block's outputs before its norm.
     pub ff: DevicePtr<f32>,
     /// Inputs of down from the product of gate and up, after the rows of such a norm.
@@ -198,6 +242,10 @@ pub struct Buffers {
     pub gather: DevicePtr<i32>,
     /// Tiles of the plan, then its wide ones.
     pub tiles: DevicePtr<Tile>,
+    pub state_rows: DevicePtr<StateRow>,
+    pub state_sequences: DevicePtr<StateSequence>,
+    /// Pages of recurrent states, by block and group.
+    pub state_pages: DevicePtr<i32>,
     tables: [DevicePtr<i32>; MAX_LAYER_GROUPS],
     /// Buffers of a mixture of experts.
     pub experts: ExpertBuffers,
@@ -277,9 +325,10 @@ impl Scratch {
         let (p, s, a) = (&self.places, &self.sizes, &self.arena);
         Buffers {
             x: a.at(p.x, s.tokens * s.n_embd),
-            qkv: a.at(p.qkv, s.tokens * s.qkv),
+            qkv: a.at(p.qkv, s.tokens * s.projected),
             q: a.at(p.q, s.tokens * s.q),
-            attn: a.at(p.attn, s.tokens * s.q),
+            attn: a.at(p.attn, s.tokens * s.attn),
+            mixed: a.at(p.mixed, s.tokens * s.mixed),
             ff: a.at(p.ff, s.ff()),
             gated: a.at(p.ff + 4 * (s.tokens * s.n_embd) as u64, s.gated()),
             act: a.at(p.act, s.tokens.next_multiple_of(8) * s.widest),
@@ -291,8 +340,11 @@ impl Scratch {
             rows: a.at(p.rows, s.tokens),
             gather: a.at(p.gather, s.tokens),
             tiles: a.at(p.tiles, s.tiles),
+            state_rows: a.at(p.state_rows, s.state_rows()),
+            state_sequences: a.at(p.state_sequences, s.state_rows()),
+            state_pages: a.at(p.state_pages, s.groups.most_pages(s.tokens)),
             tables: std::array::from_fn(|group| {
-                let group = group.min(s.groups - 1);
+                let group = group.min(s.groups.attention - 1);
                 a.at(p.tables + 4 * (group * s.tables) as u64, s.tables)
             }),
             experts: p.experts.buffers(a, &s.experts),
@@ -324,8 +376,9 @@ impl Scratch {
         assert!(
             plan.rows.len() <= sizes.tokens
                 && plan.tiles.len() + plan.wide_tiles.len() <= sizes.tiles
-                && plan.tables.len() == sizes.groups
-                && plan.tables[0].len() <= sizes.tables,
+                && plan.tables.len() == sizes.groups.attention
+                && plan.tables[0].len() <= sizes.tables
+                && plan.states.pages.len() <= sizes.groups.most_pages(sizes.tokens),
             "a batch larger than announced"
         );
         let buffers = self.buffers();
@@ -336,12 +389,18 @@ impl Scratch {
             bytes_of(&plan.rows),
             bytes_of(&gather),
             bytes_of(&tiles),
+            bytes_of(&plan.states.rows),
+            bytes_of(&plan.states.sequences),
+            bytes_of(&plan.states.pages),
         ]);
         let tables = inputs[OTHER_INPUTS..].iter_mut().zip(&plan.tables);
         tables.for_each(|(input, table)| *input = bytes_of(table));
         let mut to = [buffers.gather; INPUTS];
         to[0] = buffers.rows.cast();
         to[2] = buffers.tiles.cast();
+        to[3] = buffers.state_rows.cast();
+        to[4] = buffers.state_sequences.cast();
+        to[5] = buffers.state_pages;
         to[OTHER_INPUTS..].copy_from_slice(&buffers.tables);
         let mut room = self.pinned[slot].bytes_mut();
         for input in inputs {
@@ -378,5 +437,9 @@ unsafe trait Input: Copy {}
 unsafe impl Input for Row {}
 // SAFETY: five `i32`.
 unsafe impl Input for Tile {}
+// SAFETY: two `i32`.
+unsafe impl Input for StateRow {}
+// SAFETY: four `i32`.
+unsafe impl Input for StateSequence {}
 // SAFETY: one `i32`.
 unsafe impl Input for i32 {}

@@ -29,6 +29,9 @@ pub fn kernel_of(
     weights: &Weights,
     powers: &Powers,
 ) -> Option<(String, UnitBytes)> {
+    if !has_shape(config) {
+        return None;
+    }
     let ModelWeights { layers, output, .. } = &weights.tensors;
     let linears = || layers.iter().flat_map(Layer::linears).chain([output]);
     let types: Vec<TensorType> = linears()
@@ -42,8 +45,7 @@ pub fn kernel_of(
         config.experts.is_some() || (0..layers.len()).all(|index| powers.unit(index).is_some());
     // With weights of F16 a mixture's chain of launches is faster behind long contexts (`bench/results/cuda.md`).
     let gains = config.experts.is_none() || !types.contains(&TensorType::F16);
-    let is_taken =
-        has_shape(config) && are_known && has_powers && gains && is_plain(config, layers);
+    let is_taken = are_known && has_powers && gains && is_plain(config, layers);
     let has_kernel = context.has_bulk_copies() && is_taken && config.n_embd <= MAX_EMBD && fits();
     has_kernel.then(|| {
         let variant = variant(config, &types);
@@ -54,6 +56,9 @@ pub fn kernel_of(
 
 /// There is a kernel for the shape of the model.
 pub fn has_shape(config: &ModelConfig) -> bool {
+    if config.delta_net.is_some() || config.gates_attention {
+        return false;
+    }
     let Some(experts) = &config.experts else {
         return [32, 64, 96, 128].contains(&config.head_dim);
     };

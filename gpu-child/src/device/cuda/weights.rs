@@ -115,6 +115,7 @@ pub struct Vector {
 
 pub type Linear = model::Linear<Matrix, Vector>;
 pub type Attention = model::Attention<Matrix, Vector>;
+pub type DeltaNet = model::DeltaNet<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
 pub type Experts = model::Experts<Matrix, Vector>;
@@ -122,7 +123,7 @@ pub type Experts = model::Experts<Matrix, Vector>;
 /// Attention of a layer.
 ///
 /// # Panics
-/// If the layer has another mixer: [`load`](super::load) refuses such a model.
+/// If the layer has another mixer.
 pub fn attention_of(layer: &Layer) -> &Attention {
     layer.attention().expect("a layer with attention")
 }

@@ -2,6 +2,7 @@
 //! and functions of the kernels.
 
 use super::*;
+use crate::device::cuda::delta_net;
 use crate::device::cuda::load::HEAD_DIMS;
 use crate::device::cuda::ops::together_warps;
 use crate::device::cuda::weights::unit_bytes;
@@ -95,6 +96,9 @@ fn kernels_are_compiled_for_what_the_host_asks_for() {
     for head_dim in HEAD_DIMS {
         let warps = together_warps(head_dim);
         stands("attention.cu", &format!("ATTENTION({head_dim}, {warps})"));
+    }
+    for head_dim in delta_net::HEAD_DIMS {
+        stands("delta_net.cu", &format!("DELTA_NET({head_dim})"));
     }
     for block in BLOCKS {
         let (groups, rows, together) = (block.warpgroups, block.rows, block.together);

@@ -69,7 +69,11 @@ fn plan(sequences: &[(usize, u32)], wide_on: Option<usize>) -> Seen {
         step: 0,
         sequences: &sequences,
     };
-    let plan = Plan::new(&batch, &config(), 1, &[], wide_on);
+    let groups = PageGroups {
+        attention: 1,
+        states: 0,
+    };
+    let plan = Plan::new(&batch, &config(), groups, &[], wide_on);
     Seen {
         tiles: plan.tiles,
         wide_tiles: plan.wide_tiles,

@@ -1,0 +1,234 @@
+//! A layer's gated delta net in place of attention.
+//!
+//! ```text
+//! norm ─► queries, keys, values ─► convolution ─► recurrence ─► norm of heads, gates ─► output, added to x
+//!      └► gates, strengths, decays ────────────────┘              ┘
+//! ```
+//!
+//! States stay in their pages ([`states`](super::states)); `kernels/cuda/delta_net.cu` defines their contents and the order
+//! of additions.
+
+use super::board::Stage;
+use super::context::Context;
+use super::forward::Forward;
+use super::headers::{constant, layout};
+use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
+use super::matmul::Output;
+use super::memory::DevicePtr;
+use super::plan::Plan;
+use super::states::{StatePages, StateRow, StateSequence};
+use super::weights::{DeltaNet, Layer};
+use crate::device::common::kv::PAGE_TOKENS;
+use crate::model::DeltaNetConfig;
+use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::cpu::delta_net::BLOCK;
+use worker_orcd_kernels::reference::delta_net::HeadOrder;
+
+/// Head sizes of the compiled delta_net.cu.
+pub const HEAD_DIMS: [usize; 4] = [16, 32, 64, 128];
+/// Heads whose convolution a block computes.
+const INPUT_WARPS: usize = constant!("delta_net.cu", DELTA_INPUT_WARPS);
+/// Maximum number of columns of a block, and threads per column.
+const COLUMNS: usize = constant!("delta_net.cu", DELTA_COLUMNS);
+const LANES: usize = constant!("delta_net.cu", DELTA_LANES);
+
+// A page holds a block of positions.
+const _: () = assert!(PAGE_TOKENS == BLOCK);
+
+layout! {
+    pub struct DeltaArgs in "delta_net.cu" {
+        projected: DevicePtr<f32>,
+        rows: DevicePtr<Row>,
+        state_rows: DevicePtr<StateRow>,
+        sequences: DevicePtr<StateSequence>,
+        conv: DevicePtr<f32>,
+        dt: DevicePtr<f32>,
+        decay: DevicePtr<f32>,
+        mixed: DevicePtr<f32>,
+        out: DevicePtr<f32>,
+        states: StatePages,
+        stride: i32,
+        head_dim: i32,
+        k_heads: i32,
+        v_heads: i32,
+        kernel: i32,
+        grouped: i32,
+        eps: f32,
+        unused: i32,
+    }
+}
+
+/// Kernels of a model's delta nets.
+#[derive(Debug)]
+pub struct DeltaNets {
+    inputs: Kernel<DeltaArgs>,
+    net: Kernel<DeltaArgs>,
+}
+
+impl DeltaNets {
+    /// # Errors
+    /// If a kernel is missing, or the device has too little shared memory for it.
+    pub fn load(module: &Module, config: &DeltaNetConfig) -> Result<Self, Fault> {
+        let head_dim = config.head_dim;
+        // SAFETY: the kernels of delta_net.cu take DeltaArgs, and wait.
+        let (inputs, net) = unsafe {
+            let net: Kernel<DeltaArgs> = module.kernel(&format!("delta_net_{head_dim}"))?;
+            (
+                module.kernel("delta_inputs")?.overlapping(),
+                net.overlapping(),
+            )
+        };
+        net.allow_shared(shared_bytes(head_dim))?;
+        Ok(Self { inputs, net })
+    }
+
+    /// Computes the rows of a batch in one layer: convolution, recurrence, and outputs before their norm.
+    ///
+    /// # Errors
+    /// If a launch fails.
+    ///
+    /// # Safety
+    /// The arguments are those of `rows` rows of `sequences` sequences, whose pages are in the arena.
+    unsafe fn run(
+        &self,
+        context: &Context,
+        (rows, sequences): (usize, usize),
+        arguments: &DeltaArgs,
+    ) -> Result<(), Fault> {
+        let (k_heads, v_heads) = (arguments.k_heads as usize, arguments.v_heads as usize);
+        let head_dim = arguments.head_dim as usize;
+        let heads = 2 * k_heads + v_heads;
+        let inputs = Geometry {
+            grid: [rows as u32, heads.div_ceil(INPUT_WARPS) as u32],
+            ..Geometry::line(rows, 32 * INPUT_WARPS as u32)
+        };
+        let columns = head_dim.min(COLUMNS);
+        let net = Geometry {
+            shared_bytes: shared_bytes(head_dim),
+            ..Geometry::line(
+                sequences * v_heads * (head_dim / columns),
+                (columns * LANES) as u32,
+            )
+        };
+        // SAFETY: a warp for each head of a row; then a block for each part of a head of a sequence. The rest is the
+        // caller's promise.
+        unsafe {
+            self.inputs.launch(context, inputs, arguments)?;
+            self.net.launch(context, net, arguments)
+        }
+    }
+}
+
+/// `DeltaMemory` in delta_net.cu.
+pub fn shared_bytes(head_dim: usize) -> u32 {
+    const KEY_PAD: usize = constant!("delta_net.cu", KEY_PAD);
+    const UPDATE_PAD: usize = constant!("delta_net.cu", UPDATE_PAD);
+    const PRODUCT_PAD: usize = constant!("delta_net.cu", PRODUCT_PAD);
+    const LISTS: usize = constant!("delta_net.cu", DELTA_LISTS);
+    let keys_and_queries = 2 * (head_dim + KEY_PAD);
+    let updates = head_dim.min(COLUMNS) + UPDATE_PAD;
+    let products = 2 * (BLOCK + PRODUCT_PAD);
+    (BLOCK * (keys_and_queries + updates + products + LISTS) * size_of::<f32>()) as u32
+}
+
+/// Floats of a projected row: whole groups of four, as `gated_rows.cu` reads its gates.
+pub fn projected_stride(config: &DeltaNetConfig) -> usize {
+    config.projected_width().next_multiple_of(4)
+}
+
+/// Floats of a row behind the convolution: queries and values.
+pub fn mixed_width(config: &DeltaNetConfig) -> usize {
+    config.k_width() + config.v_width()
+}
+
+/// Adds a delta net's output to the residual stream of all rows.
+///
+/// # Errors
+/// If a launch fails.
+///
+/// # Panics
+/// If the layer of this index has no delta net.
+pub fn run(
+    forward: &Forward<'_>,
+    plan: &Plan<'_>,
+    index: usize,
+    (layer, net): (&Layer, &DeltaNet),
+) -> Result<(), Fault> {
+    let config = forward.config.delta_net_of(index).expect("a delta net");
+    let kernels = forward
+        .ops
+        .delta_nets
+        .as_ref()
+        .expect("kernels of delta nets");
+    let (rows, buffers) = (plan.rows.len(), &forward.buffers);
+    let arguments = arguments_of(forward, config, index, net);
+
+    let stride = arguments.stride as usize;
+    let behind_gates = config.channels() + config.v_width();
+    let [channels, rest] = [0, behind_gates].map(|at| Output::stored(buffers.qkv.add(at), stride));
+    let norm = forward.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
+    forward.make_and_project(
+        &forward.ops.rmsnorm,
+        norm,
+        &[
+            (&[net.qkv, net.gate], channels),
+            (&[net.beta, net.alpha], rest),
+        ],
+    )?;
+    // SAFETY: the plan's rows and sequences were copied to the device; the scheduler hands out no pages outside the
+    // arena, and that of a position which is written to one sequence only.
+    unsafe {
+        let counts = (rows, plan.states.sequences.len());
+        kernels.run(forward.context, counts, &arguments)?;
+    }
+    let v_width = config.v_width();
+    let gated = GatedRowsArgs {
+        rows: RowArgs {
+            weight: forward.weights.vector(&net.norm),
+            ..forward.row_arguments(rows, buffers.attn, v_width, Stage::Output.of(index))
+        },
+        gates: buffers.qkv.add(config.channels()),
+        stride: arguments.stride,
+        head_dim: arguments.head_dim,
+        head_stride: arguments.head_dim,
+        unused: 0,
+    };
+    forward.make_gated_input(&forward.ops.gate_normal_rows, &gated)?;
+    let post_norm = layer.attn_post_norm.as_ref();
+    forward.project(
+        rows,
+        &[net.output],
+        v_width,
+        forward.end_of_block(post_norm),
+    )?;
+    forward.add_norm(rows, post_norm, Stage::GateUp.of(index))
+}
+
+fn arguments_of(
+    forward: &Forward<'_>,
+    config: &DeltaNetConfig,
+    index: usize,
+    net: &DeltaNet,
+) -> DeltaArgs {
+    let buffers = &forward.buffers;
+    DeltaArgs {
+        projected: buffers.qkv,
+        rows: buffers.rows,
+        state_rows: buffers.state_rows,
+        sequences: buffers.state_sequences,
+        conv: forward.weights.vector(&net.conv),
+        dt: forward.weights.vector(&net.dt),
+        decay: forward.weights.vector(&net.decay),
+        mixed: buffers.mixed,
+        out: buffers.attn,
+        states: forward.kv.states(index, buffers.state_pages),
+        stride: projected_stride(config) as i32,
+        head_dim: config.head_dim as i32,
+        k_heads: config.k_heads as i32,
+        v_heads: config.v_heads as i32,
+        kernel: config.kernel as i32,
+        grouped: i32::from(config.order == HeadOrder::Grouped),
+        eps: forward.config.norm_eps,
+        unused: 0,
+    }
+}

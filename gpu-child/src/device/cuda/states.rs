@@ -1,0 +1,193 @@
+//! Pages of recurrent states in a step ([`StateLayout`](crate::device::common::states::StateLayout)).
+//!
+//! A row reads its block and the block before. So the device gets the pages of these blocks only, of all groups: the whole
+//! table of a long sequence would be hundreds of times as large.
+
+use super::headers::layout;
+use super::memory::DevicePtr;
+use crate::device::SequenceWork;
+use crate::device::common::kv::PAGE_TOKENS;
+
+layout! {
+    pub struct StatePages in "delta_net.cu" {
+        pub pages: DevicePtr<f32>,
+        pub page_stride: u64,
+        pub tables: DevicePtr<i32>,
+        pub groups: i32,
+        pub first: i32,
+        pub per_page: i32,
+        pub unit: i32,
+    }
+
+    /// A token of the batch.
+    #[derive(PartialEq, Eq)]
+    pub struct StateRow in "delta_net.cu" {
+        pub pages: i32,
+        pub before: i32,
+    }
+
+    #[derive(PartialEq, Eq)]
+    pub struct StateSequence in "delta_net.cu" {
+        pub row0: i32,
+        pub rows: i32,
+        pub position0: i32,
+        pub pages: i32,
+    }
+}
+
+/// Groups of pages of a block: first those of attention layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageGroups {
+    pub attention: usize,
+    pub states: usize,
+}
+
+impl PageGroups {
+    #[must_use]
+    pub fn all(self) -> usize {
+        self.attention + self.states
+    }
+
+    /// Maximum number of pages of states in a step with this number of tokens: for each sequence those of the blocks
+    /// of its tokens, and of the block before.
+    #[must_use]
+    pub fn most_pages(self, tokens: usize) -> usize {
+        // Two blocks for a single token, and at most one more for each further token.
+        2 * tokens * self.states
+    }
+}
+
+/// Pages of states of a batch. Empty for models without them.
+#[derive(Debug, Default)]
+pub struct StatePlan {
+    /// By block and group, sequence by sequence.
+    pub pages: Vec<i32>,
+    pub rows: Vec<StateRow>,
+    pub sequences: Vec<StateSequence>,
+}
+
+impl StatePlan {
+    /// Adds the next sequence of the batch.
+    pub fn add(&mut self, work: &SequenceWork<'_>, groups: PageGroups) {
+        if groups.states == 0 {
+            return;
+        }
+        let (first, count) = (work.first_position as usize, work.tokens.len());
+        let from = (first / PAGE_TOKENS).saturating_sub(1);
+        let start = self.pages.len();
+        for block in from..(first + count).div_ceil(PAGE_TOKENS) {
+            let pages = &work.pages[block * groups.all()..][groups.attention..groups.all()];
+            self.pages.extend(pages.iter().map(|page| page.0 as i32));
+        }
+        let entry =
+            |position: usize| (start + (position / PAGE_TOKENS - from) * groups.states) as i32;
+        self.sequences.push(StateSequence {
+            row0: self.rows.len() as i32,
+            rows: count as i32,
+            position0: first as i32,
+            pages: entry(first),
+        });
+        self.rows.extend((0..count).map(|before| StateRow {
+            pages: entry(first + before),
+            before: before as i32,
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::PageId;
+    use worker_orcd_ipc::{RequestId, TokenId};
+
+    const GROUPS: PageGroups = PageGroups {
+        attention: 1,
+        states: 2,
+    };
+
+    /// Plan of sequences that begin at these positions, with so many tokens each. Page `10 b + g` is of block `b` and
+    /// group `g`.
+    fn plan(sequences: &[(u32, usize)]) -> StatePlan {
+        let tokens = [TokenId(1); 100];
+        let pages: Vec<_> = (0..30).map(|at| PageId(10 * (at / 3) + at % 3)).collect();
+        let mut plan = StatePlan::default();
+        for &(first_position, count) in sequences {
+            let work = SequenceWork {
+                request: RequestId(0),
+                tokens: &tokens[..count],
+                first_position,
+                pages: &pages,
+                sample: None,
+                drafts: 0,
+            };
+            plan.add(&work, GROUPS);
+        }
+        plan
+    }
+
+    #[test]
+    fn each_row_finds_the_pages_of_its_block_and_of_the_block_before() {
+        let sequences = [(0, 3), (95, 2), (32, 1), (130, 40), (31, 1)];
+        let plan = plan(&sequences);
+        let (mut row, mut sequence) = (0, 0);
+        for (first, count) in sequences {
+            let of_sequence = plan.sequences[sequence];
+            assert_eq!(of_sequence.row0, row as i32);
+            assert_eq!(of_sequence.position0, first as i32);
+            assert_eq!(of_sequence.rows, count as i32);
+            assert_eq!(of_sequence.pages, plan.rows[row].pages);
+            for before in 0..count {
+                let StateRow {
+                    pages,
+                    before: of_row,
+                } = plan.rows[row];
+                assert_eq!(of_row, before as i32);
+                let block = (first as usize + before) / PAGE_TOKENS;
+                let of_block = |at: i32| &plan.pages[at as usize..][..GROUPS.states];
+                let expected = |block: usize| [1, 2].map(|group| (10 * block + group) as i32);
+                assert_eq!(of_block(pages), expected(block));
+                if block > 0 {
+                    assert_eq!(of_block(pages - GROUPS.states as i32), expected(block - 1));
+                }
+                row += 1;
+            }
+            sequence += 1;
+        }
+        assert_eq!((row, sequence), (plan.rows.len(), plan.sequences.len()));
+    }
+
+    #[test]
+    fn there_is_room_for_the_pages_of_any_sequence() {
+        for first in 0..100 {
+            for count in 1..100 {
+                let plan = plan(&[(first, count)]);
+                assert!(
+                    plan.pages.len() <= GROUPS.most_pages(count),
+                    "{first} {count}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_model_without_states_has_no_pages_of_them() {
+        let tokens = [TokenId(1)];
+        let work = SequenceWork {
+            request: RequestId(0),
+            tokens: &tokens,
+            first_position: 0,
+            pages: &[PageId(0)],
+            sample: None,
+            drafts: 0,
+        };
+        let mut plan = StatePlan::default();
+        plan.add(
+            &work,
+            PageGroups {
+                attention: 1,
+                states: 0,
+            },
+        );
+        assert!(plan.pages.is_empty() && plan.rows.is_empty() && plan.sequences.is_empty());
+    }
+}
