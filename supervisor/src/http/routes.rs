@@ -26,173 +26,64 @@ pub struct Route {
     pub operation: fn(&App) -> OperationBuilder,
 }
 
-type Handler = fn() -> MethodRouter<Arc<App>>;
-type Describe = fn(&App) -> OperationBuilder;
-
-const fn a_get(path: &'static str, handler: Handler, operation: Describe) -> Route {
-    Route {
-        method: HttpMethod::Get,
-        path,
-        handler,
-        operation,
-    }
-}
-
-const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Route {
-    Route {
-        method: HttpMethod::Post,
-        ..a_get(path, handler, operation)
-    }
+/// Declares the table: a row is a method, a path, its handler, and its description.
+macro_rules! routes {
+    ($($method:ident $path:literal: $handler:path, $operation:expr;)+) => {
+        &[$(Route {
+            method: routes!(@$method),
+            path: $path,
+            handler: || $method($handler),
+            operation: $operation,
+        },)+]
+    };
+    (@get) => { HttpMethod::Get };
+    (@post) => { HttpMethod::Post };
 }
 
 /// Every route, in the order of their listing.
-pub const ROUTES: [Route; 41] = [
-    a_get("/", || get(root), operations::root),
-    a_post(
-        "/v1/chat/completions",
-        || post(openai::chat),
-        operations::chat,
-    ),
-    a_post(
-        "/v1/completions",
-        || post(openai::completion),
-        operations::completion,
-    ),
-    a_post(
-        "/v1/responses",
-        || post(responses::create),
-        operations::responses,
-    ),
-    a_post(
-        "/v1/responses/input_tokens",
-        || post(responses::count_input_tokens),
-        operations::count_input_tokens,
-    ),
-    a_post(
-        "/v1/embeddings",
-        || post(embeddings::embeddings),
-        operations::embeddings,
-    ),
-    a_post(
-        "/v1/rerank",
-        || post(rerank::rerank),
-        |app| operations::rerank(app, "rerank"),
-    ),
-    a_get(
-        "/v1/models",
-        || get(openai::models::list),
-        operations::models,
-    ),
-    a_get(
-        "/v1/models/{name}",
-        || get(openai::models::one),
-        operations::model,
-    ),
-    a_get(
-        "/v1/chat/completions/{id}",
-        || get(resume::resume),
-        operations::rest_of_chat,
-    ),
-    a_get(
-        "/v1/completions/{id}",
-        || get(resume::resume),
-        operations::rest_of_completion,
-    ),
-    a_post(
-        "/v1/messages",
-        || post(anthropic::messages),
-        operations::messages,
-    ),
-    a_get(
-        "/v1/messages/{id}",
-        || get(resume::resume),
-        operations::rest_of_message,
-    ),
-    a_post(
-        "/v1/messages/count_tokens",
-        || post(anthropic::count_tokens),
-        operations::count_tokens,
-    ),
-    a_get(
-        "/v1/responses/{id}",
-        || get(resume::resume),
-        operations::rest_of_response,
-    ),
-    a_post("/api/chat", || post(ollama::chat), of_ollama::chat),
-    a_get(
-        "/api/chat/{id}",
-        || get(resume::resume),
-        of_ollama::rest_of_chat,
-    ),
-    a_post(
-        "/api/generate",
-        || post(ollama::generate),
-        of_ollama::generate,
-    ),
-    a_get(
-        "/api/generate/{id}",
-        || get(resume::resume),
-        of_ollama::rest_of_generate,
-    ),
-    a_post("/api/embed", || post(ollama::embed), of_ollama::embed),
-    a_get("/api/tags", || get(ollama::models::tags), of_ollama::tags),
-    a_post("/api/show", || post(ollama::models::show), of_ollama::show),
-    a_get(
-        "/api/version",
-        || get(ollama::models::version),
-        of_ollama::version,
-    ),
-    a_post("/tokenize", || post(texts::tokenize), operations::tokenize),
-    a_post(
-        "/detokenize",
-        || post(texts::detokenize),
-        operations::detokenize,
-    ),
-    a_post(
-        "/apply-template",
-        || post(texts::apply_template),
-        operations::apply_template,
-    ),
-    a_post(
-        "/rerank",
-        || post(rerank::rerank),
-        |app| operations::rerank(app, "rerank_without_version"),
-    ),
-    a_post("/execute", || post(execute::execute), operations::execute),
-    a_get(
-        "/execute/{job_id}",
-        || get(resume::resume),
-        operations::rest_of_job,
-    ),
-    a_post("/cancel", || post(execute::cancel), operations::cancel),
-    a_post(
-        "/shutdown",
-        || post(execute::shutdown),
-        operations::shutdown,
-    ),
-    a_post("/restart", || post(execute::restart), operations::restart),
-    a_post(
-        "/devices/{number}/drain",
-        || post(devices::drain),
-        operations::drain_device,
-    ),
-    a_post(
-        "/devices/{number}/readmit",
-        || post(devices::readmit),
-        operations::readmit_device,
-    ),
-    a_get("/health", || get(health::health), operations::health),
-    a_get("/livez", || get(health::livez), operations::livez),
-    a_get("/readyz", || get(health::readyz), operations::readyz),
-    a_get("/metrics", || get(metrics), operations::metrics),
-    a_get("/crashes", || get(crashes::list), operations::crashes),
-    a_get("/crashes/{id}", || get(crashes::one), operations::crash),
-    a_get(
-        "/openapi.json",
-        || get(openapi::document),
-        operations::document,
-    ),
-];
+pub const ROUTES: &[Route] = routes! {
+    get "/": root, operations::root;
+    post "/v1/chat/completions": openai::chat, operations::chat;
+    post "/v1/completions": openai::completion, operations::completion;
+    post "/v1/responses": responses::create, operations::responses;
+    post "/v1/responses/input_tokens": responses::count_input_tokens, operations::count_input_tokens;
+    post "/v1/embeddings": embeddings::embeddings, operations::embeddings;
+    post "/v1/rerank": rerank::rerank, |app| operations::rerank(app, "rerank");
+    get "/v1/models": openai::models::list, operations::models;
+    get "/v1/models/{name}": openai::models::one, operations::model;
+    get "/v1/chat/completions/{id}": resume::resume, operations::rest_of_chat;
+    get "/v1/completions/{id}": resume::resume, operations::rest_of_completion;
+    post "/v1/messages": anthropic::messages, operations::messages;
+    get "/v1/messages/{id}": resume::resume, operations::rest_of_message;
+    post "/v1/messages/count_tokens": anthropic::count_tokens, operations::count_tokens;
+    get "/v1/responses/{id}": resume::resume, operations::rest_of_response;
+    post "/api/chat": ollama::chat, of_ollama::chat;
+    get "/api/chat/{id}": resume::resume, of_ollama::rest_of_chat;
+    post "/api/generate": ollama::generate, of_ollama::generate;
+    get "/api/generate/{id}": resume::resume, of_ollama::rest_of_generate;
+    post "/api/embed": ollama::embed, of_ollama::embed;
+    get "/api/tags": ollama::models::tags, of_ollama::tags;
+    post "/api/show": ollama::models::show, of_ollama::show;
+    get "/api/version": ollama::models::version, of_ollama::version;
+    post "/tokenize": texts::tokenize, operations::tokenize;
+    post "/detokenize": texts::detokenize, operations::detokenize;
+    post "/apply-template": texts::apply_template, operations::apply_template;
+    post "/rerank": rerank::rerank, |app| operations::rerank(app, "rerank_without_version");
+    post "/execute": execute::execute, operations::execute;
+    get "/execute/{job_id}": resume::resume, operations::rest_of_job;
+    post "/cancel": execute::cancel, operations::cancel;
+    post "/shutdown": execute::shutdown, operations::shutdown;
+    post "/restart": execute::restart, operations::restart;
+    post "/devices/{number}/drain": devices::drain, operations::drain_device;
+    post "/devices/{number}/readmit": devices::readmit, operations::readmit_device;
+    get "/health": health::health, operations::health;
+    get "/livez": health::livez, operations::livez;
+    get "/readyz": health::readyz, operations::readyz;
+    get "/metrics": metrics, operations::metrics;
+    get "/crashes": crashes::list, operations::crashes;
+    get "/crashes/{id}": crashes::one, operations::crash;
+    get "/openapi.json": openapi::document, operations::document;
+};
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Root<'a> {
