@@ -14,15 +14,18 @@
 //! unknown ones.
 
 mod answers;
+pub mod described;
 pub mod of_ollama;
 pub mod operations;
 mod requests;
 
 use super::App;
 use super::access::OPEN_PATHS;
+use super::error::Dialect;
 use super::routes::{ROUTES, Route};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use described::Described;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use utoipa::openapi::path::{Operation, PathItem, PathsBuilder};
@@ -83,8 +86,10 @@ fn paths(app: &App) -> OpenApi {
 fn operation(app: &App, route: &Route) -> Operation {
     let is_open = OPEN_PATHS.contains(&route.path);
     let asks_for_keys = app.keys.are_asked_for();
-    let operation = (route.operation)(app);
-    let operation = answers::of_every_route(operation, route.path, asks_for_keys && !is_open);
+    let Described { operation, whys } = (route.operation)(app);
+    let of_all = answers::of_every_route(route.path, asks_for_keys && !is_open);
+    let dialect = Dialect::of_path(route.path);
+    let operation = answers::refused(operation, dialect, &[whys, of_all].concat());
     let needs = || SecurityRequirement::new(KEY, <[&str; 0]>::default());
     match (asks_for_keys, route.path) {
         (false, _) => operation.build(),

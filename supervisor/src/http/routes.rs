@@ -2,6 +2,7 @@
 //! responses.
 
 use super::error::{ApiError, Dialect, Respond as _};
+use super::openapi::described::Described;
 use super::openapi::{of_ollama, operations};
 use super::{
     App, anthropic, crashes, devices, embeddings, execute, health, metrics, ollama, openai,
@@ -16,14 +17,14 @@ use axum::routing::{MethodRouter, get, post};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
-use utoipa::openapi::path::{HttpMethod, OperationBuilder};
+use utoipa::openapi::path::HttpMethod;
 
 #[derive(Debug)]
 pub struct Route {
     pub method: HttpMethod,
     pub path: &'static str,
     pub handler: fn() -> MethodRouter<Arc<App>>,
-    pub operation: fn(&App) -> OperationBuilder,
+    pub operation: fn(&App) -> Described,
 }
 
 /// Declares the table: a row is a method, a path, its handler, and its description.

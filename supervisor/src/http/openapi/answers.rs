@@ -88,7 +88,7 @@ impl Why {
     }
 }
 
-/// Operation with these possible refusals.
+/// Operation with these refusals, in the format of an API.
 pub(super) fn refused(
     operation: OperationBuilder,
     dialect: Dialect,
@@ -118,12 +118,8 @@ fn retry_after() -> Header {
         .build()
 }
 
-/// Operation with the refusals of every route.
-pub(super) fn of_every_route(
-    operation: OperationBuilder,
-    path: &str,
-    needs_key: bool,
-) -> OperationBuilder {
+/// Refusals of every route.
+pub(super) fn of_every_route(path: &str, needs_key: bool) -> Vec<Why> {
     let mut whys = vec![Why::Invalid, Why::Forbidden];
     if needs_key {
         whys.push(Why::Unauthorized);
@@ -131,7 +127,7 @@ pub(super) fn of_every_route(
     if !PROBES.contains(&path) {
         whys.push(Why::Full);
     }
-    refused(operation, Dialect::of_path(path), &whys)
+    whys
 }
 
 pub(super) fn json<T: JsonSchema>(words: &str) -> ResponseBuilder {
