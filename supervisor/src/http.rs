@@ -82,7 +82,7 @@ use axum::http::{HeaderMap, HeaderValue, Request};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use body::{Bodies, BodyLimits};
-use error::{ApiError, Dialect, Respond as _};
+use error::{ApiError, Dialect, HandlerError, Respond as _};
 use lanes::Lanes;
 use origin::Names;
 use places::Places;
@@ -212,7 +212,7 @@ pub fn router(app: Arc<App>) -> Router {
         .iter()
         .fold(Router::new(), add)
         .fallback(routes::nothing_there)
-        .layer(from_fn(explain_method))
+        .layer(from_fn(explain))
         .layer(from_fn_with_state(Arc::clone(&app), access::check))
         .layer(from_fn_with_state(Arc::clone(&app), origin::check))
         .layer(from_fn_with_state(Arc::clone(&app), refusals::note));
@@ -256,10 +256,14 @@ async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     ([(CONTENT_TYPE, format.content_type())], text).into_response()
 }
 
-/// Adds a body to the router's 405, which has the allowed methods.
-async fn explain_method(request: Request<Body>, next: Next) -> Response {
+/// Writes errors of handlers in the format of the path's API, and the body of the router's 405, which has the allowed
+/// methods.
+async fn explain(request: Request<Body>, next: Next) -> Response {
     let dialect = Dialect::of_path(request.uri().path());
-    let response = next.run(request).await;
+    let mut response = next.run(request).await;
+    if let Some(HandlerError(error)) = response.extensions_mut().remove() {
+        return error.respond(dialect);
+    }
     if response.status() != axum::http::StatusCode::METHOD_NOT_ALLOWED {
         return response;
     }

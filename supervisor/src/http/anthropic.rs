@@ -3,13 +3,13 @@
 
 use super::App;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::Answered;
 use super::generation::Asker;
 use super::presentation;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse as _;
 use std::sync::Arc;
 use worker_orcd_api::anthropic::answer::MessageTokens;
 use worker_orcd_api::anthropic::request::{self, MessagesRequest};
@@ -19,23 +19,7 @@ pub async fn messages(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
-    answer(try_messages(&app, correlation, request).await)
-}
-
-pub async fn count_tokens(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    answer(try_count(&app, request).await)
-}
-
-fn answer(outcome: Result<Response, ApiError>) -> Response {
-    outcome.unwrap_or_else(|error| error.respond(Dialect::Anthropic))
-}
-
-async fn try_messages(
-    app: &Arc<App>,
-    correlation: CorrelationId,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
+) -> Answered {
     let asker = Asker::of(&request, correlation);
     let received = app.receive(request, request::NAMES, request::read).await?;
     let (model, request, room) = received;
@@ -50,11 +34,11 @@ async fn try_messages(
     };
     let accepted = app.start(&model, generation, &mut form, asker).await?;
     drop(room);
-    presentation::respond(form, app, accepted, false).await
+    presentation::respond(form, &app, accepted, false).await
 }
 
 /// Number of prompt tokens of the same request to `/v1/messages`.
-async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
+pub async fn count_tokens(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     let names = request::COUNT_NAMES;
     let (model, input, _room) = app.receive(request, names, request::read_counted).await?;
     let tokens = app.tokens_of(&model, input, "messages").await?;

@@ -3,10 +3,9 @@
 
 use super::App;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::{Answered, ApiError};
 use super::execute::Accepted;
 use axum::extract::{Extension, Path, State};
-use axum::response::Response;
 use std::sync::Arc;
 use worker_orcd_lifecycle::DeviceId;
 use worker_orcd_requests::error_code::ErrorCode;
@@ -22,7 +21,7 @@ pub async fn drain(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     Path(number): Path<String>,
-) -> Response {
+) -> Answered {
     grant(&app, &correlation, &number, Wish::Drain).await
 }
 
@@ -30,32 +29,24 @@ pub async fn readmit(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     Path(number): Path<String>,
-) -> Response {
+) -> Answered {
     grant(&app, &correlation, &number, Wish::Readmit).await
 }
 
-async fn grant(app: &App, correlation: &CorrelationId, number: &str, wish: Wish) -> Response {
+async fn grant(app: &App, correlation: &CorrelationId, number: &str, wish: Wish) -> Answered {
     let all = app.devices.selectors.len();
-    let Some(device) = device(number, all) else {
+    let device = device(number, all).ok_or_else(|| {
         let why = format!("there is no device {number}: this worker has {all}, numbered from 0");
-        return ApiError::not_found(why).respond(Dialect::Native);
-    };
+        ApiError::not_found(why)
+    })?;
     let answer = match wish {
         Wish::Drain => app.engine.withdraw_device(device).await,
         Wish::Readmit => app.engine.readmit_device(device).await,
     };
-    match answer {
-        Ok(()) => {
-            tracing::info!(
-                device = device.0,
-                ?wish,
-                correlation_id = correlation.0,
-                "device"
-            );
-            Accepted::respond()
-        }
-        Err(why) => ApiError::of_code(ErrorCode::WorkerUnhealthy, why).respond(Dialect::Native),
-    }
+    answer.map_err(|why| ApiError::of_code(ErrorCode::WorkerUnhealthy, why))?;
+    let (device, correlation_id) = (device.0, &correlation.0);
+    tracing::info!(device, ?wish, correlation_id, "device");
+    Ok(Accepted::respond())
 }
 
 /// Device of that number, out of `devices`.

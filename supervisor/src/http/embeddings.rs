@@ -6,12 +6,11 @@ use super::App;
 use super::body::Room;
 use super::client;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::{Answered, ApiError};
 use super::pooled::{Batch, Prompts};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
-use axum::response::Response;
 use std::sync::Arc;
 use uuid::Uuid;
 use worker_orcd_api::embeddings::read::{INPUT, NAMES, read_embeddings};
@@ -27,19 +26,10 @@ pub async fn embeddings(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
-    let outcome = try_embeddings(&app, correlation, request).await;
-    outcome.unwrap_or_else(|error| error.respond(Dialect::OpenAi))
-}
-
-async fn try_embeddings(
-    app: &Arc<App>,
-    correlation: CorrelationId,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
+) -> Answered {
     let client = client::of_request(request.extensions());
     let (model, asked, room) = app.receive(request, NAMES, read_embeddings).await?;
-    let (vectors, tokens) = vectors(app, correlation, client, &model, asked.inputs, room).await?;
+    let (vectors, tokens) = vectors(&app, correlation, client, &model, asked.inputs, room).await?;
     let bytes = vectors.iter().map(|it| size_of_val(&**it)).sum();
     let answer = written::answer(
         vectors,
@@ -105,6 +95,7 @@ pub fn pooling(chosen: Option<Pooling>, of_file: Option<u32>) -> Result<Pooling,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::error::Dialect;
 
     #[test]
     fn the_operator_goes_before_the_file_and_the_file_may_say_nothing() {

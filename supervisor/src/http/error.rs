@@ -11,6 +11,27 @@ pub struct Refused(pub &'static str);
 
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
+/// Answer of a handler.
+pub type Answered<T = Response> = Result<T, HandlerError>;
+
+/// Error of a handler. The router writes it in the format of the path's API ([`explain`](super::explain)).
+#[derive(Debug, Clone)]
+pub struct HandlerError(pub ApiError);
+
+impl From<ApiError> for HandlerError {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for HandlerError {
+    fn into_response(self) -> Response {
+        let mut response = self.0.status().into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
 pub trait Respond {
     /// Response in the format of an API.
     #[must_use]

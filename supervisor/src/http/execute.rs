@@ -1,7 +1,7 @@
 //! Handlers of `/execute`, `/cancel`, `/shutdown` and `/restart`.
 
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::{Answered, ApiError};
 use super::generation::Asker;
 use super::received::terms_of;
 use super::{App, client, presentation};
@@ -25,18 +25,7 @@ pub async fn execute(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
-    match try_execute(&app, correlation, request).await {
-        Ok(response) => response,
-        Err(error) => error.respond(Dialect::Native),
-    }
-}
-
-async fn try_execute(
-    app: &Arc<App>,
-    correlation: CorrelationId,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
+) -> Answered {
     let asker = Asker::of(&request, correlation);
     let model = app.model();
     let terms = terms_of(model.as_deref().ok());
@@ -50,7 +39,7 @@ async fn try_execute(
     };
     let accepted = app.start(&model, request, &mut form, asker).await?;
     drop(room);
-    presentation::respond(form, app, accepted, false).await
+    presentation::respond(form, &app, accepted, false).await
 }
 
 /// Idempotent: an unknown or finished job is no error, and neither is a job of another key, which continues.
@@ -58,25 +47,17 @@ pub async fn cancel(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
+) -> Answered {
     // With authentication, a client cannot detect jobs of others.
     let keys = app.keys.are_asked_for();
     let owner = keys.then(|| client::of_request(request.extensions()));
-    let read = async {
-        app.bodies
-            .read(request, CANCEL_NAMES, read_cancellation)
-            .await
-    };
-    match read.await {
-        Ok((job_id, _)) => {
-            if let Some(job_id) = job_id {
-                let live = app.engine.cancel(&job_id, owner);
-                tracing::info!(job_id, correlation_id = correlation.0, live, "cancel");
-            }
-            Accepted::respond()
-        }
-        Err(error) => ApiError::respond(&error, Dialect::Native),
+    let read = app.bodies.read(request, CANCEL_NAMES, read_cancellation);
+    let (job_id, _) = read.await?;
+    if let Some(job_id) = job_id {
+        let live = app.engine.cancel(&job_id, owner);
+        tracing::info!(job_id, correlation_id = correlation.0, live, "cancel");
     }
+    Ok(Accepted::respond())
 }
 
 pub async fn shutdown(
@@ -93,16 +74,16 @@ pub async fn shutdown(
 pub async fn restart(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
-) -> Response {
+) -> Answered {
     let snapshot = app.engine.snapshot();
     if !snapshot.serving || snapshot.draining {
         let why = format!("no child can be replaced now: {}", snapshot.reason);
-        return ApiError::of_code(ErrorCode::WorkerUnhealthy, why).respond(Dialect::Native);
+        return Err(ApiError::of_code(ErrorCode::WorkerUnhealthy, why).into());
     }
     let reason = "POST /restart";
     tracing::info!(reason, correlation_id = correlation.0, "restart");
     app.engine.replace_child();
-    Accepted::respond()
+    Ok(Accepted::respond())
 }
 
 /// Answer of an order that is carried out later: an object without fields.

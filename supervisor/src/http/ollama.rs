@@ -12,13 +12,12 @@ use super::App;
 use super::client;
 use super::correlation::CorrelationId;
 use super::embeddings;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::Answered;
 use super::generation::Asker;
 use super::presentation;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
-use axum::response::Response;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use worker_orcd_api::embeddings::read::INPUT;
@@ -45,40 +44,28 @@ pub fn refusal(path: &str) -> Option<String> {
     Some(format!("/api/{step} is not supported: {instead}"))
 }
 
-type Received = (State<Arc<App>>, Extension<CorrelationId>, Request<Body>);
-
 pub async fn chat(
-    app: State<Arc<App>>,
-    correlation: Extension<CorrelationId>,
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
-    answer(try_respond((app, correlation, request), Kind::Chat).await)
+) -> Answered {
+    respond(&app, correlation, request, Kind::Chat).await
 }
 
 pub async fn generate(
-    app: State<Arc<App>>,
-    correlation: Extension<CorrelationId>,
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
-    answer(try_respond((app, correlation, request), Kind::Generate).await)
+) -> Answered {
+    respond(&app, correlation, request, Kind::Generate).await
 }
 
-pub async fn embed(
-    app: State<Arc<App>>,
-    correlation: Extension<CorrelationId>,
+async fn respond(
+    app: &Arc<App>,
+    correlation: CorrelationId,
     request: Request<Body>,
-) -> Response {
-    answer(try_embed((app, correlation, request)).await)
-}
-
-fn answer(outcome: Result<Response, ApiError>) -> Response {
-    outcome.unwrap_or_else(|error| error.respond(Dialect::Ollama))
-}
-
-async fn try_respond(
-    (State(app), Extension(correlation), request): Received,
     kind: Kind,
-) -> Result<Response, ApiError> {
+) -> Answered {
     let asker = Asker::of(&request, correlation);
     let received = app.receive(request, request::NAMES, request::read_of(kind));
     let (model, request, room) = received.await?;
@@ -95,12 +82,14 @@ async fn try_respond(
     });
     let accepted = app.start(&model, generation, &mut form, asker).await?;
     drop(room);
-    presentation::respond(form, &app, accepted, false).await
+    presentation::respond(form, app, accepted, false).await
 }
 
-async fn try_embed(
-    (State(app), Extension(correlation), request): Received,
-) -> Result<Response, ApiError> {
+pub async fn embed(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Answered {
     let (begun, client) = (Instant::now(), client::of_request(request.extensions()));
     let received = app.receive(request, embedding::NAMES, embedding::read);
     let (model, asked, room) = received.await?;

@@ -8,13 +8,12 @@ pub(super) mod several;
 
 use super::App;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::Answered;
 use super::generation::Asker;
 use super::presentation;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
-use axum::response::Response;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use worker_orcd_api::openai::Kind;
@@ -25,7 +24,7 @@ pub async fn chat(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
+) -> Answered {
     respond(&app, correlation, request, Kind::Chat).await
 }
 
@@ -33,7 +32,7 @@ pub async fn completion(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
+) -> Answered {
     respond(&app, correlation, request, Kind::Completion).await
 }
 
@@ -42,19 +41,7 @@ async fn respond(
     correlation: CorrelationId,
     request: Request<Body>,
     kind: Kind,
-) -> Response {
-    match try_respond(app, correlation, request, kind).await {
-        Ok(response) => response,
-        Err(error) => error.respond(Dialect::OpenAi),
-    }
-}
-
-async fn try_respond(
-    app: &Arc<App>,
-    correlation: CorrelationId,
-    request: Request<Body>,
-    kind: Kind,
-) -> Result<Response, ApiError> {
+) -> Answered {
     let asker = Asker::of(&request, correlation);
     let read = request::read_of(kind);
     let (model, request, room) = app.receive(request, request::names(kind), read).await?;

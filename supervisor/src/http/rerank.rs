@@ -8,12 +8,11 @@ use super::App;
 use super::client;
 use super::correlation::CorrelationId;
 use super::embeddings::RANK;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::{Answered, ApiError};
 use super::pooled::{Batch, Prompts};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
-use axum::response::Response;
 use std::sync::Arc;
 use uuid::Uuid;
 use worker_orcd_api::rerank::read::{DOCUMENTS, NAMES, read_rerank};
@@ -28,16 +27,7 @@ pub async fn rerank(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
-    let outcome = try_rerank(&app, correlation, request).await;
-    outcome.unwrap_or_else(|error| error.respond(Dialect::OpenAi))
-}
-
-async fn try_rerank(
-    app: &Arc<App>,
-    correlation: CorrelationId,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
+) -> Answered {
     let client = client::of_request(request.extensions());
     let (model, asked, room) = app.receive(request, NAMES, read_rerank).await?;
     let template = template(&model)?;
@@ -45,12 +35,12 @@ async fn try_rerank(
     for document in &asked.documents {
         let pieces = filled(template, &asked.query, document);
         let tokens = app.tokens_of_pieces(&model, pieces, DOCUMENTS).await?;
-        prompts.add(app, &model, DOCUMENTS, tokens)?;
+        prompts.add(&app, &model, DOCUMENTS, tokens)?;
     }
-    let held = prompts.room(app)?;
+    let held = prompts.room(&app)?;
     let id = format!("rerank-{}", Uuid::new_v4().simple());
     let batch = Batch {
-        app: Arc::clone(app),
+        app: Arc::clone(&app),
         id: id.clone(),
         correlation,
         client,

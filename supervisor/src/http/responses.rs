@@ -6,14 +6,14 @@ pub(in crate::http) mod rest;
 
 use super::App;
 use super::correlation::CorrelationId;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::Answered;
 use super::generation::Asker;
 use super::openai::unix_seconds;
 use super::presentation;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse as _;
 use std::sync::Arc;
 use worker_orcd_api::presentation::Form;
 use worker_orcd_api::responses::answer::ResponseTokens;
@@ -23,18 +23,7 @@ pub async fn create(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
-) -> Response {
-    match try_create(&app, correlation, request).await {
-        Ok(response) => response,
-        Err(error) => error.respond(Dialect::OpenAi),
-    }
-}
-
-async fn try_create(
-    app: &Arc<App>,
-    correlation: CorrelationId,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
+) -> Answered {
     let asker = Asker::of(&request, correlation);
     let received = app.receive(request, request::NAMES, request::read).await?;
     let (model, request, room) = received;
@@ -54,7 +43,7 @@ async fn try_create(
     let accepted = app.start(&model, generation, &mut form, asker).await;
     let accepted = accepted.map_err(|error| error.renamed(own_name))?;
     drop(room);
-    presentation::respond(form, app, accepted, false).await
+    presentation::respond(form, &app, accepted, false).await
 }
 
 /// Name in this API of a field of chat.
@@ -66,14 +55,7 @@ fn own_name(field: &str) -> String {
 }
 
 /// Number of prompt tokens of the same request to `/v1/responses`.
-pub async fn count_input_tokens(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    match try_count(&app, request).await {
-        Ok(response) => response,
-        Err(error) => error.respond(Dialect::OpenAi),
-    }
-}
-
-async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
+pub async fn count_input_tokens(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     let received = app.receive(request, request::NAMES, request::read).await?;
     let (model, request, _room) = received;
     let input = request.generation.input;

@@ -10,7 +10,7 @@
 //! `index`, without the chunk of the role, and with that of `finish_reason`. Their chunks have no `id:`.
 
 use super::connection::Attachment;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::{Answered, ApiError};
 use super::generation::Accepted;
 use super::job::Job;
 use super::presentation;
@@ -42,11 +42,8 @@ pub async fn resume(
     State(app): State<Arc<App>>,
     id: Result<Path<String>, PathRejection>,
     request: Request<Body>,
-) -> Response {
-    let dialect = Dialect::of_path(request.uri().path());
-    let Ok(Path(id)) = id else {
-        return ApiError::bad_request("the path is not UTF-8").respond(dialect);
-    };
+) -> Answered {
+    let Path(id) = id.map_err(|_| ApiError::bad_request("the path is not UTF-8"))?;
     let told = request.extensions().get::<HandedOver>();
     let is_begun = told.is_some_and(|handed| handed.told.is_some());
     let response = match find(&app, &id, &request) {
@@ -58,10 +55,9 @@ pub async fn resume(
         Err(error) => Err(error),
     };
     match response {
-        Ok(response) => response,
         // The client is in the middle of a text: only the end of the connection can report the error.
-        Err(_) if is_begun => Response::new(Body::from_stream(once(ready(lost())))),
-        Err(error) => error.respond(dialect),
+        Err(_) if is_begun => Ok(Response::new(Body::from_stream(once(ready(lost()))))),
+        response => Ok(response?),
     }
 }
 
@@ -198,6 +194,7 @@ fn read_place(uri: &Uri, headers: &HeaderMap) -> Result<Place, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::error::Dialect;
 
     fn place(uri: &str, last_event: Option<&str>) -> Option<Place> {
         let mut headers = HeaderMap::new();

@@ -1,17 +1,16 @@
 //! Table of all routes, with their handlers and descriptions: the source of the router, of `/openapi.json` and of 404
 //! responses.
 
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::{ApiError, HandlerError};
 use super::openapi::described::Described;
 use super::openapi::{of_ollama, operations};
 use super::{
     App, anthropic, crashes, devices, embeddings, execute, health, metrics, ollama, openai,
     openapi, page, rerank, responses, resume, texts,
 };
-use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::VARY;
-use axum::http::{HeaderMap, Request, Uri};
+use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use schemars::JsonSchema;
@@ -112,9 +111,8 @@ pub async fn root(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     ([(VARY, "Accept")], axum::Json(told)).into_response()
 }
 
-pub async fn nothing_there(request: Request<Body>) -> Response {
-    let path = request.uri().path();
-    ApiError::not_found(advice(path)).respond(Dialect::of_path(path))
+pub async fn nothing_there(uri: Uri) -> HandlerError {
+    ApiError::not_found(advice(uri.path())).into()
 }
 
 /// The same URI without redundant slashes, or `None` if there are none.

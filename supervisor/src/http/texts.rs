@@ -6,12 +6,12 @@
 mod held;
 
 use super::App;
-use super::error::{ApiError, Dialect, Respond as _};
+use super::error::{Answered, ApiError};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use serde::Serialize;
 use std::sync::Arc;
 use worker_orcd_api::mistakes::Constraint;
@@ -24,23 +24,7 @@ use worker_orcd_api::texts::read::{
 use worker_orcd_api::texts::written;
 use worker_orcd_requests::error_code::ErrorCode;
 
-pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    answer(try_tokenize(&app, request).await)
-}
-
-pub async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    answer(try_detokenize(&app, request).await)
-}
-
-pub async fn apply_template(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    answer(try_apply_template(&app, request).await)
-}
-
-fn answer(outcome: Result<Response, ApiError>) -> Response {
-    outcome.unwrap_or_else(|error| error.respond(Dialect::Native))
-}
-
-async fn try_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
+pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     let (model, asked, room) = app.receive(request, TOKENIZE_NAMES, read_tokenize).await?;
     let field = asked.field;
     let tokens = match (asked.input, asked.adds_special) {
@@ -58,7 +42,7 @@ async fn try_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response
     app.answered(field, bytes, answer, room).await
 }
 
-async fn try_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
+pub async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     let (model, asked, room) = app.receive(request, TOKENS_NAMES, read_tokens).await?;
     let Detokenize(tokens) = asked;
     let bytes = size_of_val(&*tokens);
@@ -69,12 +53,12 @@ async fn try_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Respon
     app.answered("tokens", bytes, answer, room).await
 }
 
-async fn try_apply_template(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
+pub async fn apply_template(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     let (model, input, room) = app.receive(request, TEMPLATE_NAMES, read_template).await?;
     let (conversation, settings, beginning) = match input {
         Input::Messages(conversation, settings) => (conversation, settings, String::new()),
         Input::Begun(conversation, settings, beginning) => (conversation, settings, beginning),
-        Input::Prompt(_) | Input::Tokens(_) => return Err(ApiError::unreadable()),
+        Input::Prompt(_) | Input::Tokens(_) => return Err(ApiError::unreadable().into()),
     };
     let rendered = app.render_begun(&model, conversation, settings, &beginning);
     let (prompt, more_room) = rendered.await?;
@@ -92,7 +76,7 @@ impl App {
         bytes: usize,
         answer: impl Serialize + Send + 'static,
         rooms: R,
-    ) -> Result<Response, ApiError> {
+    ) -> Answered {
         let lost = || ApiError::of_code(ErrorCode::Internal, "the answer could not be written");
         let most = self.bodies.longest_answer();
         let count = move || (written::length(&answer, most), answer, rooms);

@@ -1,14 +1,13 @@
 //! `/api/tags`, `/api/show` and `/api/version`: the loaded model in Ollama's terms.
 
-use super::answer;
 use crate::http::App;
 use crate::http::embeddings::pooling;
+use crate::http::error::Answered;
 use crate::http::openai::models::LATEST;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
-use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -62,23 +61,24 @@ struct Details {
     quantization_level: String,
 }
 
-pub async fn version() -> Response {
+pub(in crate::http) async fn version() -> Json<Version> {
     let version = API_VERSION;
-    Json(Version { version }).into_response()
+    Json(Version { version })
 }
 
-pub async fn tags(State(app): State<Arc<App>>) -> Response {
-    let listed = app.model().map(|model| {
-        let names = once(&app.model_id).chain(&app.model_aliases);
-        let models = names.map(|name| describe(&app, &model, name)).collect();
-        Json(Tags { models }).into_response()
-    });
-    answer(listed)
+pub(in crate::http) async fn tags(State(app): State<Arc<App>>) -> Answered<Json<Tags>> {
+    let model = app.model()?;
+    let names = once(&app.model_id).chain(&app.model_aliases);
+    let models = names.map(|name| describe(&app, &model, name)).collect();
+    Ok(Json(Tags { models }))
 }
 
-pub async fn show(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    let received = app.receive(request, SHOW_NAMES, read_show).await;
-    answer(received.map(|(model, ..)| Json(describe(&app, &model, &app.model_id)).into_response()))
+pub(in crate::http) async fn show(
+    State(app): State<Arc<App>>,
+    request: Request<Body>,
+) -> Answered<Json<Model>> {
+    let (model, ..) = app.receive(request, SHOW_NAMES, read_show).await?;
+    Ok(Json(describe(&app, &model, &app.model_id)))
 }
 
 fn describe(app: &App, model: &LoadedModel, name: &str) -> Model {

@@ -1,10 +1,10 @@
 //! `/v1/models`: the loaded model and its accepted names.
 
 use crate::http::App;
-use crate::http::error::{ApiError, Dialect, Respond as _};
+use crate::http::error::{Answered, ApiError};
+use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
@@ -40,26 +40,23 @@ pub(in crate::http) struct Model {
     max_model_len: Option<u32>,
 }
 
-pub async fn list(State(app): State<Arc<App>>) -> Response {
+pub(in crate::http) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
     let names = std::iter::once(&app.model_id).chain(&app.model_aliases);
-    let models = Models {
+    Json(Models {
         object: ListObject::List,
         data: names.map(|name| describe(&app, name)).collect(),
-    };
-    axum::Json(models).into_response()
+    })
 }
 
-pub async fn one(
+pub(in crate::http) async fn one(
     State(app): State<Arc<App>>,
     name: Result<Path<String>, PathRejection>,
-) -> Response {
-    let Ok(Path(name)) = name else {
-        return ApiError::bad_request("the path is not UTF-8").respond(Dialect::OpenAi);
-    };
-    if app.is_model_name(&name, app.engine.model().as_deref()) {
-        return axum::Json(describe(&app, &name)).into_response();
+) -> Answered<Json<Model>> {
+    let Path(name) = name.map_err(|_| ApiError::bad_request("the path is not UTF-8"))?;
+    match app.is_model_name(&name, app.engine.model().as_deref()) {
+        true => Ok(Json(describe(&app, &name))),
+        false => Err(no_such_model(&app).into()),
     }
-    no_such_model(&app).respond(Dialect::OpenAi)
 }
 
 fn describe(app: &App, name: &str) -> Model {
