@@ -9,7 +9,7 @@ use worker_orcd_api::fields::Names;
 use worker_orcd_api::limits::RequestLimits;
 use worker_orcd_api::ollama;
 use worker_orcd_api::openai::{Kind, request};
-use worker_orcd_api::request::{GenerationRequest, Input, Read};
+use worker_orcd_api::request::{Chat, GenerationRequest, Input, Read};
 use worker_orcd_api::rerank::read as rerank;
 use worker_orcd_api::sampling::ModelTerms;
 use worker_orcd_api::texts::read as texts;
@@ -45,7 +45,7 @@ pub type Endpoint = (Dialect, fn(&[u8]) -> Result<Asked, ApiError>);
 pub const ENDPOINTS: &[Endpoint] = &[
     (Dialect::Native, |body| {
         let read = read(body, execute::NAMES, execute::read_request)?;
-        Ok(generation(read.0))
+        Ok(generation(read.generation))
     }),
     (Dialect::OpenAi, |body| openai(body, Kind::Chat)),
     (Dialect::OpenAi, |body| openai(body, Kind::Completion)),
@@ -207,7 +207,11 @@ fn is_short(input: &Input) {
         Input::Tokens(ids) => {
             assert!(!ids.is_empty() && ids.iter().all(|id| id.0 < MODEL.vocabulary));
         }
-        Input::Messages(conversation, settings) | Input::Begun(conversation, settings, _) => {
+        Input::Chat(Chat {
+            conversation,
+            settings,
+            ..
+        }) => {
             let messages = &conversation.messages;
             // Settings from `chat_template_kwargs`, and those that other fields set.
             assert!(settings.len() <= 20);

@@ -15,7 +15,7 @@ use worker_orcd_tests::families;
 use worker_orcd_tests::oracle;
 use worker_orcd_text::template::{ChatTemplate, TemplateError};
 use worker_orcd_text::tools::ChatTerms;
-use worker_orcd_text::{Conversation, Rendering, TemplateSource};
+use worker_orcd_text::{Rendering, TemplateSource};
 
 const MODEL: ModelTerms = ModelTerms {
     n_embd: 64,
@@ -451,7 +451,7 @@ fn case(source: &Source<'_>, story: &str, body: &str) -> Value {
         request::read(fields, &RequestLimits::NONE, &MODEL, Kind::Chat)
     };
     let read = parse(body.as_bytes(), request::names(Kind::Chat), read).expect("a right body");
-    let Input::Messages(conversation, settings) = read.generation.input else {
+    let Input::Chat(chat) = read.generation.input else {
         panic!("messages");
     };
     let template = ChatTemplate::compile(TemplateSource {
@@ -459,10 +459,9 @@ fn case(source: &Source<'_>, story: &str, body: &str) -> Value {
         begin: source.begin.to_owned(),
         end: source.end.to_owned(),
     });
-    let conversation: Conversation = conversation;
     let rendering = Rendering {
-        conversation,
-        settings,
+        conversation: chat.conversation,
+        settings: chat.settings,
         max_bytes: 1 << 20,
     };
     let mut case = json!({

@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! request ─→ conversation (content: blocks) ─┐
-//!            thinking, tools ────────────────┴→ generation ─→ timeline ─→ stream (named events)
-//!                                                                   └───→ whole  (their sum)
+//!            thinking, tools ────────────────┴→ generation ─→ timeline ─→ stream (named events, or their sum)
 //! ```
 //!
 //! [`answer`]: objects of answers.
@@ -18,7 +17,6 @@ pub mod request;
 mod settings;
 pub mod stream;
 mod tools;
-pub mod whole;
 
 /// Prefix of tool use ids.
 const ID_PREFIX_OF_CALLS: &str = "toolu_";

@@ -138,25 +138,6 @@ impl ApiError {
         }
     }
 
-    /// Renames fields, for an API with other names.
-    #[must_use]
-    pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
-        let of_prompt = |name: &str| format!("your {name} has");
-        let prompt = "messages";
-        self.message = self
-            .message
-            .replacen(&of_prompt(prompt), &of_prompt(&name(prompt)), 1);
-        // The message of an error with its own code is one sentence that begins with the field.
-        let first = self.mistakes.listed().first();
-        let told =
-            first.and_then(|it| Some((name(&it.field), self.message.strip_prefix(&it.field)?)));
-        if let Some((field, rest)) = told {
-            self.message = format!("{field}{rest}");
-        }
-        self.mistakes = self.mistakes.renamed(name);
-        self
-    }
-
     #[must_use]
     pub fn unauthorized() -> Self {
         let message = "a valid key is needed: Authorization: Bearer KEY, or x-api-key: KEY";

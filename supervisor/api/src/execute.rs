@@ -7,11 +7,12 @@ use crate::fields::{Fields, Names, among};
 use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::messages::read_messages;
-use crate::request::{GenerationRequest, Input};
+use crate::presentation::{Api, Form};
+use crate::request::{AnswerRequest, GenerationRequest, Input};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use worker_orcd_ipc::GenerationParams;
 use worker_orcd_requests::OnFault;
-use worker_orcd_text::tools::ChatTerms;
+use worker_orcd_text::tools::{ChatTerms, Parsing};
 
 const MAX_JOB_ID_CHARS: usize = 128;
 
@@ -35,15 +36,13 @@ pub const NAMES: Names = |name| among(name, &[OWN_NAMES, sampling::NAMES]);
 /// Every field of `/cancel`.
 pub const CANCEL_NAMES: Names = |name| among(name, &[&["job_id"]]);
 
-/// The request, and whether it requests metrics.
-///
 /// # Errors
 /// All mistakes in the request.
 pub fn read_request(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
-) -> Result<(GenerationRequest, bool), ApiError> {
+) -> Result<AnswerRequest, ApiError> {
     let max_chars = limits.max_prompt_chars.unwrap_or(DEFAULT_PROMPT_CHARS);
     let most_tokens = limits.max_tokens_out.unwrap_or(DEFAULT_MAX_TOKENS);
     let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
@@ -58,7 +57,7 @@ pub fn read_request(
         "on_fault",
         &[("resume", OnFault::Resume), ("fail", OnFault::Fail)],
     );
-    let wants_metrics = fields.boolean("metrics").unwrap_or(false);
+    let metrics = fields.boolean("metrics").unwrap_or(false);
     fields.finish().map_err(ApiError::invalid)?;
     let (Some(job_id), Some(input)) = (job_id, input) else {
         return Err(ApiError::unreadable());
@@ -68,12 +67,18 @@ pub fn read_request(
         ignore_eos,
         ..params
     };
-    let request = GenerationRequest {
+    let seed = params.sampling.seed;
+    let form = Form {
+        is_streamed: true,
+        parsing: Parsing::default(),
+        api: Api::Execute { seed, metrics },
+    };
+    let generation = GenerationRequest {
         stop,
         on_fault,
         ..GenerationRequest::new(job_id, input, params)
     };
-    Ok((request, wants_metrics))
+    Ok(AnswerRequest::one(generation, form))
 }
 
 fn read_input(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<Input> {

@@ -107,7 +107,7 @@ impl<'a> Fields<'a> {
 
     /// Describes a field that is read as raw JSON. Typed readers describe their fields themselves.
     pub fn describe(&self, name: &str, shape: impl FnOnce() -> Shape) {
-        debug_assert!((self.names)(name).is_some(), "{name} is read but not known");
+        debug_assert!(self.knows(name), "{name} is read but not known");
         self.note(|notes| notes.field(name, shape()));
     }
 
@@ -125,6 +125,12 @@ impl<'a> Fields<'a> {
         if let Some(notes) = self.notes {
             note(&mut notes.borrow_mut());
         }
+    }
+
+    /// True for a name of this reader.
+    #[must_use]
+    pub fn knows(&self, name: &str) -> bool {
+        (self.names)(name).is_some()
     }
 
     fn add(&mut self, name: &str, value: Json<'a>) {
@@ -150,7 +156,7 @@ impl<'a> Fields<'a> {
 
     /// Takes a field. `null` is the same as absent.
     pub fn take(&mut self, name: &str) -> Option<Json<'a>> {
-        debug_assert!((self.names)(name).is_some(), "{name} is read but not known");
+        debug_assert!(self.knows(name), "{name} is read but not known");
         let given = self.given.iter_mut().find(|given| given.name == name)?;
         if given.taken {
             return None;

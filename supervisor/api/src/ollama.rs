@@ -17,22 +17,10 @@ mod options;
 pub mod request;
 
 use serde::{Deserialize, Serialize};
-use worker_orcd_text::tools::Parsing;
 
 /// Endpoint that generates text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Chat,
     Generate,
-}
-
-/// Format of an answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
-    pub kind: Kind,
-    /// Time at which the answer began, RFC 3339.
-    pub created_at: String,
-    pub is_streamed: bool,
-    /// Parsers of its text.
-    pub parsing: Parsing,
 }

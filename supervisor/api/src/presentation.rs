@@ -4,61 +4,57 @@
 //! supervisor.
 
 use crate::choices::Layout;
-use crate::ollama;
-use crate::openai::Kind;
 use crate::openai::request::StreamOptions;
 use crate::responses::answer::Echo;
+use crate::{ollama, openai};
 use serde::{Deserialize, Serialize};
+use std::time::SystemTime;
 use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Presentation {
     pub correlation_id: String,
+    /// Time at which the answer began.
+    pub created: SystemTime,
+    /// The model's fingerprint.
+    pub fingerprint: String,
+    /// Number of choices.
+    pub layout: Layout,
     pub form: Form,
 }
 
+/// Format that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Form {
+pub struct Form {
+    pub is_streamed: bool,
+    /// Parsers of the text.
+    pub parsing: Parsing,
+    pub api: Api,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Api {
     Execute {
         seed: u64,
         metrics: bool,
     },
     OpenAi {
-        kind: Kind,
-        /// Unix seconds.
-        created: u64,
-        /// The model's fingerprint.
-        fingerprint: String,
-        /// `None`: the answer is not streamed.
-        stream: Option<StreamOptions>,
-        /// Parsers of its text.
-        parsing: Parsing,
+        kind: openai::Kind,
+        /// Options of a streamed answer.
+        options: StreamOptions,
         /// The grammar allows tool calls alone.
-        #[serde(default)]
         must_call: bool,
-        /// Number of choices.
-        layout: Layout,
     },
     /// Anthropic's Messages API.
-    Messages {
-        is_streamed: bool,
-        /// Parsers of its text.
-        parsing: Parsing,
-    },
+    Messages,
     /// OpenAI's Responses API.
     Responses {
-        /// Unix seconds.
-        created: u64,
-        is_streamed: bool,
-        /// Parsers of its text.
-        parsing: Parsing,
         echo: Box<Echo>,
         /// First event for a client that resumes.
         #[serde(skip)]
         from: u64,
     },
-    /// Ollama's API.
-    Ollama(ollama::Header),
+    Ollama(ollama::Kind),
 }
 
 impl Presentation {
@@ -73,57 +69,17 @@ impl Presentation {
         // All maps have string keys; there is no other source of errors.
         serde_json::to_string(self).unwrap_or_default()
     }
-}
 
-impl Form {
+    /// Time at which the answer began, in Unix seconds.
     #[must_use]
-    pub fn is_streamed(&self) -> bool {
-        match self {
-            Self::Execute { .. } => true,
-            Self::OpenAi { stream, .. } => stream.is_some(),
-            Self::Messages { is_streamed, .. }
-            | Self::Responses { is_streamed, .. }
-            | Self::Ollama(ollama::Header { is_streamed, .. }) => *is_streamed,
-        }
-    }
-
-    /// Parsers of the text.
-    #[must_use]
-    pub fn parsing(&self) -> Parsing {
-        match self {
-            Self::Execute { .. } => Parsing::default(),
-            Self::OpenAi { parsing, .. }
-            | Self::Messages { parsing, .. }
-            | Self::Responses { parsing, .. }
-            | Self::Ollama(ollama::Header { parsing, .. }) => *parsing,
-        }
-    }
-
-    /// Number of choices of the answer.
-    #[must_use]
-    pub fn layout(&self) -> Layout {
-        match self {
-            Self::OpenAi { layout, .. } => *layout,
-            _ => Layout::default(),
-        }
-    }
-
-    /// Records that the prompt opens reasoning.
-    pub fn open_thinking(&mut self) {
-        match self {
-            Self::Execute { .. } => {}
-            Self::OpenAi { parsing, .. }
-            | Self::Messages { parsing, .. }
-            | Self::Responses { parsing, .. }
-            | Self::Ollama(ollama::Header { parsing, .. }) => {
-                parsing.open_thinking();
-            }
-        }
+    pub fn created_seconds(&self) -> u64 {
+        let since = self.created.duration_since(SystemTime::UNIX_EPOCH);
+        since.map_or(0, |since| since.as_secs())
     }
 
     /// Sets the first event for a client that resumes.
     pub fn resume_from(&mut self, first: u64) {
-        if let Self::Responses { from, .. } = self {
+        if let Api::Responses { from, .. } = &mut self.form.api {
             *from = first;
         }
     }
@@ -133,73 +89,64 @@ impl Form {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::time::Duration;
     use worker_orcd_text::tools::{Syntax, Thoughts};
 
     #[test]
     fn it_is_read_as_it_was_written() {
-        let forms = [
-            Form::Execute {
+        let echo = Echo {
+            temperature: serde_json::Number::from_f64(0.8),
+            top_p: serde_json::Number::from_f64(1.0),
+            max_output_tokens: 6,
+            tool_choice: json!({"type": "function", "name": "a"}),
+            parallel_tool_calls: false,
+            effort: Some("low".to_owned()),
+            format: Some(json!({"type": "json_object"})),
+            verbosity: None,
+            top_logprobs: 2,
+            metadata: [("a".to_owned(), "\"b\"".to_owned())].into(),
+        };
+        let apis = [
+            Api::Execute {
                 seed: u64::MAX,
                 metrics: true,
             },
-            Form::OpenAi {
-                kind: Kind::Chat,
-                created: 3,
-                fingerprint: "fp_1".to_owned(),
-                stream: Some(StreamOptions::default()),
-                parsing: Parsing {
-                    calls: Some(Syntax::Mistral),
-                    thinking: Some(Thoughts::Opened),
+            Api::OpenAi {
+                kind: openai::Kind::Chat,
+                options: StreamOptions {
+                    include_usage: true,
+                    ..StreamOptions::default()
                 },
                 must_call: true,
-                layout: Layout { prompts: 1, n: 3 },
             },
-            Form::OpenAi {
-                kind: Kind::Completion,
-                created: 4,
-                fingerprint: String::new(),
-                stream: None,
-                parsing: Parsing::default(),
+            Api::OpenAi {
+                kind: openai::Kind::Completion,
+                options: StreamOptions::default(),
                 must_call: false,
-                layout: Layout::default(),
             },
-            Form::Messages {
-                is_streamed: true,
-                parsing: Parsing {
-                    calls: Some(Syntax::Hermes),
-                    thinking: Some(Thoughts::Tagged),
-                },
-            },
-            Form::Responses {
-                created: 5,
-                is_streamed: true,
-                parsing: Parsing::default(),
-                echo: Box::new(Echo {
-                    temperature: serde_json::Number::from_f64(0.8),
-                    top_p: serde_json::Number::from_f64(1.0),
-                    max_output_tokens: 6,
-                    tool_choice: json!({"type": "function", "name": "a"}),
-                    parallel_tool_calls: false,
-                    effort: Some("low".to_owned()),
-                    format: Some(json!({"type": "json_object"})),
-                    verbosity: None,
-                    top_logprobs: 2,
-                    metadata: [("a".to_owned(), "\"b\"".to_owned())].into(),
-                }),
+            Api::Messages,
+            Api::Responses {
+                echo: Box::new(echo),
                 from: 0,
             },
-            Form::Ollama(ollama::Header {
-                kind: ollama::Kind::Generate,
-                created_at: "2026-11-21T12:00:00.250Z".to_owned(),
-                is_streamed: true,
-                parsing: Parsing::default(),
-            }),
+            Api::Ollama(ollama::Kind::Generate),
         ];
-        for form in forms {
+        for (api, is_streamed) in apis.into_iter().zip([true, false].into_iter().cycle()) {
             let presentation = Presentation {
                 correlation_id: "a \"b\"".to_owned(),
-                form,
+                created: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_891_012),
+                fingerprint: "fp_1".to_owned(),
+                layout: Layout { prompts: 1, n: 3 },
+                form: Form {
+                    is_streamed,
+                    parsing: Parsing {
+                        calls: Some(Syntax::Mistral),
+                        thinking: Some(Thoughts::Opened),
+                    },
+                    api,
+                },
             };
+            assert_eq!(presentation.created_seconds(), 1234);
             let read = Presentation::read(&presentation.write());
             assert_eq!(read, Some(presentation));
         }

@@ -9,13 +9,13 @@ pub trait Render: Send + Unpin + 'static {
     const CONTENT_TYPE: &'static str = EVENT_STREAM;
 
     /// Writes the events before all others.
-    fn begin(&mut self, out: &mut Vec<u8>);
+    fn begin(&mut self, _out: &mut Vec<u8>) {}
     /// Writes a piece of text. `index`: of the last token in it.
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>);
     /// Processes text that the client already has, before all text that is written.
     fn known(&mut self, _piece: &Piece) {}
     /// Writes what follows each batch of text. `tokens_out`: number of all accepted tokens.
-    fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
+    fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
     /// Writes a keep-alive after a long silence.
@@ -26,6 +26,14 @@ pub trait Render: Send + Unpin + 'static {
     fn recovering(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(RECOVERING);
     }
+}
+
+/// Event format of an API that also has answers in one piece.
+pub trait Whole: Render {
+    /// Adds a piece to the answer in one piece.
+    fn gather(&mut self, piece: &Piece);
+    /// The answer in one piece, as JSON.
+    fn whole(self, completion: &Completion) -> Vec<u8>;
 }
 
 /// Media type of server-sent events.

@@ -1,8 +1,10 @@
 //! Request for text, common to all APIs.
 
+use crate::choices::More;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::limits::RequestLimits;
+use crate::presentation::Form;
 use crate::sampling::ModelTerms;
 use crate::structure::Asked;
 use crate::thinking_budget::Budget;
@@ -10,6 +12,28 @@ use worker_orcd_ipc::{GenerationParams, TokenId};
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::Conversation;
 use worker_orcd_text::template::TemplateSetting;
+
+/// Request for an answer: its text, and its format.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnswerRequest {
+    pub generation: GenerationRequest,
+    /// Further choices.
+    pub more: More,
+    pub form: Form,
+}
+
+impl AnswerRequest {
+    /// Request for one choice.
+    #[must_use]
+    pub fn one(generation: GenerationRequest, form: Form) -> Self {
+        let more = More::default();
+        Self {
+            generation,
+            more,
+            form,
+        }
+    }
+}
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationRequest {
@@ -51,24 +75,42 @@ impl GenerationRequest {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     Prompt(String),
-    /// Messages and tools, and template variables from the client.
-    Messages(Conversation, Vec<(String, TemplateSetting)>),
-    /// The same, and the beginning of the answer.
-    Begun(Conversation, Vec<(String, TemplateSetting)>, String),
+    Chat(Chat),
     /// Token ids, which `/v1/completions` accepts.
     Tokens(Vec<TokenId>),
 }
 
+/// Conversation that a chat template formats.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chat {
+    /// Name of the field in the request.
+    pub field: &'static str,
+    /// Messages and tools.
+    pub conversation: Conversation,
+    /// Template variables from the client.
+    pub settings: Vec<(String, TemplateSetting)>,
+    /// Beginning of the answer, if the model continues one.
+    pub beginning: Option<String>,
+}
+
 impl Input {
+    fn chat(&self) -> Option<&Chat> {
+        match self {
+            Self::Chat(chat) => Some(chat),
+            Self::Prompt(_) | Self::Tokens(_) => None,
+        }
+    }
+
     /// Whether the prompt has tools.
     #[must_use]
     pub fn has_tools(&self) -> bool {
-        match self {
-            Self::Messages(conversation, _) | Self::Begun(conversation, ..) => {
-                conversation.tools.is_some()
-            }
-            Self::Prompt(_) | Self::Tokens(_) => false,
-        }
+        self.chat()
+            .is_some_and(|it| it.conversation.tools.is_some())
+    }
+
+    /// Whether the model continues an answer.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.chat().is_some_and(|it| it.beginning.is_some())
     }
 
     /// Text of a text prompt.
@@ -76,7 +118,7 @@ impl Input {
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Prompt(text) => Some(text),
-            Self::Messages(..) | Self::Begun(..) | Self::Tokens(_) => None,
+            Self::Chat(_) | Self::Tokens(_) => None,
         }
     }
 
@@ -85,7 +127,7 @@ impl Input {
     pub fn field(&self) -> &'static str {
         match self {
             Self::Prompt(_) | Self::Tokens(_) => "prompt",
-            Self::Messages(..) | Self::Begun(..) => "messages",
+            Self::Chat(chat) => chat.field,
         }
     }
 }

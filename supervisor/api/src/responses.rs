@@ -4,7 +4,7 @@
 //! (`output`), whole or streamed. Answers are not stored, so a reference to an earlier one is refused by name.
 //!
 //! ```text
-//! request (input → items, tools, settings) → generation … pieces → output → events (streamed) or whole
+//! request (input → items, tools, settings) → generation … pieces → output → events, or the response that the last of them has
 //!                                                                    └→ answer: items and responses as JSON
 //! ```
 
@@ -16,6 +16,5 @@ mod output;
 pub mod request;
 mod settings;
 mod tools;
-pub mod whole;
 
 const ID_PREFIX: &str = "resp_";

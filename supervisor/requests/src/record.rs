@@ -100,6 +100,13 @@ pub struct Completion {
     pub recoveries: u32,
 }
 
+impl Completion {
+    /// True if a limit ended the answer.
+    pub fn is_cut(&self) -> bool {
+        self.stop_reason == StopReason::MaxTokens
+    }
+}
+
 /// Vector of a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Embedding {

@@ -7,10 +7,9 @@ use super::body::Room;
 use super::client;
 use super::correlation::CorrelationId;
 use super::error::{Answered, ApiError};
+use super::generation::Asked;
 use super::pooled::{Batch, Prompts};
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::Request;
 use std::sync::Arc;
 use uuid::Uuid;
 use worker_orcd_api::embeddings::read::{INPUT, NAMES, read_embeddings};
@@ -22,11 +21,7 @@ use worker_orcd_ipc::{ClientId, Pooling};
 /// Pooling type of rerankers in llama.cpp. Their single output is no embedding.
 pub(super) const RANK: u32 = 4;
 
-pub async fn embeddings(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
-) -> Answered {
+pub async fn embeddings((State(app), Extension(correlation), request): Asked) -> Answered {
     let client = client::of_request(request.extensions());
     let (model, asked, room) = app.receive(request, NAMES, read_embeddings).await?;
     let (vectors, tokens) = vectors(&app, correlation, client, &model, asked.inputs, room).await?;

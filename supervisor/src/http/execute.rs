@@ -2,52 +2,27 @@
 
 use super::correlation::CorrelationId;
 use super::error::{Answered, ApiError};
-use super::generation::Asker;
-use super::received::terms_of;
-use super::{App, client, presentation};
-use axum::body::Body;
+use super::generation::{self, Asked};
+use super::{App, client};
 use axum::extract::{Extension, State};
-use axum::http::{Request, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use worker_orcd_api::execute::{CANCEL_NAMES, NAMES, read_cancellation, read_request};
-use worker_orcd_api::fields::Fields;
-use worker_orcd_api::presentation::Form;
 use worker_orcd_requests::error_code::ErrorCode;
 
 /// `/shutdown` waits for active jobs without a limit; a signal shortens the drain.
 const UNHURRIED: Duration = Duration::from_secs(365 * 24 * 3600);
 
-pub async fn execute(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
-) -> Answered {
-    let asker = Asker::of(&request, correlation);
-    let model = app.model();
-    let terms = terms_of(model.as_deref().ok());
-    let limits = app.limits.clone();
-    let read = move |fields: Fields<'_>| read_request(fields, &limits, &terms);
-    let ((request, wants_metrics), room) = app.bodies.read(request, NAMES, read).await?;
-    let model = model?;
-    let mut form = Form::Execute {
-        seed: request.params.sampling.seed,
-        metrics: wants_metrics,
-    };
-    let accepted = app.start(&model, request, &mut form, asker).await?;
-    drop(room);
-    presentation::respond(form, &app, accepted, false).await
+pub async fn execute(asked: Asked) -> Answered {
+    generation::answer(asked, NAMES, read_request).await
 }
 
 /// Idempotent: an unknown or finished job is no error, and neither is a job of another key, which continues.
-pub async fn cancel(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
-) -> Answered {
+pub async fn cancel((State(app), Extension(correlation), request): Asked) -> Answered {
     // With authentication, a client cannot detect jobs of others.
     let keys = app.keys.are_asked_for();
     let owner = keys.then(|| client::of_request(request.extensions()));

@@ -1,5 +1,7 @@
 //! The single entry point of requests for text.
 
+#![expect(clippy::disallowed_methods, reason = "an answer is stamped")]
+
 mod echo;
 mod prompt;
 
@@ -7,26 +9,46 @@ use super::App;
 use super::client;
 use super::connection::Attachment;
 use super::correlation::CorrelationId;
-use super::error::ApiError;
+use super::error::{Answered, ApiError};
 use super::handover::Held;
 use super::job::Job;
+use super::presentation;
 use axum::body::Body;
+use axum::extract::{Extension, State};
 use axum::http::Request;
 use prompt::Encoded;
 use std::iter::once;
 use std::sync::Arc;
-use worker_orcd_api::choices::{More, Place};
-use worker_orcd_api::presentation::{Form, Presentation};
-use worker_orcd_api::request::GenerationRequest;
+use std::time::SystemTime;
+use worker_orcd_api::choices::Place;
+use worker_orcd_api::fields::Names;
+use worker_orcd_api::presentation::Presentation;
+use worker_orcd_api::request::{AnswerRequest, Read};
 use worker_orcd_api::thinking_budget::Budget;
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::{ClientId, GenerationParams};
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::{NewRequest, Position, RequestStream};
 
+/// Arguments of a handler.
+pub type Asked = (State<Arc<App>>, Extension<CorrelationId>, Request<Body>);
+
+/// Answers a request of any API. `names`, `read`: its fields and their reader.
+pub(super) async fn answer(
+    (State(app), Extension(correlation), request): Asked,
+    names: Names,
+    read: impl Read<AnswerRequest> + Send + 'static,
+) -> Answered {
+    let asker = Asker::of(&request, correlation);
+    let (model, request, room) = app.receive(request, names, read).await?;
+    let (presentation, accepted) = app.start(&model, request, asker).await?;
+    drop(room);
+    Ok(presentation::respond(presentation, &app, accepted, false).await?)
+}
+
 /// Client of a request, and its connection.
 #[derive(Debug)]
-pub struct Asker {
+struct Asker {
     client: ClientId,
     correlation: CorrelationId,
     /// `None` in tests.
@@ -34,8 +56,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    #[must_use]
-    pub fn of(request: &Request<Body>, correlation: CorrelationId) -> Self {
+    fn of(request: &Request<Body>, correlation: CorrelationId) -> Self {
         Self {
             client: client::of_request(request.extensions()),
             correlation,
@@ -65,35 +86,22 @@ impl App {
         })
     }
 
-    /// Tokenizes and submits one request.
-    ///
-    /// # Errors
-    /// If the text does not fit, or the engine refuses.
-    pub async fn start(
-        self: &Arc<Self>,
-        model: &Arc<LoadedModel>,
-        request: GenerationRequest,
-        form: &mut Form,
-        asker: Asker,
-    ) -> Result<Accepted, ApiError> {
-        let more = More::default();
-        let mut one = self.start_all(model, request, more, form, asker).await?;
-        one.pop().ok_or_else(lost)
-    }
-
-    /// Tokenizes and submits a request for each choice, all or none. The single entry point.
+    /// Tokenizes and submits a request for each choice, all or none.
     ///
     /// # Errors
     /// If a text does not fit, or the engine refuses.
-    pub async fn start_all(
+    async fn start(
         self: &Arc<Self>,
         model: &Arc<LoadedModel>,
-        request: GenerationRequest,
-        more: More,
-        form: &mut Form,
+        request: AnswerRequest,
         asker: Asker,
-    ) -> Result<Vec<Accepted>, ApiError> {
-        let layout = more.layout();
+    ) -> Result<(Presentation, Vec<Accepted>), ApiError> {
+        let AnswerRequest {
+            generation: request,
+            more,
+            mut form,
+        } = request;
+        let (created, layout) = (SystemTime::now(), more.layout());
         layout.check(
             self.engine.most_together(),
             request.params.logprobs.is_some(),
@@ -103,11 +111,11 @@ impl App {
             let prepared = self.prepare_echoed(model, input, request.echo, request.truncate);
             let prompt = prepared.await?;
             if prompt.opens_thinking {
-                form.open_thinking();
+                form.parsing.open_thinking();
             }
             prompts.push(prompt);
         }
-        let parsing = form.parsing();
+        let parsing = form.parsing;
         let grammar = self.hold(model, request.structure, parsing).await?;
         let Asker {
             client,
@@ -116,7 +124,10 @@ impl App {
         } = asker;
         let presentation = Presentation {
             correlation_id: correlation.0.clone(),
-            form: form.clone(),
+            created,
+            fingerprint: model.fingerprint(),
+            layout,
+            form,
         };
         let answer = request.job_id;
         // Common to all choices.
@@ -163,7 +174,7 @@ impl App {
                 job,
             }
         };
-        Ok(choices.map(begin).collect())
+        Ok((presentation, choices.map(begin).collect()))
     }
 }
 

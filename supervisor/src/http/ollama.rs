@@ -1,31 +1,19 @@
 //! Handlers of Ollama's API, for its clients: `/api/chat`, `/api/generate` and `/api/embed`; [`models`]: its routes about
 //! the model. Requests take the path of chat; only the formats differ. Routes that manage models are refused by name.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "an answer is stamped, and embeddings are timed"
-)]
+#![expect(clippy::disallowed_methods, reason = "embeddings are timed")]
 
 pub mod models;
 
-use super::App;
 use super::client;
-use super::correlation::CorrelationId;
 use super::embeddings;
 use super::error::Answered;
-use super::generation::Asker;
-use super::presentation;
-use axum::body::Body;
+use super::generation::{self, Asked};
 use axum::extract::{Extension, State};
-use axum::http::Request;
-use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 use worker_orcd_api::embeddings::read::INPUT;
 use worker_orcd_api::ollama::embed as embedding;
-use worker_orcd_api::ollama::request::{self, OllamaRequest};
-use worker_orcd_api::ollama::{Header, Kind};
-use worker_orcd_api::presentation::Form;
-use worker_orcd_text::calendar::rfc3339;
+use worker_orcd_api::ollama::{Kind, request};
 
 /// Last steps of the paths of Ollama that manage models.
 const MANAGEMENT: [&str; 6] = ["pull", "push", "create", "copy", "delete", "blobs"];
@@ -44,52 +32,15 @@ pub fn refusal(path: &str) -> Option<String> {
     Some(format!("/api/{step} is not supported: {instead}"))
 }
 
-pub async fn chat(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
-) -> Answered {
-    respond(&app, correlation, request, Kind::Chat).await
+pub async fn chat(asked: Asked) -> Answered {
+    generation::answer(asked, request::NAMES, request::read_of(Kind::Chat)).await
 }
 
-pub async fn generate(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
-) -> Answered {
-    respond(&app, correlation, request, Kind::Generate).await
+pub async fn generate(asked: Asked) -> Answered {
+    generation::answer(asked, request::NAMES, request::read_of(Kind::Generate)).await
 }
 
-async fn respond(
-    app: &Arc<App>,
-    correlation: CorrelationId,
-    request: Request<Body>,
-    kind: Kind,
-) -> Answered {
-    let asker = Asker::of(&request, correlation);
-    let received = app.receive(request, request::NAMES, request::read_of(kind));
-    let (model, request, room) = received.await?;
-    let OllamaRequest {
-        generation,
-        is_streamed,
-        parsing,
-    } = request;
-    let mut form = Form::Ollama(Header {
-        kind,
-        created_at: rfc3339(SystemTime::now()),
-        is_streamed,
-        parsing,
-    });
-    let accepted = app.start(&model, generation, &mut form, asker).await?;
-    drop(room);
-    presentation::respond(form, app, accepted, false).await
-}
-
-pub async fn embed(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
-) -> Answered {
+pub async fn embed((State(app), Extension(correlation), request): Asked) -> Answered {
     let (begun, client) = (Instant::now(), client::of_request(request.extensions()));
     let received = app.receive(request, embedding::NAMES, embedding::read);
     let (model, asked, room) = received.await?;

@@ -2,7 +2,6 @@
 
 use super::error::ApiError;
 use super::generation::Accepted;
-use super::job::Job;
 use super::openai::several;
 use super::whole::{gather, gather_one};
 use super::{App, sse};
@@ -13,47 +12,46 @@ use worker_orcd_api::anthropic::stream::MessageEvents;
 use worker_orcd_api::choices::Layout;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
 use worker_orcd_api::ollama::answer::Lines;
-use worker_orcd_api::openai::Header;
 use worker_orcd_api::openai::request::StreamOptions;
 use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::openai::whole::Gathered;
-use worker_orcd_api::presentation::Form;
-use worker_orcd_api::render::Render;
+use worker_orcd_api::presentation::{Api, Form, Presentation};
+use worker_orcd_api::render::{Render, Whole};
 use worker_orcd_api::responses::events::Events;
-use worker_orcd_api::responses::whole::Whole;
-use worker_orcd_api::{anthropic, ollama, openai, responses};
-use worker_orcd_requests::RequestStream;
-use worker_orcd_text::tools::Parsing;
-
-/// Response of one request. `begun`: the client already has the head of the response.
-///
-/// # Errors
-/// If the request fails before any of the answer was sent.
-pub async fn respond(
-    form: Form,
-    app: &Arc<App>,
-    accepted: Accepted,
-    begun: bool,
-) -> Result<Response, ApiError> {
-    respond_all(form, app, vec![accepted], begun).await
-}
+use worker_orcd_api::{openai, responses};
 
 /// Response of an answer with these choices, in order. `begun`: the client already has the head of the response.
 ///
 /// # Errors
 /// If the request fails before any of the answer was sent.
-pub async fn respond_all(
-    form: Form,
+pub async fn respond(
+    presentation: Presentation,
     app: &Arc<App>,
     accepted: Vec<Accepted>,
     begun: bool,
 ) -> Result<Response, ApiError> {
-    match form {
-        Form::Execute { seed, metrics } => {
+    let created = presentation.created_seconds();
+    let Presentation {
+        created: created_at,
+        fingerprint,
+        layout,
+        form,
+        ..
+    } = presentation;
+    let Form {
+        is_streamed,
+        parsing,
+        api,
+    } = form;
+    let first = accepted.first();
+    let id = first.map_or("", |it| it.stream.answer()).to_owned();
+    let model = app.model_id.clone();
+    match api {
+        Api::Execute { seed, metrics } => {
             let Accepted { stream, job, .. } = only(accepted)?;
             let started = Started {
-                job_id: job.id().to_owned(),
-                model: app.model_id.clone(),
+                job_id: id,
+                model,
                 seed,
             };
             let app = Arc::clone(app);
@@ -64,60 +62,51 @@ pub async fn respond_all(
                 false => sse::respond(stream, job, render),
             })
         }
-        Form::OpenAi {
+        Api::OpenAi {
             kind,
-            created,
-            fingerprint,
-            stream: options,
-            parsing,
+            options,
             must_call,
-            layout,
         } => {
-            let first = accepted.first();
-            let id = first.map_or("", |it| it.stream.answer()).to_owned();
-            let header = Header {
+            let header = openai::Header {
                 kind,
                 id,
                 created,
-                model: app.model_id.clone(),
+                model,
                 fingerprint,
                 parsing,
                 must_call,
             };
-            let needs_all = parsing.is_any() || options.is_none() || layout.count() > 1;
+            let needs_all = parsing.is_any() || !is_streamed || layout.count() > 1;
             for Accepted { stream, .. } in accepted.iter().filter(|_| needs_all) {
                 // The format of a piece depends on all earlier text, an unstreamed answer is complete, and with
                 // several choices each piece is counted.
                 stream.give_known();
             }
-            match options {
-                None => whole_completion(accepted, &header, layout).await,
-                Some(options) => streamed(accepted, &header, options, layout, begun).await,
+            match is_streamed {
+                true => streamed(accepted, &header, options, layout, begun).await,
+                false => whole_completion(accepted, &header, layout).await,
             }
         }
-        Form::Messages {
-            is_streamed,
-            parsing,
-        } => message(only(accepted)?, &app.model_id, is_streamed, parsing, begun).await,
-        Form::Responses {
-            created,
-            is_streamed,
-            parsing,
-            echo,
-            from,
-        } => {
+        Api::Messages => {
             let accepted = only(accepted)?;
+            let events = MessageEvents::new(&id, &model, accepted.tokens_in, parsing);
+            answer(accepted, events, is_streamed, begun).await
+        }
+        Api::Responses { echo, from } => {
             let header = responses::answer::Header {
-                id: accepted.job.id().to_owned(),
+                id,
                 created,
-                model: app.model_id.clone(),
+                model,
                 parsing,
                 echo: *echo,
             };
-            let first = is_streamed.then_some(from);
-            response(accepted, header, first, begun).await
+            let events = Events::new(header, from);
+            answer(only(accepted)?, events, is_streamed, begun).await
         }
-        Form::Ollama(header) => lines(only(accepted)?, &app.model_id, header, begun).await,
+        Api::Ollama(kind) => {
+            let lines = Lines::new(&id, &model, kind, created_at, parsing);
+            answer(only(accepted)?, lines, is_streamed, begun).await
+        }
     }
 }
 
@@ -126,23 +115,35 @@ fn only(accepted: Vec<Accepted>) -> Result<Accepted, ApiError> {
     accepted.into_iter().next().ok_or_else(ApiError::unreadable)
 }
 
+/// Answer of an API without choices.
+async fn answer(
+    accepted: Accepted,
+    mut format: impl Whole,
+    is_streamed: bool,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    // The format of a piece depends on all earlier text.
+    accepted.stream.give_known();
+    if is_streamed {
+        return rendered(accepted, format, begun).await;
+    }
+    let completion = gather_one(accepted, |piece| format.gather(piece)).await?;
+    Ok(json(format.whole(&completion)))
+}
+
 /// Streamed answer of the OpenAI API.
 async fn streamed(
     mut accepted: Vec<Accepted>,
-    header: &Header,
+    header: &openai::Header,
     options: StreamOptions,
     layout: Layout,
     begun: bool,
 ) -> Result<Response, ApiError> {
     if layout.count() == 1
-        && let Some(Accepted {
-            stream,
-            job,
-            tokens_in,
-        }) = accepted.pop()
+        && let Some(accepted) = accepted.pop()
     {
-        let chunks = Chunks::new(header, options, tokens_in);
-        return rendered(stream, job, chunks, begun).await;
+        let chunks = Chunks::new(header, options, accepted.tokens_in);
+        return rendered(accepted, chunks, begun).await;
     }
     let source = several::Choices::new(accepted, header, options, layout);
     match begun {
@@ -154,7 +155,7 @@ async fn streamed(
 /// Complete answer of the OpenAI API.
 async fn whole_completion(
     accepted: Vec<Accepted>,
-    header: &Header,
+    header: &openai::Header,
     layout: Layout,
 ) -> Result<Response, ApiError> {
     let gathered = |it: &Accepted| {
@@ -169,74 +170,12 @@ async fn whole_completion(
     Ok(json(openai::whole::answer(header, choices, &ends, layout)))
 }
 
-/// Answer of Anthropic's API.
-async fn message(
-    answer: Accepted,
-    model: &str,
-    is_streamed: bool,
-    parsing: Parsing,
-    begun: bool,
-) -> Result<Response, ApiError> {
-    // The block of a piece depends on all earlier text.
-    answer.stream.give_known();
-    if is_streamed {
-        let Accepted {
-            stream,
-            job,
-            tokens_in,
-        } = answer;
-        let events = MessageEvents::new(job.id(), model, tokens_in, parsing);
-        return rendered(stream, job, events, begun).await;
-    }
-    let (id, mut text) = (answer.job.id().to_owned(), String::new());
-    let completion = gather_one(answer, |piece| text.push_str(&piece.text)).await?;
-    let answer = anthropic::whole::answer(&id, model, parsing, &text, &completion);
-    Ok(axum::Json(answer).into_response())
-}
-
-/// Answer of the Responses API: streamed from event `first` on, or whole if `first` is `None`.
-async fn response(
+async fn rendered(
     accepted: Accepted,
-    header: responses::answer::Header,
-    first: Option<u64>,
+    render: impl Render,
     begun: bool,
 ) -> Result<Response, ApiError> {
-    // The format of a piece depends on all earlier text.
-    accepted.stream.give_known();
-    if let Some(first) = first {
-        let Accepted { stream, job, .. } = accepted;
-        return rendered(stream, job, Events::new(header, first), begun).await;
-    }
-    let mut whole = Whole::new(header);
-    let completion = gather_one(accepted, |piece| whole.push(piece)).await?;
-    Ok(json(whole.finish(&completion)))
-}
-
-/// Answer of Ollama's API.
-async fn lines(
-    accepted: Accepted,
-    model: &str,
-    header: ollama::Header,
-    begun: bool,
-) -> Result<Response, ApiError> {
-    // The format of a piece depends on all earlier text.
-    accepted.stream.give_known();
-    let is_streamed = header.is_streamed;
-    let lines = Lines::new(accepted.job.id(), model, header);
-    if is_streamed {
-        return rendered(accepted.stream, accepted.job, lines, begun).await;
-    }
-    let mut text = String::new();
-    let completion = gather_one(accepted, |piece| text.push_str(&piece.text)).await?;
-    Ok(json(lines.whole(&text, &completion)))
-}
-
-async fn rendered<R: Render>(
-    stream: RequestStream,
-    job: Job,
-    render: R,
-    begun: bool,
-) -> Result<Response, ApiError> {
+    let Accepted { stream, job, .. } = accepted;
     match begun {
         true => Ok(sse::go_on(stream, job, render)),
         false => sse::respond_when_known(stream, job, render).await,
@@ -250,13 +189,16 @@ fn json(body: Vec<u8>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::job::Job;
     use crate::http::tests::app;
     use http_body_util::BodyExt as _;
     use serde_json::{Value, json};
+    use std::time::SystemTime;
     use worker_orcd_api::openai::Kind;
     use worker_orcd_ipc::{DrawnLogprobs, FinishReason, Logprobs};
     use worker_orcd_requests::record::NewRequest;
     use worker_orcd_requests::testing::{Journal, SEAT, params, request, step};
+    use worker_orcd_text::tools::Parsing;
 
     #[tokio::test]
     async fn an_answer_in_one_piece_is_told_whole_whatever_the_client_says_that_it_has() {
@@ -286,16 +228,24 @@ mod tests {
             job: Job::begin(Arc::clone(&app), "job".to_owned(), String::new()),
             tokens_in: 2,
         };
-        let form = Form::OpenAi {
-            kind: Kind::Completion,
-            created: 4,
+        let presentation = Presentation {
+            correlation_id: String::new(),
+            created: SystemTime::UNIX_EPOCH,
             fingerprint: String::new(),
-            stream: None,
-            parsing: Parsing::default(),
-            must_call: false,
             layout: Layout::default(),
+            form: Form {
+                is_streamed: false,
+                parsing: Parsing::default(),
+                api: Api::OpenAi {
+                    kind: Kind::Completion,
+                    options: StreamOptions::default(),
+                    must_call: false,
+                },
+            },
         };
-        let answer = respond(form, &app, accepted, true).await.unwrap();
+        let answer = respond(presentation, &app, vec![accepted], true)
+            .await
+            .unwrap();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         let answer: Value = serde_json::from_slice(&body).unwrap();
         let choice = &answer["choices"][0];

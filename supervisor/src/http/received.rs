@@ -38,7 +38,10 @@ impl App {
         loaded: Option<&LoadedModel>,
         read: impl Read<T>,
     ) -> Result<T, ApiError> {
-        self.check_model_name(&mut fields, loaded)?;
+        // `/execute` does not take the field.
+        if fields.knows("model") {
+            self.check_model_name(&mut fields, loaded)?;
+        }
         read(fields, &self.limits, &terms_of(loaded))
     }
 }

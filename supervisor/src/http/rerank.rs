@@ -4,15 +4,12 @@
 //! document is a prompt on [the path of embeddings](super::pooled), and its vector has one component. Control tokens in
 //! text of clients stay text, unless the operator sets otherwise.
 
-use super::App;
 use super::client;
-use super::correlation::CorrelationId;
 use super::embeddings::RANK;
 use super::error::{Answered, ApiError};
+use super::generation::Asked;
 use super::pooled::{Batch, Prompts};
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::Request;
 use std::sync::Arc;
 use uuid::Uuid;
 use worker_orcd_api::rerank::read::{DOCUMENTS, NAMES, read_rerank};
@@ -23,11 +20,7 @@ use worker_orcd_ipc::Pooling;
 const QUERY: &str = "{query}";
 const DOCUMENT: &str = "{document}";
 
-pub async fn rerank(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
-) -> Answered {
+pub async fn rerank((State(app), Extension(correlation), request): Asked) -> Answered {
     let client = client::of_request(request.extensions());
     let (model, asked, room) = app.receive(request, NAMES, read_rerank).await?;
     let template = template(&model)?;

@@ -51,7 +51,7 @@ pub async fn resume(
             accepted,
             presentation,
             begun,
-        }) => presentation::respond_all(presentation.form, &app, accepted, begun).await,
+        }) => presentation::respond(presentation, &app, accepted, begun).await,
         Err(error) => Err(error),
     };
     match response {
@@ -95,11 +95,11 @@ fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiEr
     let found = app.engine.resume(id, owner, &place.skips);
     let (streams, presentation) = found.ok_or_else(nobody)?;
     let mut presentation = Presentation::read(&presentation).ok_or_else(nobody)?;
-    if presentation.form.layout().count() != streams.len() {
+    if presentation.layout.count() != streams.len() {
         return Err(nobody());
     }
     if let Some(first) = first_event {
-        presentation.form.resume_from(first);
+        presentation.resume_from(first);
     }
     let correlation_id = presentation.correlation_id.clone();
     if let Some(connection) = extensions.get::<Attachment>() {

@@ -55,13 +55,10 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> 
 
 pub async fn apply_template(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     let (model, input, room) = app.receive(request, TEMPLATE_NAMES, read_template).await?;
-    let (conversation, settings, beginning) = match input {
-        Input::Messages(conversation, settings) => (conversation, settings, String::new()),
-        Input::Begun(conversation, settings, beginning) => (conversation, settings, beginning),
-        Input::Prompt(_) | Input::Tokens(_) => return Err(ApiError::unreadable().into()),
+    let Input::Chat(chat) = input else {
+        return Err(ApiError::unreadable().into());
     };
-    let rendered = app.render_begun(&model, conversation, settings, &beginning);
-    let (prompt, more_room) = rendered.await?;
+    let (prompt, more_room) = app.render_begun(&model, chat).await?;
     let (bytes, answer) = (prompt.len(), written::Templated { prompt });
     let rooms = (room, more_room);
     app.answered("messages", bytes, answer, rooms).await

@@ -8,22 +8,14 @@ use crate::json::{Json, Kind};
 use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::mistakes::Constraint;
-use crate::request::{GenerationRequest, Input};
+use crate::presentation::{Api, Form};
+use crate::request::{AnswerRequest, GenerationRequest, Input};
 use crate::sampling::{self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_params, read_sampling};
 use crate::schema;
 use crate::structure::{Asked, OUTPUT_FORMAT, formats};
 use crate::thinking_budget::Budget;
 use uuid::Uuid;
 use worker_orcd_ipc::{GenerationParams, Sampling};
-use worker_orcd_text::tools::Parsing;
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct MessagesRequest {
-    pub generation: GenerationRequest,
-    pub is_streamed: bool,
-    /// Parsers of the answer.
-    pub parsing: Parsing,
-}
 
 /// Fields that make the prompt, and fields without effect.
 const OF_PROMPT: [&[&str]; 4] = [
@@ -52,7 +44,7 @@ pub fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
-) -> Result<MessagesRequest, ApiError> {
+) -> Result<AnswerRequest, ApiError> {
     let (input, structure, budget) = read_prompt(&mut fields, limits, model);
     let max_tokens = read_max_tokens(&mut fields, limits);
     let sampling = read_drawing(&mut fields, model);
@@ -61,7 +53,11 @@ pub fn read(
     let is_streamed = fields.boolean("stream").unwrap_or(false);
     fields.finish().map_err(ApiError::invalid)?;
     let input = input.ok_or_else(ApiError::unreadable)?;
-    let parsing = model.chat.parsing_of(input.has_tools());
+    let form = Form {
+        is_streamed,
+        parsing: model.chat.parsing_of(input.has_tools()),
+        api: Api::Messages,
+    };
     let params = GenerationParams {
         max_tokens,
         ..params
@@ -73,11 +69,7 @@ pub fn read(
         structure,
         ..GenerationRequest::new(job_id, input, params)
     };
-    Ok(MessagesRequest {
-        generation,
-        is_streamed,
-        parsing,
-    })
+    Ok(AnswerRequest::one(generation, form))
 }
 
 /// # Errors

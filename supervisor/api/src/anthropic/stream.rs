@@ -1,4 +1,4 @@
-//! Stream of an answer: `message_start`, then for each block `content_block_start`, `content_block_delta` and
+//! Answer: a message, or a stream of `message_start`, then for each block `content_block_start`, `content_block_delta` and
 //! `content_block_stop`, then `message_delta` and `message_stop`.
 //!
 //! A piece of text becomes any number of events. The last of them has the `id:` of its token, as in `/execute`: a
@@ -6,12 +6,12 @@
 //! names of events and ignore ids, comments and `ping`.
 
 use super::ID_PREFIX_OF_CALLS;
-use super::answer::{Delta, End, Message, MessageEvent, Usage};
+use super::answer::{Block, Delta, End, Message, MessageEvent, Usage};
 use crate::error::ApiError;
 use crate::error::anthropic::AnthropicError;
-use crate::render::{Render, write_data, write_json};
-use crate::timeline::{Item, Kind, Step, Timeline};
-use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
+use crate::render::{Render, Whole, write_data, write_json};
+use crate::timeline::{Item, Kind, Step, Timeline, sum};
+use worker_orcd_requests::{Completion, Failure, Piece};
 use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub struct MessageEvents {
     kind: Kind,
     /// Buffer, reused between pieces.
     steps: Vec<Step>,
+    /// Text of an answer in one piece.
+    text: String,
 }
 
 impl MessageEvents {
@@ -39,6 +41,7 @@ impl MessageEvents {
             begun: 0,
             kind: Kind::Text,
             steps: Vec::new(),
+            text: String::new(),
         }
     }
 
@@ -120,11 +123,8 @@ impl Render for MessageEvents {
         self.write_steps(None, &mut Vec::new());
     }
 
-    fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
-
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let is_cut = completion.stop_reason == StopReason::MaxTokens;
-        self.timeline.finish(is_cut, &mut self.steps);
+        self.timeline.finish(completion.is_cut(), &mut self.steps);
         self.write_steps(None, out);
         let delta = End::of(completion, &self.timeline);
         let usage = completion.into();
@@ -139,6 +139,23 @@ impl Render for MessageEvents {
 
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         write_named(out, None, &MessageEvent::Ping);
+    }
+}
+
+impl Whole for MessageEvents {
+    fn gather(&mut self, piece: &Piece) {
+        self.text.push_str(&piece.text);
+    }
+
+    fn whole(mut self, completion: &Completion) -> Vec<u8> {
+        self.timeline.push(&self.text, &mut self.steps);
+        self.timeline.finish(completion.is_cut(), &mut self.steps);
+        let end = End::of(completion, &self.timeline);
+        let content = sum(self.steps).into_iter().map(Block::from).collect();
+        let message = Message::of(&self.id, &self.model, completion.into()).ended(content, end);
+        let mut body = Vec::new();
+        write_json(&mut body, &message);
+        body
     }
 }
 

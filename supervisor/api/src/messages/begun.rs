@@ -7,7 +7,7 @@
 use crate::fields::Fields;
 use crate::messages::History;
 use crate::mistakes::Constraint;
-use crate::request::Input;
+use crate::request::{Chat, Input};
 use worker_orcd_text::template::TemplateSetting;
 use worker_orcd_text::{ChatMessage, Conversation};
 
@@ -54,18 +54,31 @@ pub(crate) fn input(
         mut messages,
         is_prefix,
     } = history;
-    let conversation = |messages| Conversation { messages, tools };
     if !continues && !is_prefix {
-        return Input::Messages(conversation(messages), settings);
+        return chat(messages, tools, settings, None);
     }
     let Some(last) = messages.pop_if(|last| last.role == "assistant") else {
         let rule =
             "may be true only where the last message is an assistant's text, which is continued";
         fields.error(CONTINUE, Constraint::Conflict, rule);
-        return Input::Messages(conversation(messages), settings);
+        return chat(messages, tools, settings, None);
     };
     let beginning = beginning(fields, last);
-    Input::Begun(conversation(with_one(messages)), settings, beginning)
+    chat(with_one(messages), tools, settings, Some(beginning))
+}
+
+fn chat(
+    messages: Vec<ChatMessage>,
+    tools: Option<String>,
+    settings: Vec<(String, TemplateSetting)>,
+    beginning: Option<String>,
+) -> Input {
+    Input::Chat(Chat {
+        field: "messages",
+        conversation: Conversation { messages, tools },
+        settings,
+        beginning,
+    })
 }
 
 /// Input of a conversation whose last message is always continued if it is the assistant's. `is_held`: the answer has a
@@ -78,16 +91,11 @@ pub(crate) fn always(
     is_held: bool,
 ) -> Input {
     let last = messages.pop_if(|last| last.role == "assistant");
-    let messages = with_one(messages);
-    let conversation = Conversation { messages, tools };
-    let Some(last) = last else {
-        return Input::Messages(conversation, settings);
-    };
-    if is_held {
+    if last.is_some() && is_held {
         refuse_held(fields);
     }
-    let beginning = beginning(fields, last);
-    Input::Begun(conversation, settings, beginning)
+    let beginning = last.map(|last| beginning(fields, last));
+    chat(with_one(messages), tools, settings, beginning)
 }
 
 /// Text of the assistant's message that the model continues.

@@ -3,18 +3,20 @@
 //! A tool call is one object, because its arguments are one: it follows when the call is complete. A call that is cut has
 //! no object.
 
-use super::{Header, Kind};
+use super::Kind;
 use crate::answer::absent_not_null;
 use crate::error::ApiError;
-use crate::render::{LINES, Render, SPACE, write_json};
+use crate::render::{LINES, Render, SPACE, Whole, write_json};
 use crate::string_enums;
 use crate::timeline::{self, Step, Timeline};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use std::time::Duration;
-use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
+use std::time::{Duration, SystemTime};
+use worker_orcd_requests::{Completion, Failure, Piece};
+use worker_orcd_text::calendar::rfc3339;
+use worker_orcd_text::tools::Parsing;
 
 /// Prefix of tool call ids.
 const ID_PREFIX_OF_CALLS: &str = "call_";
@@ -86,7 +88,10 @@ struct Function {
 #[derive(Debug)]
 pub struct Lines {
     model: String,
-    header: Header,
+    endpoint: Kind,
+    /// Time at which the answer began, RFC 3339. Each line has it, so that another supervisor continues with the same
+    /// bytes.
+    created_at: String,
     timeline: Timeline,
     /// Kind of the item that began last.
     kind: timeline::Kind,
@@ -94,19 +99,29 @@ pub struct Lines {
     arguments: String,
     /// Number of complete calls.
     calls: usize,
+    /// Text of an answer in one piece.
+    text: String,
 }
 
 impl Lines {
     /// `id`: of the answer.
     #[must_use]
-    pub fn new(id: &str, model: &str, header: Header) -> Self {
+    pub fn new(
+        id: &str,
+        model: &str,
+        endpoint: Kind,
+        created: SystemTime,
+        parsing: Parsing,
+    ) -> Self {
         Self {
             model: model.to_owned(),
-            timeline: Timeline::new(id, ID_PREFIX_OF_CALLS, header.parsing),
-            header,
+            endpoint,
+            created_at: rfc3339(created),
+            timeline: Timeline::new(id, ID_PREFIX_OF_CALLS, parsing),
             kind: timeline::Kind::Text,
             arguments: String::new(),
             calls: 0,
+            text: String::new(),
         }
     }
 
@@ -148,14 +163,14 @@ impl Lines {
     fn write(&self, message: Message, end: Option<End>, out: &mut Vec<u8>) {
         let mut line = Line {
             model: &self.model,
-            created_at: &self.header.created_at,
+            created_at: &self.created_at,
             message: None,
             response: None,
             thinking: String::new(),
             done: end.is_some(),
             end,
         };
-        match self.header.kind {
+        match self.endpoint {
             Kind::Chat => line.message = Some(message),
             Kind::Generate => {
                 line.response = Some(message.content);
@@ -175,24 +190,6 @@ impl Lines {
             }
         }
     }
-
-    fn last_steps(&mut self, completion: &Completion, steps: &mut Vec<Step>) {
-        let is_cut = completion.stop_reason == StopReason::MaxTokens;
-        self.timeline.finish(is_cut, steps);
-    }
-
-    /// The answer as one object.
-    #[must_use]
-    pub fn whole(mut self, text: &str, completion: &Completion) -> Vec<u8> {
-        let (mut steps, mut message, mut out) = (Vec::new(), Message::new(), Vec::new());
-        self.timeline.push(text, &mut steps);
-        self.last_steps(completion, &mut steps);
-        for step in steps {
-            self.add(step, &mut message);
-        }
-        self.write(message, Some(completion.into()), &mut out);
-        out
-    }
 }
 
 impl Message {
@@ -211,9 +208,9 @@ impl From<&Completion> for End {
         let queued = completion.queued_for.unwrap_or_default();
         let (prompt, decode) = (completion.first_token_after, completion.decode_time);
         Self {
-            done_reason: match completion.stop_reason {
-                StopReason::MaxTokens => DoneReason::Length,
-                StopReason::Eos | StopReason::StopSequence => DoneReason::Stop,
+            done_reason: match completion.is_cut() {
+                true => DoneReason::Length,
+                false => DoneReason::Stop,
             },
             total_duration: nanoseconds(prompt.saturating_add(decode)),
             // A request is accepted only with a loaded model.
@@ -234,8 +231,6 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 impl Render for Lines {
     const CONTENT_TYPE: &'static str = LINES;
 
-    fn begin(&mut self, _out: &mut Vec<u8>) {}
-
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
         let mut steps = Vec::new();
         self.timeline.push(&piece.text, &mut steps);
@@ -246,11 +241,9 @@ impl Render for Lines {
         self.text(piece, &mut Vec::new());
     }
 
-    fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
-
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         let mut steps = Vec::new();
-        self.last_steps(completion, &mut steps);
+        self.timeline.finish(completion.is_cut(), &mut steps);
         self.write_each(steps, out);
         self.write(Message::new(), Some(completion.into()), out);
         out.push(b'\n');
@@ -267,6 +260,23 @@ impl Render for Lines {
 
     fn recovering(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(SPACE);
+    }
+}
+
+impl Whole for Lines {
+    fn gather(&mut self, piece: &Piece) {
+        self.text.push_str(&piece.text);
+    }
+
+    fn whole(mut self, completion: &Completion) -> Vec<u8> {
+        let (mut steps, mut message, mut out) = (Vec::new(), Message::new(), Vec::new());
+        self.timeline.push(&self.text, &mut steps);
+        self.timeline.finish(completion.is_cut(), &mut steps);
+        for step in steps {
+            self.add(step, &mut message);
+        }
+        self.write(message, Some(completion.into()), &mut out);
+        out
     }
 }
 

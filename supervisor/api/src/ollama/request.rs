@@ -9,7 +9,8 @@ use crate::limits::RequestLimits;
 use crate::messages::{begun, length, read_messages};
 use crate::mistakes::Constraint;
 use crate::openai::tools;
-use crate::request::{GenerationRequest, Input, Read};
+use crate::presentation::{Api, Form};
+use crate::request::{AnswerRequest, GenerationRequest, Input, Read};
 use crate::sampling::ModelTerms;
 use crate::schema;
 use crate::structure::formats;
@@ -21,14 +22,6 @@ use worker_orcd_ipc::GenerationParams;
 use worker_orcd_text::ChatMessage;
 use worker_orcd_text::template::TemplateSetting;
 use worker_orcd_text::tools::Parsing;
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct OllamaRequest {
-    pub generation: GenerationRequest,
-    pub is_streamed: bool,
-    /// Parsers of the answer.
-    pub parsing: Parsing,
-}
 
 const SHARED: &[&str] = &["model", "stream", formats::FORMAT, THINK];
 const OF_KINDS: &[&str] = &["messages", "tools", "prompt", "system", "raw"];
@@ -55,7 +48,7 @@ pub(super) const TRUNCATE: &str = "truncate";
 pub const NAMES: Names = |name| among(name, &[SHARED, OF_KINDS, options::FIELDS, REFUSED]);
 
 /// Reader of one endpoint.
-pub fn read_of(kind: Kind) -> impl Read<OllamaRequest> + Send + 'static {
+pub fn read_of(kind: Kind) -> impl Read<AnswerRequest> + Send + 'static {
     move |fields: Fields<'_>, limits: &RequestLimits, model: &ModelTerms| {
         read(fields, limits, model, kind)
     }
@@ -66,7 +59,7 @@ fn read(
     limits: &RequestLimits,
     model: &ModelTerms,
     kind: Kind,
-) -> Result<OllamaRequest, ApiError> {
+) -> Result<AnswerRequest, ApiError> {
     // Without a limit, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let (settings, budget) = read_think(&mut fields, model.chat.parsing.thinking.is_some());
@@ -114,11 +107,12 @@ fn read(
         structure,
         ..GenerationRequest::new(job_id, input, params)
     };
-    Ok(OllamaRequest {
-        generation,
+    let form = Form {
         is_streamed,
         parsing,
-    })
+        api: Api::Ollama(kind),
+    };
+    Ok(AnswerRequest::one(generation, form))
 }
 
 /// Variables of the template, and the bound of an answer without reasoning. `can`: the reasoning of this model is

@@ -10,8 +10,8 @@ use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::messages::read_messages;
 use crate::mistakes::{Constraint, Mistakes};
-use crate::request::Read;
-use crate::request::{GenerationRequest, Input};
+use crate::presentation::{Api, Form};
+use crate::request::{AnswerRequest, GenerationRequest, Input, Read};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::schema::{self, Shape};
 use crate::structure::{self, Asked};
@@ -23,17 +23,6 @@ use worker_orcd_text::tools::Parsing;
 
 /// Default `max_tokens` of `/v1/completions`. The OpenAI API's.
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct OpenAiRequest {
-    pub generation: GenerationRequest,
-    /// `None` for an answer in one piece.
-    pub stream: Option<StreamOptions>,
-    /// Parsers of the answer.
-    pub parsing: Parsing,
-    /// Further choices.
-    pub more: More,
-}
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamOptions {
@@ -108,7 +97,7 @@ pub fn supported(kind: Kind) -> Vec<&'static [&'static str]> {
 }
 
 /// Reader of one endpoint: [`read`] for this kind.
-pub fn read_of(kind: Kind) -> impl Read<OpenAiRequest> + Send + 'static {
+pub fn read_of(kind: Kind) -> impl Read<AnswerRequest> + Send + 'static {
     move |fields: Fields<'_>, limits: &RequestLimits, model: &ModelTerms| {
         read(fields, limits, model, kind)
     }
@@ -121,7 +110,7 @@ pub fn read(
     limits: &RequestLimits,
     model: &ModelTerms,
     kind: Kind,
-) -> Result<OpenAiRequest, ApiError> {
+) -> Result<AnswerRequest, ApiError> {
     // Without a limit, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let mut parsing = Parsing::default();
@@ -149,7 +138,7 @@ pub fn read(
     let first = prompts.as_ref().and_then(|it| it.first());
     let has_tools = first.is_some_and(Input::has_tools);
     let structure = structure::read(&mut fields, has_tools).or(calls);
-    if structure.is_some() && matches!(first, Some(Input::Begun(..))) {
+    if structure.is_some() && first.is_some_and(Input::is_begun) {
         begun::refuse_held(&mut fields);
     }
     let thinking = match kind {
@@ -175,6 +164,17 @@ pub fn read(
         prompts: prompts.collect(),
         n,
     };
+    let form = Form {
+        is_streamed: stream.is_some(),
+        parsing,
+        api: Api::OpenAi {
+            kind,
+            options: stream.unwrap_or_default(),
+            must_call: structure
+                .as_ref()
+                .is_some_and(|it| it.structure.must_call()),
+        },
+    };
     let job_id = format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple());
     let generation = GenerationRequest {
         stop,
@@ -184,11 +184,10 @@ pub fn read(
         structure,
         ..GenerationRequest::new(job_id, input, params)
     };
-    Ok(OpenAiRequest {
+    Ok(AnswerRequest {
         generation,
-        stream,
-        parsing,
         more,
+        form,
     })
 }
 

@@ -183,8 +183,6 @@ impl Render for Chunks {
         }
     }
 
-    fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
-
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         self.finish(completion, out);
         self.end(completion.into(), out);

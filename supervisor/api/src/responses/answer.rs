@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use worker_orcd_requests::{Completion, StopReason};
+use worker_orcd_requests::Completion;
 use worker_orcd_text::tools::Parsing;
 
 /// Fields of the request that the answer repeats.
@@ -214,7 +214,7 @@ impl ResponseTokens {
 impl Progress {
     pub(super) fn ended(completion: &Completion, reasoning_tokens: u32) -> Self {
         Self::Ends {
-            is_cut: completion.stop_reason == StopReason::MaxTokens,
+            is_cut: completion.is_cut(),
             usage: Usage {
                 input_tokens: completion.tokens_in,
                 input_tokens_details: InputDetails {

@@ -9,12 +9,12 @@ use super::answer::{Header, OutputItem, Part, Progress, Response, part};
 use super::output::{Growth, Item, Output};
 use crate::answer::absent_not_null;
 use crate::openai::logprobs::{ChatToken, Column};
-use crate::render::{Render, write_event};
+use crate::render::{Render, Whole, write_event, write_json};
 use crate::string_enums;
 use crate::timeline::Kind;
 use schemars::JsonSchema;
 use serde::Serialize;
-use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
+use worker_orcd_requests::{Completion, Failure, Piece};
 
 /// Number of events at the beginning of every stream: `response.created` and `response.in_progress`.
 const BEGINNING: u64 = 2;
@@ -264,16 +264,14 @@ impl Render for Events {
         self.push(piece, &mut Vec::new());
     }
 
-    fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
-
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         let mut growth = std::mem::take(&mut self.growth);
-        self.output.finish(completion.stop_reason, &mut growth);
+        self.output.finish(completion.is_cut(), &mut growth);
         growth.drain(..).for_each(|it| self.write_growth(it, out));
         let progress = Progress::ended(completion, self.output.reasoning_tokens);
-        let name = match completion.stop_reason {
-            StopReason::MaxTokens => EventName::Incomplete,
-            StopReason::Eos | StopReason::StopSequence => EventName::Completed,
+        let name = match completion.is_cut() {
+            true => EventName::Incomplete,
+            false => EventName::Completed,
         };
         self.response(name, &progress, out);
     }
@@ -282,6 +280,20 @@ impl Render for Events {
         self.output.break_off();
         let progress = Progress::Failed(failure.message.clone());
         self.response(EventName::Failed, &progress, out);
+    }
+}
+
+impl Whole for Events {
+    fn gather(&mut self, piece: &Piece) {
+        self.output.push(piece, &mut Vec::new());
+    }
+
+    fn whole(mut self, completion: &Completion) -> Vec<u8> {
+        self.output.finish(completion.is_cut(), &mut Vec::new());
+        let ended = Progress::ended(completion, self.output.reasoning_tokens);
+        let mut body = Vec::new();
+        write_json(&mut body, &self.header.response(&self.output.items, &ended));
+        body
     }
 }
 

@@ -6,7 +6,7 @@
 use super::answer::ItemStatus as Status;
 use crate::openai::logprobs::Column;
 use crate::timeline::{Kind, Step, Timeline};
-use worker_orcd_requests::{Piece, StopReason};
+use worker_orcd_requests::Piece;
 use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,9 +81,8 @@ impl Output {
         }
     }
 
-    /// Adds the held text, and ends the last item.
-    pub(super) fn finish(&mut self, reason: StopReason, growth: &mut Vec<Growth>) {
-        let is_cut = reason == StopReason::MaxTokens;
+    /// Adds the held text, and ends the last item. `is_cut`: a limit ended the answer.
+    pub(super) fn finish(&mut self, is_cut: bool, growth: &mut Vec<Growth>) {
         self.timeline.finish(is_cut, &mut self.steps);
         self.grow(growth);
     }

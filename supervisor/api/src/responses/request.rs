@@ -7,7 +7,8 @@ use crate::effort;
 use crate::error::ApiError;
 use crate::fields::{Fields, Names, among};
 use crate::limits::RequestLimits;
-use crate::request::{GenerationRequest, Input};
+use crate::presentation::{Api, Form};
+use crate::request::{AnswerRequest, Chat, GenerationRequest, Input};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::structure::{TEXT_FORMAT, formats};
 use crate::thinking_budget::Budget;
@@ -15,16 +16,6 @@ use serde_json::Number;
 use uuid::Uuid;
 use worker_orcd_ipc::GenerationParams;
 use worker_orcd_text::Conversation;
-use worker_orcd_text::tools::Parsing;
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct ResponsesRequest {
-    pub generation: GenerationRequest,
-    pub is_streamed: bool,
-    /// Parsers of the answer.
-    pub parsing: Parsing,
-    pub echo: Echo,
-}
 
 const OWN: &[&str] = &["model", "max_output_tokens", "stream"];
 
@@ -47,7 +38,7 @@ pub fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
-) -> Result<ResponsesRequest, ApiError> {
+) -> Result<AnswerRequest, ApiError> {
     // Without a limit, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let messages = input::read(&mut fields, max_chars, &model.chat);
@@ -98,19 +89,27 @@ pub fn read(
         ..params
     };
     let job_id = format!("{ID_PREFIX}{}", Uuid::new_v4().simple());
-    let input = Input::Messages(conversation, settings);
+    let input = Input::Chat(Chat {
+        field: "input",
+        conversation,
+        settings,
+        beginning: None,
+    });
     let generation = GenerationRequest {
         stop,
         thinking: Budget::of_operator(limits),
         structure,
         ..GenerationRequest::new(job_id, input, params)
     };
-    Ok(ResponsesRequest {
-        generation,
+    let form = Form {
         is_streamed,
         parsing,
-        echo,
-    })
+        api: Api::Responses {
+            echo: Box::new(echo),
+            from: 0,
+        },
+    };
+    Ok(AnswerRequest::one(generation, form))
 }
 
 /// Shortest decimal of the number: 0.8, and not the nearest `f32` in 64 bits.

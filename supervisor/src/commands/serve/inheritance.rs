@@ -295,7 +295,7 @@ impl Inherited {
         requests.retain(|request| {
             let presentation = Presentation::read(&request.presentation);
             let answer = request.part_of.as_ref().unwrap_or(&request.job_id);
-            presentation.is_some_and(|it| it.form.is_streamed()) || connected(answer)
+            presentation.is_some_and(|it| it.form.is_streamed) || connected(answer)
         });
         Inheritance { estate, requests }
     }

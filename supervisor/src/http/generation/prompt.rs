@@ -7,7 +7,7 @@ use crate::http::error::ApiError;
 use crate::logging::TextDigest;
 use std::sync::Arc;
 use worker_orcd_api::mistakes::Constraint;
-use worker_orcd_api::request::Input;
+use worker_orcd_api::request::{Chat, Input};
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_engine::interpreter::MAX_RENDERED_BYTES;
 use worker_orcd_ipc::TokenId;
@@ -136,75 +136,59 @@ impl App {
                 let work = move || Encoded::of(&prompt, text.encode(&prompt), field);
                 self.lanes.run(bytes, work).await.ok_or_else(lost)?
             }
-            Input::Messages(conversation, settings) => {
-                let nothing = String::new();
-                self.encode_messages(model, conversation, settings, nothing)
-                    .await
-            }
-            Input::Begun(conversation, settings, beginning) => {
-                self.encode_messages(model, conversation, settings, beginning)
-                    .await
-            }
+            Input::Chat(chat) => self.encode_chat(model, chat).await,
         }
     }
 
     /// Renders the messages in the interpreter process, then tokenizes the result. Control tokens in text of a client
-    /// stay text, unless the operator sets otherwise. `beginning`: start of the answer, after the template's generation
-    /// prompt.
-    async fn encode_messages(
-        &self,
-        model: &Arc<LoadedModel>,
-        conversation: Conversation,
-        settings: Vec<(String, TemplateSetting)>,
-        beginning: String,
-    ) -> Result<Encoded, ApiError> {
+    /// stay text, unless the operator sets otherwise.
+    async fn encode_chat(&self, model: &Arc<LoadedModel>, chat: Chat) -> Result<Encoded, ApiError> {
+        let field = chat.field;
         // Set once, so that both renderings have the same date.
-        let settings = with_today(settings);
+        let settings = with_today(chat.settings);
+        let chat = Chat { settings, ..chat };
         let text = Arc::clone(&model.text);
-        let bytes = conversation.cost() + beginning.len();
+        let beginning = chat.beginning.clone().unwrap_or_default();
+        let bytes = chat.conversation.cost() + beginning.len();
         let parse_special = self.parse_special;
         let mark = move || {
             let is_plain = parse_special || !text.tokenizer().holds_control(&beginning);
-            let marked = (!parse_special).then(|| text.tokenizer().mark(&conversation));
-            (
-                conversation,
-                marked.flatten(),
-                is_plain.then_some(beginning),
-            )
+            let marked = (!parse_special).then(|| text.tokenizer().mark(&chat.conversation));
+            (chat, marked.flatten(), is_plain)
         };
         let marked = self.lanes.run(bytes, mark).await;
-        let (conversation, marked, beginning) = marked.ok_or_else(lost)?;
-        let beginning = beginning.ok_or_else(|| {
-            not_continued("holds a special token's text, and what is begun so is not continued")
-        })?;
-        let rendered = self.render_begun(model, conversation, settings.clone(), &beginning);
-        let (prompt, _room) = rendered.await?;
+        let (chat, mut marked, is_plain) = marked.ok_or_else(lost)?;
+        if !is_plain {
+            let rule = "holds a special token's text, and what is begun so is not continued";
+            return Err(unsupported(field, rule));
+        }
+        let marked_chat = marked.as_mut().map(|marked| Chat {
+            conversation: std::mem::take(&mut marked.conversation),
+            settings: chat.settings.clone(),
+            beginning: chat.beginning.clone(),
+            field,
+        });
+        let (prompt, _room) = self.render_begun(model, chat).await?;
         let (text, bytes) = (Arc::clone(&model.text), prompt.len());
-        let Some(mut marked) = marked else {
+        let (Some(marked), Some(marked_chat)) = (marked, marked_chat) else {
             let work = move || {
                 let ids = text.encode_rendered(&prompt, &[]);
-                Encoded::of(&prompt, ids, "messages")
+                Encoded::of(&prompt, ids, field)
             };
             return self.lanes.run(bytes, work).await.ok_or_else(lost)?;
         };
-        let conversation = std::mem::take(&mut marked.conversation);
-        let (mut marked_prompt, _more_room) = self.render(model, conversation, settings).await?;
-        marked_prompt.push_str(&beginning);
+        let (marked_prompt, _more_room) = self.render_begun(model, marked_chat).await?;
         let work = move || {
             let tokenizer = text.tokenizer();
             let own = tokenizer.clients_own(&prompt, &marked, &marked_prompt)?;
             let ids = text.encode_rendered(&prompt, &own);
-            Some(Encoded::of(&prompt, ids, "messages"))
+            Some(Encoded::of(&prompt, ids, field))
         };
         let encoded = self.lanes.run(2 * bytes, work).await.ok_or_else(lost)?;
         encoded.unwrap_or_else(|| {
             let message = "hold texts of special tokens, and the model's chat template makes of \
                            them what cannot be told from its own";
-            Err(ApiError::invalid_field(
-                "messages",
-                Constraint::Unsupported,
-                message,
-            ))
+            Err(unsupported(field, message))
         })
     }
 
@@ -215,35 +199,34 @@ impl App {
     pub async fn render_begun(
         &self,
         model: &LoadedModel,
-        conversation: Conversation,
-        settings: Vec<(String, TemplateSetting)>,
-        beginning: &str,
+        chat: Chat,
     ) -> Result<(String, Room), ApiError> {
-        let settings = with_today(settings);
-        let (mut prompt, room) = self.render(model, conversation, settings).await?;
+        let (field, settings) = (chat.field, with_today(chat.settings));
+        let rendered = self.render(model, field, chat.conversation, settings);
+        let (mut prompt, room) = rendered.await?;
+        let beginning = chat.beginning.unwrap_or_default();
         if !beginning.is_empty() && opens_thinking(&prompt) {
             let rule = "cannot be continued: the model's chat template has every answer begin with thinking";
-            return Err(not_continued(rule));
+            return Err(unsupported(field, rule));
         }
         if !beginning.is_empty() && ends_in_header(&prompt) {
             let rule = "cannot be continued: the model begins each answer with a header of its own (harmony)";
-            return Err(not_continued(rule));
+            return Err(unsupported(field, rule));
         }
-        prompt.push_str(beginning);
+        prompt.push_str(&beginning);
         Ok((prompt, room))
     }
 
     /// Rendered prompt of a conversation.
-    ///
-    /// # Errors
-    /// If the template raises an error, or the prompt is certainly too long.
-    pub async fn render(
+    async fn render(
         &self,
         model: &LoadedModel,
+        field: &str,
         conversation: Conversation,
         settings: Vec<(String, TemplateSetting)>,
     ) -> Result<(String, Room), ApiError> {
-        let chat = model.chat.as_ref().map_err(template_failure)?;
+        let failure = |error: &TemplateError| template_failure(field, error);
+        let chat = model.chat.as_ref().map_err(failure)?;
         let fit = self.longest_prompt(model) as usize;
         let longest_token = model.text.tokenizer().longest_token_bytes();
         let max_bytes = longest_token.map_or(usize::MAX, |bytes| bytes.saturating_mul(fit));
@@ -254,9 +237,9 @@ impl App {
         };
         let rendered = chat.render(rendering).await.map_err(|error| match error {
             TemplateError::TooLong(bytes) if bytes == max_bytes => {
-                self.surely_too_long(model, "messages", fit + 1)
+                self.surely_too_long(model, field, fit + 1)
             }
-            error => template_failure(&error),
+            error => failure(&error),
         })?;
         let room = self.bodies.room_for_prompt(rendered.len())?;
         Ok((rendered, room))
@@ -332,12 +315,11 @@ impl Encoded {
     }
 }
 
-/// Error of an assistant's last message that cannot be continued.
-fn not_continued(rule: &str) -> ApiError {
-    ApiError::invalid_field("messages", Constraint::Unsupported, rule)
+fn unsupported(field: &str, rule: &str) -> ApiError {
+    ApiError::invalid_field(field, Constraint::Unsupported, rule)
 }
 
-fn template_failure(error: &TemplateError) -> ApiError {
+fn template_failure(field: &str, error: &TemplateError) -> ApiError {
     let constraint = match error {
         TemplateError::Unavailable(_) => {
             return ApiError::of_code(ErrorCode::WorkerUnhealthy, error.to_string());
@@ -348,7 +330,7 @@ fn template_failure(error: &TemplateError) -> ApiError {
         | TemplateError::Refused(_)
         | TemplateError::Failed(_) => Constraint::Unsupported,
     };
-    ApiError::invalid_field("messages", constraint, error.to_string())
+    ApiError::invalid_field(field, constraint, error.to_string())
 }
 
 #[cfg(test)]

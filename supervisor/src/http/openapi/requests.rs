@@ -1,7 +1,6 @@
 //! Request bodies, as their readers describe them, with working examples.
 
 use crate::http::App;
-use crate::http::received::terms_of;
 use crate::http::{embeddings, rerank};
 use serde_json::{Value, json};
 use utoipa::openapi::example::Example;
@@ -19,11 +18,9 @@ use worker_orcd_api::schema::Shape;
 use worker_orcd_api::texts;
 
 pub(super) fn execute(app: &App) -> RequestBody {
-    let terms = terms_of(app.engine.model().as_deref());
     let tokens = few_tokens(app);
-    let read = |fields: Fields<'_>| drop(execute::read_request(fields, &app.limits, &terms));
     body(
-        Fields::described(execute::NAMES, read).into_shape(),
+        described(app, execute::NAMES, execute::read_request),
         &[
             (
                 "prompt",

@@ -1,8 +1,9 @@
 use super::*;
 use crate::error::Dialect;
+use crate::request::Chat;
 use serde_json::{Value, json};
 use worker_orcd_text::template::TemplateSetting;
-use worker_orcd_text::tools::{ChatTerms, Syntax, Thoughts};
+use worker_orcd_text::tools::{ChatTerms, Parsing, Syntax, Thoughts};
 
 fn limits(max_tokens_out: Option<u32>) -> RequestLimits {
     RequestLimits {
@@ -42,7 +43,7 @@ fn message_of(error: &ApiError) -> String {
         .to_owned()
 }
 
-fn read_with(extra: &Value) -> Result<MessagesRequest, String> {
+fn read_with(extra: &Value) -> Result<AnswerRequest, String> {
     let body = body(extra);
     let mut fields = Fields::parse(&body, NAMES).unwrap();
     // The worker reads `model` earlier.
@@ -52,7 +53,7 @@ fn read_with(extra: &Value) -> Result<MessagesRequest, String> {
 
 fn settings(extra: &Value) -> Vec<(String, TemplateSetting)> {
     match read_with(extra).unwrap().generation.input {
-        Input::Messages(_, settings) => settings,
+        Input::Chat(chat) => chat.settings,
         other => panic!("{other:?}"),
     }
 }
@@ -81,12 +82,17 @@ fn claude_code() -> Value {
 fn what_claude_code_sends_is_taken() {
     let request = read_with(&claude_code()).unwrap();
     let generation = request.generation;
-    assert!(request.is_streamed && generation.job_id.starts_with("msg_"));
-    assert_eq!(request.parsing, terms().chat.parsing);
+    assert!(request.form.is_streamed && generation.job_id.starts_with("msg_"));
+    assert_eq!(request.form.parsing, terms().chat.parsing);
     // More than the context has room for. It is cut later, when the prompt's length is known.
     assert_eq!(generation.params.max_tokens, 32000);
     assert_eq!(generation.thinking.unwrap().tokens, 31999);
-    let Input::Messages(conversation, settings) = generation.input else {
+    let Input::Chat(Chat {
+        conversation,
+        settings,
+        ..
+    }) = generation.input
+    else {
         panic!("messages");
     };
     assert_eq!(
@@ -142,9 +148,9 @@ fn a_request_that_only_counts_has_the_same_prompt() {
 #[test]
 fn what_is_absent_is_as_the_model_has_it() {
     let request = read_with(&json!({})).unwrap();
-    assert!(!request.is_streamed);
+    assert!(!request.form.is_streamed);
     // A request without tools needs no parser of calls.
-    assert_eq!(request.parsing.calls, None);
+    assert_eq!(request.form.parsing.calls, None);
     assert_eq!(request.generation.stop, Vec::<String>::new());
     let expected = Sampling {
         seed: request.generation.params.sampling.seed,
@@ -263,12 +269,12 @@ fn the_text_of_an_answer_that_was_begun_is_told_from_the_conversation() {
         .unwrap()
         .generation
         .input;
-    let Input::Begun(conversation, _, beginning) = input else {
+    let Input::Chat(chat) = input else {
         panic!("{input:?}");
     };
     assert_eq!(
-        (conversation.messages.len(), beginning.as_str()),
-        (1, "I am")
+        (chat.conversation.messages.len(), chat.beginning.as_deref()),
+        (1, Some("I am"))
     );
 }
 
@@ -278,13 +284,13 @@ fn an_answer_that_nobody_asked_for_follows_an_empty_text() {
     for system in [json!(null), json!(""), json!([])] {
         let body = json!({"system": system, "messages": alone});
         let input = read_with(&body).unwrap().generation.input;
-        let Input::Begun(conversation, _, beginning) = input else {
+        let Input::Chat(chat) = input else {
             panic!("{input:?}");
         };
-        let turns = conversation.messages.iter();
+        let turns = chat.conversation.messages.iter();
         let turns = turns.map(|it| (it.role.as_str(), it.content.as_deref()));
         assert_eq!(turns.collect::<Vec<_>>(), [("user", Some(""))]);
-        assert_eq!(beginning, "Once");
+        assert_eq!(chat.beginning.as_deref(), Some("Once"));
     }
 }
 
@@ -295,10 +301,11 @@ fn an_empty_message_of_the_system_is_the_last_one_where_it_is_last() {
     ]);
     let body = json!({"messages": messages});
     let input = read_with(&body).unwrap().generation.input;
-    let Input::Messages(conversation, _) = input else {
+    let Input::Chat(chat) = input else {
         panic!("{input:?}");
     };
-    let roles = conversation.messages.iter().map(|it| it.role.as_str());
+    assert_eq!(chat.beginning, None);
+    let roles = chat.conversation.messages.iter().map(|it| it.role.as_str());
     assert_eq!(roles.collect::<Vec<_>>(), ["assistant", "system"]);
 }
 

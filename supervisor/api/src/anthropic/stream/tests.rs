@@ -1,5 +1,4 @@
 use super::*;
-use crate::anthropic::whole;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -124,8 +123,9 @@ fn fold(events: &[(Option<u32>, Value)]) -> Value {
 }
 
 fn whole(text: &str, reason: StopReason) -> Value {
-    let answer = whole::answer("msg_1", "m", PARSING, text, &completion(reason));
-    serde_json::from_str(&serde_json::to_string(&answer).unwrap()).unwrap()
+    let mut render = render();
+    render.gather(&piece(0, text));
+    serde_json::from_slice(&render.whole(&completion(reason))).unwrap()
 }
 
 fn cut(text: &str, places: &[usize]) -> Vec<String> {

@@ -1,21 +1,19 @@
 use super::*;
 use serde_json::json;
-use worker_orcd_text::tools::{Parsing, Syntax, Thoughts};
+use worker_orcd_requests::StopReason;
+use worker_orcd_text::tools::{Syntax, Thoughts};
 
 const ANSWER: &str = "<think>\nHm\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.0}}\n\
                       </tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
 
 fn lines(kind: Kind) -> Lines {
-    let header = Header {
-        kind,
-        created_at: "2026-11-21T12:00:00.250Z".to_owned(),
-        is_streamed: true,
-        parsing: Parsing {
-            calls: Some(Syntax::Hermes),
-            thinking: Some(Thoughts::Tagged),
-        },
+    let parsing = Parsing {
+        calls: Some(Syntax::Hermes),
+        thinking: Some(Thoughts::Tagged),
     };
-    Lines::new("ollama_1", "m", header)
+    // 2026-11-21T12:00:00.250Z
+    let created = SystemTime::UNIX_EPOCH + Duration::from_millis(1_795_262_400_250);
+    Lines::new("ollama_1", "m", kind, created, parsing)
 }
 
 fn completion(stop_reason: StopReason) -> Completion {
@@ -32,18 +30,21 @@ fn completion(stop_reason: StopReason) -> Completion {
     }
 }
 
+fn piece(number: u32, text: String) -> Piece {
+    Piece {
+        number,
+        text,
+        index: number,
+        echoes: false,
+        logprobs: None,
+    }
+}
+
 fn streamed(kind: Kind, text: &str, chars: usize, stop_reason: StopReason) -> Vec<Value> {
     let (mut lines, mut out) = (lines(kind), Vec::new());
     let characters: Vec<char> = text.chars().collect();
-    for (number, piece) in (0..).zip(characters.chunks(chars)) {
-        let piece = Piece {
-            number,
-            text: piece.iter().collect(),
-            index: number,
-            echoes: false,
-            logprobs: None,
-        };
-        lines.text(&piece, &mut out);
+    for (number, characters) in (0..).zip(characters.chunks(chars)) {
+        lines.text(&piece(number, characters.iter().collect()), &mut out);
     }
     lines.finished(&completion(stop_reason), &mut out);
     let text = String::from_utf8(out).unwrap();
@@ -54,7 +55,9 @@ fn streamed(kind: Kind, text: &str, chars: usize, stop_reason: StopReason) -> Ve
 }
 
 fn whole(kind: Kind, text: &str, stop_reason: StopReason) -> Value {
-    let out = lines(kind).whole(text, &completion(stop_reason));
+    let mut lines = lines(kind);
+    lines.gather(&piece(0, text.to_owned()));
+    let out = lines.whole(&completion(stop_reason));
     serde_json::from_slice(&out).unwrap()
 }
 

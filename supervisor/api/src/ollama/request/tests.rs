@@ -1,5 +1,6 @@
 use super::*;
 use crate::error::Dialect;
+use crate::request::Chat;
 use worker_orcd_ipc::{Grammar, Sampling};
 use worker_orcd_text::tools::ChatTerms;
 use worker_orcd_text::{Structure, ToolCall};
@@ -12,7 +13,7 @@ const MODEL: ModelTerms = ModelTerms {
     chat: ChatTerms::UNKNOWN,
 };
 
-fn read_with(kind: Kind, body: &Value, model: &ModelTerms) -> Result<OllamaRequest, String> {
+fn read_with(kind: Kind, body: &Value, model: &ModelTerms) -> Result<AnswerRequest, String> {
     let body = body.to_string();
     let limits = RequestLimits {
         max_tokens_out: Some(300),
@@ -31,7 +32,7 @@ fn read_with(kind: Kind, body: &Value, model: &ModelTerms) -> Result<OllamaReque
 }
 
 /// `body` with a conversation.
-fn chat(body: Value) -> Result<OllamaRequest, String> {
+fn chat(body: Value) -> Result<AnswerRequest, String> {
     let mut whole = json!({"messages": [{"role": "user", "content": "Hi"}]});
     whole
         .as_object_mut()
@@ -40,7 +41,7 @@ fn chat(body: Value) -> Result<OllamaRequest, String> {
     read_with(Kind::Chat, &whole, &MODEL)
 }
 
-fn generate(body: Value) -> Result<OllamaRequest, String> {
+fn generate(body: Value) -> Result<AnswerRequest, String> {
     let mut whole = json!({"prompt": "Hi"});
     whole
         .as_object_mut()
@@ -52,7 +53,7 @@ fn generate(body: Value) -> Result<OllamaRequest, String> {
 #[test]
 fn options_are_sampling_and_the_length_of_the_answer() {
     let nothing = chat(json!({})).unwrap();
-    assert!(nothing.is_streamed);
+    assert!(nothing.form.is_streamed);
     assert_eq!(nothing.generation.params.max_tokens, 300);
     let given = chat(json!({"stream": false, "options": {
         "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "seed": 7, "repeat_penalty": 1.1,
@@ -60,7 +61,7 @@ fn options_are_sampling_and_the_length_of_the_answer() {
         "num_ctx": 600, "use_mmap": null, "mirostat": null,
     }}));
     let given = given.unwrap();
-    assert!(!given.is_streamed);
+    assert!(!given.form.is_streamed);
     let expected = Sampling {
         temperature: 0.5,
         top_k: 40,
@@ -137,7 +138,7 @@ fn what_has_no_effect_here_is_refused_by_name() {
 #[test]
 fn a_prompt_is_a_message_unless_it_is_raw() {
     let asked = generate(json!({"system": "Be short."})).unwrap();
-    let Input::Messages(conversation, _) = asked.generation.input else {
+    let Input::Chat(Chat { conversation, .. }) = asked.generation.input else {
         panic!("a conversation");
     };
     let messages = conversation.messages.iter();
@@ -150,7 +151,7 @@ fn a_prompt_is_a_message_unless_it_is_raw() {
     );
     let raw = generate(json!({"raw": true})).unwrap();
     assert_eq!(raw.generation.input, Input::Prompt("Hi".to_owned()));
-    assert_eq!(raw.parsing, Parsing::default());
+    assert_eq!(raw.form.parsing, Parsing::default());
 }
 
 #[test]
@@ -166,8 +167,8 @@ fn a_conversation_has_calls_and_their_results() {
         "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
     });
     let asked = chat(body).unwrap();
-    assert_eq!(asked.parsing, MODEL.chat.parsing_of(true));
-    let Input::Messages(conversation, _) = asked.generation.input else {
+    assert_eq!(asked.form.parsing, MODEL.chat.parsing_of(true));
+    let Input::Chat(Chat { conversation, .. }) = asked.generation.input else {
         panic!("a conversation");
     };
     assert!(conversation.tools.is_some());
@@ -226,7 +227,10 @@ fn the_assistant_s_last_message_is_continued() {
     let mut messages =
         json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "In a"}]);
     let asked = chat(json!({"messages": messages})).unwrap();
-    assert!(matches!(asked.generation.input, Input::Begun(_, _, begun) if begun == "In a"));
+    let Input::Chat(Chat { beginning, .. }) = asked.generation.input else {
+        panic!("a conversation");
+    };
+    assert_eq!(beginning.as_deref(), Some("In a"));
     let held = chat(json!({"messages": messages, "format": "json"}));
     assert!(held.unwrap_err().starts_with("messages may not end"));
     messages[1]["thinking"] = json!("Hm");
@@ -237,7 +241,7 @@ fn the_assistant_s_last_message_is_continued() {
 fn think_sets_the_template_and_false_bounds_the_reasoning() {
     let settings = |body: Value| {
         let asked = chat(body).unwrap().generation;
-        let Input::Messages(_, settings) = asked.input else {
+        let Input::Chat(Chat { settings, .. }) = asked.input else {
             panic!("a conversation");
         };
         (settings, asked.thinking.map(|budget| budget.tokens))

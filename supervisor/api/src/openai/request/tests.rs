@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::error::Dialect;
+use crate::request::Chat;
 use serde_json::{Value, json};
 use worker_orcd_text::tools::ChatTerms;
 
@@ -13,7 +14,7 @@ const MODEL: ModelTerms = ModelTerms {
     chat: ChatTerms::UNKNOWN,
 };
 
-fn read_within(limits: &RequestLimits, kind: Kind, body: &Value) -> Result<OpenAiRequest, String> {
+fn read_within(limits: &RequestLimits, kind: Kind, body: &Value) -> Result<AnswerRequest, String> {
     let body = body.to_string();
     let fields = Fields::parse(&body, names(kind)).unwrap();
     read(fields, limits, &MODEL, kind)
@@ -26,12 +27,19 @@ fn with(mut body: Value, extra: &Value) -> Value {
     body
 }
 
-fn chat(extra: &Value) -> Result<OpenAiRequest, String> {
+fn chat(extra: &Value) -> Result<AnswerRequest, String> {
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "seed": 1});
     read_within(&RequestLimits::NONE, Kind::Chat, &with(body, extra))
 }
 
-fn completion(extra: &Value) -> Result<OpenAiRequest, String> {
+fn options(request: &AnswerRequest) -> StreamOptions {
+    match request.form.api {
+        Api::OpenAi { options, .. } if request.form.is_streamed => options,
+        _ => panic!("{:?}", request.form),
+    }
+}
+
+fn completion(extra: &Value) -> Result<AnswerRequest, String> {
     read_within(
         &RequestLimits::NONE,
         Kind::Completion,
@@ -47,7 +55,7 @@ fn what_clients_always_send_is_accepted() {
         "max_completion_tokens": 7, "stop": ["x"], "seed": 5, "user": null,
     }))
     .unwrap();
-    let options = request.stream.unwrap();
+    let options = options(&request);
     assert!(options.include_usage && !options.continuous_usage);
     assert_eq!(request.generation.params.max_tokens, 7);
     assert_eq!(request.generation.params.sampling.seed, 5);
@@ -56,9 +64,9 @@ fn what_clients_always_send_is_accepted() {
 
 #[test]
 fn usage_may_be_asked_for_on_every_chunk() {
-    let options = json!({"include_usage": true, "continuous_usage_stats": true});
-    let request = chat(&json!({"stream": true, "stream_options": options})).unwrap();
-    assert!(request.stream.unwrap().continuous_usage);
+    let asked = json!({"include_usage": true, "continuous_usage_stats": true});
+    let request = chat(&json!({"stream": true, "stream_options": asked})).unwrap();
+    assert!(options(&request).continuous_usage);
 }
 
 #[test]
@@ -121,7 +129,11 @@ fn an_answer_is_begun_by_the_request_or_by_its_last_message() {
         body = with(body, extra);
         let read = read_within(&RequestLimits::NONE, Kind::Chat, &body)?;
         Ok::<_, String>(match read.generation.input {
-            Input::Begun(conversation, _, text) => {
+            Input::Chat(Chat {
+                conversation,
+                beginning: Some(text),
+                ..
+            }) => {
                 assert_eq!(conversation.messages.len(), 1);
                 Some(text)
             }
@@ -175,7 +187,7 @@ fn minus_one_asks_for_what_happens_anyway() {
 #[test]
 fn a_client_may_set_what_its_template_asks_for() {
     let set = json!({"chat_template_kwargs": {"enable_thinking": false}});
-    let Input::Messages(_, settings) = chat(&set).unwrap().generation.input else {
+    let Input::Chat(Chat { settings, .. }) = chat(&set).unwrap().generation.input else {
         panic!("a chat has messages");
     };
     assert_eq!(settings.len(), 1);
@@ -302,7 +314,7 @@ fn what_others_call_off_is_off_whatever_the_model_file_says() {
 #[test]
 fn log_probabilities_are_asked_for_as_each_endpoint_has_it() {
     let of =
-        |request: Result<OpenAiRequest, String>| request.map(|it| it.generation.params.logprobs);
+        |request: Result<AnswerRequest, String>| request.map(|it| it.generation.params.logprobs);
     for (extra, expected) in [
         (json!({}), Ok(None)),
         (json!({"logprobs": false, "top_logprobs": 0}), Ok(None)),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use worker_orcd_ipc::{Logprobs, TokenId};
 use worker_orcd_requests::testing;
-use worker_orcd_requests::{Listed, ListedToken};
+use worker_orcd_requests::{Listed, ListedToken, StopReason};
 use worker_orcd_text::tools::{Parsing, Syntax, Thoughts};
 
 fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {
@@ -131,13 +131,9 @@ fn added_up(events: &[Value]) -> [Vec<Value>; 2] {
 }
 
 fn whole(header: &Header, pieces: &[Piece], reason: StopReason) -> Value {
-    let only_one_call = !header.echo.parallel_tool_calls;
-    let mut output = Output::new(&header.id, header.parsing, only_one_call);
-    let mut steps = Vec::new();
-    pieces.iter().for_each(|it| output.push(it, &mut steps));
-    output.finish(reason, &mut steps);
-    let ended = Progress::ended(&completion(reason), output.reasoning_tokens);
-    serde_json::to_value(header.response(&output.items, &ended)).unwrap()
+    let mut events = Events::new(header.clone(), 0);
+    pieces.iter().for_each(|it| events.gather(it));
+    serde_json::from_slice(&events.whole(&completion(reason))).unwrap()
 }
 
 /// Gives each piece one token. Its log probability encodes the token's number.

@@ -25,13 +25,13 @@ pub(in crate::responses) fn pieces(text: &str, chars: usize) -> Vec<Piece> {
     .collect()
 }
 
-fn output(text: &str, chars: usize, reason: StopReason, only_one_call: bool) -> Output {
+fn output(text: &str, chars: usize, is_cut: bool, only_one_call: bool) -> Output {
     let mut output = Output::new("resp_1", PARSING, only_one_call);
     let mut growth = Vec::new();
     for piece in pieces(text, chars) {
         output.push(&piece, &mut growth);
     }
-    output.finish(reason, &mut growth);
+    output.finish(is_cut, &mut growth);
     output
 }
 
@@ -50,7 +50,7 @@ fn items_of(output: &Output) -> Vec<(&'static str, &str, Status)> {
 #[test]
 fn each_thought_text_and_call_is_an_item_in_the_order_of_writing() {
     for chars in [1, 2, 5, 1000] {
-        let output = output(TEXT, chars, StopReason::Eos, false);
+        let output = output(TEXT, chars, false, false);
         assert_eq!(
             items_of(&output),
             [
@@ -83,12 +83,12 @@ fn what_is_cut_is_not_whole() {
         (at("look"), ("text", "I ", Status::Incomplete)),
         (at(" 1}"), ("call", "{\"x\":", Status::Incomplete)),
     ] {
-        let output = output(text, 1, StopReason::MaxTokens, false);
+        let output = output(text, 1, true, false);
         assert_eq!(items_of(&output).last(), Some(&last));
     }
     // The model ended the answer, so a text is complete but a call is not.
     let ended = |text| {
-        items_of(&output(text, 1, StopReason::Eos, false))
+        items_of(&output(text, 1, false, false))
             .last()
             .map(|it| it.2)
     };
@@ -99,18 +99,18 @@ fn what_is_cut_is_not_whole() {
 #[test]
 fn without_parallel_calls_those_behind_the_first_are_left_out() {
     for chars in [1, 1000] {
-        let output = output(TEXT, chars, StopReason::Eos, true);
+        let output = output(TEXT, chars, false, true);
         let kinds: Vec<_> = items_of(&output).iter().map(|it| it.0).collect();
         assert_eq!(kinds, ["thought", "text", "call", "text"]);
     }
     let more = format!("{TEXT}More.");
-    let output = output(&more, 3, StopReason::Eos, true);
+    let output = output(&more, 3, false, true);
     assert_eq!(items_of(&output).last().map(|it| it.1), Some("And.More."));
 }
 
 #[test]
 fn tokens_are_of_thoughts_until_the_last_that_has_one() {
     // Each character is a token here: `<think>Hm` has nine.
-    let output = output(TEXT, 1, StopReason::Eos, false);
+    let output = output(TEXT, 1, false, false);
     assert_eq!(output.reasoning_tokens, 9);
 }

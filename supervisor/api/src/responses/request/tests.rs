@@ -17,11 +17,18 @@ const MODEL: ModelTerms = ModelTerms {
     chat: ChatTerms::UNKNOWN,
 };
 
-fn read_body(body: &Value) -> Result<ResponsesRequest, Value> {
+fn read_body(body: &Value) -> Result<AnswerRequest, Value> {
     let body = body.to_string();
     let fields = Fields::parse(&body, NAMES).unwrap();
     let read = read(fields, &RequestLimits::NONE, &MODEL);
     read.map_err(|error| error.body(Dialect::OpenAi)["error"].clone())
+}
+
+fn echo_of(request: &AnswerRequest) -> &Echo {
+    match &request.form.api {
+        Api::Responses { echo, .. } => echo,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn with(extra: &Value) -> Value {
@@ -60,8 +67,14 @@ fn codex_is_served() {
     let mut body = codex();
     body.as_object_mut().unwrap().remove("model");
     let request = read_body(&body).unwrap();
-    assert!(request.is_streamed && !request.echo.parallel_tool_calls);
-    let Input::Messages(conversation, settings) = request.generation.input else {
+    assert!(request.form.is_streamed && !echo_of(&request).parallel_tool_calls);
+    let Input::Chat(Chat {
+        field: "input",
+        conversation,
+        settings,
+        beginning: None,
+    }) = request.generation.input
+    else {
         panic!("no messages");
     };
     let roles: Vec<_> = conversation
@@ -96,7 +109,7 @@ fn settings_are_read_and_repeated() {
         "user": "me", "previous_response_id": null, "max_tool_calls": 3,
     })))
     .unwrap();
-    let echo = serde_json::to_value(&request.echo).unwrap();
+    let echo = serde_json::to_value(echo_of(&request)).unwrap();
     let expected = json!({
         "temperature": 0.8, "top_p": 0.3, "max_output_tokens": 9, "tool_choice": "none",
         "parallel_tool_calls": true, "effort": "none", "format": null, "verbosity": "high", "top_logprobs": 0, "metadata": {"a": "b"},
@@ -104,7 +117,7 @@ fn settings_are_read_and_repeated() {
     assert_eq!(echo, expected);
     assert_eq!(request.generation.params.max_tokens, 9);
     assert_eq!(request.generation.params.sampling.seed, 7);
-    let Input::Messages(_, settings) = request.generation.input else {
+    let Input::Chat(Chat { settings, .. }) = request.generation.input else {
         panic!("no messages");
     };
     let off = ("enable_thinking".to_owned(), TemplateSetting::Flag(false));
@@ -127,7 +140,7 @@ fn log_probabilities_are_included_or_counted() {
     ] {
         let request = read_body(&with(&extra)).unwrap();
         assert_eq!(request.generation.params.logprobs, wanted, "{extra}");
-        assert_eq!(request.echo.top_logprobs, wanted.unwrap_or(0));
+        assert_eq!(echo_of(&request).top_logprobs, wanted.unwrap_or(0));
     }
 }
 
@@ -135,7 +148,7 @@ fn log_probabilities_are_included_or_counted() {
 fn a_bound_beyond_the_context_is_the_context() {
     let request = read_body(&with(&json!({"max_output_tokens": 16_384}))).unwrap();
     assert_eq!(request.generation.params.max_tokens, 100);
-    assert_eq!(request.echo.max_output_tokens, 100);
+    assert_eq!(echo_of(&request).max_output_tokens, 100);
 }
 
 #[test]
@@ -202,16 +215,14 @@ fn a_format_holds_the_answer_and_is_repeated() {
     ] {
         let body = json!({"text": {"format": format}});
         let request = read_body(&with(&body)).unwrap();
+        assert_eq!(echo_of(&request).format.as_ref(), Some(&told));
         let asked = request.generation.structure.expect("what holds it");
         let schema = Grammar::JsonSchema("{\"type\":\"object\"}".to_owned());
         assert_eq!(asked.field, "text.format");
         assert_eq!(asked.structure, Structure::Answer(schema));
-        assert_eq!(request.echo.format, Some(told));
     }
     let text = json!({"text": {"format": {"type": "text"}}});
     let request = read_body(&with(&text)).unwrap();
-    assert_eq!(
-        (request.generation.structure, request.echo.format),
-        (None, None)
-    );
+    assert_eq!(echo_of(&request).format, None);
+    assert_eq!(request.generation.structure, None);
 }
