@@ -11,12 +11,21 @@
 //! Deliberately absent: the JSON of an API, and sockets.
 
 use crate::call_ids::CallIds;
+use std::sync::Arc;
 use worker_orcd_text::tools::{Event, Parser, Parsing};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Step {
-    Begins(Kind),
-    /// More of the item that began last: text, reasoning, or arguments of a call.
+pub(super) struct Step {
+    /// Number of the item, counted from 0.
+    pub(super) at: usize,
+    pub(super) kind: Kind,
+    pub(super) change: Change,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Change {
+    Begins,
+    /// More text or reasoning, or arguments of a call.
     Adds(String),
     /// End of the item. It is incomplete if a limit cut it, or if a call has no end.
     Ends {
@@ -28,7 +37,15 @@ pub(super) enum Step {
 pub(super) enum Kind {
     Reasoning,
     Text,
-    Call { name: String, id: String },
+    Call(Arc<Call>),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    /// Number of the call, counted from 0.
+    pub(super) index: usize,
+    pub(super) name: String,
+    pub(super) id: String,
 }
 
 /// Item that has ended.
@@ -43,7 +60,8 @@ pub(super) struct Item {
 pub(super) struct Timeline {
     parser: Parser,
     ids: CallIds,
-    open: Option<Open>,
+    open: Option<Kind>,
+    begun_items: usize,
     begun_calls: usize,
     whole_calls: usize,
     /// Drop all calls after the first.
@@ -54,13 +72,6 @@ pub(super) struct Timeline {
     events: Vec<Event>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Open {
-    Reasoning,
-    Text,
-    Call,
-}
-
 impl Timeline {
     /// Timeline of the answer with this id. Ids of its calls begin with `prefix`.
     pub(super) fn new(answer: &str, prefix: &'static str, parsing: Parsing) -> Self {
@@ -68,6 +79,7 @@ impl Timeline {
             parser: Parser::new(parsing),
             ids: CallIds::new(prefix, answer, parsing.calls),
             open: None,
+            begun_items: 0,
             begun_calls: 0,
             whole_calls: 0,
             only_one_call: false,
@@ -113,62 +125,71 @@ impl Timeline {
     fn add(&mut self, event: Event, out: &mut Vec<Step>) {
         match event {
             Event::Reasoning(text) => {
-                self.begin(Open::Reasoning, Kind::Reasoning, out);
-                out.push(Step::Adds(text));
+                self.begin(Kind::Reasoning, out);
+                self.change(Change::Adds(text), out);
             }
             Event::Content(text) => {
-                self.begin(Open::Text, Kind::Text, out);
-                out.push(Step::Adds(text));
+                self.begin(Kind::Text, out);
+                self.change(Change::Adds(text), out);
             }
             Event::CallBegins { name } => {
-                self.is_left_out = self.only_one_call && self.begun_calls > 0;
+                let index = self.begun_calls;
+                self.is_left_out = self.only_one_call && index > 0;
                 if !self.is_left_out {
-                    self.end(true, out);
-                    let id = self.ids.id(self.begun_calls);
+                    let id = self.ids.id(index);
                     self.begun_calls += 1;
-                    self.begin(Open::Call, Kind::Call { name, id }, out);
+                    self.begin(Kind::Call(Arc::new(Call { index, name, id })), out);
                 }
             }
             Event::CallArguments(_) | Event::CallEnds if self.is_left_out => {}
-            Event::CallArguments(text) => out.push(Step::Adds(text)),
+            Event::CallArguments(text) => self.change(Change::Adds(text), out),
             Event::CallEnds => {
                 self.whole_calls += 1;
+                self.change(Change::Ends { is_whole: true }, out);
                 self.open = None;
-                out.push(Step::Ends { is_whole: true });
             }
         }
     }
 
     /// Begins an item, unless one of this kind is open.
-    fn begin(&mut self, open: Open, kind: Kind, out: &mut Vec<Step>) {
-        if self.open != Some(open) {
+    fn begin(&mut self, kind: Kind, out: &mut Vec<Step>) {
+        if self.open.as_ref() != Some(&kind) {
             self.end(true, out);
-            self.open = Some(open);
-            out.push(Step::Begins(kind));
+            self.open = Some(kind);
+            self.begun_items += 1;
+            self.change(Change::Begins, out);
         }
     }
 
     /// Ends the open item. A call that is still open has no end, so it is incomplete.
     fn end(&mut self, is_whole: bool, out: &mut Vec<Step>) {
-        if let Some(open) = self.open.take() {
-            let is_whole = is_whole && open != Open::Call;
-            out.push(Step::Ends { is_whole });
-        }
+        let is_whole = is_whole && !matches!(self.open, Some(Kind::Call(_)));
+        self.change(Change::Ends { is_whole }, out);
+        self.open = None;
+    }
+
+    /// Appends a step of the open item.
+    fn change(&self, change: Change, out: &mut Vec<Step>) {
+        out.extend(self.open.clone().map(|kind| Step {
+            at: self.begun_items - 1,
+            kind,
+            change,
+        }));
     }
 }
 
 /// Items that the steps of an answer add up to.
 pub(super) fn sum(steps: Vec<Step>) -> Vec<Item> {
     let mut items: Vec<Item> = Vec::new();
-    for step in steps {
-        match (step, items.last_mut()) {
-            (Step::Begins(kind), _) => items.push(Item {
+    for Step { kind, change, .. } in steps {
+        match (change, items.last_mut()) {
+            (Change::Begins, _) => items.push(Item {
                 kind,
                 text: String::new(),
             }),
-            (Step::Adds(more), Some(item)) => item.text.push_str(&more),
+            (Change::Adds(more), Some(item)) => item.text.push_str(&more),
             // Before the first item, there is no item to add to.
-            (Step::Adds(_), None) | (Step::Ends { .. }, _) => {}
+            (Change::Adds(_), None) | (Change::Ends { .. }, _) => {}
         }
     }
     items
@@ -197,10 +218,11 @@ mod tests {
     }
 
     fn call(timeline: &Timeline, index: usize) -> Kind {
-        Kind::Call {
+        Kind::Call(Arc::new(Call {
+            index,
             name: "a".to_owned(),
             id: timeline.ids.id(index),
-        }
+        }))
     }
 
     #[test]
@@ -208,24 +230,23 @@ mod tests {
         let mut timeline = timeline();
         let text = format!("<think>Hm</think>I look.{CALL}{CALL}");
         let steps = steps(&mut timeline, &text, false);
-        let adds = |text: &str| Step::Adds(text.to_owned());
-        let whole = Step::Ends { is_whole: true };
-        let expected = [
-            Step::Begins(Kind::Reasoning),
-            adds("Hm"),
-            whole.clone(),
-            Step::Begins(Kind::Text),
-            adds("I look."),
-            whole.clone(),
-            Step::Begins(call(&timeline, 0)),
-            adds("{\"x\": 1}"),
-            whole.clone(),
-            Step::Begins(call(&timeline, 1)),
-            adds("{\"x\": 1}"),
-            whole,
+        let items = [
+            (Kind::Reasoning, "Hm"),
+            (Kind::Text, "I look."),
+            (call(&timeline, 0), "{\"x\": 1}"),
+            (call(&timeline, 1), "{\"x\": 1}"),
         ];
-        assert_eq!(steps, expected);
-        assert_ne!(call(&timeline, 0), call(&timeline, 1));
+        let expected = items.iter().enumerate().flat_map(|(at, (kind, text))| {
+            let adds = Change::Adds((*text).to_owned());
+            let changes = [Change::Begins, adds, Change::Ends { is_whole: true }];
+            changes.map(|change| Step {
+                at,
+                kind: kind.clone(),
+                change,
+            })
+        });
+        assert_eq!(steps, expected.collect::<Vec<_>>());
+        assert_ne!(timeline.ids.id(0), timeline.ids.id(1));
         assert!(timeline.has_whole_calls());
     }
 
@@ -240,7 +261,8 @@ mod tests {
         ] {
             let mut timeline = timeline();
             let steps = steps(&mut timeline, text, is_cut);
-            assert_eq!(steps.last(), Some(&Step::Ends { is_whole }), "{text}");
+            let last = steps.last().map(|it| &it.change);
+            assert_eq!(last, Some(&Change::Ends { is_whole }), "{text}");
             assert!(!timeline.has_whole_calls());
         }
         assert_eq!(steps(&mut timeline(), "", false), []);

@@ -167,9 +167,9 @@ impl From<Item> for Block {
                 thinking: text,
                 signature: "",
             },
-            Kind::Call { id, name } => Self::ToolUse {
-                id,
-                name,
+            Kind::Call(call) => Self::ToolUse {
+                id: call.id.clone(),
+                name: call.name.clone(),
                 input: input(text),
             },
         }

@@ -10,7 +10,7 @@ use super::answer::{Block, Delta, End, Message, MessageEvent, Usage};
 use crate::error::ApiError;
 use crate::error::anthropic::AnthropicError;
 use crate::render::{Render, Whole, write_data, write_json};
-use crate::timeline::{Item, Kind, Step, Timeline, sum};
+use crate::timeline::{Change, Item, Kind, Step, Timeline, sum};
 use worker_orcd_requests::{Completion, Failure, Piece};
 use worker_orcd_text::tools::Parsing;
 
@@ -20,10 +20,6 @@ pub struct MessageEvents {
     model: String,
     tokens_in: u32,
     timeline: Timeline,
-    /// Number of blocks that have begun.
-    begun: usize,
-    /// Kind of the block that began last.
-    kind: Kind,
     /// Buffer, reused between pieces.
     steps: Vec<Step>,
     /// Text of an answer in one piece.
@@ -38,8 +34,6 @@ impl MessageEvents {
             model: model.to_owned(),
             tokens_in,
             timeline: Timeline::new(id, ID_PREFIX_OF_CALLS, parsing),
-            begun: 0,
-            kind: Kind::Text,
             steps: Vec::new(),
             text: String::new(),
         }
@@ -47,47 +41,37 @@ impl MessageEvents {
 
     /// Writes the events of the steps. The last one has this id.
     fn write_steps(&mut self, id: Option<u32>, out: &mut Vec<u8>) {
-        let (mut steps, mut events) = (std::mem::take(&mut self.steps), Vec::new());
-        steps
-            .drain(..)
-            .for_each(|step| self.events_of(step, &mut events));
-        self.steps = steps;
+        let events: Vec<_> = self.steps.drain(..).flat_map(events_of).collect();
         let count = events.len();
         for (number, event) in events.iter().enumerate() {
             write_named(out, id.filter(|_| number + 1 == count), event);
         }
     }
+}
 
-    fn events_of(&mut self, step: Step, events: &mut Vec<MessageEvent>) {
-        if let Step::Begins(kind) = &step {
-            self.begun += 1;
-            self.kind = kind.clone();
+fn events_of(step: Step) -> Vec<MessageEvent> {
+    let (index, kind) = (step.at, step.kind);
+    let delta = |delta| MessageEvent::ContentBlockDelta { index, delta };
+    match (step.change, kind) {
+        (Change::Begins, kind) => {
+            let text = String::new();
+            let content_block = Item { kind, text }.into();
+            vec![MessageEvent::ContentBlockStart {
+                index,
+                content_block,
+            }]
         }
-        let index = self.begun.saturating_sub(1);
-        let delta = |delta| MessageEvent::ContentBlockDelta { index, delta };
-        match (step, &self.kind) {
-            (Step::Begins(kind), _) => {
-                let text = String::new();
-                events.push(MessageEvent::ContentBlockStart {
-                    index,
-                    content_block: Item { kind, text }.into(),
-                });
-            }
-            (Step::Adds(text), Kind::Text) => events.push(delta(Delta::TextDelta { text })),
-            (Step::Adds(thinking), Kind::Reasoning) => {
-                events.push(delta(Delta::ThinkingDelta { thinking }));
-            }
-            (Step::Adds(partial_json), Kind::Call { .. }) => {
-                events.push(delta(Delta::InputJsonDelta { partial_json }));
-            }
-            (Step::Ends { .. }, kind) => {
-                // Clients require a signature.
-                if *kind == Kind::Reasoning {
-                    events.push(delta(Delta::SignatureDelta { signature: "" }));
-                }
-                events.push(MessageEvent::ContentBlockStop { index });
-            }
+        (Change::Adds(text), Kind::Text) => vec![delta(Delta::TextDelta { text })],
+        (Change::Adds(thinking), Kind::Reasoning) => vec![delta(Delta::ThinkingDelta { thinking })],
+        (Change::Adds(partial_json), Kind::Call(_)) => {
+            vec![delta(Delta::InputJsonDelta { partial_json })]
         }
+        // Clients require a signature.
+        (Change::Ends { .. }, Kind::Reasoning) => vec![
+            delta(Delta::SignatureDelta { signature: "" }),
+            MessageEvent::ContentBlockStop { index },
+        ],
+        (Change::Ends { .. }, _) => vec![MessageEvent::ContentBlockStop { index }],
     }
 }
 

@@ -8,7 +8,7 @@ use crate::answer::absent_not_null;
 use crate::error::ApiError;
 use crate::render::{LINES, Render, SPACE, Whole, write_json};
 use crate::string_enums;
-use crate::timeline::{self, Step, Timeline};
+use crate::timeline::{self, Change, Step, Timeline};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -93,12 +93,8 @@ pub struct Lines {
     /// bytes.
     created_at: String,
     timeline: Timeline,
-    /// Kind of the item that began last.
-    kind: timeline::Kind,
     /// Arguments of the open call.
     arguments: String,
-    /// Number of complete calls.
-    calls: usize,
     /// Text of an answer in one piece.
     text: String,
 }
@@ -118,43 +114,39 @@ impl Lines {
             endpoint,
             created_at: rfc3339(created),
             timeline: Timeline::new(id, ID_PREFIX_OF_CALLS, parsing),
-            kind: timeline::Kind::Text,
             arguments: String::new(),
-            calls: 0,
             text: String::new(),
         }
     }
 
     /// Adds the content of a step to a message. Returns false if it has none.
     fn add(&mut self, step: Step, to: &mut Message) -> bool {
-        match (step, &self.kind) {
-            (Step::Begins(kind), _) => {
-                self.kind = kind;
+        match (step.change, step.kind) {
+            (Change::Begins, _) => {
                 self.arguments.clear();
                 return false;
             }
-            (Step::Adds(text), timeline::Kind::Text) => to.content.push_str(&text),
-            (Step::Adds(text), timeline::Kind::Reasoning) => to.thinking.push_str(&text),
-            (Step::Adds(text), timeline::Kind::Call { .. }) => {
+            (Change::Adds(text), timeline::Kind::Text) => to.content.push_str(&text),
+            (Change::Adds(text), timeline::Kind::Reasoning) => to.thinking.push_str(&text),
+            (Change::Adds(text), timeline::Kind::Call(_)) => {
                 self.arguments.push_str(&text);
                 return false;
             }
-            (Step::Ends { is_whole: true }, timeline::Kind::Call { name, id }) => {
-                let (index, name, id) = (self.calls, name.clone(), id.clone());
-                self.calls += 1;
+            (Change::Ends { is_whole: true }, timeline::Kind::Call(call)) => {
                 // The parser ends a call only behind an object.
                 let Ok(arguments) = RawValue::from_string(std::mem::take(&mut self.arguments))
                 else {
                     return false;
                 };
                 let function = Function {
-                    index,
-                    name,
+                    index: call.index,
+                    name: call.name.clone(),
                     arguments,
                 };
+                let id = call.id.clone();
                 to.tool_calls.push(ToolCall { id, function });
             }
-            (Step::Ends { .. }, _) => return false,
+            (Change::Ends { .. }, _) => return false,
         }
         true
     }

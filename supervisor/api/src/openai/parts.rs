@@ -11,16 +11,13 @@ use super::answer::{
     ToolCalls,
 };
 use crate::answer::OrNull;
-use crate::timeline::{Kind, Step, Timeline, sum};
+use crate::timeline::{Change, Kind, Step, Timeline, sum};
 use worker_orcd_requests::StopReason;
 use worker_orcd_text::tools::Parsing;
 
 #[derive(Debug)]
 pub(super) struct Parts {
     timeline: Timeline,
-    /// Kind of the item that began last.
-    kind: Kind,
-    begun_calls: usize,
     /// Buffer, reused between pieces.
     steps: Vec<Step>,
 }
@@ -30,8 +27,6 @@ impl Parts {
     pub(super) fn of(parsing: Parsing, answer: &str) -> Option<Self> {
         parsing.is_any().then(|| Self {
             timeline: Timeline::new(answer, "call_", parsing),
-            kind: Kind::Text,
-            begun_calls: 0,
             steps: Vec::new(),
         })
     }
@@ -68,11 +63,11 @@ impl Parts {
             match item.kind {
                 Kind::Text => text.push_str(&item.text),
                 Kind::Reasoning => append(&mut reasoning, &item.text),
-                Kind::Call { name, id } => tool_calls.push(ToolCall {
-                    id,
+                Kind::Call(call) => tool_calls.push(ToolCall {
+                    id: call.id.clone(),
                     r#type: CallType::Function,
                     function: Function {
-                        name,
+                        name: call.name.clone(),
                         arguments: item.text,
                     },
                 }),
@@ -93,38 +88,29 @@ impl Parts {
     fn delta(&mut self) -> Delta {
         let mut delta = Delta::default();
         for step in self.steps.drain(..) {
-            match step {
-                Step::Begins(kind) => {
-                    if let Kind::Call { name, id } = &kind {
-                        delta.tool_calls.push(CallDelta {
-                            index: self.begun_calls,
-                            id: Some(id.clone()),
-                            r#type: Some(CallType::Function),
-                            function: FunctionDelta {
-                                name: Some(name.clone()),
-                                arguments: String::new(),
-                            },
-                        });
-                        self.begun_calls += 1;
-                    }
-                    self.kind = kind;
-                }
-                Step::Adds(text) => match &self.kind {
-                    Kind::Text => match (&mut delta.content, &delta.reasoning) {
-                        (Some(OrNull(content)), _) => append(content, &text),
-                        (None, None) => delta.content = Some(OrNull(Some(text))),
-                        (None, Some(_)) => append(&mut delta.content_after, &text),
+            match (step.change, step.kind) {
+                (Change::Begins, Kind::Call(call)) => delta.tool_calls.push(CallDelta {
+                    index: call.index,
+                    id: Some(call.id.clone()),
+                    r#type: Some(CallType::Function),
+                    function: FunctionDelta {
+                        name: Some(call.name.clone()),
+                        arguments: String::new(),
                     },
-                    Kind::Reasoning => {
-                        append(&mut delta.reasoning_content, &text);
-                        append(&mut delta.reasoning, &text);
-                    }
-                    Kind::Call { .. } => {
-                        let index = self.begun_calls.saturating_sub(1);
-                        add_arguments(&mut delta.tool_calls, index, text);
-                    }
+                }),
+                (Change::Adds(text), Kind::Text) => match (&mut delta.content, &delta.reasoning) {
+                    (Some(OrNull(content)), _) => append(content, &text),
+                    (None, None) => delta.content = Some(OrNull(Some(text))),
+                    (None, Some(_)) => append(&mut delta.content_after, &text),
                 },
-                Step::Ends { .. } => {}
+                (Change::Adds(text), Kind::Reasoning) => {
+                    append(&mut delta.reasoning_content, &text);
+                    append(&mut delta.reasoning, &text);
+                }
+                (Change::Adds(text), Kind::Call(call)) => {
+                    add_arguments(&mut delta.tool_calls, call.index, text);
+                }
+                (Change::Begins | Change::Ends { .. }, _) => {}
             }
         }
         delta

@@ -304,10 +304,10 @@ impl Header {
                 content: content(),
                 status,
             },
-            Kind::Call { name, id: call_id } => OutputItem::FunctionCall {
+            Kind::Call(call) => OutputItem::FunctionCall {
                 id,
-                call_id,
-                name,
+                call_id: &call.id,
+                name: &call.name,
                 arguments: &item.text,
                 status,
             },
@@ -319,7 +319,7 @@ impl Header {
         let prefix = match kind {
             Kind::Reasoning => "rs",
             Kind::Text => "msg",
-            Kind::Call { .. } => "fc",
+            Kind::Call(_) => "fc",
         };
         let own = self.id.trim_start_matches(super::ID_PREFIX);
         format!("{prefix}_{own}_{at}")
@@ -330,7 +330,7 @@ pub(super) fn part(item: &Item) -> Part<'_> {
     let text = &item.text;
     match &item.kind {
         Kind::Reasoning => Part::ReasoningText { text },
-        Kind::Text | Kind::Call { .. } => Part::OutputText {
+        Kind::Text | Kind::Call(_) => Part::OutputText {
             text,
             annotations: [],
             logprobs: &item.logprobs,

@@ -170,7 +170,7 @@ impl Events {
     }
 
     fn of_part(&mut self, name: EventName, at: usize, item: &Item, out: &mut Vec<u8>) {
-        if matches!(item.kind, Kind::Call { .. }) {
+        if matches!(item.kind, Kind::Call(_)) {
             return;
         }
         let id = self.header.item_id(at, &item.kind);
@@ -187,7 +187,7 @@ impl Events {
         let (name, content_index) = match kind {
             Kind::Reasoning => (EventName::ReasoningDelta, Some(0)),
             Kind::Text => (EventName::TextDelta, Some(0)),
-            Kind::Call { .. } => (EventName::ArgumentsDelta, None),
+            Kind::Call(_) => (EventName::ArgumentsDelta, None),
         };
         let id = self.header.item_id(at, kind);
         let data = Data {
@@ -223,9 +223,9 @@ impl Events {
                 };
                 (EventName::TextDone, data)
             }
-            Kind::Call { name, .. } => {
+            Kind::Call(call) => {
                 let data = Data {
-                    name: Some(name),
+                    name: Some(&call.name),
                     arguments: text,
                     ..data
                 };

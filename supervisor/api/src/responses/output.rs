@@ -5,7 +5,7 @@
 
 use super::answer::ItemStatus as Status;
 use crate::openai::logprobs::Column;
-use crate::timeline::{Kind, Step, Timeline};
+use crate::timeline::{Change, Kind, Step, Timeline};
 use worker_orcd_requests::Piece;
 use worker_orcd_text::tools::Parsing;
 
@@ -99,37 +99,35 @@ impl Output {
     fn grow(&mut self, growth: &mut Vec<Growth>) -> bool {
         let mut steps = std::mem::take(&mut self.steps);
         let mut has_reasoning = false;
-        for step in steps.drain(..) {
-            let last = self.items.len().saturating_sub(1);
-            match step {
-                Step::Begins(kind) => {
-                    growth.push(Growth::Begins(self.items.len()));
+        for Step { at, kind, change } in steps.drain(..) {
+            match change {
+                Change::Begins => {
+                    growth.push(Growth::Begins(at));
                     self.items.push(Item {
                         kind,
                         ..Item::nothing()
                     });
                 }
-                Step::Adds(text) => {
-                    let is_of = |kind| self.items.last().is_some_and(|item| item.kind == kind);
-                    has_reasoning |= is_of(Kind::Reasoning);
-                    let logprobs = match is_of(Kind::Text) {
-                        true => self.take_logprobs(text.len()),
-                        false => Column::default(),
+                Change::Adds(text) => {
+                    has_reasoning |= kind == Kind::Reasoning;
+                    let logprobs = match kind {
+                        Kind::Text => self.take_logprobs(text.len()),
+                        Kind::Reasoning | Kind::Call(_) => Column::default(),
                     };
                     if let Some(item) = self.items.last_mut() {
                         item.text.push_str(&text);
                         item.logprobs.append(&logprobs);
                     }
-                    growth.push(Growth::More(last, text, logprobs));
+                    growth.push(Growth::More(at, text, logprobs));
                 }
-                Step::Ends { is_whole } => {
+                Change::Ends { is_whole } => {
                     if let Some(item) = self.items.last_mut() {
                         item.status = match is_whole {
                             true => Status::Completed,
                             false => Status::Incomplete,
                         };
                     }
-                    growth.push(Growth::Ends(last));
+                    growth.push(Growth::Ends(at));
                 }
             }
         }

@@ -39,7 +39,7 @@ fn items_of(output: &Output) -> Vec<(&'static str, &str, Status)> {
     let kind = |item: &Item| match item.kind {
         Kind::Reasoning => "thought",
         Kind::Text => "text",
-        Kind::Call { .. } => "call",
+        Kind::Call(_) => "call",
     };
     let items = output.items.iter();
     items
@@ -63,7 +63,7 @@ fn each_thought_text_and_call_is_an_item_in_the_order_of_writing() {
             "{chars}"
         );
         let ids = output.items.iter().filter_map(|item| match &item.kind {
-            Kind::Call { name, id } => Some((name.clone(), id.clone())),
+            Kind::Call(call) => Some((call.name.clone(), call.id.clone())),
             _ => None,
         });
         let wanted = CallIds::new("call_", "resp_1", PARSING.calls);
