@@ -74,16 +74,6 @@ impl<'a> Fields<'a> {
             .then_some(fields)
     }
 
-    /// [`Fields::described`] for a reader of [`Fields::of_history`].
-    pub fn described_of_history(
-        names: Names,
-        read: impl for<'d> FnOnce(Fields<'d>),
-    ) -> Description {
-        let mut description = Self::described(names, read);
-        description.others(hollow());
-        description
-    }
-
     /// Description of the fields that `read` reads, from a run without a body.
     pub fn described(names: Names, read: impl for<'d> FnOnce(Fields<'d>)) -> Description {
         let notes = RefCell::default();
@@ -413,27 +403,82 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Shape of the objects that `read` accepts.
+pub fn shape<T>(names: Names, read: impl for<'d> FnOnce(Fields<'d>) -> T) -> Shape {
+    Fields::described(names, |fields| drop(read(fields))).into_shape()
+}
+
+/// [`shape`] of objects in a conversation's history ([`Fields::of_history`]).
+pub fn history_shape<T>(names: Names, read: impl for<'d> FnOnce(Fields<'d>) -> T) -> Shape {
+    let mut description = Fields::described(names, |fields| drop(read(fields)));
+    description.others(hollow());
+    description.into_shape()
+}
+
 /// Reads the fields of a nested object. `None` if it is absent or invalid.
 pub fn nested<T>(
     fields: &mut Fields<'_>,
     name: &'static str,
     names: Names,
-    read: impl Fn(Fields<'_>) -> Result<T, Mistakes>,
+    mut read: impl FnMut(Fields<'_>) -> Result<T, Mistakes>,
 ) -> Option<T> {
-    fields.describe(name, || {
-        Fields::described(names, |fields| drop(read(fields))).into_shape()
-    });
+    fields.describe(name, || shape(names, &mut read));
     let given = fields.take(name)?;
+    inside(fields, name, given, names, read)
+}
+
+/// [`nested`] for a field that is taken.
+pub fn inside<T>(
+    fields: &mut Fields<'_>,
+    name: &str,
+    given: Json<'_>,
+    names: Names,
+    read: impl FnOnce(Fields<'_>) -> Result<T, Mistakes>,
+) -> Option<T> {
     let Some(inside) = Fields::of(given, names, fields.mistakes()) else {
         fields.error(name, Constraint::Type, "must be an object");
         return None;
     };
-    let wrong = match read(inside) {
-        Ok(it) => return Some(it),
-        Err(wrong) => wrong,
-    };
-    fields.mistakes().extend(|| format!("{name}."), wrong);
-    None
+    let read = read(inside);
+    read.map_err(|wrong| fields.mistakes().extend(|| format!("{name}."), wrong))
+        .ok()
+}
+
+/// Reads an element of a list. Paths of mistakes are relative to it: `.text`, or empty if it is no object. `object`: its
+/// fields, if it is one.
+///
+/// # Errors
+/// All mistakes in it; `rule` if it is no object.
+pub fn element<'a, T>(
+    object: Option<Fields<'a>>,
+    outside: &Mistakes,
+    rule: &'static str,
+    read: impl FnOnce(Fields<'a>) -> Result<T, Mistakes>,
+) -> Result<T, Mistakes> {
+    let object = object.ok_or_else(|| outside.only("", Constraint::Type, rule))?;
+    read(object).map_err(|wrong| {
+        let mut mistakes = outside.inside();
+        mistakes.extend(|| ".".to_owned(), wrong);
+        mistakes
+    })
+}
+
+/// Reads each element of a list, with its number. Paths of mistakes begin with the list's. Returns the number of
+/// elements; `None` for a value that is no list.
+pub fn each<'a>(
+    mistakes: &mut Mistakes,
+    list: &str,
+    given: Json<'a>,
+    mut read: impl FnMut(usize, Json<'a>, &mut Mistakes) -> Result<(), Mistakes>,
+) -> Option<usize> {
+    let mut count = 0;
+    let is_list = given.each_element(|item| {
+        if let Err(wrong) = read(count, item, mistakes) {
+            mistakes.extend(|| format!("{list}[{count}]"), wrong);
+        }
+        count += 1;
+    });
+    is_list.then_some(count)
 }
 
 fn hollow() -> Shape {

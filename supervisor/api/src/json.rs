@@ -132,6 +132,19 @@ impl<'a> Json<'a> {
         self.kind() == Kind::List && parser.deserialize_seq(Elements(visit)).is_ok()
     }
 
+    /// First elements of a list, at most `most`, and the number of all. Other values have none.
+    #[must_use]
+    pub fn first(self, most: usize) -> (Vec<Json<'a>>, usize) {
+        let (mut first, mut count) = (Vec::new(), 0);
+        self.each_element(|element| {
+            if count < most {
+                first.push(element);
+            }
+            count += 1;
+        });
+        (first, count)
+    }
+
     /// Visits the members of an object. Returns false without a visit for other values.
     pub fn each_member(self, visit: impl FnMut(&str, Json<'a>)) -> bool {
         let mut parser = serde_json::Deserializer::from_str(self.0);

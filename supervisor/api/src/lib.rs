@@ -13,7 +13,7 @@
 //! * [`openai`], [`anthropic`], [`responses`], [`ollama`], [`execute`], [`embeddings`], [`rerank`], [`texts`]: readers and
 //!   writers of each API. [`request`]: what all of them ask for. [`presentation`]: the format of an answer, as the journal keeps it.
 //! * Common fields: [`sampling`], `logit_bias`, `messages`, `tools`, [`structure`], `effort`, [`thinking_budget`],
-//!   [`choices`]. [`limits`]: the operator's limits.
+//!   [`choices`], `token_ids`. [`limits`]: the operator's limits.
 //! * Answers: `timeline` splits text into items; [`render`] is the trait of streamed formats. [`error`]: errors of all
 //!   APIs. [`answer`]: JSON Schema of all of them.
 //!
@@ -53,4 +53,5 @@ pub mod structure;
 pub mod texts;
 pub mod thinking_budget;
 mod timeline;
+mod token_ids;
 mod tools;

@@ -8,7 +8,7 @@
 pub(crate) mod begun;
 pub(crate) mod tool_calls;
 
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names, among, each, element, history_shape};
 use crate::json::{Json, Kind};
 use crate::mistakes::{Constraint, FieldError, Mistakes};
 use crate::schema::{self, Shape};
@@ -73,6 +73,9 @@ const MESSAGE: Names = |name| {
 };
 const PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
 
+/// Rule for an element of the messages.
+pub(super) const NO_MESSAGE: &str = "must be an object with role and content";
+
 /// Messages of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct History {
@@ -94,36 +97,59 @@ pub(crate) fn read_messages(
     terms: &ChatTerms,
 ) -> Option<History> {
     fields.describe("messages", || {
-        let read = |fields: Fields<'_>| drop(read_fields_of_message(fields, terms));
-        let message = Fields::described_of_history(MESSAGE, read).into_shape();
+        let message = history_shape(MESSAGE, |fields| read_message(fields, terms));
         schema::list(message, &(1..=MAX_MESSAGES))
     });
     let list = fields.take("messages")?;
-    let mistakes = fields.mistakes();
     let mut messages = Vec::new();
-    let (mut count, mut chars, mut is_prefix) = (0, 0, false);
-    let is_list = list.each_element(|item| {
-        if is_prefix {
-            let place = format!("messages[{}].{}", count - 1, begun::PREFIX);
-            mistakes.note(|| FieldError::new(place, Constraint::Conflict, begun::NOT_LAST));
-        }
-        is_prefix = false;
-        if let Some(read) = read_message(item, count, mistakes, terms) {
-            let message = read.message;
-            is_prefix = read.is_prefix;
-            chars += length(&message);
-            if messages.len() < MAX_MESSAGES {
-                messages.push(message);
+    let (mut chars, mut is_prefix) = (0, false);
+    let count = each(
+        fields.mistakes(),
+        "messages",
+        list,
+        |index, item, mistakes| {
+            if is_prefix {
+                let place = format!("messages[{}].{}", index - 1, begun::PREFIX);
+                mistakes.note(|| FieldError::new(place, Constraint::Conflict, begun::NOT_LAST));
             }
-        }
-        count += 1;
-    });
+            is_prefix = false;
+            let object = Fields::of_history(item, MESSAGE, mistakes);
+            let read = element(object, mistakes, NO_MESSAGE, |it| read_message(it, terms))?;
+            if let Some(Marked {
+                message,
+                is_prefix: it,
+            }) = read
+            {
+                is_prefix = it;
+                chars += length(&message);
+                if messages.len() < MAX_MESSAGES {
+                    messages.push(message);
+                }
+            }
+            Ok(())
+        },
+    );
+    check_length(fields, count, chars, max_chars)?;
+    Some(History {
+        messages,
+        is_prefix,
+    })
+}
+
+/// Notes a mistake for each limit of the messages that they exceed. `count`: their number, if they are a list. `None`
+/// without messages.
+pub(super) fn check_length(
+    fields: &mut Fields<'_>,
+    count: Option<usize>,
+    chars: usize,
+    max_chars: usize,
+) -> Option<()> {
     let mut wrong = |constraint, message: String| fields.error("messages", constraint, message);
-    if !is_list || count == 0 {
+    let Some(count) = count.filter(|count| *count > 0) else {
         let rule = "must be a list of at least one message";
         wrong(Constraint::Type, rule.to_owned());
         return None;
-    }
+    };
     if count > MAX_MESSAGES {
         let rule = format!("must be at most {MAX_MESSAGES}");
         wrong(Constraint::Length, rule);
@@ -132,10 +158,7 @@ pub(crate) fn read_messages(
         let rule = format!("must have at most {max_chars} characters in all");
         wrong(Constraint::Length, rule);
     }
-    Some(History {
-        messages,
-        is_prefix,
-    })
+    Some(())
 }
 
 /// Characters of all texts of a message.
@@ -153,32 +176,7 @@ pub(super) fn length(message: &ChatMessage) -> usize {
     of_texts.sum::<usize>() + of_calls.sum::<usize>()
 }
 
-fn read_message(
-    item: Json<'_>,
-    index: usize,
-    mistakes: &mut Mistakes,
-    terms: &ChatTerms,
-) -> Option<Marked> {
-    let Some(fields) = Fields::of_history(item, MESSAGE, mistakes) else {
-        mistakes.note(|| {
-            let rule = "must be an object with role and content";
-            FieldError::new(format!("messages[{index}]"), Constraint::Type, rule)
-        });
-        return None;
-    };
-    match read_fields_of_message(fields, terms) {
-        Ok(message) => message,
-        Err(wrong) => {
-            mistakes.extend(|| format!("messages[{index}]."), wrong);
-            None
-        }
-    }
-}
-
-fn read_fields_of_message(
-    mut fields: Fields<'_>,
-    terms: &ChatTerms,
-) -> Result<Option<Marked>, Mistakes> {
+fn read_message(mut fields: Fields<'_>, terms: &ChatTerms) -> Result<Option<Marked>, Mistakes> {
     for name in ["name", "tool_call_id"].iter().chain(&THOUGHTS) {
         fields.drop_hollow(name);
     }
@@ -310,9 +308,8 @@ fn read_content(
     has_calls: bool,
 ) -> Option<Option<String>> {
     fields.describe("content", || {
-        let part = |fields: Fields<'_>| drop(read_fields_of_part(fields));
-        let part = Fields::described_of_history(PART, part).into_shape();
-        schema::any_of([schema::text(), schema::list_of(part), schema::null()])
+        let parts = schema::list_of(history_shape(PART, read_part));
+        schema::any_of([schema::text(), parts, schema::null()])
     });
     fields.describe_rule(|| {
         let assistant = ("role", schema::values(["assistant"]));
@@ -345,38 +342,23 @@ fn read_content(
 
 fn join_parts(list: Json<'_>, mistakes: &mut Mistakes) -> String {
     let mut text = String::new();
-    let mut index = 0;
-    list.each_element(|part| {
-        match read_part(part, mistakes) {
-            Ok(part) => text.push_str(&part),
-            Err(wrong) => mistakes.extend(|| format!("content[{index}]"), wrong),
-        }
-        index += 1;
+    each(mistakes, "content", list, |_, part, outside| {
+        let object = Fields::of_history(part, PART, outside);
+        text += &element(object, outside, "must be a text part", read_part)?;
+        Ok(())
     });
     text
 }
 
-fn read_part(part: Json<'_>, outside: &Mistakes) -> Result<String, Mistakes> {
-    match Fields::of_history(part, PART, outside) {
-        Some(fields) => read_fields_of_part(fields),
-        None => {
-            let mut mistakes = outside.inside();
-            let rule = "must be a text part";
-            mistakes.note(|| FieldError::new("", Constraint::Type, rule));
-            Err(mistakes)
-        }
-    }
-}
-
-fn read_fields_of_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
-    let mut mistakes = fields.mistakes().inside();
+fn read_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
     fields.describe("type", || schema::values(["text"]));
     let kind = fields.take("type");
     if kind.is_some_and(|kind| kind.text().as_deref() != Some("text")) {
         // Other fields of an unsupported part are not checked.
         let rule = "must be text: other parts are not supported";
-        mistakes.note(|| FieldError::new(".type", Constraint::Unsupported, rule));
-        return Err(mistakes);
+        return Err(fields
+            .mistakes()
+            .only("type", Constraint::Unsupported, rule));
     }
     fields.required("type", kind);
     let text = fields.text("text", &(0..=usize::MAX));
@@ -384,13 +366,7 @@ fn read_fields_of_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
     for name in PASSED_OVER {
         fields.pass_over(name);
     }
-    match fields.finish() {
-        Ok(()) => Ok(text.unwrap_or_default()),
-        Err(wrong) => {
-            mistakes.extend(|| ".".to_owned(), wrong);
-            Err(mistakes)
-        }
-    }
+    fields.finish().map(|()| text.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -99,6 +99,14 @@ impl Mistakes {
         }
     }
 
+    /// [`Mistakes::inside`] with one mistake.
+    #[must_use]
+    pub fn only(&self, field: &str, constraint: Constraint, message: impl Into<String>) -> Self {
+        let mut only = self.inside();
+        only.note(|| FieldError::new(field, constraint, message));
+        only
+    }
+
     /// Adds all mistakes of a nested value. `place`: path of that value.
     pub fn extend(&mut self, place: impl FnOnce() -> String, others: Self) {
         self.more += others.more;

@@ -143,19 +143,13 @@ pub fn read_stop(fields: &mut Fields) -> Vec<String> {
 }
 
 fn read_stops(fields: &mut Fields, list: Json<'_>, length: &RangeInclusive<usize>) -> Vec<String> {
-    let (mut first, mut count) = ([None; MAX_STOPS], 0);
-    list.each_element(|item| {
-        if let Some(place) = first.get_mut(count) {
-            *place = Some(item);
-        }
-        count += 1;
-    });
+    let (first, count) = list.first(MAX_STOPS);
     if count > MAX_STOPS {
         let rule = format!("must have at most {MAX_STOPS} strings");
         fields.error("stop", Constraint::Length, rule);
         return Vec::new();
     }
-    let items = first.into_iter().flatten().enumerate();
+    let items = first.into_iter().enumerate();
     items
         .filter_map(|(index, item)| fields.text_of(&format!("stop[{index}]"), item, length))
         .collect()

@@ -11,7 +11,7 @@
 
 pub mod formats;
 
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names, among, inside};
 use crate::json::{Json, Kind};
 use crate::mistakes::{Constraint, Mistakes};
 use crate::schema::{self, Shape};
@@ -102,13 +102,14 @@ fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
                 let given = format.take("json_schema");
                 let given = format.required("json_schema", given);
                 given.and_then(|it| {
-                    inside(&mut format, "json_schema", it, OF_SCHEMA, read_named_schema)
+                    inside(&mut format, "json_schema", it, OF_SCHEMA, read_named_schema).flatten()
                 })
             }
             _ => None,
         };
         format.finish().map(|()| schema)
     })
+    .flatten()
 }
 
 /// An empty one has no effect.
@@ -188,6 +189,7 @@ fn read_outputs(fields: &mut Fields<'_>) -> Option<Grammar> {
         };
         outputs.finish().map(|()| grammar)
     })
+    .flatten()
 }
 
 fn read_kind(outputs: &mut Fields<'_>, kind: &str) -> Option<Grammar> {
@@ -249,27 +251,6 @@ fn read_choice(outputs: &mut Fields<'_>, kind: &str) -> Option<Vec<String>> {
         return None;
     }
     is_short(outputs, kind, bytes).then_some(texts)
-}
-
-/// Reads a nested object. Paths of mistakes begin with the field's name.
-fn inside<'a, T>(
-    fields: &mut Fields<'a>,
-    name: &str,
-    given: Json<'a>,
-    names: Names,
-    read: impl FnOnce(Fields<'a>) -> Result<Option<T>, Mistakes>,
-) -> Option<T> {
-    let Some(object) = Fields::of(given, names, fields.mistakes()) else {
-        fields.error(name, Constraint::Type, "must be an object");
-        return None;
-    };
-    match read(object) {
-        Ok(grammar) => grammar,
-        Err(wrong) => {
-            fields.mistakes().extend(|| format!("{name}."), wrong);
-            None
-        }
-    }
 }
 
 /// Rule against other fields: constrained text has an end, and cannot be a tool call. It does not exclude both fields

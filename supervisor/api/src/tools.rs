@@ -9,10 +9,10 @@
 
 pub(super) mod choice;
 
-use crate::fields::{Fields, Names};
-use crate::json::{Json, Kind};
+use crate::fields::{Fields, Names, each, element};
+use crate::json::Json;
 use crate::messages::tool_calls::NUMBERS;
-use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::mistakes::{Constraint, Mistakes};
 use crate::schema;
 use crate::structure::Asked;
 use choice::{Choice, Wanted};
@@ -141,40 +141,34 @@ pub(super) fn read_list(
         };
     };
     let why_not = why_not(terms);
-    let mistakes = fields.mistakes();
     let (mut shown, mut functions) = (Vec::new(), Vec::new());
-    let (mut kept, mut count) = (0, 0);
-    let is_list = list.each_element(|item| {
-        let path = format!("tools[{count}]");
-        count += 1;
-        if count > MAX_TOOLS || (form.is_left_out)(item) {
-            return;
+    let mut kept = 0;
+    let count = each(fields.mistakes(), "tools", list, |index, item, outside| {
+        if index >= MAX_TOOLS || (form.is_left_out)(item) {
+            return Ok(());
         }
         kept += 1;
         if why_not.is_some() {
-            return;
+            return Ok(());
         }
-        match Fields::of(item, form.names, mistakes).map(form.read) {
-            Some(Ok(None)) => {}
-            Some(Ok(Some(tool))) => {
-                shown.push(tool.shown());
-                functions.push(Function {
-                    path: format!("{path}.{}", form.parameters),
-                    name: tool.name,
-                    parameters: tool.parameters,
-                    is_strict: tool.is_strict,
-                });
-            }
-            Some(Err(wrong)) => mistakes.extend(|| format!("{path}."), wrong),
-            None => mistakes.note(|| FieldError::new(path, Constraint::Type, "must be an object")),
+        let object = Fields::of(item, form.names, outside);
+        if let Some(tool) = element(object, outside, "must be an object", form.read)? {
+            shown.push(tool.shown());
+            functions.push(Function {
+                path: format!("tools[{index}].{}", form.parameters),
+                name: tool.name,
+                parameters: tool.parameters,
+                is_strict: tool.is_strict,
+            });
         }
+        Ok(())
     });
     let tools = format!("[{}]", shown.join(","));
-    let is_empty = list.kind() == Kind::List && kept == 0;
-    let (constraint, rule) = if !is_list {
+    let is_empty = count.is_some() && kept == 0;
+    let (constraint, rule) = if count.is_none() {
         let rule = format!("must be a list of {}", form.items);
         (Constraint::Type, rule)
-    } else if count > MAX_TOOLS {
+    } else if count > Some(MAX_TOOLS) {
         (Constraint::Length, format!("must be at most {MAX_TOOLS}"))
     } else if is_empty {
         return List {

@@ -3,10 +3,10 @@
 //! `cache_control` is a hint about caching and changes no answer. Other fields of a block that this worker does not
 //! support are refused, unless they are `null`.
 
-use crate::fields::{Fields, Names, among};
+use crate::fields::{self, Fields, Names, among, each, element};
 use crate::json::{Json, Kind};
 use crate::messages::tool_calls::{NAME_CHARS, read_object};
-use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::mistakes::{Constraint, Mistakes};
 use crate::schema::{self, Shape};
 use serde_json::json;
 use utoipa::openapi::Type;
@@ -68,12 +68,8 @@ fn readers(role: Role) -> &'static [Reader] {
 pub(super) fn shape(role: Role, terms: &ChatTerms) -> Shape {
     let can_be = |reader: &&Reader| terms.shows_calls || reader.0 != OF_CALL.0;
     let blocks = readers(role).iter().filter(can_be);
-    let blocks = blocks.map(|(_, names, read)| described(*names, *read));
+    let blocks = blocks.map(|(_, names, read)| fields::shape(*names, *read));
     schema::any_of([schema::text(), schema::list_of(schema::any_of(blocks))])
-}
-
-fn described<T>(names: Names, read: Read<T>) -> Shape {
-    Fields::described(names, |fields| drop(read(fields))).into_shape()
 }
 
 /// Reads the blocks of a field. A text is one block. Paths of mistakes begin with the field's name.
@@ -91,13 +87,9 @@ pub(super) fn read(
             blocks.extend(text.map(Block::Text));
         }
         Kind::List => {
-            let (mistakes, mut index) = (fields.mistakes(), 0);
-            given.each_element(|item| {
-                match read_block(item, role, terms, mistakes) {
-                    Ok(block) => blocks.push(block),
-                    Err(wrong) => mistakes.extend(|| format!("{name}[{index}]"), wrong),
-                }
-                index += 1;
+            each(fields.mistakes(), name, given, |_, item, outside| {
+                blocks.push(read_block(item, role, terms, outside)?);
+                Ok(())
             });
         }
         _ => {
@@ -115,13 +107,9 @@ fn read_block(
     terms: &ChatTerms,
     outside: &Mistakes,
 ) -> Result<Block, Mistakes> {
-    let one = |place: &str, constraint, rule: String| {
-        let mut mistakes = outside.inside();
-        mistakes.note(|| FieldError::new(place, constraint, rule));
-        mistakes
-    };
+    const NO_BLOCK: &str = "must be a block";
     if item.kind() != Kind::Object {
-        return Err(one("", Constraint::Type, "must be a block".to_owned()));
+        return Err(outside.only("", Constraint::Type, NO_BLOCK));
     }
     let given = type_of(item);
     let readers = readers(role);
@@ -132,20 +120,13 @@ fn read_block(
         // Further fields of a block of unknown type are not checked.
         let known: Vec<&str> = readers.iter().map(|(kind, ..)| *kind).collect();
         let rule = format!("must be {}: no other is supported here", known.join(", "));
-        return Err(one(".type", Constraint::Unsupported, rule));
+        return Err(outside.only(".type", Constraint::Unsupported, rule));
     };
     if *kind == OF_CALL.0 && !terms.shows_calls {
         let rule = "cannot be shown: the model's chat template does not ask for calls";
-        return Err(one(".type", Constraint::Unsupported, rule.to_owned()));
+        return Err(outside.only(".type", Constraint::Unsupported, rule));
     }
-    let Some(fields) = Fields::of(item, *names, outside) else {
-        return Err(one("", Constraint::Type, "must be a block".to_owned()));
-    };
-    read(fields).map_err(|wrong| {
-        let mut mistakes = outside.inside();
-        mistakes.extend(|| ".".to_owned(), wrong);
-        mistakes
-    })
+    element(Fields::of(item, *names, outside), outside, NO_BLOCK, read)
 }
 
 fn type_of(item: Json<'_>) -> Option<String> {
@@ -227,7 +208,7 @@ fn read_result(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     let id = fields.text("tool_use_id", &NAME_CHARS);
     let id = fields.required("tool_use_id", id);
     fields.describe("content", || {
-        let block = described(TEXT, read_text);
+        let block = fields::shape(TEXT, read_text);
         schema::any_of([schema::text(), schema::list_of(block)])
     });
     let content = fields.take("content");

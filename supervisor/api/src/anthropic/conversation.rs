@@ -7,10 +7,10 @@
 //! | an assistant's blocks | one message: text, `reasoning_content` and `tool_calls` |
 
 use super::content::{self, Block, Role};
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names, among, each, element};
 use crate::json::Json;
-use crate::messages::{MAX_MESSAGES, length};
-use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::messages::{MAX_MESSAGES, NO_MESSAGE, check_length, length};
+use crate::mistakes::Mistakes;
 use crate::schema::{self, Shape};
 use worker_orcd_text::ChatMessage;
 use worker_orcd_text::tools::ChatTerms;
@@ -44,30 +44,18 @@ pub(super) fn read(
     fields.describe("messages", || shape(terms));
     let list = fields.take("messages");
     let list = fields.required("messages", list)?;
-    let (mistakes, mut count) = (fields.mistakes(), 0);
-    let is_list = list.each_element(|item| {
-        match read_message(item, terms, mistakes) {
-            Ok(more) if count < MAX_MESSAGES => messages.extend(more),
-            Ok(_) => {}
-            Err(wrong) => mistakes.extend(|| format!("messages[{count}]"), wrong),
-        }
-        count += 1;
-    });
-    let mut wrong = |constraint, message: String| fields.error("messages", constraint, message);
-    if !is_list || count == 0 {
-        let rule = "must be a list of at least one message";
-        wrong(Constraint::Type, rule.to_owned());
-        return None;
-    }
-    if count > MAX_MESSAGES {
-        let rule = format!("must be at most {MAX_MESSAGES}");
-        wrong(Constraint::Length, rule);
-    }
-    if messages.iter().map(length).sum::<usize>() > max_chars {
-        let rule = format!("must have at most {max_chars} characters in all");
-        wrong(Constraint::Length, rule);
-    }
-    Some(messages)
+    let count = each(
+        fields.mistakes(),
+        "messages",
+        list,
+        |index, item, outside| {
+            let more = read_message(item, terms, outside)?;
+            messages.extend(more.into_iter().filter(|_| index < MAX_MESSAGES));
+            Ok(())
+        },
+    );
+    let chars = messages.iter().map(length).sum();
+    check_length(fields, count, chars, max_chars).map(|()| messages)
 }
 
 fn shape(terms: &ChatTerms) -> Shape {
@@ -88,25 +76,18 @@ fn read_message(
     terms: &ChatTerms,
     outside: &Mistakes,
 ) -> Result<Vec<ChatMessage>, Mistakes> {
-    let mut mistakes = outside.inside();
-    let Some(mut fields) = Fields::of(item, MESSAGE, outside) else {
-        let rule = "must be an object with role and content";
-        mistakes.note(|| FieldError::new("", Constraint::Type, rule));
-        return Err(mistakes);
-    };
-    let role = fields.word("role", ROLES);
-    let role = fields.required("role", role);
-    let given = fields.take("content");
-    let given = fields.required("content", given);
-    let blocks = role.zip(given).map(|(role, given)| {
-        let blocks = content::read(&mut fields, "content", given, role, terms);
-        messages_of(role, blocks)
-    });
-    if let Err(wrong) = fields.finish() {
-        mistakes.extend(|| ".".to_owned(), wrong);
-        return Err(mistakes);
-    }
-    Ok(blocks.unwrap_or_default())
+    let object = Fields::of(item, MESSAGE, outside);
+    element(object, outside, NO_MESSAGE, |mut fields| {
+        let role = fields.word("role", ROLES);
+        let role = fields.required("role", role);
+        let given = fields.take("content");
+        let given = fields.required("content", given);
+        let messages = role.zip(given).map(|(role, given)| {
+            let blocks = content::read(&mut fields, "content", given, role, terms);
+            messages_of(role, blocks)
+        });
+        fields.finish().map(|()| messages.unwrap_or_default())
+    })
 }
 
 fn messages_of(role: Role, blocks: Vec<Block>) -> Vec<ChatMessage> {

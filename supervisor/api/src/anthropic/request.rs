@@ -4,7 +4,7 @@ use super::settings::{self, Settings};
 use super::{conversation, tools};
 use crate::error::ApiError;
 use crate::fields::{Fields, Names, among};
-use crate::json::{Json, Kind};
+use crate::json::Kind;
 use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::mistakes::Constraint;
@@ -140,14 +140,7 @@ fn read_stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
     let Some(list) = fields.take(NAME) else {
         return Vec::new();
     };
-    let mut first: Vec<Json<'_>> = Vec::new();
-    let mut count = 0;
-    list.each_element(|item| {
-        if first.len() < MAX_STOPS {
-            first.push(item);
-        }
-        count += 1;
-    });
+    let (first, count) = list.first(MAX_STOPS);
     if list.kind() != Kind::List {
         fields.error(NAME, Constraint::Type, "must be a list of strings");
     } else if count > MAX_STOPS {

@@ -7,9 +7,8 @@
 
 use super::content::take_cache_control;
 use crate::error::THREAD;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names, among, nested};
 use crate::json::{Json, Kind};
-use crate::mistakes::Constraint;
 use crate::schema::{self, Shape};
 use crate::structure::formats;
 use crate::thinking_budget::Budget;
@@ -67,9 +66,7 @@ pub(super) struct Settings {
 
 pub(super) fn read(fields: &mut Fields<'_>) -> Settings {
     let thinking = object(fields, "thinking", THINKING, read_thinking);
-    let output = object(fields, "output_config", OUTPUT, |output| {
-        Some(read_output(output))
-    });
+    let output = object(fields, "output_config", OUTPUT, read_output);
     let (effort, format) = output.unwrap_or_default();
     let (thinks, tokens) = thinking.unzip();
     let thinks = thinks.map(|thinks| ("enable_thinking", TemplateSetting::Flag(thinks)));
@@ -87,26 +84,18 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Settings {
     }
 }
 
-/// Reads an object inside the body. Paths of its mistakes begin with the field's name.
+/// Reads an object inside the body. What is valid in it counts beside mistakes, which other fields may contradict.
 fn object<T>(
     fields: &mut Fields<'_>,
     name: &'static str,
     names: Names,
     read: fn(&mut Fields<'_>) -> Option<T>,
 ) -> Option<T> {
-    fields.describe(name, || {
-        let read = |mut fields: Fields<'_>| drop(read(&mut fields));
-        Fields::described(names, read).into_shape()
+    let mut found = None;
+    nested(fields, name, names, |mut inside| {
+        found = read(&mut inside);
+        inside.finish()
     });
-    let given = fields.take(name)?;
-    let Some(mut inside) = Fields::of(given, names, fields.mistakes()) else {
-        fields.error(name, Constraint::Type, "must be an object");
-        return None;
-    };
-    let found = read(&mut inside);
-    if let Err(wrong) = inside.finish() {
-        fields.mistakes().extend(|| format!("{name}."), wrong);
-    }
     found
 }
 
@@ -123,9 +112,9 @@ fn read_thinking(fields: &mut Fields<'_>) -> Option<(bool, Option<u32>)> {
     thinks.map(|thinks| (thinks, if thinks { tokens } else { Some(0) }))
 }
 
-fn read_output(fields: &mut Fields<'_>) -> (Option<&'static str>, Option<Grammar>) {
+fn read_output(fields: &mut Fields<'_>) -> Option<(Option<&'static str>, Option<Grammar>)> {
     let effort = fields.word("effort", EFFORTS);
-    (effort, formats::read_of_output(fields))
+    Some((effort, formats::read_of_output(fields)))
 }
 
 /// Removes all fields without effect, and records an error for each unsupported value.

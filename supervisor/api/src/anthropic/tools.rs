@@ -2,7 +2,7 @@
 //! `{"type": "custom", "name", "description", "input_schema", "strict"}`.
 
 use super::content::take_cache_control;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{self, Fields, Names, among, inside};
 use crate::json::{Json, Kind};
 use crate::mistakes::{Constraint, Mistakes};
 use crate::schema;
@@ -37,10 +37,7 @@ const FORM: Form = Form {
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
     fields.describe("tools", || match why_not(terms) {
         Some(_) => schema::values([json!([])]),
-        None => {
-            let read = |fields: Fields<'_>| drop(read_tool(fields));
-            schema::list(Fields::described(TOOL, read).into_shape(), &(0..=MAX_TOOLS))
-        }
+        None => schema::list(fields::shape(TOOL, read_tool), &(0..=MAX_TOOLS)),
     });
     let list = read_list(fields, &FORM, max_chars, terms);
     let wanted = read_choice(fields, terms);
@@ -110,17 +107,12 @@ fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> Wanted {
     let Some(given) = fields.take("tool_choice") else {
         return free;
     };
-    let Some(mut inside) = Fields::of(given, CHOICE, fields.mistakes()) else {
-        fields.error("tool_choice", Constraint::Type, "must be an object");
-        return free;
-    };
-    let read = read_choice_object(&mut inside);
-    if let Err(wrong) = inside.finish() {
-        fields
-            .mistakes()
-            .extend(|| "tool_choice.".to_owned(), wrong);
-    }
-    read
+    let mut wanted = free;
+    inside(fields, "tool_choice", given, CHOICE, |mut object| {
+        wanted = read_choice_object(&mut object);
+        object.finish()
+    });
+    wanted
 }
 
 fn read_choice_object(fields: &mut Fields<'_>) -> Wanted {

@@ -5,10 +5,10 @@ use crate::fields::{Fields, Names, among};
 use crate::json::{Json, Kind};
 use crate::limits::RequestLimits;
 use crate::mistakes::Constraint;
-use crate::openai::request::token;
 use crate::request::Input;
 use crate::sampling::ModelTerms;
-use crate::schema::{self, Shape};
+use crate::schema;
+use crate::token_ids;
 
 /// Field of the texts.
 pub const INPUT: &str = "input";
@@ -73,65 +73,34 @@ pub(crate) fn read_inputs(
     max_chars: usize,
     vocabulary: u32,
 ) -> Option<Vec<Input>> {
-    fields.describe(INPUT, || inputs_shape(max_chars, vocabulary));
+    fields.describe(INPUT, || {
+        token_ids::inputs_shape(max_chars, vocabulary, MAX_INPUTS)
+    });
     let input = fields.take(INPUT)?;
-    match input.kind() {
-        Kind::Text => one(fields, input, max_chars, vocabulary).map(|it| vec![it]),
-        Kind::List => match first_kind(input) {
-            Some(Kind::Number) => one(fields, input, max_chars, vocabulary).map(|it| vec![it]),
-            Some(_) => read_list(fields, input, max_chars, vocabulary),
-            None => {
-                fields.error(INPUT, Constraint::Length, "must not be empty");
-                None
-            }
-        },
+    let (elements, count) = input.first(MAX_INPUTS);
+    let are_ids = elements.first().is_some_and(|it| it.kind() == Kind::Number);
+    let is_one = input.kind() == Kind::Text || are_ids;
+    let (constraint, rule) = match input.kind() {
+        _ if is_one => return one(fields, input, max_chars, vocabulary).map(|it| vec![it]),
+        Kind::List if count == 0 => (Constraint::Length, "must not be empty".to_owned()),
+        Kind::List if count > MAX_INPUTS => {
+            let rule = format!("may hold {MAX_INPUTS} texts at most");
+            (Constraint::Length, rule)
+        }
+        Kind::List => {
+            let elements = elements.into_iter();
+            // Stops at the first mistake.
+            return elements
+                .map(|it| one(fields, it, max_chars, vocabulary))
+                .collect();
+        }
         _ => {
             let rule = "must be a text, token ids, or a list of either";
-            fields.error(INPUT, Constraint::Type, rule);
-            None
+            (Constraint::Type, rule.to_owned())
         }
-    }
-}
-
-fn inputs_shape(max_chars: usize, vocabulary: u32) -> Shape {
-    let text = schema::text_of(&(1..=max_chars));
-    let last_id = u64::from(vocabulary.saturating_sub(1));
-    let ids = schema::list(schema::integer(&(0..=last_id)), &(1..=usize::MAX));
-    let one = schema::any_of([text.clone(), ids.clone()]);
-    schema::any_of([text, ids, schema::list(one, &(1..=MAX_INPUTS))])
-}
-
-fn first_kind(list: Json<'_>) -> Option<Kind> {
-    let mut first = None;
-    list.each_element(|element| {
-        first.get_or_insert(element.kind());
-    });
-    first
-}
-
-fn read_list(
-    fields: &mut Fields<'_>,
-    list: Json<'_>,
-    max_chars: usize,
-    vocabulary: u32,
-) -> Option<Vec<Input>> {
-    let (mut elements, mut count) = (Vec::new(), 0);
-    list.each_element(|element| {
-        count += 1;
-        if count <= MAX_INPUTS {
-            elements.push(element);
-        }
-    });
-    if count > MAX_INPUTS {
-        let rule = format!("may hold {MAX_INPUTS} texts at most");
-        fields.error(INPUT, Constraint::Length, rule);
-        return None;
-    }
-    let elements = elements.into_iter();
-    // Stops at the first mistake.
-    elements
-        .map(|element| one(fields, element, max_chars, vocabulary))
-        .collect()
+    };
+    fields.error(INPUT, constraint, rule);
+    None
 }
 
 fn one(
@@ -149,17 +118,12 @@ fn one(
         fields.error(INPUT, Constraint::Type, rule);
         return None;
     }
-    let (mut ids, mut all_known) = (Vec::new(), true);
-    given.each_element(|id| match token(id, vocabulary) {
-        Some(id) if all_known => ids.push(id),
-        _ => all_known = false,
-    });
-    if ids.is_empty() || !all_known {
+    let ids = token_ids::read_list(given, vocabulary).filter(|ids| !ids.is_empty());
+    if ids.is_none() {
         let rule = "must hold ids of the vocabulary, one or more";
         fields.error(INPUT, Constraint::Range, rule);
-        return None;
     }
-    Some(Input::Tokens(ids))
+    ids.map(Input::Tokens)
 }
 
 #[cfg(test)]

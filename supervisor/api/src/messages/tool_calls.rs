@@ -1,6 +1,6 @@
 //! Tool calls of an assistant that clients send back: `tool_calls` of a message.
 
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names, among, each, element, history_shape};
 use crate::json::{Json, Kind};
 use crate::messages::PASSED_OVER;
 use crate::mistakes::{Constraint, FieldError, Mistakes};
@@ -26,33 +26,22 @@ const FUNCTION: Names = |name| among(name, &[&["name", "arguments", PARSED], PAS
 const PARSED: &str = "parsed_arguments";
 
 pub(super) fn shape() -> Shape {
-    let read = |fields: Fields<'_>| drop(read_call(fields));
-    let call = Fields::described_of_history(CALL, read).into_shape();
-    schema::list(call, &(0..=MAX_CALLS))
+    schema::list(history_shape(CALL, read_call), &(0..=MAX_CALLS))
 }
 
 /// Notes all mistakes in `mistakes`, by path relative to the list: `[0].function.name`.
 pub(super) fn read(list: Json<'_>, mistakes: &mut Mistakes) -> Vec<ToolCall> {
-    let (mut calls, mut index) = (Vec::new(), 0);
-    let is_list = list.each_element(|item| {
-        let read = match Fields::of_history(item, CALL, mistakes) {
-            Some(fields) => read_call(fields),
-            None => Err(wrong(
-                mistakes,
-                "",
-                "must be an object with id and function",
-            )),
-        };
-        match read {
-            Ok(call) if index < MAX_CALLS => calls.extend(call),
-            Ok(_) => {}
-            Err(wrong) => mistakes.extend(|| format!("[{index}]"), wrong),
-        }
-        index += 1;
+    let mut calls = Vec::new();
+    let count = each(mistakes, "", list, |index, item, outside| {
+        let object = Fields::of_history(item, CALL, outside);
+        let rule = "must be an object with id and function";
+        let call = element(object, outside, rule, read_call)?;
+        calls.extend(call.filter(|_| index < MAX_CALLS));
+        Ok(())
     });
-    if !is_list {
+    if count.is_none() {
         mistakes.note(|| FieldError::new("", Constraint::Type, "must be a list of calls"));
-    } else if index > MAX_CALLS {
+    } else if count > Some(MAX_CALLS) {
         let rule = format!("must be at most {MAX_CALLS}");
         mistakes.note(|| FieldError::new("", Constraint::Length, rule));
     }
@@ -60,6 +49,16 @@ pub(super) fn read(list: Json<'_>, mistakes: &mut Mistakes) -> Vec<ToolCall> {
 }
 
 fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
+    // Mistakes in the function precede those beside it.
+    fields.describe("function", || history_shape(FUNCTION, read_function));
+    let function = fields.take("function").and_then(|given| {
+        let object = Fields::of_history(given, FUNCTION, fields.mistakes());
+        let rule = "must be an object with name and arguments";
+        let read = element(object, fields.mistakes(), rule, read_function);
+        read.map_err(|wrong| fields.mistakes().extend(|| "function".to_owned(), wrong))
+            .ok()
+            .flatten()
+    });
     let id = fields.text("id", &NAME_CHARS);
     let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
     let shape = || schema::values(["function"]);
@@ -67,38 +66,13 @@ fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
     for name in PASSED_OVER.iter().filter(|name| **name != "id") {
         fields.pass_over(name);
     }
-    fields.describe("function", || {
-        let read = |fields: Fields<'_>| drop(read_function(fields));
-        Fields::described_of_history(FUNCTION, read).into_shape()
-    });
-    let given = fields.take("function");
-    let given = fields.required("function", given);
-    let mut inside = fields.mistakes().inside();
-    let function = given.and_then(|given| {
-        let read = match Fields::of_history(given, FUNCTION, &inside) {
-            Some(function) => read_function(function),
-            None => Err(wrong(
-                &inside,
-                "",
-                "must be an object with name and arguments",
-            )),
-        };
-        read.map_err(|wrong| inside.extend(|| ".function".to_owned(), wrong))
-            .ok()
-            .flatten()
-    });
-    let mut mistakes = inside;
-    if let Err(others) = fields.finish() {
-        mistakes.extend(|| ".".to_owned(), others);
-    }
-    match mistakes.is_empty() {
-        true => Ok(function.map(|(name, arguments)| ToolCall {
-            id,
-            name,
-            arguments,
-        })),
-        false => Err(mistakes),
-    }
+    let function = fields.required("function", function);
+    fields.finish()?;
+    Ok(function.map(|(name, arguments)| ToolCall {
+        id,
+        name,
+        arguments,
+    }))
 }
 
 fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mistakes> {
@@ -113,15 +87,7 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mis
     for name in [PARSED].iter().chain(PASSED_OVER) {
         fields.pass_over(name);
     }
-    let outside = fields.mistakes().inside();
-    fields
-        .finish()
-        .map(|()| name.zip(arguments))
-        .map_err(|others| {
-            let mut mistakes = outside;
-            mistakes.extend(|| ".".to_owned(), others);
-            mistakes
-        })
+    fields.finish().map(|()| name.zip(arguments))
 }
 
 /// Arguments of a call as the text of an object.
@@ -157,12 +123,6 @@ fn kept(fields: &mut Fields<'_>, name: &str, arguments: String) -> Option<String
         fields.error(name, Constraint::Range, NUMBERS);
     }
     Some(arguments)
-}
-
-fn wrong(outside: &Mistakes, place: &str, rule: &'static str) -> Mistakes {
-    let mut mistakes = outside.inside();
-    mistakes.note(|| FieldError::new(place, Constraint::Type, rule));
-    mistakes
 }
 
 #[cfg(test)]

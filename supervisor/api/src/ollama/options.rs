@@ -17,48 +17,46 @@ const PENALTY: &str = "repeat_penalty";
 const LENGTH: &str = "num_predict";
 const CONTEXT: &str = "num_ctx";
 
-const NAMES: Names = |name| {
-    let known: &[&[_]] = &[
-        &[
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "stop",
-            LENGTH,
-            PENALTY,
-        ],
-        &["frequency_penalty", "presence_penalty", CONTEXT],
-        // Always refused. Clients send them with the value null.
-        &[
-            "draft_num_predict",
-            "embedding_only",
-            "f16_kv",
-            "logits_all",
-            "low_vram",
-            "main_gpu",
-        ],
-        &[
-            "mirostat",
-            "mirostat_eta",
-            "mirostat_tau",
-            "num_batch",
-            "num_gpu",
-            "num_keep",
-        ],
-        &[
-            "num_thread",
-            "numa",
-            "penalize_newline",
-            "repeat_last_n",
-            "tfs_z",
-            "typical_p",
-        ],
-        &["use_mlock", "use_mmap", "vocab_only"],
-    ];
-    among(name, known)
-};
+const KNOWN: &[&str] = &[
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    LENGTH,
+    PENALTY,
+    "frequency_penalty",
+    "presence_penalty",
+    CONTEXT,
+];
+
+/// Always refused. Clients send them with the value null.
+const REFUSED: &[&str] = &[
+    "draft_num_predict",
+    "embedding_only",
+    "f16_kv",
+    "logits_all",
+    "low_vram",
+    "main_gpu",
+    "mirostat",
+    "mirostat_eta",
+    "mirostat_tau",
+    "num_batch",
+    "num_gpu",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "penalize_newline",
+    "repeat_last_n",
+    "tfs_z",
+    "typical_p",
+    "use_mlock",
+    "use_mmap",
+    "vocab_only",
+];
+
+const NAMES: Names = |name| among(name, &[KNOWN, REFUSED]);
 
 #[derive(Debug, Clone)]
 pub(super) struct Options {

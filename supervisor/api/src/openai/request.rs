@@ -4,7 +4,7 @@ use super::{Kind, harmless, logprobs, template_settings, token_rules, tools};
 use crate::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::effort;
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names, among, nested};
 use crate::json::{Json, Kind as JsonKind};
 use crate::limits::RequestLimits;
 use crate::messages::begun;
@@ -13,12 +13,13 @@ use crate::mistakes::{Constraint, Mistakes};
 use crate::presentation::{Api, Form};
 use crate::request::{AnswerRequest, GenerationRequest, Input, Read};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
-use crate::schema::{self, Shape};
+use crate::schema;
 use crate::structure::{self, Asked};
 use crate::thinking_budget;
+use crate::token_ids;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-use worker_orcd_ipc::{GenerationParams, Sampling, TokenId};
+use worker_orcd_ipc::{GenerationParams, Sampling};
 use worker_orcd_text::tools::Parsing;
 
 /// Default `max_tokens` of `/v1/completions`. The OpenAI API's.
@@ -251,41 +252,23 @@ fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
 
 /// Text or token ids, or a list of either.
 fn read_prompts(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
-    fields.describe("prompt", || prompt_shape(max_chars, vocabulary));
+    fields.describe("prompt", || {
+        token_ids::inputs_shape(max_chars, vocabulary, MAX_PROMPTS)
+    });
     let prompt = fields.take("prompt")?;
-    let is_batch = prompt.kind() == JsonKind::List && holds_prompts(prompt);
-    if !is_batch {
+    let (first, count) = prompt.first(MAX_PROMPTS);
+    let kind = first.first().map(|it| it.kind());
+    if !matches!(kind, Some(JsonKind::Text | JsonKind::List)) {
         return read_prompt(fields, prompt, max_chars, vocabulary).map(|it| vec![it]);
     }
-    let (mut prompts, mut count) = (Vec::new(), 0_usize);
-    prompt.each_element(|element| {
-        count += 1;
-        if count <= MAX_PROMPTS {
-            prompts.extend(read_prompt(fields, element, max_chars, vocabulary));
-        }
-    });
+    let prompts = first.into_iter();
+    let prompts = prompts.filter_map(|it| read_prompt(fields, it, max_chars, vocabulary));
+    let prompts: Vec<_> = prompts.collect();
     if count > MAX_PROMPTS {
         let rule = format!("may be {MAX_PROMPTS} prompts at most");
         fields.error("prompt", Constraint::Length, rule);
     }
     (prompts.len() == count).then_some(prompts)
-}
-
-fn prompt_shape(max_chars: usize, vocabulary: u32) -> Shape {
-    let text = schema::text_of(&(1..=max_chars));
-    let last_id = u64::from(vocabulary.saturating_sub(1));
-    let ids = schema::list(schema::integer(&(0..=last_id)), &(1..=usize::MAX));
-    let one = schema::any_of([text.clone(), ids.clone()]);
-    schema::any_of([text, ids, schema::list(one, &(1..=MAX_PROMPTS))])
-}
-
-/// True if the first element of the list is a prompt.
-fn holds_prompts(list: Json<'_>) -> bool {
-    let mut first = None;
-    list.each_element(|element| {
-        first.get_or_insert(element.kind());
-    });
-    matches!(first, Some(JsonKind::Text | JsonKind::List))
 }
 
 fn read_prompt(
@@ -308,23 +291,12 @@ fn read_prompt(
 }
 
 fn read_ids(fields: &mut Fields<'_>, list: Json<'_>, vocabulary: u32) -> Option<Input> {
-    let (mut ids, mut all_known) = (Vec::new(), true);
-    list.each_element(|id| match token(id, vocabulary) {
-        Some(id) if all_known => ids.push(id),
-        _ => all_known = false,
-    });
-    if all_known && !ids.is_empty() {
-        return Some(Input::Tokens(ids));
+    let ids = token_ids::read_list(list, vocabulary).filter(|ids| !ids.is_empty());
+    if ids.is_none() {
+        let rule = "must hold ids of the vocabulary";
+        fields.error("prompt", Constraint::Range, rule);
     }
-    let rule = "must hold ids of the vocabulary";
-    fields.error("prompt", Constraint::Range, rule);
-    None
-}
-
-/// Token id within the vocabulary.
-pub fn token(id: Json<'_>, vocabulary: u32) -> Option<TokenId> {
-    let id = id.whole()?;
-    (id < u64::from(vocabulary)).then_some(TokenId(id as u32))
+    ids.map(Input::Tokens)
 }
 
 /// Reads the bound on generated tokens, from its newer and its older name. A bound beyond the context is accepted,
@@ -385,31 +357,20 @@ fn read_truncation(
 
 fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
     let streams = fields.boolean("stream").unwrap_or(false);
-    fields.describe("stream_options", || {
-        let read = |options: Fields<'_>| drop(read_stream_options(options));
-        Fields::described(STREAM_OPTIONS, read).into_shape()
-    });
     fields.describe_rule(|| {
         let streams = schema::object([("stream", schema::values([true]))]);
         schema::any_of([streams, schema::without("stream_options")])
     });
-    let options = fields.take("stream_options");
-    if options.is_some() && !streams {
+    if fields.has("stream_options") && !streams {
         fields.error("stream_options", Constraint::Conflict, "needs stream: true");
     }
-    let read = match options.map(|given| Fields::of(given, STREAM_OPTIONS, fields.mistakes())) {
-        None => StreamOptions::default(),
-        Some(Some(options)) => read_stream_options(options).unwrap_or_else(|mistakes| {
-            let place = || "stream_options.".to_owned();
-            fields.mistakes().extend(place, mistakes);
-            StreamOptions::default()
-        }),
-        Some(None) => {
-            fields.error("stream_options", Constraint::Type, "must be an object");
-            StreamOptions::default()
-        }
-    };
-    streams.then_some(read)
+    let options = nested(
+        fields,
+        "stream_options",
+        STREAM_OPTIONS,
+        read_stream_options,
+    );
+    streams.then_some(options.unwrap_or_default())
 }
 
 fn read_stream_options(mut options: Fields<'_>) -> Result<StreamOptions, Mistakes> {

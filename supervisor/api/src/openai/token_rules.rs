@@ -3,11 +3,11 @@
 //! `gpu-child/src/scheduler/token_rules.rs` defines their effect on tokens, and
 //! [`requests::progress`](worker_orcd_requests) that on text.
 
-use super::request::token;
 use crate::fields::Fields;
 use crate::json::Kind;
 use crate::mistakes::Constraint;
 use crate::schema;
+use crate::token_ids;
 use std::sync::Arc;
 use worker_orcd_ipc::{GenerationParams, TokenId};
 
@@ -39,10 +39,7 @@ pub(super) fn read(
 /// Reads a list of token ids, in any order. Returns them in ascending order, each once.
 fn read_ids(fields: &mut Fields<'_>, name: &str, least: usize, vocabulary: u32) -> Arc<[TokenId]> {
     let length = least..=vocabulary as usize;
-    fields.describe(name, || {
-        let last = u64::from(vocabulary.saturating_sub(1));
-        schema::list(schema::integer(&(0..=last)), &length)
-    });
+    fields.describe(name, || schema::list(token_ids::shape(vocabulary), &length));
     let Some(given) = fields.take(name) else {
         return Arc::default();
     };
@@ -50,7 +47,7 @@ fn read_ids(fields: &mut Fields<'_>, name: &str, least: usize, vocabulary: u32) 
     given.each_element(|id| {
         count += 1;
         if length.contains(&count) {
-            ids.extend(token(id, vocabulary));
+            ids.extend(token_ids::read(id, vocabulary));
         }
     });
     if given.kind() != Kind::List {

@@ -1,7 +1,7 @@
 //! Field `tools` of chat: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
 
 use super::tool_choice;
-use crate::fields::{Fields, Names, among, nested};
+use crate::fields::{self, Fields, Names, among, nested};
 use crate::json::Json;
 use crate::mistakes::Mistakes;
 use crate::schema;
@@ -45,10 +45,7 @@ pub(crate) fn read_free(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatT
 fn read_functions(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> List {
     fields.describe("tools", || match why_not(terms) {
         Some(_) => schema::values([serde_json::json!([])]),
-        None => {
-            let read = |fields: Fields<'_>| drop(read_tool(fields));
-            schema::list(Fields::described(TOOL, read).into_shape(), &(0..=MAX_TOOLS))
-        }
+        None => schema::list(fields::shape(TOOL, read_tool), &(0..=MAX_TOOLS)),
     });
     read_list(fields, &FORM, max_chars, terms)
 }

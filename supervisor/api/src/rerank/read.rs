@@ -1,10 +1,10 @@
 //! Fields of `/v1/rerank`.
 
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{self, Fields, Names, among, each, element};
 use crate::json::{Json, Kind};
 use crate::limits::RequestLimits;
-use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::mistakes::{Constraint, Mistakes};
 use crate::sampling::ModelTerms;
 use crate::schema::{self, Shape};
 
@@ -67,26 +67,28 @@ pub fn read_rerank(
 /// `None` if absent; an empty list if an element is invalid.
 fn read_documents(fields: &mut Fields<'_>, max_chars: usize) -> Option<Vec<String>> {
     fields.describe(DOCUMENTS, || {
-        let read = |fields: Fields<'_>| drop(read_object(fields, max_chars));
-        let object = Fields::described(DOCUMENT, read).into_shape();
+        let object = fields::shape(DOCUMENT, |fields| read_object(fields, max_chars));
         let document = schema::any_of([text_shape(max_chars), object]);
         schema::list(document, &(1..=MAX_DOCUMENTS))
     });
     let list = fields.take(DOCUMENTS)?;
-    let mistakes = fields.mistakes();
-    let (mut documents, mut count) = (Vec::new(), 0);
-    let is_list = list.each_element(|item| {
-        match read_document(item, max_chars, mistakes) {
-            Ok(document) if count < MAX_DOCUMENTS => documents.push(document),
-            Ok(_) => {}
-            Err(wrong) => mistakes.extend(|| format!("{DOCUMENTS}[{count}]"), wrong),
-        }
-        count += 1;
-    });
+    let mut documents = Vec::new();
+    let count = each(
+        fields.mistakes(),
+        DOCUMENTS,
+        list,
+        |index, item, outside| {
+            let document = read_document(item, max_chars, outside)?;
+            if index < MAX_DOCUMENTS {
+                documents.push(document);
+            }
+            Ok(())
+        },
+    );
     let (constraint, rule) = match count {
-        _ if !is_list => (Constraint::Type, "must be a list of texts".to_owned()),
-        0 => (Constraint::Length, "must not be empty".to_owned()),
-        count if count > MAX_DOCUMENTS => {
+        None => (Constraint::Type, "must be a list of texts".to_owned()),
+        Some(0) => (Constraint::Length, "must not be empty".to_owned()),
+        Some(count) if count > MAX_DOCUMENTS => {
             let rule = format!("may hold {MAX_DOCUMENTS} texts at most");
             (Constraint::Length, rule)
         }
@@ -102,24 +104,16 @@ fn text_shape(max_chars: usize) -> Shape {
 
 /// A text, or `{"text": …}`, as in Jina and Cohere.
 fn read_document(item: Json<'_>, max_chars: usize, outside: &Mistakes) -> Result<String, Mistakes> {
-    let mut wrong = outside.inside();
     if let Some(text) = item.text() {
         if text.chars().count() <= max_chars {
             return Ok(text.into_owned());
         }
         let rule = format!("must have at most {max_chars} characters");
-        wrong.note(|| FieldError::new("", Constraint::Length, rule));
-        return Err(wrong);
+        return Err(outside.only("", Constraint::Length, rule));
     }
-    let Some(fields) = Fields::of(item, DOCUMENT, outside) else {
-        let rule = "must be a text or an object with one";
-        wrong.note(|| FieldError::new("", Constraint::Type, rule));
-        return Err(wrong);
-    };
-    read_object(fields, max_chars).map_err(|inner| {
-        wrong.extend(|| ".".to_owned(), inner);
-        wrong
-    })
+    let object = Fields::of(item, DOCUMENT, outside);
+    let rule = "must be a text or an object with one";
+    element(object, outside, rule, |it| read_object(it, max_chars))
 }
 
 fn read_object(mut fields: Fields<'_>, max_chars: usize) -> Result<String, Mistakes> {

@@ -8,10 +8,10 @@
 //!   stored.
 
 use super::items::{self, Turn};
-use crate::fields::Fields;
+use crate::fields::{Fields, each};
 use crate::json::{Json, Kind};
 use crate::messages::{MAX_MESSAGES, length};
-use crate::mistakes::{Constraint, FieldError};
+use crate::mistakes::Constraint;
 use crate::schema;
 use worker_orcd_text::ChatMessage;
 use worker_orcd_text::tools::ChatTerms;
@@ -63,27 +63,20 @@ fn read_items(
     terms: &ChatTerms,
     conversation: &mut Conversation,
 ) {
-    let mistakes = fields.mistakes();
-    let mut count = 0;
-    list.each_element(|item| {
-        match items::read(item, mistakes, terms) {
-            Ok(Some(turn)) if count < MAX_MESSAGES => conversation.add(turn),
-            Ok(_) => {}
-            Err(wrong) => mistakes.extend(|| format!("input[{count}]"), wrong),
+    let count = each(fields.mistakes(), "input", list, |index, item, outside| {
+        if let Some(turn) = items::read(item, outside, terms)?
+            && index < MAX_MESSAGES
+        {
+            conversation.add(turn);
         }
-        count += 1;
+        Ok(())
     });
-    let mut wrong = |constraint, rule: String| {
-        mistakes.note(|| FieldError::new("input", constraint, rule));
-    };
-    if count == 0 {
+    if count.is_none_or(|count| count == 0) {
         let rule = "must have at least one item";
-        wrong(Constraint::Length, rule.to_owned());
-    } else if count > MAX_MESSAGES {
-        wrong(
-            Constraint::Length,
-            format!("must be at most {MAX_MESSAGES}"),
-        );
+        fields.error("input", Constraint::Length, rule);
+    } else if count > Some(MAX_MESSAGES) {
+        let rule = format!("must be at most {MAX_MESSAGES}");
+        fields.error("input", Constraint::Length, rule);
     }
 }
 

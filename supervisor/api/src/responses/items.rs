@@ -3,11 +3,11 @@
 //! Clients send back items of earlier answers, with `id` and `status`, which have no effect. An item of another type is
 //! refused, because the conversation would be incomplete without it.
 
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names, among, each, element, history_shape};
 use crate::json::{Json, Kind as JsonKind};
 use crate::messages::PASSED_OVER;
 use crate::messages::tool_calls::{NAME_CHARS, NUMBERS};
-use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::mistakes::{Constraint, Mistakes};
 use crate::schema::{self, Shape};
 use serde_json::{Value, json};
 use worker_orcd_text::tools::ChatTerms;
@@ -86,37 +86,28 @@ pub(super) fn shape(terms: &ChatTerms) -> Shape {
     let kinds = KINDS.iter();
     // A template that does not show calls cannot receive them.
     let kinds = kinds.filter(|kind| terms.shows_calls || kind.name != "function_call");
-    schema::any_of(kinds.map(|kind| {
-        let read = |fields: Fields<'_>| drop((kind.read)(fields, terms));
-        Fields::described_of_history(kind.names, read).into_shape()
-    }))
+    schema::any_of(kinds.map(|kind| history_shape(kind.names, |it| (kind.read)(it, terms))))
 }
 
 /// Reads one item. Paths of mistakes are relative to the item: `.content[0].text`.
 pub(super) fn read(item: Json<'_>, outside: &Mistakes, terms: &ChatTerms) -> Turned {
-    let one = |place: &str, constraint, rule: &str| {
-        let mut mistakes = outside.inside();
-        mistakes.note(|| FieldError::new(place, constraint, rule));
-        Err(mistakes)
-    };
+    let no_object = || outside.only("", Constraint::Type, "must be an object");
     let mut name = None;
     if !item.each_member(|key, value| {
         if key == "type" && !value.is_null() {
             name = Some(value.small());
         }
     }) {
-        return one("", Constraint::Type, "must be an object");
+        return Err(no_object());
     }
     let name = name.unwrap_or_else(|| Some(json!("message")));
     let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
     let Some(kind) = KINDS.iter().find(|kind| kind.name == name) else {
         let rule = "must be message, function_call, function_call_output or reasoning: other items \
                     are not supported";
-        return one(".type", Constraint::Unsupported, rule);
+        return Err(outside.only(".type", Constraint::Unsupported, rule));
     };
-    let Some(fields) = Fields::of_history(item, kind.names, outside) else {
-        return one("", Constraint::Type, "must be an object");
-    };
+    let fields = Fields::of_history(item, kind.names, outside).ok_or_else(no_object)?;
     (kind.read)(fields, terms).map_err(|wrong| {
         wrong.renamed(|field| match field.is_empty() {
             true => String::new(),
@@ -225,46 +216,27 @@ fn read_parts(
     names: Names,
     kinds: &'static [&'static str],
 ) -> Option<String> {
-    fields.describe(name, || {
-        let read = |fields: Fields<'_>| drop(read_part(fields, names, kinds));
-        schema::list_of(Fields::described_of_history(names, read).into_shape())
-    });
+    let read = |fields: Fields<'_>| read_part(fields, names, kinds);
+    fields.describe(name, || schema::list_of(history_shape(names, read)));
     let list = fields.take(name)?;
-    let mistakes = fields.mistakes();
-    let (mut text, mut index) = (String::new(), 0);
-    let is_list = list.each_element(|part| {
-        let read = match Fields::of_history(part, names, mistakes) {
-            Some(fields) => read_part(fields, names, kinds),
-            None => {
-                let mut wrong = mistakes.inside();
-                wrong.note(|| FieldError::new("", Constraint::Type, "must be a part of a text"));
-                Err(wrong)
-            }
-        };
-        match read {
-            Ok(part) => text.push_str(&part),
-            Err(wrong) => mistakes.extend(|| format!("{name}[{index}]"), wrong),
-        }
-        index += 1;
+    let mut text = String::new();
+    let count = each(fields.mistakes(), name, list, |_, part, outside| {
+        let object = Fields::of_history(part, names, outside);
+        text += &element(object, outside, "must be a part of a text", read)?;
+        Ok(())
     });
-    if !is_list {
-        fields.error(
-            name,
-            Constraint::Type,
-            "must be a text or a list of its parts",
-        );
-        return None;
+    if count.is_none() {
+        let rule = "must be a text or a list of its parts";
+        fields.error(name, Constraint::Type, rule);
     }
-    Some(text)
+    count.map(|_| text)
 }
 
-/// Reads one part. Paths of mistakes are relative to the part: `.text`.
 fn read_part(
     mut fields: Fields<'_>,
     names: Names,
     kinds: &'static [&'static str],
 ) -> Result<String, Mistakes> {
-    let mut mistakes = fields.mistakes().inside();
     fields.describe("type", || schema::values(kinds.iter().copied()));
     let kind = fields.take("type");
     let is_known = |kind: Json<'_>| {
@@ -277,8 +249,9 @@ fn read_part(
             "must be {}: other parts are not supported",
             kinds.join(" or ")
         );
-        mistakes.note(|| FieldError::new(".type", Constraint::Unsupported, rule));
-        return Err(mistakes);
+        return Err(fields
+            .mistakes()
+            .only("type", Constraint::Unsupported, rule));
     }
     fields.required("type", kind);
     let text = fields.text("text", &(0..=usize::MAX));
@@ -289,11 +262,5 @@ fn read_part(
     for name in PASSED_OVER {
         fields.pass_over(name);
     }
-    match fields.finish() {
-        Ok(()) => Ok(text.unwrap_or_default()),
-        Err(wrong) => {
-            mistakes.extend(|| ".".to_owned(), wrong);
-            Err(mistakes)
-        }
-    }
+    fields.finish().map(|()| text.unwrap_or_default())
 }

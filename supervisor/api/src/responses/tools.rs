@@ -4,7 +4,7 @@
 //! Tools of other types (`web_search`, `local_shell`, `custom`, …) are ignored, as in llama-server
 //! (ggml-org/llama.cpp#23041), because Codex sends them to every server.
 
-use crate::fields::{Fields, Names, among};
+use crate::fields::{self, Fields, Names, among};
 use crate::json::{Json, Kind};
 use crate::mistakes::Mistakes;
 use crate::schema::{self, Shape};
@@ -84,10 +84,9 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
 fn shape(terms: &ChatTerms) -> Shape {
     let other = schema::pattern("^(?!function$)");
     let other = schema::object([("type", other)]);
-    let read = |fields: Fields<'_>| drop(read_function(fields));
     let tool = match why_not(terms) {
         Some(_) => other,
-        None => schema::any_of([Fields::described(FUNCTION, read).into_shape(), other]),
+        None => schema::any_of([fields::shape(FUNCTION, read_function), other]),
     };
     schema::list(tool, &(0..=MAX_TOOLS))
 }

@@ -6,8 +6,8 @@
 //! "output_config": {"format": {"type": "json_schema", "schema": {…}}}
 //! ```
 
-use super::{ANY_OBJECT, Asked, NAME_CHARS, inside, read_schema, take_named_schema, take_schema};
-use crate::fields::{Fields, Names, among};
+use super::{ANY_OBJECT, Asked, NAME_CHARS, read_schema, take_named_schema, take_schema};
+use crate::fields::{Fields, Names, among, inside};
 use crate::json::Kind;
 use crate::mistakes::Constraint;
 use crate::schema::{self, Shape};
@@ -55,6 +55,7 @@ pub fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar, Value)> {
             }),
         })
     })
+    .flatten()
 }
 
 /// `format` of Anthropic's `output_config`.
@@ -68,6 +69,7 @@ pub fn read_of_output(fields: &mut Fields<'_>) -> Option<Grammar> {
         format.finish()?;
         Ok(schema.map(Grammar::JsonSchema))
     })
+    .flatten()
 }
 
 /// `format` of Ollama's API. An empty text has no effect.

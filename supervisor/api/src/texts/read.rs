@@ -4,10 +4,11 @@ use crate::error::ApiError;
 use crate::fields::{Fields, Names, among};
 use crate::limits::RequestLimits;
 use crate::mistakes::Constraint;
-use crate::openai::request::{CONVERSATION, read_conversation, token};
+use crate::openai::request::{CONVERSATION, read_conversation};
 use crate::request::Input;
 use crate::sampling::ModelTerms;
 use crate::schema;
+use crate::token_ids;
 use worker_orcd_ipc::TokenId;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -173,19 +174,11 @@ pub fn read_tokens(
     _: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<Detokenize, ApiError> {
-    let last_id = u64::from(model.vocabulary.saturating_sub(1));
     fields.describe("tokens", || {
-        schema::list_of(schema::integer(&(0..=last_id)))
+        schema::list_of(token_ids::shape(model.vocabulary))
     });
     let given = fields.take("tokens");
-    let tokens = given.and_then(|given| {
-        let (mut tokens, mut all_known) = (Vec::new(), true);
-        let is_list = given.each_element(|id| match token(id, model.vocabulary) {
-            Some(id) if all_known => tokens.push(id),
-            _ => all_known = false,
-        });
-        (is_list && all_known).then_some(tokens)
-    });
+    let tokens = given.and_then(|given| token_ids::read_list(given, model.vocabulary));
     if tokens.is_none() && fields.has("tokens") {
         let rule = "must be a list of ids of the vocabulary";
         fields.error("tokens", Constraint::Type, rule);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::mistakes::Constraint;
 use serde_json::{Value, json};
 use worker_orcd_text::ToolCall;
 use worker_orcd_text::tools::{Choices, Parsing};

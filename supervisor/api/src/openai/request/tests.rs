@@ -4,6 +4,7 @@ use super::*;
 use crate::error::Dialect;
 use crate::request::Chat;
 use serde_json::{Value, json};
+use worker_orcd_ipc::TokenId;
 use worker_orcd_text::tools::ChatTerms;
 
 const MODEL: ModelTerms = ModelTerms {
