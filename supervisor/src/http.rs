@@ -240,7 +240,7 @@ async fn only_probes(State(app): State<Arc<App>>, request: Request<Body>, next: 
         retry_after: Duration::from_secs(1),
     };
     // Counted here, without the log line of `refusals`: overload must not fill the log.
-    app.metrics.request_refused(refusal.code().as_str());
+    app.metrics.events.refused(refusal.code().as_str());
     ApiError::from(refusal).respond(Dialect::of_path(path))
 }
 

@@ -24,24 +24,20 @@ mod figures;
 mod gpu;
 mod process;
 
-use devices::TakenOfDevices;
 use events::Events;
 use exposition::Format;
-use families::Taken;
-use figure::Now;
-use gpu::TakenOfGpu;
+use figure::{Labels, Now, Taken};
 use process::Process;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use worker_orcd_engine::{EngineSnapshot, LoadedModel};
-use worker_orcd_requests::Completion;
 
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    events: Events,
+    pub(crate) events: Events,
 }
 
 impl Default for Metrics {
@@ -54,30 +50,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts an admitted request.
-    pub fn request_started(&self) {
-        self.events.started();
-    }
-
-    pub fn request_finished(&self, completion: &Completion, took: Duration) {
-        self.events.finished(completion, took);
-    }
-
-    /// Counts a completed embedding request.
-    pub fn request_embedded(&self, tokens_in: u32, queued_for: Option<Duration>, took: Duration) {
-        self.events.embedded(tokens_in, queued_for, took);
-    }
-
-    /// Counts an admitted request that failed.
-    pub fn request_failed(&self, code: &'static str) {
-        self.events.failed(code);
-    }
-
-    /// Counts a refused request.
-    pub fn request_refused(&self, code: &'static str) {
-        self.events.refused(code);
-    }
-
     /// Text of all metrics.
     #[must_use]
     pub fn render(
@@ -112,9 +84,16 @@ impl Metrics {
             child: snapshot.child().and_then(|it| Process::of(it.pid)),
         };
         let mut taken = Registry::default();
-        taken.register_collector(Box::new(TakenOfGpu::at(&now)));
-        taken.register_collector(Box::new(Taken::at(&now)));
-        taken.register_collector(Box::new(TakenOfDevices::at(&now)));
+        let whole = [(Labels::new(), now)];
+        for (table, each) in [
+            (gpu::FIGURES, gpu::each(&now).as_slice()),
+            (gpu::SUMS, &whole),
+            (figures::FIGURES, &whole),
+            (families::FIGURES, &whole),
+            (devices::FIGURES, &devices::each(&now)),
+        ] {
+            taken.register_collector(Box::new(Taken::of(table, each)));
+        }
         let mut text = String::new();
         encode_registry(&mut text, &self.registry)?;
         encode_registry(&mut text, &taken)?;

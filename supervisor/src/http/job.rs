@@ -26,7 +26,7 @@ pub struct Job {
 impl Job {
     #[must_use]
     pub fn begin(app: Arc<App>, id: String, correlation_id: String) -> Self {
-        app.metrics.request_started();
+        app.metrics.events.started();
         Self {
             app,
             id,
@@ -85,7 +85,7 @@ impl Job {
     pub fn finished(&mut self, completion: &Completion) {
         self.ended = true;
         let took = self.started_at.elapsed();
-        self.app.metrics.request_finished(completion, took);
+        self.app.metrics.events.finished(completion, took);
         self.log_end(&End::Answered(completion));
     }
 
@@ -99,15 +99,14 @@ impl Job {
         self.ended = true;
         let took = self.started_at.elapsed();
         let queued_for = embedding.queued_for;
-        self.app
-            .metrics
-            .request_embedded(tokens_in, queued_for, took);
+        let events = &self.app.metrics.events;
+        events.embedded(tokens_in, queued_for, took);
         self.log_end(&End::Embedded(tokens_in, embedding));
     }
 
     pub fn failed(&mut self, failure: &Failure) {
         self.ended = true;
-        self.app.metrics.request_failed(failure.code.as_str());
+        self.app.metrics.events.failed(failure.code.as_str());
         self.log_end(&End::Failed(failure));
     }
 
@@ -156,7 +155,7 @@ enum End<'a> {
 impl Drop for Job {
     fn drop(&mut self) {
         if !self.ended && !self.app.has_left() {
-            self.app.metrics.request_failed(CLIENT_GONE);
+            self.app.metrics.events.failed(CLIENT_GONE);
             self.log_end(&End::ClientGone);
         }
     }

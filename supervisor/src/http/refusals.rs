@@ -20,7 +20,7 @@ pub async fn note(
     let uri = request.uri().clone();
     let response = next.run(request).await;
     if let Some(Refused(code)) = response.extensions().get() {
-        app.metrics.request_refused(code);
+        app.metrics.events.refused(code);
         tracing::info!(
             correlation_id = correlation.0,
             %method,

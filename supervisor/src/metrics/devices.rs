@@ -5,215 +5,121 @@
 //! its help text names which.
 
 use super::families::purposes;
-use super::figure::{Figure, Labels, Now, Value, figure, gauge};
-use super::gpu::{uuid, xid_in_words};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Unit;
-use std::fmt;
+use super::figure::Source::{Lines, Real, Whole};
+use super::figure::{Figure, Labels, Now, by, counter, gauge};
+use super::gpu::{of_xids, uuid};
 use worker_orcd_engine::DeviceSnapshot;
 use worker_orcd_lifecycle::DeviceStatus;
 
-const BYTES: Option<Unit> = Some(Unit::Bytes);
-
-const FIGURES: &[Figure] = &[
-    figure(
+pub(super) const FIGURES: &[Figure] = &[
+    gauge(
         "worker_orcd_device_in_use",
-        None,
         "1 while the device is in use, 0 while it is out of use or on its way there.",
-        |now| gauge(u64::from(now.device.out_since.is_none())),
+        Whole(|now| Some(u64::from(now.device.out_since.is_none()))),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_serving",
-        None,
         "1 while requests are answered on the device.",
-        |now| gauge(u64::from(now.device.serving)),
+        Whole(|now| Some(u64::from(now.device.serving))),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_may_readmit",
-        None,
         "1 while the device is out and would be used again after POST /devices/N/readmit.",
-        |now| gauge(u64::from(now.device.may_readmit)),
+        Whole(|now| Some(u64::from(now.device.may_readmit))),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_standby_ready",
-        None,
         "1 while a child stands by on the device, 0 while none does although there should be one.",
-        |now| gauge(u64::from(now.device.standby.as_ref()?.is_ready)),
+        Whole(|now| Some(u64::from(now.device.standby.as_ref()?.is_ready))),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_requests_running",
-        None,
         "Requests in the batches of the device's children, by their last heartbeats.",
-        |now| gauge(now.snapshot.load_on(now.device)?.0.running.into()),
+        Whole(|now| Some(now.snapshot.load_on(now.device)?.0.running.into())),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_requests_waiting",
-        None,
         "Requests that wait for a place in the batch of the device's child, by its last heartbeat.",
-        |now| gauge(now.snapshot.load_on(now.device)?.0.waiting.into()),
+        Whole(|now| Some(now.snapshot.load_on(now.device)?.0.waiting.into())),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_kv_used_tokens",
-        None,
         "Tokens in the device's KV cache, by its child's last heartbeat.",
-        |now| gauge(now.snapshot.load_on(now.device)?.0.kv_used_tokens),
+        Whole(|now| Some(now.snapshot.load_on(now.device)?.0.kv_used_tokens)),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_kv_capacity_tokens",
-        None,
         "Tokens that the device's KV cache can hold.",
-        |now| gauge(now.device.kv_capacity_tokens?),
+        Whole(|now| now.device.kv_capacity_tokens),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_tokens_per_second",
-        None,
         "Tokens accepted from the device's children per second, over the last 5 seconds.",
-        |now| {
+        Real(|now| {
             let pace = now.snapshot.tokens_per_second_on(now.device);
-            Some(Value::Real(pace))
-        },
+            Some(pace)
+        }),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_deaths_in_window",
-        None,
         "Deaths of the device's children in the last minute; more than 5 make it unsteady.",
-        |now| gauge(now.device.deaths_in_window.into()),
+        Whole(|now| Some(now.device.deaths_in_window.into())),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_deaths_in_a_row",
-        None,
         "Children of the device in a row that died and delivered nothing.",
-        |now| gauge(now.device.deaths_in_a_row.into()),
+        Whole(|now| Some(now.device.deaths_in_a_row.into())),
     ),
-    figure(
+    gauge(
         "worker_orcd_device_custody",
-        BYTES,
         "Memory of the device that outlives a child.",
-        |now| gauge(now.device.custody?.bytes),
+        Whole(|now| Some(now.device.custody?.bytes)),
+    )
+    .in_bytes(),
+    gauge(
+        "worker_orcd_device_info",
+        "Always 1; the card is in the labels, as NVIDIA's driver names it.",
+        Lines(|now| vec![(card(now.device), 1)]),
+    ),
+    gauge(
+        "worker_orcd_device_standing",
+        "1 for the standing that /health says of the device, 0 for the others.",
+        Lines(|now| {
+            let is_it = |name| (name, u64::from(name == now.device.standing));
+            by("standing", DeviceStatus::NAMES.into_iter().map(is_it))
+        }),
+    ),
+    gauge(
+        "worker_orcd_device_memory_by_purpose",
+        "Memory of each device that its child takes, by purpose.",
+        Lines(purposes),
+    )
+    .in_bytes(),
+    counter(
+        "worker_orcd_device_xids",
+        "Xids that NVIDIA's driver reported of each device, by number.",
+        Lines(|now| of_xids(&now.device.gpu.xids)),
     ),
 ];
 
-/// Lines of a family with further labels beside the device.
-type Lines = Vec<(Labels, u64)>;
-
-/// Values at one moment.
-#[derive(Debug)]
-pub(super) struct TakenOfDevices {
-    figures: Vec<(&'static Figure, Vec<(Labels, Value)>)>,
-    info: Lines,
-    standings: Lines,
-    memory: Lines,
-    xids: Lines,
-}
-
-impl TakenOfDevices {
-    pub(super) fn at(now: &Now<'_>) -> Self {
-        let each: Vec<_> = now
-            .of_each_device()
-            .map(|now| (now, labels(now.device)))
-            .collect();
-        let lines = |of: fn(&Now<'_>) -> Lines| -> Lines {
-            let of_device = |(now, labels): &(Now<'_>, Labels)| {
-                let own = of(now).into_iter();
-                let with = |(more, value)| ([labels.clone(), more].concat(), value);
-                own.map(with).collect::<Vec<_>>()
-            };
-            each.iter().flat_map(of_device).collect()
-        };
-        Self {
-            info: lines(info),
-            standings: lines(standings),
-            memory: lines(memory),
-            xids: lines(xids),
-            figures: Figure::of_each(FIGURES, &each),
-        }
-    }
-}
-
-fn labels(device: &DeviceSnapshot) -> Labels {
-    vec![
-        ("device", device.id.clone()),
-        ("number", device.place.to_string()),
-    ]
-}
-
-fn info(now: &Now<'_>) -> Lines {
-    let identity = now.device.gpu.identity.as_ref();
-    let name = identity.and_then(|it| it.name.clone());
-    let name = name.map(|name| ("name", name));
-    let uuid = uuid(now.device).map(|uuid| ("uuid", uuid));
-    vec![(name.into_iter().chain(uuid).collect(), 1)]
-}
-
-fn standings(now: &Now<'_>) -> Lines {
-    let line = |word: &str| {
-        let is_it = u64::from(word == now.device.standing);
-        (vec![("standing", word.to_owned())], is_it)
+/// Every device with its labels.
+pub(super) fn each<'a>(now: &Now<'a>) -> Vec<(Labels, Now<'a>)> {
+    let labels = |device: &DeviceSnapshot| {
+        let number = device.place.to_string();
+        vec![("device", device.id.clone()), ("number", number)]
     };
-    DeviceStatus::NAMES.into_iter().map(line).collect()
+    let devices = now.of_each_device();
+    devices.map(|now| (labels(now.device), now)).collect()
 }
 
-fn memory(now: &Now<'_>) -> Lines {
-    let line = |(purpose, bytes): (&str, u64)| (vec![("purpose", purpose.to_owned())], bytes);
-    let purposes = purposes(now).unwrap_or_default();
-    purposes.into_iter().map(line).collect()
-}
-
-fn xids(now: &Now<'_>) -> Lines {
-    let seen = now.device.gpu.xids.iter();
-    seen.map(|(xid, count)| (vec![("xid", xid_in_words(*xid))], *count))
+/// Labels of the card, as far as they are known.
+fn card(device: &DeviceSnapshot) -> Labels {
+    let identity = device.gpu.identity.as_ref();
+    let name = identity.and_then(|it| it.name.clone());
+    let labels = [("name", name), ("uuid", uuid(device))].into_iter();
+    labels
+        .filter_map(|(label, value)| Some((label, value?)))
         .collect()
-}
-
-impl Collector for TakenOfDevices {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for (figure, values) in &self.figures {
-            figure.encode_each(values, &mut encoder)?;
-        }
-        let gauges = [
-            (
-                "worker_orcd_device_info",
-                "Always 1; the card is in the labels, as NVIDIA's driver names it.",
-                None,
-                &self.info,
-            ),
-            (
-                "worker_orcd_device_standing",
-                "1 for the standing that /health says of the device, 0 for the others.",
-                None,
-                &self.standings,
-            ),
-            (
-                "worker_orcd_device_memory_by_purpose",
-                "Memory of each device that its child takes, by purpose.",
-                Some(&Unit::Bytes),
-                &self.memory,
-            ),
-        ];
-        for (name, help, unit, lines) in gauges {
-            if lines.is_empty() {
-                continue;
-            }
-            let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
-            for (labels, value) in lines {
-                ConstGauge::new(*value).encode(family.encode_family(labels)?)?;
-            }
-        }
-        if self.xids.is_empty() {
-            return Ok(());
-        }
-        let help = "Xids that NVIDIA's driver reported of each device, by number.";
-        let (name, kind) = ("worker_orcd_device_xids", MetricType::Counter);
-        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
-        for (labels, count) in &self.xids {
-            ConstCounter::new(*count).encode(family.encode_family(labels)?)?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ type Label = [(&'static str, &'static str); 1];
 const EMBEDDED: &str = "EMBEDDED";
 
 #[derive(Debug)]
-pub(super) struct Events {
+pub(crate) struct Events {
     started: Counter,
     /// Ends by stop reason or error code: a closed set.
     ended: Family<Label, Counter>,
@@ -53,11 +53,12 @@ impl Events {
         events
     }
 
-    pub(super) fn started(&self) {
+    /// Counts an admitted request.
+    pub(crate) fn started(&self) {
         self.started.inc();
     }
 
-    pub(super) fn finished(&self, completion: &Completion, took: Duration) {
+    pub(crate) fn finished(&self, completion: &Completion, took: Duration) {
         let reason = completion.stop_reason.name();
         self.ended.get_or_create(&[("outcome", reason)]).inc();
         self.prompt_tokens.inc_by(completion.tokens_in.into());
@@ -75,7 +76,8 @@ impl Events {
         }
     }
 
-    pub(super) fn embedded(&self, tokens_in: u32, queued_for: Option<Duration>, took: Duration) {
+    /// Counts a completed embedding request.
+    pub(crate) fn embedded(&self, tokens_in: u32, queued_for: Option<Duration>, took: Duration) {
         self.ended.get_or_create(&[("outcome", EMBEDDED)]).inc();
         self.prompt_tokens.inc_by(tokens_in.into());
         self.prompt_lengths.observe(tokens_in.into());
@@ -85,11 +87,13 @@ impl Events {
         self.request_seconds.observe(took.as_secs_f64());
     }
 
-    pub(super) fn failed(&self, code: &'static str) {
+    /// Counts an admitted request that failed.
+    pub(crate) fn failed(&self, code: &'static str) {
         self.ended.get_or_create(&[("outcome", code)]).inc();
     }
 
-    pub(super) fn refused(&self, code: &'static str) {
+    /// Counts a refused request.
+    pub(crate) fn refused(&self, code: &'static str) {
         self.refused.get_or_create(&[("code", code)]).inc();
     }
 

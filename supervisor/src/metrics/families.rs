@@ -2,53 +2,58 @@
 //!
 //! The values of every label are a closed set: neither clients nor children can add lines.
 
-use super::figure::{Figure, Now, Value};
-use super::figures::FIGURES;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Unit;
-use std::fmt;
+use super::figure::Source::{Lines, Waits};
+use super::figure::{Figure, Labels, Now, by, counter, gauge, histogram};
 use strum::VariantArray as _;
 use worker_orcd_engine::Status;
 use worker_orcd_lifecycle::DeathCause;
-use worker_orcd_requests::Waits;
 
-/// Values at one moment.
-#[derive(Debug)]
-pub(super) struct Taken {
-    figures: Vec<(&'static Figure, Value)>,
-    /// Labels of the build: versions, model and devices.
-    build: Vec<(&'static str, String)>,
-    statuses: Vec<(&'static str, u64)>,
-    deaths: Vec<(&'static str, u64)>,
-    /// Only the purposes that the child reports, in bytes.
-    memory: Vec<(&'static str, u64)>,
-    gaps: Waits,
-    pauses: Waits,
-}
+pub(super) const FIGURES: &[Figure] = &[
+    gauge(
+        "worker_orcd_build_info",
+        "Always 1; what runs here is in the labels.",
+        Lines(|now| vec![(build(now), 1)]),
+    ),
+    gauge(
+        "worker_orcd_status",
+        "1 for the status that /health says, 0 for the others.",
+        Lines(|now| {
+            let status = now.snapshot.status(now.at);
+            let is_it = |it: &Status| (it.as_str(), u64::from(*it == status));
+            by("status", Status::VARIANTS.iter().map(is_it))
+        }),
+    ),
+    counter(
+        "worker_orcd_child_deaths",
+        "Children that died, by cause.",
+        Lines(|now| {
+            let by_cause = &now.snapshot.faults.deaths_by_cause;
+            let deaths = |cause| (cause, by_cause.get(cause).copied().unwrap_or(0));
+            by("cause", DeathCause::labels().map(deaths))
+        }),
+    ),
+    gauge(
+        "worker_orcd_device_memory",
+        "Memory of the first device that serves that its child takes, by purpose.",
+        Lines(purposes),
+    )
+    .in_bytes(),
+    histogram(
+        "worker_orcd_inter_token_latency",
+        "Time from one token of a stream to its next one, pauses for another child included.",
+        Waits(|now| now.snapshot.load.gaps),
+    )
+    .in_seconds(),
+    histogram(
+        "worker_orcd_stream_pause",
+        "Time from the last token that a stream had of a child to its first one of the next child.",
+        Waits(|now| now.snapshot.faults.pauses),
+    )
+    .in_seconds(),
+];
 
-impl Taken {
-    pub(super) fn at(now: &Now<'_>) -> Self {
-        let by_cause = &now.snapshot.faults.deaths_by_cause;
-        let deaths = |label| (label, by_cause.get(label).copied().unwrap_or(0));
-        let status = now.snapshot.status(now.at);
-        let is_now = |it: &Status| (it.as_str(), u64::from(*it == status));
-        Self {
-            figures: Figure::known(FIGURES, now),
-            build: build(now),
-            statuses: Status::VARIANTS.iter().map(is_now).collect(),
-            deaths: DeathCause::labels().map(deaths).collect(),
-            memory: purposes(now).unwrap_or_default(),
-            gaps: now.snapshot.load.gaps,
-            pauses: now.snapshot.faults.pauses,
-        }
-    }
-}
-
-fn build(now: &Now<'_>) -> Vec<(&'static str, String)> {
+/// Labels of the build: versions, model and devices.
+fn build(now: &Now<'_>) -> Labels {
     let child = now.snapshot.child().and_then(|it| it.build.clone());
     let mut labels = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     labels.extend(child.map(|build| ("child", build)));
@@ -60,90 +65,21 @@ fn build(now: &Now<'_>) -> Vec<(&'static str, String)> {
 }
 
 /// Memory of the child by purpose; the sum is its total. The KV cache counts in full, whatever its use.
-pub(super) fn purposes(now: &Now<'_>) -> Option<Vec<(&'static str, u64)>> {
-    let memory = now.memory_there()?;
+pub(super) fn purposes(now: &Now<'_>) -> Vec<(Labels, u64)> {
+    let Some(memory) = now.memory_there() else {
+        return Vec::new();
+    };
+    let context = now.snapshot.context_bytes(now.device, memory, now.at);
     let purposes = [
         ("weights", Some(memory.weights_bytes)),
         ("kv", Some(memory.kv_capacity_bytes)),
         ("scratch", Some(memory.scratch_bytes)),
         ("graphs", Some(memory.graphs_bytes)),
-        (
-            "context",
-            now.snapshot.context_bytes(now.device, memory, now.at),
-        ),
+        ("context", context),
     ];
     let known = purposes.into_iter();
-    Some(
-        known
-            .filter_map(|(purpose, bytes)| Some((purpose, bytes?)))
-            .collect(),
+    by(
+        "purpose",
+        known.filter_map(|(purpose, bytes)| Some((purpose, bytes?))),
     )
-}
-
-impl Collector for Taken {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for (figure, value) in &self.figures {
-            value.encode(figure.describe(value, &mut encoder)?)?;
-        }
-        let help = "Always 1; what runs here is in the labels.";
-        let name = "worker_orcd_build_info";
-        let mut info = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(1_u64).encode(info.encode_family(&self.build)?)?;
-        let help = "1 for the status that /health says, 0 for the others.";
-        let name = "worker_orcd_status";
-        let mut statuses = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (status, is_now) in &self.statuses {
-            let labels = [("status", *status)];
-            ConstGauge::new(*is_now).encode(statuses.encode_family(&labels)?)?;
-        }
-        let help = "Children that died, by cause.";
-        let name = "worker_orcd_child_deaths";
-        let mut deaths = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (cause, count) in &self.deaths {
-            let labels = [("cause", *cause)];
-            ConstCounter::new(*count).encode(deaths.encode_family(&labels)?)?;
-        }
-        self.encode_memory(&mut encoder)?;
-        encode_waits(
-            &mut encoder,
-            "worker_orcd_inter_token_latency",
-            "Time from one token of a stream to its next one, pauses for another child included.",
-            &self.gaps,
-        )?;
-        encode_waits(
-            &mut encoder,
-            "worker_orcd_stream_pause",
-            "Time from the last token that a stream had of a child to its first one of the next child.",
-            &self.pauses,
-        )
-    }
-}
-
-impl Taken {
-    fn encode_memory(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        if self.memory.is_empty() {
-            return Ok(());
-        }
-        let help = "Memory of the first device that serves that its child takes, by purpose.";
-        let name = "worker_orcd_device_memory";
-        let (bytes, kind) = (Some(&Unit::Bytes), MetricType::Gauge);
-        let mut memory = encoder.encode_descriptor(name, help, bytes, kind)?;
-        for (purpose, bytes) in &self.memory {
-            let labels = [("purpose", *purpose)];
-            ConstGauge::new(*bytes).encode(memory.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-fn encode_waits(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    waits: &Waits,
-) -> fmt::Result {
-    let kind = MetricType::Histogram;
-    let mut histogram = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), kind)?;
-    let (sum, count) = (waits.seconds(), waits.count());
-    histogram.encode_histogram::<NoLabelSet>(sum, count, &waits.buckets(), None)
 }

@@ -1,7 +1,8 @@
-//! Row of a table of figures: name, unit, help text, and source.
+//! Row of a table of figures, and the rows of one moment.
 
 use super::process::Process;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -10,6 +11,7 @@ use std::fmt;
 use std::time::Instant;
 use worker_orcd_engine::{ChildSnapshot, DeviceSnapshot, EngineSnapshot, LoadedModel};
 use worker_orcd_ipc::MemoryReport;
+use worker_orcd_requests::Waits;
 
 /// Sources of all figures.
 #[derive(Clone, Copy)]
@@ -27,40 +29,64 @@ pub(super) struct Now<'a> {
 
 pub(super) type Labels = Vec<(&'static str, String)>;
 
+#[derive(Debug)]
 pub(super) struct Figure {
     name: &'static str,
-    unit: Option<Unit>,
     help: &'static str,
-    value: fn(&Now<'_>) -> Option<Value>,
+    kind: MetricType,
+    unit: Option<&'static Unit>,
+    source: Source,
 }
 
-pub(super) enum Value {
-    Gauge(u64),
+/// What a figure's lines are read from.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source {
+    /// One number; no line where it is unknown.
+    Whole(fn(&Now<'_>) -> Option<u64>),
+    Real(fn(&Now<'_>) -> Option<f64>),
+    /// One number for each value of a label.
+    Lines(fn(&Now<'_>) -> Vec<(Labels, u64)>),
+    Waits(fn(&Now<'_>) -> Waits),
+}
+
+#[derive(Debug)]
+enum Value {
+    Whole(u64),
     Real(f64),
-    Count(u64),
-    RealCount(f64),
+    Waits(Waits),
 }
 
-pub(super) const fn figure(
-    name: &'static str,
-    unit: Option<Unit>,
-    help: &'static str,
-    value: fn(&Now<'_>) -> Option<Value>,
-) -> Figure {
+pub(super) const fn gauge(name: &'static str, help: &'static str, source: Source) -> Figure {
     Figure {
         name,
-        unit,
         help,
-        value,
+        kind: MetricType::Gauge,
+        unit: None,
+        source,
     }
 }
 
-pub(super) fn gauge(value: u64) -> Option<Value> {
-    Some(Value::Gauge(value))
+pub(super) const fn counter(name: &'static str, help: &'static str, source: Source) -> Figure {
+    Figure {
+        kind: MetricType::Counter,
+        ..gauge(name, help, source)
+    }
 }
 
-pub(super) fn count(value: u64) -> Option<Value> {
-    Some(Value::Count(value))
+pub(super) const fn histogram(name: &'static str, help: &'static str, source: Source) -> Figure {
+    Figure {
+        kind: MetricType::Histogram,
+        ..gauge(name, help, source)
+    }
+}
+
+/// Lines that differ in one label.
+pub(super) fn by<L: Into<String>>(
+    label: &'static str,
+    values: impl Iterator<Item = (L, u64)>,
+) -> Vec<(Labels, u64)> {
+    let line = |(value, number): (L, u64)| (vec![(label, value.into())], number);
+    values.map(line).collect()
 }
 
 impl<'a> Now<'a> {
@@ -83,81 +109,84 @@ impl<'a> Now<'a> {
 }
 
 impl Figure {
-    /// Rows of `table` that have a value, in order.
-    pub(super) fn known(table: &'static [Self], now: &Now<'_>) -> Vec<(&'static Self, Value)> {
-        let value = |it: &'static Self| (it.value)(now).map(|value| (it, value));
-        table.iter().filter_map(value).collect()
+    pub(super) const fn in_bytes(self) -> Self {
+        Self {
+            unit: Some(&Unit::Bytes),
+            ..self
+        }
     }
 
-    /// Rows of `table` that have a value for one of these devices, each with all its values.
-    pub(super) fn of_each(
-        table: &'static [Self],
-        each: &[(Now<'_>, Labels)],
-    ) -> Vec<(&'static Self, Vec<(Labels, Value)>)> {
-        let row = |it: &'static Self| {
-            let value =
-                |(now, labels): &(Now<'_>, Labels)| Some((labels.clone(), (it.value)(now)?));
-            (it, each.iter().filter_map(value).collect::<Vec<_>>())
+    pub(super) const fn in_seconds(self) -> Self {
+        Self {
+            unit: Some(&Unit::Seconds),
+            ..self
+        }
+    }
+
+    fn lines(&self, now: &Now<'_>) -> Vec<(Labels, Value)> {
+        let one = |value| vec![(Labels::new(), value)];
+        match self.source {
+            Source::Whole(of) => of(now).map(Value::Whole).map_or_else(Vec::new, one),
+            Source::Real(of) => of(now).map(Value::Real).map_or_else(Vec::new, one),
+            Source::Waits(of) => one(Value::Waits(of(now))),
+            Source::Lines(of) => {
+                let lines = of(now).into_iter();
+                lines
+                    .map(|(labels, it)| (labels, Value::Whole(it)))
+                    .collect()
+            }
+        }
+    }
+}
+
+/// Rows of a table that have lines at one moment, with these.
+#[derive(Debug)]
+pub(super) struct Taken(Vec<(&'static Figure, Vec<(Labels, Value)>)>);
+
+impl Taken {
+    /// The lines of each of these, with its labels.
+    pub(super) fn of(table: &'static [Figure], each: &[(Labels, Now<'_>)]) -> Self {
+        let row = |figure: &'static Figure| {
+            let lines = each.iter().flat_map(|(labels, now)| {
+                let own = figure.lines(now).into_iter();
+                own.map(|(more, value)| ([labels.clone(), more].concat(), value))
+            });
+            (figure, lines.collect::<Vec<_>>())
         };
         let rows = table.iter().map(row);
-        rows.filter(|(_, values)| !values.is_empty()).collect()
+        Self(rows.filter(|(_, lines)| !lines.is_empty()).collect())
     }
+}
 
-    /// Writes the lines of one row, one for each label.
-    pub(super) fn encode_each(
-        &self,
-        values: &[(Labels, Value)],
-        encoder: &mut DescriptorEncoder<'_>,
-    ) -> fmt::Result {
-        let Some((_, first)) = values.first() else {
-            return Ok(());
-        };
-        let mut metric = self.describe(first, encoder)?;
-        for (labels, value) in values {
-            value.encode(metric.encode_family(labels)?)?;
+impl Collector for Taken {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for (figure, lines) in &self.0 {
+            let (name, help, kind) = (figure.name, figure.help, figure.kind);
+            let mut metric = encoder.encode_descriptor(name, help, figure.unit, kind)?;
+            match lines.as_slice() {
+                [(labels, value)] if labels.is_empty() => value.encode(kind, metric)?,
+                lines => {
+                    for (labels, value) in lines {
+                        value.encode(kind, metric.encode_family(labels)?)?;
+                    }
+                }
+            }
         }
         Ok(())
-    }
-
-    /// Writes name, type and help text of the following lines.
-    pub(super) fn describe<'e>(
-        &'e self,
-        value: &Value,
-        encoder: &'e mut DescriptorEncoder<'_>,
-    ) -> Result<MetricEncoder<'e>, fmt::Error> {
-        encoder.encode_descriptor(self.name, self.help, self.unit.as_ref(), value.kind())
     }
 }
 
 impl Value {
-    fn kind(&self) -> MetricType {
-        match self {
-            Self::Gauge(_) | Self::Real(_) => MetricType::Gauge,
-            Self::Count(_) | Self::RealCount(_) => MetricType::Counter,
-        }
-    }
-
-    pub(super) fn encode(&self, metric: MetricEncoder<'_>) -> fmt::Result {
-        match self {
-            Self::Gauge(it) => ConstGauge::new(*it).encode(metric),
-            Self::Real(it) => ConstGauge::new(*it).encode(metric),
-            Self::Count(it) => ConstCounter::new(*it).encode(metric),
-            Self::RealCount(it) => ConstCounter::new(*it).encode(metric),
-        }
-    }
-}
-
-impl fmt::Debug for Figure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
-impl fmt::Debug for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gauge(it) | Self::Count(it) => it.fmt(f),
-            Self::Real(it) | Self::RealCount(it) => it.fmt(f),
+    fn encode(&self, kind: MetricType, mut line: MetricEncoder<'_>) -> fmt::Result {
+        match (self, kind) {
+            (Self::Whole(it), MetricType::Counter) => ConstCounter::new(*it).encode(line),
+            (Self::Real(it), MetricType::Counter) => ConstCounter::new(*it).encode(line),
+            (Self::Whole(it), _) => ConstGauge::new(*it).encode(line),
+            (Self::Real(it), _) => ConstGauge::new(*it).encode(line),
+            (Self::Waits(it), _) => {
+                let (sum, count) = (it.seconds(), it.count());
+                line.encode_histogram::<NoLabelSet>(sum, count, &it.buckets(), None)
+            }
         }
     }
 }

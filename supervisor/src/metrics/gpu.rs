@@ -1,102 +1,85 @@
 //! Table of NVIDIA's driver's figures of each card. An unknown figure has no line: zero would be wrong, and the last
 //! value would be wrong once the device is wedged.
 
-use super::figure::{Figure, Labels, Now, Value, figure, gauge};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
+use super::figure::Source::{Lines, Real, Whole};
+use super::figure::{Figure, Labels, Now, by, counter, gauge};
 use std::collections::BTreeMap;
-use std::fmt;
 use worker_orcd_engine::DeviceSnapshot;
 use worker_orcd_engine::nvml::library::{DeviceMemory, Gauges};
 use worker_orcd_engine::nvml::reckoning::Measure;
 use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
-const FIGURES: &[Figure] = &[
-    figure(
+pub(super) const FIGURES: &[Figure] = &[
+    gauge(
         "worker_orcd_gpu_watched",
-        None,
         "1 while NVML answers, 0 when it has stopped to.",
-        |now| match now.device.gpu.state(now.at).0 {
+        Whole(|now| match now.device.gpu.state(now.at).0 {
             "off" => None,
-            state => gauge(u64::from(state == "watching")),
-        },
+            state => Some(u64::from(state == "watching")),
+        }),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_memory_total_bytes",
-        None,
         "Memory of the device, as NVIDIA's driver counts.",
-        |now| gauge(memory(now)?.total),
+        Whole(|now| Some(memory(now)?.total)),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_memory_used_bytes",
-        None,
         "Memory in use by all processes, as NVIDIA's driver counts.",
-        |now| gauge(memory(now)?.used),
+        Whole(|now| Some(memory(now)?.used)),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_memory_child_bytes",
-        None,
         "Memory in use by the child, as NVIDIA's driver counts.",
-        |now| gauge(memory(now)?.of(now.child_there()?.pid)?),
+        Whole(|now| memory(now)?.of(now.child_there()?.pid)),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_memory_baseline_bytes",
-        None,
         "Memory that was in use before the first child.",
-        |now| gauge(now.device.gpu.baseline?),
+        Whole(|now| now.device.gpu.baseline),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_memory_residual_bytes",
-        None,
         "Memory above the baseline after the last death, beside what is kept on purpose.",
-        |now| gauge(measure(now)?.residual?),
+        Whole(|now| measure(now)?.residual),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_temperature_celsius",
-        None,
         "Temperature of the die.",
-        |now| gauge(gauges(now)?.temperature_celsius?.into()),
+        Whole(|now| Some(gauges(now)?.temperature_celsius?.into())),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_ecc_uncorrected",
-        None,
         "Uncorrected errors of memory since NVIDIA's driver was loaded.",
-        |now| gauge(gauges(now)?.ecc_uncorrected?),
+        Whole(|now| gauges(now)?.ecc_uncorrected),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_remap_pending",
-        None,
         "1 when a row of memory will be replaced at the next reset.",
-        |now| gauge(gauges(now)?.remap_pending?.into()),
+        Whole(|now| Some(gauges(now)?.remap_pending?.into())),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_remap_failed",
-        None,
         "1 when a row of memory could not be replaced: the card is for the workshop.",
-        |now| gauge(gauges(now)?.remap_failed?.into()),
+        Whole(|now| Some(gauges(now)?.remap_failed?.into())),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_needs_recovery",
-        None,
         "1 when NVIDIA's driver asks for a reset, a reboot or a drain.",
-        |now| gauge(u64::from(gauges(now)?.action? != RecoveryAction::None)),
+        Whole(|now| Some(u64::from(gauges(now)?.action? != RecoveryAction::None))),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_power_watts",
-        None,
         "Power that the device draws now.",
-        |now| {
+        Real(|now| {
             let milliwatts = gauges(now)?.power_milliwatts?;
-            Some(Value::Real(f64::from(milliwatts) / 1000.0))
-        },
+            Some(f64::from(milliwatts) / 1000.0)
+        }),
     ),
-    figure(
+    gauge(
         "worker_orcd_gpu_memory_returned_seconds",
-        None,
         "Time from the last reaping of a child to the return of its memory.",
-        |now| Some(Value::Real(measure(now)?.freed_after?.as_secs_f64())),
+        Real(|now| Some(measure(now)?.freed_after?.as_secs_f64())),
     ),
 ];
 
@@ -112,62 +95,41 @@ fn measure(now: &Now<'_>) -> Option<Measure> {
     now.device.gpu.last_measure
 }
 
-/// Values of all cards at one moment.
-#[derive(Debug)]
-pub(super) struct TakenOfGpu {
-    figures: Vec<(&'static Figure, Vec<(Labels, Value)>)>,
-    /// Sums over all cards.
-    xids: BTreeMap<Xid, u64>,
-}
-
-impl TakenOfGpu {
-    pub(super) fn at(now: &Now<'_>) -> Self {
-        let several = now.snapshot.devices.len() > 1;
-        let each = now.of_each_device().map(|now| {
-            let uuid = uuid(now.device).unwrap_or_else(|| match several {
-                // Two lines with the same labels would be invalid.
-                true => format!("unknown ({})", now.device.id),
-                false => "unknown".to_owned(),
-            });
-            (now, vec![("uuid", uuid)])
-        });
+/// Sums over all cards.
+pub(super) const SUMS: &[Figure] = &[counter(
+    "worker_orcd_gpu_xids",
+    "Xids that NVIDIA's driver reported, by number.",
+    Lines(|now| {
         let mut xids = BTreeMap::new();
         for (xid, count) in now.snapshot.devices.iter().flat_map(|it| &it.gpu.xids) {
             *xids.entry(*xid).or_insert(0) += count;
         }
-        Self {
-            figures: Figure::of_each(FIGURES, &each.collect::<Vec<_>>()),
-            xids,
-        }
-    }
+        of_xids(&xids)
+    }),
+)];
+
+/// Every device with the label of its card.
+pub(super) fn each<'a>(now: &Now<'a>) -> Vec<(Labels, Now<'a>)> {
+    let several = now.snapshot.devices.len() > 1;
+    let labelled = now.of_each_device().map(|now| {
+        let uuid = uuid(now.device).unwrap_or_else(|| match several {
+            // Two lines with the same labels would be invalid.
+            true => format!("unknown ({})", now.device.id),
+            false => "unknown".to_owned(),
+        });
+        (vec![("uuid", uuid)], now)
+    });
+    labelled.collect()
 }
 
 pub(super) fn uuid(device: &DeviceSnapshot) -> Option<String> {
     device.gpu.identity.as_ref()?.uuid.clone()
 }
 
-pub(super) fn xid_in_words(xid: Xid) -> String {
-    xid.0
-        .map_or_else(|| "unknown".to_owned(), |it| it.to_string())
-}
-
-impl Collector for TakenOfGpu {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for (figure, values) in &self.figures {
-            figure.encode_each(values, &mut encoder)?;
-        }
-        if self.xids.is_empty() {
-            return Ok(());
-        }
-        let help = "Xids that NVIDIA's driver reported, by number.";
-        let name = "worker_orcd_gpu_xids";
-        let mut xids = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (xid, count) in &self.xids {
-            let labels = [("xid", xid_in_words(*xid))];
-            ConstCounter::new(*count).encode(xids.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
+pub(super) fn of_xids(xids: &BTreeMap<Xid, u64>) -> Vec<(Labels, u64)> {
+    let unknown = || "unknown".to_owned();
+    let number = |xid: &Xid| xid.0.map_or_else(unknown, |it| it.to_string());
+    by("xid", xids.iter().map(|(xid, count)| (number(xid), *count)))
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@
 
 use super::*;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use worker_orcd_engine::ChildSnapshot;
 use worker_orcd_ipc::MemoryReport;
-use worker_orcd_requests::StopReason;
+use worker_orcd_requests::{Completion, StopReason};
 
 fn texts() -> (String, String) {
     let snapshot = EngineSnapshot::before_anything(Instant::now());
