@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use worker_orcd::commands::command_line;
-use worker_orcd::config::options::{CONFIG_FILE, OPTIONS, PREFIX, Spec, Syntax, variable};
+use worker_orcd::config::options::{self, CONFIG_FILE, PREFIX, Spec, Syntax, variable};
 use worker_orcd::exit::WorkerExit;
 
 /// A worker that finds no file there says so and ends.
@@ -84,7 +84,7 @@ fn man_page(file: &mut File) -> io::Result<()> {
         describe_command(&mut page, command);
     }
     page.control("SH", ["ENVIRONMENT"]);
-    let example = OPTIONS.iter().find(|spec| spec.name.contains('-'));
+    let example = options::all().find(|spec| spec.name.contains('-'));
     let example = example.expect("an option of two words").name;
     page.text([
         roman("Each option in capitals behind "),
@@ -201,7 +201,7 @@ fn settings(folder: &Path, device: &str) -> io::Result<()> {
         "# Settings of worker-orcd@{instance}.service: every option of worker-orcd(1) is a key. What is\n\
          # commented out has its default.\n"
     );
-    for spec in OPTIONS.iter().filter(|spec| spec.name != CONFIG_FILE) {
+    for spec in options::all().filter(|spec| spec.name != CONFIG_FILE) {
         let line = match spec.name {
             "model" => format!("model = \"{MODEL}\""),
             "device" => format!("device = \"{device}\""),

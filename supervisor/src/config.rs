@@ -13,7 +13,6 @@ pub mod callback;
 pub mod device;
 pub mod environment;
 pub mod examined;
-mod groups;
 mod http;
 pub mod keys;
 mod model;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tempfile::TempDir;
-use worker_orcd::config::options::OPTIONS;
+use worker_orcd::config::options;
 use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::worker::binary;
 
@@ -163,7 +163,7 @@ fn man_shows_every_option_and_every_exit_code_without_a_warning() {
     };
     assert_eq!(text(&output.stderr), "");
     let shown = text(&output.stdout);
-    for spec in OPTIONS {
+    for spec in options::all() {
         assert!(shown.contains(&format!("--{}", spec.name)), "{}", spec.name);
     }
     for exit in worker_orcd::exit::WorkerExit::all() {
@@ -200,7 +200,7 @@ fn bash_completes_flags_and_commands() {
     assert_eq!(lines.len(), 3, "{said}{errors}");
     assert_eq!(lines[..2], ["--drain-timeout", "pull"], "{errors}");
     let all: BTreeSet<_> = lines[2].split(' ').collect();
-    for spec in OPTIONS {
+    for spec in options::all() {
         assert!(
             all.contains(format!("--{}", spec.name).as_str()),
             "{}",
@@ -216,7 +216,7 @@ fn bash_completes_flags_and_commands() {
 fn the_other_shells_know_every_option() {
     let zsh = root().join("usr/share/zsh/site-functions/_worker-orcd");
     let fish = root().join("usr/share/fish/vendor_completions.d/worker-orcd.fish");
-    for spec in OPTIONS {
+    for spec in options::all() {
         assert!(
             read(&zsh).contains(&format!("--{}", spec.name)),
             "{}",

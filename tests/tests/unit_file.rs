@@ -228,7 +228,7 @@ fn the_command_line_of_the_unit_is_one_that_the_worker_takes() {
         let (name, _) = line.split_once('=').expect("a value");
         let is_option = |spec: &options::Spec| options::variable(spec.name) == name;
         let is_ours = name.starts_with(options::PREFIX);
-        assert!(!is_ours || options::OPTIONS.iter().any(is_option), "{name}");
+        assert!(!is_ours || options::all().any(is_option), "{name}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Environment variables. Every variable that begins with `WORKER_ORCD_` must be known.
 
-use super::options::{self, CONFIG_FILE, OPTIONS, PREFIX};
+use super::options::{self, CONFIG_FILE, PREFIX};
 use std::collections::BTreeMap;
 
 /// Variables of the build, the tests, and fault-injecting children. They are neither settings nor mistakes.
@@ -59,7 +59,7 @@ fn is_known(name: &str) -> bool {
 }
 
 fn settings() -> impl Iterator<Item = String> {
-    let names = OPTIONS.iter().map(|spec| spec.name);
+    let names = options::all().map(|spec| spec.name);
     names.chain([CONFIG_FILE]).map(options::variable)
 }
 

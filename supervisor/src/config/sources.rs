@@ -4,8 +4,7 @@
 //! in the source.
 
 use super::environment::Environment;
-use super::groups;
-use super::options::{CONFIG_FILE, OPTIONS, Spec, Syntax, variable};
+use super::options::{self, CONFIG_FILE, GROUPS, Spec, Syntax, variable};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 use std::collections::HashMap;
 use std::path::Path;
@@ -29,10 +28,11 @@ pub fn arguments(command: Command) -> Command {
         .value_name("FILE")
         .value_hint(ValueHint::FilePath)
         .help("TOML, with any of these options as keys");
-    OPTIONS
-        .iter()
-        .map(argument)
-        .fold(command.arg(config), Command::arg)
+    let with_group = |command: Command, (heading, options): &(&'static str, &[Spec])| {
+        let arguments = options.iter().map(argument);
+        command.args(arguments.map(|it| it.help_heading(*heading)))
+    };
+    GROUPS.iter().fold(command.arg(config), with_group)
 }
 
 /// Origin of a default value.
@@ -49,7 +49,7 @@ impl Settings {
             .cloned()
             .or_else(|| environment.get(&variable(CONFIG_FILE)));
         let mut settings = Self::default();
-        for spec in OPTIONS {
+        for spec in options::all() {
             if let Some(default) = spec.default {
                 let origin = default_origin(spec.name);
                 settings.set(spec, default.to_owned(), origin);
@@ -58,7 +58,7 @@ impl Settings {
         if let Some(path) = file {
             settings.read_file(Path::new(&path), errors);
         }
-        for spec in OPTIONS {
+        for spec in options::all() {
             let name = variable(spec.name);
             if let Some(text) = environment.get(&name).filter(|text| !text.is_empty()) {
                 settings.set(spec, text, name);
@@ -97,7 +97,7 @@ impl Settings {
         };
         for (key, value) in table {
             let origin = format!("`{key}` in {}", path.display());
-            match (super::options::spec(&key), file_text(&value)) {
+            match (options::spec(&key), file_text(&value)) {
                 (None, _) => errors.push(format!("{origin}: there is no such option")),
                 (Some(_), None) => errors.push(format!("{origin}: a table or date is no value")),
                 (Some(spec), Some(text)) => self.set(spec, text, origin),
@@ -111,10 +111,7 @@ fn argument(spec: &Spec) -> Arg {
     if let Some(default) = spec.default {
         help.push_str(&format!(" [default: {default}]"));
     }
-    let arg = Arg::new(spec.name)
-        .long(spec.name)
-        .help(help)
-        .help_heading(groups::heading(spec.name));
+    let arg = Arg::new(spec.name).long(spec.name).help(help);
     match spec.syntax {
         Syntax::Value(name) => arg
             .value_name(name)

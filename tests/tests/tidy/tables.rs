@@ -8,7 +8,7 @@ use crate::repository::{read, rust_sources};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
-use worker_orcd::config::options::{OPTIONS, Syntax};
+use worker_orcd::config::options::{self, Syntax};
 use worker_orcd_gpu::device::cuda;
 use worker_orcd_gpu::model::catalogue::{REFUSED, SERVED, Served};
 use worker_orcd_kernels::TensorType;
@@ -26,7 +26,7 @@ const TINY_MODELS: &str = "tests/oracle/tiny_models.py";
 #[test]
 fn the_page_on_settings_shows_every_option() {
     let mut table = String::from("| setting | default | description |\n|---|---|---|\n");
-    for spec in OPTIONS {
+    for spec in options::all() {
         let value = match spec.syntax {
             Syntax::Value(name) | Syntax::List(name) => format!(" {name}"),
             Syntax::Switch => String::new(),
