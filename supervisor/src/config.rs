@@ -18,7 +18,6 @@ pub mod keys;
 mod model;
 pub mod options;
 mod parsers;
-mod pooling;
 mod reader;
 pub mod sources;
 mod tls;
@@ -28,7 +27,7 @@ use clap::ArgMatches;
 use device::DeviceChoice;
 use environment::Environment;
 pub use http::HttpConfig;
-use reader::Reader;
+use reader::{Reader, one_of, path, positive, within};
 use sources::Settings;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -125,6 +124,12 @@ pub struct TraceConfig {
     pub first_values: u32,
 }
 
+const POOLINGS: &[(&str, Pooling)] = &[
+    ("last", Pooling::Last),
+    ("mean", Pooling::Mean),
+    ("cls", Pooling::Cls),
+];
+
 /// Default share of the card's memory, in thousandths, as in vLLM. The rest is for NVIDIA's driver, a standby's context
 /// and other processes.
 pub const DEFAULT_MEMORY_PERMILLE: u16 = 900;
@@ -156,15 +161,14 @@ impl Config {
     pub fn gather(flags: &ArgMatches, environment: &Environment) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
         let settings = Settings::gather(flags, environment, &mut errors);
-        match read(&mut Reader::new(&settings, &mut errors)) {
-            Some(mut config) if errors.is_empty() => {
-                let directory = config.crashes.directory.take();
-                config.crashes.directory =
-                    directory.or_else(|| store::default_directory(&|name| environment.get(name)));
-                Ok(config)
-            }
-            _ => Err(ConfigErrors(errors)),
+        let mut config = read(&mut Reader::new(&settings, &mut errors));
+        if !errors.is_empty() {
+            return Err(ConfigErrors(errors));
         }
+        let directory = config.crashes.directory.take();
+        config.crashes.directory =
+            directory.or_else(|| store::default_directory(&|name| environment.get(name)));
+        Ok(config)
     }
 
     /// Log format, which also counts if other settings are wrong: they are reported in it.
@@ -172,15 +176,14 @@ impl Config {
     pub fn log_format(flags: &ArgMatches, environment: &Environment) -> LogFormat {
         let mut others = Vec::new();
         let settings = Settings::gather(flags, environment, &mut others);
-        Reader::new(&settings, &mut others)
-            .optional("log-format", parse_log_format)
-            .unwrap_or(LogFormat::Auto)
+        read_log_format(&mut Reader::new(&settings, &mut others))
     }
 }
 
-/// `None` only after an error was noted. Every option is read before any `?`, so that all mistakes are noted.
-fn read(reader: &mut Reader<'_>) -> Option<Config> {
+/// Every option is read whatever the others are, so that all mistakes are noted. The value counts without any.
+fn read(reader: &mut Reader<'_>) -> Config {
     let model_ref = reader.optional("model", |text| Ok(text.to_owned()));
+    let model_ref = model_ref.unwrap_or_default();
     let model = model::read(reader);
     let device = read_device(reader);
     refuse_what_would_be_ignored(reader, device.as_ref());
@@ -188,68 +191,50 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let worker_id = reader.optional("worker-id", |text| {
         Uuid::try_parse(text).map_err(|_| format!("{text:?} is no UUID"))
     });
-    let callback_url = reader.optional("callback-url", Url::parse);
-    let advertise_url = reader.optional("advertise-url", callback::advertised);
-    let log_format = reader.optional("log-format", parse_log_format);
-    let log_level = read_log_level(reader);
-    let accept_fault_injection = reader.switch("accept-fault-injection");
-    let child_confinement = reader.optional("child-confinement", |text| match text {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(format!("{text:?} is neither on nor off")),
-    });
-    let parse_special = reader.switch("parse-special");
-    let strict_model_name = reader.switch("strict-model-name");
-    let model_sampling = !reader.switch("no-model-sampling");
-    let pooling = reader.optional("pooling", pooling::parse);
-    let parsers = parsers::read(reader);
-    let served_model_names = reader.optional("served-model-name", |text| match http::list(text) {
-        names if names.is_empty() => Err("no name".to_owned()),
-        names => Ok(names),
-    });
-    let http = http::read(reader);
-    let is_reachable = http
-        .as_ref()
-        .is_none_or(|it| callback::is_reachable(&it.hosts));
-    if callback_url.is_some() && advertise_url.is_none() && !is_reachable {
+    let config = Config {
+        must_be_got: model == Some(Whereabouts::Elsewhere),
+        model: match model {
+            Some(Whereabouts::Here(path)) => path,
+            Some(Whereabouts::Elsewhere) | None => model_ref.as_str().into(),
+        },
+        model_ref,
+        device: device.unwrap_or(DeviceChoice::Auto),
+        child_binary: child_binary.unwrap_or_default(),
+        worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
+        worker_is_unnamed: worker_id.is_none(),
+        callback_url: reader.optional("callback-url", Url::parse),
+        advertise_url: reader.optional("advertise-url", callback::advertised),
+        log_format: read_log_format(reader),
+        log_level: read_log_level(reader),
+        accept_fault_injection: reader.switch("accept-fault-injection"),
+        child_confinement: reader
+            .needed("child-confinement", one_of(&[("on", true), ("off", false)])),
+        parse_special: reader.switch("parse-special"),
+        strict_model_name: reader.switch("strict-model-name"),
+        model_sampling: !reader.switch("no-model-sampling"),
+        pooling: reader.optional("pooling", one_of(POOLINGS)),
+        parsers: parsers::read(reader),
+        served_model_names: reader
+            .optional("served-model-name", names)
+            .unwrap_or_default(),
+        http: http::read(reader),
+        limits: read_limits(reader),
+        load: read_load(reader),
+        life: read_life(reader),
+        crashes: read_crashes(reader),
+    };
+    refuse_an_address_of_no_use(reader, &config);
+    config
+}
+
+/// Refuses a registration with an address that no client can connect to.
+fn refuse_an_address_of_no_use(reader: &mut Reader<'_>, config: &Config) {
+    let is_reachable = callback::is_reachable(&config.http.hosts);
+    if config.callback_url.is_some() && config.advertise_url.is_none() && !is_reachable {
         let (one, other) = (reader.origin("callback-url"), reader.origin("host"));
         let why = "no client can connect to such an address";
         reader.error(format!("{one} with {other} needs --advertise-url: {why}"));
     }
-    let limits = read_limits(reader);
-    let load = read_load(reader);
-    let life = read_life(reader);
-    let crashes = read_crashes(reader);
-    let model_ref = model_ref?;
-    Some(Config {
-        must_be_got: model == Some(Whereabouts::Elsewhere),
-        model: match model? {
-            Whereabouts::Here(path) => path,
-            Whereabouts::Elsewhere => model_ref.as_str().into(),
-        },
-        model_ref,
-        device: device?,
-        child_binary: child_binary?,
-        accept_fault_injection,
-        child_confinement: child_confinement?,
-        parse_special,
-        strict_model_name,
-        model_sampling,
-        pooling,
-        parsers,
-        worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
-        worker_is_unnamed: worker_id.is_none(),
-        callback_url,
-        advertise_url,
-        log_format: log_format?,
-        log_level: log_level?,
-        served_model_names: served_model_names.unwrap_or_default(),
-        http: http?,
-        limits: limits?,
-        load: load?,
-        life: life?,
-        crashes: crashes?,
-    })
 }
 
 /// Refuses options without effect: of the other kind of device, or overridden by another option; also a trace of
@@ -280,58 +265,42 @@ fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<&DeviceC
     }
 }
 
-fn read_limits(reader: &mut Reader<'_>) -> Option<RequestLimits> {
-    let max_tokens_in = reader.integer("max-tokens-in", 1..=u32::MAX);
-    let max_tokens_out = reader.integer("max-tokens-out", 1..=u32::MAX);
-    let max_prompt_chars = reader.integer("max-prompt-chars", 1..=u32::MAX);
-    let reasoning_budget = reader.integer("reasoning-budget", 0..=u32::MAX);
-    let inference_timeout = reader.positive_duration("inference-timeout");
-    let on_fault = reader.optional("on-fault", |text| match text {
-        "resume" => Ok(OnFault::Resume),
-        "fail" => Ok(OnFault::Fail),
-        _ => Err(format!("{text:?} is neither resume nor fail")),
-    });
-    Some(RequestLimits {
-        max_tokens_in,
-        max_tokens_out,
+fn read_limits(reader: &mut Reader<'_>) -> RequestLimits {
+    let max_prompt_chars = reader.optional("max-prompt-chars", within(1..=u32::MAX));
+    let on_faults = &[("resume", OnFault::Resume), ("fail", OnFault::Fail)];
+    RequestLimits {
+        max_tokens_in: reader.optional("max-tokens-in", within(1..=u32::MAX)),
+        max_tokens_out: reader.optional("max-tokens-out", within(1..=u32::MAX)),
         max_prompt_chars: max_prompt_chars.map(|chars| chars as usize),
-        reasoning_budget,
-        inference_timeout,
-        on_fault: on_fault?,
-    })
+        reasoning_budget: reader.optional("reasoning-budget", within(0..=u32::MAX)),
+        inference_timeout: reader.optional("inference-timeout", positive),
+        on_fault: reader
+            .optional("on-fault", one_of(on_faults))
+            .unwrap_or(OnFault::Resume),
+    }
 }
 
-fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
-    let kv_cache_bytes = reader.bytes("kv-cache-size");
-    let memory_permille = reader.optional("gpu-memory-utilization", units::permille);
-    let max_running = reader.integer("max-running", 1..=4096);
-    let max_context_tokens = reader.integer("max-context", 1..=u32::MAX);
-    let prefill_chunk_tokens = reader.integer("prefill-chunk", 1..=65_536);
-    let step_budget_us = reader.optional("step-budget", step_budget);
-    let threads = reader.integer("threads", 1..=1024);
-    let prefix_cache = !reader.switch("no-prefix-cache");
-    let speculation = reader.optional("speculation", |text| match text {
-        "off" => Ok(Speculation::Off),
-        "text" => Ok(Speculation::Text),
-        _ => Err(format!("{text:?} is neither off nor text")),
-    });
-    let trace_path = reader.optional("trace-logits", writable);
-    let first_values = reader.integer("trace-values", 1..=1_000_000);
-    Some(LoadConfig {
-        kv_cache_bytes,
-        memory_permille,
-        max_running: max_running?,
-        max_context_tokens,
-        prefill_chunk_tokens,
-        step_budget_us,
-        threads,
-        prefix_cache,
-        speculation: speculation?,
-        trace: match (trace_path, first_values?) {
-            (Some(path), first_values) => Some(TraceConfig { path, first_values }),
-            (None, _) => None,
-        },
-    })
+fn read_load(reader: &mut Reader<'_>) -> LoadConfig {
+    let sources = &[("off", Speculation::Off), ("text", Speculation::Text)];
+    let speculation = reader.optional("speculation", one_of(sources));
+    LoadConfig {
+        kv_cache_bytes: reader.optional("kv-cache-size", units::bytes),
+        memory_permille: reader.optional("gpu-memory-utilization", units::permille),
+        max_running: reader.needed("max-running", within(1..=4096)),
+        max_context_tokens: reader.optional("max-context", within(1..=u32::MAX)),
+        prefill_chunk_tokens: reader.optional("prefill-chunk", within(1..=65_536)),
+        step_budget_us: reader.optional("step-budget", step_budget),
+        threads: reader.optional("threads", within(1..=1024)),
+        prefix_cache: !reader.switch("no-prefix-cache"),
+        speculation: speculation.unwrap_or(Speculation::Off),
+        trace: read_trace(reader),
+    }
+}
+
+fn read_trace(reader: &mut Reader<'_>) -> Option<TraceConfig> {
+    let path = reader.optional("trace-logits", writable);
+    let first_values = reader.needed("trace-values", within(1..=1_000_000));
+    path.map(|path| TraceConfig { path, first_values })
 }
 
 /// Parses a step budget in microseconds. Limits: the launch time of a step, and the longest acceptable time per token.
@@ -342,49 +311,47 @@ fn step_budget(text: &str) -> Result<u32, String> {
     Ok(budget.as_micros() as u32)
 }
 
-fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
-    let max_queue = reader.integer("max-queue", 0..=1_000_000);
-    let drain_timeout = reader.duration("drain-timeout");
-    let heartbeat_timeout = reader.positive_duration("heartbeat-timeout");
-    let step_timeout = reader.positive_duration("step-timeout");
-    let load_timeout = reader.positive_duration("load-timeout");
-    let max_restarts = reader.integer("max-restarts", 0..=1_000);
-    let quarantine_for = reader.duration("quarantine-for");
-    let max_restart_delay = reader.duration("max-restart-delay");
-    let standby = reader.switch("standby");
-    let template_timeout = reader.positive_duration("template-timeout");
-    Some(LifeConfig {
-        max_queue: max_queue? as usize,
-        drain_timeout: drain_timeout?,
-        heartbeat_timeout: heartbeat_timeout?,
-        step_timeout: step_timeout?,
-        load_timeout: load_timeout?,
-        max_restarts: max_restarts?,
-        quarantine_for: quarantine_for?,
-        max_restart_delay: max_restart_delay?,
-        standby,
-        template_timeout: template_timeout?,
-    })
+fn read_life(reader: &mut Reader<'_>) -> LifeConfig {
+    LifeConfig {
+        max_queue: reader.needed("max-queue", within(0..=1_000_000)) as usize,
+        drain_timeout: reader.needed("drain-timeout", units::duration),
+        heartbeat_timeout: reader.needed("heartbeat-timeout", positive),
+        step_timeout: reader.needed("step-timeout", positive),
+        load_timeout: reader.needed("load-timeout", positive),
+        max_restarts: reader.needed("max-restarts", within(0..=1_000)),
+        quarantine_for: reader.needed("quarantine-for", units::duration),
+        max_restart_delay: reader.needed("max-restart-delay", units::duration),
+        standby: reader.switch("standby"),
+        template_timeout: reader.needed("template-timeout", positive),
+    }
 }
 
-fn read_log_level(reader: &mut Reader<'_>) -> Option<String> {
-    reader.optional("log-level", |text| {
+fn read_log_level(reader: &mut Reader<'_>) -> String {
+    reader.needed("log-level", |text| {
         parse_level(text).map(|_| text.to_owned())
     })
 }
 
+fn read_log_format(reader: &mut Reader<'_>) -> LogFormat {
+    let formats = &[
+        ("json", LogFormat::Json),
+        ("text", LogFormat::Text),
+        ("auto", LogFormat::Auto),
+    ];
+    let format = reader.optional("log-format", one_of(formats));
+    format.unwrap_or(LogFormat::Auto)
+}
+
 /// Settings of crash reports. The directory's default needs the environment and is set later.
-fn read_crashes(reader: &mut Reader<'_>) -> Option<CrashSettings> {
-    let directory = reader.path("crash-dir");
-    let max_reports = reader.integer("max-crash-reports", 1..=10_000);
-    Some(CrashSettings {
-        directory,
-        max_reports: max_reports? as usize,
-    })
+fn read_crashes(reader: &mut Reader<'_>) -> CrashSettings {
+    CrashSettings {
+        directory: reader.optional("crash-dir", path),
+        max_reports: reader.needed("max-crash-reports", within(1..=10_000)) as usize,
+    }
 }
 
 fn read_device(reader: &mut Reader<'_>) -> Option<DeviceChoice> {
-    let ordinal = reader.integer("gpu-device", 0..=1023);
+    let ordinal = reader.optional("gpu-device", within(0..=1023));
     let device = reader.optional("device", DeviceChoice::parse);
     match (reader.has("gpu-device"), device) {
         (false, device) => device,
@@ -401,7 +368,7 @@ fn read_device(reader: &mut Reader<'_>) -> Option<DeviceChoice> {
 }
 
 fn read_child_binary(reader: &mut Reader<'_>) -> Option<PathBuf> {
-    if let Some(path) = reader.path("child-binary") {
+    if let Some(path) = reader.optional("child-binary", path) {
         return Some(path);
     }
     match std::env::current_exe() {
@@ -424,12 +391,11 @@ fn writable(path: &str) -> Result<PathBuf, String> {
     }
 }
 
-fn parse_log_format(text: &str) -> Result<LogFormat, String> {
-    match text {
-        "json" => Ok(LogFormat::Json),
-        "text" => Ok(LogFormat::Text),
-        "auto" => Ok(LogFormat::Auto),
-        _ => Err(format!("{text:?} is neither json, text nor auto")),
+/// Names with commas, one at least.
+fn names(text: &str) -> Result<Vec<String>, String> {
+    match http::list(text) {
+        names if names.is_empty() => Err("no name".to_owned()),
+        names => Ok(names),
     }
 }
 

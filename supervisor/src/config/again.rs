@@ -23,15 +23,14 @@ impl Again {
         let mut errors = Vec::new();
         let settings = Settings::gather(flags, environment, &mut errors);
         let mut reader = Reader::new(&settings, &mut errors);
-        let keys = keys::read(&mut reader);
-        let tls = tls::read(&mut reader);
-        match read_log_level(&mut reader) {
-            Some(log_level) if errors.is_empty() => Ok(Self {
-                keys,
-                tls,
-                log_level,
-            }),
-            _ => Err(ConfigErrors(errors)),
+        let again = Self {
+            keys: keys::read(&mut reader),
+            tls: tls::read(&mut reader),
+            log_level: read_log_level(&mut reader),
+        };
+        match errors.is_empty() {
+            true => Ok(again),
+            false => Err(ConfigErrors(errors)),
         }
     }
 }

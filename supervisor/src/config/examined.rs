@@ -5,7 +5,7 @@
 use super::device::DeviceChoice;
 use super::environment::Environment;
 use super::http::{self, HttpConfig};
-use super::reader::Reader;
+use super::reader::{Reader, path};
 use super::sources::Settings;
 use super::{keys, model, read, read_child_binary, read_device, tls};
 use clap::ArgMatches;
@@ -48,19 +48,22 @@ impl Examined {
         mistakes.retain(|it| !elsewhere.iter().any(|others| others.contains(it)));
         let mut ignored = Vec::new();
         let mut reader = Reader::new(settings, &mut ignored);
-        let directory = reader.path("crash-dir");
+        let directory = reader.optional("crash-dir", path);
+        let device = read_device(&mut reader);
+        let child_binary = read_child_binary(&mut reader);
+        let http = http::read(&mut reader);
         Self {
             model: settings.get("model").map(|_| {
                 let mut mistakes = Vec::new();
                 let model = model::read(&mut Reader::new(settings, &mut mistakes));
                 model.ok_or_else(|| mistakes.join("; "))
             }),
-            device: read_device(&mut reader).unwrap_or(DeviceChoice::Auto),
-            child_binary: read_child_binary(&mut reader),
+            device: device.unwrap_or(DeviceChoice::Auto),
+            child_binary,
             child_confinement: settings
                 .get("child-confinement")
                 .is_none_or(|it| it.text != "off"),
-            http: http::read(&mut reader),
+            http: (!reader.lacks_some).then_some(http),
             crash_directory: directory
                 .or_else(|| store::default_directory(&|name| environment.get(name))),
             keys: ["api-key-file", "admin-key-file"]

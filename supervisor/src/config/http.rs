@@ -1,7 +1,7 @@
 //! Settings of HTTP: addresses, access, and timeouts of clients.
 
 use super::keys::{self, Keys};
-use super::reader::Reader;
+use super::reader::{Reader, positive, within};
 use super::tls;
 use rustls::ServerConfig;
 use std::collections::BTreeSet;
@@ -12,6 +12,7 @@ use std::os::unix::net::SocketAddr as UnixAddress;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use worker_orcd_cli::units;
 
 /// Listening addresses and timeouts of clients.
 #[derive(Debug, Clone)]
@@ -79,9 +80,9 @@ impl HttpConfig {
 const BEYOND_LOOPBACK: &str = "beyond loopback anybody could use this worker, and shut it down: \
                                give --api-key-file, or --insecure if that is meant";
 
-pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
+pub(super) fn read(reader: &mut Reader<'_>) -> HttpConfig {
     let hosts = reader.optional("host", parse_hosts).unwrap_or_default();
-    let port = reader.optional("port", |text| {
+    let port = reader.needed("port", |text| {
         text.parse()
             .map_err(|_| format!("{text:?} is no port (0 to 65535)"))
     });
@@ -99,14 +100,12 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
     }
     let allowed_hosts = reader.optional("allowed-hosts", |text| Ok(list(text)));
     let cors_origins = reader.optional("cors-origins", parse_origins);
-    let max_body_bytes = reader.bytes("max-body-size");
-    let max_bodies_bytes = reader.bytes("max-bodies-size");
-    let max_connections = reader.integer("max-connections", 1..=1_000_000);
-    let read_timeout = reader.positive_duration("read-timeout");
-    let write_timeout = reader.positive_duration("write-timeout");
-    Some(HttpConfig {
+    let max_body_bytes = reader.needed("max-body-size", units::bytes);
+    let max_bodies_bytes = reader.needed("max-bodies-size", units::bytes);
+    let max_connections = reader.needed("max-connections", within(1..=1_000_000)) as usize;
+    HttpConfig {
         hosts,
-        port: port?,
+        port,
         places_named,
         insecure,
         keys,
@@ -114,12 +113,12 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
         tls,
         allowed_hosts: allowed_hosts.unwrap_or_default(),
         cors_origins: cors_origins.unwrap_or_default(),
-        max_body_bytes: usize::try_from(max_body_bytes?).ok()?,
-        max_bodies_bytes: usize::try_from(max_bodies_bytes?).ok()?,
-        max_connections: NonZeroUsize::new(max_connections? as usize)?,
-        read_timeout: read_timeout?,
-        write_timeout: write_timeout?,
-    })
+        max_body_bytes: max_body_bytes as usize,
+        max_bodies_bytes: max_bodies_bytes as usize,
+        max_connections: NonZeroUsize::new(max_connections).unwrap_or(NonZeroUsize::MIN),
+        read_timeout: reader.needed("read-timeout", positive),
+        write_timeout: reader.needed("write-timeout", positive),
+    }
 }
 
 pub(super) fn list(text: &str) -> Vec<String> {

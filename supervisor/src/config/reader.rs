@@ -11,11 +11,17 @@ use worker_orcd_cli::units;
 pub(super) struct Reader<'a> {
     settings: &'a Settings,
     errors: &'a mut Vec<String>,
+    /// A needed value was wrong.
+    pub(super) lacks_some: bool,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(settings: &'a Settings, errors: &'a mut Vec<String>) -> Self {
-        Self { settings, errors }
+        Self {
+            settings,
+            errors,
+            lacks_some: false,
+        }
     }
 
     pub(super) fn optional<T>(
@@ -29,36 +35,15 @@ impl<'a> Reader<'a> {
             .ok()
     }
 
-    pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<u32>) -> Option<u32> {
-        self.optional(name, |text| {
-            text.parse()
-                .ok()
-                .filter(|number| range.contains(number))
-                .ok_or_else(|| {
-                    let (least, most) = (range.start(), range.end());
-                    format!("{text:?} is no number from {least} to {most}")
-                })
-        })
-    }
-
-    pub(super) fn bytes(&mut self, name: &str) -> Option<u64> {
-        self.optional(name, units::bytes)
-    }
-
-    pub(super) fn duration(&mut self, name: &str) -> Option<Duration> {
-        self.optional(name, units::duration)
-    }
-
-    /// A duration above zero.
-    pub(super) fn positive_duration(&mut self, name: &str) -> Option<Duration> {
-        self.optional(name, |text| match units::duration(text)? {
-            Duration::ZERO => Err("zero time is too little".to_owned()),
-            duration => Ok(duration),
-        })
-    }
-
-    pub(super) fn path(&mut self, name: &str) -> Option<PathBuf> {
-        self.optional(name, |text| Ok(PathBuf::from(text)))
+    /// Value of an option that has a default. After a mistake it is any value, and `lacks_some` is set.
+    pub(super) fn needed<T: Default>(
+        &mut self,
+        name: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> T {
+        let value = self.optional(name, parse);
+        self.lacks_some |= value.is_none();
+        value.unwrap_or_default()
     }
 
     pub(super) fn switch(&mut self, name: &str) -> bool {
@@ -88,4 +73,39 @@ impl<'a> Reader<'a> {
     pub(super) fn error(&mut self, message: String) {
         self.errors.push(message);
     }
+}
+
+/// Parser of a number in a range.
+pub(super) fn within(range: RangeInclusive<u32>) -> impl FnOnce(&str) -> Result<u32, String> {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| {
+            let (least, most) = (range.start(), range.end());
+            format!("{text:?} is no number from {least} to {most}")
+        })
+    }
+}
+
+/// Parser of one of a few words.
+pub(super) fn one_of<T: Copy>(words: &[(&str, T)]) -> impl FnOnce(&str) -> Result<T, String> {
+    move |text| {
+        let found = words.iter().find(|(word, _)| *word == text);
+        found.map(|(_, value)| *value).ok_or_else(|| {
+            let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+            let (last, others) = words.split_last().expect("a word");
+            format!("{text:?} is neither {} nor {last}", others.join(", "))
+        })
+    }
+}
+
+/// Parses a duration above zero.
+pub(super) fn positive(text: &str) -> Result<Duration, String> {
+    match units::duration(text)? {
+        Duration::ZERO => Err("zero time is too little".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+pub(super) fn path(text: &str) -> Result<PathBuf, String> {
+    Ok(PathBuf::from(text))
 }
