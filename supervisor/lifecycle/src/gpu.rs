@@ -20,12 +20,14 @@ const DOUBLE_BIT: Xid = Xid(Some(48));
 const CONTAINED: Xid = Xid(Some(94));
 
 /// Recovery action that NVIDIA's driver requests for a device (`NVML_GPU_RECOVERY_ACTION_*` of nvml.h).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum RecoveryAction {
     None,
     GpuReset,
     NodeReboot,
     /// Peer-to-peer traffic must end first. Children have none.
+    #[strum(serialize = "drain_p2p")]
     DrainPeers,
     /// The device works with reduced resources until a reset.
     DrainAndReset,
@@ -50,14 +52,7 @@ impl RecoveryAction {
     /// Stable name for `/health` and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::GpuReset => "gpu_reset",
-            Self::NodeReboot => "node_reboot",
-            Self::DrainPeers => "drain_p2p",
-            Self::DrainAndReset => "drain_and_reset",
-            Self::Unlisted(_) => "unlisted",
-        }
+        self.into()
     }
 }
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 use worker_orcd_ipc::{Exit, Role};
 
 /// State of a seat. `since`, `deadline` and `spawn_at` are times since the supervisor's start.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum State {
     /// No process. The next spawn is scheduled for `spawn_at`, or not at all.
+    #[strum(serialize = "backoff")]
     Vacant {
         since: Duration,
         spawn_at: Option<Duration>,
@@ -88,17 +90,7 @@ impl State {
     /// Stable name for `/health`, metrics and logs.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Vacant { .. } => "backoff",
-            Self::Spawning { .. } => "spawning",
-            Self::Handshaking { .. } => "handshaking",
-            Self::Loading { .. } => "loading",
-            Self::StandingBy { .. } => "standing_by",
-            Self::Serving { .. } => "serving",
-            Self::Killing { .. } => "killing",
-            Self::Reaping { .. } => "reaping",
-            Self::Unreapable { .. } => "unreapable",
-        }
+        self.into()
     }
 
     /// Description for the operator.

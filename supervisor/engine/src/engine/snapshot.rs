@@ -197,7 +197,8 @@ pub struct FaultsSnapshot {
     pub crash_reports: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Status {
     Healthy,
     /// All requests are answered, but by fewer devices than configured, or with a pause at each death on an unsteady
@@ -214,14 +215,7 @@ pub enum Status {
 impl Status {
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::Degraded => "degraded",
-            Self::Recovering => "recovering",
-            Self::Draining => "draining",
-            Self::Unhealthy => "unhealthy",
-            Self::Failed => "failed",
-        }
+        self.into()
     }
 
     /// True if new requests are accepted and will be answered.

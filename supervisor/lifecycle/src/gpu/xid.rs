@@ -14,7 +14,8 @@ use std::ops::RangeInclusive;
 pub struct Xid(pub Option<u32>);
 
 /// Remedy of an Xid, by ascending severity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Remedy {
     /// No action: the Xid concerns neither this child nor the next one.
     Nothing,
@@ -145,13 +146,7 @@ impl Remedy {
     /// Stable name for crash reports.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Nothing => "nothing",
-            Self::RestartChild => "restart_child",
-            Self::ResetUnlessCleared => "reset_unless_cleared",
-            Self::ResetGpu => "reset_gpu",
-            Self::RebootNode => "reboot_node",
-        }
+        self.into()
     }
 }
 
