@@ -3,9 +3,9 @@
 use serde_json::Value;
 use std::time::Duration;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
-use worker_orcd_api::openai::request::StreamOptions;
 use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::openai::{Header, Kind};
+use worker_orcd_api::presentation::StreamOptions;
 use worker_orcd_api::render::Render;
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::{Completion, Failure, Piece, StopReason};

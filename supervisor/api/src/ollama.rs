@@ -16,11 +16,4 @@ pub mod embed;
 mod options;
 pub mod request;
 
-use serde::{Deserialize, Serialize};
-
-/// Endpoint that generates text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
-    Chat,
-    Generate,
-}
+pub use crate::presentation::OllamaKind as Kind;

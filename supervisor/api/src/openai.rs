@@ -19,15 +19,8 @@ pub(crate) mod tool_choice;
 pub(crate) mod tools;
 pub mod whole;
 
-use serde::{Deserialize, Serialize};
+pub use crate::presentation::OpenAiKind as Kind;
 use worker_orcd_text::tools::Parsing;
-
-/// Endpoint of a completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
-    Chat,
-    Completion,
-}
 
 impl Kind {
     fn id_prefix(self) -> &'static str {

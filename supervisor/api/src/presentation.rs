@@ -3,13 +3,35 @@
 //! The journal stores it with the request. So the rest of an answer has the same format as its beginning, in any
 //! supervisor.
 
-use crate::choices::Layout;
-use crate::openai::request::StreamOptions;
-use crate::responses::answer::Echo;
-use crate::{ollama, openai};
+use crate::choices::{Layout, More};
+use crate::request::GenerationRequest;
 use serde::{Deserialize, Serialize};
+use serde_json::{Number, Value};
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 use worker_orcd_text::tools::Parsing;
+
+/// Request for an answer: its text, and its format.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnswerRequest {
+    pub generation: GenerationRequest,
+    /// Further choices.
+    pub more: More,
+    pub form: Form,
+}
+
+impl AnswerRequest {
+    /// Request for one choice.
+    #[must_use]
+    pub fn one(generation: GenerationRequest, form: Form) -> Self {
+        let more = More::default();
+        Self {
+            generation,
+            more,
+            form,
+        }
+    }
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Presentation {
@@ -39,7 +61,7 @@ pub enum Api {
         metrics: bool,
     },
     OpenAi {
-        kind: openai::Kind,
+        kind: OpenAiKind,
         /// Options of a streamed answer.
         options: StreamOptions,
         /// The grammar allows tool calls alone.
@@ -54,7 +76,45 @@ pub enum Api {
         #[serde(skip)]
         from: u64,
     },
-    Ollama(ollama::Kind),
+    Ollama(OllamaKind),
+}
+
+/// Endpoint of the OpenAI API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OpenAiKind {
+    Chat,
+    Completion,
+}
+
+/// Endpoint of Ollama's API that generates text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OllamaKind {
+    Chat,
+    Generate,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamOptions {
+    pub include_usage: bool,
+    /// Every chunk has the usage so far.
+    pub continuous_usage: bool,
+}
+
+/// Fields of the request that the answer repeats.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Echo {
+    pub temperature: Option<Number>,
+    pub top_p: Option<Number>,
+    pub max_output_tokens: u32,
+    pub tool_choice: Value,
+    pub parallel_tool_calls: bool,
+    pub effort: Option<String>,
+    /// Format that constrains the answer. `None`: text.
+    pub format: Option<Value>,
+    pub verbosity: Option<String>,
+    #[serde(default)]
+    pub top_logprobs: u8,
+    pub metadata: BTreeMap<String, String>,
 }
 
 impl Presentation {
@@ -95,8 +155,8 @@ mod tests {
     #[test]
     fn it_is_read_as_it_was_written() {
         let echo = Echo {
-            temperature: serde_json::Number::from_f64(0.8),
-            top_p: serde_json::Number::from_f64(1.0),
+            temperature: Number::from_f64(0.8),
+            top_p: Number::from_f64(1.0),
             max_output_tokens: 6,
             tool_choice: json!({"type": "function", "name": "a"}),
             parallel_tool_calls: false,
@@ -112,7 +172,7 @@ mod tests {
                 metrics: true,
             },
             Api::OpenAi {
-                kind: openai::Kind::Chat,
+                kind: OpenAiKind::Chat,
                 options: StreamOptions {
                     include_usage: true,
                     ..StreamOptions::default()
@@ -120,7 +180,7 @@ mod tests {
                 must_call: true,
             },
             Api::OpenAi {
-                kind: openai::Kind::Completion,
+                kind: OpenAiKind::Completion,
                 options: StreamOptions::default(),
                 must_call: false,
             },
@@ -129,7 +189,7 @@ mod tests {
                 echo: Box::new(echo),
                 from: 0,
             },
-            Api::Ollama(ollama::Kind::Generate),
+            Api::Ollama(OllamaKind::Generate),
         ];
         for (api, is_streamed) in apis.into_iter().zip([true, false].into_iter().cycle()) {
             let presentation = Presentation {

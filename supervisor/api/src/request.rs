@@ -1,10 +1,8 @@
 //! Request for text, common to all APIs.
 
-use crate::choices::More;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::limits::RequestLimits;
-use crate::presentation::Form;
 use crate::sampling::ModelTerms;
 use crate::structure::Asked;
 use crate::thinking_budget::Budget;
@@ -12,28 +10,6 @@ use worker_orcd_ipc::{GenerationParams, TokenId};
 use worker_orcd_requests::OnFault;
 use worker_orcd_text::Conversation;
 use worker_orcd_text::template::TemplateSetting;
-
-/// Request for an answer: its text, and its format.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AnswerRequest {
-    pub generation: GenerationRequest,
-    /// Further choices.
-    pub more: More,
-    pub form: Form,
-}
-
-impl AnswerRequest {
-    /// Request for one choice.
-    #[must_use]
-    pub fn one(generation: GenerationRequest, form: Form) -> Self {
-        let more = More::default();
-        Self {
-            generation,
-            more,
-            form,
-        }
-    }
-}
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationRequest {

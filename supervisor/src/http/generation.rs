@@ -22,13 +22,13 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use worker_orcd_api::choices::Place;
 use worker_orcd_api::fields::Names;
-use worker_orcd_api::presentation::Presentation;
-use worker_orcd_api::request::{AnswerRequest, Read};
+use worker_orcd_api::presentation::{AnswerRequest, Presentation};
+use worker_orcd_api::request::Read;
 use worker_orcd_api::thinking_budget::Budget;
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::{ClientId, GenerationParams};
 use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_requests::{NewRequest, Position, RequestStream};
+use worker_orcd_requests::{NewRequest, Position, Refusal, RequestStream};
 
 /// Arguments of a handler.
 pub type Asked = (State<Arc<App>>, Extension<CorrelationId>, Request<Body>);
@@ -151,15 +151,7 @@ impl App {
         let ask = |it: Place| of_choice(&common, it, &prompts[it.prompt], context);
         let _entering = entering(connection.as_ref()).await;
         let submitted = self.engine.submit(layout.places().map(ask).collect());
-        let streams = submitted.map_err(|refusal| {
-            tracing::debug!(
-                job_id = answer,
-                correlation_id = correlation.0,
-                code = refusal.code().as_str(),
-                "execute_refused"
-            );
-            ApiError::from(refusal)
-        })?;
+        let streams = submitted.map_err(|it| refused(it, &answer, &correlation))?;
         if let Some(connection) = connection {
             connection.attach(&answer, &correlation.0, Position::of(&streams));
         }
@@ -176,6 +168,17 @@ impl App {
         };
         Ok((presentation, choices.map(begin).collect()))
     }
+}
+
+/// Logs a refusal of the engine.
+fn refused(refusal: Refusal, job_id: &str, correlation: &CorrelationId) -> ApiError {
+    tracing::debug!(
+        job_id,
+        correlation_id = correlation.0,
+        code = refusal.code().as_str(),
+        "execute_refused"
+    );
+    refusal.into()
 }
 
 /// Guard that must be held until the request is in the journal.

@@ -12,10 +12,9 @@ use worker_orcd_api::anthropic::stream::MessageEvents;
 use worker_orcd_api::choices::Layout;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
 use worker_orcd_api::ollama::answer::Lines;
-use worker_orcd_api::openai::request::StreamOptions;
 use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::openai::whole::Gathered;
-use worker_orcd_api::presentation::{Api, Form, Presentation};
+use worker_orcd_api::presentation::{Api, Form, Presentation, StreamOptions};
 use worker_orcd_api::render::{Render, Whole};
 use worker_orcd_api::responses::events::Events;
 use worker_orcd_api::{openai, responses};
@@ -76,12 +75,6 @@ pub async fn respond(
                 parsing,
                 must_call,
             };
-            let needs_all = parsing.is_any() || !is_streamed || layout.count() > 1;
-            for Accepted { stream, .. } in accepted.iter().filter(|_| needs_all) {
-                // The format of a piece depends on all earlier text, an unstreamed answer is complete, and with
-                // several choices each piece is counted.
-                stream.give_known();
-            }
             match is_streamed {
                 true => streamed(accepted, &header, options, layout, begun).await,
                 false => whole_completion(accepted, &header, layout).await,
@@ -139,6 +132,10 @@ async fn streamed(
     layout: Layout,
     begun: bool,
 ) -> Result<Response, ApiError> {
+    if header.parsing.is_any() || layout.count() > 1 {
+        // The format of a piece depends on all earlier text, and with several choices each piece is counted.
+        give_known(&accepted);
+    }
     if layout.count() == 1
         && let Some(accepted) = accepted.pop()
     {
@@ -152,12 +149,19 @@ async fn streamed(
     }
 }
 
+fn give_known(accepted: &[Accepted]) {
+    for Accepted { stream, .. } in accepted {
+        stream.give_known();
+    }
+}
+
 /// Complete answer of the OpenAI API.
 async fn whole_completion(
     accepted: Vec<Accepted>,
     header: &openai::Header,
     layout: Layout,
 ) -> Result<Response, ApiError> {
+    give_known(&accepted);
     let gathered = |it: &Accepted| {
         Gathered::new(
             it.job.id().to_owned(),

@@ -10,27 +10,19 @@ use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::messages::read_messages;
 use crate::mistakes::{Constraint, Mistakes};
-use crate::presentation::{Api, Form};
-use crate::request::{AnswerRequest, GenerationRequest, Input, Read};
+use crate::presentation::{AnswerRequest, Api, Form, StreamOptions};
+use crate::request::{GenerationRequest, Input, Read};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::schema;
 use crate::structure::{self, Asked};
 use crate::thinking_budget;
 use crate::token_ids;
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use worker_orcd_ipc::{GenerationParams, Sampling};
 use worker_orcd_text::tools::Parsing;
 
 /// Default `max_tokens` of `/v1/completions`. The OpenAI API's.
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StreamOptions {
-    pub include_usage: bool,
-    /// Every chunk has the usage so far.
-    pub continuous_usage: bool,
-}
 
 const SHARED: &[&str] = &[
     "model",
@@ -165,17 +157,7 @@ pub fn read(
         prompts: prompts.collect(),
         n,
     };
-    let form = Form {
-        is_streamed: stream.is_some(),
-        parsing,
-        api: Api::OpenAi {
-            kind,
-            options: stream.unwrap_or_default(),
-            must_call: structure
-                .as_ref()
-                .is_some_and(|it| it.structure.must_call()),
-        },
-    };
+    let form = form(kind, stream, parsing, structure.as_ref());
     let job_id = format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple());
     let generation = GenerationRequest {
         stop,
@@ -190,6 +172,24 @@ pub fn read(
         more,
         form,
     })
+}
+
+/// `stream`: options of a streamed answer.
+fn form(
+    kind: Kind,
+    stream: Option<StreamOptions>,
+    parsing: Parsing,
+    structure: Option<&Asked>,
+) -> Form {
+    Form {
+        is_streamed: stream.is_some(),
+        parsing,
+        api: Api::OpenAi {
+            kind,
+            options: stream.unwrap_or_default(),
+            must_call: structure.is_some_and(|it| it.structure.must_call()),
+        },
+    }
 }
 
 /// Reads messages, tools, and template variables. `None` without messages.

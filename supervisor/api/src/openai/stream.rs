@@ -9,10 +9,10 @@ use super::answer::{
 };
 use super::logprobs::List;
 use super::parts::Parts;
-use super::request::StreamOptions;
 use super::{Header, Kind};
 use crate::answer::OrNull;
 use crate::error::{ApiError, Dialect};
+use crate::presentation::StreamOptions;
 use crate::render::{Render, write_data};
 use serde::Serialize;
 use worker_orcd_requests::{Completion, Failure, Piece, StopReason};

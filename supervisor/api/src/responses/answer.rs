@@ -5,32 +5,16 @@
 
 use super::output::Item;
 use crate::openai::logprobs::{ChatToken, Column};
+use crate::presentation::Echo;
 use crate::string_enums;
 use crate::timeline::Kind;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Number, Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use worker_orcd_requests::Completion;
 use worker_orcd_text::tools::Parsing;
-
-/// Fields of the request that the answer repeats.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Echo {
-    pub temperature: Option<Number>,
-    pub top_p: Option<Number>,
-    pub max_output_tokens: u32,
-    pub tool_choice: Value,
-    pub parallel_tool_calls: bool,
-    pub effort: Option<String>,
-    /// Format that constrains the answer. `None`: text.
-    pub format: Option<Value>,
-    pub verbosity: Option<String>,
-    #[serde(default)]
-    pub top_logprobs: u8,
-    pub metadata: BTreeMap<String, String>,
-}
 
 #[derive(Debug, Clone)]
 pub struct Header {

@@ -1,14 +1,13 @@
 //! Fields of `POST /v1/responses`. `docs/guide/responses.md` documents the effect of each.
 
-use super::answer::Echo;
 use super::settings::{self, Reasoning};
 use super::{ID_PREFIX, input, tools};
 use crate::effort;
 use crate::error::ApiError;
 use crate::fields::{Fields, Names, among};
 use crate::limits::RequestLimits;
-use crate::presentation::{Api, Form};
-use crate::request::{AnswerRequest, Chat, GenerationRequest, Input};
+use crate::presentation::{AnswerRequest, Api, Echo, Form};
+use crate::request::{Chat, GenerationRequest, Input};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::structure::{TEXT_FORMAT, formats};
 use crate::thinking_budget::Budget;

@@ -12,8 +12,8 @@ use std::task::{Context, Poll};
 use worker_orcd_api::choices::Layout;
 use worker_orcd_api::openai::Header;
 use worker_orcd_api::openai::answer::Usage;
-use worker_orcd_api::openai::request::StreamOptions;
 use worker_orcd_api::openai::stream::Chunks;
+use worker_orcd_api::presentation::StreamOptions;
 use worker_orcd_api::render::Render as _;
 use worker_orcd_requests::{Completion, Failure, Skip, StreamEvent, Streams};
 

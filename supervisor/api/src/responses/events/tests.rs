@@ -1,8 +1,8 @@
 //! Streams compared with whole answers: the sum of a stream's events, and the events after a resumption.
 
-use super::super::answer::Echo;
 use super::super::output::tests::{PARSING, TEXT, pieces};
 use super::*;
+use crate::presentation::Echo;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
