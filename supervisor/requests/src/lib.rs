@@ -57,12 +57,10 @@ mod violation;
 mod waits;
 pub mod wal;
 
-#[cfg(test)]
-mod any_order;
-#[cfg(test)]
-mod bad_machine;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use fingerprint::Fingerprint;
 pub use kin::Kin;

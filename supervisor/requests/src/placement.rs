@@ -134,9 +134,6 @@ impl Burden {
 }
 
 #[cfg(test)]
-mod simulation;
-
-#[cfg(test)]
 mod tests {
     use super::*;
 
