@@ -324,6 +324,8 @@ FAMILIES = [
     Family("qwen3moe", "qwen3moe", few_of_qwen3, collected("qwen3"), has_tools=True),
     Family("qwen35", "qwen35", few_of_qwen35, collected("qwen3_5"), has_tools=True),
     Family("qwen35moe", "qwen35moe", few_of_qwen35, collected("qwen3_5"), has_tools=True),
+    Family("qwen3vl", "qwen3vl", few_of_qwen3, collected("qwen3"), has_tools=True),
+    Family("qwen3vlmoe", "qwen3vlmoe", few_of_qwen3, collected("qwen3"), has_tools=True),
 ]
 
 # Positions of these models: a prompt with tools has some hundred tokens.
