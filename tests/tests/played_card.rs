@@ -10,9 +10,19 @@ use worker_orcd_tests::{Bystander, Worker, wait};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Families with unique features: a shared expert; gpt-oss's sinks, biases of experts and clamped unit; windows,
-/// post-norms and two rotations; delta nets and gated attention.
-const FAMILIES: [&str; 4] = ["qwen2moe", "gpt-oss", "gemma3", "qwen35"];
+/// Families with unique features: gpt-oss's sinks, biases of experts and clamped unit; windows, post-norms and two rotations;
+/// delta nets, gated attention and a shared expert.
+const FAMILIES: [&str; 3] = ["gpt-oss", "gemma3", "qwen35moe"];
+
+/// Further families, where [`LONG`] is set: a shared expert, and delta nets, without each other.
+const MORE_FAMILIES: [&str; 2] = ["qwen2moe", "qwen35"];
+
+/// Variable that adds what takes minutes; `cargo xtask test --deep` sets it.
+const LONG: &str = "LONG_PLAYED_CARD";
+
+fn is_long() -> bool {
+    std::env::var_os(LONG).is_some()
+}
 
 /// Mean difference of log probabilities. Activations are F16 on a card, and F32 on the CPU; where two experts are
 /// nearly equal for a token, the devices may choose differently.
@@ -67,29 +77,32 @@ fn models_compute_what_they_compute_on_the_cpu_and_go_on_behind_a_death() {
     };
     let folder = tempfile::tempdir().expect("a temporary directory");
     let families = written_to(folder.path());
-    for name in FAMILIES {
+    let more = MORE_FAMILIES.into_iter().filter(|_| is_long());
+    for name in FAMILIES.into_iter().chain(more) {
         let mut all = families.iter();
         let family = all.find(|family| family.name == name);
         agrees_with_the_cpu(&card, family.expect("a family of this name"));
     }
 }
 
-/// Families with sinks, windows and experts, of which a page holds one of two groups of layers; and with recurrent states, which have
-/// pages of their own.
+/// Family with sinks, windows and experts, of which a page holds one of two groups of layers; where [`LONG`] is set also one with
+/// recurrent states, which have pages of their own.
 #[test]
 fn a_child_that_stands_by_adopts_the_pages_that_a_dead_one_has_on_the_card() {
+    adopts_from_the_dead("gpt-oss");
+    if is_long() {
+        adopts_from_the_dead("qwen35");
+    }
+}
+
+fn adopts_from_the_dead(name: &str) {
     let Some(card) = PlayedCuda::of_this_build() else {
         return;
     };
     let folder = tempfile::tempdir().expect("a temporary directory");
     let families = written_to(folder.path());
-    for name in ["gpt-oss", "qwen35"] {
-        let family = families.iter().find(|family| family.name == name);
-        adopts_from_the_dead(&card, family.expect("a family of this name"));
-    }
-}
-
-fn adopts_from_the_dead(card: &PlayedCuda, family: &Family) {
+    let family = families.iter().find(|family| family.name == name);
+    let family = family.expect("a family of this name");
     let path = family.path.as_ref().expect("it was written");
     // A standby computes a chunk before it is ready, which is interpreted.
     let worker = Worker::with_model(path)

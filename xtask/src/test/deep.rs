@@ -8,10 +8,11 @@ use anyhow::Result;
 const CHAOS: &str = "tests/tests/chaos.rs";
 
 /// Programs that run again, with the variable and value that make them longer.
-const LONGER: [(&str, &str, &str); 3] = [
+const LONGER: [(&str, &str, &str); 4] = [
     ("tests/tests/endurance.rs", "ENDURANCE_REQUESTS", "20000"),
     ("tests/tests/upgrade_failing.rs", "FAILING_UPGRADES", "72"),
     ("tests/tests/oracle_logits.rs", "LONG_ORACLES", "1"),
+    ("tests/tests/played_card.rs", "LONG_PLAYED_CARD", "1"),
 ];
 
 pub(super) fn run(programs: &[Program], oracles: &Oracles) -> Result<()> {
