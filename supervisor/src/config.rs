@@ -224,6 +224,7 @@ fn read(reader: &mut Reader<'_>) -> Config {
         crashes: read_crashes(reader),
     };
     refuse_an_address_of_no_use(reader, &config);
+    refuse_drafts_beside_a_trace(reader, &config.load);
     config
 }
 
@@ -234,6 +235,16 @@ fn refuse_an_address_of_no_use(reader: &mut Reader<'_>, config: &Config) {
         let (one, other) = (reader.origin("callback-url"), reader.origin("host"));
         let why = "no client can connect to such an address";
         reader.error(format!("{one} with {other} needs --advertise-url: {why}"));
+    }
+}
+
+/// Refuses drafts beside a trace: it has one row of logits for each token.
+fn refuse_drafts_beside_a_trace(reader: &mut Reader<'_>, load: &LoadConfig) {
+    if load.trace.is_some() && load.speculation != Speculation::Off {
+        let [trace, drafts] = ["trace-logits", "speculation"].map(|it| reader.origin(it));
+        reader.error(format!(
+            "{trace} records one row for each token, and steps with drafts compute more; set {drafts} to off"
+        ));
     }
 }
 

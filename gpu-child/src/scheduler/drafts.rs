@@ -15,8 +15,8 @@
 //! Drafts come from prompt lookup (<https://github.com/apoorvumang/prompt-lookup-decoding>): the tokens behind the latest
 //! earlier occurrence of the last [`MATCH`] tokens. They are part of no promise: a replayed sequence gets drafts anew.
 //!
-//! The i-th draft saves a step with the probability that it and all before it are right, p^i, and its row makes the step longer. It
-//! is offered if p^i exceeds that [cost](DraftCosts). p is the sequence's recent success.
+//! The i-th draft saves a step if it and all before it are right. With the share p of recent drafts that were, the
+//! probability is p^i. Its row makes the step longer; it is offered if p^i exceeds that [cost](DraftCosts).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -37,12 +37,14 @@ const MOST_ROWS: usize = 64;
 const SHORTEST_PAUSE: usize = 8;
 const LONGEST_PAUSE: usize = 256;
 
-/// The success that is assumed of a new sequence, right drafts of all, and what earlier drafts count beside the latest ones.
-const ASSUMED: [f32; 2] = [2.0, 2.5];
+/// Prior of a new sequence: accepted drafts, and drafts that were accepted or rejected.
+const PRIOR: [f32; 2] = [2.0, 2.5];
+
+/// Weight of a step's drafts beside those of the next step.
 const DECAY: f32 = 0.8;
 
-/// What a draft costs: the time that its row adds to a step, in parts of the time of a token, by the number of decoding
-/// sequences: 1, 2 to 3, 4 to 7, and so on.
+/// Cost of a draft, by the number of decoding sequences (1, 2 to 3, 4 to 7, and so on): the time that its row adds to a
+/// step, divided by the time of a step per sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DraftCosts(pub [f32; DraftCosts::CLASSES]);
 
@@ -86,7 +88,7 @@ pub(super) struct Drafter {
     ends: HashMap<u64, u32>,
     /// Runs that end at or before this position are in `ends`.
     indexed: usize,
-    /// Right drafts among those that were decided, recent ones counting more.
+    /// Accepted drafts, and drafts that were accepted or rejected. Those of earlier steps weigh less ([`DECAY`]).
     right: f32,
     decided: f32,
     /// No drafts before the sequence has this many tokens.
@@ -140,7 +142,7 @@ impl Drafter {
 
     /// Number of drafts that are worth their cost.
     fn worthwhile(&self, Allowance { most, cost }: Allowance) -> usize {
-        let [right, decided] = ASSUMED;
+        let [right, decided] = PRIOR;
         let success = (self.right + right) / (self.decided + decided);
         let chances = std::iter::successors(Some(success), |chance| Some(chance * success));
         chances
@@ -149,7 +151,7 @@ impl Drafter {
             .count()
     }
 
-    /// Adapts to the fate of a step's drafts; `tokens` is the sequence's length behind it.
+    /// Records how many drafts of a step were accepted. `tokens`: length of the sequence after it.
     pub(super) fn observe(&mut self, offered: usize, accepted: usize, tokens: usize) {
         let wrong = usize::from(accepted < offered);
         self.right = DECAY * self.right + accepted as f32;

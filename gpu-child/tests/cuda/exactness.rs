@@ -324,10 +324,8 @@ fn states_keep_the_law(model: &Model, tokens: &[TokenId], chunks: &[usize], leng
     assert_same(&expected, &watch.seen[0], &format!("{what} in used pages"));
 }
 
-/// Few positions, for an interpreter of the kernels.
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn a_state_keeps_the_law_from_block_to_block() {
+/// Small, for an interpreter of the kernels.
+fn small_delta_nets() -> Model {
     let config = ModelConfig {
         n_embd: 64,
         n_ff: 64,
@@ -335,8 +333,21 @@ fn a_state_keeps_the_law_from_block_to_block() {
         n_kv_heads: 1,
         ..config_of_delta_nets()
     };
-    let model = Model::random(config, [TensorType::F16; 9]);
+    Model::random(config, [TensorType::F16; 9])
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_state_keeps_the_law_from_block_to_block() {
+    let model = small_delta_nets();
     states_keep_the_law(&model, &tokens(40, 1), &[33, 40], &[31, 1]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn rejected_drafts_leave_no_trace_in_a_state() {
+    let model = small_delta_nets();
+    laws::drafts_do_not_change_a_bit(&mut load(&model), &model.config);
 }
 
 #[test]

@@ -229,6 +229,33 @@ fn a_trace_is_of_one_device() {
 }
 
 #[test]
+fn a_trace_and_drafts_exclude_each_other() {
+    let trace = file("");
+    let path = trace.path().to_str().unwrap();
+    let with = |source| {
+        [
+            &MODEL[..],
+            &["--trace-logits", path, "--speculation", source],
+        ]
+        .concat()
+    };
+    assert!(gather(&with("off"), &[]).is_ok());
+    for (source, message) in [
+        (
+            "text",
+            "steps with drafts compute more; set --speculation to off",
+        ),
+        ("words", "\"words\" is neither off nor text"),
+    ] {
+        let refused = errors(&with(source), &[]);
+        assert!(
+            refused.len() == 1 && refused[0].contains(message),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
 fn callback_urls() {
     let parse = |text| Url::parse(text).map(|url| (url.authority, url.path));
     let ok = |authority: &str, path: &str| Ok((authority.to_owned(), path.to_owned()));

@@ -164,7 +164,7 @@ fn measure(name: &str, prompts: &[String], streams: usize, options: &Options) ->
         "without, tok/s": (off * 10.0).round() / 10.0,
         "with, tok/s": (on * 10.0).round() / 10.0,
         "ratio": (on / off * 100.0).round() / 100.0,
-        "drafts a token": (offered as f64 / sides[1].tokens as f64 * 100.0).round() / 100.0,
-        "accepted a token": (accepted as f64 / sides[1].tokens as f64 * 100.0).round() / 100.0,
+        "drafts per token": (offered as f64 / sides[1].tokens as f64 * 100.0).round() / 100.0,
+        "accepted per token": (accepted as f64 / sides[1].tokens as f64 * 100.0).round() / 100.0,
     }))
 }

@@ -1,7 +1,7 @@
-//! The cost of drafts, from the durations of steps that serve.
+//! Cost of drafts, from the durations of steps that serve.
 //!
-//! A step of n sequences with d drafts takes longer than one without by d times the price of a row. A token of such a step is
-//! worth its n-th part. Steps with prompts show neither.
+//! A step of n sequences takes t without drafts, and t + d r with d of them. A step yields n tokens, so the cost of a draft
+//! is r / (t / n). Steps with prompts are not measured.
 
 use crate::scheduler::{DraftCosts, StepShape};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The part of a new measurement in the mean of all. A single step is noisy.
 const GAIN: f64 = 0.2;
 
-/// Assumed until a step with drafts has shown more: rows of a step that reads weights are cheap.
+/// r / t until a step with drafts was measured. A step reads all weights, so one more row is cheap.
 const ASSUMED_ROW: f64 = 0.1;
 
 #[derive(Debug, Default)]
@@ -18,9 +18,9 @@ pub(super) struct DraftPrices([Class; DraftCosts::CLASSES]);
 /// Steps of about as many sequences.
 #[derive(Debug, Clone, Copy)]
 struct Class {
-    /// Seconds of a step without drafts, by its number of sequences.
+    /// t in seconds.
     step: Option<f64>,
-    /// Time of a draft's row, in parts of that.
+    /// r / t.
     row: f64,
     sequences: usize,
 }
@@ -56,7 +56,7 @@ impl DraftPrices {
         class.sequences = sequences;
     }
 
-    /// Costs for the next step. Before a step without drafts has been measured, there are none.
+    /// Costs in the next step; infinite before a step without drafts was measured.
     pub(super) fn costs(&self) -> DraftCosts {
         let cost = |class: &Class| match class.step {
             Some(_) => (class.row * class.sequences as f64) as f32,

@@ -154,8 +154,10 @@ impl Worker {
         };
         command.arg("--child-binary").arg(beside_this(child)?);
         if let Some(faults) = faults {
-            // The answers of a worker without drafts are the reference.
-            command.args(["--speculation", "text"]);
+            // The answers of a worker without drafts are the reference. A trace excludes drafts.
+            if setup.small_disk.is_none() {
+                command.args(["--speculation", "text"]);
+            }
             for (name, seconds) in [("heartbeat", HEARTBEAT_SECONDS), ("step", STEP_SECONDS)] {
                 command.arg(format!("--{name}-timeout"));
                 command.arg(format!("{}s", seconds * setup.slowness));
