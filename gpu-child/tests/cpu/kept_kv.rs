@@ -1,8 +1,8 @@
 //! Pages taken over from another process, which may still be alive: the same bits, or none.
 
 use crate::support::{
-    MIXED, Model, config, config_of_delta_nets, config_with_windows, kv_shape, options, page_table,
-    pages, parts_of, run, tokens,
+    MIXED, Model, config, config_of_delta_nets, config_with_windows, copies_of, kv_shape, options,
+    page_table, pages, parts_of, run, tokens,
 };
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -135,15 +135,7 @@ fn of_a_state_the_sealed_rows_are_adopted_and_no_others() {
     let other = shared_by(&mut first);
     let kv = heir.kv_custody().expect("shared");
     kv.attach(OTHER, other, bytes).expect("attached");
-    let copies: Vec<_> = (parts.iter().zip(sums))
-        .map(|(part, checksum)| PageCopy {
-            from: part.page.0,
-            to: part.page,
-            group: part.group,
-            tokens: part.tokens,
-            checksum,
-        })
-        .collect();
+    let copies = copies_of(&parts, sums);
     assert_eq!(adopt(&mut heir, &copies), vec![true; groups]);
     let whole = parts_of(&[PageId(0)], &[32], groups);
     assert_eq!(seals(&mut heir, &whole), seals(&mut short, &whole));

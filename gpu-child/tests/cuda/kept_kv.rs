@@ -1,7 +1,8 @@
 //! Pages that a process took over from another, which may still be alive: the same bits, or no pages.
 
 use crate::support::{
-    MIXED, Model, config, config_of_delta_nets, kv_shape, page_table, pages, parts_of, run, tokens,
+    MIXED, Model, config, config_of_delta_nets, copies_of, kv_shape, page_table, pages, parts_of,
+    run, tokens,
 };
 use crate::{load_with, options};
 use std::os::fd::OwnedFd;
@@ -177,15 +178,7 @@ fn of_a_state_the_sealed_rows_are_adopted_and_no_others_on_a_card() {
         custody(&mut heir)
             .attach(OTHER, other, bytes)
             .expect("attached");
-        let copies: Vec<_> = (parts.iter().zip(sums))
-            .map(|(part, checksum)| PageCopy {
-                from: part.page.0,
-                to: part.page,
-                group: part.group,
-                tokens: part.tokens,
-                checksum,
-            })
-            .collect();
+        let copies = copies_of(&parts, sums);
         let intact = custody(&mut heir).adopt(OTHER, &copies).expect("copied");
         assert_eq!(intact, vec![true; groups]);
         let whole = parts_of(&block, &[32], groups);

@@ -9,8 +9,8 @@ pub use configs::*;
 use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
-    Batch, Checkpoint, Executor, LoadOptions, PageId, PagePart, SampleWork, SequenceWork, Source,
-    Tap,
+    Batch, Checkpoint, Executor, LoadOptions, PageCopy, PageId, PagePart, SampleWork, SequenceWork,
+    Source, Tap,
 };
 use worker_orcd_gpu::model::{
     Attention, DeltaNet, Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Layer, Linear,
@@ -571,6 +571,18 @@ pub fn parts_of(blocks: &[PageId], tokens: &[u32], groups: usize) -> Vec<PagePar
         })
     });
     parts.collect()
+}
+
+/// Copies of these parts, with their checksums, to pages of the same numbers.
+pub fn copies_of(parts: &[PagePart], sums: Vec<u128>) -> Vec<PageCopy> {
+    let copies = parts.iter().zip(sums).map(|(part, checksum)| PageCopy {
+        from: part.page.0,
+        to: part.page,
+        group: part.group,
+        tokens: part.tokens,
+        checksum,
+    });
+    copies.collect()
 }
 
 /// Groups of pages, and bytes of the KV cache.
