@@ -65,6 +65,7 @@ mod memory;
 mod mixture;
 mod ops;
 mod pack;
+mod places;
 mod plan;
 mod products_few;
 mod purpose;
@@ -226,7 +227,7 @@ impl Executor for CudaExecutor {
     }
 
     fn max_batch_tokens(&self) -> u32 {
-        self.scratch.sizes.tokens as u32
+        self.scratch.largest.tokens as u32
     }
 
     /// Prompt tokens that the streams of a dead child leave to compute at once.

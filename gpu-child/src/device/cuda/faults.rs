@@ -70,7 +70,7 @@ impl Saboteur for CudaExecutor {
             // device that answers, with an error that ends this process.
             unsafe { kernel.launch(&self.context, one, &arguments) }
         };
-        let somewhere = self.scratch.buffers().x.cast();
+        let somewhere = self.scratch.buffers.x.cast();
         self.context.enter()?;
         match misdeed {
             DeviceMisdeed::IllegalAddress => {

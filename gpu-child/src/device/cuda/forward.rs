@@ -20,7 +20,7 @@ use super::memory::{DevicePtr, read};
 use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS, row_geometry};
 use super::plan::Plan;
 use super::products_few::FewProducts;
-use super::scratch::{Buffers, Scratch};
+use super::scratch::{Buffers, Scratch, qkv_width};
 use super::weights::{Attention, GatedUnit, Layer, Linear, Vector, Weights, attention_of, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
@@ -84,7 +84,7 @@ impl Forward<'_> {
         let table = self.weights.tensors.token_embd();
         EmbedArgs {
             table: self.weights.matrix(table),
-            rows: self.buffers.rows,
+            rows: self.buffers.rows.on_device(),
             x: self.buffers.x,
             ty: table.ty as i32,
             units: units(table.cols) as i32,
@@ -117,7 +117,7 @@ impl Forward<'_> {
         let (config, buffers) = (self.config, &self.buffers);
         let (rows, width) = (plan.rows.len(), config.heads_width());
         let norm = self.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
-        let qkv = Output::stored(buffers.qkv, self.scratch.sizes.qkv);
+        let qkv = Output::stored(buffers.qkv, qkv_width(config));
         self.make_and_project(&self.ops.rmsnorm, norm, &[(&attention.qkv, qkv)])?;
         self.rope_and_append_kv(rows, index, attention)?;
         self.attention(plan, index)?;
@@ -143,7 +143,7 @@ impl Forward<'_> {
         GatedRowsArgs {
             rows,
             gates: self.buffers.qkv.add(head_dim),
-            stride: self.scratch.sizes.qkv as i32,
+            stride: qkv_width(self.config) as i32,
             head_dim: head_dim as i32,
             head_stride: 2 * head_dim as i32,
             unused: 0,
@@ -363,13 +363,15 @@ impl Forward<'_> {
         let norm = |vector: Option<&Vector>| self.weights.optional_vector(vector);
         RopeArgs {
             qkv: self.buffers.qkv,
-            rows: self.buffers.rows,
+            rows: self.buffers.rows.on_device(),
             rope_table: self.weights.tables.ropes[place.unwrap_or(0)],
             q_norm: norm(attention.and_then(|it| it.q_norm.as_ref())),
             k_norm: norm(attention.and_then(|it| it.k_norm.as_ref())),
             temperature: self.weights.tables.temperature,
             q: self.buffers.q,
-            kv: self.kv.layer(index, |group| self.buffers.tables(group)),
+            kv: self
+                .kv
+                .layer(index, |group| self.buffers.tables[group].on_device()),
             heads: config.n_heads as i32,
             kv_heads: config.n_kv_heads as i32,
             head_dim: config.head_dim as i32,
@@ -436,7 +438,7 @@ impl Forward<'_> {
         let rows = plan.narrow.rows;
         let merge = MergeArgs {
             attention: arguments,
-            rows: self.buffers.rows,
+            rows: self.buffers.rows.on_device(),
             n_rows: rows as i32,
             head_dim: config.head_dim as i32,
         };
@@ -455,7 +457,7 @@ impl Forward<'_> {
             return Ok(());
         };
         let arguments = AttentionArgs {
-            tiles: self.buffers.tiles.add(plan.tiles.len()),
+            tiles: self.buffers.tiles.on_device().add(plan.tiles.len()),
             n_tiles: plan.wide_tiles.len() as i32,
             ..self.attention_arguments(plan, index)
         };
@@ -493,8 +495,10 @@ impl Forward<'_> {
             q: self.buffers.q,
             out: self.buffers.attn,
             partial: self.buffers.partial,
-            tiles: self.buffers.tiles,
-            kv: self.kv.layer(index, |group| self.buffers.tables(group)),
+            tiles: self.buffers.tiles.on_device(),
+            kv: self
+                .kv
+                .layer(index, |group| self.buffers.tables[group].on_device()),
             n_tiles: plan.tiles.len() as i32,
             heads: config.n_heads as i32,
             kv_heads: config.n_kv_heads as i32,

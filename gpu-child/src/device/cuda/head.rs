@@ -72,7 +72,7 @@ impl Head<'_> {
                 return Ok(ranks);
             }
             LogitsState::ToCome => {
-                let head_rows = forward.scratch.sizes.head_rows;
+                let head_rows = forward.scratch.head_rows;
                 for first in (0..all).step_by(head_rows) {
                     let rows = head_rows.min(all - first);
                     logits(forward, all, first, rows)?;
@@ -99,7 +99,7 @@ impl Head<'_> {
         let logits = Logits {
             rows: forward.buffers.logits,
             vocab: forward.config.vocab_size,
-            batch: forward.buffers.rows,
+            batch: forward.buffers.rows.on_device(),
             drawn,
         };
         let works = self.works[first..].iter();
@@ -199,7 +199,7 @@ fn every_row(
     values: impl Fn(usize, &mut dyn FnMut(&[f32])) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let (n_embd, buffers) = (forward.config.n_embd, &forward.buffers);
-    let head_rows = forward.scratch.sizes.head_rows;
+    let head_rows = forward.scratch.head_rows;
     let stage = Stage::Qkv.of(forward.config.n_layers);
     let mut first = 0;
     for work in plan.sequences {
@@ -245,7 +245,7 @@ pub fn logits(
     let (n_embd, vocab) = (config.n_embd, config.vocab_size);
     let stage = Stage::Qkv.of(config.n_layers);
     let norm = RowArgs {
-        gather: buffers.gather.add(first),
+        gather: buffers.gather.on_device().add(first),
         weight: forward.weights.vector(&forward.weights.tensors.output_norm),
         plain: buffers.norm,
         ..forward.row_arguments(rows, buffers.x, n_embd, stage)

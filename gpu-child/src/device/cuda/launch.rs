@@ -67,7 +67,7 @@ pub fn draw(
         ops: &executor.ops,
         matmul: &executor.matmul,
         experts: executor.experts.as_ref(),
-        buffers: executor.scratch.buffers(),
+        buffers: executor.scratch.buffers,
         board: executor.board.on_device(),
     };
     let mut head = Head {
@@ -107,7 +107,7 @@ fn launch_pass(
         ops: &executor.ops,
         matmul: &executor.matmul,
         experts: executor.experts.as_ref(),
-        buffers: executor.scratch.buffers(),
+        buffers: executor.scratch.buffers,
         board: executor.board.on_device(),
     };
     if plan.rows.is_empty() {
@@ -118,7 +118,7 @@ fn launch_pass(
     } else {
         0
     };
-    if let Some(key) = GraphKey::of(plan, forward.scratch.sizes.head_rows, splits)
+    if let Some(key) = GraphKey::of(plan, forward.scratch.head_rows, splits)
         && !is_watched(forward.config, plan, tap)
     {
         if let Some(decode_step) = &mut executor.decode_step
@@ -146,7 +146,7 @@ fn launch_pass(
     head::show_hidden(&forward, plan, tap)?;
     head::show_prompts(&forward, plan, tap)?;
     let rows = plan.drawing.len();
-    if rows == 0 || rows > forward.scratch.sizes.head_rows {
+    if rows == 0 || rows > forward.scratch.head_rows {
         return Ok(LogitsState::ToCome);
     }
     head::logits(&forward, rows, 0, rows)?;

@@ -19,7 +19,7 @@ use super::ops::{Ops, split_shared_bytes};
 use super::pack::{pack, staging_bytes};
 use super::residency::Residency;
 use super::sample::Draws;
-use super::scratch::{Scratch, Sizes};
+use super::scratch::{Largest, Scratch};
 use super::shown_rows::ShownRows;
 use super::step_queue::StepQueue;
 use super::tables::Tables;
@@ -69,14 +69,17 @@ pub fn load(
     refuse_unsupported(config, device.context.shared_bytes())?;
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
     let layout = KvLayout::of(config, &options.load);
-    let groups = page_groups(&layout);
-    let sizes = Sizes::of(config, groups, options.load.batch_tokens(), sequence_tokens);
+    let largest = Largest {
+        tokens: options.load.batch_tokens(),
+        sequence_tokens,
+        groups: page_groups(&layout),
+    };
     let mut placement = Placement::default();
     let tensors = source.weights.try_map(&mut placement)?;
     let tables = Tables::place(config, sequence_tokens, &mut placement.layout);
     let needs = Needs {
         once: placement.layout.bytes() + staging_bytes(&placement.matrices) as u64,
-        each: Scratch::bytes_for(&sizes) + DecodeStep::words_bytes(config) as u64,
+        each: Scratch::bytes_for(config, largest) + DecodeStep::words_bytes(config) as u64,
         page: layout.shape.page_bytes(),
         sequence: layout.sequence_pages(&options.load),
         in_place: source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes),
@@ -95,8 +98,8 @@ pub fn load(
     };
     let role = options.load.role;
     let kv = KvCache::new(&device.context, layout, room, role)?;
-    let scratch = Scratch::new(&device.context, sizes, kv.taken())?;
-    let mut executor = assemble(device, config, weights, kv, scratch, sequence_tokens)?;
+    let scratch = Scratch::new(&device.context, config, largest, kv.taken())?;
+    let mut executor = assemble(device, config, weights, kv, scratch)?;
     if role == Role::Standby && executor.kv.is_shared() {
         warm_up(&mut executor, sequence_tokens)?;
     }
@@ -110,10 +113,14 @@ fn assemble(
     weights: Weights,
     kv: KvCache,
     scratch: Scratch,
-    sequence_tokens: usize,
 ) -> Result<CudaExecutor, Fault> {
     let ops = Ops::load(&context, &module, config)?;
-    let Sizes { tokens, vocab, .. } = scratch.sizes;
+    let Largest {
+        tokens,
+        sequence_tokens,
+        ..
+    } = scratch.largest;
+    let vocab = config.vocab_size;
     let draws = Draws::load(&context, &module, tokens, vocab, sequence_tokens)?;
     let types = weights.tensors.matrices().map(|matrix| matrix.ty);
     let matmul = Matmul::load(&context, &module, types)?;

@@ -53,7 +53,7 @@ impl Forward<'_> {
         experts: &Experts,
     ) -> Result<(), Fault> {
         let kernels = self.experts.expect("a model with experts");
-        let room = self.buffers.experts;
+        let room = self.buffers.experts.expect("a model with experts");
         let mixture = Mixture {
             forward: self,
             kernels,

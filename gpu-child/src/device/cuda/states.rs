@@ -5,6 +5,7 @@
 
 use super::headers::layout;
 use super::memory::DevicePtr;
+use super::places::Input;
 use crate::device::SequenceWork;
 use crate::device::common::kv::PAGE_TOKENS;
 
@@ -34,6 +35,11 @@ layout! {
         pub pages: i32,
     }
 }
+
+// SAFETY: two `i32`.
+unsafe impl Input for StateRow {}
+// SAFETY: four `i32`.
+unsafe impl Input for StateSequence {}
 
 /// Groups of pages of a block: first those of attention layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,7 +20,7 @@ const TIMES: usize = 2;
 /// # Errors
 /// If the device fails.
 pub fn warm_up(executor: &mut CudaExecutor, sequence_tokens: usize) -> Result<(), Fault> {
-    let most = executor.scratch.sizes.tokens;
+    let most = executor.scratch.largest.tokens;
     // Attention has another division of work at the start of a sequence than at its end.
     for tokens in PROMPTS
         .into_iter()
