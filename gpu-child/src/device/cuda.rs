@@ -1,13 +1,14 @@
 //! CUDA device: one forward pass for all architectures, with kernels of this project.
 //!
 //! ```text
-//! load ──► weights (packed arena)          step: plan ─► forward ─► head ─► tokens
-//!          kv      (page arena)                            │          │
-//!          scratch (activations)                           └── matmul, ops: launches
+//! load ──► rank: weights (packed arena)    step: plan ─► forward ─► head ─► tokens
+//!                kv      (page arena)                      │          │
+//!                scratch (activations)                     └── matmul, ops: launches
 //! ```
 //!
 //! * [`context`] owns one context and one stream; [`memory`] owns all device memory, by purpose;
 //!   [`kernels`] finds and launches the compiled kernels of `kernels/cuda`.
+//! * [`rank`] has everything of one context that a pass reads; [`places`] lays out its buffers.
 //! * [`load`] computes the memory budget of an open device, copies the file's tensors and packs them on the device,
 //!   followed by the tables by position ([`tables`]); [`bounds`] bounds the outputs; [`residency`] then verifies that
 //!   the weights are resident and unchanged.
@@ -69,6 +70,7 @@ mod places;
 mod plan;
 mod products_few;
 mod purpose;
+mod rank;
 mod residency;
 mod sample;
 mod scratch;
@@ -87,31 +89,22 @@ mod wide;
 use crate::device::{
     Batch, Executor, KvCustody, KvGeometry, LoadOptions, SampleWork, Source, Tap, Witness,
 };
-use crate::model::ModelConfig;
 use aside::Aside;
-use board::Board;
-use bounds::Powers;
-use context::Context;
 pub use context::{count_devices, outlook};
 use decode_step::DecodeStep;
-use experts::Experts;
 use graph::Graphs;
 use head::OpenStep;
 pub(crate) use kernels::KERNELS_VARIABLE;
 pub use kernels::are_at_hand as kernels_are_at_hand;
-use kv::KvCache;
 use kv_custody::KvSharing;
 pub use load::Device;
-use matmul::Matmul;
 use memory::Purpose;
-use ops::Ops;
+use rank::Rank;
 use residency::Residency;
 use sample::Draws;
-use scratch::Scratch;
 use shown_rows::ShownRows;
 use std::os::fd::OwnedFd;
 use step_queue::StepQueue;
-use weights::Weights;
 pub use weights::bits_a_weight;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport, WeightsManifest};
 
@@ -129,15 +122,7 @@ pub struct CudaOptions {
 /// A loaded model on a CUDA device.
 #[derive(Debug)]
 pub struct CudaExecutor {
-    config: ModelConfig,
-    weights: Weights,
-    powers: Powers,
-    kv: KvCache,
     kv_sharing: Option<KvSharing>,
-    scratch: Scratch,
-    ops: Ops,
-    matmul: Matmul,
-    experts: Option<Experts>,
     decode_step: Option<DecodeStep>,
     graphs: Graphs,
     #[cfg(feature = "fault-injection")]
@@ -148,9 +133,8 @@ pub struct CudaExecutor {
     steps: StepQueue,
     /// Launched step before its draws.
     open: Option<OpenStep>,
-    board: Board,
     aside: Aside,
-    context: Context,
+    rank: Rank,
 }
 
 impl CudaExecutor {
@@ -173,7 +157,7 @@ impl CudaExecutor {
     /// Layout of the weights' memory; equal for the same file, program and device.
     #[must_use]
     pub fn manifest(&self) -> &WeightsManifest {
-        &self.weights.manifest
+        &self.rank.weights.manifest
     }
 
     /// Descriptor of the weights' memory, for a later process.
@@ -181,16 +165,12 @@ impl CudaExecutor {
     /// # Errors
     /// If NVIDIA's driver returns an error.
     pub fn share_weights(&self) -> Result<OwnedFd, Fault> {
-        self.weights.arena.share()
+        self.rank.weights.arena.share()
     }
 
     /// Drops the architecture-specific kernels, so that a test can compare both sets on one device.
     pub fn use_portable_kernels(&mut self) {
-        self.matmul.use_portable();
-        self.ops.use_portable();
-        if let Some(experts) = &mut self.experts {
-            experts.use_portable();
-        }
+        self.rank.use_portable_kernels();
         self.decode_step = None;
         self.graphs = Graphs::default();
     }
@@ -198,12 +178,12 @@ impl CudaExecutor {
 
 impl Executor for CudaExecutor {
     fn facts(&self) -> DeviceFacts {
-        self.context.facts()
+        self.rank.context.facts()
     }
 
     fn memory(&self) -> MemoryReport {
         let (free, total) = self.aside.memory();
-        let bytes = |purpose| self.context.ledger().bytes(purpose);
+        let bytes = |purpose| self.rank.context.ledger().bytes(purpose);
         MemoryReport {
             total_bytes: Some(total),
             free_bytes: Some(free),
@@ -223,11 +203,11 @@ impl Executor for CudaExecutor {
     }
 
     fn kv_geometry(&self) -> KvGeometry {
-        self.kv.geometry()
+        self.rank.kv.geometry()
     }
 
     fn max_batch_tokens(&self) -> u32 {
-        self.scratch.largest.tokens as u32
+        self.rank.scratch.largest.tokens as u32
     }
 
     /// Prompt tokens that the streams of a dead child leave to compute at once.
@@ -244,7 +224,7 @@ impl Executor for CudaExecutor {
     }
 
     fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-        self.context.enter()?;
+        self.rank.context.enter()?;
         let end = self.steps.wait()?;
         // Also shows logits that are not finite, for the tap to find.
         self.shown.show(end.slot, tap);
@@ -256,10 +236,7 @@ impl Executor for CudaExecutor {
     }
 
     fn promote(&mut self) -> Result<(), Fault> {
-        self.context.enter()?;
-        self.scratch.take(&self.context)?;
-        self.kv.take(&self.context)?;
-        self.context.synchronize("taking over")
+        self.rank.take_memory()
     }
 
     fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
@@ -267,13 +244,16 @@ impl Executor for CudaExecutor {
     }
 
     fn witness(&mut self) -> Option<Box<dyn Witness>> {
-        let witness = self.board.witness(&self.context, self.steps.ends());
+        let witness = self
+            .rank
+            .board
+            .witness(&self.rank.context, self.steps.ends());
         witness.ok().map(|witness| Box::new(witness) as _)
     }
 
     fn inspect(&mut self) -> Result<(), Fault> {
-        let kv = Some(self.kv.arena()).filter(|arena| arena.has_memory());
+        let kv = Some(self.rank.kv.arena()).filter(|arena| arena.has_memory());
         self.residency
-            .check_slice(&self.context, &self.weights.arena, kv)
+            .check_slice(&self.rank.context, &self.rank.weights.arena, kv)
     }
 }

@@ -9,11 +9,11 @@
 use super::bounds::{Power, Powers};
 use super::context::Context;
 use super::deal::Deal;
-use super::forward::Forward;
 use super::headers::{constant, layout};
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
 use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
+use super::rank::Rank;
 use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan, UnitBytes};
 use super::step_model::{
     MAX_ROWS, experts_of, has_shape, kernel_of, rows_of, unit_columns, unit_of, widths,
@@ -260,30 +260,30 @@ impl DecodeStep {
     ///
     /// # Panics
     /// If [`takes`](Self::takes) is false.
-    pub fn launch(&mut self, forward: &Forward<'_>, plan: &Plan<'_>) -> Result<(), Fault> {
-        let (config, buffers) = (forward.config, &forward.buffers);
+    pub fn launch(&mut self, rank: &Rank, plan: &Plan<'_>) -> Result<(), Fault> {
+        let (config, buffers) = (&rank.config, &rank.scratch.buffers);
         let shared = self
-            .shared(forward.context, config, plan.rows.len())
+            .shared(&rank.context, config, plan.rows.len())
             .expect("a batch that the kernel takes");
         let table = self.n_layers * size_of::<StepLayer>();
-        let weights = forward.weights;
-        let blocks = forward.context.multiprocessors();
+        let weights = &rank.weights;
+        let blocks = rank.context.multiprocessors();
         let pairs = plan.rows.len() * config.n_kv_heads;
         let (teams, kept) = (shared.teams as usize, shared.kept_splits as usize);
         let deal = Deal::of(teams, kept, pairs, plan.splits, blocks as usize);
         let arguments = StepArgs {
             layers: self.arena.at(0, table),
-            embed: forward.embed_arguments(),
-            rope: forward.rope_arguments(0, None),
-            attention: forward.attention_arguments(plan, 0),
+            embed: rank.embed_arguments(),
+            rope: rank.rope_arguments(0, None),
+            attention: rank.attention_arguments(plan, 0),
             head: weights.part(&weights.tensors.output, 0),
             head_norm: weights.vector(&weights.tensors.output_norm),
             exchange: self.exchange(config),
             logits: buffers.logits,
             best: self.best(),
             broken: self.broken(),
-            board: forward.board,
-            first_tag: self.next_tag(forward.context)?,
+            board: rank.board.on_device(),
+            first_tag: self.next_tag(&rank.context)?,
             n_layers: self.n_layers as i32,
             rows: plan.rows.len() as i32,
             n_embd: config.n_embd as i32,
@@ -292,7 +292,7 @@ impl DecodeStep {
             attention_blocks: deal.blocks as i32,
             parts: deal.parts as i32,
             partial_splits: deal.published as i32,
-            layer_halves: forward.kv.layer_halves(),
+            layer_halves: rank.kv.layer_halves(),
             unrotated_every: config.positions.unrotated_every.unwrap_or(0) as i32,
             eps: config.norm_eps,
             shared,
@@ -302,7 +302,7 @@ impl DecodeStep {
         let geometry = Geometry {
             grid: [blocks, 1],
             block: [32 * WARPS as u32, 1, 1],
-            shared_bytes: forward.context.shared_bytes() - STATIC_SHARED_BYTES as u32,
+            shared_bytes: rank.context.shared_bytes() - STATIC_SHARED_BYTES as u32,
         };
         let kernel = match &self.kernel {
             Some(kernel) if plan.rows.len() > 1 => kernel,
@@ -310,7 +310,7 @@ impl DecodeStep {
         };
         // SAFETY: one block a multiprocessor, resident together; the buffers are those of the
         // kernels that this one stands for, with as many rows.
-        unsafe { kernel.launch_together(forward.context, geometry, &arguments) }
+        unsafe { kernel.launch_together(&rank.context, geometry, &arguments) }
     }
 
     /// `rank` of the best logit of each row (`argmax.cuh`).

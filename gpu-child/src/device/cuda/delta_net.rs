@@ -10,12 +10,12 @@
 
 use super::board::Stage;
 use super::context::Context;
-use super::forward::Forward;
 use super::headers::{constant, layout};
 use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
 use super::plan::Plan;
+use super::rank::Rank;
 use super::states::{StatePages, StateRow, StateSequence};
 use super::weights::{DeltaNet, Layer};
 use crate::device::common::kv::PAGE_TOKENS;
@@ -149,26 +149,22 @@ pub fn mixed_width(config: &DeltaNetConfig) -> usize {
 /// # Panics
 /// If the layer of this index has no delta net.
 pub fn run(
-    forward: &Forward<'_>,
+    rank: &Rank,
     plan: &Plan<'_>,
     index: usize,
     (layer, net): (&Layer, &DeltaNet),
 ) -> Result<(), Fault> {
-    let config = forward.config.delta_net_of(index).expect("a delta net");
-    let kernels = forward
-        .ops
-        .delta_nets
-        .as_ref()
-        .expect("kernels of delta nets");
-    let (rows, buffers) = (plan.rows.len(), &forward.buffers);
-    let arguments = arguments_of(forward, config, index, net);
+    let config = rank.config.delta_net_of(index).expect("a delta net");
+    let kernels = rank.ops.delta_nets.as_ref().expect("kernels of delta nets");
+    let (rows, buffers) = (plan.rows.len(), &rank.scratch.buffers);
+    let arguments = arguments_of(rank, config, index, net);
 
     let stride = arguments.stride as usize;
     let behind_gates = config.channels() + config.v_width();
     let [channels, rest] = [0, behind_gates].map(|at| Output::stored(buffers.qkv.add(at), stride));
-    let norm = forward.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
-    forward.make_and_project(
-        &forward.ops.rmsnorm,
+    let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
+    rank.make_and_project(
+        &rank.ops.rmsnorm,
         norm,
         &[
             (&[net.qkv, net.gate], channels),
@@ -179,13 +175,13 @@ pub fn run(
     // arena, and that of a position which is written to one sequence only.
     unsafe {
         let counts = (rows, plan.states.sequences.len());
-        kernels.run(forward.context, counts, &arguments)?;
+        kernels.run(&rank.context, counts, &arguments)?;
     }
     let v_width = config.v_width();
     let gated = GatedRowsArgs {
         rows: RowArgs {
-            weight: forward.weights.vector(&net.norm),
-            ..forward.row_arguments(rows, buffers.attn, v_width, Stage::Output.of(index))
+            weight: rank.weights.vector(&net.norm),
+            ..rank.row_arguments(rows, buffers.attn, v_width, Stage::Output.of(index))
         },
         gates: buffers.qkv.add(config.channels()),
         stride: arguments.stride,
@@ -193,42 +189,32 @@ pub fn run(
         head_stride: arguments.head_dim,
         unused: 0,
     };
-    forward.make_gated_input(&forward.ops.gate_normal_rows, &gated)?;
+    rank.make_gated_input(&rank.ops.gate_normal_rows, &gated)?;
     let post_norm = layer.attn_post_norm.as_ref();
-    forward.project(
-        rows,
-        &[net.output],
-        v_width,
-        forward.end_of_block(post_norm),
-    )?;
-    forward.add_norm(rows, post_norm, Stage::GateUp.of(index))
+    rank.project(rows, &[net.output], v_width, rank.end_of_block(post_norm))?;
+    rank.add_norm(rows, post_norm, Stage::GateUp.of(index))
 }
 
-fn arguments_of(
-    forward: &Forward<'_>,
-    config: &DeltaNetConfig,
-    index: usize,
-    net: &DeltaNet,
-) -> DeltaArgs {
-    let buffers = &forward.buffers;
+fn arguments_of(rank: &Rank, config: &DeltaNetConfig, index: usize, net: &DeltaNet) -> DeltaArgs {
+    let buffers = &rank.scratch.buffers;
     DeltaArgs {
         projected: buffers.qkv,
         rows: buffers.rows.on_device(),
         state_rows: buffers.state_rows.on_device(),
         sequences: buffers.state_sequences.on_device(),
-        conv: forward.weights.vector(&net.conv),
-        dt: forward.weights.vector(&net.dt),
-        decay: forward.weights.vector(&net.decay),
+        conv: rank.weights.vector(&net.conv),
+        dt: rank.weights.vector(&net.dt),
+        decay: rank.weights.vector(&net.decay),
         mixed: buffers.mixed,
         out: buffers.attn,
-        states: forward.kv.states(index, buffers.state_pages.on_device()),
+        states: rank.kv.states(index, buffers.state_pages.on_device()),
         stride: projected_stride(config) as i32,
         head_dim: config.head_dim as i32,
         k_heads: config.k_heads as i32,
         v_heads: config.v_heads as i32,
         kernel: config.kernel as i32,
         grouped: i32::from(config.order == HeadOrder::Grouped),
-        eps: forward.config.norm_eps,
+        eps: rank.config.norm_eps,
         unused: 0,
     }
 }

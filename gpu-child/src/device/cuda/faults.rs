@@ -58,7 +58,7 @@ impl Misdeeds {
 
 impl Saboteur for CudaExecutor {
     fn prepare(&mut self) -> Result<(), Fault> {
-        self.misdeeds = Some(Misdeeds::load(&self.context)?);
+        self.misdeeds = Some(Misdeeds::load(&self.rank.context)?);
         Ok(())
     }
 
@@ -68,10 +68,10 @@ impl Saboteur for CudaExecutor {
             let (one, arguments) = (Geometry::line(1, 1), MisdeedArgs { at });
             // SAFETY: none is possible: what the kernel does is forbidden, on purpose. It is the
             // device that answers, with an error that ends this process.
-            unsafe { kernel.launch(&self.context, one, &arguments) }
+            unsafe { kernel.launch(&self.rank.context, one, &arguments) }
         };
-        let somewhere = self.scratch.buffers.x.cast();
-        self.context.enter()?;
+        let somewhere = self.rank.scratch.buffers.x.cast();
+        self.rank.context.enter()?;
         match misdeed {
             DeviceMisdeed::IllegalAddress => {
                 launch(&misdeeds.illegal_address, DevicePtr::NULL.add(NOWHERE))
@@ -81,11 +81,11 @@ impl Saboteur for CudaExecutor {
             DeviceMisdeed::EndlessKernel => launch(&misdeeds.endless_kernel, somewhere),
             DeviceMisdeed::NonFinite => {
                 // All rows attend to it: no logit of this step will be finite.
-                self.kv.arena().fill(&self.context, NOT_A_NUMBER)
+                self.rank.kv.arena().fill(&self.rank.context, NOT_A_NUMBER)
             }
             DeviceMisdeed::OutOfMemory => {
-                let (_, total) = self.context.memory()?;
-                Arena::new(&self.context, Purpose::Scratch, total).map(drop)
+                let (_, total) = self.rank.context.memory()?;
+                Arena::new(&self.rank.context, Purpose::Scratch, total).map(drop)
             }
             DeviceMisdeed::Full => self.take_everything(),
         }
@@ -95,9 +95,9 @@ impl Saboteur for CudaExecutor {
 impl CudaExecutor {
     /// Allocates all remaining memory, as another process could, for the rest of this process.
     fn take_everything(&self) -> Result<(), Fault> {
-        let (_, mut bytes) = self.context.memory()?;
+        let (_, mut bytes) = self.rank.context.memory()?;
         while bytes >= CRUMB_BYTES {
-            match Arena::new(&self.context, Purpose::Scratch, bytes) {
+            match Arena::new(&self.rank.context, Purpose::Scratch, bytes) {
                 Ok(arena) => std::mem::forget(arena),
                 Err(Fault::OutOfMemory { .. }) => bytes /= 2,
                 Err(other) => return Err(other),

@@ -4,27 +4,25 @@
 //! norm, the pairs that RoPE rotates, and the layers that it applies to.
 
 use super::board::Stage;
-use super::bounds::{Power, Powers};
-use super::context::Context;
+use super::bounds::Power;
 use super::delta_net;
-use super::experts::Experts;
 use super::head;
 use super::headers::constant;
 use super::kernels::{
     AttentionArgs, EmbedArgs, GatedRowsArgs, Geometry, Kernel, MergeArgs, RopeArgs, RopeRowsArgs,
     RowArgs,
 };
-use super::kv::KvCache;
-use super::matmul::{Input, Matmul, Output, Scale};
+use super::matmul::{Input, Output, Scale};
 use super::memory::{DevicePtr, read};
-use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS, row_geometry};
+use super::ops::{SPLIT_THREADS, WIDE_THREADS, row_geometry};
 use super::plan::Plan;
 use super::products_few::FewProducts;
-use super::scratch::{Buffers, Scratch, qkv_width};
-use super::weights::{Attention, GatedUnit, Layer, Linear, Vector, Weights, attention_of, units};
+use super::rank::Rank;
+use super::scratch::qkv_width;
+use super::weights::{Attention, GatedUnit, Layer, Linear, Vector, attention_of, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
-use crate::model::{FeedForward, Mixer, ModelConfig};
+use crate::model::{FeedForward, Mixer};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
@@ -38,24 +36,7 @@ const WARPS: usize = 4;
 const ENOUGH_BLOCKS: usize = 2;
 const MANY_SPLITS: usize = 2;
 
-/// Parts of the executor that a step reads, and the batch's buffers on the device.
-#[derive(Debug, Clone, Copy)]
-pub struct Forward<'a> {
-    pub context: &'a Context,
-    pub config: &'a ModelConfig,
-    pub weights: &'a Weights,
-    pub powers: &'a Powers,
-    pub kv: &'a KvCache,
-    pub scratch: &'a Scratch,
-    pub ops: &'a Ops,
-    pub matmul: &'a Matmul,
-    /// Kernels of a mixture of experts.
-    pub experts: Option<&'a Experts>,
-    pub buffers: Buffers,
-    pub board: DevicePtr<u32>,
-}
-
-impl Forward<'_> {
+impl Rank {
     /// Runs the whole step of a batch without a tap, up to the greedy choice of every row.
     pub fn pass(&self, plan: &Plan<'_>) -> Result<(), Fault> {
         self.embed(plan)?;
@@ -76,7 +57,13 @@ impl Forward<'_> {
     ) -> Result<(), Fault> {
         let n_embd = self.config.n_embd;
         // SAFETY: the stream holds a row for each token of the batch.
-        let row = |at| unsafe { read(self.context, self.buffers.x.add(at * n_embd), n_embd) };
+        let row = |at| unsafe {
+            read(
+                &self.context,
+                self.scratch.buffers.x.add(at * n_embd),
+                n_embd,
+            )
+        };
         watch(tap, checkpoint, rows(plan.sequences), row)
     }
 
@@ -84,8 +71,8 @@ impl Forward<'_> {
         let table = self.weights.tensors.token_embd();
         EmbedArgs {
             table: self.weights.matrix(table),
-            rows: self.buffers.rows.on_device(),
-            x: self.buffers.x,
+            rows: self.scratch.buffers.rows.on_device(),
+            x: self.scratch.buffers.x,
             ty: table.ty as i32,
             units: units(table.cols) as i32,
             cols: table.cols as i32,
@@ -97,7 +84,7 @@ impl Forward<'_> {
         let arguments = self.embed_arguments();
         let geometry = Geometry::line(plan.rows.len(), 256);
         // SAFETY: one block a row; tokens were checked against the vocabulary in `Plan::new`.
-        unsafe { self.ops.embed.launch(self.context, geometry, &arguments) }
+        unsafe { self.ops.embed.launch(&self.context, geometry, &arguments) }
     }
 
     /// Runs a layer's attention or delta net.
@@ -114,7 +101,7 @@ impl Forward<'_> {
         index: usize,
         (layer, attention): (&Layer, &Attention),
     ) -> Result<(), Fault> {
-        let (config, buffers) = (self.config, &self.buffers);
+        let (config, buffers) = (&self.config, &self.scratch.buffers);
         let (rows, width) = (plan.rows.len(), config.heads_width());
         let norm = self.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
         let qkv = Output::stored(buffers.qkv, qkv_width(config));
@@ -142,8 +129,8 @@ impl Forward<'_> {
         let head_dim = self.config.head_dim;
         GatedRowsArgs {
             rows,
-            gates: self.buffers.qkv.add(head_dim),
-            stride: qkv_width(self.config) as i32,
+            gates: self.scratch.buffers.qkv.add(head_dim),
+            stride: qkv_width(&self.config) as i32,
             head_dim: head_dim as i32,
             head_stride: 2 * head_dim as i32,
             unused: 0,
@@ -152,7 +139,7 @@ impl Forward<'_> {
 
     /// Destination of a block's last product: the residual stream, or `ff` if a norm follows.
     pub fn end_of_block(&self, post_norm: Option<&Vector>) -> Output {
-        let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
+        let (n_embd, buffers) = (self.config.n_embd, &self.scratch.buffers);
         match post_norm {
             None => Output::added(buffers.x, n_embd),
             // `ff` is free here, and serves as scratch.
@@ -172,8 +159,8 @@ impl Forward<'_> {
         };
         let arguments = RowArgs {
             weight: self.weights.vector(weight),
-            plain: self.buffers.x,
-            ..self.row_arguments(rows, self.buffers.ff, self.config.n_embd, next)
+            plain: self.scratch.buffers.x,
+            ..self.row_arguments(rows, self.scratch.buffers.ff, self.config.n_embd, next)
         };
         self.make_input(&self.ops.add_norm, &arguments)
     }
@@ -187,13 +174,13 @@ impl Forward<'_> {
         products: &[(&[Linear], Output)],
     ) -> Result<(), Fault> {
         let (rows, cols) = (input.rows as usize, input.cols as usize);
-        let few = self.experts.map(|experts| &experts.few);
+        let few = self.experts.as_ref().map(|experts| &experts.few);
         let takes =
             |few: &&FewProducts| products.iter().all(|(linears, _)| few.takes(linears, rows));
         if let Some(few) = few.filter(takes) {
             for (linears, output) in products {
                 // SAFETY: as for `make_input` and `project`.
-                unsafe { few.run(self.context, self.weights, linears, input, *output) }?;
+                unsafe { few.run(&self.context, &self.weights, linears, input, *output) }?;
             }
             return Ok(());
         }
@@ -226,7 +213,7 @@ impl Forward<'_> {
         stage: u32,
         output: Output,
     ) -> Result<(), Fault> {
-        let (n_embd, buffers) = (self.config.n_embd, &self.buffers);
+        let (n_embd, buffers) = (self.config.n_embd, &self.scratch.buffers);
         let n_ff = unit.down.weight.cols;
         let power = self.powers.unit(index);
         let is_pair = self.matmul.pairs(self.config.activation, &unit.gate_up);
@@ -259,7 +246,7 @@ impl Forward<'_> {
     pub fn norm_arguments(&self, rows: usize, weight: &Vector, stage: u32) -> RowArgs {
         RowArgs {
             weight: self.weights.vector(weight),
-            ..self.row_arguments(rows, self.buffers.x, self.config.n_embd, stage)
+            ..self.row_arguments(rows, self.scratch.buffers.x, self.config.n_embd, stage)
         }
     }
 
@@ -276,8 +263,8 @@ impl Forward<'_> {
             gather: DevicePtr::NULL,
             weight: DevicePtr::NULL,
             plain: DevicePtr::NULL,
-            out: self.buffers.act,
-            scale: self.buffers.scale,
+            out: self.scratch.buffers.act,
+            scale: self.scratch.buffers.scale,
             cols: cols as i32,
             units: units(cols) as i32,
             in_stride: cols as i32,
@@ -286,7 +273,7 @@ impl Forward<'_> {
             rows: rows as i32,
             stage,
             activation: self.config.activation as i32,
-            board: self.board,
+            board: self.board.on_device(),
             copy: DevicePtr::NULL,
             copy_scale: DevicePtr::NULL,
             up: 0.0,
@@ -298,7 +285,7 @@ impl Forward<'_> {
     pub fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
         let geometry = row_geometry(arguments.rows as usize, arguments.cols as usize);
         // SAFETY: one block for two rows; the input holds that many rows of its stride.
-        unsafe { kernel.launch(self.context, geometry, arguments) }
+        unsafe { kernel.launch(&self.context, geometry, arguments) }
     }
 
     /// Converts F32 rows times their gates to the input of the next matmul.
@@ -311,7 +298,7 @@ impl Forward<'_> {
         // SAFETY: as for `make_input`; each row has gates for all its columns.
         unsafe {
             kernel.launch(
-                self.context,
+                &self.context,
                 row_geometry(rows as usize, cols as usize),
                 arguments,
             )
@@ -322,7 +309,7 @@ impl Forward<'_> {
     fn project_pair(&self, rows: usize, gate_up: &[Linear; 2], power: Power) -> Result<(), Fault> {
         let output = Output {
             paired: Some(power),
-            ..Output::stored(self.buffers.gated.cast(), gate_up[0].weight.rows)
+            ..Output::stored(self.scratch.buffers.gated.cast(), gate_up[0].weight.rows)
         };
         self.project(rows, gate_up, self.config.n_embd, output)
     }
@@ -336,8 +323,8 @@ impl Forward<'_> {
         output: Output,
     ) -> Result<(), Fault> {
         let input = Input {
-            x: self.buffers.act,
-            scale: Scale::OfEach(self.buffers.scale),
+            x: self.scratch.buffers.act,
+            scale: Scale::OfEach(self.scratch.buffers.scale),
             rows,
             cols,
         };
@@ -350,28 +337,28 @@ impl Forward<'_> {
         // into which the linears' outputs fit beside each other; a pair's are rows of whole units, too.
         unsafe {
             self.matmul
-                .run(self.context, self.weights, linears, input, output)
+                .run(&self.context, &self.weights, linears, input, output)
         }
     }
 
     /// Arguments of `rope_kv.cu`, with the optional head norms of a layer.
     pub fn rope_arguments(&self, index: usize, attention: Option<&Attention>) -> RopeArgs {
-        let config = self.config;
+        let config = &self.config;
         let place = config.rope_of(index);
         // Zero pairs rotate nothing.
         let dims = place.map_or(0, |_| config.rope.dims as i32);
         let norm = |vector: Option<&Vector>| self.weights.optional_vector(vector);
         RopeArgs {
-            qkv: self.buffers.qkv,
-            rows: self.buffers.rows.on_device(),
+            qkv: self.scratch.buffers.qkv,
+            rows: self.scratch.buffers.rows.on_device(),
             rope_table: self.weights.tables.ropes[place.unwrap_or(0)],
             q_norm: norm(attention.and_then(|it| it.q_norm.as_ref())),
             k_norm: norm(attention.and_then(|it| it.k_norm.as_ref())),
             temperature: self.weights.tables.temperature,
-            q: self.buffers.q,
-            kv: self
-                .kv
-                .layer(index, |group| self.buffers.tables[group].on_device()),
+            q: self.scratch.buffers.q,
+            kv: self.kv.layer(index, |group| {
+                self.scratch.buffers.tables[group].on_device()
+            }),
             heads: config.n_heads as i32,
             kv_heads: config.n_kv_heads as i32,
             head_dim: config.head_dim as i32,
@@ -388,7 +375,7 @@ impl Forward<'_> {
         index: usize,
         attention: &Attention,
     ) -> Result<(), Fault> {
-        let config = self.config;
+        let config = &self.config;
         let arguments = RopeRowsArgs {
             rope: self.rope_arguments(index, Some(attention)),
             per_query: if config.gates_attention { 2 } else { 1 },
@@ -406,19 +393,19 @@ impl Forward<'_> {
         };
         // SAFETY: positions are inside the RoPE table and their pages inside the arena: the
         // scheduler serves no longer sequences and hands out no other pages.
-        unsafe { self.ops.rope_kv.launch(self.context, geometry, &arguments) }
+        unsafe { self.ops.rope_kv.launch(&self.context, geometry, &arguments) }
     }
 
     /// Computes attention into `attn`.
     fn attention(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
         self.wide_attention(plan, index)?;
-        let (config, ops) = (self.config, self.ops);
+        let (config, ops) = (&self.config, &self.ops);
         let units = plan.tiles.len() * config.n_kv_heads;
         let arguments = self.attention_arguments(plan, index);
         let launch = |kernel: &Kernel<AttentionArgs>, geometry: Geometry| {
             // SAFETY: a block a unit, or a split of one; tiles name rows of this batch and tables that
             // cover them.
-            unsafe { kernel.launch(self.context, geometry, &arguments) }
+            unsafe { kernel.launch(&self.context, geometry, &arguments) }
         };
         if !self.splits_over_blocks(plan) {
             let geometry = Geometry {
@@ -438,13 +425,13 @@ impl Forward<'_> {
         let rows = plan.narrow.rows;
         let merge = MergeArgs {
             attention: arguments,
-            rows: self.buffers.rows.on_device(),
+            rows: self.scratch.buffers.rows.on_device(),
             n_rows: rows as i32,
             head_dim: config.head_dim as i32,
         };
         let geometry = Geometry::line((rows * config.n_heads).div_ceil(WARPS), WARPS_THREADS);
         // SAFETY: a warp a head of a row; every split that its position sees was just written.
-        unsafe { ops.attention_merge.launch(self.context, geometry, &merge) }
+        unsafe { ops.attention_merge.launch(&self.context, geometry, &merge) }
     }
 
     /// Computes attention of the sequences in wide tiles.
@@ -457,7 +444,7 @@ impl Forward<'_> {
             return Ok(());
         };
         let arguments = AttentionArgs {
-            tiles: self.buffers.tiles.on_device().add(plan.tiles.len()),
+            tiles: self.scratch.buffers.tiles.on_device().add(plan.tiles.len()),
             n_tiles: plan.wide_tiles.len() as i32,
             ..self.attention_arguments(plan, index)
         };
@@ -467,13 +454,13 @@ impl Forward<'_> {
             ..Geometry::line(blocks, WIDE_THREADS)
         };
         // SAFETY: a block a unit of tiles that name rows of this batch and tables that cover them.
-        unsafe { kernel.launch(self.context, geometry, &arguments) }
+        unsafe { kernel.launch(&self.context, geometry, &arguments) }
     }
 
     /// Decoding sequences, and sequences with many splits in a step of little work: one block per split. Results
     /// are by row of the batch, so these sequences must come first.
     pub fn splits_over_blocks(&self, plan: &Plan<'_>) -> bool {
-        let (config, narrow) = (self.config, plan.narrow);
+        let (config, narrow) = (&self.config, plan.narrow);
         let units = plan.tiles.len() * config.n_kv_heads;
         let few = units < ENOUGH_BLOCKS * self.context.multiprocessors() as usize;
         (narrow.decode() || few && plan.splits > MANY_SPLITS)
@@ -487,18 +474,18 @@ impl Forward<'_> {
     }
 
     pub fn attention_arguments(&self, plan: &Plan<'_>, index: usize) -> AttentionArgs {
-        let config = self.config;
+        let config = &self.config;
         let scale = std::f64::consts::LOG2_E * config.attention_scale;
         let window = config.positions.window_of(index);
         let sinks = &attention_of(&self.weights.tensors.layers[index]).sinks;
         AttentionArgs {
-            q: self.buffers.q,
-            out: self.buffers.attn,
-            partial: self.buffers.partial,
-            tiles: self.buffers.tiles.on_device(),
-            kv: self
-                .kv
-                .layer(index, |group| self.buffers.tables[group].on_device()),
+            q: self.scratch.buffers.q,
+            out: self.scratch.buffers.attn,
+            partial: self.scratch.buffers.partial,
+            tiles: self.scratch.buffers.tiles.on_device(),
+            kv: self.kv.layer(index, |group| {
+                self.scratch.buffers.tables[group].on_device()
+            }),
             n_tiles: plan.tiles.len() as i32,
             heads: config.n_heads as i32,
             kv_heads: config.n_kv_heads as i32,

@@ -7,13 +7,13 @@
 //! [`sample`](super::sample).
 
 use super::board::Stage;
-use super::forward::Forward;
 use super::headers::constant;
 use super::kernels::{ArgmaxArgs, DrawnTokens, Geometry, RowArgs};
 use super::matmul::Output;
 use super::memory::read;
 use super::ops::row_geometry;
 use super::plan::Plan;
+use super::rank::Rank;
 use super::sample::{Drawing, Draws, Logits, PinnedRows};
 use super::scratch::{ARGMAX_PARTS, ENOUGH_ROWS};
 use super::shown_rows::ShownRows;
@@ -47,7 +47,7 @@ pub struct OpenStep {
 /// End of a step.
 #[derive(Debug)]
 pub struct Head<'a> {
-    pub forward: &'a Forward<'a>,
+    pub rank: &'a Rank,
     pub draws: &'a mut Draws,
     pub shown: &'a mut ShownRows,
     /// Index of the step's buffers among the steps in flight.
@@ -60,11 +60,11 @@ pub struct Head<'a> {
 impl Head<'_> {
     /// Launches the draws, and before them the remaining logits. Returns the location of the tokens.
     pub fn run(&mut self, tap: &mut dyn Tap) -> Result<DrawnTokens, Fault> {
-        let (forward, all) = (self.forward, self.open.rows.len());
+        let (rank, all) = (self.rank, self.open.rows.len());
         if all == 0 {
             return Ok(DrawnTokens::NONE);
         }
-        let chosen = drawn(forward, all, 0);
+        let chosen = drawn(rank, all, 0);
         match self.open.logits {
             LogitsState::Chosen => self.draw(0, all, chosen, tap)?,
             LogitsState::Ranked(ranks) => {
@@ -72,11 +72,11 @@ impl Head<'_> {
                 return Ok(ranks);
             }
             LogitsState::ToCome => {
-                let head_rows = forward.scratch.head_rows;
+                let head_rows = rank.scratch.head_rows;
                 for first in (0..all).step_by(head_rows) {
                     let rows = head_rows.min(all - first);
-                    logits(forward, all, first, rows)?;
-                    self.draw(first, rows, drawn(forward, all, first), tap)?;
+                    logits(rank, all, first, rows)?;
+                    self.draw(first, rows, drawn(rank, all, first), tap)?;
                 }
             }
         }
@@ -91,15 +91,15 @@ impl Head<'_> {
         drawn: DrawnTokens,
         tap: &mut dyn Tap,
     ) -> Result<(), Fault> {
-        let forward = self.forward;
+        let rank = self.rank;
         let drawing = &self.open.rows[first..][..rows];
-        show_norms(forward, drawing, tap)?;
+        show_norms(rank, drawing, tap)?;
         // Penalties change logits in place.
         self.take_along(first, drawing, tap)?;
         let logits = Logits {
-            rows: forward.buffers.logits,
-            vocab: forward.config.vocab_size,
-            batch: forward.buffers.rows.on_device(),
+            rows: rank.scratch.buffers.logits,
+            vocab: rank.config.vocab_size,
+            batch: rank.scratch.buffers.rows.on_device(),
             drawn,
         };
         let works = self.works[first..].iter();
@@ -115,8 +115,8 @@ impl Head<'_> {
         let slot = self.slot;
         let place = PinnedRows { slot, first };
         // SAFETY: a row of logits and its largest for each of `drawing` were launched before.
-        unsafe { self.draws.run(forward.context, place, logits, drawings) }?;
-        self.draws.copy_to_host(forward.context, place, drawn, rows)
+        unsafe { self.draws.run(&rank.context, place, logits, drawings) }?;
+        self.draws.copy_to_host(&rank.context, place, drawn, rows)
     }
 
     /// Copies the logits that a tap requests, of drawing rows.
@@ -126,10 +126,10 @@ impl Head<'_> {
         drawing: &[DrawingRow],
         tap: &dyn Tap,
     ) -> Result<(), Fault> {
-        let (context, vocab) = (self.forward.context, self.forward.config.vocab_size);
+        let (context, vocab) = (&self.rank.context, self.rank.config.vocab_size);
         for (at, (row, work)) in drawing.iter().zip(&self.works[first..]).enumerate() {
             if tap.wants(row.request, &Checkpoint::Logits) && work.is_some() {
-                let logits = self.forward.buffers.logits.add(at * vocab);
+                let logits = self.rank.scratch.buffers.logits.add(at * vocab);
                 // SAFETY: a row of logits for each of `drawing` was launched before.
                 unsafe { self.shown.take(context, self.slot, *row, logits) }?;
             }
@@ -148,59 +148,49 @@ fn argmax_parts(drawing: usize) -> usize {
 }
 
 /// Tokens of the rows from `first` on, of the step's `drawing` rows.
-fn drawn(forward: &Forward<'_>, drawing: usize, first: usize) -> DrawnTokens {
+fn drawn(rank: &Rank, drawing: usize, first: usize) -> DrawnTokens {
     let parts = argmax_parts(drawing);
-    DrawnTokens::of_parts(forward.buffers.best.add(first * parts), parts)
+    DrawnTokens::of_parts(rank.scratch.buffers.best.add(first * parts), parts)
 }
 
 /// Shows the final norm of every row of the sequences that request it: the input of embeddings.
-pub fn show_hidden(forward: &Forward<'_>, plan: &Plan<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
-    let n_embd = forward.config.n_embd;
-    every_row(forward, plan, tap, Checkpoint::Hidden, |rows, show| {
+pub fn show_hidden(rank: &Rank, plan: &Plan<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
+    let n_embd = rank.config.n_embd;
+    every_row(rank, plan, tap, Checkpoint::Hidden, |rows, show| {
         // SAFETY: `norm` holds `head_rows` rows, and there are no more.
-        let values = unsafe { read(forward.context, forward.buffers.norm, rows * n_embd)? };
+        let values = unsafe { read(&rank.context, rank.scratch.buffers.norm, rows * n_embd)? };
         values.chunks_exact(n_embd).for_each(show);
         Ok(())
     })
 }
 
 /// Shows the logits of every row of the sequences that request it.
-pub fn show_prompts(
-    forward: &Forward<'_>,
-    plan: &Plan<'_>,
-    tap: &mut dyn Tap,
-) -> Result<(), Fault> {
-    let (n_embd, vocab) = (forward.config.n_embd, forward.config.vocab_size);
-    let (output, logits) = (forward.weights.tensors.output, forward.buffers.logits);
-    every_row(
-        forward,
-        plan,
-        tap,
-        Checkpoint::PromptLogits,
-        |rows, show| {
-            forward.project(rows, &[output], n_embd, Output::stored(logits, vocab))?;
-            // One row at a time: all of them would take a large part of the host's memory.
-            for row in 0..rows {
-                // SAFETY: `logits` holds `head_rows` rows, and there are no more.
-                show(&unsafe { read(forward.context, logits.add(row * vocab), vocab)? });
-            }
-            Ok(())
-        },
-    )
+pub fn show_prompts(rank: &Rank, plan: &Plan<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
+    let (n_embd, vocab) = (rank.config.n_embd, rank.config.vocab_size);
+    let (output, logits) = (rank.weights.tensors.output, rank.scratch.buffers.logits);
+    every_row(rank, plan, tap, Checkpoint::PromptLogits, |rows, show| {
+        rank.project(rows, &[output], n_embd, Output::stored(logits, vocab))?;
+        // One row at a time: all of them would take a large part of the host's memory.
+        for row in 0..rows {
+            // SAFETY: `logits` holds `head_rows` rows, and there are no more.
+            show(&unsafe { read(&rank.context, logits.add(row * vocab), vocab)? });
+        }
+        Ok(())
+    })
 }
 
 /// Computes the final norm of every row of the sequences that request the checkpoint, some rows at a time. `values`
 /// shows a result of these rows.
 fn every_row(
-    forward: &Forward<'_>,
+    rank: &Rank,
     plan: &Plan<'_>,
     tap: &mut dyn Tap,
     checkpoint: Checkpoint,
     values: impl Fn(usize, &mut dyn FnMut(&[f32])) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
-    let (n_embd, buffers) = (forward.config.n_embd, &forward.buffers);
-    let head_rows = forward.scratch.head_rows;
-    let stage = Stage::Qkv.of(forward.config.n_layers);
+    let (n_embd, buffers) = (rank.config.n_embd, &rank.scratch.buffers);
+    let head_rows = rank.scratch.head_rows;
+    let stage = Stage::Qkv.of(rank.config.n_layers);
     let mut first = 0;
     for work in plan.sequences {
         let of_sequence = first..first + work.tokens.len();
@@ -212,17 +202,16 @@ fn every_row(
         for start in of_sequence.clone().step_by(head_rows) {
             let rows = head_rows.min(of_sequence.end - start);
             let norm = RowArgs {
-                weight: forward.weights.vector(&forward.weights.tensors.output_norm),
+                weight: rank.weights.vector(&rank.weights.tensors.output_norm),
                 plain: buffers.norm,
-                ..forward.row_arguments(rows, buffers.x.add(start * n_embd), n_embd, stage)
+                ..rank.row_arguments(rows, buffers.x.add(start * n_embd), n_embd, stage)
             };
             // SAFETY: the stream holds a row for each token of the batch, `norm` holds `head_rows` rows, and there
             // are no more.
             unsafe {
-                forward
-                    .ops
+                rank.ops
                     .rmsnorm
-                    .launch(forward.context, row_geometry(rows, n_embd), &norm)?;
+                    .launch(&rank.context, row_geometry(rows, n_embd), &norm)?;
             }
             values(rows, &mut |row| {
                 tap.see(work.request, &checkpoint, position, row);
@@ -234,21 +223,16 @@ fn every_row(
 }
 
 /// Launches final norm, logits and the greedy choice of some of the step's `drawing` rows.
-pub fn logits(
-    forward: &Forward<'_>,
-    drawing: usize,
-    first: usize,
-    rows: usize,
-) -> Result<(), Fault> {
-    let (config, buffers) = (forward.config, &forward.buffers);
+pub fn logits(rank: &Rank, drawing: usize, first: usize, rows: usize) -> Result<(), Fault> {
+    let (config, buffers) = (&rank.config, &rank.scratch.buffers);
     let parts = argmax_parts(drawing);
     let (n_embd, vocab) = (config.n_embd, config.vocab_size);
     let stage = Stage::Qkv.of(config.n_layers);
     let norm = RowArgs {
         gather: buffers.gather.on_device().add(first),
-        weight: forward.weights.vector(&forward.weights.tensors.output_norm),
+        weight: rank.weights.vector(&rank.weights.tensors.output_norm),
         plain: buffers.norm,
-        ..forward.row_arguments(rows, buffers.x, n_embd, stage)
+        ..rank.row_arguments(rows, buffers.x, n_embd, stage)
     };
     let argmax = ArgmaxArgs {
         logits: buffers.logits,
@@ -262,32 +246,26 @@ pub fn logits(
     // SAFETY: `gather` names rows of the stream; `norm` and `logits` hold `head_rows` rows, `best`
     // the parts of all that draw, and there are no more.
     unsafe {
-        forward
-            .ops
+        rank.ops
             .rmsnorm
-            .launch(forward.context, row_geometry(rows, n_embd), &norm)?;
-        forward.project(
+            .launch(&rank.context, row_geometry(rows, n_embd), &norm)?;
+        rank.project(
             rows,
-            &[forward.weights.tensors.output],
+            &[rank.weights.tensors.output],
             n_embd,
             Output::stored(buffers.logits, vocab),
         )?;
-        forward
-            .ops
+        rank.ops
             .argmax
-            .launch(forward.context, argmax_geometry, &argmax)
+            .launch(&rank.context, argmax_geometry, &argmax)
     }
 }
 
 /// Shows the final norm of some drawing rows to a tap that requests it.
-fn show_norms(
-    forward: &Forward<'_>,
-    drawing: &[DrawingRow],
-    tap: &mut dyn Tap,
-) -> Result<(), Fault> {
-    let (norm, width) = (forward.buffers.norm, forward.config.n_embd);
+fn show_norms(rank: &Rank, drawing: &[DrawingRow], tap: &mut dyn Tap) -> Result<(), Fault> {
+    let (norm, width) = (rank.scratch.buffers.norm, rank.config.n_embd);
     let rows = drawing.iter().map(|it| (it.request, it.position));
     // SAFETY: there is a row for each of `drawing`.
-    let row = |at| unsafe { read(forward.context, norm.add(at * width), width) };
+    let row = |at| unsafe { read(&rank.context, norm.add(at * width), width) };
     watch(tap, Checkpoint::FinalNorm, rows, row)
 }

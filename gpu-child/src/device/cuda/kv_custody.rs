@@ -143,7 +143,7 @@ impl KvSharing {
 
 impl KvCustody for CudaExecutor {
     fn share(&self) -> Result<OwnedFd, Fault> {
-        self.kv.arena().share()
+        self.rank.kv.arena().share()
     }
 
     fn seal_every(&self) -> u32 {
@@ -172,7 +172,7 @@ impl KvCustody for CudaExecutor {
     }
 
     fn attach(&mut self, child: Generation, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
-        let page_bytes = self.kv.shape().page_bytes();
+        let page_bytes = self.rank.kv.shape().page_bytes();
         if bytes == 0 || !bytes.is_multiple_of(page_bytes) {
             return Err(Fault::Io {
                 message: format!("a KV cache of {bytes} bytes has no pages of {page_bytes}"),
@@ -227,12 +227,12 @@ impl KvCustody for CudaExecutor {
     #[cfg(feature = "fault-injection")]
     fn flip_bits(&mut self) {
         // A page of the first request, without a copy so far.
-        let place = self.kv.page(PageId(0));
+        let place = self.rank.kv.page(PageId(0));
         let mut byte = [0];
         // SAFETY: one byte of the page.
         let flipped = unsafe {
-            download(&self.context, &mut byte, place)
-                .and_then(|()| super::memory::upload(&self.context, place, &[byte[0] ^ 1]))
+            download(&self.rank.context, &mut byte, place)
+                .and_then(|()| super::memory::upload(&self.rank.context, place, &[byte[0] ^ 1]))
         };
         if let Err(fault) = flipped {
             eprintln!("worker-orcd-gpu: no bit was flipped: {fault}");
@@ -243,9 +243,9 @@ impl KvCustody for CudaExecutor {
 impl CudaExecutor {
     /// State for seals and copies; never used with an unshared KV cache.
     fn sharing(&mut self) -> Result<(&Context, &KvCache, &mut KvSharing), Fault> {
-        self.context.enter()?;
+        self.rank.context.enter()?;
         let sharing = self.kv_sharing.as_mut().expect("a KV cache that is shared");
-        Ok((&self.context, &self.kv, sharing))
+        Ok((&self.rank.context, &self.rank.kv, sharing))
     }
 }
 

@@ -3,7 +3,6 @@
 
 use super::CudaExecutor;
 use super::decode_step::is_watched;
-use super::forward::Forward;
 use super::graph::GraphKey;
 use super::head::{self, Head, LogitsState, OpenStep};
 use super::kernels::DrawnTokens;
@@ -18,26 +17,30 @@ pub fn begin(
     batch: &Batch<'_>,
     tap: &mut dyn Tap,
 ) -> Result<(), Fault> {
-    executor.context.enter()?;
+    executor.rank.context.enter()?;
     let slot = executor.steps.slot();
     let (before, requests) = executor.steps.previous();
-    let multiprocessors = executor.context.multiprocessors() as usize;
+    let multiprocessors = executor.rank.context.multiprocessors() as usize;
     let wide_on = executor
+        .rank
         .ops
         .attention_wide
         .is_some()
         .then_some(multiprocessors);
-    let groups = executor.kv.page_groups();
-    let plan = Plan::new(batch, &executor.config, groups, requests, wide_on);
-    let (context, scatter_inputs) = (&executor.context, &executor.ops.scatter_inputs);
+    let groups = executor.rank.kv.page_groups();
+    let plan = Plan::new(batch, &executor.rank.config, groups, requests, wide_on);
+    let (context, scatter_inputs) = (&executor.rank.context, &executor.rank.ops.scatter_inputs);
     let inputs = StepInputs {
         plan: &plan,
         slot,
         before,
-        board: executor.board.on_device(),
+        board: executor.rank.board.on_device(),
         step: batch.step,
     };
-    executor.scratch.upload(context, scatter_inputs, inputs)?;
+    executor
+        .rank
+        .scratch
+        .upload(context, scatter_inputs, inputs)?;
     let logits = launch_pass(executor, &plan, tap)?;
     executor.open = Some(OpenStep {
         step: batch.step,
@@ -53,25 +56,13 @@ pub fn draw(
     draws: &[Option<SampleWork<'_>>],
     tap: &mut dyn Tap,
 ) -> Result<(), Fault> {
-    executor.context.enter()?;
+    executor.rank.context.enter()?;
     let open = executor.open.take().expect("a step that was begun");
     assert_eq!(draws.len(), open.rows.len(), "a draw for each row");
     let slot = executor.steps.slot();
-    let forward = Forward {
-        context: &executor.context,
-        config: &executor.config,
-        weights: &executor.weights,
-        powers: &executor.powers,
-        kv: &executor.kv,
-        scratch: &executor.scratch,
-        ops: &executor.ops,
-        matmul: &executor.matmul,
-        experts: executor.experts.as_ref(),
-        buffers: executor.scratch.buffers,
-        board: executor.board.on_device(),
-    };
+    let rank = &executor.rank;
     let mut head = Head {
-        forward: &forward,
+        rank,
         draws: &mut executor.draws,
         shown: &mut executor.shown,
         slot,
@@ -85,7 +76,7 @@ pub fn draw(
         Some(sample.drawn(row.request, TO_BE_DRAWN))
     });
     let requests = open.rows.iter().map(|row| row.request);
-    let (context, drawn) = (&executor.context, drawn.collect());
+    let (context, drawn) = (&executor.rank.context, drawn.collect());
     executor
         .steps
         .launched(context, open.step, requests, drawn, drawn_tokens)
@@ -97,58 +88,46 @@ fn launch_pass(
     plan: &Plan<'_>,
     tap: &mut dyn Tap,
 ) -> Result<LogitsState, Fault> {
-    let forward = Forward {
-        context: &executor.context,
-        config: &executor.config,
-        weights: &executor.weights,
-        powers: &executor.powers,
-        kv: &executor.kv,
-        scratch: &executor.scratch,
-        ops: &executor.ops,
-        matmul: &executor.matmul,
-        experts: executor.experts.as_ref(),
-        buffers: executor.scratch.buffers,
-        board: executor.board.on_device(),
-    };
+    let rank = &executor.rank;
     if plan.rows.is_empty() {
         return Ok(LogitsState::ToCome);
     }
-    let splits = if forward.splits_over_blocks(plan) {
+    let splits = if rank.splits_over_blocks(plan) {
         plan.splits
     } else {
         0
     };
-    if let Some(key) = GraphKey::of(plan, forward.scratch.head_rows, splits)
-        && !is_watched(forward.config, plan, tap)
+    if let Some(key) = GraphKey::of(plan, rank.scratch.head_rows, splits)
+        && !is_watched(&rank.config, plan, tap)
     {
         if let Some(decode_step) = &mut executor.decode_step
-            && decode_step.takes(forward.context, forward.config, plan)
+            && decode_step.takes(&rank.context, &rank.config, plan)
         {
-            decode_step.launch(&forward, plan)?;
+            decode_step.launch(rank, plan)?;
             let ranks = DrawnTokens::of_rows(decode_step.best(), decode_step.broken());
             return Ok(LogitsState::Ranked(ranks));
         }
-        let pass = || forward.pass(plan);
+        let pass = || rank.pass(plan);
         if executor
             .graphs
-            .launch(forward.context, &executor.aside, key, pass)?
+            .launch(&rank.context, &executor.aside, key, pass)?
         {
             return Ok(LogitsState::Chosen);
         }
     }
-    forward.embed(plan)?;
-    forward.watch(tap, plan, Checkpoint::Embedding)?;
-    for (index, layer) in forward.weights.tensors.layers.iter().enumerate() {
-        forward.mixer(plan, index, layer)?;
-        forward.feed_forward(plan.rows.len(), index, layer)?;
-        forward.watch(tap, plan, Checkpoint::Layer(index as u32))?;
+    rank.embed(plan)?;
+    rank.watch(tap, plan, Checkpoint::Embedding)?;
+    for (index, layer) in rank.weights.tensors.layers.iter().enumerate() {
+        rank.mixer(plan, index, layer)?;
+        rank.feed_forward(plan.rows.len(), index, layer)?;
+        rank.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }
-    head::show_hidden(&forward, plan, tap)?;
-    head::show_prompts(&forward, plan, tap)?;
+    head::show_hidden(rank, plan, tap)?;
+    head::show_prompts(rank, plan, tap)?;
     let rows = plan.drawing.len();
-    if rows == 0 || rows > forward.scratch.head_rows {
+    if rows == 0 || rows > rank.scratch.head_rows {
         return Ok(LogitsState::ToCome);
     }
-    head::logits(&forward, rows, 0, rows)?;
+    head::logits(rank, rows, 0, rows)?;
     Ok(LogitsState::Chosen)
 }

@@ -2,21 +2,18 @@
 //! or taken over in place), and the KV cache.
 
 use super::aside::Aside;
-use super::board::Board;
-use super::bounds::Powers;
 use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
 use super::delta_net;
-use super::experts::Experts;
 use super::graph::Graphs;
 use super::kernels::Module;
 use super::kv::{KvCache, KvRoom, page_groups};
 use super::kv_custody::KvSharing;
-use super::matmul::Matmul;
 use super::memory::{ALIGNMENT, Arena, Purpose, upload};
-use super::ops::{Ops, split_shared_bytes};
+use super::ops::split_shared_bytes;
 use super::pack::{pack, staging_bytes};
+use super::rank::Rank;
 use super::residency::Residency;
 use super::sample::Draws;
 use super::scratch::{Largest, Scratch};
@@ -31,7 +28,7 @@ use crate::device::common::kv::KvLayout;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, Source};
-use crate::model::{FeedForward, GatedUnit, GgufFile, Mapping, ModelConfig, TensorView};
+use crate::model::{GgufFile, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
 
 /// Head sizes of the compiled attention.cu.
@@ -99,62 +96,34 @@ pub fn load(
     let role = options.load.role;
     let kv = KvCache::new(&device.context, layout, room, role)?;
     let scratch = Scratch::new(&device.context, config, largest, kv.taken())?;
-    let mut executor = assemble(device, config, weights, kv, scratch)?;
-    if role == Role::Standby && executor.kv.is_shared() {
+    let Device { context, module } = device;
+    let rank = Rank::new(context, &module, config, weights, (kv, scratch))?;
+    let mut executor = assemble(rank, &module)?;
+    if role == Role::Standby && executor.rank.kv.is_shared() {
         warm_up(&mut executor, sequence_tokens)?;
     }
     Ok(executor)
 }
 
-/// Looks up the kernels for a loaded model.
-fn assemble(
-    Device { context, module }: Device,
-    config: &ModelConfig,
-    weights: Weights,
-    kv: KvCache,
-    scratch: Scratch,
-) -> Result<CudaExecutor, Fault> {
-    let ops = Ops::load(&context, &module, config)?;
+/// Prepares steps of a loaded model.
+fn assemble(rank: Rank, module: &Module) -> Result<CudaExecutor, Fault> {
+    let (context, weights, config) = (&rank.context, &rank.weights, &rank.config);
+    let vocab = config.vocab_size;
     let Largest {
         tokens,
         sequence_tokens,
         ..
-    } = scratch.largest;
-    let vocab = config.vocab_size;
-    let draws = Draws::load(&context, &module, tokens, vocab, sequence_tokens)?;
-    let types = weights.tensors.matrices().map(|matrix| matrix.ty);
-    let matmul = Matmul::load(&context, &module, types)?;
-    let experts = match config.experts {
-        Some(of) => {
-            let layers = weights.tensors.layers.iter();
-            let units = layers.filter_map(|layer| match &layer.feed_forward {
-                FeedForward::Experts(experts) => Some(&experts.unit),
-                FeedForward::Dense(_) => None,
-            });
-            let types = units.flat_map(GatedUnit::linears).map(|it| it.weight.ty);
-            Some(Experts::load(&context, &module, of, types)?)
-        }
-        None => None,
-    };
-    let powers = Powers::find(&context, &module, config, &weights)?;
-    let decode_step = DecodeStep::load(&context, &module, config, &weights, &powers)?;
-    let board = Board::new(&context, config.n_layers)?;
-    let residency = Residency::new(&context, Checksum::load(&module)?, &weights.arena)?;
-    let kv_sharing = match kv.is_shared() {
-        true => Some(KvSharing::load(&context, &module)?),
+    } = rank.scratch.largest;
+    let draws = Draws::load(context, module, tokens, vocab, sequence_tokens)?;
+    let decode_step = DecodeStep::load(context, module, config, weights, &rank.powers)?;
+    let residency = Residency::new(context, Checksum::load(module)?, &weights.arena)?;
+    let kv_sharing = match rank.kv.is_shared() {
+        true => Some(KvSharing::load(context, module)?),
         false => None,
     };
     context.synchronize("loading the model")?;
     Ok(CudaExecutor {
-        config: config.clone(),
-        weights,
-        powers,
-        kv,
         kv_sharing,
-        scratch,
-        ops,
-        matmul,
-        experts,
         decode_step,
         graphs: Graphs::default(),
         #[cfg(feature = "fault-injection")]
@@ -164,9 +133,8 @@ fn assemble(
         shown: ShownRows::new(vocab),
         steps: StepQueue::new()?,
         open: None,
-        board,
-        aside: Aside::start(&context)?,
-        context,
+        aside: Aside::start(context)?,
+        rank,
     })
 }
 

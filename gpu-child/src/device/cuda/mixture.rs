@@ -17,11 +17,11 @@ use super::expert_room::{ExpertBuffers, is_bounded};
 use super::expert_way::Way;
 use super::experts::Experts as Kernels;
 use super::experts_wide::PLACE_GROUP;
-use super::forward::Forward;
 use super::headers::constant;
 use super::kernels::{Part, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
+use super::rank::Rank;
 use super::weights::{Experts, Layer, Linear, units};
 use worker_orcd_ipc::Fault;
 
@@ -31,7 +31,7 @@ const CLAMPED_UP: f32 = (1 << constant!("glu.cuh", SWIGLU_LOG_UP)) as f32;
 /// A batch in one layer's experts.
 #[derive(Clone, Copy)]
 struct Mixture<'a> {
-    forward: &'a Forward<'a>,
+    rank: &'a Rank,
     kernels: &'a Kernels,
     experts: &'a Experts,
     room: ExpertBuffers,
@@ -40,7 +40,7 @@ struct Mixture<'a> {
     way: Way,
 }
 
-impl Forward<'_> {
+impl Rank {
     /// Adds the outputs of a layer's experts to the residual stream.
     ///
     /// # Panics
@@ -52,10 +52,10 @@ impl Forward<'_> {
         layer: &Layer,
         experts: &Experts,
     ) -> Result<(), Fault> {
-        let kernels = self.experts.expect("a model with experts");
-        let room = self.buffers.experts.expect("a model with experts");
+        let kernels = self.experts.as_ref().expect("a model with experts");
+        let room = self.scratch.buffers.experts.expect("a model with experts");
         let mixture = Mixture {
-            forward: self,
+            rank: self,
             kernels,
             experts,
             room,
@@ -76,33 +76,33 @@ impl Forward<'_> {
 impl Mixture<'_> {
     /// Computes the norm, the router's choices and the output of the shared expert.
     fn choose(&self, norm: RowArgs) -> Result<(), Fault> {
-        let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
-        let n_embd = forward.config.n_embd;
+        let (rank, room, config) = (self.rank, &self.room, &self.experts.config);
+        let n_embd = rank.config.n_embd;
         let route = self.route_arguments();
         let router = &self.experts.router;
         if self.kernels.routes_few(router, self.way, self.rows) {
-            let router = forward.weights.part(router, 0);
+            let router = rank.weights.part(router, 0);
             let arguments = RouteFewArgs {
                 norm,
                 router,
                 route,
             };
             // SAFETY: the room holds every row of a batch.
-            return unsafe { self.kernels.route_few(forward.context, &arguments) };
+            return unsafe { self.kernels.route_few(&rank.context, &arguments) };
         }
-        forward.make_input(&forward.ops.rmsnorm, &norm)?;
+        rank.make_input(&rank.ops.rmsnorm, &norm)?;
         let shared = self.experts.shared.as_ref();
         let weigher = shared.map(|shared| shared.weigher);
         let weighers: Vec<Linear> = [*router].into_iter().chain(weigher).collect();
         let logits = Output::stored(room.logits, config.logits());
-        forward.project(self.rows, &weighers, n_embd, logits)?;
+        rank.project(self.rows, &weighers, n_embd, logits)?;
         if let Some(shared) = shared {
             let stage = Stage::GateUp.of(self.index);
             let out = Output::stored(room.shared, n_embd);
-            forward.gated_unit(self.rows, (self.index, &shared.unit), stage, out)?;
+            rank.gated_unit(self.rows, (self.index, &shared.unit), stage, out)?;
         }
         // SAFETY: logits of every row were launched before; the room holds every row of a batch.
-        unsafe { self.kernels.route(forward.context, &route) }
+        unsafe { self.kernels.route(&rank.context, &route) }
     }
 
     fn route_arguments(&self) -> RouteArgs {
@@ -122,7 +122,7 @@ impl Mixture<'_> {
     }
 
     fn multiply(&self) -> Result<(), Fault> {
-        let (context, room) = (self.forward.context, &self.room);
+        let (context, room) = (&self.rank.context, &self.room);
         self.bring_to_places()?;
         self.gate_up()?;
         let down = &self.experts.unit.down;
@@ -172,11 +172,11 @@ impl Mixture<'_> {
             rows: room.routing.rows,
             out: room.act,
             out_scale: room.act_scale,
-            units: units(self.forward.config.n_embd) as i32,
+            units: units(self.rank.config.n_embd) as i32,
             groups: places.div_ceil(PLACE_GROUP) as i32,
         };
         // SAFETY: the room has rows for every place of a batch; the routing was launched before.
-        unsafe { pack.run(self.forward.context, &arguments) }
+        unsafe { pack.run(&self.rank.context, &arguments) }
     }
 
     /// Multiplies gate and up of every pair into `ff`, as a gated linear unit if the two run as one product.
@@ -203,7 +203,7 @@ impl Mixture<'_> {
             // SAFETY: the room has rows for every pair of a batch; the routing was launched before.
             unsafe {
                 self.kernels
-                    .multiply(self.forward.context, of, linears[0], &arguments)
+                    .multiply(&self.rank.context, of, linears[0], &arguments)
             }
         };
         if paired {
@@ -218,7 +218,7 @@ impl Mixture<'_> {
     }
 
     fn is_bounded(&self) -> bool {
-        is_bounded(self.forward.config)
+        is_bounded(&self.rank.config)
     }
 
     /// The product of gate and up writes inputs of down.
@@ -230,7 +230,7 @@ impl Mixture<'_> {
     /// Address after the results of all places.
     fn bounded_inputs(&self) -> DevicePtr<u16> {
         let places = self.kernels.places(self.way, self.rows);
-        self.room.ff.add(places * self.forward.config.n_embd).cast()
+        self.room.ff.add(places * self.rank.config.n_embd).cast()
     }
 
     fn ff_stride(&self) -> usize {
@@ -240,7 +240,7 @@ impl Mixture<'_> {
 
     /// Converts the outputs of gate and up to F16.
     fn make_inputs_of_down(&self) -> Result<(), Fault> {
-        let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
+        let (rank, room, config) = (self.rank, &self.room, &self.experts.config);
         let rows = self.kernels.places(self.way, self.rows);
         let arguments = RowArgs {
             out: room.act,
@@ -251,15 +251,15 @@ impl Mixture<'_> {
             },
             in_stride: self.ff_stride() as i32,
             up: CLAMPED_UP,
-            ..forward.row_arguments(rows, room.ff, config.n_ff, Stage::Down.of(self.index))
+            ..rank.row_arguments(rows, room.ff, config.n_ff, Stage::Down.of(self.index))
         };
         let kernel = match (self.is_paired(), self.is_bounded()) {
-            (true, false) => &forward.ops.scale_rows,
-            (true, true) => &forward.ops.scale_bounded_rows,
-            (false, false) => &forward.ops.glu_rows,
-            (false, true) => &forward.ops.glu_bounded_rows,
+            (true, false) => &rank.ops.scale_rows,
+            (true, true) => &rank.ops.scale_bounded_rows,
+            (false, false) => &rank.ops.glu_rows,
+            (false, true) => &rank.ops.glu_bounded_rows,
         };
-        forward.make_input(kernel, &arguments)
+        rank.make_input(kernel, &arguments)
     }
 
     /// Arguments of a product of an expert's matrices, with results by place, one after the other.
@@ -270,7 +270,7 @@ impl Mixture<'_> {
         x: DevicePtr<u16>,
         scale: DevicePtr<f32>,
     ) -> ExpertsArgs {
-        let weights = self.forward.weights;
+        let weights = &self.rank.weights;
         let parts: [Part; 2] = linears.map(|it| self.kernels.part(weights, it, column));
         ExpertsArgs {
             parts,
@@ -282,13 +282,13 @@ impl Mixture<'_> {
             paired: 0,
             units: units(linears[0].weight.cols) as i32,
             out_stride: parts[0].rows,
-            activation: self.forward.config.activation as i32,
+            activation: self.rank.config.activation as i32,
             unused: 0,
         }
     }
 
     fn combine_arguments(&self) -> CombineArgs {
-        let (forward, room, config) = (self.forward, &self.room, &self.experts.config);
+        let (rank, room, config) = (self.rank, &self.room, &self.experts.config);
         CombineArgs {
             routing: room.routing,
             results: room.ff,
@@ -297,11 +297,11 @@ impl Mixture<'_> {
                 None => DevicePtr::NULL,
             },
             logits: room.logits,
-            x: forward.buffers.x,
+            x: rank.scratch.buffers.x,
             stride: config.logits() as i32,
             experts: config.count as i32,
             used: config.used as i32,
-            n_embd: forward.config.n_embd as i32,
+            n_embd: rank.config.n_embd as i32,
         }
     }
 }

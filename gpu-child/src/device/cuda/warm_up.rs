@@ -20,7 +20,7 @@ const TIMES: usize = 2;
 /// # Errors
 /// If the device fails.
 pub fn warm_up(executor: &mut CudaExecutor, sequence_tokens: usize) -> Result<(), Fault> {
-    let most = executor.scratch.largest.tokens;
+    let most = executor.rank.scratch.largest.tokens;
     // Attention has another division of work at the start of a sequence than at its end.
     for tokens in PROMPTS
         .into_iter()
@@ -37,8 +37,8 @@ pub fn warm_up(executor: &mut CudaExecutor, sequence_tokens: usize) -> Result<()
             }
         }
     }
-    executor.kv.clear_page(&executor.context, PAGE)?;
-    executor.context.synchronize("warming up")
+    executor.rank.kv.clear_page(&executor.rank.context, PAGE)?;
+    executor.rank.context.synchronize("warming up")
 }
 
 /// All positions lie here.

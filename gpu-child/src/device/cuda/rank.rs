@@ -1,0 +1,92 @@
+//! Everything of one context that a pass reads: weights, kernels, KV cache and activations.
+//!
+//! An executor has one rank. [`forward`](super::forward) and [`mixture`](super::mixture) compute a pass with it.
+
+use super::board::Board;
+use super::bounds::Powers;
+use super::context::Context;
+use super::experts::Experts;
+use super::kernels::Module;
+use super::kv::KvCache;
+use super::matmul::Matmul;
+use super::ops::Ops;
+use super::scratch::Scratch;
+use super::weights::Weights;
+use crate::model::{FeedForward, GatedUnit, ModelConfig};
+use worker_orcd_ipc::Fault;
+
+#[derive(Debug)]
+pub struct Rank {
+    pub config: ModelConfig,
+    pub weights: Weights,
+    pub powers: Powers,
+    pub kv: KvCache,
+    pub scratch: Scratch,
+    pub ops: Ops,
+    pub matmul: Matmul,
+    /// Kernels of a mixture of experts.
+    pub experts: Option<Experts>,
+    pub board: Board,
+    /// Last, because all other fields have memory of it.
+    pub context: Context,
+}
+
+impl Rank {
+    /// Looks up the kernels for a loaded model.
+    ///
+    /// # Errors
+    /// If a kernel is missing, or the device fails.
+    pub fn new(
+        context: Context,
+        module: &Module,
+        config: &ModelConfig,
+        weights: Weights,
+        (kv, scratch): (KvCache, Scratch),
+    ) -> Result<Self, Fault> {
+        let types = weights.tensors.matrices().map(|matrix| matrix.ty);
+        let experts = match config.experts {
+            Some(of) => {
+                let layers = weights.tensors.layers.iter();
+                let units = layers.filter_map(|layer| match &layer.feed_forward {
+                    FeedForward::Experts(experts) => Some(&experts.unit),
+                    FeedForward::Dense(_) => None,
+                });
+                let types = units.flat_map(GatedUnit::linears).map(|it| it.weight.ty);
+                Some(Experts::load(&context, module, of, types)?)
+            }
+            None => None,
+        };
+        Ok(Self {
+            config: config.clone(),
+            ops: Ops::load(&context, module, config)?,
+            matmul: Matmul::load(&context, module, types)?,
+            experts,
+            powers: Powers::find(&context, module, config, &weights)?,
+            weights,
+            kv,
+            scratch,
+            board: Board::new(&context, config.n_layers)?,
+            context,
+        })
+    }
+
+    /// Takes the memory that a standby has deferred.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn take_memory(&mut self) -> Result<(), Fault> {
+        self.context.enter()?;
+        self.scratch.take(&self.context)?;
+        self.kv.take(&self.context)?;
+        self.context.synchronize("taking over")
+    }
+
+    /// Drops the architecture-specific kernels.
+    pub fn use_portable_kernels(&mut self) {
+        self.matmul.use_portable();
+        self.ops.use_portable();
+        if let Some(experts) = &mut self.experts {
+            experts.use_portable();
+        }
+    }
+}
