@@ -9,15 +9,14 @@
 //! * [`context`] owns one context and one stream; [`memory`] owns all device memory, by purpose;
 //!   [`kernels`] finds and launches the compiled kernels of `kernels/cuda`.
 //! * [`rank`] has everything of one context that a pass reads; [`places`] lays out its buffers.
-//! * [`load`] computes the memory budget of an open device, copies the file's tensors and packs them on the device,
-//!   followed by the tables by position ([`tables`]); [`bounds`] bounds the outputs; [`residency`] then verifies that
-//!   the weights are resident and unchanged.
+//! * [`load`] computes the memory budget of an open device, copies the file's tensors and packs them on the device;
+//!   [`bounds`] bounds the outputs; [`residency`] then verifies that the weights are resident and unchanged.
 //! * [`plan`] lays out a batch; [`launch`] launches a step; [`forward`] is the pass; [`matmul`] selects among kernels
 //!   with equal bits, and [`wide`] the tiling for Hopper; [`sample`] draws the tokens, and [`shown_rows`] returns the
 //!   logits of the draws.
 //! * [`mixture`] is a layer's mixture of experts; [`experts`] has its kernels ([`expert_way`] lists the ways of
 //!   multiplication, [`experts_wide`] is Hopper's), and [`products_few`] a kernel for products of few rows around it.
-//! * [`delta_net`] is a layer's delta net in place of attention, and [`states`] has the pages of recurrent states in a step.
+//! * [`mixers`] holds the kinds of mixers. The module of each has everything of it: [`attention`], [`delta_net`].
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`step_model`] lists the models, [`tags`] of its
 //!   exchanges, [`shared_plan`] of its blocks' memory, [`deal`] of its attention); [`graph`] records the launches of larger
 //!   ones.
@@ -35,6 +34,7 @@
 mod architectures;
 mod arguments;
 mod aside;
+mod attention;
 mod board;
 mod bounds;
 mod checksum;
@@ -63,6 +63,7 @@ mod load;
 mod mapping;
 mod matmul;
 mod memory;
+mod mixers;
 mod mixture;
 mod ops;
 mod pack;
@@ -76,10 +77,8 @@ mod sample;
 mod scratch;
 mod shared_plan;
 mod shown_rows;
-mod states;
 mod step_model;
 mod step_queue;
-mod tables;
 mod tags;
 mod tensor_map;
 mod warm_up;

@@ -120,67 +120,6 @@ layout! {
         pub weights: [TensorMap; 3],
     }
 
-    pub struct KvArgs in "kv.cuh" {
-        pub pages: DevicePtr<u16>,
-        pub page_stride: u64,
-        pub layer_offset: u64,
-        pub tables: DevicePtr<i32>,
-    }
-
-    pub struct RopeArgs in "rope_kv.cuh" {
-        pub qkv: DevicePtr<f32>,
-        pub rows: DevicePtr<Row>,
-        pub rope_table: DevicePtr<[f32; 2]>,
-        pub q_norm: DevicePtr<f32>,
-        pub k_norm: DevicePtr<f32>,
-        pub temperature: DevicePtr<f32>,
-        pub q: DevicePtr<u16>,
-        pub kv: KvArgs,
-        pub heads: i32,
-        pub kv_heads: i32,
-        pub head_dim: i32,
-        pub dims: i32,
-        pub half_offset: i32,
-        pub eps: f32,
-    }
-
-    pub struct RopeRowsArgs in "rope_kv.cu" {
-        pub rope: RopeArgs,
-        pub per_query: i32,
-        pub clears: i32,
-    }
-
-    #[derive(PartialEq, Eq)]
-    pub struct Tile in "attention.cuh" {
-        pub row0: i32,
-        pub first: i32,
-        pub count: i32,
-        pub position0: i32,
-        pub table: i32,
-    }
-
-    pub struct AttentionArgs in "attention.cuh" {
-        pub q: DevicePtr<u16>,
-        pub out: DevicePtr<f32>,
-        pub partial: DevicePtr<f32>,
-        pub tiles: DevicePtr<Tile>,
-        pub kv: KvArgs,
-        pub n_tiles: i32,
-        pub heads: i32,
-        pub kv_heads: i32,
-        pub splits: i32,
-        pub scale: f32,
-        pub window: i32,
-        pub sinks: DevicePtr<f32>,
-    }
-
-    pub struct MergeArgs in "attention.cu" {
-        pub attention: AttentionArgs,
-        pub rows: DevicePtr<Row>,
-        pub n_rows: i32,
-        pub head_dim: i32,
-    }
-
     pub struct ArgmaxArgs in "argmax.cuh" {
         pub logits: DevicePtr<f32>,
         pub best: DevicePtr<u64>,

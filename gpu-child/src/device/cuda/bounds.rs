@@ -1,5 +1,5 @@
 //! Powers of two that scale inputs of products to F16 (`kernels/cuda/input_rows.cuh`), computed from the model's weights:
-//! for outputs of attention and of gated units.
+//! for outputs of mixers and of gated units.
 //!
 //! `kernels/cuda/bound.cu` computes an upper bound of these values that holds for every row; the power of two moves it to
 //! the upper end of F16. A row whose largest value is more than 2^-15 of the bound is as exact as with a power of its own.
@@ -10,6 +10,7 @@ use super::context::Context;
 use super::headers::constant;
 use super::kernels::{BoundArgs, Geometry, Kernel, Module, Part};
 use super::memory::{Arena, DevicePtr, Purpose, download};
+use super::mixers;
 use super::weights::{Layer, Linear, Vector, Weights, units};
 use crate::model::{FeedForward, ModelConfig};
 use worker_orcd_ipc::Fault;
@@ -61,7 +62,7 @@ impl Power {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LayerPowers {
-    attention: Power,
+    mixer: Power,
     unit: Option<Power>,
 }
 
@@ -108,10 +109,10 @@ impl Powers {
         })
     }
 
-    /// Power for attention's outputs in a layer.
+    /// Power for the outputs of a layer's mixer.
     #[must_use]
-    pub fn attention(&self, layer: usize) -> Power {
-        self.layers[layer].attention
+    pub fn mixer(&self, layer: usize) -> Power {
+        self.layers[layer].mixer
     }
 
     /// Power for outputs of a layer's dense gated unit. `None`: each row has its own.
@@ -122,10 +123,10 @@ impl Powers {
 }
 
 /// Matrices with bounded outputs, and the norm of their input.
-struct Bounded<'a> {
-    norm: &'a Vector,
-    /// One matrix, or gate and up. Empty in a layer without attention, or without a dense gated unit.
-    linears: &'a [Linear],
+pub struct Bounded<'a> {
+    pub norm: &'a Vector,
+    /// One matrix, or gate and up. Empty without a bound.
+    pub linears: &'a [Linear],
 }
 
 impl Bounded<'_> {
@@ -151,8 +152,7 @@ impl Bounded<'_> {
     }
 }
 
-/// V of attention, and the dense gated unit: in a mixture of experts, the shared expert. Rows behind a delta net have a power of
-/// their own: the launch that makes them has all of a row anyway.
+/// The mixer, and the dense gated unit: in a mixture of experts, the shared expert.
 fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
     let unit: &[Linear] = match &layer.feed_forward {
         FeedForward::Dense(unit) => &unit.gate_up,
@@ -161,12 +161,8 @@ fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
             None => &[],
         },
     };
-    let attention = layer.attention();
     [
-        Bounded {
-            norm: &layer.attn_norm,
-            linears: attention.map_or(&[], |it| std::slice::from_ref(&it.qkv[2])),
-        },
+        mixers::bounded(layer),
         Bounded {
             norm: &layer.ffn_norm,
             linears: unit,
@@ -179,10 +175,10 @@ fn bound_of(squares: impl Iterator<Item = u32>) -> f32 {
     f32::from_bits(squares.max().unwrap_or_default()).sqrt()
 }
 
-/// Powers for the bounds of V and of the gated unit of each layer.
+/// Powers for the bounds of the mixer and of the gated unit of each layer.
 fn layers_of(activation: Activation, bounds: &[f32]) -> Vec<LayerPowers> {
     let of = |&[values, unit]: &[f32; 2]| LayerPowers {
-        attention: Power::of_mean(values),
+        mixer: Power::of_mean(values),
         unit: match activation {
             Activation::ClampedSwiglu => Some(Power(CLAMPED)),
             _ => Power::below(unit),

@@ -1,16 +1,19 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up), for models without windows, sinks, gates, delta nets, norms after
+//! bulk copies (compute capability 9 and up), for models of attention without windows, sinks, gates, norms after
 //! blocks, a scale of the embedding, or an activation other than SiLU. A model with experts has a kernel of its own
 //! (`step_experts.cuh`), for one sequence, without a shared expert and biases of experts. It gives the same bits as the
 //! launches of [`forward`](super::forward); only time differs.
 
+use super::attention::{
+    AttentionArgs, RopeArgs, attention_arguments, attention_of, rope_arguments,
+};
 use super::bounds::{Power, Powers};
 use super::context::Context;
 use super::deal::Deal;
 use super::headers::{constant, layout};
-use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
+use super::kernels::{EmbedArgs, Geometry, Kernel, Module, Part};
 use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
 use super::rank::Rank;
@@ -19,7 +22,7 @@ use super::step_model::{
     MAX_ROWS, experts_of, has_shape, kernel_of, rows_of, unit_columns, unit_of, widths,
 };
 use super::tags::Tags;
-use super::weights::{Linear, Weights, attention_of};
+use super::weights::{Linear, Weights};
 use crate::device::{Checkpoint, Tap};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
@@ -270,12 +273,13 @@ impl DecodeStep {
         let blocks = rank.context.multiprocessors();
         let pairs = plan.rows.len() * config.n_kv_heads;
         let (teams, kept) = (shared.teams as usize, shared.kept_splits as usize);
-        let deal = Deal::of(teams, kept, pairs, plan.splits, blocks as usize);
+        let splits = plan.mixers.attention.splits;
+        let deal = Deal::of(teams, kept, pairs, splits, blocks as usize);
         let arguments = StepArgs {
             layers: self.arena.at(0, table),
             embed: rank.embed_arguments(),
-            rope: rank.rope_arguments(0, None),
-            attention: rank.attention_arguments(plan, 0),
+            rope: rope_arguments(rank, 0, None),
+            attention: attention_arguments(rank, &plan.mixers.attention, 0),
             head: weights.part(&weights.tensors.output, 0),
             head_norm: weights.vector(&weights.tensors.output_norm),
             exchange: self.exchange(config),
@@ -333,7 +337,8 @@ impl DecodeStep {
 
 /// Bytes of the partial results of a batch's attention, with two words per split beside its columns.
 fn partial_bytes(config: &ModelConfig, plan: &Plan<'_>) -> usize {
-    plan.rows.len() * config.n_heads * plan.splits * (config.head_dim + 2) * WORD_BYTES
+    let results = plan.rows.len() * config.n_heads * plan.mixers.attention.splits;
+    results * (config.head_dim + 2) * WORD_BYTES
 }
 
 /// Words of one replica of all vectors.
@@ -384,7 +389,7 @@ fn step_layer(config: &ModelConfig, weights: &Weights, powers: &Powers, index: u
         ffn_norm: weights.vector(&layer.ffn_norm),
         q_norm: weights.optional_vector(attention.q_norm.as_ref()),
         k_norm: weights.optional_vector(attention.k_norm.as_ref()),
-        attn_up: powers.attention(index).up(),
+        attn_up: powers.mixer(index).up(),
         ff_up: powers.unit(index).map_or(0.0, Power::up),
     }
 }

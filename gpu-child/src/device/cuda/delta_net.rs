@@ -5,21 +5,26 @@
 //!      └► gates, strengths, decays ────────────────┘              ┘
 //! ```
 //!
-//! States stay in their pages ([`states`](super::states)); `kernels/cuda/delta_net.cu` defines their contents and the order
+//! States stay in their pages ([`states`]); `kernels/cuda/delta_net.cu` defines their contents and the order
 //! of additions.
 
+pub mod states;
+
+use self::states::{StatePages, StatePlan, StateRow, StateSequence, most_pages};
 use super::board::Stage;
 use super::context::Context;
 use super::headers::{constant, layout};
 use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
+use super::places::{InputBuffer, Places, StepInput};
 use super::plan::Plan;
 use super::rank::Rank;
-use super::states::{StatePages, StateRow, StateSequence};
-use super::weights::{DeltaNet, Layer};
+use super::scratch::Largest;
+use super::weights::{Layer, Matrix, Vector};
 use crate::device::common::kv::PAGE_TOKENS;
-use crate::model::DeltaNetConfig;
+use crate::device::common::states::HALVES;
+use crate::model::{self, DeltaNetConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::delta_net::BLOCK;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
@@ -35,8 +40,10 @@ const LANES: usize = constant!("delta_net.cu", DELTA_LANES);
 // A page holds a block of positions.
 const _: () = assert!(PAGE_TOKENS == BLOCK);
 
+pub type DeltaNet = model::DeltaNet<Matrix, Vector>;
+
 layout! {
-    pub struct DeltaArgs in "delta_net.cu" {
+    struct DeltaArgs in "delta_net.cu" {
         projected: DevicePtr<f32>,
         rows: DevicePtr<Row>,
         state_rows: DevicePtr<StateRow>,
@@ -58,28 +65,45 @@ layout! {
     }
 }
 
-/// Kernels of a model's delta nets.
-#[derive(Debug)]
-pub struct DeltaNets {
-    inputs: Kernel<DeltaArgs>,
-    net: Kernel<DeltaArgs>,
+/// Refuses heads without a kernel.
+///
+/// # Errors
+/// A message that names them.
+pub fn check(config: &DeltaNetConfig) -> Result<(), String> {
+    let head_dim = config.head_dim;
+    match HEAD_DIMS.contains(&head_dim) {
+        true => Ok(()),
+        false => Err(format!(
+            "delta nets with heads of {head_dim} values are not supported on CUDA; {HEAD_DIMS:?} are"
+        )),
+    }
 }
 
-impl DeltaNets {
+/// Kernels of a model's delta nets.
+#[derive(Debug)]
+pub struct DeltaNetKernels {
+    inputs: Kernel<DeltaArgs>,
+    net: Kernel<DeltaArgs>,
+    gate_rows: Kernel<GatedRowsArgs>,
+}
+
+impl DeltaNetKernels {
     /// # Errors
     /// If a kernel is missing, or the device has too little shared memory for it.
     pub fn load(module: &Module, config: &DeltaNetConfig) -> Result<Self, Fault> {
         let head_dim = config.head_dim;
-        // SAFETY: the kernels of delta_net.cu take DeltaArgs, and wait.
-        let (inputs, net) = unsafe {
-            let net: Kernel<DeltaArgs> = module.kernel(&format!("delta_net_{head_dim}"))?;
-            (
-                module.kernel("delta_inputs")?.overlapping(),
-                net.overlapping(),
-            )
+        // SAFETY: the kernels of delta_net.cu take DeltaArgs, that of gated_rows.cu takes GatedRowsArgs, and all wait.
+        let kernels = unsafe {
+            Self {
+                inputs: module.kernel("delta_inputs")?.overlapping(),
+                net: module
+                    .kernel(&format!("delta_net_{head_dim}"))?
+                    .overlapping(),
+                gate_rows: module.kernel("gate_normal_rows")?.overlapping(),
+            }
         };
-        net.allow_shared(shared_bytes(head_dim))?;
-        Ok(Self { inputs, net })
+        kernels.net.allow_shared(shared_bytes(head_dim))?;
+        Ok(kernels)
     }
 
     /// Computes the rows of a batch in one layer: convolution, recurrence, and outputs before their norm.
@@ -120,7 +144,7 @@ impl DeltaNets {
 }
 
 /// `DeltaMemory` in delta_net.cu.
-pub fn shared_bytes(head_dim: usize) -> u32 {
+fn shared_bytes(head_dim: usize) -> u32 {
     const KEY_PAD: usize = constant!("delta_net.cu", KEY_PAD);
     const UPDATE_PAD: usize = constant!("delta_net.cu", UPDATE_PAD);
     const PRODUCT_PAD: usize = constant!("delta_net.cu", PRODUCT_PAD);
@@ -132,16 +156,48 @@ pub fn shared_bytes(head_dim: usize) -> u32 {
 }
 
 /// Floats of a projected row: whole groups of four, as `gated_rows.cu` reads its gates.
-pub fn projected_stride(config: &DeltaNetConfig) -> usize {
+pub fn projected_width(config: &DeltaNetConfig) -> usize {
     config.projected_width().next_multiple_of(4)
 }
 
-/// Floats of a row behind the convolution: queries and values.
-pub fn mixed_width(config: &DeltaNetConfig) -> usize {
-    config.k_width() + config.v_width()
+/// Buffers of delta nets, besides those that all mixers share.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaNetBuffers {
+    /// Queries and values behind the convolution.
+    mixed: DevicePtr<f32>,
+    rows: InputBuffer<StateRow>,
+    sequences: InputBuffer<StateSequence>,
+    /// Pages of recurrent states, by block and group.
+    pages: InputBuffer<i32>,
 }
 
-/// Adds a delta net's output to the residual stream of all rows.
+/// Inputs that delta nets add to those of a step.
+pub const INPUTS: usize = 3;
+
+impl DeltaNetBuffers {
+    pub fn place(places: &mut Places<'_>, config: &DeltaNetConfig, largest: Largest) -> Self {
+        let tokens = largest.tokens;
+        Self {
+            mixed: places.buffer(tokens * (config.k_width() + config.v_width())),
+            rows: places.input(tokens),
+            sequences: places.input(tokens),
+            pages: places.input(most_pages(largest.groups, tokens)),
+        }
+    }
+
+    /// # Panics
+    /// If the batch is larger than announced.
+    #[must_use]
+    pub fn inputs<'a>(&self, plan: &'a StatePlan) -> [StepInput<'a>; INPUTS] {
+        [
+            self.rows.filled(&plan.rows),
+            self.sequences.filled(&plan.sequences),
+            self.pages.filled(&plan.pages),
+        ]
+    }
+}
+
+/// Adds the output of a layer's delta net to the residual stream of all rows.
 ///
 /// # Errors
 /// If a launch fails.
@@ -155,13 +211,15 @@ pub fn run(
     (layer, net): (&Layer, &DeltaNet),
 ) -> Result<(), Fault> {
     let config = rank.config.delta_net_of(index).expect("a delta net");
-    let kernels = rank.ops.delta_nets.as_ref().expect("kernels of delta nets");
-    let (rows, buffers) = (plan.rows.len(), &rank.scratch.buffers);
+    let kernels = rank.mixers.delta_nets.as_ref();
+    let kernels = kernels.expect("kernels of delta nets");
+    let (rows, shared) = (plan.rows.len(), &rank.scratch.buffers.mixers);
     let arguments = arguments_of(rank, config, index, net);
 
     let stride = arguments.stride as usize;
     let behind_gates = config.channels() + config.v_width();
-    let [channels, rest] = [0, behind_gates].map(|at| Output::stored(buffers.qkv.add(at), stride));
+    let [channels, rest] =
+        [0, behind_gates].map(|at| Output::stored(shared.projected.add(at), stride));
     let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
     rank.make_and_project(
         &rank.ops.rmsnorm,
@@ -174,41 +232,43 @@ pub fn run(
     // SAFETY: the plan's rows and sequences were copied to the device; the scheduler hands out no pages outside the
     // arena, and that of a position which is written to one sequence only.
     unsafe {
-        let counts = (rows, plan.states.sequences.len());
+        let counts = (rows, plan.mixers.states.sequences.len());
         kernels.run(&rank.context, counts, &arguments)?;
     }
     let v_width = config.v_width();
     let gated = GatedRowsArgs {
         rows: RowArgs {
             weight: rank.weights.vector(&net.norm),
-            ..rank.row_arguments(rows, buffers.attn, v_width, Stage::Output.of(index))
+            ..rank.row_arguments(rows, shared.outputs, v_width, Stage::Output.of(index))
         },
-        gates: buffers.qkv.add(config.channels()),
+        gates: shared.projected.add(config.channels()),
         stride: arguments.stride,
         head_dim: arguments.head_dim,
         head_stride: arguments.head_dim,
         unused: 0,
     };
-    rank.make_gated_input(&rank.ops.gate_normal_rows, &gated)?;
+    rank.make_gated_input(&kernels.gate_rows, &gated)?;
     let post_norm = layer.attn_post_norm.as_ref();
-    rank.project(rows, &[net.output], v_width, rank.end_of_block(post_norm))?;
+    let output = rank.end_of_block(post_norm);
+    rank.project(rows, &[net.output], v_width, output)?;
     rank.add_norm(rows, post_norm, Stage::GateUp.of(index))
 }
 
 fn arguments_of(rank: &Rank, config: &DeltaNetConfig, index: usize, net: &DeltaNet) -> DeltaArgs {
-    let buffers = &rank.scratch.buffers;
+    let shared = &rank.scratch.buffers.mixers;
+    let buffers = shared.delta_nets.expect("buffers of delta nets");
     DeltaArgs {
-        projected: buffers.qkv,
-        rows: buffers.rows.on_device(),
-        state_rows: buffers.state_rows.on_device(),
-        sequences: buffers.state_sequences.on_device(),
+        projected: shared.projected,
+        rows: rank.scratch.buffers.rows.on_device(),
+        state_rows: buffers.rows.on_device(),
+        sequences: buffers.sequences.on_device(),
         conv: rank.weights.vector(&net.conv),
         dt: rank.weights.vector(&net.dt),
         decay: rank.weights.vector(&net.decay),
         mixed: buffers.mixed,
-        out: buffers.attn,
-        states: rank.kv.states(index, buffers.state_pages.on_device()),
-        stride: projected_stride(config) as i32,
+        out: shared.outputs,
+        states: state_pages(rank, index, buffers.pages.on_device()),
+        stride: projected_width(config) as i32,
         head_dim: config.head_dim as i32,
         k_heads: config.k_heads as i32,
         v_heads: config.v_heads as i32,
@@ -216,5 +276,46 @@ fn arguments_of(rank: &Rank, config: &DeltaNetConfig, index: usize, net: &DeltaN
         grouped: i32::from(config.order == HeadOrder::Grouped),
         eps: rank.config.norm_eps,
         unused: 0,
+    }
+}
+
+/// The units of a layer's state. `tables`: pages of states, by block and group.
+fn state_pages(rank: &Rank, index: usize, tables: DevicePtr<i32>) -> StatePages {
+    let kv = &rank.kv;
+    let states = kv.state_layout().expect("layers with a state");
+    let floats = kv.shape().page() / HALVES;
+    StatePages {
+        pages: kv.arena().at(0, kv.pages() as usize * floats),
+        page_stride: floats as u64,
+        tables,
+        groups: states.groups() as i32,
+        first: states.first_unit(index) as i32,
+        per_page: states.per_page() as i32,
+        unit: states.unit().floats() as i32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tiny_model::tiny_model;
+    use crate::model::{Architecture, ModelConfig, gguf};
+
+    #[test]
+    fn heads_without_a_kernel_are_refused_by_name() {
+        for architecture in [Architecture::Qwen35, Architecture::Qwen35Moe] {
+            let bytes = tiny_model(architecture).build();
+            let header = gguf::parse(&bytes).expect("a model");
+            let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+            let net = config.delta_net.expect("delta nets");
+            assert_eq!(check(&net), Ok(()));
+            let refused = check(&DeltaNetConfig {
+                head_dim: 48,
+                ..net
+            });
+            let refused = refused.expect_err("no kernel");
+            let expected = "delta nets with heads of 48 values are not supported on CUDA";
+            assert!(refused.contains(expected), "{refused}");
+        }
     }
 }

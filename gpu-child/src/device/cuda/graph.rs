@@ -13,6 +13,7 @@
 use super::aside::Aside;
 use super::context::{Context, check};
 use super::memory::Purpose;
+use super::mixers::MixerGrids;
 use super::plan::Plan;
 use cudarc::driver::sys::{self, CUstreamCaptureMode as CaptureMode};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -29,22 +30,16 @@ const STEPS_WITHOUT: u32 = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphKey {
     rows: usize,
-    tiles: usize,
-    /// Splits of the longest sequence; zero if one block computes all splits of a unit.
-    splits: usize,
+    mixers: MixerGrids,
 }
 
 impl GraphKey {
     /// `None` unless each sequence decodes and draws, within the rows of logits that the head holds.
     #[must_use]
-    pub fn of(plan: &Plan<'_>, head_rows: usize, splits: usize) -> Option<Self> {
+    pub fn of(plan: &Plan<'_>, head_rows: usize, mixers: MixerGrids) -> Option<Self> {
         let rows = plan.rows.len();
         let decodes = plan.sequences.len() == rows && plan.drawing.len() == rows;
-        (decodes && rows <= head_rows).then_some(Self {
-            rows,
-            tiles: plan.tiles.len(),
-            splits,
-        })
+        (decodes && rows <= head_rows).then_some(Self { rows, mixers })
     }
 }
 

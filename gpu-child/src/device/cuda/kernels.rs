@@ -4,10 +4,9 @@
 
 use super::architectures::{self, ComputeCapability};
 pub use super::arguments::{
-    AdoptPagesArgs, ArgmaxArgs, AttentionArgs, BoundArgs, ChecksumArgs, DrawnTokens, EmbedArgs,
-    GatedRowsArgs, INPUTS, KvArgs, MatmulArgs, MergeArgs, PAGES_AT_ONCE, PageShape, Part,
-    RepackArgs, RopeArgs, RopeRowsArgs, Row, RowArgs, SEAL_EVERY, SampleArgs, SampleRow,
-    ScatterInputsArgs, SealPagesArgs, Tile, TokensToHostArgs, WideArgs,
+    AdoptPagesArgs, ArgmaxArgs, BoundArgs, ChecksumArgs, DrawnTokens, EmbedArgs, GatedRowsArgs,
+    INPUTS, MatmulArgs, PAGES_AT_ONCE, PageShape, Part, RepackArgs, Row, RowArgs, SEAL_EVERY,
+    SampleArgs, SampleRow, ScatterInputsArgs, SealPagesArgs, TokensToHostArgs, WideArgs,
 };
 use super::context::{Context, check};
 use cudarc::driver::sys::{

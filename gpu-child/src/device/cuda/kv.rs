@@ -2,12 +2,10 @@
 
 use super::context::Context;
 use super::headers::constant;
-use super::kernels::KvArgs;
 use super::memory::{Arena, DevicePtr, Purpose, Taken, clear};
-use super::states::{PageGroups, StatePages};
 use crate::device::common::kv::{KvLayout, KvShape, PAGE_TOKENS};
 use crate::device::common::layer_groups::Place;
-use crate::device::common::states::{HALVES, StateLayout};
+use crate::device::common::states::StateLayout;
 use crate::device::{KvGeometry, PageId};
 use worker_orcd_ipc::{Fault, Role};
 
@@ -156,36 +154,24 @@ impl KvCache {
         2 * self.shape().half_layer() as u64
     }
 
-    /// `tables` returns the page tables of a group.
+    /// Group and index of a layer with attention among its pages.
     #[must_use]
-    pub fn layer(&self, layer: usize, tables: impl Fn(usize) -> DevicePtr<i32>) -> KvArgs {
-        let Place { group, index } = self.layout.groups.place(layer);
-        let halves = self.shape().page();
-        KvArgs {
-            pages: self.arena.at(0, self.pages as usize * halves),
-            page_stride: halves as u64,
-            layer_offset: index as u64 * self.layer_halves(),
-            tables: tables(group),
-        }
+    pub fn place(&self, layer: usize) -> Place {
+        self.layout.groups.place(layer)
     }
+}
 
-    /// The units of a layer with a state. `tables`: pages of states, by block and group.
-    ///
-    /// # Panics
-    /// If the layer has no state.
+/// Groups of pages of a block: first those of attention layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageGroups {
+    pub attention: usize,
+    pub states: usize,
+}
+
+impl PageGroups {
     #[must_use]
-    pub fn states(&self, layer: usize, tables: DevicePtr<i32>) -> StatePages {
-        let states = self.state_layout().expect("layers with a state");
-        let floats = self.shape().page() / HALVES;
-        StatePages {
-            pages: self.arena.at(0, self.pages as usize * floats),
-            page_stride: floats as u64,
-            tables,
-            groups: states.groups() as i32,
-            first: states.first_unit(layer) as i32,
-            per_page: states.per_page() as i32,
-            unit: states.unit().floats() as i32,
-        }
+    pub fn all(self) -> usize {
+        self.attention + self.states
     }
 }
 

@@ -6,6 +6,7 @@ use super::decode_step::is_watched;
 use super::graph::GraphKey;
 use super::head::{self, Head, LogitsState, OpenStep};
 use super::kernels::DrawnTokens;
+use super::mixers;
 use super::plan::Plan;
 use super::scratch::StepInputs;
 use crate::device::{Batch, Checkpoint, SampleWork, TO_BE_DRAWN, Tap};
@@ -20,15 +21,7 @@ pub fn begin(
     executor.rank.context.enter()?;
     let slot = executor.steps.slot();
     let (before, requests) = executor.steps.previous();
-    let multiprocessors = executor.rank.context.multiprocessors() as usize;
-    let wide_on = executor
-        .rank
-        .ops
-        .attention_wide
-        .is_some()
-        .then_some(multiprocessors);
-    let groups = executor.rank.kv.page_groups();
-    let plan = Plan::new(batch, &executor.rank.config, groups, requests, wide_on);
+    let plan = Plan::new(batch, &executor.rank, requests);
     let (context, scatter_inputs) = (&executor.rank.context, &executor.rank.ops.scatter_inputs);
     let inputs = StepInputs {
         plan: &plan,
@@ -92,12 +85,8 @@ fn launch_pass(
     if plan.rows.is_empty() {
         return Ok(LogitsState::ToCome);
     }
-    let splits = if rank.splits_over_blocks(plan) {
-        plan.splits
-    } else {
-        0
-    };
-    if let Some(key) = GraphKey::of(plan, rank.scratch.head_rows, splits)
+    let grids = plan.mixers.grids(rank);
+    if let Some(key) = GraphKey::of(plan, rank.scratch.head_rows, grids)
         && !is_watched(&rank.config, plan, tap)
     {
         if let Some(decode_step) = &mut executor.decode_step
@@ -118,7 +107,7 @@ fn launch_pass(
     rank.embed(plan)?;
     rank.watch(tap, plan, Checkpoint::Embedding)?;
     for (index, layer) in rank.weights.tensors.layers.iter().enumerate() {
-        rank.mixer(plan, index, layer)?;
+        mixers::run(rank, plan, index, layer)?;
         rank.feed_forward(plan.rows.len(), index, layer)?;
         rank.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }

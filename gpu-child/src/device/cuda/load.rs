@@ -5,13 +5,12 @@ use super::aside::Aside;
 use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
-use super::delta_net;
 use super::graph::Graphs;
 use super::kernels::Module;
 use super::kv::{KvCache, KvRoom, page_groups};
 use super::kv_custody::KvSharing;
 use super::memory::{ALIGNMENT, Arena, Purpose, upload};
-use super::ops::split_shared_bytes;
+use super::mixers::{self, Tables};
 use super::pack::{pack, staging_bytes};
 use super::rank::Rank;
 use super::residency::Residency;
@@ -19,7 +18,6 @@ use super::sample::Draws;
 use super::scratch::{Largest, Scratch};
 use super::shown_rows::ShownRows;
 use super::step_queue::StepQueue;
-use super::tables::Tables;
 use super::warm_up::warm_up;
 use super::weights::{Matrix, Vector, Weights};
 use super::{CudaExecutor, CudaOptions};
@@ -31,8 +29,6 @@ use crate::device::{KeptWeights, Source};
 use crate::model::{GgufFile, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
 
-/// Head sizes of the compiled attention.cu.
-pub const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
 /// Reserve in any case: for graphs, and for the driver's own memory besides our
 /// allocations.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -141,27 +137,7 @@ fn assemble(rank: Rank, module: &Module) -> Result<CudaExecutor, Fault> {
 /// `shared_bytes` is the maximum shared memory per block.
 fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
-    if !HEAD_DIMS.contains(&config.head_dim) {
-        return refuse(format!(
-            "heads of {} values are not supported on CUDA; {HEAD_DIMS:?} are",
-            config.head_dim
-        ));
-    }
-    let needed = split_shared_bytes(config.head_dim);
-    if needed > shared_bytes {
-        return refuse(format!(
-            "heads of {} values take {needed} bytes of shared memory, and this card has {shared_bytes}",
-            config.head_dim
-        ));
-    }
-    if let Some(head_dim) = config.delta_net.as_ref().map(|net| net.head_dim)
-        && !delta_net::HEAD_DIMS.contains(&head_dim)
-    {
-        return refuse(format!(
-            "delta nets with heads of {head_dim} values are not supported on CUDA; {:?} are",
-            delta_net::HEAD_DIMS
-        ));
-    }
+    mixers::check(config, shared_bytes).or_else(refuse)?;
     let mut widths = vec![("embedding", config.n_embd)];
     match &config.experts {
         None => widths.push(("feed-forward", config.n_ff)),
@@ -352,31 +328,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_computed_is_refused_by_name() {
-        let bytes = tiny_model(Architecture::Llama).build();
-        let header = gguf::parse(&bytes).expect("a model");
-        let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
-        config.head_dim = 48;
-        let refused = refuse_unsupported(&config, SHARED_BYTES).expect_err("no kernel");
-        let expected = "heads of 48 values are not supported on CUDA";
-        assert!(refused.to_string().contains(expected), "{refused}");
-    }
-
-    #[test]
-    fn delta_nets_with_heads_of_another_size_are_refused_by_name() {
-        for architecture in [Architecture::Qwen35, Architecture::Qwen35Moe] {
-            let bytes = tiny_model(architecture).build();
-            let header = gguf::parse(&bytes).expect("a model");
-            let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
-            assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
-            config.delta_net.as_mut().expect("delta nets").head_dim = 48;
-            let refused = refuse_unsupported(&config, SHARED_BYTES).expect_err("no kernel");
-            let expected = "delta nets with heads of 48 values are not supported on CUDA";
-            assert!(refused.to_string().contains(expected), "{refused}");
-        }
-    }
-
-    #[test]
     fn experts_whose_rows_would_share_a_tile_are_refused_by_name() {
         let files = [
             Architecture::Qwen2Moe,
@@ -410,18 +361,6 @@ mod tests {
             let expected = format!("a width of {what} of 36 is not supported on CUDA");
             assert!(message.contains(&expected), "{message}");
         }
-    }
-
-    #[test]
-    fn heads_for_which_a_card_has_too_little_shared_memory_are_refused_by_name() {
-        let bytes = tiny_model(Architecture::Gemma3).build();
-        let header = gguf::parse(&bytes).expect("a model");
-        let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
-        config.head_dim = 256;
-        assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
-        // Shared memory per block of an RTX 4090.
-        let refused = refuse_unsupported(&config, 99 << 10).expect_err("too little");
-        assert!(refused.to_string().contains("heads of 256"), "{refused}");
     }
 
     #[test]

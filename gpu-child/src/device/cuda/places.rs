@@ -3,7 +3,7 @@
 //! The code that places buffers runs twice: without an arena it counts their bytes for the memory budget, and in the
 //! allocated arena it returns their addresses. So a buffer is declared once, with its size.
 
-use super::arguments::{Row, Tile};
+use super::arguments::Row;
 use super::memory::{Arena, DevicePtr, Layout};
 
 /// The next free place. The default counts bytes only.
@@ -65,8 +65,6 @@ impl<'a> Places<'a> {
 pub unsafe trait Input: Copy {}
 // SAFETY: four `i32`.
 unsafe impl Input for Row {}
-// SAFETY: five `i32`.
-unsafe impl Input for Tile {}
 // SAFETY: one `i32`.
 unsafe impl Input for i32 {}
 

@@ -9,6 +9,7 @@ use super::experts::Experts;
 use super::kernels::Module;
 use super::kv::KvCache;
 use super::matmul::Matmul;
+use super::mixers::Mixers;
 use super::ops::Ops;
 use super::scratch::Scratch;
 use super::weights::Weights;
@@ -23,6 +24,7 @@ pub struct Rank {
     pub kv: KvCache,
     pub scratch: Scratch,
     pub ops: Ops,
+    pub mixers: Mixers,
     pub matmul: Matmul,
     /// Kernels of a mixture of experts.
     pub experts: Option<Experts>,
@@ -58,7 +60,8 @@ impl Rank {
         };
         Ok(Self {
             config: config.clone(),
-            ops: Ops::load(&context, module, config)?,
+            ops: Ops::load(module)?,
+            mixers: Mixers::load(&context, module, config)?,
             matmul: Matmul::load(&context, module, types)?,
             experts,
             powers: Powers::find(&context, module, config, &weights)?,
@@ -84,7 +87,7 @@ impl Rank {
     /// Drops the architecture-specific kernels.
     pub fn use_portable_kernels(&mut self) {
         self.matmul.use_portable();
-        self.ops.use_portable();
+        self.mixers.use_portable();
         if let Some(experts) = &mut self.experts {
             experts.use_portable();
         }

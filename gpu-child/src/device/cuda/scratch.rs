@@ -1,30 +1,22 @@
 //! Activations and inputs of one step, allocated once for the largest batch.
 
 use super::context::Context;
-use super::delta_net::{mixed_width, projected_stride};
 use super::expert_room::ExpertBuffers;
-use super::kernels::{DrawnTokens, Geometry, INPUTS, Kernel, Row, ScatterInputsArgs, Tile};
+use super::kernels::{DrawnTokens, Geometry, INPUTS, Kernel, Row, ScatterInputsArgs};
+use super::kv::PageGroups;
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, Taken};
+use super::mixers::{MixerBuffers, outputs_width};
 use super::places::{InputBuffer, Places, StepInput};
 use super::plan::Plan;
-use super::states::{PageGroups, StateRow, StateSequence};
 use super::step_queue::STEPS;
 use super::weights::{UNIT, units};
-use crate::device::common::kv::PAGE_TOKENS;
-use crate::device::common::layer_groups::MAX_LAYER_GROUPS;
-use crate::model::{DeltaNetConfig, ModelConfig};
+use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 
 /// Bytes of logits held at a time: enough for 256 sequences of a large vocabulary.
 const LOGIT_BYTES: usize = 256 << 20;
-/// Bytes of attention results of single splits: if they do not fit, one block computes all
-/// splits.
-const PARTIAL_BYTES: usize = 64 << 20;
-
-/// Inputs except page tables.
-const OTHER_INPUTS: usize = 6;
-
-const _: () = assert!(OTHER_INPUTS + MAX_LAYER_GROUPS == INPUTS);
+/// Inputs besides those of the mixers.
+pub const OWN_INPUTS: usize = 2;
 
 /// Blocks that read a row of logits, one part each.
 pub const ARGMAX_PARTS: usize = 8;
@@ -56,14 +48,6 @@ pub struct Scratch {
 pub struct Buffers {
     /// Residual stream, `[tokens, n_embd]`.
     pub x: DevicePtr<f32>,
-    /// Everything that is projected before attention, or before a delta net.
-    pub qkv: DevicePtr<f32>,
-    /// Rotated queries, `[tokens, heads, head_dim]`.
-    pub q: DevicePtr<u16>,
-    /// Outputs of attention or of a delta net.
-    pub attn: DevicePtr<f32>,
-    /// Queries and values behind the convolution of a delta net.
-    pub mixed: DevicePtr<f32>,
     /// Gate and up beside each other, then a block's outputs before its norm.
     pub ff: DevicePtr<f32>,
     /// Inputs of down from the product of gate and up, after the rows of such a norm.
@@ -77,33 +61,17 @@ pub struct Buffers {
     /// Ranks of the largest logits by part of the drawing rows (`head.rs`); then the drawn
     /// tokens.
     pub best: DevicePtr<u64>,
-    pub partial: DevicePtr<f32>,
     /// Buffers of a mixture of experts.
     pub experts: Option<ExpertBuffers>,
     pub rows: InputBuffer<Row>,
     pub gather: InputBuffer<i32>,
-    /// Tiles of the plan, then its wide ones.
-    pub tiles: InputBuffer<Tile>,
-    pub state_rows: InputBuffer<StateRow>,
-    pub state_sequences: InputBuffer<StateSequence>,
-    /// Pages of recurrent states, by block and group.
-    pub state_pages: InputBuffer<i32>,
-    /// Page tables of each group of layers.
-    pub tables: [InputBuffer<i32>; MAX_LAYER_GROUPS],
+    pub mixers: MixerBuffers,
 }
 
 impl Buffers {
     /// Buffers for batches of a model. In an arena of zeros, values after the rows of a batch are finite.
     pub fn place(places: &mut Places<'_>, config: &ModelConfig, largest: Largest) -> Self {
-        let Largest {
-            tokens,
-            sequence_tokens,
-            groups,
-        } = largest;
-        let net = config.delta_net.as_ref();
-        let (n_embd, q) = (config.n_embd, config.heads_width());
-        let attn = q.max(net.map_or(0, DeltaNetConfig::v_width));
-        let projected = qkv_width(config).max(net.map_or(0, projected_stride));
+        let (tokens, n_embd) = (largest.tokens, config.n_embd);
         // The dense feed-forward part, or the shared expert in a mixture of experts.
         let n_ff = match &config.experts {
             Some(experts) => experts.shared_n_ff.unwrap_or(0),
@@ -112,20 +80,11 @@ impl Buffers {
         // A packed layout has whole groups of eight rows.
         let packed_rows = tokens.next_multiple_of(8);
         let gated = packed_rows * units(n_ff) * UNIT;
-        let widest = units(n_embd.max(attn).max(n_ff)) * UNIT;
+        let widest = units(n_embd.max(outputs_width(config)).max(n_ff)) * UNIT;
         let head_rows = head_rows(config, tokens);
-        let group = config.n_heads / config.n_kv_heads;
-        let state_rows = match groups.states {
-            0 => 0,
-            _ => tokens,
-        };
         let ff = places.buffer((tokens * 2 * n_ff).max(tokens * n_embd + gated / 2));
         Self {
             x: places.buffer(tokens * n_embd),
-            qkv: places.buffer(tokens * projected),
-            q: places.buffer(tokens * q),
-            attn: places.buffer(tokens * attn),
-            mixed: places.buffer(tokens * net.map_or(0, mixed_width)),
             ff,
             gated: ff.add(tokens * n_embd).cast(),
             act: places.buffer(packed_rows * widest),
@@ -134,27 +93,12 @@ impl Buffers {
             logits: places.buffer(head_rows * config.vocab_size),
             // Ranks of the parts of all drawing rows.
             best: places.buffer(tokens.max(ENOUGH_ROWS * ARGMAX_PARTS)),
-            partial: places.buffer(PARTIAL_BYTES / 4),
             experts: ExpertBuffers::place(places, config, tokens),
             rows: places.input(tokens),
             gather: places.input(tokens),
-            // A sequence of one token takes its own tile for each 16 heads of a group. Wide tiles are fewer.
-            tiles: places.input(tokens * group.div_ceil(16) + 1),
-            state_rows: places.input(state_rows),
-            state_sequences: places.input(state_rows),
-            state_pages: places.input(groups.most_pages(tokens)),
-            tables: std::array::from_fn(|group| match group < groups.attention {
-                true => places.input(tokens * sequence_tokens.div_ceil(PAGE_TOKENS)),
-                false => InputBuffer::NONE,
-            }),
+            mixers: MixerBuffers::place(places, config, largest),
         }
     }
-}
-
-/// Width of projected queries, with their gates, keys and values.
-#[must_use]
-pub fn qkv_width(config: &ModelConfig) -> usize {
-    config.queries_width() + 2 * config.n_kv_heads * config.head_dim
 }
 
 /// Rows whose logits are held at a time.
@@ -225,18 +169,6 @@ impl Scratch {
         counted(config, largest).bytes()
     }
 
-    /// Room for the splits of this many rows.
-    #[must_use]
-    pub fn holds_partials(
-        &self,
-        rows: usize,
-        heads: usize,
-        splits: usize,
-        head_dim: usize,
-    ) -> bool {
-        rows * heads * splits * (head_dim + 2) * 4 <= PARTIAL_BYTES
-    }
-
     /// Copies a step's plan to the device, inserts the tokens of the previous step according to the plan,
     /// and posts the start of the step on the board.
     ///
@@ -260,22 +192,16 @@ impl Scratch {
         const THREADS: usize = 256;
         let buffers = &self.buffers;
         let gather: Vec<i32> = plan.drawing.iter().map(|it| it.row as i32).collect();
-        let tiles = [plan.tiles.as_slice(), &plan.wide_tiles].concat();
-        let mut inputs = vec![
-            // First: the kernel inserts tokens into the rows.
+        // Rows come first: the kernel inserts tokens there.
+        let own: [StepInput<'_>; OWN_INPUTS] = [
             buffers.rows.filled(&plan.rows),
             buffers.gather.filled(&gather),
-            buffers.tiles.filled(&tiles),
-            buffers.state_rows.filled(&plan.states.rows),
-            buffers.state_sequences.filled(&plan.states.sequences),
-            buffers.state_pages.filled(&plan.states.pages),
         ];
-        let tables = buffers.tables.iter().zip(&plan.tables);
-        inputs.extend(tables.map(|(buffer, table)| buffer.filled(table)));
+        let inputs = own.into_iter().chain(buffers.mixers.inputs(&plan.mixers));
         let mut to = [DevicePtr::NULL; INPUTS];
         let mut words = [0; INPUTS];
         let mut room = self.pinned[slot].bytes_mut();
-        for (at, StepInput { to: buffer, bytes }) in inputs.into_iter().enumerate() {
+        for (at, StepInput { to: buffer, bytes }) in inputs.enumerate() {
             let (here, rest) = room.split_at_mut(bytes.len());
             here.copy_from_slice(bytes);
             room = rest;

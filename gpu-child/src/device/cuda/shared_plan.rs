@@ -1,9 +1,9 @@
 //! Shared memory of a block of `decode_step.cu`, divided among inputs, sums, the table of layers
 //! and the ring of weights.
 
+use super::attention::plan::SPLIT;
 use super::decode_step::{HeadNorms, StepLayer};
 use super::headers::{constant, layout};
-use super::plan::SPLIT;
 use super::weights::{UNIT, unit_bytes, units};
 use crate::model::ModelConfig;
 use worker_orcd_kernels::TensorType;

@@ -1,13 +1,15 @@
 //! Which models the step in one launch supports ([`decode_step`](super::decode_step)), by which kernel, and the widths of
 //! what its blocks publish.
 
+use super::attention::attention_of;
 use super::bounds::Powers;
 use super::context::Context;
 use super::headers::constant;
+use super::mixers;
 use super::shared_plan::{SUMS_BYTES, SharedPlan, UnitBytes};
 use super::weights::{
-    Experts, GatedUnit, Layer, Linear, TILE_ROWS, UNIT, Weights, attention_of, multiplied_as,
-    segments, unit_bytes, units,
+    Experts, GatedUnit, Layer, Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments,
+    unit_bytes, units,
 };
 use crate::model::{FeedForward, ModelConfig, ModelWeights};
 use worker_orcd_kernels::{Activation, TensorType};
@@ -56,7 +58,7 @@ pub fn kernel_of(
 
 /// There is a kernel for the shape of the model.
 pub fn has_shape(config: &ModelConfig) -> bool {
-    if config.delta_net.is_some() || config.gates_attention {
+    if !mixers::are_plain(config) {
         return false;
     }
     let Some(experts) = &config.experts else {

@@ -3,7 +3,7 @@
 use super::headers::constant;
 use super::kernels::Part;
 use super::memory::{Arena, DevicePtr};
-use super::tables::PlacedTables;
+use super::mixers::PlacedTables;
 use crate::model::{self, ModelWeights};
 use worker_orcd_ipc::WeightsManifest;
 use worker_orcd_kernels::TensorType;
@@ -114,19 +114,9 @@ pub struct Vector {
 }
 
 pub type Linear = model::Linear<Matrix, Vector>;
-pub type Attention = model::Attention<Matrix, Vector>;
-pub type DeltaNet = model::DeltaNet<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
 pub type Experts = model::Experts<Matrix, Vector>;
-
-/// Attention of a layer.
-///
-/// # Panics
-/// If the layer has another mixer.
-pub fn attention_of(layer: &Layer) -> &Attention {
-    layer.attention().expect("a layer with attention")
-}
 
 #[derive(Debug)]
 pub struct Weights {

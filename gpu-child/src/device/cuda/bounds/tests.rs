@@ -55,8 +55,8 @@ fn no_weights_at_all_give_the_largest_power() {
 fn each_layer_has_its_bounds_and_a_clamped_unit_its_own() {
     let bounds = [1.0, 2.0, 4.0, 1e30];
     let silu = layers_of(Activation::Silu, &bounds);
-    let layer = |attention, unit: Option<i32>| LayerPowers {
-        attention: Power(attention),
+    let layer = |mixer, unit: Option<i32>| LayerPowers {
+        mixer: Power(mixer),
         unit: unit.map(Power),
     };
     assert_eq!(silu, [layer(14, Some(13)), layer(12, None)]);

@@ -2,9 +2,8 @@
 //! and functions of the kernels.
 
 use super::*;
+use crate::device::cuda::attention::{HEAD_DIMS, together_warps};
 use crate::device::cuda::delta_net;
-use crate::device::cuda::load::HEAD_DIMS;
-use crate::device::cuda::ops::together_warps;
 use crate::device::cuda::weights::unit_bytes;
 use crate::device::cuda::wide::BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,18 +11,25 @@ use std::fs;
 use std::path::Path;
 use worker_orcd_kernels::TensorType;
 
-/// All files of a folder by name, without comments.
+/// All files of a folder and its subfolders by path, without comments and without tests.
 fn files(folder: &str) -> BTreeMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let entries = fs::read_dir(folder).expect("a folder of sources");
-    let files = entries.filter_map(|entry| {
-        let path = entry.expect("a file").path();
-        let name = path.file_name()?.to_str()?.to_owned();
-        let text = fs::read_to_string(path).ok()?;
-        let lines = text.lines().map(|line| line.split("//").next().unwrap());
-        Some((name, lines.collect::<Vec<_>>().join("\n")))
-    });
-    files.collect()
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let (mut files, mut folders) = (BTreeMap::new(), vec![root.clone()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder of sources") {
+            let path = entry.expect("a file").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path.ends_with("tests.rs") {
+                let name = path.strip_prefix(&root).unwrap().to_str().unwrap();
+                let text = fs::read_to_string(&path).expect("a source");
+                let lines = text.lines().map(|line| line.split("//").next().unwrap());
+                let text = lines.collect::<Vec<_>>().join("\n");
+                files.insert(name.to_owned(), text);
+            }
+        }
+    }
+    files
 }
 
 fn kernels() -> BTreeMap<String, String> {

@@ -3,11 +3,12 @@
 //! A row reads its block and the block before. So the device gets the pages of these blocks only, of all groups: the whole
 //! table of a long sequence would be hundreds of times as large.
 
-use super::headers::layout;
-use super::memory::DevicePtr;
-use super::places::Input;
 use crate::device::SequenceWork;
 use crate::device::common::kv::PAGE_TOKENS;
+use crate::device::cuda::headers::layout;
+use crate::device::cuda::kv::PageGroups;
+use crate::device::cuda::memory::DevicePtr;
+use crate::device::cuda::places::Input;
 
 layout! {
     pub struct StatePages in "delta_net.cu" {
@@ -41,26 +42,12 @@ unsafe impl Input for StateRow {}
 // SAFETY: four `i32`.
 unsafe impl Input for StateSequence {}
 
-/// Groups of pages of a block: first those of attention layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageGroups {
-    pub attention: usize,
-    pub states: usize,
-}
-
-impl PageGroups {
-    #[must_use]
-    pub fn all(self) -> usize {
-        self.attention + self.states
-    }
-
-    /// Maximum number of pages of states in a step with this number of tokens: for each sequence those of the blocks
-    /// of its tokens, and of the block before.
-    #[must_use]
-    pub fn most_pages(self, tokens: usize) -> usize {
-        // Two blocks for a single token, and at most one more for each further token.
-        2 * tokens * self.states
-    }
+/// Maximum number of pages of states in a step with this number of tokens: for each sequence those of the blocks of its
+/// tokens, and of the block before.
+#[must_use]
+pub fn most_pages(groups: PageGroups, tokens: usize) -> usize {
+    // Two blocks for a single token, and at most one more for each further token.
+    2 * tokens * groups.states
 }
 
 /// Pages of states of a batch. Empty for models without them.
@@ -73,11 +60,17 @@ pub struct StatePlan {
 }
 
 impl StatePlan {
-    /// Adds the next sequence of the batch.
-    pub fn add(&mut self, work: &SequenceWork<'_>, groups: PageGroups) {
-        if groups.states == 0 {
-            return;
+    #[must_use]
+    pub fn new(sequences: &[SequenceWork<'_>], groups: PageGroups) -> Self {
+        let mut plan = Self::default();
+        if groups.states > 0 {
+            sequences.iter().for_each(|work| plan.add(work, groups));
         }
+        plan
+    }
+
+    /// Adds the next sequence of the batch.
+    fn add(&mut self, work: &SequenceWork<'_>, groups: PageGroups) {
         let (first, count) = (work.first_position as usize, work.tokens.len());
         let from = (first / PAGE_TOKENS).saturating_sub(1);
         let start = self.pages.len();
@@ -116,19 +109,16 @@ mod tests {
     fn plan(sequences: &[(u32, usize)]) -> StatePlan {
         let tokens = [TokenId(1); 100];
         let pages: Vec<_> = (0..30).map(|at| PageId(10 * (at / 3) + at % 3)).collect();
-        let mut plan = StatePlan::default();
-        for &(first_position, count) in sequences {
-            let work = SequenceWork {
-                request: RequestId(0),
-                tokens: &tokens[..count],
-                first_position,
-                pages: &pages,
-                sample: None,
-                drafts: 0,
-            };
-            plan.add(&work, GROUPS);
-        }
-        plan
+        let work = |&(first_position, count): &(u32, usize)| SequenceWork {
+            request: RequestId(0),
+            tokens: &tokens[..count],
+            first_position,
+            pages: &pages,
+            sample: None,
+            drafts: 0,
+        };
+        let sequences: Vec<_> = sequences.iter().map(work).collect();
+        StatePlan::new(&sequences, GROUPS)
     }
 
     #[test]
@@ -168,7 +158,7 @@ mod tests {
             for count in 1..100 {
                 let plan = plan(&[(first, count)]);
                 assert!(
-                    plan.pages.len() <= GROUPS.most_pages(count),
+                    plan.pages.len() <= most_pages(GROUPS, count),
                     "{first} {count}"
                 );
             }
@@ -186,14 +176,11 @@ mod tests {
             sample: None,
             drafts: 0,
         };
-        let mut plan = StatePlan::default();
-        plan.add(
-            &work,
-            PageGroups {
-                attention: 1,
-                states: 0,
-            },
-        );
+        let groups = PageGroups {
+            attention: 1,
+            states: 0,
+        };
+        let plan = StatePlan::new(&[work], groups);
         assert!(plan.pages.is_empty() && plan.rows.is_empty() && plan.sequences.is_empty());
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::PageId;
 use crate::model::{Architecture, Positions};
-use worker_orcd_ipc::TokenId;
+use worker_orcd_ipc::{RequestId, TokenId};
 use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 
@@ -73,10 +73,10 @@ fn plan(sequences: &[(usize, u32)], wide_on: Option<usize>) -> Seen {
         attention: 1,
         states: 0,
     };
-    let plan = Plan::new(&batch, &config(), groups, &[], wide_on);
+    let plan = AttentionPlan::new(&batch, &config(), groups, wide_on);
     Seen {
-        tiles: plan.tiles,
-        wide_tiles: plan.wide_tiles,
+        tiles: plan.tiles[..plan.narrow_tiles].to_vec(),
+        wide_tiles: plan.wide_tiles().to_vec(),
         narrow: plan.narrow,
         splits: plan.splits,
     }

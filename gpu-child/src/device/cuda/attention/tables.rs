@@ -1,8 +1,8 @@
 //! Tables by position, stored after the weights: cos and sin of RoPE's pairs, and the temperature of queries.
 
-use super::context::Context;
-use super::memory::{ALIGNMENT, Arena, DevicePtr, Plain, upload};
 use crate::device::common::manifest::WeightsLayout;
+use crate::device::cuda::context::Context;
+use crate::device::cuda::memory::{ALIGNMENT, Arena, DevicePtr, Plain, upload};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::Rope;

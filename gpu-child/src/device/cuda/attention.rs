@@ -1,0 +1,577 @@
+//! A layer's attention.
+//!
+//! ```text
+//! norm ─► queries, keys, values ─► head norms, RoPE ─► attention over the pages ─► output, added to x
+//!      └► gates ──────────────┐          └► pages           └► times the sigmoid of gates ┘
+//! ```
+//!
+//! [`plan`] divides the rows of a step among blocks, and [`tables`] has what follows from a position alone.
+
+pub mod plan;
+pub mod tables;
+
+use self::plan::{AttentionPlan, SPLIT, SPLIT_PAGES};
+use super::board::Stage;
+use super::context::Context;
+use super::headers::{constant, layout};
+use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
+use super::matmul::Output;
+use super::memory::DevicePtr;
+use super::places::{Input, InputBuffer, Places, StepInput};
+use super::plan::Plan;
+use super::rank::Rank;
+use super::scratch::Largest;
+use super::weights::{Layer, Linear, Matrix, Vector};
+use crate::device::Batch;
+use crate::device::common::kv::PAGE_TOKENS;
+use crate::device::common::layer_groups::{MAX_LAYER_GROUPS, Place};
+use crate::model::{self, ModelConfig};
+use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::reference::rope::RopePairs;
+
+/// Head sizes of the compiled attention.cu.
+pub const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
+/// Supported head sizes of attention_wgmma.cu.
+const WIDE_HEAD_DIMS: [usize; 3] = [64, 96, 128];
+/// Head size from which all warps of a block compute the same split.
+const LARGE_HEAD: usize = constant!("attention.cu", LARGE_HEAD);
+
+/// Threads per block of rope_kv.cu.
+const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
+/// Threads of a block of attention_wgmma.cu.
+const WIDE_THREADS: u32 = constant!("attention_wgmma.cu", WIDE_THREADS) as u32;
+/// Threads of a block that computes one split.
+const SPLIT_THREADS: u32 = 32 * SPLIT_PAGES as u32;
+/// Threads and warps of a block that merges splits, a warp for each head of a row.
+const MERGE_WARPS: usize = 4;
+const MERGE_THREADS: u32 = 32 * MERGE_WARPS as u32;
+
+/// Blocks per multiprocessor, or else a number of splits this low, from which one block computes all splits
+/// of a prompt's unit, instead of a block per split.
+const ENOUGH_BLOCKS: usize = 2;
+const MANY_SPLITS: usize = 2;
+/// Bytes of attention results of single splits: if they do not fit, one block computes all
+/// splits.
+const PARTIAL_BYTES: usize = 64 << 20;
+
+pub type Attention = model::Attention<Matrix, Vector>;
+
+layout! {
+    pub struct KvArgs in "kv.cuh" {
+        pages: DevicePtr<u16>,
+        page_stride: u64,
+        layer_offset: u64,
+        tables: DevicePtr<i32>,
+    }
+
+    pub struct RopeArgs in "rope_kv.cuh" {
+        qkv: DevicePtr<f32>,
+        rows: DevicePtr<Row>,
+        rope_table: DevicePtr<[f32; 2]>,
+        q_norm: DevicePtr<f32>,
+        k_norm: DevicePtr<f32>,
+        temperature: DevicePtr<f32>,
+        q: DevicePtr<u16>,
+        kv: KvArgs,
+        heads: i32,
+        kv_heads: i32,
+        head_dim: i32,
+        dims: i32,
+        half_offset: i32,
+        eps: f32,
+    }
+
+    struct RopeRowsArgs in "rope_kv.cu" {
+        rope: RopeArgs,
+        per_query: i32,
+        clears: i32,
+    }
+
+    #[derive(PartialEq, Eq)]
+    pub struct Tile in "attention.cuh" {
+        pub row0: i32,
+        pub first: i32,
+        pub count: i32,
+        pub position0: i32,
+        pub table: i32,
+    }
+
+    pub struct AttentionArgs in "attention.cuh" {
+        q: DevicePtr<u16>,
+        out: DevicePtr<f32>,
+        partial: DevicePtr<f32>,
+        tiles: DevicePtr<Tile>,
+        kv: KvArgs,
+        n_tiles: i32,
+        heads: i32,
+        kv_heads: i32,
+        splits: i32,
+        scale: f32,
+        window: i32,
+        sinks: DevicePtr<f32>,
+    }
+
+    struct MergeArgs in "attention.cu" {
+        attention: AttentionArgs,
+        rows: DevicePtr<Row>,
+        n_rows: i32,
+        head_dim: i32,
+    }
+}
+
+// SAFETY: five `i32`.
+unsafe impl Input for Tile {}
+
+/// Refuses heads that the kernels do not support. `shared_bytes` is the maximum shared memory per block.
+///
+/// # Errors
+/// A message that names them.
+pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
+    let head_dim = config.head_dim;
+    if !HEAD_DIMS.contains(&head_dim) {
+        return Err(format!(
+            "heads of {head_dim} values are not supported on CUDA; {HEAD_DIMS:?} are"
+        ));
+    }
+    let needed = split_shared_bytes(head_dim);
+    if needed > shared_bytes {
+        return Err(format!(
+            "heads of {head_dim} values take {needed} bytes of shared memory, and this card has {shared_bytes}"
+        ));
+    }
+    Ok(())
+}
+
+/// Kernels of a model's attention.
+#[derive(Debug)]
+pub struct AttentionKernels {
+    rope_kv: Kernel<RopeRowsArgs>,
+    together: Kernel<AttentionArgs>,
+    /// Threads and dynamic shared memory of a block of `together`.
+    together_threads: u32,
+    together_shared_bytes: u32,
+    split: Kernel<AttentionArgs>,
+    /// Shared memory of a block of `split`.
+    split_shared_bytes: u32,
+    merge: Kernel<MergeArgs>,
+    /// Kernel for Hopper, for supported head sizes.
+    wide: Option<Kernel<AttentionArgs>>,
+    /// The same for layers with a window, if the model has any.
+    wide_near: Option<Kernel<AttentionArgs>>,
+    /// Shared memory of a block of the kernels for Hopper.
+    wide_shared_bytes: u32,
+    gate_rows: Kernel<GatedRowsArgs>,
+}
+
+impl AttentionKernels {
+    /// # Errors
+    /// If a kernel is missing, or the device has too little shared memory for one.
+    pub fn load(context: &Context, module: &Module, config: &ModelConfig) -> Result<Self, Fault> {
+        let head_dim = config.head_dim;
+        // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
+        // for what is in front of it.
+        unsafe {
+            let split_shared_bytes = split_shared_bytes(head_dim);
+            let split: Kernel<AttentionArgs> = module
+                .kernel(&format!("attention_split_{head_dim}"))?
+                .overlapping();
+            split.allow_shared(split_shared_bytes)?;
+            // Large heads exceed the registers of a warp.
+            let together_shared_bytes = match head_dim < LARGE_HEAD {
+                true => 0,
+                false => split_shared_bytes,
+            };
+            let together: Kernel<AttentionArgs> = module
+                .kernel(&format!("attention_together_{head_dim}"))?
+                .overlapping();
+            together.allow_shared(together_shared_bytes)?;
+            let has_wide = context.has_wgmma() && WIDE_HEAD_DIMS.contains(&head_dim);
+            let wide_shared_bytes = wide_shared_bytes(head_dim);
+            let wide = |name: String| {
+                let kernel: Kernel<AttentionArgs> = module.kernel(&name)?.overlapping();
+                kernel.allow_shared(wide_shared_bytes)?;
+                Ok::<_, Fault>(kernel)
+            };
+            let wide_far = has_wide.then(|| wide(format!("attention_wide_{head_dim}")));
+            let wide_near = (has_wide && config.positions.window.is_some())
+                .then(|| wide(format!("attention_wide_near_{head_dim}")));
+            Ok(Self {
+                rope_kv: module.kernel("rope_kv")?.overlapping(),
+                together,
+                together_threads: 32 * together_warps(head_dim),
+                together_shared_bytes,
+                split,
+                split_shared_bytes,
+                merge: module.kernel("attention_merge")?.overlapping(),
+                wide: wide_far.transpose()?,
+                wide_near: wide_near.transpose()?,
+                wide_shared_bytes,
+                gate_rows: module.kernel("gate_bounded_rows")?.overlapping(),
+            })
+        }
+    }
+
+    /// Drops the architecture-specific kernels.
+    pub fn use_portable(&mut self) {
+        self.wide = None;
+        self.wide_near = None;
+    }
+
+    /// Divides a batch for these kernels.
+    ///
+    /// # Panics
+    /// If the batch violates its contract: a page table too short, or an empty sequence.
+    #[must_use]
+    pub fn plan(&self, rank: &Rank, batch: &Batch<'_>) -> AttentionPlan {
+        let multiprocessors = rank.context.multiprocessors() as usize;
+        let wide_on = self.wide.is_some().then_some(multiprocessors);
+        AttentionPlan::new(batch, &rank.config, rank.kv.page_groups(), wide_on)
+    }
+}
+
+/// `WideMemory` in attention_wgmma.cu: queries, rings of keys and values of splits, and two barriers for each slot.
+fn wide_shared_bytes(head_dim: usize) -> u32 {
+    const ROWS: usize = constant!("attention_wgmma.cu", WIDE_ROWS);
+    const STAGES: usize = constant!("attention_wgmma.cu", WIDE_STAGES);
+    const BARRIER_BYTES: usize = constant!("bulk.cuh", BARRIER_BYTES);
+    let halves = (ROWS + STAGES * 2 * SPLIT) * head_dim;
+    (halves * size_of::<u16>() + STAGES * 4 * BARRIER_BYTES) as u32
+}
+
+/// `SplitMemory` in attention_split.cuh: keys and values of the split, and the exchange of its warps.
+fn split_shared_bytes(head_dim: usize) -> u32 {
+    const EXCHANGE: usize = constant!("attention_split.cuh", SPLIT_EXCHANGE_BYTES);
+    (2 * SPLIT * head_dim * size_of::<u16>() + EXCHANGE) as u32
+}
+
+/// Warps of a block that computes all splits: `ATTENTION` in attention.cu.
+pub fn together_warps(head_dim: usize) -> u32 {
+    if matches!(head_dim, 32 | 64) { 8 } else { 4 }
+}
+
+/// Width of projected queries, with their gates, keys and values.
+#[must_use]
+pub fn projected_width(config: &ModelConfig) -> usize {
+    config.queries_width() + 2 * config.n_kv_heads * config.head_dim
+}
+
+/// Buffers of attention, besides those that all mixers share.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionBuffers {
+    /// Rotated queries, `[tokens, heads, head_dim]`.
+    q: DevicePtr<u16>,
+    /// Results of single splits.
+    partial: DevicePtr<f32>,
+    /// Tiles of few rows, then wide ones.
+    tiles: InputBuffer<Tile>,
+    /// Page tables of each group of layers.
+    tables: [InputBuffer<i32>; MAX_LAYER_GROUPS],
+}
+
+/// Inputs that attention adds to those of a step.
+pub const INPUTS: usize = 1 + MAX_LAYER_GROUPS;
+
+impl AttentionBuffers {
+    pub fn place(places: &mut Places<'_>, config: &ModelConfig, largest: Largest) -> Self {
+        let tokens = largest.tokens;
+        let group = config.n_heads / config.n_kv_heads;
+        let table = tokens * largest.sequence_tokens.div_ceil(PAGE_TOKENS);
+        Self {
+            q: places.buffer(tokens * config.heads_width()),
+            partial: places.buffer(PARTIAL_BYTES / size_of::<f32>()),
+            // A sequence of one token takes its own tile for each 16 heads of a group. Wide tiles are fewer.
+            tiles: places.input(tokens * group.div_ceil(16) + 1),
+            tables: std::array::from_fn(|group| match group < largest.groups.attention {
+                true => places.input(table),
+                false => InputBuffer::NONE,
+            }),
+        }
+    }
+
+    /// # Panics
+    /// If the batch is larger than announced.
+    pub fn inputs<'a>(&self, plan: &'a AttentionPlan) -> impl Iterator<Item = StepInput<'a>> {
+        let tables = self.tables.iter().zip(&plan.tables);
+        let mut inputs = vec![self.tiles.filled(&plan.tiles)];
+        inputs.extend(tables.map(|(buffer, table)| buffer.filled(table)));
+        inputs.into_iter()
+    }
+}
+
+/// Sizes that determine the grids of attention's launches, beside the number of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionGrids {
+    tiles: usize,
+    /// Splits of the longest sequence; zero if one block computes all splits of a unit.
+    splits: usize,
+}
+
+#[must_use]
+pub fn grids(rank: &Rank, plan: &AttentionPlan) -> AttentionGrids {
+    AttentionGrids {
+        tiles: plan.narrow_tiles,
+        splits: match splits_over_blocks(rank, plan) {
+            true => plan.splits,
+            false => 0,
+        },
+    }
+}
+
+/// Attention of a layer.
+///
+/// # Panics
+/// If the layer has another mixer.
+pub fn attention_of(layer: &Layer) -> &Attention {
+    layer.attention().expect("a layer with attention")
+}
+
+/// Matrices whose outputs bound those of attention: a mean of values.
+#[must_use]
+pub fn bounded(attention: &Attention) -> &[Linear] {
+    &attention.qkv[2..]
+}
+
+/// Adds the output of a layer's attention to the residual stream of all rows.
+///
+/// # Errors
+/// If a launch fails.
+pub fn run(
+    rank: &Rank,
+    plan: &Plan<'_>,
+    index: usize,
+    (layer, attention): (&Layer, &Attention),
+) -> Result<(), Fault> {
+    let (config, shared) = (&rank.config, &rank.scratch.buffers.mixers);
+    let (rows, width) = (plan.rows.len(), config.heads_width());
+    let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
+    let qkv = Output::stored(shared.projected, projected_width(config));
+    rank.make_and_project(&rank.ops.rmsnorm, norm, &[(&attention.qkv, qkv)])?;
+    rope_and_append_kv(rank, rows, index, attention)?;
+    attend(rank, plan, index)?;
+    let outputs = RowArgs {
+        up: rank.powers.mixer(index).up(),
+        ..rank.row_arguments(rows, shared.outputs, width, Stage::Output.of(index))
+    };
+    let post_norm = layer.attn_post_norm.as_ref();
+    let (linears, output) = ([attention.output], rank.end_of_block(post_norm));
+    if config.gates_attention {
+        let kernel = &rank.mixers.attention.gate_rows;
+        rank.make_gated_input(kernel, &gated_by_queries(rank, outputs))?;
+        rank.project(rows, &linears, width, output)?;
+    } else {
+        let kernel = &rank.ops.scale_bounded_rows;
+        rank.make_and_project(kernel, outputs, &[(&linears, output)])?;
+    }
+    rank.add_norm(rows, post_norm, Stage::GateUp.of(index))
+}
+
+/// Arguments for attention's output with the gates that follow the queries of each head.
+fn gated_by_queries(rank: &Rank, rows: RowArgs) -> GatedRowsArgs {
+    let head_dim = rank.config.head_dim;
+    GatedRowsArgs {
+        rows,
+        gates: rank.scratch.buffers.mixers.projected.add(head_dim),
+        stride: projected_width(&rank.config) as i32,
+        head_dim: head_dim as i32,
+        head_stride: 2 * head_dim as i32,
+        unused: 0,
+    }
+}
+
+/// The pages of a layer.
+fn kv_arguments(rank: &Rank, index: usize) -> KvArgs {
+    let kv = &rank.kv;
+    let Place { group, index } = kv.place(index);
+    let halves = kv.shape().page();
+    KvArgs {
+        pages: kv.arena().at(0, kv.pages() as usize * halves),
+        page_stride: halves as u64,
+        layer_offset: index as u64 * kv.layer_halves(),
+        tables: rank.scratch.buffers.mixers.attention.tables[group].on_device(),
+    }
+}
+
+/// Arguments of `rope_kv.cu`, with the optional head norms of a layer.
+pub fn rope_arguments(rank: &Rank, index: usize, attention: Option<&Attention>) -> RopeArgs {
+    let (config, buffers) = (&rank.config, &rank.scratch.buffers);
+    let place = config.rope_of(index);
+    // Zero pairs rotate nothing.
+    let dims = place.map_or(0, |_| config.rope.dims as i32);
+    let norm = |vector: Option<&Vector>| rank.weights.optional_vector(vector);
+    RopeArgs {
+        qkv: buffers.mixers.projected,
+        rows: buffers.rows.on_device(),
+        rope_table: rank.weights.tables.ropes[place.unwrap_or(0)],
+        q_norm: norm(attention.and_then(|it| it.q_norm.as_ref())),
+        k_norm: norm(attention.and_then(|it| it.k_norm.as_ref())),
+        temperature: rank.weights.tables.temperature,
+        q: buffers.mixers.attention.q,
+        kv: kv_arguments(rank, index),
+        heads: config.n_heads as i32,
+        kv_heads: config.n_kv_heads as i32,
+        head_dim: config.head_dim as i32,
+        dims,
+        half_offset: i32::from(config.rope.pairs == RopePairs::HalfOffset),
+        eps: config.norm_eps,
+    }
+}
+
+/// Applies head norms and RoPE to queries and keys, and stores keys and values in the cache.
+fn rope_and_append_kv(
+    rank: &Rank,
+    rows: usize,
+    index: usize,
+    attention: &Attention,
+) -> Result<(), Fault> {
+    let config = &rank.config;
+    let arguments = RopeRowsArgs {
+        rope: rope_arguments(rank, index, Some(attention)),
+        per_query: if config.gates_attention { 2 } else { 1 },
+        // A page may have held a state, whose floats are no numbers as halves.
+        clears: i32::from(rank.kv.page_groups().states > 0),
+    };
+    let heads = config.n_heads + 2 * config.n_kv_heads;
+    // A warp per head for heads with norms, else a thread per pair of columns.
+    let threads = match attention.q_norm.is_some() || attention.k_norm.is_some() {
+        true => 32 * heads,
+        false => heads * config.head_dim / 2,
+    };
+    let geometry = Geometry {
+        grid: [rows as u32, (threads as u32).div_ceil(ROPE_THREADS)],
+        ..Geometry::line(rows, ROPE_THREADS)
+    };
+    let kernel = &rank.mixers.attention.rope_kv;
+    // SAFETY: positions are inside the RoPE table and their pages inside the arena: the
+    // scheduler serves no longer sequences and hands out no other pages.
+    unsafe { kernel.launch(&rank.context, geometry, &arguments) }
+}
+
+/// Computes attention of all rows.
+fn attend(rank: &Rank, step: &Plan<'_>, index: usize) -> Result<(), Fault> {
+    let (config, kernels) = (&rank.config, &rank.mixers.attention);
+    let plan = &step.mixers.attention;
+    wide_attention(rank, plan, index)?;
+    let units = plan.narrow_tiles * config.n_kv_heads;
+    let arguments = attention_arguments(rank, plan, index);
+    let launch = |kernel: &Kernel<AttentionArgs>, geometry: Geometry| {
+        // SAFETY: a block a unit, or a split of one; tiles name rows of this batch and tables that
+        // cover them.
+        unsafe { kernel.launch(&rank.context, geometry, &arguments) }
+    };
+    if !splits_over_blocks(rank, plan) {
+        let geometry = Geometry {
+            shared_bytes: kernels.together_shared_bytes,
+            ..Geometry::line(units, kernels.together_threads)
+        };
+        return launch(&kernels.together, geometry);
+    }
+    let geometry = Geometry {
+        shared_bytes: kernels.split_shared_bytes,
+        ..Geometry::line(units * plan.splits, SPLIT_THREADS)
+    };
+    launch(&kernels.split, geometry)?;
+    if plan.splits == 1 {
+        return Ok(());
+    }
+    let rows = plan.narrow.rows;
+    let merge = MergeArgs {
+        attention: arguments,
+        rows: rank.scratch.buffers.rows.on_device(),
+        n_rows: rows as i32,
+        head_dim: config.head_dim as i32,
+    };
+    let blocks = (rows * config.n_heads).div_ceil(MERGE_WARPS);
+    let geometry = Geometry::line(blocks, MERGE_THREADS);
+    // SAFETY: a warp a head of a row; every split that its position sees was just written.
+    unsafe { kernels.merge.launch(&rank.context, geometry, &merge) }
+}
+
+/// Computes attention of the sequences in wide tiles.
+fn wide_attention(rank: &Rank, plan: &AttentionPlan, index: usize) -> Result<(), Fault> {
+    let kernels = &rank.mixers.attention;
+    let kernel = match rank.config.positions.window_of(index) {
+        None => &kernels.wide,
+        Some(_) => &kernels.wide_near,
+    };
+    let Some(kernel) = kernel else {
+        return Ok(());
+    };
+    let tiles = rank.scratch.buffers.mixers.attention.tiles.on_device();
+    let arguments = AttentionArgs {
+        tiles: tiles.add(plan.narrow_tiles),
+        n_tiles: plan.wide_tiles().len() as i32,
+        ..attention_arguments(rank, plan, index)
+    };
+    let blocks = plan.wide_tiles().len() * rank.config.n_kv_heads;
+    let geometry = Geometry {
+        shared_bytes: kernels.wide_shared_bytes,
+        ..Geometry::line(blocks, WIDE_THREADS)
+    };
+    // SAFETY: a block a unit of tiles that name rows of this batch and tables that cover them.
+    unsafe { kernel.launch(&rank.context, geometry, &arguments) }
+}
+
+/// Decoding sequences, and sequences with many splits in a step of little work: one block per split. Results
+/// are by row of the batch, so these sequences must come first.
+fn splits_over_blocks(rank: &Rank, plan: &AttentionPlan) -> bool {
+    let (config, narrow) = (&rank.config, plan.narrow);
+    let units = plan.narrow_tiles * config.n_kv_heads;
+    let few = units < ENOUGH_BLOCKS * rank.context.multiprocessors() as usize;
+    let results = narrow.rows * config.n_heads * plan.splits;
+    (narrow.decode() || few && plan.splits > MANY_SPLITS)
+        && narrow.come_first()
+        && results * (config.head_dim + 2) * size_of::<f32>() <= PARTIAL_BYTES
+}
+
+/// Arguments for the tiles of few rows.
+pub fn attention_arguments(rank: &Rank, plan: &AttentionPlan, index: usize) -> AttentionArgs {
+    let (config, shared) = (&rank.config, &rank.scratch.buffers.mixers);
+    let buffers = &shared.attention;
+    let scale = std::f64::consts::LOG2_E * config.attention_scale;
+    let window = config.positions.window_of(index);
+    let sinks = &attention_of(&rank.weights.tensors.layers[index]).sinks;
+    AttentionArgs {
+        q: buffers.q,
+        out: shared.outputs,
+        partial: buffers.partial,
+        tiles: buffers.tiles.on_device(),
+        kv: kv_arguments(rank, index),
+        n_tiles: plan.narrow_tiles as i32,
+        heads: config.n_heads as i32,
+        kv_heads: config.n_kv_heads as i32,
+        splits: plan.splits as i32,
+        scale: scale as f32,
+        window: window.map_or(i32::MAX, |it| i32::try_from(it).unwrap_or(i32::MAX)),
+        sinks: rank.weights.optional_vector(sinks.as_ref()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tiny_model::tiny_model;
+    use crate::model::{Architecture, gguf};
+
+    fn config(architecture: Architecture, head_dim: usize) -> ModelConfig {
+        let bytes = tiny_model(architecture).build();
+        let header = gguf::parse(&bytes).expect("a model");
+        let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        ModelConfig { head_dim, ..config }
+    }
+
+    #[test]
+    fn heads_without_a_kernel_are_refused_by_name() {
+        // Shared memory per block of an H200, and of an RTX 4090.
+        let [h200, rtx4090] = [227 << 10, 99 << 10];
+        let llama = |head_dim| check(&config(Architecture::Llama, head_dim), h200);
+        assert_eq!(llama(64), Ok(()));
+        let refused = llama(48).expect_err("no kernel");
+        let expected = "heads of 48 values are not supported on CUDA";
+        assert!(refused.contains(expected), "{refused}");
+
+        let gemma = config(Architecture::Gemma3, 256);
+        assert_eq!(check(&gemma, h200), Ok(()));
+        let refused = check(&gemma, rtx4090).expect_err("too little");
+        assert!(refused.contains("heads of 256"), "{refused}");
+    }
+}

@@ -1,0 +1,175 @@
+//! The mixers of a model's layers: attention, and gated delta nets.
+//!
+//! The module of a mixer owns everything of it: kernels and their arguments, buffers, what it prepares of a step, bounds of
+//! its outputs, and its launches. Other modules hold the types below and run through them. Only the step in one launch
+//! ([`decode_step`](super::decode_step)) has an attention of its own, with the arguments of [`attention`].
+
+use super::attention::plan::AttentionPlan;
+pub use super::attention::tables::{PlacedTables, Tables};
+use super::attention::{AttentionBuffers, AttentionGrids, AttentionKernels};
+use super::bounds::Bounded;
+use super::context::Context;
+use super::delta_net::states::StatePlan;
+use super::delta_net::{DeltaNetBuffers, DeltaNetKernels};
+use super::kernels::{INPUTS, Module};
+use super::memory::DevicePtr;
+use super::places::{Places, StepInput};
+use super::plan::Plan;
+use super::rank::Rank;
+use super::scratch::{Largest, OWN_INPUTS};
+use super::weights::Layer;
+use super::{attention, delta_net};
+use crate::device::Batch;
+use crate::model::{DeltaNetConfig, Mixer, ModelConfig};
+use worker_orcd_ipc::Fault;
+
+// One launch copies the inputs of a step.
+const _: () = assert!(OWN_INPUTS + attention::INPUTS + delta_net::INPUTS <= INPUTS);
+
+/// Refuses mixers that the kernels do not support. `shared_bytes` is the maximum shared memory per block.
+///
+/// # Errors
+/// A message that names what is not supported.
+pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
+    attention::check(config, shared_bytes)?;
+    config.delta_net.as_ref().map_or(Ok(()), delta_net::check)
+}
+
+/// All layers have attention, and none has gates.
+#[must_use]
+pub fn are_plain(config: &ModelConfig) -> bool {
+    config.delta_net.is_none() && !config.gates_attention
+}
+
+/// Columns of the widest outputs of a mixer, which its last product takes.
+#[must_use]
+pub fn outputs_width(config: &ModelConfig) -> usize {
+    let net = config.delta_net.as_ref();
+    config
+        .heads_width()
+        .max(net.map_or(0, DeltaNetConfig::v_width))
+}
+
+/// Weights that bound the outputs of a layer's mixer.
+#[must_use]
+pub fn bounded(layer: &Layer) -> Bounded<'_> {
+    Bounded {
+        norm: &layer.attn_norm,
+        linears: match &layer.mixer {
+            Mixer::Attention(attention) => attention::bounded(attention),
+            // Rows have a power of their own: the launch that makes them has all of a row anyway.
+            Mixer::DeltaNet(_) => &[],
+        },
+    }
+}
+
+/// Adds the output of a layer's mixer to the residual stream of all rows.
+///
+/// # Errors
+/// If a launch fails.
+pub fn run(rank: &Rank, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<(), Fault> {
+    match &layer.mixer {
+        Mixer::Attention(attention) => attention::run(rank, plan, index, (layer, attention)),
+        Mixer::DeltaNet(net) => delta_net::run(rank, plan, index, (layer, net)),
+    }
+}
+
+/// Kernels of a model's mixers.
+#[derive(Debug)]
+pub struct Mixers {
+    pub attention: AttentionKernels,
+    pub delta_nets: Option<DeltaNetKernels>,
+}
+
+impl Mixers {
+    /// # Errors
+    /// If a kernel is missing, or the device has too little shared memory for one.
+    pub fn load(context: &Context, module: &Module, config: &ModelConfig) -> Result<Self, Fault> {
+        let net = config.delta_net.as_ref();
+        let delta_nets = net.map(|net| DeltaNetKernels::load(module, net));
+        Ok(Self {
+            attention: AttentionKernels::load(context, module, config)?,
+            delta_nets: delta_nets.transpose()?,
+        })
+    }
+
+    /// Drops the architecture-specific kernels.
+    pub fn use_portable(&mut self) {
+        self.attention.use_portable();
+    }
+
+    /// Prepares a step.
+    ///
+    /// # Panics
+    /// If the batch violates its contract: a page table too short, or an empty sequence.
+    #[must_use]
+    pub fn plan(&self, rank: &Rank, batch: &Batch<'_>) -> MixerPlan {
+        MixerPlan {
+            attention: self.attention.plan(rank, batch),
+            states: StatePlan::new(batch.sequences, rank.kv.page_groups()),
+        }
+    }
+}
+
+/// What the mixers prepare of a step.
+#[derive(Debug)]
+pub struct MixerPlan {
+    pub attention: AttentionPlan,
+    pub states: StatePlan,
+}
+
+impl MixerPlan {
+    /// Start of each sequence in the page tables.
+    pub fn tables(&self) -> impl Iterator<Item = i32> {
+        self.attention.starts.iter().copied()
+    }
+
+    /// Sizes that determine the grids of the mixers' launches, beside the number of rows.
+    #[must_use]
+    pub fn grids(&self, rank: &Rank) -> MixerGrids {
+        MixerGrids {
+            attention: attention::grids(rank, &self.attention),
+        }
+    }
+}
+
+/// The launches of steps with equal sizes are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MixerGrids {
+    attention: AttentionGrids,
+}
+
+/// Buffers of the mixers.
+#[derive(Debug, Clone, Copy)]
+pub struct MixerBuffers {
+    /// What a mixer projects of its input, first of all.
+    pub projected: DevicePtr<f32>,
+    /// What its last product takes.
+    pub outputs: DevicePtr<f32>,
+    pub attention: AttentionBuffers,
+    pub delta_nets: Option<DeltaNetBuffers>,
+}
+
+impl MixerBuffers {
+    pub fn place(places: &mut Places<'_>, config: &ModelConfig, largest: Largest) -> Self {
+        let net = config.delta_net.as_ref();
+        let projected = attention::projected_width(config);
+        let projected = projected.max(net.map_or(0, delta_net::projected_width));
+        Self {
+            projected: places.buffer(largest.tokens * projected),
+            outputs: places.buffer(largest.tokens * outputs_width(config)),
+            delta_nets: net.map(|net| DeltaNetBuffers::place(places, net, largest)),
+            attention: AttentionBuffers::place(places, config, largest),
+        }
+    }
+
+    /// What the mixers add to the inputs of a step.
+    ///
+    /// # Panics
+    /// If the batch is larger than announced.
+    pub fn inputs<'a>(&self, plan: &'a MixerPlan) -> impl Iterator<Item = StepInput<'a>> {
+        let of_nets = self.delta_nets.map(|nets| nets.inputs(&plan.states));
+        let of_attention = self.attention.inputs(&plan.attention);
+        of_attention.chain(of_nets.into_iter().flatten())
+    }
+}
