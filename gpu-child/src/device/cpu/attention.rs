@@ -1,14 +1,20 @@
-//! Attention of a batch: items of (rows, key-value head), walked span by span.
+//! Attention of a layer. A batch is items of (rows, key-value head), walked span by span.
 
+use super::forward::{FEW_TOKENS, Forward};
 use super::kv::KvCache;
-use super::plan::{Item, Plan, Walk};
+use super::linear::{Epilogue, FEW_ROWS, Share};
+use super::plan::{Item, Plan, Row, Walk};
 use super::pool::{Disjoint, Pool};
+use super::scratch::Scratch;
+use super::weights::{self, Layer};
 use crate::device::common::layer_groups::Place;
 use crate::model::ModelConfig;
 use std::ops::Range;
 use worker_orcd_kernels::cpu::attention::MAX_ROWS;
+use worker_orcd_kernels::cpu::convert::to_f16;
 use worker_orcd_kernels::cpu::{
-    Isa, KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attention_span, finish, merge,
+    Isa, KvTile, Partial, QueryRow, RopeRow, SPAN_TOKENS, TILE_TOKENS, apply_rope, attention_span,
+    finish, merge, rmsnorm, sigmoid,
 };
 
 /// Division of an item's spans among threads.
@@ -66,26 +72,198 @@ impl Partials {
     }
 }
 
-/// The attention of one layer, ready to run.
+/// Adds attention's output to the residual stream of all rows.
+pub fn run(
+    forward: &Forward<'_>,
+    plan: &Plan<'_>,
+    index: usize,
+    (layer, of_layer): (&Layer, &weights::Attention),
+    kv: &mut KvCache,
+    scratch: &mut Scratch,
+) {
+    let config = forward.config;
+    let tokens = plan.rows.len();
+    let (heads_width, q_width) = (config.heads_width(), config.queries_width());
+    let kv_width = config.n_kv_heads * config.head_dim;
+    let qkv_width = q_width + 2 * kv_width;
+    let Scratch {
+        x,
+        qkv,
+        attn,
+        norm,
+        quantized,
+        rope,
+        partials,
+        ..
+    } = scratch;
+    let (x, qkv) = (
+        &mut x[..tokens * config.n_embd],
+        &mut qkv[..tokens * qkv_width],
+    );
+    let attn = &mut attn[..tokens * heads_width];
+
+    let [q, k, v] = &of_layer.qkv;
+    let projections = [
+        forward.projection(q, 0),
+        forward.projection(k, q_width),
+        forward.projection(v, q_width + kv_width),
+    ];
+    let norm = &mut norm[..tokens * config.n_embd];
+    forward.normalize(x, forward.weights.vector(&layer.attn_norm), norm);
+    forward.device.quantize(
+        norm,
+        config.n_embd,
+        &projections.each_ref().map(|p| p.weight),
+        quantized,
+    );
+    let input = quantized.view(norm, config.n_embd);
+    forward.device.project(
+        &input,
+        &Share::all(tokens),
+        &projections,
+        qkv,
+        Epilogue::Store,
+    );
+
+    rope_and_append_kv(forward, plan, index, of_layer, rope, qkv, kv);
+    let attention = Attention {
+        isa: forward.device.isa,
+        config,
+        plan,
+        walk: plan.walk(config.positions.window_of(index)),
+        sinks: of_layer.sinks.as_ref().map(|it| forward.weights.vector(it)),
+        kv,
+        place: kv.place_of(index),
+        qkv,
+    };
+    attention.run(&forward.device.pool, partials, attn);
+    if config.gates_attention {
+        multiply_by_gates(forward, qkv, attn);
+    }
+
+    let output = [forward.projection(&of_layer.output, 0)];
+    forward
+        .device
+        .quantize(attn, heads_width, &[output[0].weight], quantized);
+    let input = quantized.view(attn, heads_width);
+    let post_norm = layer.attn_post_norm.as_ref();
+    forward.add_to_stream(&input, &output, post_norm, norm, x);
+}
+
+/// Multiplies attention's output by the sigmoid of the gates, which are behind the queries of each row of `qkv`.
+fn multiply_by_gates(forward: &Forward<'_>, qkv: &[f32], attn: &mut [f32]) {
+    let width = forward.config.heads_width();
+    let tokens = attn.len() / width;
+    let qkv_width = qkv.len() / tokens;
+    let attn = Disjoint::new(attn);
+    forward.device.for_tokens(tokens, FEW_ROWS, &|t| {
+        // SAFETY: token t's own row.
+        let attn = unsafe { attn.part(t * width, width) };
+        let gates = &qkv[t * qkv_width + width..][..width];
+        attn.iter_mut()
+            .zip(gates)
+            .for_each(|(x, &gate)| *x *= sigmoid(gate));
+    });
+}
+
+/// Moves the gates, which follow the queries of each head, behind all queries.
+fn separate_gates(row: &mut [f32], head_dim: usize) {
+    let mixed = row.to_vec();
+    let (queries, gates) = row.split_at_mut(mixed.len() / 2);
+    let heads = queries
+        .chunks_exact_mut(head_dim)
+        .zip(gates.chunks_exact_mut(head_dim));
+    for ((queries, gates), mixed) in heads.zip(mixed.chunks_exact(2 * head_dim)) {
+        queries.copy_from_slice(&mixed[..head_dim]);
+        gates.copy_from_slice(&mixed[head_dim..]);
+    }
+}
+
+/// Applies head norms and RoPE to queries and keys, and writes keys and values to the cache. Queries are also
+/// multiplied by the attention scale and their temperature.
+fn rope_and_append_kv(
+    forward: &Forward<'_>,
+    plan: &Plan<'_>,
+    index: usize,
+    attention: &weights::Attention,
+    angles: &[RopeRow],
+    qkv: &mut [f32],
+    kv: &mut KvCache,
+) {
+    let (config, isa) = (forward.config, forward.device.isa);
+    let (rope, ropes) = (&config.rope, config.ropes().count());
+    let rotation = config.rope_of(index);
+    let turn = |head: &mut [f32], norm: Option<&[f32]>, token: usize| {
+        if let Some(norm) = norm {
+            let plain = head.to_vec();
+            rmsnorm(isa, &plain, norm, config.norm_eps, head);
+        }
+        if let Some(rotation) = rotation {
+            // The same pairs in all rotations.
+            apply_rope(head, rope, &angles[token * ropes + rotation]);
+        }
+    };
+    let [q_norm, k_norm] = [&attention.q_norm, &attention.k_norm]
+        .map(|norm| norm.as_ref().map(|norm| forward.weights.vector(norm)));
+    let head_dim = config.head_dim;
+    let tokens = plan.rows.len();
+    let width = qkv.len() / tokens;
+    let scale = config.attention_scale as f32;
+    let Place { group, index } = kv.place_of(index);
+    let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
+    forward.device.for_tokens(tokens, FEW_TOKENS, &|t| {
+        let row: &Row = &plan.rows[t];
+        let scale = scale * config.positions.temperature_at(row.position);
+        // SAFETY: token t's own row.
+        let qkv = unsafe { qkv.part(t * width, width) };
+        let (queries, kv) = qkv.split_at_mut(config.queries_width());
+        if config.gates_attention {
+            separate_gates(queries, head_dim);
+        }
+        let queries = &mut queries[..config.heads_width()];
+        let (keys, values) = kv.split_at_mut(config.n_kv_heads * head_dim);
+        for q in queries.chunks_exact_mut(head_dim) {
+            turn(q, q_norm, t);
+            q.iter_mut().for_each(|q| *q *= scale);
+        }
+        for k in keys.chunks_exact_mut(head_dim) {
+            turn(k, k_norm, t);
+        }
+        let (page, slot) = plan.place(row, group);
+        let mut halves = [vec![0; head_dim], vec![0; head_dim]];
+        let heads = keys
+            .chunks_exact(head_dim)
+            .zip(values.chunks_exact(head_dim));
+        for (head, (key, value)) in heads.enumerate() {
+            to_f16(isa, key, &mut halves[0]);
+            to_f16(isa, value, &mut halves[1]);
+            // SAFETY: the scheduler gives a position that is written to one sequence alone,
+            // and a sequence's rows are different positions.
+            unsafe { writer.write(page, index, head, slot, &halves[0], &halves[1]) };
+        }
+    });
+}
+
+/// The attention of one layer over a batch, behind its projections.
 #[derive(Debug)]
-pub struct Attention<'a> {
-    pub isa: Isa,
-    pub config: &'a ModelConfig,
-    pub plan: &'a Plan<'a>,
+struct Attention<'a> {
+    isa: Isa,
+    config: &'a ModelConfig,
+    plan: &'a Plan<'a>,
     /// Walk of the layer.
-    pub walk: &'a Walk,
+    walk: &'a Walk,
     /// `[n_heads]`, if the layer has sinks.
-    pub sinks: Option<&'a [f32]>,
-    pub kv: &'a KvCache,
+    sinks: Option<&'a [f32]>,
+    kv: &'a KvCache,
     /// Place of the layer in the cache.
-    pub place: Place,
+    place: Place,
     /// `[tokens, qkv_width]`, queries first, rotated and scaled.
-    pub qkv: &'a [f32],
+    qkv: &'a [f32],
 }
 
 impl Attention<'_> {
     /// Computes `out`, `[tokens, n_heads * head_dim]`.
-    pub fn run(&self, pool: &Pool, partials: &mut Partials, out: &mut [f32]) {
+    fn run(&self, pool: &Pool, partials: &mut Partials, out: &mut [f32]) {
         match self.walk.split {
             Split::Whole => self.run_whole(pool, out),
             Split::BySpan { rows_in_slot } => self.run_by_span(pool, rows_in_slot, partials, out),

@@ -3,26 +3,22 @@
 //! One pass for every architecture. Differences are data: optional biases and head norms, RoPE's pairs and rotated
 //! layers, the width of the window.
 
-use super::attention;
-use super::kv::KvCache;
 use super::linear::{Device, Epilogue, FEW_ROWS, Projection, Share};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
-use super::weights::{Attention, CpuWeights, GatedUnit, Layer, Linear, Vector};
+use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
 use super::{CpuExecutor, OpenStep};
-use super::{delta_net, experts, head, plan::Row};
+use super::{attention, delta_net, experts, head};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
-use crate::device::common::layer_groups::Place;
 use crate::device::{Batch, Checkpoint, SampleWork, Tap};
 use crate::model::{FeedForward, Mixer, ModelConfig};
 use std::convert::Infallible;
 use worker_orcd_ipc::{Drawn, Fault, RequestId};
-use worker_orcd_kernels::cpu::convert::to_f16;
-use worker_orcd_kernels::cpu::{Activations, RopeRow, apply_rope, rmsnorm, sigmoid};
+use worker_orcd_kernels::cpu::{Activations, rmsnorm};
 
 /// Number of tokens for which rotating and storing takes one thread as long as starting a job.
-const FEW_TOKENS: usize = 4;
+pub const FEW_TOKENS: usize = 4;
 
 /// The executor's parts that a step reads, apart from those it writes.
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +69,7 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
     for (index, layer) in weights.tensors.layers.iter().enumerate() {
         match &layer.mixer {
             Mixer::Attention(attention) => {
-                forward.attention_block(&plan, index, (layer, attention), kv, scratch);
+                attention::run(&forward, &plan, index, (layer, attention), kv, scratch);
             }
             Mixer::DeltaNet(net) => {
                 delta_net::run(&forward, &plan, index, (layer, net), kv, scratch);
@@ -115,19 +111,6 @@ pub fn show(
     let Ok(()) = watch(tap, checkpoint, rows, row);
 }
 
-/// Moves the gates, which follow the queries of each head, behind all queries.
-fn separate_gates(row: &mut [f32], head_dim: usize) {
-    let mixed = row.to_vec();
-    let (queries, gates) = row.split_at_mut(mixed.len() / 2);
-    let heads = queries
-        .chunks_exact_mut(head_dim)
-        .zip(gates.chunks_exact_mut(head_dim));
-    for ((queries, gates), mixed) in heads.zip(mixed.chunks_exact(2 * head_dim)) {
-        queries.copy_from_slice(&mixed[..head_dim]);
-        gates.copy_from_slice(&mixed[head_dim..]);
-    }
-}
-
 impl Forward<'_> {
     fn embed(&self, plan: &Plan<'_>, scratch: &mut Scratch) {
         let n_embd = self.config.n_embd;
@@ -147,98 +130,6 @@ impl Forward<'_> {
             for (angles, rope) in angles.iter_mut().zip(self.config.ropes()) {
                 angles.set(rope, row.position);
             }
-        });
-    }
-
-    fn attention_block(
-        &self,
-        plan: &Plan<'_>,
-        index: usize,
-        (layer, of_layer): (&Layer, &Attention),
-        kv: &mut KvCache,
-        scratch: &mut Scratch,
-    ) {
-        let config = self.config;
-        let tokens = plan.rows.len();
-        let (heads_width, q_width) = (config.heads_width(), config.queries_width());
-        let kv_width = config.n_kv_heads * config.head_dim;
-        let qkv_width = q_width + 2 * kv_width;
-        let Scratch {
-            x,
-            qkv,
-            attn,
-            norm,
-            quantized,
-            rope,
-            partials,
-            ..
-        } = scratch;
-        let (x, qkv) = (
-            &mut x[..tokens * config.n_embd],
-            &mut qkv[..tokens * qkv_width],
-        );
-        let attn = &mut attn[..tokens * heads_width];
-
-        let [q, k, v] = &of_layer.qkv;
-        let projections = [
-            self.projection(q, 0),
-            self.projection(k, q_width),
-            self.projection(v, q_width + kv_width),
-        ];
-        let norm = &mut norm[..tokens * config.n_embd];
-        self.normalize(x, self.weights.vector(&layer.attn_norm), norm);
-        self.device.quantize(
-            norm,
-            config.n_embd,
-            &projections.each_ref().map(|p| p.weight),
-            quantized,
-        );
-        let input = quantized.view(norm, config.n_embd);
-        self.device.project(
-            &input,
-            &Share::all(tokens),
-            &projections,
-            qkv,
-            Epilogue::Store,
-        );
-
-        self.rope_and_append_kv(plan, index, of_layer, rope, qkv, kv);
-        let attention = attention::Attention {
-            isa: self.device.isa,
-            config,
-            plan,
-            walk: plan.walk(config.positions.window_of(index)),
-            sinks: of_layer.sinks.as_ref().map(|it| self.weights.vector(it)),
-            kv,
-            place: kv.place_of(index),
-            qkv,
-        };
-        attention.run(&self.device.pool, partials, attn);
-        if config.gates_attention {
-            self.multiply_by_gates(qkv, attn);
-        }
-
-        let output = [self.projection(&of_layer.output, 0)];
-        self.device
-            .quantize(attn, heads_width, &[output[0].weight], quantized);
-        let input = quantized.view(attn, heads_width);
-        let post_norm = layer.attn_post_norm.as_ref();
-        self.add_to_stream(&input, &output, post_norm, norm, x);
-    }
-
-    /// Multiplies attention's output by the sigmoid of the gates, which are behind the queries of each row of `qkv`.
-    fn multiply_by_gates(&self, qkv: &[f32], attn: &mut [f32]) {
-        let width = self.config.heads_width();
-        let tokens = attn.len() / width;
-        let qkv_width = qkv.len() / tokens;
-        let attn = Disjoint::new(attn);
-        self.device.for_tokens(tokens, FEW_ROWS, &|t| {
-            // SAFETY: token t's own row.
-            let attn = unsafe { attn.part(t * width, width) };
-            let gates = &qkv[t * qkv_width + width..][..width];
-            attn.iter_mut()
-                .zip(gates)
-                .for_each(|(x, &gate)| *x *= sigmoid(gate));
         });
     }
 
@@ -343,70 +234,6 @@ impl Forward<'_> {
             let out = unsafe { out.part(t * n_embd, n_embd) };
             let x = &x[t * n_embd..][..n_embd];
             rmsnorm(isa, x, weight, eps, out);
-        });
-    }
-
-    /// Applies head norms and RoPE to queries and keys, and writes keys and values to the cache. Queries are also
-    /// multiplied by the attention scale and their temperature.
-    fn rope_and_append_kv(
-        &self,
-        plan: &Plan<'_>,
-        index: usize,
-        attention: &Attention,
-        angles: &[RopeRow],
-        qkv: &mut [f32],
-        kv: &mut KvCache,
-    ) {
-        let (config, isa) = (self.config, self.device.isa);
-        let (rope, ropes) = (&config.rope, config.ropes().count());
-        let rotation = config.rope_of(index);
-        let turn = |head: &mut [f32], norm: Option<&[f32]>, token: usize| {
-            if let Some(norm) = norm {
-                let plain = head.to_vec();
-                rmsnorm(isa, &plain, norm, config.norm_eps, head);
-            }
-            if let Some(rotation) = rotation {
-                // The same pairs in all rotations.
-                apply_rope(head, rope, &angles[token * ropes + rotation]);
-            }
-        };
-        let [q_norm, k_norm] = [&attention.q_norm, &attention.k_norm]
-            .map(|norm| norm.as_ref().map(|norm| self.weights.vector(norm)));
-        let head_dim = config.head_dim;
-        let width = qkv.len() / plan.rows.len();
-        let scale = config.attention_scale as f32;
-        let Place { group, index } = kv.place_of(index);
-        let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
-        self.device.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
-            let row: &Row = &plan.rows[t];
-            let scale = scale * config.positions.temperature_at(row.position);
-            // SAFETY: token t's own row.
-            let qkv = unsafe { qkv.part(t * width, width) };
-            let (queries, kv) = qkv.split_at_mut(config.queries_width());
-            if config.gates_attention {
-                separate_gates(queries, head_dim);
-            }
-            let queries = &mut queries[..config.heads_width()];
-            let (keys, values) = kv.split_at_mut(config.n_kv_heads * head_dim);
-            for q in queries.chunks_exact_mut(head_dim) {
-                turn(q, q_norm, t);
-                q.iter_mut().for_each(|q| *q *= scale);
-            }
-            for k in keys.chunks_exact_mut(head_dim) {
-                turn(k, k_norm, t);
-            }
-            let (page, slot) = plan.place(row, group);
-            let mut halves = [vec![0; head_dim], vec![0; head_dim]];
-            let heads = keys
-                .chunks_exact(head_dim)
-                .zip(values.chunks_exact(head_dim));
-            for (head, (key, value)) in heads.enumerate() {
-                to_f16(isa, key, &mut halves[0]);
-                to_f16(isa, value, &mut halves[1]);
-                // SAFETY: the scheduler gives a position that is written to one sequence alone,
-                // and a sequence's rows are different positions.
-                unsafe { writer.write(page, index, head, slot, &halves[0], &halves[1]) };
-            }
         });
     }
 }
