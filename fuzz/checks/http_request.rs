@@ -5,11 +5,10 @@ use worker_orcd_api::anthropic::request as messages;
 use worker_orcd_api::body::parse;
 use worker_orcd_api::embeddings::read as embeddings;
 use worker_orcd_api::error::{ApiError, Dialect};
-use worker_orcd_api::fields::Names;
 use worker_orcd_api::limits::RequestLimits;
 use worker_orcd_api::ollama;
 use worker_orcd_api::openai::{Kind, request};
-use worker_orcd_api::request::{Chat, GenerationRequest, Input, Read};
+use worker_orcd_api::request::{Chat, GenerationRequest, Input, Reader};
 use worker_orcd_api::rerank::read as rerank;
 use worker_orcd_api::sampling::ModelTerms;
 use worker_orcd_api::texts::read as texts;
@@ -44,51 +43,51 @@ pub type Endpoint = (Dialect, fn(&[u8]) -> Result<Asked, ApiError>);
 /// Every endpoint that takes a body. Seeds contain positions in this list.
 pub const ENDPOINTS: &[Endpoint] = &[
     (Dialect::Native, |body| {
-        let read = read(body, execute::NAMES, execute::read_request)?;
+        let read = read(body, execute::EXECUTE)?;
         Ok(generation(read.generation))
     }),
     (Dialect::OpenAi, |body| openai(body, Kind::Chat)),
     (Dialect::OpenAi, |body| openai(body, Kind::Completion)),
     (Dialect::OpenAi, |body| {
-        let read = read(body, responses::request::NAMES, responses::request::read)?;
+        let read = read(body, responses::request::RESPONSE)?;
         Ok(generation(read.generation))
     }),
     (Dialect::Anthropic, |body| {
-        let read = read(body, messages::NAMES, messages::read)?;
+        let read = read(body, messages::MESSAGES)?;
         Ok(generation(read.generation))
     }),
     (Dialect::Anthropic, |body| {
-        let read = read(body, messages::COUNT_NAMES, messages::read_counted)?;
+        let read = read(body, messages::COUNTED)?;
         Ok(Asked::Inputs(vec![read]))
     }),
     (Dialect::OpenAi, |body| {
-        let read = read(body, embeddings::NAMES, embeddings::read_embeddings)?;
+        let read = read(body, embeddings::EMBEDDINGS)?;
         assert!((1..=256).contains(&read.inputs.len()));
         let numbers = read.dimensions.unwrap_or(1);
         assert!((1..=MODEL.n_embd as usize).contains(&numbers));
         Ok(Asked::Inputs(read.inputs))
     }),
     (Dialect::Native, |body| {
-        let read = read(body, texts::TOKENIZE_NAMES, texts::read_tokenize)?;
+        let read = read(body, texts::TOKENIZE)?;
         assert!(["content", "prompt", "messages"].contains(&read.field));
         Ok(Asked::Inputs(vec![read.input]))
     }),
     (Dialect::Native, |body| {
-        let read = read(body, texts::TOKENS_NAMES, texts::read_tokens)?;
-        assert!(read.0.iter().all(|id| id.0 < MODEL.vocabulary));
+        let read = read(body, texts::TOKENS)?;
+        assert!(read.iter().all(|id| id.0 < MODEL.vocabulary));
         Ok(Asked::Other)
     }),
     (Dialect::Native, |body| {
-        let read = read(body, texts::TEMPLATE_NAMES, texts::read_template)?;
+        let read = read(body, texts::TEMPLATE)?;
         Ok(Asked::Inputs(vec![read]))
     }),
     (Dialect::Native, |body| {
-        let id = parse(body, execute::CANCEL_NAMES, execute::read_cancellation)?;
+        let id = read(body, execute::CANCEL)?;
         assert!(id.is_some_and(|id| (1..=128).contains(&id.chars().count())));
         Ok(Asked::Other)
     }),
     (Dialect::OpenAi, |body| {
-        let read = read(body, rerank::NAMES, rerank::read_rerank)?;
+        let read = read(body, rerank::RERANK)?;
         assert!((1..=1024).contains(&read.documents.len()));
         let documents = read.documents.into_iter().chain([read.query]);
         Ok(Asked::Inputs(documents.map(Input::Prompt).collect()))
@@ -98,11 +97,11 @@ pub const ENDPOINTS: &[Endpoint] = &[
         of_ollama(body, ollama::Kind::Generate)
     }),
     (Dialect::Ollama, |body| {
-        let read = read(body, ollama::embed::NAMES, ollama::embed::read)?;
+        let read = read(body, ollama::embed::EMBED)?;
         Ok(Asked::Inputs(read.inputs))
     }),
     (Dialect::Ollama, |body| {
-        read(body, ollama::embed::SHOW_NAMES, ollama::embed::read_show)?;
+        read(body, ollama::embed::SHOW)?;
         Ok(Asked::Other)
     }),
 ];
@@ -131,25 +130,23 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 /// Reads the body as a worker with a model does.
-fn read<T>(body: &[u8], names: Names, read: impl Read<T>) -> Result<T, ApiError> {
-    parse(body, names, |mut fields| {
-        if names("model").is_some() {
+fn read<T>(body: &[u8], reader: Reader<T>) -> Result<T, ApiError> {
+    parse(body, reader.names, |mut fields| {
+        if fields.knows("model") {
             fields.take("model");
         }
-        read(fields, &LIMITS, &MODEL)
+        (reader.read)(fields, &LIMITS, &MODEL)
     })
 }
 
 fn openai(body: &[u8], kind: Kind) -> Result<Asked, ApiError> {
-    let read = read(body, request::names(kind), request::read_of(kind))?;
+    let read = read(body, request::reader(kind))?;
     Ok(generation(read.generation))
 }
 
 fn of_ollama(body: &[u8], kind: ollama::Kind) -> Result<Asked, ApiError> {
-    let reader = ollama::request::read_of(kind);
-    Ok(generation(
-        read(body, ollama::request::NAMES, reader)?.generation,
-    ))
+    let read = read(body, ollama::request::reader(kind))?;
+    Ok(generation(read.generation))
 }
 
 fn generation(request: GenerationRequest) -> Asked {

@@ -6,9 +6,10 @@
 use serde_json::{Value, json};
 use std::fs;
 use worker_orcd_api::body::parse;
+use worker_orcd_api::fields::Fields;
 use worker_orcd_api::limits::RequestLimits;
 use worker_orcd_api::openai::{Kind, request};
-use worker_orcd_api::request::Input;
+use worker_orcd_api::request::{Input, Reader};
 use worker_orcd_api::sampling::ModelTerms;
 use worker_orcd_ipc::Sampling;
 use worker_orcd_tests::families;
@@ -447,10 +448,9 @@ struct Source<'a> {
 
 /// Worker's result for a body: a prompt, or the template's error.
 fn case(source: &Source<'_>, story: &str, body: &str) -> Value {
-    let read = |fields: worker_orcd_api::fields::Fields<'_>| {
-        request::read(fields, &RequestLimits::NONE, &MODEL, Kind::Chat)
-    };
-    let read = parse(body.as_bytes(), request::names(Kind::Chat), read).expect("a right body");
+    let Reader { names, read } = request::reader(Kind::Chat);
+    let read = |fields: Fields<'_>| read(fields, &RequestLimits::NONE, &MODEL);
+    let read = parse(body.as_bytes(), names, read).expect("a right body");
     let Input::Chat(chat) = read.generation.input else {
         panic!("messages");
     };

@@ -11,10 +11,9 @@
 //! They have no effect on a template without these variables: they are hints, and no limits
 //! ([`thinking_budget`](crate::thinking_budget) has those).
 
-use crate::fields::{Fields, Names, among, nested};
-use crate::json::Json;
+use crate::fields::{Fields, Names, nested};
 use crate::mistakes::{Constraint, Mistakes};
-use crate::schema;
+use crate::no_effect::{accept, values};
 use worker_orcd_text::template::TemplateSetting;
 
 /// Fields of chat.
@@ -26,8 +25,8 @@ const THINKING: &str = "thinking";
 const REASONING: &str = "reasoning";
 pub(crate) const VERBOSITY: &str = "verbosity";
 
-const OF_THINKING: Names = |name| among(name, &[&["type"]]);
-const OF_REASONING: Names = |name| among(name, &[&["effort", "enabled", "exclude"]]);
+const OF_THINKING: Names = &[&["type"]];
+const OF_REASONING: Names = &[&["effort", "enabled", "exclude"]];
 
 pub(crate) const VERBOSITIES: &[(&str, &str)] =
     &[("low", "low"), ("medium", "medium"), ("high", "high")];
@@ -69,8 +68,7 @@ pub(crate) fn read(fields: &mut Fields<'_>, settings: &mut Vec<Setting>) {
     let of_flag = thinks.map(|thinks| vec![flag(THINKS, thinks)]);
     let of_thinking = nested(fields, THINKING, OF_THINKING, |mut inside| {
         let kinds = [("enabled", true), ("disabled", false)];
-        let thinks = inside.word("type", &kinds);
-        let thinks = inside.required("type", thinks);
+        let thinks = inside.must("type", |it, name| it.word(name, &kinds));
         inside.finish().map(|()| thinks)
     });
     let both = |thinks| vec![flag(THINKS, thinks), flag(THINKING, thinks)];
@@ -92,9 +90,8 @@ pub(crate) fn read(fields: &mut Fields<'_>, settings: &mut Vec<Setting>) {
 fn read_reasoning(mut inside: Fields<'_>) -> Result<Vec<Setting>, Mistakes> {
     let effort = inside.word("effort", EFFORTS);
     let thinks = inside.boolean("enabled");
-    let no = |value: Json<'_>| value.boolean() == Some(false);
     let rule = "may be false only: thinking is returned beside the answer";
-    inside.only("exclude", || schema::values([false]), no, rule);
+    accept(&mut inside, &[values("exclude", &["false"], rule)]);
     let mut settings = effort.map(settings_of).unwrap_or_default();
     if let Some(thinks) = thinks {
         let told = vec![flag(THINKS, thinks)];
@@ -131,7 +128,7 @@ mod tests {
 
     /// Template variables of a body. `given`: variables set by the client.
     fn read_body(body: &str, given: &[(&str, TemplateSetting)]) -> Result<Vec<String>, String> {
-        let mut fields = Fields::parse(body, |name| among(name, &[FIELDS])).unwrap();
+        let mut fields = Fields::parse(body, &[FIELDS]).unwrap();
         let own = |(name, setting): &(&str, TemplateSetting)| ((*name).to_owned(), setting.clone());
         let mut settings = given.iter().map(own).collect();
         read(&mut fields, &mut settings);

@@ -3,12 +3,11 @@
 pub mod events;
 
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::Fields;
 use crate::limits::RequestLimits;
-use crate::messages::begun;
-use crate::messages::read_messages;
+use crate::messages::{begun, read_messages};
 use crate::presentation::{AnswerRequest, Api, Form};
-use crate::request::{GenerationRequest, Input};
+use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use worker_orcd_ipc::GenerationParams;
 use worker_orcd_requests::OnFault;
@@ -20,7 +19,7 @@ const MAX_JOB_ID_CHARS: usize = 128;
 const DEFAULT_MAX_TOKENS: u32 = 2048;
 const DEFAULT_PROMPT_CHARS: usize = 32_768;
 
-pub const OWN_NAMES: &[&str] = &[
+const NAMES: &[&str] = &[
     "job_id",
     "prompt",
     "messages",
@@ -30,23 +29,24 @@ pub const OWN_NAMES: &[&str] = &[
     "metrics",
 ];
 
-/// Every field of `/execute`.
-pub const NAMES: Names = |name| among(name, &[OWN_NAMES, sampling::NAMES]);
+/// Body of `/execute`.
+pub const EXECUTE: Reader<AnswerRequest> = Reader::new(&[NAMES, sampling::NAMES], read_request);
 
-/// Every field of `/cancel`.
-pub const CANCEL_NAMES: Names = |name| among(name, &[&["job_id"]]);
+/// Body of `/cancel`: the job id.
+pub const CANCEL: Reader<Option<String>> = Reader::new(&[&["job_id"]], |mut fields, _, _| {
+    let job_id = read_job_id(&mut fields);
+    fields.finish().map_err(ApiError::invalid)?;
+    Ok(job_id)
+});
 
-/// # Errors
-/// All mistakes in the request.
-pub fn read_request(
+fn read_request(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<AnswerRequest, ApiError> {
     let max_chars = limits.max_prompt_chars.unwrap_or(DEFAULT_PROMPT_CHARS);
     let most_tokens = limits.max_tokens_out.unwrap_or(DEFAULT_MAX_TOKENS);
-    let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
-    let job_id = fields.required("job_id", job_id);
+    let job_id = read_job_id(&mut fields);
     let input = read_input(&mut fields, max_chars, &model.chat);
     let max_tokens = fields.integer("max_tokens", 1..=u64::from(most_tokens));
     let sampling = read_sampling(&mut fields, model);
@@ -88,13 +88,6 @@ fn read_input(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> O
     fields.either("prompt", "messages", prompt.or(messages))
 }
 
-/// Reads the job id.
-///
-/// # Errors
-/// All mistakes in the request.
-pub fn read_cancellation(mut fields: Fields<'_>) -> Result<Option<String>, ApiError> {
-    let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
-    let job_id = fields.required("job_id", job_id);
-    fields.finish().map_err(ApiError::invalid)?;
-    Ok(job_id)
+fn read_job_id(fields: &mut Fields<'_>) -> Option<String> {
+    fields.must("job_id", |it, name| it.text(name, &(1..=MAX_JOB_ID_CHARS)))
 }

@@ -1,12 +1,12 @@
 //! Support of each request field, from the reader of its endpoint, for docs/guide/fields.md.
 
-use crate::anthropic;
-use crate::embeddings;
-use crate::fields::{Fields, Names};
+use crate::anthropic::request::MESSAGES;
+use crate::embeddings::read::EMBEDDINGS;
+use crate::fields::Fields;
 use crate::limits::RequestLimits;
 use crate::openai::{Kind, request};
-use crate::request::Read;
-use crate::responses;
+use crate::request::Reader;
+use crate::responses::request::RESPONSE;
 use crate::sampling::ModelTerms;
 use crate::schema::Shape;
 
@@ -32,35 +32,21 @@ pub enum Fate {
 #[must_use]
 pub fn of(endpoint: Endpoint, names: &[&str]) -> Vec<Fate> {
     match endpoint {
-        Endpoint::Chat => openai(Kind::Chat, names),
-        Endpoint::Completions => openai(Kind::Completion, names),
-        Endpoint::Responses => {
-            let read = responses::request::read;
-            fates(names, responses::request::NAMES, read)
-        }
-        Endpoint::Embeddings => fates(
-            names,
-            embeddings::read::NAMES,
-            embeddings::read::read_embeddings,
-        ),
-        Endpoint::Messages => {
-            let read = anthropic::request::read;
-            fates(names, anthropic::request::NAMES, read)
-        }
+        Endpoint::Chat => fates(names, &request::reader(Kind::Chat)),
+        Endpoint::Completions => fates(names, &request::reader(Kind::Completion)),
+        Endpoint::Responses => fates(names, &RESPONSE),
+        Endpoint::Embeddings => fates(names, &EMBEDDINGS),
+        Endpoint::Messages => fates(names, &MESSAGES),
     }
 }
 
-fn openai(kind: Kind, names: &[&str]) -> Vec<Fate> {
-    fates(names, request::names(kind), request::read_of(kind))
-}
-
-fn fates<T>(names: &[&str], known: Names, read: impl Read<T>) -> Vec<Fate> {
+fn fates<T>(names: &[&str], reader: &Reader<T>) -> Vec<Fate> {
     let terms = ModelTerms::UNKNOWN;
-    let describe = |fields: Fields<'_>| drop(read(fields, &RequestLimits::NONE, &terms));
-    let description = Fields::described(known, describe);
+    let read = |fields: Fields<'_>| drop((reader.read)(fields, &RequestLimits::NONE, &terms));
+    let description = Fields::described(reader.names, read);
     let fate = |name: &&str| match description.shape_of(name) {
         // Every endpoint reads it before its own fields.
-        None if *name == "model" && known(name).is_some() => Fate::Used,
+        None if *name == "model" && reader.names.concat().contains(name) => Fate::Used,
         None => Fate::Refused,
         Some(shape) if description.has_no_effect(name) => Fate::NoEffect(in_words(&shape)),
         Some(_) => Fate::Used,

@@ -13,13 +13,12 @@ use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
-/// Looks up a name among those of a reader.
-pub type Names = fn(&str) -> Option<&'static str>;
+/// Names of a reader's fields, in lists.
+pub type Names = &'static [&'static [&'static str]];
 
-/// Looks up a name in these lists. Returns the list's own string.
-#[must_use]
-pub fn among(name: &str, lists: &[&'static [&'static str]]) -> Option<&'static str> {
-    let mut names = lists.iter().copied().flatten();
+/// Returns the list's own string.
+fn known(names: Names, name: &str) -> Option<&'static str> {
+    let mut names = names.iter().copied().flatten();
     names.find(|known| **known == name).copied()
 }
 
@@ -55,23 +54,23 @@ impl<'a> Fields<'a> {
     /// Fields of a nested object, with room for mistakes from `outside`. `None` if it is no object.
     #[must_use]
     pub fn of(object: Json<'a>, names: Names, outside: &Mistakes) -> Option<Self> {
-        let mut fields = Self::none(names, outside);
-        object
-            .each_member(|name, value| fields.add(name, value))
-            .then_some(fields)
+        Self::none(names, outside).with_members(object)
     }
 
     /// [`Fields::of`] for an object in a conversation's history. Servers and clients add keys of their own to these, so
     /// an unknown key with the value `null`, `[]` or `{}` is ignored.
     #[must_use]
     pub fn of_history(object: Json<'a>, names: Names, outside: &Mistakes) -> Option<Self> {
-        let mut fields = Self {
+        let fields = Self {
             drops_hollow: true,
             ..Self::none(names, outside)
         };
-        object
-            .each_member(|name, value| fields.add(name, value))
-            .then_some(fields)
+        fields.with_members(object)
+    }
+
+    fn with_members(mut self, object: Json<'a>) -> Option<Self> {
+        let is_object = object.each_member(|name, value| self.add(name, value));
+        is_object.then_some(self)
     }
 
     /// Description of the fields that `read` reads, from a run without a body.
@@ -120,11 +119,11 @@ impl<'a> Fields<'a> {
     /// True for a name of this reader.
     #[must_use]
     pub fn knows(&self, name: &str) -> bool {
-        (self.names)(name).is_some()
+        known(self.names, name).is_some()
     }
 
     fn add(&mut self, name: &str, value: Json<'a>) {
-        let Some(name) = (self.names)(name) else {
+        let Some(name) = known(self.names, name) else {
             if self.drops_hollow && value.is_hollow() {
                 return;
             }
@@ -155,6 +154,12 @@ impl<'a> Fields<'a> {
         Some(given.value).filter(|value| !value.is_null())
     }
 
+    /// Takes a field that is read as raw JSON, and describes it.
+    pub fn given(&mut self, name: &str, shape: impl FnOnce() -> Shape) -> Option<Json<'a>> {
+        self.describe(name, shape);
+        self.take(name)
+    }
+
     /// Takes a text field if its value is `[]` or `{}`.
     pub fn drop_hollow(&mut self, name: &str) {
         self.describe(name, hollow);
@@ -165,9 +170,8 @@ impl<'a> Fields<'a> {
 
     /// Takes a field that changes no answer, whatever its value.
     pub fn pass_over(&mut self, name: &str) {
-        self.describe(name, schema::anything);
+        self.given(name, schema::anything);
         self.describe_no_effect(name);
-        self.take(name);
     }
 
     /// Value of a field that is not taken yet.
@@ -181,33 +185,32 @@ impl<'a> Fields<'a> {
     /// Takes a field if its value is exactly this number.
     pub fn take_number(&mut self, name: &str, number: f64) -> bool {
         self.describe(name, || schema::values([number]));
-        let is_it = |given: &Given<'_>| {
-            let value = given.value.number().and_then(|number| number.as_f64());
-            given.name == name && value == Some(number)
-        };
-        let found = self.given.iter().any(is_it);
-        found && self.take(name).is_some()
+        let is_it = self.value_of(name).and_then(Json::float) == Some(number);
+        is_it && self.take(name).is_some()
+    }
+
+    /// Value of a field, taken or not.
+    fn value_of(&self, name: &str) -> Option<Json<'a>> {
+        let given = self.given.iter().find(|given| given.name == name);
+        given.map(|given| given.value)
     }
 
     /// True for a field with the value `null`.
     #[must_use]
     pub fn is_null(&self, name: &str) -> bool {
-        let given = self.given.iter().find(|given| given.name == name);
-        given.is_some_and(|given| given.value.is_null())
+        self.value_of(name).is_some_and(Json::is_null)
     }
 
     /// True for a field with a value, taken or not.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        let given = self.given.iter().find(|given| given.name == name);
-        given.is_some_and(|given| !given.value.is_null())
+        self.value_of(name).is_some_and(|it| !it.is_null())
     }
 
     /// True for a field with the value `true`, taken or not.
     #[must_use]
     pub fn is_true(&self, name: &str) -> bool {
-        let given = self.given.iter().find(|given| given.name == name);
-        given.is_some_and(|given| given.value.boolean() == Some(true))
+        self.value_of(name).and_then(Json::boolean) == Some(true)
     }
 
     pub fn error(&mut self, field: &str, constraint: Constraint, message: impl Into<String>) {
@@ -229,6 +232,16 @@ impl<'a> Fields<'a> {
         value
     }
 
+    /// [`Self::required`] for a field that `read` reads.
+    pub fn must<T>(
+        &mut self,
+        name: &str,
+        read: impl FnOnce(&mut Self, &str) -> Option<T>,
+    ) -> Option<T> {
+        let value = read(self, name);
+        self.required(name, value)
+    }
+
     /// Notes the absence of both of two fields, and the presence of both.
     pub fn either<T>(&mut self, one: &str, other: &str, value: Option<T>) -> Option<T> {
         self.describe_rule(|| {
@@ -247,8 +260,7 @@ impl<'a> Fields<'a> {
     }
 
     pub fn boolean(&mut self, name: &str) -> Option<bool> {
-        self.describe(name, schema::boolean);
-        let value = self.take(name)?;
+        let value = self.given(name, schema::boolean)?;
         self.typed(name, value.boolean(), "true or false")
     }
 
@@ -271,14 +283,13 @@ impl<'a> Fields<'a> {
     }
 
     fn any_number(&mut self, name: &str) -> Option<f64> {
-        let number = self.take(name)?.number().and_then(|it| it.as_f64());
+        let number = self.take(name)?.float();
         self.typed(name, number, "a number")
     }
 
     pub fn integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Option<u64> {
-        self.describe(name, || schema::integer(&range));
-        let value = self.take(name)?;
-        let (whole, float) = (value.whole(), value.number().and_then(|it| it.as_f64()));
+        let value = self.given(name, || schema::integer(&range))?;
+        let (whole, float) = (value.whole(), value.float());
         if whole.is_none() && float.is_some_and(|n| n < 0.0 && n.fract() == 0.0) {
             let message = format!("must be from {} to {}", range.start(), range.end());
             self.error(name, Constraint::Range, message);
@@ -290,8 +301,7 @@ impl<'a> Fields<'a> {
 
     /// Text with a length in characters.
     pub fn text(&mut self, name: &str, chars: &RangeInclusive<usize>) -> Option<String> {
-        self.describe(name, || schema::text_of(chars));
-        let value = self.take(name)?;
+        let value = self.given(name, || schema::text_of(chars))?;
         self.text_of(name, value, chars)
     }
 
@@ -317,8 +327,8 @@ impl<'a> Fields<'a> {
 
     /// One of several words.
     pub fn word<T: Copy>(&mut self, name: &str, words: &[(&str, T)]) -> Option<T> {
-        self.describe(name, || schema::values(words.iter().map(|(word, _)| *word)));
-        let value = self.take(name)?.small();
+        let shape = || schema::values(words.iter().map(|(word, _)| *word));
+        let value = self.given(name, shape)?.small();
         let found = words
             .iter()
             .find(|(word, _)| value.as_ref().and_then(Value::as_str) == Some(word));
@@ -341,25 +351,11 @@ impl<'a> Fields<'a> {
         harmless: impl FnOnce(Json<'a>) -> bool,
         message: &'static str,
     ) {
-        self.describe(name, shape);
+        let given = self.given(name, shape);
         self.describe_no_effect(name);
-        if let Some(value) = self.take(name)
-            && !harmless(value)
-        {
+        if given.is_some_and(|value| !harmless(value)) {
             self.error(name, Constraint::Unsupported, message);
         }
-    }
-
-    /// [`Self::only`] for values that are words.
-    pub fn only_words(
-        &mut self,
-        name: &str,
-        words: &'static [&'static str],
-        message: &'static str,
-    ) {
-        let is_known = |value: Json<'_>| value.text().is_some_and(|it| words.contains(&&*it));
-        let shape = || schema::values(words.iter().copied());
-        self.only(name, shape, is_known, message);
     }
 
     /// # Errors
@@ -422,8 +418,7 @@ pub fn nested<T>(
     names: Names,
     mut read: impl FnMut(Fields<'_>) -> Result<T, Mistakes>,
 ) -> Option<T> {
-    fields.describe(name, || shape(names, &mut read));
-    let given = fields.take(name)?;
+    let given = fields.given(name, || shape(names, &mut read))?;
     inside(fields, name, given, names, read)
 }
 

@@ -79,6 +79,11 @@ impl<'a> Json<'a> {
         serde_json::from_str(self.0).ok()
     }
 
+    #[must_use]
+    pub fn float(self) -> Option<f64> {
+        self.number()?.as_f64()
+    }
+
     /// Unsigned 64-bit integer. 1.0 is one.
     #[must_use]
     pub fn whole(self) -> Option<u64> {
@@ -114,6 +119,17 @@ impl<'a> Json<'a> {
             .flatten()
     }
 
+    /// Whether it is this value. 1.0 is 1.
+    #[must_use]
+    pub fn is(self, value: &Value) -> bool {
+        match value {
+            Value::Number(number) => self.float() == number.as_f64(),
+            Value::String(text) => self.text().as_deref() == Some(text.as_str()),
+            Value::Array(list) if list.is_empty() => self.kind() == Kind::List && self.is_empty(),
+            value => self.small().as_ref() == Some(value),
+        }
+    }
+
     /// The value as in the body.
     #[must_use]
     pub fn raw(self) -> &'a str {
@@ -143,6 +159,18 @@ impl<'a> Json<'a> {
             count += 1;
         });
         (first, count)
+    }
+
+    /// Last member of this name of an object.
+    #[must_use]
+    pub fn member(self, name: &str) -> Option<Json<'a>> {
+        let mut found = None;
+        self.each_member(|other, value| {
+            if other == name {
+                found = Some(value);
+            }
+        });
+        found
     }
 
     /// Visits the members of an object. Returns false without a visit for other values.

@@ -12,7 +12,7 @@
 //!   [`fates`]: the support of a field by an endpoint.
 //! * [`openai`], [`anthropic`], [`responses`], [`ollama`], [`execute`], [`embeddings`], [`rerank`], [`texts`]: readers and
 //!   writers of each API. [`request`]: what all of them ask for. [`presentation`]: the format of an answer, as the journal keeps it.
-//! * Common fields: [`sampling`], `logit_bias`, `messages`, `tools`, [`structure`], `effort`, [`thinking_budget`],
+//! * Common fields: `no_effect`, [`sampling`], `logit_bias`, `messages`, `tools`, [`structure`], `effort`, [`thinking_budget`],
 //!   [`choices`], `token_ids`. [`limits`]: the operator's limits.
 //! * Answers: `timeline` splits text into items; [`render`] is the trait of streamed formats. [`error`]: errors of all
 //!   APIs. [`answer`]: JSON Schema of all of them.
@@ -40,6 +40,7 @@ pub mod limits;
 mod logit_bias;
 mod messages;
 pub mod mistakes;
+mod no_effect;
 pub mod ollama;
 pub mod openai;
 pub mod presentation;

@@ -16,8 +16,7 @@ type Wrong = (Constraint, String);
 
 /// Sorted by id; empty if absent.
 pub(super) fn read(fields: &mut Fields<'_>, vocabulary: u32) -> Vec<(TokenId, f32)> {
-    fields.describe(FIELD, || shape(vocabulary));
-    let Some(given) = fields.take(FIELD) else {
+    let Some(given) = fields.given(FIELD, || shape(vocabulary)) else {
         return Vec::new();
     };
     let mut biases = BTreeMap::new();
@@ -53,7 +52,7 @@ fn read_bias(name: &str, value: Json<'_>, vocabulary: u32) -> Result<(TokenId, f
         let rule = "is no id of the vocabulary";
         (Constraint::Range, rule.to_owned())
     })?;
-    let bias = value.number().and_then(|number| number.as_f64());
+    let bias = value.float();
     let bias = bias.ok_or_else(|| (Constraint::Type, "must be a number".to_owned()))?;
     let range = Sampling::LOGIT_BIAS;
     if !range.contains(&bias) {
@@ -102,13 +101,12 @@ fn pattern_up_to(last: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::among;
     use crate::mistakes::Mistakes;
     use proptest::prelude::*;
 
     fn read_text(given: &str) -> Result<Vec<(TokenId, f32)>, Mistakes> {
         let body = format!("{{\"{FIELD}\": {given}}}");
-        let mut fields = Fields::parse(&body, |name| among(name, &[&[FIELD]])).unwrap();
+        let mut fields = Fields::parse(&body, &[&[FIELD]]).unwrap();
         let biases = read(&mut fields, 50);
         fields.finish().map(|()| biases)
     }
@@ -155,7 +153,7 @@ mod tests {
         let read = |count: u32| {
             let biases: Vec<_> = (0..count).map(|id| format!("\"{id}\": 1")).collect();
             let body = format!("{{\"{FIELD}\": {{{}}}}}", biases.join(","));
-            let mut fields = Fields::parse(&body, |name| among(name, &[&[FIELD]])).unwrap();
+            let mut fields = Fields::parse(&body, &[&[FIELD]]).unwrap();
             let biases = super::read(&mut fields, u32::MAX);
             fields.finish().map(|()| biases.len())
         };

@@ -8,7 +8,7 @@
 pub(crate) mod begun;
 pub(crate) mod tool_calls;
 
-use crate::fields::{Fields, Names, among, each, element, history_shape};
+use crate::fields::{Fields, Names, each, element, history_shape};
 use crate::json::{Json, Kind};
 use crate::mistakes::{Constraint, FieldError, Mistakes};
 use crate::schema::{self, Shape};
@@ -59,19 +59,20 @@ pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "reasoning", "think
 /// Parsed text that OpenAI's client packages add to an answer, and send back.
 const PARSED: &str = "parsed";
 
-const MESSAGE: Names = |name| {
-    among(
-        name,
-        &[
-            &["role", "content", "name", PARSED],
-            OF_ROLES,
-            &THOUGHTS,
-            EMPTY,
-            PASSED_OVER,
-        ],
-    )
-};
-const PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
+const MESSAGE: Names = &[
+    &["role", "content", "name", PARSED],
+    OF_ROLES,
+    &THOUGHTS,
+    EMPTY,
+    PASSED_OVER,
+];
+const PART: Names = &[&["type", "text"], PASSED_OVER];
+
+/// Types of parts.
+const TEXT_PARTS: &[&str] = &["text"];
+
+/// Log probabilities of an answer, which clients of the Responses API send back with it.
+pub(super) const LOGPROBS: &str = "logprobs";
 
 /// Rule for an element of the messages.
 pub(super) const NO_MESSAGE: &str = "must be an object with role and content";
@@ -96,11 +97,10 @@ pub(crate) fn read_messages(
     max_chars: usize,
     terms: &ChatTerms,
 ) -> Option<History> {
-    fields.describe("messages", || {
+    let list = fields.given("messages", || {
         let message = history_shape(MESSAGE, |fields| read_message(fields, terms));
         schema::list(message, &(1..=MAX_MESSAGES))
-    });
-    let list = fields.take("messages")?;
+    })?;
     let mut messages = Vec::new();
     let (mut chars, mut is_prefix) = (0, false);
     let count = each(
@@ -180,8 +180,7 @@ fn read_message(mut fields: Fields<'_>, terms: &ChatTerms) -> Result<Option<Mark
     for name in ["name", "tool_call_id"].iter().chain(&THOUGHTS) {
         fields.drop_hollow(name);
     }
-    let role = fields.word("role", ROLES);
-    let role = fields.required("role", role);
+    let role = fields.must("role", |it, name| it.word(name, ROLES));
     let is_assistant = role == Some("assistant");
     let tool_calls = read_tool_calls(&mut fields, is_assistant, terms);
     let content = read_content(&mut fields, is_assistant, tool_calls.is_some());
@@ -240,13 +239,11 @@ fn read_tool_calls(
     is_assistant: bool,
     terms: &ChatTerms,
 ) -> Option<Vec<ToolCall>> {
-    fields.describe("tool_calls", || {
+    let given = fields.given("tool_calls", || {
         let calls = terms.shows_calls.then(tool_calls::shape);
         schema::any_of(calls.into_iter().chain([empty()]))
     });
-    let given = fields
-        .take("tool_calls")
-        .filter(|given| !given.is_empty())?;
+    let given = given.filter(|given| !given.is_empty())?;
     if !is_assistant {
         fields.error("tool_calls", Constraint::Conflict, "are an assistant's");
         return None;
@@ -308,7 +305,7 @@ fn read_content(
     has_calls: bool,
 ) -> Option<Option<String>> {
     fields.describe("content", || {
-        let parts = schema::list_of(history_shape(PART, read_part));
+        let parts = schema::list_of(history_shape(PART, |it| read_part(it, TEXT_PARTS)));
         schema::any_of([schema::text(), parts, schema::null()])
     });
     fields.describe_rule(|| {
@@ -344,25 +341,32 @@ fn join_parts(list: Json<'_>, mistakes: &mut Mistakes) -> String {
     let mut text = String::new();
     each(mistakes, "content", list, |_, part, outside| {
         let object = Fields::of_history(part, PART, outside);
-        text += &element(object, outside, "must be a text part", read_part)?;
+        let read = |it: Fields<'_>| read_part(it, TEXT_PARTS);
+        text += &element(object, outside, "must be a text part", read)?;
         Ok(())
     });
     text
 }
 
-fn read_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
-    fields.describe("type", || schema::values(["text"]));
-    let kind = fields.take("type");
-    if kind.is_some_and(|kind| kind.text().as_deref() != Some("text")) {
-        // Other fields of an unsupported part are not checked.
-        let rule = "must be text: other parts are not supported";
-        return Err(fields
-            .mistakes()
-            .only("type", Constraint::Unsupported, rule));
+/// Text of a part of one of these types.
+pub(super) fn read_part(
+    mut fields: Fields<'_>,
+    kinds: &'static [&'static str],
+) -> Result<String, Mistakes> {
+    let kind = fields.given("type", || schema::values(kinds.iter().copied()));
+    let is_known = |kind: Json<'_>| kind.text().is_some_and(|it| kinds.contains(&&*it));
+    if kind.is_some_and(|kind| !is_known(kind)) {
+        // Further fields of an unsupported part are not checked.
+        let kinds = kinds.join(" or ");
+        let rule = format!("must be {kinds}: other parts are not supported");
+        let mistakes = fields.mistakes();
+        return Err(mistakes.only("type", Constraint::Unsupported, rule));
     }
     fields.required("type", kind);
-    let text = fields.text("text", &(0..=usize::MAX));
-    let text = fields.required("text", text);
+    let text = fields.must("text", |it, name| it.text(name, &(0..=usize::MAX)));
+    if fields.knows(LOGPROBS) {
+        fields.pass_over(LOGPROBS);
+    }
     for name in PASSED_OVER {
         fields.pass_over(name);
     }

@@ -1,7 +1,7 @@
 //! Request for text, common to all APIs.
 
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, Names};
 use crate::limits::RequestLimits;
 use crate::sampling::ModelTerms;
 use crate::structure::Asked;
@@ -108,7 +108,19 @@ impl Input {
     }
 }
 
-/// Reader of a request's fields after the model's name.
-pub trait Read<T>: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
+/// Reader of a body.
+#[derive(Debug)]
+pub struct Reader<T> {
+    pub names: Names,
+    /// Reads the fields after the model's name.
+    pub read: Read<T>,
+}
 
-impl<T, F> Read<T> for F where F: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
+pub type Read<T> = fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError>;
+
+impl<T> Reader<T> {
+    #[must_use]
+    pub const fn new(names: Names, read: Read<T>) -> Self {
+        Self { names, read }
+    }
+}

@@ -124,11 +124,11 @@ pub fn read_params(
 /// A string, or a list of up to [`MAX_STOPS`].
 pub fn read_stop(fields: &mut Fields) -> Vec<String> {
     let length = 1..=MAX_STOP_CHARS;
-    fields.describe("stop", || {
+    let shape = || {
         let stop = schema::text_of(&length);
         schema::any_of([stop.clone(), schema::list(stop, &(0..=MAX_STOPS))])
-    });
-    let Some(value) = fields.take("stop") else {
+    };
+    let Some(value) = fields.given("stop", shape) else {
         return Vec::new();
     };
     match value.kind() {
@@ -163,7 +163,6 @@ pub(crate) fn generate_seed() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::among;
     use crate::mistakes::Mistakes;
     use serde_json::{Value, json};
 
@@ -176,7 +175,7 @@ mod tests {
     };
 
     fn fields(text: &str) -> Fields<'_> {
-        Fields::parse(text, |name| among(name, &[NAMES])).unwrap()
+        Fields::parse(text, &[NAMES]).unwrap()
     }
 
     #[test]

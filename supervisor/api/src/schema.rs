@@ -23,6 +23,12 @@ pub fn anything() -> Shape {
     Object::with_type(SchemaType::AnyValue).into()
 }
 
+/// Object with any fields.
+#[must_use]
+pub fn any_object() -> Shape {
+    of_type(Type::Object)
+}
+
 #[must_use]
 pub fn of_type(kind: Type) -> Shape {
     Object::with_type(kind).into()

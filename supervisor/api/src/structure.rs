@@ -11,13 +11,12 @@
 
 pub mod formats;
 
-use crate::fields::{Fields, Names, among, inside};
+use crate::fields::{Fields, Names, inside};
 use crate::json::{Json, Kind};
 use crate::mistakes::{Constraint, Mistakes};
 use crate::schema::{self, Shape};
 use serde::de::IgnoredAny;
 use serde_json::json;
-use utoipa::openapi::Type;
 use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
 use worker_orcd_ipc::Grammar;
 use worker_orcd_text::Structure;
@@ -34,9 +33,12 @@ const SCHEMA: &str = "json_schema";
 const GBNF: &str = "grammar";
 const OUTPUTS: &str = "structured_outputs";
 
-const OF_FORMAT: Names = |name| among(name, &[&["type", "json_schema", "schema"]]);
-const OF_SCHEMA: Names = |name| among(name, &[&["name", "description", "schema", "strict"]]);
-const OF_OUTPUTS: Names = |name| among(name, &[KINDS]);
+const OF_FORMAT: Names = &[&["type", "json_schema", "schema"]];
+const OF_SCHEMA: Names = &[&["name", "description", "schema", "strict"]];
+const OF_OUTPUTS: Names = &[KINDS];
+
+/// Types of formats, by number.
+const FORMATS: &[(&str, u8)] = &[("text", 0), ("json_object", 1), ("json_schema", 2)];
 
 /// Kinds of grammars, as named by vLLM.
 const KINDS: &[&str] = &["json", "json_object", "regex", "choice", "grammar"];
@@ -83,14 +85,9 @@ pub fn read(fields: &mut Fields<'_>, has_tools: bool) -> Option<Asked> {
 }
 
 fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.describe(FORMAT, format_shape);
-    let given = fields.take(FORMAT)?;
+    let given = fields.given(FORMAT, format_shape)?;
     inside(fields, FORMAT, given, OF_FORMAT, |mut format| {
-        let kind = format.word(
-            "type",
-            &[("text", 0), ("json_object", 1), ("json_schema", 2)],
-        );
-        let kind = format.required("type", kind);
+        let kind = format.must("type", |it, name| it.word(name, FORMATS));
         let schema = match kind {
             Some(1) => {
                 let given = format.take("schema");
@@ -99,8 +96,7 @@ fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
                 schema.unwrap_or_else(free).map(Grammar::JsonSchema)
             }
             Some(2) => {
-                let given = format.take("json_schema");
-                let given = format.required("json_schema", given);
+                let given = format.must("json_schema", Fields::take);
                 given.and_then(|it| {
                     inside(&mut format, "json_schema", it, OF_SCHEMA, read_named_schema).flatten()
                 })
@@ -114,8 +110,7 @@ fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
 
 /// An empty one has no effect.
 fn read_top_schema(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.describe(SCHEMA, || schema::of_type(Type::Object));
-    let given = fields.take(SCHEMA)?;
+    let given = fields.given(SCHEMA, schema::any_object)?;
     let is_empty = given.kind() == Kind::Object && given.is_empty();
     let schema = (!is_empty).then(|| read_schema(fields, SCHEMA, given));
     schema.flatten().map(Grammar::JsonSchema)
@@ -144,8 +139,7 @@ fn take_named_schema(fields: &mut Fields<'_>) -> (Option<String>, Option<String>
 }
 
 fn take_schema(fields: &mut Fields<'_>) -> Option<String> {
-    let schema = fields.take("schema");
-    let schema = fields.required("schema", schema);
+    let schema = fields.must("schema", Fields::take);
     schema.and_then(|given| read_schema(fields, "schema", given))
 }
 
@@ -167,8 +161,7 @@ fn is_short(fields: &mut Fields<'_>, name: &str, bytes: usize) -> bool {
 }
 
 fn read_outputs(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.describe(OUTPUTS, outputs_shape);
-    let given = fields.take(OUTPUTS)?;
+    let given = fields.given(OUTPUTS, outputs_shape)?;
     inside(fields, OUTPUTS, given, OF_OUTPUTS, |mut outputs| {
         let kinds: Vec<&str> = KINDS
             .iter()
@@ -273,19 +266,21 @@ fn rule_of_others() -> Shape {
     ])
 }
 
+/// Fields of [`take_named_schema`].
+fn named_schema() -> [(&'static str, Shape); 4] {
+    [
+        ("name", schema::text_of(&NAME_CHARS)),
+        ("description", schema::or_null(schema::text())),
+        ("schema", schema::any_object()),
+        ("strict", schema::or_null(schema::boolean())),
+    ]
+}
+
 /// No schema can describe which schemas are supported.
 fn format_shape() -> Shape {
-    let schema = schema::closed_object(
-        [
-            ("name", schema::text_of(&NAME_CHARS)),
-            ("description", schema::or_null(schema::text())),
-            ("schema", schema::of_type(Type::Object)),
-            ("strict", schema::or_null(schema::boolean())),
-        ],
-        &["schema"],
-    );
+    let schema = schema::closed_object(named_schema(), &["schema"]);
     let typed = |kind: &str| ("type", schema::values([kind]));
-    let of_object = schema::or_null(schema::of_type(Type::Object));
+    let of_object = schema::or_null(schema::any_object());
     let held = [
         ("type", schema::values(["json_schema"])),
         ("json_schema", schema),
@@ -300,7 +295,7 @@ fn format_shape() -> Shape {
 fn outputs_shape() -> Shape {
     let only = |kind: &'static str, shape: Shape| schema::closed_object([(kind, shape)], &[kind]);
     let text = || schema::text_of(&(1..=usize::MAX));
-    let json = schema::any_of([schema::of_type(Type::Object), text()]);
+    let json = schema::any_of([schema::any_object(), text()]);
     schema::any_of([
         only("json", json),
         only("json_object", schema::values([true])),

@@ -5,12 +5,10 @@
 
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::json::Json;
 use crate::limits::RequestLimits;
 use crate::mistakes::Constraint;
-use crate::schema;
+use crate::no_effect::{accept, values};
 use crate::structure::Asked;
-use serde_json::json;
 use std::sync::Arc;
 use worker_orcd_ipc::{Grammar, ThinkingBudget};
 use worker_orcd_text::tools::{Parsing, Thoughts, thinking_budget};
@@ -76,11 +74,7 @@ pub fn read(
     for field in FIELDS.iter().copied() {
         if parsing.thinking.is_none() {
             let rule = "is not supported: the reasoning syntax of this model is none";
-            let is_no_bound = |value: Json<'_>| {
-                let number = value.number().and_then(|it| it.as_f64());
-                number == Some(NO_BOUND)
-            };
-            fields.only(field, || schema::values([json!(-1)]), is_no_bound, rule);
+            accept(fields, &[values(field, &["-1"], rule)]);
         } else if !fields.take_number(field, NO_BOUND)
             && let Some(tokens) = fields.integer(field, 0..=u64::from(u32::MAX))
             && smallest.is_none_or(|it| u64::from(it.tokens) > tokens)
@@ -110,7 +104,6 @@ pub fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::among;
     use crate::mistakes::Mistakes;
 
     const LIMITS: RequestLimits = RequestLimits {
@@ -127,7 +120,7 @@ mod tests {
         parsing: Parsing,
         structure: Option<&Asked>,
     ) -> Result<Option<u32>, Mistakes> {
-        let mut fields = Fields::parse(body, |name| among(name, &[FIELDS])).unwrap();
+        let mut fields = Fields::parse(body, &[FIELDS]).unwrap();
         let budget = read(&mut fields, &LIMITS, parsing, structure);
         fields.finish().map(|()| budget.map(|it| it.tokens))
     }

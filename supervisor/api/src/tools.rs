@@ -9,7 +9,7 @@
 
 pub(super) mod choice;
 
-use crate::fields::{Fields, Names, each, element};
+use crate::fields::{self, Fields, Names, each, element};
 use crate::json::Json;
 use crate::messages::tool_calls::NUMBERS;
 use crate::mistakes::{Constraint, Mistakes};
@@ -73,8 +73,7 @@ impl Tool {
     /// Reads `name`, `description`, `strict`, and the field `parameters`. The caller reads other fields. `None` if one
     /// is invalid.
     pub(super) fn read(fields: &mut Fields<'_>, parameters: &str) -> Option<Self> {
-        let name = fields.text("name", &NAME_CHARS);
-        let name = fields.required("name", name);
+        let name = fields.must("name", |it, name| it.text(name, &NAME_CHARS));
         let description = fields.text("description", &(0..=usize::MAX));
         let parameters = read_parameters(fields, parameters);
         let is_strict = fields.boolean("strict").unwrap_or(false);
@@ -100,8 +99,7 @@ impl Tool {
 }
 
 fn read_parameters(fields: &mut Fields<'_>, field: &str) -> Option<String> {
-    fields.describe(field, || schema::of_type(utoipa::openapi::Type::Object));
-    let object = fields.take(field)?.object_text();
+    let object = fields.given(field, schema::any_object)?.object_text();
     let object = object.and_then(|it| json_texts::map_object(it, &mut str::to_owned));
     if object.is_none() {
         let rule = "must be an object, not nested too deep";
@@ -125,6 +123,20 @@ pub(super) fn why_not(terms: &ChatTerms) -> Option<&'static str> {
     } else {
         None
     }
+}
+
+/// Reads `tools` of an API that has functions alone.
+pub(super) fn read_functions(
+    fields: &mut Fields<'_>,
+    form: &Form,
+    max_chars: usize,
+    terms: &ChatTerms,
+) -> List {
+    fields.describe("tools", || match why_not(terms) {
+        Some(_) => schema::values([json!([])]),
+        None => schema::list(fields::shape(form.names, form.read), &(0..=MAX_TOOLS)),
+    });
+    read_list(fields, form, max_chars, terms)
 }
 
 /// Reads `tools`. The caller has described its schema.

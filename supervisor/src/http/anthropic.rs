@@ -10,10 +10,10 @@ use axum::extract::State;
 use axum::http::Request;
 use std::sync::Arc;
 use worker_orcd_api::anthropic::answer::MessageTokens;
-use worker_orcd_api::anthropic::request;
+use worker_orcd_api::anthropic::request::{COUNTED, MESSAGES};
 
 pub async fn messages(asked: Asked) -> Answered {
-    generation::answer(asked, request::NAMES, request::read).await
+    generation::answer(asked, MESSAGES).await
 }
 
 /// Number of prompt tokens of the same request to `/v1/messages`.
@@ -21,8 +21,7 @@ pub async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request<Body>,
 ) -> Answered<Json<MessageTokens>> {
-    let names = request::COUNT_NAMES;
-    let (model, input, _room) = app.receive(request, names, request::read_counted).await?;
+    let (model, input, _room) = app.receive(request, COUNTED).await?;
     let tokens = app.tokens_of(&model, input, "messages").await?;
     let input_tokens = tokens.len();
     Ok(Json(MessageTokens { input_tokens }))

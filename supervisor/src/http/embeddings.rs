@@ -12,7 +12,7 @@ use super::pooled::{Batch, Prompts};
 use axum::extract::{Extension, State};
 use std::sync::Arc;
 use uuid::Uuid;
-use worker_orcd_api::embeddings::read::{INPUT, NAMES, read_embeddings};
+use worker_orcd_api::embeddings::read::{EMBEDDINGS, INPUT};
 use worker_orcd_api::embeddings::written;
 use worker_orcd_api::request::Input;
 use worker_orcd_engine::LoadedModel;
@@ -23,7 +23,7 @@ pub(super) const RANK: u32 = 4;
 
 pub async fn embeddings((State(app), Extension(correlation), request): Asked) -> Answered {
     let client = client::of_request(request.extensions());
-    let (model, asked, room) = app.receive(request, NAMES, read_embeddings).await?;
+    let (model, asked, room) = app.receive(request, EMBEDDINGS).await?;
     let (vectors, tokens) = vectors(&app, correlation, client, &model, asked.inputs, room).await?;
     let bytes = vectors.iter().map(|it| size_of_val(&**it)).sum();
     let answer = written::answer(

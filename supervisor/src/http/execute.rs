@@ -11,14 +11,17 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
-use worker_orcd_api::execute::{CANCEL_NAMES, NAMES, read_cancellation, read_request};
+use worker_orcd_api::execute::{CANCEL, EXECUTE};
+use worker_orcd_api::fields::Fields;
+use worker_orcd_api::limits::RequestLimits;
+use worker_orcd_api::sampling::ModelTerms;
 use worker_orcd_requests::error_code::ErrorCode;
 
 /// `/shutdown` waits for active jobs without a limit; a signal shortens the drain.
 const UNHURRIED: Duration = Duration::from_secs(365 * 24 * 3600);
 
 pub async fn execute(asked: Asked) -> Answered {
-    generation::answer(asked, NAMES, read_request).await
+    generation::answer(asked, EXECUTE).await
 }
 
 /// Idempotent: an unknown or finished job is no error, and neither is a job of another key, which continues.
@@ -26,8 +29,9 @@ pub async fn cancel((State(app), Extension(correlation), request): Asked) -> Ans
     // With authentication, a client cannot detect jobs of others.
     let keys = app.keys.are_asked_for();
     let owner = keys.then(|| client::of_request(request.extensions()));
-    let read = app.bodies.read(request, CANCEL_NAMES, read_cancellation);
-    let (job_id, _) = read.await?;
+    let terms = (RequestLimits::NONE, ModelTerms::UNKNOWN);
+    let read = move |fields: Fields<'_>| (CANCEL.read)(fields, &terms.0, &terms.1);
+    let (job_id, _) = app.bodies.read(request, CANCEL.names, read).await?;
     if let Some(job_id) = job_id {
         let live = app.engine.cancel(&job_id, owner);
         tracing::info!(job_id, correlation_id = correlation.0, live, "cancel");

@@ -21,9 +21,8 @@ use std::iter::once;
 use std::sync::Arc;
 use std::time::SystemTime;
 use worker_orcd_api::choices::Place;
-use worker_orcd_api::fields::Names;
 use worker_orcd_api::presentation::{AnswerRequest, Presentation};
-use worker_orcd_api::request::Read;
+use worker_orcd_api::request::Reader;
 use worker_orcd_api::thinking_budget::Budget;
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::{ClientId, GenerationParams};
@@ -33,14 +32,13 @@ use worker_orcd_requests::{NewRequest, Position, Refusal, RequestStream};
 /// Arguments of a handler.
 pub type Asked = (State<Arc<App>>, Extension<CorrelationId>, Request<Body>);
 
-/// Answers a request of any API. `names`, `read`: its fields and their reader.
+/// Answers a request of any API.
 pub(super) async fn answer(
     (State(app), Extension(correlation), request): Asked,
-    names: Names,
-    read: impl Read<AnswerRequest> + Send + 'static,
+    reader: Reader<AnswerRequest>,
 ) -> Answered {
     let asker = Asker::of(&request, correlation);
-    let (model, request, room) = app.receive(request, names, read).await?;
+    let (model, request, room) = app.receive(request, reader).await?;
     let (presentation, accepted) = app.start(&model, request, asker).await?;
     drop(room);
     Ok(presentation::respond(presentation, &app, accepted, false).await?)

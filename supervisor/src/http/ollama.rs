@@ -12,8 +12,9 @@ use super::generation::{self, Asked};
 use axum::extract::{Extension, State};
 use std::time::Instant;
 use worker_orcd_api::embeddings::read::INPUT;
+use worker_orcd_api::ollama::Kind;
 use worker_orcd_api::ollama::embed as embedding;
-use worker_orcd_api::ollama::{Kind, request};
+use worker_orcd_api::ollama::request::reader;
 
 /// Last steps of the paths of Ollama that manage models.
 const MANAGEMENT: [&str; 6] = ["pull", "push", "create", "copy", "delete", "blobs"];
@@ -33,17 +34,16 @@ pub fn refusal(path: &str) -> Option<String> {
 }
 
 pub async fn chat(asked: Asked) -> Answered {
-    generation::answer(asked, request::NAMES, request::read_of(Kind::Chat)).await
+    generation::answer(asked, reader(Kind::Chat)).await
 }
 
 pub async fn generate(asked: Asked) -> Answered {
-    generation::answer(asked, request::NAMES, request::read_of(Kind::Generate)).await
+    generation::answer(asked, reader(Kind::Generate)).await
 }
 
 pub async fn embed((State(app), Extension(correlation), request): Asked) -> Answered {
     let (begun, client) = (Instant::now(), client::of_request(request.extensions()));
-    let received = app.receive(request, embedding::NAMES, embedding::read);
-    let (model, asked, room) = received.await?;
+    let (model, asked, room) = app.receive(request, embedding::EMBED).await?;
     let computed = embeddings::vectors(&app, correlation, client, &model, asked.inputs, room);
     let (vectors, tokens) = computed.await?;
     let bytes = vectors.iter().map(|it| size_of_val(&**it)).sum();

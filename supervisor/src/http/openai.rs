@@ -7,12 +7,12 @@ pub(super) mod several;
 use super::error::Answered;
 use super::generation::{self, Asked};
 use worker_orcd_api::openai::Kind;
-use worker_orcd_api::openai::request::{names, read_of};
+use worker_orcd_api::openai::request::reader;
 
 pub async fn chat(asked: Asked) -> Answered {
-    generation::answer(asked, names(Kind::Chat), read_of(Kind::Chat)).await
+    generation::answer(asked, reader(Kind::Chat)).await
 }
 
 pub async fn completion(asked: Asked) -> Answered {
-    generation::answer(asked, names(Kind::Completion), read_of(Kind::Completion)).await
+    generation::answer(asked, reader(Kind::Completion)).await
 }

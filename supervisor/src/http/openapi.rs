@@ -17,7 +17,6 @@ mod answers;
 pub mod described;
 pub mod of_ollama;
 pub mod operations;
-mod requests;
 
 use super::App;
 use super::access::OPEN_PATHS;

@@ -6,8 +6,8 @@ use super::error::ApiError;
 use axum::body::Body;
 use axum::http::Request;
 use std::sync::Arc;
-use worker_orcd_api::fields::{Fields, Names};
-use worker_orcd_api::request::Read;
+use worker_orcd_api::fields::Fields;
+use worker_orcd_api::request::{Read, Reader};
 use worker_orcd_api::sampling::ModelTerms;
 use worker_orcd_engine::LoadedModel;
 
@@ -19,13 +19,13 @@ impl App {
     pub(super) async fn receive<T: Send + 'static>(
         self: &Arc<Self>,
         request: Request<Body>,
-        names: Names,
-        read: impl Read<T> + Send + 'static,
+        reader: Reader<T>,
     ) -> Result<(Arc<LoadedModel>, T, Room), ApiError> {
         let loaded = self.model();
         let app = Arc::clone(self);
         let known = loaded.as_ref().ok().map(Arc::clone);
-        let read = move |fields: Fields<'_>| app.read_named(fields, known.as_deref(), &read);
+        let Reader { names, read } = reader;
+        let read = move |fields: Fields<'_>| app.read_named(fields, known.as_deref(), read);
         let (asked, room) = self.bodies.read(request, names, read).await?;
         Ok((loaded?, asked, room))
     }
@@ -36,7 +36,7 @@ impl App {
         &self,
         mut fields: Fields<'_>,
         loaded: Option<&LoadedModel>,
-        read: impl Read<T>,
+        read: Read<T>,
     ) -> Result<T, ApiError> {
         // `/execute` does not take the field.
         if fields.knows("model") {

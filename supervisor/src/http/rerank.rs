@@ -12,7 +12,7 @@ use super::pooled::{Batch, Prompts};
 use axum::extract::{Extension, State};
 use std::sync::Arc;
 use uuid::Uuid;
-use worker_orcd_api::rerank::read::{DOCUMENTS, NAMES, read_rerank};
+use worker_orcd_api::rerank::read::{DOCUMENTS, RERANK};
 use worker_orcd_api::rerank::written;
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_ipc::Pooling;
@@ -22,7 +22,7 @@ const DOCUMENT: &str = "{document}";
 
 pub async fn rerank((State(app), Extension(correlation), request): Asked) -> Answered {
     let client = client::of_request(request.extensions());
-    let (model, asked, room) = app.receive(request, NAMES, read_rerank).await?;
+    let (model, asked, room) = app.receive(request, RERANK).await?;
     let template = template(&model)?;
     let mut prompts = Prompts::default();
     for document in &asked.documents {

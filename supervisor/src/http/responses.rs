@@ -13,10 +13,10 @@ use axum::extract::State;
 use axum::http::Request;
 use std::sync::Arc;
 use worker_orcd_api::responses::answer::ResponseTokens;
-use worker_orcd_api::responses::request;
+use worker_orcd_api::responses::request::RESPONSE;
 
 pub async fn create(asked: Asked) -> Answered {
-    generation::answer(asked, request::NAMES, request::read).await
+    generation::answer(asked, RESPONSE).await
 }
 
 /// Number of prompt tokens of the same request to `/v1/responses`.
@@ -24,7 +24,7 @@ pub async fn count_input_tokens(
     State(app): State<Arc<App>>,
     request: Request<Body>,
 ) -> Answered<Json<ResponseTokens>> {
-    let (model, request, _room) = app.receive(request, request::NAMES, request::read).await?;
+    let (model, request, _room) = app.receive(request, RESPONSE).await?;
     let tokens = app
         .tokens_of(&model, request.generation.input, "input")
         .await?;

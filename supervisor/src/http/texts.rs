@@ -17,15 +17,12 @@ use std::sync::Arc;
 use worker_orcd_api::mistakes::Constraint;
 use worker_orcd_api::render::write_json;
 use worker_orcd_api::request::Input;
-use worker_orcd_api::texts::read::{
-    Detokenize, TEMPLATE_NAMES, TOKENIZE_NAMES, TOKENS_NAMES, read_template, read_tokenize,
-    read_tokens,
-};
+use worker_orcd_api::texts::read::{TEMPLATE, TOKENIZE, TOKENS};
 use worker_orcd_api::texts::written;
 use worker_orcd_requests::error_code::ErrorCode;
 
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
-    let (model, asked, room) = app.receive(request, TOKENIZE_NAMES, read_tokenize).await?;
+    let (model, asked, room) = app.receive(request, TOKENIZE).await?;
     let field = asked.field;
     let tokens = match (asked.input, asked.adds_special) {
         (Input::Prompt(text), false) => app.tokens_alone(&model, text, field).await?,
@@ -43,8 +40,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> An
 }
 
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
-    let (model, asked, room) = app.receive(request, TOKENS_NAMES, read_tokens).await?;
-    let Detokenize(tokens) = asked;
+    let (model, tokens, room) = app.receive(request, TOKENS).await?;
     let bytes = size_of_val(&*tokens);
     let answer = written::Detokenized {
         text: Arc::clone(&model.text),
@@ -54,7 +50,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> 
 }
 
 pub async fn apply_template(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
-    let (model, input, room) = app.receive(request, TEMPLATE_NAMES, read_template).await?;
+    let (model, input, room) = app.receive(request, TEMPLATE).await?;
     let Input::Chat(chat) = input else {
         return Err(ApiError::unreadable().into());
     };

@@ -3,13 +3,12 @@
 //! `cache_control` is a hint about caching and changes no answer. Other fields of a block that this worker does not
 //! support are refused, unless they are `null`.
 
-use crate::fields::{self, Fields, Names, among, each, element};
+use crate::fields::{self, Fields, Names, each, element};
 use crate::json::{Json, Kind};
 use crate::messages::tool_calls::{NAME_CHARS, read_object};
 use crate::mistakes::{Constraint, Mistakes};
+use crate::no_effect::{NoEffect, accept, object, values};
 use crate::schema::{self, Shape};
-use serde_json::json;
-use utoipa::openapi::Type;
 use worker_orcd_text::ToolCall;
 use worker_orcd_text::tools::ChatTerms;
 
@@ -33,17 +32,25 @@ pub(super) enum Role {
     Assistant,
 }
 
-const TEXT: Names = |name| among(name, &[&["type", "text", "cache_control", "citations"]]);
-const THINKING: Names = |name| among(name, &[&["type", "thinking", "signature"]]);
-const REDACTED: Names = |name| among(name, &[&["type", "data"]]);
-const TOOL_USE: Names = |name| {
-    let known: &[&str] = &["type", "id", "name", "input", "cache_control"];
-    among(name, &[known, &["caller", "toolset_name"]])
-};
-const TOOL_RESULT: Names = |name| {
-    let known: &[&str] = &["type", "tool_use_id", "content", "is_error"];
-    among(name, &[known, &["cache_control", "toolset_name"]])
-};
+const TEXT: Names = &[&["type", "text", "cache_control", "citations"]];
+const THINKING: Names = &[&["type", "thinking", "signature"]];
+const REDACTED: Names = &[&["type", "data"]];
+const TOOL_USE: Names = &[
+    &["type", "id", "name", "input", "cache_control"],
+    &["caller", "toolset_name"],
+];
+const TOOL_RESULT: Names = &[
+    &["type", "tool_use_id", "content", "is_error"],
+    &["cache_control", "toolset_name"],
+];
+
+pub(super) const CACHE_CONTROL: NoEffect = object("cache_control");
+const CITATIONS: NoEffect = values(
+    "citations",
+    &["[]"],
+    "are not supported, unless there are none",
+);
+const CALLER: NoEffect = values("caller", &[r#"{"type": "direct"}"#], "may be direct only");
 
 type Read<T> = fn(Fields<'_>) -> Result<T, Mistakes>;
 
@@ -68,7 +75,7 @@ fn readers(role: Role) -> &'static [Reader] {
 pub(super) fn shape(role: Role, terms: &ChatTerms) -> Shape {
     let can_be = |reader: &&Reader| terms.shows_calls || reader.0 != OF_CALL.0;
     let blocks = readers(role).iter().filter(can_be);
-    let blocks = blocks.map(|(_, names, read)| fields::shape(*names, *read));
+    let blocks = blocks.map(|(_, names, read)| fields::shape(names, *read));
     schema::any_of([schema::text(), schema::list_of(schema::any_of(blocks))])
 }
 
@@ -111,11 +118,10 @@ fn read_block(
     if item.kind() != Kind::Object {
         return Err(outside.only("", Constraint::Type, NO_BLOCK));
     }
-    let given = type_of(item);
+    let given = item.member("type").and_then(Json::text);
     let readers = readers(role);
-    let reader = readers
-        .iter()
-        .find(|(kind, ..)| given.as_deref() == Some(kind));
+    let mut all = readers.iter();
+    let reader = all.find(|(kind, ..)| given.as_deref() == Some(kind));
     let Some((kind, names, read)) = reader else {
         // Further fields of a block of unknown type are not checked.
         let known: Vec<&str> = readers.iter().map(|(kind, ..)| *kind).collect();
@@ -126,45 +132,26 @@ fn read_block(
         let rule = "cannot be shown: the model's chat template does not ask for calls";
         return Err(outside.only(".type", Constraint::Unsupported, rule));
     }
-    element(Fields::of(item, *names, outside), outside, NO_BLOCK, read)
-}
-
-fn type_of(item: Json<'_>) -> Option<String> {
-    let mut found = None;
-    item.each_member(|name, value| {
-        if name == "type" {
-            found = value.small();
-        }
-    });
-    found.and_then(|kind| kind.as_str().map(str::to_owned))
+    element(Fields::of(item, names, outside), outside, NO_BLOCK, read)
 }
 
 /// Reads `type`, which is already known.
 fn take_type(fields: &mut Fields<'_>, name: &'static str) {
-    fields.describe("type", || schema::values([name]));
-    let kind = fields.take("type");
-    fields.required("type", kind);
-}
-
-pub(super) fn take_cache_control(fields: &mut Fields<'_>) {
-    let is_object = |value: Json<'_>| value.kind() == Kind::Object;
-    let shape = || schema::of_type(Type::Object);
-    fields.only("cache_control", shape, is_object, "must be an object");
+    fields.must("type", |it, kind| it.given(kind, || schema::values([name])));
 }
 
 fn required_text(fields: &mut Fields<'_>, name: &str) -> Option<String> {
-    let text = fields.text(name, &(0..=usize::MAX));
-    fields.required(name, text)
+    fields.must(name, |it, name| it.text(name, &(0..=usize::MAX)))
+}
+
+fn required_name(fields: &mut Fields<'_>, name: &str) -> Option<String> {
+    fields.must(name, |it, name| it.text(name, &NAME_CHARS))
 }
 
 fn read_text(mut fields: Fields<'_>) -> Result<String, Mistakes> {
     take_type(&mut fields, OF_TEXT.0);
     let text = required_text(&mut fields, "text");
-    take_cache_control(&mut fields);
-    let is_empty = |value: Json<'_>| value.kind() == Kind::List && value.is_empty();
-    let shape = || schema::values([json!([])]);
-    let rule = "are not supported, unless there are none";
-    fields.only("citations", shape, is_empty, rule);
+    accept(&mut fields, &[CACHE_CONTROL, CITATIONS]);
     fields.finish().map(|()| text.unwrap_or_default())
 }
 
@@ -185,16 +172,10 @@ fn read_hidden(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
 
 fn read_call(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     take_type(&mut fields, OF_CALL.0);
-    let id = fields.text("id", &NAME_CHARS);
-    let id = fields.required("id", id);
-    let name = fields.text("name", &NAME_CHARS);
-    let name = fields.required("name", name);
+    let id = required_name(&mut fields, "id");
+    let name = required_name(&mut fields, "name");
     let arguments = read_object(&mut fields, "input");
-    take_cache_control(&mut fields);
-    let direct = || json!({"type": "direct"});
-    let is_direct = |value: Json<'_>| value.small() == Some(direct());
-    let shape = || schema::values([direct()]);
-    fields.only("caller", shape, is_direct, "may be direct only");
+    accept(&mut fields, &[CACHE_CONTROL, CALLER]);
     fields.finish()?;
     Ok(Block::Call(ToolCall {
         id,
@@ -205,13 +186,11 @@ fn read_call(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
 
 fn read_result(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     take_type(&mut fields, OF_RESULT.0);
-    let id = fields.text("tool_use_id", &NAME_CHARS);
-    let id = fields.required("tool_use_id", id);
-    fields.describe("content", || {
+    let id = required_name(&mut fields, "tool_use_id");
+    let content = fields.given("content", || {
         let block = fields::shape(TEXT, read_text);
         schema::any_of([schema::text(), schema::list_of(block)])
     });
-    let content = fields.take("content");
     // Templates accept a text as result, and nothing else.
     let blocks = content.map(|content| {
         let terms = &ChatTerms::UNKNOWN;
@@ -219,7 +198,7 @@ fn read_result(mut fields: Fields<'_>) -> Result<Block, Mistakes> {
     });
     // Accepted without effect, for the same reason: the text describes the error.
     fields.boolean("is_error");
-    take_cache_control(&mut fields);
+    accept(&mut fields, &[CACHE_CONTROL]);
     fields.finish()?;
     Ok(Block::Result {
         id: id.unwrap_or_default(),

@@ -7,7 +7,7 @@
 //! | an assistant's blocks | one message: text, `reasoning_content` and `tool_calls` |
 
 use super::content::{self, Block, Role};
-use crate::fields::{Fields, Names, among, each, element};
+use crate::fields::{Fields, Names, each, element};
 use crate::json::Json;
 use crate::messages::{MAX_MESSAGES, NO_MESSAGE, check_length, length};
 use crate::mistakes::Mistakes;
@@ -20,7 +20,7 @@ use worker_orcd_text::tools::ChatTerms;
 const FOR_BOOKS: &str = "x-anthropic-billing-header:";
 
 pub(super) const FIELDS: &[&str] = &["system", "messages"];
-const MESSAGE: Names = |name| among(name, &[&["role", "content"]]);
+const MESSAGE: Names = &[&["role", "content"]];
 
 const ROLES: &[(&str, Role)] = &[
     ("user", Role::User),
@@ -35,15 +35,12 @@ pub(super) fn read(
     max_chars: usize,
     terms: &ChatTerms,
 ) -> Option<Vec<ChatMessage>> {
-    fields.describe("system", || content::shape(Role::System, terms));
-    let system = fields.take("system");
+    let system = fields.given("system", || content::shape(Role::System, terms));
     let system = system.map(|system| content::read(fields, "system", system, Role::System, terms));
     let mut messages = messages_of(Role::System, system.unwrap_or_default());
     // Absent and empty system prompts are equal: the template's default applies.
     messages.retain(|message| message.content.as_deref() != Some(""));
-    fields.describe("messages", || shape(terms));
-    let list = fields.take("messages");
-    let list = fields.required("messages", list)?;
+    let list = fields.must("messages", |it, name| it.given(name, || shape(terms)))?;
     let count = each(
         fields.mistakes(),
         "messages",
@@ -78,10 +75,8 @@ fn read_message(
 ) -> Result<Vec<ChatMessage>, Mistakes> {
     let object = Fields::of(item, MESSAGE, outside);
     element(object, outside, NO_MESSAGE, |mut fields| {
-        let role = fields.word("role", ROLES);
-        let role = fields.required("role", role);
-        let given = fields.take("content");
-        let given = fields.required("content", given);
+        let role = fields.must("role", |it, name| it.word(name, ROLES));
+        let given = fields.must("content", Fields::take);
         let messages = role.zip(given).map(|(role, given)| {
             let blocks = content::read(&mut fields, "content", given, role, terms);
             messages_of(role, blocks)

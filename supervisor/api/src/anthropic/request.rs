@@ -3,13 +3,14 @@
 use super::settings::{self, Settings};
 use super::{conversation, tools};
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names};
 use crate::json::Kind;
 use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::mistakes::Constraint;
+use crate::no_effect::{accept, names};
 use crate::presentation::{AnswerRequest, Api, Form};
-use crate::request::{GenerationRequest, Input};
+use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::{self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_params, read_sampling};
 use crate::schema;
 use crate::structure::{Asked, OUTPUT_FORMAT, formats};
@@ -17,30 +18,34 @@ use crate::thinking_budget::Budget;
 use uuid::Uuid;
 use worker_orcd_ipc::{GenerationParams, Sampling};
 
-/// Fields that make the prompt, and fields without effect.
-const OF_PROMPT: [&[&str]; 4] = [
+/// Fields that make the prompt, fields without effect, and refused ones.
+const OF_PROMPT: [&[&str]; 6] = [
     &["model"],
     conversation::FIELDS,
     tools::FIELDS,
     settings::FIELDS,
+    &names(&settings::HARMLESS),
+    settings::REFUSED,
 ];
 const OF_ANSWER: &[&str] = &["max_tokens", "stop_sequences", "stream"];
 
 /// Known fields of `/v1/messages`.
-pub const NAMES: Names = |name| {
-    among(name, &OF_PROMPT).or_else(|| {
-        let others = [OF_ANSWER, sampling::NAMES, settings::REFUSED];
-        among(name, &others)
-    })
+const NAMES: Names = &{
+    let [a, b, c, d, e, f] = OF_PROMPT;
+    [a, b, c, d, e, f, OF_ANSWER, sampling::NAMES]
 };
 
-/// Known fields of `/v1/messages/count_tokens`.
-pub const COUNT_NAMES: Names =
-    |name| among(name, &OF_PROMPT).or_else(|| among(name, &[settings::REFUSED]));
+/// Body of `/v1/messages`.
+pub const MESSAGES: Reader<AnswerRequest> = Reader::new(NAMES, read);
 
-/// # Errors
-/// All mistakes of the request.
-pub fn read(
+/// Body of `/v1/messages/count_tokens`.
+pub const COUNTED: Reader<Input> = Reader::new(&OF_PROMPT, |mut fields, limits, model| {
+    let (input, ..) = read_prompt(&mut fields, limits, model);
+    fields.finish().map_err(ApiError::invalid)?;
+    input.ok_or_else(ApiError::unreadable)
+});
+
+fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
@@ -72,18 +77,6 @@ pub fn read(
     Ok(AnswerRequest::one(generation, form))
 }
 
-/// # Errors
-/// All mistakes of the request.
-pub fn read_counted(
-    mut fields: Fields<'_>,
-    limits: &RequestLimits,
-    model: &ModelTerms,
-) -> Result<Input, ApiError> {
-    let (input, ..) = read_prompt(&mut fields, limits, model);
-    fields.finish().map_err(ApiError::invalid)?;
-    input.ok_or_else(ApiError::unreadable)
-}
-
 fn read_prompt(
     fields: &mut Fields<'_>,
     limits: &RequestLimits,
@@ -98,7 +91,7 @@ fn read_prompt(
     } = settings::read(fields);
     let messages = conversation::read(fields, max_chars, &model.chat);
     let tools = tools::read(fields, max_chars, &model.chat);
-    settings::accept_harmless(fields);
+    accept(fields, &settings::HARMLESS);
     let has_tools = tools.shown.is_some();
     let structure = formats::settle(fields, OUTPUT_FORMAT, format, has_tools, tools.asked);
     let is_held = structure.is_some();
@@ -109,10 +102,10 @@ fn read_prompt(
 /// Reads the bound on generated tokens. A bound beyond the context is accepted, because clients send such values. The
 /// answer ends earlier if the context is full, or at the operator's limit.
 fn read_max_tokens(fields: &mut Fields<'_>, limits: &RequestLimits) -> u32 {
-    let tokens = fields.integer("max_tokens", 1..=u64::from(u32::MAX));
-    let tokens = fields.required("max_tokens", tokens).unwrap_or(1);
+    let range = 1..=u64::from(u32::MAX);
+    let tokens = fields.must("max_tokens", |it, name| it.integer(name, range));
     let most = limits.max_tokens_out.unwrap_or(u32::MAX);
-    (tokens as u32).min(most)
+    (tokens.unwrap_or(1) as u32).min(most)
 }
 
 /// Reads sampling parameters as chat does, except that the temperature's range is 0 to 1 in Anthropic's API.
@@ -134,10 +127,8 @@ fn read_drawing(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
 fn read_stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
     const NAME: &str = "stop_sequences";
     let length = 1..=MAX_STOP_CHARS;
-    fields.describe(NAME, || {
-        schema::list(schema::text_of(&length), &(0..=MAX_STOPS))
-    });
-    let Some(list) = fields.take(NAME) else {
+    let shape = || schema::list(schema::text_of(&length), &(0..=MAX_STOPS));
+    let Some(list) = fields.given(NAME, shape) else {
         return Vec::new();
     };
     let (first, count) = list.first(MAX_STOPS);

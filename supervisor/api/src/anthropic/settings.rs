@@ -5,28 +5,42 @@
 //! Other templates are not affected. `budget_tokens` bounds the reasoning, and `disabled` bounds it to 0 tokens, with
 //! any template.
 
-use super::content::take_cache_control;
+use super::content::CACHE_CONTROL;
 use crate::error::THREAD;
-use crate::fields::{Fields, Names, among, nested};
-use crate::json::{Json, Kind};
-use crate::schema::{self, Shape};
+use crate::fields::{Fields, Names, nested};
+use crate::no_effect::{NoEffect, accept, object, values};
 use crate::structure::formats;
 use crate::thinking_budget::Budget;
-use serde_json::{Value, json};
-use utoipa::openapi::Type;
 use worker_orcd_ipc::Grammar;
 use worker_orcd_text::template::TemplateSetting;
 
-pub(super) const FIELDS: &[&str] = &[
-    "thinking",
-    "output_config",
-    "cache_control",
-    "context_management",
-    "diagnostics",
-    "metadata",
-    "mcp_servers",
-    "service_tier",
-    "speed",
+pub(super) const FIELDS: &[&str] = &["thinking", "output_config"];
+
+/// Fields without effect. `diagnostics` requests reasons for cache misses, which this worker does not report. Keeping all
+/// of an earlier turn's reasoning is the only supported edit, because it changes nothing.
+pub(super) const HARMLESS: [NoEffect; 7] = [
+    CACHE_CONTROL,
+    object("metadata"),
+    object("diagnostics"),
+    values(
+        "service_tier",
+        &["\"auto\"", "\"standard_only\""],
+        "may be auto or standard_only",
+    ),
+    values("speed", &["\"standard\""], "may be standard only"),
+    values(
+        "mcp_servers",
+        &["[]"],
+        "are not supported: this worker asks no other server",
+    ),
+    values(
+        "context_management",
+        &[
+            r#"{"edits": []}"#,
+            r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#,
+        ],
+        "may keep all thoughts, and do nothing else",
+    ),
 ];
 
 /// Known fields of the API that are always refused. The list distinguishes them from misspelled fields.
@@ -41,8 +55,8 @@ pub(super) const REFUSED: &[&str] = &[
 /// Name of the field that bounds the reasoning.
 const BUDGET: &str = "thinking.budget_tokens";
 
-const THINKING: Names = |name| among(name, &[&["type", "budget_tokens", "display"]]);
-const OUTPUT: Names = |name| among(name, &[&["effort", "format"]]);
+const THINKING: Names = &[&["type", "budget_tokens", "display"]];
+const OUTPUT: Names = &[&["effort", "format"]];
 
 const EFFORTS: &[(&str, &str)] = &[
     ("low", "low"),
@@ -51,9 +65,6 @@ const EFFORTS: &[(&str, &str)] = &[
     ("xhigh", "xhigh"),
     ("max", "max"),
 ];
-
-/// Edit of an earlier turn's reasoning. Keeping all of it is the only supported rule, because it changes nothing.
-const KEEPS_THOUGHTS: &str = "clear_thinking_20251015";
 
 /// Settings of both fields.
 #[derive(Debug, Default)]
@@ -65,8 +76,8 @@ pub(super) struct Settings {
 }
 
 pub(super) fn read(fields: &mut Fields<'_>) -> Settings {
-    let thinking = object(fields, "thinking", THINKING, read_thinking);
-    let output = object(fields, "output_config", OUTPUT, read_output);
+    let thinking = valid_part(fields, "thinking", THINKING, read_thinking);
+    let output = valid_part(fields, "output_config", OUTPUT, read_output);
     let (effort, format) = output.unwrap_or_default();
     let (thinks, tokens) = thinking.unzip();
     let thinks = thinks.map(|thinks| ("enable_thinking", TemplateSetting::Flag(thinks)));
@@ -85,7 +96,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Settings {
 }
 
 /// Reads an object inside the body. What is valid in it counts beside mistakes, which other fields may contradict.
-fn object<T>(
+fn valid_part<T>(
     fields: &mut Fields<'_>,
     name: &'static str,
     names: Names,
@@ -102,11 +113,11 @@ fn object<T>(
 /// Whether reasoning is enabled, and its bound in tokens.
 fn read_thinking(fields: &mut Fields<'_>) -> Option<(bool, Option<u32>)> {
     let kinds = [("enabled", true), ("adaptive", true), ("disabled", false)];
-    let thinks = fields.word("type", &kinds);
-    let thinks = fields.required("type", thinks);
+    let thinks = fields.must("type", |it, name| it.word(name, &kinds));
     let tokens = fields.integer("budget_tokens", 0..=u64::MAX);
     let rule = "may be summarized or updates only: thinking is returned as it is generated";
-    fields.only_words("display", &["summarized", "updates"], rule);
+    let kinds = &["\"summarized\"", "\"updates\""];
+    accept(fields, &[values("display", kinds, rule)]);
     // A bound above 32 bits exceeds every answer, so it is cut.
     let tokens = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
     thinks.map(|thinks| (thinks, if thinks { tokens } else { Some(0) }))
@@ -115,37 +126,4 @@ fn read_thinking(fields: &mut Fields<'_>) -> Option<(bool, Option<u32>)> {
 fn read_output(fields: &mut Fields<'_>) -> Option<(Option<&'static str>, Option<Grammar>)> {
     let effort = fields.word("effort", EFFORTS);
     Some((effort, formats::read_of_output(fields)))
-}
-
-/// Removes all fields without effect, and records an error for each unsupported value.
-pub(super) fn accept_harmless(fields: &mut Fields<'_>) {
-    take_cache_control(fields);
-    let is_object = |value: Json<'_>| value.kind() == Kind::Object;
-    let shape = || schema::of_type(Type::Object);
-    // `diagnostics` requests reasons for cache misses, which this worker does not report.
-    for label in ["metadata", "diagnostics"] {
-        fields.only(label, shape, is_object, "must be an object");
-    }
-    let rule = "may be auto or standard_only";
-    fields.only_words("service_tier", &["auto", "standard_only"], rule);
-    fields.only_words("speed", &["standard"], "may be standard only");
-    let is_none = |value: Json<'_>| value.kind() == Kind::List && value.is_empty();
-    let rule = "are not supported: this worker asks no other server";
-    fields.only("mcp_servers", || schema::values([json!([])]), is_none, rule);
-    let rule = "may keep all thoughts, and do nothing else";
-    fields.only("context_management", edits, keeps_everything, rule);
-}
-
-fn kept() -> [Value; 2] {
-    let nothing = json!({"edits": []});
-    let all = json!({"edits": [{"type": KEEPS_THOUGHTS, "keep": "all"}]});
-    [nothing, all]
-}
-
-fn edits() -> Shape {
-    schema::values(kept())
-}
-
-fn keeps_everything(value: Json<'_>) -> bool {
-    value.small().is_some_and(|value| kept().contains(&value))
 }

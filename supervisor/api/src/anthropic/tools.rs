@@ -1,14 +1,13 @@
 //! Fields `tools` and `tool_choice` of the Messages API. A tool is
 //! `{"type": "custom", "name", "description", "input_schema", "strict"}`.
 
-use super::content::take_cache_control;
-use crate::fields::{self, Fields, Names, among, inside};
-use crate::json::{Json, Kind};
+use super::content::CACHE_CONTROL;
+use crate::fields::{Fields, Names, inside};
 use crate::mistakes::{Constraint, Mistakes};
+use crate::no_effect::{NoEffect, accept, names, values};
 use crate::schema;
 use crate::tools::choice::{Choice, Wanted};
-use crate::tools::{Form, MAX_TOOLS, NAME_CHARS, Tool, Tools, read_list, settle, why_not};
-use serde_json::json;
+use crate::tools::{Form, NAME_CHARS, Tool, Tools, read_functions, settle, why_not};
 use worker_orcd_text::tools::ChatTerms;
 
 pub(super) const FIELDS: &[&str] = &["tools", "tool_choice"];
@@ -16,15 +15,32 @@ pub(super) const FIELDS: &[&str] = &["tools", "tool_choice"];
 /// Name of the field that forbids several calls.
 const PARALLEL: &str = "tool_choice.disable_parallel_tool_use";
 
-const TOOL: Names = |name| {
-    let own: &[&str] = &["type", "name", "description", "input_schema", "strict"];
-    let of_servers: &[&str] = &["cache_control", "eager_input_streaming", "allowed_callers"];
-    among(
-        name,
-        &[own, of_servers, &["defer_loading", "input_examples"]],
-    )
-};
-const CHOICE: Names = |name| among(name, &[&["type", "name", "disable_parallel_tool_use"]]);
+const TOOL: Names = &[
+    &["type", "name", "description", "input_schema", "strict"],
+    &["cache_control", "eager_input_streaming"],
+    &names(&HARMLESS),
+];
+const CHOICE: Names = &[&["type", "name", "disable_parallel_tool_use"]];
+
+const KIND: NoEffect = values(
+    "type",
+    &["\"custom\""],
+    "must be custom: tools of Anthropic's own are not here",
+);
+
+const HARMLESS: [NoEffect; 3] = [
+    values(
+        "defer_loading",
+        &["false"],
+        "may be false only: all tools are shown",
+    ),
+    values(
+        "input_examples",
+        &["[]"],
+        "are not supported, unless there are none",
+    ),
+    values("allowed_callers", &["[\"direct\"]"], "may be direct only"),
+];
 
 const FORM: Form = Form {
     names: TOOL,
@@ -35,79 +51,37 @@ const FORM: Form = Form {
 };
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    fields.describe("tools", || match why_not(terms) {
-        Some(_) => schema::values([json!([])]),
-        None => schema::list(fields::shape(TOOL, read_tool), &(0..=MAX_TOOLS)),
-    });
-    let list = read_list(fields, &FORM, max_chars, terms);
+    let list = read_functions(fields, &FORM, max_chars, terms);
     let wanted = read_choice(fields, terms);
     settle(fields, list, wanted, PARALLEL)
 }
 
 fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
-    let is_custom = |value: Json<'_>| value.text().as_deref() == Some("custom");
-    let rule = "must be custom: tools of Anthropic's own are not here";
-    fields.only("type", || schema::values(["custom"]), is_custom, rule);
+    accept(&mut fields, &[KIND]);
     let tool = Tool::read(&mut fields, "input_schema");
     let schema = fields.has("input_schema").then_some(());
     fields.required("input_schema", schema);
-    accept_harmless(&mut fields);
+    accept(&mut fields, &[CACHE_CONTROL]);
+    // Without effect: arguments are always streamed as they arrive.
+    fields.boolean("eager_input_streaming");
+    accept(&mut fields, &HARMLESS);
     fields.finish().map(|()| tool)
 }
 
-fn accept_harmless(fields: &mut Fields<'_>) {
-    take_cache_control(fields);
-    // Without effect: arguments are always streamed as they arrive.
-    fields.boolean("eager_input_streaming");
-    let is_at_once = |value: Json<'_>| value.boolean() == Some(false);
-    let rule = "may be false only: all tools are shown";
-    fields.only(
-        "defer_loading",
-        || schema::values([false]),
-        is_at_once,
-        rule,
-    );
-    let is_empty = |value: Json<'_>| value.kind() == Kind::List && value.is_empty();
-    let rule = "are not supported, unless there are none";
-    fields.only(
-        "input_examples",
-        || schema::values([json!([])]),
-        is_empty,
-        rule,
-    );
-    let direct = || json!(["direct"]);
-    let is_direct = |value: Json<'_>| value.small() == Some(direct());
-    let rule = "may be direct only";
-    fields.only(
-        "allowed_callers",
-        || schema::values([direct()]),
-        is_direct,
-        rule,
-    );
-}
-
 fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> Wanted {
-    fields.describe("tool_choice", || {
-        let single = || {
-            (
-                "disable_parallel_tool_use",
-                schema::or_null(schema::boolean()),
-            )
+    let shape = || {
+        let kinds: &[&str] = match why_not(terms) {
+            Some(_) => &["auto", "none"],
+            None => &["auto", "none", "any"],
         };
-        let kind = |kinds: &[&'static str]| ("type", schema::values(kinds.iter().copied()));
-        match why_not(terms) {
-            Some(_) => schema::closed_object([kind(&["auto", "none"]), single()], &["type"]),
-            None => schema::closed_object([kind(&["auto", "none", "any"]), single()], &["type"]),
-        }
-    });
-    let free = Wanted {
-        choice: Choice::Auto,
-        is_parallel: true,
+        let kind = ("type", schema::values(kinds.iter().copied()));
+        let is_single = schema::or_null(schema::boolean());
+        schema::closed_object([kind, ("disable_parallel_tool_use", is_single)], &["type"])
     };
-    let Some(given) = fields.take("tool_choice") else {
-        return free;
+    let mut wanted = Wanted::FREE;
+    let Some(given) = fields.given("tool_choice", shape) else {
+        return wanted;
     };
-    let mut wanted = free;
     inside(fields, "tool_choice", given, CHOICE, |mut object| {
         wanted = read_choice_object(&mut object);
         object.finish()
@@ -117,8 +91,7 @@ fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> Wanted {
 
 fn read_choice_object(fields: &mut Fields<'_>) -> Wanted {
     let kinds = ["auto", "none", "any", "tool"].map(|kind| (kind, kind));
-    let kind = fields.word("type", &kinds);
-    let kind = fields.required("type", kind);
+    let kind = fields.must("type", |it, name| it.word(name, &kinds));
     let name = fields.text("name", &NAME_CHARS);
     match kind {
         Some("tool") if name.is_none() && !fields.has("name") => {

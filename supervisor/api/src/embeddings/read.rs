@@ -1,13 +1,13 @@
 //! Fields of `/v1/embeddings`.
 
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names};
 use crate::json::{Json, Kind};
 use crate::limits::RequestLimits;
 use crate::mistakes::Constraint;
-use crate::request::Input;
+use crate::no_effect::{accept, text};
+use crate::request::{Input, Reader};
 use crate::sampling::ModelTerms;
-use crate::schema;
 use crate::token_ids;
 
 /// Field of the texts.
@@ -16,10 +16,10 @@ pub const INPUT: &str = "input";
 /// Largest number of texts of one request.
 const MAX_INPUTS: usize = 256;
 
-/// Every field of `/v1/embeddings`.
-pub const NAMES: Names = |name| among(name, &[FIELDS]);
+const NAMES: Names = &[&["model", INPUT, "encoding_format", "dimensions", "user"]];
 
-const FIELDS: &[&str] = &["model", INPUT, "encoding_format", "dimensions", "user"];
+/// Body of `/v1/embeddings`.
+pub const EMBEDDINGS: Reader<Embeddings> = Reader::new(NAMES, read_embeddings);
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embeddings {
@@ -40,25 +40,17 @@ pub enum Format {
     Base64,
 }
 
-/// # Errors
-/// All mistakes in the request.
-pub fn read_embeddings(
+fn read_embeddings(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<Embeddings, ApiError> {
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
-    let inputs = read_inputs(&mut fields, max_chars, model.vocabulary);
-    let inputs = fields.required(INPUT, inputs);
+    let inputs = fields.must(INPUT, |it, _| read_inputs(it, max_chars, model.vocabulary));
     let formats = [("float", Format::Float), ("base64", Format::Base64)];
     let format = fields.word("encoding_format", &formats).unwrap_or_default();
     let dimensions = fields.integer("dimensions", 1..=u64::from(model.n_embd));
-    fields.only(
-        "user",
-        schema::text,
-        |value| value.kind() == Kind::Text,
-        "must be a string",
-    );
+    accept(&mut fields, &[text("user")]);
     fields.finish().map_err(ApiError::invalid)?;
     Ok(Embeddings {
         inputs: inputs.ok_or_else(ApiError::unreadable)?,
@@ -73,10 +65,8 @@ pub(crate) fn read_inputs(
     max_chars: usize,
     vocabulary: u32,
 ) -> Option<Vec<Input>> {
-    fields.describe(INPUT, || {
-        token_ids::inputs_shape(max_chars, vocabulary, MAX_INPUTS)
-    });
-    let input = fields.take(INPUT)?;
+    let shape = || token_ids::inputs_shape(max_chars, vocabulary, MAX_INPUTS);
+    let input = fields.given(INPUT, shape)?;
     let (elements, count) = input.first(MAX_INPUTS);
     let are_ids = elements.first().is_some_and(|it| it.kind() == Kind::Number);
     let is_one = input.kind() == Kind::Text || are_ids;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const NAMES: Names = |name| among(name, &[&["a", "b", "c"], &["d", "e", "f"]]);
+const NAMES: Names = &[&["a", "b", "c"], &["d", "e", "f"]];
 
 #[test]
 fn every_mistake_is_noted_and_no_value_is_echoed() {

@@ -4,7 +4,7 @@ use super::*;
 use crate::mistakes::LISTED;
 use serde_json::{Value, json};
 
-const NAMES: Names = |name| among(name, &[&["messages"]]);
+const NAMES: Names = &[&["messages"]];
 
 fn read(messages: &Value, max_chars: usize) -> Result<Vec<ChatMessage>, Mistakes> {
     let body = json!({"messages": messages}).to_string();

@@ -1,11 +1,11 @@
 //! Tool calls of an assistant that clients send back: `tool_calls` of a message.
 
-use crate::fields::{Fields, Names, among, each, element, history_shape};
+use crate::fields::{Fields, Names, each, element, history_shape};
 use crate::json::{Json, Kind};
 use crate::messages::PASSED_OVER;
 use crate::mistakes::{Constraint, FieldError, Mistakes};
+use crate::no_effect::{FUNCTION_TYPE, accept};
 use crate::schema::{self, Shape};
-use utoipa::openapi::Type;
 use worker_orcd_text::ToolCall;
 use worker_orcd_text::json_texts;
 
@@ -19,8 +19,8 @@ pub(crate) const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=128;
 pub(crate) const NUMBERS: &str =
     "must have no integer beyond 64 bits and no number that is not finite";
 
-const CALL: Names = |name| among(name, &[&["id", "type", "function", "index"], PASSED_OVER]);
-const FUNCTION: Names = |name| among(name, &[&["name", "arguments", PARSED], PASSED_OVER]);
+const CALL: Names = &[&["id", "type", "function", "index"], PASSED_OVER];
+const FUNCTION: Names = &[&["name", "arguments", PARSED], PASSED_OVER];
 
 /// Parsed `arguments` that OpenAI's client packages add, and send back.
 const PARSED: &str = "parsed_arguments";
@@ -50,8 +50,8 @@ pub(super) fn read(list: Json<'_>, mistakes: &mut Mistakes) -> Vec<ToolCall> {
 
 fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
     // Mistakes in the function precede those beside it.
-    fields.describe("function", || history_shape(FUNCTION, read_function));
-    let function = fields.take("function").and_then(|given| {
+    let function = fields.given("function", || history_shape(FUNCTION, read_function));
+    let function = function.and_then(|given| {
         let object = Fields::of_history(given, FUNCTION, fields.mistakes());
         let rule = "must be an object with name and arguments";
         let read = element(object, fields.mistakes(), rule, read_function);
@@ -60,9 +60,7 @@ fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
             .flatten()
     });
     let id = fields.text("id", &NAME_CHARS);
-    let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
-    let shape = || schema::values(["function"]);
-    fields.only("type", shape, is_function, "must be function");
+    accept(&mut fields, &[FUNCTION_TYPE]);
     for name in PASSED_OVER.iter().filter(|name| **name != "id") {
         fields.pass_over(name);
     }
@@ -76,9 +74,8 @@ fn read_call(mut fields: Fields<'_>) -> Result<Option<ToolCall>, Mistakes> {
 }
 
 fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mistakes> {
-    let name = fields.text("name", &NAME_CHARS);
-    let name = fields.required("name", name);
-    fields.describe("arguments", || schema::of_type(Type::Object));
+    let name = fields.must("name", |it, name| it.text(name, &NAME_CHARS));
+    fields.describe("arguments", schema::any_object);
     let given = fields.peek("arguments").map(Json::kind);
     let arguments = match given {
         Some(Kind::Object) => read_object(&mut fields, "arguments"),
@@ -92,8 +89,7 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mis
 
 /// Arguments of a call as the text of an object.
 fn read_text(fields: &mut Fields<'_>) -> Option<String> {
-    let text = fields.text("arguments", &(0..=usize::MAX));
-    let text = fields.required("arguments", text)?;
+    let text = fields.must("arguments", |it, name| it.text(name, &(0..=usize::MAX)))?;
     let arguments = json_texts::arguments(&text);
     let Some(arguments) = arguments else {
         let rule = "must be an object or the text of a JSON object, not nested too deep";
@@ -105,9 +101,8 @@ fn read_text(fields: &mut Fields<'_>) -> Option<String> {
 
 /// Required arguments of a call that are an object, and no text.
 pub(crate) fn read_object(fields: &mut Fields<'_>, name: &str) -> Option<String> {
-    fields.describe(name, || schema::of_type(Type::Object));
-    let given = fields.take(name);
-    let text = fields.required(name, given)?.object_text();
+    let given = fields.must(name, |it, name| it.given(name, schema::any_object));
+    let text = given?.object_text();
     let arguments = text.and_then(|text| json_texts::map_object(text, &mut str::to_owned));
     let Some(arguments) = arguments else {
         let rule = "must be an object, not nested too deep";
@@ -132,7 +127,7 @@ mod tests {
 
     fn read_list(list: &Value) -> Result<Vec<ToolCall>, Vec<String>> {
         let body = json!({"tool_calls": list}).to_string();
-        let mut fields = Fields::parse(&body, |name| among(name, &[&["tool_calls"]])).unwrap();
+        let mut fields = Fields::parse(&body, &[&["tool_calls"]]).unwrap();
         let mut mistakes = Mistakes::default();
         let calls = read(fields.take("tool_calls").unwrap(), &mut mistakes);
         let wrong = mistakes.listed().iter().map(|error| error.field.clone());

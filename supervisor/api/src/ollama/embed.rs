@@ -6,19 +6,18 @@ use super::request::{TRUNCATE, refuse};
 use crate::embeddings::read::{Embeddings, Format, INPUT, read_inputs};
 use crate::embeddings::written::unit;
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names};
 use crate::limits::RequestLimits;
+use crate::request::Reader;
 use crate::sampling::ModelTerms;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
-pub const NAMES: Names = |name| {
-    among(
-        name,
-        &[&["model", INPUT, "dimensions", TRUNCATE], options::FIELDS],
-    )
-};
+const NAMES: Names = &[&["model", INPUT, "dimensions", TRUNCATE], options::FIELDS];
+
+/// Body of `/api/embed`.
+pub const EMBED: Reader<Embeddings> = Reader::new(NAMES, read);
 
 /// Unit vectors, one for each input. Durations are in nanoseconds.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -31,16 +30,13 @@ pub struct Embedded {
     prompt_eval_count: u64,
 }
 
-/// # Errors
-/// All mistakes of the request.
-pub fn read(
+fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<Embeddings, ApiError> {
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
-    let inputs = read_inputs(&mut fields, max_chars, model.vocabulary);
-    let inputs = fields.required(INPUT, inputs);
+    let inputs = fields.must(INPUT, |it, _| read_inputs(it, max_chars, model.vocabulary));
     let dimensions = fields.integer("dimensions", 1..=u64::from(model.n_embd));
     refuse(&mut fields, &[TRUNCATE]);
     options::read_of_embedding(&mut fields, model);
@@ -74,20 +70,10 @@ pub fn answer(
 /// Fields of `/api/show` that must be empty or false.
 const NOT_SHOWN: &[&str] = &["name", "options", "system", "template", "verbose"];
 
-/// Known fields of `/api/show`.
-pub const SHOW_NAMES: Names = |name| among(name, &[&["model"], NOT_SHOWN]);
-
-/// Fields of `/api/show`.
-///
-/// # Errors
-/// All mistakes of the request.
-pub fn read_show(
-    mut fields: Fields<'_>,
-    _: &RequestLimits,
-    _: &ModelTerms,
-) -> Result<(), ApiError> {
+/// Body of `/api/show`.
+pub const SHOW: Reader<()> = Reader::new(&[&["model"], NOT_SHOWN], |mut fields, _, _| {
     let is_named = fields.has("model").then_some(());
     fields.required("model", is_named);
     refuse(&mut fields, NOT_SHOWN);
     fields.finish().map_err(ApiError::invalid)
-}
+});

@@ -1,7 +1,7 @@
 //! Object `options`, and `keep_alive`: sampling, stop strings and the length of an answer; hints about loading, of which
 //! only those are accepted whose effect holds already.
 
-use crate::fields::{Fields, Names, among, nested};
+use crate::fields::{Fields, Names, nested};
 use crate::json::Json;
 use crate::limits::RequestLimits;
 use crate::sampling::{ModelTerms, generate_seed, read_sampling_with, read_stop};
@@ -56,7 +56,7 @@ const REFUSED: &[&str] = &[
     "vocab_only",
 ];
 
-const NAMES: Names = |name| among(name, &[KNOWN, REFUSED]);
+const NAMES: Names = &[KNOWN, REFUSED];
 
 #[derive(Debug, Clone)]
 pub(super) struct Options {

@@ -3,14 +3,14 @@
 use super::{Kind, options};
 use crate::effort;
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names};
 use crate::json::Json;
 use crate::limits::RequestLimits;
 use crate::messages::{begun, length, read_messages};
 use crate::mistakes::Constraint;
 use crate::openai::tools;
 use crate::presentation::{AnswerRequest, Api, Form};
-use crate::request::{GenerationRequest, Input, Read};
+use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::ModelTerms;
 use crate::schema;
 use crate::structure::formats;
@@ -44,14 +44,18 @@ const REFUSED: &[&str] = &[
 /// A text that does not fit is refused.
 pub(super) const TRUNCATE: &str = "truncate";
 
-/// Known fields.
-pub const NAMES: Names = |name| among(name, &[SHARED, OF_KINDS, options::FIELDS, REFUSED]);
+const NAMES: Names = &[SHARED, OF_KINDS, options::FIELDS, REFUSED];
 
-/// Reader of one endpoint.
-pub fn read_of(kind: Kind) -> impl Read<AnswerRequest> + Send + 'static {
-    move |fields: Fields<'_>, limits: &RequestLimits, model: &ModelTerms| {
-        read(fields, limits, model, kind)
-    }
+/// Body of an endpoint.
+#[must_use]
+pub fn reader(kind: Kind) -> Reader<AnswerRequest> {
+    Reader::new(
+        NAMES,
+        match kind {
+            Kind::Chat => |fields, limits, model| read(fields, limits, model, Kind::Chat),
+            Kind::Generate => |fields, limits, model| read(fields, limits, model, Kind::Generate),
+        },
+    )
 }
 
 fn read(
@@ -121,12 +125,12 @@ fn read_think(
     fields: &mut Fields<'_>,
     can: bool,
 ) -> (Vec<(String, TemplateSetting)>, Option<Budget>) {
-    fields.describe(THINK, || match can {
+    let given = fields.given(THINK, || match can {
         true => schema::any_of([schema::boolean(), schema::values(LEVELS)]),
         false => schema::values([false]),
     });
     let flag = |is_on| ("enable_thinking".to_owned(), TemplateSetting::Flag(is_on));
-    match fields.take(THINK).map(|given| given.small()) {
+    match given.map(Json::small) {
         None => {}
         Some(Some(Value::Bool(false))) => {
             let (tokens, field) = (0, THINK);

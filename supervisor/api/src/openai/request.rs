@@ -4,14 +4,14 @@ use super::{Kind, harmless, logprobs, template_settings, token_rules, tools};
 use crate::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::effort;
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among, nested};
+use crate::fields::{Fields, Names, nested};
 use crate::json::{Json, Kind as JsonKind};
 use crate::limits::RequestLimits;
-use crate::messages::begun;
-use crate::messages::read_messages;
+use crate::messages::{begun, read_messages};
 use crate::mistakes::{Constraint, Mistakes};
+use crate::no_effect;
 use crate::presentation::{AnswerRequest, Api, Form, StreamOptions};
-use crate::request::{GenerationRequest, Input, Read};
+use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::schema;
 use crate::structure::{self, Asked};
@@ -40,7 +40,6 @@ const CHAT: &[&str] = &[
     "max_completion_tokens",
     logprobs::FIELD,
     logprobs::TOP_FIELD,
-    template_settings::FIELD,
 ];
 const COMPLETION: &[&str] = &["prompt", "best_of", "echo", logprobs::FIELD];
 /// Fields that [`read_conversation`] reads in addition to `messages`.
@@ -50,55 +49,58 @@ pub const CONVERSATION: [&[&str]; 4] = [
     effort::FIELDS,
     begun::FIELDS,
 ];
-const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
-const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
+const STREAM_OPTIONS: Names = &[&[
     "include_usage",
     "continuous_usage_stats",
     "include_obfuscation",
 ]];
 
-/// Known fields of an endpoint.
-#[must_use]
-pub fn names(kind: Kind) -> Names {
-    match kind {
-        Kind::Chat => |name| known(Kind::Chat, name),
-        Kind::Completion => |name| known(Kind::Completion, name),
-    }
-}
-
-fn known(kind: Kind, name: &str) -> Option<&'static str> {
-    among(name, &supported(kind)).or_else(|| harmless::known(kind, name))
-}
-
-/// Lists of the fields that have an effect.
-#[must_use]
-pub fn supported(kind: Kind) -> Vec<&'static [&'static str]> {
-    let mut lists = vec![
+const CHAT_NAMES: Names = &{
+    let [tools, settings, effort, begun] = CONVERSATION;
+    [
         sampling::NAMES,
         SHARED,
         token_rules::FIELDS,
         structure::FIELDS,
-    ];
+        CHAT,
+        thinking_budget::FIELDS,
+        tools,
+        settings,
+        effort,
+        begun,
+        &no_effect::names(&harmless::EVERYWHERE),
+        &no_effect::names(&harmless::CHAT),
+        &no_effect::names(&harmless::LABELS),
+        harmless::REFUSED,
+    ]
+};
+
+const COMPLETION_NAMES: Names = &[
+    sampling::NAMES,
+    SHARED,
+    token_rules::FIELDS,
+    structure::FIELDS,
+    COMPLETION,
+    &no_effect::names(&harmless::EVERYWHERE),
+    &no_effect::names(&harmless::COMPLETION),
+    &no_effect::names(&harmless::LABELS),
+    harmless::REFUSED,
+];
+
+/// Body of an endpoint.
+#[must_use]
+pub fn reader(kind: Kind) -> Reader<AnswerRequest> {
     match kind {
-        Kind::Chat => {
-            lists.extend([CHAT, thinking_budget::FIELDS]);
-            lists.extend(CONVERSATION);
-        }
-        Kind::Completion => lists.push(COMPLETION),
-    }
-    lists
-}
-
-/// Reader of one endpoint: [`read`] for this kind.
-pub fn read_of(kind: Kind) -> impl Read<AnswerRequest> + Send + 'static {
-    move |fields: Fields<'_>, limits: &RequestLimits, model: &ModelTerms| {
-        read(fields, limits, model, kind)
+        Kind::Chat => Reader::new(CHAT_NAMES, |fields, limits, model| {
+            read(fields, limits, model, Kind::Chat)
+        }),
+        Kind::Completion => Reader::new(COMPLETION_NAMES, |fields, limits, model| {
+            read(fields, limits, model, Kind::Completion)
+        }),
     }
 }
 
-/// # Errors
-/// All mistakes of the request.
-pub fn read(
+fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
@@ -252,10 +254,8 @@ fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
 
 /// Text or token ids, or a list of either.
 fn read_prompts(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
-    fields.describe("prompt", || {
-        token_ids::inputs_shape(max_chars, vocabulary, MAX_PROMPTS)
-    });
-    let prompt = fields.take("prompt")?;
+    let shape = || token_ids::inputs_shape(max_chars, vocabulary, MAX_PROMPTS);
+    let prompt = fields.given("prompt", shape)?;
     let (first, count) = prompt.first(MAX_PROMPTS);
     let kind = first.first().map(|it| it.kind());
     if !matches!(kind, Some(JsonKind::Text | JsonKind::List)) {
@@ -378,12 +378,9 @@ fn read_stream_options(mut options: Fields<'_>) -> Result<StreamOptions, Mistake
         include_usage: options.boolean("include_usage").unwrap_or(false),
         continuous_usage: options.boolean("continuous_usage_stats").unwrap_or(false),
     };
-    options.only(
-        "include_obfuscation",
-        || schema::values([false]),
-        |value| value.boolean() == Some(false),
-        "is not supported: chunks are not padded",
-    );
+    let rule = "is not supported: chunks are not padded";
+    let padded = no_effect::values("include_obfuscation", &["false"], rule);
+    no_effect::accept(&mut options, &[padded]);
     options.finish().map(|()| read)
 }
 

@@ -17,8 +17,7 @@ const MAX_CHARS: usize = 64;
 type Wrong = (Constraint, &'static str);
 
 pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, TemplateSetting)> {
-    fields.describe(FIELD, shape);
-    let Some(object) = fields.take(FIELD) else {
+    let Some(object) = fields.given(FIELD, shape) else {
         return Vec::new();
     };
     let mut settings: Vec<(String, TemplateSetting)> = Vec::new();
@@ -78,12 +77,11 @@ fn is_word(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::among;
     use crate::mistakes::Mistakes;
 
     fn read_text(given: &str) -> Result<Vec<(String, TemplateSetting)>, Mistakes> {
         let body = format!("{{\"{FIELD}\": {given}}}");
-        let mut fields = Fields::parse(&body, |name| among(name, &[&[FIELD]])).unwrap();
+        let mut fields = Fields::parse(&body, &[&[FIELD]]).unwrap();
         let settings = read(&mut fields);
         fields.finish().map(|()| settings)
     }

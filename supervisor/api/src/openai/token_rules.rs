@@ -39,8 +39,8 @@ pub(super) fn read(
 /// Reads a list of token ids, in any order. Returns them in ascending order, each once.
 fn read_ids(fields: &mut Fields<'_>, name: &str, least: usize, vocabulary: u32) -> Arc<[TokenId]> {
     let length = least..=vocabulary as usize;
-    fields.describe(name, || schema::list(token_ids::shape(vocabulary), &length));
-    let Some(given) = fields.take(name) else {
+    let shape = || schema::list(token_ids::shape(vocabulary), &length);
+    let Some(given) = fields.given(name, shape) else {
         return Arc::default();
     };
     let (mut ids, mut count) = (Vec::new(), 0);
@@ -66,10 +66,9 @@ fn read_ids(fields: &mut Fields<'_>, name: &str, least: usize, vocabulary: u32) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::among;
 
     fn read_body(body: &str) -> Result<GenerationParams, Vec<String>> {
-        let mut fields = Fields::parse(body, |name| among(name, &[FIELDS])).unwrap();
+        let mut fields = Fields::parse(body, &[FIELDS]).unwrap();
         let others = GenerationParams {
             max_tokens: 9,
             ..GenerationParams::default()

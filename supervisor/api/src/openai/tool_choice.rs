@@ -1,6 +1,6 @@
 //! Fields `tool_choice` and `parallel_tool_calls` of chat.
 
-use crate::fields::{Fields, Names, among, nested};
+use crate::fields::{Fields, Names, nested};
 use crate::json::Json;
 use crate::mistakes::Mistakes;
 use crate::schema::{self, Shape};
@@ -9,10 +9,10 @@ use crate::tools::choice::{self, ALLOWED_TOOLS, Choice, FIELD, Wanted, read_allo
 
 pub(super) const PARALLEL: &str = "parallel_tool_calls";
 
-const NAMED: Names = |name| among(name, &[&["type", "function"]]);
-const FUNCTION: Names = |name| among(name, &[&["name"]]);
-const CHOSEN: Names = |name| among(name, &[&["type", ALLOWED_TOOLS]]);
-const ALLOWED: Names = |name| among(name, &[&["mode", "tools"]]);
+const NAMED: Names = &[&["type", "function"]];
+const FUNCTION: Names = &[&["name"]];
+const CHOSEN: Names = &[&["type", ALLOWED_TOOLS]];
+const ALLOWED: Names = &[&["mode", "tools"]];
 
 /// `has_tools`: this model can have tools.
 pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> Wanted {
@@ -48,11 +48,9 @@ fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mis
     let Some(mut fields) = Fields::of(given, NAMED, outside) else {
         return Ok(None);
     };
-    let kind = fields.word("type", &[("function", ())]);
-    fields.required("type", kind);
+    fields.must("type", |it, name| it.word(name, &[("function", ())]));
     let name = nested(&mut fields, "function", FUNCTION, |mut inside| {
-        let name = inside.text("name", &(1..=usize::MAX));
-        let name = inside.required("name", name);
+        let name = inside.must("name", |it, name| it.text(name, &(1..=usize::MAX)));
         inside.finish().map(|()| name)
     });
     let name = fields.required("function", name);

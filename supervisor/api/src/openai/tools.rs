@@ -1,22 +1,19 @@
 //! Field `tools` of chat: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
 
 use super::tool_choice;
-use crate::fields::{self, Fields, Names, among, nested};
-use crate::json::Json;
+use crate::fields::{Fields, Names, nested};
 use crate::mistakes::Mistakes;
-use crate::schema;
-use crate::tools::{
-    CACHE_CONTROL, Form, List, MAX_TOOLS, Tool, Tools, choice, read_list, settle, why_not,
-};
+use crate::no_effect::{FUNCTION_TYPE, accept};
+use crate::tools::{CACHE_CONTROL, Form, Tool, Tools, choice, read_functions, settle, why_not};
 use worker_orcd_text::tools::ChatTerms;
 
 pub(super) const FIELDS: &[&str] = &["tools", choice::FIELD, tool_choice::PARALLEL];
 
-const TOOL: Names = |name| among(name, &[&["type", "function", CACHE_CONTROL]]);
-const FUNCTION: Names = |name| {
-    let own = &["name", "description", "parameters", "strict"];
-    among(name, &[own, &[CACHE_CONTROL]])
-};
+const TOOL: Names = &[&["type", "function", CACHE_CONTROL]];
+const FUNCTION: Names = &[
+    &["name", "description", "parameters", "strict"],
+    &[CACHE_CONTROL],
+];
 
 const FORM: Form = Form {
     names: TOOL,
@@ -27,33 +24,19 @@ const FORM: Form = Form {
 };
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    let list = read_functions(fields, max_chars, terms);
+    let list = read_functions(fields, &FORM, max_chars, terms);
     let wanted = tool_choice::read(fields, why_not(terms).is_none());
     settle(fields, list, wanted, tool_choice::PARALLEL)
 }
 
 /// Reads `tools` of an API without a choice among them: the model may call each, any number of times.
 pub(crate) fn read_free(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    let list = read_functions(fields, max_chars, terms);
-    let wanted = choice::Wanted {
-        choice: choice::Choice::Auto,
-        is_parallel: true,
-    };
-    settle(fields, list, wanted, "")
-}
-
-fn read_functions(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> List {
-    fields.describe("tools", || match why_not(terms) {
-        Some(_) => schema::values([serde_json::json!([])]),
-        None => schema::list(fields::shape(TOOL, read_tool), &(0..=MAX_TOOLS)),
-    });
-    read_list(fields, &FORM, max_chars, terms)
+    let list = read_functions(fields, &FORM, max_chars, terms);
+    settle(fields, list, choice::Wanted::FREE, "")
 }
 
 fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
-    let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
-    let shape = || schema::values(["function"]);
-    fields.only("type", shape, is_function, "must be function");
+    accept(&mut fields, &[FUNCTION_TYPE]);
     fields.pass_over(CACHE_CONTROL);
     let function = nested(&mut fields, "function", FUNCTION, |mut inside| {
         let tool = Tool::read(&mut inside, "parameters");
@@ -68,6 +51,7 @@ fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
 mod tests {
     use super::*;
     use crate::mistakes::Constraint;
+    use crate::tools::MAX_TOOLS;
     use serde_json::Value;
     use serde_json::json;
     use worker_orcd_text::Structure;
@@ -79,7 +63,7 @@ mod tests {
 
     fn read_all(body: &Value, terms: &ChatTerms) -> Result<Tools, Vec<String>> {
         let body = body.to_string();
-        let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+        let mut fields = Fields::parse(&body, &[FIELDS]).unwrap();
         let tools = read(&mut fields, 300, terms);
         fields.finish().map(|()| tools).map_err(|mistakes| {
             let listed = mistakes.listed().iter();
@@ -279,7 +263,7 @@ mod tests {
             let body = format!(
                 "{{\"tools\": [{{\"function\": {{\"name\": \"a\", \"parameters\": {{\"a\": {number}}}}}}}]}}"
             );
-            let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+            let mut fields = Fields::parse(&body, &[FIELDS]).unwrap();
             read(&mut fields, 300, &ChatTerms::UNKNOWN);
             let wrong = fields.finish().unwrap_err();
             assert_eq!(wrong.listed()[0].field, "tools[0].function.parameters");

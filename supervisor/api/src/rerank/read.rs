@@ -1,31 +1,33 @@
 //! Fields of `/v1/rerank`.
 
 use crate::error::ApiError;
-use crate::fields::{self, Fields, Names, among, each, element};
-use crate::json::{Json, Kind};
+use crate::fields::{self, Fields, Names, each, element};
+use crate::json::Json;
 use crate::limits::RequestLimits;
 use crate::mistakes::{Constraint, Mistakes};
+use crate::no_effect::{accept, text};
+use crate::request::Reader;
 use crate::sampling::ModelTerms;
-use crate::schema::{self, Shape};
+use crate::schema;
 
 pub const DOCUMENTS: &str = "documents";
 
 /// Largest number of documents of one request.
 const MAX_DOCUMENTS: usize = 1024;
 
-/// Every field of `/v1/rerank`.
-pub const NAMES: Names = |name| among(name, &[FIELDS]);
-
-const FIELDS: &[&str] = &[
+const NAMES: Names = &[&[
     "model",
     "query",
     DOCUMENTS,
     "top_n",
     "return_documents",
     "user",
-];
+]];
 
-const DOCUMENT: Names = |name| among(name, &[&["text"]]);
+/// Body of `/v1/rerank`.
+pub const RERANK: Reader<Rerank> = Reader::new(NAMES, read_rerank);
+
+const DOCUMENT: Names = &[&["text"]];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rerank {
@@ -38,22 +40,17 @@ pub struct Rerank {
     pub returns_documents: bool,
 }
 
-/// # Errors
-/// All mistakes in the request.
-pub fn read_rerank(
+fn read_rerank(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     _model: &ModelTerms,
 ) -> Result<Rerank, ApiError> {
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
-    let query = fields.text("query", &(1..=max_chars));
-    let query = fields.required("query", query);
-    let documents = read_documents(&mut fields, max_chars);
-    let documents = fields.required(DOCUMENTS, documents);
+    let query = fields.must("query", |it, name| it.text(name, &(1..=max_chars)));
+    let documents = fields.must(DOCUMENTS, |it, _| read_documents(it, max_chars));
     let top_n = fields.integer("top_n", 0..=u64::from(u32::MAX));
     let returns_documents = fields.boolean("return_documents").unwrap_or(false);
-    let is_text = |value: Json<'_>| value.kind() == Kind::Text;
-    fields.only("user", schema::text, is_text, "must be a string");
+    accept(&mut fields, &[text("user")]);
     fields.finish().map_err(ApiError::invalid)?;
     Ok(Rerank {
         query: query.ok_or_else(ApiError::unreadable)?,
@@ -66,12 +63,11 @@ pub fn read_rerank(
 
 /// `None` if absent; an empty list if an element is invalid.
 fn read_documents(fields: &mut Fields<'_>, max_chars: usize) -> Option<Vec<String>> {
-    fields.describe(DOCUMENTS, || {
+    let list = fields.given(DOCUMENTS, || {
         let object = fields::shape(DOCUMENT, |fields| read_object(fields, max_chars));
-        let document = schema::any_of([text_shape(max_chars), object]);
+        let document = schema::any_of([schema::text_of(&(0..=max_chars)), object]);
         schema::list(document, &(1..=MAX_DOCUMENTS))
-    });
-    let list = fields.take(DOCUMENTS)?;
+    })?;
     let mut documents = Vec::new();
     let count = each(
         fields.mistakes(),
@@ -98,10 +94,6 @@ fn read_documents(fields: &mut Fields<'_>, max_chars: usize) -> Option<Vec<Strin
     Some(Vec::new())
 }
 
-fn text_shape(max_chars: usize) -> Shape {
-    schema::text_of(&(0..=max_chars))
-}
-
 /// A text, or `{"text": …}`, as in Jina and Cohere.
 fn read_document(item: Json<'_>, max_chars: usize, outside: &Mistakes) -> Result<String, Mistakes> {
     if let Some(text) = item.text() {
@@ -117,8 +109,7 @@ fn read_document(item: Json<'_>, max_chars: usize, outside: &Mistakes) -> Result
 }
 
 fn read_object(mut fields: Fields<'_>, max_chars: usize) -> Result<String, Mistakes> {
-    let text = fields.text("text", &(0..=max_chars));
-    let text = fields.required("text", text);
+    let text = fields.must("text", |it, name| it.text(name, &(0..=max_chars)));
     fields.finish().map(|()| text.unwrap_or_default())
 }
 

@@ -3,13 +3,12 @@
 //! Clients send back items of earlier answers, with `id` and `status`, which have no effect. An item of another type is
 //! refused, because the conversation would be incomplete without it.
 
-use crate::fields::{Fields, Names, among, each, element, history_shape};
+use crate::fields::{Fields, Names, each, element, history_shape};
 use crate::json::{Json, Kind as JsonKind};
-use crate::messages::PASSED_OVER;
 use crate::messages::tool_calls::{NAME_CHARS, NUMBERS};
+use crate::messages::{LOGPROBS, PASSED_OVER, read_part};
 use crate::mistakes::{Constraint, Mistakes};
 use crate::schema::{self, Shape};
-use serde_json::{Value, json};
 use worker_orcd_text::tools::ChatTerms;
 use worker_orcd_text::{ToolCall, json_texts};
 
@@ -30,34 +29,30 @@ struct Kind {
     read: fn(Fields<'_>, &ChatTerms) -> Turned,
 }
 
+const MESSAGE: &[&str] = &["role", "content", "phase", "end_turn"];
+const CALL: &[&str] = &["call_id", "name", "arguments"];
+const OUTPUT: &[&str] = &["call_id", "output"];
+const REASONING: &[&str] = &["summary", "content", "encrypted_content"];
+
 const KINDS: [Kind; 4] = [
     Kind {
         name: "message",
-        names: |name| {
-            let own = &["role", "content", "phase", "end_turn"];
-            among(name, &[LABELS, own, PASSED_OVER])
-        },
+        names: &[LABELS, MESSAGE, PASSED_OVER],
         read: read_message,
     },
     Kind {
         name: "function_call",
-        names: |name| {
-            let own = &["call_id", "name", "arguments"];
-            among(name, &[LABELS, own, PASSED_OVER])
-        },
+        names: &[LABELS, CALL, PASSED_OVER],
         read: read_call,
     },
     Kind {
         name: "function_call_output",
-        names: |name| among(name, &[LABELS, &["call_id", "output"], PASSED_OVER]),
+        names: &[LABELS, OUTPUT, PASSED_OVER],
         read: read_output,
     },
     Kind {
         name: "reasoning",
-        names: |name| {
-            let own = &["summary", "content", "encrypted_content"];
-            among(name, &[LABELS, own, PASSED_OVER])
-        },
+        names: &[LABELS, REASONING, PASSED_OVER],
         read: read_reasoning,
     },
 ];
@@ -76,11 +71,8 @@ const ROLES: &[(&str, &str)] = &[
 const STATUSES: &[(&str, ())] = &[("in_progress", ()), ("completed", ()), ("incomplete", ())];
 const PHASES: &[(&str, ())] = &[("commentary", ()), ("final_answer", ())];
 
-const PART: Names = |name| among(name, &[&["type", "text", LOGPROBS], PASSED_OVER]);
-const PLAIN_PART: Names = |name| among(name, &[&["type", "text"], PASSED_OVER]);
-
-/// Log probabilities of an answer, which clients send back with it.
-const LOGPROBS: &str = "logprobs";
+const PART: Names = &[&["type", "text", LOGPROBS], PASSED_OVER];
+const PLAIN_PART: Names = &[&["type", "text"], PASSED_OVER];
 
 pub(super) fn shape(terms: &ChatTerms) -> Shape {
     let kinds = KINDS.iter();
@@ -91,23 +83,18 @@ pub(super) fn shape(terms: &ChatTerms) -> Shape {
 
 /// Reads one item. Paths of mistakes are relative to the item: `.content[0].text`.
 pub(super) fn read(item: Json<'_>, outside: &Mistakes, terms: &ChatTerms) -> Turned {
-    let no_object = || outside.only("", Constraint::Type, "must be an object");
-    let mut name = None;
-    if !item.each_member(|key, value| {
-        if key == "type" && !value.is_null() {
-            name = Some(value.small());
-        }
-    }) {
-        return Err(no_object());
-    }
-    let name = name.unwrap_or_else(|| Some(json!("message")));
-    let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
+    let name = match item.member("type").filter(|it| !it.is_null()) {
+        Some(name) => name.text().unwrap_or_default(),
+        None => "message".into(),
+    };
     let Some(kind) = KINDS.iter().find(|kind| kind.name == name) else {
         let rule = "must be message, function_call, function_call_output or reasoning: other items \
                     are not supported";
         return Err(outside.only(".type", Constraint::Unsupported, rule));
     };
-    let fields = Fields::of_history(item, kind.names, outside).ok_or_else(no_object)?;
+    let fields = Fields::of_history(item, kind.names, outside);
+    let no_object = || outside.only("", Constraint::Type, "must be an object");
+    let fields = fields.ok_or_else(no_object)?;
     (kind.read)(fields, terms).map_err(|wrong| {
         wrong.renamed(|field| match field.is_empty() {
             true => String::new(),
@@ -118,8 +105,7 @@ pub(super) fn read(item: Json<'_>, outside: &Mistakes, terms: &ChatTerms) -> Tur
 
 /// Reads the fields of every item.
 fn read_labels(fields: &mut Fields<'_>, kind: &'static str) {
-    fields.describe("type", || schema::values([kind]));
-    let given = fields.take("type");
+    let given = fields.given("type", || schema::values([kind]));
     // An item without a type is a message.
     if kind != "message" {
         fields.required("type", given);
@@ -134,8 +120,7 @@ fn read_message(mut fields: Fields<'_>, _: &ChatTerms) -> Turned {
     read_labels(&mut fields, "message");
     fields.word("phase", PHASES);
     fields.boolean("end_turn");
-    let role = fields.word("role", ROLES);
-    let role = fields.required("role", role);
+    let role = fields.must("role", |it, name| it.word(name, ROLES));
     let text = read_texts(&mut fields, "content");
     fields.finish()?;
     let said = |(role, text)| Turn::Said { role, text };
@@ -148,12 +133,9 @@ fn read_call(mut fields: Fields<'_>, terms: &ChatTerms) -> Turned {
         let rule = "cannot be shown: the model's chat template does not ask for calls";
         fields.error("", Constraint::Unsupported, rule);
     }
-    let id = fields.text("call_id", &NAME_CHARS);
-    let id = fields.required("call_id", id);
-    let name = fields.text("name", &NAME_CHARS);
-    let name = fields.required("name", name);
-    let text = fields.text("arguments", &(0..=usize::MAX));
-    let text = fields.required("arguments", text);
+    let id = fields.must("call_id", |it, name| it.text(name, &NAME_CHARS));
+    let name = fields.must("name", |it, name| it.text(name, &NAME_CHARS));
+    let text = fields.must("arguments", |it, name| it.text(name, &(0..=usize::MAX)));
     let arguments = text.as_deref().and_then(json_texts::arguments);
     if text.is_some() && arguments.is_none() {
         let rule = "must be the text of a JSON object, not nested too deep";
@@ -178,8 +160,7 @@ fn read_call(mut fields: Fields<'_>, terms: &ChatTerms) -> Turned {
 
 fn read_output(mut fields: Fields<'_>, _: &ChatTerms) -> Turned {
     read_labels(&mut fields, "function_call_output");
-    let call_id = fields.text("call_id", &NAME_CHARS);
-    let call_id = fields.required("call_id", call_id);
+    let call_id = fields.must("call_id", |it, name| it.text(name, &NAME_CHARS));
     let text = read_texts(&mut fields, "output");
     fields.finish()?;
     let returned = |(call_id, text)| Turn::Returned { call_id, text };
@@ -216,9 +197,8 @@ fn read_parts(
     names: Names,
     kinds: &'static [&'static str],
 ) -> Option<String> {
-    let read = |fields: Fields<'_>| read_part(fields, names, kinds);
-    fields.describe(name, || schema::list_of(history_shape(names, read)));
-    let list = fields.take(name)?;
+    let read = |fields: Fields<'_>| read_part(fields, kinds);
+    let list = fields.given(name, || schema::list_of(history_shape(names, read)))?;
     let mut text = String::new();
     let count = each(fields.mistakes(), name, list, |_, part, outside| {
         let object = Fields::of_history(part, names, outside);
@@ -230,37 +210,4 @@ fn read_parts(
         fields.error(name, Constraint::Type, rule);
     }
     count.map(|_| text)
-}
-
-fn read_part(
-    mut fields: Fields<'_>,
-    names: Names,
-    kinds: &'static [&'static str],
-) -> Result<String, Mistakes> {
-    fields.describe("type", || schema::values(kinds.iter().copied()));
-    let kind = fields.take("type");
-    let is_known = |kind: Json<'_>| {
-        let text = kind.text();
-        kinds.iter().any(|known| text.as_deref() == Some(known))
-    };
-    if kind.is_some_and(|kind| !is_known(kind)) {
-        // Further fields of an unsupported part are not checked.
-        let rule = format!(
-            "must be {}: other parts are not supported",
-            kinds.join(" or ")
-        );
-        return Err(fields
-            .mistakes()
-            .only("type", Constraint::Unsupported, rule));
-    }
-    fields.required("type", kind);
-    let text = fields.text("text", &(0..=usize::MAX));
-    let text = fields.required("text", text);
-    if names(LOGPROBS).is_some() {
-        fields.pass_over(LOGPROBS);
-    }
-    for name in PASSED_OVER {
-        fields.pass_over(name);
-    }
-    fields.finish().map(|()| text.unwrap_or_default())
 }

@@ -4,10 +4,11 @@ use super::settings::{self, Reasoning};
 use super::{ID_PREFIX, input, tools};
 use crate::effort;
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names};
 use crate::limits::RequestLimits;
+use crate::no_effect::names;
 use crate::presentation::{AnswerRequest, Api, Echo, Form};
-use crate::request::{Chat, GenerationRequest, Input};
+use crate::request::{Chat, GenerationRequest, Input, Reader};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::structure::{TEXT_FORMAT, formats};
 use crate::thinking_budget::Budget;
@@ -18,22 +19,21 @@ use worker_orcd_text::Conversation;
 
 const OWN: &[&str] = &["model", "max_output_tokens", "stream"];
 
-/// Known fields.
-pub const NAMES: Names =
-    |name| among(name, &SUPPORTED).or_else(|| among(name, &[settings::LABELS, settings::REFUSED]));
-
-/// Lists of the fields that have an effect.
-pub const SUPPORTED: [&[&str]; 5] = [
+const NAMES: Names = &[
     OWN,
     input::FIELDS,
     tools::FIELDS,
     settings::FIELDS,
     sampling::NAMES,
+    &names(&settings::HARMLESS),
+    &names(&settings::LABELS),
+    settings::REFUSED,
 ];
 
-/// # Errors
-/// All mistakes of the request.
-pub fn read(
+/// Body of `/v1/responses`.
+pub const RESPONSE: Reader<AnswerRequest> = Reader::new(NAMES, read);
+
+fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
@@ -63,7 +63,7 @@ pub fn read(
     let structure = formats::settle(&mut fields, TEXT_FORMAT, format, has_tools, tools.asked);
     let logprobs = settings::read_logprobs(&mut fields);
     let metadata = settings::read_metadata(&mut fields);
-    settings::accept(&mut fields);
+    settings::accept_harmless(&mut fields);
     fields.finish().map_err(ApiError::invalid)?;
     let messages = messages.ok_or_else(ApiError::unreadable)?;
     let echo = Echo {

@@ -1,14 +1,14 @@
 //! Settings of a response, and fields that change no answer.
 
 use crate::effort;
-use crate::fields::{Fields, Names, among, nested};
-use crate::json::{Json, Kind};
+use crate::fields::{Fields, Names, nested};
+use crate::json::Json;
 use crate::mistakes::Constraint;
-use crate::schema::{self, Shape};
+use crate::no_effect::{NoEffect, accept, object, text, values};
+use crate::schema;
 use crate::structure::formats;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use utoipa::openapi::Type;
 use worker_orcd_ipc::{Grammar, MAX_TOP_LOGPROBS};
 use worker_orcd_text::template::TemplateSetting;
 
@@ -19,26 +19,40 @@ pub(super) const FIELDS: &[&str] = &[
     "include",
     "stream_options",
     "store",
-    "background",
-    "truncation",
-    "service_tier",
     "top_logprobs",
     "max_tool_calls",
 ];
 
-/// Labels of the client's application, and hints that could only save time.
-pub(super) const LABELS: &[&str] = &[
-    "user",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    // vLLM's field.
-    "request_id",
-    CLIENT_METADATA,
+/// Fields without effect.
+pub(super) const HARMLESS: [NoEffect; 3] = [
+    values(
+        "background",
+        &["false"],
+        "is not supported: an answer is computed while its client waits",
+    ),
+    values(
+        "truncation",
+        &["\"disabled\""],
+        "may be disabled only: nothing is left out of a conversation",
+    ),
+    values(
+        "service_tier",
+        &["\"auto\"", "\"default\""],
+        "may be auto or default only",
+    ),
 ];
 
-/// Codex's field.
-const CLIENT_METADATA: &str = "client_metadata";
+/// Labels of the client's application, and hints that could only save time.
+pub(super) const LABELS: [NoEffect; 6] = [
+    text("user"),
+    text("safety_identifier"),
+    text("prompt_cache_key"),
+    text("prompt_cache_retention"),
+    // vLLM's field.
+    text("request_id"),
+    // Codex's field.
+    object("client_metadata"),
+];
 
 /// Known fields of the OpenAI API that are always refused. The list distinguishes them from misspelled fields.
 pub(super) const REFUSED: &[&str] = &[
@@ -71,9 +85,9 @@ const MAX_METADATA: usize = 16;
 const MAX_KEY_CHARS: usize = 64;
 const MAX_VALUE_CHARS: usize = 512;
 
-const REASONING: Names = |name| among(name, &[&["effort", "summary", "context", "mode"]]);
-const TEXT: Names = |name| among(name, &[&["format", effort::VERBOSITY]]);
-const STREAM_OPTIONS: Names = |name| among(name, &[&["include_obfuscation"]]);
+const REASONING: Names = &[&["effort", "summary", "context", "mode"]];
+const TEXT: Names = &[&["format", effort::VERBOSITY]];
+const STREAM_OPTIONS: Names = &[&["include_obfuscation"]];
 
 #[derive(Debug, Default)]
 pub(super) struct Reasoning {
@@ -89,8 +103,9 @@ pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
         let effort = inside.word("effort", effort::EFFORTS);
         inside.word("summary", SUMMARIES);
         let rule = "may be auto only: which thoughts the model sees is the chat template's choice";
-        inside.only_words("context", &["auto"], rule);
-        inside.only_words("mode", &["standard"], "may be standard only");
+        let context = values("context", &["\"auto\""], rule);
+        let mode = values("mode", &["\"standard\""], "may be standard only");
+        accept(&mut inside, &[context, mode]);
         inside.finish().map(|()| effort)
     });
     let Some(effort) = effort.flatten() else {
@@ -123,13 +138,13 @@ pub(super) fn read_text(fields: &mut Fields<'_>) -> TextSettings {
 
 /// Reads `metadata`: up to 16 pairs of short texts, which the answer repeats.
 pub(super) fn read_metadata(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
-    fields.describe("metadata", || {
+    let shape = || {
         let name = schema::text_of(&(0..=MAX_KEY_CHARS));
         let value = schema::text_of(&(0..=MAX_VALUE_CHARS));
         schema::map(name, value, MAX_METADATA, &[])
-    });
+    };
     let (mut pairs, mut is_right) = (BTreeMap::new(), true);
-    let Some(given) = fields.take("metadata") else {
+    let Some(given) = fields.given("metadata", shape) else {
         return pairs;
     };
     let is_object = given.each_member(|name, value| {
@@ -163,45 +178,27 @@ pub(super) fn read_logprobs(fields: &mut Fields<'_>) -> Option<u8> {
 }
 
 /// Removes all fields without effect, and records an error for each unsupported value.
-pub(super) fn accept(fields: &mut Fields<'_>) {
+pub(super) fn accept_harmless(fields: &mut Fields<'_>) {
     nested(fields, "stream_options", STREAM_OPTIONS, |mut options| {
         let rule = "is not supported: events are not padded";
-        let no = |value: Json<'_>| value.boolean() == Some(false);
-        options.only("include_obfuscation", || schema::values([false]), no, rule);
+        let padded = values("include_obfuscation", &["false"], rule);
+        accept(&mut options, &[padded]);
         options.finish()
     });
     // No answer is stored for either value. The answer contains `store: false`.
     fields.boolean("store");
     fields.describe_no_effect("store");
-    let no = |value: Json<'_>| value.boolean() == Some(false);
-    let rule = "is not supported: an answer is computed while its client waits";
-    fields.only("background", || schema::values([false]), no, rule);
-    let rule = "may be disabled only: nothing is left out of a conversation";
-    fields.only_words("truncation", &["disabled"], rule);
-    let rule = "may be auto or default only";
-    fields.only_words("service_tier", &["auto", "default"], rule);
+    accept(fields, &HARMLESS);
     // Limit on server-side tools. This server runs none.
     fields.integer("max_tool_calls", 0..=u64::from(u32::MAX));
     fields.describe_no_effect("max_tool_calls");
-    for label in LABELS {
-        let (kind, shape, rule): (_, fn() -> Shape, _) = match *label {
-            CLIENT_METADATA => (
-                Kind::Object,
-                || schema::of_type(Type::Object),
-                "must be an object",
-            ),
-            _ => (Kind::Text, schema::text, "must be a string"),
-        };
-        fields.only(label, shape, |value| value.kind() == kind, rule);
-    }
+    accept(fields, &LABELS);
 }
 
 /// True if `include` contains log probabilities.
 fn read_include(fields: &mut Fields<'_>) -> bool {
-    fields.describe("include", || {
-        schema::list_of(schema::values(INCLUDABLE.iter().copied()))
-    });
-    let Some(list) = fields.take("include") else {
+    let shape = || schema::list_of(schema::values(INCLUDABLE.iter().copied()));
+    let Some(list) = fields.given("include", shape) else {
         return false;
     };
     let (mut is_known, mut has_logprobs) = (true, false);

@@ -4,9 +4,10 @@
 //! Tools of other types (`web_search`, `local_shell`, `custom`, …) are ignored, as in llama-server
 //! (ggml-org/llama.cpp#23041), because Codex sends them to every server.
 
-use crate::fields::{self, Fields, Names, among};
+use crate::fields::{self, Fields, Names};
 use crate::json::{Json, Kind};
 use crate::mistakes::Mistakes;
+use crate::no_effect::{FUNCTION_TYPE, accept};
 use crate::schema::{self, Shape};
 use crate::structure::Asked;
 use crate::tools::choice::{self, ALLOWED_TOOLS, Choice, FIELD, Wanted, read_allowed};
@@ -19,12 +20,12 @@ const PARALLEL: &str = "parallel_tool_calls";
 
 pub(super) const FIELDS: &[&str] = &["tools", FIELD, PARALLEL];
 
-const FUNCTION: Names = |name| {
-    let own = &["type", "name", "description", "parameters", "strict"];
-    among(name, &[own, &[CACHE_CONTROL]])
-};
-const NAMED: Names = |name| among(name, &[&["type", "name"]]);
-const ALLOWED: Names = |name| among(name, &[&["type", "mode", "tools"]]);
+const FUNCTION: Names = &[
+    &["type", "name", "description", "parameters", "strict"],
+    &[CACHE_CONTROL],
+];
+const NAMED: Names = &[&["type", "name"]];
+const ALLOWED: Names = &[&["type", "mode", "tools"]];
 
 const FORM: Form = Form {
     names: FUNCTION,
@@ -92,9 +93,7 @@ fn shape(terms: &ChatTerms) -> Shape {
 }
 
 fn read_function(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
-    let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
-    let shape = || schema::values(["function"]);
-    fields.only("type", shape, is_function, "must be function");
+    accept(&mut fields, &[FUNCTION_TYPE]);
     let tool = Tool::read(&mut fields, "parameters");
     fields.pass_over(CACHE_CONTROL);
     fields.finish().map(|()| tool)
@@ -102,13 +101,8 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
 
 /// True for a tool of a type other than `function`.
 fn is_other(tool: Json<'_>) -> bool {
-    let mut is_other = false;
-    tool.each_member(|name, value| {
-        if name == "type" && value.kind() == Kind::Text {
-            is_other = value.text().is_none_or(|kind| kind != "function");
-        }
-    });
-    is_other
+    let kind = tool.member("type").filter(|it| it.kind() == Kind::Text);
+    kind.is_some_and(|it| it.text().as_deref() != Some("function"))
 }
 
 /// Reads `{"type": "function", "name": …}`.
@@ -116,10 +110,8 @@ fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mis
     let Some(mut fields) = Fields::of(given, NAMED, outside) else {
         return Ok(None);
     };
-    let kind = fields.word("type", &[("function", ())]);
-    fields.required("type", kind);
-    let name = fields.text("name", &(1..=usize::MAX));
-    let name = fields.required("name", name);
+    fields.must("type", |it, name| it.word(name, &[("function", ())]));
+    let name = fields.must("name", |it, name| it.text(name, &(1..=usize::MAX)));
     fields.finish().map(|()| name)
 }
 
@@ -149,7 +141,7 @@ mod tests {
 
     fn read_body(body: &Value, terms: &ChatTerms) -> Result<Tools, Vec<String>> {
         let body = body.to_string();
-        let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+        let mut fields = Fields::parse(&body, &[FIELDS]).unwrap();
         let tools = read(&mut fields, 300, terms);
         fields.finish().map(|()| tools).map_err(|mistakes| {
             let listed = mistakes.listed().iter();
@@ -244,7 +236,7 @@ mod tests {
         let many = vec![json!({"type": "custom"}); MAX_TOOLS + 1];
         assert_eq!(known(&json!({"tools": many})).unwrap_err(), ["tools"]);
         let twice = "{\"tools\": [{\"type\": \"function\", \"name\": \"a\", \"name\": \"b\"}]}";
-        let mut fields = Fields::parse(twice, |name| among(name, &[FIELDS])).unwrap();
+        let mut fields = Fields::parse(twice, &[FIELDS]).unwrap();
         read(&mut fields, 300, &ChatTerms::UNKNOWN);
         let wrong = fields.finish().unwrap_err();
         assert_eq!(wrong.listed()[0].constraint, Constraint::Duplicate);
@@ -292,7 +284,7 @@ mod tests {
         let wrong = known(&body).unwrap_err();
         assert_eq!(wrong, ["tool_choice.mode", "tool_choice.extra"]);
         let twice = "{\"tool_choice\": {\"type\": \"allowed_tools\", \"mode\": \"auto\", \"tools\": [], \"tools\": []}}";
-        let mut fields = Fields::parse(twice, |name| among(name, &[FIELDS])).unwrap();
+        let mut fields = Fields::parse(twice, &[FIELDS]).unwrap();
         read(&mut fields, 300, &ChatTerms::UNKNOWN);
         let wrong = fields.finish().unwrap_err();
         assert_eq!(wrong.listed()[0].constraint, Constraint::Duplicate);

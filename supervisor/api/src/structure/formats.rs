@@ -6,34 +6,27 @@
 //! "output_config": {"format": {"type": "json_schema", "schema": {…}}}
 //! ```
 
-use super::{ANY_OBJECT, Asked, NAME_CHARS, read_schema, take_named_schema, take_schema};
-use crate::fields::{Fields, Names, among, inside};
+use super::{
+    ANY_OBJECT, Asked, FORMATS, named_schema, read_schema, take_named_schema, take_schema,
+};
+use crate::fields::{Fields, Names, inside};
 use crate::json::Kind;
 use crate::mistakes::Constraint;
 use crate::schema::{self, Shape};
 use serde_json::{Value, json};
-use utoipa::openapi::Type;
 use worker_orcd_ipc::Grammar;
 use worker_orcd_text::Structure;
 
 pub const FORMAT: &str = "format";
 
-const OF_TEXT: Names = |name| {
-    among(
-        name,
-        &[&["type", "name", "description", "schema", "strict"]],
-    )
-};
-const OF_OUTPUT: Names = |name| among(name, &[&["type", "schema"]]);
+const OF_TEXT: Names = &[&["type", "name", "description", "schema", "strict"]];
+const OF_OUTPUT: Names = &[&["type", "schema"]];
 
 /// `format` of the Responses API's `text`: the grammar, and the value that the response repeats.
 pub fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar, Value)> {
-    fields.describe(FORMAT, text_shape);
-    let given = fields.take(FORMAT)?;
+    let given = fields.given(FORMAT, text_shape)?;
     inside(fields, FORMAT, given, OF_TEXT, |mut format| {
-        let kinds = [("text", 0), ("json_object", 1), ("json_schema", 2)];
-        let kind = format.word("type", &kinds);
-        let kind = format.required("type", kind);
+        let kind = format.must("type", |it, name| it.word(name, FORMATS));
         let named = match kind {
             Some(2) => {
                 let (name, schema) = take_named_schema(&mut format);
@@ -60,11 +53,9 @@ pub fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar, Value)> {
 
 /// `format` of Anthropic's `output_config`.
 pub fn read_of_output(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.describe(FORMAT, output_shape);
-    let given = fields.take(FORMAT)?;
+    let given = fields.given(FORMAT, output_shape)?;
     inside(fields, FORMAT, given, OF_OUTPUT, |mut format| {
-        let kind = format.word("type", &[("json_schema", ())]);
-        format.required("type", kind);
+        format.must("type", |it, name| it.word(name, &[("json_schema", ())]));
         let schema = take_schema(&mut format);
         format.finish()?;
         Ok(schema.map(Grammar::JsonSchema))
@@ -74,10 +65,8 @@ pub fn read_of_output(fields: &mut Fields<'_>) -> Option<Grammar> {
 
 /// `format` of Ollama's API. An empty text has no effect.
 pub fn read_of_ollama(fields: &mut Fields<'_>) -> Option<Grammar> {
-    fields.describe(FORMAT, || {
-        schema::any_of([schema::values(["json", ""]), schema::of_type(Type::Object)])
-    });
-    let given = fields.take(FORMAT)?;
+    let shape = || schema::any_of([schema::values(["json", ""]), schema::any_object()]);
+    let given = fields.given(FORMAT, shape)?;
     let schema = match (given.kind(), given.text().as_deref()) {
         (Kind::Object, _) => read_schema(fields, FORMAT, given),
         (_, Some("")) => None,
@@ -128,21 +117,14 @@ fn rule_of_tools(field: &str) -> Shape {
 
 fn text_shape() -> Shape {
     let typed = |kind: &str| schema::closed_object([("type", schema::values([kind]))], &["type"]);
-    let held = schema::closed_object(
-        [
-            ("type", schema::values(["json_schema"])),
-            ("name", schema::text_of(&NAME_CHARS)),
-            ("description", schema::or_null(schema::text())),
-            ("schema", schema::of_type(Type::Object)),
-            ("strict", schema::or_null(schema::boolean())),
-        ],
-        &["type", "name", "schema"],
-    );
+    let kind = [("type", schema::values(["json_schema"]))];
+    let members = kind.into_iter().chain(named_schema());
+    let held = schema::closed_object(members, &["type", "name", "schema"]);
     schema::any_of([typed("text"), typed("json_object"), held])
 }
 
 fn output_shape() -> Shape {
     let kind = schema::values(["json_schema"]);
-    let members = [("type", kind), ("schema", schema::of_type(Type::Object))];
+    let members = [("type", kind), ("schema", schema::any_object())];
     schema::closed_object(members, &["type", "schema"])
 }

@@ -3,7 +3,7 @@
 use super::*;
 use serde_json::{Value, json};
 
-const ALL: Names = |name| among(name, &[FIELDS, &["ignore_eos"]]);
+const ALL: Names = &[FIELDS, &["ignore_eos"]];
 
 fn read_body(body: &Value, has_tools: bool) -> Result<Option<(&'static str, Grammar)>, String> {
     let body = body.to_string();

@@ -1,11 +1,12 @@
 //! Fields of the three routes.
 
 use crate::error::ApiError;
-use crate::fields::{Fields, Names, among};
+use crate::fields::{Fields, Names};
 use crate::limits::RequestLimits;
 use crate::mistakes::Constraint;
+use crate::no_effect::{accept, values};
 use crate::openai::request::{CONVERSATION, read_conversation};
-use crate::request::Input;
+use crate::request::{Input, Reader};
 use crate::sampling::ModelTerms;
 use crate::schema;
 use crate::token_ids;
@@ -24,12 +25,9 @@ pub struct Tokenize {
     pub with_texts: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Detokenize(pub Vec<TokenId>);
-
 const INPUTS: [&str; 3] = ["content", "prompt", "messages"];
 
-const TOKENIZE: &[&str] = &[
+const TOKENIZE_FIELDS: &[&str] = &[
     "model",
     "content",
     "prompt",
@@ -41,22 +39,32 @@ const TOKENIZE: &[&str] = &[
     "return_token_strs",
 ];
 
-/// Every field of `/tokenize`.
-pub const TOKENIZE_NAMES: Names =
-    |name| among(name, &[TOKENIZE]).or_else(|| among(name, &CONVERSATION));
-
-/// Every field of `/detokenize`.
-pub const TOKENS_NAMES: Names = |name| among(name, &[&["model", "tokens"]]);
-
-/// Every field of `/apply-template`.
-pub const TEMPLATE_NAMES: Names = |name| {
-    let own: &[&str] = &["model", "messages"];
-    among(name, &[own]).or_else(|| among(name, &CONVERSATION))
+const TOKENIZE_NAMES: Names = &{
+    let [tools, settings, effort, begun] = CONVERSATION;
+    [TOKENIZE_FIELDS, tools, settings, effort, begun]
 };
 
-/// # Errors
-/// All mistakes in the request.
-pub fn read_tokenize(
+const TEMPLATE_NAMES: Names = &{
+    let [tools, settings, effort, begun] = CONVERSATION;
+    [&["model", "messages"], tools, settings, effort, begun]
+};
+
+/// Body of `/tokenize`.
+pub const TOKENIZE: Reader<Tokenize> = Reader::new(TOKENIZE_NAMES, read_tokenize);
+
+/// Body of `/detokenize`.
+pub const TOKENS: Reader<Vec<TokenId>> = Reader::new(&[&["model", "tokens"]], read_tokens);
+
+/// Body of `/apply-template`.
+pub const TEMPLATE: Reader<Input> = Reader::new(TEMPLATE_NAMES, |mut fields, limits, model| {
+    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
+    let read = |it: &mut Fields<'_>, _: &str| read_conversation(it, max_chars, model);
+    let input = fields.must("messages", read);
+    fields.finish().map_err(ApiError::invalid)?;
+    input.ok_or_else(ApiError::unreadable)
+});
+
+fn read_tokenize(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
@@ -70,12 +78,8 @@ pub fn read_tokenize(
     let messages = read_conversation(&mut fields, max_chars, model);
     let input = content.or(prompt).or(messages);
     let adds_special = read_adds_special(&mut fields, !is_content, is_messages);
-    fields.only(
-        "parse_special",
-        || schema::values([true]),
-        |value| value.boolean() == Some(true),
-        "may be true only",
-    );
+    let special = values("parse_special", &["true"], "may be true only");
+    accept(&mut fields, &[special]);
     let with_pieces = fields.boolean("with_pieces").unwrap_or(false);
     let with_texts = fields.boolean("return_token_strs").unwrap_or(false);
     fields.finish().map_err(ApiError::invalid)?;
@@ -167,17 +171,13 @@ fn read_adds_special(fields: &mut Fields<'_>, default: bool, is_messages: bool) 
     wanted.unwrap_or(default)
 }
 
-/// # Errors
-/// All mistakes in the request.
-pub fn read_tokens(
+fn read_tokens(
     mut fields: Fields<'_>,
     _: &RequestLimits,
     model: &ModelTerms,
-) -> Result<Detokenize, ApiError> {
-    fields.describe("tokens", || {
-        schema::list_of(token_ids::shape(model.vocabulary))
-    });
-    let given = fields.take("tokens");
+) -> Result<Vec<TokenId>, ApiError> {
+    let shape = || schema::list_of(token_ids::shape(model.vocabulary));
+    let given = fields.given("tokens", shape);
     let tokens = given.and_then(|given| token_ids::read_list(given, model.vocabulary));
     if tokens.is_none() && fields.has("tokens") {
         let rule = "must be a list of ids of the vocabulary";
@@ -185,21 +185,7 @@ pub fn read_tokens(
     }
     let tokens = fields.required("tokens", tokens);
     fields.finish().map_err(ApiError::invalid)?;
-    tokens.map(Detokenize).ok_or_else(ApiError::unreadable)
-}
-
-/// # Errors
-/// All mistakes in the request.
-pub fn read_template(
-    mut fields: Fields<'_>,
-    limits: &RequestLimits,
-    model: &ModelTerms,
-) -> Result<Input, ApiError> {
-    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
-    let input = read_conversation(&mut fields, max_chars, model);
-    let input = fields.required("messages", input);
-    fields.finish().map_err(ApiError::invalid)?;
-    input.ok_or_else(ApiError::unreadable)
+    tokens.ok_or_else(ApiError::unreadable)
 }
 
 #[cfg(test)]
@@ -284,14 +270,14 @@ mod tests {
             ..ModelTerms::UNKNOWN
         };
         let read = |body: &str| {
-            let fields = Fields::parse(body, TOKENS_NAMES).unwrap();
+            let fields = Fields::parse(body, TOKENS.names).unwrap();
             read_tokens(fields, &RequestLimits::NONE, &model).ok()
         };
         assert_eq!(
             read("{\"tokens\": [0, 9]}"),
-            Some(Detokenize(vec![TokenId(0), TokenId(9)]))
+            Some(vec![TokenId(0), TokenId(9)])
         );
-        assert_eq!(read("{\"tokens\": []}"), Some(Detokenize(Vec::new())));
+        assert_eq!(read("{\"tokens\": []}"), Some(Vec::new()));
         for wrong in [
             "{}",
             "{\"tokens\": [10]}",

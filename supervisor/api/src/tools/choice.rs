@@ -35,6 +35,14 @@ pub(crate) struct Wanted {
     pub is_parallel: bool,
 }
 
+impl Wanted {
+    /// Any number of calls, or none.
+    pub(crate) const FREE: Self = Self {
+        choice: Choice::Auto,
+        is_parallel: true,
+    };
+}
+
 /// Reads `tool_choice`: a word, or an object that `named` or `allowed` parses.
 pub(crate) fn read(
     fields: &mut Fields<'_>,
@@ -49,7 +57,8 @@ pub(crate) fn read(
         (_, Some("auto")) => return Choice::Auto,
         (_, Some("required")) => return Choice::Required,
         (Kind::Object, _) => {
-            let read = match is_of_allowed(given) {
+            let kind = given.member("type").and_then(Json::text);
+            let read = match kind.as_deref() == Some(ALLOWED_TOOLS) {
                 true => allowed(given, fields.mistakes()),
                 false => named(given, fields.mistakes()).map(|name| name.map(Choice::Named)),
             };
@@ -66,15 +75,6 @@ pub(crate) fn read(
     Choice::Auto
 }
 
-/// True for a choice of type `allowed_tools`.
-fn is_of_allowed(choice: Json<'_>) -> bool {
-    let mut is_allowed = false;
-    choice.each_member(|name, value| {
-        is_allowed |= name == "type" && value.text().as_deref() == Some(ALLOWED_TOOLS);
-    });
-    is_allowed
-}
-
 /// Reads the fields `mode` and `tools` of an `allowed_tools` choice: the allowed functions, and whether a call is
 /// required. `read` parses each tool, unless `is_left_out` accepts it.
 pub(crate) fn read_allowed(
@@ -82,10 +82,9 @@ pub(crate) fn read_allowed(
     read: fn(Json<'_>, &Mistakes) -> Result<Option<String>, Mistakes>,
     is_left_out: fn(Json<'_>) -> bool,
 ) -> Option<Choice> {
-    let mode = fields.word("mode", &[("auto", false), ("required", true)]);
-    let mode = fields.required("mode", mode);
-    let list = fields.take("tools");
-    let list = fields.required("tools", list)?;
+    let modes = [("auto", false), ("required", true)];
+    let mode = fields.must("mode", |it, name| it.word(name, &modes));
+    let list = fields.must("tools", Fields::take)?;
     let (mut names, mut kept, mut count) = (Vec::new(), 0, 0);
     let mistakes = fields.mistakes();
     let is_list = list.each_element(|item| {

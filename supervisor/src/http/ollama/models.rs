@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use std::iter::once;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
-use worker_orcd_api::ollama::embed::{SHOW_NAMES, read_show};
+use worker_orcd_api::ollama::embed::SHOW;
 use worker_orcd_engine::LoadedModel;
 use worker_orcd_text::calendar::rfc3339;
 use worker_orcd_text::hex::hex;
@@ -77,7 +77,7 @@ pub(in crate::http) async fn show(
     State(app): State<Arc<App>>,
     request: Request<Body>,
 ) -> Answered<Json<Model>> {
-    let (model, ..) = app.receive(request, SHOW_NAMES, read_show).await?;
+    let (model, ..) = app.receive(request, SHOW).await?;
     Ok(Json(describe(&app, &model, &app.model_id)))
 }
 

@@ -1,10 +1,15 @@
 //! Operation under construction, in the terms of the table of routes.
 
 use super::answers::{ENDS, OF_BODIES, OF_GENERATION, Why, json};
+use crate::http::App;
 use schemars::JsonSchema;
-use utoipa::openapi::ResponseBuilder;
+use serde_json::Value;
+use utoipa::openapi::example::Example;
 use utoipa::openapi::path::{OperationBuilder, Parameter};
-use utoipa::openapi::request_body::RequestBody;
+use utoipa::openapi::request_body::RequestBodyBuilder;
+use utoipa::openapi::{ContentBuilder, Required, ResponseBuilder};
+use worker_orcd_api::fields::Fields;
+use worker_orcd_api::request::Reader;
 
 /// Operation, and the reasons for which it is refused beside those of every route. The route's API gives the format of
 /// its refusals.
@@ -55,8 +60,27 @@ impl Described {
         self
     }
 
-    /// Refusals of any request with a body.
-    pub(super) fn takes(self, body: RequestBody) -> Self {
+    /// Request with a body, as its reader describes it, with working examples. It has the refusals of any such request.
+    pub(super) fn takes<T>(
+        self,
+        app: &App,
+        reader: &Reader<T>,
+        examples: &[(&str, Value)],
+    ) -> Self {
+        let model = app.engine.model();
+        let read = |fields: Fields<'_>| drop(app.read_named(fields, model.as_deref(), reader.read));
+        let examples = examples.iter().map(|(name, value)| {
+            let example = Example::builder().value(Some(value.clone()));
+            (*name, example)
+        });
+        let content = ContentBuilder::new()
+            .schema(Some(Fields::described(reader.names, read).into_shape()))
+            .examples_from_iter(examples)
+            .build();
+        let body = RequestBodyBuilder::new()
+            .content("application/json", content)
+            .required(Some(Required::True))
+            .build();
         self.with(|it| it.request_body(Some(body)))
             .refused(&[OF_BODIES])
     }

@@ -2,17 +2,17 @@
 
 use super::answers::{Why, content, json};
 use super::described::Described;
-use super::operations::rest_of_answer;
-use super::requests::{body, described, few_tokens};
+use super::operations::{can_embed, few_tokens, rest_of_answer};
 use crate::http::App;
-use crate::http::embeddings::pooling;
 use crate::http::ollama::models::{Model, Tags, Version};
 use serde_json::{Value, json};
 use utoipa::openapi::ResponseBuilder;
 use worker_orcd_api::answer;
 use worker_orcd_api::error::OllamaError;
+use worker_orcd_api::ollama::Kind;
 use worker_orcd_api::ollama::answer::Line;
-use worker_orcd_api::ollama::{Kind, embed as embedding, request};
+use worker_orcd_api::ollama::embed::{EMBED, Embedded, SHOW};
+use worker_orcd_api::ollama::request::reader;
 use worker_orcd_api::render::LINES;
 use worker_orcd_api::schema;
 
@@ -30,13 +30,13 @@ pub fn generate(app: &App) -> Described {
 }
 
 fn generation(app: &App, kind: Kind, id: &str, field: &str, asked: &Value) -> Described {
-    let shape = described(app, request::NAMES, request::read_of(kind));
     let options = json!({"num_predict": few_tokens(app), "temperature": 0.5, "stop": ["."]});
     let whole = json!({"model": app.model_id, field: asked, "options": options, "stream": false});
     let streamed = json!({field: asked, "options": options, "keep_alive": "5m"});
+    let examples = [("whole", whole), ("streamed", streamed)];
     Described::new(id, "ollama", "Answer a conversation or a prompt")
         .about(STREAM)
-        .takes(body(shape, &[("whole", whole), ("streamed", streamed)]))
+        .takes(app, &reader(kind), &examples)
         .computed()
         .responds("200", lines())
 }
@@ -50,19 +50,17 @@ pub fn rest_of_generate(_: &App) -> Described {
 }
 
 pub fn embed(app: &App) -> Described {
-    let shape = described(app, embedding::NAMES, embedding::read);
-    let of_file = app.engine.model().and_then(|it| it.facts.pooling_type);
-    let example = pooling(app.pooling, of_file).map(|_| ("texts", json!({"input": ["A river"]})));
+    let example = can_embed(app).then(|| ("texts", json!({"input": ["A river"]})));
     Described::new("ollama_embed", "ollama", "The vectors of texts")
-        .takes(body(shape, example.ok().as_slice()))
+        .takes(app, &EMBED, example.as_slice())
         .computed()
-        .answers::<embedding::Embedded>("The vectors")
+        .answers::<Embedded>("The vectors")
 }
 
 pub fn show(app: &App) -> Described {
-    let shape = described(app, embedding::SHOW_NAMES, embedding::read_show);
+    let example = ("model", json!({"model": app.model_id}));
     Described::new("ollama_show", "ollama", "The model")
-        .takes(body(shape, &[("model", json!({"model": app.model_id}))]))
+        .takes(app, &SHOW, &[example])
         .computed()
         .answers::<Model>("The model")
 }

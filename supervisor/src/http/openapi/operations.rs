@@ -2,46 +2,54 @@
 
 use super::answers::{ENDS, OF_GENERATION, Why, content, json, json_of, of_type};
 use super::described::Described;
-use super::requests;
 use crate::http::App;
 use crate::http::crashes::Crashes;
+use crate::http::embeddings::pooling;
 use crate::http::execute::Accepted;
 use crate::http::health::Health;
 use crate::http::ollama::models as of_ollama;
 use crate::http::openai::models::{Model, Models};
+use crate::http::rerank::template;
 use crate::http::routes::Root;
 use crate::metrics::exposition::Format;
 use schemars::JsonSchema;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use strum::VariantNames as _;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{Required, ResponseBuilder, Type};
 use worker_orcd_api::answer;
 use worker_orcd_api::anthropic::answer::{Message, MessageEvent, MessageTokens};
+use worker_orcd_api::anthropic::request::{COUNTED, MESSAGES};
+use worker_orcd_api::embeddings::read::EMBEDDINGS;
 use worker_orcd_api::embeddings::written::Embeddings;
 use worker_orcd_api::error::anthropic::AnthropicError;
 use worker_orcd_api::error::{NativeError, OllamaError, OpenAiError};
 use worker_orcd_api::execute::events::ExecuteEvent;
+use worker_orcd_api::execute::{CANCEL, EXECUTE};
 use worker_orcd_api::ollama::answer::Line;
 use worker_orcd_api::ollama::embed::Embedded;
 use worker_orcd_api::openai::Kind;
+use worker_orcd_api::openai::request::reader;
 use worker_orcd_api::openai::stream::{ChatChunk, TextChunk};
 use worker_orcd_api::openai::whole::{ChatAnswer, TextAnswer};
+use worker_orcd_api::rerank::read::RERANK;
 use worker_orcd_api::rerank::written::Ranking;
 use worker_orcd_api::responses::answer::{Response, ResponseTokens};
 use worker_orcd_api::responses::events::{EventName, ResponseEvent};
+use worker_orcd_api::responses::request::RESPONSE;
 use worker_orcd_api::schema::{self, Shape, object, text, text_of};
+use worker_orcd_api::texts::read::{TEMPLATE, TOKENIZE, TOKENS};
 use worker_orcd_api::texts::written::{DetokenizeAnswer, Templated, TokenizeAnswer};
 
 const EVENTS: &str = "text/event-stream";
 
-const EXECUTE: &str = "One job, streamed: `started`, `token` for each piece of text, `metrics` where \
+const OF_EXECUTE: &str = "One job, streamed: `started`, `token` for each piece of text, `metrics` where \
     asked for, then one `end` or `error`. Comments in between say that somebody is there.";
 
 const STREAM: &str = "With `stream`, chunks and then `data: [DONE]`. A stream that fails ends with an \
     error in place of a chunk, and without `[DONE]`. The shape of a stream is that of each event.";
 
-const MESSAGES: &str = "With `stream`, named events from `message_start` to `message_stop`; one that fails ends \
+const OF_MESSAGES: &str = "With `stream`, named events from `message_start` to `message_stop`; one that fails ends \
     with `error`. The shape of a stream is that of each event.";
 
 const RESPONSES: &str = "Without a memory: what refers to an earlier response is refused. With `stream`, named events, \
@@ -66,31 +74,49 @@ pub fn document(_: &App) -> Described {
 
 pub fn tokenize(app: &App) -> Described {
     let summary = "The tokens of a text or of a conversation";
+    let text = json!({"content": "Once upon a time", "with_pieces": true});
+    let conversation = json!({"messages": question(), "return_token_strs": true});
     Described::new("tokenize", "text", summary)
-        .takes(requests::tokenize(app))
+        .takes(
+            app,
+            &TOKENIZE,
+            &[("text", text), ("conversation", conversation)],
+        )
         .needs_model()
         .answers::<TokenizeAnswer>("The tokens")
 }
 
 pub fn detokenize(app: &App) -> Described {
+    let tokens = json!({"tokens": [1, 2, 3]});
     Described::new("detokenize", "text", "The text of tokens")
-        .takes(requests::detokenize(app))
+        .takes(app, &TOKENS, &[("tokens", tokens)])
         .needs_model()
         .answers::<DetokenizeAnswer>("The text, under both names")
 }
 
 pub fn apply_template(app: &App) -> Described {
     let summary = "The prompt that a conversation becomes";
+    let messages = json!({"messages": question()});
     Described::new("apply_template", "text", summary)
-        .takes(requests::apply_template(app))
+        .takes(app, &TEMPLATE, &[("conversation", messages)])
         .needs_model()
         .answers::<Templated>("The prompt")
 }
 
 pub fn execute(app: &App) -> Described {
+    let tokens = few_tokens(app);
+    let prompt = json!({
+        "job_id": "a-1", "prompt": "Once upon a time", "max_tokens": tokens,
+        "temperature": 0.8, "seed": 7,
+    });
+    let messages = json!({
+        "job_id": "a-2", "max_tokens": tokens, "metrics": true, "stop": ["."],
+        "messages": question(),
+    });
+    let examples = [("prompt", prompt), ("messages", messages)];
     Described::new("execute", "worker", "Generate text, streamed")
-        .about(EXECUTE)
-        .takes(requests::execute(app))
+        .about(OF_EXECUTE)
+        .takes(app, &EXECUTE, &examples)
         .refused(&[OF_GENERATION, &[Why::DuplicateJob]])
         .responds("200", job_events())
 }
@@ -112,19 +138,32 @@ pub fn rest_of_completion(_: &App) -> Described {
 }
 
 pub fn responses(app: &App) -> Described {
-    Described::new("responses", "openai", "Answer a conversation, in items")
+    takes_response(app, "responses", "Answer a conversation, in items")
         .about(RESPONSES)
-        .takes(requests::responses(app))
         .computed()
         .responds("200", response())
 }
 
 pub fn count_input_tokens(app: &App) -> Described {
-    let summary = "The tokens of a conversation";
-    Described::new("count_input_tokens", "openai", summary)
-        .takes(requests::responses(app))
+    takes_response(app, "count_input_tokens", "The tokens of a conversation")
         .needs_model()
         .answers::<ResponseTokens>("The count")
+}
+
+fn takes_response(app: &App, id: &str, summary: &str) -> Described {
+    let tokens = few_tokens(app);
+    let items = json!([
+        {"role": "user", "content": [{"type": "input_text", "text": "Why is the sky blue?"}]},
+    ]);
+    let whole = json!({
+        "model": app.model_id, "input": "Why is the sky blue?", "max_output_tokens": tokens,
+    });
+    let streamed = json!({
+        "instructions": "Answer in one sentence.", "input": items,
+        "max_output_tokens": tokens, "stream": true, "store": false,
+    });
+    let examples = [("whole", whole), ("streamed", streamed)];
+    Described::new(id, "openai", summary).takes(app, &RESPONSE, &examples)
 }
 
 pub fn rest_of_response(_: &App) -> Described {
@@ -179,10 +218,11 @@ fn rest(id: &str, tag: &str, parameter: &str) -> Described {
         .parameter(last)
 }
 
-pub fn cancel(_: &App) -> Described {
+pub fn cancel(app: &App) -> Described {
+    let job = json!({"job_id": "a-1"});
     Described::new("cancel", "worker", "Cancel a job")
         .about("A job that is unknown or finished is no error.")
-        .takes(requests::cancel())
+        .takes(app, &CANCEL, &[("job", job)])
         .responds("202", done("The job is being cancelled, if it is there"))
 }
 
@@ -227,25 +267,52 @@ fn done(words: &str) -> ResponseBuilder {
 }
 
 pub fn chat(app: &App) -> Described {
+    let tokens = few_tokens(app);
+    let messages = json!([
+        {"role": "system", "content": "Answer in one sentence."},
+        {"role": "user", "content": [{"type": "text", "text": "Why is the sky blue?"}]},
+    ]);
+    let whole = json!({
+        "model": app.model_id, "messages": messages, "max_completion_tokens": tokens,
+    });
+    let streamed = json!({
+        "messages": messages, "max_tokens": tokens, "stream": true,
+        "stream_options": {"include_usage": true}, "logprobs": true, "top_logprobs": 2,
+    });
+    let examples = [("whole", whole), ("streamed", streamed)];
     Described::new("chat", "openai", "Answer a conversation")
         .about(STREAM)
-        .takes(requests::openai(app, Kind::Chat))
+        .takes(app, &reader(Kind::Chat), &examples)
         .computed()
         .responds("200", answered::<ChatAnswer<'_>, ChatChunk<'_>>())
 }
 
 pub fn completion(app: &App) -> Described {
+    let (prompt, tokens) = ("Once upon a time", few_tokens(app));
+    let whole = json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 2});
+    let streamed = json!({"prompt": prompt, "max_tokens": tokens, "stream": true, "seed": 7});
+    let examples = [("whole", whole), ("streamed", streamed)];
     Described::new("completion", "openai", "Continue a text")
         .about(STREAM)
-        .takes(requests::openai(app, Kind::Completion))
+        .takes(app, &reader(Kind::Completion), &examples)
         .computed()
         .responds("200", answered::<TextAnswer<'_>, TextChunk<'_>>())
 }
 
 pub fn messages(app: &App) -> Described {
+    let (messages, tokens) = (question_in_blocks(), few_tokens(app));
+    let whole = json!({
+        "model": app.model_id, "max_tokens": tokens, "messages": messages,
+        "system": "Answer in one sentence.",
+    });
+    let streamed = json!({
+        "max_tokens": tokens, "messages": messages, "stream": true, "temperature": 0.5,
+        "stop_sequences": ["."],
+    });
+    let examples = [("whole", whole), ("streamed", streamed)];
     Described::new("messages", "anthropic", "Answer a conversation")
-        .about(MESSAGES)
-        .takes(requests::messages(app))
+        .about(OF_MESSAGES)
+        .takes(app, &MESSAGES, &examples)
         .computed()
         .responds("200", message())
 }
@@ -255,24 +322,61 @@ pub fn rest_of_message(_: &App) -> Described {
 }
 
 pub fn count_tokens(app: &App) -> Described {
+    let examples = [("conversation", json!({"messages": question_in_blocks()}))];
     Described::new("count_tokens", "anthropic", "The tokens of a conversation")
-        .takes(requests::count_tokens(app))
+        .takes(app, &COUNTED, &examples)
         .needs_model()
         .answers::<MessageTokens>("The count")
 }
 
 pub fn embeddings(app: &App) -> Described {
+    let text = json!({"model": app.model_id, "input": "A river"});
+    let texts = json!({
+        "input": ["A river", "A stream"], "encoding_format": "base64", "dimensions": 1,
+    });
+    let examples = [("text", text), ("texts", texts)];
+    let examples = if can_embed(app) { &examples[..] } else { &[] };
     Described::new("embeddings", "openai", "The vectors of texts")
-        .takes(requests::embeddings(app))
+        .takes(app, &EMBEDDINGS, examples)
         .computed()
         .answers::<Embeddings>("The vectors")
 }
 
 pub fn rerank(app: &App, id: &str) -> Described {
+    let documents = json!(["It is wide.", {"text": "It is blue."}]);
+    let example = json!({
+        "model": app.model_id, "query": "How wide?", "documents": documents, "top_n": 1,
+        "return_documents": true,
+    });
+    // Without an example if the model is no reranker.
+    let model = app.engine.model();
+    let is_reranker = model.is_some_and(|model| template(&model).is_ok());
+    let examples = is_reranker.then_some(("documents", example));
     Described::new(id, "openai", "How well documents answer a query")
-        .takes(requests::rerank(app))
+        .takes(app, &RERANK, examples.as_slice())
         .computed()
         .answers::<Ranking>("The documents by their scores")
+}
+
+fn question() -> Value {
+    json!([{"role": "user", "content": "Why is the sky blue?"}])
+}
+
+fn question_in_blocks() -> Value {
+    let block = json!({"type": "text", "text": "Why is the sky blue?"});
+    json!([{"role": "user", "content": [block]}])
+}
+
+/// Whether the model supports embeddings, so that examples of them work.
+pub(super) fn can_embed(app: &App) -> bool {
+    let of_file = app.engine.model().and_then(|it| it.facts.pooling_type);
+    pooling(app.pooling, of_file).is_ok()
+}
+
+/// Tokens of an example's answer, within the operator's limit.
+pub(super) fn few_tokens(app: &App) -> u32 {
+    const FEW: u32 = 8;
+    app.limits.max_tokens_out.map_or(FEW, |most| most.min(FEW))
 }
 
 /// Response of the OpenAI API.

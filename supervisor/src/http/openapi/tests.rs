@@ -1,13 +1,17 @@
 //! The document against its source tables; `tests/tests/openapi.rs` checks it against a running worker.
 
 use super::answers::Why;
-use super::requests;
 use crate::http::tests::app;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use strum::VariantArray as _;
+use worker_orcd_api::execute::EXECUTE;
 use worker_orcd_api::fields::Fields;
-use worker_orcd_api::{execute, openai, responses, sampling};
+use worker_orcd_api::openai::Kind;
+use worker_orcd_api::openai::request::reader;
+use worker_orcd_api::presentation::AnswerRequest;
+use worker_orcd_api::request::Reader;
+use worker_orcd_api::responses::request::RESPONSE;
 use worker_orcd_requests::error_code::ErrorCode;
 
 async fn document(flags: &[&str]) -> Value {
@@ -18,24 +22,22 @@ async fn document(flags: &[&str]) -> Value {
 #[tokio::test]
 async fn every_field_that_a_reader_knows_by_name_is_described() {
     let app = app(&[]).await;
-    let body = serde_json::to_string(&requests::execute(&app)).unwrap();
-    for name in execute::OWN_NAMES.iter().chain(sampling::NAMES) {
+    let body = super::of(&app)["paths"]["/execute"]["post"]["requestBody"].to_string();
+    for name in EXECUTE.names.concat() {
         assert!(body.contains(&format!("\"{name}\":{{")), "{name}");
     }
-    let read = |fields: Fields<'_>| drop(app.read_named(fields, None, responses::request::read));
-    let description = Fields::described(responses::request::NAMES, read);
-    let described: BTreeSet<&str> = description.names().collect();
-    for name in responses::request::SUPPORTED.concat() {
-        assert!(described.contains(name), "{name}");
-    }
-    for kind in [openai::Kind::Chat, openai::Kind::Completion] {
-        let read =
-            |fields: Fields<'_>| drop(app.read_named(fields, None, openai::request::read_of(kind)));
-        let description = Fields::described(openai::request::names(kind), read);
+    let unread = |reader: Reader<AnswerRequest>| {
+        let read = |fields: Fields<'_>| drop(app.read_named(fields, None, reader.read));
+        let description = Fields::described(reader.names, read);
         let described: BTreeSet<&str> = description.names().collect();
-        for name in openai::request::supported(kind).concat() {
-            assert!(described.contains(name), "{kind:?}: {name}");
-        }
+        let mut names = reader.names.concat();
+        names.retain(|name| !described.contains(name));
+        names.join(" ")
+    };
+    let refused = "previous_response_id conversation prompt context_management moderation";
+    assert_eq!(unread(RESPONSE), refused);
+    for kind in [Kind::Chat, Kind::Completion] {
+        assert_eq!(unread(reader(kind)), "audio moderation web_search_options");
     }
 }
 

@@ -6,7 +6,7 @@ use worker_orcd_text::tools::{Choices, Parsing};
 
 fn read_with(body: &Value, terms: &ChatTerms) -> Result<Vec<ChatMessage>, Vec<String>> {
     let body = body.to_string();
-    let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+    let mut fields = Fields::parse(&body, &[FIELDS]).unwrap();
     let messages = read(&mut fields, 300, terms);
     fields.finish().map_err(|mistakes| {
         let listed = mistakes.listed().iter();
@@ -161,7 +161,7 @@ fn each_mistake_is_named_with_its_place() {
 fn numbers_that_would_change_are_refused() {
     let body = "{\"messages\": [{\"role\": \"assistant\", \"content\": [{\"type\": \"tool_use\", \"id\": \"a\", \
                 \"name\": \"f\", \"input\": {\"a\": 1e999}}]}]}";
-    let mut fields = Fields::parse(body, |name| among(name, &[FIELDS])).unwrap();
+    let mut fields = Fields::parse(body, &[FIELDS]).unwrap();
     read(&mut fields, 300, &ChatTerms::UNKNOWN);
     let wrong = fields.finish().unwrap_err();
     assert_eq!(wrong.listed()[0].field, "messages[0].content[0].input");

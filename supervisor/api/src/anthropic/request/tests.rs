@@ -135,13 +135,13 @@ fn a_request_that_only_counts_has_the_same_prompt() {
         counted.as_object_mut().unwrap().remove(answers);
     }
     let counted = body(&counted).replacen("\"max_tokens\":20,", "", 1);
-    let mut fields = Fields::parse(&counted, COUNT_NAMES).unwrap();
+    let mut fields = Fields::parse(&counted, COUNTED.names).unwrap();
     fields.take("model");
-    let input = read_counted(fields, &limits(None), &terms()).unwrap();
+    let input = (COUNTED.read)(fields, &limits(None), &terms()).unwrap();
     assert_eq!(input, read_with(&claude_code()).unwrap().generation.input);
     let more = body(&json!({}));
-    let fields = Fields::parse(&more, COUNT_NAMES).unwrap();
-    let wrong = read_counted(fields, &limits(None), &terms()).unwrap_err();
+    let fields = Fields::parse(&more, COUNTED.names).unwrap();
+    let wrong = (COUNTED.read)(fields, &limits(None), &terms()).unwrap_err();
     assert_eq!(message_of(&wrong), "max_tokens is no field of this request");
 }
 

@@ -1,10 +1,12 @@
 use super::*;
+use crate::tools::MAX_TOOLS;
 use serde_json::Value;
+use serde_json::json;
 use worker_orcd_text::tools::Choices;
 
 fn read_with(body: &Value, terms: &ChatTerms) -> Result<Option<String>, Vec<String>> {
     let body = body.to_string();
-    let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+    let mut fields = Fields::parse(&body, &[FIELDS]).unwrap();
     let tools = read(&mut fields, 500, terms);
     fields.finish().map(|()| tools.shown).map_err(|mistakes| {
         let listed = mistakes.listed().iter();
@@ -20,7 +22,7 @@ fn read_body(body: &Value) -> Result<Option<String>, Vec<String>> {
 
 fn held(body: &Value) -> Option<&'static str> {
     let body = body.to_string();
-    let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+    let mut fields = Fields::parse(&body, &[FIELDS]).unwrap();
     let tools = read(&mut fields, 500, &ChatTerms::UNKNOWN);
     fields.finish().unwrap();
     tools.asked.map(|asked| asked.field)

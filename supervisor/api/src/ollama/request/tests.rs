@@ -22,7 +22,7 @@ fn read_with(kind: Kind, body: &Value, model: &ModelTerms) -> Result<AnswerReque
     };
     let mut fields = Fields::parse(&body, NAMES).unwrap();
     fields.take("model");
-    let read = read_of(kind)(fields, &limits, model);
+    let read = (reader(kind).read)(fields, &limits, model);
     read.map_err(|error| {
         error.body(Dialect::Ollama)["error"]
             .as_str()

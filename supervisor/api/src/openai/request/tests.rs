@@ -17,7 +17,7 @@ const MODEL: ModelTerms = ModelTerms {
 
 fn read_within(limits: &RequestLimits, kind: Kind, body: &Value) -> Result<AnswerRequest, String> {
     let body = body.to_string();
-    let fields = Fields::parse(&body, names(kind)).unwrap();
+    let fields = Fields::parse(&body, reader(kind).names).unwrap();
     read(fields, limits, &MODEL, kind)
         .map_err(|error| error.body(Dialect::OpenAi)["error"]["message"].to_string())
 }
@@ -300,7 +300,7 @@ fn what_others_call_off_is_off_whatever_the_model_file_says() {
     model.defaults.repetition_penalty = 1.5;
     let read = |extra: &Value| {
         let body = with(json!({"prompt": "a"}), extra).to_string();
-        let fields = Fields::parse(&body, names(Kind::Completion)).unwrap();
+        let fields = Fields::parse(&body, COMPLETION_NAMES).unwrap();
         let request = read(fields, &RequestLimits::NONE, &model, Kind::Completion).unwrap();
         let sampling = request.generation.params.sampling;
         (sampling.top_k, sampling.repetition_penalty)

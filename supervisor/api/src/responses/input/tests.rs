@@ -1,13 +1,12 @@
 //! Items of clients, and the messages that they become.
 
 use super::*;
-use crate::fields::among;
 use serde_json::{Value, json};
 use worker_orcd_text::ToolCall;
 
 fn read_body(body: &Value, terms: &ChatTerms) -> Result<Vec<ChatMessage>, Vec<String>> {
     let body = body.to_string();
-    let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+    let mut fields = Fields::parse(&body, &[FIELDS]).unwrap();
     let messages = read(&mut fields, 200, terms);
     let listed = |mistakes: crate::mistakes::Mistakes| {
         let listed = mistakes.listed().iter();
