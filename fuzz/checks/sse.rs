@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use std::time::Duration;
+use worker_orcd_api::choices::Layout;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
 use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::openai::{Header, Kind};
@@ -103,7 +104,9 @@ impl<'a> Story<'a> {
             render.failed(&Failure::new(ErrorCode::Internal, told.clone()), &mut out);
         } else {
             let matched = stopped.then(|| self.stops.first().cloned()).flatten();
-            render.finished(&completion(count, matched), &mut out);
+            let completion = completion(count, matched);
+            render.finished(&completion, &mut out);
+            render.end(&[completion], Layout::default(), &mut out);
         }
         (out, told, stopped)
     }
@@ -131,7 +134,7 @@ fn chunks(kind: Kind, bits: u8) -> Chunks {
         include_usage: bits & 64 != 0,
         continuous_usage: bits & 32 != 0,
     };
-    Chunks::new(&header, options, 3)
+    Chunks::new(&header, (0, "chatcmpl-1"), options, 3)
 }
 
 fn completion(tokens_out: u32, stop_sequence: Option<String>) -> Completion {

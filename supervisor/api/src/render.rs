@@ -1,5 +1,6 @@
 //! Events of an answer as a stream of server-sent events or lines: what each API writes for them.
 
+use crate::choices::Layout;
 use serde::Serialize;
 use worker_orcd_requests::{Completion, Failure, Piece};
 
@@ -16,7 +17,10 @@ pub trait Render: Send + Unpin + 'static {
     fn known(&mut self, _piece: &Piece) {}
     /// Writes what follows each batch of text. `tokens_out`: number of all accepted tokens.
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
+    /// Writes the end of a choice.
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
+    /// Writes what follows the ends of all choices.
+    fn end(&mut self, _ends: &[Completion], _layout: Layout, _out: &mut Vec<u8>) {}
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
     /// Writes a keep-alive after a long silence.
     fn keep_alive(&mut self, out: &mut Vec<u8>) {

@@ -325,25 +325,24 @@ impl Progress {
 
     // === the reader's side ===
 
-    /// Appends new events to `out`, at most `PIECES_AT_ONCE` pieces. `None`: there are none, and `waker` is
-    /// registered. `Some(false)`: the end was read before.
-    pub fn read(&mut self, out: &mut Vec<StreamEvent>, waker: &Waker) -> Option<bool> {
+    /// Pushes new events, at most `PIECES_AT_ONCE` pieces. `None`: there are none, and `waker` is registered.
+    /// `Some(false)`: the end was read before.
+    pub fn read(&mut self, mut push: impl FnMut(StreamEvent), waker: &Waker) -> Option<bool> {
         if self.closed {
             return Some(false);
         }
-        let before = out.len();
         let skip = match self.gives_known {
             true => Skip::Nothing,
             false => self.skip,
         };
         let ledger = self.ledger.as_mut();
-        self.unread.take(out, &mut self.taken, skip, ledger);
+        let pieces = self.unread.take(&mut push, &mut self.taken, skip, ledger);
         let may_end = !self.is_untold && self.unread.is_empty();
         if let Some(end) = self.end.take_if(|_| may_end) {
-            out.push(end);
+            push(end);
             self.closed = true;
         }
-        if out.len() > before {
+        if pieces > 0 || self.closed {
             return Some(true);
         }
         match &mut self.waker {

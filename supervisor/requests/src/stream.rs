@@ -39,12 +39,12 @@ impl RequestStream {
     /// Waits for events and appends all of them to `out`. Returns `false` once an earlier call delivered the end.
     /// Cancel-safe.
     pub async fn next(&mut self, out: &mut Vec<StreamEvent>) -> bool {
-        std::future::poll_fn(|cx| self.poll_next(cx, out)).await
+        std::future::poll_fn(|cx| self.poll_next(cx, |event| out.push(event))).await
     }
 
-    /// [`RequestStream::next`] for bodies that are polled.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>, out: &mut Vec<StreamEvent>) -> Poll<bool> {
-        match self.record.progress.lock().read(out, cx.waker()) {
+    /// Pushes all new events. Ready with `false` once an earlier call pushed the end.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>, push: impl FnMut(StreamEvent)) -> Poll<bool> {
+        match self.record.progress.lock().read(push, cx.waker()) {
             Some(more) => Poll::Ready(more),
             None => Poll::Pending,
         }

@@ -8,17 +8,12 @@ use std::task::{Context, Poll};
 #[derive(Debug, Default)]
 pub struct Streams {
     parts: Vec<RequestStream>,
-    /// Buffer, reused between polls.
-    events: Vec<StreamEvent>,
 }
 
 impl Streams {
     #[must_use]
     pub fn new(parts: Vec<RequestStream>) -> Self {
-        Self {
-            parts,
-            events: Vec::new(),
-        }
+        Self { parts }
     }
 
     #[must_use]
@@ -40,8 +35,8 @@ impl Streams {
     ) -> Poll<bool> {
         let (before, mut is_over) = (out.len(), true);
         for (number, part) in self.parts.iter_mut().enumerate() {
-            is_over &= part.poll_next(cx, &mut self.events) == Poll::Ready(false);
-            out.extend(self.events.drain(..).map(|event| (number, event)));
+            let polled = part.poll_next(cx, |event| out.push((number, event)));
+            is_over &= polled == Poll::Ready(false);
         }
         match (out.len() > before, is_over) {
             (true, _) => Poll::Ready(true),

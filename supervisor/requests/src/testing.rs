@@ -212,7 +212,7 @@ pub fn read(stream: &mut RequestStream) -> (Vec<StreamEvent>, bool) {
     let mut out = vec![];
     let mut context = Context::from_waker(Waker::noop());
     loop {
-        match stream.poll_next(&mut context, &mut out) {
+        match stream.poll_next(&mut context, |event| out.push(event)) {
             Poll::Ready(true) => {}
             Poll::Ready(false) => return (out, true),
             Poll::Pending => return (out, false),

@@ -1,8 +1,6 @@
-//! Handlers of the OpenAI API: `/v1/chat/completions`, `/v1/completions`, and [`models`]. [`several`]: the stream of an
-//! answer with several choices.
+//! Handlers of the OpenAI API: `/v1/chat/completions`, `/v1/completions`, and [`models`].
 
 pub mod models;
-pub(super) mod several;
 
 use super::error::Answered;
 use super::generation::{self, Asked};

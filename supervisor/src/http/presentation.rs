@@ -1,8 +1,8 @@
 //! Responses of accepted requests, in the formats of `worker_orcd_api`.
 
+use super::choices::Choices;
 use super::error::ApiError;
 use super::generation::Accepted;
-use super::openai::several;
 use super::whole::{gather, gather_one};
 use super::{App, sse};
 use axum::http::header::CONTENT_TYPE;
@@ -47,19 +47,16 @@ pub async fn respond(
     let model = app.model_id.clone();
     match api {
         Api::Execute { seed, metrics } => {
-            let Accepted { stream, job, .. } = only(accepted)?;
+            let (app, job_id) = (Arc::clone(app), id);
             let started = Started {
-                job_id: id,
+                job_id,
                 model,
                 seed,
             };
-            let app = Arc::clone(app);
             let memory = move || app.device_bytes_in_use();
-            let render = ExecuteEvents::new(started, metrics, memory);
-            Ok(match begun {
-                true => sse::go_on_begun(stream, job, render),
-                false => sse::respond(stream, job, render),
-            })
+            let events = ExecuteEvents::new(started, metrics, memory);
+            let choices = Choices::new([(only(accepted)?, events)], layout);
+            Ok(sse::respond_at_once(choices, begun))
         }
         Api::OpenAi {
             kind,
@@ -118,7 +115,8 @@ async fn answer(
     // The format of a piece depends on all earlier text.
     accepted.stream.give_known();
     if is_streamed {
-        return rendered(accepted, format, begun).await;
+        let choices = Choices::new([(accepted, format)], Layout::default());
+        return rendered(choices, begun).await;
     }
     let completion = gather_one(accepted, |piece| format.gather(piece)).await?;
     Ok(json(format.whole(&completion)))
@@ -126,7 +124,7 @@ async fn answer(
 
 /// Streamed answer of the OpenAI API.
 async fn streamed(
-    mut accepted: Vec<Accepted>,
+    accepted: Vec<Accepted>,
     header: &openai::Header,
     options: StreamOptions,
     layout: Layout,
@@ -136,17 +134,12 @@ async fn streamed(
         // The format of a piece depends on all earlier text, and with several choices each piece is counted.
         give_known(&accepted);
     }
-    if layout.count() == 1
-        && let Some(accepted) = accepted.pop()
-    {
-        let chunks = Chunks::new(header, options, accepted.tokens_in);
-        return rendered(accepted, chunks, begun).await;
-    }
-    let source = several::Choices::new(accepted, header, options, layout);
-    match begun {
-        true => Ok(sse::go_on_with(source)),
-        false => sse::respond_when_known_with(source).await,
-    }
+    let choices = accepted.into_iter().enumerate().map(|(index, accepted)| {
+        let choice = (index, accepted.job.id());
+        let chunks = Chunks::new(header, choice, options, accepted.tokens_in);
+        (accepted, chunks)
+    });
+    rendered(Choices::new(choices, layout), begun).await
 }
 
 fn give_known(accepted: &[Accepted]) {
@@ -174,15 +167,10 @@ async fn whole_completion(
     Ok(json(openai::whole::answer(header, choices, &ends, layout)))
 }
 
-async fn rendered(
-    accepted: Accepted,
-    render: impl Render,
-    begun: bool,
-) -> Result<Response, ApiError> {
-    let Accepted { stream, job, .. } = accepted;
+async fn rendered<R: Render>(choices: Choices<R>, begun: bool) -> Result<Response, ApiError> {
     match begun {
-        true => Ok(sse::go_on(stream, job, render)),
-        false => sse::respond_when_known(stream, job, render).await,
+        true => Ok(sse::go_on(choices)),
+        false => sse::respond_when_known(choices).await,
     }
 }
 

@@ -13,8 +13,8 @@
     reason = "a stream that is silent says so after a while"
 )]
 
+use super::choices::Choices;
 use super::error::ApiError;
-use super::job::Job;
 use axum::body::{Body, HttpBody};
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -27,79 +27,25 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::Sleep;
-use worker_orcd_api::render::{COMMENT, EVENT_STREAM, RECOVERING, Render};
-use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_requests::{Failure, RequestStream, Skip, StreamEvent};
+use worker_orcd_api::render::Render;
 
 /// Time between two checks of a silent stream.
 const TICK: Duration = Duration::from_secs(1);
 /// Silence after which a comment is sent; shorter than the timeouts of common proxies.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Source of a body's events.
-pub trait Source: Send + Unpin + 'static {
-    /// Media type of the body.
-    const CONTENT_TYPE: &'static str = EVENT_STREAM;
-
-    /// Takes new events. `false`: no more will follow.
-    fn poll_new(&mut self, cx: &mut Context<'_>) -> Poll<bool>;
-    /// Writes the events before all others.
-    fn begin(&mut self, out: &mut Vec<u8>);
-    /// Writes the taken events. Returns true after the end.
-    fn write(&mut self, out: &mut Vec<u8>) -> bool;
-    /// The failure, if it is the first event.
-    fn first_failure(&mut self) -> Option<Failure>;
-    /// Whether the client received a part of it from another supervisor.
-    fn has_delivered(&self) -> bool;
-    /// True while its child is dead or overdue.
-    fn recovering(&self) -> bool;
-    /// Writes a keep-alive after a long silence.
-    fn keep_alive(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(COMMENT);
-    }
-    /// Writes a sign of life while its child is dead or overdue.
-    fn tell_recovery(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(RECOVERING);
-    }
-}
-
-/// The failure that ends a stream of text with this event.
-pub(super) fn failure_of(end: StreamEvent) -> Failure {
-    match end {
-        StreamEvent::Failed(failure) => failure,
-        // Only requests for embeddings get vectors.
-        _ => Failure::new(ErrorCode::Internal, "a vector is no text"),
-    }
-}
-
-/// Response with the stream as its body. The head is sent at once.
-#[must_use]
-pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
-    let mut body = EventBody::new(One::new(stream, job, render));
-    body.begins_at_once = true;
+/// Response whose head is sent at once. `begun`: the client already has it.
+pub(super) fn respond_at_once<R: Render>(choices: Choices<R>, begun: bool) -> Response {
+    let mut body = EventBody::new(choices);
+    (body.begins_at_once, body.begun) = (!begun, begun);
     respond_with(body)
 }
 
 /// Response with the rest of a stream that began in another supervisor.
-#[must_use]
-pub fn go_on<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
-    go_on_with(One::new(stream, job, render))
-}
-
-/// [`go_on`] for a stream of several choices.
-#[must_use]
-pub fn go_on_with<S: Source>(source: S) -> Response {
-    let mut body = EventBody::new(source);
+pub(super) fn go_on<R: Render>(choices: Choices<R>) -> Response {
+    let mut body = EventBody::new(choices);
     // A client without any part of the answer has received the head alone.
-    body.begun = body.source.has_delivered();
-    respond_with(body)
-}
-
-/// [`go_on`] that writes the first events at once, before there is any text.
-#[must_use]
-pub fn go_on_begun<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
-    let mut body = EventBody::new(One::new(stream, job, render));
-    body.begun = true;
+    body.begun = body.choices.has_delivered();
     respond_with(body)
 }
 
@@ -107,137 +53,30 @@ pub fn go_on_begun<R: Render>(stream: RequestStream, job: Job, render: R) -> Res
 ///
 /// # Errors
 /// If the first event is a failure.
-pub async fn respond_when_known<R: Render>(
-    stream: RequestStream,
-    job: Job,
-    render: R,
+pub(super) async fn respond_when_known<R: Render>(
+    mut choices: Choices<R>,
 ) -> Result<Response, ApiError> {
-    respond_when_known_with(One::new(stream, job, render)).await
-}
-
-/// [`respond_when_known`] for a stream of several choices.
-///
-/// # Errors
-/// If the first event is a failure.
-pub async fn respond_when_known_with<S: Source>(mut source: S) -> Result<Response, ApiError> {
     // Cancel-safe: the body reads later events.
-    let known = poll_fn(|cx| source.poll_new(cx));
+    let known = poll_fn(|cx| choices.poll_new(cx));
     let _ = tokio::time::timeout(KEEP_ALIVE, known).await;
-    match source.first_failure() {
+    match choices.first_failure() {
         Some(failure) => Err(ApiError::of_failure(&failure)),
-        None => Ok(respond_with(EventBody::new(source))),
+        None => Ok(respond_with(EventBody::new(choices))),
     }
 }
 
-fn respond_with<S: Source>(body: EventBody<S>) -> Response {
+fn respond_with<R: Render>(body: EventBody<R>) -> Response {
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(S::CONTENT_TYPE));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(R::CONTENT_TYPE));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Disables nginx's buffering of the stream.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
-/// One stream with one renderer.
-struct One<R> {
-    stream: RequestStream,
-    job: Job,
-    render: R,
-    /// Taken events that are not written yet. Reused.
-    events: Vec<StreamEvent>,
-    /// Position that the client has reached.
-    known: Skip,
-}
-
-impl<R: Render> One<R> {
-    fn new(stream: RequestStream, job: Job, render: R) -> Self {
-        Self {
-            known: stream.delivered(),
-            stream,
-            job,
-            render,
-            events: Vec::new(),
-        }
-    }
-}
-
-impl<R: Render> Source for One<R> {
-    const CONTENT_TYPE: &'static str = R::CONTENT_TYPE;
-
-    fn poll_new(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        match self.events.is_empty() {
-            true => self.stream.poll_next(cx, &mut self.events),
-            false => Poll::Ready(true),
-        }
-    }
-
-    fn begin(&mut self, out: &mut Vec<u8>) {
-        self.render.begin(out);
-    }
-
-    fn write(&mut self, out: &mut Vec<u8>) -> bool {
-        let (mut has_text, mut ended) = (false, false);
-        for event in self.events.drain(..) {
-            if has_text && !matches!(event, StreamEvent::Text(_)) {
-                self.render.progress(self.stream.tokens_out(), out);
-                has_text = false;
-            }
-            match event {
-                StreamEvent::Text(piece) if self.known.covers(piece.number, piece.index) => {
-                    self.render.known(&piece);
-                }
-                StreamEvent::Text(piece) => {
-                    has_text = true;
-                    self.render.text(&piece, out);
-                    self.stream.mark_delivered(piece.number + 1);
-                }
-                StreamEvent::Finished(completion) => {
-                    ended = true;
-                    self.job.finished(&completion);
-                    self.render.finished(&completion, out);
-                }
-                event @ (StreamEvent::Embedded(_) | StreamEvent::Failed(_)) => {
-                    ended = true;
-                    let failure = failure_of(event);
-                    self.job.failed(&failure);
-                    self.render.failed(&failure, out);
-                }
-            }
-        }
-        if has_text {
-            self.render.progress(self.stream.tokens_out(), out);
-        }
-        ended
-    }
-
-    fn has_delivered(&self) -> bool {
-        self.known != Skip::Nothing
-    }
-
-    fn keep_alive(&mut self, out: &mut Vec<u8>) {
-        self.render.keep_alive(out);
-    }
-
-    fn tell_recovery(&mut self, out: &mut Vec<u8>) {
-        self.render.recovering(out);
-    }
-
-    fn first_failure(&mut self) -> Option<Failure> {
-        let Some(StreamEvent::Failed(failure)) = self.events.first() else {
-            return None;
-        };
-        self.job.failed(failure);
-        Some(failure.clone())
-    }
-
-    fn recovering(&self) -> bool {
-        self.stream.recovering()
-    }
-}
-
-struct EventBody<S> {
-    source: S,
+struct EventBody<R> {
+    choices: Choices<R>,
     begins_at_once: bool,
     begun: bool,
     ended: bool,
@@ -247,10 +86,10 @@ struct EventBody<S> {
     pause_told: bool,
 }
 
-impl<S: Source> EventBody<S> {
-    fn new(source: S) -> Self {
+impl<R: Render> EventBody<R> {
+    fn new(choices: Choices<R>) -> Self {
         Self {
-            source,
+            choices,
             begins_at_once: false,
             begun: false,
             ended: false,
@@ -263,13 +102,13 @@ impl<S: Source> EventBody<S> {
     fn begin(&mut self, out: &mut Vec<u8>) {
         if !self.begun {
             self.begun = true;
-            self.source.begin(out);
+            self.choices.begin(out);
         }
     }
 
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
         loop {
-            match self.source.poll_new(cx) {
+            match self.choices.poll_new(cx) {
                 Poll::Pending => return,
                 Poll::Ready(false) => {
                     self.ended = true;
@@ -278,7 +117,7 @@ impl<S: Source> EventBody<S> {
                 Poll::Ready(true) => {}
             }
             self.begin(out);
-            self.ended |= self.source.write(out);
+            self.ended |= self.choices.write(out);
             // A part that the client already has produces no output, and the waker is registered only after a read to
             // the present end.
             if self.ended || !out.is_empty() {
@@ -289,18 +128,18 @@ impl<S: Source> EventBody<S> {
 
     /// Registers for the next tick and writes a comment if one is due.
     fn poll_silence(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
-        let recovering = self.source.recovering();
+        let recovering = self.choices.recovering();
         if recovering && !self.pause_told && self.begun {
-            self.source.tell_recovery(out);
+            self.choices.sign_of_life(true, out);
         }
         self.pause_told = recovering;
         while self.tick.as_mut().poll(cx).is_ready() {
             self.tick.as_mut().reset(tokio::time::Instant::now() + TICK);
             let silent_for = self.last_write.elapsed();
             if recovering && silent_for >= TICK && out.is_empty() {
-                self.source.tell_recovery(out);
+                self.choices.sign_of_life(true, out);
             } else if silent_for >= KEEP_ALIVE {
-                self.source.keep_alive(out);
+                self.choices.sign_of_life(false, out);
             }
             if !out.is_empty() {
                 return;
@@ -309,7 +148,7 @@ impl<S: Source> EventBody<S> {
     }
 }
 
-impl<S: Source> HttpBody for EventBody<S> {
+impl<R: Render> HttpBody for EventBody<R> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -349,10 +188,13 @@ impl<S: Source> HttpBody for EventBody<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::generation::Accepted;
+    use crate::http::job::Job;
     use std::task::Waker;
+    use worker_orcd_api::choices::Layout;
     use worker_orcd_requests::record::NewRequest;
     use worker_orcd_requests::testing::{Journal, SEAT, params, request, step};
-    use worker_orcd_requests::{Completion, Piece};
+    use worker_orcd_requests::{Completion, Failure, Piece};
 
     /// Renderer that writes the numbers of pieces and counts the known ones.
     #[derive(Default)]
@@ -394,8 +236,13 @@ mod tests {
         }
         stream.mark_delivered(700);
         stream.give_known();
-        let job = Job::begin(app, "job".to_owned(), String::new());
-        let mut body = EventBody::new(One::new(stream, job, Numbers::default()));
+        let accepted = Accepted {
+            tokens_in: stream.tokens_in(),
+            job: Job::begin(app, "job".to_owned(), String::new()),
+            stream,
+        };
+        let choices = Choices::new([(accepted, Numbers::default())], Layout::default());
+        let mut body = EventBody::new(choices);
         let mut context = Context::from_waker(Waker::noop());
         let polled = Pin::new(&mut body).poll_frame(&mut context);
         let Poll::Ready(Some(Ok(frame))) = polled else {

@@ -3,7 +3,7 @@
 use super::Header;
 use super::logprobs::{ChatLogprobs, List, TextLogprobs};
 use crate::answer::{OrNull, absent_not_null};
-use crate::choices::{MAX_N, MAX_PROMPTS};
+use crate::choices::{Layout, MAX_N, MAX_PROMPTS};
 use crate::string_enums;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -238,12 +238,21 @@ impl Usage {
     }
 
     /// Usage of a complete answer, with the number of cached prompt tokens.
-    #[must_use]
-    pub fn whole(tokens_in: u32, tokens_out: u32, cached_tokens: u32) -> Self {
+    pub(super) fn whole(tokens_in: u32, tokens_out: u32, cached_tokens: u32) -> Self {
         Self {
             prompt_tokens_details: Some(PromptDetails { cached_tokens }),
             ..Self::so_far(tokens_in, tokens_out)
         }
+    }
+
+    /// Usage of an answer whose choices ended so.
+    pub(super) fn of_all(ends: &[requests::Completion], layout: Layout) -> Self {
+        let tokens_out = ends.iter().map(|it| it.tokens_out);
+        Self::whole(
+            layout.prompt_tokens(ends.iter().map(|it| it.tokens_in)),
+            tokens_out.fold(0, u32::saturating_add),
+            layout.prompt_tokens(ends.iter().map(|it| it.cached_tokens)),
+        )
     }
 }
 

@@ -11,6 +11,7 @@ use super::logprobs::List;
 use super::parts::Parts;
 use super::{Header, Kind};
 use crate::answer::OrNull;
+use crate::choices::Layout;
 use crate::error::{ApiError, Dialect};
 use crate::presentation::StreamOptions;
 use crate::render::{Render, write_data};
@@ -32,15 +33,9 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// Stream of an answer with one choice.
-    #[must_use]
-    pub fn new(header: &Header, options: StreamOptions, tokens_in: u32) -> Self {
-        Self::of_choice(header, (0, &header.id), options, tokens_in)
-    }
-
     /// Stream of the choice with this number and name.
     #[must_use]
-    pub fn of_choice(
+    pub fn new(
         header: &Header,
         (index, name): (usize, &str),
         options: StreamOptions,
@@ -114,37 +109,6 @@ impl Chunks {
         };
         write_data(out, &chunk);
     }
-
-    /// Writes the last chunk of the choice.
-    pub fn finish(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let delta = self.parts.as_mut().map(Parts::finish);
-        let reason = Some(completion.stop_reason);
-        self.write(
-            delta.unwrap_or_default(),
-            None,
-            reason,
-            completion.into(),
-            out,
-        );
-    }
-
-    /// Writes the end of the stream, after the last chunks of all choices.
-    pub fn end(&self, usage: Usage, out: &mut Vec<u8>) {
-        if self.options.include_usage {
-            let usage = Some(OrNull(Some(usage)));
-            match self.header.kind {
-                Kind::Chat => {
-                    let none: &[ChatChunkChoice] = &[];
-                    self.chunk(ChatCompletionChunk::Object, none, usage, out);
-                }
-                Kind::Completion => {
-                    let none: &[TextChoice<Option<FinishReason>>] = &[];
-                    self.chunk(CompletionChunk::Object, none, usage, out);
-                }
-            }
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
-    }
 }
 
 impl Render for Chunks {
@@ -184,8 +148,21 @@ impl Render for Chunks {
     }
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        self.finish(completion, out);
-        self.end(completion.into(), out);
+        let delta = self.parts.as_mut().map(Parts::finish);
+        let (reason, usage) = (Some(completion.stop_reason), completion.into());
+        self.write(delta.unwrap_or_default(), None, reason, usage, out);
+    }
+
+    fn end(&mut self, ends: &[Completion], layout: Layout, out: &mut Vec<u8>) {
+        if self.options.include_usage {
+            let usage = Some(OrNull(Some(Usage::of_all(ends, layout))));
+            let none: [(); 0] = [];
+            match self.header.kind {
+                Kind::Chat => self.chunk(ChatCompletionChunk::Object, &none, usage, out),
+                Kind::Completion => self.chunk(CompletionChunk::Object, &none, usage, out),
+            }
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
     }
 
     /// Clients raise an exception for an `error` in place of choices. No `[DONE]` follows, because it would signal
@@ -240,7 +217,12 @@ mod tests {
     }
 
     fn chunks_of(kind: Kind, options: StreamOptions) -> Chunks {
-        Chunks::new(&header(kind), options, 5)
+        Chunks::new(&header(kind), (0, "x-1"), options, 5)
+    }
+
+    fn end(render: &mut Chunks, completion: Completion, out: &mut Vec<u8>) {
+        render.finished(&completion, out);
+        render.end(&[completion], Layout::default(), out);
     }
 
     fn first(text: &str) -> Piece {
@@ -264,7 +246,7 @@ mod tests {
         let mut out = Vec::new();
         render.begin(&mut out);
         render.text(&first("a\"\n"), &mut out);
-        render.finished(&completion(), &mut out);
+        end(&mut render, completion(), &mut out);
         assert!(out.ends_with(b"data: [DONE]\n\n"));
         let chunks = chunks(&out);
         assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
@@ -291,7 +273,7 @@ mod tests {
         let mut out = Vec::new();
         render.begin(&mut out);
         render.text(&first("b"), &mut out);
-        render.finished(&completion(), &mut out);
+        end(&mut render, completion(), &mut out);
         let chunks = chunks(&out);
         assert_eq!(chunks.len(), 2);
         assert_eq!(chunks[0]["choices"][0]["text"], "b");
@@ -316,7 +298,7 @@ mod tests {
             parsing,
             ..header(Kind::Chat)
         };
-        Chunks::new(&header, USAGE, 5)
+        Chunks::new(&header, (0, "x-1"), USAGE, 5)
     }
 
     fn piece(number: usize) -> Piece {
@@ -339,7 +321,7 @@ mod tests {
             stop_reason: StopReason::Eos,
             ..completion()
         };
-        render.finished(&stopped, &mut out);
+        end(&mut render, stopped, &mut out);
         let chunks = chunks(&out);
         let deltas = chunks
             .iter()
@@ -370,7 +352,7 @@ mod tests {
                 ..header(Kind::Chat)
             };
             let mut out = Vec::new();
-            Chunks::new(&header, USAGE, 5).begin(&mut out);
+            Chunks::new(&header, (0, "x-1"), USAGE, 5).begin(&mut out);
             let delta = json!({"role": "assistant", "content": content});
             assert_eq!(chunks(&out)[0]["choices"][0]["delta"], delta);
         }
@@ -384,7 +366,7 @@ mod tests {
             (0..known).for_each(|number| render.known(&piece(number)));
             let mut out = Vec::new();
             (known..CALL.len()).for_each(|number| render.text(&piece(number), &mut out));
-            render.finished(&completion(), &mut out);
+            end(&mut render, completion(), &mut out);
             String::from_utf8(out).unwrap()
         };
         let whole = tell(0);
@@ -409,7 +391,7 @@ mod tests {
         let mut out = Vec::new();
         render.begin(&mut out);
         render.text(&first("b"), &mut out);
-        render.finished(&completion(), &mut out);
+        end(&mut render, completion(), &mut out);
         let told: Vec<_> = chunks(&out)
             .iter()
             .map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap())

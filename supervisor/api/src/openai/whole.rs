@@ -73,12 +73,7 @@ pub fn answer(
 ) -> Vec<u8> {
     let lists = choices.iter_mut().filter_map(|it| it.logprobs.as_mut());
     let columns = lists.flat_map(List::take).collect();
-    let usage = Usage::whole(
-        layout.prompt_tokens(ends.iter().map(|it| it.tokens_in)),
-        ends.iter()
-            .fold(0, |sum, it| sum.saturating_add(it.tokens_out)),
-        layout.prompt_tokens(ends.iter().map(|it| it.cached_tokens)),
-    );
+    let usage = Usage::of_all(ends, layout);
     let choices = choices.into_iter().zip(ends).enumerate();
     let json = match header.kind {
         Kind::Chat => json(&ChatAnswer {

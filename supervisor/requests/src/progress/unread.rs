@@ -75,19 +75,19 @@ impl Unread {
         }
     }
 
+    /// Pushes the next pieces. Returns their number.
     pub(super) fn take(
         &mut self,
-        out: &mut Vec<StreamEvent>,
+        push: &mut impl FnMut(StreamEvent),
         taken: &mut u32,
         skip: Skip,
         mut ledger: Option<&mut Ledger>,
-    ) {
+    ) -> usize {
         let mut start = match self.taken {
             0 => 0,
             before => self.cuts[before - 1].at,
         };
-        let most = out.len() + PIECES_AT_ONCE;
-        out.reserve((self.cuts.len() - self.taken).min(PIECES_AT_ONCE) + 1);
+        let mut pushed = 0;
         for &Cut {
             at,
             index,
@@ -95,7 +95,7 @@ impl Unread {
             echoes,
         } in &self.cuts[self.taken..]
         {
-            if out.len() == most {
+            if pushed == PIECES_AT_ONCE {
                 break;
             }
             let number = *taken;
@@ -106,7 +106,8 @@ impl Unread {
             let logprobs = ledger.as_mut().and_then(|ledger| ledger.take(listed));
             if !skip.covers(number, index) {
                 let text = text.to_owned();
-                out.push(StreamEvent::Text(Piece {
+                pushed += 1;
+                push(StreamEvent::Text(Piece {
                     text,
                     index,
                     number,
@@ -120,6 +121,7 @@ impl Unread {
             self.cuts.clear();
             self.taken = 0;
         }
+        pushed
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -141,13 +143,13 @@ mod tests {
         }
         let (mut out, mut taken, skip) = (Vec::new(), 0, Skip::Pieces(300));
         for (count, is_empty) in [(256, false), (300, true), (300, true)] {
-            unread.take(&mut out, &mut taken, skip, None);
+            unread.take(&mut |event| out.push(event), &mut taken, skip, None);
             assert_eq!((out.len(), unread.is_empty()), (count, is_empty));
         }
         assert!(unread.text.is_empty() && taken == 600);
         unread.text.push('c');
         unread.cut(0, 600, 0);
-        unread.take(&mut out, &mut taken, skip, None);
+        unread.take(&mut |event| out.push(event), &mut taken, skip, None);
         assert!(matches!(out.pop(), Some(StreamEvent::Text(piece)) if piece.text == "c"));
         for (number, event) in (300..).zip(out) {
             let StreamEvent::Text(piece) = event else {
