@@ -5,102 +5,48 @@
 //! its help text names which.
 
 use super::families::purposes;
-use super::figure::Source::{Lines, Real, Whole};
-use super::figure::{Figure, Labels, Now, by, counter, gauge};
+use super::figure::{Figure, Labels, Now, by, figures};
 use super::gpu::{of_xids, uuid};
 use worker_orcd_engine::DeviceSnapshot;
 use worker_orcd_lifecycle::DeviceStatus;
 
-pub(super) const FIGURES: &[Figure] = &[
-    gauge(
-        "worker_orcd_device_in_use",
-        "1 while the device is in use, 0 while it is out of use or on its way there.",
-        Whole(|now| Some(u64::from(now.device.out_since.is_none()))),
-    ),
-    gauge(
-        "worker_orcd_device_serving",
-        "1 while requests are answered on the device.",
-        Whole(|now| Some(u64::from(now.device.serving))),
-    ),
-    gauge(
-        "worker_orcd_device_may_readmit",
-        "1 while the device is out and would be used again after POST /devices/N/readmit.",
-        Whole(|now| Some(u64::from(now.device.may_readmit))),
-    ),
-    gauge(
-        "worker_orcd_device_standby_ready",
-        "1 while a child stands by on the device, 0 while none does although there should be one.",
-        Whole(|now| Some(u64::from(now.device.standby.as_ref()?.is_ready))),
-    ),
-    gauge(
-        "worker_orcd_device_requests_running",
-        "Requests in the batches of the device's children, by their last heartbeats.",
-        Whole(|now| Some(now.snapshot.load_on(now.device)?.0.running.into())),
-    ),
-    gauge(
-        "worker_orcd_device_requests_waiting",
-        "Requests that wait for a place in the batch of the device's child, by its last heartbeat.",
-        Whole(|now| Some(now.snapshot.load_on(now.device)?.0.waiting.into())),
-    ),
-    gauge(
-        "worker_orcd_device_kv_used_tokens",
-        "Tokens in the device's KV cache, by its child's last heartbeat.",
-        Whole(|now| Some(now.snapshot.load_on(now.device)?.0.kv_used_tokens)),
-    ),
-    gauge(
-        "worker_orcd_device_kv_capacity_tokens",
-        "Tokens that the device's KV cache can hold.",
-        Whole(|now| now.device.kv_capacity_tokens),
-    ),
-    gauge(
-        "worker_orcd_device_tokens_per_second",
-        "Tokens accepted from the device's children per second, over the last 5 seconds.",
-        Real(|now| {
-            let pace = now.snapshot.tokens_per_second_on(now.device);
-            Some(pace)
-        }),
-    ),
-    gauge(
-        "worker_orcd_device_deaths_in_window",
-        "Deaths of the device's children in the last minute; more than 5 make it unsteady.",
-        Whole(|now| Some(now.device.deaths_in_window.into())),
-    ),
-    gauge(
-        "worker_orcd_device_deaths_in_a_row",
-        "Children of the device in a row that died and delivered nothing.",
-        Whole(|now| Some(now.device.deaths_in_a_row.into())),
-    ),
-    gauge(
-        "worker_orcd_device_custody",
-        "Memory of the device that outlives a child.",
-        Whole(|now| Some(now.device.custody?.bytes)),
-    )
-    .in_bytes(),
-    gauge(
-        "worker_orcd_device_info",
-        "Always 1; the card is in the labels, as NVIDIA's driver names it.",
-        Lines(|now| vec![(card(now.device), 1)]),
-    ),
-    gauge(
-        "worker_orcd_device_standing",
-        "1 for the standing that /health says of the device, 0 for the others.",
-        Lines(|now| {
-            let is_it = |name| (name, u64::from(name == now.device.standing));
-            by("standing", DeviceStatus::NAMES.into_iter().map(is_it))
-        }),
-    ),
-    gauge(
-        "worker_orcd_device_memory_by_purpose",
-        "Memory of each device that its child takes, by purpose.",
-        Lines(purposes),
-    )
-    .in_bytes(),
-    counter(
-        "worker_orcd_device_xids",
-        "Xids that NVIDIA's driver reported of each device, by number.",
-        Lines(|now| of_xids(&now.device.gpu.xids)),
-    ),
-];
+pub(super) const FIGURES: &[Figure] = figures! { now:
+    Gauge "worker_orcd_device_in_use": Whole(now.device.out_since.is_none().into()),
+        "1 while the device is in use, 0 while it is out of use or on its way there.";
+    Gauge "worker_orcd_device_serving": Whole(now.device.serving.into()),
+        "1 while requests are answered on the device.";
+    Gauge "worker_orcd_device_may_readmit": Whole(now.device.may_readmit.into()),
+        "1 while the device is out and would be used again after POST /devices/N/readmit.";
+    Gauge "worker_orcd_device_standby_ready": Whole(now.device.standby.as_ref()?.is_ready.into()),
+        "1 while a child stands by on the device, 0 while none does although there should be one.";
+    Gauge "worker_orcd_device_requests_running": Whole(now.snapshot.load_on(now.device)?.0.running.into()),
+        "Requests in the batches of the device's children, by their last heartbeats.";
+    Gauge "worker_orcd_device_requests_waiting": Whole(now.snapshot.load_on(now.device)?.0.waiting.into()),
+        "Requests that wait for a place in the batch of the device's child, by its last heartbeat.";
+    Gauge "worker_orcd_device_kv_used_tokens": Whole(now.snapshot.load_on(now.device)?.0.kv_used_tokens),
+        "Tokens in the device's KV cache, by its child's last heartbeat.";
+    Gauge "worker_orcd_device_kv_capacity_tokens": Whole(now.device.kv_capacity_tokens?),
+        "Tokens that the device's KV cache can hold.";
+    Gauge "worker_orcd_device_tokens_per_second": Real(now.snapshot.tokens_per_second_on(now.device)),
+        "Tokens accepted from the device's children per second, over the last 5 seconds.";
+    Gauge "worker_orcd_device_deaths_in_window": Whole(now.device.deaths_in_window.into()),
+        "Deaths of the device's children in the last minute; more than 5 make it unsteady.";
+    Gauge "worker_orcd_device_deaths_in_a_row": Whole(now.device.deaths_in_a_row.into()),
+        "Children of the device in a row that died and delivered nothing.";
+    Gauge "worker_orcd_device_custody" in Bytes: Whole(now.device.custody?.bytes),
+        "Memory of the device that outlives a child.";
+    Gauge "worker_orcd_device_info": Lines(vec![(card(now.device), 1)]),
+        "Always 1; the card is in the labels, as NVIDIA's driver names it.";
+    Gauge "worker_orcd_device_standing": Lines({
+        let is_it = |name| (name, u64::from(name == now.device.standing));
+        by("standing", DeviceStatus::NAMES.into_iter().map(is_it))
+    }),
+        "1 for the standing that /health says of the device, 0 for the others.";
+    Gauge "worker_orcd_device_memory_by_purpose" in Bytes: Lines(purposes(now)),
+        "Memory of each device that its child takes, by purpose.";
+    Counter "worker_orcd_device_xids": Lines(of_xids(&now.device.gpu.xids)),
+        "Xids that NVIDIA's driver reported of each device, by number.";
+};
 
 /// Every device with its labels.
 pub(super) fn each<'a>(now: &Now<'a>) -> Vec<(Labels, Now<'a>)> {

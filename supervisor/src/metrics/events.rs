@@ -14,45 +14,64 @@ type Label = [(&'static str, &'static str); 1];
 /// Outcome of an embedding request.
 const EMBEDDED: &str = "EMBEDDED";
 
-#[derive(Debug)]
-pub(crate) struct Events {
-    started: Counter,
+/// Declares [`Events`]. A row is a field, its metric, the name, a unit if it has one, and the help text.
+macro_rules! events {
+    ($($(#[$about:meta])* $field:ident: $kind:ty = $metric:expr, $name:literal $(in $unit:ident)?, $help:literal;)+) => {
+        #[derive(Debug)]
+        pub(crate) struct Events {
+            $($(#[$about])* $field: $kind,)+
+        }
+
+        impl Events {
+            pub(super) fn register(own: &mut Registry) -> Self {
+                let events = Self { $($field: $metric,)+ };
+                $(events!(@register own, $name, $help, events.$field.clone() $(, $unit)?);)+
+                events.begin_at_zero();
+                events
+            }
+        }
+    };
+    (@register $own:ident, $name:literal, $help:literal, $metric:expr) => {
+        $own.register($name, $help, $metric)
+    };
+    (@register $own:ident, $name:literal, $help:literal, $metric:expr, $unit:ident) => {
+        $own.register_with_unit($name, $help, Unit::$unit, $metric)
+    };
+}
+
+events! {
+    started: Counter = Counter::default(), "requests_started",
+        "Requests that were let in: accepted for generation";
     /// Ends by stop reason or error code: a closed set.
-    ended: Family<Label, Counter>,
-    refused: Family<Label, Counter>,
-    prompt_tokens: Counter,
-    queue_seconds: Histogram,
-    first_token_seconds: Histogram,
-    token_seconds: Histogram,
-    request_seconds: Histogram,
-    prompt_lengths: Histogram,
-    answer_lengths: Histogram,
+    ended: Family<Label, Counter> = Family::default(), "requests_ended",
+        "Requests that were let in and ended, by stop reason or error code";
+    refused: Family<Label, Counter> = Family::default(), "requests_refused",
+        "Requests of any route that were answered with an error instead of being let in";
+    prompt_tokens: Counter = Counter::default(), "prompt_tokens",
+        "Prompt tokens of requests that ended with an answer";
+    /// Depends on the length of other answers: from 1 ms to 17 min.
+    queue_seconds: Histogram = histogram(0.001, 21), "request_queue_time" in Seconds,
+        "Time from letting a request in to its first step, of requests that ended with an answer";
+    /// A long prompt takes minutes on a CPU: from 1 ms to 17 min.
+    first_token_seconds: Histogram = histogram(0.001, 21), "time_to_first_token" in Seconds,
+        "Time from letting a request in to its first token, of requests that ended with an answer";
+    token_seconds: Histogram = histogram(0.001, 14), "request_time_per_output_token" in Seconds,
+        "Mean time between the tokens of one answer";
+    /// From 10 ms to 44 min.
+    request_seconds: Histogram = histogram(0.01, 19), "request_duration" in Seconds,
+        "Time from letting a request in to its end, of requests that ended with an answer";
+    prompt_lengths: Histogram = histogram(1.0, 18), "request_prompt_tokens",
+        "Length of the prompts of requests that ended with an answer, in tokens";
+    answer_lengths: Histogram = histogram(1.0, 18), "request_generation_tokens",
+        "Length of answers, in tokens";
+}
+
+/// Histogram whose first bucket ends at `first`, and each further one at twice the last.
+fn histogram(first: f64, buckets: u16) -> Histogram {
+    Histogram::new(exponential_buckets(first, 2.0, buckets))
 }
 
 impl Events {
-    pub(super) fn register(own: &mut Registry) -> Self {
-        let lengths = || Histogram::new(exponential_buckets(1.0, 2.0, 18));
-        let events = Self {
-            started: Counter::default(),
-            ended: Family::default(),
-            refused: Family::default(),
-            prompt_tokens: Counter::default(),
-            // Depends on the length of other answers: from 1 ms to 17 min.
-            queue_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 21)),
-            // A long prompt takes minutes on a CPU: from 1 ms to 17 min.
-            first_token_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 21)),
-            token_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 14)),
-            // From 10 ms to 44 min.
-            request_seconds: Histogram::new(exponential_buckets(0.01, 2.0, 19)),
-            prompt_lengths: lengths(),
-            answer_lengths: lengths(),
-        };
-        events.register_counters(own);
-        events.register_histograms(own);
-        events.begin_at_zero();
-        events
-    }
-
     /// Counts an admitted request.
     pub(crate) fn started(&self) {
         self.started.inc();
@@ -95,69 +114,6 @@ impl Events {
     /// Counts a refused request.
     pub(crate) fn refused(&self, code: &'static str) {
         self.refused.get_or_create(&[("code", code)]).inc();
-    }
-
-    fn register_counters(&self, own: &mut Registry) {
-        own.register(
-            "requests_started",
-            "Requests that were let in: accepted for generation",
-            self.started.clone(),
-        );
-        own.register(
-            "requests_ended",
-            "Requests that were let in and ended, by stop reason or error code",
-            self.ended.clone(),
-        );
-        own.register(
-            "requests_refused",
-            "Requests of any route that were answered with an error instead of being let in",
-            self.refused.clone(),
-        );
-        own.register(
-            "prompt_tokens",
-            "Prompt tokens of requests that ended with an answer",
-            self.prompt_tokens.clone(),
-        );
-    }
-
-    fn register_histograms(&self, own: &mut Registry) {
-        let seconds = [
-            (
-                "request_queue_time",
-                "Time from letting a request in to its first step, of requests that ended with an \
-                 answer",
-                &self.queue_seconds,
-            ),
-            (
-                "time_to_first_token",
-                "Time from letting a request in to its first token, of requests that ended with an \
-                 answer",
-                &self.first_token_seconds,
-            ),
-            (
-                "request_time_per_output_token",
-                "Mean time between the tokens of one answer",
-                &self.token_seconds,
-            ),
-            (
-                "request_duration",
-                "Time from letting a request in to its end, of requests that ended with an answer",
-                &self.request_seconds,
-            ),
-        ];
-        for (name, help, histogram) in seconds {
-            own.register_with_unit(name, help, Unit::Seconds, histogram.clone());
-        }
-        own.register(
-            "request_prompt_tokens",
-            "Length of the prompts of requests that ended with an answer, in tokens",
-            self.prompt_lengths.clone(),
-        );
-        own.register(
-            "request_generation_tokens",
-            "Length of answers, in tokens",
-            self.answer_lengths.clone(),
-        );
     }
 
     /// Creates all labels at zero, so that the first increment of each is visible.

@@ -2,55 +2,33 @@
 //!
 //! The values of every label are a closed set: neither clients nor children can add lines.
 
-use super::figure::Source::{Lines, Waits};
-use super::figure::{Figure, Labels, Now, by, counter, gauge, histogram};
+use super::figure::{Figure, Labels, Now, by, figures};
 use strum::VariantArray as _;
 use worker_orcd_engine::Status;
 use worker_orcd_lifecycle::DeathCause;
 
-pub(super) const FIGURES: &[Figure] = &[
-    gauge(
-        "worker_orcd_build_info",
-        "Always 1; what runs here is in the labels.",
-        Lines(|now| vec![(build(now), 1)]),
-    ),
-    gauge(
-        "worker_orcd_status",
-        "1 for the status that /health says, 0 for the others.",
-        Lines(|now| {
-            let status = now.snapshot.status(now.at);
-            let is_it = |it: &Status| (it.as_str(), u64::from(*it == status));
-            by("status", Status::VARIANTS.iter().map(is_it))
-        }),
-    ),
-    counter(
-        "worker_orcd_child_deaths",
-        "Children that died, by cause.",
-        Lines(|now| {
-            let by_cause = &now.snapshot.faults.deaths_by_cause;
-            let deaths = |cause| (cause, by_cause.get(cause).copied().unwrap_or(0));
-            by("cause", DeathCause::labels().map(deaths))
-        }),
-    ),
-    gauge(
-        "worker_orcd_device_memory",
-        "Memory of the first device that serves that its child takes, by purpose.",
-        Lines(purposes),
-    )
-    .in_bytes(),
-    histogram(
-        "worker_orcd_inter_token_latency",
-        "Time from one token of a stream to its next one, pauses for another child included.",
-        Waits(|now| now.snapshot.load.gaps),
-    )
-    .in_seconds(),
-    histogram(
-        "worker_orcd_stream_pause",
-        "Time from the last token that a stream had of a child to its first one of the next child.",
-        Waits(|now| now.snapshot.faults.pauses),
-    )
-    .in_seconds(),
-];
+pub(super) const FIGURES: &[Figure] = figures! { now:
+    Gauge "worker_orcd_build_info": Lines(vec![(build(now), 1)]),
+        "Always 1; what runs here is in the labels.";
+    Gauge "worker_orcd_status": Lines({
+        let status = now.snapshot.status(now.at);
+        let is_it = |it: &Status| (it.as_str(), u64::from(*it == status));
+        by("status", Status::VARIANTS.iter().map(is_it))
+    }),
+        "1 for the status that /health says, 0 for the others.";
+    Counter "worker_orcd_child_deaths": Lines({
+        let by_cause = &now.snapshot.faults.deaths_by_cause;
+        let deaths = |cause| (cause, by_cause.get(cause).copied().unwrap_or(0));
+        by("cause", DeathCause::labels().map(deaths))
+    }),
+        "Children that died, by cause.";
+    Gauge "worker_orcd_device_memory" in Bytes: Lines(purposes(now)),
+        "Memory of the first device that serves that its child takes, by purpose.";
+    Histogram "worker_orcd_inter_token_latency" in Seconds: Waits(now.snapshot.load.gaps),
+        "Time from one token of a stream to its next one, pauses for another child included.";
+    Histogram "worker_orcd_stream_pause" in Seconds: Waits(now.snapshot.faults.pauses),
+        "Time from the last token that a stream had of a child to its first one of the next child.";
+};
 
 /// Labels of the build: versions, model and devices.
 fn build(now: &Now<'_>) -> Labels {

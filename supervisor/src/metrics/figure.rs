@@ -31,11 +31,11 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 
 #[derive(Debug)]
 pub(super) struct Figure {
-    name: &'static str,
-    help: &'static str,
-    kind: MetricType,
-    unit: Option<&'static Unit>,
-    source: Source,
+    pub name: &'static str,
+    pub help: &'static str,
+    pub kind: MetricType,
+    pub unit: Option<&'static Unit>,
+    pub source: Source,
 }
 
 /// What a figure's lines are read from.
@@ -56,29 +56,28 @@ enum Value {
     Waits(Waits),
 }
 
-pub(super) const fn gauge(name: &'static str, help: &'static str, source: Source) -> Figure {
-    Figure {
-        name,
-        help,
-        kind: MetricType::Gauge,
-        unit: None,
-        source,
-    }
+/// Declares a table. A row is a kind, a name, a unit if it has one, the source of its lines, and the help text. Where a
+/// number is unknown (`?`), there is no line.
+macro_rules! figures {
+    ($now:ident: $($kind:ident $name:literal $(in $unit:ident)?: $source:ident($value:expr), $help:literal;)+) => {
+        &[$($crate::metrics::figure::Figure {
+            name: $name,
+            help: $help,
+            kind: prometheus_client::metrics::MetricType::$kind,
+            unit: figures!(@unit $($unit)?),
+            source: $crate::metrics::figure::Source::$source(|$now| {
+                let _ = $now;
+                figures!(@lines $source $value)
+            }),
+        },)+]
+    };
+    (@unit) => { None };
+    (@unit $unit:ident) => { Some(&prometheus_client::registry::Unit::$unit) };
+    (@lines Whole $value:expr) => { Some($value) };
+    (@lines Real $value:expr) => { Some($value) };
+    (@lines $other:ident $value:expr) => { $value };
 }
-
-pub(super) const fn counter(name: &'static str, help: &'static str, source: Source) -> Figure {
-    Figure {
-        kind: MetricType::Counter,
-        ..gauge(name, help, source)
-    }
-}
-
-pub(super) const fn histogram(name: &'static str, help: &'static str, source: Source) -> Figure {
-    Figure {
-        kind: MetricType::Histogram,
-        ..gauge(name, help, source)
-    }
-}
+pub(super) use figures;
 
 /// Lines that differ in one label.
 pub(super) fn by<L: Into<String>>(
@@ -109,20 +108,6 @@ impl<'a> Now<'a> {
 }
 
 impl Figure {
-    pub(super) const fn in_bytes(self) -> Self {
-        Self {
-            unit: Some(&Unit::Bytes),
-            ..self
-        }
-    }
-
-    pub(super) const fn in_seconds(self) -> Self {
-        Self {
-            unit: Some(&Unit::Seconds),
-            ..self
-        }
-    }
-
     fn lines(&self, now: &Now<'_>) -> Vec<(Labels, Value)> {
         let one = |value| vec![(Labels::new(), value)];
         match self.source {

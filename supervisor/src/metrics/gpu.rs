@@ -1,87 +1,46 @@
 //! Table of NVIDIA's driver's figures of each card. An unknown figure has no line: zero would be wrong, and the last
 //! value would be wrong once the device is wedged.
 
-use super::figure::Source::{Lines, Real, Whole};
-use super::figure::{Figure, Labels, Now, by, counter, gauge};
+use super::figure::{Figure, Labels, Now, by, figures};
 use std::collections::BTreeMap;
 use worker_orcd_engine::DeviceSnapshot;
 use worker_orcd_engine::nvml::library::{DeviceMemory, Gauges};
 use worker_orcd_engine::nvml::reckoning::Measure;
 use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
-pub(super) const FIGURES: &[Figure] = &[
-    gauge(
-        "worker_orcd_gpu_watched",
-        "1 while NVML answers, 0 when it has stopped to.",
-        Whole(|now| match now.device.gpu.state(now.at).0 {
-            "off" => None,
-            state => Some(u64::from(state == "watching")),
-        }),
-    ),
-    gauge(
-        "worker_orcd_gpu_memory_total_bytes",
-        "Memory of the device, as NVIDIA's driver counts.",
-        Whole(|now| Some(memory(now)?.total)),
-    ),
-    gauge(
-        "worker_orcd_gpu_memory_used_bytes",
-        "Memory in use by all processes, as NVIDIA's driver counts.",
-        Whole(|now| Some(memory(now)?.used)),
-    ),
-    gauge(
-        "worker_orcd_gpu_memory_child_bytes",
-        "Memory in use by the child, as NVIDIA's driver counts.",
-        Whole(|now| memory(now)?.of(now.child_there()?.pid)),
-    ),
-    gauge(
-        "worker_orcd_gpu_memory_baseline_bytes",
-        "Memory that was in use before the first child.",
-        Whole(|now| now.device.gpu.baseline),
-    ),
-    gauge(
-        "worker_orcd_gpu_memory_residual_bytes",
-        "Memory above the baseline after the last death, beside what is kept on purpose.",
-        Whole(|now| measure(now)?.residual),
-    ),
-    gauge(
-        "worker_orcd_gpu_temperature_celsius",
-        "Temperature of the die.",
-        Whole(|now| Some(gauges(now)?.temperature_celsius?.into())),
-    ),
-    gauge(
-        "worker_orcd_gpu_ecc_uncorrected",
-        "Uncorrected errors of memory since NVIDIA's driver was loaded.",
-        Whole(|now| gauges(now)?.ecc_uncorrected),
-    ),
-    gauge(
-        "worker_orcd_gpu_remap_pending",
-        "1 when a row of memory will be replaced at the next reset.",
-        Whole(|now| Some(gauges(now)?.remap_pending?.into())),
-    ),
-    gauge(
-        "worker_orcd_gpu_remap_failed",
-        "1 when a row of memory could not be replaced: the card is for the workshop.",
-        Whole(|now| Some(gauges(now)?.remap_failed?.into())),
-    ),
-    gauge(
-        "worker_orcd_gpu_needs_recovery",
-        "1 when NVIDIA's driver asks for a reset, a reboot or a drain.",
-        Whole(|now| Some(u64::from(gauges(now)?.action? != RecoveryAction::None))),
-    ),
-    gauge(
-        "worker_orcd_gpu_power_watts",
-        "Power that the device draws now.",
-        Real(|now| {
-            let milliwatts = gauges(now)?.power_milliwatts?;
-            Some(f64::from(milliwatts) / 1000.0)
-        }),
-    ),
-    gauge(
-        "worker_orcd_gpu_memory_returned_seconds",
-        "Time from the last reaping of a child to the return of its memory.",
-        Real(|now| Some(measure(now)?.freed_after?.as_secs_f64())),
-    ),
-];
+pub(super) const FIGURES: &[Figure] = figures! { now:
+    Gauge "worker_orcd_gpu_watched": Whole(watched(now)?.into()),
+        "1 while NVML answers, 0 when it has stopped to.";
+    Gauge "worker_orcd_gpu_memory_total_bytes": Whole(memory(now)?.total),
+        "Memory of the device, as NVIDIA's driver counts.";
+    Gauge "worker_orcd_gpu_memory_used_bytes": Whole(memory(now)?.used),
+        "Memory in use by all processes, as NVIDIA's driver counts.";
+    Gauge "worker_orcd_gpu_memory_child_bytes": Whole(memory(now)?.of(now.child_there()?.pid)?),
+        "Memory in use by the child, as NVIDIA's driver counts.";
+    Gauge "worker_orcd_gpu_memory_baseline_bytes": Whole(now.device.gpu.baseline?),
+        "Memory that was in use before the first child.";
+    Gauge "worker_orcd_gpu_memory_residual_bytes": Whole(measure(now)?.residual?),
+        "Memory above the baseline after the last death, beside what is kept on purpose.";
+    Gauge "worker_orcd_gpu_temperature_celsius": Whole(gauges(now)?.temperature_celsius?.into()),
+        "Temperature of the die.";
+    Gauge "worker_orcd_gpu_ecc_uncorrected": Whole(gauges(now)?.ecc_uncorrected?),
+        "Uncorrected errors of memory since NVIDIA's driver was loaded.";
+    Gauge "worker_orcd_gpu_remap_pending": Whole(gauges(now)?.remap_pending?.into()),
+        "1 when a row of memory will be replaced at the next reset.";
+    Gauge "worker_orcd_gpu_remap_failed": Whole(gauges(now)?.remap_failed?.into()),
+        "1 when a row of memory could not be replaced: the card is for the workshop.";
+    Gauge "worker_orcd_gpu_needs_recovery": Whole(u64::from(gauges(now)?.action? != RecoveryAction::None)),
+        "1 when NVIDIA's driver asks for a reset, a reboot or a drain.";
+    Gauge "worker_orcd_gpu_power_watts": Real(f64::from(gauges(now)?.power_milliwatts?) / 1000.0),
+        "Power that the device draws now.";
+    Gauge "worker_orcd_gpu_memory_returned_seconds": Real(measure(now)?.freed_after?.as_secs_f64()),
+        "Time from the last reaping of a child to the return of its memory.";
+};
+
+fn watched(now: &Now<'_>) -> Option<bool> {
+    let state = now.device.gpu.state(now.at).0;
+    (state != "off").then_some(state == "watching")
+}
 
 fn gauges<'a>(now: &Now<'a>) -> Option<&'a Gauges> {
     now.device.gpu.gauges(now.at).map(|(gauges, _)| gauges)
@@ -96,17 +55,16 @@ fn measure(now: &Now<'_>) -> Option<Measure> {
 }
 
 /// Sums over all cards.
-pub(super) const SUMS: &[Figure] = &[counter(
-    "worker_orcd_gpu_xids",
-    "Xids that NVIDIA's driver reported, by number.",
-    Lines(|now| {
+pub(super) const SUMS: &[Figure] = figures! { now:
+    Counter "worker_orcd_gpu_xids": Lines({
         let mut xids = BTreeMap::new();
         for (xid, count) in now.snapshot.devices.iter().flat_map(|it| &it.gpu.xids) {
             *xids.entry(*xid).or_insert(0) += count;
         }
         of_xids(&xids)
     }),
-)];
+        "Xids that NVIDIA's driver reported, by number.";
+};
 
 /// Every device with the label of its card.
 pub(super) fn each<'a>(now: &Now<'a>) -> Vec<(Labels, Now<'a>)> {
