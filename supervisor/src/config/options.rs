@@ -21,399 +21,166 @@ pub struct Spec {
     pub default: Option<&'static str>,
 }
 
-impl Spec {
-    const fn with_default(self, default: &'static str) -> Self {
-        Self {
-            default: Some(default),
-            ..self
-        }
-    }
-}
-
-const fn value(name: &'static str, metavar: &'static str, help: &'static str) -> Spec {
-    Spec {
-        syntax: Syntax::Value(metavar),
-        ..switch(name, help)
-    }
-}
-
-const fn list(name: &'static str, metavar: &'static str, help: &'static str) -> Spec {
-    Spec {
-        syntax: Syntax::List(metavar),
-        ..switch(name, help)
-    }
-}
-
-const fn switch(name: &'static str, help: &'static str) -> Spec {
-    Spec {
-        name,
-        syntax: Syntax::Switch,
-        help,
-        default: None,
-    }
+/// Declares the groups. A row is a kind, a name, the value's name, a default if there is one, and the help text.
+macro_rules! options {
+    ($($heading:literal {
+        $($kind:ident $name:literal $($value:ident)? $(= $default:literal)?, $help:literal;)+
+    })+) => {
+        &[$(($heading, &[$(Spec {
+            name: $name,
+            syntax: options!(@$kind $($value)?),
+            help: $help,
+            default: options!(@default $($default)?),
+        },)+]),)+]
+    };
+    (@value $value:ident) => { Syntax::Value(stringify!($value)) };
+    (@list $value:ident) => { Syntax::List(stringify!($value)) };
+    (@switch) => { Syntax::Switch };
+    (@default) => { None };
+    (@default $default:literal) => { Some($default) };
 }
 
 /// Headings of `--help` in its order, each with its options.
-pub const GROUPS: &[(&str, &[Spec])] = &[
-    (
-        "Model and device",
-        &[
-            value(
-                "model",
-                "FILE",
-                "A .gguf file, or a name that `pull` accepts, such as smollm2; the model is downloaded if it is not in the cache",
-            ),
-            switch(
-                "offline",
-                "Never download a model; a missing one is an error. HF_HUB_OFFLINE=1 does the same",
-            ),
-            value(
-                "device",
-                "DEVICE",
-                "cuda:N, cpu, a list (cuda:0,cuda:1), all (every CUDA device), or auto: the first usable CUDA device, else cpu. Decided once, at start",
-            )
-            .with_default("auto"),
-            value("gpu-device", "N", "The same as --device cuda:N"),
-            list(
-                "served-model-name",
-                "NAME",
-                "Names of the model in requests; responses use the first [default: the file's name]",
-            ),
-            value(
-                "max-running",
-                "N",
-                "Maximum number of requests in one step",
-            )
-            .with_default("16"),
-            value(
-                "max-context",
-                "N",
-                "Maximum tokens of prompt and answer together [default: the model's context]",
-            ),
-            value(
-                "kv-cache-size",
-                "BYTES",
-                "Size of the KV cache, such as 512MiB [default: CUDA: by --gpu-memory-utilization; CPU: some sequences, in at most a quarter of the free memory]",
-            ),
-            value(
-                "gpu-memory-utilization",
-                "SHARE",
-                "Share of a CUDA device's memory for weights, KV cache and scratch, without --kv-cache-size [default: 0.9]",
-            ),
-            value(
-                "prefill-chunk",
-                "N",
-                "Maximum prompt tokens in one step [default: 1792 with a CUDA device, 512 without]",
-            ),
-            value(
-                "step-budget",
-                "TIME",
-                "Maximum time of a step that decodes and also computes prompt tokens; a few prompt tokens are always allowed [default: derived from the time of decoding alone and the number of waiting prompts]",
-            ),
-            value(
-                "threads",
-                "N",
-                "Compute threads of the CPU device [default: all cores]",
-            ),
-            switch(
-                "no-prefix-cache",
-                "Do not reuse the KV cache of equal prompt prefixes; a standby then adopts no KV cache",
-            ),
-            value(
-                "speculation",
-                "SOURCE",
-                "Source of drafts for speculative decoding: earlier text of the same request (text), or none (off); tokens are the same",
-            )
-            .with_default("off"),
-            value(
-                "child-binary",
-                "FILE",
-                "Program of the child [default: worker-orcd-gpu beside this program]",
-            ),
-            value(
-                "child-confinement",
-                "WHAT",
-                "on: a child has no network, starts no program and opens no file except the model and device files; off: it has the rights of this user",
-            )
-            .with_default("on"),
-            switch(
-                "accept-fault-injection",
-                "Accept a child built with fault injection; never in production",
-            ),
-        ],
-    ),
-    (
-        "Listening and access",
-        &[
-            list(
-                "host",
-                "ADDRESS",
-                "Addresses to listen at [default: 127.0.0.1 and ::1]",
-            ),
-            value(
-                "port",
-                "PORT",
-                "TCP port; 0 picks a free one and logs it",
-            )
-            .with_default("8080"),
-            value(
-                "api-key-file",
-                "FILE",
-                "Bearer keys, one per line, required on every request except probes. Only this user may have access to the file",
-            ),
-            value(
-                "admin-key-file",
-                "FILE",
-                "Keys that /shutdown, /restart and /crashes require then; they are valid everywhere else too",
-            ),
-            value(
-                "admin-socket",
-                "PATH",
-                "Unix socket for the operator, without keys; /shutdown, /restart and /crashes are then served only there and to keys of --admin-key-file",
-            ),
-            value(
-                "tls-cert",
-                "FILE",
-                "Serve HTTPS with this certificate chain in PEM format [default: HTTP]",
-            ),
-            value(
-                "tls-key",
-                "FILE",
-                "Private key of the certificate in PEM format. Only this user may have access to the file",
-            ),
-            switch(
-                "insecure",
-                "Allow listening on addresses beyond loopback without keys",
-            ),
-            list(
-                "allowed-hosts",
-                "NAME",
-                "Additional names allowed in the Host header, or * [default on loopback: localhost and addresses; else any]",
-            ),
-            list(
-                "cors-origins",
-                "ORIGIN",
-                "Origins allowed by CORS, such as https://app.example, or * [default: none]",
-            ),
-            value(
-                "max-body-size",
-                "BYTES",
-                "Maximum size of a request body",
-            )
-            .with_default("4MiB"),
-            value(
-                "max-bodies-size",
-                "BYTES",
-                "Maximum size of all request bodies in memory; more get 429",
-            )
-            .with_default("32MiB"),
-            value(
-                "max-connections",
-                "N",
-                "Maximum number of connections, limited by file descriptors; idle ones are closed to make room",
-            )
-            .with_default("1024"),
-            value(
-                "read-timeout",
-                "TIME",
-                "Maximum time to receive a request's head, and again its body",
-            )
-            .with_default("15s"),
-            value(
-                "write-timeout",
-                "TIME",
-                "Maximum time without progress of a client that reads a response",
-            )
-            .with_default("30s"),
-        ],
-    ),
-    (
-        "Registration",
-        &[
-            value(
-                "worker-id",
-                "UUID",
-                "Identity of this worker [default: generated]",
-            ),
-            value(
-                "callback-url",
-                "URL",
-                "http:// or https:// URL that gets a registration by POST once the model is ready",
-            ),
-            value(
-                "advertise-url",
-                "URL",
-                "URL of this worker in the registration [default: the first address]",
-            ),
-        ],
-    ),
-    (
-        "Requests",
-        &[
-            value(
-                "max-tokens-in",
-                "N",
-                "Longest prompt, in tokens [default: the model's context]",
-            ),
-            value(
-                "max-tokens-out",
-                "N",
-                "Longest answer, in tokens [default: 2048 for /execute, else the model's context]",
-            ),
-            value(
-                "max-prompt-chars",
-                "N",
-                "Longest prompt or message list, in characters [default: 32768 for /execute, else what \
-         fits the context]",
-            ),
-            switch(
-                "parse-special",
-                "Tokenize special tokens in messages as such, as other servers do",
-            ),
-            switch(
-                "strict-model-name",
-                "Refuse requests whose model is none of the served names",
-            ),
-            switch(
-                "no-model-sampling",
-                "Ignore the sampling defaults in the model file (general.sampling.*)",
-            ),
-            value(
-                "tool-call-parser",
-                "SYNTAX",
-                "Syntax of the model's tool calls: hermes, llama3, mistral, phi, harmony or none [default: detected from the chat template]",
-            ),
-            value(
-                "reasoning-parser",
-                "SYNTAX",
-                "Syntax of the model's reasoning: think (<think>…</think>), harmony (gpt-oss's channels) or none [default: detected from the chat template]",
-            ),
-            value(
-                "reasoning-budget",
-                "N",
-                "Maximum reasoning tokens of a request that sets no limit [default: unlimited]",
-            ),
-            value(
-                "pooling",
-                "HOW",
-                "Pooling of embeddings: last, mean or cls [default: the model file's]",
-            ),
-            value(
-                "template-timeout",
-                "TIME",
-                "Maximum time to render a chat template; the request is refused after that",
-            )
-            .with_default("3s"),
-            value(
-                "inference-timeout",
-                "TIME",
-                "Maximum time of a request [default: unlimited]",
-            ),
-            value(
-                "max-queue",
-                "N",
-                "Maximum number of queued requests; more get 429. The last eighth is reserved for clients without a queued request",
-            )
-            .with_default("256"),
-        ],
-    ),
-    (
-        "Deaths and endings",
-        &[
-            value(
-                "on-fault",
-                "WHAT",
-                "When a child dies, streams continue on the next one (resume) or end with an error (fail)",
-            )
-            .with_default("resume"),
-            value(
-                "drain-timeout",
-                "TIME",
-                "Time from SIGTERM until running requests are ended",
-            )
-            .with_default("5s"),
-            value(
-                "heartbeat-timeout",
-                "TIME",
-                "Maximum time between heartbeats of a child before it is replaced",
-            )
-            .with_default("2s"),
-            value(
-                "step-timeout",
-                "TIME",
-                "Maximum time of a child's step before it is replaced",
-            )
-            .with_default("60s"),
-            value(
-                "load-timeout",
-                "TIME",
-                "Maximum time without progress of a model load",
-            )
-            .with_default("30s"),
-            value(
-                "max-restarts",
-                "N",
-                "Consecutive children that may die without delivering a token; one more ends the worker",
-            )
-            .with_default("5"),
-            value(
-                "max-restart-delay",
-                "TIME",
-                "Maximum delay before a new child; the delay doubles with each death within a minute",
-            )
-            .with_default("8s"),
-            switch(
-                "standby",
-                "Keep a second child ready that shares the weights of the first and takes over when it dies; on a CUDA device each gets half of the KV cache",
-            ),
-            value(
-                "crash-dir",
-                "DIRECTORY",
-                "Directory of crash reports [default: systemd's or the user's state directory]",
-            ),
-            value(
-                "max-crash-reports",
-                "N",
-                "Maximum number of crash reports; the oldest are deleted",
-            )
-            .with_default("50"),
-            value(
-                "quarantine-for",
-                "TIME",
-                "Time for which a request that kills a child while it runs alone is refused",
-            )
-            .with_default("10min"),
-        ],
-    ),
-    (
-        "Log and trace",
-        &[
-            value(
-                "trace-logits",
-                "FILE",
-                "Write one JSON line per token to this file; needs a single device",
-            ),
-            value(
-                "trace-values",
-                "N",
-                "Logits written for each row of the trace",
-            )
-            .with_default("16"),
-            value(
-                "log-format",
-                "FORMAT",
-                "json, text, or auto (text on a terminal)",
-            )
-            .with_default("auto"),
-            value(
-                "log-level",
-                "LEVEL",
-                "error, warn, info, debug, trace or off; or by module, as in info,worker_orcd::http=trace",
-            )
-            .with_default("info"),
-        ],
-    ),
-];
+pub const GROUPS: &[(&str, &[Spec])] = options! {
+    "Model and device" {
+        value "model" FILE,
+            "A .gguf file, or a name that `pull` accepts, such as smollm2; the model is downloaded if it is not in the cache";
+        switch "offline",
+            "Never download a model; a missing one is an error. HF_HUB_OFFLINE=1 does the same";
+        value "device" DEVICE = "auto",
+            "cuda:N, cpu, a list (cuda:0,cuda:1), all (every CUDA device), or auto: the first usable CUDA device, else cpu. Decided once, at start";
+        value "gpu-device" N,
+            "The same as --device cuda:N";
+        list "served-model-name" NAME,
+            "Names of the model in requests; responses use the first [default: the file's name]";
+        value "max-running" N = "16",
+            "Maximum number of requests in one step";
+        value "max-context" N,
+            "Maximum tokens of prompt and answer together [default: the model's context]";
+        value "kv-cache-size" BYTES,
+            "Size of the KV cache, such as 512MiB [default: CUDA: by --gpu-memory-utilization; CPU: some sequences, in at most a quarter of the free memory]";
+        value "gpu-memory-utilization" SHARE,
+            "Share of a CUDA device's memory for weights, KV cache and scratch, without --kv-cache-size [default: 0.9]";
+        value "prefill-chunk" N,
+            "Maximum prompt tokens in one step [default: 1792 with a CUDA device, 512 without]";
+        value "step-budget" TIME,
+            "Maximum time of a step that decodes and also computes prompt tokens; a few prompt tokens are always allowed [default: derived from the time of decoding alone and the number of waiting prompts]";
+        value "threads" N,
+            "Compute threads of the CPU device [default: all cores]";
+        switch "no-prefix-cache",
+            "Do not reuse the KV cache of equal prompt prefixes; a standby then adopts no KV cache";
+        value "speculation" SOURCE = "off",
+            "Source of drafts for speculative decoding: earlier text of the same request (text), or none (off); tokens are the same";
+        value "child-binary" FILE,
+            "Program of the child [default: worker-orcd-gpu beside this program]";
+        value "child-confinement" WHAT = "on",
+            "on: a child has no network, starts no program and opens no file except the model and device files; off: it has the rights of this user";
+        switch "accept-fault-injection",
+            "Accept a child built with fault injection; never in production";
+    }
+    "Listening and access" {
+        list "host" ADDRESS,
+            "Addresses to listen at [default: 127.0.0.1 and ::1]";
+        value "port" PORT = "8080",
+            "TCP port; 0 picks a free one and logs it";
+        value "api-key-file" FILE,
+            "Bearer keys, one per line, required on every request except probes. Only this user may have access to the file";
+        value "admin-key-file" FILE,
+            "Keys that /shutdown, /restart and /crashes require then; they are valid everywhere else too";
+        value "admin-socket" PATH,
+            "Unix socket for the operator, without keys; /shutdown, /restart and /crashes are then served only there and to keys of --admin-key-file";
+        value "tls-cert" FILE,
+            "Serve HTTPS with this certificate chain in PEM format [default: HTTP]";
+        value "tls-key" FILE,
+            "Private key of the certificate in PEM format. Only this user may have access to the file";
+        switch "insecure",
+            "Allow listening on addresses beyond loopback without keys";
+        list "allowed-hosts" NAME,
+            "Additional names allowed in the Host header, or * [default on loopback: localhost and addresses; else any]";
+        list "cors-origins" ORIGIN,
+            "Origins allowed by CORS, such as https://app.example, or * [default: none]";
+        value "max-body-size" BYTES = "4MiB",
+            "Maximum size of a request body";
+        value "max-bodies-size" BYTES = "32MiB",
+            "Maximum size of all request bodies in memory; more get 429";
+        value "max-connections" N = "1024",
+            "Maximum number of connections, limited by file descriptors; idle ones are closed to make room";
+        value "read-timeout" TIME = "15s",
+            "Maximum time to receive a request's head, and again its body";
+        value "write-timeout" TIME = "30s",
+            "Maximum time without progress of a client that reads a response";
+    }
+    "Registration" {
+        value "worker-id" UUID,
+            "Identity of this worker [default: generated]";
+        value "callback-url" URL,
+            "http:// or https:// URL that gets a registration by POST once the model is ready";
+        value "advertise-url" URL,
+            "URL of this worker in the registration [default: the first address]";
+    }
+    "Requests" {
+        value "max-tokens-in" N,
+            "Longest prompt, in tokens [default: the model's context]";
+        value "max-tokens-out" N,
+            "Longest answer, in tokens [default: 2048 for /execute, else the model's context]";
+        value "max-prompt-chars" N,
+            "Longest prompt or message list, in characters [default: 32768 for /execute, else what fits the context]";
+        switch "parse-special",
+            "Tokenize special tokens in messages as such, as other servers do";
+        switch "strict-model-name",
+            "Refuse requests whose model is none of the served names";
+        switch "no-model-sampling",
+            "Ignore the sampling defaults in the model file (general.sampling.*)";
+        value "tool-call-parser" SYNTAX,
+            "Syntax of the model's tool calls: hermes, llama3, mistral, phi, harmony or none [default: detected from the chat template]";
+        value "reasoning-parser" SYNTAX,
+            "Syntax of the model's reasoning: think (<think>…</think>), harmony (gpt-oss's channels) or none [default: detected from the chat template]";
+        value "reasoning-budget" N,
+            "Maximum reasoning tokens of a request that sets no limit [default: unlimited]";
+        value "pooling" HOW,
+            "Pooling of embeddings: last, mean or cls [default: the model file's]";
+        value "template-timeout" TIME = "3s",
+            "Maximum time to render a chat template; the request is refused after that";
+        value "inference-timeout" TIME,
+            "Maximum time of a request [default: unlimited]";
+        value "max-queue" N = "256",
+            "Maximum number of queued requests; more get 429. The last eighth is reserved for clients without a queued request";
+    }
+    "Deaths and endings" {
+        value "on-fault" WHAT = "resume",
+            "When a child dies, streams continue on the next one (resume) or end with an error (fail)";
+        value "drain-timeout" TIME = "5s",
+            "Time from SIGTERM until running requests are ended";
+        value "heartbeat-timeout" TIME = "2s",
+            "Maximum time between heartbeats of a child before it is replaced";
+        value "step-timeout" TIME = "60s",
+            "Maximum time of a child's step before it is replaced";
+        value "load-timeout" TIME = "30s",
+            "Maximum time without progress of a model load";
+        value "max-restarts" N = "5",
+            "Consecutive children that may die without delivering a token; one more ends the worker";
+        value "max-restart-delay" TIME = "8s",
+            "Maximum delay before a new child; the delay doubles with each death within a minute";
+        switch "standby",
+            "Keep a second child ready that shares the weights of the first and takes over when it dies; on a CUDA device each gets half of the KV cache";
+        value "crash-dir" DIRECTORY,
+            "Directory of crash reports [default: systemd's or the user's state directory]";
+        value "max-crash-reports" N = "50",
+            "Maximum number of crash reports; the oldest are deleted";
+        value "quarantine-for" TIME = "10min",
+            "Time for which a request that kills a child while it runs alone is refused";
+    }
+    "Log and trace" {
+        value "trace-logits" FILE,
+            "Write one JSON line per token to this file; needs a single device";
+        value "trace-values" N = "16",
+            "Logits written for each row of the trace";
+        value "log-format" FORMAT = "auto",
+            "json, text, or auto (text on a terminal)";
+        value "log-level" LEVEL = "info",
+            "error, warn, info, debug, trace or off; or by module, as in info,worker_orcd::http=trace";
+    }
+};
 
 /// Not in the table: it is read before all other options.
 pub const CONFIG_FILE: &str = "config";
