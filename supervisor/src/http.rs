@@ -13,7 +13,8 @@
 //!
 //! * [`health`] and [`metrics`](crate::metrics): answered from memory, never blocking.
 //! * [`responses`]: OpenAI's Responses API, on the same path. [`ollama`]: Ollama's.
-//! * [`presentation`]: responses in the formats of `worker_orcd_api`, which reads requests and writes answers.
+//! * [`presentation`]: responses in the formats of `worker_orcd_api`, which reads requests and writes answers. [`choices`]:
+//!   streams of an answer, which [`sse`] sends.
 //! * [`texts`]: tokenize, detokenize and apply-template.
 //! * [`admin`]: operator routes and their access.
 //! * [`routes`]: table of routes, also for 404 answers. [`openapi`]: the same for programs. [`page`]: status page.
@@ -33,6 +34,7 @@ pub mod admin;
 pub mod admin_socket;
 pub mod anthropic;
 pub mod body;
+mod choices;
 pub mod client;
 pub mod connection;
 pub mod correlation;

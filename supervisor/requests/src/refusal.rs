@@ -2,7 +2,6 @@
 
 use crate::error_code::ErrorCode;
 use crate::logprob_memory::MOST_BYTES;
-use crate::record::Failure;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -72,10 +71,5 @@ impl Refusal {
             | Self::Quarantined { .. }
             | Self::Unavailable(_) => None,
         }
-    }
-
-    #[must_use]
-    pub fn to_failure(&self) -> Failure {
-        Failure::new(self.code(), self.to_string())
     }
 }

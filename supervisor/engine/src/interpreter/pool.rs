@@ -200,7 +200,8 @@ impl Worker {
     }
 }
 
-fn of_template(failure: OrderError) -> TemplateError {
+/// `blamed`: the failure if it is the fault of what was ordered.
+fn of_order(failure: OrderError, blamed: fn(String) -> TemplateError) -> TemplateError {
     match failure {
         OrderError::Answered(Answer::Failed(error)) => error,
         OrderError::NotStarted(_) | OrderError::Outside(_) | OrderError::Starved(_) => {
@@ -210,8 +211,12 @@ fn of_template(failure: OrderError) -> TemplateError {
         | OrderError::Costly(_)
         | OrderError::Died(_)
         | OrderError::Garbled(_)
-        | OrderError::Answered(_) => TemplateError::Broken(failure.to_string()),
+        | OrderError::Answered(_) => blamed(failure.to_string()),
     }
+}
+
+fn of_template(failure: OrderError) -> TemplateError {
+    of_order(failure, TemplateError::Broken)
 }
 
 fn of_messages(failure: OrderError) -> TemplateError {
@@ -220,14 +225,6 @@ fn of_messages(failure: OrderError) -> TemplateError {
         OrderError::Answered(Answer::Failed(TemplateError::Broken(why))) => {
             TemplateError::Unavailable(why)
         }
-        OrderError::Answered(Answer::Failed(error)) => error,
-        OrderError::NotStarted(_) | OrderError::Outside(_) | OrderError::Starved(_) => {
-            TemplateError::Unavailable(failure.to_string())
-        }
-        OrderError::Late(_)
-        | OrderError::Costly(_)
-        | OrderError::Died(_)
-        | OrderError::Garbled(_)
-        | OrderError::Answered(_) => TemplateError::Failed(failure.to_string()),
+        failure => of_order(failure, TemplateError::Failed),
     }
 }
