@@ -6,8 +6,9 @@
 Real vocabularies come from packages of PyPI that hold them (`families.txt`), and templates from axolotl's collection; what
 is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has, and Gemma's; Mistral's
 first one, which is of the same kind, stands in their place, with the family's own control tokens. Nor Qwen3.5's vocabulary,
-for which the first words of Qwen3's stand; nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor
-what gpt-oss has: words of Qwen's with its control tokens, and a template of its format's frame.
+for which the first words of Qwen3's stand, nor its template, for which one of its format does (axolotl's has the calls of
+Qwen3); nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss has: words of Qwen's
+with its control tokens, and a template of its format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
@@ -54,6 +55,88 @@ HARMONY_TEMPLATE = (
     "{{- '<|message|>' + message.content + '<|end|>' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
 )
+
+# Calls as tags of functions and parameters, their results in a user's turn, thoughts of the last turn only.
+QWEN35_TEMPLATE = r"""
+{%- macro shown(content, is_of_system=false) %}
+    {%- if content is string %}{{- content }}
+    {%- elif content is iterable and content is not mapping %}
+        {%- for part in content %}
+            {%- if 'text' in part %}{{- part.text }}
+            {%- else %}{{- raise_exception('a part without a text') }}
+            {%- endif %}
+        {%- endfor %}
+    {%- elif content is none or content is undefined %}{{- '' }}
+    {%- else %}{{- raise_exception('a content of another type') }}
+    {%- endif %}
+{%- endmacro %}
+{%- if not messages %}{{- raise_exception('no messages') }}{%- endif %}
+{%- if tools and tools is iterable and tools is not mapping %}
+    {{- "<|im_start|>system\nThese functions can be called:\n\n<tools>" }}
+    {%- for tool in tools %}{{- "\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\n</tools>\n\nA call is:\n\n<tool_call>\n<function=name>\n<parameter=first>\nvalue\n</parameter>\n</function>\n</tool_call>" }}
+    {%- if messages[0].role == 'system' %}
+        {%- set content = shown(messages[0].content, true) | trim %}
+        {%- if content %}{{- '\n\n' + content }}{%- endif %}
+    {%- endif %}
+    {{- '<|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + shown(messages[0].content, true) | trim + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(is_open=true, last=messages | length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- if ns.is_open and message.role == 'user' %}
+        {%- set content = shown(message.content) | trim %}
+        {%- if not (content.startswith('<tool_response>') and content.endswith('</tool_response>')) %}
+            {%- set ns.is_open = false %}{%- set ns.last = messages | length - 1 - loop.index0 %}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if ns.is_open %}{{- raise_exception('no question of a user') }}{%- endif %}
+{%- for message in messages %}
+    {%- set content = shown(message.content) | trim %}
+    {%- if message.role == 'system' %}
+        {%- if not loop.first %}{{- raise_exception('a system message that is not the first') }}{%- endif %}
+    {%- elif message.role == 'user' %}{{- '<|im_start|>user\n' + content + '<|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set thoughts = '' %}
+        {%- if message.reasoning_content is string %}{%- set thoughts = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thoughts = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.index0 > ns.last %}{{- '<think>\n' + thoughts | trim + '\n</think>\n\n' }}{%- endif %}
+        {{- content }}
+        {%- if message.tool_calls and message.tool_calls is iterable and message.tool_calls is not mapping %}
+            {%- for call in message.tool_calls %}
+                {%- if call.function is defined %}{%- set call = call.function %}{%- endif %}
+                {%- if not loop.first %}{{- '\n' }}{%- elif content | trim %}{{- '\n\n' }}{%- endif %}
+                {{- '<tool_call>\n<function=' + call.name + '>\n' }}
+                {%- if call.arguments is defined %}
+                    {%- for name, value in call.arguments | items %}
+                        {{- '<parameter=' + name + '>\n' }}
+                        {%- set is_list = value is sequence and value is not string %}
+                        {%- set value = value | tojson | safe if value is mapping or is_list else value | string %}
+                        {{- value }}{{- '\n</parameter>\n' }}
+                    {%- endfor %}
+                {%- endif %}
+                {{- '</function>\n</tool_call>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.previtem and loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\n<tool_response>\n' }}{{- content }}{{- '\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+    {%- else %}{{- raise_exception('an unknown role') }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n<think>\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '\n</think>\n\n' }}{%- endif %}
+{%- endif %}
+"""
 
 TEKKEN_SPECIALS = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
 TEKKEN_SPECIALS += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"]
@@ -322,7 +405,7 @@ FAMILIES = [
     Family("gpt-oss", "gpt-oss", gpt_oss, lambda _: HARMONY_TEMPLATE, has_tools=False),
     Family("qwen2moe", "qwen2moe", few_of_qwen3, collected("qwen_25"), has_tools=True),
     Family("qwen3moe", "qwen3moe", few_of_qwen3, collected("qwen3"), has_tools=True),
-    Family("qwen35", "qwen35", few_of_qwen35, collected("qwen3_5"), has_tools=True),
+    Family("qwen35", "qwen35", few_of_qwen35, lambda _: QWEN35_TEMPLATE, has_tools=True),
     Family("qwen35moe", "qwen35moe", few_of_qwen35, collected("qwen3_5"), has_tools=True),
     Family("qwen3vl", "qwen3vl", few_of_qwen3, collected("qwen3"), has_tools=True),
     Family("qwen3vlmoe", "qwen3vlmoe", few_of_qwen3, collected("qwen3"), has_tools=True),

@@ -17,6 +17,13 @@ const IN_CHANNELS: &str = "<|channel|>analysis<|message|>Two of \"them\".<|end|>
                            <|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.add \
                            <|constrain|>json<|message|>{\"a\": 1.0, \"b\": [\"\\u00e9\", {}]}<|call|>";
 
+/// The same with the tags of Qwen3-Coder.
+const FUNCTIONS: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}<tool_call><function=><parameter=>{% endif %}\
+                         {% for message in messages %}{{ message.content }}{% endfor %}<|end|>";
+
+const IN_TAGS: &str = "I look.\n<tool_call>\n<function=add>\n<parameter=a>\n1.0\n</parameter>\n<parameter=b>\n\
+                       12 \"\u{e9}\"\n</parameter>\n</parameter>\n</function>\n</tool_call>";
+
 /// Template with a mark that is a control token.
 const MISTRAL: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}{% endif %}[TOOL_CALLS]\
                        {{ messages[0].content }}<|end|>";
@@ -142,6 +149,118 @@ fn channels_are_told_apart_in_every_api_and_a_death_changes_no_byte() {
     let types = of_types(&message["content"]);
     assert_eq!(types, ["thinking", "text", "tool_use"], "{message}");
     assert_eq!(message["stop_reason"], "tool_use");
+}
+
+/// Parameters of two types.
+fn typed() -> Value {
+    json!({"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "string"}}})
+}
+
+/// Parts of an answer in another API, by type.
+fn types_of(list: &Value) -> Vec<&str> {
+    let list = list.as_array().expect("a list").iter();
+    list.map(|it| it["type"].as_str().unwrap_or_default())
+        .collect()
+}
+
+#[test]
+fn tags_of_parameters_become_json_in_every_api_and_a_death_changes_no_byte() {
+    let worker = Worker::scripted(scripted(FUNCTIONS)).start();
+    let client = worker.client();
+    let ready = worker.log.wait_for("ready");
+    assert_eq!(ready["tool_call_parser"], "qwen3_coder");
+    let mut body = asking(IN_TAGS);
+    body["tools"] =
+        json!([{"type": "function", "function": {"name": "add", "parameters": typed()}}]);
+    let choice = anonymous(&whole(&client, &body));
+    let arguments = "{\"a\": 1.0, \"b\": \"12 \\\"\u{e9}\\\"\\n</parameter>\"}";
+    let call = json!({"type": "function", "function": {"name": "add", "arguments": arguments}});
+    let message =
+        json!({"role": "assistant", "refusal": null, "content": "I look.", "tool_calls": [call]});
+    assert_eq!(choice["message"], message);
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(anonymous(&stream(&client, &body)), choice);
+    for said in [3, 60, 90, 110, 150] {
+        let script = Script::once(Moment::MidStream(said), Act::Signal(9));
+        let worker = Worker::scripted(script.chat_template(FUNCTIONS.to_owned())).start();
+        let told = anonymous(&stream(&worker.client(), &body));
+        assert_eq!(told, choice, "{said}");
+    }
+    let slow = Worker::scripted(scripted(FUNCTIONS).token_interval_ms(10)).start();
+    let slow_client = slow.client();
+    let mut streamed_body = body.clone();
+    streamed_body["stream"] = json!(true);
+    let mut events = slow_client.stream("/v1/chat/completions", &streamed_body);
+    let mut told = Vec::new();
+    for upgrade_at in [50, 100] {
+        while told.len() < upgrade_at {
+            told.push(events.next().expect("it goes on").data);
+        }
+        slow.upgrade();
+    }
+    told.extend(events.map(|event| event.data));
+    assert_eq!(anonymous(&streamed(told.into_iter())), choice);
+
+    let function = json!({"type": "function", "name": "add", "parameters": typed()});
+    let asked = json!({"input": IN_TAGS, "max_output_tokens": 2000, "tools": [function]});
+    let response = client.post("/v1/responses", &asked).json();
+    assert_eq!(types_of(&response["output"]), ["message", "function_call"]);
+    assert_eq!(response["output"][1]["arguments"], arguments);
+    let read: Value = serde_json::from_str(arguments).expect("JSON");
+    let mut asked = body.clone();
+    asked["tools"] = json!([{"name": "add", "input_schema": typed()}]);
+    let message = client.post("/v1/messages", &asked).json();
+    assert_eq!(types_of(&message["content"]), ["text", "tool_use"]);
+    assert_eq!(message["content"][1]["input"], read);
+    let mut asked = body;
+    asked["stream"] = json!(false);
+    asked["options"] = json!({"num_predict": 2000});
+    asked
+        .as_object_mut()
+        .expect("an object")
+        .remove("max_tokens");
+    let message = client.post("/api/chat", &asked).json();
+    let call = &message["message"]["tool_calls"][0]["function"];
+    assert_eq!(call["arguments"], read, "{message}");
+}
+
+#[test]
+fn tools_that_tags_cannot_express_are_refused_by_name() {
+    let worker = Worker::scripted(scripted(FUNCTIONS)).start();
+    let refused = |function: Value, choice: &str, field: &str, why: &str| {
+        let mut body = asking("hi");
+        body["tools"] = json!([{"type": "function", "function": function}]);
+        body["tool_choice"] = json!(choice);
+        let answer = worker.client().post("/v1/chat/completions", &body);
+        let error = answer.json()["error"].clone();
+        assert_eq!(
+            (answer.status, &error["param"]),
+            (400, &json!(field)),
+            "{error}"
+        );
+        let message = error["message"].as_str().expect("words");
+        assert!(message.contains(why), "{message}");
+    };
+    let name = "tools[0].function.name";
+    refused(json!({"name": "a>b"}), "auto", name, "no escapes");
+    let schema = "tools[0].function.parameters";
+    let long = json!({"type": "object", "description": "x".repeat(256 << 10)});
+    refused(
+        json!({"name": "a", "parameters": long}),
+        "auto",
+        schema,
+        "262144 bytes",
+    );
+    let odd = json!({"type": "object", "properties": {"a>b": {}}, "required": ["a>b"]});
+    refused(
+        json!({"name": "a", "parameters": odd}),
+        "required",
+        schema,
+        "name of this parameter",
+    );
+    let any = json!({"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]});
+    let strict = json!({"name": "a", "strict": true, "parameters": any});
+    refused(strict, "auto", schema, "anyOf cannot be followed");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::kept::Kept;
 use crate::limits::parser_limits;
 use crate::matcher::Matcher;
 use crate::narrow::Narrow;
+use crate::parameters::PARAMETERS;
 use crate::rehearsal::rehearsed;
 use crate::scout::scouted;
 use crate::source::top_level;
@@ -115,7 +116,7 @@ impl Compiler {
 fn may_have_schemas(grammar: &Grammar) -> bool {
     match grammar {
         Grammar::JsonSchema(_) => true,
-        Grammar::Lark(text) => text.contains(inline::JSON),
+        Grammar::Lark(text) => text.contains(inline::JSON) || text.contains(PARAMETERS),
         Grammar::Regex(_) | Grammar::Choice(_) | Grammar::Gbnf(_) => false,
     }
 }

@@ -1,6 +1,7 @@
-//! Schemas inside a Lark text, after `%json`: translated like a separate schema.
+//! Schemas inside a Lark text, after `%json`: translated like a separate schema. [`parameters`] follow `%parameters`.
 
 use crate::error::GrammarError;
+use crate::parameters::{self, PARAMETERS, Rules};
 use crate::schema;
 use serde_json::{Deserializer, Value, json};
 
@@ -19,6 +20,7 @@ pub(crate) const ESCAPES: &str = "nrbtf\\\"";
 /// If a schema is not supported.
 pub(crate) fn followed(text: &str) -> Result<String, GrammarError> {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+    let mut rules = Rules::default();
     while let Some(first) = rest.chars().next() {
         let length = match first {
             '#' => line(rest),
@@ -27,8 +29,15 @@ pub(crate) fn followed(text: &str) -> Result<String, GrammarError> {
             '<' => marked(rest),
             '%' if rest.starts_with(JSON) => {
                 rest = &rest[JSON.len()..];
-                let (schema, length) = inline(rest)?;
-                out += &format!("{JSON} {schema} ");
+                let (schema, length) = inline(rest, JSON)?;
+                out += &format!("{JSON} {} ", with_own_settings(&schema)?);
+                rest = &rest[length..];
+                continue;
+            }
+            '%' if rest.starts_with(PARAMETERS) => {
+                rest = &rest[PARAMETERS.len()..];
+                let (given, length) = inline(rest, PARAMETERS)?;
+                out += &parameters::expanded(&given, &mut rules)?;
                 rest = &rest[length..];
                 continue;
             }
@@ -37,7 +46,7 @@ pub(crate) fn followed(text: &str) -> Result<String, GrammarError> {
         out += &rest[..length];
         rest = &rest[length..];
     }
-    Ok(out)
+    Ok(out + &rules.into_lines())
 }
 
 /// Length of a comment.
@@ -66,16 +75,23 @@ fn marked(text: &str) -> usize {
     }
 }
 
-fn inline(text: &str) -> Result<(Value, usize), GrammarError> {
+/// The JSON after a keyword, and its length.
+fn inline(text: &str, keyword: &str) -> Result<(Value, usize), GrammarError> {
     let mut values = Deserializer::from_str(text).into_iter::<Value>();
-    let given = match values.next() {
-        Some(Ok(given)) => given,
-        Some(Err(error)) => return Err(GrammarError::new(error)),
-        None => return Err(GrammarError::new("a schema is missing behind %json")),
-    };
-    let length = values.byte_offset();
+    match values.next() {
+        Some(Ok(given)) => Ok((given, values.byte_offset())),
+        Some(Err(error)) => Err(GrammarError::new(error)),
+        None => {
+            let why = format!("a schema is missing behind {keyword}");
+            Err(GrammarError::new(why))
+        }
+    }
+}
+
+/// A schema in the compiler's dialect, with the settings in it.
+fn with_own_settings(given: &Value) -> Result<Value, GrammarError> {
     let settings = given.get(SETTINGS).cloned().unwrap_or_else(|| json!({}));
-    Ok((with_settings(&given, settings)?, length))
+    with_settings(given, settings)
 }
 
 /// A schema in the compiler's dialect, with its settings.

@@ -32,6 +32,7 @@ pub mod limits;
 mod mask;
 mod matcher;
 mod narrow;
+mod parameters;
 mod rehearsal;
 mod schema;
 mod scout;

@@ -32,6 +32,7 @@ use crate::error::GrammarError;
 use budget::Budget;
 use disjoint::Comparison;
 use references::References;
+pub(crate) use references::escaped;
 use serde_json::{Map, Value, json};
 
 /// Keywords that no grammar can express.
@@ -354,6 +355,6 @@ fn not_followed(why: &str) -> String {
     format!("the expression cannot be followed: {why}")
 }
 
-fn wrong(at: &str, why: &str) -> GrammarError {
+pub(crate) fn wrong(at: &str, why: &str) -> GrammarError {
     GrammarError::new(format!("{why} (at #{at})"))
 }

@@ -150,7 +150,10 @@ mod tests {
     use super::*;
     use serde_json::json;
     use std::time::Duration;
-    use worker_orcd_text::tools::{Syntax, Thoughts};
+    use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
+
+    const TOOLS: &str = "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":\
+        {\"properties\":{\"b\":{\"type\":\"integer\"}}}}}]";
 
     #[test]
     fn it_is_read_as_it_was_written() {
@@ -202,6 +205,7 @@ mod tests {
                     parsing: Parsing {
                         calls: Some(Syntax::Mistral),
                         thinking: Some(Thoughts::Opened),
+                        parameters: Parameters::of_tools(TOOLS),
                     },
                     api,
                 },

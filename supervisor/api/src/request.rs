@@ -77,11 +77,10 @@ impl Input {
         }
     }
 
-    /// Whether the prompt has tools.
+    /// Tools of the prompt, as the list for the chat template.
     #[must_use]
-    pub fn has_tools(&self) -> bool {
-        self.chat()
-            .is_some_and(|it| it.conversation.tools.is_some())
+    pub fn tools(&self) -> Option<&str> {
+        self.chat()?.conversation.tools.as_deref()
     }
 
     /// Whether the model continues an answer.

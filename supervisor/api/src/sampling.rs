@@ -33,7 +33,7 @@ pub(super) const MAX_STOP_CHARS: usize = 256;
 const GENERATED_SEED_BITS: u32 = 53;
 
 /// Limits and defaults of a request that depend on the model.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ModelTerms {
     pub vocabulary: u32,
     /// Length of the context, in tokens.

@@ -43,7 +43,7 @@ impl Budget {
     /// If the model cannot generate the closing tag.
     pub fn settle(
         budget: Option<Self>,
-        parsing: Parsing,
+        parsing: &Parsing,
         text: &Text,
     ) -> Result<Option<Arc<ThinkingBudget>>, ApiError> {
         let (Some(Self { tokens, field }), Some(thoughts)) = (budget, parsing.thinking) else {
@@ -66,7 +66,7 @@ impl Budget {
 pub fn read(
     fields: &mut Fields<'_>,
     limits: &RequestLimits,
-    parsing: Parsing,
+    parsing: &Parsing,
     structure: Option<&Asked>,
 ) -> Option<Budget> {
     let is_given = FIELDS.iter().any(|name| fields.has(name));
@@ -105,6 +105,7 @@ pub fn read(
 mod tests {
     use super::*;
     use crate::mistakes::Mistakes;
+    use worker_orcd_text::tools::Parameters;
 
     const LIMITS: RequestLimits = RequestLimits {
         reasoning_budget: Some(70),
@@ -113,11 +114,12 @@ mod tests {
     const THINKS: Parsing = Parsing {
         calls: None,
         thinking: Some(Thoughts::Tagged),
+        parameters: Parameters::NONE,
     };
 
     fn read_of(
         body: &str,
-        parsing: Parsing,
+        parsing: &Parsing,
         structure: Option<&Asked>,
     ) -> Result<Option<u32>, Mistakes> {
         let mut fields = Fields::parse(body, &[FIELDS]).unwrap();
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_request_s_word_goes_before_the_operator_s_and_of_two_the_smaller_one_counts() {
-        let read = |body: &str| read_of(body, THINKS, None).unwrap();
+        let read = |body: &str| read_of(body, &THINKS, None).unwrap();
         assert_eq!(read("{}"), Some(70));
         assert_eq!(read("{\"thinking_token_budget\": null}"), Some(70));
         assert_eq!(read("{\"thinking_token_budget\": 0}"), Some(0));
@@ -141,7 +143,7 @@ mod tests {
         assert_eq!(read(both), Some(8));
         for wrong in ["-2", "1.5", "\"5\"", "4294967296"] {
             let body = format!("{{\"thinking_token_budget\": {wrong}}}");
-            let field = first_wrong(read_of(&body, THINKS, None));
+            let field = first_wrong(read_of(&body, &THINKS, None));
             assert_eq!(field, "thinking_token_budget", "{wrong}");
         }
     }
@@ -151,11 +153,11 @@ mod tests {
         let none = Parsing::default();
         let body = "{\"thinking_budget_tokens\": 5}";
         assert_eq!(
-            first_wrong(read_of(body, none, None)),
+            first_wrong(read_of(body, &none, None)),
             "thinking_budget_tokens"
         );
         let body = "{\"thinking_budget_tokens\": -1}";
-        assert_eq!(read_of(body, none, None).unwrap(), None);
+        assert_eq!(read_of(body, &none, None).unwrap(), None);
     }
 
     #[test]
@@ -166,11 +168,11 @@ mod tests {
         };
         let lark = asked(Grammar::Lark("start: \"a\"".to_owned()));
         let body = "{\"thinking_token_budget\": 5}";
-        let field = first_wrong(read_of(body, THINKS, Some(&lark)));
+        let field = first_wrong(read_of(body, &THINKS, Some(&lark)));
         assert_eq!(field, "thinking_token_budget");
-        assert_eq!(read_of("{}", THINKS, Some(&lark)).unwrap(), None);
+        assert_eq!(read_of("{}", &THINKS, Some(&lark)).unwrap(), None);
         let regex = asked(Grammar::Regex("a".to_owned()));
-        assert_eq!(read_of(body, THINKS, Some(&regex)).unwrap(), Some(5));
-        assert_eq!(read_of("{}", THINKS, Some(&regex)).unwrap(), Some(70));
+        assert_eq!(read_of(body, &THINKS, Some(&regex)).unwrap(), Some(5));
+        assert_eq!(read_of("{}", &THINKS, Some(&regex)).unwrap(), Some(70));
     }
 }

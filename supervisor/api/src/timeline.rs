@@ -74,7 +74,7 @@ pub(super) struct Timeline {
 
 impl Timeline {
     /// Timeline of the answer with this id. Ids of its calls begin with `prefix`.
-    pub(super) fn new(answer: &str, prefix: &'static str, parsing: Parsing) -> Self {
+    pub(super) fn new(answer: &str, prefix: &'static str, parsing: &Parsing) -> Self {
         Self {
             parser: Parser::new(parsing),
             ids: CallIds::new(prefix, answer, parsing.calls),
@@ -105,7 +105,7 @@ impl Timeline {
     /// Ends the answer: appends the steps of held text, and the end of the last item. `is_cut`: a limit ended the
     /// answer.
     pub(super) fn finish(&mut self, is_cut: bool, out: &mut Vec<Step>) {
-        self.parser.finish(&mut self.events);
+        self.parser.finish(is_cut, &mut self.events);
         self.step(out);
         self.end(!is_cut, out);
     }
@@ -198,11 +198,12 @@ pub(super) fn sum(steps: Vec<Step>) -> Vec<Item> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_text::tools::{Syntax, Thoughts};
+    use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
 
     const PARSING: Parsing = Parsing {
         calls: Some(Syntax::Hermes),
         thinking: Some(Thoughts::Tagged),
+        parameters: Parameters::NONE,
     };
     const CALL: &str = "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": 1}}</tool_call>";
 
@@ -214,7 +215,7 @@ mod tests {
     }
 
     fn timeline() -> Timeline {
-        Timeline::new("msg_1", "toolu_", PARSING)
+        Timeline::new("msg_1", "toolu_", &PARSING)
     }
 
     fn call(timeline: &Timeline, index: usize) -> Kind {

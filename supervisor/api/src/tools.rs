@@ -139,6 +139,19 @@ pub(super) fn read_functions(
     read_list(fields, form, max_chars, terms)
 }
 
+/// Field of a tool that this model's calls cannot express, relative to the tool, and the rule that it breaks.
+fn objection(tool: &Tool, form: &Form, terms: &ChatTerms) -> Option<(String, String)> {
+    let syntax = terms.parsing.calls?;
+    let parameters = tool.parameters.as_deref();
+    if let Some(rule) = syntax.objection_to_name(&tool.name) {
+        let object = form.parameters.rsplit_once('.');
+        let object = object.map_or(String::new(), |(object, _)| format!(".{object}"));
+        return Some((format!("{object}.name"), rule.to_owned()));
+    }
+    let rule = syntax.objection_to_schema(parameters?)?;
+    Some((format!(".{}", form.parameters), rule))
+}
+
 /// Reads `tools`. The caller has described its schema.
 pub(super) fn read_list(
     fields: &mut Fields<'_>,
@@ -165,6 +178,9 @@ pub(super) fn read_list(
         }
         let object = Fields::of(item, form.names, outside);
         if let Some(tool) = element(object, outside, "must be an object", form.read)? {
+            if let Some((field, rule)) = objection(&tool, form, terms) {
+                return Err(outside.only(&field, Constraint::Unsupported, rule));
+            }
             shown.push(tool.shown());
             functions.push(Function {
                 path: format!("tools[{index}].{}", form.parameters),

@@ -113,8 +113,8 @@ impl App {
             }
             prompts.push(prompt);
         }
-        let parsing = form.parsing;
-        let grammar = self.hold(model, request.structure, parsing).await?;
+        let parsing = form.parsing.clone();
+        let grammar = self.hold(model, request.structure, &parsing).await?;
         let Asker {
             client,
             correlation,
@@ -135,7 +135,7 @@ impl App {
             client,
             params: Arc::new(GenerationParams {
                 grammar,
-                thinking: Budget::settle(request.thinking, parsing, &model.text)?,
+                thinking: Budget::settle(request.thinking, &parsing, &model.text)?,
                 ..request.params
             }),
             stop: request.stop,

@@ -79,7 +79,7 @@ pub async fn respond(
         }
         Api::Messages => {
             let accepted = only(accepted)?;
-            let events = MessageEvents::new(&id, &model, accepted.tokens_in, parsing);
+            let events = MessageEvents::new(&id, &model, accepted.tokens_in, &parsing);
             answer(accepted, events, is_streamed, begun).await
         }
         Api::Responses { echo, from } => {
@@ -94,7 +94,7 @@ pub async fn respond(
             answer(only(accepted)?, events, is_streamed, begun).await
         }
         Api::Ollama(kind) => {
-            let lines = Lines::new(&id, &model, kind, created_at, parsing);
+            let lines = Lines::new(&id, &model, kind, created_at, &parsing);
             answer(only(accepted)?, lines, is_streamed, begun).await
         }
     }

@@ -53,6 +53,6 @@ pub fn terms_of(model: Option<&LoadedModel>) -> ModelTerms {
         context: model.max_sequence_tokens,
         n_embd: model.facts.n_embd,
         defaults: model.sampling.values,
-        chat: model.chat_terms,
+        chat: model.chat_terms.clone(),
     })
 }

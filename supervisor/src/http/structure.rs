@@ -26,7 +26,7 @@ impl App {
         &self,
         model: &Arc<LoadedModel>,
         asked: Option<Asked>,
-        parsing: Parsing,
+        parsing: &Parsing,
     ) -> Result<Option<Arc<Grammar>>, ApiError> {
         let Some(Asked { field, structure }) = asked else {
             return Ok(None);
@@ -41,7 +41,7 @@ impl App {
         };
         if matches!(fault, GrammarFault::Refused(_)) {
             let each = calls.functions.iter();
-            let each = each.map(|function| (&*function.path, function.grammar()));
+            let each = each.map(|function| (&*function.path, function.grammar(parsing.calls)));
             let found = at_fault(each, |grammar| self.try_out(model, grammar)).await;
             if let Some((path, own)) = found {
                 return Err(refusal(path, &own));

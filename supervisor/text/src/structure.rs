@@ -36,7 +36,7 @@ impl Structure {
 
     /// Grammar of the model's whole output. `parsing`: the parsers of its text.
     #[must_use]
-    pub fn grammar(self, parsing: Parsing, tokenizer: &Tokenizer) -> Grammar {
+    pub fn grammar(self, parsing: &Parsing, tokenizer: &Tokenizer) -> Grammar {
         let words = Words::of(tokenizer);
         match (self, parsing.thinking) {
             (Self::Answer(grammar), None) => grammar,
@@ -49,7 +49,7 @@ impl Structure {
 }
 
 /// Grammar with reasoning before the answer. `None` if the client wrote the whole grammar.
-fn behind_thoughts(grammar: &Grammar, parsing: Parsing, words: &Words<'_>) -> Option<Grammar> {
+fn behind_thoughts(grammar: &Grammar, parsing: &Parsing, words: &Words<'_>) -> Option<Grammar> {
     let answer = match grammar {
         Grammar::JsonSchema(schema) => {
             let settings = json!({"whitespace_pattern": WHITE_SPACE});

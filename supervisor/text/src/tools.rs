@@ -6,7 +6,7 @@
 //!              └──────────── harmony ────────────┘
 //! ```
 //!
-//! A [`Parser`] is a pure function of the text: the boundaries of the pieces change only the boundaries of the events.
+//! A [`Parser`] is a pure function of the text and of the tools' schemas: the boundaries of the pieces change only the boundaries of the events.
 //! So a stream that another supervisor continues has the same bytes, and a whole answer is the sum of the stream's
 //! events. Time is linear in the text. Memory is bounded by the text that is still ambiguous.
 //!
@@ -21,6 +21,7 @@
 mod call;
 mod calls;
 mod choice;
+mod function;
 mod harmony;
 mod harmony_rules;
 pub(super) mod json;
@@ -28,14 +29,17 @@ pub(super) mod lark;
 mod lookout;
 #[cfg(test)]
 mod message;
+mod parameters;
 mod syntax;
 #[cfg(test)]
 mod tests;
 mod thinking;
+mod value;
 
 pub use choice::{ChatTerms, Choice, Choices};
 pub use harmony::ends_in_header;
 pub use lark::{CallRules, Function};
+pub use parameters::{MAX_SCHEMA_BYTES, Parameters};
 pub use syntax::Syntax;
 pub use thinking::{budget as thinking_budget, opens_thinking};
 
@@ -45,12 +49,15 @@ use serde::{Deserialize, Serialize};
 use thinking::Thinking;
 
 /// Parsers that one answer needs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parsing {
     /// `None`: tool calls stay part of the content.
     pub calls: Option<Syntax>,
     /// `None`: reasoning stays part of the content.
     pub thinking: Option<Thoughts>,
+    /// Types of the functions' parameters, for a syntax that does not show them.
+    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
+    pub parameters: Parameters,
 }
 
 /// Position at which reasoning begins.
@@ -131,7 +138,7 @@ enum Kind {
 
 impl Parser {
     #[must_use]
-    pub fn new(parsing: Parsing) -> Self {
+    pub fn new(parsing: &Parsing) -> Self {
         let thinking = match parsing.thinking {
             None => None,
             Some(Thoughts::Tagged) => Some(Thinking::new(false)),
@@ -140,7 +147,8 @@ impl Parser {
                 return Self(Kind::Messages(Harmony::new(parsing.calls.is_some())));
             }
         };
-        let calls = parsing.calls.map(Calls::new);
+        let calls = parsing.calls;
+        let calls = calls.map(|syntax| Calls::new(syntax, parsing.parameters.clone()));
         Self(Kind::Parts { thinking, calls })
     }
 
@@ -158,8 +166,9 @@ impl Parser {
         }
     }
 
-    /// Ends the answer. Text that was held back becomes events.
-    pub fn finish(&mut self, out: &mut Vec<Event>) {
+    /// Ends the answer. Text that was held back becomes events. `is_cut`: a limit ended the answer, so a call without its
+    /// last tags is incomplete.
+    pub fn finish(&mut self, is_cut: bool, out: &mut Vec<Event>) {
         match &mut self.0 {
             Kind::Messages(harmony) => harmony.finish(out),
             Kind::Parts { thinking, calls } => {
@@ -168,7 +177,7 @@ impl Parser {
                     answer(calls, &rest, out);
                 }
                 if let Some(calls) = calls {
-                    calls.finish(out);
+                    calls.finish(is_cut, out);
                 }
             }
         }

@@ -87,7 +87,7 @@ impl<'a> References<'a> {
 }
 
 /// A segment of a place.
-pub(super) fn escaped(name: &str) -> String {
+pub(crate) fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 

@@ -60,7 +60,7 @@ fn read(
     let input = input.ok_or_else(ApiError::unreadable)?;
     let form = Form {
         is_streamed,
-        parsing: model.chat.parsing_of(input.has_tools()),
+        parsing: model.chat.parsing_of(input.tools()),
         api: Api::Messages,
     };
     let params = GenerationParams {

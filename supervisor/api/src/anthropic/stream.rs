@@ -28,7 +28,7 @@ pub struct MessageEvents {
 
 impl MessageEvents {
     #[must_use]
-    pub fn new(id: &str, model: &str, tokens_in: u32, parsing: Parsing) -> Self {
+    pub fn new(id: &str, model: &str, tokens_in: u32, parsing: &Parsing) -> Self {
         Self {
             id: id.to_owned(),
             model: model.to_owned(),

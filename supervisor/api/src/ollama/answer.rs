@@ -107,7 +107,7 @@ impl Lines {
         model: &str,
         endpoint: Kind,
         created: SystemTime,
-        parsing: Parsing,
+        parsing: &Parsing,
     ) -> Self {
         Self {
             model: model.to_owned(),

@@ -94,10 +94,6 @@ fn read(
     let is_streamed = fields.boolean("stream").unwrap_or(true);
     refuse(&mut fields, REFUSED);
     fields.finish().map_err(ApiError::invalid)?;
-    let parsing = match is_raw {
-        true => Parsing::default(),
-        false => model.chat.parsing_of(has_tools),
-    };
     let params = GenerationParams {
         sampling: options.sampling,
         max_tokens: options.max_tokens,
@@ -105,6 +101,10 @@ fn read(
     };
     let job_id = format!("ollama_{}", Uuid::new_v4().simple());
     let input = input.ok_or_else(ApiError::unreadable)?;
+    let parsing = match is_raw {
+        true => Parsing::default(),
+        false => model.chat.parsing_of(input.tools()),
+    };
     let generation = GenerationRequest {
         stop: options.stop,
         thinking: budget.or(Budget::of_operator(limits)),

@@ -24,7 +24,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// `None` if the answer needs no parser.
-    pub(super) fn of(parsing: Parsing, answer: &str) -> Option<Self> {
+    pub(super) fn of(parsing: &Parsing, answer: &str) -> Option<Self> {
         parsing.is_any().then(|| Self {
             timeline: Timeline::new(answer, "call_", parsing),
             steps: Vec::new(),
@@ -38,8 +38,9 @@ impl Parts {
     }
 
     /// Delta of the held text, at the end.
-    pub(super) fn finish(&mut self) -> Delta {
-        self.timeline.finish(false, &mut self.steps);
+    pub(super) fn finish(&mut self, reason: StopReason) -> Delta {
+        self.timeline
+            .finish(reason == StopReason::MaxTokens, &mut self.steps);
         self.delta()
     }
 
@@ -56,7 +57,8 @@ impl Parts {
     /// Message of the whole text, and its `finish_reason`.
     pub(super) fn message(mut self, text: &str, reason: StopReason) -> (Message, ChatFinishReason) {
         self.timeline.push(text, &mut self.steps);
-        self.timeline.finish(false, &mut self.steps);
+        self.timeline
+            .finish(reason == StopReason::MaxTokens, &mut self.steps);
         let reason = self.finish_reason(reason);
         let (mut text, mut reasoning, mut tool_calls) = (String::new(), None, Vec::new());
         for item in sum(self.steps) {
@@ -141,11 +143,12 @@ mod tests {
     use super::*;
     use crate::call_ids::CallIds;
     use serde_json::{Value, json};
-    use worker_orcd_text::tools::{Syntax, Thoughts};
+    use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
 
     const PARSING: Parsing = Parsing {
         calls: Some(Syntax::Hermes),
         thinking: Some(Thoughts::Tagged),
+        parameters: Parameters::NONE,
     };
 
     const TEXT: &str = "<think>Hm</think>I look.<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": 1}}</tool_call>\
@@ -153,7 +156,7 @@ mod tests {
 
     fn parts(syntax: Syntax) -> Parts {
         let calls = Some(syntax);
-        Parts::of(Parsing { calls, ..PARSING }, "chatcmpl-1").unwrap()
+        Parts::of(&Parsing { calls, ..PARSING }, "chatcmpl-1").unwrap()
     }
 
     /// Message that a client assembles from deltas.
@@ -195,7 +198,7 @@ mod tests {
                 .map(|piece| piece.iter().collect::<String>());
             let deltas = pieces.map(|piece| json!(streamed.push(&piece)));
             let mut deltas: Vec<Value> = deltas.collect();
-            deltas.push(json!(streamed.finish()));
+            deltas.push(json!(streamed.finish(StopReason::Eos)));
             let (message, reason) = parts(Syntax::Hermes).message(TEXT, StopReason::Eos);
             assert_eq!(accumulate(&deltas), json!(message), "{size}");
             assert_eq!(json!(reason), "tool_calls");
@@ -229,7 +232,12 @@ mod tests {
         let written = |text: &str| {
             let thinking = Some(Thoughts::Channels);
             let calls = Some(Syntax::Harmony);
-            let mut parts = Parts::of(Parsing { calls, thinking }, "chatcmpl-1").unwrap();
+            let parsing = Parsing {
+                calls,
+                thinking,
+                ..PARSING
+            };
+            let mut parts = Parts::of(&parsing, "chatcmpl-1").unwrap();
             serde_json::to_string(&parts.push(text)).unwrap()
         };
         let (text, thought) = (
@@ -275,6 +283,6 @@ mod tests {
 
     #[test]
     fn where_nothing_is_taken_apart_there_are_no_parts() {
-        assert!(Parts::of(Parsing::default(), "a").is_none());
+        assert!(Parts::of(&Parsing::default(), "a").is_none());
     }
 }

@@ -114,9 +114,7 @@ fn read(
         Kind::Chat => {
             let (input, asked) = read_chat(&mut fields, max_chars, model);
             calls = asked;
-            parsing = model
-                .chat
-                .parsing_of(input.as_ref().is_some_and(Input::has_tools));
+            parsing = model.chat.parsing_of(input.as_ref().and_then(Input::tools));
             fields.required("messages", input.map(|it| vec![it]))
         }
         Kind::Completion => {
@@ -131,13 +129,13 @@ fn read(
     let stop = read_stop(&mut fields);
     let stream = read_stream(&mut fields);
     let first = prompts.as_ref().and_then(|it| it.first());
-    let has_tools = first.is_some_and(Input::has_tools);
+    let has_tools = first.is_some_and(|it| it.tools().is_some());
     let structure = structure::read(&mut fields, has_tools).or(calls);
     if structure.is_some() && first.is_some_and(Input::is_begun) {
         begun::refuse_held(&mut fields);
     }
     let thinking = match kind {
-        Kind::Chat => thinking_budget::read(&mut fields, limits, parsing, structure.as_ref()),
+        Kind::Chat => thinking_budget::read(&mut fields, limits, &parsing, structure.as_ref()),
         Kind::Completion => None,
     };
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
@@ -221,7 +219,7 @@ fn read_chat(
 /// Reads sampling parameters. Other servers' values for "off" override the model file's defaults. Their values for
 /// "default" are accepted.
 fn read_sampling_of_others(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
-    let mut model = *model;
+    let mut model = model.clone();
     if fields.take_number("top_k", -1.0) {
         model.defaults.top_k = Sampling::DEFAULT.top_k;
     }

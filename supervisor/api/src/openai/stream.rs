@@ -46,7 +46,7 @@ impl Chunks {
             index,
             options,
             tokens_in,
-            parts: Parts::of(header.parsing, name),
+            parts: Parts::of(&header.parsing, name),
         }
     }
 
@@ -148,7 +148,8 @@ impl Render for Chunks {
     }
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let delta = self.parts.as_mut().map(Parts::finish);
+        let delta = self.parts.as_mut();
+        let delta = delta.map(|parts| parts.finish(completion.stop_reason));
         let (reason, usage) = (Some(completion.stop_reason), completion.into());
         self.write(delta.unwrap_or_default(), None, reason, usage, out);
     }

@@ -46,7 +46,7 @@ impl Gathered {
     }
 
     fn of_chat(self, header: &Header, index: usize, end: &Completion) -> ChatChoice {
-        let (message, finish_reason) = match Parts::of(header.parsing, &self.name) {
+        let (message, finish_reason) = match Parts::of(&header.parsing, &self.name) {
             Some(parts) => parts.message(&self.text, end.stop_reason),
             None => (Message::of_text(self.text), end.stop_reason.into()),
         };

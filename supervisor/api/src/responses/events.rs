@@ -131,7 +131,7 @@ impl Events {
     #[must_use]
     pub fn new(header: Header, from: u64) -> Self {
         let only_one_call = !header.echo.parallel_tool_calls;
-        let output = Output::new(&header.id, header.parsing, only_one_call);
+        let output = Output::new(&header.id, &header.parsing, only_one_call);
         Self {
             header,
             output,

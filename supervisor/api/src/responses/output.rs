@@ -52,7 +52,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn new(answer: &str, parsing: Parsing, only_one_call: bool) -> Self {
+    pub(super) fn new(answer: &str, parsing: &Parsing, only_one_call: bool) -> Self {
         let timeline = Timeline::new(answer, "call_", parsing);
         Self {
             items: Vec::new(),

@@ -42,7 +42,7 @@ fn read(
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let messages = input::read(&mut fields, max_chars, &model.chat);
     let tools = tools::read(&mut fields, max_chars, &model.chat);
-    let parsing = model.chat.parsing_of(tools.shown.is_some());
+    let parsing = model.chat.parsing_of(tools.shown.as_deref());
     let most = limits.max_tokens_out.unwrap_or(model.context);
     let most = u64::from(most.min(model.context));
     // Upper bound, like `max_tokens` of chat.

@@ -25,7 +25,7 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
             format!("{}://{address}", scheme(app))
         })
     });
-    let parsing = model.chat_terms.parsing;
+    let parsing = &model.chat_terms.parsing;
     tracing::info!(
         model = app.model_id,
         architecture = model.facts.architecture,

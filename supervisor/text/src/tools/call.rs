@@ -250,7 +250,7 @@ impl NamedCall {
     }
 }
 
-fn push_arguments(out: &mut Vec<Event>, text: &str) {
+pub(super) fn push_arguments(out: &mut Vec<Event>, text: &str) {
     match out.last_mut() {
         Some(Event::CallArguments(before)) => before.push_str(text),
         _ => out.push(Event::CallArguments(text.to_owned())),

@@ -1,7 +1,7 @@
 //! Tool calls within content, delimited by the marks of one [`Syntax`].
 //!
 //! ```text
-//!          opener            {, name or [                whole
+//!          opener          {, name, [ or <               whole
 //!  text ──────────→ between ──────────────→ in a call ─────────→ between ── closer ─→ text
 //!    ↑                 │                        │
 //!    └─ not a call: the held text is content ───┘
@@ -12,14 +12,18 @@
 
 use super::Event;
 use super::call::{CallObject, NamedCall, Step};
+use super::function::{FUNCTION, FunctionCall};
 use super::json::Broken;
 use super::lookout::{Lookout, is_begun};
+use super::parameters::Parameters;
 use super::push_content;
 use super::syntax::{Marks, Syntax};
 
 #[derive(Debug, Clone)]
 pub(super) struct Calls {
     marks: &'static Marks,
+    /// Types of the functions' parameters.
+    parameters: Parameters,
     state: State,
     /// Finds openers in content.
     lookout: Lookout,
@@ -39,6 +43,7 @@ enum State {
     Between(Between),
     Object(Box<CallObject>, Between),
     Named(Box<NamedCall>, Between),
+    Function(Box<FunctionCall>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,9 +65,10 @@ enum Expects {
 }
 
 impl Calls {
-    pub(super) fn new(syntax: Syntax) -> Self {
+    pub(super) fn new(syntax: Syntax, parameters: Parameters) -> Self {
         Self {
             marks: syntax.marks(),
+            parameters,
             state: State::Text,
             lookout: Lookout::default(),
             held: String::new(),
@@ -78,11 +84,13 @@ impl Calls {
         }
     }
 
-    /// Ends the answer. Held text becomes content, except marks and white space after a call.
-    pub(super) fn finish(&mut self, out: &mut Vec<Event>) {
-        let is_nobodys = match self.state {
+    /// Ends the answer. Held text becomes content, except marks and white space after a call. `is_cut`: a limit ended the
+    /// answer.
+    pub(super) fn finish(&mut self, is_cut: bool, out: &mut Vec<Event>) {
+        let is_nobodys = match &mut self.state {
             State::Text => self.lookout.holds_space_only(),
             State::Between(_) => true,
+            State::Function(call) => !is_cut && call.finish(out),
             State::Object(..) | State::Named(..) => false,
         };
         let held = std::mem::take(&mut self.held) + &self.closer + &self.lookout.take();
@@ -106,6 +114,10 @@ impl Calls {
                 let goes_on = State::Named(call, between);
                 self.in_call(c, step, goes_on, between, out);
             }
+            State::Function(mut call) => {
+                let step = call.push(c, out);
+                self.in_call(c, step, State::Function(call), FIRST, out);
+            }
         }
     }
 
@@ -122,7 +134,10 @@ impl Calls {
         };
         if self.lookout.push(c, self.marks.openers, tell) {
             self.held = self.lookout.take();
-            self.state = State::Between(FIRST);
+            self.state = match self.held.ends_with(FUNCTION) {
+                true => State::Function(Box::new(FunctionCall::begun(&self.parameters))),
+                false => State::Between(FIRST),
+            };
         }
         if is_text {
             self.has_begun = true;
@@ -147,6 +162,11 @@ impl Calls {
                 State::Object(call, between)
             }
             '[' if expects == Expects::First && self.marks.has_lists => then(true, Expects::Next),
+            '<' if expects == Expects::First && self.marks.has_functions => {
+                let mut call = Box::new(FunctionCall::new(&self.parameters));
+                let _ = call.push(c, out);
+                State::Function(call)
+            }
             _ if expects == Expects::First && self.marks.has_names && NamedCall::may_begin(c) => {
                 let mut call = Box::<NamedCall>::default();
                 let _ = call.push(c, out);

@@ -1,6 +1,6 @@
 //! Selection of a model's parsers: by its chat template, unless the operator sets them.
 
-use super::{Parsing, Syntax, Thoughts, harmony, thinking};
+use super::{Parameters, Parsing, Syntax, Thoughts, harmony, thinking};
 use std::str::FromStr as _;
 use strum::VariantArray as _;
 
@@ -24,7 +24,7 @@ impl<T> Choice<T> {
 }
 
 /// Capabilities of a model's chat template and of the parsers of its answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatTerms {
     /// Parsers that answers may need. A request without tools needs none for calls.
     pub parsing: Parsing,
@@ -40,17 +40,21 @@ impl ChatTerms {
         parsing: Parsing {
             calls: Some(Syntax::Hermes),
             thinking: Some(Thoughts::Tagged),
+            parameters: Parameters::NONE,
         },
         shows_tools: true,
         shows_calls: true,
     };
 
-    /// Parsers of an answer.
+    /// Parsers of an answer. `tools`: the list that the template shows.
     #[must_use]
-    pub fn parsing_of(&self, has_tools: bool) -> Parsing {
+    pub fn parsing_of(&self, tools: Option<&str>) -> Parsing {
+        let tools = self.parsing.calls.zip(tools);
+        let typed = tools.filter(|(syntax, _)| *syntax == Syntax::Qwen3Coder);
         Parsing {
-            calls: self.parsing.calls.filter(|_| has_tools),
-            ..self.parsing
+            calls: tools.map(|(syntax, _)| syntax),
+            thinking: self.parsing.thinking,
+            parameters: typed.map_or(Parameters::NONE, |(_, tools)| Parameters::of_tools(tools)),
         }
     }
 }
@@ -126,6 +130,7 @@ impl Choices {
             parsing: Parsing {
                 calls: calls.filter(fits),
                 thinking,
+                parameters: Parameters::NONE,
             },
             shows_tools: asks_for(jinja, "tools"),
             shows_calls: jinja.contains("tool_calls"),
@@ -255,7 +260,14 @@ mod tests {
 
     #[test]
     fn every_parser_has_a_word_and_others_are_refused_with_all_of_them() {
-        for word in ["hermes", "llama3", "mistral", "phi", "harmony"] {
+        for word in [
+            "hermes",
+            "llama3",
+            "mistral",
+            "phi",
+            "harmony",
+            "qwen3_coder",
+        ] {
             assert!(
                 matches!(Choices::parse_calls(word), Ok(Choice::One(_))),
                 "{word}"
@@ -264,7 +276,7 @@ mod tests {
         assert_eq!(Choices::parse_calls("none"), Ok(Choice::None));
         let said = Choices::parse_calls("Hermes").unwrap_err();
         assert!(
-            said.contains("hermes, llama3, mistral, phi, harmony"),
+            said.contains("hermes, llama3, mistral, phi, harmony, qwen3_coder"),
             "{said}"
         );
         assert!(Choices::parse_thinking("qwen3").is_err());

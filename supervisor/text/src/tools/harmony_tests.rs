@@ -10,17 +10,18 @@ fn parsing(has_tools: bool) -> Parsing {
     Parsing {
         calls: has_tools.then_some(Syntax::Harmony),
         thinking: Some(Thoughts::Channels),
+        ..Parsing::default()
     }
 }
 
 fn fold<'a>(has_tools: bool, pieces: impl IntoIterator<Item = &'a str>) -> Message {
-    let mut parser = Parser::new(parsing(has_tools));
+    let mut parser = Parser::new(&parsing(has_tools));
     let (mut message, mut events) = (Message::default(), Vec::new());
     for piece in pieces {
         parser.push(piece, &mut events);
         events.drain(..).for_each(|event| message.add(event));
     }
-    parser.finish(&mut events);
+    parser.finish(false, &mut events);
     events.into_iter().for_each(|event| message.add(event));
     message
 }
@@ -186,7 +187,7 @@ fn a_call_that_breaks_stays_one_that_never_ends() {
 /// Reasoning, content and arguments become events as they arrive.
 #[test]
 fn nothing_is_held_that_is_certain() {
-    let mut parser = Parser::new(parsing(true));
+    let mut parser = Parser::new(&parsing(true));
     let mut events = Vec::new();
     let mut told = |text: &str| {
         parser.push(text, &mut events);

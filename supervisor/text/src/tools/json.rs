@@ -88,6 +88,15 @@ impl Json {
         self.nests.len()
     }
 
+    /// True if the text so far is a complete value. A number may still grow.
+    pub(crate) fn is_whole(&self) -> bool {
+        match self.place {
+            Place::End => true,
+            Place::Number(number) => self.nests.is_empty() && number.may_end(),
+            _ => false,
+        }
+    }
+
     /// Brackets that close all open objects and lists, the innermost first.
     pub(crate) fn closing(&self) -> String {
         let close = |nest: &Nest| match nest {
@@ -239,8 +248,7 @@ mod tests {
         for c in text.chars() {
             json.push(c).ok()?;
         }
-        let is_number_that_may_end = matches!(json.place(), Place::Number(it) if it.may_end());
-        Some(json.place() == Place::End || (json.depth() == 0 && is_number_that_may_end))
+        Some(json.is_whole())
     }
 
     proptest! {

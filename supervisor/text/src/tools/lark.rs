@@ -6,11 +6,14 @@
 //! ```
 //!
 //! Calls have the form that the model's template teaches: the name and the marks are fixed. The arguments are JSON that
-//! matches the tool's schema, spelled as by Python's `json.dumps`, which models are trained on. The grammar is in
-//! llguidance's variant of Lark. A mark that is a control token is written by its id, any other mark as text.
+//! matches the tool's schema, spelled as by Python's `json.dumps`, which models are trained on, or tags with such values
+//! (`%parameters`, which the grammar compiler expands). The grammar is in llguidance's variant of Lark. A mark that is a
+//! control token is written by its id, any other mark as text.
 
-use super::{Parsing, Syntax, Thoughts, harmony_rules, thinking};
+use super::parameters::OfFunction;
+use super::{Parsing, Syntax, Thoughts, function, harmony_rules, thinking};
 use crate::Tokenizer;
+use crate::json_texts;
 use crate::structure::json_rule;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -18,6 +21,10 @@ use worker_orcd_ipc::{Grammar, TokenId};
 
 /// Any text.
 pub(super) const TEXT: &str = "/(.|\\n)*/";
+
+/// Schema of a function without parameters.
+const NO_PARAMETERS: &str =
+    "{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}";
 
 /// Function that an answer may call, with constrained arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,8 +51,12 @@ pub struct CallRules {
 impl Function {
     /// Grammar of the arguments alone. Compiling it shows whether the arguments cause an error.
     #[must_use]
-    pub fn grammar(&self) -> Grammar {
-        Grammar::Lark(format!("start: {}\n", self.arguments()))
+    pub fn grammar(&self, syntax: Option<Syntax>) -> Grammar {
+        let arguments = match syntax {
+            Some(Syntax::Qwen3Coder) => self.tags(),
+            _ => self.arguments(),
+        };
+        Grammar::Lark(format!("start: {arguments}\n"))
     }
 
     pub(super) fn arguments(&self) -> String {
@@ -53,15 +64,29 @@ impl Function {
             "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
             "lenient": !self.is_strict,
         });
-        let none = "{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}";
-        json_rule(self.parameters.as_deref().unwrap_or(none), &settings)
+        json_rule(self.schema(), &settings)
+    }
+
+    /// Rule of the parameters as tags.
+    fn tags(&self) -> String {
+        let schema = json_texts::map_object(self.schema(), &mut str::to_owned);
+        let types = OfFunction::of_schema(Some(self.schema())).written();
+        format!(
+            "%parameters {{\"schema\":{},\"types\":{types},\"lenient\":{}}}",
+            schema.as_deref().unwrap_or(NO_PARAMETERS),
+            !self.is_strict,
+        )
+    }
+
+    fn schema(&self) -> &str {
+        self.parameters.as_deref().unwrap_or(NO_PARAMETERS)
     }
 }
 
 impl CallRules {
     /// Grammar of a whole answer.
     #[must_use]
-    pub fn grammar(&self, parsing: Parsing, words: &Words<'_>) -> Grammar {
+    pub fn grammar(&self, parsing: &Parsing, words: &Words<'_>) -> Grammar {
         if parsing.thinking == Some(Thoughts::Channels) {
             return harmony_rules::calls(&self.functions, self.must_call, words);
         }
@@ -88,25 +113,31 @@ impl CallRules {
 
 /// Rules of an answer that is text, or text followed by calls. The text contains no opener that is text, because text
 /// after an opener is parsed as a call. It does not begin with the opening tag of reasoning.
-fn free(parsing: Parsing, opener: Option<&str>, words: &Words<'_>, calls: &str) -> String {
+fn free(parsing: &Parsing, opener: Option<&str>, words: &Words<'_>, calls: &str) -> String {
     let is_text = |mark: &&str| words.control(mark).is_none();
     let openers = parsing.calls.map(|it| it.marks().openers);
     let openers = openers.into_iter().flatten().copied().filter(is_text);
-    let openers: Vec<String> = openers.map(in_regex).collect();
+    let openers: Vec<&str> = openers.collect();
     let mut text = TEXT.to_owned();
     if parsing.thinking == Some(Thoughts::Tagged) && is_text(&thinking::OPEN) {
         let _ = write!(text, " & ~/{}(.|\\n)*/", in_regex(thinking::OPEN));
     }
-    let mut plain = text.clone();
-    if !openers.is_empty() {
-        let _ = write!(plain, " & ~/(.|\\n)*({})(.|\\n)*/", openers.join("|"));
-    }
+    let without = |text: &str, openers: &[&str]| match openers {
+        [] => text.to_owned(),
+        openers => {
+            let openers: Vec<String> = openers.iter().map(|it| in_regex(it)).collect();
+            format!("{text} & ~/(.|\\n)*({})(.|\\n)*/", openers.join("|"))
+        }
+    };
+    let plain = without(&text, &openers);
     match opener {
         // A call may be the whole answer: a text that begins as a call must be one.
         None => format!(
             "answer: {calls} | PLAIN\nPLAIN: (/[ \\n\\r\\t]*[^ \\n\\r\\t{{]/ {TEXT})? & ({plain})\n"
         ),
         Some(opener) if is_text(&opener) => {
+            let others = openers.iter().copied().filter(|it| *it != opener);
+            let text = without(&text, &others.collect::<Vec<_>>());
             let opener = Words::quoted(opener);
             format!(
                 "answer: PLAIN | before {calls}\nbefore[suffix={opener}]: {text}\nPLAIN: {plain}\n"
@@ -126,9 +157,16 @@ struct Form {
     first: String,
     next: String,
     last: String,
-    /// Key of the arguments. `None`: the call is a name, `args`, and the arguments.
-    key: Option<&'static str>,
-    args: String,
+    shape: Shape,
+}
+
+enum Shape {
+    /// An object with this key of the arguments.
+    Object(&'static str),
+    /// A name, this rule, and the arguments.
+    Named(String),
+    /// Tags of a function and its parameters.
+    Tags,
 }
 
 impl Form {
@@ -138,11 +176,10 @@ impl Form {
             first: Words::quoted("["),
             next: Words::quoted(", "),
             last,
-            key: Some("arguments"),
-            args: String::new(),
+            shape: Shape::Object("arguments"),
         };
         match syntax {
-            Syntax::Hermes => {
+            Syntax::Hermes | Syntax::Qwen3Coder => {
                 let (open, close) = (words.mark("<tool_call>"), words.mark("</tool_call>"));
                 let line = Words::quoted("\n");
                 Self {
@@ -150,8 +187,10 @@ impl Form {
                     first: line.clone(),
                     next: format!("{line} {close} {line} {open} {line}"),
                     last: format!("{line} {close}"),
-                    key: Some("arguments"),
-                    args: String::new(),
+                    shape: match syntax {
+                        Syntax::Qwen3Coder => Shape::Tags,
+                        _ => Shape::Object("arguments"),
+                    },
                 }
             }
             Syntax::Llama3 => Self {
@@ -159,8 +198,7 @@ impl Form {
                 first: String::new(),
                 next: Words::quoted("; "),
                 last: String::new(),
-                key: Some("parameters"),
-                args: String::new(),
+                shape: Shape::Object("parameters"),
             },
             // Newer Mistral vocabularies have this token, and the newer format.
             Syntax::Mistral
@@ -172,8 +210,7 @@ impl Form {
                     first: String::new(),
                     next: words.mark("[TOOL_CALLS]"),
                     last: String::new(),
-                    key: None,
-                    args: words.mark("[ARGS]"),
+                    shape: Shape::Named(words.mark("[ARGS]")),
                 }
             }
             Syntax::Mistral => list("[TOOL_CALLS]", Words::quoted("]")),
@@ -198,18 +235,21 @@ impl Form {
     }
 
     fn call(&self, function: &Function) -> String {
-        let arguments = function.arguments();
-        match self.key {
-            Some(key) => {
+        match &self.shape {
+            Shape::Object(key) => {
                 let begin = format!("{{\"name\": {}, \"{key}\": ", json!(function.name));
                 let (begin, end) = (Words::quoted(&begin), Words::quoted("}"));
-                format!("{begin} {arguments} {end}")
+                format!("{begin} {} {end}", function.arguments())
             }
-            None => format!(
-                "{} {} {arguments}",
-                Words::quoted(&function.name),
-                self.args
-            ),
+            Shape::Named(args) => {
+                let name = Words::quoted(&function.name);
+                format!("{name} {args} {}", function.arguments())
+            }
+            Shape::Tags => {
+                let begin = format!("{}{}>\n", function::FUNCTION, function.name);
+                let (begin, end) = (Words::quoted(&begin), Words::quoted("</function>"));
+                format!("{begin} {} {end}", function.tags())
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tools::message::Message;
-use crate::tools::{Parser, thinking_budget};
+use crate::tools::{Parameters, Parser, thinking_budget};
 use crate::{Structure, Text};
 use worker_orcd_grammar::Compiler;
 use worker_orcd_ipc::{TokenKind, TokenizerFacts, TokenizerKind};
@@ -45,7 +45,7 @@ impl Model {
         Self { facts, tokenizer }
     }
 
-    fn grammar(&self, structure: Structure, parsing: Parsing) -> Grammar {
+    fn grammar(&self, structure: Structure, parsing: &Parsing) -> Grammar {
         structure.grammar(parsing, &self.tokenizer)
     }
 
@@ -75,7 +75,10 @@ impl Model {
 
     /// True if the grammar accepts this text as a complete answer.
     fn allows(&self, grammar: &Grammar, text: &str) -> bool {
-        let compiler = Compiler::new(&self.facts).unwrap();
+        self.allows_of(&Compiler::new(&self.facts).unwrap(), grammar, text)
+    }
+
+    fn allows_of(&self, compiler: &Compiler, grammar: &Grammar, text: &str) -> bool {
         let mut matcher = compiler
             .compile(grammar)
             .unwrap_or_else(|error| panic!("{grammar:?}: {error}"));
@@ -120,7 +123,18 @@ fn parsing(syntax: Syntax, thinking: Option<Thoughts>) -> Parsing {
     Parsing {
         calls: Some(syntax),
         thinking,
+        parameters: Parameters::of_tools(&tools().to_string()),
     }
+}
+
+/// The functions, as the list for the template.
+fn tools() -> Value {
+    let each = [add(), odd()].map(|function| {
+        let schema = function.parameters.unwrap_or("{}".to_owned());
+        let schema: Value = serde_json::from_str(&schema).unwrap();
+        json!({"function": {"name": function.name, "parameters": schema}})
+    });
+    json!(each)
 }
 
 /// Examples for a syntax and kind of vocabulary: one call, several calls, and texts that are not calls.
@@ -190,12 +204,36 @@ const CASES: &[Case] = &[
             "<|tool_call|>[{\"name\": \"sub\", \"arguments\": {}}]",
         ],
     },
+    Case {
+        syntax: Syntax::Qwen3Coder,
+        control: &[],
+        one: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\ntrue\n</parameter>\n\
+              </function>\n</tool_call>",
+        two: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n\
+              <function=o\"d\\d/é\u{7f}>\n</function>\n</tool_call>",
+        wrong: &[
+            "<tool_call>\n<function=sub>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=add>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=add>\n</function>\n</tool_call>",
+            "I <function=add>",
+        ],
+    },
+    Case {
+        syntax: Syntax::Qwen3Coder,
+        control: &["<tool_call>", "</tool_call>"],
+        one: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        two: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n\
+              <function=add>\n<parameter=a>\n22\n</parameter>\n</function>\n</tool_call>",
+        wrong: &[
+            "<tool_call>\n<function=add>\n<parameter=c>\n1\n</parameter>\n</function>\n</tool_call>",
+        ],
+    },
 ];
 
-fn read(parsing: Parsing, text: &str) -> Message {
+fn read(parsing: &Parsing, text: &str) -> Message {
     let (mut parser, mut events) = (Parser::new(parsing), Vec::new());
     parser.push(text, &mut events);
-    parser.finish(&mut events);
+    parser.finish(false, &mut events);
     let mut message = Message::default();
     events.into_iter().for_each(|event| message.add(event));
     message
@@ -206,12 +244,12 @@ fn a_model_that_must_call_writes_calls_that_are_read_and_nothing_else() {
     for case in CASES {
         let (model, parsing) = (Model::with(case.control), parsing(case.syntax, None));
         let name = format!("{:?} {:?}", case.syntax, case.control);
-        let one = model.grammar(rules(true, false), parsing);
-        let many = model.grammar(rules(true, true), parsing);
+        let one = model.grammar(rules(true, false), &parsing);
+        let many = model.grammar(rules(true, true), &parsing);
         for (text, calls) in [(case.one, 1), (case.two, 2)] {
             assert!(model.allows(&many, text), "{name}: {text}");
             assert_eq!(model.allows(&one, text), calls == 1, "{name}: {text}");
-            let message = read(parsing, text);
+            let message = read(&parsing, text);
             assert_eq!(message.content, "", "{name}");
             assert_eq!(message.calls.len(), calls, "{name}: {message:?}");
             assert!(message.calls.iter().all(|call| call.is_whole), "{name}");
@@ -228,7 +266,7 @@ fn a_model_that_may_call_writes_any_text_and_calls_that_obey() {
     for case in CASES {
         let (model, parsing) = (Model::with(case.control), parsing(case.syntax, None));
         let name = format!("{:?} {:?}", case.syntax, case.control);
-        let grammar = model.grammar(rules(false, true), parsing);
+        let grammar = model.grammar(rules(false, true), &parsing);
         for text in ["", "I {add} \"é\"\n\n [1].", case.one, case.two] {
             assert!(model.allows(&grammar, text), "{name}: {text}");
         }
@@ -240,7 +278,7 @@ fn a_model_that_may_call_writes_any_text_and_calls_that_obey() {
         for wrong in case.wrong {
             assert!(!model.allows(&grammar, wrong), "{name}: {wrong}");
         }
-        let one = model.grammar(rules(false, false), parsing);
+        let one = model.grammar(rules(false, false), &parsing);
         assert!(!model.allows(&one, case.two), "{name}");
     }
 }
@@ -256,12 +294,12 @@ fn mistral_s_newer_vocabularies_write_names_before_arguments() {
             may_repeat: true,
         })
     };
-    let named = model.grammar(rules(vec![add()]), parsing);
+    let named = model.grammar(rules(vec![add()]), &parsing);
     let two = "[TOOL_CALLS]add[ARGS]{\"a\": 1}[TOOL_CALLS]add[ARGS]{\"a\": 2}";
     assert!(model.allows(&named, two));
-    assert_eq!(read(parsing, two).calls.len(), 2);
+    assert_eq!(read(&parsing, two).calls.len(), 2);
     // A name with special characters is allowed only in a list.
-    let listed = model.grammar(rules(vec![odd()]), parsing);
+    let listed = model.grammar(rules(vec![odd()]), &parsing);
     assert!(!model.allows(&listed, "[TOOL_CALLS]o\"d\\d/é\u{7f}[ARGS]{}"));
     let list = "[TOOL_CALLS][{\"name\": \"o\\\"d\\\\d/é\u{7f}\", \"arguments\": {}}]";
     assert!(model.allows(&listed, list));
@@ -291,12 +329,12 @@ fn thoughts_come_before_what_is_held_and_are_free() {
             let tagged = parsing(Syntax::Hermes, Some(Thoughts::Tagged));
             let opened = parsing(Syntax::Hermes, Some(Thoughts::Opened));
             let behind = format!("{thought}{text}");
-            let grammar = model.grammar(structure.clone(), tagged);
+            let grammar = model.grammar(structure.clone(), &tagged);
             for whole in [text, &behind] {
                 assert!(model.allows(&grammar, whole), "{control:?} {whole}");
             }
             assert!(!model.allows(&grammar, &behind.replace("</think>", "")));
-            let grammar = model.grammar(structure, opened);
+            let grammar = model.grammar(structure, &opened);
             let rest = behind.trim_start_matches("<think>");
             assert!(model.allows(&grammar, rest), "{control:?} {rest}");
             assert!(!model.allows(&grammar, text), "{control:?} {text}");
@@ -314,7 +352,7 @@ fn what_nobody_can_follow_is_passed_over_where_a_tool_is_not_strict() {
             is_strict,
             ..add()
         };
-        let compiled = compiler.compile(&function.grammar());
+        let compiled = compiler.compile(&function.grammar(Some(Syntax::Hermes)));
         assert_eq!(compiled.is_err(), is_refused, "{compiled:?}");
     }
 }
@@ -322,6 +360,7 @@ fn what_nobody_can_follow_is_passed_over_where_a_tool_is_not_strict() {
 const MESSAGES: Parsing = Parsing {
     calls: Some(Syntax::Harmony),
     thinking: Some(Thoughts::Channels),
+    parameters: Parameters::NONE,
 };
 const THOUGHT: &str = "<|channel|>analysis<|message|>Is it {\"a\": 1}?\n<|end|><|start|>assistant";
 const REMARK: &str = "<|channel|>commentary<|message|>I add.<|end|><|start|>assistant";
@@ -338,11 +377,11 @@ fn a_form_is_held_in_the_last_message() {
     let form = Structure::Answer(Grammar::JsonSchema("{\"type\":\"object\"}".to_owned()));
     let answer = "<|channel|>final<|message|>{\"a\": [1, 2]}";
     for model in channels() {
-        let grammar = model.grammar(form.clone(), MESSAGES);
+        let grammar = model.grammar(form.clone(), &MESSAGES);
         for before in ["", THOUGHT, &THOUGHT.repeat(2)] {
             let text = [before, answer].concat();
             assert!(model.allows(&grammar, &text), "{text}");
-            assert_eq!(read(MESSAGES, &text).content, "{\"a\": [1, 2]}");
+            assert_eq!(read(&MESSAGES, &text).content, "{\"a\": [1, 2]}");
         }
         for wrong in [
             "{\"a\": 1}",
@@ -358,14 +397,14 @@ fn a_form_is_held_in_the_last_message() {
 #[test]
 fn messages_to_functions_obey() {
     for model in channels() {
-        let [must, may] = [true, false].map(|must| model.grammar(rules(must, true), MESSAGES));
+        let [must, may] = [true, false].map(|must| model.grammar(rules(must, true), &MESSAGES));
         for before in ["", THOUGHT, &THOUGHT.repeat(2)] {
             let text = [before, ADD].concat();
             assert!(
                 model.allows(&must, &text) && model.allows(&may, &text),
                 "{text}"
             );
-            let message = read(MESSAGES, &text);
+            let message = read(&MESSAGES, &text);
             assert_eq!((&*message.content, message.calls.len()), ("", 1), "{text}");
             assert!(message.calls[0].is_whole && message.calls[0].name == "add");
         }
@@ -407,4 +446,122 @@ fn a_bound_on_thoughts_ends_their_first_message() {
     );
     let end = text.tokenizer().control_of(["<|end|>"].into_iter());
     assert_eq!((&*budget.close, &budget.closing), ("<|end|>", &end));
+}
+
+/// Parameters of every kind that a text may be confused with another of.
+const CONFUSING: &str = r#"{"type": "object", "properties": {
+    "s": {"type": "string", "maxLength": 12}, "e": {"enum": ["on", "null", null, 5]},
+    "n": {"type": "integer", "minimum": -5, "maximum": 50}, "maybe": {"type": ["string", "null"], "maxLength": 9},
+    "flag": {"type": ["boolean", "string"], "maxLength": 9}, "list": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+    "tree": {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"k": {"type": "string"}}, "additionalProperties": false}]},
+    "any": {}}, "required": ["s", "maybe", "any"], "additionalProperties": false}"#;
+
+const PIECES: &[&str] = &[
+    "\n</parameter>\n",
+    "</parameter>",
+    "</function>\n</tool_call>",
+    "</function>",
+    "<parameter=n>\n",
+    "null",
+    "None",
+    "true",
+    "False",
+    "5",
+    "-",
+    "{\"k\": \"",
+    "\"}",
+    "[\"",
+    "\"]",
+    "\"",
+    "\n",
+    " ",
+    "é",
+    "x",
+    "on",
+    "\\",
+    ".",
+];
+
+/// Random text that the grammar allows; `None`: it has no end yet.
+fn random_text(compiler: &Compiler, grammar: &Grammar, seed: u64) -> Option<String> {
+    let mut matcher = compiler.compile(grammar).unwrap();
+    let (mut bytes, mut state) = (Vec::new(), seed);
+    let mut random = |limit: usize| {
+        state = state
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 33) as usize % limit
+    };
+    for _ in 0..400 {
+        if matcher.mask().unwrap().allows(END) {
+            return Some(String::from_utf8(bytes).unwrap());
+        }
+        let before = bytes.len();
+        for byte in PIECES[random(PIECES.len())].bytes() {
+            let token = TokenId(u32::from(byte));
+            if !matcher.mask().unwrap().allows(token) {
+                break;
+            }
+            matcher.accept(token).unwrap();
+            bytes.push(byte);
+        }
+        if bytes.len() == before {
+            // Not a beginning of any piece, or of another one.
+            let mask = matcher.mask().unwrap();
+            let mut allowed = (0..=255_u32).filter(|byte| mask.allows(TokenId(*byte)));
+            let first = allowed.next()?;
+            let only = allowed.next().is_none();
+            if only {
+                matcher.accept(TokenId(first)).unwrap();
+                bytes.push(first as u8);
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn tags_that_a_grammar_allows_are_read_as_valid_arguments() {
+    let function = Function {
+        path: "tools[0].function.parameters".to_owned(),
+        name: "f".to_owned(),
+        parameters: Some(CONFUSING.to_owned()),
+        is_strict: true,
+    };
+    let parsing = Parsing {
+        calls: Some(Syntax::Qwen3Coder),
+        thinking: None,
+        parameters: Parameters::of_tools(&format!(
+            "[{{\"function\":{{\"name\":\"f\",\"parameters\":{CONFUSING}}}}}]"
+        )),
+    };
+    let rules = Structure::Calls(CallRules {
+        functions: vec![function],
+        must_call: true,
+        may_repeat: false,
+    });
+    let model = Model::with(&[]);
+    let grammar = model.grammar(rules, &parsing);
+    let schema = Grammar::JsonSchema(CONFUSING.to_owned());
+    let compiler = Compiler::new(&model.facts).unwrap();
+    let mut found = 0;
+    for seed in 0..300 {
+        let Some(text) = random_text(&compiler, &grammar, seed) else {
+            continue;
+        };
+        found += 1;
+        let message = read(&parsing, &text);
+        assert_eq!(
+            (message.content.as_str(), message.calls.len()),
+            ("", 1),
+            "{text}"
+        );
+        let call = &message.calls[0];
+        assert!(
+            call.is_whole && model.allows_of(&compiler, &schema, &call.arguments),
+            "{text}\n{}",
+            call.arguments
+        );
+    }
+    assert!(found > 100, "{found}");
 }

@@ -6,9 +6,10 @@
 //! | `llama3` | `{"name": …, "parameters": {…}}`, after `<|python_tag|>` or as the whole answer; several separated by `;` | Meta's Llama 3.1 to 3.3 |
 //! | `mistral` | `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` | Mistral |
 //! | `harmony` | messages to `functions.NAME`, parsed by `harmony` | OpenAI's gpt-oss |
+//! | `qwen3_coder` | `<tool_call><function=…><parameter=…>…</parameter></function></tool_call>`, parsed by `function` | Qwen3-Coder, Qwen 3.5 to 3.8 |
 //! | `phi` | `functools[{"name": …, "arguments": {…}}, …]`, or the list between `<|tool_call|>` and `<|/tool_call|>` | Microsoft's Phi-4-mini |
 
-use super::harmony;
+use super::{MAX_SCHEMA_BYTES, function, harmony};
 use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr, VariantArray};
 
@@ -31,6 +32,9 @@ pub enum Syntax {
     Mistral,
     Phi,
     Harmony,
+    /// Under vLLM's name.
+    #[strum(serialize = "qwen3_coder")]
+    Qwen3Coder,
 }
 
 /// Marks around the calls of one syntax.
@@ -44,6 +48,8 @@ pub(super) struct Marks {
     pub(super) has_lists: bool,
     /// A call may be a name followed by its arguments.
     pub(super) has_names: bool,
+    /// Calls are tags of functions and parameters.
+    pub(super) has_functions: bool,
     /// A call may be the whole answer, without an opener.
     pub(super) is_bare: bool,
     /// Separator of two calls outside a list.
@@ -57,6 +63,7 @@ const HERMES: Marks = Marks {
     closers: &["</tool_call>"],
     has_lists: false,
     has_names: false,
+    has_functions: false,
     is_bare: false,
     separator: None,
     inner: &[],
@@ -67,6 +74,7 @@ const LLAMA3: Marks = Marks {
     closers: &[],
     has_lists: false,
     has_names: false,
+    has_functions: false,
     is_bare: true,
     separator: Some(';'),
     inner: &[],
@@ -77,6 +85,7 @@ const MISTRAL: Marks = Marks {
     closers: &[],
     has_lists: true,
     has_names: true,
+    has_functions: false,
     is_bare: false,
     separator: None,
     inner: &["[ARGS]", "[CALL_ID]"],
@@ -87,6 +96,19 @@ const PHI: Marks = Marks {
     closers: &["<|/tool_call|>"],
     has_lists: true,
     has_names: false,
+    has_functions: false,
+    is_bare: false,
+    separator: None,
+    inner: &[],
+};
+
+const QWEN3_CODER: Marks = Marks {
+    // Some models omit the first.
+    openers: &["<tool_call>", function::FUNCTION],
+    closers: &["</tool_call>"],
+    has_lists: false,
+    has_names: false,
+    has_functions: true,
     is_bare: false,
     separator: None,
     inner: &[],
@@ -98,6 +120,7 @@ const HARMONY: Marks = Marks {
     closers: &[],
     has_lists: false,
     has_names: false,
+    has_functions: false,
     is_bare: false,
     separator: None,
     inner: &[],
@@ -111,6 +134,7 @@ impl Syntax {
             Self::Mistral => &MISTRAL,
             Self::Phi => &PHI,
             Self::Harmony => &HARMONY,
+            Self::Qwen3Coder => &QWEN3_CODER,
         }
     }
 
@@ -118,9 +142,12 @@ impl Syntax {
     #[must_use]
     pub fn of_template(jinja: &str) -> Option<Self> {
         let says = |text: &str| jinja.contains(text);
-        // Qwen3-Coder and GLM write calls without JSON, between the same tags as Hermes.
+        // These write calls without JSON, between the same tags as Hermes.
         if says("<function=") || says("<arg_key>") {
-            return None;
+            let is_qwen3_coder = ["<tool_call>", "<function=", "<parameter="]
+                .into_iter()
+                .all(says);
+            return is_qwen3_coder.then_some(Self::Qwen3Coder);
         }
         // Other templates contain `"parameters":` in schemas, but not these headers.
         let writes_parameters = says("\"parameters\":") && says("<|start_header_id|>");
@@ -134,6 +161,21 @@ impl Syntax {
         known
             .into_iter()
             .find_map(|(syntax, is_taught)| is_taught.then_some(syntax))
+    }
+
+    /// Rule that the name of a function breaks, if calls cannot express it.
+    #[must_use]
+    pub fn objection_to_name(self, name: &str) -> Option<&'static str> {
+        let is_unwritable = self.marks().has_functions && !name.chars().all(function::is_of_name);
+        is_unwritable
+            .then_some("must have no <, > or line end, because this model's calls have no escapes")
+    }
+
+    /// Rule that the schema of a function breaks, if the types of its parameters are not read from it.
+    #[must_use]
+    pub fn objection_to_schema(self, schema: &str) -> Option<String> {
+        let is_unread = self.marks().has_functions && schema.len() > MAX_SCHEMA_BYTES;
+        is_unread.then(|| format!("must have at most {MAX_SCHEMA_BYTES} bytes for this model"))
     }
 
     /// Texts that delimit calls. In some vocabularies they are special tokens.
@@ -173,7 +215,12 @@ mod tests {
                 Some(Syntax::Harmony),
             ),
             ("<|START_ACTION_TOKEN|>\"parameters\":", None),
-            ("<tool_call>\n<function=name>\n<parameter=a>", None),
+            (
+                "<tool_call>\n<function=name>\n<parameter=a>",
+                Some(Syntax::Qwen3Coder),
+            ),
+            ("<function=name>{\"a\": 1}</function>", None),
+            ("<seed:tool_call><function=name><parameter=a>", None),
             ("<tool_call>{{ name }}<arg_key> \"parameters\":", None),
             (
                 "{% for message in messages %}{{ message.content }}{% endfor %}",

@@ -16,6 +16,7 @@ fn terms() -> ModelTerms {
     let parsing = Parsing {
         calls: Some(Syntax::Hermes),
         thinking: Some(Thoughts::Tagged),
+        ..Parsing::default()
     };
     ModelTerms {
         vocabulary: 100,

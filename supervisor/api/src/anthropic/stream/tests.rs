@@ -3,11 +3,12 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::time::Duration;
 use worker_orcd_requests::StopReason;
-use worker_orcd_text::tools::{Syntax, Thoughts};
+use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
 
 const PARSING: Parsing = Parsing {
     calls: Some(Syntax::Hermes),
     thinking: Some(Thoughts::Tagged),
+    parameters: Parameters::NONE,
 };
 
 const TEXT: &str = "<think>\nHm\n</think>\n\nI \u{e9}.\n<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": [1.0, \
@@ -28,7 +29,7 @@ fn completion(stop_reason: StopReason) -> Completion {
 }
 
 fn render() -> MessageEvents {
-    MessageEvents::new("msg_1", "m", 5, PARSING)
+    MessageEvents::new("msg_1", "m", 5, &PARSING)
 }
 
 fn piece(number: usize, text: &str) -> Piece {

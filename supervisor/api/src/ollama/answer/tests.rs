@@ -10,10 +10,11 @@ fn lines(kind: Kind) -> Lines {
     let parsing = Parsing {
         calls: Some(Syntax::Hermes),
         thinking: Some(Thoughts::Tagged),
+        ..Parsing::default()
     };
     // 2026-11-21T12:00:00.250Z
     let created = SystemTime::UNIX_EPOCH + Duration::from_millis(1_795_262_400_250);
-    Lines::new("ollama_1", "m", kind, created, parsing)
+    Lines::new("ollama_1", "m", kind, created, &parsing)
 }
 
 fn completion(stop_reason: StopReason) -> Completion {

@@ -167,7 +167,7 @@ fn a_conversation_has_calls_and_their_results() {
         "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
     });
     let asked = chat(body).unwrap();
-    assert_eq!(asked.form.parsing, MODEL.chat.parsing_of(true));
+    assert_eq!(asked.form.parsing, MODEL.chat.parsing_of(Some("[]")));
     let Input::Chat(Chat { conversation, .. }) = asked.generation.input else {
         panic!("a conversation");
     };

@@ -316,7 +316,11 @@ fn parsings() -> impl Strategy<Value = Parsing> {
     let thoughts = [None, Some(Thoughts::Tagged), Some(Thoughts::Opened)];
     let calls = proptest::sample::select(syntaxes.to_vec());
     let thinking = proptest::sample::select(thoughts.to_vec());
-    (calls, thinking).prop_map(|(calls, thinking)| Parsing { calls, thinking })
+    (calls, thinking).prop_map(|(calls, thinking)| Parsing {
+        calls,
+        thinking,
+        ..Parsing::default()
+    })
 }
 
 proptest! {

@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::call_ids::CallIds;
-use worker_orcd_text::tools::{Syntax, Thoughts};
+use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
 
 pub(in crate::responses) const PARSING: Parsing = Parsing {
     calls: Some(Syntax::Hermes),
     thinking: Some(Thoughts::Tagged),
+    parameters: Parameters::NONE,
 };
 
 pub(in crate::responses) const TEXT: &str = "<think>Hm</think>I look.<tool_call>{\"name\": \"a\", \
@@ -26,7 +27,7 @@ pub(in crate::responses) fn pieces(text: &str, chars: usize) -> Vec<Piece> {
 }
 
 fn output(text: &str, chars: usize, is_cut: bool, only_one_call: bool) -> Output {
-    let mut output = Output::new("resp_1", PARSING, only_one_call);
+    let mut output = Output::new("resp_1", &PARSING, only_one_call);
     let mut growth = Vec::new();
     for piece in pieces(text, chars) {
         output.push(&piece, &mut growth);
