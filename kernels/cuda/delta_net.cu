@@ -46,7 +46,7 @@ struct StateSequence {
 LAYOUT(StateSequence, 16, AT(row0, 0) AT(rows, 4) AT(position0, 8) AT(pages, 12))
 
 struct DeltaArgs {
-    const float* projected;  // [rows, stride]: queries, keys, values, gates of the output, logits of strengths, inputs of decays
+    const float* projected;  // [rows, stride]: queries, keys, values, gates of the output, logits of strengths and inputs of decays
     const Row* rows;
     const StateRow* state_rows;
     const StateSequence* sequences;
@@ -57,7 +57,7 @@ struct DeltaArgs {
     float* out;          // [rows, values]
     StatePages states;
     int stride, head_dim, k_heads, v_heads, kernel;
-    int grouped;  // head h of values belongs to unit h / (v_heads / k_heads), else to unit h % k_heads
+    int grouped;  // 0: head h of values belongs to unit h % k_heads; else to unit h / grouped, and v_heads = grouped k_heads
     float eps;
     int unused;
 };
@@ -79,9 +79,15 @@ struct UnitRow {
 struct ValueHead {
     int unit, index;
     DEVICE ValueHead(const DeltaArgs& a, int head) {
-        const int each = a.v_heads / a.k_heads;
-        unit = a.grouped ? head / each : head % a.k_heads;
-        index = a.grouped ? head % each : head / a.k_heads;
+        unit = a.grouped ? head / a.grouped : head % a.k_heads;
+        index = a.grouped ? head % a.grouped : head / a.k_heads;
+    }
+    // Places behind the gates of a projected row: all strengths and then all decays, or those of each unit together.
+    DEVICE static int strength(const DeltaArgs& a, int head) {
+        return a.grouped ? head + head / a.grouped * a.grouped : head;
+    }
+    DEVICE static int decay(const DeltaArgs& a, int head) {
+        return strength(a, head) + (a.grouped ? a.grouped : a.v_heads);
     }
 };
 
@@ -158,8 +164,9 @@ extern "C" __global__ void __launch_bounds__(32 * DELTA_INPUT_WARPS) delta_input
     for (int i = 0; i < MAX_DELTA_DIM / 32; i++)
         if (32 * i + lane < dim) to[32 * i + lane] = v[i];
     if (v_head < 0 || lane > 0) return;
-    const float* inputs = a.projected + int64_t(row) * a.stride + (2 * a.k_heads + 2 * a.v_heads) * dim + a.v_heads;
-    const float log_decay = __fmul_rn(a.decay[v_head], softplus(__fadd_rn(inputs[v_head], a.dt[v_head])));
+    const float* inputs = a.projected + int64_t(row) * a.stride + (2 * a.k_heads + 2 * a.v_heads) * dim;
+    const float alpha = inputs[ValueHead::decay(a, v_head)];
+    const float log_decay = __fmul_rn(a.decay[v_head], softplus(__fadd_rn(alpha, a.dt[v_head])));
     block[slot * floats + place.log_decay(of_values.index)] = log_decay;
 }
 
@@ -258,7 +265,8 @@ template <int DIM> struct DeltaHead {
         m.log_decays[slot] = rows.block[slot * floats + place.log_decay(of_values.index)];
         if (slot < rows.from) return;
         const int64_t row = rows.row0 + slot - rows.from;
-        m.strengths[slot] = sigmoid(a.projected[row * a.stride + (2 * a.k_heads + 2 * a.v_heads) * DIM + head]);
+        const float* inputs = a.projected + row * a.stride + (2 * a.k_heads + 2 * a.v_heads) * DIM;
+        m.strengths[slot] = sigmoid(inputs[ValueHead::strength(a, head)]);
     }
 
     // Products of keys with keys and queries, and decays: a warp has SLOTS rows at a time, a lane one of the rows before them.

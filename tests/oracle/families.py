@@ -407,6 +407,7 @@ FAMILIES = [
     Family("qwen3moe", "qwen3moe", few_of_qwen3, collected("qwen3"), has_tools=True),
     Family("qwen35", "qwen35", few_of_qwen35, lambda _: QWEN35_TEMPLATE, has_tools=True),
     Family("qwen35moe", "qwen35moe", few_of_qwen35, collected("qwen3_5"), has_tools=True),
+    Family("qwen3next", "qwen3next", few_of_qwen3, lambda _: QWEN35_TEMPLATE, has_tools=True),
     Family("qwen3vl", "qwen3vl", few_of_qwen3, collected("qwen3"), has_tools=True),
     Family("qwen3vlmoe", "qwen3vlmoe", few_of_qwen3, collected("qwen3"), has_tools=True),
 ]

@@ -102,7 +102,7 @@ class Variant:
     experts_used: int = 0
     expert_width: int = N_EXPERT_FF
     shared_expert: bool = False
-    # Qwen3.5: gates of attention, which the last of so many layers has, and delta nets in the others.
+    # Qwen3.5 and Qwen3-Next: gates of attention, which the last of so many layers has, and delta nets in the others.
     attention_every: int | None = None
     # gpt-oss: sinks, biases everywhere, a window on every second layer, another name of a norm.
     gpt_oss: bool = False
@@ -170,6 +170,10 @@ MAIN += [
     Variant(
         "qwen35moe", "qwen35moe", head_dim=64, layers=3, qk_norm=True, rope_dims=32, rope_base=1e7,
         rope_sections=(6, 5, 5, 0), attention_every=3, experts_used=3, shared_expert=True, tokens=75,
+    ),
+    Variant(
+        "qwen3next", "qwen3next", head_dim=64, layers=3, qk_norm=True, rope_dims=32, rope_base=1e7,
+        attention_every=3, experts_used=3, shared_expert=True, tokens=75,
     ),
 ]  # fmt: skip
 
@@ -320,8 +324,11 @@ def _matrices(variant, n_vocab):
         if variant.has_delta_net(layer):
             yield block + "attn_qkv.weight", (DELTA_CHANNELS, N_EMBD)
             yield block + "attn_gate.weight", (DELTA_VALUES, N_EMBD)
-            yield block + "ssm_beta.weight", (N_DELTA_VALUES, N_EMBD)
-            yield block + "ssm_alpha.weight", (N_DELTA_VALUES, N_EMBD)
+            if variant.architecture == "qwen3next":
+                yield block + "ssm_ba.weight", (2 * N_DELTA_VALUES, N_EMBD)
+            else:
+                yield block + "ssm_beta.weight", (N_DELTA_VALUES, N_EMBD)
+                yield block + "ssm_alpha.weight", (N_DELTA_VALUES, N_EMBD)
             yield block + "ssm_out.weight", (N_EMBD, DELTA_VALUES)
         elif variant.fused:
             yield block + "attn_qkv.weight", (variant.q_width + 2 * variant.kv_width, N_EMBD)

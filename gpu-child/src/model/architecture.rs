@@ -21,6 +21,7 @@ pub enum Architecture {
     GptOss,
     Qwen35,
     Qwen35Moe,
+    Qwen3Next,
     Qwen3Vl,
     Qwen3VlMoe,
 }
@@ -62,7 +63,8 @@ pub(super) struct Conventions {
     pub(super) experts: Experts,
     /// Attention's output has gates.
     pub(super) gates_attention: bool,
-    /// Most layers have a gated delta net in place of attention, with heads in this order.
+    /// Most layers have a gated delta net in place of attention, with heads in this order. Grouped heads have their
+    /// strengths and decays in one tensor.
     pub(super) delta_net: Option<HeadOrder>,
 }
 
@@ -98,6 +100,15 @@ const QWEN_3_5: Conventions = Conventions {
     gates_attention: true,
     delta_net: Some(HeadOrder::Tiled),
     ..PLAIN
+};
+
+const QWEN_3_5_MOE: Conventions = Conventions {
+    experts: Experts::Always {
+        weighing: Weighing::Renormalized,
+        has_shared: true,
+        has_biases: false,
+    },
+    ..QWEN_3_5
 };
 
 const GPT_OSS: Conventions = Conventions {
@@ -166,7 +177,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -179,6 +190,7 @@ impl Architecture {
         Self::GptOss,
         Self::Qwen35,
         Self::Qwen35Moe,
+        Self::Qwen3Next,
         Self::Qwen3Vl,
         Self::Qwen3VlMoe,
     ];
@@ -199,6 +211,7 @@ impl Architecture {
             Self::GptOss => "gpt-oss",
             Self::Qwen35 => "qwen35",
             Self::Qwen35Moe => "qwen35moe",
+            Self::Qwen3Next => "qwen3next",
             Self::Qwen3Vl => "qwen3vl",
             Self::Qwen3VlMoe => "qwen3vlmoe",
         }
@@ -250,13 +263,10 @@ impl Architecture {
             },
             Self::GptOss => GPT_OSS,
             Self::Qwen35 => QWEN_3_5,
-            Self::Qwen35Moe => Conventions {
-                experts: Experts::Always {
-                    weighing: Weighing::Renormalized,
-                    has_shared: true,
-                    has_biases: false,
-                },
-                ..QWEN_3_5
+            Self::Qwen35Moe => QWEN_3_5_MOE,
+            Self::Qwen3Next => Conventions {
+                delta_net: Some(HeadOrder::Grouped),
+                ..QWEN_3_5_MOE
             },
             Self::SmolLm3 => Conventions {
                 rope_pairs: RopePairs::Adjacent,

@@ -143,6 +143,13 @@ pub const SERVED: &[Served] = &[
         on_cuda: true,
         held_by: &["qwen35moe"],
     },
+    Served {
+        architecture: Architecture::Qwen3Next,
+        with_key: Some("expert_count"),
+        models: "Qwen3-Next-80B-A3B, Qwen3-Coder-Next: as above; older files, with `ssm_in` tensors, are refused",
+        on_cuda: true,
+        held_by: &["qwen3next"],
+    },
 ];
 
 /// Known architectures that are not served.
@@ -156,10 +163,6 @@ pub struct Refused {
 
 /// Names from the `gguf` package; missing features according to llama.cpp's `src/models/`.
 pub const REFUSED: &[Refused] = &[
-    Refused {
-        names: &["qwen3next"],
-        needs: "gated delta nets, which have a recurrent state, in three of four layers",
-    },
     Refused {
         names: &["kimi-linear"],
         needs: "delta attention, which has a recurrent state, and latent attention (MLA)",

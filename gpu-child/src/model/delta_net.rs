@@ -53,6 +53,19 @@ impl DeltaNetConfig {
         2 * self.k_width() + self.v_width()
     }
 
+    /// Place of a head's strength among the strengths and decays of a row, and that of its decay.
+    #[must_use]
+    pub fn strength_and_decay(&self, v_head: usize) -> (usize, usize) {
+        match self.order {
+            HeadOrder::Tiled => (v_head, self.v_heads + v_head),
+            HeadOrder::Grouped => {
+                let each = self.v_heads / self.k_heads;
+                let strength = v_head / each * 2 * each + v_head % each;
+                (strength, strength + each)
+            }
+        }
+    }
+
     /// Width of everything that is projected from a row: the channels, the gates of the output, and a strength and a
     /// decay for each head of values.
     #[must_use]

@@ -54,8 +54,9 @@ pub struct DeltaNet<M, V> {
     pub gate: Linear<M, V>,
     /// Logits of the update's strength, `[v_heads, n_embd]`.
     pub beta: Linear<M, V>,
-    /// Logarithm of the decay before its softplus, `[v_heads, n_embd]`.
-    pub alpha: Linear<M, V>,
+    /// Logarithm of the decay before its softplus, `[v_heads, n_embd]`. `None`: `beta` has those of each head of keys
+    /// behind its strengths.
+    pub alpha: Option<Linear<M, V>>,
     /// Weights of each channel for the last positions, the present one last: `[channels, kernel]`.
     pub conv: V,
     /// Bias of `alpha`, `[v_heads]`.
@@ -227,7 +228,13 @@ impl<M, V> Mixer<M, V> {
                 let [q, k, v] = &attention.qkv;
                 vec![q, k, v, &attention.output]
             }
-            Self::DeltaNet(net) => vec![&net.qkv, &net.gate, &net.beta, &net.alpha, &net.output],
+            Self::DeltaNet(net) => {
+                let alpha = net.alpha.iter();
+                [&net.qkv, &net.gate, &net.beta, &net.output]
+                    .into_iter()
+                    .chain(alpha)
+                    .collect()
+            }
         }
     }
 
@@ -267,7 +274,7 @@ impl<M, V> DeltaNet<M, V> {
             qkv: self.qkv.try_map(to)?,
             gate: self.gate.try_map(to)?,
             beta: self.beta.try_map(to)?,
-            alpha: self.alpha.try_map(to)?,
+            alpha: self.alpha.as_ref().map(|it| it.try_map(to)).transpose()?,
             conv: to.vector(&self.conv)?,
             dt: to.vector(&self.dt)?,
             decay: to.vector(&self.decay)?,

@@ -41,7 +41,8 @@ pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
         | Architecture::Qwen3Moe
         | Architecture::Qwen3VlMoe
         | Architecture::GptOss
-        | Architecture::Qwen35Moe => Some(EXPERT_FF),
+        | Architecture::Qwen35Moe
+        | Architecture::Qwen3Next => Some(EXPERT_FF),
         _ => None,
     };
     model(architecture, experts)
@@ -56,7 +57,10 @@ pub fn tiny_mixtral() -> GgufBuilder {
 /// Enough layers to include every kind of layer.
 fn n_layers(architecture: Architecture) -> u32 {
     match architecture {
-        Architecture::SmolLm3 | Architecture::Qwen35 | Architecture::Qwen35Moe => 4,
+        Architecture::SmolLm3
+        | Architecture::Qwen35
+        | Architecture::Qwen35Moe
+        | Architecture::Qwen3Next => 4,
         Architecture::Gemma3 => 7,
         _ => N_LAYERS,
     }
@@ -64,8 +68,8 @@ fn n_layers(architecture: Architecture) -> u32 {
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     use Architecture::{
-        Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe, Qwen3Vl, Qwen3VlMoe, Qwen35,
-        Qwen35Moe,
+        Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe,
+        Qwen35, Qwen35Moe,
     };
     let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
     let mut random = Random(0x5eed);
@@ -73,7 +77,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     if architecture == Gemma3 {
         file = file.meta("gemma3.attention.sliding_window", WINDOW);
     }
-    let has_delta_nets = matches!(architecture, Qwen35 | Qwen35Moe);
+    let has_delta_nets = matches!(architecture, Qwen35 | Qwen35Moe | Qwen3Next);
     if has_delta_nets {
         file = delta_net_metadata(file, architecture);
     }
@@ -87,7 +91,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
         let is_delta_net = has_delta_nets && !(layer + 1).is_multiple_of(ATTENTION_EVERY);
         if is_delta_net {
-            file = random.delta_net(file, &name);
+            file = random.delta_net(file, &name, architecture);
         } else if architecture == Phi3 {
             file = random.matrix(file, &name("attn_qkv.weight"), q_dim + 2 * kv_dim, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), 2 * N_FF, N_EMBD);
@@ -108,7 +112,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
         }
         if matches!(
             architecture,
-            Qwen3 | Qwen3Moe | Qwen3Vl | Qwen3VlMoe | Gemma3 | Qwen35 | Qwen35Moe
+            Qwen3 | Qwen3Moe | Qwen3Vl | Qwen3VlMoe | Gemma3 | Qwen35 | Qwen35Moe | Qwen3Next
         ) && !is_delta_net
         {
             file = random.norm(file, &name("attn_q_norm.weight"), HEAD_DIM);
@@ -132,7 +136,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             None => random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF),
             Some(n_ff) => random.experts(file, &name, n_ff),
         };
-        if matches!(architecture, Qwen2Moe | Qwen35Moe) {
+        if matches!(architecture, Qwen2Moe | Qwen35Moe | Qwen3Next) {
             file = random.shared_expert(file, &name);
         }
     }
@@ -157,7 +161,7 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
     let length = key("expert_feed_forward_length");
     let shared = key("expert_shared_feed_forward_length");
     match architecture {
-        Architecture::Qwen2Moe | Architecture::Qwen35Moe => file
+        Architecture::Qwen2Moe | Architecture::Qwen35Moe | Architecture::Qwen3Next => file
             .meta(&length, n_ff as u32)
             .meta(&shared, SHARED_FF as u32),
         Architecture::Qwen3Moe | Architecture::Qwen3VlMoe => file.meta(&length, n_ff as u32),
@@ -230,18 +234,31 @@ impl Random {
         file.tensor_f32(name, &[cols, rows], &self.values(rows * cols, 0.4))
     }
 
-    fn delta_net(&mut self, mut file: GgufBuilder, name: &dyn Fn(&str) -> String) -> GgufBuilder {
+    fn delta_net(
+        &mut self,
+        mut file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        architecture: Architecture,
+    ) -> GgufBuilder {
         let v_width = DELTA_V_HEADS * DELTA_DIM;
         let channels = 2 * DELTA_K_HEADS * DELTA_DIM + v_width;
-        for (tensor, rows, cols) in [
+        let strengths: &[_] = match architecture {
+            Architecture::Qwen3Next => &[("ssm_ba.weight", 2 * DELTA_V_HEADS, N_EMBD)],
+            _ => &[
+                ("ssm_beta.weight", DELTA_V_HEADS, N_EMBD),
+                ("ssm_alpha.weight", DELTA_V_HEADS, N_EMBD),
+            ],
+        };
+        let before = [
             ("attn_qkv.weight", channels, N_EMBD),
             ("attn_gate.weight", v_width, N_EMBD),
-            ("ssm_beta.weight", DELTA_V_HEADS, N_EMBD),
-            ("ssm_alpha.weight", DELTA_V_HEADS, N_EMBD),
+        ];
+        let behind = [
             ("ssm_out.weight", N_EMBD, v_width),
             ("ssm_conv1d.weight", channels, DELTA_KERNEL),
-        ] {
-            file = self.matrix(file, &name(tensor), rows, cols);
+        ];
+        for (tensor, rows, cols) in before.iter().chain(strengths).chain(&behind) {
+            file = self.matrix(file, &name(tensor), *rows, *cols);
         }
         file = self.vector(file, &name("ssm_dt.bias"), DELTA_V_HEADS);
         let decay: Vec<f32> = self

@@ -16,6 +16,7 @@ use super::layer::{
 use super::{rerank, rope};
 use std::collections::HashSet;
 use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::reference::delta_net::HeadOrder;
 
 /// The model's tensors as views into the mapped file.
 pub type FileWeights<'a> = ModelWeights<TensorView<'a>, TensorView<'a>>;
@@ -124,11 +125,18 @@ impl<'a> LayerReader<'_, '_, 'a> {
         let conv = self.name("ssm_conv1d.weight");
         let channels = [net.kernel, net.channels(), 1, 1];
         let missing = || ModelError::MissingTensor(conv.clone());
+        let (beta, alpha) = match net.order {
+            HeadOrder::Tiled => {
+                let alpha = self.linear("ssm_alpha", v_heads, n_embd)?;
+                (self.linear("ssm_beta", v_heads, n_embd)?, Some(alpha))
+            }
+            HeadOrder::Grouped => (self.linear("ssm_ba", 2 * v_heads, n_embd)?, None),
+        };
         Ok(DeltaNet {
             qkv: self.linear("attn_qkv", net.channels(), n_embd)?,
             gate: self.linear("attn_gate", net.v_width(), n_embd)?,
-            beta: self.linear("ssm_beta", v_heads, n_embd)?,
-            alpha: self.linear("ssm_alpha", v_heads, n_embd)?,
+            beta,
+            alpha,
             conv: self
                 .tensors
                 .optional_f32(&conv, channels)?

@@ -202,8 +202,9 @@ impl DeltaNetRows<'_> {
             .enumerate()
             .map(channel)
             .collect();
-        let (gates, beta) = (apply(&of_layer.gate, input), apply(&of_layer.beta, input));
-        let alpha = apply(&of_layer.alpha, input);
+        let gates = apply(&of_layer.gate, input);
+        let mut strengths = apply(&of_layer.beta, input);
+        strengths.extend(of_layer.alpha.iter().flat_map(|it| apply(it, input)));
         let (dt, decay) = (values(&of_layer.dt), values(&of_layer.decay));
         let (norm, dim) = (values(&of_layer.norm), net.head_dim);
         let mut out = vec![0.0; net.v_width()];
@@ -211,6 +212,7 @@ impl DeltaNetRows<'_> {
         for (k_head, index) in (0..net.k_heads).flat_map(|head| (0..heads).map(move |i| (head, i)))
         {
             let head = net.order.v_head(k_head, index, net.k_heads, net.v_heads);
+            let (beta, alpha) = net.strength_and_decay(head);
             let part = |start: usize| &qkv[start..start + dim];
             let mut q = l2_norm(part(k_head * dim), eps);
             q.iter_mut().for_each(|q| *q /= (dim as f32).sqrt());
@@ -218,8 +220,8 @@ impl DeltaNetRows<'_> {
                 q: &q,
                 k: &l2_norm(part(net.k_width() + k_head * dim), eps),
                 v: part(2 * net.k_width() + head * dim),
-                beta: 1.0 / (1.0 + f64::from(-beta[head]).exp()),
-                log_decay: log_decay(decay[head], alpha[head], dt[head]),
+                beta: 1.0 / (1.0 + f64::from(-strengths[beta]).exp()),
+                log_decay: log_decay(decay[head], strengths[alpha], dt[head]),
             };
             let given = delta_step(&mut self.states[head], &row);
             let given: Vec<f32> = given.into_iter().map(|value| value as f32).collect();

@@ -19,6 +19,7 @@ use worker_orcd_gpu::model::{
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::cpu::Isa;
+use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::synthetic::random_rows;
 
 /// Types of a layer's seven matrices, then of embedding and output.
@@ -231,11 +232,16 @@ impl Model {
             return;
         };
         let n_embd = self.config.n_embd;
+        // Grouped heads have strengths and decays in one tensor. Decays are powers, which amplify errors of large weights.
+        let (strengths, magnitude) = match net.order {
+            HeadOrder::Tiled => (net.v_heads, 0.3),
+            HeadOrder::Grouped => (2 * net.v_heads, 0.05),
+        };
         for _ in 0..self.config.n_layers {
             for (ty, rows, cols, magnitude) in [
                 (types[0], net.channels(), n_embd, 0.3),
                 (types[1], net.v_width(), n_embd, 0.3),
-                (types[2], net.v_heads, n_embd, 0.3),
+                (types[2], strengths, n_embd, magnitude),
                 (types[3], net.v_heads, n_embd, 0.1),
                 (types[6], n_embd, net.v_width(), 0.3),
                 (TensorType::F32, net.channels(), net.kernel, 1.0),
@@ -257,11 +263,13 @@ impl Model {
             weight: view(index),
             bias: None,
         };
+        let order = self.config.delta_net.map(|it| it.order);
+        let is_apart = order == Some(HeadOrder::Tiled);
         DeltaNet {
             qkv: linear(0),
             gate: linear(1),
             beta: linear(2),
-            alpha: linear(3),
+            alpha: is_apart.then(|| linear(3)),
             output: linear(4),
             conv: view(5),
             dt: view(6),

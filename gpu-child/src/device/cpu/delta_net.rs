@@ -57,14 +57,15 @@ pub fn run(
     let projected = &mut qkv[..tokens * config.projected_width()];
     let attn = &mut attn[..tokens * v_width];
 
-    let projections = [
+    let mut projections = vec![
         forward.projection(&net.qkv, 0),
         forward.projection(&net.gate, channels),
         forward.projection(&net.beta, channels + v_width),
-        forward.projection(&net.alpha, channels + v_width + config.v_heads),
     ];
+    let alpha = net.alpha.as_ref();
+    projections.extend(alpha.map(|it| forward.projection(it, channels + v_width + config.v_heads)));
     forward.normalize(x, forward.weights.vector(&layer.attn_norm), norm);
-    let weights = projections.each_ref().map(|it| it.weight);
+    let weights: Vec<_> = projections.iter().map(|it| it.weight).collect();
     forward.device.quantize(norm, n_embd, &weights, quantized);
     let input = quantized.view(norm, n_embd);
     let all = Share::all(tokens);
@@ -184,16 +185,19 @@ impl Recurrence<'_> {
         let row = self.row(row);
         let (values, rest) = row.split_at(self.config.channels());
         let rest = &rest[self.config.v_width()..];
-        let (beta, alpha) = rest.split_at(self.config.v_heads);
-        let of_heads = |values: &[f32]| heads.iter().map(|head| values[*head]).collect();
+        let places = heads.iter();
+        let places = places.map(|head| self.config.strength_and_decay(*head));
+        let (beta, alpha) = places
+            .map(|(beta, alpha)| (rest[beta], rest[alpha]))
+            .unzip();
         DeltaInputs {
             channels: channels
                 .into_iter()
                 .flat_map(|it| &values[it])
                 .copied()
                 .collect(),
-            beta: of_heads(beta),
-            alpha: of_heads(alpha),
+            beta,
+            alpha,
         }
     }
 

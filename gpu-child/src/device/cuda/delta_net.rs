@@ -220,14 +220,12 @@ pub fn run(
     let behind_gates = config.channels() + config.v_width();
     let [channels, rest] =
         [0, behind_gates].map(|at| Output::stored(shared.projected.add(at), stride));
+    let strengths: Vec<_> = std::iter::once(net.beta).chain(net.alpha).collect();
     let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
     rank.make_and_project(
         &rank.ops.rmsnorm,
         norm,
-        &[
-            (&[net.qkv, net.gate], channels),
-            (&[net.beta, net.alpha], rest),
-        ],
+        &[(&[net.qkv, net.gate], channels), (&strengths, rest)],
     )?;
     // SAFETY: the plan's rows and sequences were copied to the device; the scheduler hands out no pages outside the
     // arena, and that of a position which is written to one sequence only.
@@ -273,7 +271,10 @@ fn arguments_of(rank: &Rank, config: &DeltaNetConfig, index: usize, net: &DeltaN
         k_heads: config.k_heads as i32,
         v_heads: config.v_heads as i32,
         kernel: config.kernel as i32,
-        grouped: i32::from(config.order == HeadOrder::Grouped),
+        grouped: match config.order {
+            HeadOrder::Tiled => 0,
+            HeadOrder::Grouped => (config.v_heads / config.k_heads) as i32,
+        },
         eps: rank.config.norm_eps,
         unused: 0,
     }
@@ -303,7 +304,11 @@ mod tests {
 
     #[test]
     fn heads_without_a_kernel_are_refused_by_name() {
-        for architecture in [Architecture::Qwen35, Architecture::Qwen35Moe] {
+        for architecture in [
+            Architecture::Qwen35,
+            Architecture::Qwen35Moe,
+            Architecture::Qwen3Next,
+        ] {
             let bytes = tiny_model(architecture).build();
             let header = gguf::parse(&bytes).expect("a model");
             let config = ModelConfig::from_gguf(&header, None).expect("a configuration");

@@ -87,9 +87,9 @@ fn qwen3_5_has_delta_nets_and_gated_attention_in_turn_and_misses_each_tensor_by_
                 }
                 Mixer::DeltaNet(net) => {
                     assert_eq!(index % 2, 0);
-                    let linears = [net.qkv, net.gate, net.beta, net.alpha, net.output];
-                    let rows = linears.map(|linear| linear.weight.rows);
-                    assert_eq!(rows, [128, 64, 4, 4, 64]);
+                    let linears = [net.qkv, net.gate, net.beta, net.output].into_iter();
+                    let rows = linears.chain(net.alpha).map(|linear| linear.weight.rows);
+                    assert_eq!(rows.collect::<Vec<_>>(), [128, 64, 4, 64, 4]);
                     assert_eq!((net.conv.rows, net.conv.cols), (128, 4));
                     let vectors = [net.dt, net.decay, net.norm].map(|vector| vector.cols);
                     assert_eq!(vectors, [4, 4, 16]);
