@@ -173,6 +173,14 @@ impl CudaExecutor {
         self.decode_step = None;
         self.graphs = Graphs::default();
     }
+
+    /// Records steps or makes their launches one by one, so that a measurement can compare both.
+    pub fn use_graphs(&mut self, is_wanted: bool) {
+        self.graphs = match is_wanted {
+            true => Graphs::default(),
+            false => Graphs::none(),
+        };
+    }
 }
 
 impl Executor for CudaExecutor {

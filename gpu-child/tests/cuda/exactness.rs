@@ -399,6 +399,24 @@ fn drafts_do_not_change_a_bit() {
     }
 }
 
+/// Steps without a tap on the layers, so that they are recorded.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn recorded_drafts_do_not_change_a_bit() {
+    let of = |config: &ModelConfig, types: Types| Model::random(config.clone(), types);
+    for model in [
+        of(&config(None), MIXED),
+        of(&wide(), [TensorType::F16; 9]),
+        of(&of_k_quants(128), [TensorType::Q4_K; 9]),
+        large_heads_like_gemma(),
+        of(&with_sinks(64, 128), [TensorType::MXFP4; 9]),
+        of(&config_of_delta_nets(), MIXED),
+        of(&config_of_delta_nets_and_experts(), MIXED),
+    ] {
+        laws::repeated_drafts_do_not_change_a_bit(&mut load(&model), &model.config);
+    }
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn pages_of_another_request_serve_an_equal_prefix() {

@@ -2,6 +2,8 @@
 //! tokens and positions determine the bits of its results.
 
 use super::{Seen, Share, Watch, alone, page_table, pages, step, step_with_tables, tokens};
+use std::thread;
+use std::time::Duration;
 use worker_orcd_gpu::device::{Batch, Executor, PageId, SampleWork, SequenceWork};
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
@@ -301,5 +303,86 @@ pub fn drafts_do_not_change_a_bit(executor: &mut impl Executor, config: &ModelCo
             }
         }
         first += 1 + accepted;
+    }
+}
+
+/// Steps of equally many rows follow each other, as a device may record them: right and wrong drafts of a sequence, alone
+/// and beside one that decodes.
+pub fn repeated_drafts_do_not_change_a_bit(executor: &mut impl Executor, config: &ModelConfig) {
+    // Steps of 16 rows cross the borders of three splits of attention.
+    const PROMPT: usize = 230;
+    const STEPS: usize = 18;
+    let tokens = [9, 4].map(|seed| tokens(PROMPT + 16 * STEPS, seed));
+    let expected = tokens
+        .each_ref()
+        .map(|tokens| alone(executor, config, tokens, 1));
+    let groups = executor.kv_geometry().groups.count() as u32;
+    let blocks = tokens[0].len().div_ceil(32) as u32;
+    let tables = [1, 2].map(|place| page_table(&pages(place * blocks, blocks), groups));
+    let garbage = vec![TokenId(5); PROMPT + 16 * STEPS];
+    for (rows, sequences) in [(2, 1), (4, 1), (5, 1), (8, 1), (16, 1), (4, 2), (16, 2)] {
+        // Positions behind the prompt hold the keys and values of another text.
+        for (request, tokens) in tokens[..sequences].iter().enumerate() {
+            let chunks = garbage.chunks(PROMPT).enumerate();
+            let chunks = chunks.map(|(index, chunk)| (chunk, index * PROMPT));
+            for (chunk, first) in chunks.chain([(&tokens[..PROMPT], 0)]) {
+                let sequences = [SequenceWork {
+                    sample: None,
+                    drafts: 0,
+                    ..drafted(request, chunk, first, &tables)
+                }];
+                let prompt = Batch {
+                    step: 1,
+                    sequences: &sequences,
+                };
+                let mut watch = Watch::logits(2);
+                executor.step(&prompt, &mut watch).expect("a prompt");
+            }
+        }
+        let mut first = PROMPT;
+        for step in 0..STEPS {
+            if step == 3 {
+                // Another thread completes a recording.
+                thread::sleep(Duration::from_millis(50));
+            }
+            let accepted = rows - 1 - step % rows.min(3);
+            let mut run = tokens[0][first..=first + accepted].to_vec();
+            run.resize(rows, TokenId(3));
+            let beside = PROMPT + step;
+            let works = [
+                drafted(0, &run, first, &tables),
+                drafted(1, &tokens[1][beside..=beside], beside, &tables),
+            ];
+            let batch = Batch {
+                step: 1,
+                sequences: &works[..sequences],
+            };
+            let mut watch = Watch::logits(2);
+            executor.step(&batch, &mut watch).expect("a step");
+            let mut seen = watch.seen;
+            seen[0].logits.truncate(1 + accepted);
+            let what = format!("{rows} rows of {sequences} at {first}");
+            for (expected, seen) in expected.iter().zip(&seen[..sequences]) {
+                assert_same(expected, seen, &what);
+            }
+            first += 1 + accepted;
+        }
+    }
+}
+
+/// A run of tokens of which all but the first are drafts.
+fn drafted<'a>(
+    request: usize,
+    rows: &'a [TokenId],
+    first: usize,
+    tables: &'a [Vec<PageId>],
+) -> SequenceWork<'a> {
+    SequenceWork {
+        request: RequestId(request as u64),
+        tokens: rows,
+        first_position: first as u32,
+        pages: &tables[request],
+        sample: Some(SampleWork::new(Sampling::default(), &[], rows)),
+        drafts: rows.len() - 1,
     }
 }

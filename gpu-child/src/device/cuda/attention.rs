@@ -299,7 +299,7 @@ impl AttentionBuffers {
 }
 
 /// Sizes that determine the grids of attention's launches, beside the number of rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AttentionGrids {
     tiles: usize,
     /// Splits of the longest sequence; zero if one block computes all splits of a unit.

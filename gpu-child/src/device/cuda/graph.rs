@@ -1,11 +1,11 @@
-//! CUDA graphs of decode steps of larger batches, recorded once and launched as a whole.
+//! CUDA graphs of decode steps of larger batches and of steps with drafts, recorded once and launched as a whole.
 //!
 //! The launches of a step take longer than their execution. While a batch continues to decode, its launches
 //! are equal from step to step: buffers have fixed addresses, and all changes (tokens,
 //! positions, page tables) are in memory. The launches depend only on the [`GraphKey`]; a step
-//! is recorded when a key occurs for the second time in a row. Its graph is instantiated [aside](super::aside), and
-//! kept. The driver's memory for a graph is the difference of free memory before and after; dropped graphs leave theirs
-//! to later ones.
+//! is recorded when a key occurs for the second time among the last few steps without a graph. Its graph is instantiated
+//! [aside](super::aside), and kept. The driver's memory for a graph is the difference of free memory before and after;
+//! dropped graphs leave theirs to later ones.
 //!
 //! Without a graph (not ready, or no memory for one because another process took it all), the step makes its launches
 //! one by one: the same bits, later.
@@ -16,6 +16,7 @@ use super::memory::Purpose;
 use super::mixers::MixerGrids;
 use super::plan::Plan;
 use cudarc::driver::sys::{self, CUstreamCaptureMode as CaptureMode};
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use worker_orcd_ipc::Fault;
 
@@ -26,20 +27,31 @@ const MAX_GRAPHS: usize = 64;
 /// a step.
 const STEPS_WITHOUT: u32 = 1000;
 
+/// Number of keys that are remembered until they occur again. The number of drafts, and with it the key, changes from
+/// step to step.
+const SEEN_KEYS: usize = 8;
+
 /// Sizes that determine the grids of a step's launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphKey {
     rows: usize,
+    /// A delta net has blocks for each of them.
+    sequences: usize,
     mixers: MixerGrids,
 }
 
 impl GraphKey {
-    /// `None` unless each sequence decodes and draws, within the rows of logits that the head holds.
+    /// `None` unless each row draws, of sequences that decode with or without drafts, within the rows of logits that
+    /// the head holds.
     #[must_use]
     pub fn of(plan: &Plan<'_>, head_rows: usize, mixers: MixerGrids) -> Option<Self> {
         let rows = plan.rows.len();
-        let decodes = plan.sequences.len() == rows && plan.drawing.len() == rows;
-        (decodes && rows <= head_rows).then_some(Self { rows, mixers })
+        let decodes = plan.drawing.len() == rows && !plan.mixers.has_wide_tiles();
+        (decodes && rows <= head_rows).then_some(Self {
+            rows,
+            sequences: plan.sequences.len(),
+            mixers,
+        })
     }
 }
 
@@ -75,13 +87,22 @@ pub struct Graphs {
     /// Ordered by use, the latest last.
     kept: Vec<(GraphKey, Executable)>,
     coming: Option<(GraphKey, Receiver<Result<Executable, Fault>>)>,
-    /// Key of the previous step, if it was not launched as a graph.
-    seen: Option<GraphKey>,
+    /// Keys of steps that were not launched as graphs, the latest last.
+    seen: VecDeque<GraphKey>,
     /// Steps without an attempt to record.
     steps_without: u32,
 }
 
 impl Graphs {
+    /// Every step makes its launches one by one.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            steps_without: u32::MAX,
+            ..Self::default()
+        }
+    }
+
     /// Launches the graph of this shape. Returns false without a graph: the caller makes the launches itself. A shape
     /// that was seen before is recorded by `pass`.
     ///
@@ -96,11 +117,11 @@ impl Graphs {
     ) -> Result<bool, Fault> {
         self.take_in(context, aside)?;
         let Some(at) = self.kept.iter().position(|(of, _)| *of == key) else {
-            if self.seen == Some(key) && self.steps_without == 0 && self.coming.is_none() {
+            let was_seen = self.sees(key);
+            if was_seen && self.steps_without == 0 && self.coming.is_none() {
                 let recording = record(context, pass)?;
                 self.coming = Some((key, aside.instantiate(recording)));
             }
-            self.seen = Some(key);
             self.steps_without = self.steps_without.saturating_sub(1);
             return Ok(false);
         };
@@ -118,6 +139,18 @@ impl Graphs {
                 launched.map(|()| true)
             }
         }
+    }
+
+    /// Remembers the key of a step without a graph. True if it was remembered already.
+    fn sees(&mut self, key: GraphKey) -> bool {
+        let before = self.seen.iter().position(|it| *it == key);
+        if let Some(at) = before {
+            self.seen.remove(at);
+        } else if self.seen.len() == SEEN_KEYS {
+            self.seen.pop_front();
+        }
+        self.seen.push_back(key);
+        before.is_some()
     }
 
     /// Takes over the ordered graph, if it is ready.
@@ -183,4 +216,28 @@ pub fn instantiate(context: &Context, Recording(graph): Recording) -> Result<Exe
     let grown = before.saturating_sub(after);
     context.ledger().add(Purpose::Graphs, grown);
     Ok(Executable(exec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(rows: usize) -> GraphKey {
+        GraphKey {
+            rows,
+            sequences: 1,
+            mixers: MixerGrids::default(),
+        }
+    }
+
+    #[test]
+    fn a_key_is_remembered_until_enough_others_have_come() {
+        let mut graphs = Graphs::default();
+        let order = [16, 1, 8, 16, 1, 2].map(|rows| graphs.sees(key(rows)));
+        assert_eq!(order, [false, false, false, true, true, false]);
+        for rows in 20..20 + SEEN_KEYS {
+            assert!(!graphs.sees(key(rows)));
+        }
+        assert!(!graphs.sees(key(16)));
+    }
 }

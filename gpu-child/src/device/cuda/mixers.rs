@@ -124,7 +124,17 @@ impl MixerPlan {
         self.attention.starts.iter().copied()
     }
 
-    /// Sizes that determine the grids of the mixers' launches, beside the number of rows.
+    /// Makes the launches of steps with drafts equal for longer.
+    pub fn expect_drafts(&mut self) {
+        self.attention.round_splits();
+    }
+
+    #[must_use]
+    pub fn has_wide_tiles(&self) -> bool {
+        !self.attention.wide_tiles().is_empty()
+    }
+
+    /// Sizes that determine the grids of the mixers' launches, beside the numbers of rows and sequences.
     #[must_use]
     pub fn grids(&self, rank: &Rank) -> MixerGrids {
         MixerGrids {
@@ -134,7 +144,7 @@ impl MixerPlan {
 }
 
 /// The launches of steps with equal sizes are equal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MixerGrids {
     attention: AttentionGrids,
 }

@@ -27,7 +27,7 @@ impl<'a> Plan<'a> {
     /// outside the vocabulary, or one that the previous step does not draw.
     #[must_use]
     pub fn new(batch: &Batch<'a>, rank: &Rank, before: &[RequestId]) -> Self {
-        let mixers = rank.mixers.plan(rank, batch);
+        let mut mixers = rank.mixers.plan(rank, batch);
         // Batches keep their order, so the next one is usually the match.
         let mut order = (0..).zip(before).cycle();
         let mut place = |request: RequestId| {
@@ -53,10 +53,14 @@ impl<'a> Plan<'a> {
                 });
             }
         }
+        let drawing = drawing_rows(batch.sequences);
+        if drawing.len() > batch.sequences.len() {
+            mixers.expect_drafts();
+        }
         Self {
             sequences: batch.sequences,
             rows,
-            drawing: drawing_rows(batch.sequences),
+            drawing,
             mixers,
         }
     }

@@ -23,6 +23,12 @@ const MULTIPROCESSORS_A_BLOCK: usize = 5;
 pub const SPLIT: usize = constant!("attention.cuh", SPLIT);
 pub const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
 
+/// A step with drafts advances by several positions, so the number of splits soon changes. A number above the first of
+/// these is rounded up to a multiple of the second, so that a graph serves hundreds of positions. Blocks of splits that
+/// no row has end at once.
+const EXACT_SPLITS: usize = 2;
+const SPLITS_STEP: usize = 4;
+
 #[derive(Debug)]
 pub struct AttentionPlan {
     /// Page tables of all sequences, concatenated, by group of layers with attention.
@@ -122,6 +128,11 @@ impl AttentionPlan {
         &self.tiles[self.narrow_tiles..]
     }
 
+    /// Rounds the number of splits up, for a step with drafts.
+    pub fn round_splits(&mut self) {
+        self.splits = rounded(self.splits);
+    }
+
     /// Adds the page table of a sequence; returns its start.
     fn add_table(&mut self, work: &SequenceWork<'_>, groups: PageGroups) -> usize {
         let groups = groups.all();
@@ -133,6 +144,13 @@ impl AttentionPlan {
         }
         self.starts.push(start as i32);
         start
+    }
+}
+
+fn rounded(splits: usize) -> usize {
+    match splits {
+        0..=EXACT_SPLITS => splits,
+        _ => splits.next_multiple_of(SPLITS_STEP),
     }
 }
 

@@ -155,3 +155,8 @@ fn a_sequence_that_decodes_is_in_no_wide_tile() {
     assert_eq!(seen.tiles.len(), 256);
     assert!(seen.narrow.decode() && seen.narrow.come_first());
 }
+
+#[test]
+fn a_step_with_drafts_has_a_few_numbers_of_splits() {
+    assert_eq!([1, 2, 3, 4, 5, 8, 9].map(rounded), [1, 2, 4, 4, 8, 8, 12]);
+}
