@@ -16,7 +16,8 @@
 //! earlier occurrence of the last [`MATCH`] tokens. They are part of no promise: a replayed sequence gets drafts anew.
 //!
 //! The i-th draft saves a step if it and all before it are right. With the share p of recent drafts that were, the
-//! probability is p^i. Its row makes the step longer; it is offered if p^i exceeds that [cost](DraftCosts).
+//! probability is p^i. Its row makes the step longer; it is worth that [cost](DraftCosts) if p^i exceeds it. A sequence has
+//! 1, 3, 7 or 15 drafts ([`rounded`]).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -26,7 +27,7 @@ use worker_orcd_ipc::{Drawn, TokenId};
 /// language more often.
 pub(super) const MATCH: usize = 8;
 
-/// Drafts of a sequence in one step, at most.
+/// Drafts of a sequence in one step, at most: a power of two of rows.
 const MOST: usize = 15;
 
 /// Rows of all decoding sequences in a step with drafts, at most.
@@ -145,10 +146,8 @@ impl Drafter {
         let [right, decided] = PRIOR;
         let success = (self.right + right) / (self.decided + decided);
         let chances = std::iter::successors(Some(success), |chance| Some(chance * success));
-        chances
-            .take(most)
-            .take_while(|chance| *chance > cost)
-            .count()
+        let worthwhile = chances.take(most).take_while(|chance| *chance > cost);
+        rounded(worthwhile.count())
     }
 
     /// Records how many drafts of a step were accepted. `tokens`: length of the sequence after it.
@@ -179,6 +178,13 @@ impl Drafter {
         // Another run may have the same hash.
         (tokens[end - MATCH..end] == *last).then_some(end)
     }
+}
+
+/// The largest number of drafts up to this one that makes a power of two of rows. A device that records its steps has
+/// a recording for each number of rows.
+fn rounded(drafts: usize) -> usize {
+    let rows = (1 + drafts).ilog2();
+    (1 << rows) - 1
 }
 
 /// FNV-1a.
@@ -230,9 +236,11 @@ mod tests {
         text.extend(tokens(0..8));
         text.extend(tokens([30, 31, 32, 33]));
         text.extend(tokens(0..8));
-        let expected = tokens([30, 31, 32, 33, 0, 1]);
-        assert_eq!(Drafter::default().drafts(&text, at_most(6)), expected);
-        assert_eq!(Drafter::default().drafts(&text, at_most(2)), expected[..2]);
+        let expected = tokens([30, 31, 32, 33, 0, 1, 2]);
+        for (most, drafts) in [(7, 7), (6, 3), (3, 3), (2, 1), (1, 1), (0, 0)] {
+            let of_most = Drafter::default().drafts(&text, at_most(most));
+            assert_eq!(of_most, expected[..drafts], "at most {most}");
+        }
         text.pop();
         assert_eq!(
             Drafter::default().drafts(&text, FREE),
@@ -264,7 +272,7 @@ mod tests {
         let mut drafter = Drafter::default();
         // 0.8, 0.64, 0.51, 0.41, ...
         let counts = [0.0, 0.3, 0.5, 0.7, 0.9].map(|cost| drafter.worthwhile(costing(cost)));
-        assert_eq!(counts, [MOST, 5, 3, 1, 0]);
+        assert_eq!(counts, [MOST, 3, 3, 1, 0]);
         for _ in 0..20 {
             drafter.observe(4, 4, 0);
         }
