@@ -105,7 +105,8 @@ struct StepLoop<'a> {
     step_times: StepTimes,
     /// Steps begun so far.
     step: u64,
-    /// Steps in flight, the oldest first; the end and the duration of the step before them.
+    /// Steps in flight, the oldest first; the end of the step before them, or of a wait for work, and the duration of that
+    /// step.
     in_flight: VecDeque<StepInFlight>,
     last_end: Instant,
     last_took: Duration,
@@ -228,6 +229,9 @@ impl<'a> StepLoop<'a> {
                     Err(RecvTimeoutError::Timeout) => self.copy_ahead()?,
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
+            }
+            if is_idle {
+                self.last_end = Instant::now();
             }
             self.status.does(Doing::Plans);
             if !self.handle_all(commands)? {
