@@ -1,17 +1,22 @@
 //! Speed of the CUDA device, without scheduler, socket or tokenizer.
 //!
 //!     cargo run --release --example cuda_speed -- [0.5b|7b|135m|30b-a3b|gpt-oss-20b] [F16|Q8_0|...] \
-//!         [decode|prompt|all][=N,...][@CONTEXT,...] [greedy|plain|top_k|top_p|both|penalties] [layers=N] [chunk=N] [rounds=N]
+//!         [decode|prompt|all][=N,...][@CONTEXT,...] [greedy|plain|top_k|top_p|both|penalties] [layers=N] [chunk=N] [rounds=N] \
+//!         [drafts=N,...] [accepted=P] [graphs=1,0]
 //!
 //! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B or gpt-oss-20b, all layers or
 //! the first N. The bytes of experts that a step reads are estimated for uniform choices of its tokens. Decode: 32
 //! steps of a batch after CONTEXT positions (default 128), each launched after another in flight (and the median
 //! synchronous step); prompts: the median of several, in chunks of N tokens (default 1,280). Each is measured
 //! once, or N times. Every step draws (default: greedy), so its time includes the transfers to the host and
-//! back.
+//! back. Drafts: the median of 32 steps in which each sequence has N drafted rows behind its newest token, and tokens per
+//! second if each draft is right with probability P (default 0.8) behind a right one. `graphs=1,0` measures everything with
+//! graphs, then with launches one by one.
 
 use shapes::BoxError;
-use std::time::Instant;
+use std::error::Error;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{
     Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source, TO_BE_DRAWN,
@@ -28,6 +33,10 @@ mod shapes;
 
 const STEPS: usize = 32;
 const PAGE: usize = 32;
+/// Steps with drafts before those that are timed.
+const UNTIMED: usize = 8;
+/// Rows of drafts that fit into a sequence's last page.
+const MOST_DRAFTS: usize = PAGE - 1;
 
 /// Parsed selection of a measurement.
 struct Wanted {
@@ -63,33 +72,54 @@ impl Wanted {
     }
 }
 
-/// The number after `name=` in the arguments.
-fn number(options: &[String], name: &str) -> Result<Option<usize>, BoxError> {
-    let of = |option: &String| {
-        option
-            .strip_prefix(name)?
-            .strip_prefix('=')
-            .map(str::to_owned)
-    };
-    Ok(options
-        .iter()
-        .find_map(of)
-        .map(|text| text.parse())
-        .transpose()?)
+/// Options of the form `name=value`.
+struct Named(Vec<String>);
+
+impl Named {
+    const NAMES: [&str; 6] = ["layers", "chunk", "rounds", "drafts", "accepted", "graphs"];
+
+    /// These options, and the other arguments.
+    fn split(args: impl Iterator<Item = String>) -> (Self, Vec<String>) {
+        let is_named = |arg: &String| Self::NAMES.iter().any(|name| value(arg, name).is_some());
+        let (named, others) = args.partition(is_named);
+        (Self(named), others)
+    }
+
+    /// The numbers of an option, separated by commas.
+    fn all<T: FromStr<Err: Error + 'static>>(&self, name: &str) -> Result<Vec<T>, BoxError> {
+        let text = self.0.iter().find_map(|option| value(option, name));
+        let numbers = text.unwrap_or_default().split(',');
+        let numbers = numbers.filter(|number| !number.is_empty());
+        Ok(numbers.map(str::parse).collect::<Result<_, _>>()?)
+    }
+
+    fn one<T: FromStr<Err: Error + 'static> + Copy>(
+        &self,
+        name: &str,
+    ) -> Result<Option<T>, BoxError> {
+        Ok(self.all(name)?.first().copied())
+    }
+}
+
+fn value<'a>(option: &'a str, name: &str) -> Option<&'a str> {
+    option.strip_prefix(name)?.strip_prefix('=')
 }
 
 fn main() -> Result<(), BoxError> {
-    const OPTIONS: [&str; 3] = ["layers=", "chunk=", "rounds="];
-    let is_option = |arg: &String| OPTIONS.iter().any(|option| arg.starts_with(option));
-    let (options, args): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(is_option);
-    let chunk = number(&options, "chunk")?.unwrap_or(1280);
-    let rounds = number(&options, "rounds")?.unwrap_or(1);
+    let (named, args) = Named::split(std::env::args().skip(1));
+    let chunk = named.one("chunk")?.unwrap_or(1280);
+    let rounds = named.one("rounds")?.unwrap_or(1);
+    let drafts: Vec<usize> = named.all("drafts")?;
+    let accepted = named.one("accepted")?.unwrap_or(0.8);
+    if let Some(drafts) = drafts.iter().find(|drafts| **drafts > MOST_DRAFTS) {
+        return Err(format!("drafts={drafts}: at most {MOST_DRAFTS}").into());
+    }
     let shape = args.first().map_or("0.5b", String::as_str);
     let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
     let wanted = Wanted::parse(args.get(2).map_or("all", String::as_str))?;
     let sampling = shapes::sampling(args.get(3).map_or("greedy", String::as_str))?;
     let mut config = shapes::config(shape)?;
-    if let Some(layers) = number(&options, "layers")? {
+    if let Some(layers) = named.one("layers")? {
         config.n_layers = layers;
     }
     let decodes = wanted.sizes("decode", &[1, 2, 4, 8, 16, 32, 64, 128, 256]);
@@ -139,26 +169,30 @@ fn main() -> Result<(), BoxError> {
         executor,
         chunk,
         sampling,
+        read,
     };
     let of_context = |&context: &usize| decodes.iter().map(move |&batch| (batch, context));
-    for (batch, context) in repeated(
-        wanted.contexts.iter().flat_map(of_context).collect(),
-        rounds,
-    ) {
-        let (alone, micros) = run.decode(batch, context)?;
-        println!(
-            "decode {batch:4}@{context}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
-             {:.2} TB/s",
-            batch as f64 * 1e6 / micros,
-            read.by(batch) / micros / 1e6
-        );
+    let sizes: Vec<_> = wanted.contexts.iter().flat_map(of_context).collect();
+    let has_drafts = !drafts.is_empty();
+    let ways = named.all::<u8>("graphs")?;
+    for way in if ways.is_empty() { vec![1] } else { ways } {
+        run.executor.use_graphs(way != 0);
+        if has_drafts {
+            println!("graphs: {}", way != 0);
+        }
+        for (batch, context) in repeated(sizes.clone(), rounds) {
+            let alone = run.show_decode(batch, context)?;
+            for &drafts in &drafts {
+                run.show_drafts(batch, context, drafts, (accepted, alone))?;
+            }
+        }
     }
     for length in repeated(prompts, rounds) {
         let micros = run.prompt(length)?;
         let rate = length as f64 * 1e6 / micros;
         println!(
             "prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s, weights at {:.2} TB/s",
-            read.by(length) / micros / 1e6
+            run.read.by(length) / micros / 1e6
         );
     }
     Ok(())
@@ -214,26 +248,51 @@ struct Run {
     /// Tokens per batch.
     chunk: usize,
     sampling: Sampling,
+    read: Read,
 }
 
 impl Run {
+    /// Measures decoding without drafts. Returns the microseconds of a step with another one in flight.
+    fn show_decode(&mut self, batch: usize, context: usize) -> Result<f64, BoxError> {
+        let (alone, micros) = self.decode(batch, context)?;
+        println!(
+            "decode {batch:4}@{context}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
+             {:.2} TB/s",
+            batch as f64 * 1e6 / micros,
+            self.read.by(batch) / micros / 1e6
+        );
+        Ok(micros)
+    }
+
+    /// Measures steps with drafts, of which each is right with this probability behind a right one. `alone`: microseconds of a
+    /// step without.
+    fn show_drafts(
+        &mut self,
+        batch: usize,
+        context: usize,
+        drafts: usize,
+        (accepted, alone): (f64, f64),
+    ) -> Result<(), BoxError> {
+        let micros = self.drafts(batch, context, drafts)?;
+        let chances = (0..=drafts as i32).map(|before| accepted.powi(before));
+        let tokens = chances.sum::<f64>();
+        println!(
+            "  {drafts:2} drafts: {micros:8.0} us, {:.2} of a step without, {:8.0} tok/s if {accepted:.2} are right, {:.2} of \
+             those without",
+            micros / alone,
+            batch as f64 * tokens * 1e6 / micros,
+            tokens * alone / micros
+        );
+        Ok(())
+    }
+
     /// Microseconds of the median synchronous step, and of a step with another one in flight.
     fn decode(&mut self, batch: usize, context: usize) -> Result<(f64, f64), BoxError> {
-        let (pages, sampling) = (self.groups() * pages_behind(context), self.sampling);
-        let tables: Vec<Vec<PageId>> = (0..batch)
-            .map(|i| (0..pages).map(|p| PageId((i * pages + p) as u32)).collect())
-            .collect();
-        // Each sequence has its own tokens, or all would choose the same experts.
-        let prompts: Vec<_> = (0..batch).map(|i| tokens(context, i)).collect();
+        let (tables, sampling) = (self.prefill(batch, context)?, self.sampling);
         let own = |step: usize| -> Vec<[TokenId; 1]> {
             let of = |i: usize| [TokenId(((step + 97 * i) % 1000) as u32)];
             (0..batch).map(of).collect()
         };
-        // The maximum number of prompts that fit into a batch.
-        let together = (self.chunk / context).max(1);
-        for (prompts, tables) in prompts.chunks(together).zip(tables.chunks(together)) {
-            self.compute(prompts, tables)?;
-        }
         let mut times = Vec::new();
         for step in 0..STEPS {
             let tokens = own(step);
@@ -279,6 +338,48 @@ impl Run {
         let each = start.elapsed().as_secs_f64() * 1e6 / (STEPS - 1) as f64;
         self.executor.finish(&mut NoTap)?;
         Ok((median(times), each))
+    }
+
+    /// Microseconds of the median step with so many drafts in each sequence. Nothing is launched before its end.
+    fn drafts(&mut self, batch: usize, context: usize, drafts: usize) -> Result<f64, BoxError> {
+        let (tables, sampling) = (self.prefill(batch, context)?, self.sampling);
+        let mut times = Vec::new();
+        for step in 0..UNTIMED + STEPS {
+            if step == UNTIMED / 2 {
+                // Another thread makes a graph of a recording.
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let rows = (0..batch).map(|i| tokens(1 + drafts, step + 97 * i));
+            let rows: Vec<_> = rows.collect();
+            let shares = tables.iter().zip(&rows).map(|(pages, rows)| SequenceWork {
+                sample: Some(SampleWork::new(sampling, &[], rows)),
+                drafts,
+                ..work(rows, context + step % STEPS, pages, sampling)
+            });
+            let shares: Vec<_> = shares.collect();
+            let start = Instant::now();
+            self.step(&shares)?;
+            if step >= UNTIMED {
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        Ok(median(times))
+    }
+
+    /// Computes a prompt for each sequence of a batch. Returns their pages, with room for steps behind them.
+    fn prefill(&mut self, batch: usize, context: usize) -> Result<Vec<Vec<PageId>>, BoxError> {
+        let pages = self.groups() * pages_behind(context);
+        let tables: Vec<Vec<PageId>> = (0..batch)
+            .map(|i| (0..pages).map(|p| PageId((i * pages + p) as u32)).collect())
+            .collect();
+        // Each sequence has its own tokens, or all would choose the same experts.
+        let prompts: Vec<_> = (0..batch).map(|i| tokens(context, i)).collect();
+        // The maximum number of prompts that fit into a batch.
+        let together = (self.chunk / context).max(1);
+        for (prompts, tables) in prompts.chunks(together).zip(tables.chunks(together)) {
+            self.compute(prompts, tables)?;
+        }
+        Ok(tables)
     }
 
     /// Pages of a sequence for each block of positions.
