@@ -23,6 +23,11 @@ struct Options {
     /// Times that each request is made of each worker.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Limit of the two workers, on a device that both use.
+    #[arg(long, default_value_t = 16)]
+    max_running: usize,
 }
 
 /// Files to copy.
@@ -58,9 +63,13 @@ struct Side {
 }
 
 impl Side {
-    fn with(speculation: &str) -> Self {
+    fn with(speculation: &str, options: &Options) -> Self {
+        let worker = Worker::real()
+            .arg("--device", &options.device)
+            .arg("--max-running", options.max_running)
+            .arg("--speculation", speculation);
         Self {
-            worker: Worker::real().arg("--speculation", speculation).start(),
+            worker: worker.start(),
             took: Duration::ZERO,
             tokens: 0,
         }
@@ -137,7 +146,7 @@ fn main() -> Result<()> {
 }
 
 fn measure(name: &str, prompts: &[String], streams: usize, options: &Options) -> Result<Value> {
-    let mut sides = ["off", "text"].map(Side::with);
+    let mut sides = ["off", "text"].map(|source| Side::with(source, options));
     for _ in 0..options.rounds {
         for first in 0..prompts.len() {
             let bodies = |tokens: u32| {
