@@ -2,6 +2,10 @@
 //!
 //! A step of n sequences takes t without drafts, and t + d r with d of them. A step yields n tokens, so the cost of a draft
 //! is r / (t / n). Steps with prompts are not measured.
+//!
+//! A device may be slower in its first steps of a size, because it records them. They are not counted, and no single step
+//! raises the cost by much. A cost that is too high for any draft is forgotten gradually, or it would never be measured
+//! again.
 
 use crate::scheduler::{DraftCosts, StepShape};
 use std::time::Duration;
@@ -9,28 +13,72 @@ use std::time::Duration;
 /// The part of a new measurement in the mean of all. A single step is noisy.
 const GAIN: f64 = 0.2;
 
-/// r / t until a step with drafts was measured. A step reads all weights, so one more row is cheap.
+/// r / t until steps with drafts were measured, and the maximum of that cost. A step reads all weights, so one more row is
+/// cheap, unless there are many.
 const ASSUMED_ROW: f64 = 0.1;
+const MOST_ASSUMED: f64 = 0.6;
+
+/// Steps with drafts of a size that are not counted.
+const FIRST_STEPS: u8 = 3;
+
+/// Maximum cost that a step counts for, beside the present one.
+const GROWTH: f64 = 3.0;
+const LEAST_GROWTH: f64 = 0.05;
+
+/// The part of the assumption in the cost after a step without drafts.
+const FORGETTING: f64 = 1.0 / 1024.0;
+
+/// Classes of a step's number of rows: 1, 2 to 3, 4 to 7, and so on. The last has all others.
+const SIZES: usize = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct DraftPrices([Class; DraftCosts::CLASSES]);
 
 /// Steps of about as many sequences.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Class {
     /// t in seconds.
     step: Option<f64>,
-    /// r / t.
-    row: f64,
+    /// r / t, once it was measured.
+    row: Option<f64>,
     sequences: usize,
+    /// Steps with drafts by size, up to those that are counted.
+    first_steps: [u8; SIZES],
 }
 
-impl Default for Class {
-    fn default() -> Self {
-        Self {
-            step: None,
-            row: ASSUMED_ROW,
-            sequences: 1,
+impl Class {
+    fn observe(&mut self, shape: StepShape, seconds: f64) {
+        self.sequences = shape.decoding - shape.drafts;
+        let Some(step) = self.step else {
+            self.step = (shape.drafts == 0).then_some(seconds);
+            return;
+        };
+        let assumed = self.assumed_row();
+        if shape.drafts == 0 {
+            self.step = Some(step + GAIN * (seconds.min(2.0 * step) - step));
+            self.row = self.row.map(|row| row + FORGETTING * (assumed - row));
+            return;
+        }
+        let size = (shape.decoding.ilog2() as usize).min(SIZES - 1);
+        let first_steps = &mut self.first_steps[size];
+        if *first_steps < FIRST_STEPS {
+            *first_steps += 1;
+            return;
+        }
+        let row = self.row.unwrap_or(assumed);
+        let seen = (seconds - step) / step / shape.drafts as f64;
+        let most = GROWTH * row + LEAST_GROWTH / self.sequences as f64;
+        self.row = Some(row + GAIN * (seen.clamp(0.0, most) - row));
+    }
+
+    fn assumed_row(&self) -> f64 {
+        ASSUMED_ROW.min(MOST_ASSUMED / self.sequences as f64)
+    }
+
+    fn cost(&self) -> f64 {
+        match self.step {
+            Some(_) => self.row.unwrap_or(self.assumed_row()) * self.sequences as f64,
+            None => f64::INFINITY,
         }
     }
 }
@@ -38,31 +86,15 @@ impl Default for Class {
 impl DraftPrices {
     /// Records the duration of a step.
     pub(super) fn observe(&mut self, shape: StepShape, took: Duration) {
-        let sequences = shape.decoding - shape.drafts;
-        let class = DraftCosts::class_of(sequences).filter(|_| shape.prompt_tokens == 0);
-        let Some(class) = class.map(|class| &mut self.0[class]) else {
-            return;
-        };
-        let seconds = took.as_secs_f64();
-        match (class.step, shape.drafts) {
-            (None, 0) => class.step = Some(seconds),
-            (Some(step), 0) => class.step = Some(step + GAIN * (seconds.min(2.0 * step) - step)),
-            (Some(step), drafts) => {
-                let row = (seconds - step) / step / drafts as f64;
-                class.row += GAIN * (row.clamp(0.0, 2.0) - class.row);
-            }
-            (None, _) => {}
+        let class = DraftCosts::class_of(shape.decoding - shape.drafts);
+        if let Some(class) = class.filter(|_| shape.prompt_tokens == 0) {
+            self.0[class].observe(shape, took.as_secs_f64());
         }
-        class.sequences = sequences;
     }
 
     /// Costs in the next step; infinite before a step without drafts was measured.
     pub(super) fn costs(&self) -> DraftCosts {
-        let cost = |class: &Class| match class.step {
-            Some(_) => (class.row * class.sequences as f64) as f32,
-            None => f32::INFINITY,
-        };
-        DraftCosts(self.0.each_ref().map(cost))
+        DraftCosts(self.0.each_ref().map(|class| class.cost() as f32))
     }
 }
 
@@ -117,7 +149,49 @@ mod tests {
             prices.costs(),
             DraftCosts([f32::INFINITY; DraftCosts::CLASSES])
         );
-        prices.observe(shape(1, 0, 0), Duration::from_millis(5));
+        for sequences in [1, 8] {
+            prices.observe(shape(sequences, 0, 0), Duration::from_millis(5));
+        }
         assert_eq!(prices.costs().0[0], ASSUMED_ROW as f32);
+        assert_eq!(prices.costs().0[3], MOST_ASSUMED as f32);
+    }
+
+    #[test]
+    fn steps_that_a_device_records_do_not_count_and_single_slow_ones_count_little() {
+        let mut prices = DraftPrices::default();
+        let mut observe = |drafts, micros| {
+            prices.observe(shape(1, drafts, 0), Duration::from_micros(micros));
+            prices.costs().0[0]
+        };
+        observe(0, 1000);
+        for drafts in [7, 15] {
+            for _ in 0..FIRST_STEPS {
+                assert_eq!(observe(drafts, 9000), ASSUMED_ROW as f32);
+            }
+        }
+        for _ in 0..40 {
+            observe(7, 1140);
+        }
+        let cost = observe(15, 30_000);
+        assert!((0.02..0.05).contains(&cost), "{cost}");
+    }
+
+    #[test]
+    fn a_cost_without_drafts_is_forgotten() {
+        let mut prices = DraftPrices::default();
+        let mut observe = |drafts, micros| {
+            prices.observe(shape(1, drafts, 0), Duration::from_micros(micros));
+            prices.costs().0[0]
+        };
+        observe(0, 1000);
+        for _ in 0..60 {
+            observe(1, 2500);
+        }
+        assert!(observe(1, 2500) > 1.4);
+        let steps = (0..10_000).position(|_| observe(0, 1000) < 0.7);
+        assert!(
+            steps.is_some_and(|steps| (500..2000).contains(&steps)),
+            "{steps:?}"
+        );
     }
 }
