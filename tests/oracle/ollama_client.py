@@ -7,6 +7,7 @@ stream's lines equals the whole answer.
 """
 
 import sys
+from datetime import datetime
 from importlib.metadata import version
 
 import ollama
@@ -29,6 +30,12 @@ def main(base_url, answer):
     shown = client.show(model.model)
     assert {"completion", "tools", "thinking"} <= set(shown.capabilities), shown
     assert shown.modelinfo["general.architecture"] == model.details.family, shown
+    [running] = client.ps().models
+    assert running.model == running.name == model.model and running.digest == model.digest, running
+    assert running.details == model.details and running.size > 0 and running.size_vram == 0, running
+    assert running.context_length == shown.modelinfo[f"{model.details.family}.context_length"], running
+    # The command line of Ollama calls what is further away "Forever".
+    assert running.expires_at.year > datetime.now().year + 20, running
 
     request = {"model": model.model, "messages": [{"role": "user", "content": answer}], "tools": [add]}
     whole = client.chat(**request)
@@ -47,7 +54,7 @@ def main(base_url, answer):
     assert "".join(line.thinking or "" for line in lines) == completed.thinking
 
     refusals(client, request)
-    print(f"ollama {version('ollama')}: a call whole and streamed, its result, a completion, the model, refusals")
+    print(f"ollama {version('ollama')}: a call whole and streamed, its result, a completion, the model, what is loaded, refusals")
 
 
 def check_whole(whole):

@@ -17,7 +17,8 @@ pub const CONTEXT_TOKENS: u32 = 131_072;
 /// Constant identity: there are no weights.
 pub const IDENTITY: ModelIdentity = ModelIdentity([0x0d; 16]);
 
-const WEIGHTS_BYTES: u64 = 1000;
+/// Memory of the scripted child.
+pub const WEIGHTS_BYTES: u64 = 1000;
 
 #[must_use]
 pub fn ready_report(max_running: u32, max_sequence_tokens: Option<u32>) -> ReadyReport {

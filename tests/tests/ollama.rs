@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 use std::io::{BufRead as _, Write as _};
 use worker_orcd_tests::client::{Client, Streaming};
-use worker_orcd_tests::oracle;
-use worker_orcd_tests::{Script, Worker};
+use worker_orcd_tests::{Act, Moment, Script, Worker, facts, oracle, wait};
 
 /// Template with tools that renders only contents and an end mark. It names the markup of Hermes and Qwen.
 const HERMES: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}<tool_call><think>{% endif %}\
@@ -177,6 +176,33 @@ fn an_upgrade_in_the_middle_changes_no_byte() {
 }
 
 #[test]
+fn no_model_is_listed_as_loaded_while_no_child_serves_it() {
+    let nothing = json!({"models": []});
+    let loading = Worker::scripted(Script::once(Moment::Loading, Act::StuckLoad)).listening();
+    let running = loading.client().get("/api/ps");
+    assert_eq!((running.status, running.json()), (200, nothing.clone()));
+    let worker = Worker::scripted(Script::behave()).start();
+    let client = worker.client();
+    let serving = || {
+        let health = client.health();
+        let generation = health["child"]["generation"].as_u64();
+        generation.filter(|_| health["state"] == "serving")
+    };
+    // A pause is short, so one may pass between two looks.
+    let is_seen = |_| {
+        let before = wait::until("a child to serve", serving);
+        worker.kill_child();
+        let looks = std::iter::repeat_with(|| {
+            let is_empty = client.get("/api/ps").json() == nothing;
+            let has_passed = serving() > Some(before);
+            (is_empty || has_passed).then_some(is_empty)
+        });
+        looks.flatten().next() == Some(true)
+    };
+    assert!((0..10).any(is_seen));
+}
+
+#[test]
 fn refusals_have_ollama_s_shape_and_a_name_may_have_its_default_tag() {
     let mut keys = tempfile::NamedTempFile::new().expect("a file");
     writeln!(keys, "secret").expect("it is ours");
@@ -204,6 +230,14 @@ fn refusals_have_ollama_s_shape_and_a_name_may_have_its_default_tag() {
     );
     assert!(client.get("/api/version").json()["version"].is_string());
 
+    // The memory of the scripted child is its weights.
+    let running = client.get("/api/ps").json();
+    let running = &running["models"][0];
+    assert_eq!(running["model"], "mine:latest");
+    assert_eq!(
+        (&running["size"], &running["size_vram"]),
+        (&json!(facts::WEIGHTS_BYTES), &json!(0))
+    );
     let stranger = worker.client();
     let ask = |client: &Client, method: &str, path: &str, body: &Value| {
         let answer = client.try_request(method, path, &[], body.to_string().as_bytes());

@@ -64,6 +64,7 @@ pub const ROUTES: &[Route] = routes! {
     post "/api/embed": ollama::embed, of_ollama::embed;
     get "/api/tags": ollama::models::tags, of_ollama::tags;
     post "/api/show": ollama::models::show, of_ollama::show;
+    get "/api/ps": ollama::models::running, of_ollama::running;
     get "/api/version": ollama::models::version, of_ollama::version;
     post "/tokenize": texts::tokenize, operations::tokenize;
     post "/detokenize": texts::detokenize, operations::detokenize;

@@ -1,4 +1,4 @@
-//! `/api/tags`, `/api/show` and `/api/version`: the loaded model in Ollama's terms.
+//! `/api/tags`, `/api/show`, `/api/ps` and `/api/version`: the loaded model in Ollama's terms.
 
 use crate::http::App;
 use crate::http::embeddings::pooling;
@@ -15,12 +15,17 @@ use std::iter::once;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use worker_orcd_api::ollama::embed::SHOW;
-use worker_orcd_engine::LoadedModel;
+use worker_orcd_engine::{DeviceSnapshot, LoadedModel};
+use worker_orcd_ipc::MemoryReport;
 use worker_orcd_text::calendar::rfc3339;
 use worker_orcd_text::hex::hex;
 
 /// Version of Ollama whose API these routes follow. Clients compare it with the one that they need.
 const API_VERSION: &str = "0.24.0";
+
+/// Time from the start of the worker to `expires_at`: the model stays loaded. `ollama ps` calls more than 20 years
+/// "Forever".
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaVersion")]
@@ -61,6 +66,29 @@ struct Details {
     quantization_level: String,
 }
 
+/// Models in memory: one, or none while no child serves.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaRunning")]
+pub(in crate::http) struct Running {
+    #[schemars(length(max = 1))]
+    models: Vec<RunningModel>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaRunningModel")]
+struct RunningModel {
+    name: String,
+    model: String,
+    /// Bytes in memory, on all devices: weights, KV cache and working memory.
+    size: u64,
+    digest: String,
+    details: Details,
+    expires_at: String,
+    /// The part of `size` that is on cards.
+    size_vram: u64,
+    context_length: u32,
+}
+
 pub(in crate::http) async fn version() -> Json<Version> {
     let version = API_VERSION;
     Json(Version { version })
@@ -79,6 +107,46 @@ pub(in crate::http) async fn show(
 ) -> Answered<Json<Model>> {
     let (model, ..) = app.receive(request, SHOW).await?;
     Ok(Json(describe(&app, &model, &app.model_id)))
+}
+
+pub(in crate::http) async fn running(State(app): State<Arc<App>>) -> Json<Running> {
+    let model = app.engine.model();
+    let snapshot = app.engine.snapshot();
+    let serving = || snapshot.devices.iter().filter(|device| device.serving);
+    let is_loaded = serving().next().is_some();
+    let describe = |model: Arc<LoadedModel>| {
+        let bytes = |device: &DeviceSnapshot| {
+            let memory = device.memory.as_ref().map(|(memory, _)| memory);
+            memory.map_or(model.facts.file_bytes, in_use)
+        };
+        let (mut size, mut size_vram) = (0_u64, 0_u64);
+        for device in serving() {
+            size = size.saturating_add(bytes(device));
+            if device.id.starts_with("cuda") {
+                size_vram = size_vram.saturating_add(bytes(device));
+            }
+        }
+        let described = describe(&app, &model, &app.model_id);
+        RunningModel {
+            name: described.name,
+            model: described.model,
+            size,
+            digest: described.digest,
+            details: described.details,
+            expires_at: rfc3339(UNIX_EPOCH + Duration::from_secs(app.created) + FOREVER),
+            size_vram,
+            context_length: model.max_sequence_tokens,
+        }
+    };
+    let models = model.filter(|_| is_loaded).map(describe);
+    Json(Running {
+        models: models.into_iter().collect(),
+    })
+}
+
+fn in_use(memory: &MemoryReport) -> u64 {
+    let context = memory.context_bytes.unwrap_or(0);
+    memory.known_bytes().saturating_add(context)
 }
 
 fn describe(app: &App, model: &LoadedModel, name: &str) -> Model {

@@ -4,7 +4,7 @@ use super::answers::{Why, content, json};
 use super::described::Described;
 use super::operations::{can_embed, few_tokens, rest_of_answer};
 use crate::http::App;
-use crate::http::ollama::models::{Model, Tags, Version};
+use crate::http::ollama::models::{Model, Running, Tags, Version};
 use serde_json::{Value, json};
 use utoipa::openapi::ResponseBuilder;
 use worker_orcd_api::answer;
@@ -73,6 +73,15 @@ pub fn tags(_: &App) -> Described {
     )
     .answers::<Tags>("A list")
     .refused(&[&[Why::Unhealthy]])
+}
+
+pub fn running(_: &App) -> Described {
+    Described::new(
+        "ollama_running",
+        "ollama",
+        "The model, with the memory that it takes",
+    )
+    .answers::<Running>("A list, empty while no child serves")
 }
 
 pub fn version(_: &App) -> Described {

@@ -493,6 +493,7 @@ pub(super) fn components() -> Map<String, Value> {
         OllamaError,
         Line<'_>,
         Embedded,
+        of_ollama::Running,
         of_ollama::Tags,
         of_ollama::Version,
         ExecuteEvent<'_>,
