@@ -6,7 +6,7 @@ use worker_orcd_api::choices::Layout;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
 use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::openai::{Header, Kind};
-use worker_orcd_api::presentation::StreamOptions;
+use worker_orcd_api::presentation::OpenAiOptions;
 use worker_orcd_api::render::Render;
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
@@ -130,9 +130,10 @@ fn chunks(kind: Kind, bits: u8) -> Chunks {
         parsing: Parsing::default(),
         must_call: false,
     };
-    let options = StreamOptions {
+    let options = OpenAiOptions {
         include_usage: bits & 64 != 0,
         continuous_usage: bits & 32 != 0,
+        ..OpenAiOptions::default()
     };
     Chunks::new(&header, (0, "chatcmpl-1"), options, 3)
 }

@@ -14,6 +14,8 @@ pub const MAX_TOP_LOGPROBS: u8 = 20;
 pub struct Logprobs {
     /// Log probability of the token at this position.
     pub of_token: f32,
+    /// Position of the token in the order of `top`, counted from 1, over the whole vocabulary.
+    pub rank: u32,
     /// The requested number of most likely tokens, or the whole vocabulary if that is smaller. Ordered by descending
     /// probability, then by ascending id.
     pub top: Vec<(TokenId, f32)>,

@@ -51,6 +51,41 @@ def main(base_url):
     print(f"openai {openai.__version__}: streamed, whole, two turns, completion, log probabilities, choices, refusal")
 
 
+def vllm_fields(client, messages, request):
+    """Token ids and log probabilities of the prompt, as clients of vLLM ask for them."""
+    fields = {"return_token_ids": True, "prompt_logprobs": 2}
+    chat = client.chat.completions.create(messages=messages, extra_body=fields, **request)
+    check_prompt(chat.prompt_token_ids, chat.prompt_logprobs)
+    [choice] = chat.choices
+    assert len(choice.token_ids) == chat.usage.completion_tokens, chat.usage
+    completion = client.completions.create(prompt="1, 2, 3, 4,", extra_body=fields, **request)
+    [whole] = completion.choices
+    check_prompt(whole.prompt_token_ids, whole.prompt_logprobs)
+    assert len(whole.token_ids) == completion.usage.completion_tokens, completion.usage
+
+    ids, fields = [], {"return_token_ids": True}
+    stream = client.chat.completions.create(messages=messages, extra_body=fields, stream=True, **request)
+    for number, chunk in enumerate(stream):
+        if number == 0:
+            assert chunk.prompt_token_ids == chat.prompt_token_ids, chunk
+        else:
+            assert getattr(chunk, "prompt_token_ids", None) is None, chunk
+            ids += chunk.choices[0].token_ids
+    assert ids == choice.token_ids, (ids, choice.token_ids)
+    chunks = client.completions.create(prompt="1, 2, 3, 4,", extra_body=fields, stream=True, **request)
+    chunks = [chunk.choices[0] for chunk in chunks]
+    assert [chunk.prompt_token_ids for chunk in chunks] == [whole.prompt_token_ids] + [None] * (len(chunks) - 1)
+    assert [id for chunk in chunks for id in chunk.token_ids] == whole.token_ids
+
+
+def check_prompt(ids, logprobs):
+    assert len(ids) == len(logprobs) > 1 and logprobs[0] is None, logprobs
+    for token, position in zip(ids[1:], logprobs[1:]):
+        assert list(position)[0] == str(token) and len(position) in (2, 3), position
+        for entry in position.values():
+            assert entry["logprob"] <= 0 and entry["rank"] >= 1 and "decoded_token" in entry, entry
+
+
 def log_probabilities(client, messages, request):
     chat = client.chat.completions.create(
         messages=messages, logprobs=True, top_logprobs=3, **request
@@ -69,6 +104,8 @@ def log_probabilities(client, messages, request):
     assert len(lists.token_logprobs) == len(lists.top_logprobs) == len(lists.text_offset)
     for token, logprob, top in zip(lists.tokens, lists.token_logprobs, lists.top_logprobs):
         assert top[token] == logprob, (token, top)
+
+    vllm_fields(client, messages, request)
 
     prompt = "1, 2, 3, 4,"
     echo = client.completions.create(

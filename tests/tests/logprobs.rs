@@ -433,6 +433,196 @@ fn prompts_that_are_told_have_so_much_memory_and_wait_for_it_by_name() {
     drop(long);
 }
 
+/// `prompt_logprobs` of a position, by the ids of the tokens.
+fn position(value: &Value) -> Vec<(u64, &Value)> {
+    let tokens = value.as_object().expect("an object").iter();
+    let tokens = tokens.map(|(id, it)| (id.parse().expect("an id"), it));
+    tokens.collect()
+}
+
+#[test]
+fn a_prompt_s_apart_from_an_echo_are_those_of_its_echo_with_ids_and_ranks() {
+    let worker = Worker::shallow().start();
+    let client = worker.client();
+    let body = |extra: Value| {
+        let mut body =
+            json!({"prompt": "A river \u{e9} <|im_start|> \u{1f30a}", "max_tokens": 3, "seed": 3});
+        body.as_object_mut()
+            .expect("fields")
+            .extend(extra.as_object().expect("fields").clone());
+        body
+    };
+    let asked = json!({"prompt": body(json!({}))["prompt"]});
+    let ids = client.post("/tokenize", &asked).json()["tokens"].clone();
+    let ids = ids.as_array().expect("ids");
+    let echoed = whole(
+        &client,
+        COMPLETIONS,
+        &body(json!({"echo": true, "logprobs": 20})),
+    );
+    let echoed = &echoed["logprobs"];
+    let twenty = whole(&client, COMPLETIONS, &body(json!({"prompt_logprobs": 20})));
+    let twenty = twenty["prompt_logprobs"]
+        .as_array()
+        .expect("a list")
+        .clone();
+    assert_eq!((twenty.len(), &twenty[0]), (ids.len(), &Value::Null));
+    for (at, listed) in twenty.iter().enumerate().skip(1) {
+        let tokens = position(listed);
+        let (own, likely) = (&listed[ids[at].to_string()], &echoed["top_logprobs"][at]);
+        assert_eq!(own["logprob"], echoed["token_logprobs"][at]);
+        let rank = own["rank"].as_u64().expect("a rank");
+        assert_eq!(tokens.len(), if rank > 20 { 21 } else { 20 }, "{listed}");
+        let mut ranks: Vec<_> = tokens.iter().map(|(_, it)| it["rank"].as_u64()).collect();
+        ranks.sort_unstable();
+        assert!(
+            ranks
+                .iter()
+                .take(20)
+                .eq((1..=20).map(Some).collect::<Vec<_>>().iter())
+        );
+        for (id, token) in tokens {
+            let name = client.post("/detokenize", &json!({"tokens": [id]})).json();
+            assert_eq!(token["decoded_token"], name["content"], "{id}");
+            let name = name["content"].as_str().expect("a text");
+            if !name.contains('\u{fffd}') {
+                assert_eq!(token["logprob"], likely[name], "{name:?} of {likely}");
+            }
+        }
+    }
+    let few = |top: u64| {
+        let of = |(at, listed): (usize, &Value)| {
+            let tokens = position(listed).into_iter();
+            let own = ids.get(at).and_then(Value::as_u64);
+            let kept =
+                tokens.filter(|(id, it)| it["rank"].as_u64() <= Some(top) || Some(*id) == own);
+            let kept = kept.map(|(id, it)| (id.to_string(), it.clone()));
+            Value::Object(kept.collect())
+        };
+        let rest = twenty.iter().enumerate().skip(1).map(of);
+        std::iter::once(Value::Null).chain(rest).collect::<Value>()
+    };
+    for (top, extra) in [
+        (0, json!({})),
+        (2, json!({"max_tokens": 0})),
+        (3, json!({"n": 2, "logprobs": 5})),
+        (2, json!({"echo": true, "logprobs": 5})),
+        (7, json!({"echo": true, "logprobs": 1})),
+        (7, json!({"echo": true})),
+        (5, json!({"prompt": ids})),
+    ] {
+        let plain = client.post(COMPLETIONS, &body(extra.clone())).json();
+        let mut asked = body(extra);
+        asked["prompt_logprobs"] = json!(top);
+        let mut answer = client.post(COMPLETIONS, &asked).json();
+        for choice in answer["choices"].as_array_mut().expect("choices") {
+            let fields = choice.as_object_mut().expect("an object");
+            let told = fields.remove("prompt_logprobs");
+            assert_eq!(told, Some(few(top)), "{asked}");
+        }
+        assert_eq!(answer["choices"], plain["choices"], "{asked}");
+    }
+    let one = whole(
+        &client,
+        COMPLETIONS,
+        &body(json!({"prompt": [5], "prompt_logprobs": 3})),
+    );
+    assert_eq!(one["prompt_logprobs"], json!([null]));
+
+    let chat = json!({"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 2, "n": 2, "seed": 3});
+    let tokens = json!({"messages": chat["messages"]});
+    let tokens = client.post("/tokenize", &tokens).json()["tokens"].clone();
+    let same = whole(
+        &client,
+        COMPLETIONS,
+        &body(json!({"prompt": tokens, "prompt_logprobs": 4})),
+    );
+    let mut asked = chat.clone();
+    asked["prompt_logprobs"] = json!(4);
+    let told = client.post(CHAT, &asked).json();
+    assert_eq!(told["prompt_logprobs"], same["prompt_logprobs"]);
+    assert_eq!(told["choices"], client.post(CHAT, &chat).json()["choices"]);
+}
+
+#[test]
+fn a_prompt_s_apart_from_an_echo_are_refused_by_name_where_they_are_not_served() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let client = worker.client();
+    for (path, body) in [(CHAT, chat()), (COMPLETIONS, completion())] {
+        for (top, stream, word) in [
+            (json!(-1), false, "must be from 0 to 20"),
+            (json!(21), false, "20"),
+            (json!(1.5), false, "integer"),
+            (json!("2"), false, "integer"),
+            (json!(true), false, "integer"),
+            (json!(0), true, "stream: true"),
+            (json!(5), true, "stream: true"),
+        ] {
+            let mut body = body.clone();
+            body["prompt_logprobs"] = top;
+            body["stream"] = json!(stream);
+            let answer = client.post(path, &body);
+            assert_eq!(answer.status, 400, "{}", answer.text());
+            let error = &answer.json()["error"];
+            assert_eq!(error["param"], "prompt_logprobs");
+            let message = error["message"].as_str().expect("words");
+            assert!(message.contains(word), "{message}");
+        }
+        let mut body = body;
+        body["prompt_logprobs"] = Value::Null;
+        assert_eq!(client.post(path, &body).status, 200);
+    }
+    // 16 prompts of 8,000 tokens with 20 objects each are more than the worker's total.
+    let long = json!({"prompt": vec![vec![1; 8000]; 16], "max_tokens": 0, "prompt_logprobs": 20});
+    let worker = Worker::shallow().start();
+    let answer = worker.client().post(COMPLETIONS, &long);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("ask for fewer"), "{}", answer.text());
+}
+
+#[test]
+fn a_prompt_s_apart_from_an_echo_survive_a_death_and_an_upgrade_in_its_middle() {
+    let worker = Worker::shallow().start();
+    let client = worker.client();
+    let mut body = long_prompt();
+    let fields = body.as_object_mut().expect("fields");
+    fields.retain(|name, _| name != "echo" && name != "logprobs");
+    for (path, field) in [(COMPLETIONS, "prompt"), (CHAT, "messages")] {
+        let mut body = body.clone();
+        if path == CHAT {
+            let fields = body.as_object_mut().expect("fields");
+            let text = fields.remove("prompt");
+            body[field] = json!([{"role": "user", "content": text}]);
+        }
+        body["prompt_logprobs"] = json!(5);
+        body["return_token_ids"] = json!(true);
+        let asked = || {
+            let mut answer = client.post(path, &body).json();
+            let fields = answer.as_object_mut().expect("an answer");
+            fields.retain(|name, _| !["id", "created", "usage"].contains(&name.as_str()));
+            answer
+        };
+        let calm = asked();
+        assert!(calm.to_string().matches("decoded_token").count() > 400);
+        for disturbance in Disturbance::ALL {
+            let answer = thread::scope(|scope| {
+                let answer = scope.spawn(asked);
+                until("the request", || {
+                    let load = client.health()["load"].clone();
+                    (load["live"] == 1).then_some(())
+                });
+                match disturbance {
+                    Disturbance::Killed => worker.kill_child(),
+                    Disturbance::Replaced => worker.upgrade(),
+                }
+                answer.join().expect("an answer")
+            });
+            assert_eq!(answer, calm, "{path}, {disturbance:?}");
+        }
+    }
+    assert!(worker.generation() > Some(1), "no child died");
+}
+
 #[test]
 fn they_equal_llama_cpp_s() {
     let folder = tempfile::tempdir().expect("a temporary directory");

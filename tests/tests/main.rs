@@ -93,6 +93,7 @@ mod systemd;
 mod texts;
 mod thinking;
 mod tls;
+mod token_ids;
 mod token_rules;
 mod tools;
 mod top;

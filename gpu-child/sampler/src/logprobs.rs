@@ -19,8 +19,18 @@ pub fn logprobs(logits: &[f32], token: TokenId, top: u8) -> Logprobs {
     let top = most_likely(logits, usize::from(top));
     Logprobs {
         of_token: of(logits[token.index()]),
+        rank: rank(logits, token),
         top: top.map(|(id, logit)| (id, of(logit))).collect(),
     }
+}
+
+/// Position of the token in the order of [`most_likely`], counted from 1.
+fn rank(logits: &[f32], token: TokenId) -> u32 {
+    let own = logits[token.index()];
+    let larger = logits.iter().filter(|logit| **logit > own).count();
+    let before = &logits[..token.index()];
+    let equal = before.iter().filter(|logit| **logit == own).count();
+    (larger + equal + 1) as u32
 }
 
 /// The largest logits in descending order; of equals, the lower id first.
@@ -45,13 +55,18 @@ mod tests {
     use proptest::prelude::*;
 
     /// The definition, in its simplest form.
-    fn simple(logits: &[f32], token: usize, top: usize) -> (f64, Vec<(usize, f64)>) {
+    fn simple(logits: &[f32], token: usize, top: usize) -> (f64, usize, Vec<(usize, f64)>) {
         let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
         let of = |id: usize| f64::from(logits[id]) - sum.ln();
         let mut ids: Vec<usize> = (0..logits.len()).collect();
         ids.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+        let rank = ids.iter().position(|id| *id == token).unwrap() + 1;
         ids.truncate(top);
-        (of(token), ids.into_iter().map(|id| (id, of(id))).collect())
+        (
+            of(token),
+            rank,
+            ids.into_iter().map(|id| (id, of(id))).collect(),
+        )
     }
 
     fn is_near(a: f32, b: f64) -> bool {
@@ -69,8 +84,9 @@ mod tests {
             let logits: Vec<f32> = halves.iter().map(|half| f32::from(*half) / 2.0).collect();
             let token = token.index(logits.len());
             let found = logprobs(&logits, TokenId(token as u32), top);
-            let (of_token, expected) = simple(&logits, token, top.into());
+            let (of_token, rank, expected) = simple(&logits, token, top.into());
             prop_assert!(is_near(found.of_token, of_token));
+            prop_assert_eq!(found.rank as usize, rank);
             prop_assert_eq!(found.top.len(), expected.len());
             for ((id, found), (expected_id, expected)) in found.top.iter().zip(expected) {
                 prop_assert_eq!(id.index(), expected_id);

@@ -362,6 +362,7 @@ fn step() -> StepReport {
             first: 3,
             logprobs: vec![Logprobs {
                 of_token: -0.25,
+                rank: 1,
                 top: vec![(TokenId(252), -0.25)],
             }],
         }],
@@ -375,6 +376,7 @@ fn step() -> StepReport {
             index: 6,
             logprobs: Logprobs {
                 of_token: -2.5,
+                rank: 2,
                 top: vec![(TokenId(252), -0.25), (TokenId(49_151), -2.5)],
             },
         }],

@@ -431,7 +431,11 @@ fn step() -> BoxedStrategy<StepReport> {
         token,
     });
     let top = vec((token(), float()), 0..5);
-    let of_token = (float(), top).prop_map(|(of_token, top)| Logprobs { of_token, top });
+    let of_token = (float(), any::<u32>(), top).prop_map(|(of_token, rank, top)| Logprobs {
+        of_token,
+        rank,
+        top,
+    });
     let of_token = of_token.boxed();
     let scored = (request(), any::<u32>(), vec(of_token.clone(), 0..4)).prop_map(
         |(request, first, logprobs)| Scored {

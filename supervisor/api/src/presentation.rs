@@ -54,6 +54,16 @@ pub struct Form {
     pub api: Api,
 }
 
+impl Form {
+    /// Whether the choice with this index has log probabilities of its prompt, if they are requested. All choices of a
+    /// chat have one prompt, and its answer has them once.
+    #[must_use]
+    pub fn lists_prompt_at(&self, index: u32) -> bool {
+        let is_chat = matches!(&self.api, Api::OpenAi { kind, .. } if *kind == OpenAiKind::Chat);
+        index == 0 || !is_chat
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Api {
     Execute {
@@ -62,8 +72,7 @@ pub enum Api {
     },
     OpenAi {
         kind: OpenAiKind,
-        /// Options of a streamed answer.
-        options: StreamOptions,
+        options: OpenAiOptions,
         /// The grammar allows tool calls alone.
         must_call: bool,
     },
@@ -94,10 +103,15 @@ pub enum OllamaKind {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StreamOptions {
+pub struct OpenAiOptions {
+    /// A stream ends with the usage.
     pub include_usage: bool,
-    /// Every chunk has the usage so far.
+    /// Every chunk of a stream has the usage so far.
     pub continuous_usage: bool,
+    /// Answers and chunks have the ids of their tokens.
+    pub token_ids: bool,
+    /// Whole answers have log probabilities of the prompt, with this many of the most likely tokens.
+    pub prompt_logprobs: Option<u8>,
 }
 
 /// Fields of the request that the answer repeats.
@@ -176,15 +190,15 @@ mod tests {
             },
             Api::OpenAi {
                 kind: OpenAiKind::Chat,
-                options: StreamOptions {
+                options: OpenAiOptions {
                     include_usage: true,
-                    ..StreamOptions::default()
+                    ..OpenAiOptions::default()
                 },
                 must_call: true,
             },
             Api::OpenAi {
                 kind: OpenAiKind::Completion,
-                options: StreamOptions::default(),
+                options: OpenAiOptions::default(),
                 must_call: false,
             },
             Api::Messages,

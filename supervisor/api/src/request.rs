@@ -23,6 +23,8 @@ pub struct GenerationRequest {
     pub truncate: Option<u32>,
     /// The answer begins with the prompt.
     pub echo: bool,
+    /// Log probabilities of the prompt apart from an echo: the number of most likely tokens at each position.
+    pub prompt_logprobs: Option<u8>,
     /// Reasoning budget.
     pub thinking: Option<Budget>,
     /// Grammar of the answer.
@@ -41,10 +43,17 @@ impl GenerationRequest {
             stop: Vec::new(),
             truncate: None,
             echo: false,
+            prompt_logprobs: None,
             thinking: None,
             structure: None,
             on_fault: None,
         }
+    }
+
+    /// Whether the answer has any log probabilities.
+    #[must_use]
+    pub fn has_logprobs(&self) -> bool {
+        self.params.logprobs.or(self.prompt_logprobs).is_some()
     }
 }
 

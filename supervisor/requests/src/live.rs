@@ -308,7 +308,7 @@ impl Requests {
         let record = &live.record;
         let vocabulary = text.vocabulary().len();
         for of_token in &said.logprobs {
-            logprobs::check(request, record.params.logprobs, Some(of_token), vocabulary)?;
+            logprobs::check(request, record.prompt_top(), Some(of_token), vocabulary)?;
         }
         let mut progress = record.progress.lock();
         let is_next = progress.scores_told() == Some(said.first);

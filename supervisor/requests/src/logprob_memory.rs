@@ -5,16 +5,18 @@
 //! write-ahead log, and in the answer until the client has read it. A reservation is released with the record, which
 //! the connection holds until the client has read the answer; a TLS connection holds it until the answer is written.
 
-use crate::record::{NewRequest, Record};
+use crate::record::NewRequest;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Limit of all reservations, in bytes. A prompt of 131,072 tokens with 20 alternatives per token fits.
+/// Limit of all reservations, in bytes. An echoed prompt of 131,072 tokens with 20 alternatives per token fits.
 pub const MOST_BYTES: u64 = 256 << 20;
 
-/// Estimated bytes per token. `OF_LIKELY_TOKEN`: per alternative.
+/// Estimated bytes per token. `OF_LIKELY_TOKEN`: per alternative of an echo. `OF_LIKELY_OBJECT`: per alternative in an
+/// answer's `prompt_logprobs`, where each is an object with its text.
 const OF_TOKEN: u64 = 256;
 const OF_LIKELY_TOKEN: u64 = 64;
+const OF_LIKELY_OBJECT: u64 = 96;
 
 /// Number of reserved bytes.
 #[derive(Debug, Default)]
@@ -55,20 +57,17 @@ impl Drop for LogprobReservation {
 impl NewRequest {
     /// Estimated bytes for the log probabilities of the prompt. 0 if they are not requested.
     pub fn prompt_logprob_bytes(&self) -> u64 {
-        prompt_logprob_bytes(self.echo.and(self.params.logprobs), self.prompt.len())
+        let tokens = self.prompt.len() as u64;
+        let echoed = self.echo.and(self.params.logprobs);
+        let echo = of_each_token(echoed, OF_LIKELY_TOKEN).saturating_mul(tokens);
+        let objects = of_each_token(self.prompt_logprobs, OF_LIKELY_OBJECT).saturating_mul(tokens);
+        echo.saturating_add(objects)
     }
 }
 
-impl Record {
-    /// See [`NewRequest::prompt_logprob_bytes`].
-    pub fn prompt_logprob_bytes(&self) -> u64 {
-        prompt_logprob_bytes(self.echo.and(self.params.logprobs), self.prompt.len())
-    }
-}
-
-fn prompt_logprob_bytes(top: Option<u8>, tokens: usize) -> u64 {
-    let of_each = top.map_or(0, |top| OF_TOKEN + OF_LIKELY_TOKEN * u64::from(top));
-    of_each.saturating_mul(tokens as u64)
+/// Estimated bytes of a token with `top` alternatives of this size.
+fn of_each_token(top: Option<u8>, of_likely: u64) -> u64 {
+    top.map_or(0, |top| OF_TOKEN + of_likely * u64::from(top))
 }
 
 #[cfg(test)]
@@ -83,28 +82,31 @@ mod tests {
 
     #[test]
     fn only_prompts_that_are_told_with_log_probabilities_count() {
-        let of = |echo, logprobs| {
+        let of = |echo, logprobs, prompt_logprobs| {
             let prompt = vec![TokenId(0); 10];
             let asked = NewRequest {
                 echo,
+                prompt_logprobs,
                 params: params(|it| it.logprobs = logprobs),
                 prompt,
                 ..request("a")
             };
             asked.prompt_logprob_bytes()
         };
-        assert_eq!(of(None, Some(20)), 0);
-        assert_eq!(of(Some(0), None), 0);
-        assert_eq!(of(Some(0), Some(0)), 10 * OF_TOKEN);
-        assert_eq!(
-            of(Some(3), Some(20)),
-            10 * (OF_TOKEN + 20 * OF_LIKELY_TOKEN)
-        );
+        assert_eq!(of(None, Some(20), None), 0);
+        assert_eq!(of(Some(0), None, None), 0);
+        assert_eq!(of(Some(0), Some(0), None), 10 * OF_TOKEN);
+        let echo = 10 * (OF_TOKEN + 20 * OF_LIKELY_TOKEN);
+        assert_eq!(of(Some(3), Some(20), None), echo);
+        let objects = 10 * (OF_TOKEN + 5 * OF_LIKELY_OBJECT);
+        assert_eq!(of(None, Some(20), Some(5)), objects);
+        assert_eq!(of(Some(3), Some(20), Some(5)), echo + objects);
     }
 
     #[test]
     fn the_longest_prompt_of_usual_models_fits() {
-        assert!(prompt_logprob_bytes(Some(20), 131_072) <= MOST_BYTES);
+        assert!(of_each_token(Some(20), OF_LIKELY_TOKEN) * 131_072 <= MOST_BYTES);
+        assert!(of_each_token(Some(20), OF_LIKELY_OBJECT) * 120_000 <= MOST_BYTES);
     }
 
     /// Request with a seventh of the memory.

@@ -43,10 +43,12 @@ impl Eq for Listed {}
 pub struct Ledger {
     /// Log probabilities of every generated token.
     all: Vec<Logprobs>,
+    /// Number of most likely tokens at each position.
+    top: usize,
     /// Length of the echoed prompt, 0 without an echo. `prompt` has the log probabilities of all prompt tokens but the
-    /// first. Token indices begin with the prompt.
+    /// first, with `top` or more most likely tokens. Token indices begin with the prompt.
     prompt_len: usize,
-    prompt: Vec<Logprobs>,
+    prompt: Arc<Vec<Logprobs>>,
     /// `Some` from the first token on.
     text: Option<Arc<Text>>,
     /// Number of decoded characters. `told`: the number of those that are in pieces.
@@ -59,10 +61,12 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Ledger of a restored request. Its tokens must be noted again.
-    pub fn restored(all: Vec<Logprobs>) -> Self {
+    /// Ledger with these log probabilities of an answer, whose tokens must be noted again. `top`: number of most likely
+    /// tokens at each position.
+    pub fn new(top: Option<u8>, all: Vec<Logprobs>) -> Self {
         Self {
             all,
+            top: top.unwrap_or_default().into(),
             ..Self::default()
         }
     }
@@ -71,22 +75,17 @@ impl Ledger {
         &self.all
     }
 
-    /// Sets the length of the echoed prompt, and its known log probabilities.
-    pub fn echo(&mut self, prompt_len: usize, known: Vec<Logprobs>) {
+    /// Sets the length of the echoed prompt.
+    pub fn echo(&mut self, prompt_len: usize) {
         self.prompt_len = prompt_len;
-        self.prompt = known;
     }
 
     pub fn prompt_len(&self) -> usize {
         self.prompt_len
     }
 
-    pub fn of_prompt(&self) -> &[Logprobs] {
-        &self.prompt
-    }
-
-    pub fn learn_prompt(&mut self, logprobs: &[Logprobs]) {
-        self.prompt.extend_from_slice(logprobs);
+    pub fn learn_prompt(&mut self, logprobs: Arc<Vec<Logprobs>>) {
+        self.prompt = logprobs;
     }
 
     /// True if tokens without text are listed as well.
@@ -144,18 +143,22 @@ impl Ledger {
         let tokens = taken.into_iter().map(|(index, token, offset)| ListedToken {
             token,
             offset,
-            logprobs: self.of(index).cloned(),
+            logprobs: self.of(index),
         });
         let tokens = tokens.collect();
         let text = Arc::clone(self.text.as_ref()?);
         Some(Box::new(Listed { tokens, text }))
     }
 
-    fn of(&self, index: usize) -> Option<&Logprobs> {
-        match index.checked_sub(self.prompt_len) {
-            Some(generated) => self.all.get(generated),
-            None => self.prompt.get(index.checked_sub(1)?),
-        }
+    fn of(&self, index: usize) -> Option<Logprobs> {
+        let known = match index.checked_sub(self.prompt_len) {
+            Some(generated) => self.all.get(generated)?,
+            None => self.prompt.get(index.checked_sub(1)?)?,
+        };
+        Some(Logprobs {
+            top: known.top[..known.top.len().min(self.top)].to_vec(),
+            ..*known
+        })
     }
 }
 
@@ -175,6 +178,7 @@ pub fn check(
             let is_likely =
                 |(token, logprob): &(TokenId, f32)| token.index() < vocabulary && *logprob <= 0.0;
             said.of_token <= 0.0
+                && (1..=vocabulary).contains(&(said.rank as usize))
                 && said.top.len() == usize::from(top).min(vocabulary)
                 && said.top.iter().all(is_likely)
         }
@@ -201,6 +205,7 @@ mod tests {
             index,
             logprobs: Logprobs {
                 of_token: -(index as f32),
+                rank: 1,
                 top: (0..top).map(|id| (TokenId(id), -1.0)).collect(),
             },
         });

@@ -8,7 +8,8 @@ mod unread;
 
 use crate::logprobs::Ledger;
 use crate::record::{Completion, Embedding, Failure, NewRequest, Record, StopReason, StreamEvent};
-use echo::Echo;
+pub use echo::ScoredPrompt;
+use echo::{Echo, Scores};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub struct Progress {
     ledger: Option<Ledger>,
     /// `Some` if the answer echoes the prompt.
     echo: Option<Echo>,
+    /// `Some` if log probabilities of the prompt are requested.
+    scores: Option<Scores>,
     end: Option<StreamEvent>,
     /// The reader has the end, or is gone. No further event is delivered.
     closed: bool,
@@ -72,8 +75,9 @@ impl Progress {
             detokenizer: Detokenizer::default(),
             stop: StopMatcher::new(&request.stop),
             unread: Unread::default(),
-            ledger: logprobs.map(Ledger::restored),
+            ledger: logprobs.map(|known| Ledger::new(request.params.logprobs, known)),
             echo: None,
+            scores: None,
             end: None,
             closed: false,
             waker: None,

@@ -33,6 +33,8 @@ pub struct NewRequest {
     /// Echo of the prompt before the answer, with its log probabilities if they are requested. The value is the number
     /// of bytes that the tokenizer put before the prompt, which are not echoed.
     pub echo: Option<u32>,
+    /// Log probabilities of the prompt apart from an echo: the number of most likely tokens at each position.
+    pub prompt_logprobs: Option<u8>,
     /// See [`Submission::embeds`]. `Some`: the answer is a vector without tokens.
     pub embeds: Option<Pooling>,
     /// Time from acceptance to the end. `None`: no limit.
@@ -41,6 +43,16 @@ pub struct NewRequest {
     pub on_fault: Option<OnFault>,
     /// Response format of the answer, in the encoding of the HTTP layer. This crate does not read it.
     pub presentation: String,
+}
+
+impl NewRequest {
+    /// Number of most likely tokens that a child reports for each token of the prompt. `None`: it reports none, and no
+    /// log probabilities of the prompt.
+    pub fn prompt_top(&self) -> Option<u8> {
+        self.echo
+            .and(self.params.logprobs)
+            .max(self.prompt_logprobs)
+    }
 }
 
 /// Reaction of a running request to its child's death.
@@ -185,7 +197,7 @@ impl Record {
     ) -> Self {
         let known = request.params.logprobs.map(|_| vec![]);
         let progress = Progress::new(now, &request, known);
-        let progress = progress.echoing(request.echo, request.prompt.len(), vec![]);
+        let progress = progress.with_prompt(&request, vec![]);
         Self {
             id,
             on_fault: request.on_fault.unwrap_or(default_on_fault),
@@ -213,7 +225,7 @@ impl Record {
                 restored.end,
             )
             .with_cached_tokens(restored.cached_tokens)
-            .echoing(request.echo, request.prompt.len(), restored.told_prompt);
+            .with_prompt(&request, restored.told_prompt);
         Self {
             id: restored.id,
             request,
@@ -232,7 +244,7 @@ impl Record {
     /// Submission for the first child, or for the next one after the tokens that the request has.
     pub fn submission(&self) -> Submission {
         let progress = self.progress.lock();
-        let told = self.params.logprobs.zip(progress.scores_told());
+        let told = self.prompt_top().zip(progress.scores_told());
         Submission {
             request: self.id,
             client: self.client,

@@ -1,11 +1,12 @@
 //! Reader of a request.
 
-use crate::progress::Skip;
+use crate::progress::{ScoredPrompt, Skip};
 use crate::record::{Record, StreamEvent};
+use serde::{Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use worker_orcd_ipc::RequestId;
+use worker_orcd_ipc::{RequestId, TokenId};
 
 /// Callback that cancels a request without a reader.
 #[derive(Clone)]
@@ -106,10 +107,76 @@ impl RequestStream {
         self.record.tokens_in()
     }
 
+    /// Tokens of prompt and answer, for an answer that lists them.
+    #[must_use]
+    pub fn tokens(&self) -> Tokens {
+        Tokens {
+            record: Arc::clone(&self.record),
+            taken: 0,
+        }
+    }
+
     /// Number of tokens accepted so far.
     #[must_use]
     pub fn tokens_out(&self) -> u32 {
         self.record.progress.lock().tokens_out()
+    }
+}
+
+/// Tokens of a request; the generated ones are taken piece by piece. They may be read after the end of the stream.
+#[derive(Debug)]
+pub struct Tokens {
+    record: Arc<Record>,
+    /// Number of generated tokens that were taken.
+    taken: usize,
+}
+
+/// Token ids of a prompt, which are not copied. They are serialized as a list of numbers.
+#[derive(Debug, Clone)]
+pub struct PromptIds(Arc<Record>);
+
+impl Tokens {
+    #[must_use]
+    pub fn of_prompt(&self) -> PromptIds {
+        PromptIds(Arc::clone(&self.record))
+    }
+
+    /// All log probabilities of the prompt. `None` until they are known, and if they are not requested.
+    #[must_use]
+    pub fn scored_prompt(&self) -> Option<ScoredPrompt> {
+        self.record.progress.lock().scored_prompt()
+    }
+
+    /// Takes the generated tokens up to the one with this index.
+    pub fn take_through(&mut self, index: u32) -> Vec<TokenId> {
+        self.take(index as usize + 1)
+    }
+
+    /// Takes all other generated tokens.
+    pub fn take_rest(&mut self) -> Vec<TokenId> {
+        self.take(usize::MAX)
+    }
+
+    fn take(&mut self, end: usize) -> Vec<TokenId> {
+        let progress = self.record.progress.lock();
+        let generated = progress.generated();
+        let end = end.min(generated.len()).max(self.taken);
+        let taken = generated[self.taken..end].to_vec();
+        self.taken = end;
+        taken
+    }
+}
+
+impl PromptIds {
+    #[must_use]
+    pub fn as_slice(&self) -> &[TokenId] {
+        &self.0.prompt
+    }
+}
+
+impl Serialize for PromptIds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.prompt.serialize(serializer)
     }
 }
 

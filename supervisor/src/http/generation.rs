@@ -21,7 +21,7 @@ use std::iter::once;
 use std::sync::Arc;
 use std::time::SystemTime;
 use worker_orcd_api::choices::Place;
-use worker_orcd_api::presentation::{AnswerRequest, Presentation};
+use worker_orcd_api::presentation::{AnswerRequest, Form, Presentation};
 use worker_orcd_api::request::Reader;
 use worker_orcd_api::thinking_budget::Budget;
 use worker_orcd_engine::LoadedModel;
@@ -100,10 +100,7 @@ impl App {
             mut form,
         } = request;
         let (created, layout) = (SystemTime::now(), more.layout());
-        layout.check(
-            self.engine.most_together(),
-            request.params.logprobs.is_some(),
-        )?;
+        layout.check(self.engine.most_together(), request.has_logprobs())?;
         let mut prompts = Vec::new();
         for input in once(request.input).chain(more.prompts) {
             let prepared = self.prepare_echoed(model, input, request.echo, request.truncate);
@@ -139,6 +136,7 @@ impl App {
                 ..request.params
             }),
             stop: request.stop,
+            prompt_logprobs: request.prompt_logprobs,
             shown: model.text.tokenizer().control_of(parsing.marks()),
             timeout: self.limits.inference_timeout,
             on_fault: request.on_fault,
@@ -146,7 +144,8 @@ impl App {
             ..NewRequest::default()
         };
         let context = model.max_sequence_tokens;
-        let ask = |it: Place| of_choice(&common, it, &prompts[it.prompt], context);
+        let form = &presentation.form;
+        let ask = |it: Place| of_choice(&common, it, form, &prompts[it.prompt], context);
         let _entering = entering(connection.as_ref()).await;
         let submitted = self.engine.submit(layout.places().map(ask).collect());
         let streams = submitted.map_err(|it| refused(it, &answer, &correlation))?;
@@ -192,7 +191,13 @@ fn lost() -> ApiError {
 }
 
 /// Request for one of several choices, or for the only one.
-fn of_choice(common: &NewRequest, choice: Place, prompt: &Encoded, context: u32) -> NewRequest {
+fn of_choice(
+    common: &NewRequest,
+    choice: Place,
+    form: &Form,
+    prompt: &Encoded,
+    context: u32,
+) -> NewRequest {
     let room = context.saturating_sub(prompt.tokens.len() as u32);
     let answer = &common.job_id;
     let job_id = match common.part_of {
@@ -203,6 +208,9 @@ fn of_choice(common: &NewRequest, choice: Place, prompt: &Encoded, context: u32)
         job_id,
         prompt: prompt.tokens.clone(),
         echo: prompt.echo,
+        prompt_logprobs: common
+            .prompt_logprobs
+            .filter(|_| form.lists_prompt_at(choice.index)),
         params: Arc::new(GenerationParams {
             sampling: choice.sampling(common.params.sampling),
             max_tokens: common.params.max_tokens.min(room),

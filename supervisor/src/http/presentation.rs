@@ -14,7 +14,7 @@ use worker_orcd_api::execute::events::{ExecuteEvents, Started};
 use worker_orcd_api::ollama::answer::Lines;
 use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::openai::whole::Gathered;
-use worker_orcd_api::presentation::{Api, Form, Presentation, StreamOptions};
+use worker_orcd_api::presentation::{Api, Form, OpenAiOptions, Presentation};
 use worker_orcd_api::render::{Render, Whole};
 use worker_orcd_api::responses::events::Events;
 use worker_orcd_api::{openai, responses};
@@ -74,7 +74,7 @@ pub async fn respond(
             };
             match is_streamed {
                 true => streamed(accepted, &header, options, layout, begun).await,
-                false => whole_completion(accepted, &header, layout).await,
+                false => whole_completion(accepted, &header, options, layout).await,
             }
         }
         Api::Messages => {
@@ -126,17 +126,19 @@ async fn answer(
 async fn streamed(
     accepted: Vec<Accepted>,
     header: &openai::Header,
-    options: StreamOptions,
+    options: OpenAiOptions,
     layout: Layout,
     begun: bool,
 ) -> Result<Response, ApiError> {
-    if header.parsing.is_any() || layout.count() > 1 {
-        // The format of a piece depends on all earlier text, and with several choices each piece is counted.
+    if header.parsing.is_any() || layout.count() > 1 || options.token_ids {
+        // The format of a piece depends on all earlier text or on the last piece, and with several choices each piece is
+        // counted.
         give_known(&accepted);
     }
     let choices = accepted.into_iter().enumerate().map(|(index, accepted)| {
         let choice = (index, accepted.job.id());
         let chunks = Chunks::new(header, choice, options, accepted.tokens_in);
+        let chunks = chunks.with_token_ids(accepted.stream.tokens());
         (accepted, chunks)
     });
     rendered(Choices::new(choices, layout), begun).await
@@ -152,16 +154,11 @@ fn give_known(accepted: &[Accepted]) {
 async fn whole_completion(
     accepted: Vec<Accepted>,
     header: &openai::Header,
+    options: OpenAiOptions,
     layout: Layout,
 ) -> Result<Response, ApiError> {
     give_known(&accepted);
-    let gathered = |it: &Accepted| {
-        Gathered::new(
-            it.job.id().to_owned(),
-            header.kind,
-            it.stream.has_logprobs(),
-        )
-    };
+    let gathered = |it: &Accepted| Gathered::new(&it.stream, header.kind, options);
     let mut choices: Vec<_> = accepted.iter().map(gathered).collect();
     let ends = gather(accepted, |index, piece| choices[index].push(piece)).await?;
     Ok(json(openai::whole::answer(header, choices, &ends, layout)))
@@ -207,6 +204,7 @@ mod tests {
                 index,
                 logprobs: Logprobs {
                     of_token: -0.5,
+                    rank: 1,
                     top: vec![],
                 },
             });
@@ -230,7 +228,7 @@ mod tests {
                 parsing: Parsing::default(),
                 api: Api::OpenAi {
                     kind: Kind::Completion,
-                    options: StreamOptions::default(),
+                    options: OpenAiOptions::default(),
                     must_call: false,
                 },
             },

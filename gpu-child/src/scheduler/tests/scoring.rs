@@ -16,6 +16,7 @@ impl PagedDevice {
             let rows = rows.iter().filter(|row| row.position >= part.first);
             let of = |(row, token): (&crate::pooling::HiddenRow, &TokenId)| Logprobs {
                 of_token: number(row.values[0], *token),
+                rank: 1,
                 top: vec![],
             };
             let logprobs: Vec<_> = rows.zip(&part.tokens).map(of).collect();
@@ -131,6 +132,7 @@ fn another_child_tells_what_was_not_told_and_takes_over_pages_before_that() {
         let known = expected(&prompt).into_iter().take(before as usize);
         let known = known.map(|it| Logprobs {
             of_token: it,
+            rank: 1,
             top: vec![],
         });
         bench.scored.insert(RequestId(2), known.collect());

@@ -24,7 +24,12 @@ fn submission(request: u64, logprobs: Option<u8>) -> Submission {
 /// The counter's sampled token is likelier than all others, which are equally likely.
 fn is_of_its_token(its: &DrawnLogprobs, token: TokenId) {
     let expected = 1.0 - (std::f32::consts::E + (VOCAB - 1) as f32).ln();
-    let Logprobs { of_token, top } = &its.logprobs;
+    let Logprobs {
+        of_token,
+        rank,
+        top,
+    } = &its.logprobs;
+    assert_eq!(*rank, 1);
     assert!((of_token - expected).abs() < 1e-5, "{of_token} of {token}");
     let count = if its.request.0 == 3 { 3 } else { 0 };
     let others = (0..).filter(|id| *id != token.0);

@@ -1,12 +1,14 @@
 //! Objects of answers, whole and as chunks of a stream.
 
 use super::Header;
-use super::logprobs::{ChatLogprobs, List, TextLogprobs};
+use super::logprobs::{ChatLogprobs, Column, List, PromptTokensById, TextLogprobs};
 use crate::answer::{OrNull, absent_not_null};
 use crate::choices::{Layout, MAX_N, MAX_PROMPTS};
 use crate::string_enums;
 use schemars::JsonSchema;
 use serde::Serialize;
+use worker_orcd_ipc::TokenId;
+use worker_orcd_requests::stream::PromptIds;
 use worker_orcd_requests::{self as requests, StopReason};
 
 const MOST_CHOICES: usize = MAX_PROMPTS * MAX_N as usize;
@@ -36,13 +38,21 @@ pub(super) struct Opening<'a, O> {
 
 /// Answer in one piece. `O`: the name of the object. `C`: a choice.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "{O}")]
+#[schemars(rename = "{O}", transform = absent_not_null)]
 pub struct Answer<'a, O, C> {
     #[serde(flatten)]
     pub(super) opening: Opening<'a, O>,
     #[schemars(length(max = MOST_CHOICES))]
     pub(super) choices: Vec<C>,
     pub(super) usage: Usage,
+    /// Ids of a chat's prompt, if they are requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<u32>>")]
+    pub(super) prompt_token_ids: Option<PromptIds>,
+    /// Log probabilities of a chat's prompt, if they are requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<Option<PromptTokensById>>>")]
+    pub(super) prompt_logprobs: Option<Column>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -54,9 +64,14 @@ pub struct Chunk<'a, O, C> {
     pub(super) choices: &'a [C],
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<OrNull<Usage>>,
+    /// Ids of a chat's prompt, if they are requested, in the first chunk of each choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<u32>>")]
+    pub(super) prompt_token_ids: Option<PromptIds>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
 pub struct ChatChoice {
     #[schemars(range(max = MOST_CHOICES - 1))]
     pub(super) index: usize,
@@ -64,9 +79,14 @@ pub struct ChatChoice {
     #[schemars(with = "Option<ChatLogprobs>")]
     pub(super) logprobs: Option<List>,
     pub(super) finish_reason: ChatFinishReason,
+    /// Ids of all generated tokens, if they are requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<u32>>")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(transform = absent_not_null)]
 pub struct ChatChunkChoice {
     #[schemars(range(max = MOST_CHOICES - 1))]
     pub(super) index: usize,
@@ -74,11 +94,15 @@ pub struct ChatChunkChoice {
     #[schemars(with = "Option<ChatLogprobs>")]
     pub(super) logprobs: Option<List>,
     pub(super) finish_reason: Option<ChatFinishReason>,
+    /// Ids of the tokens since the last chunk, if they are requested. The chunk of the role has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<u32>>")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
 /// Choice of a completion. `R`: the finish reason, `null` before the end of a stream.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(inline)]
+#[schemars(inline, transform = absent_not_null)]
 pub struct TextChoice<R> {
     #[schemars(range(max = MOST_CHOICES - 1))]
     pub(super) index: usize,
@@ -86,6 +110,18 @@ pub struct TextChoice<R> {
     #[schemars(with = "Option<TextLogprobs>")]
     pub(super) logprobs: Option<List>,
     pub(super) finish_reason: R,
+    /// Ids of the prompt, if they are requested. In a stream they are in the first chunk, and `null` in the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<OrNull<Vec<u32>>>")]
+    pub(super) prompt_token_ids: Option<OrNull<PromptIds>>,
+    /// Ids of the generated tokens, if they are requested; in a stream, of those since the last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<u32>>")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
+    /// Log probabilities of the prompt, if they are requested. A stream has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<Option<PromptTokensById>>>")]
+    pub(super) prompt_logprobs: Option<Column>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]

@@ -9,6 +9,9 @@
 //! | token | its text, or `\xe2\x82` for bytes that are not text; always `bytes` | its text, or `bytes:\xe2\x82` for bytes that are not text |
 //! | most likely tokens | list, the most likely first | object by token, which always contains the chosen token |
 //!
+//! [`PROMPT_FIELD`] lists the prompt in vLLM's form: at each position an object, which has the token of the prompt and
+//! the most likely tokens by their ids.
+//!
 //! With `echo: true`, a completion's lists begin with the prompt. The first token of the prompt has no probability:
 //! `null`. `text_offset` counts characters of the answer. [`requests::logprobs`](worker_orcd_requests::logprobs)
 //! specifies which tokens are listed, and at which piece.
@@ -23,11 +26,16 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::iter::once;
 use worker_orcd_ipc::{Logprobs, MAX_TOP_LOGPROBS, TokenId};
+use worker_orcd_requests::progress::ScoredPrompt;
 use worker_orcd_requests::{Listed, ListedToken};
+use worker_orcd_text::Text;
 
 pub(super) const FIELD: &str = "logprobs";
 pub(super) const TOP_FIELD: &str = "top_logprobs";
+/// vLLM's field for log probabilities of the prompt.
+pub(super) const PROMPT_FIELD: &str = "prompt_logprobs";
 
 /// Logarithm of a probability of 0, as OpenAI and vLLM write it.
 pub const IMPOSSIBLE: f32 = -9999.0;
@@ -39,8 +47,9 @@ pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
         // The schema requires `n` to be 1: it cannot express the bound on prompts times choices.
         fields.describe_rule(|| {
             let one = schema::or_null(schema::values([1]));
+            let lists = [FIELD, PROMPT_FIELD].map(|name| (name, schema::null()));
             schema::any_of([
-                schema::object_with([], [(FIELD, schema::null())]),
+                schema::object_with([], lists),
                 schema::object_with([], [("n", one)]),
             ])
         });
@@ -57,6 +66,17 @@ pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
         fields.error(TOP_FIELD, Constraint::Conflict, "needs logprobs: true");
     }
     wanted.then_some(top as u8)
+}
+
+/// Number of most likely tokens to list for each token of the prompt. `None` if its log probabilities are not requested.
+pub(super) fn read_of_prompt(fields: &mut Fields<'_>, is_streamed: bool) -> Option<u8> {
+    let range = 0..=u64::from(MAX_TOP_LOGPROBS);
+    let top = fields.integer(PROMPT_FIELD, range).map(|top| top as u8);
+    if top.is_some() && is_streamed {
+        let rule = "is not available with stream: true";
+        fields.error(PROMPT_FIELD, Constraint::Conflict, rule);
+    }
+    top
 }
 
 /// Value between 0 and the logarithm of a probability of 0.
@@ -134,21 +154,20 @@ impl List {
                 &mut list.text_offset,
             ],
         };
-        let gap = || Column {
-            items: b"\"\"".to_vec(),
-        };
         let columns = columns.into_iter();
-        columns.map(|it| std::mem::replace(it, gap())).collect()
+        columns
+            .map(|it| std::mem::replace(it, Column::gap()))
+            .collect()
     }
 }
 
 /// List in place of a column that is missing. Strings of JSON do not contain it, because they escape quotes.
 pub(super) const GAP: &str = "[\"\"]";
 
-/// Puts the columns into the gaps of an answer. Each is freed after it is copied, because the columns of a long answer
-/// are large.
+/// Puts the columns into the gaps of an answer. Each part is freed after it is copied, because the columns of a long
+/// answer are large.
 pub(super) fn fill(json: &str, columns: Vec<Column>) -> Vec<u8> {
-    let items: usize = columns.iter().map(|column| column.items.len() + 2).sum();
+    let items: usize = columns.iter().map(|column| column.bytes() + 2).sum();
     let gaps = columns.len() * GAP.len();
     let mut out = Vec::with_capacity(json.len() + items - gaps);
     let mut columns = columns.into_iter();
@@ -157,20 +176,40 @@ pub(super) fn fill(json: &str, columns: Vec<Column>) -> Vec<u8> {
         out.extend_from_slice(before.unwrap_or(part).as_bytes());
         if let (Some(_), Some(column)) = (before, columns.next()) {
             out.push(b'[');
-            out.extend_from_slice(&column.items);
+            for part in column.parts {
+                out.extend_from_slice(&part);
+            }
             out.push(b']');
         }
     }
     out
 }
 
-/// Items of a JSON list, separated by commas.
+/// Items of a JSON list, separated by commas, in parts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Column {
-    items: Vec<u8>,
+    parts: Vec<Vec<u8>>,
 }
 
+/// Size at which a part of a column is full, in bytes.
+const PART_BYTES: usize = 1 << 20;
+
 impl Column {
+    /// `prompt_logprobs` of an answer: `null` for the first token, and an object for each other one.
+    pub(super) fn of_prompt(prompt: &ScoredPrompt, ids: &[TokenId], top: u8) -> Self {
+        let mut column = Self::default();
+        column.add(&());
+        for (token, logprobs) in ids.iter().skip(1).zip(&*prompt.logprobs) {
+            column.add(&PromptTokens::of(
+                &prompt.text,
+                *token,
+                logprobs,
+                top.into(),
+            ));
+        }
+        column
+    }
+
     /// Adds a piece's tokens in chat form.
     pub fn add_chat(&mut self, listed: &Listed) {
         for token in &listed.tokens {
@@ -187,28 +226,47 @@ impl Column {
 
     /// Appends the items of another column.
     pub fn append(&mut self, other: &Self) {
-        if !other.items.is_empty() {
-            self.separate();
-            self.items.extend_from_slice(&other.items);
+        if other.bytes() > 0 {
+            let out = self.next_item();
+            out.extend(other.parts.iter().flatten());
         }
+    }
+
+    /// Column that is written as a [`GAP`].
+    pub(super) fn gap() -> Self {
+        Self {
+            parts: vec![b"\"\"".to_vec()],
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
     }
 
     fn add(&mut self, item: &impl Serialize) {
-        self.separate();
-        write_json(&mut self.items, item);
+        write_json(self.next_item(), item);
     }
 
-    fn separate(&mut self) {
-        if !self.items.is_empty() {
-            self.items.push(b',');
+    /// Buffer for the next item, after its separator.
+    fn next_item(&mut self) -> &mut Vec<u8> {
+        let is_first = self.parts.is_empty();
+        if self.parts.last().is_none_or(|it| it.len() >= PART_BYTES) {
+            self.parts.push(Vec::new());
         }
+        let last = self.parts.len() - 1;
+        let out = &mut self.parts[last];
+        if !is_first {
+            out.push(b',');
+        }
+        out
     }
 }
 
 /// List of the items.
 impl Serialize for Column {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let text = String::from_utf8_lossy(&self.items);
+        let items = self.parts.concat();
+        let text = String::from_utf8_lossy(&items);
         // The items were written as JSON.
         let list = RawValue::from_string(format!("[{text}]")).unwrap_or_default();
         list.serialize(serializer)
@@ -258,6 +316,49 @@ impl<'a> ChatToken<'a> {
             token: name((token, logprobs.of_token)),
             top_logprobs: logprobs.top.iter().copied().map(name).collect(),
         }
+    }
+}
+
+/// Tokens at a position of the prompt, by their ids: its own, then the most likely ones.
+#[derive(Debug, Serialize)]
+struct PromptTokens(#[serde(serialize_with = "by_id")] Vec<(TokenId, PromptToken)>);
+
+/// Type of [`PromptTokens`] in the description.
+pub(super) type PromptTokensById = BTreeMap<String, PromptToken>;
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct PromptToken {
+    logprob: Logprob,
+    /// Position among all tokens of the vocabulary, by descending probability and then by ascending id.
+    #[schemars(range(min = 1))]
+    rank: u32,
+    /// Text of the token alone. Bytes that are not text are replacement characters.
+    decoded_token: String,
+}
+
+fn by_id<S: Serializer>(
+    tokens: &[(TokenId, PromptToken)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(tokens.iter().map(|(id, token)| (id.0, token)))
+}
+
+impl PromptTokens {
+    fn of(text: &Text, token: TokenId, logprobs: &Logprobs, top: usize) -> Self {
+        let of = |token: TokenId, rank, logprob| {
+            let bytes = text.vocabulary().name(token);
+            let token_of_prompt = PromptToken {
+                logprob: written(logprob),
+                rank,
+                decoded_token: String::from_utf8_lossy(bytes).into_owned(),
+            };
+            (token, token_of_prompt)
+        };
+        let itself = of(token, logprobs.rank, logprobs.of_token);
+        let likely = (1..).zip(&logprobs.top).take(top);
+        let others = likely.filter(|(_, (other, _))| *other != token);
+        let others = others.map(|(rank, (other, logprob))| of(*other, rank, *logprob));
+        Self(once(itself).chain(others).collect())
     }
 }
 
@@ -314,6 +415,7 @@ mod tests {
             offset,
             logprobs: Some(Logprobs {
                 of_token,
+                rank: 1,
                 top: vec![(EOS, -0.25), (TokenId(second), -1.5)],
             }),
         };

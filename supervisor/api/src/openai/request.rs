@@ -10,7 +10,7 @@ use crate::limits::RequestLimits;
 use crate::messages::{begun, read_messages};
 use crate::mistakes::{Constraint, Mistakes};
 use crate::no_effect;
-use crate::presentation::{AnswerRequest, Api, Form, StreamOptions};
+use crate::presentation::{AnswerRequest, Api, Form, OpenAiOptions};
 use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::schema;
@@ -32,9 +32,13 @@ const SHARED: &[&str] = &[
     "ignore_eos",
     "n",
     TRUNCATION,
+    TOKEN_IDS,
+    logprobs::PROMPT_FIELD,
 ];
 /// vLLM's field for the number of prompt tokens that are kept.
 const TRUNCATION: &str = "truncate_prompt_tokens";
+/// vLLM's field for the ids of all tokens in the answer.
+const TOKEN_IDS: &str = "return_token_ids";
 const CHAT: &[&str] = &[
     "messages",
     "max_completion_tokens",
@@ -127,7 +131,7 @@ fn read(
     let sampling = read_sampling_of_others(&mut fields, model);
     let params = read_params(&mut fields, model, sampling);
     let stop = read_stop(&mut fields);
-    let stream = read_stream(&mut fields);
+    let (is_streamed, options) = read_options(&mut fields);
     let first = prompts.as_ref().and_then(|it| it.first());
     let has_tools = first.is_some_and(|it| it.tools().is_some());
     let structure = structure::read(&mut fields, has_tools).or(calls);
@@ -157,12 +161,13 @@ fn read(
         prompts: prompts.collect(),
         n,
     };
-    let form = form(kind, stream, parsing, structure.as_ref());
+    let form = form(kind, (is_streamed, options), parsing, structure.as_ref());
     let job_id = format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple());
     let generation = GenerationRequest {
         stop,
         truncate,
         echo,
+        prompt_logprobs: options.prompt_logprobs,
         thinking,
         structure,
         ..GenerationRequest::new(job_id, input, params)
@@ -174,19 +179,18 @@ fn read(
     })
 }
 
-/// `stream`: options of a streamed answer.
 fn form(
     kind: Kind,
-    stream: Option<StreamOptions>,
+    (is_streamed, options): (bool, OpenAiOptions),
     parsing: Parsing,
     structure: Option<&Asked>,
 ) -> Form {
     Form {
-        is_streamed: stream.is_some(),
+        is_streamed,
         parsing,
         api: Api::OpenAi {
             kind,
-            options: stream.unwrap_or_default(),
+            options,
             must_call: structure.is_some_and(|it| it.structure.must_call()),
         },
     }
@@ -319,11 +323,7 @@ fn read_max_tokens(
         Kind::Completion => None,
     };
     let older = read("max_tokens");
-    if kind == Kind::Chat {
-        // JSON Schema cannot express that both fields are allowed if they are equal.
-        let not = ["max_completion_tokens", "max_tokens"].map(schema::without);
-        fields.describe_rule(|| schema::any_of(not));
-    }
+    // The schema omits this rule: it cannot express equality, and one more rule is too many for Schemathesis.
     if newer.is_some() && older.is_some() && newer != older {
         let message = "contradicts max_completion_tokens";
         fields.error("max_tokens", Constraint::Conflict, message);
@@ -353,11 +353,31 @@ fn read_truncation(
     Some(fits.min(limits.max_tokens_in.unwrap_or(u32::MAX)))
 }
 
-fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
+/// Whether the answer is streamed, and its options.
+fn read_options(fields: &mut Fields<'_>) -> (bool, OpenAiOptions) {
+    let stream = read_stream(fields);
+    let options = OpenAiOptions {
+        token_ids: fields.boolean(TOKEN_IDS).unwrap_or(false),
+        prompt_logprobs: logprobs::read_of_prompt(fields, stream.is_some()),
+        ..stream.unwrap_or_default()
+    };
+    (stream.is_some(), options)
+}
+
+/// Options of a streamed answer.
+fn read_stream(fields: &mut Fields<'_>) -> Option<OpenAiOptions> {
     let streams = fields.boolean("stream").unwrap_or(false);
     fields.describe_rule(|| {
-        let streams = schema::object([("stream", schema::values([true]))]);
-        schema::any_of([streams, schema::without("stream_options")])
+        let streams = [("stream", schema::values([true]))];
+        let no_prompt = [(logprobs::PROMPT_FIELD, schema::null())];
+        let whole = [
+            ("stream", schema::or_null(schema::values([false]))),
+            ("stream_options", schema::null()),
+        ];
+        schema::any_of([
+            schema::object_with(streams, no_prompt),
+            schema::object_with([], whole),
+        ])
     });
     if fields.has("stream_options") && !streams {
         fields.error("stream_options", Constraint::Conflict, "needs stream: true");
@@ -371,10 +391,11 @@ fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
     streams.then_some(options.unwrap_or_default())
 }
 
-fn read_stream_options(mut options: Fields<'_>) -> Result<StreamOptions, Mistakes> {
-    let read = StreamOptions {
+fn read_stream_options(mut options: Fields<'_>) -> Result<OpenAiOptions, Mistakes> {
+    let read = OpenAiOptions {
         include_usage: options.boolean("include_usage").unwrap_or(false),
         continuous_usage: options.boolean("continuous_usage_stats").unwrap_or(false),
+        ..OpenAiOptions::default()
     };
     let rule = "is not supported: chunks are not padded";
     let padded = no_effect::values("include_obfuscation", &["false"], rule);

@@ -13,9 +13,11 @@ use super::{Header, Kind};
 use crate::answer::OrNull;
 use crate::choices::Layout;
 use crate::error::{ApiError, Dialect};
-use crate::presentation::StreamOptions;
+use crate::presentation::OpenAiOptions;
 use crate::render::{Render, write_data};
 use serde::Serialize;
+use worker_orcd_ipc::TokenId;
+use worker_orcd_requests::stream::{PromptIds, Tokens};
 use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
 
 pub type ChatChunk<'a> = Chunk<'a, ChatCompletionChunk, ChatChunkChoice>;
@@ -26,10 +28,14 @@ pub struct Chunks {
     header: Header,
     /// Index of the choice.
     index: usize,
-    options: StreamOptions,
+    options: OpenAiOptions,
     tokens_in: u32,
     /// Parser of the text. `None` if the text needs none.
     parts: Option<Parts>,
+    /// `Some` if the chunks have the ids of their tokens.
+    token_ids: Option<Tokens>,
+    /// No chunk with text was written yet, on any connection.
+    is_first: bool,
 }
 
 impl Chunks {
@@ -38,7 +44,7 @@ impl Chunks {
     pub fn new(
         header: &Header,
         (index, name): (usize, &str),
-        options: StreamOptions,
+        options: OpenAiOptions,
         tokens_in: u32,
     ) -> Self {
         Self {
@@ -47,18 +53,49 @@ impl Chunks {
             options,
             tokens_in,
             parts: Parts::of(&header.parsing, name),
+            token_ids: None,
+            is_first: true,
         }
     }
 
-    /// Writes a chunk of the choice. `reason`: in its last one.
+    /// Adds the ids of the tokens, which the options request. All pieces of the stream must be passed, also known ones.
+    #[must_use]
+    pub fn with_token_ids(self, token_ids: Tokens) -> Self {
+        let token_ids = Some(token_ids).filter(|_| self.options.token_ids);
+        Self { token_ids, ..self }
+    }
+
+    /// Takes the ids of the tokens after the last piece, up to those of this piece. The echo of the prompt has none.
+    fn ids_of(&mut self, piece: &Piece) -> Option<Vec<TokenId>> {
+        let ids = self.token_ids.as_mut()?;
+        Some(match piece.echoes {
+            true => Vec::new(),
+            false => ids.take_through(piece.index),
+        })
+    }
+
+    /// Ids of the prompt, for the first chunk of the choice.
+    fn take_prompt_ids(&mut self) -> Option<PromptIds> {
+        let is_first = std::mem::take(&mut self.is_first);
+        let ids = self.token_ids.as_ref().filter(|_| is_first)?;
+        Some(ids.of_prompt())
+    }
+
+    /// Writes a chunk of the choice. `piece`: none in the chunk of the role and in the last one. `reason`: in the last one.
     fn write(
-        &self,
+        &mut self,
         delta: Delta,
         piece: Option<&Piece>,
         reason: Option<StopReason>,
         usage: Usage,
         out: &mut Vec<u8>,
     ) {
+        let token_ids = match (piece, reason) {
+            (Some(piece), _) => self.ids_of(piece),
+            (None, Some(_)) => self.token_ids.as_mut().map(Tokens::take_rest),
+            (None, None) => None,
+        };
+        let prompt_ids = self.take_prompt_ids();
         let (kind, index) = (self.header.kind, self.index);
         let usage = match self.options {
             it if it.continuous_usage => Some(OrNull(Some(usage))),
@@ -79,26 +116,34 @@ impl Chunks {
                     delta,
                     logprobs,
                     finish_reason,
+                    token_ids,
                 };
-                self.chunk(ChatCompletionChunk::Object, &[choice], usage, out);
+                let choices = (ChatCompletionChunk::Object, &[choice][..]);
+                self.chunk(choices, usage, prompt_ids, out);
             }
             Kind::Completion => {
+                // As in vLLM, the ids of an echoed prompt take the place of its text.
+                let written = piece.filter(|piece| !piece.echoes || token_ids.is_none());
                 let choice = TextChoice {
                     index,
-                    text: piece.map(|piece| piece.text.clone()).unwrap_or_default(),
+                    text: written.map(|piece| piece.text.clone()).unwrap_or_default(),
                     logprobs,
                     finish_reason: reason.map(FinishReason::from),
+                    prompt_token_ids: token_ids.is_some().then_some(OrNull(prompt_ids)),
+                    token_ids,
+                    prompt_logprobs: None,
                 };
-                self.chunk(CompletionChunk::Object, &[choice], usage, out);
+                let choices = (CompletionChunk::Object, &[choice][..]);
+                self.chunk(choices, usage, None, out);
             }
         }
     }
 
     fn chunk(
         &self,
-        object: impl Serialize,
-        choices: &[impl Serialize],
+        (object, choices): (impl Serialize, &[impl Serialize]),
         usage: Option<OrNull<Usage>>,
+        prompt_token_ids: Option<PromptIds>,
         out: &mut Vec<u8>,
     ) {
         let opening = Opening::of(&self.header, object);
@@ -106,6 +151,7 @@ impl Chunks {
             opening,
             choices,
             usage,
+            prompt_token_ids,
         };
         write_data(out, &chunk);
     }
@@ -142,6 +188,8 @@ impl Render for Chunks {
     }
 
     fn known(&mut self, piece: &Piece) {
+        self.ids_of(piece);
+        self.is_first = false;
         if let Some(parts) = &mut self.parts {
             parts.push(&piece.text);
         }
@@ -159,8 +207,8 @@ impl Render for Chunks {
             let usage = Some(OrNull(Some(Usage::of_all(ends, layout))));
             let none: [(); 0] = [];
             match self.header.kind {
-                Kind::Chat => self.chunk(ChatCompletionChunk::Object, &none, usage, out),
-                Kind::Completion => self.chunk(CompletionChunk::Object, &none, usage, out),
+                Kind::Chat => self.chunk((ChatCompletionChunk::Object, &none), usage, None, out),
+                Kind::Completion => self.chunk((CompletionChunk::Object, &none), usage, None, out),
             }
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
@@ -178,6 +226,9 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
     use std::time::Duration;
+    use worker_orcd_ipc::FinishReason;
+    use worker_orcd_requests::testing::{Journal, SEAT, read, request, step};
+    use worker_orcd_requests::{NewRequest, StreamEvent};
     use worker_orcd_text::tools::{Parsing, Syntax};
 
     fn header(kind: Kind) -> Header {
@@ -217,7 +268,7 @@ mod tests {
             .collect()
     }
 
-    fn chunks_of(kind: Kind, options: StreamOptions) -> Chunks {
+    fn chunks_of(kind: Kind, options: OpenAiOptions) -> Chunks {
         Chunks::new(&header(kind), (0, "x-1"), options, 5)
     }
 
@@ -236,9 +287,11 @@ mod tests {
         }
     }
 
-    const USAGE: StreamOptions = StreamOptions {
+    const USAGE: OpenAiOptions = OpenAiOptions {
         include_usage: true,
         continuous_usage: false,
+        token_ids: false,
+        prompt_logprobs: None,
     };
 
     #[test]
@@ -270,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_completion_stream_has_text_and_no_usage_unless_asked() {
-        let mut render = chunks_of(Kind::Completion, StreamOptions::default());
+        let mut render = chunks_of(Kind::Completion, OpenAiOptions::default());
         let mut out = Vec::new();
         render.begin(&mut out);
         render.text(&first("b"), &mut out);
@@ -382,9 +435,71 @@ mod tests {
         }
     }
 
+    /// Chunks of a stream of four tokens, of which the third completes a character and the last ends the answer. The
+    /// client has the first `known` pieces.
+    fn with_token_ids(kind: Kind, known: u32) -> Vec<Value> {
+        let mut journal = Journal::serving();
+        let (id, mut stream) = journal.submit(NewRequest {
+            prompt: [0, 1].map(TokenId).to_vec(),
+            ..request("x-1")
+        });
+        let options = OpenAiOptions {
+            token_ids: true,
+            ..OpenAiOptions::default()
+        };
+        let mut render = chunks_of(kind, options).with_token_ids(stream.tokens());
+        let drawn: Vec<_> = (0..).zip([1, 2, 3, 4]).collect();
+        let drawn: Vec<_> = drawn.iter().map(|(at, token)| (id, *at, *token)).collect();
+        let end = step(&drawn, &[(id, FinishReason::EndOfSequence)]);
+        journal.requests.step(SEAT, &end, journal.now).unwrap();
+        let (mut out, events) = (Vec::new(), read(&mut stream).0);
+        if known == 0 {
+            render.begin(&mut out);
+        }
+        for event in events {
+            match event {
+                StreamEvent::Text(piece) if piece.number < known => render.known(&piece),
+                StreamEvent::Text(piece) => render.text(&piece, &mut out),
+                StreamEvent::Finished(end) => render.finished(&end, &mut out),
+                other => panic!("{other:?}"),
+            }
+        }
+        chunks(&out)
+    }
+
+    #[test]
+    fn each_chunk_has_the_ids_of_its_tokens_and_the_first_those_of_the_prompt() {
+        for kind in [Kind::Chat, Kind::Completion] {
+            let whole = with_token_ids(kind, 0);
+            let ids = |at: usize| &whole[at]["choices"][0]["token_ids"];
+            let first = whole.len() - 3;
+            let expected = json!([[1], [2, 3], [4]]);
+            assert_eq!(
+                json!([ids(first), ids(first + 1), ids(first + 2)]),
+                expected
+            );
+            let of_prompt = whole.iter().map(|chunk| match kind {
+                Kind::Chat => chunk.get("prompt_token_ids"),
+                Kind::Completion => chunk["choices"][0].get("prompt_token_ids"),
+            });
+            let of_prompt: Vec<_> = of_prompt.collect();
+            let (prompt, null) = (json!([0, 1]), Value::Null);
+            match kind {
+                Kind::Chat => assert_eq!(of_prompt, [Some(&prompt), None, None, None]),
+                Kind::Completion => {
+                    assert_eq!(of_prompt, [Some(&prompt), Some(&null), Some(&null)]);
+                }
+            }
+            for known in [1, 2] {
+                let rest = with_token_ids(kind, known);
+                assert_eq!(rest, whole[first + known as usize..], "{kind:?}, {known}");
+            }
+        }
+    }
+
     #[test]
     fn usage_so_far_is_on_every_chunk_where_asked_for() {
-        let options = StreamOptions {
+        let options = OpenAiOptions {
             continuous_usage: true,
             ..USAGE
         };

@@ -174,6 +174,7 @@ mod tests {
     fn log_probabilities_of_its_tokens_are_told_again_and_those_of_the_next_follow() {
         let logprobs = |of_token| Logprobs {
             of_token,
+            rank: 1,
             top: vec![],
         };
         let mut request = restored(&[0, 1], None);

@@ -19,6 +19,7 @@ fn wanting(echo: Option<u32>, logprobs: Option<u8>) -> NewRequest {
 fn scored(request: RequestId, first: u32, logprobs: &[f32]) -> StepReport {
     let of = |of_token: &f32| Logprobs {
         of_token: *of_token,
+        rank: 1,
         top: vec![],
     };
     StepReport {
@@ -28,6 +29,44 @@ fn scored(request: RequestId, first: u32, logprobs: &[f32]) -> StepReport {
             logprobs: logprobs.iter().map(of).collect(),
         }],
         ..StepReport::default()
+    }
+}
+
+/// Request for log probabilities of the prompt without an echo.
+fn apart(prompt_logprobs: Option<u8>) -> NewRequest {
+    NewRequest {
+        prompt_logprobs,
+        ..wanting(None, Some(0))
+    }
+}
+
+/// Report with a rank that no token of the vocabulary has.
+fn ranked(rank: u32) -> StepReport {
+    let mut report = scored(RequestId(0), 0, &[-1.0]);
+    report.scored[0].logprobs[0].rank = rank;
+    report
+}
+
+#[test]
+fn a_prompt_is_reported_for_an_echo_and_apart_from_it_with_enough_likely_tokens() {
+    for (echo, logprobs, prompt_logprobs, top) in [
+        (None, Some(5), None, None),
+        (None, None, Some(2), Some(2)),
+        (Some(0), Some(5), Some(2), Some(5)),
+        (Some(0), Some(2), Some(5), Some(5)),
+        (Some(0), None, Some(2), Some(2)),
+    ] {
+        let mut journal = Journal::serving();
+        let asked = NewRequest {
+            prompt_logprobs,
+            ..wanting(echo, logprobs)
+        };
+        let (_, _stream) = journal.submit(asked);
+        let [Command::Submit(submission)] = &journal.commands()[..] else {
+            panic!("expected a submission");
+        };
+        let reported = submission.prompt_logprobs.map(|it| it.top);
+        assert_eq!(reported, top, "{echo:?}, {logprobs:?}, {prompt_logprobs:?}");
     }
 }
 
@@ -72,6 +111,10 @@ fn what_was_not_asked_for_or_cannot_be_is_not_believed() {
         (wanting(Some(0), Some(0)), scored(id, 0, &[0.5])),
         (wanting(Some(0), Some(0)), top(scored(id, 0, &[-1.0]))),
         (wanting(Some(0), Some(0)), step(&[(id, 0, 0)], &[])),
+        (apart(Some(0)), top(scored(id, 0, &[-1.0]))),
+        (apart(Some(1)), scored(id, 0, &[-1.0])),
+        (wanting(Some(0), Some(0)), ranked(0)),
+        (wanting(Some(0), Some(0)), ranked(8)),
     ] {
         let mut journal = Journal::serving();
         let (own, _stream) = journal.submit(new);
@@ -84,6 +127,7 @@ fn what_was_not_asked_for_or_cannot_be_is_not_believed() {
                 index: drawn.index,
                 logprobs: Logprobs {
                     of_token: -1.0,
+                    rank: 1,
                     top: vec![],
                 },
             }];

@@ -1,7 +1,8 @@
-//! Echo of the prompt at the beginning of an answer, with log probabilities if they are requested. The prompt is one
-//! piece, delivered once all its log probabilities are known.
+//! Echo of the prompt at the beginning of an answer, and log probabilities of the prompt. The echo is one piece, delivered
+//! once all log probabilities of the prompt that are requested are known.
 
 use super::Progress;
+use crate::record::NewRequest;
 use std::sync::Arc;
 use worker_orcd_ipc::{Logprobs, TokenId};
 use worker_orcd_text::{Detokenizer, Text};
@@ -13,60 +14,91 @@ pub(super) struct Echo {
     is_told: bool,
 }
 
+/// Log probabilities of the prompt.
+#[derive(Debug)]
+pub(super) struct Scores {
+    prompt_len: usize,
+    known: Arc<Vec<Logprobs>>,
+    /// `Some` once all are known.
+    text: Option<Arc<Text>>,
+}
+
+/// Log probabilities of all tokens of a prompt but the first, and the vocabulary.
+#[derive(Debug, Clone)]
+pub struct ScoredPrompt {
+    pub logprobs: Arc<Vec<Logprobs>>,
+    pub text: Arc<Text>,
+}
+
 impl Progress {
-    /// Enables the echo. `hidden`: see [`NewRequest::echo`](crate::record::NewRequest::echo). `known`: log
-    /// probabilities of prompt tokens from an earlier supervisor.
-    pub fn echoing(mut self, hidden: Option<u32>, prompt_len: usize, known: Vec<Logprobs>) -> Self {
-        let Some(hidden) = hidden else {
-            return self;
-        };
-        self.echo = Some(Echo {
+    /// Enables the echo and the log probabilities of the prompt, if they are requested. `known`: log probabilities of
+    /// prompt tokens from an earlier supervisor.
+    pub fn with_prompt(mut self, request: &NewRequest, known: Vec<Logprobs>) -> Self {
+        let prompt_len = request.prompt.len();
+        self.scores = request.prompt_top().map(|_| Scores {
+            prompt_len,
+            known: Arc::new(known),
+            text: None,
+        });
+        self.echo = request.echo.map(|hidden| Echo {
             hidden: hidden as usize,
             is_told: false,
         });
-        if let Some(ledger) = &mut self.ledger {
-            ledger.echo(prompt_len, known);
+        if let (Some(_), Some(ledger)) = (&self.echo, &mut self.ledger) {
+            ledger.echo(prompt_len);
         }
         self
     }
 
     /// Number of prompt tokens with known log probabilities. `None` if they are not requested.
     pub fn scores_told(&self) -> Option<u32> {
-        let ledger = self.ledger.as_ref().filter(|_| self.echo.is_some());
-        ledger.map(|ledger| ledger.of_prompt().len() as u32)
+        let scores = self.scores.as_ref();
+        scores.map(|scores| scores.known.len() as u32)
     }
 
     /// Number of prompt tokens with requested but unknown log probabilities.
     pub fn scores_missing(&self) -> usize {
-        let ledger = self.ledger.as_ref().filter(|_| self.echo.is_some());
-        ledger.map_or(0, |ledger| {
-            ledger
-                .prompt_len()
-                .saturating_sub(1 + ledger.of_prompt().len())
-        })
+        let missing = |it: &Scores| it.prompt_len.saturating_sub(1 + it.known.len());
+        self.scores.as_ref().map_or(0, missing)
     }
 
     pub fn prompt_logprobs(&self) -> &[Logprobs] {
-        self.ledger.as_ref().map_or(&[], |it| it.of_prompt())
+        self.scores.as_ref().map_or(&[], |scores| &scores.known)
+    }
+
+    /// All log probabilities of the prompt. `None` until they are known, and if they are not requested.
+    pub fn scored_prompt(&self) -> Option<ScoredPrompt> {
+        let scores = self.scores.as_ref()?;
+        Some(ScoredPrompt {
+            logprobs: Arc::clone(&scores.known),
+            text: scores.text.clone()?,
+        })
     }
 
     /// Appends log probabilities of the next prompt tokens.
     pub fn score(&mut self, logprobs: &[Logprobs]) {
         self.recovering = false;
-        if let Some(ledger) = &mut self.ledger {
-            ledger.learn_prompt(logprobs);
+        if let Some(scores) = &mut self.scores {
+            Arc::make_mut(&mut scores.known).extend_from_slice(logprobs);
         }
     }
 
-    /// Delivers the prompt, if an echo is requested and all its log probabilities are known.
+    /// Once all log probabilities of the prompt that are requested are known: delivers the prompt, if an echo is
+    /// requested.
     pub fn deliver_prompt(&mut self, prompt: &[TokenId], text: &Arc<Text>) {
         if self.scores_missing() > 0 {
             return;
+        }
+        if let Some(scores) = &mut self.scores {
+            scores.text.get_or_insert_with(|| Arc::clone(text));
         }
         let Some(echo) = self.echo.as_mut().filter(|echo| !echo.is_told) else {
             return;
         };
         echo.is_told = true;
+        if let (Some(ledger), Some(scores)) = (&mut self.ledger, &self.scores) {
+            ledger.learn_prompt(Arc::clone(&scores.known));
+        }
         let mut hidden = echo.hidden;
         let (mut detokenizer, mut decoded) = (Detokenizer::default(), String::new());
         let before = self.unread.text.len();
@@ -110,6 +142,7 @@ mod tests {
     fn of(number: u32) -> Logprobs {
         Logprobs {
             of_token: -(number as f32),
+            rank: 1,
             top: vec![],
         }
     }

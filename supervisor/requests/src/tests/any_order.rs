@@ -345,6 +345,7 @@ fn logprobs_of(drawn: &Drawn) -> DrawnLogprobs {
         index: drawn.index,
         logprobs: Logprobs {
             of_token: -(drawn.index as f32),
+            rank: 1,
             top: vec![(TokenId(0), -1.0)],
         },
     }

@@ -135,6 +135,7 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
     let mut log = Log::new();
     let logprobs = |of_token| Logprobs {
         of_token,
+        rank: 1,
         top: vec![(TokenId(5), of_token)],
     };
     let new = NewRequest {
@@ -168,6 +169,7 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
     // More than a frame holds.
     let most = Logprobs {
         of_token: -1.0,
+        rank: 1,
         top: vec![(TokenId(u32::MAX), -1.0); 20],
     };
     let many = Restored {
@@ -230,6 +232,7 @@ fn a_token_whose_log_probabilities_a_kill_cut_off_is_forgotten_with_them() {
     log.flush();
     let logprobs = Logprobs {
         of_token: -1.0,
+        rank: 1,
         top: vec![(TokenId(5), -1.0); 20],
     };
     let child = Generation(1);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
     ChildHello, Command, Counters, DeviceSelector, Drawn, DrawnLogprobs, Event, ExitCode,
     FaultKind, FinishReason, Finished, Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load,
-    LoadOrder, Logprobs, RequestId, StepReport, Submission, TokenId,
+    LoadOrder, Logprobs, PromptLogprobs, RequestId, Scored, StepReport, Submission, TokenId,
 };
 use worker_orcd_tests::script::{EOS, scripted_token};
 use worker_orcd_tests::{Moment, Script, facts};
@@ -34,18 +34,34 @@ pub struct Running {
 }
 
 impl Running {
-    /// Log probabilities: the drawn token is the most likely, and the ids before it follow.
     fn logprobs(&self, request: RequestId, token: TokenId) -> Option<DrawnLogprobs> {
         let top = self.submission.params.logprobs?;
-        let likely = |rank: u32| (TokenId(token.0.saturating_sub(rank)), -0.5 - rank as f32);
         Some(DrawnLogprobs {
             request,
             index: self.generated,
-            logprobs: Logprobs {
-                of_token: -0.5,
-                top: (0..u32::from(top)).map(likely).collect(),
-            },
+            logprobs: logprobs(token, top),
         })
+    }
+
+    /// Log probabilities of the prompt, all in one step.
+    fn scored(&mut self, request: RequestId) -> Option<Scored> {
+        let PromptLogprobs { top, reported } = self.submission.prompt_logprobs.take()?;
+        let rest = self.submission.prompt.iter().skip(1 + reported as usize);
+        Some(Scored {
+            request,
+            first: reported,
+            logprobs: rest.map(|token| logprobs(*token, top)).collect(),
+        })
+    }
+}
+
+/// Log probabilities: the token is the most likely, and the ids before it follow.
+fn logprobs(token: TokenId, top: u8) -> Logprobs {
+    let likely = |rank: u32| (TokenId(token.0.saturating_sub(rank)), -0.5 - rank as f32);
+    Logprobs {
+        of_token: -0.5,
+        rank: 1,
+        top: (0..u32::from(top)).map(likely).collect(),
     }
 }
 
@@ -234,6 +250,7 @@ impl Child {
         {
             let index = running.generated;
             let token = scripted_token(&running.submission.prompt, index as usize);
+            report.scored.extend(running.scored(request));
             report.drawn.push(Drawn {
                 request,
                 index,

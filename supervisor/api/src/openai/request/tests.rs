@@ -33,7 +33,7 @@ fn chat(extra: &Value) -> Result<AnswerRequest, String> {
     read_within(&RequestLimits::NONE, Kind::Chat, &with(body, extra))
 }
 
-fn options(request: &AnswerRequest) -> StreamOptions {
+fn options(request: &AnswerRequest) -> OpenAiOptions {
     match request.form.api {
         Api::OpenAi { options, .. } if request.form.is_streamed => options,
         _ => panic!("{:?}", request.form),

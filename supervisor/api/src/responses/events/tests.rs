@@ -141,6 +141,7 @@ fn listed(mut pieces: Vec<Piece>) -> Vec<Piece> {
     for piece in &mut pieces {
         let logprobs = Logprobs {
             of_token: -(piece.number as f32),
+            rank: 1,
             top: vec![(TokenId(1), -0.5)],
         };
         let token = ListedToken {
