@@ -63,15 +63,15 @@ pub struct SamplingAdvice {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenizerFacts {
     pub kind: TokenizerKind,
-    /// `tokenizer.ggml.pre`: name of the pre-tokenizer; empty for SentencePiece.
+    /// `tokenizer.ggml.pre`: name of the pre-tokenizer of byte-level BPE; empty for others.
     pub pre: String,
     /// Texts of the tokens, by id.
     pub tokens: Vec<String>,
     /// Kinds of the tokens, by id; as many as `tokens`.
     pub kinds: Vec<TokenKind>,
-    /// SentencePiece scores, by id; as many as `tokens`. Empty for byte-level BPE.
+    /// SentencePiece scores, by id; as many as `tokens`. Empty for others.
     pub scores: Vec<f32>,
-    /// Merges of byte-level BPE as `left right`, by descending priority. Empty for SentencePiece.
+    /// Merges of BPE as `left right`, by descending priority. Empty for SentencePiece.
     pub merges: Vec<String>,
     pub bos: Option<TokenId>,
     pub eos: Option<TokenId>,
@@ -93,6 +93,8 @@ pub enum TokenizerKind {
     ByteLevelBpe,
     /// `llama`: SentencePiece-style BPE on scores with byte fallback.
     SentencePiece,
+    /// `gemma4`: BPE on characters by a list of merges, with `▁` for spaces and byte fallback.
+    CharacterBpe,
 }
 
 /// `tokenizer.ggml.token_type`, numbered as in the GGUF specification.

@@ -1,7 +1,7 @@
 //! Bytes of each token.
 //!
-//! Byte-level BPE represents each byte by one of 256 printable characters. SentencePiece represents a space by `▁` and bytes
-//! outside its alphabet by `<0xNN>`. Control and unknown tokens have no bytes, so clients never see `<|im_end|>`.
+//! Byte-level BPE represents each byte by one of 256 printable characters. SentencePiece, and BPE on characters, represent a
+//! space by `▁` and bytes outside their alphabet by `<0xNN>`. Control and unknown tokens have no bytes, so clients never see `<|im_end|>`.
 //!
 //! Both sides of the protocol use this module: the supervisor to convert tokens to text, the child to match grammars.
 
@@ -125,7 +125,7 @@ fn append_bytes(
         (TokenKind::Control | TokenKind::Unknown | TokenKind::Unused, _) => {}
         (TokenKind::UserDefined, _) => out.extend_from_slice(text.as_bytes()),
         (TokenKind::Byte, _) => out.push(parse_byte(text)?),
-        (TokenKind::Normal, TokenizerKind::SentencePiece) => {
+        (TokenKind::Normal, TokenizerKind::SentencePiece | TokenizerKind::CharacterBpe) => {
             out.extend_from_slice(text.replace(META_SPACE, " ").as_bytes());
         }
         (TokenKind::Normal, TokenizerKind::ByteLevelBpe) => append_byte_level(text, out),
@@ -215,6 +215,17 @@ mod tests {
         out.clear();
         append_byte_level("Ċ", &mut out);
         assert_eq!(out, b"\n");
+    }
+
+    #[test]
+    fn a_space_of_characters_is_decoded_and_their_text_is_kept() {
+        let mut out = Vec::new();
+        let kind = TokenizerKind::CharacterBpe;
+        append_bytes(kind, TokenKind::Normal, "▁aĠ", &mut out).unwrap();
+        append_bytes(kind, TokenKind::Byte, "<0x0A>", &mut out).unwrap();
+        append_bytes(kind, TokenKind::UserDefined, "<|channel>▁", &mut out).unwrap();
+        append_bytes(kind, TokenKind::Control, "<turn|>", &mut out).unwrap();
+        assert_eq!(out, " aĠ\n<|channel>▁".as_bytes());
     }
 
     #[test]

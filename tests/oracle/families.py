@@ -5,10 +5,11 @@
 
 Real vocabularies come from packages of PyPI that hold them (`families.txt`), and templates from axolotl's collection; what
 is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has, and Gemma's; Mistral's
-first one, which is of the same kind, stands in their place, with the family's own control tokens. Nor Qwen3.5's vocabulary,
-for which the first words of Qwen3's stand, nor its template, for which one of its format does (axolotl's has the calls of
-Qwen3); nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss has: words of Qwen's
-with its control tokens, and a template of its format's frame.
+first one, which is of the same kind, stands in their place, with the family's own control tokens; for Gemma 4's merges of
+characters, every way to split one of its pieces in two pieces. Nor Qwen3.5's vocabulary, for which the first words of Qwen3's
+stand, nor its template, for which one of its format does (axolotl's has the calls of Qwen3); nor SmolLM3's template, which
+ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss has: words of Qwen's with its control tokens, and a template
+of its format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
@@ -142,13 +143,16 @@ TEKKEN_SPECIALS = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOL
 TEKKEN_SPECIALS += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"]
 TEKKEN_SPECIALS += ["[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"]
 
+GEMMA4_SPECIALS = ["<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|think|>", "<|image|>", "<|audio|>", "<|video|>"]
+GEMMA4_TEXTS = ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>']
+
 PHI3_SPECIALS = ["<|endoftext|>", "<|assistant|>", "<|placeholder1|>", "<|placeholder2|>", "<|placeholder3|>"]
 PHI3_SPECIALS += ["<|placeholder4|>", "<|system|>", "<|end|>", "<|placeholder5|>", "<|placeholder6|>", "<|user|>"]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`tokenizer.ggml.*` of a file. `scores` for SentencePiece, `merges` for byte-level BPE."""
+    """`tokenizer.ggml.*` of a file. `scores` for SentencePiece, `merges` for BPE."""
 
     model: str
     pre: str | None
@@ -294,6 +298,29 @@ def gemma3(model):
         eos=len(vocabulary.tokens) + specials.index("<end_of_turn>"),
         adds_space=False,
     )
+
+
+def gemma4(model):
+    del model
+    vocabulary = of_sentence_piece(DATA / "mistral_common/data/tokenizer.model.v1")
+    pieces = [token for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == NORMAL]
+    return replace(
+        vocabulary,
+        model="gemma4",
+        tokens=vocabulary.tokens + GEMMA4_SPECIALS + GEMMA4_TEXTS,
+        kinds=vocabulary.kinds + [CONTROL] * len(GEMMA4_SPECIALS) + [USER] * len(GEMMA4_TEXTS),
+        scores=None,
+        merges=merges_of(pieces),
+        eos=len(vocabulary.tokens) + GEMMA4_SPECIALS.index("<turn|>"),
+        adds_space=False,
+    )
+
+
+def merges_of(pieces):
+    """Every way to split a piece in two, by the rank of the piece."""
+    known = set(pieces)
+    halves = [(piece[:cut], piece[cut:]) for piece in pieces for cut in range(1, len(piece))]
+    return [f"{a} {b}" for a, b in halves if a in known and b in known]
 
 
 def gpt_oss(model):

@@ -23,7 +23,13 @@ PLACEHOLDER = "name-of-a-pre-tokenizer"
 
 
 # Of these families; the others have the same vocabulary as one of them, or less of it.
-REAL = {"llama3": families.llama3, "qwen3": families.qwen3, "mistral": families.mistral, "phi3": families.phi3}
+REAL = {
+    "llama3": families.llama3,
+    "qwen3": families.qwen3,
+    "mistral": families.mistral,
+    "phi3": families.phi3,
+    "gemma4": families.gemma4,
+}
 
 
 def write_real(folder, model):
@@ -51,6 +57,9 @@ def write_all(folder, model):
         path = folder / f"{name}.gguf"
         write_sentence_piece(path, like_gemma=name == "gemma")
         yield name, path
+    path = folder / "gemma4.gguf"
+    write_character_level(path)
+    yield "gemma4", path
 
 
 def byte_level_vocabulary(model):
@@ -125,6 +134,40 @@ def write_sentence_piece(path, like_gemma):
     writer.add_unk_token_id(0)
     if like_gemma:
         writer.add_add_space_prefix(False)
+    _finish(writer)
+
+
+def write_character_level(path):
+    """Gemma 4's kind: control tokens, 256 bytes, tokens that are found before anything is merged, single characters, and
+    parts of lines, also across a space and of several spaces. A merge is every way to split a part in two. A run of three line
+    feeds is a token that no merge makes."""
+    text = prose.text(characters=60_000)
+    parts, characters = Counter(), Counter({"\n": 1, "▁": 1})
+    for line in text.replace(" ", "▁").split("\n"):
+        characters.update(line)
+        for start in range(len(line)):
+            for end in range(start + 2, min(start + 7, len(line)) + 1):
+                parts[line[start:end]] += 1
+    singles = sorted(characters)
+    common = [part for part, _ in sorted(parts.items(), key=lambda item: (-item[1], item[0]))[:4000]]
+    common += [part for part in ("▁▁", "▁▁▁▁", "\n\n") if part not in common]
+    controls = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
+    own = [*families.GEMMA4_TEXTS, "<table>"]
+    tokens = controls + [f"<0x{byte:02X}>" for byte in range(256)] + own + singles + common + ["\n\n\n"]
+    kinds = [gguf.TokenType.CONTROL] * len(controls) + [gguf.TokenType.BYTE] * 256
+    kinds += [gguf.TokenType.USER_DEFINED] * len(own)
+    kinds += [gguf.TokenType.NORMAL] * (len(tokens) - len(kinds))
+
+    writer = gguf_writer.Writer(str(path), "llama")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(families.merges_of(singles + common))
+    writer.add_bos_token_id(tokens.index("<bos>"))
+    writer.add_eos_token_id(tokens.index("<turn|>"))
+    writer.add_unk_token_id(tokens.index("<unk>"))
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
     _finish(writer)
 
 

@@ -81,7 +81,11 @@ const _: () = assert!(
 /// token is outside it, or the data exceeds the limits.
 pub fn tokenizer_facts(header: &Header<'_>) -> Result<TokenizerFacts, ModelError> {
     let kind = kind(header)?;
-    let is_bpe = kind == TokenizerKind::ByteLevelBpe;
+    let (is_byte_level, is_character_level) = (
+        kind == TokenizerKind::ByteLevelBpe,
+        kind == TokenizerKind::CharacterBpe,
+    );
+    let is_bpe = kind != TokenizerKind::SentencePiece;
     let tokens = required(header.strings(TOKENS)?, TOKENS)?;
     let merges = match is_bpe {
         true => required(header.strings(MERGES)?, MERGES)?,
@@ -111,7 +115,7 @@ pub fn tokenizer_facts(header: &Header<'_>) -> Result<TokenizerFacts, ModelError
     let flag = |key: &str| header.bool(key);
     Ok(TokenizerFacts {
         kind,
-        pre: if is_bpe {
+        pre: if is_byte_level {
             pre.unwrap_or("default").to_owned()
         } else {
             String::new()
@@ -127,10 +131,13 @@ pub fn tokenizer_facts(header: &Header<'_>) -> Result<TokenizerFacts, ModelError
         eos,
         end_of_generation,
         unknown,
-        add_bos: flag("tokenizer.ggml.add_bos_token")?
-            .unwrap_or(!is_bpe || pre.is_some_and(|pre| ADD_BOS.contains(&pre))),
+        // llama.cpp overrides the key for Gemma 4 (its pull request 21500).
+        add_bos: is_character_level
+            || flag("tokenizer.ggml.add_bos_token")?
+                .unwrap_or(!is_bpe || pre.is_some_and(|pre| ADD_BOS.contains(&pre))),
         add_eos: flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
-        add_space_prefix: flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(!is_bpe),
+        add_space_prefix: !is_character_level
+            && flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(!is_bpe),
         chat_template: header
             .text("tokenizer.chat_template", MAX_TEMPLATE_BYTES)?
             .map(str::to_owned),
@@ -148,6 +155,7 @@ fn kind(header: &Header<'_>) -> Result<TokenizerKind, ModelError> {
     match required(header.str(KEY)?, KEY)? {
         "gpt2" => Ok(TokenizerKind::ByteLevelBpe),
         "llama" => Ok(TokenizerKind::SentencePiece),
+        "gemma4" => Ok(TokenizerKind::CharacterBpe),
         other => Err(ModelError::unsupported(
             KEY,
             format!("a tokenizer of type {other}"),

@@ -355,7 +355,8 @@ fn model() -> BoxedStrategy<ModelFacts> {
 fn tokenizer() -> BoxedStrategy<TokenizerFacts> {
     let kind = prop_oneof![
         Just(TokenizerKind::ByteLevelBpe),
-        Just(TokenizerKind::SentencePiece)
+        Just(TokenizerKind::SentencePiece),
+        Just(TokenizerKind::CharacterBpe)
     ];
     let token_kind = prop_oneof![
         Just(TokenKind::Normal),

@@ -220,6 +220,7 @@ parts! {
         tokenizer_kind: &'static str = match model.tokenizer_kind {
             TokenizerKind::ByteLevelBpe => "byte_level_bpe",
             TokenizerKind::SentencePiece => "sentence_piece",
+            TokenizerKind::CharacterBpe => "character_bpe",
         },
         chat_template: bool = model.has_chat_template(),
         sampling_defaults: SamplingReport = SamplingReport::of(&model.sampling),

@@ -4,11 +4,11 @@
 //! Working memory is that of one piece of a word, so a text costs little more than its ids.
 
 use super::TextError;
+use super::merges::{Merges, Symbols};
 use super::pieces::{self, Merge, Undivided};
 use super::pre_tokenizer::{PreTokenizer, Words};
 use std::borrow::Cow;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use worker_orcd_ipc::vocabulary::{byte_of_char, bytes_of};
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
@@ -18,24 +18,15 @@ pub(super) struct ByteLevel {
     words: Words,
     /// Token of each byte, `None` for a byte without one: such bytes are dropped.
     bytes: [Option<u32>; 256],
-    merges: HashMap<(u32, u32), Merged>,
+    merges: Merges,
     /// Words that become one token without merging.
     whole: HashMap<Vec<u8>, u32>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Merged {
-    rank: u32,
-    id: u32,
 }
 
 impl ByteLevel {
     pub(super) fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
         let pre = PreTokenizer::named(&facts.pre)?;
         let ids: HashMap<&str, u32> = facts.tokens.iter().map(String::as_str).zip(0..).collect();
-        let merges = (0..)
-            .zip(&facts.merges)
-            .map(|(rank, it)| merge(rank, it, &ids));
         let whole = pre.ignore_merges.then(|| {
             let tokens = ids.iter().map(|(text, id)| (bytes_of(text), *id));
             tokens
@@ -45,7 +36,7 @@ impl ByteLevel {
         Ok(Self {
             words: pre.words()?,
             bytes: token_of_each_byte(&ids),
-            merges: merges.collect::<Result<_, _>>()?,
+            merges: Merges::read(&facts.merges, &ids)?,
             whole: whole.unwrap_or_default(),
         })
     }
@@ -88,32 +79,6 @@ fn token_of_each_byte(ids: &HashMap<&str, u32>) -> [Option<u32>; 256] {
     bytes
 }
 
-fn merge(
-    rank: u32,
-    merge: &str,
-    ids: &HashMap<&str, u32>,
-) -> Result<((u32, u32), Merged), TextError> {
-    let malformed = |why: String| TextError::Malformed(why);
-    let (left, right) =
-        split_merge(merge).ok_or_else(|| malformed(format!("no merge: {merge:?}")))?;
-    let id = |token: &str| {
-        let id = ids.get(token).copied();
-        id.ok_or_else(|| malformed(format!("the merge {merge:?} needs a token {token:?}")))
-    };
-    let merged = Merged {
-        rank,
-        id: id(&[left, right].concat())?,
-    };
-    Ok(((id(left)?, id(right)?), merged))
-}
-
-/// Splits `left right`. The left side may begin with a space.
-fn split_merge(merge: &str) -> Option<(&str, &str)> {
-    let first = merge.chars().next()?.len_utf8();
-    let at = first + merge[first..].find(' ')?;
-    Some((&merge[..at], &merge[at + 1..]))
-}
-
 /// Word without the bytes that have no token.
 #[derive(Debug)]
 struct Word<'a> {
@@ -131,10 +96,8 @@ impl Merge for Word<'_> {
     fn merge(&self, part: Range<usize>) -> Vec<(u32, usize)> {
         let tokens = self.bytes[part].iter();
         let tokens = tokens.filter_map(|byte| self.model.bytes[usize::from(*byte)]);
-        let mut symbols = Symbols::new(tokens);
-        symbols.merge(&self.model.merges);
-        let symbols = symbols.0.iter().filter(|symbol| symbol.len > 0);
-        symbols.map(|it| (it.id, it.len as usize)).collect()
+        let symbols = Symbols::new(tokens.map(|id| (id, 1)));
+        symbols.merged(&self.model.merges)
     }
 
     fn append(&self, token: u32, _: Range<usize>, out: &mut Vec<TokenId>) {
@@ -143,78 +106,6 @@ impl Merge for Word<'_> {
 
     fn floor(&self, at: usize) -> usize {
         at
-    }
-}
-
-/// Tokens of a word, which are merged in place.
-#[derive(Debug)]
-struct Symbols(Vec<Symbol>);
-
-/// `len` is in bytes. It is 0 after the merge into the left neighbour.
-#[derive(Debug, Clone, Copy)]
-struct Symbol {
-    id: u32,
-    len: u32,
-    previous: Option<u32>,
-    next: u32,
-}
-
-impl Symbols {
-    fn new(tokens: impl Iterator<Item = u32>) -> Self {
-        let symbol = |(index, id): (u32, u32)| Symbol {
-            id,
-            len: 1,
-            previous: index.checked_sub(1),
-            next: index + 1,
-        };
-        Self((0..).zip(tokens).map(symbol).collect())
-    }
-
-    fn merge(&mut self, merges: &HashMap<(u32, u32), Merged>) {
-        // Ordered by rank, then by position.
-        let mut queue = BinaryHeap::new();
-        let consider = |this: &Self, queue: &mut BinaryHeap<_>, left: u32| {
-            let merged = this.pair(left).and_then(|pair| merges.get(&pair));
-            queue.extend(merged.map(|merged| Reverse((merged.rank, left))));
-        };
-        for left in 0..self.0.len() as u32 {
-            consider(self, &mut queue, left);
-        }
-        while let Some(Reverse((rank, left))) = queue.pop() {
-            let merged = self.pair(left).and_then(|pair| merges.get(&pair));
-            // Stale entry: one of the two symbols was merged since.
-            let Some(merged) = merged.filter(|merged| merged.rank == rank) else {
-                continue;
-            };
-            self.join(left, merged.id);
-            consider(self, &mut queue, left);
-            if let Some(previous) = self.0[left as usize].previous {
-                consider(self, &mut queue, previous);
-            }
-        }
-    }
-
-    /// Ids of a symbol and the next one. `None` if either is missing or was merged.
-    fn pair(&self, left: u32) -> Option<(u32, u32)> {
-        let left = self.0.get(left as usize).filter(|left| left.len > 0)?;
-        let right = self.0.get(left.next as usize)?;
-        Some((left.id, right.id))
-    }
-
-    fn join(&mut self, left: u32, id: u32) {
-        let right = self.0[left as usize].next as usize;
-        let (len, next) = (self.0[right].len, self.0[right].next);
-        self.0[right].len = 0;
-        let joined = &mut self.0[left as usize];
-        *joined = Symbol {
-            id,
-            len: joined.len + len,
-            previous: joined.previous,
-            next,
-        };
-        if let Some(next) = self.0.get_mut(next as usize) {
-            next.previous = Some(left);
-        }
     }
 }
 

@@ -20,11 +20,13 @@
 
 mod byte_level;
 pub mod calendar;
+mod character_level;
 mod conversation;
 pub mod date;
 mod generation_tags;
 pub mod hex;
 pub mod json_texts;
+mod merges;
 mod pieces;
 mod pre_tokenizer;
 pub mod printable;

@@ -2,6 +2,7 @@
 
 use super::TextError;
 use super::byte_level::ByteLevel;
+use super::character_level::CharacterLevel;
 use super::conversation::Conversation;
 use super::pieces::Undivided;
 use super::provenance::Marked;
@@ -24,6 +25,7 @@ pub struct Tokenizer {
 #[derive(Debug)]
 enum Algorithm {
     ByteLevelBpe(Box<ByteLevel>),
+    CharacterBpe(CharacterLevel),
     SentencePiece {
         model: SentencePiece,
         space_prefix: bool,
@@ -38,6 +40,9 @@ impl Tokenizer {
             TokenizerKind::ByteLevelBpe => {
                 Algorithm::ByteLevelBpe(Box::new(ByteLevel::from_facts(facts)?))
             }
+            TokenizerKind::CharacterBpe => {
+                Algorithm::CharacterBpe(CharacterLevel::from_facts(facts)?)
+            }
             TokenizerKind::SentencePiece => Algorithm::SentencePiece {
                 model: SentencePiece::from_facts(facts)?,
                 space_prefix: facts.add_space_prefix,
@@ -45,8 +50,8 @@ impl Tokenizer {
         };
         let special = SpecialTokens::from_facts(facts);
         Ok(Self {
+            longest_token_bytes: longest_token_bytes(facts, &algorithm, &special),
             algorithm,
-            longest_token_bytes: longest_token_bytes(facts, &special),
             special,
             begin: wanted(facts.add_bos, facts.bos, "begin")?,
             end: wanted(facts.add_eos, facts.eos, "end")?,
@@ -221,16 +226,22 @@ impl Tokenizer {
                 space_prefix,
             } => model.encode(text, *space_prefix && after_special, out),
             Algorithm::ByteLevelBpe(model) => model.encode(text, out),
+            Algorithm::CharacterBpe(model) => model.encode(text, out),
         }
     }
 }
 
 /// Longest token's length in bytes. A token's text is at least as long as the text that it decodes to: a byte is
 /// written as one character, a space as `▁`. There is no bound if some bytes of a text have no token.
-fn longest_token_bytes(facts: &TokenizerFacts, special: &SpecialTokens) -> Option<usize> {
-    let loses_bytes = match facts.kind {
-        TokenizerKind::ByteLevelBpe => !names_every_byte(&facts.tokens),
-        TokenizerKind::SentencePiece => false,
+fn longest_token_bytes(
+    facts: &TokenizerFacts,
+    algorithm: &Algorithm,
+    special: &SpecialTokens,
+) -> Option<usize> {
+    let loses_bytes = match algorithm {
+        Algorithm::ByteLevelBpe(_) => !names_every_byte(&facts.tokens),
+        Algorithm::CharacterBpe(model) => !model.names_every_byte(),
+        Algorithm::SentencePiece { .. } => false,
     };
     if loses_bytes || special.swallow_space() {
         return None;

@@ -67,6 +67,35 @@ fn sentence_piece_has_llama_cpp_defaults() {
 }
 
 #[test]
+fn gemma_4_has_merges_of_characters_and_begins_with_bos_whatever_the_file_says() {
+    let file = GgufBuilder::new()
+        .meta("tokenizer.ggml.model", "gemma4")
+        .meta(
+            "tokenizer.ggml.tokens",
+            vocabulary(&["<bos>", "a", "b", "ab", "<turn|>"]),
+        )
+        .meta("tokenizer.ggml.token_type", Meta::I32s(vec![3, 1, 1, 1, 3]))
+        .meta("tokenizer.ggml.merges", vocabulary(&["a b"]))
+        .meta("tokenizer.ggml.bos_token_id", 0_u32)
+        .meta("tokenizer.ggml.add_bos_token", false)
+        .meta("tokenizer.ggml.add_space_prefix", true);
+    let facts = facts(&file).unwrap();
+    assert_eq!((facts.kind, &*facts.pre), (TokenizerKind::CharacterBpe, ""));
+    assert_eq!(facts.merges, ["a b"]);
+    assert!(facts.add_bos && !facts.add_space_prefix && facts.scores.is_empty());
+    assert_eq!(
+        (facts.bos, facts.eos, facts.unknown),
+        (Some(TokenId(0)), None, None)
+    );
+    assert_eq!(facts.end_of_generation, [TokenId(4)]);
+    let message = refusal(file.without_meta("tokenizer.ggml.merges"));
+    assert!(
+        message.contains("tokenizer.ggml.merges is missing"),
+        "{message}"
+    );
+}
+
+#[test]
 fn ends_of_generation_come_from_keys_and_texts() {
     let file = bpe()
         .meta(
