@@ -19,6 +19,7 @@ mod error;
 mod experts;
 pub mod gguf;
 pub mod gguf_builder;
+mod heads;
 mod layer;
 mod model_facts;
 mod positions;
@@ -35,11 +36,12 @@ pub use config::ModelConfig;
 pub use delta_net::DeltaNetConfig;
 pub use error::ModelError;
 pub use experts::{ExpertsConfig, MAX_EXPERTS};
-pub use gguf::{GgufError, GgufFile, Header, TensorView};
+pub use gguf::{GgufError, GgufFile, Header, Runs, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
+pub use heads::Heads;
 pub use layer::{
-    Attention, DeltaNet, Experts, FeedForward, GatedUnit, Layer, Linear, Mapping, Mixer,
-    ModelWeights, SharedExpert,
+    Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, Layer, Linear, Mapping,
+    Mixer, ModelWeights, SharedExpert,
 };
 pub use model_facts::model_facts;
 pub use positions::{Positions, Temperature, Window};

@@ -13,7 +13,7 @@
 //! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
 //! * [`delta_net`]: the recurrence of linear attention, by blocks of positions.
 //! * [`routing`]: selection of a row's experts.
-//! * [`mod@rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer.
+//! * [`mod@rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer. [`mod@softcap`]: of logits.
 //!
 //! Each operation has a portable body, and an AVX2 body if that pays. The two may differ in rounding; each of them
 //! obeys the law.
@@ -29,6 +29,7 @@ pub mod quantize;
 pub mod rmsnorm;
 pub mod rope;
 pub mod routing;
+pub mod softcap;
 
 pub use attention::{
     KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attention_span, finish, merge,
@@ -42,3 +43,4 @@ pub use quantize::{BlockMeta, Q_BLOCK, quantize_row};
 pub use rmsnorm::rmsnorm;
 pub use rope::{RopeRow, apply_rope};
 pub use routing::{Choice, add_weighted, route, sigmoid};
+pub use softcap::softcap;

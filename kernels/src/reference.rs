@@ -13,4 +13,5 @@ pub mod matmul;
 pub mod rmsnorm;
 pub mod rope;
 pub mod routing;
+pub mod softcap;
 pub mod softmax;

@@ -304,10 +304,11 @@ def gemma4(model):
     del model
     vocabulary = of_sentence_piece(DATA / "mistral_common/data/tokenizer.model.v1")
     pieces = [token for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == NORMAL]
+    named = {"<s>": "<bos>", "</s>": "<eos>"}
     return replace(
         vocabulary,
         model="gemma4",
-        tokens=vocabulary.tokens + GEMMA4_SPECIALS + GEMMA4_TEXTS,
+        tokens=[named.get(token, token) for token in vocabulary.tokens] + GEMMA4_SPECIALS + GEMMA4_TEXTS,
         kinds=vocabulary.kinds + [CONTROL] * len(GEMMA4_SPECIALS) + [USER] * len(GEMMA4_TEXTS),
         scores=None,
         merges=merges_of(pieces),
@@ -427,6 +428,8 @@ FAMILIES = [
     Family("qwen3", "qwen3", qwen3, collected("qwen3"), has_tools=True),
     Family("phi3", "phi3", phi3, collected("phi_35"), has_tools=False),
     Family("gemma3", "gemma3", gemma3, collected("gemma3"), has_tools=False),
+    Family("gemma4", "gemma4", gemma4, collected("gemma4"), has_tools=False),
+    Family("gemma4-experts", "gemma4-experts", gemma4, collected("gemma4"), has_tools=False),
     Family("mistral3", "mistral3", tekken, collected("mistral_v7_tekken"), has_tools=False),
     Family("smollm3", "smollm3", smollm3, collected("chatml"), has_tools=False),
     Family("gpt-oss", "gpt-oss", gpt_oss, lambda _: HARMONY_TEMPLATE, has_tools=False),

@@ -42,6 +42,8 @@ N_FF = 512
 N_EXPERT_FF = 256
 N_SHARED_FF = 768
 N_EXPERTS = 8
+# Of Gemma 4's logits: small enough to bend those of random weights.
+LOGIT_CAP = 4.0
 # How far the experts of a token are ahead of the others.
 LEAD = 6.0
 # gpt-oss's units give large numbers, beside which a row's own experts and its attention would not show.
@@ -104,6 +106,11 @@ class Variant:
     shared_expert: bool = False
     # Qwen3.5 and Qwen3-Next: gates of attention, which the last of so many layers has, and delta nets in the others.
     attention_every: int | None = None
+    # Gemma 4: norms of values, a factor of each layer's output, windows in a list, capped logits, and in layers that see
+    # all: heads of this size, one for keys and values, a quarter of the pairs turning.
+    whole_head_dim: int | None = None
+    # Its layers that see all have no matrix of values.
+    values_are_keys: bool = False
     # gpt-oss: sinks, biases everywhere, a window on every second layer, another name of a norm.
     gpt_oss: bool = False
     # Parts of a rotation by the place in an image, which are equal in a text.
@@ -117,12 +124,27 @@ class Variant:
         return self.attention_every is not None and (layer + 1) % self.attention_every != 0
 
     @property
-    def q_width(self):
-        return N_HEADS * self.head_dim
+    def is_gemma4(self):
+        return self.whole_head_dim is not None
 
-    @property
-    def kv_width(self):
-        return N_KV_HEADS * self.head_dim
+    def sees_all(self, layer):
+        return (layer + 1) % self.window_period == 0
+
+    def heads(self, layer):
+        """(heads of keys and values, their size)"""
+        if not self.is_gemma4:
+            return N_KV_HEADS, self.head_dim
+        return (1, self.whole_head_dim) if self.sees_all(layer) else (N_HEADS, self.head_dim)
+
+    def has_values(self, layer):
+        return not (self.values_are_keys and self.sees_all(layer))
+
+    def q_width(self, layer):
+        return N_HEADS * self.heads(layer)[1]
+
+    def kv_width(self, layer):
+        heads, size = self.heads(layer)
+        return heads * size
 
 
 # One for each architecture, swept over all tensor types ...
@@ -177,6 +199,16 @@ MAIN += [
     ),
 ]  # fmt: skip
 
+# More tokens than a window and a page of one.
+GEMMA_4 = {
+    "head_dim": 64, "layers": 3, "qk_norm": True, "tied": True, "window": 6, "window_period": 3, "post_norms": True,
+    "rope_base": 1e6, "whole_head_dim": 128, "values_are_keys": True, "tokens": 75,
+}  # fmt: skip
+MAIN += [
+    Variant("gemma4", "gemma4", **GEMMA_4),
+    Variant("gemma4-experts", "gemma4", **GEMMA_4, experts_used=3),
+]
+
 # ... and the switches that only change arithmetic in F32, where nothing hides a mistake.
 EXTRA = [
     Variant("llama-rope-freqs", "llama", head_dim=64, rope_freqs=True, rope_base=5e5),
@@ -194,6 +226,11 @@ EXTRA = [
         "gemma3-near", "gemma3", head_dim=64, layers=4, qk_norm=True, tied=True, window=5, window_period=2, post_norms=True,
         rope_base=300.0, window_rope_base=77.0,
     ),
+    Variant(
+        "gemma4-values", "gemma4",
+        **GEMMA_4 | {"values_are_keys": False, "tied": False, "layers": 6, "window_rope_base": 77.0},
+    ),
+    Variant("gemma4-large-heads", "gemma4", **GEMMA_4 | {"head_dim": 256, "whole_head_dim": 512, "tokens": 40}),
     Variant("mistral3-plain", "mistral3", head_dim=64, tied=True, rope_freqs=True),
     Variant("mistral3-yarn", "mistral3", head_dim=64, yarn_scale=8, temperature_scale=0.7),
     Variant("mistral3-log", "mistral3", head_dim=64, yarn_scale=8, yarn_log_multiplier=0.5, temperature_scale=-0.2),
@@ -247,13 +284,13 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0, vocabu
     head = [("cls.output.weight", (2, N_EMBD))] if ranks else []
     for name, shape in [*_matrices(variant, n_vocab), *head]:
         # Gemma multiplies its embedding by the root of the width.
-        is_one = name == "token_embd.weight" and variant.architecture != "gemma3"
+        is_one = name == "token_embd.weight" and not variant.post_norms
         scale = 1.0 if is_one else shape[-1] ** -0.5
         if variant.gpt_oss and "ffn_down_exps" in name:
             scale *= GPT_OSS_DOWN
         values = rng.standard_normal(shape) * scale
         if routers and name == "token_embd.weight":
-            values += routers.leads
+            values += routers.leads * scale
         _add_matrix(writer, name, values, _type_of(name, type_name))
     for name, values in [*_vectors(variant, rng), *(routers.tensors() if routers else [])]:
         writer.add_tensor(name, values.astype(np.float32))
@@ -269,12 +306,14 @@ def _hyperparameters(writer, variant, n_vocab, context):
     writer.add_block_count(variant.layers)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEADS)
-    writer.add_head_count_kv(N_KV_HEADS)
-    writer.add_key_length(variant.head_dim)
-    writer.add_value_length(variant.head_dim)
+    kv_heads = [variant.heads(layer)[0] for layer in range(variant.layers)]
+    writer.add_head_count_kv(kv_heads if variant.is_gemma4 else N_KV_HEADS)
+    head_dim = variant.whole_head_dim or variant.head_dim
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(variant.rope_base)
-    writer.add_rope_dimension_count(variant.rope_dims or variant.head_dim)
+    writer.add_rope_dimension_count(variant.rope_dims or head_dim)
     writer.add_vocab_size(n_vocab)
     if variant.experts_used:
         writer.add_expert_count(N_EXPERTS)
@@ -305,7 +344,15 @@ def _hyperparameters(writer, variant, n_vocab, context):
         writer.add_attn_temperature_scale(variant.temperature_scale)
     if variant.window:
         writer.add_sliding_window(variant.window)
-    if variant.window_period:
+    if variant.is_gemma4:
+        writer.add_sliding_window_pattern([not variant.sees_all(layer) for layer in range(variant.layers)])
+        writer.add_key_length_swa(variant.head_dim)
+        writer.add_value_length_swa(variant.head_dim)
+        writer.add_rope_dimension_count_swa(variant.head_dim)
+        writer.add_shared_kv_layers(0)
+        writer.add_embedding_length_per_layer_input(0)
+        writer.add_final_logit_softcapping(LOGIT_CAP)
+    elif variant.window_period:
         writer.add_sliding_window_pattern(variant.window_period)
     if variant.window_rope_base:
         writer.add_rope_freq_base_swa(variant.window_rope_base)
@@ -331,19 +378,26 @@ def _matrices(variant, n_vocab):
                 yield block + "ssm_alpha.weight", (N_DELTA_VALUES, N_EMBD)
             yield block + "ssm_out.weight", (N_EMBD, DELTA_VALUES)
         elif variant.fused:
-            yield block + "attn_qkv.weight", (variant.q_width + 2 * variant.kv_width, N_EMBD)
+            yield block + "attn_qkv.weight", (variant.q_width(layer) + 2 * variant.kv_width(layer), N_EMBD)
             yield block + "ffn_up.weight", (2 * N_FF, N_EMBD)
         else:
-            yield block + "attn_q.weight", ((2 if variant.attention_every else 1) * variant.q_width, N_EMBD)
-            yield block + "attn_k.weight", (variant.kv_width, N_EMBD)
-            yield block + "attn_v.weight", (variant.kv_width, N_EMBD)
-        if not variant.fused and not variant.experts_used:
+            yield block + "attn_q.weight", ((2 if variant.attention_every else 1) * variant.q_width(layer), N_EMBD)
+            yield block + "attn_k.weight", (variant.kv_width(layer), N_EMBD)
+            if variant.has_values(layer):
+                yield block + "attn_v.weight", (variant.kv_width(layer), N_EMBD)
+        has_dense = not variant.experts_used or variant.is_gemma4
+        if not variant.fused and has_dense:
             yield block + "ffn_gate.weight", (N_FF, N_EMBD)
             yield block + "ffn_up.weight", (N_FF, N_EMBD)
         if not variant.has_delta_net(layer):
-            yield block + "attn_output.weight", (N_EMBD, variant.q_width)
-        if not variant.experts_used:
+            yield block + "attn_output.weight", (N_EMBD, variant.q_width(layer))
+        if has_dense:
             yield block + "ffn_down.weight", (N_EMBD, N_FF)
+        if not variant.experts_used:
+            continue
+        if variant.is_gemma4:
+            yield block + "ffn_gate_up_exps.weight", (N_EXPERTS, 2 * variant.expert_width, N_EMBD)
+            yield block + "ffn_down_exps.weight", (N_EXPERTS, N_EMBD, variant.expert_width)
             continue
         for kind, width, experts in [("exps", variant.expert_width, (N_EXPERTS,)), ("shexp", N_SHARED_FF, ())]:
             if kind == "exps" or variant.shared_expert:
@@ -378,16 +432,29 @@ def _vectors(variant, rng):
             yield block + "ssm_a", -np.exp(rng.uniform(-5.0, 0.0, N_DELTA_VALUES))
             yield block + "ssm_norm.weight", norm(DELTA_DIM)
         elif variant.qk_norm:
-            yield block + "attn_q_norm.weight", norm(variant.head_dim)
-            yield block + "attn_k_norm.weight", norm(variant.head_dim)
+            head_dim = variant.heads(layer)[1]
+            # Scores have no other factor.
+            scale = head_dim**-0.5 if variant.is_gemma4 else 1.0
+            yield block + "attn_q_norm.weight", scale * norm(head_dim)
+            yield block + "attn_k_norm.weight", norm(head_dim)
         if variant.post_norms:
             yield block + "post_attention_norm.weight", norm(N_EMBD)
             yield block + "post_ffw_norm.weight", norm(N_EMBD)
+        if variant.is_gemma4:
+            yield block + "layer_output_scale.weight", norm(1)
+            if variant.experts_used:
+                for name in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
+                    yield f"{block}{name}.weight", norm(N_EMBD)
+                # The router's input is divided by the root of the width.
+                yield block + "ffn_gate_inp.scale", N_EMBD**0.5 * norm(N_EMBD)
+                yield block + "ffn_down_exps.scale", norm(N_EXPERTS)
         if variant.qkv_bias:
-            yield block + "attn_q.bias", 0.5 * rng.standard_normal(variant.q_width)
-            yield block + "attn_k.bias", 0.5 * rng.standard_normal(variant.kv_width)
-            yield block + "attn_v.bias", 0.5 * rng.standard_normal(variant.kv_width)
-    pairs = (variant.rope_dims or variant.head_dim) // 2
+            yield block + "attn_q.bias", 0.5 * rng.standard_normal(variant.q_width(layer))
+            yield block + "attn_k.bias", 0.5 * rng.standard_normal(variant.kv_width(layer))
+            yield block + "attn_v.bias", 0.5 * rng.standard_normal(variant.kv_width(layer))
+    pairs = (variant.rope_dims or variant.whole_head_dim or variant.head_dim) // 2
+    if variant.is_gemma4:
+        yield "rope_freqs.weight", np.where(np.arange(pairs) < pairs // 4, 1.0, 1e30)
     if variant.llama3_rope:
         yield "rope_freqs.weight", _llama3_divisors(variant.rope_base, pairs)
     elif variant.rope_freqs:
@@ -425,7 +492,9 @@ class Routers:
         self.leads = np.zeros((n_vocab, N_EMBD))
         if not self._is_free:
             order = self._rng.permuted(np.tile(np.arange(N_EXPERTS), (n_vocab, 1)), axis=1)
-            self.leads = LEAD * self._directions[order[:, : variant.experts_used]].sum(axis=1)
+            # Norms behind blocks let these add more to a row.
+            lead = 2 * LEAD if variant.is_gemma4 else LEAD
+            self.leads = lead * self._directions[order[:, : variant.experts_used]].sum(axis=1)
 
     def tensors(self):
         for layer in range(self._variant.layers):

@@ -25,6 +25,7 @@ FAMILIES = {
     "qwen3": "Qwen3",
     "phi3": "Phi3",
     "gemma3": "Gemma3",
+    "gemma4": "Gemma4",
     "mistral3": "Ministral3",
     "smollm3": "SmolLM3",
     "gpt-oss": "GptOss",
@@ -61,6 +62,13 @@ NAMES = {
 # Where a family has another one.
 NAMES_OF = {
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
+    "gemma4": {
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp": "router.proj",
+    },
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "gpt-oss": {"ffn_gate_inp": "mlp.router"},
 }
@@ -136,6 +144,17 @@ def _configuration(variant, of, tensors, changes):
         }
         if of in ("Mixtral", "GptOss"):
             values["intermediate_size"] = variant.expert_width
+    if variant.is_gemma4:
+        heads = {"head_dim": variant.whole_head_dim, "num_key_value_heads": 1}
+        values |= {
+            "num_key_value_heads": N_HEADS,
+            "per_layer_config": {layer: heads for layer in range(variant.layers) if variant.sees_all(layer)},
+            "attention_k_eq_v": variant.values_are_keys,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": tiny_models.LOGIT_CAP,
+            "enable_moe_block": variant.experts_used > 0,
+            "top_k_experts": variant.experts_used or None,
+        }
     if variant.rope_original_context:
         values["original_max_position_embeddings"] = variant.rope_original_context
     if variant.architecture == "gemma3":
@@ -148,7 +167,7 @@ def _configuration(variant, of, tensors, changes):
         values["layer_types"] = ["full_attention" if it else "sliding_attention" for it in sees_all]
     rotation = {**values["rope_parameters"], **changes.pop("rope_parameters", {})}
     values |= changes | {"rope_parameters": rotation}
-    config = "Gemma3TextConfig" if of == "Gemma3" else f"{of}Config"
+    config = f"{of}TextConfig" if of in ("Gemma3", "Gemma4") else f"{of}Config"
     return getattr(transformers, config)(**values)
 
 
@@ -179,7 +198,10 @@ def _rotation(variant, tensors):
         rotation |= _long_rotation(short, long, stretch, variant.rope_original_context)
     if variant.rope_dims:
         rotation["partial_rotary_factor"] = variant.rope_dims / variant.head_dim
-    if variant.architecture == "gemma3":
+    if variant.is_gemma4:
+        turning = tensors.pop("rope_freqs.weight") == 1.0
+        rotation |= {"rope_type": "proportional", "partial_rotary_factor": float(turning.mean())}
+    if variant.architecture in ("gemma3", "gemma4"):
         near = {"rope_type": "default", "rope_theta": variant.window_rope_base or 10000.0}
         return {"full_attention": rotation, "sliding_attention": near}
     return rotation
@@ -224,6 +246,8 @@ def _block(block, variant):
         yield from _experts(block, variant)
     if variant.gpt_oss:
         yield "self_attn.sinks", block.pop("attn_sinks.weight")
+    if variant.is_gemma4:
+        yield "layer_scalar", block.pop("layer_output_scale.weight")
     names = NAMES | NAMES_OF.get(variant.architecture, {})
     for name, values in block.items():
         stem, kind = name.rsplit(".", 1)
@@ -237,6 +261,12 @@ def _block(block, variant):
 
 
 def _experts(block, variant):
+    if variant.is_gemma4:
+        yield "experts.gate_up_proj", block.pop("ffn_gate_up_exps.weight")
+        yield "experts.down_proj", block.pop("ffn_down_exps.weight")
+        yield "router.scale", block.pop("ffn_gate_inp.scale")
+        yield "router.per_expert_scale", block.pop("ffn_down_exps.scale")
+        return
     gate, up, down = (block.pop(f"ffn_{kind}_exps.weight") for kind in ("gate", "up", "down"))
     if not variant.gpt_oss:
         yield "mlp.experts.gate_up_proj", np.concatenate([gate, up], axis=1)

@@ -46,6 +46,9 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         has_sinks: false,
         gates_attention: false,
         delta_net: None,
+        near_heads: None,
+        normalizes_values: false,
+        logit_cap: None,
     };
     Ok(match shape {
         "30b-a3b" => ModelConfig {
@@ -57,6 +60,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
                 shared_n_ff: None,
                 weighing: Weighing::Renormalized,
                 has_biases: false,
+                beside_dense: false,
             }),
             ..plain
         },
@@ -69,6 +73,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
                 shared_n_ff: None,
                 weighing: Weighing::OfChosen,
                 has_biases: true,
+                beside_dense: false,
             }),
             activation: Activation::ClampedSwiglu,
             has_sinks: true,

@@ -24,6 +24,7 @@ pub enum Architecture {
     Qwen3Next,
     Qwen3Vl,
     Qwen3VlMoe,
+    Gemma4,
 }
 
 /// Properties specific to an architecture's files.
@@ -54,8 +55,13 @@ pub(super) struct Conventions {
     pub(super) windows: Option<Windows>,
     /// A token's embedding is multiplied by the square root of its width.
     pub(super) scales_embedding: bool,
-    /// Models with this number of layers scale attention by `n_embd / n_heads` in place of the head dimension.
-    pub(super) layers_scaled_by_width: Option<usize>,
+    pub(super) attention_scale: AttentionScale,
+    /// Values have norms without weights, and a layer without a matrix of values has its unnormalized keys as values.
+    pub(super) normalizes_values: bool,
+    /// A layer's output may have a factor.
+    pub(super) scales_output: bool,
+    /// Logits may have a [soft cap](super::ModelConfig::logit_cap).
+    pub(super) caps_logits: bool,
     /// The file may have a classification head, with llama.cpp's softmax.
     pub(super) has_rank_head: bool,
     /// Activation of the feed-forward part.
@@ -84,7 +90,10 @@ const PLAIN: Conventions = Conventions {
     windows: None,
     ffn_norm: "ffn_norm.weight",
     scales_embedding: false,
-    layers_scaled_by_width: None,
+    attention_scale: AttentionScale::ByHead,
+    normalizes_values: false,
+    scales_output: false,
+    caps_logits: false,
     has_rank_head: false,
     activation: Activation::Silu,
     experts: Experts::None,
@@ -116,8 +125,9 @@ const GPT_OSS: Conventions = Conventions {
     has_output_bias: true,
     has_sinks: true,
     windows: Some(Windows {
-        whole_every: 2,
+        whole_every: WholeEvery::Default(2),
         have_rotation: false,
+        have_heads: false,
     }),
     ffn_norm: "post_attention_norm.weight",
     activation: Activation::ClampedSwiglu,
@@ -133,23 +143,62 @@ const GEMMA_3: Conventions = Conventions {
     has_head_norms: true,
     has_post_norms: true,
     windows: Some(Windows {
-        whole_every: 6,
+        whole_every: WholeEvery::Default(6),
         have_rotation: true,
+        have_heads: false,
     }),
     scales_embedding: true,
     // The largest, of 27B.
-    layers_scaled_by_width: Some(62),
+    attention_scale: AttentionScale::ByWidth { layers: 62 },
     activation: Activation::Gelu,
     ..PLAIN
+};
+
+const GEMMA_4: Conventions = Conventions {
+    rope_factors: Some(RopeFactors::OfWholeLayers),
+    windows: Some(Windows {
+        whole_every: WholeEvery::Listed,
+        have_rotation: true,
+        have_heads: true,
+    }),
+    attention_scale: AttentionScale::One,
+    normalizes_values: true,
+    scales_output: true,
+    caps_logits: true,
+    experts: Experts::BesideDense,
+    ..GEMMA_3
 };
 
 /// Most layers have a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Windows {
-    /// The last of this many layers has full attention, unless a key overrides it.
-    pub(super) whole_every: usize,
+    pub(super) whole_every: WholeEvery,
     /// Sliding-window layers have a RoPE base of their own, without scaling.
     pub(super) have_rotation: bool,
+    /// Sliding-window layers have a head size of their own, and may have another number of heads of keys and values.
+    pub(super) have_heads: bool,
+}
+
+/// Layers with full attention among those with a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WholeEvery {
+    /// The last of this many layers, unless a key overrides the number.
+    Default(usize),
+    /// A key lists the layers with a window.
+    Listed,
+}
+
+/// Factor of attention scores. There is no key for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AttentionScale {
+    /// `1 / sqrt(head_dim)`.
+    ByHead,
+    /// The same, except in models with this number of layers: `1 / sqrt(n_embd / n_heads)`. llama.cpp identifies them
+    /// by this number.
+    ByWidth {
+        layers: usize,
+    },
+    One,
 }
 
 /// Mixture of experts that a file of this architecture may have in place of a dense feed-forward part.
@@ -158,6 +207,8 @@ pub(super) enum Experts {
     None,
     /// Present if the file's keys define it. An expert has the width of the dense part.
     Optional,
+    /// Present if the file's keys define them, beside a dense part.
+    BesideDense,
     Always {
         weighing: Weighing,
         /// One additional expert, for every token.
@@ -172,12 +223,14 @@ pub(super) enum Experts {
 pub(super) enum RopeFactors {
     /// `rope_freqs`, except for scaling of type `longrope`.
     ByScaling,
+    /// `rope_freqs`, which is required, and not used by sliding-window layers.
+    OfWholeLayers,
     /// The short or the long factors, by the served sequence length.
     ByLength,
 }
 
 impl Architecture {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -193,6 +246,7 @@ impl Architecture {
         Self::Qwen3Next,
         Self::Qwen3Vl,
         Self::Qwen3VlMoe,
+        Self::Gemma4,
     ];
 
     /// Name in `general.architecture`, and prefix of every key.
@@ -214,6 +268,7 @@ impl Architecture {
             Self::Qwen3Next => "qwen3next",
             Self::Qwen3Vl => "qwen3vl",
             Self::Qwen3VlMoe => "qwen3vlmoe",
+            Self::Gemma4 => "gemma4",
         }
     }
 
@@ -283,6 +338,7 @@ impl Architecture {
                 ..PLAIN
             },
             Self::Gemma3 => GEMMA_3,
+            Self::Gemma4 => GEMMA_4,
         }
     }
 }

@@ -76,6 +76,20 @@ pub const SERVED: &[Served] = &[
         held_by: &["gemma3", "gemma3-pattern"],
     },
     Served {
+        architecture: Architecture::Gemma4,
+        with_key: None,
+        models: "Gemma 4 12B and 31B, text: windows in five of six layers, with heads of another size; not E2B and E4B, whose layers share keys and values and have embeddings of their own",
+        on_cuda: false,
+        held_by: &["gemma4", "gemma4-values"],
+    },
+    Served {
+        architecture: Architecture::Gemma4,
+        with_key: Some("expert_count"),
+        models: "Gemma 4 26B-A4B, text: as above, with experts beside the dense part",
+        on_cuda: false,
+        held_by: &["gemma4-experts"],
+    },
+    Served {
         architecture: Architecture::Mistral3,
         with_key: None,
         models: "Ministral 3, Mistral Small and Devstral of 2025: YaRN, and queries that are longer far behind the beginning",
@@ -213,10 +227,6 @@ pub const REFUSED: &[Refused] = &[
     Refused {
         names: &["gemma3n"],
         needs: "embeddings for each layer, AltUp, LAuReL, and layers that share keys and values",
-    },
-    Refused {
-        names: &["gemma4"],
-        needs: "heads of two sizes, layers that share keys and values, embeddings for each layer, and soft-capped logits",
     },
     Refused {
         names: &["llama4"],

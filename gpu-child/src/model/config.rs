@@ -3,13 +3,14 @@
 //! Defaults and meanings are llama.cpp's, because its converters write these files. Unsupported features are refused by
 //! name, never ignored.
 
-use super::architecture::Architecture;
+use super::architecture::{Architecture, AttentionScale};
 use super::delta_net::{self, DeltaNetConfig};
 use super::error::ModelError;
 use super::experts;
 use super::experts::ExpertsConfig;
 use super::gguf::{GgufError, Header, Value};
-use super::positions::Positions;
+use super::heads::{self, Heads};
+use super::positions::{Positions, WindowedLayers};
 use super::rope;
 use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::Rope;
@@ -22,19 +23,26 @@ pub struct ModelConfig {
     /// Layers behind them that predict further tokens (MTP). They are not loaded.
     pub n_mtp_layers: usize,
     pub n_embd: usize,
-    /// Width of a dense feed-forward part. Files with experts have the key too, but no such part.
+    /// Width of a dense feed-forward part. Files with experts have the key too, but mostly no such part.
     pub n_ff: usize,
     /// `None`: the feed-forward part is dense.
     pub experts: Option<ExpertsConfig>,
     pub n_heads: usize,
+    /// Heads of keys and values, and values of a head, in layers with full attention.
     pub n_kv_heads: usize,
     pub head_dim: usize,
+    /// Heads of sliding-window layers, if they differ.
+    pub near_heads: Option<Heads>,
     pub vocab_size: usize,
     pub context_length: usize,
     pub norm_eps: f32,
     /// Rotation of layers with full attention.
     pub rope: Rope,
     pub positions: Positions,
+    /// Values have an RMS norm without weights over each head.
+    pub normalizes_values: bool,
+    /// Logits are `cap * tanh(logit / cap)`.
+    pub logit_cap: Option<f32>,
     /// Factor of the attention scores: mostly `1 / sqrt(head_dim)`.
     pub attention_scale: f64,
     /// Factor of a token's embedding.
@@ -51,16 +59,41 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Width of attention's heads together.
+    /// Heads of layers with full attention, and, if they differ, of sliding-window layers.
+    pub fn heads(&self) -> impl Iterator<Item = Heads> {
+        let whole = Heads {
+            count: self.n_heads,
+            kv_count: self.n_kv_heads,
+            dim: self.head_dim,
+        };
+        [whole].into_iter().chain(self.near_heads)
+    }
+
+    /// Heads of a layer with attention.
+    #[must_use]
+    pub fn heads_of(&self, layer: usize) -> Heads {
+        let has_window = self.positions.window_of(layer).is_some();
+        let mut heads = self.heads();
+        let whole = heads.next().expect("heads of layers with full attention");
+        heads.next().filter(|_| has_window).unwrap_or(whole)
+    }
+
+    /// Width of attention's heads together, in layers with full attention.
     #[must_use]
     pub fn heads_width(&self) -> usize {
         self.n_heads * self.head_dim
     }
 
-    /// Width of the projection of queries, and of their gates if there are any.
+    /// Width of the projection of queries, and of their gates if there are any, in layers with full attention.
     #[must_use]
     pub fn queries_width(&self) -> usize {
-        self.heads_width() * if self.gates_attention { 2 } else { 1 }
+        self.queries_width_of(self.heads_width())
+    }
+
+    /// Width of the projection of queries of this width, and of their gates if there are any.
+    #[must_use]
+    pub fn queries_width_of(&self, width: usize) -> usize {
+        width * if self.gates_attention { 2 } else { 1 }
     }
 
     /// The delta net of a layer, if the layer has one.
@@ -108,20 +141,16 @@ impl ModelConfig {
             })?;
         let n_embd = keys.positive("embedding_length")?;
         let n_ff = keys.positive("feed_forward_length")?;
-        let n_heads = keys.positive("attention.head_count")?;
-        let n_kv_heads = keys
-            .optional_positive("attention.head_count_kv")?
-            .unwrap_or(n_heads);
         let context_length = keys.positive("context_length")?;
-        if n_heads % n_kv_heads != 0 {
-            let message = format!("{n_heads} heads cannot share {n_kv_heads} of keys and values");
-            return Err(ModelError::bad_value(
-                keys.key("attention.head_count_kv"),
-                message,
-            ));
-        }
-        let head_dim = keys.head_dim(n_embd, n_heads)?;
+        let windows = WindowedLayers::read(&keys, n_layers)?;
+        let heads = heads::read(&keys, n_embd, &windows)?;
+        let Heads {
+            count: n_heads,
+            kv_count: n_kv_heads,
+            dim: head_dim,
+        } = heads.whole;
         let rope = rope::read(&keys, head_dim, context_length, max_sequence_tokens)?;
+        let near_dim = heads.near.map_or(head_dim, |heads| heads.dim);
         Ok(Self {
             architecture: keys.architecture,
             n_layers,
@@ -132,11 +161,14 @@ impl ModelConfig {
             n_heads,
             n_kv_heads,
             head_dim,
+            near_heads: heads.near,
             vocab_size: vocab_size(header)?,
             context_length,
             norm_eps: keys.norm_eps()?,
-            positions: Positions::read(&keys, context_length, &rope)?,
+            positions: Positions::read(&keys, context_length, &windows, &rope, near_dim)?,
             rope,
+            normalizes_values: keys.architecture.conventions().normalizes_values,
+            logit_cap: keys.logit_cap()?,
             attention_scale: keys.attention_scale([n_layers, n_embd, n_heads, head_dim]),
             embedding_scale: match keys.architecture.conventions().scales_embedding {
                 true => (n_embd as f32).sqrt(),
@@ -202,12 +234,25 @@ impl<'h, 'a> Keys<'h, 'a> {
             ("embedding_scale", "an embedding scale"),
             ("attention.clamp_kqv", "clamping of Q, K and V"),
             ("attention.output_scale", "a scale of what attention gives"),
-            ("final_logit_softcapping", "soft-capped logits"),
             ("attn_logit_softcapping", "soft-capped attention"),
         ] {
             let key = self.key(name);
             if self.header.f32(&key)?.is_some_and(|value| value != 0.0) {
                 return Err(ModelError::unsupported(key, feature));
+            }
+        }
+        for (name, feature) in [
+            (
+                "attention.shared_kv_layers",
+                "layers with the keys and values of earlier ones (Gemma 4 E2B and E4B)",
+            ),
+            (
+                "embedding_length_per_layer_input",
+                "embeddings for each layer (Gemma 4 E2B and E4B)",
+            ),
+        ] {
+            if self.count(name)? > 0 {
+                return Err(ModelError::unsupported(self.key(name), feature));
             }
         }
         let causal = self.key("attention.causal");
@@ -253,33 +298,29 @@ impl<'h, 'a> Keys<'h, 'a> {
         }
     }
 
-    fn head_dim(&self, n_embd: usize, n_heads: usize) -> Result<usize, ModelError> {
-        let key_length = self.optional_positive("attention.key_length")?;
-        let value_length = self.optional_positive("attention.value_length")?;
-        let even_split = n_embd.is_multiple_of(n_heads).then(|| n_embd / n_heads);
-        let head_dim = key_length.or(even_split).ok_or_else(|| {
-            let message = format!("{n_embd} values cannot be split over {n_heads} heads");
-            ModelError::bad_value(self.key("attention.head_count"), message)
-        })?;
-        if value_length.or(even_split) != Some(head_dim) {
-            let key = self.key("attention.value_length");
-            return Err(ModelError::unsupported(
-                key,
-                "values of another length than keys",
-            ));
-        }
-        Ok(head_dim)
-    }
-
-    /// Attention scale. There is no key for it: llama.cpp identifies the one model with another scale by its number of
-    /// layers.
     fn attention_scale(&self, [n_layers, n_embd, n_heads, head_dim]: [usize; 4]) -> f64 {
-        let by_width = self.architecture.conventions().layers_scaled_by_width;
-        let values = match by_width == Some(n_layers) {
-            true => n_embd / n_heads,
-            false => head_dim,
+        let values = match self.architecture.conventions().attention_scale {
+            AttentionScale::One => return 1.0,
+            AttentionScale::ByWidth { layers } if layers == n_layers => n_embd / n_heads,
+            AttentionScale::ByWidth { .. } | AttentionScale::ByHead => head_dim,
         };
         1.0 / (values as f64).sqrt()
+    }
+
+    /// Soft cap of the logits; 0 means none.
+    fn logit_cap(&self) -> Result<Option<f32>, ModelError> {
+        let key = self.key("final_logit_softcapping");
+        let cap = match self.header.f32(&key)? {
+            None | Some(0.0) => return Ok(None),
+            Some(cap) => cap,
+        };
+        if !self.architecture.conventions().caps_logits {
+            return Err(ModelError::unsupported(key, "soft-capped logits"));
+        }
+        if !(cap.is_finite() && cap > 0.0) {
+            return Err(ModelError::bad_value(key, format!("{cap} is no cap")));
+        }
+        Ok(Some(cap))
     }
 
     /// Layers that predict further tokens, which `block_count` includes.

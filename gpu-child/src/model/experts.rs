@@ -27,6 +27,8 @@ pub struct ExpertsConfig {
     pub weighing: Weighing,
     /// The router and the experts have biases.
     pub has_biases: bool,
+    /// A dense part is beside the experts ([`DenseBeside`](super::DenseBeside)).
+    pub beside_dense: bool,
 }
 
 impl ExpertsConfig {
@@ -48,8 +50,10 @@ pub(super) fn read(keys: &Keys<'_, '_>, n_ff: usize) -> Result<Option<ExpertsCon
             let key = keys.key("expert_count");
             return Err(ModelError::unsupported(key, "a mixture of experts"));
         }
-        Experts::Optional if has_experts => (Weighing::Renormalized, false, false),
-        Experts::None | Experts::Optional => return Ok(None),
+        Experts::Optional | Experts::BesideDense if has_experts => {
+            (Weighing::Renormalized, false, false)
+        }
+        Experts::None | Experts::Optional | Experts::BesideDense => return Ok(None),
         Experts::Always {
             weighing,
             has_shared,
@@ -76,6 +80,7 @@ pub(super) fn read(keys: &Keys<'_, '_>, n_ff: usize) -> Result<Option<ExpertsCon
         shared_n_ff: has_shared.then(|| shared.unwrap_or(n_ff)),
         weighing,
         has_biases,
+        beside_dense: keys.architecture.conventions().experts == Experts::BesideDense,
     }))
 }
 

@@ -143,7 +143,7 @@ fn check_type(found: FileType) -> io::Result<()> {
     Err(io::Error::other(format!("{what}, not a regular file")))
 }
 
-/// A tensor in the mapped file. `rows * row_bytes == data.len()`.
+/// A tensor in the mapped file. `rows * row_bytes == data.len()`, unless its rows lie in [`runs`](Self::runs).
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     pub name: &'a str,
@@ -153,15 +153,39 @@ pub struct TensorView<'a> {
     /// Elements of one row, contiguous (`ne[0]`).
     pub cols: usize,
     pub data: &'a [u8],
+    /// Places of the rows, if they are not consecutive.
+    pub runs: Option<Runs>,
+}
+
+/// Runs of consecutive rows: one of several matrices that are fused within each expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Runs {
+    /// Rows of a run. Never zero.
+    pub rows: usize,
+    /// Bytes from the beginning of a run to that of the next.
+    pub stride: usize,
 }
 
 impl<'a> TensorView<'a> {
     #[must_use]
     pub fn row_bytes(&self) -> usize {
-        self.data.len() / self.rows
+        match self.runs {
+            None => self.data.len() / self.rows,
+            Some(Runs { rows, stride }) => {
+                let last = (self.rows / rows - 1) * stride;
+                (self.data.len() - last) / rows
+            }
+        }
     }
 
-    /// Rows `start .. start + len` as a tensor (one matrix of several fused ones); `None` if out of range.
+    /// Bytes of all rows.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.rows * self.row_bytes()
+    }
+
+    /// Rows `start .. start + len` as a tensor (one matrix of several fused ones); `None` if out of range, or if they are
+    /// in several [runs](Self::runs).
     #[must_use]
     pub fn row_range(&self, start: usize, len: usize) -> Option<Self> {
         let end = start.checked_add(len)?;
@@ -169,10 +193,38 @@ impl<'a> TensorView<'a> {
             return None;
         }
         let row_bytes = self.row_bytes();
-        let data = &self.data[start * row_bytes..end * row_bytes];
+        let from = match self.runs {
+            None => start * row_bytes,
+            Some(Runs { rows, stride }) => {
+                if start / rows != (end - 1) / rows {
+                    return None;
+                }
+                start / rows * stride + start % rows * row_bytes
+            }
+        };
         Some(Self {
             rows: len,
-            data,
+            data: &self.data[from..from + len * row_bytes],
+            runs: None,
+            ..*self
+        })
+    }
+
+    /// Rows `start .. start + len` of each of `experts` equal parts; `None` if they are out of a part's range.
+    #[must_use]
+    pub fn rows_of_each(&self, experts: usize, start: usize, len: usize) -> Option<Self> {
+        let part = self.rows.checked_div(experts)?;
+        let is_whole = self.runs.is_none() && part * experts == self.rows;
+        if !is_whole || len == 0 || start.checked_add(len)? > part {
+            return None;
+        }
+        let row_bytes = self.row_bytes();
+        let stride = part * row_bytes;
+        let end = (experts - 1) * stride + (start + len) * row_bytes;
+        Some(Self {
+            rows: experts * len,
+            data: &self.data[start * row_bytes..end],
+            runs: Some(Runs { rows: len, stride }),
             ..*self
         })
     }
@@ -193,10 +245,10 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// The values of an F32 tensor. `None` for any other type.
+    /// The values of an F32 tensor. `None` for any other type, and for rows in [`runs`](Self::runs).
     #[must_use]
     pub fn to_f32(&self) -> Option<Vec<f32>> {
-        (self.ty == TensorType::F32).then(|| {
+        (self.ty == TensorType::F32 && self.runs.is_none()).then(|| {
             self.data
                 .as_chunks::<4>()
                 .0

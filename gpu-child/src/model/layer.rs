@@ -23,6 +23,8 @@ pub struct Layer<M, V> {
     pub feed_forward: FeedForward<M, V>,
     /// Norm of the feed-forward part's output.
     pub ffn_post_norm: Option<V>,
+    /// Factor of the residual stream behind the layer, `[1]`.
+    pub output_scale: Option<V>,
 }
 
 /// The part of a layer in which a token sees earlier ones.
@@ -37,6 +39,8 @@ pub struct Attention<M, V> {
     /// Queries, keys and values. A file may keep them in one tensor: then each is a row range of it. With
     /// [gates](super::ModelConfig::gates_attention), the first one has the queries of each head, then its gates.
     pub qkv: [Linear<M, V>; 3],
+    /// There is no matrix of values: the third one is the second, whose products are the values too.
+    pub keys_are_values: bool,
     /// RMS norms over each head before RoPE, `[head_dim]`.
     pub q_norm: Option<V>,
     pub k_norm: Option<V>,
@@ -89,7 +93,10 @@ pub struct Experts<M, V> {
     /// `[experts, n_embd]`.
     pub router: Linear<M, V>,
     pub unit: GatedUnit<M, V>,
+    /// Factor of each expert's output, `[experts]`.
+    pub output_scales: Option<V>,
     pub shared: Option<SharedExpert<M, V>>,
+    pub beside: Option<DenseBeside<M, V>>,
 }
 
 /// An expert that every row uses, weighted by the sigmoid of a product.
@@ -98,6 +105,25 @@ pub struct SharedExpert<M, V> {
     /// `[1, n_embd]`.
     pub weigher: Linear<M, V>,
     pub unit: GatedUnit<M, V>,
+}
+
+/// A dense unit beside experts (Gemma 4). Both read the residual stream `a` through norms of their own, and so does the
+/// router, whose norm has no weights:
+///
+/// ```text
+/// post_norm(unit(ffn_norm(a))) + experts_post_norm(experts(experts_norm(a), router(norm(a) / sqrt(n_embd) * router_scale)))
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct DenseBeside<M, V> {
+    pub unit: GatedUnit<M, V>,
+    /// Norm of the unit's output.
+    pub post_norm: V,
+    /// Norm of the experts' input.
+    pub experts_norm: V,
+    /// Norm of the experts' output.
+    pub experts_post_norm: V,
+    /// `[n_embd]`.
+    pub router_scale: V,
 }
 
 #[derive(Debug, Clone)]
@@ -112,8 +138,8 @@ pub struct ModelWeights<M, V> {
 
 /// Conversion of each tensor when the list is mapped.
 pub trait Mapping<M, V> {
-    type Matrix;
-    type Vector;
+    type Matrix: Copy;
+    type Vector: Copy;
     type Error;
 
     /// Converts a matrix.
@@ -185,13 +211,14 @@ impl<M, V> Layer<M, V> {
     /// Every matrix of the layer, with its bias.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
         let mixer = self.mixer.linears();
-        let (router, unit, shared) = match &self.feed_forward {
-            FeedForward::Dense(unit) => (None, unit, None),
+        let (router, unit, shared, beside) = match &self.feed_forward {
+            FeedForward::Dense(unit) => (None, unit, None, None),
             FeedForward::Experts(experts) => {
-                let shared = experts.shared.as_ref();
-                (Some(&experts.router), &experts.unit, shared)
+                let (shared, beside) = (experts.shared.as_ref(), experts.beside.as_ref());
+                (Some(&experts.router), &experts.unit, shared, beside)
             }
         };
+        let beside = beside.into_iter().flat_map(|beside| beside.unit.linears());
         let shared = shared.into_iter().flat_map(|shared| {
             let weigher = [&shared.weigher].into_iter();
             weigher.chain(shared.unit.linears())
@@ -201,6 +228,7 @@ impl<M, V> Layer<M, V> {
             .chain(router)
             .chain(unit.linears())
             .chain(shared)
+            .chain(beside)
     }
 
     fn try_map<T: Mapping<M, V>>(
@@ -217,6 +245,7 @@ impl<M, V> Layer<M, V> {
                 FeedForward::Experts(experts) => FeedForward::Experts(experts.try_map(to)?),
             },
             ffn_post_norm: to.optional(self.ffn_post_norm.as_ref())?,
+            output_scale: to.optional(self.output_scale.as_ref())?,
         })
     }
 }
@@ -226,7 +255,10 @@ impl<M, V> Mixer<M, V> {
         match self {
             Self::Attention(attention) => {
                 let [q, k, v] = &attention.qkv;
-                vec![q, k, v, &attention.output]
+                match attention.keys_are_values {
+                    true => vec![q, k, &attention.output],
+                    false => vec![q, k, v, &attention.output],
+                }
             }
             Self::DeltaNet(net) => {
                 let alpha = net.alpha.iter();
@@ -255,8 +287,14 @@ impl<M, V> Attention<M, V> {
         to: &mut T,
     ) -> Result<Attention<T::Matrix, T::Vector>, T::Error> {
         let [q, k, v] = &self.qkv;
+        let (q, k) = (q.try_map(to)?, k.try_map(to)?);
+        let v = match self.keys_are_values {
+            true => k,
+            false => v.try_map(to)?,
+        };
         Ok(Attention {
-            qkv: [q.try_map(to)?, k.try_map(to)?, v.try_map(to)?],
+            qkv: [q, k, v],
+            keys_are_values: self.keys_are_values,
             q_norm: to.optional(self.q_norm.as_ref())?,
             k_norm: to.optional(self.k_norm.as_ref())?,
             sinks: to.optional(self.sinks.as_ref())?,
@@ -315,11 +353,30 @@ impl<M, V> Experts<M, V> {
             }),
             None => None,
         };
+        let output_scales = to.optional(self.output_scales.as_ref())?;
+        let beside = self.beside.as_ref().map(|beside| beside.try_map(to));
         Ok(Experts {
             config: self.config,
             router,
             unit,
+            output_scales,
             shared,
+            beside: beside.transpose()?,
+        })
+    }
+}
+
+impl<M, V> DenseBeside<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<DenseBeside<T::Matrix, T::Vector>, T::Error> {
+        Ok(DenseBeside {
+            unit: self.unit.try_map(to)?,
+            post_norm: to.vector(&self.post_norm)?,
+            experts_norm: to.vector(&self.experts_norm)?,
+            experts_post_norm: to.vector(&self.experts_post_norm)?,
+            router_scale: to.vector(&self.router_scale)?,
         })
     }
 }

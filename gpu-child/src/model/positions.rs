@@ -1,8 +1,10 @@
 //! Position-dependent attention parameters besides RoPE's: rotated layers, sliding windows, and the temperature of
 //! queries.
 
+use super::architecture::WholeEvery;
 use super::config::Keys;
 use super::error::ModelError;
+use super::gguf::{GgufError, Value};
 use super::rope;
 use worker_orcd_kernels::reference::rope::Rope;
 
@@ -36,19 +38,22 @@ pub struct Temperature {
 }
 
 impl Positions {
-    /// Parameters of a file. `rope`: rotation of layers with full attention.
+    /// Parameters of a file. `rope`: rotation of layers with full attention. `near_dim`: values of a head of
+    /// sliding-window layers.
     ///
     /// # Errors
     /// If a key is invalid, or requires a feature that the architecture does not have.
     pub(super) fn read(
         keys: &Keys<'_, '_>,
         context_length: usize,
+        windows: &WindowedLayers,
         rope: &Rope,
+        near_dim: usize,
     ) -> Result<Self, ModelError> {
         Ok(Self {
             unrotated_every: keys.architecture.conventions().unrotated_every,
             temperature: temperature(keys, context_length)?,
-            window: window(keys, rope)?,
+            window: window(keys, windows, rope, near_dim)?,
         })
     }
 
@@ -63,8 +68,7 @@ impl Positions {
     #[must_use]
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         let window = self.window.as_ref()?;
-        let sees_all = |every| (layer + 1).is_multiple_of(every);
-        (!window.whole_every.is_some_and(sees_all)).then_some(window.positions)
+        (!is_whole(window.whole_every, layer)).then_some(window.positions)
     }
 
     /// Factor of a query at this position.
@@ -118,20 +122,88 @@ fn temperature(
     }))
 }
 
-/// Sliding window. As in llama.cpp, `attention.sliding_window` counts only for architectures with windows. It ignores
-/// phi3's key (its pull request 13676), because existing files have wrong values.
-fn window(keys: &Keys<'_, '_>, rope: &Rope) -> Result<Option<Window>, ModelError> {
-    const PATTERN: &str = "attention.sliding_window_pattern";
-    let Some(windows) = keys.architecture.conventions().windows else {
+const PATTERN: &str = "attention.sliding_window_pattern";
+
+/// Layers with a window. As in llama.cpp, `attention.sliding_window` counts only for architectures with windows. It
+/// ignores phi3's key (its pull request 13676), because existing files have wrong values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WindowedLayers {
+    None,
+    /// [`Window::whole_every`].
+    WholeEvery(Option<usize>),
+}
+
+impl WindowedLayers {
+    pub(super) fn read(keys: &Keys<'_, '_>, n_layers: usize) -> Result<Self, ModelError> {
+        let Some(windows) = keys.architecture.conventions().windows else {
+            return Ok(Self::None);
+        };
+        Ok(Self::WholeEvery(match windows.whole_every {
+            WholeEvery::Default(every) => {
+                let told = keys.optional_positive(PATTERN)?;
+                Some(told.unwrap_or(every))
+            }
+            WholeEvery::Listed => listed(keys, n_layers)?,
+        }))
+    }
+
+    pub(super) fn is_in(self, layer: usize) -> bool {
+        match self {
+            Self::None => false,
+            Self::WholeEvery(every) => !is_whole(every, layer),
+        }
+    }
+}
+
+fn is_whole(every: Option<usize>, layer: usize) -> bool {
+    every.is_some_and(|every| (layer + 1).is_multiple_of(every))
+}
+
+/// Distance of the layers that a list marks as without a window; `None`: there is none.
+fn listed(keys: &Keys<'_, '_>, n_layers: usize) -> Result<Option<usize>, ModelError> {
+    let key = keys.key(PATTERN);
+    let array = match keys.header.get(&key) {
+        Some(Value::Array(array)) => array,
+        Some(_) => return Err(ModelError::bad_value(key, "must be a list of layers")),
+        None => return Err(GgufError::MissingKey(key).into()),
+    };
+    let has_window = |value: Value<'_>| match value {
+        Value::Bool(flag) => flag,
+        value => value.as_u64() != Some(0),
+    };
+    let flags: Vec<_> = array.values().map(has_window).collect();
+    if flags.len() != n_layers {
+        let message = format!("{} entries for {n_layers} layers", flags.len());
+        return Err(ModelError::bad_value(key, message));
+    }
+    let every = flags.iter().position(|has_window| !has_window);
+    let every = every.map(|first| first + 1);
+    if !flags
+        .into_iter()
+        .eq((0..n_layers).map(|layer| !is_whole(every, layer)))
+    {
+        let feature = "layers with full attention at unequal distances";
+        return Err(ModelError::unsupported(key, feature));
+    }
+    Ok(every)
+}
+
+fn window(
+    keys: &Keys<'_, '_>,
+    windows: &WindowedLayers,
+    rope: &Rope,
+    near_dim: usize,
+) -> Result<Option<Window>, ModelError> {
+    let conventions = keys.architecture.conventions().windows;
+    let (Some(conventions), WindowedLayers::WholeEvery(whole_every)) = (conventions, *windows)
+    else {
         return Ok(None);
     };
     let positions = keys.positive("attention.sliding_window")?;
-    let every = keys.optional_positive(PATTERN)?;
-    let own = rope::of_windows(keys, rope, windows.have_rotation)?;
     Ok(Some(Window {
         positions,
-        whole_every: Some(every.unwrap_or(windows.whole_every)),
-        rope: own,
+        whole_every,
+        rope: rope::of_windows(keys, rope, near_dim, conventions.have_rotation)?,
     }))
 }
 

@@ -29,7 +29,8 @@ pub(super) fn read(
     context_length: usize,
     max_sequence_tokens: Option<u32>,
 ) -> Result<Rope, ModelError> {
-    let dims = dims(keys, head_dim)?;
+    const DIMS: &str = "rope.dimension_count";
+    let dims = dims(keys, DIMS, head_dim, head_dim)?;
     let scaling = scaling(keys)?;
     let original = keys.optional_positive("rope.scaling.original_context_length")?;
     let served = max_sequence_tokens.map_or(context_length, |tokens| tokens as usize);
@@ -69,10 +70,11 @@ pub(super) fn read(
 }
 
 /// Rotation of sliding-window layers, if they have their own, which is not scaled. `rope`: rotation of the other
-/// layers.
+/// layers. `head_dim`: values of a head of sliding-window layers.
 pub(super) fn of_windows(
     keys: &Keys<'_, '_>,
     rope: &Rope,
+    head_dim: usize,
     is_own: bool,
 ) -> Result<Option<Rope>, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
@@ -81,7 +83,9 @@ pub(super) fn of_windows(
         let base = base.unwrap_or(10_000.0);
         return Ok(Some(Rope {
             base,
+            dims: dims(keys, "rope.dimension_count_swa", rope.dims, head_dim)?,
             scale: 1.0,
+            factors: None,
             ..rope.clone()
         }));
     }
@@ -92,17 +96,17 @@ pub(super) fn of_windows(
     Ok(None)
 }
 
-fn dims(keys: &Keys<'_, '_>, head_dim: usize) -> Result<usize, ModelError> {
-    let dims = keys
-        .optional_positive("rope.dimension_count")?
-        .unwrap_or(head_dim);
+fn dims(
+    keys: &Keys<'_, '_>,
+    key: &str,
+    default: usize,
+    head_dim: usize,
+) -> Result<usize, ModelError> {
+    let dims = keys.optional_positive(key)?.unwrap_or(default);
     let whole_head = keys.architecture.conventions().rotates_whole_heads;
     if dims > head_dim || !dims.is_multiple_of(2) || (whole_head && dims != head_dim) {
         let message = format!("{dims} values of a head of {head_dim} cannot be rotated");
-        return Err(ModelError::bad_value(
-            keys.key("rope.dimension_count"),
-            message,
-        ));
+        return Err(ModelError::bad_value(keys.key(key), message));
     }
     Ok(dims)
 }
@@ -142,13 +146,18 @@ fn factors(
     is_long: bool,
 ) -> Result<Option<Vec<f32>>, ModelError> {
     let by_length = if is_long { FACTORS_LONG } else { FACTORS_SHORT };
-    let name = match (keys.architecture.conventions().rope_factors, scaling) {
+    let conventions = keys.architecture.conventions().rope_factors;
+    let name = match (conventions, scaling) {
         (None, _) => return Ok(None),
-        (Some(RopeFactors::ByScaling), Scaling::None | Scaling::Linear | Scaling::Yarn) => FREQS,
+        (Some(RopeFactors::OfWholeLayers), _)
+        | (Some(RopeFactors::ByScaling), Scaling::None | Scaling::Linear | Scaling::Yarn) => FREQS,
         (Some(RopeFactors::ByScaling | RopeFactors::ByLength), _) => by_length,
     };
     let Some(tensor) = keys.header.tensor(name) else {
-        return Ok(None);
+        return match conventions {
+            Some(RopeFactors::OfWholeLayers) => Err(ModelError::MissingTensor(name.to_owned())),
+            _ => Ok(None),
+        };
     };
     if tensor.ty != TensorType::F32 {
         let (expected, found) = ("F32", tensor.ty.name());

@@ -25,6 +25,14 @@ pub const DELTA_DIM: u64 = 16;
 pub const DELTA_KERNEL: u64 = 4;
 /// The last of this many layers of such a model has attention.
 pub const ATTENTION_EVERY: u32 = 2;
+/// Heads of keys and values in layers of Gemma 4 with full attention, and their size. Those with a window have as many as
+/// there are heads of queries.
+pub const WHOLE_KV_HEADS: u64 = 1;
+pub const WHOLE_HEAD_DIM: u64 = 32;
+/// The last of this many layers of Gemma 4 has full attention.
+pub const WHOLE_EVERY: u32 = 3;
+/// Soft cap of the logits.
+pub const LOGIT_CAP: f32 = 30.0;
 /// Positions that a query sees in sliding-window layers.
 pub const WINDOW: u32 = 40;
 /// Size of the vocabulary: one token per byte, then the special ones.
@@ -54,6 +62,12 @@ pub fn tiny_mixtral() -> GgufBuilder {
     model(Architecture::Llama, Some(N_FF))
 }
 
+/// Variant of [`tiny_model`] for the architecture `gemma4`, with experts beside the dense part.
+#[must_use]
+pub fn tiny_gemma4_with_experts() -> GgufBuilder {
+    model(Architecture::Gemma4, Some(EXPERT_FF))
+}
+
 /// Enough layers to include every kind of layer.
 fn n_layers(architecture: Architecture) -> u32 {
     match architecture {
@@ -62,20 +76,22 @@ fn n_layers(architecture: Architecture) -> u32 {
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next => 4,
         Architecture::Gemma3 => 7,
+        Architecture::Gemma4 => 2 * WHOLE_EVERY,
         _ => N_LAYERS,
     }
 }
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     use Architecture::{
-        Gemma3, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe,
-        Qwen35, Qwen35Moe,
+        Gemma3, Gemma4, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3Next, Qwen35, Qwen35Moe,
     };
-    let (q_dim, kv_dim) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
     if architecture == Gemma3 {
         file = file.meta("gemma3.attention.sliding_window", WINDOW);
+    }
+    if architecture == Gemma4 {
+        file = gemma4_metadata(file);
     }
     let has_delta_nets = matches!(architecture, Qwen35 | Qwen35Moe | Qwen3Next);
     if has_delta_nets {
@@ -88,42 +104,36 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     file = random.norm(file, "output_norm.weight", N_EMBD);
     for layer in 0..n_layers(architecture) {
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
+        let heads = Heads::of(architecture, layer);
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
         let is_delta_net = has_delta_nets && !(layer + 1).is_multiple_of(ATTENTION_EVERY);
         if is_delta_net {
             file = random.delta_net(file, &name, architecture);
-        } else if architecture == Phi3 {
-            file = random.matrix(file, &name("attn_qkv.weight"), q_dim + 2 * kv_dim, N_EMBD);
-            file = random.matrix(file, &name("ffn_up.weight"), 2 * N_FF, N_EMBD);
         } else {
-            let gated = if has_delta_nets { 2 } else { 1 };
-            file = random.matrix(file, &name("attn_q.weight"), gated * q_dim, N_EMBD);
-            file = random.matrix(file, &name("attn_k.weight"), kv_dim, N_EMBD);
-            file = random.matrix(file, &name("attn_v.weight"), kv_dim, N_EMBD);
+            file = random.projections(file, &name, architecture, heads);
         }
-        if experts.is_none() && architecture != Phi3 {
+        if (experts.is_none() || architecture == Gemma4) && architecture != Phi3 {
             file = random.matrix(file, &name("ffn_gate.weight"), N_FF, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), N_FF, N_EMBD);
         }
         if matches!(architecture, Qwen2 | Qwen2Moe | GptOss) {
-            file = random.vector(file, &name("attn_q.bias"), q_dim);
-            file = random.vector(file, &name("attn_k.bias"), kv_dim);
-            file = random.vector(file, &name("attn_v.bias"), kv_dim);
+            file = random.vector(file, &name("attn_q.bias"), heads.queries);
+            file = random.vector(file, &name("attn_k.bias"), heads.keys);
+            file = random.vector(file, &name("attn_v.bias"), heads.keys);
         }
-        if matches!(
-            architecture,
-            Qwen3 | Qwen3Moe | Qwen3Vl | Qwen3VlMoe | Gemma3 | Qwen35 | Qwen35Moe | Qwen3Next
-        ) && !is_delta_net
-        {
-            file = random.norm(file, &name("attn_q_norm.weight"), HEAD_DIM);
-            file = random.norm(file, &name("attn_k_norm.weight"), HEAD_DIM);
+        if architecture.conventions().has_head_norms && !is_delta_net {
+            file = random.norm(file, &name("attn_q_norm.weight"), heads.dim);
+            file = random.norm(file, &name("attn_k_norm.weight"), heads.dim);
         }
         if !is_delta_net {
-            file = random.matrix(file, &name("attn_output.weight"), N_EMBD, q_dim);
+            file = random.matrix(file, &name("attn_output.weight"), N_EMBD, heads.queries);
         }
-        if architecture == Gemma3 {
+        if matches!(architecture, Gemma3 | Gemma4) {
             file = random.norm(file, &name("post_attention_norm.weight"), N_EMBD);
             file = random.norm(file, &name("post_ffw_norm.weight"), N_EMBD);
+        }
+        if architecture == Gemma4 {
+            file = random.norm(file, &name("layer_output_scale.weight"), 1);
         }
         if architecture == GptOss {
             file = random.vector(file, &name("attn_output.bias"), N_EMBD);
@@ -134,6 +144,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
         file = random.norm(file, &name(ffn_norm), N_EMBD);
         file = match experts {
             None => random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF),
+            Some(n_ff) if architecture == Gemma4 => random.experts_beside(file, &name, n_ff),
             Some(n_ff) => random.experts(file, &name, n_ff),
         };
         if matches!(architecture, Qwen2Moe | Qwen35Moe | Qwen3Next) {
@@ -141,6 +152,75 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
         }
     }
     file
+}
+
+/// Widths of a layer's attention.
+#[derive(Clone, Copy)]
+struct Heads {
+    queries: u64,
+    keys: u64,
+    dim: u64,
+    /// Values have a projection of their own.
+    has_values: bool,
+}
+
+impl Heads {
+    fn of(architecture: Architecture, layer: u32) -> Self {
+        let has_values = architecture != Architecture::Gemma4 || !is_whole(layer);
+        let (kv_heads, dim) = match architecture {
+            Architecture::Gemma4 if has_values => (N_HEADS, HEAD_DIM),
+            Architecture::Gemma4 => (WHOLE_KV_HEADS, WHOLE_HEAD_DIM),
+            _ => (N_KV_HEADS, HEAD_DIM),
+        };
+        Self {
+            queries: N_HEADS * dim,
+            keys: kv_heads * dim,
+            dim,
+            has_values,
+        }
+    }
+}
+
+fn is_whole(layer: u32) -> bool {
+    (layer + 1).is_multiple_of(WHOLE_EVERY)
+}
+
+fn gemma4_metadata(file: GgufBuilder) -> GgufBuilder {
+    let key = |name: &str| format!("gemma4.{name}");
+    let layers = 0..n_layers(Architecture::Gemma4);
+    let kv_heads = |layer| {
+        if is_whole(layer) {
+            WHOLE_KV_HEADS
+        } else {
+            N_HEADS
+        }
+    };
+    let windows = layers.clone().map(|layer| i32::from(!is_whole(layer)));
+    let of_heads = layers.map(|layer| kv_heads(layer) as i32);
+    let pairs = WHOLE_HEAD_DIM / 2;
+    // As the converter writes them: a quarter of the pairs turns.
+    let factor = |pair| if pair < pairs / 4 { 1.0 } else { 1e30 };
+    let factors: Vec<f32> = (0..pairs).map(factor).collect();
+    file.meta(&key("attention.sliding_window"), WINDOW)
+        .meta(
+            &key("attention.sliding_window_pattern"),
+            Meta::I32s(windows.collect()),
+        )
+        .meta(
+            &key("attention.head_count_kv"),
+            Meta::I32s(of_heads.collect()),
+        )
+        .meta(&key("attention.key_length"), WHOLE_HEAD_DIM as u32)
+        .meta(&key("attention.value_length"), WHOLE_HEAD_DIM as u32)
+        .meta(&key("attention.key_length_swa"), HEAD_DIM as u32)
+        .meta(&key("attention.value_length_swa"), HEAD_DIM as u32)
+        .meta(&key("rope.freq_base"), 1e6)
+        .meta(&key("rope.dimension_count"), WHOLE_HEAD_DIM as u32)
+        .meta(&key("rope.dimension_count_swa"), HEAD_DIM as u32)
+        .meta(&key("attention.shared_kv_layers"), 0_u32)
+        .meta(&key("embedding_length_per_layer_input"), 0_u32)
+        .meta(&key("final_logit_softcapping"), LOGIT_CAP)
+        .tensor_f32("rope_freqs.weight", &[pairs], &factors)
 }
 
 fn delta_net_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuilder {
@@ -164,7 +244,9 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
         Architecture::Qwen2Moe | Architecture::Qwen35Moe | Architecture::Qwen3Next => file
             .meta(&length, n_ff as u32)
             .meta(&shared, SHARED_FF as u32),
-        Architecture::Qwen3Moe | Architecture::Qwen3VlMoe => file.meta(&length, n_ff as u32),
+        Architecture::Qwen3Moe | Architecture::Qwen3VlMoe | Architecture::Gemma4 => {
+            file.meta(&length, n_ff as u32)
+        }
         Architecture::GptOss => file
             .meta(&length, n_ff as u32)
             .meta(&key("attention.sliding_window"), WINDOW),
@@ -234,6 +316,31 @@ impl Random {
         file.tensor_f32(name, &[cols, rows], &self.values(rows * cols, 0.4))
     }
 
+    /// Queries, keys and values. Phi-3's gate and up, which are one tensor, follow them.
+    fn projections(
+        &mut self,
+        mut file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        architecture: Architecture,
+        heads: Heads,
+    ) -> GgufBuilder {
+        let gated = match architecture {
+            Architecture::Phi3 => {
+                let width = heads.queries + 2 * heads.keys;
+                file = self.matrix(file, &name("attn_qkv.weight"), width, N_EMBD);
+                return self.matrix(file, &name("ffn_up.weight"), 2 * N_FF, N_EMBD);
+            }
+            Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => 2,
+            _ => 1,
+        };
+        file = self.matrix(file, &name("attn_q.weight"), gated * heads.queries, N_EMBD);
+        file = self.matrix(file, &name("attn_k.weight"), heads.keys, N_EMBD);
+        if heads.has_values {
+            file = self.matrix(file, &name("attn_v.weight"), heads.keys, N_EMBD);
+        }
+        file
+    }
+
     fn delta_net(
         &mut self,
         mut file: GgufBuilder,
@@ -284,6 +391,34 @@ impl Random {
         ] {
             let values = self.values(EXPERTS * rows * cols, 0.4);
             file = file.tensor_f32(&name(tensor), &[cols, rows, EXPERTS], &values);
+        }
+        file
+    }
+
+    /// Experts of Gemma 4: gate and up in one tensor, norms around them, factors, and the dense part's `ffn_down`.
+    fn experts_beside(
+        &mut self,
+        mut file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        n_ff: u64,
+    ) -> GgufBuilder {
+        file = self.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF);
+        file = self.matrix(file, &name("ffn_gate_inp.weight"), EXPERTS, N_EMBD);
+        for (tensor, rows, cols) in [
+            ("ffn_gate_up_exps.weight", 2 * n_ff, N_EMBD),
+            ("ffn_down_exps.weight", N_EMBD, n_ff),
+        ] {
+            let values = self.values(EXPERTS * rows * cols, 0.4);
+            file = file.tensor_f32(&name(tensor), &[cols, rows, EXPERTS], &values);
+        }
+        for (tensor, len) in [
+            ("post_ffw_norm_1.weight", N_EMBD),
+            ("pre_ffw_norm_2.weight", N_EMBD),
+            ("post_ffw_norm_2.weight", N_EMBD),
+            ("ffn_gate_inp.scale", N_EMBD),
+            ("ffn_down_exps.scale", EXPERTS),
+        ] {
+            file = self.norm(file, &name(tensor), len);
         }
         file
     }

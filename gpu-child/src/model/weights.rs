@@ -3,15 +3,16 @@
 //! Every shape is checked against the configuration, and every tensor of the file must have a role: one without (an
 //! expert, a sink, a scale) would change the arithmetic if it were ignored.
 
-use super::architecture::Conventions;
+use super::architecture::{Conventions, Experts as OfArchitecture};
 use super::config::ModelConfig;
 use super::delta_net::DeltaNetConfig;
 use super::error::ModelError;
 use super::experts::ExpertsConfig;
 use super::gguf::{Header, TensorView};
+use super::heads::Heads;
 use super::layer::{
-    Attention, DeltaNet, Experts, FeedForward, GatedUnit, Layer, Linear, Mixer, ModelWeights,
-    SharedExpert,
+    Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, Layer, Linear, Mixer,
+    ModelWeights, SharedExpert,
 };
 use super::{rerank, rope};
 use std::collections::HashSet;
@@ -24,6 +25,7 @@ pub type FileLinear<'a> = Linear<TensorView<'a>, TensorView<'a>>;
 type FileAttention<'a> = Attention<TensorView<'a>, TensorView<'a>>;
 type FileDeltaNet<'a> = DeltaNet<TensorView<'a>, TensorView<'a>>;
 type FileExperts<'a> = Experts<TensorView<'a>, TensorView<'a>>;
+type FileDenseBeside<'a> = DenseBeside<TensorView<'a>, TensorView<'a>>;
 type FileUnit<'a> = GatedUnit<TensorView<'a>, TensorView<'a>>;
 type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
 
@@ -98,21 +100,27 @@ impl<'a> LayerReader<'_, '_, 'a> {
                 Some(experts) => FeedForward::Experts(self.experts(experts)?),
             },
             ffn_post_norm: self.post_norm("post_ffw_norm.weight")?,
+            output_scale: match self.conventions.scales_output {
+                true => self.optional_vector("layer_output_scale.weight", 1)?,
+                false => None,
+            },
         })
     }
 
     fn attention(&mut self) -> Result<FileAttention<'a>, ModelError> {
         let config = self.config;
-        let qkv = self.qkv()?;
-        let (q_norm, k_norm) = self.head_norms()?;
+        let heads = config.heads_of(self.index);
+        let (qkv, keys_are_values) = self.qkv(heads)?;
+        let (q_norm, k_norm) = self.head_norms(heads.dim)?;
         let sinks = self.conventions.has_sinks;
         let sinks = sinks.then(|| self.vector("attn_sinks.weight", config.n_heads));
-        let output = self.linear("attn_output", config.n_embd, config.heads_width())?;
+        let output = self.linear("attn_output", config.n_embd, heads.width())?;
         if self.conventions.has_output_bias {
             self.require(output.bias, "attn_output.bias")?;
         }
         Ok(Attention {
             qkv,
+            keys_are_values,
             q_norm,
             k_norm,
             sinks: sinks.transpose()?,
@@ -148,23 +156,26 @@ impl<'a> LayerReader<'_, '_, 'a> {
         })
     }
 
-    fn qkv(&mut self) -> Result<[FileLinear<'a>; 3], ModelError> {
+    /// Queries, keys and values; and whether the matrix of keys is that of values.
+    fn qkv(&mut self, heads: Heads) -> Result<([FileLinear<'a>; 3], bool), ModelError> {
         let config = self.config;
-        let q_dim = config.queries_width();
-        let kv_dim = config.n_kv_heads * config.head_dim;
+        let q_dim = config.queries_width_of(heads.width());
+        let kv_dim = heads.kv_width();
         if self.conventions.is_fused && self.has("attn_qkv.weight") {
             let fused = self.linear("attn_qkv", q_dim + 2 * kv_dim, config.n_embd)?;
-            return Ok([
+            let qkv = [
                 slice(fused, 0, q_dim),
                 slice(fused, q_dim, kv_dim),
                 slice(fused, q_dim + kv_dim, kv_dim),
-            ]);
+            ];
+            return Ok((qkv, false));
         }
-        let qkv = [
-            self.linear("attn_q", q_dim, config.n_embd)?,
-            self.linear("attn_k", kv_dim, config.n_embd)?,
-            self.linear("attn_v", kv_dim, config.n_embd)?,
-        ];
+        let q = self.linear("attn_q", q_dim, config.n_embd)?;
+        let k = self.linear("attn_k", kv_dim, config.n_embd)?;
+        if self.conventions.normalizes_values && !self.has("attn_v.weight") {
+            return Ok(([q, k, k], true));
+        }
+        let qkv = [q, k, self.linear("attn_v", kv_dim, config.n_embd)?];
         // A model trained with these biases produces garbage without them.
         if self.conventions.has_qkv_bias {
             for (linear, name) in qkv
@@ -174,7 +185,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
                 self.require(linear.bias, name)?;
             }
         }
-        Ok(qkv)
+        Ok((qkv, false))
     }
 
     fn require(&self, tensor: Option<TensorView<'a>>, name: &str) -> Result<(), ModelError> {
@@ -184,12 +195,13 @@ impl<'a> LayerReader<'_, '_, 'a> {
 
     fn head_norms(
         &mut self,
+        head_dim: usize,
     ) -> Result<(Option<TensorView<'a>>, Option<TensorView<'a>>), ModelError> {
         if !self.conventions.has_head_norms {
             return Ok((None, None));
         }
-        let q_norm = self.vector("attn_q_norm.weight", self.config.head_dim)?;
-        let k_norm = self.vector("attn_k_norm.weight", self.config.head_dim)?;
+        let q_norm = self.vector("attn_q_norm.weight", head_dim)?;
+        let k_norm = self.vector("attn_k_norm.weight", head_dim)?;
         Ok((Some(q_norm), Some(k_norm)))
     }
 
@@ -225,7 +237,18 @@ impl<'a> LayerReader<'_, '_, 'a> {
         Ok(Experts {
             config: *config,
             router: self.of_experts("ffn_gate_inp", [n_embd, config.count, 1, 1], config)?,
-            unit: self.unit_of_experts("exps", config.n_ff, config.count, config)?,
+            unit: match self.conventions.experts {
+                OfArchitecture::BesideDense => self.unit_of_fused_experts(config)?,
+                _ => self.unit_of_experts("exps", config.n_ff, config.count, config)?,
+            },
+            output_scales: match config.beside_dense {
+                true => self.optional_vector("ffn_down_exps.scale", config.count)?,
+                false => None,
+            },
+            beside: match config.beside_dense {
+                true => Some(self.dense_beside()?),
+                false => None,
+            },
             shared: match config.shared_n_ff {
                 Some(n_ff) => Some(SharedExpert {
                     weigher: self.of_experts("ffn_gate_inp_shexp", [n_embd, 1, 1, 1], config)?,
@@ -233,6 +256,42 @@ impl<'a> LayerReader<'_, '_, 'a> {
                 }),
                 None => None,
             },
+        })
+    }
+
+    fn dense_beside(&mut self) -> Result<FileDenseBeside<'a>, ModelError> {
+        let n_embd = self.config.n_embd;
+        Ok(DenseBeside {
+            unit: self.dense()?,
+            post_norm: self.vector("post_ffw_norm_1.weight", n_embd)?,
+            experts_norm: self.vector("pre_ffw_norm_2.weight", n_embd)?,
+            experts_post_norm: self.vector("post_ffw_norm_2.weight", n_embd)?,
+            router_scale: self.vector("ffn_gate_inp.scale", n_embd)?,
+        })
+    }
+
+    /// Experts whose gate and up are one tensor, each expert's gate in front of its up; or in two, as others have them.
+    fn unit_of_fused_experts(
+        &mut self,
+        config: &ExpertsConfig,
+    ) -> Result<FileUnit<'a>, ModelError> {
+        if !self.has("ffn_gate_up_exps.weight") {
+            return self.unit_of_experts("exps", config.n_ff, config.count, config);
+        }
+        let (n_embd, n_ff, experts) = (self.config.n_embd, config.n_ff, config.count);
+        let fused = [n_embd, 2 * n_ff, experts, 1];
+        let fused = self.of_experts("ffn_gate_up_exps", fused, config)?;
+        let part = |start| {
+            let weight = fused.weight.rows_of_each(experts, start, n_ff);
+            Linear {
+                weight: weight.expect("the fused shape was checked"),
+                bias: None,
+            }
+        };
+        let outer = [n_ff, n_embd, experts, 1];
+        Ok(GatedUnit {
+            gate_up: [part(0), part(n_ff)],
+            down: self.of_experts("ffn_down_exps", outer, config)?,
         })
     }
 
@@ -289,6 +348,15 @@ impl<'a> LayerReader<'_, '_, 'a> {
     fn vector(&mut self, tensor: &str, len: usize) -> Result<TensorView<'a>, ModelError> {
         let name = self.name(tensor);
         self.tensors.vector(&name, len)
+    }
+
+    fn optional_vector(
+        &mut self,
+        tensor: &str,
+        len: usize,
+    ) -> Result<Option<TensorView<'a>>, ModelError> {
+        let name = self.name(tensor);
+        self.tensors.optional_vector(&name, len)
     }
 
     fn linear(

@@ -54,6 +54,7 @@ mod tests {
             rows: 2,
             cols: 2,
             data: &data,
+            runs: None,
         })
     }
 

@@ -3,9 +3,9 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, alone, config, config_of_delta_nets, config_of_experts,
-    config_of_gpt_oss, config_with_temperature, config_with_windows, config_without_rotations,
-    options, tokens,
+    MIXED, MIXED_SMALL, Model, alone, config, config_like_gemma4, config_like_gemma4_with_experts,
+    config_of_delta_nets, config_of_experts, config_of_gpt_oss, config_with_temperature,
+    config_with_windows, config_without_rotations, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -18,7 +18,7 @@ use worker_orcd_kernels::cpu::Isa;
 const LONG: usize = 300;
 
 /// One of each kind of layer.
-fn models() -> [Model; 5] {
+fn models() -> [Model; 6] {
     let random = |config| Model::random(config, MIXED);
     [
         random(config(None)),
@@ -26,6 +26,7 @@ fn models() -> [Model; 5] {
         random(config_of_gpt_oss()),
         random(config_of_delta_nets()),
         Model::like_gemma(MIXED),
+        Model::like_gemma4(config_like_gemma4_with_experts(), MIXED),
     ]
 }
 
@@ -44,7 +45,12 @@ fn neither_chunks_nor_threads_change_a_bit() {
     cases.push((config_of_delta_nets(), MIXED));
     let models = cases.into_iter();
     let models = models.map(|(config, types)| Model::random(config, types));
-    for (index, model) in models.chain([Model::like_gemma(MIXED)]).enumerate() {
+    let like_gemma = [
+        Model::like_gemma(MIXED),
+        Model::like_gemma4(config_like_gemma4(), MIXED),
+        Model::like_gemma4(config_like_gemma4_with_experts(), MIXED_SMALL),
+    ];
+    for (index, model) in models.chain(like_gemma).enumerate() {
         let tokens = tokens(LONG, 1);
         let expected = alone(&mut model.load(1), &model.config, &tokens, 1);
         for threads in [1, 2, 3] {
@@ -124,7 +130,11 @@ fn pages_behind_windows_do_not_change_a_bit() {
         config_of_delta_nets(),
     ];
     let models = models.map(|config| Model::random(config, MIXED_SMALL));
-    for model in models.into_iter().chain([Model::like_gemma(MIXED)]) {
+    let like_gemma = [
+        Model::like_gemma(MIXED),
+        Model::like_gemma4(config_like_gemma4(), MIXED),
+    ];
+    for model in models.into_iter().chain(like_gemma) {
         for chunk in [1, 10, 64] {
             let executor = &mut model.load(2);
             laws::pages_behind_windows_do_not_change_a_bit(executor, &model.config, chunk);

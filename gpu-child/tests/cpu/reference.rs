@@ -3,8 +3,9 @@
 
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_of_delta_nets, config_of_experts, config_of_gpt_oss,
-    config_with_temperature, config_with_windows, config_without_rotations, tokens,
+    Model, alone, config, config_like_gemma4, config_like_gemma4_with_experts,
+    config_of_delta_nets, config_of_experts, config_of_gpt_oss, config_with_temperature,
+    config_with_windows, config_without_rotations, tokens,
 };
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
@@ -43,6 +44,24 @@ fn windows_in_some_layers_agree_with_the_references() {
 #[test]
 fn norms_behind_blocks_two_rotations_and_scales_agree_with_the_references() {
     model_agrees(Model::like_gemma([TensorType::F32; 9]), "like Gemma");
+}
+
+/// Same tolerance as above.
+#[test]
+fn heads_of_two_sizes_and_values_that_are_keys_agree_with_the_references() {
+    for (config, what) in [
+        (config_like_gemma4(), "like Gemma 4"),
+        (
+            config_like_gemma4_with_experts(),
+            "like Gemma 4, with experts",
+        ),
+    ] {
+        let mut config = config;
+        if let Some(window) = &mut config.positions.window {
+            window.positions = 10;
+        }
+        model_agrees(Model::like_gemma4(config, [TensorType::F32; 9]), what);
+    }
 }
 
 /// Same tolerance as above.

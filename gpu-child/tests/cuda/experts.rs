@@ -25,6 +25,7 @@ fn many() -> ModelConfig {
         shared_n_ff: None,
         weighing: Weighing::Renormalized,
         has_biases: false,
+        beside_dense: false,
     };
     with(Architecture::Qwen3Moe, experts, config(None))
 }
@@ -50,6 +51,7 @@ fn wide() -> ModelConfig {
         shared_n_ff: None,
         weighing: Weighing::Renormalized,
         has_biases: false,
+        beside_dense: false,
     };
     let config = ModelConfig {
         n_embd: 288,

@@ -1,7 +1,7 @@
 //! Small configurations, each with the features of one family of models.
 
 use worker_orcd_gpu::model::{
-    Architecture, DeltaNetConfig, ExpertsConfig, ModelConfig, Positions, Temperature, Window,
+    Architecture, DeltaNetConfig, ExpertsConfig, Heads, ModelConfig, Positions, Temperature, Window,
 };
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
@@ -44,6 +44,9 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         has_sinks: false,
         gates_attention: false,
         delta_net: None,
+        near_heads: None,
+        normalizes_values: false,
+        logit_cap: None,
     }
 }
 
@@ -154,6 +157,47 @@ pub fn config_like_gemma() -> ModelConfig {
     }
 }
 
+/// Like Gemma 4, dense: larger and fewer heads in layers with full attention, every second of three, of which a quarter
+/// of the pairs turns, values that are keys there, and norms of values.
+pub fn config_like_gemma4() -> ModelConfig {
+    let gemma3 = config_like_gemma();
+    let mut rope = gemma3.rope.clone();
+    rope.dims = 64;
+    rope.scale = 1.0;
+    let factor = |pair| if pair < 8 { 1.0 } else { 1e30 };
+    rope.factors = Some((0..32).map(factor).collect());
+    ModelConfig {
+        n_kv_heads: 1,
+        head_dim: 64,
+        near_heads: Some(Heads {
+            count: gemma3.n_heads,
+            kv_count: 4,
+            dim: 32,
+        }),
+        rope,
+        attention_scale: 1.0,
+        normalizes_values: true,
+        logit_cap: Some(3.0),
+        ..gemma3
+    }
+}
+
+/// The same with experts beside the dense part.
+pub fn config_like_gemma4_with_experts() -> ModelConfig {
+    ModelConfig {
+        experts: Some(ExpertsConfig {
+            count: 7,
+            used: 3,
+            n_ff: 96,
+            shared_n_ff: None,
+            weighing: Weighing::Renormalized,
+            has_biases: false,
+            beside_dense: true,
+        }),
+        ..config_like_gemma4()
+    }
+}
+
 /// Attention temperature: queries are scaled from position 20 on, and further from 40.
 pub fn config_with_temperature() -> ModelConfig {
     ModelConfig {
@@ -179,6 +223,7 @@ pub fn config_of_experts() -> ModelConfig {
             shared_n_ff: Some(64),
             weighing: Weighing::Renormalized,
             has_biases: false,
+            beside_dense: false,
         }),
         ..config(None)
     }
@@ -195,6 +240,7 @@ pub fn config_of_gpt_oss() -> ModelConfig {
             shared_n_ff: None,
             weighing: Weighing::OfChosen,
             has_biases: true,
+            beside_dense: false,
         }),
         activation: Activation::ClampedSwiglu,
         has_sinks: true,

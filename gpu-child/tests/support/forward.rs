@@ -2,8 +2,8 @@
 //! and independent of devices.
 
 use worker_orcd_gpu::model::{
-    Attention, DeltaNet, DeltaNetConfig, Experts, FeedForward, FileLinear, FileWeights, GatedUnit,
-    Layer, Linear, Mixer, ModelConfig, TensorView,
+    Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
+    FileWeights, GatedUnit, Layer, Linear, Mixer, ModelConfig, TensorView,
 };
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
@@ -53,7 +53,7 @@ fn expert_of<'a>(linear: &FileLinear<'a>, index: usize, count: usize) -> FileLin
 fn mixture(
     config: &ModelConfig,
     experts: &Experts<TensorView<'_>, TensorView<'_>>,
-    x: &[f32],
+    (routed_by, x): (&[f32], &[f32]),
     routed: &mut dyn FnMut(&[f32]),
 ) -> Vec<f32> {
     let mut sum = vec![0.0; config.n_embd];
@@ -63,20 +63,42 @@ fn mixture(
             .for_each(|(sum, y)| *sum += weight * y);
     };
     let of = experts.config;
-    let logits = apply(&experts.router, x);
+    let logits = apply(&experts.router, routed_by);
     routed(&logits);
+    let scales = experts.output_scales.as_ref().map(values);
     for (index, weight) in route(&logits, of.used, of.weighing) {
         let part = |linear| expert_of(linear, index, of.count);
         let expert = GatedUnit {
             gate_up: experts.unit.gate_up.each_ref().map(part),
             down: part(&experts.unit.down),
         };
-        add_weighted(weight, unit(config, &expert, x));
+        let scale = scales.as_ref().map_or(1.0, |scales| scales[index]);
+        add_weighted(weight * scale, unit(config, &expert, x));
     }
     if let Some(shared) = &experts.shared {
         let weight = 1.0 / (1.0 + (-apply(&shared.weigher, x)[0]).exp());
         add_weighted(weight, unit(config, &shared.unit, x));
     }
+    sum
+}
+
+/// Experts and the dense unit beside them. `a`: the residual stream; `x`: its norm for the unit.
+fn mixture_beside(
+    config: &ModelConfig,
+    experts: &Experts<TensorView<'_>, TensorView<'_>>,
+    dense: &DenseBeside<TensorView<'_>, TensorView<'_>>,
+    (a, x): (&[f32], &[f32]),
+    routed: &mut dyn FnMut(&[f32]),
+) -> Vec<f32> {
+    let normed = |x: &[f32], norm: &TensorView<'_>| rmsnorm(x, &values(norm), config.norm_eps);
+    let mut sum = normed(&unit(config, &dense.unit, x), &dense.post_norm);
+    let mut routed_by = normed(a, &dense.router_scale);
+    routed_by
+        .iter_mut()
+        .for_each(|x| *x /= (config.n_embd as f32).sqrt());
+    let input = normed(a, &dense.experts_norm);
+    let given = mixture(config, experts, (&routed_by, &input), routed);
+    add(&mut sum, &normed(&given, &dense.experts_post_norm));
     sum
 }
 
@@ -143,8 +165,9 @@ impl AttentionRows<'_> {
     fn next(&mut self, input: &[f32]) -> Vec<f32> {
         let (config, position) = (self.config, self.position);
         self.position += 1;
+        let heads = config.heads_of(self.index);
         let turn = |rows: &mut [f32], norm: &Option<TensorView<'_>>| {
-            for head in rows.chunks_exact_mut(config.head_dim) {
+            for head in rows.chunks_exact_mut(heads.dim) {
                 if let Some(norm) = norm {
                     head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
                 }
@@ -159,23 +182,30 @@ impl AttentionRows<'_> {
         let (mut q, mut k) = (apply(q, input), apply(k, input));
         let mut gates = Vec::new();
         if config.gates_attention {
-            let heads = q.chunks_exact(2 * config.head_dim);
+            let halves = q.chunks_exact(2 * heads.dim);
             let (queries, of_heads): (Vec<_>, Vec<_>) =
-                heads.map(|head| head.split_at(config.head_dim)).unzip();
+                halves.map(|head| head.split_at(heads.dim)).unzip();
             (q, gates) = (queries.concat(), of_heads.concat());
         }
         turn(&mut q, &of_layer.q_norm);
         turn(&mut k, &of_layer.k_norm);
         let temperature = config.positions.temperature_at(position as u32);
         // The reference divides by the root of `head_dim`.
-        let scale = config.attention_scale * (config.head_dim as f64).sqrt();
+        let scale = config.attention_scale * (heads.dim as f64).sqrt();
         q.iter_mut().for_each(|q| *q *= temperature * scale as f32);
         self.keys.extend(k);
-        self.values.extend(apply(v, input));
+        let mut v = apply(v, input);
+        if config.normalizes_values {
+            for head in v.chunks_exact_mut(heads.dim) {
+                let ones = vec![1.0; heads.dim];
+                head.copy_from_slice(&rmsnorm(head, &ones, config.norm_eps));
+            }
+        }
+        self.values.extend(v);
         let shape = AttentionShape {
-            n_heads: config.n_heads,
-            n_kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
+            n_heads: heads.count,
+            n_kv_heads: heads.kv_count,
+            head_dim: heads.dim,
             window: config.positions.window_of(self.index),
         };
         let sinks = of_layer.sinks.as_ref().map(values);
@@ -291,9 +321,16 @@ fn pass(
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
             let given = match &layer.feed_forward {
                 FeedForward::Dense(part) => unit(config, part, &input),
-                FeedForward::Experts(experts) => mixture(config, experts, &input, routed),
+                FeedForward::Experts(experts) => match &experts.beside {
+                    None => mixture(config, experts, (&input, &input), routed),
+                    Some(dense) => mixture_beside(config, experts, dense, (&*x, &input), routed),
+                },
             };
             add(x, &normed(given, &layer.ffn_post_norm));
+            if let Some(scale) = &layer.output_scale {
+                let scale = values(scale)[0];
+                x.iter_mut().for_each(|x| *x *= scale);
+            }
         }
     }
     stream

@@ -13,8 +13,8 @@ use worker_orcd_gpu::device::{
     Source, Tap,
 };
 use worker_orcd_gpu::model::{
-    Attention, DeltaNet, Experts, FeedForward, FileLinear, FileWeights, GatedUnit, Layer, Linear,
-    Mixer, ModelConfig, SharedExpert, TensorView,
+    Attention, DeltaNet, DenseBeside, Experts, FeedForward, FileLinear, FileWeights, GatedUnit,
+    Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
@@ -74,6 +74,7 @@ impl Tensor {
             rows,
             cols,
             data,
+            runs: None,
         }
     }
 }
@@ -98,6 +99,9 @@ const EXPERTS_PER_LAYER: usize = 4 + 4;
 const MORE_PER_LAYER: usize = 6;
 /// Tensors of a layer's delta net, after all others.
 const DELTA_NET: usize = 9;
+/// Additional tensors per layer of Gemma 4, after all others: norms of the dense unit's output, of the experts' input and
+/// output, factors of the router's input, of each expert's output, and of the layer's.
+const GEMMA4: usize = 6;
 
 impl Model {
     /// A model with matrices of the given types, biases on Q, K and V, and norms on the heads of Q and K.
@@ -118,20 +122,24 @@ impl Model {
         }
     }
 
+    /// A model of [`config_like_gemma4`] or [`config_like_gemma4_with_experts`].
+    pub fn like_gemma4(config: ModelConfig, types: Types) -> Self {
+        Self {
+            has_post_norms: true,
+            ..Self::random_tied(config, types)
+        }
+    }
+
     fn of(config: ModelConfig, types: Types, tied: bool) -> Self {
         let ModelConfig {
             n_embd,
             n_ff,
-            n_heads,
-            n_kv_heads,
-            head_dim,
             vocab_size,
             ..
         } = config;
-        let (q, kv) = (n_heads * head_dim, n_kv_heads * head_dim);
-        let queries = config.queries_width();
-        // The experts replace it.
-        let dense = if config.experts.is_some() { 0 } else { 1 };
+        // Most experts replace it.
+        let replaced = config.experts.is_some_and(|it| !it.beside_dense);
+        let dense = if replaced { 0 } else { 1 };
         let mut model = Self {
             config,
             tensors: Vec::new(),
@@ -139,7 +147,10 @@ impl Model {
             has_head_norms: true,
             has_post_norms: false,
         };
-        for _ in 0..model.config.n_layers {
+        for layer in 0..model.config.n_layers {
+            let heads = model.config.heads_of(layer);
+            let (q, kv, head_dim) = (heads.width(), heads.kv_width(), heads.dim);
+            let queries = model.config.queries_width_of(q);
             let shapes = [
                 (queries, n_embd),
                 (kv, n_embd),
@@ -166,6 +177,7 @@ impl Model {
         }
         model.push_more();
         model.push_delta_nets(types);
+        model.push_gemma4();
         model.fill();
         match model.config.delta_net {
             Some(_) => model.with_decays(),
@@ -224,6 +236,27 @@ impl Model {
                 self.push(TensorType::F32, rows, cols, magnitude);
             }
         }
+    }
+
+    fn push_gemma4(&mut self) {
+        if !self.config.normalizes_values {
+            return;
+        }
+        let (n_embd, experts) = (self.config.n_embd, self.config.experts);
+        for _ in 0..self.config.n_layers {
+            let of_experts = experts.map_or(1, |it| it.count);
+            for width in [n_embd, n_embd, n_embd, n_embd, of_experts, 1] {
+                self.push(TensorType::F32, 1, width, 1.0);
+            }
+        }
+    }
+
+    /// One of the additional tensors of a layer of Gemma 4.
+    fn gemma4(&self, layer: usize, index: usize) -> Option<TensorView<'_>> {
+        let all = self.config.n_layers * GEMMA4;
+        let first = || self.tensors.len() - all + layer * GEMMA4;
+        let has_them = self.config.normalizes_values;
+        has_them.then(|| self.tensors[first() + index].view())
     }
 
     /// Tensors of each layer's delta net, also of layers with attention.
@@ -328,13 +361,18 @@ impl Model {
             bias: bias.map(view),
         };
         let more = self.more(0, 0).map_or(0, |_| MORE_PER_LAYER)
-            + self.config.delta_net.map_or(0, |_| DELTA_NET);
+            + self.config.delta_net.map_or(0, |_| DELTA_NET)
+            + self.gemma4(0, 0).map_or(0, |_| GEMMA4);
         let post_norms = self.tensors.len() - (2 + more) * self.config.n_layers;
         let post_norm = |n: usize| self.has_post_norms.then(|| view(post_norms + n));
         let layer = |n: usize| {
             let at = |index: usize| n * PER_LAYER + index;
+            let has_window = self.config.positions.window_of(n).is_some();
+            let keys_are_values = self.config.normalizes_values && !has_window;
+            let values = if keys_are_values { 1 } else { 2 };
             let attention = || Attention {
-                qkv: [0, 1, 2].map(|part| linear(at(part), Some(at(11 + part)))),
+                qkv: [0, 1, values].map(|part| linear(at(part), Some(at(11 + part)))),
+                keys_are_values,
                 q_norm: self.has_head_norms.then(|| view(at(9))),
                 k_norm: self.has_head_norms.then(|| view(at(10))),
                 sinks: self.more(n, 0),
@@ -353,6 +391,7 @@ impl Model {
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
                 ffn_post_norm: post_norm(2 * n + 1),
+                output_scale: self.gemma4(n, 5),
             }
         };
         let n_layers = self.config.n_layers;
@@ -389,6 +428,17 @@ impl Model {
                 gate_up: [biased(first + 1, 3), biased(first + 2, 4)],
                 down: biased(first + 3, 5),
             },
+            output_scales: self.gemma4(layer, 4),
+            beside: config.beside_dense.then(|| {
+                let norm = |index| self.gemma4(layer, index).expect("a tensor of Gemma 4");
+                DenseBeside {
+                    unit: unit(layer * PER_LAYER + 4),
+                    post_norm: norm(0),
+                    experts_norm: norm(1),
+                    experts_post_norm: norm(2),
+                    router_scale: norm(3),
+                }
+            }),
             shared: config.shared_n_ff.map(|_| SharedExpert {
                 weigher: linear(first + 4),
                 unit: unit(first + 5),

@@ -5,10 +5,10 @@
 //! head's part is laid out is each device's own business. Recurrent states have [pages of their own](super::states).
 
 use super::LoadOptions;
-use super::layer_groups::LayerGroups;
+use super::layer_groups::{ByKind, LayerGroups};
 use super::states::{HALVES, StateLayout};
 use crate::device::{KvGeometry, KvGroups};
-use crate::model::ModelConfig;
+use crate::model::{Heads, ModelConfig};
 
 /// Positions of a page, which is what attention reads at a time.
 pub const PAGE_TOKENS: usize = 32;
@@ -39,7 +39,12 @@ impl KvShape {
     /// Elements of one page.
     #[must_use]
     pub fn page(&self) -> usize {
-        (2 * self.layers * self.half_layer()).max(self.least)
+        self.used().max(self.least)
+    }
+
+    /// Elements of one page that its layers take.
+    fn used(&self) -> usize {
+        2 * self.layers * self.half_layer()
     }
 
     #[must_use]
@@ -52,6 +57,8 @@ impl KvShape {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvLayout {
     pub shape: KvShape,
+    /// Pages of sliding-window layers, if their heads differ. They are as large.
+    pub near_shape: Option<KvShape>,
     /// Groups of the layers with attention.
     pub groups: LayerGroups,
     /// The other layers, if there are any.
@@ -61,26 +68,53 @@ pub struct KvLayout {
 impl KvLayout {
     #[must_use]
     pub fn of(config: &ModelConfig, options: &LoadOptions) -> Self {
-        let shape_of = |groups: &LayerGroups, least| KvShape {
-            layers: groups.layers(),
-            n_kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
+        let mut heads = config.heads();
+        let whole = heads.next().expect("heads of layers with full attention");
+        let near = heads.next();
+        let shape_of = |heads: Heads, layers, least| KvShape {
+            layers,
+            n_kv_heads: heads.kv_count,
+            head_dim: heads.dim,
             least,
         };
         let Some(net) = &config.delta_net else {
-            let positions = &config.positions;
-            let groups = LayerGroups::of(config.n_layers, positions, options.batch_tokens());
-            return Self::of_attention(shape_of(&groups, 0), groups);
+            let sizes = ByKind {
+                whole: whole.kv_width(),
+                near: near.unwrap_or(whole).kv_width(),
+            };
+            let (positions, batch) = (&config.positions, options.batch_tokens());
+            let groups = LayerGroups::of(config.n_layers, positions, sizes, batch);
+            let layers = groups.layers();
+            let near_shape = near.map(|near| shape_of(near, layers.near, 0));
+            let least = near_shape.map_or(0, |shape| shape.used());
+            let shape = shape_of(whole, layers.whole, least);
+            let least = shape.page();
+            return Self {
+                near_shape: near_shape.map(|shape| KvShape { least, ..shape }),
+                ..Self::of_attention(shape, groups)
+            };
         };
         let groups = LayerGroups::one((0..config.n_layers).map(|layer| !net.is_in(layer)));
-        let page = shape_of(&groups, 0).page();
+        let layers = groups.layers().whole;
+        let page = shape_of(whole, layers, 0).page();
         let states = StateLayout::of(config, page / HALVES, groups.groups().count());
         let least = states.as_ref().map_or(0, StateLayout::least_halves);
         Self {
-            shape: shape_of(&groups, least),
+            shape: shape_of(whole, layers, least),
+            near_shape: None,
             groups,
             states,
         }
+    }
+
+    /// Shape of the pages of a group of layers with attention.
+    #[must_use]
+    pub fn shape_of(&self, group: usize) -> &KvShape {
+        let is_near = group >= self.groups.groups().whole();
+        self.near_shape
+            .as_ref()
+            .filter(|_| is_near)
+            .unwrap_or(&self.shape)
     }
 
     /// Layout of a model in which every layer has attention.
@@ -88,6 +122,7 @@ impl KvLayout {
     pub fn of_attention(shape: KvShape, groups: LayerGroups) -> Self {
         Self {
             shape,
+            near_shape: None,
             groups,
             states: None,
         }

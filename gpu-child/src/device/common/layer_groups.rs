@@ -1,14 +1,19 @@
 //! Groups of layers: layers with the keys and values of the same positions in one page.
 //!
-//! If some layers have full attention and others a sliding window, each group has layers of one kind. All groups have
-//! the same number of layers: the number of layers of the rarer kind, or more if there would be more than
-//! [`MAX_LAYER_GROUPS`] groups. The last group of a kind may have fewer; the rest of its pages is unused.
+//! If some layers have full attention and others a sliding window, each group has layers of one kind. A page has room for
+//! all layers of the kind that takes less memory, and for as many of the other kind as fit, or for more if there would
+//! be more than [`MAX_LAYER_GROUPS`] groups ([`MAX_UNEQUAL_GROUPS`] if the layers of the kinds differ in size). The last
+//! group of a kind may have fewer layers; the rest of its pages is unused.
 
 use crate::device::{KvGroups, NearGroups};
 use crate::model::Positions;
 
-/// Maximum number of groups of layers with attention.
+/// Maximum number of groups of layers with attention, if all layers have the same size.
 pub const MAX_LAYER_GROUPS: usize = 8;
+
+/// Maximum number of groups if the kinds differ in size. Fewer groups would leave a part of each page with full attention
+/// unused.
+pub const MAX_UNEQUAL_GROUPS: usize = 24;
 
 /// Positions of a prompt with sliding-window pages ahead of the computed ones: at least the largest chunk.
 const MOST_AHEAD: usize = 1024;
@@ -16,10 +21,27 @@ const MOST_AHEAD: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerGroups {
     groups: KvGroups,
-    /// Layers of a page.
-    layers: usize,
+    /// Layers of a page, by kind.
+    layers: ByKind,
     /// Place of each layer; of one without attention it has no meaning.
     places: Vec<Place>,
+}
+
+/// A number for layers with full attention, and one for sliding-window layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByKind {
+    pub whole: usize,
+    pub near: usize,
+}
+
+impl ByKind {
+    #[must_use]
+    pub fn both(number: usize) -> Self {
+        Self {
+            whole: number,
+            near: number,
+        }
+    }
 }
 
 /// Place of a layer's keys and values.
@@ -31,35 +53,36 @@ pub struct Place {
 }
 
 impl LayerGroups {
-    /// Assigns layers to groups. `batch_tokens`: size of the largest batch.
+    /// Assigns layers to groups. `sizes`: elements that a layer takes for each position. `batch_tokens`: size of the
+    /// largest batch.
     #[must_use]
-    pub fn of(n_layers: usize, positions: &Positions, batch_tokens: usize) -> Self {
+    pub fn of(n_layers: usize, positions: &Positions, sizes: ByKind, batch_tokens: usize) -> Self {
         let windows = (0..n_layers).map(|layer| positions.window_of(layer));
         let windows: Vec<_> = windows.collect();
         let near = windows.iter().flatten().count();
         let whole = n_layers - near;
         let layers = match (whole, near) {
-            (0, all) | (all, 0) => all,
-            _ => layers_of_a_group(whole, near),
+            (0, all) | (all, 0) => ByKind::both(all),
+            _ => layers_of_pages(ByKind { whole, near }, sizes),
         };
-        let whole_groups = whole.div_ceil(layers);
+        let whole_groups = whole.div_ceil(layers.whole);
         // Places are assigned consecutively, by kind.
-        let (mut next_whole, mut next_near) = (0, whole_groups * layers);
+        let (mut next_whole, mut next_near) = (0, 0);
         let places = windows.iter().map(|window| {
-            let next = match window {
-                None => &mut next_whole,
-                Some(_) => &mut next_near,
+            let (first_group, layers, next) = match window {
+                None => (0, layers.whole, &mut next_whole),
+                Some(_) => (whole_groups, layers.near, &mut next_near),
             };
             *next += 1;
             Place {
-                group: (*next - 1) / layers,
+                group: first_group + (*next - 1) / layers,
                 index: (*next - 1) % layers,
             }
         });
         let places = places.collect();
         let window = windows.iter().flatten().next();
         let near = window.map(|window| NearGroups {
-            count: near.div_ceil(layers) as u32,
+            count: near.div_ceil(layers.near) as u32,
             window: u32::try_from(*window).unwrap_or(u32::MAX / 2),
             ahead: batch_tokens.clamp(1, MOST_AHEAD) as u32,
             checkpoints: None,
@@ -87,7 +110,7 @@ impl LayerGroups {
         let places = places.collect();
         Self {
             groups: KvGroups::ONE,
-            layers,
+            layers: ByKind::both(layers),
             places,
         }
     }
@@ -99,7 +122,7 @@ impl LayerGroups {
 
     /// Number of layers in a page.
     #[must_use]
-    pub fn layers(&self) -> usize {
+    pub fn layers(&self) -> ByKind {
         self.layers
     }
 
@@ -109,14 +132,29 @@ impl LayerGroups {
     }
 }
 
-fn layers_of_a_group(whole: usize, near: usize) -> usize {
-    let fits =
-        |layers: &usize| whole.div_ceil(*layers) + near.div_ceil(*layers) <= MAX_LAYER_GROUPS;
-    let rarer = whole.min(near);
-    // All layers of the commoner kind in one group, and the others in another, are two groups.
-    (rarer..whole.max(near))
+/// Layers in a page of each kind. `layers`: how many there are.
+fn layers_of_pages(layers: ByKind, sizes: ByKind) -> ByKind {
+    let most_groups = match sizes.whole == sizes.near {
+        true => MAX_LAYER_GROUPS,
+        false => MAX_UNEQUAL_GROUPS,
+    };
+    let [whole, near] = [layers.whole * sizes.whole, layers.near * sizes.near];
+    let of_page = |page: usize| ByKind {
+        whole: page / sizes.whole,
+        near: page / sizes.near,
+    };
+    let fits = |of_page: &ByKind| {
+        layers.whole.div_ceil(of_page.whole) + layers.near.div_ceil(of_page.near) <= most_groups
+    };
+    // Room for a layer of either kind; then for one more layer each time.
+    let least = whole.min(near).max(sizes.whole).max(sizes.near);
+    let most = whole.max(near);
+    // All layers of the larger kind in one group, and the others in another, are two groups.
+    (least..most)
+        .step_by(sizes.whole.min(sizes.near))
+        .map(of_page)
         .find(fits)
-        .unwrap_or(whole.max(near))
+        .unwrap_or_else(|| of_page(most))
 }
 
 #[cfg(test)]
@@ -135,7 +173,7 @@ mod tests {
             window,
             ..Positions::default()
         };
-        LayerGroups::of(n_layers, &positions, 64)
+        LayerGroups::of(n_layers, &positions, ByKind::both(1), 64)
     }
 
     /// Layers, interval of full-attention layers; groups of both kinds, and layers of a page.
@@ -159,7 +197,43 @@ mod tests {
         for (n_layers, whole_every, [whole, near, layers]) in MODELS {
             let of = groups(n_layers, whole_every);
             let found = (of.groups.whole(), of.groups.near(), of.layers());
+            let layers = ByKind::both(layers);
             assert_eq!(found, (whole, near, layers), "{n_layers} {whole_every:?}");
+        }
+    }
+
+    fn unequal(n_layers: usize, [whole, near]: [usize; 2]) -> LayerGroups {
+        let positions = Positions {
+            window: Some(Window {
+                positions: 1024,
+                whole_every: Some(6),
+                rope: None,
+            }),
+            ..Positions::default()
+        };
+        LayerGroups::of(n_layers, &positions, ByKind { whole, near }, 64)
+    }
+
+    #[test]
+    fn a_page_of_the_larger_kind_has_as_many_layers_as_fit_in_one_of_all_others() {
+        // Gemma 4 31B, 26B-A4B and 12B: layers, sizes; groups of both kinds, and layers of a page.
+        for (n_layers, sizes, [whole, near], [whole_layers, near_layers]) in [
+            (60, [4 * 512, 16 * 256], [1, 10], [10, 5]),
+            (30, [2 * 512, 8 * 256], [1, 13], [5, 2]),
+            (48, [512, 8 * 256], [1, 20], [8, 2]),
+        ] {
+            let of = unequal(n_layers, sizes);
+            assert_eq!((of.groups.whole(), of.groups.near()), (whole, near));
+            let layers = ByKind {
+                whole: whole_layers,
+                near: near_layers,
+            };
+            assert_eq!(of.layers(), layers);
+            assert!(near_layers * sizes[1] <= whole_layers * sizes[0]);
+            let places = (0..n_layers).map(|layer| of.place(layer));
+            let places: std::collections::BTreeSet<_> =
+                places.map(|place| (place.group, place.index)).collect();
+            assert_eq!(places.len(), n_layers);
         }
     }
 
@@ -190,7 +264,7 @@ mod tests {
                 }),
                 ..Positions::default()
             };
-            let of = LayerGroups::of(n_layers, &positions, 2048);
+            let of = LayerGroups::of(n_layers, &positions, ByKind::both(1), 2048);
             let geometry = KvGeometry {
                 page_tokens: 32,
                 pages: 0,

@@ -118,6 +118,7 @@ mod tests {
                 rows: 3,
                 cols: 16,
                 data: &[],
+                runs: None,
             };
             layout.place(&tensor, 96);
         }

@@ -35,8 +35,12 @@ pub fn check_size(tensor: &TensorView<'_>) -> Result<(), Fault> {
         rows,
         cols,
         data,
+        runs,
     } = tensor;
-    let bytes = ty.row_bytes(*cols).map(|bytes| bytes * rows);
+    let bytes = ty.row_bytes(*cols).map(|bytes| match runs {
+        None => bytes * rows,
+        Some(runs) => (rows / runs.rows - 1) * runs.stride + bytes * runs.rows,
+    });
     if bytes == Some(data.len()) {
         return Ok(());
     }

@@ -8,7 +8,7 @@ use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
 use super::weights::{self, Layer};
 use crate::device::common::layer_groups::Place;
-use crate::model::ModelConfig;
+use crate::model::{Heads, ModelConfig};
 use std::ops::Range;
 use worker_orcd_kernels::cpu::attention::MAX_ROWS;
 use worker_orcd_kernels::cpu::convert::to_f16;
@@ -29,7 +29,6 @@ pub enum Split {
 /// Results of spans that are merged later.
 #[derive(Debug)]
 pub struct Partials {
-    head_dim: usize,
     accs: Vec<f32>,
     partials: Vec<Partial>,
 }
@@ -47,15 +46,15 @@ impl Partials {
     #[must_use]
     pub fn new(config: &ModelConfig, threads: usize, max_sequence_tokens: usize) -> Self {
         let spans = max_sequence_tokens.div_ceil(SPAN_TOKENS);
-        let heads = MAX_ROWS.max(config.n_heads / config.n_kv_heads);
+        let in_group = config.heads().map(|heads| heads.group()).max();
+        let heads = MAX_ROWS.max(in_group.unwrap_or(0));
         let rows = if threads > 1 {
             (spans * heads * 4 * threads).min(Self::MOST_ROWS)
         } else {
             0
         };
-        let head_dim = config.head_dim;
+        let head_dim = config.heads().map(|heads| heads.dim).max().unwrap_or(0);
         Self {
-            head_dim,
             accs: vec![0.0; rows * head_dim],
             partials: vec![NOTHING; rows],
         }
@@ -83,8 +82,9 @@ pub fn run(
 ) {
     let config = forward.config;
     let tokens = plan.rows.len();
-    let (heads_width, q_width) = (config.heads_width(), config.queries_width());
-    let kv_width = config.n_kv_heads * config.head_dim;
+    let heads = config.heads_of(index);
+    let (heads_width, kv_width) = (heads.width(), heads.kv_width());
+    let q_width = config.queries_width_of(heads_width);
     let qkv_width = q_width + 2 * kv_width;
     let Scratch {
         x,
@@ -103,17 +103,16 @@ pub fn run(
     let attn = &mut attn[..tokens * heads_width];
 
     let [q, k, v] = &of_layer.qkv;
-    let projections = [
-        forward.projection(q, 0),
-        forward.projection(k, q_width),
-        forward.projection(v, q_width + kv_width),
-    ];
+    let mut projections = vec![forward.projection(q, 0), forward.projection(k, q_width)];
+    if !of_layer.keys_are_values {
+        projections.push(forward.projection(v, q_width + kv_width));
+    }
     let norm = &mut norm[..tokens * config.n_embd];
     forward.normalize(x, forward.weights.vector(&layer.attn_norm), norm);
     forward.device.quantize(
         norm,
         config.n_embd,
-        &projections.each_ref().map(|p| p.weight),
+        &projections.iter().map(|p| p.weight).collect::<Vec<_>>(),
         quantized,
     );
     let input = quantized.view(norm, config.n_embd);
@@ -128,7 +127,7 @@ pub fn run(
     rope_and_append_kv(forward, plan, index, of_layer, rope, qkv, kv);
     let attention = Attention {
         isa: forward.device.isa,
-        config,
+        shape: heads,
         plan,
         walk: plan.walk(config.positions.window_of(index)),
         sinks: of_layer.sinks.as_ref().map(|it| forward.weights.vector(it)),
@@ -138,7 +137,7 @@ pub fn run(
     };
     attention.run(&forward.device.pool, partials, attn);
     if config.gates_attention {
-        multiply_by_gates(forward, qkv, attn);
+        multiply_by_gates(forward, qkv, attn, heads_width);
     }
 
     let output = [forward.projection(&of_layer.output, 0)];
@@ -151,8 +150,7 @@ pub fn run(
 }
 
 /// Multiplies attention's output by the sigmoid of the gates, which are behind the queries of each row of `qkv`.
-fn multiply_by_gates(forward: &Forward<'_>, qkv: &[f32], attn: &mut [f32]) {
-    let width = forward.config.heads_width();
+fn multiply_by_gates(forward: &Forward<'_>, qkv: &[f32], attn: &mut [f32], width: usize) {
     let tokens = attn.len() / width;
     let qkv_width = qkv.len() / tokens;
     let attn = Disjoint::new(attn);
@@ -191,37 +189,43 @@ fn rope_and_append_kv(
     kv: &mut KvCache,
 ) {
     let (config, isa) = (forward.config, forward.device.isa);
-    let (rope, ropes) = (&config.rope, config.ropes().count());
+    let ropes = config.ropes().count();
     let rotation = config.rope_of(index);
+    let rotation = rotation.and_then(|place| Some((place, config.ropes().nth(place)?)));
     let turn = |head: &mut [f32], norm: Option<&[f32]>, token: usize| {
         if let Some(norm) = norm {
             let plain = head.to_vec();
             rmsnorm(isa, &plain, norm, config.norm_eps, head);
         }
-        if let Some(rotation) = rotation {
-            // The same pairs in all rotations.
-            apply_rope(head, rope, &angles[token * ropes + rotation]);
+        if let Some((place, rope)) = rotation {
+            apply_rope(head, rope, &angles[token * ropes + place]);
         }
     };
     let [q_norm, k_norm] = [&attention.q_norm, &attention.k_norm]
         .map(|norm| norm.as_ref().map(|norm| forward.weights.vector(norm)));
-    let head_dim = config.head_dim;
+    let heads = config.heads_of(index);
+    let head_dim = heads.dim;
+    let queries_width = config.queries_width_of(heads.width());
+    let ones = vec![1.0; head_dim];
     let tokens = plan.rows.len();
     let width = qkv.len() / tokens;
     let scale = config.attention_scale as f32;
-    let Place { group, index } = kv.place_of(index);
-    let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
+    let place = kv.place_of(index);
+    let (qkv, writer) = (Disjoint::new(qkv), kv.writer(place));
     forward.device.for_tokens(tokens, FEW_TOKENS, &|t| {
         let row: &Row = &plan.rows[t];
         let scale = scale * config.positions.temperature_at(row.position);
         // SAFETY: token t's own row.
         let qkv = unsafe { qkv.part(t * width, width) };
-        let (queries, kv) = qkv.split_at_mut(config.queries_width());
+        let (queries, kv) = qkv.split_at_mut(queries_width);
         if config.gates_attention {
             separate_gates(queries, head_dim);
         }
-        let queries = &mut queries[..config.heads_width()];
-        let (keys, values) = kv.split_at_mut(config.n_kv_heads * head_dim);
+        let queries = &mut queries[..heads.width()];
+        let (keys, values) = kv.split_at_mut(heads.kv_width());
+        if attention.keys_are_values {
+            values.copy_from_slice(keys);
+        }
         for q in queries.chunks_exact_mut(head_dim) {
             turn(q, q_norm, t);
             q.iter_mut().for_each(|q| *q *= scale);
@@ -229,17 +233,23 @@ fn rope_and_append_kv(
         for k in keys.chunks_exact_mut(head_dim) {
             turn(k, k_norm, t);
         }
-        let (page, slot) = plan.place(row, group);
+        if config.normalizes_values {
+            for v in values.chunks_exact_mut(head_dim) {
+                let plain = v.to_vec();
+                rmsnorm(isa, &plain, &ones, config.norm_eps, v);
+            }
+        }
+        let (page, slot) = plan.place(row, place.group);
         let mut halves = [vec![0; head_dim], vec![0; head_dim]];
-        let heads = keys
+        let pairs = keys
             .chunks_exact(head_dim)
             .zip(values.chunks_exact(head_dim));
-        for (head, (key, value)) in heads.enumerate() {
+        for (head, (key, value)) in pairs.enumerate() {
             to_f16(isa, key, &mut halves[0]);
             to_f16(isa, value, &mut halves[1]);
             // SAFETY: the scheduler gives a position that is written to one sequence alone,
             // and a sequence's rows are different positions.
-            unsafe { writer.write(page, index, head, slot, &halves[0], &halves[1]) };
+            unsafe { writer.write(page, head, slot, &halves[0], &halves[1]) };
         }
     });
 }
@@ -248,7 +258,8 @@ fn rope_and_append_kv(
 #[derive(Debug)]
 struct Attention<'a> {
     isa: Isa,
-    config: &'a ModelConfig,
+    /// Heads of the layer.
+    shape: Heads,
     plan: &'a Plan<'a>,
     /// Walk of the layer.
     walk: &'a Walk,
@@ -275,7 +286,7 @@ impl Attention<'_> {
         pool.run(self.walk.items.len(), &|index| {
             let item = &self.walk.items[index];
             let count = self.heads(item).count();
-            let mut accs = vec![0.0; count * self.config.head_dim];
+            let mut accs = vec![0.0; count * self.shape.dim];
             let mut partials = vec![NOTHING; count];
             for span in item.spans.clone() {
                 self.walk(item, span, &mut partials, &mut accs);
@@ -285,7 +296,7 @@ impl Attention<'_> {
     }
 
     fn run_by_span(&self, pool: &Pool, rows_in_slot: usize, room: &mut Partials, out: &mut [f32]) {
-        let head_dim = self.config.head_dim;
+        let head_dim = self.shape.dim;
         let slots: Vec<(&Item, usize)> = self.slots().collect();
         let accs = Disjoint::new(&mut room.accs);
         let partials = Disjoint::new(&mut room.partials);
@@ -319,7 +330,7 @@ impl Attention<'_> {
     }
 
     fn merge_slot(&self, room: &mut Partials, base: usize, slot: usize, count: usize) {
-        let head_dim = room.head_dim;
+        let head_dim = self.shape.dim;
         let (before, from) = room.accs.split_at_mut(slot * head_dim);
         for r in 0..count {
             let next = room.partials[slot + r];
@@ -342,7 +353,7 @@ impl Attention<'_> {
 
     /// `(row, head)` of all outputs of an item.
     fn heads(&self, item: &Item) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let in_group = self.config.n_heads / self.config.n_kv_heads;
+        let in_group = self.shape.group();
         let heads = item.kv_head * in_group..(item.kv_head + 1) * in_group;
         item.rows
             .clone()
@@ -351,7 +362,7 @@ impl Attention<'_> {
 
     /// Adds one span to every head of an item that sees some of it.
     fn walk(&self, item: &Item, span: usize, partials: &mut [Partial], accs: &mut [f32]) {
-        let head_dim = self.config.head_dim;
+        let head_dim = self.shape.dim;
         let seeing: Vec<(usize, QueryRow<'_>)> = self
             .heads(item)
             .enumerate()
@@ -385,7 +396,7 @@ impl Attention<'_> {
 
     /// The part of a span that a head of a row sees; `None` if it is empty.
     fn query(&self, row: usize, head: usize, span: usize) -> Option<QueryRow<'_>> {
-        let (head_dim, width) = (self.config.head_dim, self.qkv.len() / self.plan.rows.len());
+        let (head_dim, width) = (self.shape.dim, self.qkv.len() / self.plan.rows.len());
         let position = self.plan.rows[row].position as usize;
         let start = span * SPAN_TOKENS;
         let from = self.walk.first_seen(position).max(start);
@@ -405,16 +416,15 @@ impl Attention<'_> {
     ) -> impl Iterator<Item = KvTile<'_>> {
         let sequence = self.plan.rows[item.rows.start].sequence;
         let first = span * (SPAN_TOKENS / TILE_TOKENS);
-        let Place { group, index } = self.place;
         tiles.map(move |tile| {
-            let page = self.plan.page(sequence, first + tile, group);
-            self.kv.tile(page, index, item.kv_head)
+            let page = self.plan.page(sequence, first + tile, self.place.group);
+            self.kv.tile(page, self.place, item.kv_head)
         })
     }
 
     fn finish(&self, item: &Item, partials: &[Partial], accs: &mut [f32], out: &Disjoint<'_, f32>) {
-        let head_dim = self.config.head_dim;
-        let width = self.config.n_heads * head_dim;
+        let head_dim = self.shape.dim;
+        let width = self.shape.width();
         let heads = self
             .heads(item)
             .zip(partials)

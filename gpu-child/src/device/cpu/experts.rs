@@ -7,15 +7,17 @@
 //! ```
 //!
 //! A row is copied once for each expert that it uses, so that the rows of an expert are consecutive and its weights are
-//! read once a step. The choices of a row, its experts' outputs and the order of their addition depend on the row
+//! read once a step. Gemma 4 has a dense unit beside the experts, and norms around each of them ([`run_beside`]).
+//!
+//! The choices of a row, its experts' outputs and the order of their addition depend on the row
 //! alone; only its place among the copies depends on other rows.
 
 use super::forward::Forward;
 use super::linear::{Epilogue, FEW_ROWS, Projection, Share};
 use super::pool::Disjoint;
 use super::scratch::{ExpertRoom, Quantized, Scratch};
-use super::weights::{Experts, GatedUnit};
-use worker_orcd_kernels::cpu::{Choice, add_weighted, route, sigmoid};
+use super::weights::{DenseBeside, Experts, GatedUnit, Vector};
+use worker_orcd_kernels::cpu::{Choice, add_weighted, rmsnorm, route, sigmoid};
 
 /// Adds the experts' outputs for `scratch.norm` to the residual stream.
 pub fn run(forward: &Forward<'_>, experts: &Experts, tokens: usize, scratch: &mut Scratch) {
@@ -30,14 +32,7 @@ pub fn run(forward: &Forward<'_>, experts: &Experts, tokens: usize, scratch: &mu
     } = scratch;
     let norm = &norm[..tokens * n_embd];
     choose(forward, experts, norm, quantized, room);
-    let places = &mut room.places[..tokens * experts.config.used];
-    let choices = &room.choices[..places.len()];
-    sort(choices, experts.config.count, places, &mut room.shares);
-
-    let rows = &mut room.rows[..places.len() * n_embd];
-    gather(forward, norm, places, rows);
-    let (unit, count) = (&experts.unit, experts.config.count);
-    through(forward, (unit, count), &room.shares, rows, ff, quantized);
+    through_chosen(forward, experts, norm, ff, quantized, room);
     if let Some(shared) = &experts.shared {
         let rows = &mut room.shared[..norm.len()];
         rows.copy_from_slice(norm);
@@ -47,7 +42,60 @@ pub fn run(forward: &Forward<'_>, experts: &Experts, tokens: usize, scratch: &mu
     add_all(forward, experts, room, &mut x[..tokens * n_embd]);
 }
 
-/// Experts of each row, with their weights.
+/// Adds the outputs of the experts and of the dense unit beside them, each through its norm, to the residual stream,
+/// through `post_norm` if there is one. `scratch.norm` has the dense unit's input.
+pub fn run_beside(
+    forward: &Forward<'_>,
+    (experts, dense): (&Experts, &DenseBeside),
+    post_norm: Option<&Vector>,
+    tokens: usize,
+    scratch: &mut Scratch,
+) {
+    let n_embd = forward.config.n_embd;
+    let Scratch {
+        x,
+        ff,
+        norm,
+        quantized,
+        experts: room,
+        ..
+    } = scratch;
+    let (x, norm) = (&mut x[..tokens * n_embd], &mut norm[..tokens * n_embd]);
+    let (down, input) = forward.inner(&dense.unit, norm, ff, quantized);
+    let (all, of_dense) = (Share::all(tokens), &mut room.shared[..norm.len()]);
+    let device = forward.device;
+    device.project(&input, &all, &down, of_dense, Epilogue::Store);
+
+    forward.normalize(x, forward.weights.vector(&dense.router_scale), norm);
+    let factor = 1.0 / (n_embd as f32).sqrt();
+    norm.iter_mut().for_each(|value| *value *= factor);
+    choose(forward, experts, norm, quantized, room);
+    forward.normalize(x, forward.weights.vector(&dense.experts_norm), norm);
+    through_chosen(forward, experts, norm, ff, quantized, room);
+
+    let [of_dense, of_experts] =
+        [&dense.post_norm, &dense.experts_post_norm].map(|it| forward.weights.vector(it));
+    let post_norm = post_norm.map(|norm| forward.weights.vector(norm));
+    let (room, x) = (&*room, Disjoint::new(x));
+    let (isa, eps) = (device.isa, forward.config.norm_eps);
+    device.for_tokens(tokens, FEW_ROWS, &|t| {
+        // SAFETY: token t's own row.
+        let x = unsafe { x.part(t * n_embd, n_embd) };
+        let [mut sum, mut normalized] = [vec![0.0; n_embd], vec![0.0; n_embd]];
+        add_chosen(experts, room, t, &mut sum);
+        rmsnorm(isa, &sum, of_experts, eps, &mut normalized);
+        let dense = &room.shared[t * n_embd..][..n_embd];
+        rmsnorm(isa, dense, of_dense, eps, &mut sum);
+        sum.iter_mut().zip(&normalized).for_each(|(a, b)| *a += b);
+        if let Some(weight) = post_norm {
+            rmsnorm(isa, &sum, weight, eps, &mut normalized);
+            sum.copy_from_slice(&normalized);
+        }
+        x.iter_mut().zip(sum).for_each(|(x, y)| *x += y);
+    });
+}
+
+/// Experts of each row, with their weights, which include the factors of their outputs.
 fn choose(
     forward: &Forward<'_>,
     experts: &Experts,
@@ -70,6 +118,8 @@ fn choose(
     let device = forward.device;
     device.project(&input, &all, &projections, logits, Epilogue::Store);
 
+    let scales = experts.output_scales.as_ref();
+    let scales = scales.map(|scales| forward.weights.vector(scales));
     let (logits, choices) = (Disjoint::new(logits), Disjoint::new(&mut room.choices));
     device.for_tokens(tokens, FEW_ROWS, &|t| {
         let (first, used) = (t * config.used, config.used);
@@ -81,7 +131,30 @@ fn choose(
             )
         };
         route(logits, config.weighing, chosen);
+        if let Some(scales) = scales {
+            let scaled = chosen.iter_mut();
+            scaled.for_each(|choice| choice.weight *= scales[choice.expert]);
+        }
     });
+}
+
+/// Applies the chosen experts to rows of `norm`; the results are in `room.rows`.
+fn through_chosen(
+    forward: &Forward<'_>,
+    experts: &Experts,
+    norm: &[f32],
+    ff: &mut [f32],
+    quantized: &mut Quantized,
+    room: &mut ExpertRoom,
+) {
+    let n_embd = forward.config.n_embd;
+    let places = &mut room.places[..norm.len() / n_embd * experts.config.used];
+    let choices = &room.choices[..places.len()];
+    sort(choices, experts.config.count, places, &mut room.shares);
+    let rows = &mut room.rows[..places.len() * n_embd];
+    gather(forward, norm, places, rows);
+    let (unit, count) = (&experts.unit, experts.config.count);
+    through(forward, (unit, count), &room.shares, rows, ff, quantized);
 }
 
 /// Assigns each choice its place among the rows by expert, and each expert its share of them.
@@ -158,15 +231,21 @@ fn add_all(forward: &Forward<'_>, experts: &Experts, room: &ExpertRoom, x: &mut 
     forward.device.for_tokens(tokens, FEW_ROWS, &|t| {
         // SAFETY: token t's own row.
         let x = unsafe { x.part(t * n_embd, n_embd) };
-        let choices = &room.choices[t * config.used..][..config.used];
-        for (choice, place) in choices.iter().zip(&room.places[t * config.used..]) {
-            add_weighted(choice.weight, &room.rows[place * n_embd..][..n_embd], x);
-        }
+        add_chosen(experts, room, t, x);
         if experts.shared.is_some() {
             let weight = sigmoid(room.logits[t * config.logits() + config.count]);
             add_weighted(weight, &room.shared[t * n_embd..][..n_embd], x);
         }
     });
+}
+
+/// Adds the outputs of its experts to a row, in the order of its choices.
+fn add_chosen(experts: &Experts, room: &ExpertRoom, row: usize, x: &mut [f32]) {
+    let (n_embd, used) = (x.len(), experts.config.used);
+    let choices = &room.choices[row * used..][..used];
+    for (choice, place) in choices.iter().zip(&room.places[row * used..]) {
+        add_weighted(choice.weight, &room.rows[place * n_embd..][..n_embd], x);
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use super::linear::{Device, Epilogue, FEW_ROWS, Projection, Share};
 use super::plan::Plan;
 use super::pool::Disjoint;
-use super::scratch::Scratch;
+use super::scratch::{Quantized, Scratch};
 use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
 use super::{CpuExecutor, OpenStep};
 use super::{attention, delta_net, experts, head};
@@ -176,7 +176,17 @@ impl Forward<'_> {
             FeedForward::Dense(unit) => {
                 self.dense(tokens, unit, layer.ffn_post_norm.as_ref(), scratch);
             }
-            FeedForward::Experts(of_layer) => experts::run(self, of_layer, tokens, scratch),
+            FeedForward::Experts(of_layer) => match &of_layer.beside {
+                None => experts::run(self, of_layer, tokens, scratch),
+                Some(dense) => {
+                    let post_norm = layer.ffn_post_norm.as_ref();
+                    experts::run_beside(self, (of_layer, dense), post_norm, tokens, scratch);
+                }
+            },
+        }
+        if let Some(scale) = &layer.output_scale {
+            let scale = self.weights.vector(scale)[0];
+            scratch.x[..values].iter_mut().for_each(|x| *x *= scale);
         }
     }
 
@@ -187,7 +197,7 @@ impl Forward<'_> {
         post_norm: Option<&Vector>,
         scratch: &mut Scratch,
     ) {
-        let (n_embd, n_ff) = (self.config.n_embd, self.config.n_ff);
+        let n_embd = self.config.n_embd;
         let Scratch {
             x,
             ff,
@@ -195,23 +205,32 @@ impl Forward<'_> {
             quantized,
             ..
         } = scratch;
-        let (x, ff) = (&mut x[..tokens * n_embd], &mut ff[..tokens * n_ff]);
-        let (norm, all) = (&mut norm[..tokens * n_embd], Share::all(tokens));
+        let norm = &mut norm[..tokens * n_embd];
+        let (down, input) = self.inner(unit, norm, ff, quantized);
+        self.add_to_stream(&input, &down, post_norm, norm, &mut x[..tokens * n_embd]);
+    }
+
+    /// Computes the inside of a gated unit for these rows. Returns the last product and its input.
+    pub fn inner<'a>(
+        &'a self,
+        unit: &'a GatedUnit,
+        rows: &[f32],
+        ff: &'a mut [f32],
+        quantized: &'a mut Quantized,
+    ) -> ([Projection<'a>; 1], Activations<'a>) {
+        let (n_embd, n_ff) = (self.config.n_embd, self.config.n_ff);
+        let tokens = rows.len() / n_embd;
+        let (ff, all) = (&mut ff[..tokens * n_ff], Share::all(tokens));
         let gate_up = unit.gate_up.each_ref().map(|it| self.projection(it, 0));
-        self.device.quantize(
-            norm,
-            n_embd,
-            &gate_up.each_ref().map(|p| p.weight),
-            quantized,
-        );
-        let input = quantized.view(norm, n_embd);
+        let weights = gate_up.each_ref().map(|p| p.weight);
+        self.device.quantize(rows, n_embd, &weights, quantized);
+        let input = quantized.view(rows, n_embd);
         let activation = self.config.activation;
         self.device.gate_up(activation, &input, &all, &gate_up, ff);
 
         let down = [self.projection(&unit.down, 0)];
         self.device.quantize(ff, n_ff, &[down[0].weight], quantized);
-        let input = quantized.view(ff, n_ff);
-        self.add_to_stream(&input, &down, post_norm, norm, x);
+        (down, quantized.view(ff, n_ff))
     }
 
     pub fn projection<'a>(&'a self, linear: &'a Linear, column: usize) -> Projection<'a> {

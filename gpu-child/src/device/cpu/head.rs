@@ -10,6 +10,7 @@ use super::scratch::{HEAD_ROWS, Scratch};
 use crate::device::common::batch::DrawingRow;
 use crate::device::{Checkpoint, SampleWork, Tap};
 use worker_orcd_ipc::{Drawn, Fault, TokenId};
+use worker_orcd_kernels::cpu::softcap;
 
 /// A sampling row with its parameters.
 #[derive(Debug, Clone, Copy)]
@@ -151,6 +152,21 @@ fn logits(forward: &Forward<'_>, rows: &[DrawingRow], scratch: &mut Scratch) {
         logits,
         Epilogue::Store,
     );
+    if let Some(cap) = forward.config.logit_cap {
+        cap_logits(forward, cap, logits);
+    }
+}
+
+fn cap_logits(forward: &Forward<'_>, cap: f32, logits: &mut [f32]) {
+    /// Logits of an item: enough to be worth its start.
+    const PART: usize = 4096;
+    let len = logits.len();
+    let logits = Disjoint::new(logits);
+    forward.device.pool.run(len.div_ceil(PART), &|part| {
+        let first = part * PART;
+        // SAFETY: each item has logits of its own.
+        softcap(cap, unsafe { logits.part(first, PART.min(len - first)) });
+    });
 }
 
 /// Samples the token of every row; `None` if a logit is not finite.

@@ -32,7 +32,7 @@ pub fn spans(
         Some(states) if group as usize >= layout.groups.groups().count() => {
             Box::new(states.spans(slots))
         }
-        _ => Box::new(attention_spans(layout.shape, slots)),
+        _ => Box::new(attention_spans(*layout.shape_of(group as usize), slots)),
     }
 }
 
@@ -107,11 +107,11 @@ impl KvCache {
         self.layout.geometry(self.pages)
     }
 
-    /// Keys and values of one head over one page. `layer` is an index among those of the page.
+    /// Keys and values of one head of a layer over one page.
     #[must_use]
-    pub fn tile(&self, page: PageId, layer: usize, head: usize) -> KvTile<'_> {
-        let shape = &self.layout.shape;
-        let (k, v) = place(shape, page, layer, head);
+    pub fn tile(&self, page: PageId, layer: Place, head: usize) -> KvTile<'_> {
+        let shape = self.layout.shape_of(layer.group);
+        let (k, v) = place(shape, page, layer.index, head);
         let halves = self.arena.halves();
         KvTile {
             k: &halves[k..][..shape.head()],
@@ -134,9 +134,11 @@ impl KvCache {
         }
     }
 
-    pub fn writer(&mut self) -> KvWriter<'_> {
+    /// Writer of a layer's keys and values.
+    pub fn writer(&mut self, layer: Place) -> KvWriter<'_> {
         KvWriter {
-            shape: self.layout.shape,
+            shape: *self.layout.shape_of(layer.group),
+            layer: layer.index,
             halves: Disjoint::new(self.arena.halves_mut()),
         }
     }
@@ -146,28 +148,22 @@ impl KvCache {
 #[derive(Debug)]
 pub struct KvWriter<'a> {
     shape: KvShape,
+    /// Index among the layers of a page.
+    layer: usize,
     halves: Disjoint<'a, u16>,
 }
 
 impl KvWriter<'_> {
-    /// Writes one position of one head. `layer` is an index among those of the page.
+    /// Writes one position of one head.
     ///
     /// # Safety
-    /// No two calls for one position of a page, layer and head run at the same time.
-    pub unsafe fn write(
-        &self,
-        page: PageId,
-        layer: usize,
-        head: usize,
-        slot: usize,
-        key: &[u16],
-        value: &[u16],
-    ) {
+    /// No two calls for one position of a page and head run at the same time.
+    pub unsafe fn write(&self, page: PageId, head: usize, slot: usize, key: &[u16], value: &[u16]) {
         assert!(
             slot < TILE_TOKENS && key.len() == self.shape.head_dim,
             "a position of a page"
         );
-        let (keys, values) = place(&self.shape, page, layer, head);
+        let (keys, values) = place(&self.shape, page, self.layer, head);
         for (d, &key) in key.iter().enumerate() {
             // SAFETY: element (d, slot) belongs to this position alone.
             unsafe { self.halves.part(keys + d * TILE_TOKENS + slot, 1)[0] = key };
@@ -225,11 +221,11 @@ impl StateUnits<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::common::layer_groups::LayerGroups;
+    use crate::device::common::layer_groups::{ByKind, LayerGroups};
     use crate::model::Positions;
 
     fn cache(shape: KvShape, pages: u32) -> KvCache {
-        let groups = LayerGroups::of(shape.layers, &Positions::default(), 1);
+        let groups = LayerGroups::of(shape.layers, &Positions::default(), ByKind::both(1), 1);
         KvCache::new(KvLayout::of_attention(shape, groups), pages, false).expect("arena")
     }
 
@@ -242,12 +238,12 @@ mod tests {
             least: 0,
         };
         let mut kv = cache(shape, 1);
-        let writer = kv.writer();
-        for (layer, head) in (0..2).flat_map(|layer| (0..3).map(move |head| (layer, head))) {
+        for (index, head) in (0..2).flat_map(|layer| (0..3).map(move |head| (layer, head))) {
+            let writer = kv.writer(Place { group: 0, index });
             for slot in 0..TILE_TOKENS {
                 let mark = slot as u16 + 1;
                 // SAFETY: one thread.
-                unsafe { writer.write(PageId(0), layer, head, slot, &[mark; 5], &[mark; 5]) };
+                unsafe { writer.write(PageId(0), head, slot, &[mark; 5], &[mark; 5]) };
             }
         }
         let page = &kv.arena().halves()[..shape.page()];
@@ -273,24 +269,24 @@ mod tests {
             least: 0,
         };
         let mut kv = cache(shape, 2);
-        let writer = kv.writer();
         let mut next = 0;
         for page in [PageId(0), PageId(1)] {
-            for layer in 0..2 {
+            for index in 0..2 {
+                let writer = kv.writer(Place { group: 0, index });
                 for head in 0..3 {
                     for slot in 0..TILE_TOKENS {
                         next += 1;
                         // SAFETY: one thread.
-                        unsafe { writer.write(page, layer, head, slot, &[next; 5], &[!next; 5]) };
+                        unsafe { writer.write(page, head, slot, &[next; 5], &[!next; 5]) };
                     }
                 }
             }
         }
         next = 0;
         for page in [PageId(0), PageId(1)] {
-            for layer in 0..2 {
+            for index in 0..2 {
                 for head in 0..3 {
-                    let tile = kv.tile(page, layer, head);
+                    let tile = kv.tile(page, Place { group: 0, index }, head);
                     for slot in 0..TILE_TOKENS {
                         next += 1;
                         assert!((0..5).all(|d| tile.k[d * TILE_TOKENS + slot] == next));

@@ -239,7 +239,10 @@ fn pack(
     let pack = |group: usize| {
         // SAFETY: each group has bytes of its own.
         let out = unsafe { out.part(group * group_bytes, group_bytes) };
-        shape.pack_group(tensor.data, group, out);
+        let first = group * ROWS;
+        let rows = ROWS.min(tensor.rows - first);
+        let part = tensor.row_range(first, rows).expect("rows of one expert");
+        PackedShape { rows, ..shape }.pack_group(part.data, 0, out);
         checksum(out)
     };
     checksum_of_groups(shape, &pack, pool, meter)
@@ -293,7 +296,7 @@ struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     fn new(tensors: &[(TensorView<'_>, Place)], progress: &'a mut dyn FnMut(u64, u64)) -> Self {
-        let bytes = tensors.iter().map(|(tensor, _)| tensor.data.len() as u64);
+        let bytes = tensors.iter().map(|(tensor, _)| tensor.bytes() as u64);
         Self {
             progress,
             total: bytes.sum(),
@@ -304,7 +307,7 @@ impl<'a> Meter<'a> {
 
     fn begin(&mut self, tensor: &TensorView<'_>) {
         self.done += self.tensor;
-        self.tensor = tensor.data.len() as u64;
+        self.tensor = tensor.bytes() as u64;
     }
 
     fn is_at(&mut self, part: usize, parts: usize) {
@@ -317,7 +320,7 @@ impl<'a> Meter<'a> {
 mod tests {
     use super::*;
     use crate::device::common::kv::KvShape;
-    use crate::device::common::layer_groups::LayerGroups;
+    use crate::device::common::layer_groups::{ByKind, LayerGroups};
     use crate::model::Positions;
     use worker_orcd_ipc::{KvReaders, Role};
 
@@ -330,7 +333,7 @@ mod tests {
             head_dim: 64,
             least: 0,
         };
-        let groups = LayerGroups::of(shape.layers, &Positions::default(), 1);
+        let groups = LayerGroups::of(shape.layers, &Positions::default(), ByKind::both(1), 1);
         let layout = KvLayout::of_attention(shape, groups);
         let pages = |lent| {
             let options = LoadOptions {

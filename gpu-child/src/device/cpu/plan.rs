@@ -4,7 +4,7 @@
 use super::attention::{Partials, Split};
 use crate::device::common::batch::{blocks_of, index_of};
 use crate::device::{Batch, PageId, SequenceWork};
-use crate::model::ModelConfig;
+use crate::model::{Heads, ModelConfig};
 use std::ops::Range;
 use worker_orcd_kernels::cpu::attention::MAX_ROWS;
 use worker_orcd_kernels::cpu::{SPAN_TOKENS, TILE_TOKENS};
@@ -42,6 +42,8 @@ pub struct Walk {
     pub items: Vec<Item>,
     pub split: Split,
     window: Option<usize>,
+    /// Heads of these layers.
+    heads: Heads,
 }
 
 impl<'a> Plan<'a> {
@@ -59,9 +61,10 @@ impl<'a> Plan<'a> {
     ) -> Self {
         let mut rows = Vec::new();
         let mut walks: Vec<Walk> = Vec::new();
-        for window in (0..config.n_layers).map(|layer| config.positions.window_of(layer)) {
+        for layer in 0..config.n_layers {
+            let window = config.positions.window_of(layer);
             if walks.iter().all(|walk| walk.window != window) {
-                walks.push(Walk::new(window));
+                walks.push(Walk::new(window, config.heads_of(layer)));
             }
         }
         for (index, work) in batch.sequences.iter().enumerate() {
@@ -76,11 +79,11 @@ impl<'a> Plan<'a> {
                 });
             }
             for walk in &mut walks {
-                walk.add_items(start..rows.len(), work.first_position as usize, config);
+                walk.add_items(start..rows.len(), work.first_position as usize);
             }
         }
         for walk in &mut walks {
-            walk.share(threads, config, partials);
+            walk.share(threads, partials);
         }
         Self {
             sequences: batch.sequences,
@@ -116,24 +119,24 @@ impl<'a> Plan<'a> {
 }
 
 impl Walk {
-    fn new(window: Option<usize>) -> Self {
+    fn new(window: Option<usize>, heads: Heads) -> Self {
         Self {
             items: Vec::new(),
             split: Split::Whole,
             window,
+            heads,
         }
     }
 
     /// Adds one item for each key-value head and as many rows as one call of the kernel takes.
-    fn add_items(&mut self, rows: Range<usize>, first_position: usize, config: &ModelConfig) {
-        let heads_in_group = config.n_heads / config.n_kv_heads;
-        let tile = (MAX_ROWS / heads_in_group).max(1);
+    fn add_items(&mut self, rows: Range<usize>, first_position: usize) {
+        let tile = (MAX_ROWS / self.heads.group()).max(1);
         for start in rows.clone().step_by(tile) {
             let tile = start..rows.end.min(start + tile);
             let first = first_position + (tile.start - rows.start);
             let last = first_position + (tile.end - 1 - rows.start);
             let spans = self.first_seen(first) / SPAN_TOKENS..last / SPAN_TOKENS + 1;
-            for kv_head in 0..config.n_kv_heads {
+            for kv_head in 0..self.heads.kv_count {
                 self.items.push(Item {
                     rows: tile.clone(),
                     kv_head,
@@ -145,9 +148,9 @@ impl Walk {
 
     /// Makes each span an item of its own if there are too few items for the threads. Only the thread that computes a
     /// span changes: spans are merged in order either way.
-    fn share(&mut self, threads: usize, config: &ModelConfig, partials: &Partials) {
+    fn share(&mut self, threads: usize, partials: &Partials) {
         let spans: usize = self.items.iter().map(|item| item.spans.len()).sum();
-        let rows_in_item = |item: &Item| item.rows.len() * config.n_heads / config.n_kv_heads;
+        let rows_in_item = |item: &Item| item.rows.len() * self.heads.group();
         let widest = self.items.iter().map(rows_in_item).max().unwrap_or(0);
         let few = self.items.len() < 4 * threads && spans > self.items.len();
         if threads > 1 && few && spans * widest <= partials.capacity() {

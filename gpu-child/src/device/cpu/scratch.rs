@@ -43,7 +43,7 @@ pub struct ExpertRoom {
     pub shares: Vec<Share>,
     /// Rows by expert, `[tokens * used, n_embd]`: inputs, then results.
     pub rows: Vec<f32>,
-    /// Rows of the shared expert, `[tokens, n_embd]`.
+    /// Rows of the shared expert, or of the dense unit beside the experts, `[tokens, n_embd]`.
     pub shared: Vec<f32>,
 }
 
@@ -169,7 +169,7 @@ struct Sizes {
     /// Width of the router's results.
     router: usize,
     used: usize,
-    /// Width of the shared expert's results.
+    /// Width of the results of the shared expert, or of the dense unit beside the experts.
     shared: usize,
 }
 
@@ -177,11 +177,13 @@ impl Sizes {
     fn of(config: &ModelConfig) -> Self {
         let n_embd = config.n_embd;
         let net = config.delta_net.as_ref();
-        let q = config
-            .heads_width()
-            .max(net.map_or(0, DeltaNetConfig::v_width));
-        let qkv = config.queries_width() + 2 * config.n_kv_heads * config.head_dim;
-        let qkv = qkv.max(net.map_or(0, DeltaNetConfig::projected_width));
+        let q = config.heads().map(|heads| heads.width());
+        let q = q.chain(net.map(DeltaNetConfig::v_width)).max().unwrap_or(0);
+        let qkv = config
+            .heads()
+            .map(|heads| config.queries_width_of(heads.width()) + 2 * heads.kv_width());
+        let qkv = qkv.chain(net.map(DeltaNetConfig::projected_width)).max();
+        let qkv = qkv.unwrap_or(0);
         let dense = Self {
             n_embd,
             q,
@@ -195,15 +197,16 @@ impl Sizes {
         let Some(experts) = &config.experts else {
             return dense;
         };
-        let shared_n_ff = experts.shared_n_ff.unwrap_or(0);
-        let ff = (experts.used * experts.n_ff).max(shared_n_ff);
+        let beside = if experts.beside_dense { config.n_ff } else { 0 };
+        let for_all = experts.shared_n_ff.unwrap_or(0).max(beside);
+        let ff = (experts.used * experts.n_ff).max(for_all);
         let widest = (experts.used * n_embd).max(q).max(ff);
         Self {
             ff,
             widest: widest.next_multiple_of(Q_BLOCK),
             router: experts.logits(),
             used: experts.used,
-            shared: experts.shared_n_ff.map_or(0, |_| n_embd),
+            shared: if for_all > 0 { n_embd } else { 0 },
             ..dense
         }
     }
@@ -212,14 +215,14 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::tiny_model::{tiny_mixtral, tiny_model};
+    use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
     use crate::model::{Architecture, gguf};
 
     #[test]
     fn what_is_reckoned_is_what_is_taken_with_experts_and_without() {
         const TOKENS: usize = 9;
         let files = Architecture::ALL.into_iter().map(tiny_model);
-        for file in files.chain([tiny_mixtral()]) {
+        for file in files.chain([tiny_mixtral(), tiny_gemma4_with_experts()]) {
             let bytes = file.build();
             let header = gguf::parse(&bytes).expect("a model");
             let config = ModelConfig::from_gguf(&header, None).expect("a configuration");

@@ -21,6 +21,7 @@ pub struct Vector {
 
 pub type Linear = model::Linear<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
+pub type DenseBeside = model::DenseBeside<Matrix, Vector>;
 pub type Experts = model::Experts<Matrix, Vector>;
 pub type Attention = model::Attention<Matrix, Vector>;
 pub type DeltaNet = model::DeltaNet<Matrix, Vector>;

@@ -137,6 +137,26 @@ fn assemble(rank: Rank, module: &Module) -> Result<CudaExecutor, Fault> {
 /// `shared_bytes` is the maximum shared memory per block.
 fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
+    let experts = config.experts.as_ref();
+    for (is_needed, feature) in [
+        (
+            config.near_heads.is_some(),
+            "other heads in layers with a window",
+        ),
+        (config.normalizes_values, "norms of values"),
+        (config.logit_cap.is_some(), "soft-capped logits"),
+        (
+            experts.is_some_and(|experts| experts.beside_dense),
+            "a dense part beside experts",
+        ),
+    ] {
+        if is_needed {
+            return refuse(format!(
+                "{feature} ({}): not supported on CUDA; --device cpu serves such a model",
+                config.architecture.name()
+            ));
+        }
+    }
     mixers::check(config, shared_bytes).or_else(refuse)?;
     let mut widths = vec![("embedding", config.n_embd)];
     match &config.experts {
@@ -313,7 +333,7 @@ fn flip_a_bit(
 mod tests {
     use super::*;
     use crate::model::catalogue::SERVED;
-    use crate::model::tiny_model::{tiny_mixtral, tiny_model};
+    use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
     use crate::model::{Architecture, GgufBuilder, gguf};
 
     /// Shared memory per block of an H200.
@@ -325,6 +345,26 @@ mod tests {
         let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
         let refused = refuse_unsupported(&config, SHARED_BYTES).err();
         refused.map(|fault| fault.to_string())
+    }
+
+    #[test]
+    fn gemma_4_is_refused_by_each_feature() {
+        let bytes = tiny_gemma4_with_experts().build();
+        let header = gguf::parse(&bytes).expect("a model");
+        let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        let refused = |config: &ModelConfig| {
+            let refused = refuse_unsupported(config, SHARED_BYTES).expect_err("refused");
+            refused.to_string()
+        };
+        assert!(refused(&config).contains("other heads in layers with a window (gemma4)"));
+        config.near_heads = None;
+        assert!(refused(&config).contains("norms of values"));
+        config.normalizes_values = false;
+        assert!(refused(&config).contains("soft-capped logits"));
+        config.logit_cap = None;
+        assert!(refused(&config).contains("a dense part beside experts"));
+        config.experts = None;
+        assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
     }
 
     #[test]
@@ -369,6 +409,7 @@ mod tests {
             let has_experts = row.with_key == Some("expert_count");
             let file = match (row.architecture, has_experts) {
                 (Architecture::Llama, true) => tiny_mixtral(),
+                (Architecture::Gemma4, true) => tiny_gemma4_with_experts(),
                 (architecture, _) => tiny_model(architecture),
             };
             assert_eq!(refusal(&file).is_none(), row.on_cuda, "{row:?}");

@@ -246,6 +246,7 @@ mod tests {
             rows,
             cols,
             data: &data[..rows * cols * 2],
+            runs: None,
         };
         let matrix = Matrix {
             ty,

@@ -218,6 +218,9 @@ mod tests {
             has_sinks: false,
             gates_attention: false,
             delta_net: None,
+            near_heads: None,
+            normalizes_values: false,
+            logit_cap: None,
         }
     }
 
@@ -279,6 +282,7 @@ mod tests {
             shared_n_ff: None,
             weighing: Weighing::Renormalized,
             has_biases: false,
+            beside_dense: false,
         };
         let config = ModelConfig {
             experts: Some(experts),

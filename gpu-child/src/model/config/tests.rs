@@ -2,7 +2,7 @@ use super::*;
 use crate::model::Temperature;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
-use crate::model::tiny_model::{HEAD_DIM, WINDOW, tiny_model};
+use crate::model::tiny_model::{HEAD_DIM, LOGIT_CAP, WINDOW, tiny_model};
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 fn config(file: &GgufBuilder, max_sequence_tokens: Option<u32>) -> Result<ModelConfig, ModelError> {
@@ -18,9 +18,11 @@ fn refusal(file: GgufBuilder) -> String {
 
 #[test]
 fn each_architecture_is_read() {
-    for architecture in Architecture::ALL {
+    let all = Architecture::ALL.into_iter();
+    for architecture in all.filter(|it| *it != Architecture::Gemma4) {
         let config = config(&tiny_model(architecture), None).unwrap();
         assert_eq!(config.architecture, architecture);
+        assert!(config.near_heads.is_none() && config.logit_cap.is_none());
         let rope = config.rope;
         assert_eq!((config.n_embd, config.n_ff), (64, 96));
         assert_eq!(
@@ -252,6 +254,94 @@ fn the_windows_of_gemma3_have_a_rotation_of_their_own() {
     assert!(refusal(yarn).contains("YaRN beside windows"));
     let capped = file().meta("gemma3.final_logit_softcapping", 30.0);
     assert!(refusal(capped).contains("soft-capped logits"));
+}
+
+#[test]
+fn gemma4_has_heads_of_two_kinds_and_two_rotations() {
+    let read = config(&tiny_model(Architecture::Gemma4), None).unwrap();
+    let heads = |count, kv_count, dim| Heads {
+        count,
+        kv_count,
+        dim,
+    };
+    let (near, whole) = (heads(4, 4, 16), heads(4, 1, 32));
+    let found = [0, 1, 2, 3, 4, 5].map(|layer| read.heads_of(layer));
+    assert_eq!(found, [near, near, whole, near, near, whole]);
+    assert_eq!(
+        (near.kv_width(), whole.width(), whole.group()),
+        (64, 128, 4)
+    );
+    let ropes: Vec<_> = read.ropes().collect();
+    assert_eq!((ropes[0].base, ropes[0].dims), (1e6, 32));
+    assert_eq!((ropes[1].base, ropes[1].dims), (1e4, 16));
+    let turning = ropes[0].factors.as_ref().map(|factors| {
+        let ones = factors.iter().filter(|factor| **factor == 1.0);
+        (ones.count(), factors.len())
+    });
+    assert_eq!((turning, &ropes[1].factors), (Some((4, 16)), &None));
+    assert_eq!((read.attention_scale, read.embedding_scale), (1.0, 8.0));
+    assert_eq!(read.logit_cap, Some(LOGIT_CAP));
+    assert!(read.normalizes_values && read.experts.is_none());
+}
+
+#[test]
+fn what_gemma4_files_need_and_is_not_computed_is_refused_by_name() {
+    let file = |key: &str, value: Meta| {
+        refusal(tiny_model(Architecture::Gemma4).meta(&format!("gemma4.{key}"), value))
+    };
+    let windows = "attention.sliding_window_pattern";
+    let kv_heads = "attention.head_count_kv";
+    for (key, value, what) in [
+        ("attention.shared_kv_layers", 2_u32.into(), "E2B and E4B"),
+        (
+            "embedding_length_per_layer_input",
+            256_u32.into(),
+            "embeddings for each layer",
+        ),
+        (
+            "feed_forward_length",
+            Meta::I32s(vec![96, 96, 96, 96, 192, 192]),
+            "differs by layer",
+        ),
+        (windows, 3_u32.into(), "a list of layers"),
+        (windows, Meta::I32s(vec![1, 1, 0]), "3 entries for 6 layers"),
+        (
+            windows,
+            Meta::I32s(vec![1, 0, 0, 1, 1, 0]),
+            "unequal distances",
+        ),
+        (
+            kv_heads,
+            Meta::I32s(vec![4, 4, 1, 4, 2, 1]),
+            "differs between layers of one kind",
+        ),
+        (kv_heads, Meta::I32s(vec![0; 6]), "positive numbers"),
+        (kv_heads, Meta::I32s(vec![3; 6]), "cannot share 3"),
+        ("attention.value_length_swa", 8_u32.into(), "another length"),
+        (
+            "rope.dimension_count_swa",
+            18_u32.into(),
+            "cannot be rotated",
+        ),
+        ("final_logit_softcapping", f32::NAN.into(), "no cap"),
+    ] {
+        let message = file(key, value);
+        assert!(message.contains(what) && message.contains(key), "{message}");
+    }
+    for key in [
+        windows,
+        "attention.key_length_swa",
+        "attention.value_length_swa",
+    ] {
+        let key = format!("gemma4.{key}");
+        let message = refusal(tiny_model(Architecture::Gemma4).without_meta(&key));
+        assert!(
+            message.contains(&format!("key {key} is missing")),
+            "{message}"
+        );
+    }
+    let message = refusal(tiny_model(Architecture::Gemma4).without_tensor("rope_freqs.weight"));
+    assert_eq!(message, "tensor rope_freqs.weight is missing");
 }
 
 #[test]

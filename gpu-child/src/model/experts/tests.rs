@@ -2,7 +2,7 @@ use super::*;
 use crate::model::config::ModelConfig;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
-use crate::model::tiny_model::{tiny_mixtral, tiny_model};
+use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
 use crate::model::{Architecture, FileWeights};
 
 fn read(file: &GgufBuilder) -> Result<Option<ExpertsConfig>, ModelError> {
@@ -33,6 +33,7 @@ fn each_architecture_with_experts_is_read() {
         shared_n_ff: None,
         weighing: Weighing::Renormalized,
         has_biases: false,
+        beside_dense: false,
     };
     let expected = [
         (qwen3moe(), Some(plain)),
@@ -53,6 +54,14 @@ fn each_architecture_with_experts_is_read() {
                 ..plain
             }),
         ),
+        (
+            tiny_gemma4_with_experts(),
+            Some(ExpertsConfig {
+                beside_dense: true,
+                ..plain
+            }),
+        ),
+        (tiny_model(Architecture::Gemma4), None),
         (tiny_model(Architecture::Llama), None),
         (tiny_mixtral().meta("llama.expert_count", 0_u32), None),
     ];

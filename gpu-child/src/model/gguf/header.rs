@@ -262,6 +262,7 @@ impl<'a> Header<'a> {
             rows: rest.iter().product(),
             cols,
             data: &self.data[info.part][info.offset..info.offset + info.bytes],
+            runs: None,
         })
     }
 

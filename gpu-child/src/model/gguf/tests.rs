@@ -59,6 +59,37 @@ fn ranges_of_rows_and_elements_stay_inside() {
 }
 
 #[test]
+fn rows_of_each_part_are_found_one_run_after_another() {
+    let values: Vec<f32> = (0..12).map(|n| n as f32).collect();
+    let bytes = small().tensor_f32("m", &[2, 3, 2], &values).build();
+    let header = parse(&bytes).unwrap();
+    let whole = header.tensor("m").unwrap();
+    let last = whole.rows_of_each(2, 1, 2).unwrap();
+    assert_eq!((last.rows, last.row_bytes(), last.bytes()), (4, 8, 32));
+    let rows = [0, 1, 2, 3].map(|row| last.row_range(row, 1).unwrap().to_f32().unwrap()[0]);
+    assert_eq!(rows, [2.0, 4.0, 8.0, 10.0]);
+    assert_eq!(
+        last.row_range(2, 2).unwrap().to_f32().unwrap(),
+        [8.0, 9.0, 10.0, 11.0]
+    );
+    assert!(last.row_range(1, 2).is_none(), "of two runs");
+    assert!(last.to_f32().is_none());
+    for (parts, start, len) in [
+        (2, 2, 2),
+        (4, 0, 1),
+        (0, 0, 1),
+        (2, 0, 0),
+        (2, usize::MAX, 2),
+    ] {
+        assert!(
+            whole.rows_of_each(parts, start, len).is_none(),
+            "{parts} {start} {len}"
+        );
+    }
+    assert!(last.rows_of_each(2, 0, 1).is_none(), "of a part");
+}
+
+#[test]
 fn every_truncation_is_refused() {
     let bytes = small().build();
     for end in 0..bytes.len() {

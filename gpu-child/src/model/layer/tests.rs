@@ -1,6 +1,7 @@
 use super::*;
+use crate::model::GgufBuilder;
 use crate::model::gguf::parse;
-use crate::model::tiny_model::tiny_model;
+use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_model};
 use crate::model::{Architecture, FileWeights, ModelConfig, TensorView};
 use std::convert::Infallible;
 
@@ -24,8 +25,12 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Names {
 }
 
 fn names(architecture: Architecture) -> Vec<String> {
+    names_of(tiny_model(architecture))
+}
+
+fn names_of(file: GgufBuilder) -> Vec<String> {
     let untied = [0.5; 64 * 259];
-    let file = tiny_model(architecture).tensor_f32("output.weight", &[64, 259], &untied);
+    let file = file.tensor_f32("output.weight", &[64, 259], &untied);
     let bytes = file.build();
     let header = parse(&bytes).expect("a model");
     let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
@@ -106,4 +111,36 @@ fn every_tensor_is_mapped_once_and_in_the_order_of_the_arena() {
     ];
     assert_eq!(names(Architecture::Qwen2Moe), moe(&qwen2[..7], &shared));
     assert_eq!(names(Architecture::Qwen3Moe), moe(&qwen3[..6], &[]));
+    let of_gemma4 = [
+        "post_attention_norm.weight",
+        "ffn_norm.weight",
+        "ffn_gate_inp.weight",
+        "ffn_gate_up_exps.weight",
+        "ffn_gate_up_exps.weight",
+        "ffn_down_exps.weight",
+        "ffn_down_exps.scale",
+        "ffn_gate.weight",
+        "ffn_up.weight",
+        "ffn_down.weight",
+        "post_ffw_norm_1.weight",
+        "pre_ffw_norm_2.weight",
+        "post_ffw_norm_2.weight",
+        "ffn_gate_inp.scale",
+        "post_ffw_norm.weight",
+        "layer_output_scale.weight",
+    ];
+    let found = names_of(tiny_gemma4_with_experts());
+    let of_layer = |index: usize| -> Vec<&str> {
+        let prefix = format!("blk.{index}.");
+        let names = found.iter();
+        names
+            .filter_map(|name| name.strip_prefix(&*prefix))
+            .collect()
+    };
+    assert_eq!(of_layer(0), [&qwen3[..7], &of_gemma4].concat());
+    // Without `attn_v`.
+    assert_eq!(
+        of_layer(2),
+        [&qwen3[..3], &qwen3[4..7], &of_gemma4].concat()
+    );
 }

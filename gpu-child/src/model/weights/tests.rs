@@ -2,7 +2,7 @@ use super::*;
 use crate::model::Architecture;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::GgufBuilder;
-use crate::model::tiny_model::{tiny_mixtral, tiny_model};
+use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
 
 fn load<T>(file: &GgufBuilder, look: impl FnOnce(&FileWeights<'_>) -> T) -> Result<T, ModelError> {
     let bytes = file.build();
@@ -165,6 +165,67 @@ fn experts_are_rows_of_one_tensor() {
         })
         .unwrap();
     }
+}
+
+#[test]
+fn gemma4_has_values_that_are_keys_where_attention_is_full() {
+    load(&tiny_model(Architecture::Gemma4), |weights| {
+        for (index, layer) in weights.layers.iter().enumerate() {
+            let attention = attention(layer);
+            let is_whole = (index + 1) % 3 == 0;
+            assert_eq!(attention.keys_are_values, is_whole);
+            let (rows, matrices) = match is_whole {
+                true => ([128, 32, 32], 3),
+                false => ([64, 64, 64], 4),
+            };
+            assert_eq!(attention.qkv.map(|linear| linear.weight.rows), rows);
+            // Without the three of the feed-forward part.
+            assert_eq!(layer.linears().count() - 3, matrices);
+            let norm = attention.q_norm.expect("a norm");
+            assert_eq!(norm.cols, if is_whole { 32 } else { 16 });
+            assert!(layer.output_scale.is_some());
+        }
+    })
+    .unwrap();
+    let without = |name: &str| tiny_model(Architecture::Gemma4).without_tensor(name);
+    let optional = without("blk.0.layer_output_scale.weight");
+    let scale = |weights: &FileWeights<'_>| weights.layers[0].output_scale.is_some();
+    assert!(!load(&optional, scale).unwrap());
+    let message = refusal(tiny_model(Architecture::Gemma3).without_tensor("blk.5.attn_v.weight"));
+    assert_eq!(message, "tensor blk.5.attn_v.weight is missing");
+}
+
+#[test]
+fn gate_and_up_of_each_expert_are_rows_of_a_fused_tensor() {
+    load(&tiny_gemma4_with_experts(), |weights| {
+        let FeedForward::Experts(experts) = &weights.layers[1].feed_forward else {
+            panic!("a dense part")
+        };
+        assert_eq!(rows(&experts.unit), [192, 192, 384]);
+        let [gate, up] = experts.unit.gate_up.map(|linear| linear.weight);
+        for expert in 0..6 {
+            let [gate, up] = [gate, up].map(|it| it.row_range(32 * expert, 32).expect("rows"));
+            assert_eq!(gate.data.as_ptr_range().end, up.data.as_ptr());
+        }
+        let beside = experts.beside.as_ref().expect("a dense part beside them");
+        assert_eq!(rows(&beside.unit), [96, 96, 64]);
+        assert!(experts.output_scales.is_some());
+    })
+    .unwrap();
+    for name in [
+        "post_ffw_norm_1.weight",
+        "pre_ffw_norm_2.weight",
+        "post_ffw_norm_2.weight",
+        "ffn_gate_inp.scale",
+        "ffn_gate.weight",
+    ] {
+        let name = format!("blk.2.{name}");
+        let message = refusal(tiny_gemma4_with_experts().without_tensor(&name));
+        assert_eq!(message, format!("tensor {name} is missing"));
+    }
+    let apart = tiny_gemma4_with_experts().without_tensor("blk.0.ffn_gate_up_exps.weight");
+    let message = refusal(apart);
+    assert_eq!(message, "tensor blk.0.ffn_gate_exps.weight is missing");
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub(super) fn rank_head() -> Arc<RankHead> {
         rows: 2,
         cols: 1,
         data: &data,
+        runs: None,
     };
     Arc::new(RankHead::of(&head))
 }

@@ -96,6 +96,7 @@ impl Random {
             rows: ROWS,
             cols,
             data: &self.data,
+            runs: None,
         };
         let matrix = Matrix {
             ty,

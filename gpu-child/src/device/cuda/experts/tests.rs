@@ -130,6 +130,7 @@ fn config(count: usize, used: usize, weighing: Weighing) -> ExpertsConfig {
         shared_n_ff: Some(8),
         weighing,
         has_biases: false,
+        beside_dense: false,
     }
 }
 
@@ -306,6 +307,7 @@ impl<'a> Product<'a> {
             rows: matrix_rows,
             cols,
             data: &data,
+            runs: None,
         };
         let matrix = Matrix {
             ty,

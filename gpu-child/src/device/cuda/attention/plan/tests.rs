@@ -41,6 +41,9 @@ fn config() -> ModelConfig {
         has_sinks: false,
         gates_attention: false,
         delta_net: None,
+        near_heads: None,
+        normalizes_values: false,
+        logit_cap: None,
     }
 }
 
