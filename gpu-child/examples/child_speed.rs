@@ -140,6 +140,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
         },
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: 2048,
+        suppressed: Vec::new(),
         rank_head: None,
         adopts_from: None,
         mailbox: None,

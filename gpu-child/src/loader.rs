@@ -11,7 +11,7 @@ use crate::custody::Custody;
 use crate::device::{Executor, KeptWeights, LoadOptions, OpenDevice, Source};
 use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, rank_head,
-    sampling_advice, tokenizer_facts,
+    sampling_advice, suppressed_tokens, tokenizer_facts,
 };
 use crate::pooling::RankHead;
 use crate::serve::{Loaded, Progress};
@@ -23,7 +23,7 @@ use std::thread;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{
     DeviceSelector, Fault, FdKind, Generation, KvSource, LoadOrder, ModelFile, ModelIdentity,
-    WeightsManifest, model_stem,
+    TokenId, WeightsManifest, model_stem,
 };
 
 /// Loads the model.
@@ -69,6 +69,7 @@ fn load_on(
     let head = rank_head(&header, &config).map_err(fault)?;
     let head = head.map(|tensor| RankHead::of(&tensor));
     let sampling = sampling_advice(&header, model.vocab_size);
+    let suppressed = suppressed_tokens(&header, model.vocab_size).map_err(fault)?;
     // In the order in which the supervisor sends them.
     let kept = kept_weights(order, custody)?;
     let other = other_kv(order, custody)?;
@@ -112,10 +113,11 @@ fn load_on(
     Ok(Loaded {
         executor: placed.executor,
         model,
-        identity: identity(&config, &placed.manifest, head.as_ref()),
+        identity: identity(&config, &placed.manifest, head.as_ref(), &suppressed),
         weights: placed.manifest,
         tokenizer,
         sampling,
+        suppressed,
         rank_head: head,
         max_sequence_tokens: sequence_tokens,
         adopts_from,
@@ -218,6 +220,7 @@ fn identity(
     config: &ModelConfig,
     weights: &WeightsManifest,
     head: Option<&RankHead>,
+    suppressed: &[TokenId],
 ) -> ModelIdentity {
     let mut hasher = Hasher::new();
     hasher.write(format!("{config:?}").as_bytes());
@@ -227,6 +230,9 @@ fn identity(
     }
     for value in head.into_iter().flat_map(RankHead::values) {
         hasher.write(&value.to_le_bytes());
+    }
+    for token in suppressed {
+        hasher.write(&token.0.to_le_bytes());
     }
     ModelIdentity(hasher.finish_128().to_le_bytes())
 }

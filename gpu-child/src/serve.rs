@@ -44,7 +44,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use worker_orcd_ipc::{
     ChildHello, Event, Fault, Generation, LoadOrder, ModelFacts, ModelIdentity, SamplingAdvice,
-    TokenizerFacts, WeightsManifest,
+    TokenId, TokenizerFacts, WeightsManifest,
 };
 
 /// Maximum queued commands. The supervisor bounds its submissions far below this; a peer that fills the queue violates
@@ -63,6 +63,8 @@ pub struct Loaded {
     pub weights: WeightsManifest,
     pub tokenizer: TokenizerFacts,
     pub sampling: SamplingAdvice,
+    /// Tokens that are never sampled.
+    pub suppressed: Vec<TokenId>,
     /// Classification head of a reranker.
     pub rank_head: Option<RankHead>,
     /// Maximum tokens of one request, prompt plus completion.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::gguf::parse;
 use crate::model::tiny_model::{N_EMBD, tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
-use crate::model::{Architecture, GgufBuilder};
+use crate::model::{Architecture, GgufBuilder, Meta};
 use std::fs;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, Role, Speculation};
 
@@ -98,12 +98,16 @@ fn every_tensor_is_part_of_the_identity_whoever_packed_it() {
 fn what_changes_the_arithmetic_is_part_of_the_identity_and_a_description_is_not() {
     let model = || tiny_model(Architecture::Llama).meta("llama.rope.freq_base", 10_000.0_f32);
     let identity = identity_of(&model().build());
-    let others: [(&str, GgufBuilder); 4] = [
+    let others: [(&str, GgufBuilder); 5] = [
         ("base", model().meta("llama.rope.freq_base", 10_000.001_f32)),
         ("scale", model().meta("llama.rope.scaling.factor", 2.0_f32)),
         (
             "epsilon",
             model().meta("llama.attention.layer_norm_rms_epsilon", 1.000_01e-5_f32),
+        ),
+        (
+            "suppressed tokens",
+            model().meta("tokenizer.ggml.suppress_tokens", Meta::I32s(vec![3])),
         ),
         ("context", model().meta("llama.context_length", 128_u32)),
     ];

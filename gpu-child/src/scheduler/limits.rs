@@ -19,6 +19,8 @@ pub struct Limits {
     /// A trace records the logits of each sampled token.
     pub traces_logits: bool,
     pub end_of_generation: HashSet<TokenId>,
+    /// Tokens that are never sampled, in any request.
+    pub suppressed: Vec<TokenId>,
     /// Texts of the tokens. Empty for an inconsistent vocabulary, which the supervisor refuses to serve.
     pub words: Arc<Vocabulary>,
     /// Classification head of a reranker.

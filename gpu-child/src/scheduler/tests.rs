@@ -55,6 +55,7 @@ fn limits() -> Limits {
         speculates: true,
         traces_logits: false,
         end_of_generation: HashSet::from([EOG]),
+        suppressed: Vec::new(),
         words: std::sync::Arc::default(),
         rank_head: Some(embeddings::rank_head()),
     }

@@ -1,6 +1,7 @@
-//! `min_tokens`, `stop_token_ids` and `allowed_token_ids`, as vLLM defines them.
+//! `min_tokens`, `stop_token_ids` and `allowed_token_ids`, as vLLM defines them; and tokens that the model's file suppresses, as
+//! llama.cpp does.
 //!
-//! Only tokens of `allowed_token_ids` are sampled. Before `min_tokens` tokens, none is sampled that ends the answer: an
+//! Only tokens of `allowed_token_ids` are sampled, and of these no suppressed one if any other is left. Before `min_tokens` tokens, none is sampled that ends the answer: an
 //! end-of-generation token, also with `ignore_eos`, or one of `stop_token_ids`. If no other token is left, because the
 //! grammar is complete or nothing else is allowed, such a token is sampled and ends the answer.
 //!
@@ -13,7 +14,7 @@ use worker_orcd_ipc::{GenerationParams, TokenId};
 
 #[derive(Debug)]
 pub(super) struct TokenRules {
-    /// Mask of `allowed_token_ids`, if not all tokens are allowed.
+    /// Mask of `allowed_token_ids` without suppressed tokens, if not all tokens are allowed.
     allowed: Option<Mask>,
     min_tokens: usize,
     /// Tokens that end the answer.
@@ -31,7 +32,9 @@ impl TokenRules {
             allowed_token_ids,
             ..
         } = params;
-        if *min_tokens == 0 && stop_token_ids.is_empty() && allowed_token_ids.is_empty() {
+        let has_own =
+            *min_tokens > 0 || !stop_token_ids.is_empty() || !allowed_token_ids.is_empty();
+        if !has_own && limits.suppressed.is_empty() {
             return None;
         }
         let vocabulary = limits.vocab_size as usize;
@@ -40,6 +43,13 @@ impl TokenRules {
         let allowed = allowed_token_ids.iter().copied();
         let allowed = (!allowed_token_ids.is_empty()).then(|| Mask::of(allowed, vocabulary));
         let all = || Mask::all(vocabulary);
+        let allowed = match limits.suppressed.is_empty() {
+            true => allowed,
+            false => {
+                let suppressed = Mask::of(limits.suppressed.iter().copied(), vocabulary);
+                Some(unless_over(allowed.unwrap_or_else(all), &suppressed))
+            }
+        };
         let early = unless_over(allowed.clone().unwrap_or_else(all), &ends);
         Some(Self {
             allowed,
@@ -80,7 +90,7 @@ impl TokenRules {
     }
 }
 
-/// The mask without the tokens that end an answer, if any other is left.
-fn unless_over(mask: Mask, ends: &Mask) -> Mask {
-    mask.without(ends).unwrap_or(mask)
+/// The mask without these tokens, if any other is left.
+fn unless_over(mask: Mask, tokens: &Mask) -> Mask {
+    mask.without(tokens).unwrap_or(mask)
 }

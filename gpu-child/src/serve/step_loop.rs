@@ -33,7 +33,8 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, StepRequests};
 use worker_orcd_ipc::{
     CodecError, Command, DeviceError, Encoded, Event, Fault, Generation, Load, LoadOrder,
-    MemoryReport, ReadyReport, Role, SealedPage, Speculation, StepReport, Submission, Vocabulary,
+    MemoryReport, ReadyReport, Role, SealedPage, Speculation, StepReport, Submission, TraceOrder,
+    Vocabulary,
 };
 
 /// Interval of integrity checks of the loaded memory. A check takes microseconds of this thread and of the device
@@ -140,6 +141,7 @@ impl<'a> StepLoop<'a> {
             weights,
             tokenizer,
             sampling,
+            suppressed,
             rank_head,
             max_sequence_tokens,
             adopts_from,
@@ -157,15 +159,14 @@ impl<'a> StepLoop<'a> {
             speculates: order.speculation == Speculation::Text,
             traces_logits: order.trace.is_some(),
             end_of_generation: tokenizer.end_of_generation.iter().copied().collect(),
+            suppressed,
             words: Arc::new(Vocabulary::from_facts(&tokenizer).unwrap_or_default()),
             rank_head: rank_head.map(Arc::new),
         };
         let step_budget = order.step_budget_us.map(microseconds);
         let device = executor.facts();
-        let trace = order.trace.as_ref().and_then(|order| {
-            let made = LogitsTrace::create(order, &device.id);
-            made.inspect_err(|error| stop_trace(link, error)).ok()
-        });
+        let trace = order.trace.as_ref();
+        let trace = trace.and_then(|order| trace_of(link, order, &device.id));
         let memory = executor.memory();
         let ready = ReadyReport {
             model,
@@ -418,6 +419,12 @@ impl<'a> StepLoop<'a> {
             self.status.step_begins(oldest.step, since);
         }
     }
+}
+
+/// Trace of logits. `None` if its file cannot be created.
+fn trace_of(link: &Link, order: &TraceOrder, device: &str) -> Option<LogitsTrace> {
+    let created = LogitsTrace::create(order, device);
+    created.inspect_err(|error| stop_trace(link, error)).ok()
 }
 
 /// Ends a trace that cannot be written. A full disk costs the trace, and no stream.

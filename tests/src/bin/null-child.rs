@@ -48,6 +48,7 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
         tokenizer: facts::tokenizer(),
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: MAX_SEQUENCE_TOKENS,
+        suppressed: Vec::new(),
         rank_head: None,
         adopts_from: None,
         mailbox: None,

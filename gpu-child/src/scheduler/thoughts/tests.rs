@@ -40,6 +40,7 @@ fn limits() -> Limits {
         speculates: false,
         traces_logits: false,
         end_of_generation: HashSet::new(),
+        suppressed: Vec::new(),
         words: Arc::new(Vocabulary::from_facts(&facts).unwrap()),
         rank_head: None,
     }

@@ -339,6 +339,7 @@ pub fn loaded_with(executor: Counter) -> Loaded {
         },
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: 128,
+        suppressed: Vec::new(),
         rank_head: None,
         adopts_from: None,
         mailbox: None,

@@ -5,7 +5,7 @@ use super::logprobs::{ChatLogprobs, Column, List, PromptTokensById, TextLogprobs
 use crate::answer::{OrNull, absent_not_null};
 use crate::choices::{Layout, MAX_N, MAX_PROMPTS};
 use crate::string_enums;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_requests::stream::PromptIds;
@@ -112,7 +112,7 @@ pub struct TextChoice<R> {
     pub(super) finish_reason: R,
     /// Ids of the prompt, if they are requested. In a stream they are in the first chunk, and `null` in the others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<OrNull<Vec<u32>>>")]
+    #[schemars(schema_with = "ids_or_null")]
     pub(super) prompt_token_ids: Option<OrNull<PromptIds>>,
     /// Ids of the generated tokens, if they are requested; in a stream, of those since the last chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,6 +122,11 @@ pub struct TextChoice<R> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Vec<Option<PromptTokensById>>>")]
     pub(super) prompt_logprobs: Option<Column>,
+}
+
+/// Schema of token ids or `null`, which [`absent_not_null`] leaves as it is.
+fn ids_or_null(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({"oneOf": [generator.subschema_for::<Vec<u32>>(), {"type": "null"}]})
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
