@@ -6,7 +6,8 @@
 //!              └──────────── harmony ────────────┘
 //! ```
 //!
-//! A [`Parser`] is a pure function of the text and of the tools' schemas: the boundaries of the pieces change only the boundaries of the events.
+//! A [`Parser`] is a pure function of the text and of the tools' schemas: the boundaries of the pieces change only the
+//! boundaries of the events.
 //! So a stream that another supervisor continues has the same bytes, and a whole answer is the sum of the stream's
 //! events. Time is linear in the text. Memory is bounded by the text that is still ambiguous.
 //!

@@ -17,6 +17,7 @@ use super::call::{MAX_NAME_BYTES, Step, push_arguments};
 use super::json::Broken;
 use super::parameters::{OfFunction, Parameters};
 use super::value::{Behind, CALL_END, FUNCTION_END, PARAMETER, Value, push_escaped};
+use std::sync::Arc;
 
 pub(super) const FUNCTION: &str = "<function=";
 
@@ -27,7 +28,7 @@ pub(super) struct FunctionCall {
     begun: String,
     name: String,
     of_request: Parameters,
-    types: OfFunction,
+    types: Arc<OfFunction>,
     /// The function must be one of the request's.
     must_be_known: bool,
     has_parameters: bool,
@@ -53,7 +54,7 @@ impl FunctionCall {
             begun: String::new(),
             name: String::new(),
             of_request: parameters.clone(),
-            types: OfFunction::default(),
+            types: Arc::default(),
             must_be_known: false,
             has_parameters: false,
         }

@@ -1,5 +1,6 @@
 //! Calls of Qwen3-Coder and its successors.
 
+use crate::tools::json::MAX_DEPTH;
 use crate::tools::message::{Call, Message};
 use crate::tools::{Event, Parameters, Parser, Parsing, Syntax};
 use serde_json::{Value, json};
@@ -130,6 +131,15 @@ fn types_come_from_the_schema() {
     ] {
         assert_eq!(value(parameter, text), expected, "{parameter}: {text:?}");
     }
+}
+
+#[test]
+fn a_value_has_as_many_levels_as_the_arguments_of_a_message_may_have() {
+    let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
+    let most = MAX_DEPTH - 1;
+    assert!(value("l", &format!("\n{}\n", nested(most))).is_array());
+    let deeper = nested(most + 1);
+    assert_eq!(value("l", &format!("\n{deeper}\n")), json!(deeper));
 }
 
 #[test]

@@ -4,17 +4,15 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{BitAnd, BitOr};
 use std::sync::Arc;
 
 /// Maximum bytes of a function's schema. Its types are read from a tree of values, which takes many times its memory.
 pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
 
-/// Maximum nesting of applied schemas and references, and maximum number of them for one parameter. Beyond, a parameter
-/// may have any type.
+/// Maximum nesting of applied schemas and references. Beyond, a parameter may have any type.
 const MAX_DEPTH: u32 = 32;
-const MAX_SCHEMAS: u32 = 1000;
 
 /// Set of JSON types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +111,7 @@ impl BitAnd for Types {
 /// Types of the parameters of a request's functions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Parameters(Option<Arc<BTreeMap<String, OfFunction>>>);
+pub struct Parameters(Option<Arc<BTreeMap<String, Arc<OfFunction>>>>);
 
 /// Types of the parameters of one function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,7 +151,7 @@ impl Parameters {
         let tools: Vec<Tool<'_>> = serde_json::from_str(tools).unwrap_or_default();
         let functions = tools.into_iter().map(|Tool { function }| {
             let schema = function.parameters.map(RawValue::get);
-            (function.name, OfFunction::of_schema(schema))
+            (function.name, Arc::new(OfFunction::of_schema(schema)))
         });
         Self(Some(Arc::new(functions.collect())))
     }
@@ -163,7 +161,7 @@ impl Parameters {
         self.0.is_none()
     }
 
-    pub(super) fn of_function(&self, name: &str) -> Option<&OfFunction> {
+    pub(super) fn of_function(&self, name: &str) -> Option<&Arc<OfFunction>> {
         self.0.as_ref()?.get(name)
     }
 }
@@ -175,7 +173,7 @@ impl OfFunction {
         let root = schema.and_then(|it| serde_json::from_str::<Value>(it).ok());
         let mut out = Self::default();
         if let Some(root) = root {
-            out.collect(&root, &root, MAX_DEPTH);
+            Reader::new(&root).collect(&root, &mut out, MAX_DEPTH);
             let others = out.others;
             out.named.retain(|_, types| *types != others);
         }
@@ -192,23 +190,6 @@ impl OfFunction {
         let named = named.map(|(name, types)| (name.clone(), json!(types.names())));
         json!({"named": named.collect::<Map<_, _>>(), "others": self.others.names()})
     }
-
-    /// Adds the parameters of an object's schema, and of those that it applies in place.
-    fn collect(&mut self, schema: &Value, root: &Value, depth: u32) {
-        let Some(depth) = depth.checked_sub(1) else {
-            return;
-        };
-        let members = schema.get("properties").and_then(Value::as_object);
-        for (name, schema) in members.into_iter().flatten() {
-            let types = found(schema, root);
-            let known = self.named.entry(name.clone()).or_insert(types);
-            *known = *known | types;
-        }
-        if let Some(others @ Value::Object(_)) = schema.get("additionalProperties") {
-            self.others = found(others, root);
-        }
-        applied(schema, root).for_each(|inside| self.collect(inside, root, depth));
-    }
 }
 
 /// Schemas that a schema applies in place.
@@ -223,48 +204,95 @@ fn referenced<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
     root.pointer(schema.get("$ref")?.as_str()?.strip_prefix('#')?)
 }
 
-/// Types of a parameter. A schema without a valid value is read as that of a string.
-fn found(schema: &Value, root: &Value) -> Types {
-    let mut left = MAX_SCHEMAS;
-    match types_of(schema, root, MAX_DEPTH, &mut left) {
-        Types::NONE => Types::STRING,
-        types => types,
-    }
+/// Reader of one function's schema. Each part is read once, however many references lead there.
+struct Reader<'a> {
+    root: &'a Value,
+    /// Types of schemas, by address.
+    known: HashMap<*const Value, Types>,
+    /// Schemas whose parameters were collected, by address.
+    collected: HashSet<*const Value>,
 }
 
-fn types_of(schema: &Value, root: &Value, depth: u32, left: &mut u32) -> Types {
-    let Value::Object(keywords) = schema else {
-        return if *schema == Value::Bool(false) {
-            Types::NONE
-        } else {
-            Types::ALL
-        };
-    };
-    if depth == 0 || *left == 0 {
-        return Types::ALL;
-    }
-    *left -= 1;
-    let mut inside = |schema: &Value| types_of(schema, root, depth - 1, left);
-    let mut types = keywords.get("type").map_or(Types::ALL, Types::named);
-    if let Some(value) = keywords.get("const") {
-        types = types & Types::of_value(value);
-    }
-    if let Some(Value::Array(values)) = keywords.get("enum") {
-        let values = values.iter().map(Types::of_value);
-        types = types & values.fold(Types::NONE, BitOr::bitor);
-    }
-    for name in ["anyOf", "oneOf"] {
-        if let Some(Value::Array(schemas)) = keywords.get(name) {
-            let each = schemas.iter().map(&mut inside);
-            types = types & each.fold(Types::NONE, BitOr::bitor);
+impl<'a> Reader<'a> {
+    fn new(root: &'a Value) -> Self {
+        Self {
+            root,
+            known: HashMap::new(),
+            collected: HashSet::new(),
         }
     }
-    if let Some(Value::Array(schemas)) = keywords.get("allOf") {
-        types = schemas.iter().map(&mut inside).fold(types, BitAnd::bitand);
+
+    /// Adds the parameters of an object's schema, and of those that it applies in place.
+    fn collect(&mut self, schema: &'a Value, out: &mut OfFunction, depth: u32) {
+        let Some(depth) = depth.checked_sub(1) else {
+            return;
+        };
+        if !self.collected.insert(schema) {
+            return;
+        }
+        let members = schema.get("properties").and_then(Value::as_object);
+        for (name, schema) in members.into_iter().flatten() {
+            let types = self.found(schema);
+            let known = out.named.entry(name.clone()).or_insert(types);
+            *known = *known | types;
+        }
+        if let Some(others @ Value::Object(_)) = schema.get("additionalProperties") {
+            out.others = self.found(others);
+        }
+        for inside in applied(schema, self.root) {
+            self.collect(inside, out, depth);
+        }
     }
-    referenced(schema, root)
-        .map(&mut inside)
-        .map_or(types, |of_target| types & of_target)
+
+    /// Types of a parameter. A schema without a valid value is read as that of a string.
+    fn found(&mut self, schema: &'a Value) -> Types {
+        match self.types_of(schema, MAX_DEPTH) {
+            Types::NONE => Types::STRING,
+            types => types,
+        }
+    }
+
+    fn types_of(&mut self, schema: &'a Value, depth: u32) -> Types {
+        let Value::Object(keywords) = schema else {
+            return if *schema == Value::Bool(false) {
+                Types::NONE
+            } else {
+                Types::ALL
+            };
+        };
+        let address = std::ptr::from_ref(schema);
+        if let Some(types) = self.known.get(&address) {
+            return *types;
+        }
+        if depth == 0 {
+            return Types::ALL;
+        }
+        // Where a schema leads back to itself, any type is possible.
+        self.known.insert(address, Types::ALL);
+        let mut types = keywords.get("type").map_or(Types::ALL, Types::named);
+        if let Some(value) = keywords.get("const") {
+            types = types & Types::of_value(value);
+        }
+        if let Some(Value::Array(values)) = keywords.get("enum") {
+            let values = values.iter().map(Types::of_value);
+            types = types & values.fold(Types::NONE, BitOr::bitor);
+        }
+        for name in ["anyOf", "oneOf"] {
+            if let Some(Value::Array(schemas)) = keywords.get(name) {
+                let each = schemas.iter().map(|it| self.types_of(it, depth - 1));
+                types = types & each.fold(Types::NONE, BitOr::bitor);
+            }
+        }
+        if let Some(Value::Array(schemas)) = keywords.get("allOf") {
+            let each = schemas.iter().map(|it| self.types_of(it, depth - 1));
+            types = each.fold(types, BitAnd::bitand);
+        }
+        if let Some(target) = referenced(schema, self.root) {
+            types = types & self.types_of(target, depth - 1);
+        }
+        self.known.insert(address, types);
+        types
+    }
 }
 
 #[cfg(test)]
@@ -333,6 +361,20 @@ mod tests {
         let long = json!({"description": "x".repeat(MAX_SCHEMA_BYTES), "properties": {"q": {"type": "array"}}});
         assert_eq!(of(&long), Types::STRING);
         assert_eq!(OfFunction::of_schema(None).types("q"), Types::STRING);
+    }
+
+    #[test]
+    fn a_schema_is_read_once_however_many_references_lead_to_it() {
+        let again = json!({"$ref": "#"});
+        let wide = json!({"$ref": "#/$defs/w"});
+        let names = (0..5000).map(|n| (format!("p{n}"), wide.clone()));
+        let schema = json!({
+            "allOf": vec![again; 8],
+            "properties": names.collect::<Map<_, _>>(),
+            "$defs": {"w": {"enum": vec![0; 1000], "anyOf": vec![wide; 2]}},
+        });
+        let of_function = OfFunction::of_schema(Some(&schema.to_string()));
+        assert_eq!(of_function.types("p7"), Types::INTEGER);
     }
 
     #[test]

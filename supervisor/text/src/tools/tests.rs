@@ -250,6 +250,7 @@ fn arguments_are_told_at_once() {
 #[test]
 fn time_grows_with_the_length_of_the_text() {
     let many = 200_000;
+    let parameters = Parameters::of_tools(&with_many_parameters());
     for unit in [
         " ",
         "<",
@@ -263,6 +264,7 @@ fn time_grows_with_the_length_of_the_text() {
         "</parameter> ",
         "\n",
         "<function=f>",
+        "<function=f>x",
         "<parameter=any>\"",
         "{\"k\":\"</parameter><parameter=any>",
     ] {
@@ -284,7 +286,7 @@ fn time_grows_with_the_length_of_the_text() {
                 "<function=f><parameter=any></parameter>",
             ] {
                 let parsing = Parsing {
-                    parameters: Parameters::of_tools(TYPED),
+                    parameters: parameters.clone(),
                     ..parsing(syntax)
                 };
                 let message = fold(parsing, [prefix, &text]);
@@ -299,6 +301,12 @@ fn time_grows_with_the_length_of_the_text() {
 /// Function with parameters of several types.
 const TYPED: &str = r#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
     "s": {"type": "string"}, "n": {"type": "integer"}, "maybe": {"type": ["string", "null"]}, "any": {}}}}}]"#;
+
+/// The same function, with as many further parameters as a schema has room for.
+fn with_many_parameters() -> String {
+    let more: String = (0..10_000).map(|n| format!(", \"p{n}\": {{}}")).collect();
+    TYPED.replace("\"any\": {}", &format!("\"any\": {{}}{more}"))
+}
 
 fn piece() -> impl Strategy<Value = &'static str> {
     let mut pieces = vec![

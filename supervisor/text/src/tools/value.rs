@@ -16,7 +16,7 @@
 
 use super::Event;
 use super::call::push_arguments;
-use super::json::{Json, Place};
+use super::json::{Json, MAX_DEPTH, Place};
 use super::parameters::Types;
 
 pub(super) const PARAMETER: &str = "<parameter=";
@@ -239,7 +239,9 @@ impl Held {
         if !is_space && !std::mem::replace(&mut self.has_begun, true) && !self.may_begin(c) {
             self.json = None;
         }
-        if self.json.as_mut().is_some_and(|json| json.push(c).is_err()) {
+        // The value is within the object of the arguments.
+        let is_broken = |json: &mut Json| json.push(c).is_err() || json.depth() == MAX_DEPTH;
+        if self.json.as_mut().is_some_and(is_broken) {
             self.json = None;
         }
         match &mut self.word {
