@@ -7,9 +7,9 @@ Real vocabularies come from packages of PyPI that hold them (`families.txt`), an
 is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has, and Gemma's; Mistral's
 first one, which is of the same kind, stands in their place, with the family's own control tokens; for Gemma 4's merges of
 characters, every way to split one of its pieces in two pieces. Nor Qwen3.5's vocabulary, for which the first words of Qwen3's
-stand, nor its template, for which one of its format does (axolotl's has the calls of Qwen3); nor SmolLM3's template, which
-ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss has: words of Qwen's with its control tokens, and a template
-of its format's frame.
+stand, nor its template, for which `QWEN35_TEMPLATE` stands (axolotl's `qwen3_5` writes the calls of Qwen3; `qwen35moe` has it);
+nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss has: words of Qwen's with its
+control tokens, and a template of its format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.

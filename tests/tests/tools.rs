@@ -256,7 +256,7 @@ fn tools_that_tags_cannot_express_are_refused_by_name() {
         json!({"name": "a", "parameters": odd}),
         "required",
         schema,
-        "name of this parameter",
+        "name of a parameter",
     );
     let any = json!({"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]});
     let strict = json!({"name": "a", "strict": true, "parameters": any});

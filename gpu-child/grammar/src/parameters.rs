@@ -18,6 +18,7 @@ mod raw;
 
 use crate::error::GrammarError;
 use crate::inline::{ESCAPES, JSON, SETTINGS};
+use crate::limits::MAX_GRAMMAR_BYTES;
 use crate::schema;
 use crate::schema::{escaped, wrong};
 use raw::Raw;
@@ -37,6 +38,9 @@ const ENDS: [&str; 2] = [r"<\/parameter>", r"<\/function>[ \t\n\r]*<\/tool_call>
 
 /// Characters of a parameter's name: those that its tag can express, as many as a parser reads.
 const MAX_NAME_BYTES: usize = 256;
+
+/// Maximum bytes of the rules of parameters, each with the definitions that it refers to.
+const MAX_EXPANDED_BYTES: usize = 16 * MAX_GRAMMAR_BYTES;
 
 /// Keywords that would have to hold for the whole object.
 const UNFOLLOWED: [&str; 15] = [
@@ -179,6 +183,12 @@ impl<'a> Function<'a> {
             let value = self.value(schema, &self.types.of(name), &at)?;
             let mark = if is_required { "" } else { "?" };
             let _ = write!(out, " ({} {value}){mark}", tag_of(name));
+            if out.len() + self.rules.lines.len() > MAX_EXPANDED_BYTES {
+                let why = format!(
+                    "parameters and their definitions have more than {MAX_EXPANDED_BYTES} bytes"
+                );
+                return Err(wrong(&at, &why));
+            }
         }
         if let Some(schema) = others {
             let value = self.value(schema, &self.types.others(), "/additionalProperties")?;
@@ -210,6 +220,11 @@ impl<'a> Function<'a> {
             let Some(target) = object.get("$ref").and_then(|it| self.target(it)) else {
                 break;
             };
+            let beside = object.as_object().into_iter().flat_map(Map::keys);
+            let mut beside = beside.filter(|it| !["$ref", "type", "$defs"].contains(&it.as_str()));
+            if let (Some(name), false) = (beside.next(), self.is_lenient) {
+                return Err(not_followed(&format!("{name} beside $ref")));
+            }
             object = target;
         }
         let Some(keywords) = object.as_object() else {
@@ -303,7 +318,7 @@ impl<'a> Function<'a> {
             _ => Map::new(),
         };
         keywords.entry("type").or_insert_with(|| json!(types));
-        if let Some(definitions) = self.root.get("$defs") {
+        if let Some(definitions) = self.root.get("$defs").filter(|_| refers(schema)) {
             keywords.insert("$defs".to_owned(), definitions.clone());
         }
         let settings = json!({
@@ -316,12 +331,22 @@ impl<'a> Function<'a> {
     }
 }
 
+/// True if a schema may contain a reference.
+fn refers(schema: &Value) -> bool {
+    match schema {
+        Value::Object(members) => members.contains_key("$ref") || members.values().any(refers),
+        Value::Array(members) => members.iter().any(refers),
+        _ => false,
+    }
+}
+
 fn not_followed(keyword: &str) -> GrammarError {
     let why = format!("{keyword} cannot be followed in calls that are written as tags");
     wrong("", &why)
 }
 
-const UNWRITABLE: &str = "a tag cannot express the name of this parameter";
+const UNWRITABLE: &str =
+    "the name of a parameter in a tag has at most 256 bytes, and no <, > or line end";
 
 fn tag_of(name: &str) -> String {
     quoted(&format!("<parameter={name}>\n"))

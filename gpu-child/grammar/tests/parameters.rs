@@ -252,6 +252,10 @@ fn what_tags_cannot_express_is_refused_by_name_or_ignored() {
             json!({"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}),
             "contains",
         ),
+        (
+            json!({"type": "object", "required": ["a"], "$ref": "#/$defs/o", "$defs": {"o": {"type": "object", "properties": {"a": s}}}}),
+            "required beside $ref",
+        ),
     ] {
         let is_list = schema["properties"]["a"]["type"] == "array";
         let types = if is_list {
@@ -268,6 +272,33 @@ fn what_tags_cannot_express_is_refused_by_name_or_ignored() {
     let required = json!({"type": "object", "properties": {"a>b": s}, "required": ["a>b"]});
     let refused = compiler.compile(&grammar(&required, &json!({}), true));
     assert!(refused.is_err(), "{refused:?}");
+}
+
+#[test]
+fn only_parameters_with_references_have_definitions_and_these_are_bounded() {
+    let compiler = Compiler::new(&facts()).expect("a vocabulary");
+    let long = json!({"o": {"type": "integer", "description": "x".repeat(100_000)}});
+    let schema = |of: &Value, count: u32| {
+        let properties = (0..count).map(|n| {
+            // A rule of its own for each.
+            let mut of = of.clone();
+            of["title"] = json!(n);
+            (format!("p{n}"), of)
+        });
+        let properties: serde_json::Map<_, _> = properties.collect();
+        json!({"type": "object", "properties": properties, "$defs": long})
+    };
+    let types: serde_json::Map<_, _> = (0..100)
+        .map(|n| (format!("p{n}"), json!(["integer"])))
+        .collect();
+    let compiled =
+        |of: &Value, count| compiler.compile(&grammar(&schema(of, count), &json!(types), false));
+    let plain = compiled(&json!({"type": "integer"}), 100);
+    assert!(plain.is_ok(), "{plain:?}");
+    let refers = json!({"$ref": "#/$defs/o"});
+    assert!(compiled(&refers, 2).is_ok());
+    let refused = compiled(&refers, 100).expect_err("too many").to_string();
+    assert!(refused.contains("bytes"), "{refused}");
 }
 
 #[test]

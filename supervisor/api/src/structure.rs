@@ -33,6 +33,9 @@ const SCHEMA: &str = "json_schema";
 const GBNF: &str = "grammar";
 const OUTPUTS: &str = "structured_outputs";
 
+/// Rule in the grammars of tool calls (`worker_orcd_text::tools`), with types that only the supervisor writes.
+const PARAMETERS: &str = "%parameters";
+
 const OF_FORMAT: Names = &[&["type", "json_schema", "schema"]];
 const OF_SCHEMA: Names = &[&["name", "description", "schema", "strict"]];
 const OF_OUTPUTS: Names = &[KINDS];
@@ -219,7 +222,15 @@ fn read_kind(outputs: &mut Fields<'_>, kind: &str) -> Option<Grammar> {
             None
         }
         "regex" => text(outputs).map(Grammar::Regex),
-        "grammar" => text(outputs).map(Grammar::Lark),
+        "grammar" => {
+            let text = text(outputs)?;
+            if text.contains(PARAMETERS) {
+                let rule = "must not contain %parameters, which is for tool calls";
+                outputs.error(kind, Constraint::Unsupported, rule);
+                return None;
+            }
+            Some(Grammar::Lark(text))
+        }
         _ => read_choice(outputs, kind).map(Grammar::Choice),
     }
 }

@@ -114,6 +114,10 @@ fn each_mistake_is_named_with_its_place() {
     let outputs = |outputs: Value| json!({"structured_outputs": outputs});
     let schema = |schema: Value| format(json!({"type": "json_schema", "json_schema": schema}));
     for (body, field) in [
+        (
+            outputs(json!({"grammar": "start: %parameters {}"})),
+            "structured_outputs.grammar",
+        ),
         (format(json!("json")), "response_format"),
         (format(json!({})), "response_format.type"),
         (format(json!({"type": "xml"})), "response_format.type"),
