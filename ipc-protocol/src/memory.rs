@@ -40,6 +40,13 @@ impl MemoryReport {
         // The values come from an untrusted child, so their sum may overflow.
         uses.into_iter().fold(0, u64::saturating_add)
     }
+
+    /// [`Self::known_bytes`] and the CUDA context, if its size is known.
+    #[must_use]
+    pub fn bytes_in_use(&self) -> u64 {
+        let context = self.context_bytes.unwrap_or(0);
+        self.known_bytes().saturating_add(context)
+    }
 }
 
 /// Memory limit that is reached first.

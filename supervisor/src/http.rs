@@ -14,7 +14,7 @@
 //! * [`health`] and [`metrics`](crate::metrics): answered from memory, never blocking.
 //! * [`responses`]: OpenAI's Responses API, on the same path. [`ollama`]: Ollama's.
 //! * [`presentation`]: responses in the formats of `worker_orcd_api`, which reads requests and writes answers. [`choices`]:
-//!   streams of an answer, which [`sse`] sends.
+//!   streams of an answer, which [`sse`] sends. [`held`]: answers in one piece with their room in memory.
 //! * [`texts`]: tokenize, detokenize and apply-template.
 //! * [`admin`]: operator routes and their access.
 //! * [`routes`]: table of routes, also for 404 answers. [`openapi`]: the same for programs. [`page`]: status page.
@@ -48,6 +48,7 @@ mod guarded;
 pub mod handed;
 pub mod handover;
 pub mod health;
+mod held;
 pub mod job;
 pub mod lanes;
 pub mod listen;
@@ -192,8 +193,7 @@ impl App {
     #[must_use]
     pub fn device_bytes_in_use(&self) -> Option<u64> {
         let (memory, _) = self.engine.snapshot().device().memory?;
-        let context = memory.context_bytes.unwrap_or(0);
-        Some(memory.known_bytes().saturating_add(context))
+        Some(memory.bytes_in_use())
     }
 }
 

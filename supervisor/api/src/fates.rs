@@ -72,3 +72,26 @@ fn in_words(shape: &Shape) -> String {
         _ => "anything".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_field_is_known_twice() {
+        let readers = [
+            request::reader(Kind::Chat).names,
+            request::reader(Kind::Completion).names,
+            RESPONSE.names,
+            MESSAGES.names,
+            EMBEDDINGS.names,
+        ];
+        for names in readers {
+            let mut names = names.concat();
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{names:?}");
+        }
+    }
+}

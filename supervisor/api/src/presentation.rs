@@ -131,7 +131,27 @@ pub struct Echo {
     pub metadata: BTreeMap<String, String>,
 }
 
+/// Longest id in a JSON list, in bytes: ten digits and a comma.
+const MAX_ID_BYTES: usize = 11;
+
 impl Presentation {
+    /// Upper bound of the bytes of prompt ids that an answer in one piece repeats: a completion has those of a prompt in
+    /// each of its choices. `tokens_in`: prompt tokens of each choice.
+    #[must_use]
+    pub fn repeated_id_bytes(&self, tokens_in: impl IntoIterator<Item = u32>) -> usize {
+        let has_ids = matches!(
+            &self.form.api,
+            Api::OpenAi { kind: OpenAiKind::Completion, options, .. } if options.token_ids
+        );
+        if !has_ids || self.form.is_streamed {
+            return 0;
+        }
+        let choices = self.layout.places().zip(tokens_in);
+        let repeated = choices.filter(|(choice, _)| choice.k > 0);
+        let bytes = repeated.map(|(_, tokens)| tokens as usize * MAX_ID_BYTES);
+        bytes.fold(0, usize::saturating_add)
+    }
+
     /// `None` if another version wrote it.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
@@ -229,5 +249,36 @@ mod tests {
             assert_eq!(read, Some(presentation));
         }
         assert_eq!(Presentation::read("{}"), None);
+    }
+
+    #[test]
+    fn prompt_ids_are_counted_where_an_answer_repeats_them() {
+        let bytes = |kind, token_ids, is_streamed| {
+            let presentation = Presentation {
+                correlation_id: String::new(),
+                created: SystemTime::UNIX_EPOCH,
+                fingerprint: String::new(),
+                layout: Layout { prompts: 2, n: 3 },
+                form: Form {
+                    is_streamed,
+                    parsing: Parsing::default(),
+                    api: Api::OpenAi {
+                        kind,
+                        options: OpenAiOptions {
+                            token_ids,
+                            ..OpenAiOptions::default()
+                        },
+                        must_call: false,
+                    },
+                },
+            };
+            presentation.repeated_id_bytes([5, 5, 5, 7, 7, 7])
+        };
+        let longest = format!("{},", u32::MAX).len();
+        let repeated = (2 * 5 + 2 * 7) * longest;
+        assert_eq!(bytes(OpenAiKind::Completion, true, false), repeated);
+        assert_eq!(bytes(OpenAiKind::Completion, true, true), 0);
+        assert_eq!(bytes(OpenAiKind::Completion, false, false), 0);
+        assert_eq!(bytes(OpenAiKind::Chat, true, false), 0);
     }
 }

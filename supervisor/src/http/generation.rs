@@ -6,6 +6,7 @@ mod echo;
 mod prompt;
 
 use super::App;
+use super::body::Room;
 use super::client;
 use super::connection::Attachment;
 use super::correlation::CorrelationId;
@@ -39,9 +40,9 @@ pub(super) async fn answer(
 ) -> Answered {
     let asker = Asker::of(&request, correlation);
     let (model, request, room) = app.receive(request, reader).await?;
-    let (presentation, accepted) = app.start(&model, request, asker).await?;
+    let (presentation, accepted, ids_room) = app.start(&model, request, asker).await?;
     drop(room);
-    Ok(presentation::respond(presentation, &app, accepted, false).await?)
+    Ok(presentation::respond(presentation, &app, accepted, ids_room, false).await?)
 }
 
 /// Client of a request, and its connection.
@@ -84,16 +85,16 @@ impl App {
         })
     }
 
-    /// Tokenizes and submits a request for each choice, all or none.
+    /// Tokenizes and submits a request for each choice, all or none. The room is for ids of the prompts in the answer.
     ///
     /// # Errors
-    /// If a text does not fit, or the engine refuses.
+    /// If a text does not fit, there is no room, or the engine refuses.
     async fn start(
         self: &Arc<Self>,
         model: &Arc<LoadedModel>,
         request: AnswerRequest,
         asker: Asker,
-    ) -> Result<(Presentation, Vec<Accepted>), ApiError> {
+    ) -> Result<(Presentation, Vec<Accepted>, Room), ApiError> {
         let AnswerRequest {
             generation: request,
             more,
@@ -124,6 +125,8 @@ impl App {
             layout,
             form,
         };
+        let tokens = |it: Place| prompts[it.prompt].tokens.len() as u32;
+        let room = presentation::room_for_ids(self, &presentation, layout.places().map(tokens))?;
         let answer = request.job_id;
         // Common to all choices.
         let common = NewRequest {
@@ -163,7 +166,7 @@ impl App {
                 job,
             }
         };
-        Ok((presentation, choices.map(begin).collect()))
+        Ok((presentation, choices.map(begin).collect(), room))
     }
 }
 

@@ -1,17 +1,21 @@
 //! Responses of accepted requests, in the formats of `worker_orcd_api`.
 
+use super::body::Room;
 use super::choices::Choices;
 use super::error::ApiError;
 use super::generation::Accepted;
 use super::whole::{gather, gather_one};
-use super::{App, sse};
+use super::{App, held, sse};
+use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 use worker_orcd_api::anthropic::stream::MessageEvents;
 use worker_orcd_api::choices::Layout;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
+use worker_orcd_api::mistakes::Constraint;
 use worker_orcd_api::ollama::answer::Lines;
+use worker_orcd_api::openai::request::TOKEN_IDS;
 use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::openai::whole::Gathered;
 use worker_orcd_api::presentation::{Api, Form, OpenAiOptions, Presentation};
@@ -19,7 +23,28 @@ use worker_orcd_api::render::{Render, Whole};
 use worker_orcd_api::responses::events::Events;
 use worker_orcd_api::{openai, responses};
 
-/// Response of an answer with these choices, in order. `begun`: the client already has the head of the response.
+/// Room for prompt ids that an answer in one piece repeats. `tokens_in`: prompt tokens of each choice.
+///
+/// # Errors
+/// 400 if they never fit, 429 if other answers hold too much.
+pub(super) fn room_for_ids(
+    app: &App,
+    presentation: &Presentation,
+    tokens_in: impl IntoIterator<Item = u32>,
+) -> Result<Room, ApiError> {
+    let bytes = presentation.repeated_id_bytes(tokens_in);
+    let most = app.bodies.longest_answer();
+    if bytes > most {
+        let rule = format!(
+            "would repeat prompts in {bytes} bytes, of which {most} fit: request fewer choices"
+        );
+        return Err(ApiError::invalid_field(TOKEN_IDS, Constraint::Length, rule));
+    }
+    app.bodies.room_for_answer(bytes)
+}
+
+/// Response of an answer with these choices, in order. `room`: of [`room_for_ids`]. `begun`: the client already has the
+/// head of the response.
 ///
 /// # Errors
 /// If the request fails before any of the answer was sent.
@@ -27,6 +52,7 @@ pub async fn respond(
     presentation: Presentation,
     app: &Arc<App>,
     accepted: Vec<Accepted>,
+    room: Room,
     begun: bool,
 ) -> Result<Response, ApiError> {
     let created = presentation.created_seconds();
@@ -74,7 +100,7 @@ pub async fn respond(
             };
             match is_streamed {
                 true => streamed(accepted, &header, options, layout, begun).await,
-                false => whole_completion(accepted, &header, options, layout).await,
+                false => whole_completion(accepted, &header, options, layout, room).await,
             }
         }
         Api::Messages => {
@@ -119,7 +145,7 @@ async fn answer(
         return rendered(choices, begun).await;
     }
     let completion = gather_one(accepted, |piece| format.gather(piece)).await?;
-    Ok(json(format.whole(&completion)))
+    Ok(json(Body::from(format.whole(&completion))))
 }
 
 /// Streamed answer of the OpenAI API.
@@ -150,18 +176,20 @@ fn give_known(accepted: &[Accepted]) {
     }
 }
 
-/// Complete answer of the OpenAI API.
+/// Complete answer of the OpenAI API. It holds the room until it is sent.
 async fn whole_completion(
     accepted: Vec<Accepted>,
     header: &openai::Header,
     options: OpenAiOptions,
     layout: Layout,
+    room: Room,
 ) -> Result<Response, ApiError> {
     give_known(&accepted);
     let gathered = |it: &Accepted| Gathered::new(&it.stream, header.kind, options);
     let mut choices: Vec<_> = accepted.iter().map(gathered).collect();
     let ends = gather(accepted, |index, piece| choices[index].push(piece)).await?;
-    Ok(json(openai::whole::answer(header, choices, &ends, layout)))
+    let answer = openai::whole::answer(header, choices, &ends, layout);
+    Ok(json(held::body(answer, room)))
 }
 
 async fn rendered<R: Render>(choices: Choices<R>, begun: bool) -> Result<Response, ApiError> {
@@ -171,7 +199,7 @@ async fn rendered<R: Render>(choices: Choices<R>, begun: bool) -> Result<Respons
     }
 }
 
-fn json(body: Vec<u8>) -> Response {
+fn json(body: Body) -> Response {
     ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
@@ -189,9 +217,8 @@ mod tests {
     use worker_orcd_requests::testing::{Journal, SEAT, params, request, step};
     use worker_orcd_text::tools::Parsing;
 
-    #[tokio::test]
-    async fn an_answer_in_one_piece_is_told_whole_whatever_the_client_says_that_it_has() {
-        let app = app(&[]).await;
+    /// Stream of a request that has ended, with the text "ab", of which the client has the first piece.
+    fn ended(app: &Arc<App>) -> Accepted {
         let mut journal = Journal::serving();
         let (id, stream) = journal.submit(NewRequest {
             params: params(|it| it.logprobs = Some(0)),
@@ -213,27 +240,40 @@ mod tests {
         let end = step(&[], &[(id, FinishReason::MaxTokens)]);
         journal.requests.step(SEAT, &end, journal.now).unwrap();
         stream.mark_delivered(1);
-        let accepted = Accepted {
+        Accepted {
             stream,
-            job: Job::begin(Arc::clone(&app), "job".to_owned(), String::new()),
+            job: Job::begin(Arc::clone(app), "job".to_owned(), String::new()),
             tokens_in: 2,
-        };
-        let presentation = Presentation {
+        }
+    }
+
+    fn completion_of(layout: Layout, token_ids: bool) -> Presentation {
+        Presentation {
             correlation_id: String::new(),
             created: SystemTime::UNIX_EPOCH,
             fingerprint: String::new(),
-            layout: Layout::default(),
+            layout,
             form: Form {
                 is_streamed: false,
                 parsing: Parsing::default(),
                 api: Api::OpenAi {
                     kind: Kind::Completion,
-                    options: OpenAiOptions::default(),
+                    options: OpenAiOptions {
+                        token_ids,
+                        ..OpenAiOptions::default()
+                    },
                     must_call: false,
                 },
             },
-        };
-        let answer = respond(presentation, &app, vec![accepted], true)
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_in_one_piece_is_told_whole_whatever_the_client_says_that_it_has() {
+        let app = app(&[]).await;
+        let presentation = completion_of(Layout::default(), false);
+        let accepted = vec![ended(&app)];
+        let answer = respond(presentation, &app, accepted, Room::default(), true)
             .await
             .unwrap();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
@@ -241,5 +281,30 @@ mod tests {
         let choice = &answer["choices"][0];
         assert_eq!(choice["text"], "ab");
         assert_eq!(choice["logprobs"]["tokens"], json!(["a", "b"]));
+    }
+
+    #[tokio::test]
+    async fn repeated_prompt_ids_hold_room_until_the_answer_is_sent() {
+        let app = app(&[]).await;
+        let most = app.bodies.longest_answer();
+        let two = completion_of(Layout { prompts: 1, n: 2 }, true);
+        let bytes_of_id = two.repeated_id_bytes([1; 2]);
+        let fit = (most / bytes_of_id) as u32;
+        let room_for = |tokens: u32| room_for_ids(&app, &two, [tokens; 2]);
+        let status = |tokens: u32| room_for(tokens).unwrap_err().status().as_u16();
+        assert_eq!(status(fit + 1), 400);
+        let room = room_for(fit).unwrap();
+        let one = completion_of(Layout::default(), true);
+        let answer = respond(one, &app, vec![ended(&app)], room, false)
+            .await
+            .unwrap();
+        assert_eq!(status(fit), 429);
+        let mut body = answer.into_body();
+        let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert!(body.frame().await.is_none());
+        drop(body);
+        assert_eq!(status(fit), 429, "the client has not read it");
+        drop(data);
+        assert!(room_for(fit).is_ok());
     }
 }

@@ -51,7 +51,13 @@ pub async fn resume(
             accepted,
             presentation,
             begun,
-        }) => presentation::respond(presentation, &app, accepted, begun).await,
+        }) => {
+            let lengths = accepted.iter().map(|it| it.tokens_in);
+            let room = presentation::room_for_ids(&app, &presentation, lengths);
+            // The request was admitted earlier, so it is answered also without room.
+            let room = room.unwrap_or_default();
+            presentation::respond(presentation, &app, accepted, room, begun).await
+        }
         Err(error) => Err(error),
     };
     match response {

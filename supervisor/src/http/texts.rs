@@ -3,10 +3,8 @@
 //! The fields have the names of llama-server (`content`, `add_special`, `with_pieces`) and of vLLM (`prompt`,
 //! `messages`, `add_special_tokens`, `return_token_strs`). The answers have the fields of both.
 
-mod held;
-
-use super::App;
 use super::error::{Answered, ApiError};
+use super::{App, held};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;

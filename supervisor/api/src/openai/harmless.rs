@@ -148,15 +148,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn no_field_is_known_twice() {
-        for kind in KINDS {
-            let mut names = reader(kind).names.concat();
-            let count = names.len();
-            names.sort_unstable();
-            names.dedup();
-            assert_eq!(names.len(), count, "{names:?}");
-        }
-    }
 }

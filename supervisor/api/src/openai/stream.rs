@@ -95,8 +95,13 @@ impl Chunks {
             (None, Some(_)) => self.token_ids.as_mut().map(Tokens::take_rest),
             (None, None) => None,
         };
-        let prompt_ids = self.take_prompt_ids();
         let (kind, index) = (self.header.kind, self.index);
+        let is_role = piece.is_none() && reason.is_none();
+        let prompt_ids = match kind {
+            // The chunk of the role has them. A resumed stream may begin after it, without any piece.
+            Kind::Chat if !is_role => None,
+            Kind::Chat | Kind::Completion => self.take_prompt_ids(),
+        };
         let usage = match self.options {
             it if it.continuous_usage => Some(OrNull(Some(usage))),
             it if it.include_usage => Some(OrNull(None)),
@@ -436,8 +441,8 @@ mod tests {
     }
 
     /// Chunks of a stream of four tokens, of which the third completes a character and the last ends the answer. The
-    /// client has the first `known` pieces.
-    fn with_token_ids(kind: Kind, known: u32) -> Vec<Value> {
+    /// client has the first `known` pieces. `begins`: it does not have the chunk of the role.
+    fn with_token_ids(kind: Kind, known: u32, begins: bool) -> Vec<Value> {
         let mut journal = Journal::serving();
         let (id, mut stream) = journal.submit(NewRequest {
             prompt: [0, 1].map(TokenId).to_vec(),
@@ -453,7 +458,7 @@ mod tests {
         let end = step(&drawn, &[(id, FinishReason::EndOfSequence)]);
         journal.requests.step(SEAT, &end, journal.now).unwrap();
         let (mut out, events) = (Vec::new(), read(&mut stream).0);
-        if known == 0 {
+        if begins {
             render.begin(&mut out);
         }
         for event in events {
@@ -470,7 +475,7 @@ mod tests {
     #[test]
     fn each_chunk_has_the_ids_of_its_tokens_and_the_first_those_of_the_prompt() {
         for kind in [Kind::Chat, Kind::Completion] {
-            let whole = with_token_ids(kind, 0);
+            let whole = with_token_ids(kind, 0, true);
             let ids = |at: usize| &whole[at]["choices"][0]["token_ids"];
             let first = whole.len() - 3;
             let expected = json!([[1], [2, 3], [4]]);
@@ -490,8 +495,8 @@ mod tests {
                     assert_eq!(of_prompt, [Some(&prompt), Some(&null), Some(&null)]);
                 }
             }
-            for known in [1, 2] {
-                let rest = with_token_ids(kind, known);
+            for known in [0, 1, 2] {
+                let rest = with_token_ids(kind, known, false);
                 assert_eq!(rest, whole[first + known as usize..], "{kind:?}, {known}");
             }
         }

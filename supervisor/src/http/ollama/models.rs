@@ -117,7 +117,7 @@ pub(in crate::http) async fn running(State(app): State<Arc<App>>) -> Json<Runnin
     let describe = |model: Arc<LoadedModel>| {
         let bytes = |device: &DeviceSnapshot| {
             let memory = device.memory.as_ref().map(|(memory, _)| memory);
-            memory.map_or(model.facts.file_bytes, in_use)
+            memory.map_or(model.facts.file_bytes, MemoryReport::bytes_in_use)
         };
         let (mut size, mut size_vram) = (0_u64, 0_u64);
         for device in serving() {
@@ -142,11 +142,6 @@ pub(in crate::http) async fn running(State(app): State<Arc<App>>) -> Json<Runnin
     Json(Running {
         models: models.into_iter().collect(),
     })
-}
-
-fn in_use(memory: &MemoryReport) -> u64 {
-    let context = memory.context_bytes.unwrap_or(0);
-    memory.known_bytes().saturating_add(context)
 }
 
 fn describe(app: &App, model: &LoadedModel, name: &str) -> Model {
