@@ -17,7 +17,7 @@
 //!
 //! The i-th draft saves a step if it and all before it are right. With the share p of recent drafts that were, the
 //! probability is p^i. Its row makes the step longer; it is worth that [cost](DraftCosts) if p^i exceeds it. A sequence has
-//! 1, 3, 7 or 15 drafts ([`rounded`]).
+//! 1, 3, 7 or 15 drafts ([`rounded`]), fewer if its pages have no room.
 
 use std::collections::HashMap;
 use std::ops::Range;

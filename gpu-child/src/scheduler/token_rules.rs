@@ -1,9 +1,10 @@
 //! `min_tokens`, `stop_token_ids` and `allowed_token_ids`, as vLLM defines them; and tokens that the model's file suppresses, as
 //! llama.cpp does.
 //!
-//! Only tokens of `allowed_token_ids` are sampled, and of these no suppressed one if any other is left. Before `min_tokens` tokens, none is sampled that ends the answer: an
-//! end-of-generation token, also with `ignore_eos`, or one of `stop_token_ids`. If no other token is left, because the
-//! grammar is complete or nothing else is allowed, such a token is sampled and ends the answer.
+//! Only tokens of `allowed_token_ids` are sampled, and of these no suppressed one if any other is left. Before `min_tokens`
+//! tokens, none is sampled that ends the answer: an end-of-generation token, also with `ignore_eos`, or one of
+//! `stop_token_ids`. If no other token is left, because the grammar is complete or nothing else is allowed, such a token
+//! is sampled and ends the answer.
 //!
 //! The mask is a function of the token's index, and under a grammar of its mask. So steps are launched ahead, and a
 //! replayed history continues with the same tokens.
@@ -14,13 +15,17 @@ use worker_orcd_ipc::{GenerationParams, TokenId};
 
 #[derive(Debug)]
 pub(super) struct TokenRules {
-    /// Mask of `allowed_token_ids` without suppressed tokens, if not all tokens are allowed.
+    /// Mask of `allowed_token_ids`, if there are any.
     allowed: Option<Mask>,
+    /// Tokens that the model's file suppresses.
+    suppressed: Mask,
     min_tokens: usize,
     /// Tokens that end the answer.
     ends: Mask,
     /// Mask before `min_tokens` tokens.
     early: Mask,
+    /// Mask after `min_tokens` tokens, if not all tokens are left.
+    late: Option<Mask>,
 }
 
 impl TokenRules {
@@ -43,19 +48,22 @@ impl TokenRules {
         let allowed = allowed_token_ids.iter().copied();
         let allowed = (!allowed_token_ids.is_empty()).then(|| Mask::of(allowed, vocabulary));
         let all = || Mask::all(vocabulary);
-        let allowed = match limits.suppressed.is_empty() {
-            true => allowed,
-            false => {
-                let suppressed = Mask::of(limits.suppressed.iter().copied(), vocabulary);
-                Some(unless_over(allowed.unwrap_or_else(all), &suppressed))
-            }
+        let suppressed = Mask::of(limits.suppressed.iter().copied(), vocabulary);
+        let late = match limits.suppressed.is_empty() {
+            true => allowed.clone(),
+            false => Some(unless_over(
+                allowed.clone().unwrap_or_else(all),
+                &suppressed,
+            )),
         };
-        let early = unless_over(allowed.clone().unwrap_or_else(all), &ends);
+        let early = unless_over(late.clone().unwrap_or_else(all), &ends);
         Some(Self {
             allowed,
+            suppressed,
             min_tokens: *min_tokens as usize,
             ends,
             early,
+            late,
         })
     }
 
@@ -73,7 +81,7 @@ impl TokenRules {
     pub(super) fn mask(&self, index: usize) -> Option<&[u32]> {
         match index < self.min_tokens {
             true => Some(self.early.words()),
-            false => self.allowed.as_ref().map(Mask::words),
+            false => self.late.as_ref().map(Mask::words),
         }
     }
 
@@ -83,6 +91,7 @@ impl TokenRules {
             Some(allowed) => mask.and(allowed)?,
             None => mask,
         };
+        let mask = unless_over(mask, &self.suppressed);
         Some(match index < self.min_tokens {
             true => unless_over(mask, &self.ends),
             false => mask,

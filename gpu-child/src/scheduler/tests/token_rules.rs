@@ -56,24 +56,26 @@ fn only_allowed_tokens_are_drawn_and_an_end_is_one_of_them_or_never_comes() {
     }
 }
 
+/// Outcome where the model's file suppresses these tokens.
+fn suppressing(tokens: &[TokenId], request: Submission) -> Outcome {
+    let id = request.request;
+    let limits = Limits {
+        suppressed: tokens.to_vec(),
+        ..limits()
+    };
+    let mut bench = Bench::new(limits, 16, true);
+    bench.submit(request);
+    bench.run();
+    bench.outcome(id.0).clone()
+}
+
 #[test]
 fn suppressed_tokens_are_never_drawn() {
     let suppressed: Vec<_> = (0..VOCAB).filter(|id| id % 3 == 1).map(TokenId).collect();
-    let run = |suppressed: &[TokenId], request: Submission| {
-        let id = request.request;
-        let limits = Limits {
-            suppressed: suppressed.to_vec(),
-            ..limits()
-        };
-        let mut bench = Bench::new(limits, 16, true);
-        bench.submit(request);
-        bench.run();
-        bench.outcome(id.0).clone()
-    };
     let mut differ = 0;
     for seed in 0..30 {
         let plain = submission(seed, &[1, 2, 3], 30);
-        let outcome = run(&suppressed, plain.clone());
+        let outcome = suppressing(&suppressed, plain.clone());
         assert_eq!(outcome.tokens.len(), 30);
         assert!(
             outcome
@@ -81,15 +83,34 @@ fn suppressed_tokens_are_never_drawn() {
                 .iter()
                 .all(|token| !suppressed.contains(token))
         );
-        differ += usize::from(outcome != run(&[], plain));
+        differ += usize::from(outcome != suppressing(&[], plain));
         let allowed = [3, 4, 7];
-        let outcome = run(&suppressed, ruled(seed, 0, &[], &allowed));
+        let outcome = suppressing(&suppressed, ruled(seed, 0, &[], &allowed));
         assert!(outcome.tokens.iter().all(|token| token.0 == 3));
         // Nothing else is left.
-        let outcome = run(&suppressed, ruled(seed, 0, &[], &[4, 7]));
+        let outcome = suppressing(&suppressed, ruled(seed, 0, &[], &[4, 7]));
         assert!(outcome.tokens.iter().all(|token| [4, 7].contains(&token.0)));
     }
     assert!(differ > 20, "{differ}");
+}
+
+#[test]
+fn a_grammar_goes_on_with_a_suppressed_token_if_no_other_fits() {
+    let suppressed = TokenId(13);
+    let mut drawn = 0;
+    for seed in 0..50 {
+        let outcome = suppressing(&[suppressed], constrained(seed, &[1, 2, 3], 20));
+        let reason = &outcome.reasons[..];
+        assert!(
+            matches!(
+                reason,
+                [FinishReason::EndOfSequence | FinishReason::MaxTokens]
+            ),
+            "{reason:?}"
+        );
+        drawn += usize::from(outcome.tokens.contains(&suppressed));
+    }
+    assert!((1..50).contains(&drawn), "{drawn}");
 }
 
 #[test]

@@ -25,6 +25,9 @@ const FIRST_STEPS: u8 = 3;
 const GROWTH: f64 = 3.0;
 const LEAST_GROWTH: f64 = 0.05;
 
+/// Least duration of a step, in seconds.
+const SHORTEST: f64 = 1e-9;
+
 /// The part of the assumption in the cost after a step without drafts.
 const FORGETTING: f64 = 1.0 / 1024.0;
 
@@ -50,7 +53,8 @@ impl Class {
     fn observe(&mut self, shape: StepShape, seconds: f64) {
         self.sequences = shape.decoding - shape.drafts;
         let Some(step) = self.step else {
-            self.step = (shape.drafts == 0).then_some(seconds);
+            // Not zero, because others are divided by it.
+            self.step = (shape.drafts == 0).then_some(seconds.max(SHORTEST));
             return;
         };
         let assumed = self.assumed_row();
