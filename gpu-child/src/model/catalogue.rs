@@ -78,7 +78,7 @@ pub const SERVED: &[Served] = &[
     Served {
         architecture: Architecture::Gemma4,
         with_key: None,
-        models: "Gemma 4 12B and 31B, text: windows in five of six layers, with heads of another size; not E2B and E4B, whose layers share keys and values and have embeddings of their own",
+        models: "Gemma 4 12B and 31B, text: windows in five of six layers, with heads of another size; not E2B and E4B",
         on_cuda: false,
         held_by: &["gemma4", "gemma4-values"],
     },

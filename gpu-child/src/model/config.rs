@@ -143,7 +143,7 @@ impl ModelConfig {
         let n_ff = keys.positive("feed_forward_length")?;
         let context_length = keys.positive("context_length")?;
         let windows = WindowedLayers::read(&keys, n_layers)?;
-        let heads = heads::read(&keys, n_embd, &windows)?;
+        let heads = heads::read(&keys, n_embd, n_layers, &windows)?;
         let Heads {
             count: n_heads,
             kv_count: n_kv_heads,

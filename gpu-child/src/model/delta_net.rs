@@ -132,12 +132,14 @@ pub(super) fn read(
 fn attention_every(keys: &Keys<'_, '_>, n_layers: usize) -> Result<usize, ModelError> {
     let (key, every) = match keys.header.get(&keys.key(LAYERS)) {
         Some(Value::Array(array)) => {
-            let is_recurrent = |value: Value<'_>| match value {
-                Value::Bool(flag) => flag,
-                value => value.as_u64() != Some(0),
-            };
             // Layers that predict further tokens follow.
-            let flags: Vec<_> = array.values().take(n_layers).map(is_recurrent).collect();
+            let flags = array.values().take(n_layers).map(|value| value.as_flag());
+            let Some(flags) = flags.collect::<Option<Vec<_>>>() else {
+                return Err(ModelError::bad_value(
+                    keys.key(LAYERS),
+                    "must be a list of flags",
+                ));
+            };
             let first = flags.iter().position(|is_recurrent| !is_recurrent);
             let every = first.map_or(n_layers + 1, |first| first + 1);
             let expected = (1..=n_layers).map(|layer| !layer.is_multiple_of(every));

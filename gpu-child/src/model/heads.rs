@@ -47,13 +47,14 @@ pub(super) struct HeadKinds {
 pub(super) fn read(
     keys: &Keys<'_, '_>,
     n_embd: usize,
+    n_layers: usize,
     windows: &WindowedLayers,
 ) -> Result<HeadKinds, ModelError> {
     let count = keys.positive("attention.head_count")?;
     let own = keys.architecture.conventions().windows;
     let have_own = own.is_some_and(|windows| windows.have_heads);
     let [whole_kv, near_kv] = match have_own {
-        true => kv_counts_by_kind(keys, count, windows)?,
+        true => kv_counts_by_kind(keys, (count, n_layers), windows)?,
         false => [keys.optional_positive(KV_COUNT)?.unwrap_or(count); 2],
     };
     for kv_count in [whole_kv, near_kv] {
@@ -77,7 +78,8 @@ pub(super) fn read(
     };
     Ok(HeadKinds {
         whole,
-        near: (near != whole).then_some(near),
+        // Windows are in the first layer, or in none.
+        near: (near != whole && windows.is_in(0)).then_some(near),
     })
 }
 
@@ -86,13 +88,17 @@ const KV_COUNT: &str = "attention.head_count_kv";
 /// Heads of keys and values: of layers with full attention, and of sliding-window layers.
 fn kv_counts_by_kind(
     keys: &Keys<'_, '_>,
-    count: usize,
+    (count, n_layers): (usize, usize),
     windows: &WindowedLayers,
 ) -> Result<[usize; 2], ModelError> {
     let key = keys.key(KV_COUNT);
     let Some(Value::Array(array)) = keys.header.get(&key) else {
         return Ok([keys.optional_positive(KV_COUNT)?.unwrap_or(count); 2]);
     };
+    if array.len != n_layers {
+        let message = format!("{} entries for {n_layers} layers", array.len);
+        return Err(ModelError::bad_value(key, message));
+    }
     let mut kinds = [None; 2];
     for (layer, value) in array.values().enumerate() {
         let value = value.as_u64().and_then(|value| u32::try_from(value).ok());

@@ -139,10 +139,7 @@ impl WindowedLayers {
             return Ok(Self::None);
         };
         Ok(Self::WholeEvery(match windows.whole_every {
-            WholeEvery::Default(every) => {
-                let told = keys.optional_positive(PATTERN)?;
-                Some(told.unwrap_or(every))
-            }
+            WholeEvery::Default(every) => Some(keys.optional_positive(PATTERN)?.unwrap_or(every)),
             WholeEvery::Listed => listed(keys, n_layers)?,
         }))
     }
@@ -167,11 +164,10 @@ fn listed(keys: &Keys<'_, '_>, n_layers: usize) -> Result<Option<usize>, ModelEr
         Some(_) => return Err(ModelError::bad_value(key, "must be a list of layers")),
         None => return Err(GgufError::MissingKey(key).into()),
     };
-    let has_window = |value: Value<'_>| match value {
-        Value::Bool(flag) => flag,
-        value => value.as_u64() != Some(0),
+    let flags: Option<Vec<_>> = array.values().map(|value| value.as_flag()).collect();
+    let Some(flags) = flags else {
+        return Err(ModelError::bad_value(key, "must be a list of flags"));
     };
-    let flags: Vec<_> = array.values().map(has_window).collect();
     if flags.len() != n_layers {
         let message = format!("{} entries for {n_layers} layers", flags.len());
         return Err(ModelError::bad_value(key, message));

@@ -1,14 +1,15 @@
-//! `tokenizer.ggml.suppress_tokens`: tokens that are never sampled, such as those that stand for images.
+//! `tokenizer.ggml.suppress_tokens`: tokens that are not sampled, such as those that stand for images.
 //!
 //! llama.cpp's sampler gives them a bias of minus infinity, and ignores ids outside the vocabulary.
 
 use super::error::ModelError;
 use super::gguf::{Header, Value};
+use std::collections::BTreeSet;
 use worker_orcd_ipc::TokenId;
 
 const KEY: &str = "tokenizer.ggml.suppress_tokens";
 
-/// Tokens that are never sampled, in ascending order.
+/// Tokens that are not sampled unless nothing else is allowed, in ascending order.
 ///
 /// # Errors
 /// If the key is not a list of integers.
@@ -16,7 +17,8 @@ pub fn suppressed_tokens(header: &Header<'_>, vocab_size: u32) -> Result<Vec<Tok
     let Some(array) = header.array(KEY)? else {
         return Ok(Vec::new());
     };
-    let mut tokens = Vec::new();
+    // As large as the vocabulary at most, however long the list is.
+    let mut tokens = BTreeSet::new();
     for value in array.values() {
         let is_integer = matches!(value, Value::Signed(_) | Value::Unsigned(_));
         if !is_integer {
@@ -25,9 +27,7 @@ pub fn suppressed_tokens(header: &Header<'_>, vocab_size: u32) -> Result<Vec<Tok
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
         tokens.extend(id.filter(|id| *id < vocab_size).map(TokenId));
     }
-    tokens.sort_unstable();
-    tokens.dedup();
-    Ok(tokens)
+    Ok(tokens.into_iter().collect())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Every shape is checked against the configuration, and every tensor of the file must have a role: one without (an
 //! expert, a sink, a scale) would change the arithmetic if it were ignored.
 
-use super::architecture::{Conventions, Experts as OfArchitecture};
+use super::architecture::{Conventions, Experts as OfArchitecture, RopeFactors};
 use super::config::ModelConfig;
 use super::delta_net::DeltaNetConfig;
 use super::error::ModelError;
@@ -18,6 +18,9 @@ use super::{rerank, rope};
 use std::collections::HashSet;
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
+
+/// Inputs of a delta net in one tensor.
+const JOINT_INPUTS: &str = "ssm_in.weight";
 
 /// The model's tensors as views into the mapped file.
 pub type FileWeights<'a> = ModelWeights<TensorView<'a>, TensorView<'a>>;
@@ -129,6 +132,12 @@ impl<'a> LayerReader<'_, '_, 'a> {
     }
 
     fn delta_net(&mut self, net: &DeltaNetConfig) -> Result<FileDeltaNet<'a>, ModelError> {
+        // The first files of Qwen3-Next.
+        if self.has(JOINT_INPUTS) {
+            let feature =
+                "queries, keys, values and gates in one tensor; newer converters write two";
+            return Err(ModelError::unsupported(self.name(JOINT_INPUTS), feature));
+        }
         let (n_embd, v_heads) = (self.config.n_embd, net.v_heads);
         let conv = self.name("ssm_conv1d.weight");
         let channels = [net.kernel, net.channels(), 1, 1];
@@ -467,10 +476,12 @@ impl<'a> Tensors<'_, 'a> {
     }
 
     fn refuse_unused(&self, config: &ModelConfig) -> Result<(), ModelError> {
-        let has_factors = config.architecture.conventions().rope_factors.is_some();
-        let is_rope = |name: &str| {
-            has_factors && [rope::FREQS, rope::FACTORS_SHORT, rope::FACTORS_LONG].contains(&name)
+        let factors: &[&str] = match config.architecture.conventions().rope_factors {
+            None => &[],
+            Some(RopeFactors::OfWholeLayers) => &[rope::FREQS],
+            Some(_) => &[rope::FREQS, rope::FACTORS_SHORT, rope::FACTORS_LONG],
         };
+        let is_rope = |name: &str| factors.contains(&name);
         let mtp = config.n_layers..config.n_layers + config.n_mtp_layers;
         let is_mtp = |name: &str| {
             let block = name.strip_prefix("blk.").and_then(|it| it.split_once('.'));

@@ -21,16 +21,9 @@ use worker_orcd_kernels::cpu::{Choice, add_weighted, rmsnorm, route, sigmoid};
 
 /// Adds the experts' outputs for `scratch.norm` to the residual stream.
 pub fn run(forward: &Forward<'_>, experts: &Experts, tokens: usize, scratch: &mut Scratch) {
-    let n_embd = forward.config.n_embd;
-    let Scratch {
-        x,
-        ff,
-        norm,
-        quantized,
-        experts: room,
-        ..
-    } = scratch;
-    let norm = &norm[..tokens * n_embd];
+    let values = tokens * forward.config.n_embd;
+    let (norm, ff) = (&scratch.norm[..values], &mut scratch.ff);
+    let (quantized, room) = (&mut scratch.quantized, &mut scratch.experts);
     choose(forward, experts, norm, quantized, room);
     through_chosen(forward, experts, norm, ff, quantized, room);
     if let Some(shared) = &experts.shared {
@@ -39,7 +32,7 @@ pub fn run(forward: &Forward<'_>, experts: &Experts, tokens: usize, scratch: &mu
         let all = Share::all(tokens);
         through(forward, (&shared.unit, 1), &all, rows, ff, quantized);
     }
-    add_all(forward, experts, room, &mut x[..tokens * n_embd]);
+    add_all(forward, experts, room, &mut scratch.x[..values]);
 }
 
 /// Adds the outputs of the experts and of the dense unit beside them, each through its norm, to the residual stream,
@@ -52,15 +45,13 @@ pub fn run_beside(
     scratch: &mut Scratch,
 ) {
     let n_embd = forward.config.n_embd;
-    let Scratch {
-        x,
-        ff,
-        norm,
-        quantized,
-        experts: room,
-        ..
-    } = scratch;
-    let (x, norm) = (&mut x[..tokens * n_embd], &mut norm[..tokens * n_embd]);
+    let values = tokens * n_embd;
+    let (x, norm) = (&mut scratch.x[..values], &mut scratch.norm[..values]);
+    let (ff, quantized, room) = (
+        &mut scratch.ff,
+        &mut scratch.quantized,
+        &mut scratch.experts,
+    );
     let (down, input) = forward.inner(&dense.unit, norm, ff, quantized);
     let (all, of_dense) = (Share::all(tokens), &mut room.shared[..norm.len()]);
     let device = forward.device;

@@ -197,17 +197,10 @@ impl Forward<'_> {
         post_norm: Option<&Vector>,
         scratch: &mut Scratch,
     ) {
-        let n_embd = self.config.n_embd;
-        let Scratch {
-            x,
-            ff,
-            norm,
-            quantized,
-            ..
-        } = scratch;
-        let norm = &mut norm[..tokens * n_embd];
-        let (down, input) = self.inner(unit, norm, ff, quantized);
-        self.add_to_stream(&input, &down, post_norm, norm, &mut x[..tokens * n_embd]);
+        let values = tokens * self.config.n_embd;
+        let norm = &mut scratch.norm[..values];
+        let (down, input) = self.inner(unit, norm, &mut scratch.ff, &mut scratch.quantized);
+        self.add_to_stream(&input, &down, post_norm, norm, &mut scratch.x[..values]);
     }
 
     /// Computes the inside of a gated unit for these rows. Returns the last product and its input.

@@ -307,6 +307,11 @@ fn what_gemma4_files_need_and_is_not_computed_is_refused_by_name() {
         (windows, Meta::I32s(vec![1, 1, 0]), "3 entries for 6 layers"),
         (
             windows,
+            Meta::I32s(vec![1, 1, 1, 1, -1, 0]),
+            "list of flags",
+        ),
+        (
+            windows,
             Meta::I32s(vec![1, 0, 0, 1, 1, 0]),
             "unequal distances",
         ),
@@ -314,6 +319,11 @@ fn what_gemma4_files_need_and_is_not_computed_is_refused_by_name() {
             kv_heads,
             Meta::I32s(vec![4, 4, 1, 4, 2, 1]),
             "differs between layers of one kind",
+        ),
+        (
+            kv_heads,
+            Meta::I32s(vec![4, 4, 1]),
+            "3 entries for 6 layers",
         ),
         (kv_heads, Meta::I32s(vec![0; 6]), "positive numbers"),
         (kv_heads, Meta::I32s(vec![3; 6]), "cannot share 3"),

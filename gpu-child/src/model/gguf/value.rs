@@ -88,6 +88,15 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// A Boolean, or whether an integer that is not negative differs from zero.
+    #[must_use]
+    pub fn as_flag(&self) -> Option<bool> {
+        match *self {
+            Self::Bool(flag) => Some(flag),
+            _ => self.as_u64().map(|value| value != 0),
+        }
+    }
+
     #[must_use]
     pub fn as_f64(&self) -> Option<f64> {
         match *self {

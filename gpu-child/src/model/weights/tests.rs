@@ -229,6 +229,18 @@ fn gate_and_up_of_each_expert_are_rows_of_a_fused_tensor() {
 }
 
 #[test]
+fn tensors_that_would_be_ignored_are_refused_by_name() {
+    let values = vec![0.5; 64 * 192];
+    let joint = tiny_model(Architecture::Qwen3Next)
+        .without_tensor("blk.0.attn_qkv.weight")
+        .tensor_f32("blk.0.ssm_in.weight", &[64, 192], &values);
+    assert!(refusal(joint).contains("blk.0.ssm_in.weight"));
+    let factors = tiny_model(Architecture::Gemma4);
+    let factors = factors.tensor_f32("rope_factors_long.weight", &[16], &values[..16]);
+    assert!(refusal(factors).contains("rope_factors_long.weight"));
+}
+
+#[test]
 fn experts_in_other_tensors_are_refused_by_name() {
     let apart = tiny_mixtral()
         .without_tensor("blk.0.ffn_gate_exps.weight")
