@@ -35,9 +35,8 @@ def logits(program, model, requests, n_vocab, *flags):
 
 def _lines(command, requests):
     text = "".join(json.dumps(request) + "\n" for request in requests)
-    done = subprocess.run(
-        [str(part) for part in command], input=text.encode(), stdout=subprocess.PIPE, check=False
-    )
+    done = subprocess.run([str(part) for part in command], input=text.encode(), capture_output=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{command[0]} ended with {done.returncode}")
+        errors = done.stderr.decode(errors="replace")
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {errors}")
     return done.stdout

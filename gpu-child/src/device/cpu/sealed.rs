@@ -9,11 +9,14 @@
 //! which the kernel follows where `shmem_enabled` allows them.
 
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::{Duration, Instant};
 use worker_orcd_ipc::Fault;
 
 /// All seals, including the one against further seals.
@@ -21,6 +24,10 @@ const SEALS: SealFlag = SealFlag::F_SEAL_SEAL
     .union(SealFlag::F_SEAL_SHRINK)
     .union(SealFlag::F_SEAL_GROW)
     .union(SealFlag::F_SEAL_WRITE);
+
+/// Longest wait for pages that the kernel holds: it migrates or reclaims them.
+const PAGES_HELD: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A zeroed memfd of that length. The name is for display only.
 pub(super) fn unnamed_file(name: &str, bytes: u64) -> io::Result<File> {
@@ -76,8 +83,7 @@ impl Draft {
         let Self { file, map } = self;
         // A file with a writable mapping cannot be sealed.
         drop(map);
-        let sealed = fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS)).map_err(io::Error::from);
-        let map = sealed.and_then(|_| map_sealed(&file));
+        let map = add_seals(&file).and_then(|()| map_sealed(&file));
         let map = map.map_err(|error| Fault::Io {
             message: format!("sealing the weights: {error}"),
         })?;
@@ -131,6 +137,20 @@ impl Sealed {
     }
 }
 
+/// Write-seals a file without writable mappings.
+///
+/// The kernel refuses with `EBUSY` while it holds a page itself, for example to migrate it, after a wait of its own of
+/// some 150 ms (`memfd_wait_for_pins` in mm/memfd.c).
+fn add_seals(file: &File) -> io::Result<()> {
+    let deadline = Instant::now() + PAGES_HELD;
+    loop {
+        match fcntl(file, FcntlArg::F_ADD_SEALS(SEALS)) {
+            Err(Errno::EBUSY) if Instant::now() < deadline => thread::sleep(PAUSE),
+            sealed => return sealed.map(drop).map_err(io::Error::from),
+        }
+    }
+}
+
 /// A private mapping: before Linux 6.7 a write-sealed file allows no shared one.
 fn map_sealed(file: &File) -> io::Result<Mmap> {
     // SAFETY: the seals prevent any process from changing the mapped bytes.
@@ -142,6 +162,7 @@ fn map_sealed(file: &File) -> io::Result<Mmap> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::fcntl::{SpliceFFlags, splice};
     use std::os::unix::fs::FileExt as _;
 
     fn sealed() -> Sealed {
@@ -149,6 +170,27 @@ mod tests {
         assert!(draft.bytes_mut().iter().all(|&byte| byte == 0));
         draft.bytes_mut()[4097] = 7;
         draft.seal().expect("sealed")
+    }
+
+    #[test]
+    fn sealing_waits_for_pages_that_the_kernel_holds() {
+        let file = unnamed_file("test", 4096).expect("memory");
+        file.write_all_at(&[7], 0).expect("memory");
+        let (end, begin) = io::pipe().expect("a pipe");
+        // A page in a pipe is held.
+        let spliced = splice(&file, None, &begin, None, 4096, SpliceFFlags::empty());
+        assert_eq!(spliced, Ok(4096));
+        assert_eq!(
+            fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS)),
+            Err(Errno::EBUSY)
+        );
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(400));
+                drop((begin, end));
+            });
+            add_seals(&file).expect("sealed");
+        });
     }
 
     #[test]
