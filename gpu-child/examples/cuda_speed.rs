@@ -124,6 +124,15 @@ fn main() -> Result<(), BoxError> {
     }
     let decodes = wanted.sizes("decode", &[1, 2, 4, 8, 16, 32, 64, 128, 256]);
     let prompts = wanted.sizes("prompt", &[128, 512, 1024]);
+    if let (Some(drafts), Some(batch)) = (drafts.iter().max(), decodes.iter().max())
+        && batch * (1 + drafts) > chunk
+    {
+        let rows = batch * (1 + drafts);
+        return Err(format!(
+            "decode={batch} with drafts={drafts} has {rows} rows; chunk={chunk} is the most"
+        )
+        .into());
+    }
     let furthest = wanted.contexts.iter().copied().max().unwrap_or_default();
     let per_sequence = pages_behind(furthest) * PAGE;
     let positions = decodes.iter().map(|batch| batch * per_sequence);

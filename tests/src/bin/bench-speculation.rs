@@ -25,7 +25,7 @@ struct Options {
     rounds: usize,
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Limit of the two workers, on a device that both use.
+    /// Sequences that each of the two workers runs at a time. A card has memory for those of both.
     #[arg(long, default_value_t = 16)]
     max_running: usize,
 }
@@ -130,6 +130,12 @@ fn settled_drafts(client: &Client) -> [u64; 2] {
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    let most = options.streams.iter().max().copied().unwrap_or_default();
+    ensure!(
+        most <= options.max_running,
+        "--streams {most} needs --max-running {most}, which is {}",
+        options.max_running
+    );
     let copies = FILES.map(copy_of).to_vec();
     let stories = STORIES.map(str::to_owned).to_vec();
     let mut rows = Vec::new();
