@@ -181,6 +181,12 @@ impl CudaExecutor {
             false => Graphs::none(),
         };
     }
+
+    /// Number of recorded steps, so that a test can check that there are any.
+    #[must_use]
+    pub fn recorded_steps(&self) -> usize {
+        self.graphs.count()
+    }
 }
 
 impl Executor for CudaExecutor {

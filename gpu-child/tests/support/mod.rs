@@ -13,8 +13,8 @@ use worker_orcd_gpu::device::{
     Source, Tap,
 };
 use worker_orcd_gpu::model::{
-    Attention, DeltaNet, DenseBeside, Experts, FeedForward, FileLinear, FileWeights, GatedUnit,
-    Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
+    Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
+    FileWeights, GatedUnit, Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
@@ -180,7 +180,7 @@ impl Model {
         model.push_gemma4();
         model.fill();
         match model.config.delta_net {
-            Some(_) => model.with_decays(),
+            Some(net) => model.with_decays().with_joint_strengths(net),
             None => model,
         }
     }
@@ -265,16 +265,11 @@ impl Model {
             return;
         };
         let n_embd = self.config.n_embd;
-        // Grouped heads have strengths and decays in one tensor. Decays are powers, which amplify errors of large weights.
-        let (strengths, magnitude) = match net.order {
-            HeadOrder::Tiled => (net.v_heads, 0.3),
-            HeadOrder::Grouped => (2 * net.v_heads, 0.05),
-        };
         for _ in 0..self.config.n_layers {
             for (ty, rows, cols, magnitude) in [
                 (types[0], net.channels(), n_embd, 0.3),
                 (types[1], net.v_width(), n_embd, 0.3),
-                (types[2], strengths, n_embd, magnitude),
+                (types[2], net.v_heads, n_embd, 0.3),
                 (types[3], net.v_heads, n_embd, 0.1),
                 (types[6], n_embd, net.v_width(), 0.3),
                 (TensorType::F32, net.channels(), net.kernel, 1.0),
@@ -454,6 +449,26 @@ impl Model {
             for value in layer[7].data.as_chunks_mut::<4>().0 {
                 *value = (-f32::from_ne_bytes(*value).abs()).to_ne_bytes();
             }
+        }
+        self
+    }
+
+    /// Joins strengths and decays of grouped heads in one tensor, where those of a unit are beside each other.
+    fn with_joint_strengths(mut self, net: DeltaNetConfig) -> Self {
+        if net.order == HeadOrder::Tiled {
+            return self;
+        }
+        let first = self.tensors.len() - self.config.n_layers * DELTA_NET;
+        for layer in self.tensors[first..].chunks_exact_mut(DELTA_NET) {
+            let (before, behind) = layer.split_at_mut(3);
+            let (strengths, decays) = (&mut before[2], &behind[0]);
+            assert_eq!(strengths.ty, decays.ty, "one tensor has one type");
+            let unit = strengths.data.len() / net.k_heads;
+            let units = strengths.data.chunks(unit).zip(decays.data.chunks(unit));
+            strengths.data = units
+                .flat_map(|(of, decays)| [of, decays].concat())
+                .collect();
+            strengths.rows += decays.rows;
         }
         self
     }

@@ -141,6 +141,12 @@ impl Graphs {
         }
     }
 
+    /// Number of recorded steps.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.kept.len()
+    }
+
     /// Remembers the key of a step without a graph. True if it was remembered already.
     fn sees(&mut self, key: GraphKey) -> bool {
         let before = self.seen.iter().position(|it| *it == key);
