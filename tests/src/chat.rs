@@ -1,8 +1,32 @@
 //! The choice of a chat completion, complete or assembled from a stream.
 
-use crate::Client;
+use crate::{Client, Response};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::thread;
+use std::time::Duration;
+
+/// Requests before [`answered`] gives up.
+const TRIES: usize = 20;
+
+/// Response after retries: a busy machine may not check a grammar in time.
+///
+/// # Panics
+/// A refusal does not state when to come back.
+#[must_use]
+pub fn answered(client: &Client, body: &Value) -> Response {
+    let ask = || client.post("/v1/chat/completions", body);
+    let mut answer = ask();
+    for _ in 1..TRIES {
+        if answer.status != 429 {
+            break;
+        }
+        let pause = answer.header("retry-after").expect("when to come back");
+        thread::sleep(Duration::from_secs(pause.parse().expect("seconds")));
+        answer = ask();
+    }
+    answer
+}
 
 /// Choice of a complete response.
 ///

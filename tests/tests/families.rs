@@ -6,21 +6,17 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
 use worker_orcd_gpu::model::catalogue::SERVED;
-use worker_orcd_tests::chat::{anonymous, stream, whole};
+use worker_orcd_tests::chat::{anonymous, answered, stream, whole};
 use worker_orcd_tests::disturbed::goes_on_behind_a_death;
 use worker_orcd_tests::families::{Family, written_to};
 use worker_orcd_tests::oracle;
-use worker_orcd_tests::{Client, Response, Worker};
+use worker_orcd_tests::{Client, Worker};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// Number of processors of a test machine.
 const AT_A_TIME: usize = 2;
-
-/// Requests while a grammar is being checked.
-const TRIES: usize = 30;
 
 const WORDS: &str = "  Wie warm ist es in Köln, 12345 \u{1f321}?\n";
 
@@ -81,18 +77,6 @@ fn case(family: &Family, client: &Client, story: &str, body: &Value) -> Value {
     })
 }
 
-/// Sends a request again while its grammar is being checked, which takes long on a busy machine.
-fn post_until_checked(client: &Client, body: &Value) -> Response {
-    for _ in 0..TRIES {
-        let answer = client.post(CHAT, body);
-        if answer.status != 429 {
-            return answer;
-        }
-        thread::sleep(Duration::from_secs(1));
-    }
-    client.post(CHAT, body)
-}
-
 /// Sends every request to a worker with that file. Returns prompts and their ids.
 fn talk(family: &Family) -> Vec<Value> {
     let name = &family.name;
@@ -103,7 +87,7 @@ fn talk(family: &Family) -> Vec<Value> {
     let client = worker.client();
     let mut cases = Vec::new();
     for (story, body) in bodies(family) {
-        let answer = post_until_checked(&client, &body);
+        let answer = answered(&client, &body);
         assert_eq!(answer.status, 200, "{name}, {story}: {}", answer.text());
         let case = case(family, &client, story, &body);
         let ids = case["ids"].as_array().map(Vec::len);

@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 use std::thread;
-use std::time::Duration;
 use worker_orcd_tests::Worker;
+use worker_orcd_tests::chat::answered;
 use worker_orcd_tests::client::{Client, Response};
 use worker_orcd_tests::disturbed::Disturbance;
 use worker_orcd_tests::hostile_grammars::{hostile, refused};
@@ -232,21 +232,6 @@ fn neighbours_without_a_grammar_have_the_bytes_that_they_have_alone() {
         };
         assert_eq!(choice, *expected, "{n}");
     }
-}
-
-/// Response after retries: a busy machine may not check a grammar in time.
-fn answered(client: &Client, body: &Value) -> Response {
-    let ask = || client.post(CHAT, body);
-    let mut answer = ask();
-    for _ in 0..20 {
-        if answer.status != 429 {
-            break;
-        }
-        let pause = answer.header("retry-after").expect("when to come back");
-        thread::sleep(Duration::from_secs(pause.parse().expect("seconds")));
-        answer = ask();
-    }
-    answer
 }
 
 /// Refused in the format of the OpenAI API, or served.
