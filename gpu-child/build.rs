@@ -1,12 +1,13 @@
-//! Puts the compiled kernels beside the code that embeds them.
+//! Puts the compiled kernels beside the code that embeds them, with a list of them: `fatbins.rs`.
 //!
-//! `cargo xtask kernels` writes `kernels/*.fatbin` into the target folder, and what they were
-//! compiled for. Where it has not been
-//! run, empty files take their place: everything builds, and the CUDA device says which command is
-//! missing.
+//! `cargo xtask kernels` writes a fatbin for each translation unit, and their architectures, into the target folder.
+//! Without them, empty files take their place: everything builds, and the error of the CUDA device names the command.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
+
+/// The unit that only a child with fault injection loads.
+const FAULTS: &str = "faults";
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -18,24 +19,19 @@ fn main() {
     // It must exist for cargo to watch it; watching a missing path would rebuild every time.
     fs::create_dir_all(&folder).expect("the target folder can be written");
     println!("cargo::rerun-if-changed={}", folder.display());
-    for name in [
-        "kernels.fatbin",
-        "delta_net.fatbin",
-        "matmul_few.fatbin",
-        "matmul_many.fatbin",
-        "matmul_wide.fatbin",
-        "attention.fatbin",
-        "attention_wgmma.fatbin",
-        "decode_step.fatbin",
-        "decode_step_any.fatbin",
-        "decode_step_large.fatbin",
-        "decode_step_experts.fatbin",
-        "experts.fatbin",
-        "experts_wide.fatbin",
-        "faults.fatbin",
-        "architectures",
-    ] {
-        let found = fs::read(folder.join(name)).unwrap_or_default();
+    let list = "../kernels/cuda/units.txt";
+    println!("cargo::rerun-if-changed={list}");
+    let units = fs::read_to_string(list).expect("the list of translation units");
+    let files = units.lines().map(|unit| format!("{unit}.fatbin"));
+    for name in files.chain(["architectures".to_owned()]) {
+        let found = fs::read(folder.join(&name)).unwrap_or_default();
         fs::write(out.join(name), found).expect("OUT_DIR can be written");
     }
+    let of_models: String = units
+        .lines()
+        .filter(|unit| *unit != FAULTS)
+        .map(|unit| format!("fatbin!({unit:?}),\n"))
+        .collect();
+    fs::write(out.join("fatbins.rs"), format!("&[\n{of_models}]\n"))
+        .expect("OUT_DIR can be written");
 }

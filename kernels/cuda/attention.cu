@@ -158,7 +158,7 @@ attention_merge(const __grid_constant__ MergeArgs m) {
 }
 
 // `together`: a block a unit, with as many warps as shared memory and the columns of a row are enough for
-// (ops.rs says the same). `split`: a block a split of a unit.
+// (the host computes the same: device/cuda/attention.rs). `split`: a block a split of a unit.
 #define ATTENTION(HD, WARPS)                                                                   \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                   \
     attention_together_##HD(const __grid_constant__ AttentionArgs a) {                         \

@@ -131,7 +131,7 @@ template <int HD> struct SplitMemory {
     __half pages[SPLIT_PAGES][2][PAGE * HD];
     SplitExchange exchange;
 };
-// As ops.rs computes it.
+// As the host computes it (device/cuda/attention.rs).
 static_assert(sizeof(SplitMemory<MAX_HEAD>) == 2 * SPLIT * MAX_HEAD * sizeof(__half) + SPLIT_EXCHANGE_BYTES);
 
 // The position of a tile's last row, counted from the first of a split, and one.

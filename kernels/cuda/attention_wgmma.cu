@@ -37,7 +37,7 @@ template <int HD> struct WideMemory {
     uint64_t keys_full[WIDE_STAGES], keys_empty[WIDE_STAGES], values_full[WIDE_STAGES], values_empty[WIDE_STAGES];
 };
 
-// As ops.rs computes it.
+// As the host computes it (device/cuda/attention.rs).
 static_assert(sizeof(WideMemory<MAX_HEAD>) ==
               (WIDE_ROWS + WIDE_STAGES * 2 * SPLIT) * MAX_HEAD * 2 + WIDE_STAGES * 4 * BARRIER_BYTES);
 

@@ -7,8 +7,8 @@
 #include "drawn_tokens.cuh"
 #include "board.cuh"
 
-// Rows, gather, tiles; rows, sequences and pages of states; and the page tables of each group of layers, of which there are 8 at
-// most.
+// Rows and gather; tiles, and page tables of each group of layers, of which there are 8 at most; rows, sequences and pages of
+// states.
 constexpr int INPUTS = 14;
 
 struct ScatterInputsArgs {

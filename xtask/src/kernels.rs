@@ -42,22 +42,11 @@ const BUILT: &str = "architectures";
 
 /// Translation units; the other files are included by them. A change recompiles only its own family of kernels. The
 /// slowest ones come first, so that none of them is compiled alone at the end.
-const UNITS: [&str; 14] = [
-    "decode_step_large",
-    "decode_step_any",
-    "decode_step_experts",
-    "matmul_wide",
-    "experts",
-    "decode_step",
-    "experts_wide",
-    "matmul_few",
-    "matmul_many",
-    "attention",
-    "attention_wgmma",
-    "kernels",
-    "delta_net",
-    "faults",
-];
+fn units() -> Vec<&'static str> {
+    include_str!("../../kernels/cuda/units.txt")
+        .lines()
+        .collect()
+}
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -185,7 +174,7 @@ fn code_for(capabilities: &str) -> Option<Option<&'static str>> {
 }
 
 fn is_current(toolkit: &Toolkit, codes: &[&str]) -> Result<bool> {
-    for unit in UNITS {
+    for unit in units() {
         let stem = folder().join(unit);
         let hash = hash(
             &toolkit.version,
@@ -205,7 +194,7 @@ fn compile(toolkit: &Toolkit, codes: &[&str]) -> Result<()> {
     let folder = folder();
     fs::create_dir_all(&folder)?;
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    lanes::run(&UNITS, processors, |unit| {
+    lanes::run(&units(), processors, |unit| {
         compile_unit(toolkit, codes, &folder.join(unit))
     })?;
     // The child reads it, and refuses a device without kernels before it creates a context there.
@@ -244,7 +233,7 @@ fn compile_unit(toolkit: &Toolkit, codes: &[&str], stem: &Path) -> Result<()> {
 
 /// Checks the instructions of every fatbin.
 fn check(disassembler: &Path, codes: &[&str]) -> Result<()> {
-    for unit in UNITS {
+    for unit in units() {
         let stem = folder().join(unit);
         let mut hasher = Sha256::new();
         hasher.update(fs::read(stem.with_extension("fatbin"))?);
@@ -271,7 +260,7 @@ fn checked(toolkit: &Toolkit) -> Result<String> {
         hasher.update(instructions::THIS_FILE);
         Ok(format!("{}  {unit}\n", hex(hasher)))
     };
-    UNITS.into_iter().map(line).collect()
+    units().into_iter().map(line).collect()
 }
 
 fn folder() -> PathBuf {
@@ -374,7 +363,7 @@ mod tests {
             ("decode_step_large", "common.cuh"),
             ("faults", "faults.cu"),
         ] {
-            assert!(UNITS.contains(&unit));
+            assert!(units().contains(&unit));
             let mut files = BTreeMap::new();
             let source = sources().join(unit).with_extension("cu");
             add_with_includes(&source, &mut files).expect("our own files");
@@ -393,10 +382,10 @@ mod tests {
         let lines: Vec<_> = text.lines().filter_map(|it| it.split_once("  ")).collect();
         assert_eq!(
             lines.iter().map(|(_, unit)| *unit).collect::<Vec<_>>(),
-            UNITS
+            units()
         );
         let hashes: BTreeSet<_> = lines.iter().map(|(hash, _)| *hash).collect();
-        assert_eq!(hashes.len(), UNITS.len());
+        assert_eq!(hashes.len(), units().len());
         let other = by("13.1");
         assert!(hashes.iter().all(|hash| !other.contains(hash)));
     }

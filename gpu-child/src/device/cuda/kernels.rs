@@ -35,22 +35,8 @@ macro_rules! fatbin {
     };
 }
 
-/// Compiled kernels, one file per translation unit of `kernels/cuda`.
-static FATBINS: [(&str, &Aligned<[u8]>); 13] = [
-    fatbin!("kernels"),
-    fatbin!("delta_net"),
-    fatbin!("matmul_few"),
-    fatbin!("matmul_many"),
-    fatbin!("matmul_wide"),
-    fatbin!("attention"),
-    fatbin!("attention_wgmma"),
-    fatbin!("decode_step"),
-    fatbin!("decode_step_any"),
-    fatbin!("decode_step_large"),
-    fatbin!("decode_step_experts"),
-    fatbin!("experts"),
-    fatbin!("experts_wide"),
-];
+/// Compiled kernels: a file for each translation unit in `kernels/cuda/units.txt`, without the injected faults.
+static FATBINS: &[(&str, &Aligned<[u8]>)] = include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
 
 /// Environment variable with a folder of fatbins that replace the embedded ones: for work on kernels, on
 /// a machine with a card and no Rust.
@@ -96,7 +82,7 @@ impl Module {
     /// If the fatbin has no code for this device.
     pub fn load(context: &Context) -> Result<Self, Fault> {
         context.enter()?;
-        let mut modules = [std::ptr::null_mut(); FATBINS.len()];
+        let mut modules = vec![std::ptr::null_mut(); FATBINS.len()];
         for (module, (name, embedded)) in modules.iter_mut().zip(FATBINS) {
             let found = folder()
                 .map(|folder| read(&folder.join(name)))
@@ -108,7 +94,7 @@ impl Module {
             let result = unsafe { sys::cuModuleLoadData(module, image.cast::<c_void>()) };
             check(result, "loading the kernels")?;
         }
-        Ok(Self(modules.to_vec()))
+        Ok(Self(modules))
     }
 
     /// Loads kernels that belong to no model.
