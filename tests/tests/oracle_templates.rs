@@ -304,6 +304,9 @@ const SECOND_RESULT: &str =
 /// Result of a call that found nothing.
 const THIRD_RESULT: &str = r#"{"role": "tool", "tool_call_id": "stuvwxyz0", "content": ""}"#;
 
+/// Result of [`REMARKED`]'s call.
+const NO_RESULT: &str = r#"{"role": "tool", "tool_call_id": "abcdefghi", "content": ""}"#;
+
 /// Answer with the reasoning before it, as clients send it back.
 const THOUGHT: &str = r#"{"role": "assistant", "content": "\n\n21 °C.\n", "reasoning_content": "\nIt is\n\nwarm.\n"}"#;
 
@@ -410,7 +413,7 @@ fn bodies() -> [(&'static str, String); 12] {
         ),
         (
             "nothing to say",
-            body(&[USER, REMARKED, THIRD_RESULT], WITHOUT_PARAMETERS),
+            body(&[USER, REMARKED, NO_RESULT], WITHOUT_PARAMETERS),
         ),
         (
             "types, and no thoughts wanted",

@@ -2,6 +2,7 @@
 
 use crate::bias::Words;
 use crate::captures;
+use crate::dict::DICT;
 use crate::error::GrammarError;
 use crate::kept::Kept;
 use crate::limits::parser_limits;
@@ -116,7 +117,9 @@ impl Compiler {
 fn may_have_schemas(grammar: &Grammar) -> bool {
     match grammar {
         Grammar::JsonSchema(_) => true,
-        Grammar::Lark(text) => text.contains(inline::JSON) || text.contains(PARAMETERS),
+        Grammar::Lark(text) => [inline::JSON, PARAMETERS, DICT]
+            .iter()
+            .any(|it| text.contains(it)),
         Grammar::Regex(_) | Grammar::Choice(_) | Grammar::Gbnf(_) => false,
     }
 }

@@ -1,7 +1,10 @@
-//! Schemas inside a Lark text, after `%json`: translated like a separate schema. [`parameters`] follow `%parameters`.
+//! Schemas inside a Lark text, after `%json`: translated like a separate schema. [`parameters`] follow
+//! `%parameters`, and a [`dict`] follows `%dict`.
 
+use crate::dict::{self, DICT};
 use crate::error::GrammarError;
-use crate::parameters::{self, PARAMETERS, Rules};
+use crate::parameters::{self, PARAMETERS};
+use crate::rules::Rules;
 use crate::schema;
 use serde_json::{Deserializer, Value, json};
 
@@ -38,6 +41,13 @@ pub(crate) fn followed(text: &str) -> Result<String, GrammarError> {
                 rest = &rest[PARAMETERS.len()..];
                 let (given, length) = inline(rest, PARAMETERS)?;
                 out += &parameters::expanded(&given, &mut rules)?;
+                rest = &rest[length..];
+                continue;
+            }
+            '%' if rest.starts_with(DICT) => {
+                rest = &rest[DICT.len()..];
+                let (given, length) = inline(rest, DICT)?;
+                out += &dict::expanded(&given, &mut rules)?;
                 rest = &rest[length..];
                 continue;
             }

@@ -23,6 +23,7 @@
 mod bias;
 mod captures;
 mod compiler;
+mod dict;
 mod error;
 mod gbnf;
 mod held;
@@ -34,6 +35,7 @@ mod matcher;
 mod narrow;
 mod parameters;
 mod rehearsal;
+mod rules;
 mod schema;
 mod scout;
 mod slices;

@@ -14,16 +14,16 @@
 //! Parameters have the order of the schema. A keyword that is not followed is an error, or ignored if the schema is
 //! lenient.
 
-mod raw;
+pub(crate) mod raw;
 
 use crate::error::GrammarError;
 use crate::inline::{ESCAPES, JSON, SETTINGS};
 use crate::limits::MAX_GRAMMAR_BYTES;
+use crate::rules::{Rules, quoted};
 use crate::schema;
 use crate::schema::{escaped, wrong};
 use raw::Raw;
 use serde_json::{Map, Value, json};
-use std::collections::HashMap;
 use std::fmt::Write as _;
 
 pub(crate) const PARAMETERS: &str = "%parameters";
@@ -91,35 +91,6 @@ fn names(list: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Rules that all parameters of a grammar share, by their definition.
-#[derive(Debug, Default)]
-pub(crate) struct Rules {
-    names: HashMap<String, String>,
-    lines: String,
-}
-
-impl Rules {
-    /// Text for the end of the grammar.
-    pub(crate) fn into_lines(self) -> String {
-        self.lines
-    }
-
-    /// Name of the rule with this definition, which begins behind the name.
-    fn named(&mut self, kind: &str, definition: String) -> String {
-        let count = self.names.len();
-        let lines = &mut self.lines;
-        let name = self
-            .names
-            .entry(definition)
-            .or_insert_with_key(|definition| {
-                let name = format!("{kind}-{count}");
-                let _ = write!(lines, "\n{name}{definition}");
-                name
-            });
-        name.clone()
-    }
-}
-
 /// Rule of the parameters, in parentheses.
 ///
 /// # Errors
@@ -183,7 +154,7 @@ impl<'a> Function<'a> {
             let value = self.value(schema, &self.types.of(name), &at)?;
             let mark = if is_required { "" } else { "?" };
             let _ = write!(out, " ({} {value}){mark}", tag_of(name));
-            if out.len() + self.rules.lines.len() > MAX_EXPANDED_BYTES {
+            if out.len() + self.rules.bytes() > MAX_EXPANDED_BYTES {
                 let why = format!(
                     "parameters and their definitions have more than {MAX_EXPANDED_BYTES} bytes"
                 );
@@ -354,9 +325,4 @@ fn tag_of(name: &str) -> String {
 
 fn is_writable(name: &str) -> bool {
     name.len() <= MAX_NAME_BYTES && !name.contains(['<', '>', '\n'])
-}
-
-/// String literal. Lark's are JSON strings, except that U+007F must be escaped.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

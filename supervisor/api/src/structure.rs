@@ -33,8 +33,8 @@ const SCHEMA: &str = "json_schema";
 const GBNF: &str = "grammar";
 const OUTPUTS: &str = "structured_outputs";
 
-/// Rule in the grammars of tool calls (`worker_orcd_text::tools`), with types that only the supervisor writes.
-const PARAMETERS: &str = "%parameters";
+/// Rules in the grammars of tool calls (`worker_orcd_text::tools`), with settings that only the supervisor writes.
+const OF_CALLS: [&str; 2] = ["%parameters", "%dict"];
 
 const OF_FORMAT: Names = &[&["type", "json_schema", "schema"]];
 const OF_SCHEMA: Names = &[&["name", "description", "schema", "strict"]];
@@ -224,8 +224,8 @@ fn read_kind(outputs: &mut Fields<'_>, kind: &str) -> Option<Grammar> {
         "regex" => text(outputs).map(Grammar::Regex),
         "grammar" => {
             let text = text(outputs)?;
-            if text.contains(PARAMETERS) {
-                let rule = "must not contain %parameters, which is for tool calls";
+            if let Some(name) = OF_CALLS.into_iter().find(|it| text.contains(it)) {
+                let rule = format!("must not contain {name}, which is for tool calls");
                 outputs.error(kind, Constraint::Unsupported, rule);
                 return None;
             }

@@ -55,6 +55,9 @@ impl Budget {
                 Thoughts::Channels => {
                     "cannot be followed: the model's vocabulary cannot write <|end|>"
                 }
+                Thoughts::Gemma4 => {
+                    "cannot be followed: the model's vocabulary cannot write <channel|>"
+                }
                 _ => "cannot be followed: the model's vocabulary cannot write </think>",
             };
             ApiError::invalid_field(field, Constraint::Unsupported, rule)

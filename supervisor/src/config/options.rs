@@ -132,9 +132,9 @@ pub const GROUPS: &[(&str, &[Spec])] = options! {
         switch "no-model-sampling",
             "Ignore the sampling defaults in the model file (general.sampling.*)";
         value "tool-call-parser" SYNTAX,
-            "Syntax of the model's tool calls: hermes, llama3, mistral, phi, harmony, qwen3_coder or none [default: detected from the chat template]";
+            "Syntax of the model's tool calls: hermes, llama3, mistral, phi, harmony, qwen3_coder, gemma4 or none [default: detected from the chat template]";
         value "reasoning-parser" SYNTAX,
-            "Syntax of the model's reasoning: think (<think>…</think>), harmony (gpt-oss's channels) or none [default: detected from the chat template]";
+            "Syntax of the model's reasoning: think (<think>…</think>), harmony (gpt-oss's channels), gemma4 (Gemma 4's channel) or none [default: detected from the chat template]";
         value "reasoning-budget" N,
             "Maximum reasoning tokens of a request that sets no limit [default: unlimited]";
         value "pooling" HOW,

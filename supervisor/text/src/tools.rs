@@ -22,6 +22,7 @@
 mod call;
 mod calls;
 mod choice;
+mod dict;
 mod function;
 mod harmony;
 mod harmony_rules;
@@ -70,6 +71,8 @@ pub enum Thoughts {
     Opened,
     /// Reasoning is a message of its own, anywhere. The whole answer then consists of messages, tool calls included.
     Channels,
+    /// Reasoning is between the marks of Gemma 4, anywhere.
+    Gemma4,
 }
 
 impl Thoughts {
@@ -79,6 +82,7 @@ impl Thoughts {
         match self {
             Self::Tagged | Self::Opened => "think",
             Self::Channels => "harmony",
+            Self::Gemma4 => "gemma4",
         }
     }
 }
@@ -102,6 +106,7 @@ impl Parsing {
         let of_thinking: &[_] = match self.thinking {
             None => &[],
             Some(Thoughts::Tagged | Thoughts::Opened) => &[thinking::OPEN, thinking::CLOSE],
+            Some(Thoughts::Gemma4) => &[thinking::CHANNEL, thinking::CHANNEL_END],
             Some(Thoughts::Channels) => harmony::MARKS,
         };
         let of_calls = self.calls.into_iter().flat_map(Syntax::texts);
@@ -142,11 +147,10 @@ impl Parser {
     pub fn new(parsing: &Parsing) -> Self {
         let thinking = match parsing.thinking {
             None => None,
-            Some(Thoughts::Tagged) => Some(Thinking::new(false)),
-            Some(Thoughts::Opened) => Some(Thinking::new(true)),
             Some(Thoughts::Channels) => {
                 return Self(Kind::Messages(Harmony::new(parsing.calls.is_some())));
             }
+            Some(thoughts) => Some(Thinking::new(thoughts)),
         };
         let calls = parsing.calls;
         let calls = calls.map(|syntax| Calls::new(syntax, parsing.parameters.clone()));
@@ -158,11 +162,10 @@ impl Parser {
         match &mut self.0 {
             Kind::Messages(harmony) => harmony.push(text, out),
             Kind::Parts { thinking, calls } => match thinking {
-                Some(thinking) => {
-                    let rest = thinking.push(text, out);
-                    answer(calls, &rest, out);
+                Some(thinking) => thinking.push(text, out, |text, out| answer(calls, text, out)),
+                None => {
+                    answer(calls, text, out);
                 }
-                None => answer(calls, text, out),
             },
         }
     }
@@ -185,10 +188,17 @@ impl Parser {
     }
 }
 
-fn answer(calls: &mut Option<Calls>, text: &str, out: &mut Vec<Event>) {
+/// Returns true if the text ends within a call.
+fn answer(calls: &mut Option<Calls>, text: &str, out: &mut Vec<Event>) -> bool {
     match calls {
-        Some(calls) => calls.push(text, out),
-        None => push_content(out, text),
+        Some(calls) => {
+            calls.push(text, out);
+            calls.is_in_call()
+        }
+        None => {
+            push_content(out, text);
+            false
+        }
     }
 }
 

@@ -1,27 +1,27 @@
 //! Strings of a schema without quotes, as terminals of Lark.
 
-use super::quoted;
 use crate::error::GrammarError;
+use crate::rules::quoted;
 use crate::schema::wrong;
 use serde_json::Value;
 use std::cell::Cell;
 
 /// Nesting of applied schemas and references.
-pub(super) const MAX_DEPTH: usize = 32;
+pub(crate) const MAX_DEPTH: usize = 32;
 
 /// Schemas read for one parameter: references multiply them.
 const MAX_SCHEMAS: usize = 1000;
 
 const ANY: &str = "/(.|\\n)*/";
 
-pub(super) struct Raw<'a> {
+pub(crate) struct Raw<'a> {
     root: &'a Value,
     is_lenient: bool,
     left: Cell<usize>,
 }
 
 impl<'a> Raw<'a> {
-    pub(super) fn new(root: &'a Value, is_lenient: bool) -> Self {
+    pub(crate) fn new(root: &'a Value, is_lenient: bool) -> Self {
         Self {
             root,
             is_lenient,
@@ -30,12 +30,12 @@ impl<'a> Raw<'a> {
     }
 
     /// Expression of the valid strings. `None`: there are none.
-    pub(super) fn text(&self, schema: &Value, at: &str) -> Result<Option<String>, GrammarError> {
+    pub(crate) fn text(&self, schema: &Value, at: &str) -> Result<Option<String>, GrammarError> {
         self.expression(schema, at, MAX_DEPTH)
     }
 
     /// True if this value, which is `null` or a boolean, is valid.
-    pub(super) fn admits(&self, schema: &Value, value: &Value) -> bool {
+    pub(crate) fn admits(&self, schema: &Value, value: &Value) -> bool {
         self.admits_within(schema, value, MAX_DEPTH)
     }
 

@@ -12,12 +12,13 @@
 
 use super::Event;
 use super::call::{CallObject, NamedCall, Step};
+use super::dict::{self, DictCall};
 use super::function::{FUNCTION, FunctionCall};
 use super::json::Broken;
 use super::lookout::{Lookout, is_begun};
 use super::parameters::Parameters;
 use super::push_content;
-use super::syntax::{Marks, Syntax};
+use super::syntax::{Format, Marks, Syntax};
 
 #[derive(Debug, Clone)]
 pub(super) struct Calls {
@@ -44,6 +45,7 @@ enum State {
     Object(Box<CallObject>, Between),
     Named(Box<NamedCall>, Between),
     Function(Box<FunctionCall>),
+    Dict(Box<DictCall>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +86,10 @@ impl Calls {
         }
     }
 
+    pub(super) fn is_in_call(&self) -> bool {
+        !matches!(self.state, State::Text | State::Between(_))
+    }
+
     /// Ends the answer. Held text becomes content, except marks and white space after a call. `is_cut`: a limit ended the
     /// answer.
     pub(super) fn finish(&mut self, is_cut: bool, out: &mut Vec<Event>) {
@@ -91,6 +97,10 @@ impl Calls {
             State::Text => self.lookout.holds_space_only(),
             State::Between(_) => true,
             State::Function(call) => !is_cut && call.finish(out),
+            State::Dict(call) => {
+                call.finish(out);
+                false
+            }
             State::Object(..) | State::Named(..) => false,
         };
         let held = std::mem::take(&mut self.held) + &self.closer + &self.lookout.take();
@@ -117,6 +127,14 @@ impl Calls {
             State::Function(mut call) => {
                 let step = call.push(c, out);
                 self.in_call(c, step, State::Function(call), FIRST, out);
+            }
+            State::Dict(mut call) => {
+                let step = call.push(c, out);
+                if step.is_err() && self.held.is_empty() {
+                    // The client has the beginning of the call, without these last characters.
+                    push_content(out, &call.take_begun());
+                }
+                self.in_call(c, step, State::Dict(call), FIRST, out);
             }
         }
     }
@@ -162,10 +180,18 @@ impl Calls {
                 State::Object(call, between)
             }
             '[' if expects == Expects::First && self.marks.has_lists => then(true, Expects::Next),
-            '<' if expects == Expects::First && self.marks.has_functions => {
+            '<' if expects == Expects::First && self.marks.format == Format::Tags => {
                 let mut call = Box::new(FunctionCall::new(&self.parameters));
                 let _ = call.push(c, out);
                 State::Function(call)
+            }
+            _ if expects == Expects::First
+                && self.marks.format == Format::Dict
+                && dict::CALL.starts_with(c) =>
+            {
+                let mut call = Box::<DictCall>::default();
+                let _ = call.push(c, out);
+                State::Dict(call)
             }
             _ if expects == Expects::First && self.marks.has_names && NamedCall::may_begin(c) => {
                 let mut call = Box::<NamedCall>::default();

@@ -86,7 +86,10 @@ impl Choices {
             "none" => Ok(Choice::None),
             "think" => Ok(Choice::One(Thoughts::Tagged)),
             "harmony" => Ok(Choice::One(Thoughts::Channels)),
-            _ => Err(format!("{text:?} is neither think, harmony nor none")),
+            "gemma4" => Ok(Choice::One(Thoughts::Gemma4)),
+            _ => Err(format!(
+                "{text:?} is neither think, harmony, gemma4 nor none"
+            )),
         }
     }
 
@@ -113,11 +116,9 @@ impl Choices {
             Choice::One(syntax) => syntax == Syntax::Harmony,
             Choice::ByTemplate | Choice::None => harmony::is_taught_by(jinja),
         };
-        let tagged = thinking::is_taught_by(jinja).then_some(Thoughts::Tagged);
-        let taught = if has_channels {
-            Some(Thoughts::Channels)
-        } else {
-            tagged
+        let taught = match has_channels {
+            true => Some(Thoughts::Channels),
+            false => thinking::of_template(jinja),
         };
         let thinking = self.thinking.resolve(taught);
         let calls = match thinking {
@@ -267,6 +268,7 @@ mod tests {
             "phi",
             "harmony",
             "qwen3_coder",
+            "gemma4",
         ] {
             assert!(
                 matches!(Choices::parse_calls(word), Ok(Choice::One(_))),
@@ -276,7 +278,7 @@ mod tests {
         assert_eq!(Choices::parse_calls("none"), Ok(Choice::None));
         let said = Choices::parse_calls("Hermes").unwrap_err();
         assert!(
-            said.contains("hermes, llama3, mistral, phi, harmony, qwen3_coder"),
+            said.contains("hermes, llama3, mistral, phi, harmony, qwen3_coder, gemma4"),
             "{said}"
         );
         assert!(Choices::parse_thinking("qwen3").is_err());

@@ -6,12 +6,12 @@
 //! ```
 //!
 //! Calls have the form that the model's template teaches: the name and the marks are fixed. The arguments are JSON that
-//! matches the tool's schema, spelled as by Python's `json.dumps`, which models are trained on, or tags with such values
-//! (`%parameters`, which the grammar compiler expands). The grammar is in llguidance's variant of Lark. A mark that is a
-//! control token is written by its id, any other mark as text.
+//! matches the tool's schema, spelled as by Python's `json.dumps`, which models are trained on, tags with such values
+//! (`%parameters`) or a dictionary (`%dict`), which the grammar compiler expands. The grammar is in llguidance's variant of
+//! Lark. A mark that is a control token is written by its id, any other mark as text.
 
 use super::parameters::OfFunction;
-use super::{Parsing, Syntax, Thoughts, function, harmony_rules, thinking};
+use super::{Parsing, Syntax, Thoughts, dict, function, harmony_rules, thinking};
 use crate::Tokenizer;
 use crate::json_texts;
 use crate::structure::json_rule;
@@ -54,6 +54,7 @@ impl Function {
     pub fn grammar(&self, syntax: Option<Syntax>) -> Grammar {
         let arguments = match syntax {
             Some(Syntax::Qwen3Coder) => self.tags(),
+            Some(Syntax::Gemma4) => self.dict(None),
             _ => self.arguments(),
         };
         Grammar::Lark(format!("start: {arguments}\n"))
@@ -74,6 +75,17 @@ impl Function {
         format!(
             "%parameters {{\"schema\":{},\"types\":{types},\"lenient\":{}}}",
             schema.as_deref().unwrap_or(NO_PARAMETERS),
+            !self.is_strict,
+        )
+    }
+
+    /// Rule of the arguments as a dictionary. `quote`: the control token around strings.
+    fn dict(&self, quote: Option<&str>) -> String {
+        let schema = json_texts::map_object(self.schema(), &mut str::to_owned);
+        format!(
+            "%dict {{\"schema\":{},\"quote\":{},\"lenient\":{}}}",
+            schema.as_deref().unwrap_or(NO_PARAMETERS),
+            json!(quote),
             !self.is_strict,
         )
     }
@@ -119,8 +131,15 @@ fn free(parsing: &Parsing, opener: Option<&str>, words: &Words<'_>, calls: &str)
     let openers = openers.into_iter().flatten().copied().filter(is_text);
     let openers: Vec<&str> = openers.collect();
     let mut text = TEXT.to_owned();
-    if parsing.thinking == Some(Thoughts::Tagged) && is_text(&thinking::OPEN) {
-        let _ = write!(text, " & ~/{}(.|\\n)*/", in_regex(thinking::OPEN));
+    match parsing.thinking {
+        Some(Thoughts::Tagged) if is_text(&thinking::OPEN) => {
+            let _ = write!(text, " & ~/{}(.|\\n)*/", in_regex(thinking::OPEN));
+        }
+        Some(Thoughts::Gemma4) if is_text(&thinking::CHANNEL) => {
+            let open = in_regex(thinking::CHANNEL) + thinking::THOUGHT;
+            let _ = write!(text, " & ~/(.|\\n)*{open}(.|\\n)*/");
+        }
+        _ => {}
     }
     let without = |text: &str, openers: &[&str]| match openers {
         [] => text.to_owned(),
@@ -167,6 +186,8 @@ enum Shape {
     Named(String),
     /// Tags of a function and its parameters.
     Tags,
+    /// A name and a dictionary, with this control token around strings.
+    Dict(Option<String>),
 }
 
 impl Form {
@@ -191,6 +212,20 @@ impl Form {
                         Syntax::Qwen3Coder => Shape::Tags,
                         _ => Shape::Object("arguments"),
                     },
+                }
+            }
+            Syntax::Gemma4 => {
+                let (open, close) = (words.mark("<|tool_call>"), words.mark("<tool_call|>"));
+                Self {
+                    opener: Some("<|tool_call>"),
+                    first: String::new(),
+                    next: format!("{close} {open}"),
+                    last: close,
+                    shape: Shape::Dict(
+                        words
+                            .is_control(dict::QUOTE)
+                            .then(|| words.mark(dict::QUOTE)),
+                    ),
                 }
             }
             Syntax::Llama3 => Self {
@@ -250,6 +285,10 @@ impl Form {
                 let (begin, end) = (Words::quoted(&begin), Words::quoted("</function>"));
                 format!("{begin} {} {end}", function.tags())
             }
+            Shape::Dict(quote) => {
+                let begin = Words::quoted(&format!("{}{}", dict::CALL, function.name));
+                format!("{begin} {}", function.dict(quote.as_deref()))
+            }
         }
     }
 }
@@ -268,18 +307,22 @@ pub(crate) fn thoughts(thinks: Option<Thoughts>, words: &Words<'_>) -> (&'static
     if thinks == Thoughts::Channels {
         return harmony_rules::before_form(words);
     }
-    let mut rules = match words.control(thinking::CLOSE) {
-        Some(_) => format!("thinking: {TEXT} {}\n", words.mark(thinking::CLOSE)),
-        None => {
-            let close = Words::quoted(thinking::CLOSE);
-            format!("thinking[suffix={close}]: {TEXT}\n")
+    let (open, close) = match thinks {
+        Thoughts::Gemma4 => {
+            let channel = words.mark(thinking::CHANNEL);
+            let thought = Words::quoted(thinking::THOUGHT);
+            (format!("{channel} {thought}"), thinking::CHANNEL_END)
         }
+        _ => (words.mark(thinking::OPEN), thinking::CLOSE),
+    };
+    let mut rules = match words.control(close) {
+        Some(_) => format!("thinking: {TEXT} {}\n", words.mark(close)),
+        None => format!("thinking[suffix={}]: {TEXT}\n", Words::quoted(close)),
     };
     rules.push_str("lines: \"\\n\" | \"\\n\\n\"\n");
     if thinks == Thoughts::Opened {
         return ("thinking lines? ", rules);
     }
-    let open = words.mark(thinking::OPEN);
     let _ = writeln!(rules, "thought: {open} thinking lines?");
     ("thought? ", rules)
 }

@@ -228,6 +228,26 @@ const CASES: &[Case] = &[
             "<tool_call>\n<function=add>\n<parameter=c>\n1\n</parameter>\n</function>\n</tool_call>",
         ],
     },
+    Case {
+        syntax: Syntax::Gemma4,
+        control: &["<|tool_call>", "<tool_call|>", "<|\"|>"],
+        one: "<|tool_call>call:add{a:1,b:true}<tool_call|>",
+        two: "<|tool_call>call:add{a:1}<tool_call|><|tool_call>call:o\"d\\d/é\u{7f}{}<tool_call|>",
+        wrong: &[
+            "<|tool_call>call:sub{}<tool_call|>",
+            "<|tool_call>call:add{a:x}<tool_call|>",
+            "<|tool_call>call:add{}<tool_call|>",
+            "<|tool_call>call:add{b:true,a:1}<tool_call|>",
+            "<|tool_call>call:add{a:1}",
+        ],
+    },
+    Case {
+        syntax: Syntax::Gemma4,
+        control: &[],
+        one: "<|tool_call>call:add{a:1}<tool_call|>",
+        two: "<|tool_call>call:add{a:1}<tool_call|><|tool_call>call:add{a:22}<tool_call|>",
+        wrong: &["<|tool_call>call:add{c:1}<tool_call|>", "I <|tool_call>"],
+    },
 ];
 
 fn read(parsing: &Parsing, text: &str) -> Message {
@@ -303,6 +323,31 @@ fn mistral_s_newer_vocabularies_write_names_before_arguments() {
     assert!(!model.allows(&listed, "[TOOL_CALLS]o\"d\\d/é\u{7f}[ARGS]{}"));
     let list = "[TOOL_CALLS][{\"name\": \"o\\\"d\\\\d/é\u{7f}\", \"arguments\": {}}]";
     assert!(model.allows(&listed, list));
+}
+
+#[test]
+fn a_channel_of_gemma_4_comes_before_a_call() {
+    const CHANNEL: [&str; 2] = ["<|channel>", "<channel|>"];
+    for control in [&[][..], &CHANNEL] {
+        let model = Model::with(control);
+        let parsing = parsing(Syntax::Gemma4, Some(Thoughts::Gemma4));
+        let grammar = model.grammar(rules(true, false), &parsing);
+        let call = "<|tool_call>call:add{a:1}<tool_call|>";
+        let whole = format!("<|channel>thought\nIs it {{a:1}}?\n<channel|>{call}");
+        for text in [call, &whole] {
+            assert!(model.allows(&grammar, text), "{control:?} {text}");
+        }
+        assert!(!model.allows(&grammar, &whole.replace("<channel|>", "")));
+        let message = read(&parsing, &whole);
+        assert_eq!(
+            (message.reasoning.as_str(), message.calls.len()),
+            ("Is it {a:1}?", 1)
+        );
+        let free = model.grammar(rules(false, false), &parsing);
+        assert!(model.allows(&free, "I add."));
+        let again = "I <|channel>thought\nHm.<channel|> add.";
+        assert!(!model.allows(&free, again), "{control:?}");
+    }
 }
 
 #[test]

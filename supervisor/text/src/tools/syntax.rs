@@ -6,10 +6,11 @@
 //! | `llama3` | `{"name": …, "parameters": {…}}`, after `<|python_tag|>` or as the whole answer; several separated by `;` | Meta's Llama 3.1 to 3.3 |
 //! | `mistral` | `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` | Mistral |
 //! | `harmony` | messages to `functions.NAME`, parsed by `harmony` | OpenAI's gpt-oss |
+//! | `gemma4` | `<|tool_call>call:NAME{key:<|"|>text<|"|>,count:2}<tool_call|>`, parsed by `dict` | Google's Gemma 4 |
 //! | `qwen3_coder` | `<tool_call><function=…><parameter=…>…</parameter></function></tool_call>`, parsed by `function` | Qwen3-Coder, Qwen 3.5 to 3.8 |
 //! | `phi` | `functools[{"name": …, "arguments": {…}}, …]`, or the list between `<|tool_call|>` and `<|/tool_call|>` | Microsoft's Phi-4-mini |
 
-use super::{MAX_SCHEMA_BYTES, function, harmony};
+use super::{MAX_SCHEMA_BYTES, dict, function, harmony};
 use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr, VariantArray};
 
@@ -35,6 +36,18 @@ pub enum Syntax {
     /// Under vLLM's name.
     #[strum(serialize = "qwen3_coder")]
     Qwen3Coder,
+    Gemma4,
+}
+
+/// Format of a call between the marks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// A JSON object with the name and the arguments.
+    Json,
+    /// Tags of functions and parameters.
+    Tags,
+    /// A name and a dictionary with marks around strings.
+    Dict,
 }
 
 /// Marks around the calls of one syntax.
@@ -48,8 +61,7 @@ pub(super) struct Marks {
     pub(super) has_lists: bool,
     /// A call may be a name followed by its arguments.
     pub(super) has_names: bool,
-    /// Calls are tags of functions and parameters.
-    pub(super) has_functions: bool,
+    pub(super) format: Format,
     /// A call may be the whole answer, without an opener.
     pub(super) is_bare: bool,
     /// Separator of two calls outside a list.
@@ -63,7 +75,7 @@ const HERMES: Marks = Marks {
     closers: &["</tool_call>"],
     has_lists: false,
     has_names: false,
-    has_functions: false,
+    format: Format::Json,
     is_bare: false,
     separator: None,
     inner: &[],
@@ -74,7 +86,7 @@ const LLAMA3: Marks = Marks {
     closers: &[],
     has_lists: false,
     has_names: false,
-    has_functions: false,
+    format: Format::Json,
     is_bare: true,
     separator: Some(';'),
     inner: &[],
@@ -85,7 +97,7 @@ const MISTRAL: Marks = Marks {
     closers: &[],
     has_lists: true,
     has_names: true,
-    has_functions: false,
+    format: Format::Json,
     is_bare: false,
     separator: None,
     inner: &["[ARGS]", "[CALL_ID]"],
@@ -96,7 +108,7 @@ const PHI: Marks = Marks {
     closers: &["<|/tool_call|>"],
     has_lists: true,
     has_names: false,
-    has_functions: false,
+    format: Format::Json,
     is_bare: false,
     separator: None,
     inner: &[],
@@ -108,10 +120,21 @@ const QWEN3_CODER: Marks = Marks {
     closers: &["</tool_call>"],
     has_lists: false,
     has_names: false,
-    has_functions: true,
+    format: Format::Tags,
     is_bare: false,
     separator: None,
     inner: &[],
+};
+
+const GEMMA4: Marks = Marks {
+    openers: &["<|tool_call>"],
+    closers: &["<tool_call|>"],
+    has_lists: false,
+    has_names: false,
+    format: Format::Dict,
+    is_bare: false,
+    separator: None,
+    inner: &[dict::QUOTE],
 };
 
 /// Harmony delimits calls by messages only, so it has no marks here.
@@ -120,7 +143,7 @@ const HARMONY: Marks = Marks {
     closers: &[],
     has_lists: false,
     has_names: false,
-    has_functions: false,
+    format: Format::Json,
     is_bare: false,
     separator: None,
     inner: &[],
@@ -135,6 +158,7 @@ impl Syntax {
             Self::Phi => &PHI,
             Self::Harmony => &HARMONY,
             Self::Qwen3Coder => &QWEN3_CODER,
+            Self::Gemma4 => &GEMMA4,
         }
     }
 
@@ -154,6 +178,7 @@ impl Syntax {
         let known = [
             (Self::Harmony, harmony::is_taught_by(jinja)),
             (Self::Mistral, says("[TOOL_CALLS]")),
+            (Self::Gemma4, says("<|tool_call>call:")),
             (Self::Hermes, says("<tool_call>")),
             (Self::Phi, says("functools[") || says("<|tool_call|>")),
             (Self::Llama3, says("<|python_tag|>") || writes_parameters),
@@ -166,15 +191,24 @@ impl Syntax {
     /// Rule that the name of a function breaks, if calls cannot express it.
     #[must_use]
     pub fn objection_to_name(self, name: &str) -> Option<&'static str> {
-        let is_unwritable = self.marks().has_functions && !name.chars().all(function::is_of_name);
-        is_unwritable
-            .then_some("must have no <, > or line end, because this model's calls have no escapes")
+        let (is_of_name, rule): (fn(char) -> bool, _) = match self.marks().format {
+            Format::Json => return None,
+            Format::Tags => (
+                function::is_of_name,
+                "must have no <, > or line end, because this model's calls have no escapes",
+            ),
+            Format::Dict => (
+                dict::is_of_name,
+                "must have no {, }, <, >, : or white space, because this model's calls have no escapes",
+            ),
+        };
+        (!name.chars().all(is_of_name)).then_some(rule)
     }
 
     /// Rule that the schema of a function breaks, if the types of its parameters are not read from it.
     #[must_use]
     pub fn objection_to_schema(self, schema: &str) -> Option<String> {
-        let is_unread = self.marks().has_functions && schema.len() > MAX_SCHEMA_BYTES;
+        let is_unread = self.marks().format == Format::Tags && schema.len() > MAX_SCHEMA_BYTES;
         is_unread.then(|| format!("must have at most {MAX_SCHEMA_BYTES} bytes for this model"))
     }
 
@@ -210,6 +244,10 @@ mod tests {
             ("{{ '[TOOL_CALLS] [' }}", Some(Syntax::Mistral)),
             ("{{ '<|tool_call|>' }}", Some(Syntax::Phi)),
             ("functools[…]", Some(Syntax::Phi)),
+            (
+                "{{- '<|tool_call>call:' + function['name'] + '{' -}}",
+                Some(Syntax::Gemma4),
+            ),
             (
                 "'<|start|>assistant<|channel|>final<|message|>' <tool_call>",
                 Some(Syntax::Harmony),

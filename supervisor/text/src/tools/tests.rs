@@ -267,12 +267,17 @@ fn time_grows_with_the_length_of_the_text() {
         "<function=f>x",
         "<parameter=any>\"",
         "{\"k\":\"</parameter><parameter=any>",
+        "<|tool_call>call:f{a:",
+        "<|\"",
+        "[",
+        "k,",
     ] {
         for syntax in [
             Syntax::Hermes,
             Syntax::Mistral,
             Syntax::Llama3,
             Syntax::Qwen3Coder,
+            Syntax::Gemma4,
         ] {
             let text = unit.repeat(many / unit.len());
             for prefix in [
@@ -284,6 +289,8 @@ fn time_grows_with_the_length_of_the_text() {
                 "<function=f><parameter=maybe>None",
                 "<function=f><parameter=any>{\"",
                 "<function=f><parameter=any></parameter>",
+                "<|tool_call>call:f{a:<|\"|>",
+                "<|tool_call>call:f{a:[",
             ] {
                 let parsing = Parsing {
                     parameters: parameters.clone(),
@@ -335,6 +342,12 @@ fn piece() -> impl Strategy<Value = &'static str> {
         "\n</parameter>\n",
         "</parameter>",
         "</function>\n",
+        "<|channel>thought\n",
+        "<channel|>",
+        "<|tool_call>call:f{",
+        "<tool_call|>",
+        "<|\"|>",
+        "a:",
         "null",
         "1",
         "{\"name\": \"f\", \"arguments\": ",
@@ -368,7 +381,12 @@ fn any_parsing() -> impl Strategy<Value = Parsing> {
     let calls = proptest::option::of(proptest::sample::select(
         <Syntax as strum::VariantArray>::VARIANTS,
     ));
-    const THOUGHTS: &[Thoughts] = &[Thoughts::Tagged, Thoughts::Opened, Thoughts::Channels];
+    const THOUGHTS: &[Thoughts] = &[
+        Thoughts::Tagged,
+        Thoughts::Opened,
+        Thoughts::Channels,
+        Thoughts::Gemma4,
+    ];
     let thinking = proptest::option::of(proptest::sample::select(THOUGHTS));
     (calls, thinking).prop_map(|(calls, thinking)| Parsing {
         calls,
@@ -405,7 +423,7 @@ proptest! {
     }
 
     /// A complete call has a name, and arguments that another JSON parser accepts. No character is repeated. Only a
-    /// call with an empty message, or one of tags, has arguments that are not in the text.
+    /// call with an empty message, or one that is not JSON, has arguments that are not in the text.
     #[test]
     fn whole_calls_are_ones_that_a_client_can_read(
         parsing in any_parsing(),
@@ -414,17 +432,16 @@ proptest! {
         let text = pieces.concat();
         let message = fold(&parsing, [&*text]);
         let mut told = message.content.len() + message.reasoning.len();
-        // Such arguments are JSON of the text between tags.
-        let are_tags = parsing.calls == Some(Syntax::Qwen3Coder);
+        let is_translated = matches!(parsing.calls, Some(Syntax::Qwen3Coder | Syntax::Gemma4));
         for call in &message.calls {
             let has_none = parsing.thinking == Some(Thoughts::Channels) && call.arguments == "{}";
             prop_assert!(!call.name.is_empty());
-            prop_assert!(are_tags || has_none || text.contains(&call.arguments), "{}", text);
+            prop_assert!(is_translated || has_none || text.contains(&call.arguments), "{}", text);
             let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&call.arguments).is_ok();
             prop_assert_eq!(call.is_whole, is_object, "{}", text);
             told += call.arguments.len();
         }
-        prop_assert!(are_tags || told <= text.len(), "{}", text);
+        prop_assert!(is_translated || told <= text.len(), "{}", text);
         if message.calls.is_empty() && parsing.thinking.is_none() {
             prop_assert_eq!(message.content, text);
         }

@@ -1,7 +1,9 @@
-//! Parser of reasoning in `<think>` … `</think>`.
+//! Parser of reasoning in `<think>` … `</think>`, or in Gemma 4's `<|channel>thought` … `<channel|>`.
 //!
-//! Reasoning comes only at the beginning of an answer: later tags are content, because answers may quote them. Some
-//! templates write the opening tag in the prompt. White space around both tags is dropped.
+//! With `<think>`, reasoning comes only at the beginning of an answer: later tags are content, because answers may quote
+//! them. Some templates write the opening tag in the prompt. Gemma 4's marks are control tokens, and its reasoning may come
+//! anywhere but within a call; a closing mark alone is dropped. White space around marks is dropped, but for that between
+//! text and a later mark.
 
 use super::lookout::Lookout;
 use super::{Event, Thoughts, harmony, push_reasoning};
@@ -11,12 +13,43 @@ use worker_orcd_ipc::ThinkingBudget;
 pub(super) const OPEN: &str = "<think>";
 pub(super) const CLOSE: &str = "</think>";
 
+/// Token that begins a channel of Gemma 4, before its name.
+pub(super) const CHANNEL: &str = "<|channel>";
+pub(super) const THOUGHT: &str = "thought";
+pub(super) const CHANNEL_END: &str = "<channel|>";
+const CHANNEL_THOUGHT: &str = "<|channel>thought";
+
 /// Splitter of one answer into reasoning and the rest.
 #[derive(Debug, Clone)]
 pub(super) struct Thinking {
     state: State,
     lookout: Lookout,
+    tags: &'static Tags,
+    /// The answer has text, behind which white space before a mark counts.
+    has_text: bool,
+    /// The answer is within a call, whose strings may quote marks.
+    is_in_call: bool,
 }
+
+#[derive(Debug)]
+struct Tags {
+    open: &'static str,
+    close: &'static str,
+    /// Reasoning may also come later than at the beginning.
+    is_anywhere: bool,
+}
+
+const THINK: Tags = Tags {
+    open: OPEN,
+    close: CLOSE,
+    is_anywhere: false,
+};
+
+const GEMMA4: Tags = Tags {
+    open: CHANNEL_THOUGHT,
+    close: CHANNEL_END,
+    is_anywhere: true,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -31,29 +64,41 @@ enum State {
 }
 
 impl Thinking {
-    /// `is_opened`: the prompt ends with the opening tag.
-    pub(super) fn new(is_opened: bool) -> Self {
-        let state = match is_opened {
-            true => State::Opened,
-            false => State::Beginning,
+    /// Not for [`Thoughts::Channels`], which [`harmony`] parses.
+    pub(super) fn new(thoughts: Thoughts) -> Self {
+        let (state, tags) = match thoughts {
+            Thoughts::Opened => (State::Opened, &THINK),
+            Thoughts::Tagged | Thoughts::Channels => (State::Beginning, &THINK),
+            Thoughts::Gemma4 => (State::Answers, &GEMMA4),
         };
         Self {
             state,
             lookout: Lookout::default(),
+            tags,
+            has_text: false,
+            is_in_call: false,
         }
     }
 
-    /// Emits reasoning, and returns text of the answer.
-    pub(super) fn push(&mut self, text: &str, out: &mut Vec<Event>) -> String {
-        let mut answer = String::new();
+    /// Emits reasoning, and passes text of the answer to `answer`, in the order of the text. `answer` returns true if it
+    /// ends within a call.
+    pub(super) fn push(
+        &mut self,
+        text: &str,
+        out: &mut Vec<Event>,
+        mut answer: impl FnMut(&str, &mut Vec<Event>) -> bool,
+    ) {
         for (at, c) in text.char_indices() {
             match self.state {
                 State::Opened | State::Closed if c.is_whitespace() => {}
-                State::Beginning => self.beginning(c, &mut answer),
+                State::Beginning => {
+                    let text = self.beginning(c);
+                    answer(&text, out);
+                }
                 State::Opened | State::Thinks => {
                     self.state = State::Thinks;
                     let tell = |text: &str| push_reasoning(out, text);
-                    if self.lookout.push(c, &[CLOSE], tell) {
+                    if self.lookout.push(c, &[self.tags.close], tell) {
                         // Discards the tag, and the white space before it.
                         self.lookout.take();
                         self.state = State::Closed;
@@ -61,12 +106,47 @@ impl Thinking {
                 }
                 State::Closed | State::Answers => {
                     self.state = State::Answers;
-                    answer.push_str(&text[at..]);
-                    break;
+                    if !self.tags.is_anywhere {
+                        answer(&text[at..], out);
+                        return;
+                    }
+                    self.answers(c, out, &mut answer);
                 }
             }
         }
-        answer
+    }
+
+    /// A character of an answer that may have marks anywhere outside calls.
+    fn answers(
+        &mut self,
+        c: char,
+        out: &mut Vec<Event>,
+        answer: &mut impl FnMut(&str, &mut Vec<Event>) -> bool,
+    ) {
+        if self.is_in_call {
+            let mut text = self.lookout.take();
+            text.push(c);
+            self.is_in_call = answer(&text, out);
+            return;
+        }
+        let Tags { open, close, .. } = self.tags;
+        let (has_text, is_in_call) = (&mut self.has_text, &mut self.is_in_call);
+        let is_mark = self.lookout.push(c, &[open, close], |text| {
+            *has_text = true;
+            *is_in_call = answer(text, out);
+        });
+        if !is_mark {
+            return;
+        }
+        let held = self.lookout.take();
+        let (space, state) = match held.strip_suffix(open) {
+            Some(space) => (space, State::Opened),
+            None => (held.trim_end_matches(close), State::Answers),
+        };
+        if self.has_text {
+            answer(space, out);
+        }
+        self.state = state;
     }
 
     /// Ends the answer. Held text belongs to the part before it.
@@ -81,19 +161,21 @@ impl Thinking {
         }
     }
 
-    fn beginning(&mut self, c: char, answer: &mut String) {
-        let mut is_text = false;
-        if self.lookout.push(c, &[OPEN], |text| {
-            is_text = true;
-            answer.push_str(text);
-        }) {
+    /// Returns text of the answer.
+    fn beginning(&mut self, c: char) -> String {
+        let mut text = String::new();
+        if self
+            .lookout
+            .push(c, &[self.tags.open], |released| text.push_str(released))
+        {
             self.lookout.take();
             self.state = State::Opened;
-        } else if is_text {
+        } else if !text.is_empty() {
             // Text held by the lookout comes after that.
-            answer.push_str(&self.lookout.take());
+            text.push_str(&self.lookout.take());
             self.state = State::Answers;
         }
+        text
     }
 }
 
@@ -109,6 +191,8 @@ pub fn budget(tokens: u32, thoughts: Thoughts, text: &Text) -> Option<ThinkingBu
     let (open, close) = match thoughts {
         Thoughts::Tagged => (Some(OPEN), CLOSE),
         Thoughts::Opened => (None, CLOSE),
+        // The first channel only.
+        Thoughts::Gemma4 => (Some(CHANNEL_THOUGHT), CHANNEL_END),
         // The first message only. Reasoning after other messages has no bound.
         Thoughts::Channels => (Some(harmony::ANALYSIS), harmony::END),
     };
@@ -125,7 +209,10 @@ pub fn budget(tokens: u32, thoughts: Thoughts, text: &Text) -> Option<ThinkingBu
     (is_tag && budget.is_sound(u32::MAX)).then_some(budget)
 }
 
-/// True if a template mentions the tags.
-pub(super) fn is_taught_by(jinja: &str) -> bool {
-    jinja.contains(OPEN) || jinja.contains(CLOSE)
+/// Format of reasoning that a template mentions, but for [`harmony`]'s.
+pub(super) fn of_template(jinja: &str) -> Option<Thoughts> {
+    if jinja.contains(CHANNEL) && jinja.contains(CHANNEL_END) {
+        return Some(Thoughts::Gemma4);
+    }
+    (jinja.contains(OPEN) || jinja.contains(CLOSE)).then_some(Thoughts::Tagged)
 }
