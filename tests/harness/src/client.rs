@@ -11,8 +11,9 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// 60 s. Streams of tests have a comment every 15 s at the latest, so a longer wait is a hang.
-pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// A longer wait is a hang: streams of tests have a comment every 15 s at the latest, and whole answers of large bodies take
+/// up to a minute beside other work.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Client of one worker: address and API key.
 #[derive(Debug, Clone)]
