@@ -34,6 +34,8 @@ pub struct GenerationParams {
     pub stop_token_ids: Arc<[TokenId]>,
     /// The only tokens that are sampled. By ascending id, each id once. Empty: all tokens.
     pub allowed_token_ids: Arc<[TokenId]>,
+    /// No drafts of this request's tokens, also where the child [speculates](crate::Speculation).
+    pub without_drafts: bool,
 }
 
 impl GenerationParams {

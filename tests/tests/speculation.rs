@@ -140,6 +140,24 @@ fn answers_are_those_without_drafts() {
 }
 
 #[test]
+fn a_request_may_decline_drafts() {
+    let [off, on] =
+        ["off", "text"].map(|source| Worker::shallow().arg("--speculation", source).start());
+    let (off, client) = (off.client(), on.client());
+    for (path, body) in requests() {
+        let declining = with(body.clone(), &json!({"speculation": false}));
+        assert_eq!(
+            content(&client, path, &declining),
+            content(&off, path, &with(body, &json!({"speculation": true}))),
+            "{path} {declining}"
+        );
+    }
+    let answer = client.post(CHAT, &chat(&json!({"speculation": "off"})));
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("speculation"), "{}", answer.text());
+}
+
+#[test]
 fn a_replaced_child_or_supervisor_changes_no_token() {
     let [off, on] =
         ["off", "text"].map(|source| Worker::shallow().arg("--speculation", source).start());

@@ -498,15 +498,18 @@ fn act() -> impl Strategy<Value = Act> {
         prop::bool::weighted(0.3),
         prop_oneof![3 => Just(0), 1 => 1_u32..20],
         prop_oneof![3 => Just(vec![]), 1 => Just(vec![9, 12, 30])],
+        prop::bool::weighted(0.2),
     );
     prop_oneof![
-        3 => request.prop_map(|(prompt, max_tokens, ignore_eos, is_constrained, min_tokens, stop)| {
+        3 => request.prop_map(|request| {
+            let (prompt, max_tokens, ignore_eos, is_constrained, min_tokens, stop, without_drafts) = request;
             let grammar = is_constrained.then(|| Arc::new(Grammar::Regex(String::new())));
             Act::Submit(with(submission(0, &prompt, max_tokens), |it| {
                 it.ignore_eos = ignore_eos;
                 it.grammar = grammar;
                 it.min_tokens = min_tokens;
                 it.stop_token_ids = stop.into_iter().map(TokenId).collect();
+                it.without_drafts = without_drafts;
             }))
         }),
         4 => (1_u32..20).prop_map(Act::Turn),

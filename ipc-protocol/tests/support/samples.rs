@@ -190,6 +190,7 @@ fn submission() -> Submission {
             min_tokens: 252,
             stop_token_ids: [TokenId(253), TokenId(70_002)].into(),
             allowed_token_ids: [TokenId(254)].into(),
+            without_drafts: true,
         }),
         prompt_logprobs: Some(PromptLogprobs {
             top: 20,

@@ -22,7 +22,12 @@ pub const NAMES: &[&str] = &[
     "seed",
     logit_bias::FIELD,
     "stop",
+    SPECULATION,
 ];
+
+/// Whether the request may have drafts. `true` is the default; where the operator set `--speculation off`, there are none
+/// either way. It is accepted there, because drafts change no answer.
+const SPECULATION: &str = "speculation";
 
 /// Largest number of stop strings. The OpenAI API allows four; code completion templates and evaluation harnesses send
 /// a dozen. Each is compared at every character.
@@ -117,6 +122,7 @@ pub fn read_params(
     GenerationParams {
         sampling,
         logit_bias: logit_bias::read(fields, model.vocabulary),
+        without_drafts: fields.boolean(SPECULATION) == Some(false),
         ..GenerationParams::default()
     }
 }
@@ -232,6 +238,25 @@ mod tests {
         };
         assert_eq!(read_sampling(&mut everything, &model), expected);
         everything.finish().unwrap();
+    }
+
+    #[test]
+    fn a_request_has_drafts_unless_it_declines_them() {
+        let read = |body: &str| {
+            let mut fields = fields(body);
+            let params = read_params(&mut fields, &MODEL, Sampling::DEFAULT);
+            fields.finish().map(|()| params.without_drafts)
+        };
+        for (body, declines) in [
+            ("{}", false),
+            ("{\"speculation\": null}", false),
+            ("{\"speculation\": true}", false),
+            ("{\"speculation\": false}", true),
+        ] {
+            assert_eq!(read(body).unwrap(), declines, "{body}");
+        }
+        let mistakes = read("{\"speculation\": \"off\"}").unwrap_err();
+        assert_eq!(mistakes.listed()[0].field, "speculation");
     }
 
     #[test]

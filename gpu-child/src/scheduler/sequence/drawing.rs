@@ -236,6 +236,7 @@ impl Sequence {
     fn may_draft(&self, limits: &Limits) -> bool {
         let is_free = |thoughts: &Thoughts| thoughts.is_over();
         limits.speculates
+            && !self.params.without_drafts
             && !limits.traces_logits
             && self.pool.is_none()
             && !self.scores_are_missing()

@@ -108,6 +108,20 @@ fn a_draft_costs_no_other_sequence_its_pages() {
 }
 
 #[test]
+fn a_request_that_declines_drafts_has_none_beside_others_that_have() {
+    let mut bench = echoing(limits(), 64);
+    let declining = |request| with(text(request, 30), |it| it.without_drafts = true);
+    bench.submit(declining(1));
+    bench.run();
+    assert_eq!(bench.scheduler.load().counters.draft_tokens, 0);
+    bench.submit(text(2, 30));
+    bench.submit(declining(3));
+    bench.run();
+    assert!(bench.scheduler.load().counters.accepted_draft_tokens > 0);
+    assert_eq!(bench.outcome(2), &without_drafts(&text(2, 30)));
+}
+
+#[test]
 fn a_trace_and_a_setting_exclude_drafts() {
     let traced = Limits {
         traces_logits: true,

@@ -25,7 +25,12 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
             of(pooling()),
             vec((token(), float()), 0..5),
             of(thinking()),
-            (any::<u32>(), vec(token(), 0..3), vec(token(), 0..3)),
+            (
+                any::<u32>(),
+                vec(token(), 0..3),
+                vec(token(), 0..3),
+                any::<bool>(),
+            ),
         ),
     )
         .prop_map(
@@ -45,7 +50,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                     embeds,
                     logit_bias,
                     thinking,
-                    (min, stop, allowed),
+                    (min, stop, allowed, without_drafts),
                 ),
             )| {
                 Submission {
@@ -65,6 +70,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                         min_tokens: min,
                         stop_token_ids: stop.into(),
                         allowed_token_ids: allowed.into(),
+                        without_drafts,
                     }),
                     prompt_logprobs: scores.map(|(top, reported)| PromptLogprobs { top, reported }),
                     embeds,
