@@ -9,7 +9,7 @@ use worker_orcd_api::openai::{Header, Kind};
 use worker_orcd_api::presentation::OpenAiOptions;
 use worker_orcd_api::render::Render;
 use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_requests::{Completion, Failure, Piece, StopReason};
+use worker_orcd_requests::{Completion, Drafts, Failure, Piece, StopReason};
 use worker_orcd_text::tools::Parsing;
 use worker_orcd_text::{Detokenizer, StopMatcher};
 
@@ -145,6 +145,7 @@ fn completion(tokens_out: u32, stop_sequence: Option<String>) -> Completion {
         tokens_in: 3,
         cached_tokens: 0,
         tokens_out,
+        drafts: Drafts::default(),
         queued_for: None,
         first_token_after: Duration::ZERO,
         decode_time: Duration::ZERO,

@@ -78,7 +78,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use worker_orcd_grammar::{GrammarError, Mask};
 use worker_orcd_ipc::{
-    Began, Counters, Drawn, FinishReason, Finished, Load, RequestId, Scored, StepReport,
+    Began, Counters, Drafted, Drawn, FinishReason, Finished, Load, RequestId, Scored, StepReport,
     Submission, TokenId,
 };
 
@@ -313,18 +313,24 @@ impl Scheduler {
     pub fn complete(&mut self, step: u64, drawn: Vec<Drawn>) -> Result<StepReport, SchedulerError> {
         let flight = self.flights.pop_front().unwrap_or_default();
         self.check(&flight, &drawn)?;
-        let mut heard = Vec::with_capacity(drawn.len());
+        let (mut heard, mut drafted) = (Vec::with_capacity(drawn.len()), Vec::new());
         let (mut rest, mut from) = (&drawn[..], 0);
         for share in &flight {
             let (rows, behind) = rest.split_at(share.draws.len());
             let counted = self.advance(share, rows, &mut from);
             heard.extend_from_slice(&rows[..counted]);
+            let drafts = rows.len().saturating_sub(1) as u32;
+            if drafts > 0 && counted > 0 {
+                let request = share.request;
+                drafted.push(Drafted { request, drafts });
+            }
             rest = behind;
         }
         self.retire();
         Ok(StepReport {
             step,
             drawn: heard,
+            drafted,
             finished: std::mem::take(&mut self.finished),
             ..StepReport::default()
         })

@@ -115,6 +115,8 @@ pub struct StepReport {
     /// Log probabilities of prompt tokens.
     pub scored: Vec<Scored>,
     pub drawn: Vec<Drawn>,
+    /// Drafts that this step verified, for each request that had any, in the order of `drawn`.
+    pub drafted: Vec<Drafted>,
     /// Log probabilities of the tokens in `drawn` for requests with `logprobs`, in the same order.
     pub logprobs: Vec<DrawnLogprobs>,
     pub finished: Vec<Finished>,
@@ -136,6 +138,14 @@ pub struct Drawn {
     /// Number of earlier generated tokens of this request, over all children. The supervisor accepts only the next index.
     pub index: u32,
     pub token: TokenId,
+}
+
+/// Drafts of a request in one step. A request has at most one token more than drafts in the report. The first token needed
+/// the step; each other one is a draft that was accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drafted {
+    pub request: RequestId,
+    pub drafts: u32,
 }
 
 /// End of a request.

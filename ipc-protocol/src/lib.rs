@@ -54,8 +54,8 @@ pub use command::{
 pub use counters::Counters;
 pub use encoded::Encoded;
 pub use event::{
-    Began, ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
-    Heartbeat, Load, ReadyReport, StepReport,
+    Began, ChildHello, Drafted, Drawn, Envelope, Event, FinishReason, Finished,
+    HEARTBEAT_INTERVAL_MS, Heartbeat, Load, ReadyReport, StepReport,
 };
 pub use fault::{DeviceError, Exit, ExitCode, Fault, FaultKind};
 pub use fd_passing::{FdKind, PlacedTensor, UnknownFdKind, WeightsManifest};
@@ -81,4 +81,4 @@ pub use vocabulary::Vocabulary;
 
 /// Version of the protocol. The [`Preamble`] carries it outside bincode, so that peers with incompatible messages can still
 /// compare it.
-pub const PROTOCOL_VERSION: u16 = 28;
+pub const PROTOCOL_VERSION: u16 = 29;

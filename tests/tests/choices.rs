@@ -41,14 +41,17 @@ fn alone(client: &Client, path: &str, body: &Value, index: usize) -> (Value, Val
     (choice, answer["usage"].clone())
 }
 
-/// Usage without cached tokens, which depend on earlier requests.
+/// Usage without cached tokens, which depend on earlier requests, and without drafts, which depend on time.
 fn counted(usage: &Value) -> Value {
     let mut usage = usage.clone();
-    let details = usage
-        .as_object_mut()
-        .expect("usage")
-        .remove("prompt_tokens_details");
-    assert!(details.is_some_and(|it| it["cached_tokens"].is_u64()));
+    let fields = usage.as_object_mut().expect("usage");
+    for (details, count) in [
+        ("prompt_tokens_details", "cached_tokens"),
+        ("completion_tokens_details", "accepted_prediction_tokens"),
+    ] {
+        let details = fields.remove(details);
+        assert!(details.is_some_and(|it| it[count].is_u64()), "{count}");
+    }
     usage
 }
 

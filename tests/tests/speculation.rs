@@ -111,6 +111,20 @@ fn tokens_of(usage: &Value) -> Value {
     fields.map(|name| usage[name].clone()).into_iter().collect()
 }
 
+/// Accepted and rejected drafts of a completion.
+fn counted(client: &Client, body: &Value) -> [u64; 2] {
+    let answer = client.post(COMPLETIONS, body).json();
+    details(&answer["usage"])
+}
+
+fn details(usage: &Value) -> [u64; 2] {
+    let details = &usage["completion_tokens_details"];
+    ["accepted", "rejected"].map(|kind| {
+        let count = details[format!("{kind}_prediction_tokens")].as_u64();
+        count.unwrap_or_else(|| panic!("{usage}"))
+    })
+}
+
 fn drafts(client: &Client) -> [u64; 2] {
     let names = [
         "worker_orcd_draft_tokens_total",
@@ -152,6 +166,12 @@ fn a_request_may_decline_drafts() {
             "{path} {declining}"
         );
     }
+    let body = completion(&json!({"temperature": 0, "max_tokens": 150}));
+    assert_eq!(counted(&off, &body), [0, 0]);
+    let [accepted, rejected] = counted(&client, &body);
+    assert!(accepted > 0, "{accepted} accepted, {rejected} rejected");
+    let declining = with(body, &json!({"speculation": false}));
+    assert_eq!(counted(&client, &declining), [0, 0]);
     let answer = client.post(CHAT, &chat(&json!({"speculation": "off"})));
     assert_eq!(answer.status, 400);
     assert!(answer.text().contains("speculation"), "{}", answer.text());
@@ -169,17 +189,20 @@ fn a_replaced_child_or_supervisor_changes_no_token() {
         let expected = off.client().post(COMPLETIONS, &body).json();
         let expected = expected["choices"][0]["text"].as_str().expect("a text");
         for disturbance in Disturbance::ALL {
-            let streamed = with(body.clone(), &json!({"stream": true}));
+            let usage = json!({"stream": true, "stream_options": {"include_usage": true}});
+            let streamed = with(body.clone(), &usage);
             let events = disturbance.of_stream(&on, COMPLETIONS, &streamed, 4);
             let events = events.iter().filter(|data| *data != "[DONE]");
-            let text = events.map(|data| {
-                let chunk: Value = serde_json::from_str(data).expect("JSON");
-                chunk["choices"][0]["text"]
-                    .as_str()
-                    .unwrap_or_default()
-                    .to_owned()
-            });
-            assert_eq!(text.collect::<String>(), expected, "{disturbance:?}");
+            let chunks = events.map(|data| serde_json::from_str(data).expect("JSON"));
+            let chunks: Vec<Value> = chunks.collect();
+            let texts = chunks
+                .iter()
+                .filter_map(|it| it["choices"][0]["text"].as_str());
+            assert_eq!(texts.collect::<String>(), expected, "{disturbance:?}");
+            let usage = &chunks.last().expect("chunks")["usage"];
+            assert_eq!(usage["completion_tokens"], 150, "{disturbance:?}");
+            let [accepted, _] = details(usage);
+            assert!((1..150).contains(&accepted), "{disturbance:?}: {usage}");
         }
     }
     assert!(on.generation() > Some(1), "no child died");

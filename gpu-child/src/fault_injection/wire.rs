@@ -158,6 +158,7 @@ mod tests {
             began: vec![],
             scored: vec![],
             drawn: vec![token],
+            drafted: vec![],
             logprobs: vec![],
             finished: vec![],
             sealed: vec![],

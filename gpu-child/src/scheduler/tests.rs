@@ -35,6 +35,8 @@ struct Bench {
     scheduler: Scheduler,
     device: PagedDevice,
     outcomes: BTreeMap<RequestId, Outcome>,
+    /// Reported drafts, and those that became tokens.
+    drafted: [u64; 2],
     step: u64,
     /// Launches a step before the preceding one has ended, and keeps its unreported answers.
     is_ahead: bool,
@@ -77,6 +79,7 @@ impl Bench {
             scheduler: Scheduler::new(limits, KvPages::new(geometry, shares_prefixes)),
             device: PagedDevice::new(geometry),
             outcomes: BTreeMap::new(),
+            drafted: [0; 2],
             step: 0,
             is_ahead: false,
             answers: VecDeque::new(),
@@ -150,6 +153,16 @@ impl Bench {
     }
 
     fn record(&mut self, report: StepReport) {
+        let mut drafted = report.drafted.iter().peekable();
+        for tokens in report.drawn.chunk_by(|a, b| a.request == b.request) {
+            if let Some(said) = drafted.next_if(|it| it.request == tokens[0].request) {
+                let accepted = tokens.len() as u32 - 1;
+                assert!(accepted <= said.drafts, "{accepted} of {}", said.drafts);
+                self.drafted[0] += u64::from(said.drafts);
+                self.drafted[1] += u64::from(accepted);
+            }
+        }
+        assert_eq!(drafted.next(), None, "drafts without a token");
         for token in report.drawn {
             let outcome = self.outcomes.entry(token.request).or_default();
             assert!(outcome.reasons.is_empty(), "a token after the end");

@@ -309,6 +309,7 @@ impl<'a> StepLoop<'a> {
             began,
             scored,
             drawn,
+            drafted: _,
             logprobs: _,
             finished,
             sealed,

@@ -7,12 +7,12 @@ use super::Message;
 use std::sync::Arc;
 use worker_orcd_ipc::{
     Began, ChildHello, ClientId, Command, Counters, DeviceError, DeviceFacts, DeviceSelector,
-    Drawn, DrawnLogprobs, Encoded, Envelope, Event, Fault, FinishReason, Finished, Generation,
-    GenerationParams, Grammar, Heartbeat, KvReaders, KvSource, Load, LoadOrder, Logprobs,
-    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, Pooling,
-    PromptLogprobs, ReadyReport, RequestId, Role, Sampling, SamplingAdvice, Scored, SealedPage,
-    SealedPages, Sealing, Speculation, StepReport, Submission, ThinkingBudget, TokenId, TokenKind,
-    TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    Drafted, Drawn, DrawnLogprobs, Encoded, Envelope, Event, Fault, FinishReason, Finished,
+    Generation, GenerationParams, Grammar, Heartbeat, KvReaders, KvSource, Load, LoadOrder,
+    Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor,
+    Pooling, PromptLogprobs, ReadyReport, RequestId, Role, Sampling, SamplingAdvice, Scored,
+    SealedPage, SealedPages, Sealing, Speculation, StepReport, Submission, ThinkingBudget, TokenId,
+    TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 /// Samples as `(file stem, message)`, one for each kind.
@@ -371,6 +371,10 @@ fn step() -> StepReport {
             request: RequestId(5),
             index: 6,
             token: TokenId(49_151),
+        }],
+        drafted: vec![Drafted {
+            request: RequestId(5),
+            drafts: 300,
         }],
         logprobs: vec![DrawnLogprobs {
             request: RequestId(5),

@@ -12,9 +12,9 @@ use proptest::option::of;
 use proptest::prelude::*;
 use submissions::submission;
 use worker_orcd_ipc::{
-    Began, ChildHello, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
-    Encoded, Envelope, Event, Fault, FinishReason, Finished, Generation, KvReaders, KvSource,
-    LoadOrder, Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
+    Began, ChildHello, Command, DeviceError, DeviceFacts, DeviceSelector, Drafted, Drawn,
+    DrawnLogprobs, Encoded, Envelope, Event, Fault, FinishReason, Finished, Generation, KvReaders,
+    KvSource, LoadOrder, Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
     RequestId, Role, SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, Speculation,
     StepReport, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
@@ -456,6 +456,8 @@ fn step() -> BoxedStrategy<StepReport> {
         request,
         cached_tokens,
     });
+    let drafted =
+        (request(), any::<u32>()).prop_map(|(request, drafts)| Drafted { request, drafts });
     let sealing = (request(), any::<u32>(), pages()).prop_map(|(request, first, pages)| Sealing {
         request,
         first,
@@ -466,16 +468,18 @@ fn step() -> BoxedStrategy<StepReport> {
         vec(began, 0..5),
         vec(scored, 0..3),
         vec(drawn, 0..20),
+        vec(drafted, 0..5),
         vec(logprobs, 0..5),
         vec(finished, 0..20),
         vec(sealing, 0..5),
     )
         .prop_map(
-            |(step, began, scored, drawn, logprobs, finished, sealed)| StepReport {
+            |(step, began, scored, drawn, drafted, logprobs, finished, sealed)| StepReport {
                 step,
                 began,
                 scored,
                 drawn,
+                drafted,
                 logprobs,
                 finished,
                 sealed,

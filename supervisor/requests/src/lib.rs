@@ -26,7 +26,7 @@
 //!   [`quarantine`]: refusal of requests that killed children.
 //! * [`wal`]: write-ahead log for the next supervisor. [`orphans`]: requests of an earlier supervisor that wait for
 //!   their clients to reconnect.
-//! * [`waits`]: histogram of the time between tokens. [`totals`]: counters. `testing` (feature `testing`): journal in
+//! * `drafts`: drafts of an answer's tokens. [`waits`]: histogram of the time between tokens. [`totals`]: counters. `testing` (feature `testing`): journal in
 //!   memory for tests.
 //!
 //! Deliberately absent: sockets, processes, HTTP, async tasks, and prompts or answers in any log message.
@@ -34,6 +34,7 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod drafts;
 pub mod error_code;
 pub mod fingerprint;
 mod kin;
@@ -62,6 +63,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use drafts::Drafts;
 pub use fingerprint::Fingerprint;
 pub use kin::Kin;
 pub use live::{Requests, ServedBy};

@@ -21,6 +21,7 @@ mod turns;
 use self::assignments::{Assignments, Live};
 use self::dispatch::Place;
 use self::probation::{Inquest, Probation, Verdict};
+use crate::drafts::Drafts;
 use crate::error_code::ErrorCode;
 use crate::fingerprint::Fingerprint;
 use crate::kin::Kin;
@@ -39,8 +40,8 @@ use std::task::Waker;
 use std::time::Instant;
 use tracing::error;
 use worker_orcd_ipc::{
-    Began, Command, Drawn, DrawnLogprobs, FinishReason, Finished, Logprobs, RequestId, Scored,
-    StepReport,
+    Began, Command, Drafted, Drawn, DrawnLogprobs, FinishReason, Finished, Logprobs, RequestId,
+    Scored, StepReport,
 };
 use worker_orcd_lifecycle::{DeathCause, SeatId};
 use worker_orcd_text::Text;
@@ -70,6 +71,14 @@ pub struct ServedBy {
     pub slots: usize,
     /// Size of the KV cache, in tokens.
     pub kv_tokens: u64,
+}
+
+/// Token in a report of a child.
+struct Said<'a> {
+    drawn: &'a Drawn,
+    /// It is a draft that was accepted.
+    is_draft: bool,
+    logprobs: Option<&'a Logprobs>,
 }
 
 impl Requests {
@@ -248,11 +257,25 @@ impl Requests {
             self.scored(seat, scored, &text)?;
         }
         let mut logprobs = report.logprobs.iter().peekable();
-        for drawn in &report.drawn {
-            let is_its =
-                |it: &&DrawnLogprobs| it.request == drawn.request && it.index == drawn.index;
-            let its = logprobs.next_if(is_its).map(|it| &it.logprobs);
-            self.drawn(seat, drawn, its, &text, now)?;
+        let mut drafted = report.drafted.iter().peekable();
+        for tokens in report.drawn.chunk_by(|a, b| a.request == b.request) {
+            let drafts = drafted.next_if(|it| it.request == tokens[0].request);
+            if let Some(drafts) = drafts {
+                self.drafted(seat, *drafts, tokens.len())?;
+            }
+            for (place, drawn) in tokens.iter().enumerate() {
+                let is_its =
+                    |it: &&DrawnLogprobs| it.request == drawn.request && it.index == drawn.index;
+                let said = Said {
+                    drawn,
+                    is_draft: drafts.is_some() && place > 0,
+                    logprobs: logprobs.next_if(is_its).map(|it| &it.logprobs),
+                };
+                self.drawn(seat, said, &text, now)?;
+            }
+        }
+        if let Some(stray) = drafted.next() {
+            return Err(Violation::Drafts(stray.request));
         }
         if let Some(stray) = logprobs.next() {
             return Err(Violation::Logprobs(stray.request));
@@ -326,14 +349,35 @@ impl Requests {
         Ok(())
     }
 
+    /// Notes the drafts of a request in a step that sampled so many of its tokens.
+    fn drafted(&mut self, seat: SeatId, said: Drafted, tokens: usize) -> Result<(), Violation> {
+        let Drafted { request, drafts } = said;
+        if drafts == 0 || tokens - 1 > drafts as usize {
+            return Err(Violation::Drafts(request));
+        }
+        // Accepted ones are noted with their tokens: one may complete a stop string, and those behind it do not count.
+        if let Some(live) = self.assigned.get_with(request, seat) {
+            let drafts = Drafts::verified(drafts);
+            live.record.progress.lock().note_drafts(drafts);
+            if let Some(wal) = &mut self.wal {
+                wal.drafted(request, drafts);
+            }
+        }
+        Ok(())
+    }
+
     fn drawn(
         &mut self,
         seat: SeatId,
-        said: &Drawn,
-        logprobs: Option<&Logprobs>,
+        said: Said<'_>,
         text: &Arc<Text>,
         now: Instant,
     ) -> Result<(), Violation> {
+        let Said {
+            drawn: said,
+            is_draft,
+            logprobs,
+        } = said;
         let request = said.request;
         let Some(live) = self.assigned.get_with(request, seat) else {
             if self.assigned.seat(seat).is_leaving(request) {
@@ -372,18 +416,18 @@ impl Requests {
                 max_tokens,
             });
         }
-        self.totals.tokens += 1;
-        if let Some(gap) = progress.since_last_token(now) {
-            self.totals.gaps.observe(gap);
-            if progress.is_interrupted() {
-                self.totals.pauses.observe(gap);
-            }
+        self.totals.note_token(&progress, now);
+        if is_draft {
+            progress.note_drafts(Drafts::ACCEPTED);
         }
         let pushed = progress.push(said, logprobs, text, now, &mut self.scratch);
         self.wakers.extend(progress.take_waker());
         drop(progress);
         if let Some(wal) = &mut self.wal {
             wal.drawn(request, said.token, logprobs);
+            if is_draft {
+                wal.drafted(request, Drafts::ACCEPTED);
+            }
         }
         if is_its_first {
             self.assigned.bind(request, seat);
@@ -610,6 +654,8 @@ impl Requests {
     }
 }
 
+#[cfg(test)]
+mod drafts_tests;
 #[cfg(test)]
 mod embeddings_tests;
 #[cfg(test)]

@@ -6,6 +6,7 @@
 mod echo;
 mod unread;
 
+use crate::drafts::Drafts;
 use crate::logprobs::Ledger;
 use crate::record::{Completion, Embedding, Failure, NewRequest, Record, StopReason, StreamEvent};
 pub use echo::ScoredPrompt;
@@ -41,6 +42,7 @@ pub struct Progress {
     began_at: Option<Instant>,
     /// Cached prompt tokens, as reported by the first child that began the request.
     cached_tokens: Option<u32>,
+    drafts: Drafts,
     first_token_at: Option<Instant>,
     last_token_at: Option<Instant>,
     recoveries: u32,
@@ -84,6 +86,7 @@ impl Progress {
             accepted_at: now,
             began_at: None,
             cached_tokens: None,
+            drafts: Drafts::default(),
             first_token_at: None,
             last_token_at: None,
             recoveries: 0,
@@ -120,6 +123,10 @@ impl Progress {
             cached_tokens,
             ..self
         }
+    }
+
+    pub fn with_drafts(self, drafts: Drafts) -> Self {
+        Self { drafts, ..self }
     }
 
     /// Decodes the tokens of an earlier supervisor.
@@ -226,6 +233,15 @@ impl Progress {
     /// Number of prompt tokens from the prefix cache. `None` before a child began the request.
     pub fn cached_tokens(&self) -> Option<u32> {
         self.cached_tokens
+    }
+
+    /// Notes drafts of this answer.
+    pub fn note_drafts(&mut self, drafts: Drafts) {
+        self.drafts = self.drafts.plus(drafts);
+    }
+
+    pub fn drafts(&self) -> Drafts {
+        self.drafts
     }
 
     /// Time from acceptance to the first step. `None` before it, and if no child reported it.
@@ -426,6 +442,7 @@ impl Progress {
             tokens_in: record.tokens_in(),
             cached_tokens: self.cached_tokens.unwrap_or_default(),
             tokens_out: self.tokens_out(),
+            drafts: self.drafts,
             queued_for: self.queued_for(),
             first_token_after: first_token_at.saturating_duration_since(self.accepted_at),
             decode_time: now.saturating_duration_since(first_token_at),

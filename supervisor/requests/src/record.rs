@@ -1,5 +1,6 @@
 //! A request: its parameters and, under a lock, its progress.
 
+use crate::drafts::Drafts;
 use crate::error_code::ErrorCode;
 use crate::logprob_memory::LogprobReservation;
 use crate::logprobs::Listed;
@@ -102,6 +103,8 @@ pub struct Completion {
     pub cached_tokens: u32,
     /// Number of generated tokens, including those without text, such as the end-of-generation token.
     pub tokens_out: u32,
+    /// Drafts of these tokens. Unlike the tokens, they depend on the load and on deaths.
+    pub drafts: Drafts,
     /// Time from acceptance to the first step. `None` if no child reported it.
     pub queued_for: Option<Duration>,
     /// Time from acceptance to the first token: queueing and prompt.
@@ -225,6 +228,7 @@ impl Record {
                 restored.end,
             )
             .with_cached_tokens(restored.cached_tokens)
+            .with_drafts(restored.drafts)
             .with_prompt(&request, restored.told_prompt);
         Self {
             id: restored.id,

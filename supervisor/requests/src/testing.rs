@@ -201,6 +201,7 @@ pub fn step(
         began: vec![],
         scored: vec![],
         drawn: tokens.iter().map(drawn).collect(),
+        drafted: vec![],
         logprobs: vec![],
         finished: finished.iter().map(end).collect(),
         sealed: vec![],

@@ -1,6 +1,8 @@
 //! Counters of the journal.
 
+use crate::progress::Progress;
 use crate::waits::Waits;
+use std::time::Instant;
 
 /// Counts since the start of the supervisor.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,4 +21,17 @@ pub struct Totals {
     pub probations: u64,
     /// Number of requests that were quarantined.
     pub quarantined: u64,
+}
+
+impl Totals {
+    /// Counts a token that was accepted now, before it is added to its request.
+    pub(crate) fn note_token(&mut self, progress: &Progress, now: Instant) {
+        self.tokens += 1;
+        if let Some(gap) = progress.since_last_token(now) {
+            self.gaps.observe(gap);
+            if progress.is_interrupted() {
+                self.pauses.observe(gap);
+            }
+        }
+    }
 }

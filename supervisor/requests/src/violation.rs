@@ -24,6 +24,8 @@ pub enum Violation {
     NotCancelled(RequestId),
     #[error("log probabilities of request {0} that are not as asked for")]
     Logprobs(RequestId),
+    #[error("drafts of request {0} that do not fit its tokens")]
+    Drafts(RequestId),
     #[error("more cached tokens of request {0} than its prompt has")]
     CachedTokens(RequestId),
     #[error("an answer to request {0} that it did not ask for")]

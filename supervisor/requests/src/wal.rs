@@ -31,6 +31,7 @@ mod reading;
 pub use self::clock::Clock;
 use self::ended::Ended;
 pub use self::reading::{Ending, read};
+use crate::drafts::Drafts;
 use crate::record::{NewRequest, OnFault, Record, StreamEvent};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -45,7 +46,7 @@ use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{Logprobs, RequestId, SealedPages, TokenId, encode};
 
-const MAGIC: [u8; 8] = *b"orcdwal9";
+const MAGIC: [u8; 8] = *b"orcdwala";
 
 /// Size of the header, which contains the offset of the first entry.
 const HEADER_BYTES: u64 = 4096;
@@ -73,8 +74,12 @@ enum Entry {
         request: RequestId,
         cached_tokens: u32,
     },
-    /// Next token of each of these requests, and log probabilities if they are requested.
-    Drawn(Vec<(RequestId, TokenId)>, Vec<(RequestId, Logprobs)>),
+    /// Next token of each of these requests, log probabilities if they are requested, and drafts of the same steps.
+    Drawn(
+        Vec<(RequestId, TokenId)>,
+        Vec<(RequestId, Logprobs)>,
+        Vec<(RequestId, Drafts)>,
+    ),
     /// Log probabilities of the next tokens of a prompt.
     Scored(RequestId, Vec<Logprobs>),
     /// End of a request. `end` is `None` if it has no reader.
@@ -94,6 +99,7 @@ pub struct Restored {
     pub generated: Vec<TokenId>,
     /// `None` before a child began the request.
     pub cached_tokens: Option<u32>,
+    pub drafts: Drafts,
     /// Log probabilities of each token in `generated`, if they are requested. They are separate entries, because those
     /// of a long answer exceed one frame.
     pub told_logprobs: Vec<Logprobs>,
@@ -134,6 +140,7 @@ impl Restored {
         let known = self.told_logprobs.len();
         if self.params.logprobs.is_some() && self.end.is_none() && known < self.generated.len() {
             self.generated.truncate(known);
+            self.drafts.cut(known);
             // The pages may hold more tokens than remain.
             self.sealed = None;
         }
@@ -149,6 +156,7 @@ pub struct Wal {
     segment_limit: u64,
     drawn: Vec<(RequestId, TokenId)>,
     logprobs: Vec<(RequestId, Logprobs)>,
+    drafts: Vec<(RequestId, Drafts)>,
     buffer: Vec<u8>,
     still_read: Ended,
     clock: Clock,
@@ -170,6 +178,7 @@ impl Wal {
             segment_limit: SEGMENT_BYTES,
             drawn: Vec::new(),
             logprobs: Vec::new(),
+            drafts: Vec::new(),
             buffer: Vec::new(),
             still_read: Ended::default(),
             clock: Clock::at(now),
@@ -195,6 +204,11 @@ impl Wal {
         self.drawn.push((request, token));
         self.logprobs
             .extend(logprobs.map(|logprobs| (request, logprobs.clone())));
+    }
+
+    /// Notes drafts, in the same entry as the tokens of [`drawn`](Self::drawn).
+    pub fn drafted(&mut self, request: RequestId, drafts: Drafts) {
+        self.drafts.push((request, drafts));
     }
 
     /// Notes the end of a request. `end` is `None` if it has no reader. Otherwise later segments repeat it until the
@@ -296,7 +310,7 @@ impl Wal {
         }
         for some in progress.logprobs().chunks(LOGPROBS_AT_ONCE) {
             let some = some.iter().map(|it| (record.id, it.clone()));
-            self.note(&Entry::Drawn(Vec::new(), some.collect()));
+            self.note(&Entry::Drawn(Vec::new(), some.collect(), Vec::new()));
         }
     }
 
@@ -304,7 +318,8 @@ impl Wal {
         if !self.drawn.is_empty() {
             let drawn = std::mem::take(&mut self.drawn);
             let logprobs = std::mem::take(&mut self.logprobs);
-            self.note(&Entry::Drawn(drawn, logprobs));
+            let drafts = std::mem::take(&mut self.drafts);
+            self.note(&Entry::Drawn(drawn, logprobs, drafts));
         }
     }
 
@@ -336,6 +351,7 @@ impl Wal {
             request: record.request.clone(),
             generated: progress.generated().to_vec(),
             cached_tokens: progress.cached_tokens(),
+            drafts: progress.drafts(),
             told_logprobs: Vec::new(),
             told_prompt: Vec::new(),
             on_fault: record.on_fault,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use worker_orcd_engine::ChildSnapshot;
 use worker_orcd_ipc::MemoryReport;
-use worker_orcd_requests::{Completion, StopReason};
+use worker_orcd_requests::{Completion, Drafts, StopReason};
 
 fn texts() -> (String, String) {
     let snapshot = EngineSnapshot::before_anything(Instant::now());
@@ -104,6 +104,7 @@ fn two_minutes_to_a_first_token_are_told_from_ten() {
         tokens_in: 9000,
         cached_tokens: 1,
         tokens_out: 1,
+        drafts: Drafts::default(),
         queued_for: None,
         first_token_after: Duration::from_secs(120),
         decode_time: Duration::ZERO,

@@ -37,6 +37,8 @@ fn drafts_save_steps_and_change_no_token() {
                 "{} steps of {steps}",
                 bench.step
             );
+            let counted = [counters.draft_tokens, counters.accepted_draft_tokens];
+            assert_eq!(bench.drafted, counted, "each request is told of its own");
             offered += counters.draft_tokens;
             accepted += counters.accepted_draft_tokens;
         }

@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_requests::stream::PromptIds;
-use worker_orcd_requests::{self as requests, StopReason};
+use worker_orcd_requests::{self as requests, Drafts, StopReason};
 
 const MOST_CHOICES: usize = MAX_PROMPTS * MAX_N as usize;
 
@@ -211,11 +211,22 @@ pub struct Usage {
     /// Known at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_tokens_details: Option<PromptDetails>,
+    /// Known at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 struct PromptDetails {
     cached_tokens: u32,
+}
+
+/// Drafts of speculative decoding, from a prediction of the request or other text. Accepted ones are among the tokens of the
+/// completion; rejected ones are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+struct CompletionDetails {
+    accepted_prediction_tokens: u32,
+    rejected_prediction_tokens: u32,
 }
 
 impl<'a, O> Opening<'a, O> {
@@ -275,13 +286,23 @@ impl Usage {
             completion_tokens: tokens_out,
             total_tokens: tokens_in.saturating_add(tokens_out),
             prompt_tokens_details: None,
+            completion_tokens_details: None,
         }
     }
 
-    /// Usage of a complete answer, with the number of cached prompt tokens.
-    pub(super) fn whole(tokens_in: u32, tokens_out: u32, cached_tokens: u32) -> Self {
+    /// Usage of a complete answer, with the number of cached prompt tokens, and drafts.
+    pub(super) fn whole(
+        tokens_in: u32,
+        tokens_out: u32,
+        cached_tokens: u32,
+        drafts: Drafts,
+    ) -> Self {
         Self {
             prompt_tokens_details: Some(PromptDetails { cached_tokens }),
+            completion_tokens_details: Some(CompletionDetails {
+                accepted_prediction_tokens: drafts.accepted,
+                rejected_prediction_tokens: drafts.rejected(),
+            }),
             ..Self::so_far(tokens_in, tokens_out)
         }
     }
@@ -293,6 +314,9 @@ impl Usage {
             layout.prompt_tokens(ends.iter().map(|it| it.tokens_in)),
             tokens_out.fold(0, u32::saturating_add),
             layout.prompt_tokens(ends.iter().map(|it| it.cached_tokens)),
+            ends.iter()
+                .map(|it| it.drafts)
+                .fold(Drafts::default(), Drafts::plus),
         )
     }
 }
@@ -300,6 +324,6 @@ impl Usage {
 impl From<&requests::Completion> for Usage {
     fn from(completion: &requests::Completion) -> Self {
         let (all, cached) = (completion.tokens_in, completion.cached_tokens);
-        Self::whole(all, completion.tokens_out, cached)
+        Self::whole(all, completion.tokens_out, cached, completion.drafts)
     }
 }

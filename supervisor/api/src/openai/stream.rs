@@ -233,7 +233,7 @@ mod tests {
     use std::time::Duration;
     use worker_orcd_ipc::FinishReason;
     use worker_orcd_requests::testing::{Journal, SEAT, read, request, step};
-    use worker_orcd_requests::{NewRequest, StreamEvent};
+    use worker_orcd_requests::{Drafts, NewRequest, StreamEvent};
     use worker_orcd_text::tools::{Parsing, Syntax};
 
     fn header(kind: Kind) -> Header {
@@ -255,6 +255,10 @@ mod tests {
             tokens_in: 5,
             cached_tokens: 1,
             tokens_out: 2,
+            drafts: Drafts {
+                verified: 7,
+                accepted: 1,
+            },
             queued_for: None,
             first_token_after: Duration::ZERO,
             decode_time: Duration::ZERO,
@@ -324,6 +328,8 @@ mod tests {
         assert_eq!(chunks[3]["usage"]["total_tokens"], 7);
         let details = json!({"cached_tokens": 1});
         assert_eq!(chunks[3]["usage"]["prompt_tokens_details"], details);
+        let details = json!({"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 6});
+        assert_eq!(chunks[3]["usage"]["completion_tokens_details"], details);
     }
 
     #[test]

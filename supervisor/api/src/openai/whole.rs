@@ -167,7 +167,7 @@ mod tests {
     use std::time::Duration;
     use worker_orcd_ipc::{DrawnLogprobs, Logprobs, Scored, StepReport, TokenId};
     use worker_orcd_requests::testing::{self, Journal, SEAT, params, request, step};
-    use worker_orcd_requests::{Listed, ListedToken, NewRequest, StopReason};
+    use worker_orcd_requests::{Drafts, Listed, ListedToken, NewRequest, StopReason};
     use worker_orcd_text::tools::Parsing;
 
     fn answered(kind: Kind, tokens: usize) -> Vec<u8> {
@@ -193,6 +193,10 @@ mod tests {
             tokens_in: 2,
             cached_tokens: 1,
             tokens_out: 1,
+            drafts: Drafts {
+                verified: 3,
+                accepted: 1,
+            },
             queued_for: None,
             first_token_after: Duration::ZERO,
             decode_time: Duration::ZERO,
@@ -236,7 +240,11 @@ mod tests {
         let told = choices.iter().map(|it| (&it["index"], &it["text"]));
         let expected = json!([[0, "a"], [1, "aa"], [2, "aaa"], [3, "aaaa"]]);
         assert_eq!(json!(told.collect::<Vec<_>>()), expected);
-        assert_eq!(answer["usage"], json!(Usage::whole(4, 4, 2)));
+        let drafts = Drafts {
+            verified: 12,
+            accepted: 4,
+        };
+        assert_eq!(answer["usage"], json!(Usage::whole(4, 4, 2, drafts)));
     }
 
     #[test]
@@ -248,6 +256,9 @@ mod tests {
                 "usage": {
                     "prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3,
                     "prompt_tokens_details": {"cached_tokens": 1},
+                    "completion_tokens_details": {
+                        "accepted_prediction_tokens": 1, "rejected_prediction_tokens": 2,
+                    },
                 },
             })
         };

@@ -90,10 +90,7 @@ fn load(health: &Value, metrics: &str) -> Section {
         ("running", words(&load["running"])),
         ("waiting", words(&load["waiting"])),
         ("live", of(words(&load["live"]), words(&load["capacity"]))),
-        (
-            "tokens/s",
-            shown(&load["tokens_per_second"], |rate| format!("{rate:.1}")),
-        ),
+        ("tokens/s", tokens(load)),
         ("first token", waits("time_to_first_token")),
         ("next token", waits("inter_token_latency")),
         ("KV tokens", format!("{used_share}: {used} of {capacity}")),
@@ -103,6 +100,19 @@ fn load(health: &Value, metrics: &str) -> Section {
         ),
     ];
     Section::new("load", rows)
+}
+
+/// The rate, and the share of drafts that were accepted, if there were any.
+fn tokens(load: &Value) -> String {
+    let rate = shown(&load["tokens_per_second"], |rate| format!("{rate:.1}"));
+    let [accepted, verified] =
+        ["accepted_draft_tokens", "draft_tokens"].map(|name| load[name].as_f64());
+    match (accepted, verified) {
+        (Some(part), Some(whole)) if whole > 0.0 => {
+            format!("{rate}, {} of drafts accepted", share(part / whole))
+        }
+        _ => rate,
+    }
 }
 
 fn of(part: String, whole: String) -> String {

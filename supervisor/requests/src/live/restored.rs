@@ -92,6 +92,7 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drafts::Drafts;
     use crate::error_code::ErrorCode;
     use crate::logprobs::ListedToken;
     use crate::progress::{Progress, Skip};
@@ -114,6 +115,7 @@ mod tests {
             request: request("a"),
             generated: generated.iter().map(|token| TokenId(*token)).collect(),
             cached_tokens: None,
+            drafts: Drafts::default(),
             told_logprobs: vec![],
             told_prompt: vec![],
             on_fault: OnFault::Resume,

@@ -3,6 +3,7 @@
 use super::clock::Clock;
 use super::ended::forget_old;
 use super::{Entry, MAGIC, MAX_CRASHES, RETOLD_FOR, Restored};
+use crate::drafts::Drafts;
 use crate::error_code::ErrorCode;
 use crate::record::{Failure, OnFault, StreamEvent};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::time::Instant;
 use tracing::{error, warn};
-use worker_orcd_ipc::{FrameReader, Preamble, RequestId, decode};
+use worker_orcd_ipc::{FrameReader, Logprobs, Preamble, RequestId, TokenId, decode};
 
 /// End of the supervisor that wrote a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,17 +46,8 @@ pub fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
                 request.cached_tokens = Some(cached_tokens);
             }
         }
-        Entry::Drawn(tokens, logprobs) => {
-            for (request, token) in tokens {
-                if let Some(request) = requests.get_mut(&request) {
-                    request.generated.push(token);
-                }
-            }
-            for (request, logprobs) in logprobs {
-                if let Some(request) = requests.get_mut(&request) {
-                    request.told_logprobs.push(logprobs);
-                }
-            }
+        Entry::Drawn(tokens, logprobs, drafts) => {
+            add_tokens(&mut requests, tokens, logprobs, drafts);
         }
         Entry::Scored(request, logprobs) => {
             if let Some(request) = requests.get_mut(&request) {
@@ -102,6 +94,29 @@ pub fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
         });
     }
     Ok(requests)
+}
+
+fn add_tokens(
+    requests: &mut BTreeMap<RequestId, Restored>,
+    tokens: Vec<(RequestId, TokenId)>,
+    logprobs: Vec<(RequestId, Logprobs)>,
+    drafts: Vec<(RequestId, Drafts)>,
+) {
+    for (request, token) in tokens {
+        if let Some(request) = requests.get_mut(&request) {
+            request.generated.push(token);
+        }
+    }
+    for (request, logprobs) in logprobs {
+        if let Some(request) = requests.get_mut(&request) {
+            request.told_logprobs.push(logprobs);
+        }
+    }
+    for (request, drafts) in drafts {
+        if let Some(request) = requests.get_mut(&request) {
+            request.drafts = request.drafts.plus(drafts);
+        }
+    }
 }
 
 fn read_entries(mut log: File, mut each: impl FnMut(Entry)) -> io::Result<()> {

@@ -221,6 +221,34 @@ fn parameters_and_cached_tokens_are_read_as_they_were() {
 }
 
 #[test]
+fn drafts_are_counted_with_their_tokens_across_segments() {
+    let mut log = Log::new();
+    log.accept(3, 2);
+    let drafts = |verified, accepted| Drafts { verified, accepted };
+    for _ in 0..2 {
+        log.wal.drafted(RequestId(3), drafts(7, 0));
+        log.wal.drawn(RequestId(3), TokenId(1), None);
+        log.wal.drawn(RequestId(3), TokenId(2), None);
+        log.wal.drafted(RequestId(3), drafts(0, 1));
+        log.flush();
+    }
+    let read = log.read(Ending::Crash).remove(0);
+    assert_eq!((read.generated.len(), read.drafts), (4, drafts(14, 2)));
+    // The new segment repeats the request.
+    let record = Record::restored(read, Clock::at(log.now));
+    log.wal
+        .begin_segment([(&record, None)].into_iter())
+        .unwrap();
+    log.wal.drawn(RequestId(3), TokenId(1), None);
+    log.wal.drafted(RequestId(3), drafts(1, 0));
+    log.flush();
+    let mut read = log.read(Ending::Upgrade).remove(0);
+    assert_eq!((read.generated.len(), read.drafts), (5, drafts(15, 2)));
+    read.drafts.cut(1);
+    assert_eq!(read.drafts, drafts(14, 1), "of the tokens that are left");
+}
+
+#[test]
 fn a_token_whose_log_probabilities_a_kill_cut_off_is_forgotten_with_them() {
     let mut log = Log::new();
     let new = NewRequest {

@@ -187,6 +187,7 @@ impl Child {
                 index,
                 token,
             }],
+            drafted: vec![],
             logprobs: vec![],
             finished: vec![],
             sealed: vec![],

@@ -229,6 +229,7 @@ impl Child {
             began: vec![],
             scored: vec![],
             drawn: vec![],
+            drafted: vec![],
             logprobs: vec![],
             finished,
             sealed: vec![],

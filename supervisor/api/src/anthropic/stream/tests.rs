@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::time::Duration;
-use worker_orcd_requests::StopReason;
+use worker_orcd_requests::{Drafts, StopReason};
 use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
 
 const PARSING: Parsing = Parsing {
@@ -21,6 +21,7 @@ fn completion(stop_reason: StopReason) -> Completion {
         stop_sequence: (stop_reason == StopReason::StopSequence).then(|| "END".to_owned()),
         tokens_in: 5,
         tokens_out: 9,
+        drafts: Drafts::default(),
         queued_for: None,
         first_token_after: Duration::ZERO,
         decode_time: Duration::ZERO,

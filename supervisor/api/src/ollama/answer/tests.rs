@@ -1,6 +1,6 @@
 use super::*;
 use serde_json::json;
-use worker_orcd_requests::StopReason;
+use worker_orcd_requests::{Drafts, StopReason};
 use worker_orcd_text::tools::{Syntax, Thoughts};
 
 const ANSWER: &str = "<think>\nHm\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.0}}\n\
@@ -24,6 +24,7 @@ fn completion(stop_reason: StopReason) -> Completion {
         tokens_in: 5,
         cached_tokens: 2,
         tokens_out: 7,
+        drafts: Drafts::default(),
         queued_for: Some(Duration::from_millis(1)),
         first_token_after: Duration::from_millis(4),
         decode_time: Duration::from_millis(6),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use worker_orcd_ipc::{Logprobs, TokenId};
 use worker_orcd_requests::testing;
-use worker_orcd_requests::{Listed, ListedToken, StopReason};
+use worker_orcd_requests::{Drafts, Listed, ListedToken, StopReason};
 use worker_orcd_text::tools::{Parsing, Syntax, Thoughts};
 
 fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {
@@ -40,6 +40,7 @@ fn completion(stop_reason: StopReason) -> Completion {
         stop_sequence: None,
         tokens_in: 5,
         tokens_out: 7,
+        drafts: Drafts::default(),
         queued_for: None,
         first_token_after: Duration::ZERO,
         decode_time: Duration::ZERO,

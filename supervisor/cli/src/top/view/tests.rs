@@ -18,6 +18,7 @@ pub(crate) fn answers(model: &str) -> Answers {
             "load": {
                 "running": 4, "waiting": 2, "live": 6, "capacity": 64, "tokens_per_second": 123.45,
                 "kv_used_tokens": 250, "kv_capacity_tokens": 1000, "kv_utilisation": 0.25,
+                "draft_tokens": 200, "accepted_draft_tokens": 150,
             },
             "connections": {"open": 9, "limit": 1024},
             "vram": {
@@ -86,6 +87,7 @@ fn what_is_null_or_not_told_is_unknown_and_who_has_no_key_hears_why() {
         "standby  none asked for",
         "running      unknown",
         "first token  unknown",
+        "tokens/s     unknown",
         "weights   unknown",
         "deaths      unknown",
     ] {
@@ -162,7 +164,7 @@ load
   running      4
   waiting      2
   live         6 of 64
-  tokens/s     123.5
+  tokens/s     123.5, 75 % of drafts accepted
   first token  p50 ≤ 64 ms, p99 ≤ 64 ms
   next token   unknown
   KV tokens    25 %: 250 of 1000
