@@ -52,6 +52,7 @@ mod drafts;
 mod fair_queue;
 mod limits;
 mod page_table;
+mod prediction;
 mod room;
 mod scoring;
 mod sequence;

@@ -36,6 +36,8 @@ pub struct GenerationParams {
     pub allowed_token_ids: Arc<[TokenId]>,
     /// No drafts of this request's tokens, also where the child [speculates](crate::Speculation).
     pub without_drafts: bool,
+    /// Text that the answer is expected to resemble, for drafts. Empty: none is known.
+    pub prediction: Arc<[TokenId]>,
 }
 
 impl GenerationParams {

@@ -97,7 +97,7 @@ use tower_http::cors::CorsLayer;
 use uuid::Uuid;
 use worker_orcd_api::limits::RequestLimits;
 use worker_orcd_engine::Engine;
-use worker_orcd_ipc::Pooling;
+use worker_orcd_ipc::{Pooling, Speculation};
 use worker_orcd_requests::Refusal;
 
 /// Paths of orchestrators and scrapers, answered even without a free connection slot.
@@ -116,6 +116,8 @@ pub struct App {
     pub lanes: Lanes,
     /// Parse control tokens also in text of clients.
     pub parse_special: bool,
+    /// Requests have drafts.
+    pub speculates: bool,
     /// Refuse requests that name another model.
     pub strict_model_name: bool,
     /// Pooling of embeddings; overrides the model file.
@@ -160,6 +162,7 @@ impl App {
             }),
             lanes: Lanes::default(),
             parse_special: config.parse_special,
+            speculates: config.load.speculation != Speculation::Off,
             strict_model_name: config.strict_model_name,
             pooling: config.pooling,
             places: Places::new(config.http.max_connections.get()),

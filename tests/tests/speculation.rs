@@ -207,3 +207,66 @@ fn a_replaced_child_or_supervisor_changes_no_token() {
     }
     assert!(on.generation() > Some(1), "no child died");
 }
+
+/// A text that repeats nothing: its drafts come from the prediction alone.
+#[test]
+fn a_prediction_makes_drafts_and_changes_no_token() {
+    let [off, on] =
+        ["off", "text"].map(|source| Worker::real().arg("--speculation", source).start());
+    let body = json!({
+        "prompt": "The lighthouse keeper's daughter", "max_tokens": 100, "temperature": 0,
+        "ignore_eos": true, "repetition_penalty": 1.3,
+    });
+    let (plain, client) = (off.client(), on.client());
+    let expected = content(&plain, COMPLETIONS, &body);
+    let text = expected[0][0]["text"].as_str().expect("a text");
+    let [usual, _] = counted(&client, &body);
+    let predicting = |text: &str| {
+        let prediction = json!({"type": "content", "content": [{"type": "text", "text": text}]});
+        with(body.clone(), &json!({"prediction": prediction}))
+    };
+    let edited = format!("{} Nobody knew why. {}", &text[..90], &text[120..]);
+    for (prediction, least) in [(text, 20), (&edited, 8), ("Quite another text.", 0)] {
+        let predicting = predicting(prediction);
+        assert_eq!(content(&client, COMPLETIONS, &predicting), expected);
+        let [accepted, rejected] = counted(&client, &predicting);
+        assert!(
+            accepted >= usual + least,
+            "{usual} without {prediction}, then {accepted}, and {rejected} rejected"
+        );
+        assert_eq!(counted(&plain, &predicting), [0, 0]);
+    }
+    let declining = with(predicting(text), &json!({"speculation": false}));
+    assert_eq!(counted(&client, &declining), [0, 0]);
+    let usage = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let streamed = with(predicting(text), &usage);
+    for disturbance in Disturbance::ALL {
+        let events = disturbance.of_stream(&on, COMPLETIONS, &streamed, 2);
+        let last = events.iter().rfind(|data| *data != "[DONE]");
+        let last: Value = serde_json::from_str(last.expect("chunks")).expect("JSON");
+        let [accepted, _] = details(&last["usage"]);
+        assert!(accepted >= usual + 15, "{disturbance:?}: {accepted}");
+    }
+    // More tokens than a prompt may have.
+    let long = format!("{text}{}", " a b".repeat(8192));
+    assert_eq!(content(&client, COMPLETIONS, &predicting(&long)), expected);
+    let [accepted, _] = counted(&client, &predicting(&long));
+    assert!(accepted >= usual + 20, "{accepted}");
+}
+
+#[test]
+fn a_prediction_of_a_chat_changes_no_token() {
+    let on = Worker::shallow().arg("--speculation", "text").start();
+    let client = on.client();
+    let body = chat(&json!({"temperature": 0, "n": 2}));
+    let expected = content(&client, CHAT, &body);
+    let text = expected[0][0]["message"]["content"]
+        .as_str()
+        .expect("a text");
+    let prediction = json!({"prediction": {"type": "content", "content": text}});
+    assert_eq!(content(&client, CHAT, &with(body, &prediction)), expected);
+    let wrong = chat(&json!({"prediction": {"type": "text", "content": text}}));
+    let wrong = client.post(CHAT, &wrong);
+    assert_eq!(wrong.status, 400);
+    assert!(wrong.text().contains("prediction.type"), "{}", wrong.text());
+}

@@ -12,15 +12,17 @@
 //! that count are those of steps without drafts, sampled or greedy. Rows behind a rejected draft are computed again, and
 //! overwrite its keys and values before anything reads them.
 //!
-//! Drafts come from prompt lookup (<https://github.com/apoorvumang/prompt-lookup-decoding>): the tokens behind the latest
-//! earlier occurrence of the last [`MATCH`] tokens. They are part of no promise: a replayed sequence gets drafts anew.
+//! Drafts come from the [prediction](super::prediction) of the request, where the answer follows it; otherwise from prompt
+//! lookup (<https://github.com/apoorvumang/prompt-lookup-decoding>): the tokens behind the latest earlier occurrence of
+//! the last [`MATCH`] tokens. They are part of no promise: a replayed sequence gets drafts anew.
 //!
 //! The i-th draft saves a step if it and all before it are right. With the share p of recent drafts that were, the
 //! probability is p^i. Its row makes the step longer; it is worth that [cost](DraftCosts) if p^i exceeds it. A sequence has
 //! 1, 3, 7 or 15 drafts ([`rounded`]), fewer if its pages have no room.
 
+use super::prediction::Prediction;
 use std::collections::HashMap;
-use std::ops::Range;
+use std::sync::Arc;
 use worker_orcd_ipc::{Drawn, TokenId};
 
 /// Tokens that an earlier occurrence has in common with the end of the sequence. Shorter matches are accidents of the
@@ -85,10 +87,10 @@ impl Allowance {
 /// Index of a sequence's text, and its recent success.
 #[derive(Debug)]
 pub(super) struct Drafter {
-    /// The end of the latest occurrence of each run of [`MATCH`] tokens, by its hash.
-    ends: HashMap<u64, u32>,
-    /// Runs that end at or before this position are in `ends`.
-    indexed: usize,
+    prediction: Prediction,
+    /// Tokens of the prompt.
+    prompt_len: usize,
+    runs: Runs,
     /// Accepted drafts, and drafts that were accepted or rejected. Those of earlier steps weigh less ([`DECAY`]).
     right: f32,
     decided: f32,
@@ -97,48 +99,95 @@ pub(super) struct Drafter {
     pause: usize,
 }
 
-impl Default for Drafter {
-    fn default() -> Self {
+/// Runs of [`MATCH`] tokens in a text that grows.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    /// The end of the latest occurrence of each run, by its hash.
+    ends: HashMap<u64, u32>,
+    /// Runs that end at or before this position are in `ends`.
+    indexed: usize,
+}
+
+impl Runs {
+    /// Adds the runs that end at or before this position.
+    pub(super) fn learn(&mut self, text: &[TokenId], end: usize) {
+        for end in self.indexed.max(MATCH - 1) + 1..=end {
+            let run = &text[end - MATCH..end];
+            self.ends.insert(hash(run), end as u32);
+            self.indexed = end;
+        }
+    }
+
+    /// Adds the runs that end in the next `count` tokens.
+    pub(super) fn learn_some(&mut self, text: &[TokenId], count: usize) {
+        self.learn(text, text.len().min(self.indexed + count));
+    }
+
+    /// The end of the latest known occurrence of the last tokens of `of`, which has at least [`MATCH`].
+    pub(super) fn find(&self, text: &[TokenId], of: &[TokenId]) -> Option<usize> {
+        let last = &of[of.len() - MATCH..];
+        let end = *self.ends.get(&hash(last))? as usize;
+        // Another run may have the same hash.
+        (text[end - MATCH..end] == *last).then_some(end)
+    }
+}
+
+impl Drafter {
+    pub(super) fn new(prompt_len: usize, prediction: Arc<[TokenId]>) -> Self {
         Self {
-            ends: HashMap::new(),
-            indexed: MATCH - 1,
+            prediction: Prediction::new(prediction),
+            prompt_len,
+            runs: Runs::default(),
             right: 0.0,
             decided: 0.0,
             resumes_at: 0,
             pause: SHORTEST_PAUSE,
         }
     }
-}
 
-impl Drafter {
     /// Drafts behind these tokens.
     pub(super) fn drafts(&mut self, tokens: &[TokenId], allowance: Allowance) -> Vec<TokenId> {
-        let places = self.places(tokens, allowance);
-        let mut drafts = Vec::with_capacity(places.len());
-        for at in places {
-            // A text that repeats itself goes on with its own drafts.
-            let token = tokens.get(at).or_else(|| drafts.get(at - tokens.len()));
-            drafts.extend(token.copied());
+        self.behind(tokens, 0, allowance)
+    }
+
+    /// Drafts behind these tokens and `in_flight` predicted ones.
+    fn behind(
+        &mut self,
+        tokens: &[TokenId],
+        in_flight: usize,
+        allowance: Allowance,
+    ) -> Vec<TokenId> {
+        let worthwhile = self.worthwhile(allowance);
+        let predicted = self.prediction.behind(&tokens[self.prompt_len..]);
+        let predicted = predicted.get(in_flight..).unwrap_or_default();
+        let is_predicted = !predicted.is_empty();
+        let predicted = predicted[..rounded(worthwhile.min(predicted.len()))].to_vec();
+        if self.prediction.take_found() {
+            // What was wrong before does not concern this place.
+            self.resumes_at = 0;
+            self.pause = SHORTEST_PAUSE;
+        }
+        if tokens.len() < self.resumes_at {
+            return Vec::new();
+        }
+        let drafts = if is_predicted {
+            predicted
+        } else if let Some(end) = self.earlier_end(tokens) {
+            continued(tokens, end, worthwhile)
+        } else {
+            return Vec::new();
+        };
+        if worthwhile == 0 {
+            // It gradually forgets its success.
+            self.right *= DECAY;
+            self.decided *= DECAY;
         }
         drafts
     }
 
     /// True if drafts are likely behind the token after these ones, which is in flight.
     pub(super) fn is_promising(&mut self, tokens: &[TokenId], allowance: Allowance) -> bool {
-        !self.places(tokens, allowance).is_empty()
-    }
-
-    /// Positions of the earlier text that are worth a draft. If none is, the sequence gradually forgets its success.
-    fn places(&mut self, tokens: &[TokenId], allowance: Allowance) -> Range<usize> {
-        let Some(end) = self.earlier_end(tokens) else {
-            return 0..0;
-        };
-        let count = self.worthwhile(allowance);
-        if count == 0 {
-            self.right *= DECAY;
-            self.decided *= DECAY;
-        }
-        end..end + count
+        !self.behind(tokens, 1, allowance).is_empty()
     }
 
     /// Number of drafts that are worth their cost.
@@ -163,21 +212,25 @@ impl Drafter {
         }
     }
 
-    /// The end of the latest earlier occurrence of the last tokens, outside a pause.
+    /// The end of the latest earlier occurrence of the last tokens.
     fn earlier_end(&mut self, tokens: &[TokenId]) -> Option<usize> {
-        if tokens.len() < self.resumes_at.max(MATCH) {
+        if tokens.len() < MATCH {
             return None;
         }
-        while self.indexed + 1 < tokens.len() {
-            self.indexed += 1;
-            let run = &tokens[self.indexed - MATCH..self.indexed];
-            self.ends.insert(hash(run), self.indexed as u32);
-        }
-        let last = &tokens[tokens.len() - MATCH..];
-        let end = *self.ends.get(&hash(last))? as usize;
-        // Another run may have the same hash.
-        (tokens[end - MATCH..end] == *last).then_some(end)
+        self.runs.learn(tokens, tokens.len() - 1);
+        self.runs.find(tokens, tokens)
     }
+}
+
+/// The next `count` tokens of a text that goes on as behind this earlier position.
+fn continued(tokens: &[TokenId], end: usize, count: usize) -> Vec<TokenId> {
+    let mut drafts = Vec::with_capacity(count);
+    for at in end..end + count {
+        // A text that repeats itself goes on with its own drafts.
+        let token = tokens.get(at).or_else(|| drafts.get(at - tokens.len()));
+        drafts.extend(token.copied());
+    }
+    drafts
 }
 
 /// The largest number of drafts up to this one that makes a power of two of rows. A device that records its steps has
@@ -220,6 +273,10 @@ mod tests {
         ids.iter().enumerate().map(row).collect()
     }
 
+    fn drafter() -> Drafter {
+        Drafter::new(0, Arc::default())
+    }
+
     const FREE: Allowance = Allowance {
         most: MOST,
         cost: 0.0,
@@ -238,38 +295,67 @@ mod tests {
         text.extend(tokens(0..8));
         let expected = tokens([30, 31, 32, 33, 0, 1, 2]);
         for (most, drafts) in [(7, 7), (6, 3), (3, 3), (2, 1), (1, 1), (0, 0)] {
-            let of_most = Drafter::default().drafts(&text, at_most(most));
+            let of_most = drafter().drafts(&text, at_most(most));
             assert_eq!(of_most, expected[..drafts], "at most {most}");
         }
         text.pop();
-        assert_eq!(
-            Drafter::default().drafts(&text, FREE),
-            [],
-            "seven tokens match"
-        );
+        assert_eq!(drafter().drafts(&text, FREE), [], "seven tokens match");
     }
 
     #[test]
     fn a_text_that_repeats_itself_goes_on_with_its_drafts() {
         let text = tokens([1, 2, 3].into_iter().cycle().take(12));
         let expected = tokens([1, 2, 3].into_iter().cycle().take(MOST));
-        assert_eq!(Drafter::default().drafts(&text, FREE), expected);
+        assert_eq!(drafter().drafts(&text, FREE), expected);
+    }
+
+    #[test]
+    fn a_prediction_goes_before_the_text_until_it_is_lost() {
+        let text = tokens((0..20).chain(0..10));
+        let mut drafter = Drafter::new(20, tokens((0..10).chain(30..37)).into());
+        let expected = tokens(30..37);
+        assert_eq!(drafter.drafts(&text, FREE), expected, "7 of 15 are left");
+        assert_eq!(drafter.drafts(&text, at_most(5)), expected[..3]);
+        assert!(drafter.is_promising(&text, FREE));
+        let costly = Allowance { cost: 1.0, ..FREE };
+        assert_eq!(drafter.drafts(&text, costly), []);
+        let last = tokens((0..20).chain(0..10).chain(30..36));
+        assert_eq!(drafter.drafts(&last, FREE), tokens([36]));
+        assert!(!drafter.is_promising(&last, FREE), "it is in flight");
+        let mut other = Drafter::new(20, tokens((3..10).chain(30..37)).into());
+        let expected = tokens((10..20).chain(0..5));
+        assert_eq!(other.drafts(&text, FREE), expected, "seven tokens match");
+    }
+
+    /// Drafts from other text were wrong before it.
+    #[test]
+    fn a_prediction_that_is_found_ends_a_pause() {
+        let mut drafter = Drafter::new(0, tokens(0..40).into());
+        let mut text = tokens([99]);
+        assert_eq!(drafter.drafts(&text, FREE), []);
+        drafter.observe(3, 0, 1);
+        drafter.observe(3, 0, 2);
+        text.extend(tokens(3..3 + MATCH as u32));
+        assert_eq!(
+            drafter.drafts(&text, at_most(1)),
+            tokens([3 + MATCH as u32])
+        );
     }
 
     #[test]
     fn an_index_that_grows_equals_a_new_one() {
         let text = tokens((0..200).map(|i| i * i % 13));
-        let mut growing = Drafter::default();
+        let mut growing = drafter();
         for end in 0..text.len() {
             let of_growing = growing.drafts(&text[..end], FREE);
-            assert_eq!(of_growing, Drafter::default().drafts(&text[..end], FREE));
+            assert_eq!(of_growing, drafter().drafts(&text[..end], FREE));
         }
     }
 
     #[test]
     fn a_draft_is_worth_its_cost() {
         let costing = |cost| Allowance { most: MOST, cost };
-        let mut drafter = Drafter::default();
+        let mut drafter = drafter();
         // 0.8, 0.64, 0.51, 0.41, ...
         let counts = [0.0, 0.3, 0.5, 0.7, 0.9].map(|cost| drafter.worthwhile(costing(cost)));
         assert_eq!(counts, [MOST, 3, 3, 1, 0]);
@@ -291,7 +377,7 @@ mod tests {
     #[test]
     fn wrong_drafts_make_a_pause() {
         let text = tokens([1, 2, 3].into_iter().cycle().take(1000));
-        let mut drafter = Drafter::default();
+        let mut drafter = drafter();
         let has_drafts = |drafter: &mut Drafter, tokens: usize| {
             !drafter.drafts(&text[..tokens], FREE).is_empty()
         };

@@ -106,7 +106,7 @@ impl Sequence {
             tokens,
             unknown: 0,
             drafts: 0,
-            drafter: Drafter::default(),
+            drafter: Drafter::new(prompt_len, Arc::clone(&params.prediction)),
             awaits_drafts: false,
             is_open: false,
             prompt_len,
@@ -252,6 +252,14 @@ impl Sequence {
             return refused(
                 "its stop tokens and allowed tokens are not tokens, in order".to_owned(),
             );
+        }
+        if self
+            .params
+            .prediction
+            .iter()
+            .any(|it| it.0 >= limits.vocab_size)
+        {
+            return refused("its prediction has tokens outside the vocabulary".to_owned());
         }
         if self
             .thoughts

@@ -191,6 +191,7 @@ fn submission() -> Submission {
             stop_token_ids: [TokenId(253), TokenId(70_002)].into(),
             allowed_token_ids: [TokenId(254)].into(),
             without_drafts: true,
+            prediction: [TokenId(255), TokenId(70_003)].into(),
         }),
         prompt_logprobs: Some(PromptLogprobs {
             top: 20,

@@ -305,8 +305,7 @@ fn read_content(
     has_calls: bool,
 ) -> Option<Option<String>> {
     fields.describe("content", || {
-        let parts = schema::list_of(history_shape(PART, |it| read_part(it, TEXT_PARTS)));
-        schema::any_of([schema::text(), parts, schema::null()])
+        schema::any_of([schema::text(), parts_shape(), schema::null()])
     });
     fields.describe_rule(|| {
         let assistant = ("role", schema::values(["assistant"]));
@@ -323,12 +322,24 @@ fn read_content(
         fields.error("content", Constraint::Required, "is required");
         return None;
     };
+    text_of(fields, content).map(Some)
+}
+
+/// Reads `content` that is a text or a list of text parts.
+pub(super) fn read_text(fields: &mut Fields<'_>) -> Option<String> {
+    let shape = || schema::any_of([schema::text(), parts_shape()]);
+    let content = fields.given("content", shape)?;
+    text_of(fields, content)
+}
+
+fn parts_shape() -> Shape {
+    schema::list_of(history_shape(PART, |it| read_part(it, TEXT_PARTS)))
+}
+
+fn text_of(fields: &mut Fields<'_>, content: Json<'_>) -> Option<String> {
     match content.kind() {
-        Kind::Text => {
-            let text = fields.text_of("content", content, &(0..=usize::MAX));
-            text.map(Some)
-        }
-        Kind::List => Some(Some(join_parts(content, fields.mistakes()))),
+        Kind::Text => fields.text_of("content", content, &(0..=usize::MAX)),
+        Kind::List => Some(join_parts(content, fields.mistakes())),
         _ => {
             let rule = "must be a string or a list of text parts";
             fields.error("content", Constraint::Type, rule);

@@ -11,6 +11,7 @@ pub mod answer;
 mod harmless;
 pub mod logprobs;
 mod parts;
+mod prediction;
 pub mod request;
 pub mod stream;
 mod template_settings;

@@ -15,12 +15,14 @@ use worker_orcd_text::template::TemplateSetting;
 pub struct GenerationRequest {
     pub job_id: String,
     pub input: Input,
-    /// Parameters without the grammar and the reasoning budget, which follow from `structure` and `thinking` when the
-    /// model is known.
+    /// Parameters without the grammar, the reasoning budget and the prediction's tokens, which follow from `structure`,
+    /// `thinking` and `prediction` when the model is known.
     pub params: GenerationParams,
     pub stop: Vec<String>,
     /// Keep at most this many tokens of each prompt, the last ones.
     pub truncate: Option<u32>,
+    /// Text that the answer is expected to resemble.
+    pub prediction: Option<String>,
     /// The answer begins with the prompt.
     pub echo: bool,
     /// Log probabilities of the prompt apart from an echo: the number of most likely tokens at each position.
@@ -42,6 +44,7 @@ impl GenerationRequest {
             params,
             stop: Vec::new(),
             truncate: None,
+            prediction: None,
             echo: false,
             prompt_logprobs: None,
             thinking: None,

@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_a_child_would_compute_differently_is_another_request() {
-        let changes: [fn(&mut NewRequest, &mut GenerationParams); 20] = [
+        let changes: [fn(&mut NewRequest, &mut GenerationParams); 21] = [
             |request, _| request.prompt.push(TokenId(0)),
             |request, _| request.prompt.reverse(),
             |_, params| params.max_tokens += 1,
@@ -99,6 +99,7 @@ mod tests {
             |_, params| params.stop_token_ids = [TokenId(1)].into(),
             |_, params| params.allowed_token_ids = [TokenId(1)].into(),
             |_, params| params.without_drafts = true,
+            |_, params| params.prediction = [TokenId(1)].into(),
         ];
         let mut prints: Vec<_> = changes.into_iter().map(with).collect();
         prints.push(with(|_, _| {}));

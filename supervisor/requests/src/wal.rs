@@ -46,7 +46,7 @@ use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{Logprobs, RequestId, SealedPages, TokenId, encode};
 
-const MAGIC: [u8; 8] = *b"orcdwala";
+const MAGIC: [u8; 8] = *b"orcdwalb";
 
 /// Size of the header, which contains the offset of the first entry.
 const HEADER_BYTES: u64 = 4096;

@@ -70,7 +70,7 @@ pub const GROUPS: &[(&str, &[Spec])] = options! {
         switch "no-prefix-cache",
             "Do not reuse the KV cache of equal prompt prefixes; a standby then adopts no KV cache";
         value "speculation" SOURCE = "off",
-            "Source of drafts for speculative decoding: earlier text of the same request (text), or none (off); tokens are the same";
+            "Source of drafts for speculative decoding: text and prediction of the same request (text), or none (off); tokens are the same";
         value "child-binary" FILE,
             "Program of the child [default: worker-orcd-gpu beside this program]";
         value "child-confinement" WHAT = "on",

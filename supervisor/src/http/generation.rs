@@ -111,15 +111,14 @@ impl App {
             }
             prompts.push(prompt);
         }
+        let of_drafts = request
+            .prediction
+            .filter(|_| !request.params.without_drafts);
+        let prediction = self.predict(model, of_drafts).await;
         let parsing = form.parsing.clone();
         let grammar = self.hold(model, request.structure, &parsing).await?;
-        let Asker {
-            client,
-            correlation,
-            connection,
-        } = asker;
         let presentation = Presentation {
-            correlation_id: correlation.0.clone(),
+            correlation_id: asker.correlation.0.clone(),
             created,
             fingerprint: model.fingerprint(),
             layout,
@@ -132,9 +131,10 @@ impl App {
         let common = NewRequest {
             job_id: answer.clone(),
             part_of: (layout.count() > 1).then(|| answer.clone()),
-            client,
+            client: asker.client,
             params: Arc::new(GenerationParams {
                 grammar,
+                prediction,
                 thinking: Budget::settle(request.thinking, &parsing, &model.text)?,
                 ..request.params
             }),
@@ -149,16 +149,16 @@ impl App {
         let context = model.max_sequence_tokens;
         let form = &presentation.form;
         let ask = |it: Place| of_choice(&common, it, form, &prompts[it.prompt], context);
-        let _entering = entering(connection.as_ref()).await;
+        let _entering = entering(asker.connection.as_ref()).await;
         let submitted = self.engine.submit(layout.places().map(ask).collect());
-        let streams = submitted.map_err(|it| refused(it, &answer, &correlation))?;
-        if let Some(connection) = connection {
-            connection.attach(&answer, &correlation.0, Position::of(&streams));
+        let streams = submitted.map_err(|it| refused(it, &answer, &asker.correlation))?;
+        if let Some(connection) = asker.connection {
+            connection.attach(&answer, &asker.correlation.0, Position::of(&streams));
         }
         let choices = streams.into_iter().zip(layout.places());
         let begin = |(stream, choice): (RequestStream, Place)| {
             let name = stream.job_id().to_owned();
-            let job = Job::begin(Arc::clone(self), name, correlation.0.clone());
+            let job = Job::begin(Arc::clone(self), name, asker.correlation.0.clone());
             job.log_start(&stream, prompts[choice.prompt].digest.as_ref(), model);
             Accepted {
                 tokens_in: stream.tokens_in(),

@@ -110,6 +110,43 @@ fn a_draft_costs_no_other_sequence_its_pages() {
 }
 
 #[test]
+fn a_prediction_saves_steps_and_changes_no_token() {
+    let plain = |request| submission(request, &[1, 2, 3], 40);
+    let mut saved = 0;
+    for request in 0..40 {
+        let expected = alone(&plain(request), 64);
+        for (changed, least) in [(None, 30), (Some(7), 0), (Some(0), 0)] {
+            let mut prediction = expected.tokens.clone();
+            if let Some(place) = changed {
+                prediction[place] = TokenId(8);
+            }
+            let mut bench = Bench::new(limits(), 64, true);
+            bench.is_ahead = request % 2 == 0;
+            bench.submit(with(plain(request), |it| it.prediction = prediction.into()));
+            bench.run();
+            assert_eq!(bench.outcome(request), &expected, "{changed:?}");
+            let accepted = bench.scheduler.load().counters.accepted_draft_tokens;
+            assert!(accepted >= least, "{accepted} accepted, {changed:?}");
+            saved += accepted;
+        }
+    }
+    assert!(saved > 40 * 40, "{saved}");
+}
+
+#[test]
+fn a_prediction_outside_the_vocabulary_is_refused() {
+    let mut bench = Bench::new(limits(), 64, true);
+    bench.submit(with(submission(1, &[1, 2, 3], 40), |it| {
+        it.prediction = [TokenId(1), TokenId(VOCAB)].into();
+    }));
+    bench.run();
+    let FinishReason::Refused { message } = bench.only_reason(1) else {
+        panic!()
+    };
+    assert!(message.contains("prediction"), "{message}");
+}
+
+#[test]
 fn a_request_that_declines_drafts_has_none_beside_others_that_have() {
     let mut bench = echoing(limits(), 64);
     let declining = |request| with(text(request, 30), |it| it.without_drafts = true);

@@ -30,6 +30,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                 vec(token(), 0..3),
                 vec(token(), 0..3),
                 any::<bool>(),
+                vec(token(), 0..3),
             ),
         ),
     )
@@ -50,7 +51,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                     embeds,
                     logit_bias,
                     thinking,
-                    (min, stop, allowed, without_drafts),
+                    (min, stop, allowed, without_drafts, prediction),
                 ),
             )| {
                 Submission {
@@ -71,6 +72,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                         stop_token_ids: stop.into(),
                         allowed_token_ids: allowed.into(),
                         without_drafts,
+                        prediction: prediction.into(),
                     }),
                     prompt_logprobs: scores.map(|(top, reported)| PromptLogprobs { top, reported }),
                     embeds,

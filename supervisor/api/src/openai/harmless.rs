@@ -74,13 +74,12 @@ pub(super) const COMPLETION: [NoEffect; 2] = [
 ];
 
 /// Labels of the client's application, and hints that could only save time.
-pub(super) const LABELS: [NoEffect; 7] = [
+pub(super) const LABELS: [NoEffect; 6] = [
     text("user"),
     object("metadata"),
     text("safety_identifier"),
     text("prompt_cache_key"),
     text("prompt_cache_retention"),
-    object("prediction"),
     // Answers have ids of their own. X-Correlation-Id is the client's.
     text("request_id"),
 ];

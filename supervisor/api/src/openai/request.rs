@@ -1,6 +1,6 @@
 //! Request fields of the OpenAI API, parsed to a request of the worker.
 
-use super::{Kind, harmless, logprobs, template_settings, token_rules, tools};
+use super::{Kind, harmless, logprobs, prediction, template_settings, token_rules, tools};
 use crate::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::effort;
 use crate::error::ApiError;
@@ -65,6 +65,7 @@ const CHAT_NAMES: Names = &{
         sampling::NAMES,
         SHARED,
         token_rules::FIELDS,
+        prediction::FIELDS,
         structure::FIELDS,
         CHAT,
         thinking_budget::FIELDS,
@@ -83,6 +84,7 @@ const COMPLETION_NAMES: Names = &[
     sampling::NAMES,
     SHARED,
     token_rules::FIELDS,
+    prediction::FIELDS,
     structure::FIELDS,
     COMPLETION,
     &no_effect::names(&harmless::EVERYWHERE),
@@ -152,6 +154,7 @@ fn read(
         ..params
     };
     let params = token_rules::read(&mut fields, model.vocabulary, params);
+    let prediction = prediction::read(&mut fields, max_chars);
     let truncate = read_truncation(&mut fields, limits, model.context, max_tokens);
     harmless::accept(&mut fields, kind);
     fields.finish().map_err(ApiError::invalid)?;
@@ -166,6 +169,7 @@ fn read(
     let generation = GenerationRequest {
         stop,
         truncate,
+        prediction,
         echo,
         prompt_logprobs: options.prompt_logprobs,
         thinking,

@@ -192,6 +192,8 @@ fn parameters_and_cached_tokens_are_read_as_they_were() {
             it.min_tokens = 2;
             it.stop_token_ids = [TokenId(3), TokenId(5)].into();
             it.allowed_token_ids = [TokenId(5)].into();
+            it.without_drafts = true;
+            it.prediction = [TokenId(6), TokenId(2)].into();
             it.logit_bias = vec![(TokenId(0), -100.0), (TokenId(7), 0.5)];
             it.thinking = Some(Arc::new(ThinkingBudget {
                 tokens: 3,

@@ -94,6 +94,23 @@ impl App {
         tokens.map_err(|it| ApiError::invalid_field(field, Constraint::Length, it.to_string()))
     }
 
+    /// Tokens of the text that an answer is expected to resemble, at most as many as a prompt may have. Without drafts they
+    /// would have no use, and there are none. A text that cannot be tokenized is no reason to refuse a request: its answer
+    /// is the same without.
+    pub(super) async fn predict(
+        &self,
+        model: &Arc<LoadedModel>,
+        text: Option<String>,
+    ) -> Arc<[TokenId]> {
+        let Some(text) = text.filter(|_| self.speculates) else {
+            return Arc::default();
+        };
+        let tokens = self.tokens_alone(model, text, "prediction.content").await;
+        let mut tokens = tokens.unwrap_or_default();
+        tokens.truncate(self.longest_prompt(model) as usize);
+        tokens.into()
+    }
+
     fn check_bytes(&self, model: &LoadedModel, input: &Input, field: &str) -> Result<(), ApiError> {
         match input {
             Input::Prompt(prompt) => self.check_length(model, prompt.len(), field),
