@@ -154,6 +154,7 @@ attention_merge(const __grid_constant__ MergeArgs m) {
     int first = first_split(m.attention, position);
     auto keep = [&](int i, float v) { m.attention.out[at * m.head_dim + i] = v; };
     if (m.head_dim < LARGE_HEAD) merge_splits<LARGE_HEAD / 2>(m.attention, at, first, position, m.head_dim, keep);
+    else if (m.head_dim == LARGE_HEAD) merge_splits<LARGE_HEAD>(m.attention, at, first, position, m.head_dim, keep);
     else merge_splits<MAX_HEAD>(m.attention, at, first, position, m.head_dim, keep);
 }
 
@@ -171,4 +172,4 @@ attention_merge(const __grid_constant__ MergeArgs m) {
         int rest = blockIdx.x / a.splits;                                                      \
         attention_split_block<HD>(a, a.tiles[rest / a.kv_heads], rest % a.kv_heads, blockIdx.x % a.splits); \
     }
-ATTENTION(16, 4) ATTENTION(32, 8) ATTENTION(64, 8) ATTENTION(96, 4) ATTENTION(128, 4) ATTENTION(256, 4)
+ATTENTION(16, 4) ATTENTION(32, 8) ATTENTION(64, 8) ATTENTION(96, 4) ATTENTION(128, 4) ATTENTION(256, 4) ATTENTION(512, 4)

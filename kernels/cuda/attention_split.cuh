@@ -1,18 +1,44 @@
 // One split of attention by four warps, from pages in shared memory.
 //
 // Of the scores, a warp computes a page; of the output, a quarter of the dims over all keys. Maxima, sums and
-// exponentials go through shared memory. The bits are those of the one warp in attention.cuh.
+// exponentials go through shared memory. The bits are those of the one warp in attention.cuh. Where keys and values of a split
+// do not fit beside each other (HALF_PAGES), values take the place of keys.
 #pragma once
 #include "attention.cuh"
 
 constexpr int SPLIT_WARPS = SPLIT_PAGES;
 constexpr int SPLIT_THREADS = 32 * SPLIT_WARPS;
 
+// The largest heads whose keys and values are in shared memory at the same time.
+constexpr int WHOLE_PAGES_HEAD = 256;
+template <int HD> constexpr bool HALF_PAGES = HD > WHOLE_PAGES_HEAD;
+// Of a page in shared memory: halves, and where its values begin.
+template <int HD> constexpr int PAGE_HALVES = (HALF_PAGES<HD> ? 1 : 2) * PAGE * HD;
+template <int HD> constexpr int VALUES_AT = HALF_PAGES<HD> ? 0 : PAGE * HD;
+
 // Four matrices of 8 rows of 16 bytes; lane i names row i % 8 of matrix i / 8 (PTX: ldmatrix).
 DEVICE void load_matrices(uint32_t (&m)[4], const __half* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
         : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
         : "r"(uint32_t(__cvta_generic_to_shared(row))) : "memory");
+}
+
+// Queries of 16 dims from 16 k on, as the tensor core has them. Those of heads that leave no registers for all of them are read
+// each time.
+template <int HD> DEVICE void queries_of(uint32_t (&q)[4], const Walker<HD>& w, int k) {
+    if constexpr (!HALF_PAGES<HD>) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) q[i] = w.q[k][i];
+    } else {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int64_t at;
+            const bool real = w.place(r, at);
+            const __half* from = w.a.q + at * HD + 16 * k + 2 * w.lane.t;
+            q[r] = real ? word(from) : 0;
+            q[r + 2] = real ? word(from + 8) : 0;
+        }
+    }
 }
 
 // What the four warps tell each other.
@@ -34,10 +60,10 @@ template <int HD> struct SplitPart {
 };
 
 // `pages` has the split's pages, keys [PAGE * HD] and then values of each. `keys_ready` waits for this warp's own
-// page of keys, `sync` for all four warps and for the values.
-template <int HD, typename W, typename KeysReady, typename Sync>
-DEVICE void split_by_four(SplitPart<HD>& part, const W& w, const __half* pages, SplitExchange& exchange, int index,
-                          const KeysReady& keys_ready, const Sync& sync) {
+// page of keys, `keys_read` for all four warps, and `values_ready` for them and the values.
+template <int HD, typename KeysReady, typename KeysRead, typename ValuesReady>
+DEVICE void split_by_four(SplitPart<HD>& part, const Walker<HD>& w, const __half* pages, SplitExchange& exchange, int index,
+                          const KeysReady& keys_ready, const KeysRead& keys_read, const ValuesReady& values_ready) {
     constexpr int PAGE_NS = PAGE / 8;
     const Lane& lane = w.lane;
     int warp = threadIdx.x / 32 % SPLIT_WARPS, first = index * SPLIT + warp * PAGE;
@@ -45,16 +71,19 @@ DEVICE void split_by_four(SplitPart<HD>& part, const W& w, const __half* pages, 
     float s[PAGE_NS][4] = {};
     keys_ready();
     if (warp * PAGE < seen) {
-        const __half* keys = pages + warp * 2 * PAGE * HD;
+        const __half* keys = pages + warp * PAGE_HALVES<HD>;
 #pragma unroll
-        for (int k = 0; k < HD / 16; k++)
+        for (int k = 0; k < HD / 16; k++) {
+            uint32_t q[4];
+            queries_of(q, w, k);
 #pragma unroll
             for (int n = 0; n < PAGE_NS; n += 2) {
                 uint32_t b[4];
                 load_matrices(b, keys + key_piece(2 * k + matrix % 2, 8 * (n + matrix / 2) + line));
-                mma(s[n], w.q[k][0], w.q[k][1], w.q[k][2], w.q[k][3], b[0], b[1]);
-                mma(s[n + 1], w.q[k][0], w.q[k][1], w.q[k][2], w.q[k][3], b[2], b[3]);
+                mma(s[n], q[0], q[1], q[2], q[3], b[0], b[1]);
+                mma(s[n + 1], q[0], q[1], q[2], q[3], b[2], b[3]);
             }
+        }
     }
     float max[2] = {MASKED, MASKED};
 #pragma unroll
@@ -71,7 +100,7 @@ DEVICE void split_by_four(SplitPart<HD>& part, const W& w, const __half* pages, 
         max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
         if (lane.t == 0) exchange.max[warp][lane.g + 8 * r] = max[r];
     }
-    sync();
+    keys_read();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         part.max[r] = MASKED;
@@ -87,7 +116,7 @@ DEVICE void split_by_four(SplitPart<HD>& part, const W& w, const __half* pages, 
         }
         exchange.sum[warp][r][lane.id] = sum;
     }
-    sync();
+    values_ready();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = exchange.sum[0][r][lane.id];
@@ -103,7 +132,7 @@ DEVICE void split_by_four(SplitPart<HD>& part, const W& w, const __half* pages, 
 #pragma unroll
     for (int q = 0; q < SPLIT_PAGES; q++) {
         if (q * PAGE >= seen) break;
-        const __half* values = pages + (2 * q + 1) * PAGE * HD;
+        const __half* values = pages + q * PAGE_HALVES<HD> + VALUES_AT<HD>;
         uint32_t p[PAGE_NS][2];
 #pragma unroll
         for (int n = 0; n < PAGE_NS; n++)
@@ -128,11 +157,12 @@ DEVICE void copy_async_16(__half* to, const __half* from) {
 
 // A block's shared memory.
 template <int HD> struct SplitMemory {
-    __half pages[SPLIT_PAGES][2][PAGE * HD];
+    __half pages[SPLIT_PAGES][PAGE_HALVES<HD>];
     SplitExchange exchange;
 };
 // As the host computes it (device/cuda/attention.rs).
-static_assert(sizeof(SplitMemory<MAX_HEAD>) == 2 * SPLIT * MAX_HEAD * sizeof(__half) + SPLIT_EXCHANGE_BYTES);
+static_assert(sizeof(SplitMemory<WHOLE_PAGES_HEAD>) == 2 * SPLIT * WHOLE_PAGES_HEAD * sizeof(__half) + SPLIT_EXCHANGE_BYTES);
+static_assert(sizeof(SplitMemory<MAX_HEAD>) == SPLIT * MAX_HEAD * sizeof(__half) + SPLIT_EXCHANGE_BYTES);
 
 // The position of a tile's last row, counted from the first of a split, and one.
 DEVICE int seen_of(const AttentionArgs& a, const Tile& tile, int index) {
@@ -140,34 +170,48 @@ DEVICE int seen_of(const AttentionArgs& a, const Tile& tile, int index) {
     return tile.position0 + (tile.first + tile.count - 1) / group - index * SPLIT + 1;
 }
 
-// Asks for the pages of a split, of which `seen` positions are seen: each warp copies a page, keys first.
+// Keys of a page in shared memory, or its values, as one group of copies of a warp.
+template <int HD> DEVICE void copy_half_page(__half* to, const __half* from) {
+#pragma unroll 8
+    for (int i = threadIdx.x & 31; i < PAGE * HD / 8; i += 32) copy_async_16(to + 8 * i, from + 8 * i);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Asks for the pages of a split, of which `seen` positions are seen: each warp copies a page, keys first, or keys alone.
 template <int HD>
 DEVICE void copy_pages(SplitMemory<HD>& my, const AttentionArgs& a, const Tile& tile, int kv_head, int index, int seen) {
     int warp = threadIdx.x / 32;
     if (warp * PAGE >= seen) return;
     int page = a.kv.tables[tile.table + index * SPLIT_PAGES + warp];
-    const __half* from[2] = {key_at(a.kv, page, kv_head, HD), value_at(a.kv, page, kv_head, a.kv_heads, HD)};
-#pragma unroll
-    for (int v = 0; v < 2; v++) {
-#pragma unroll 8
-        for (int i = threadIdx.x & 31; i < PAGE * HD / 8; i += 32)
-            copy_async_16(my.pages[warp][v] + 8 * i, from[v] + 8 * i);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
+    copy_half_page<HD>(my.pages[warp], key_at(a.kv, page, kv_head, HD));
+    if (!HALF_PAGES<HD>) copy_half_page<HD>(my.pages[warp] + VALUES_AT<HD>, value_at(a.kv, page, kv_head, a.kv_heads, HD));
+}
+
+// Asks for the values in place of keys, which all warps have read.
+template <int HD> DEVICE void copy_values(SplitMemory<HD>& my, const Walker<HD>& w, int index) {
+    int warp = threadIdx.x / 32;
+    if (index * SPLIT + warp * PAGE > w.last()) return;
+    int page = w.a.kv.tables[w.tile.table + index * SPLIT_PAGES + warp];
+    copy_half_page<HD>(my.pages[warp], value_at(w.a.kv, page, w.kv_head, w.a.kv_heads, HD));
 }
 
 // One split whose pages were asked for, by a block.
 template <int HD>
 DEVICE void split_by_block(SplitPart<HD>& part, const Walker<HD>& w, SplitMemory<HD>& my, int index) {
     auto keys_ready = [] {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        if (HALF_PAGES<HD>) asm volatile("cp.async.wait_group 0;" ::: "memory");
+        else asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncwarp();
     };
-    auto sync = [] {
+    auto values_ready = [] {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
     };
-    split_by_four<HD>(part, w, my.pages[0][0], my.exchange, index, keys_ready, sync);
+    auto keys_read = [&] {
+        values_ready();
+        if (HALF_PAGES<HD>) copy_values(my, w, index);
+    };
+    split_by_four<HD>(part, w, my.pages[0], my.exchange, index, keys_ready, keys_read, values_ready);
 }
 
 // One split of a tile by a block. Into `partial`, or where there is but one split into `out`.

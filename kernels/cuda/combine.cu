@@ -25,6 +25,10 @@ extern "C" __global__ void __launch_bounds__(COMBINE_THREADS) combine(const __gr
     }
     const int64_t at = int64_t(row) * a.n_embd + column;
     if (a.shared) weigh(sum, shared_weight(a, row), a.shared + at);
+    if (a.stores) {
+        *reinterpret_cast<float4*>(a.x + at) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        return;
+    }
     float4 x = *reinterpret_cast<const float4*>(a.x + at);
     x.x = residual_sum(x.x, sum[0]);
     x.y = residual_sum(x.y, sum[1]);

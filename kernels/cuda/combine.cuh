@@ -1,6 +1,6 @@
 // What a row's experts made of it is added to the residual stream: the chosen in the order in which they
 // were chosen, each times its weight, then the shared one times the sigmoid of its own product, and that
-// sum to what was there.
+// sum to what was there. Where a norm follows, the sum is stored instead.
 #pragma once
 #include "experts.cuh"
 
@@ -11,9 +11,10 @@ struct CombineArgs {
     const float* logits;   // [rows, stride] of the router; the shared expert's is behind those of the others
     float* x;              // [rows, n_embd]
     int stride, experts, used, n_embd;
+    int stores, unused;
 };
-LAYOUT(CombineArgs, 88, AT(routing, 0) AT(results, 40) AT(shared, 48) AT(logits, 56) AT(x, 64)
-       AT(stride, 72) AT(experts, 76) AT(used, 80) AT(n_embd, 84))
+LAYOUT(CombineArgs, 96, AT(routing, 0) AT(results, 40) AT(shared, 48) AT(logits, 56) AT(x, 64)
+       AT(stride, 72) AT(experts, 76) AT(used, 80) AT(n_embd, 84) AT(stores, 88) AT(unused, 92))
 
 DEVICE float weighted(float sum, float weight, float v) { return __fadd_rn(sum, __fmul_rn(weight, v)); }
 

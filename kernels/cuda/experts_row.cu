@@ -84,7 +84,7 @@ struct DownArgs {
     int cols, unused;
     CombineArgs combine;
 };
-LAYOUT(DownArgs, 256, AT(down, 0) AT(inputs, 152) AT(cols, 160) AT(unused, 164) AT(combine, 168))
+LAYOUT(DownArgs, 264, AT(down, 0) AT(inputs, 152) AT(cols, 160) AT(unused, 164) AT(combine, 168))
 
 constexpr int DOWN_WARPS = 8;
 constexpr int DOWN_STAGES = 6;
@@ -180,7 +180,7 @@ template <int T> DEVICE void experts_down(const DownArgs& a) {
         sum = weighted(sum, c.routing.choices[first + i].weight, sums[i * segments * TILE_N + lane.id]);
     const int64_t out = int64_t(row) * c.n_embd + column;
     if (c.shared) sum = weighted(sum, shared_weight(c, row), c.shared[out]);
-    c.x[out] = residual_sum(c.x[out], sum);
+    c.x[out] = c.stores ? sum : residual_sum(c.x[out], sum);
 }
 
 #define EXPERTS_ROW(T)                                                                      \

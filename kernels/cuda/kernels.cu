@@ -6,6 +6,7 @@
 #include "norm.cu"
 #include "gated_rows.cu"
 #include "rope_kv.cu"
+#include "softcap.cu"
 #include "argmax.cu"
 #include "checksum.cu"
 #include "kv_pages.cu"

@@ -10,7 +10,7 @@
 #include "common.cuh"
 
 constexpr int PAGE = 32;
-constexpr int MAX_HEAD = 256;
+constexpr int MAX_HEAD = 512;
 // Halves of a piece: dims of a key, or positions of a value's dim, that lie behind each other.
 constexpr int PIECE = 8;
 

@@ -154,13 +154,14 @@ rmsnorm(const __grid_constant__ RowArgs a) {
     });
 }
 
-DEVICE void add_four(float* to, const Four& y) {
-    float4 x = *reinterpret_cast<const float4*>(to);
-    *reinterpret_cast<float4*>(to) = make_float4(residual_sum(x.x, y.v[0]), residual_sum(x.y, y.v[1]),
-                                                 residual_sum(x.z, y.v[2]), residual_sum(x.w, y.v[3]));
+DEVICE void add_four(float* to, const Four& y, float factor) {
+    const float4 x = *reinterpret_cast<const float4*>(to);
+    *reinterpret_cast<float4*>(to) =
+        make_float4(__fmul_rn(residual_sum(x.x, y.v[0]), factor), __fmul_rn(residual_sum(x.y, y.v[1]), factor),
+                    __fmul_rn(residual_sum(x.z, y.v[2]), factor), __fmul_rn(residual_sum(x.w, y.v[3]), factor));
 }
 
-// Adds the norm of rows to `plain`, the residual stream.
+// Adds the norm of rows to `plain`, the residual stream, and multiplies the sums by `factor`.
 extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 add_norm(const __grid_constant__ RowArgs a) {
     normalize(a, [&](int row, const LanePlace& place, const Eight (&kept)[KEEP], const auto& make) {
@@ -168,8 +169,8 @@ add_norm(const __grid_constant__ RowArgs a) {
         lane_columns(a.units, place, [&](int k, int slot) {
             Eight y = slot < KEEP ? kept[slot] : make(k);
             float* to = a.plain + int64_t(row) * a.cols + k;
-            if (k < a.cols) add_four(to, y.low);
-            if (k + 4 < a.cols) add_four(to + 4, y.high);
+            if (k < a.cols) add_four(to, y.low, a.factor);
+            if (k + 4 < a.cols) add_four(to + 4, y.high, a.factor);
         });
     });
 }

@@ -28,12 +28,12 @@ struct RowArgs {
     __half* copy;          // [rows, units * 128] the same again in rows of k, or null
     float* copy_scale;     // [rows]
     float up;              // power of two of rows that have a bound
-    int unused;
+    float factor;          // of a sum in the residual stream
 };
 LAYOUT(RowArgs, 112, AT(input, 0) AT(gather, 8) AT(weight, 16) AT(plain, 24) AT(out, 32)
        AT(scale, 40) AT(cols, 48) AT(units, 52) AT(in_stride, 56) AT(eps, 60) AT(groups, 64)
        AT(rows, 68) AT(stage, 72) AT(activation, 76) AT(board, 80)
-       AT(copy, 88) AT(copy_scale, 96) AT(up, 104) AT(unused, 108))
+       AT(copy, 88) AT(copy_scale, 96) AT(up, 104) AT(factor, 108))
 
 struct Four {
     float v[4];

@@ -17,15 +17,25 @@ struct RopeRowsArgs {
     RopeArgs rope;
     int per_query;  // heads of qkv for each query
     int clears;     // pages may have held states, whose floats may be no numbers as halves
+    int keys_are_values;    // values are what was projected as keys
+    int normalizes_values;  // by a norm without weights
 };
-LAYOUT(RopeRowsArgs, 120, AT(rope, 0) AT(per_query, 112) AT(clears, 116))
+LAYOUT(RopeRowsArgs, 128, AT(rope, 0) AT(per_query, 112) AT(clears, 116) AT(keys_are_values, 120) AT(normalizes_values, 124))
 
 // Head `h` of a row, in the order of queries, keys and values.
 DEVICE const float* head_at(const RopeRowsArgs& args, int row, int h) {
     const RopeArgs& a = args.rope;
     const int queries = a.heads * args.per_query, width = queries + 2 * a.kv_heads;
-    const int place = h < a.heads ? h * args.per_query : queries + h - a.heads;
+    int place = h < a.heads ? h * args.per_query : queries + h - a.heads;
+    if (args.keys_are_values && h >= a.heads + a.kv_heads) place -= a.kv_heads;
     return a.qkv + (int64_t(row) * width + place) * a.head_dim;
+}
+
+// The norm of a value, in place in `head` (shared memory, private to the warp).
+DEVICE void normalize_value(const RopeArgs& a, float* head) {
+    const float inverse = inverse_of_head(a, head);
+    for (int i = threadIdx.x & 31; i < a.head_dim; i += 32) head[i] = __fmul_rn(head[i], inverse);
+    __syncwarp();
 }
 
 // End of the slots of a page that this row writes: its own, and behind the last row of a sequence that has begun a page here, all.
@@ -49,7 +59,7 @@ DEVICE void clear_column(const RopeArgs& a, const Row& r, int end, int h, int co
 
 constexpr int ROPE_THREADS = 256;
 
-// The grid is (rows, parts of a row). Without head norms no column needs more than its pair, so each
+// The grid is (rows, parts of a row). Without norms of heads no column needs more than its pair, so each
 // thread takes one pair of any head and none waits for another.
 extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_constant__ RopeRowsArgs args) {
     __shared__ float heads[8][MAX_HEAD];
@@ -59,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_
     int row = blockIdx.x, n_heads = a.heads + 2 * a.kv_heads;
     const Row r = a.rows[row];
     const int slot = r.position % PAGE, end = end_of_slots(args, row);
-    if (a.q_norm || a.k_norm) {
+    if (a.q_norm || a.k_norm || args.normalizes_values) {
         int warp = threadIdx.x / 32, warps = 8 * gridDim.y;
         for (int h = 8 * blockIdx.y + warp; h < n_heads; h += warps) {
             const float* from = head_at(args, row, h);
@@ -67,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_
             __syncwarp();
             rope_head(a, heads[warp], row, h);
             if (h < a.heads) continue;
+            if (args.normalizes_values && h >= a.heads + a.kv_heads) normalize_value(a, heads[warp]);
             append_kv(a, heads[warp], row, h);
             if (end == slot + 1) continue;
             const int page = a.kv.tables[r.table + r.position / PAGE];

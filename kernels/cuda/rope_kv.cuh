@@ -29,15 +29,20 @@ LAYOUT(RopeArgs, 112, AT(qkv, 0) AT(rows, 8) AT(rope_table, 16) AT(q_norm, 24) A
 // What a query at this position is multiplied by behind its rotation.
 DEVICE float temperature_of(const RopeArgs& a, int position) { return a.temperature ? a.temperature[position] : 1.0f; }
 
+// Inverse of the root mean square of one head, by the lanes of a warp.
+DEVICE float inverse_of_head(const RopeArgs& a, const float* head) {
+    float s = 0.0f;
+#pragma unroll 1
+    for (int i = threadIdx.x & 31; i < a.head_dim; i += 32) s = __fmaf_rn(head[i], head[i], s);
+    s = warp_sum(s);
+    return __frsqrt_rn(__fadd_rn(__fdiv_rn(s, float(a.head_dim)), a.eps));
+}
+
 // Norm and RoPE of one head, in place in `head` (shared memory, private to the warp).
 DEVICE void norm_and_rope(const RopeArgs& a, float* head, const float* norm, int position) {
     int lane = threadIdx.x & 31;
     if (norm) {
-        float s = 0.0f;
-#pragma unroll 1
-        for (int i = lane; i < a.head_dim; i += 32) s = __fmaf_rn(head[i], head[i], s);
-        s = warp_sum(s);
-        float inverse = __frsqrt_rn(__fadd_rn(__fdiv_rn(s, float(a.head_dim)), a.eps));
+        const float inverse = inverse_of_head(a, head);
 #pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32)
             head[i] = __fmul_rn(__fmul_rn(head[i], inverse), norm[i]);

@@ -17,25 +17,29 @@ struct RouteArgs {
     int weighing;
     int share_rows;   // rows of a share, at most
     int place_group;  // places of an expert begin at a multiple of it, and shares but the last are multiples of it
-    int unused;
+    float factor;     // of the logits
+    const float* scales;  // [experts] of the outputs, or null
 };
-LAYOUT(RouteArgs, 80, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(experts, 56) AT(used, 60)
-       AT(weighing, 64) AT(share_rows, 68) AT(place_group, 72) AT(unused, 76))
+LAYOUT(RouteArgs, 88, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(experts, 56) AT(used, 60)
+       AT(weighing, 64) AT(share_rows, 68) AT(place_group, 72) AT(factor, 76) AT(scales, 80))
 
 // PER experts a lane, 32 apart. Logits may have been written by other blocks of this launch.
 template <int PER> DEVICE void choose(const RouteArgs& a, int row, int lane) {
     const float* logits = a.logits + int64_t(row) * a.stride;
     float p[PER];
 #pragma unroll
-    for (int i = 0; i < PER; i++) p[i] = 32 * i + lane < a.experts ? __ldcg(logits + 32 * i + lane) : -INFINITY;
+    for (int i = 0; i < PER; i++)
+        p[i] = 32 * i + lane < a.experts ? __fmul_rn(__ldcg(logits + 32 * i + lane), a.factor) : -INFINITY;
     Choice* choices = a.to.choices + int64_t(row) * a.used;
     choose_experts(p, a.experts, a.used, a.weighing, choices, lane);
+    // Written by this lane, as below.
+    if (a.scales)
+        for (int c = lane; c < a.used; c += 32) choices[c].weight = __fmul_rn(choices[c].weight, a.scales[choices[c].expert]);
     if (a.share_rows > 1) return;
     for (int c = lane; c < a.used; c += 32) {
         const int place = row * a.used + c;
         a.to.places[place] = place;
         a.to.rows[place] = row;
-        // Written by this lane.
         a.to.shares[place] = {choices[c].expert, place, 1};
     }
 }

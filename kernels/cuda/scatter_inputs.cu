@@ -7,9 +7,9 @@
 #include "drawn_tokens.cuh"
 #include "board.cuh"
 
-// Rows and gather; tiles, and page tables of each group of layers, of which there are 8 at most; rows, sequences and pages of
-// states.
-constexpr int INPUTS = 14;
+// Rows and gather; tiles of each kind of heads, and page tables of each group of layers, of which there are 24 at most; rows,
+// sequences and pages of states.
+constexpr int INPUTS = 31;
 
 struct ScatterInputsArgs {
     const int* from;
@@ -19,7 +19,7 @@ struct ScatterInputsArgs {
     uint32_t* board;
     uint32_t step;
 };
-LAYOUT(ScatterInputsArgs, 216, AT(from, 0) AT(to, 8) AT(words, 120) AT(before, 176) AT(board, 200) AT(step, 208))
+LAYOUT(ScatterInputsArgs, 424, AT(from, 0) AT(to, 8) AT(words, 256) AT(before, 384) AT(board, 408) AT(step, 416))
 
 extern "C" __global__ void __launch_bounds__(256) scatter_inputs(const __grid_constant__ ScatterInputsArgs a) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, part = 0;

@@ -79,14 +79,14 @@ pub const SERVED: &[Served] = &[
         architecture: Architecture::Gemma4,
         with_key: None,
         models: "Gemma 4 12B and 31B, text: windows in five of six layers, with heads of another size; not E2B and E4B",
-        on_cuda: false,
+        on_cuda: true,
         held_by: &["gemma4", "gemma4-values"],
     },
     Served {
         architecture: Architecture::Gemma4,
         with_key: Some("expert_count"),
         models: "Gemma 4 26B-A4B, text: as above, with experts beside the dense part",
-        on_cuda: false,
+        on_cuda: true,
         held_by: &["gemma4-experts"],
     },
     Served {

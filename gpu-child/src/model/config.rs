@@ -69,25 +69,18 @@ impl ModelConfig {
         [whole].into_iter().chain(self.near_heads)
     }
 
+    /// Index of a layer's heads among [`heads`](Self::heads).
+    #[must_use]
+    pub fn heads_place(&self, layer: usize) -> usize {
+        let has_window = self.positions.window_of(layer).is_some();
+        usize::from(has_window && self.near_heads.is_some())
+    }
+
     /// Heads of a layer with attention.
     #[must_use]
     pub fn heads_of(&self, layer: usize) -> Heads {
-        let has_window = self.positions.window_of(layer).is_some();
-        let mut heads = self.heads();
-        let whole = heads.next().expect("heads of layers with full attention");
-        heads.next().filter(|_| has_window).unwrap_or(whole)
-    }
-
-    /// Width of attention's heads together, in layers with full attention.
-    #[must_use]
-    pub fn heads_width(&self) -> usize {
-        self.n_heads * self.head_dim
-    }
-
-    /// Width of the projection of queries, and of their gates if there are any, in layers with full attention.
-    #[must_use]
-    pub fn queries_width(&self) -> usize {
-        self.queries_width_of(self.heads_width())
+        let heads = self.heads().nth(self.heads_place(layer));
+        heads.expect("heads of the layer's kind")
     }
 
     /// Width of the projection of queries of this width, and of their gates if there are any.

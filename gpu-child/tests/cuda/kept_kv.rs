@@ -1,8 +1,8 @@
 //! Pages that a process took over from another, which may still be alive: the same bits, or no pages.
 
 use crate::support::{
-    MIXED, Model, config, config_of_delta_nets, copies_of, kv_shape, page_table, pages, parts_of,
-    run, tokens,
+    MIXED, Model, config, config_like_gemma4, config_of_delta_nets, copies_of, kv_shape,
+    page_table, pages, parts_of, run, tokens,
 };
 use crate::{load_with, options};
 use std::os::fd::OwnedFd;
@@ -77,6 +77,13 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
 fn adopted_states_compute_the_same_bits_and_changed_ones_are_refused() {
     let model = Model::random(config_of_delta_nets(), MIXED);
     adopted_pages_compute_the_same_bits(&model, 8 * KV_BYTES);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn adopted_pages_of_both_kinds_of_heads_compute_the_same_bits() {
+    let model = Model::like_gemma4(config_like_gemma4(), MIXED);
+    adopted_pages_compute_the_same_bits(&model, KV_BYTES);
 }
 
 /// Bytes of a KV cache with room for 80 blocks.

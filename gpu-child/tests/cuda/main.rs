@@ -8,6 +8,7 @@ mod absent;
 mod ahead;
 mod exactness;
 mod experts;
+mod gemma4;
 mod kept_kv;
 mod parity;
 mod prompts;

@@ -182,7 +182,27 @@ pub fn config_like_gemma4() -> ModelConfig {
     }
 }
 
-/// The same with experts beside the dense part.
+/// The same with heads as large as those of Gemma 4.
+pub fn config_like_gemma4_of_large_heads() -> ModelConfig {
+    let small = config_like_gemma4();
+    let mut rope = small.rope.clone();
+    rope.dims = 512;
+    let factor = |pair| if pair < 64 { 1.0 } else { 1e30 };
+    rope.factors = Some((0..256).map(factor).collect());
+    ModelConfig {
+        n_heads: 4,
+        head_dim: 512,
+        near_heads: Some(Heads {
+            count: 4,
+            kv_count: 2,
+            dim: 256,
+        }),
+        rope,
+        ..small
+    }
+}
+
+/// Like [`config_like_gemma4`], with experts beside the dense part.
 pub fn config_like_gemma4_with_experts() -> ModelConfig {
     ModelConfig {
         experts: Some(ExpertsConfig {

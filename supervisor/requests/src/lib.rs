@@ -26,8 +26,8 @@
 //!   [`quarantine`]: refusal of requests that killed children.
 //! * [`wal`]: write-ahead log for the next supervisor. [`orphans`]: requests of an earlier supervisor that wait for
 //!   their clients to reconnect.
-//! * `drafts`: drafts of an answer's tokens. [`waits`]: histogram of the time between tokens. [`totals`]: counters. `testing` (feature `testing`): journal in
-//!   memory for tests.
+//! * `drafts`: drafts of an answer's tokens. [`waits`]: histogram of the time between tokens. [`totals`]: counters.
+//!   `testing` (feature `testing`): journal in memory for tests.
 //!
 //! Deliberately absent: sockets, processes, HTTP, async tasks, and prompts or answers in any log message.
 

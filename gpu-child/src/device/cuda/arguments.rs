@@ -8,6 +8,10 @@ use super::tensor_map::TensorMap;
 pub const PAGES_AT_ONCE: usize = constant!("kv_pages.cu", PAGES_AT_ONCE);
 /// Positions after which a page may be sealed.
 pub const SEAL_EVERY: usize = constant!("kv_pages.cu", SEAL_EVERY);
+/// What a page holds.
+pub const KEYS_OF_WHOLE: u8 = constant!("kv_pages.cu", KEYS_OF_WHOLE) as u8;
+pub const KEYS_OF_NEAR: u8 = constant!("kv_pages.cu", KEYS_OF_NEAR) as u8;
+pub const STATES: u8 = constant!("kv_pages.cu", STATES) as u8;
 /// Inputs of a step, each with its own destination.
 pub const INPUTS: usize = constant!("scatter_inputs.cu", INPUTS);
 
@@ -75,7 +79,7 @@ layout! {
         pub copy: DevicePtr<u16>,
         pub copy_scale: DevicePtr<f32>,
         pub up: f32,
-        pub unused: i32,
+        pub factor: f32,
     }
 
     pub struct GatedRowsArgs in "gated_rows.cu" {
@@ -120,6 +124,13 @@ layout! {
         pub weights: [TensorMap; 3],
     }
 
+    pub struct SoftcapArgs in "softcap.cu" {
+        pub logits: DevicePtr<f32>,
+        pub count: u64,
+        pub cap: f32,
+        pub unused: i32,
+    }
+
     pub struct ArgmaxArgs in "argmax.cuh" {
         pub logits: DevicePtr<f32>,
         pub best: DevicePtr<u64>,
@@ -136,8 +147,8 @@ layout! {
     /// Lengths in units of 16 bytes.
     pub struct PageShape in "kv_pages.cu" {
         pub page: u32,
-        pub half_layer: u32,
-        pub head: u32,
+        pub half_layer: [u32; STATES as usize],
+        pub head: [u32; STATES as usize],
         pub state_unit: u32,
         pub state_rows: u32,
     }
@@ -148,6 +159,7 @@ layout! {
         pub shape: PageShape,
         pub list: [i32; PAGES_AT_ONCE],
         pub tokens: [i32; PAGES_AT_ONCE],
+        pub kinds: [u8; PAGES_AT_ONCE],
     }
 
     pub struct AdoptPagesArgs in "kv_pages.cu" {
@@ -158,6 +170,7 @@ layout! {
         pub from: [i32; PAGES_AT_ONCE],
         pub to: [i32; PAGES_AT_ONCE],
         pub tokens: [i32; PAGES_AT_ONCE],
+        pub kinds: [u8; PAGES_AT_ONCE],
     }
 
     pub struct ScatterInputsArgs in "scatter_inputs.cu" {

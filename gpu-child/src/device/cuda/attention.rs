@@ -10,7 +10,7 @@
 pub mod plan;
 pub mod tables;
 
-use self::plan::{AttentionPlan, SPLIT, SPLIT_PAGES};
+use self::plan::{AttentionPlan, HeadKind, SPLIT, SPLIT_PAGES, TilePlan};
 use super::board::Stage;
 use super::context::Context;
 use super::headers::{constant, layout};
@@ -24,13 +24,13 @@ use super::scratch::Largest;
 use super::weights::{Layer, Linear, Matrix, Vector};
 use crate::device::Batch;
 use crate::device::common::kv::PAGE_TOKENS;
-use crate::device::common::layer_groups::{MAX_LAYER_GROUPS, Place};
-use crate::model::{self, ModelConfig};
+use crate::device::common::layer_groups::{MAX_LAYER_GROUPS, MAX_UNEQUAL_GROUPS, Place};
+use crate::model::{self, Heads, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 /// Head sizes of the compiled attention.cu.
-pub const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
+pub const HEAD_DIMS: [usize; 7] = [16, 32, 64, 96, 128, 256, 512];
 /// Supported head sizes of attention_wgmma.cu.
 const WIDE_HEAD_DIMS: [usize; 3] = [64, 96, 128];
 /// Head size from which all warps of a block compute the same split.
@@ -85,6 +85,8 @@ layout! {
         rope: RopeArgs,
         per_query: i32,
         clears: i32,
+        keys_are_values: i32,
+        normalizes_values: i32,
     }
 
     #[derive(PartialEq, Eq)]
@@ -127,17 +129,18 @@ unsafe impl Input for Tile {}
 /// # Errors
 /// A message that names them.
 pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
-    let head_dim = config.head_dim;
-    if !HEAD_DIMS.contains(&head_dim) {
-        return Err(format!(
-            "heads of {head_dim} values are not supported on CUDA; {HEAD_DIMS:?} are"
-        ));
-    }
-    let needed = split_shared_bytes(head_dim);
-    if needed > shared_bytes {
-        return Err(format!(
-            "heads of {head_dim} values take {needed} bytes of shared memory, and this card has {shared_bytes}"
-        ));
+    for Heads { dim, .. } in config.heads() {
+        if !HEAD_DIMS.contains(&dim) {
+            return Err(format!(
+                "heads of {dim} values are not supported on CUDA; {HEAD_DIMS:?} are"
+            ));
+        }
+        let needed = split_shared_bytes(dim);
+        if needed > shared_bytes {
+            return Err(format!(
+                "heads of {dim} values take {needed} bytes of shared memory, and this card has {shared_bytes}"
+            ));
+        }
     }
     Ok(())
 }
@@ -146,6 +149,16 @@ pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
 #[derive(Debug)]
 pub struct AttentionKernels {
     rope_kv: Kernel<RopeRowsArgs>,
+    /// Kernels for each kind of heads.
+    heads: Vec<HeadKernels>,
+    merge: Kernel<MergeArgs>,
+    gate_rows: Kernel<GatedRowsArgs>,
+}
+
+/// Kernels for heads of one size.
+#[derive(Debug)]
+struct HeadKernels {
+    heads: Heads,
     together: Kernel<AttentionArgs>,
     /// Threads and dynamic shared memory of a block of `together`.
     together_threads: u32,
@@ -153,21 +166,64 @@ pub struct AttentionKernels {
     split: Kernel<AttentionArgs>,
     /// Shared memory of a block of `split`.
     split_shared_bytes: u32,
-    merge: Kernel<MergeArgs>,
     /// Kernel for Hopper, for supported head sizes.
     wide: Option<Kernel<AttentionArgs>>,
     /// The same for layers with a window, if the model has any.
     wide_near: Option<Kernel<AttentionArgs>>,
     /// Shared memory of a block of the kernels for Hopper.
     wide_shared_bytes: u32,
-    gate_rows: Kernel<GatedRowsArgs>,
 }
 
 impl AttentionKernels {
     /// # Errors
     /// If a kernel is missing, or the device has too little shared memory for one.
     pub fn load(context: &Context, module: &Module, config: &ModelConfig) -> Result<Self, Fault> {
-        let head_dim = config.head_dim;
+        let has_windows = config.positions.window.is_some();
+        let of_heads = |heads| HeadKernels::load(context, module, heads, has_windows);
+        let heads: Result<Vec<_>, Fault> = config.heads().map(of_heads).collect();
+        // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
+        // for what is in front of it.
+        unsafe {
+            Ok(Self {
+                rope_kv: module.kernel("rope_kv")?.overlapping(),
+                heads: heads?,
+                merge: module.kernel("attention_merge")?.overlapping(),
+                gate_rows: module.kernel("gate_bounded_rows")?.overlapping(),
+            })
+        }
+    }
+
+    /// Drops the architecture-specific kernels.
+    pub fn use_portable(&mut self) {
+        for kernels in &mut self.heads {
+            kernels.wide = None;
+            kernels.wide_near = None;
+        }
+    }
+
+    /// Divides a batch for these kernels.
+    ///
+    /// # Panics
+    /// If the batch violates its contract: a page table too short, or an empty sequence.
+    #[must_use]
+    pub fn plan(&self, rank: &Rank, batch: &Batch<'_>) -> AttentionPlan {
+        let multiprocessors = rank.context.multiprocessors() as usize;
+        let kinds = self.heads.iter().map(|kernels| HeadKind {
+            heads: kernels.heads,
+            wide_on: kernels.wide.is_some().then_some(multiprocessors),
+        });
+        AttentionPlan::new(batch, kinds, rank.kv.page_groups())
+    }
+}
+
+impl HeadKernels {
+    fn load(
+        context: &Context,
+        module: &Module,
+        heads: Heads,
+        has_windows: bool,
+    ) -> Result<Self, Fault> {
+        let head_dim = heads.dim;
         // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
         // for what is in front of it.
         unsafe {
@@ -193,39 +249,20 @@ impl AttentionKernels {
                 Ok::<_, Fault>(kernel)
             };
             let wide_far = has_wide.then(|| wide(format!("attention_wide_{head_dim}")));
-            let wide_near = (has_wide && config.positions.window.is_some())
-                .then(|| wide(format!("attention_wide_near_{head_dim}")));
+            let wide_near =
+                (has_wide && has_windows).then(|| wide(format!("attention_wide_near_{head_dim}")));
             Ok(Self {
-                rope_kv: module.kernel("rope_kv")?.overlapping(),
+                heads,
                 together,
                 together_threads: 32 * together_warps(head_dim),
                 together_shared_bytes,
                 split,
                 split_shared_bytes,
-                merge: module.kernel("attention_merge")?.overlapping(),
                 wide: wide_far.transpose()?,
                 wide_near: wide_near.transpose()?,
                 wide_shared_bytes,
-                gate_rows: module.kernel("gate_bounded_rows")?.overlapping(),
             })
         }
-    }
-
-    /// Drops the architecture-specific kernels.
-    pub fn use_portable(&mut self) {
-        self.wide = None;
-        self.wide_near = None;
-    }
-
-    /// Divides a batch for these kernels.
-    ///
-    /// # Panics
-    /// If the batch violates its contract: a page table too short, or an empty sequence.
-    #[must_use]
-    pub fn plan(&self, rank: &Rank, batch: &Batch<'_>) -> AttentionPlan {
-        let multiprocessors = rank.context.multiprocessors() as usize;
-        let wide_on = self.wide.is_some().then_some(multiprocessors);
-        AttentionPlan::new(batch, &rank.config, rank.kv.page_groups(), wide_on)
     }
 }
 
@@ -238,10 +275,12 @@ fn wide_shared_bytes(head_dim: usize) -> u32 {
     (halves * size_of::<u16>() + STAGES * 4 * BARRIER_BYTES) as u32
 }
 
-/// `SplitMemory` in attention_split.cuh: keys and values of the split, and the exchange of its warps.
+/// `SplitMemory` in attention_split.cuh: keys and values of the split, one or both at a time, and the exchange of its warps.
 fn split_shared_bytes(head_dim: usize) -> u32 {
     const EXCHANGE: usize = constant!("attention_split.cuh", SPLIT_EXCHANGE_BYTES);
-    (2 * SPLIT * head_dim * size_of::<u16>() + EXCHANGE) as u32
+    const WHOLE_PAGES_HEAD: usize = constant!("attention_split.cuh", WHOLE_PAGES_HEAD);
+    let halves = if head_dim > WHOLE_PAGES_HEAD { 1 } else { 2 };
+    (halves * SPLIT * head_dim * size_of::<u16>() + EXCHANGE) as u32
 }
 
 /// Warps of a block that computes all splits: `ATTENTION` in attention.cu.
@@ -249,10 +288,22 @@ pub fn together_warps(head_dim: usize) -> u32 {
     if matches!(head_dim, 32 | 64) { 8 } else { 4 }
 }
 
-/// Width of projected queries, with their gates, keys and values.
+/// Width of projected queries, with their gates, keys and values. Values that are keys have room, too.
+fn projected_width_of(config: &ModelConfig, heads: Heads) -> usize {
+    config.queries_width_of(heads.width()) + 2 * heads.kv_width()
+}
+
+/// The same of the layers where it is largest.
 #[must_use]
 pub fn projected_width(config: &ModelConfig) -> usize {
-    config.queries_width() + 2 * config.n_kv_heads * config.head_dim
+    let widths = config.heads().map(|it| projected_width_of(config, it));
+    widths.max().unwrap_or(0)
+}
+
+/// Width of all heads of queries, in the layers where it is largest.
+#[must_use]
+pub fn heads_width(config: &ModelConfig) -> usize {
+    config.heads().map(|it| it.width()).max().unwrap_or(0)
 }
 
 /// Buffers of attention, besides those that all mixers share.
@@ -262,25 +313,33 @@ pub struct AttentionBuffers {
     q: DevicePtr<u16>,
     /// Results of single splits.
     partial: DevicePtr<f32>,
-    /// Tiles of few rows, then wide ones.
-    tiles: InputBuffer<Tile>,
+    /// Tiles of few rows, then wide ones, for each kind of heads.
+    tiles: [InputBuffer<Tile>; MAX_HEAD_KINDS],
     /// Page tables of each group of layers.
-    tables: [InputBuffer<i32>; MAX_LAYER_GROUPS],
+    tables: [InputBuffer<i32>; MAX_GROUPS],
 }
 
+/// Kinds of heads: of layers with full attention, and of sliding-window layers.
+const MAX_HEAD_KINDS: usize = 2;
+const MAX_GROUPS: usize = MAX_UNEQUAL_GROUPS;
+const _: () = assert!(MAX_LAYER_GROUPS <= MAX_GROUPS);
 /// Inputs that attention adds to those of a step.
-pub const INPUTS: usize = 1 + MAX_LAYER_GROUPS;
+pub const INPUTS: usize = MAX_HEAD_KINDS + MAX_GROUPS;
 
 impl AttentionBuffers {
     pub fn place(places: &mut Places<'_>, config: &ModelConfig, largest: Largest) -> Self {
         let tokens = largest.tokens;
-        let group = config.n_heads / config.n_kv_heads;
-        let table = tokens * largest.sequence_tokens.div_ceil(PAGE_TOKENS);
+        let sequences = tokens.min(largest.sequences);
+        let table = sequences * largest.sequence_tokens.div_ceil(PAGE_TOKENS);
+        let mut kinds = config.heads();
         Self {
-            q: places.buffer(tokens * config.heads_width()),
+            q: places.buffer(tokens * heads_width(config)),
             partial: places.buffer(PARTIAL_BYTES / size_of::<f32>()),
-            // A sequence of one token takes its own tile for each 16 heads of a group. Wide tiles are fewer.
-            tiles: places.input(tokens * group.div_ceil(16) + 1),
+            tiles: std::array::from_fn(|_| match kinds.next() {
+                // A sequence of one token takes its own tile for each 16 heads of a group. Wide tiles are fewer.
+                Some(heads) => places.input(tokens * heads.group().div_ceil(16) + 1),
+                None => InputBuffer::NONE,
+            }),
             tables: std::array::from_fn(|group| match group < largest.groups.attention {
                 true => places.input(table),
                 false => InputBuffer::NONE,
@@ -291,16 +350,18 @@ impl AttentionBuffers {
     /// # Panics
     /// If the batch is larger than announced.
     pub fn inputs<'a>(&self, plan: &'a AttentionPlan) -> impl Iterator<Item = StepInput<'a>> {
-        let tables = self.tables.iter().zip(&plan.tables);
-        let mut inputs = vec![self.tiles.filled(&plan.tiles)];
-        inputs.extend(tables.map(|(buffer, table)| buffer.filled(table)));
-        inputs.into_iter()
+        let tiles = self.tiles.into_iter().zip(&plan.heads);
+        let tiles = tiles.map(|(buffer, plan)| buffer.filled(&plan.tiles));
+        let tables = self.tables.into_iter().zip(&plan.tables);
+        tiles.chain(tables.map(|(buffer, table)| buffer.filled(table)))
     }
 }
 
-/// Sizes that determine the grids of attention's launches, beside the number of rows.
+/// Sizes that determine the grids of attention's launches, beside the number of rows: of each kind of heads.
+pub type AttentionGrids = [HeadGrids; MAX_HEAD_KINDS];
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AttentionGrids {
+pub struct HeadGrids {
     tiles: usize,
     /// Splits of the longest sequence; zero if one block computes all splits of a unit.
     splits: usize,
@@ -308,13 +369,18 @@ pub struct AttentionGrids {
 
 #[must_use]
 pub fn grids(rank: &Rank, plan: &AttentionPlan) -> AttentionGrids {
-    AttentionGrids {
-        tiles: plan.narrow_tiles,
-        splits: match splits_over_blocks(rank, plan) {
-            true => plan.splits,
-            false => 0,
-        },
+    let mut grids = AttentionGrids::default();
+    let kinds = rank.config.heads().zip(&plan.heads);
+    for (grids, (heads, plan)) in grids.iter_mut().zip(kinds) {
+        *grids = HeadGrids {
+            tiles: plan.narrow_tiles,
+            splits: match splits_over_blocks(rank, heads, plan) {
+                true => plan.splits,
+                false => 0,
+            },
+        };
     }
+    grids
 }
 
 /// Attention of a layer.
@@ -331,6 +397,13 @@ pub fn bounded(attention: &Attention) -> &[Linear] {
     &attention.qkv[2..]
 }
 
+/// Bound of values with a norm over each head, and so of attention's outputs.
+#[must_use]
+pub fn bound_of_normal_values(config: &ModelConfig, index: usize) -> Option<f32> {
+    let head_dim = config.heads_of(index).dim as f32;
+    config.normalizes_values.then(|| head_dim.sqrt())
+}
+
 /// Adds the output of a layer's attention to the residual stream of all rows.
 ///
 /// # Errors
@@ -342,10 +415,15 @@ pub fn run(
     (layer, attention): (&Layer, &Attention),
 ) -> Result<(), Fault> {
     let (config, shared) = (&rank.config, &rank.scratch.buffers.mixers);
-    let (rows, width) = (plan.rows.len(), config.heads_width());
+    let (rows, heads) = (plan.rows.len(), config.heads_of(index));
+    let width = heads.width();
     let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
-    let qkv = Output::stored(shared.projected, projected_width(config));
-    rank.make_and_project(&rank.ops.rmsnorm, norm, &[(&attention.qkv, qkv)])?;
+    let qkv = Output::stored(shared.projected, projected_width_of(config, heads));
+    let linears = match attention.keys_are_values {
+        true => &attention.qkv[..2],
+        false => &attention.qkv[..],
+    };
+    rank.make_and_project(&rank.ops.rmsnorm, norm, &[(linears, qkv)])?;
     rope_and_append_kv(rank, rows, index, attention)?;
     attend(rank, plan, index)?;
     let outputs = RowArgs {
@@ -356,22 +434,22 @@ pub fn run(
     let (linears, output) = ([attention.output], rank.end_of_block(post_norm));
     if config.gates_attention {
         let kernel = &rank.mixers.attention.gate_rows;
-        rank.make_gated_input(kernel, &gated_by_queries(rank, outputs))?;
+        rank.make_gated_input(kernel, &gated_by_queries(rank, heads, outputs))?;
         rank.project(rows, &linears, width, output)?;
     } else {
         let kernel = &rank.ops.scale_bounded_rows;
         rank.make_and_project(kernel, outputs, &[(&linears, output)])?;
     }
-    rank.add_norm(rows, post_norm, Stage::GateUp.of(index))
+    rank.add_norm(rows, post_norm, 1.0, Stage::GateUp.of(index))
 }
 
 /// Arguments for attention's output with the gates that follow the queries of each head.
-fn gated_by_queries(rank: &Rank, rows: RowArgs) -> GatedRowsArgs {
-    let head_dim = rank.config.head_dim;
+fn gated_by_queries(rank: &Rank, heads: Heads, rows: RowArgs) -> GatedRowsArgs {
+    let head_dim = heads.dim;
     GatedRowsArgs {
         rows,
         gates: rank.scratch.buffers.mixers.projected.add(head_dim),
-        stride: projected_width(&rank.config) as i32,
+        stride: projected_width_of(&rank.config, heads) as i32,
         head_dim: head_dim as i32,
         head_stride: 2 * head_dim as i32,
         unused: 0,
@@ -386,7 +464,7 @@ fn kv_arguments(rank: &Rank, index: usize) -> KvArgs {
     KvArgs {
         pages: kv.arena().at(0, kv.pages() as usize * halves),
         page_stride: halves as u64,
-        layer_offset: index as u64 * kv.layer_halves(),
+        layer_offset: index as u64 * kv.layer_halves(group),
         tables: rank.scratch.buffers.mixers.attention.tables[group].on_device(),
     }
 }
@@ -394,9 +472,11 @@ fn kv_arguments(rank: &Rank, index: usize) -> KvArgs {
 /// Arguments of `rope_kv.cu`, with the optional head norms of a layer.
 pub fn rope_arguments(rank: &Rank, index: usize, attention: Option<&Attention>) -> RopeArgs {
     let (config, buffers) = (&rank.config, &rank.scratch.buffers);
+    let heads = config.heads_of(index);
     let place = config.rope_of(index);
     // Zero pairs rotate nothing.
-    let dims = place.map_or(0, |_| config.rope.dims as i32);
+    let rope = place.and_then(|place| config.ropes().nth(place));
+    let dims = rope.map_or(0, |rope| rope.dims as i32);
     let norm = |vector: Option<&Vector>| rank.weights.optional_vector(vector);
     RopeArgs {
         qkv: buffers.mixers.projected,
@@ -407,9 +487,9 @@ pub fn rope_arguments(rank: &Rank, index: usize, attention: Option<&Attention>) 
         temperature: rank.weights.tables.temperature,
         q: buffers.mixers.attention.q,
         kv: kv_arguments(rank, index),
-        heads: config.n_heads as i32,
-        kv_heads: config.n_kv_heads as i32,
-        head_dim: config.head_dim as i32,
+        heads: heads.count as i32,
+        kv_heads: heads.kv_count as i32,
+        head_dim: heads.dim as i32,
         dims,
         half_offset: i32::from(config.rope.pairs == RopePairs::HalfOffset),
         eps: config.norm_eps,
@@ -429,12 +509,16 @@ fn rope_and_append_kv(
         per_query: if config.gates_attention { 2 } else { 1 },
         // A page may have held a state, whose floats are no numbers as halves.
         clears: i32::from(rank.kv.page_groups().states > 0),
+        keys_are_values: i32::from(attention.keys_are_values),
+        normalizes_values: i32::from(config.normalizes_values),
     };
-    let heads = config.n_heads + 2 * config.n_kv_heads;
+    let of_layer = config.heads_of(index);
+    let heads = of_layer.count + 2 * of_layer.kv_count;
+    let norms = [&attention.q_norm, &attention.k_norm];
     // A warp per head for heads with norms, else a thread per pair of columns.
-    let threads = match attention.q_norm.is_some() || attention.k_norm.is_some() {
+    let threads = match config.normalizes_values || norms.iter().any(|it| it.is_some()) {
         true => 32 * heads,
-        false => heads * config.head_dim / 2,
+        false => heads * of_layer.dim / 2,
     };
     let geometry = Geometry {
         grid: [rows as u32, (threads as u32).div_ceil(ROPE_THREADS)],
@@ -448,17 +532,18 @@ fn rope_and_append_kv(
 
 /// Computes attention of all rows.
 fn attend(rank: &Rank, step: &Plan<'_>, index: usize) -> Result<(), Fault> {
-    let (config, kernels) = (&rank.config, &rank.mixers.attention);
-    let plan = &step.mixers.attention;
-    wide_attention(rank, plan, index)?;
-    let units = plan.narrow_tiles * config.n_kv_heads;
+    let place = rank.config.heads_place(index);
+    let kernels = &rank.mixers.attention.heads[place];
+    let (heads, plan) = (kernels.heads, &step.mixers.attention.heads[place]);
+    wide_attention(rank, kernels, plan, index)?;
+    let units = plan.narrow_tiles * heads.kv_count;
     let arguments = attention_arguments(rank, plan, index);
     let launch = |kernel: &Kernel<AttentionArgs>, geometry: Geometry| {
         // SAFETY: a block a unit, or a split of one; tiles name rows of this batch and tables that
         // cover them.
         unsafe { kernel.launch(&rank.context, geometry, &arguments) }
     };
-    if !splits_over_blocks(rank, plan) {
+    if !splits_over_blocks(rank, heads, plan) {
         let geometry = Geometry {
             shared_bytes: kernels.together_shared_bytes,
             ..Geometry::line(units, kernels.together_threads)
@@ -478,17 +563,22 @@ fn attend(rank: &Rank, step: &Plan<'_>, index: usize) -> Result<(), Fault> {
         attention: arguments,
         rows: rank.scratch.buffers.rows.on_device(),
         n_rows: rows as i32,
-        head_dim: config.head_dim as i32,
+        head_dim: heads.dim as i32,
     };
-    let blocks = (rows * config.n_heads).div_ceil(MERGE_WARPS);
+    let blocks = (rows * heads.count).div_ceil(MERGE_WARPS);
     let geometry = Geometry::line(blocks, MERGE_THREADS);
+    let kernel = &rank.mixers.attention.merge;
     // SAFETY: a warp a head of a row; every split that its position sees was just written.
-    unsafe { kernels.merge.launch(&rank.context, geometry, &merge) }
+    unsafe { kernel.launch(&rank.context, geometry, &merge) }
 }
 
 /// Computes attention of the sequences in wide tiles.
-fn wide_attention(rank: &Rank, plan: &AttentionPlan, index: usize) -> Result<(), Fault> {
-    let kernels = &rank.mixers.attention;
+fn wide_attention(
+    rank: &Rank,
+    kernels: &HeadKernels,
+    plan: &TilePlan,
+    index: usize,
+) -> Result<(), Fault> {
     let kernel = match rank.config.positions.window_of(index) {
         None => &kernels.wide,
         Some(_) => &kernels.wide_near,
@@ -496,13 +586,13 @@ fn wide_attention(rank: &Rank, plan: &AttentionPlan, index: usize) -> Result<(),
     let Some(kernel) = kernel else {
         return Ok(());
     };
-    let tiles = rank.scratch.buffers.mixers.attention.tiles.on_device();
+    let narrow = attention_arguments(rank, plan, index);
     let arguments = AttentionArgs {
-        tiles: tiles.add(plan.narrow_tiles),
+        tiles: narrow.tiles.add(plan.narrow_tiles),
         n_tiles: plan.wide_tiles().len() as i32,
-        ..attention_arguments(rank, plan, index)
+        ..narrow
     };
-    let blocks = plan.wide_tiles().len() * rank.config.n_kv_heads;
+    let blocks = plan.wide_tiles().len() * kernels.heads.kv_count;
     let geometry = Geometry {
         shared_bytes: kernels.wide_shared_bytes,
         ..Geometry::line(blocks, WIDE_THREADS)
@@ -513,19 +603,20 @@ fn wide_attention(rank: &Rank, plan: &AttentionPlan, index: usize) -> Result<(),
 
 /// Decoding sequences, and sequences with many splits in a step of little work: one block per split. Results
 /// are by row of the batch, so these sequences must come first.
-fn splits_over_blocks(rank: &Rank, plan: &AttentionPlan) -> bool {
-    let (config, narrow) = (&rank.config, plan.narrow);
-    let units = plan.narrow_tiles * config.n_kv_heads;
+fn splits_over_blocks(rank: &Rank, heads: Heads, plan: &TilePlan) -> bool {
+    let narrow = plan.narrow;
+    let units = plan.narrow_tiles * heads.kv_count;
     let few = units < ENOUGH_BLOCKS * rank.context.multiprocessors() as usize;
-    let results = narrow.rows * config.n_heads * plan.splits;
+    let results = narrow.rows * heads.count * plan.splits;
     (narrow.decode() || few && plan.splits > MANY_SPLITS)
         && narrow.come_first()
-        && results * (config.head_dim + 2) * size_of::<f32>() <= PARTIAL_BYTES
+        && results * (heads.dim + 2) * size_of::<f32>() <= PARTIAL_BYTES
 }
 
 /// Arguments for the tiles of few rows.
-pub fn attention_arguments(rank: &Rank, plan: &AttentionPlan, index: usize) -> AttentionArgs {
+pub fn attention_arguments(rank: &Rank, plan: &TilePlan, index: usize) -> AttentionArgs {
     let (config, shared) = (&rank.config, &rank.scratch.buffers.mixers);
+    let heads = config.heads_of(index);
     let buffers = &shared.attention;
     let scale = std::f64::consts::LOG2_E * config.attention_scale;
     let window = config.positions.window_of(index);
@@ -534,11 +625,11 @@ pub fn attention_arguments(rank: &Rank, plan: &AttentionPlan, index: usize) -> A
         q: buffers.q,
         out: shared.outputs,
         partial: buffers.partial,
-        tiles: buffers.tiles.on_device(),
+        tiles: buffers.tiles[config.heads_place(index)].on_device(),
         kv: kv_arguments(rank, index),
         n_tiles: plan.narrow_tiles as i32,
-        heads: config.n_heads as i32,
-        kv_heads: config.n_kv_heads as i32,
+        heads: heads.count as i32,
+        kv_heads: heads.kv_count as i32,
         splits: plan.splits as i32,
         scale: scale as f32,
         window: window.map_or(i32::MAX, |it| i32::try_from(it).unwrap_or(i32::MAX)),

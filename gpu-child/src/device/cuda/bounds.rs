@@ -100,10 +100,13 @@ impl Powers {
         // SAFETY: as many words.
         unsafe { download(context, &mut squares, place.at(0, words)) }?;
         let mut squares = squares.into_iter();
-        let bounds: Vec<f32> = tiles
+        let mut bounds: Vec<f32> = tiles
             .into_iter()
             .map(|tiles| bound_of(squares.by_ref().take(tiles)))
             .collect();
+        for (index, [mixer, _]) in bounds.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            *mixer = mixers::known_bound(config, index).unwrap_or(*mixer);
+        }
         Ok(Self {
             layers: layers_of(config.activation, &bounds),
         })
@@ -152,13 +155,14 @@ impl Bounded<'_> {
     }
 }
 
-/// The mixer, and the dense gated unit: in a mixture of experts, the shared expert.
+/// The mixer, and the dense gated unit: in a mixture of experts, the shared expert or the unit beside them.
 fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
     let unit: &[Linear] = match &layer.feed_forward {
         FeedForward::Dense(unit) => &unit.gate_up,
-        FeedForward::Experts(experts) => match &experts.shared {
-            Some(shared) => &shared.unit.gate_up,
-            None => &[],
+        FeedForward::Experts(experts) => match (&experts.shared, &experts.beside) {
+            (Some(shared), _) => &shared.unit.gate_up,
+            (None, Some(beside)) => &beside.unit.gate_up,
+            (None, None) => &[],
         },
     };
     [

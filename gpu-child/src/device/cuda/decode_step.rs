@@ -6,6 +6,7 @@
 //! (`step_experts.cuh`), for one sequence, without a shared expert and biases of experts. It gives the same bits as the
 //! launches of [`forward`](super::forward); only time differs.
 
+use super::attention::plan::TilePlan;
 use super::attention::{
     AttentionArgs, RopeArgs, attention_arguments, attention_of, rope_arguments,
 };
@@ -273,13 +274,14 @@ impl DecodeStep {
         let blocks = rank.context.multiprocessors();
         let pairs = plan.rows.len() * config.n_kv_heads;
         let (teams, kept) = (shared.teams as usize, shared.kept_splits as usize);
-        let splits = plan.mixers.attention.splits;
+        let tiles = only_tiles(plan);
+        let splits = tiles.splits;
         let deal = Deal::of(teams, kept, pairs, splits, blocks as usize);
         let arguments = StepArgs {
             layers: self.arena.at(0, table),
             embed: rank.embed_arguments(),
             rope: rope_arguments(rank, 0, None),
-            attention: attention_arguments(rank, &plan.mixers.attention, 0),
+            attention: attention_arguments(rank, tiles, 0),
             head: weights.part(&weights.tensors.output, 0),
             head_norm: weights.vector(&weights.tensors.output_norm),
             exchange: self.exchange(config),
@@ -296,7 +298,7 @@ impl DecodeStep {
             attention_blocks: deal.blocks as i32,
             parts: deal.parts as i32,
             partial_splits: deal.published as i32,
-            layer_halves: rank.kv.layer_halves(),
+            layer_halves: rank.kv.layer_halves(0),
             unrotated_every: config.positions.unrotated_every.unwrap_or(0) as i32,
             eps: config.norm_eps,
             shared,
@@ -335,9 +337,14 @@ impl DecodeStep {
     }
 }
 
+/// Tiles of the one kind of heads of a model that the kernel takes.
+fn only_tiles<'a>(plan: &'a Plan<'_>) -> &'a TilePlan {
+    &plan.mixers.attention.heads[0]
+}
+
 /// Bytes of the partial results of a batch's attention, with two words per split beside its columns.
 fn partial_bytes(config: &ModelConfig, plan: &Plan<'_>) -> usize {
-    let results = plan.rows.len() * config.n_heads * plan.mixers.attention.splits;
+    let results = plan.rows.len() * config.n_heads * only_tiles(plan).splits;
     results * (config.head_dim + 2) * WORD_BYTES
 }
 

@@ -249,7 +249,7 @@ pub fn run(
     let post_norm = layer.attn_post_norm.as_ref();
     let output = rank.end_of_block(post_norm);
     rank.project(rows, &[net.output], v_width, output)?;
-    rank.add_norm(rows, post_norm, Stage::GateUp.of(index))
+    rank.add_norm(rows, post_norm, 1.0, Stage::GateUp.of(index))
 }
 
 fn arguments_of(rank: &Rank, config: &DeltaNetConfig, index: usize, net: &DeltaNet) -> DeltaArgs {

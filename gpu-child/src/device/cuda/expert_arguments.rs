@@ -40,7 +40,8 @@ layout! {
         pub weighing: i32,
         pub share_rows: i32,
         pub place_group: i32,
-        pub unused: i32,
+        pub factor: f32,
+        pub scales: DevicePtr<f32>,
     }
 
     pub struct RouteFewArgs in "route_few.cu" {
@@ -101,6 +102,8 @@ layout! {
         pub experts: i32,
         pub used: i32,
         pub n_embd: i32,
+        pub stores: i32,
+        pub unused: i32,
     }
 
     pub struct DownArgs in "experts_row.cu" {

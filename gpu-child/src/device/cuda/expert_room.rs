@@ -33,8 +33,10 @@ pub struct ExpertBuffers {
     /// Inputs by place: packed rows of `norm`, then inputs of down. `act_scale` has their powers of two.
     pub act: DevicePtr<u16>,
     pub act_scale: DevicePtr<f32>,
-    /// Outputs of the shared expert, `[tokens, n_embd]`.
+    /// Outputs of the shared expert, or of the dense unit beside experts, `[tokens, n_embd]`.
     pub shared: DevicePtr<f32>,
+    /// Outputs of all experts of a row, if a dense unit is beside them, `[tokens, n_embd]`.
+    pub sums: DevicePtr<f32>,
     pub routing: Routing,
 }
 
@@ -51,10 +53,8 @@ impl ExpertBuffers {
             true => config.n_embd + inner / 2,
             false => config.n_embd,
         });
-        let shared = match experts.shared_n_ff {
-            Some(_) => tokens * config.n_embd,
-            None => 0,
-        };
+        let rows = |is_there: bool| if is_there { tokens * config.n_embd } else { 0 };
+        let shared = rows(experts.shared_n_ff.is_some() || experts.beside_dense);
         Some(Self {
             logits: places.buffer(tokens * experts.logits()),
             norm: places.buffer(tokens * input),
@@ -63,6 +63,7 @@ impl ExpertBuffers {
             act: places.buffer(most_places * input.max(inner)),
             act_scale: places.buffer(most_places),
             shared: places.buffer(shared),
+            sums: places.buffer(rows(experts.beside_dense)),
             routing: Routing {
                 choices: places.buffer(pairs),
                 places: places.buffer(pairs),

@@ -205,7 +205,7 @@ impl Experts {
     #[must_use]
     pub fn routes_few(&self, router: &Linear, way: Way, rows: usize) -> bool {
         let bytes = rows * units(router.weight.cols) * UNIT * size_of::<u16>();
-        let alone = self.config.shared_n_ff.is_none();
+        let alone = self.config.shared_n_ff.is_none() && !self.config.beside_dense;
         alone && way == Way::Row && router.weight.ty == TensorType::F32 && bytes <= FEW_BYTES
     }
 

@@ -81,11 +81,13 @@ impl Rank {
         }
     }
 
-    /// Adds `ff` to the residual stream through the norm after the block, if any. `next` is the stage after the block.
+    /// Adds `ff` to the residual stream through the norm after the block, if any, and multiplies the stream by `factor`. `next`
+    /// is the stage after the block.
     pub fn add_norm(
         &self,
         rows: usize,
         post_norm: Option<&Vector>,
+        factor: f32,
         next: u32,
     ) -> Result<(), Fault> {
         let Some(weight) = post_norm else {
@@ -94,6 +96,7 @@ impl Rank {
         let arguments = RowArgs {
             weight: self.weights.vector(weight),
             plain: self.scratch.buffers.x,
+            factor,
             ..self.row_arguments(rows, self.scratch.buffers.ff, self.config.n_embd, next)
         };
         self.make_input(&self.ops.add_norm, &arguments)
@@ -135,7 +138,8 @@ impl Rank {
         let post_norm = layer.ffn_post_norm.as_ref();
         let output = self.end_of_block(post_norm);
         self.gated_unit(rows, (index, unit), Stage::Down.of(index), output)?;
-        self.add_norm(rows, post_norm, Stage::Qkv.of(index + 1))
+        let factor = self.output_scales[index];
+        self.add_norm(rows, post_norm, factor, Stage::Qkv.of(index + 1))
     }
 
     /// Multiplies an input by gate and up, then by down of a layer. `stage` is posted before down, if a launch makes
@@ -211,7 +215,7 @@ impl Rank {
             copy: DevicePtr::NULL,
             copy_scale: DevicePtr::NULL,
             up: 0.0,
-            unused: 0,
+            factor: 1.0,
         }
     }
 

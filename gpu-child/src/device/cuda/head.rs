@@ -8,7 +8,7 @@
 
 use super::board::Stage;
 use super::headers::constant;
-use super::kernels::{ArgmaxArgs, DrawnTokens, Geometry, RowArgs};
+use super::kernels::{ArgmaxArgs, DrawnTokens, Geometry, RowArgs, SoftcapArgs};
 use super::matmul::Output;
 use super::memory::read;
 use super::ops::row_geometry;
@@ -23,6 +23,8 @@ use worker_orcd_ipc::Fault;
 
 /// Threads per block of argmax.cu.
 const ARGMAX_THREADS: u32 = constant!("argmax.cu", ARGMAX_THREADS) as u32;
+/// Threads per block of softcap.cu.
+const SOFTCAP_THREADS: u32 = constant!("softcap.cu", SOFTCAP_THREADS) as u32;
 
 /// State of a step's logits after the pass.
 #[derive(Debug, Clone, Copy)]
@@ -170,6 +172,7 @@ pub fn show_prompts(rank: &Rank, plan: &Plan<'_>, tap: &mut dyn Tap) -> Result<(
     let (output, logits) = (rank.weights.tensors.output, rank.scratch.buffers.logits);
     every_row(rank, plan, tap, Checkpoint::PromptLogits, |rows, show| {
         rank.project(rows, &[output], n_embd, Output::stored(logits, vocab))?;
+        cap_logits(rank, rows)?;
         // One row at a time: all of them would take a large part of the host's memory.
         for row in 0..rows {
             // SAFETY: `logits` holds `head_rows` rows, and there are no more.
@@ -255,10 +258,29 @@ pub fn logits(rank: &Rank, drawing: usize, first: usize, rows: usize) -> Result<
             n_embd,
             Output::stored(buffers.logits, vocab),
         )?;
+        cap_logits(rank, rows)?;
         rank.ops
             .argmax
             .launch(&rank.context, argmax_geometry, &argmax)
     }
+}
+
+/// Caps the logits of these rows, if the model has a cap.
+fn cap_logits(rank: &Rank, rows: usize) -> Result<(), Fault> {
+    let Some(cap) = rank.config.logit_cap else {
+        return Ok(());
+    };
+    let count = rows * rank.config.vocab_size;
+    let arguments = SoftcapArgs {
+        logits: rank.scratch.buffers.logits,
+        count: count as u64,
+        cap,
+        unused: 0,
+    };
+    let blocks = count.div_ceil(SOFTCAP_THREADS as usize);
+    let geometry = Geometry::line(blocks, SOFTCAP_THREADS);
+    // SAFETY: a thread a logit; the buffer holds `head_rows` rows, and there are no more.
+    unsafe { rank.ops.softcap.launch(&rank.context, geometry, &arguments) }
 }
 
 /// Shows the final norm of some drawing rows to a tap that requests it.

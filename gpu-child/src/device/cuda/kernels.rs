@@ -5,8 +5,9 @@
 use super::architectures::{self, ComputeCapability};
 pub use super::arguments::{
     AdoptPagesArgs, ArgmaxArgs, BoundArgs, ChecksumArgs, DrawnTokens, EmbedArgs, GatedRowsArgs,
-    INPUTS, MatmulArgs, PAGES_AT_ONCE, PageShape, Part, RepackArgs, Row, RowArgs, SEAL_EVERY,
-    SampleArgs, SampleRow, ScatterInputsArgs, SealPagesArgs, TokensToHostArgs, WideArgs,
+    INPUTS, KEYS_OF_NEAR, KEYS_OF_WHOLE, MatmulArgs, PAGES_AT_ONCE, PageShape, Part, RepackArgs,
+    Row, RowArgs, SEAL_EVERY, STATES, SampleArgs, SampleRow, ScatterInputsArgs, SealPagesArgs,
+    SoftcapArgs, TokensToHostArgs, WideArgs,
 };
 use super::context::{Context, check};
 use cudarc::driver::sys::{

@@ -148,10 +148,23 @@ impl KvCache {
         unsafe { clear(context, place, bytes as usize) }
     }
 
-    /// Halves between the starts of two layers of a page.
+    /// Halves between the starts of two layers of a page of this group.
     #[must_use]
-    pub fn layer_halves(&self) -> u64 {
-        2 * self.shape().half_layer() as u64
+    pub fn layer_halves(&self, group: usize) -> u64 {
+        2 * self.layout.shape_of(group).half_layer() as u64
+    }
+
+    /// Pages of layers with full attention, and of sliding-window layers.
+    #[must_use]
+    pub fn shapes(&self) -> [KvShape; 2] {
+        let whole = self.layout.shape;
+        [whole, self.layout.near_shape.unwrap_or(whole)]
+    }
+
+    /// Groups of layers with full attention, which come first.
+    #[must_use]
+    pub fn whole_groups(&self) -> usize {
+        self.layout.groups.groups().whole()
     }
 
     /// Group and index of a layer with attention among its pages.

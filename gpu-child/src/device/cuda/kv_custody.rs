@@ -8,7 +8,8 @@ use super::CudaExecutor;
 use super::aside::OtherKv;
 use super::context::{Context, StreamEvent};
 use super::kernels::{
-    AdoptPagesArgs, Geometry, Kernel, Module, PAGES_AT_ONCE, PageShape, SEAL_EVERY, SealPagesArgs,
+    AdoptPagesArgs, Geometry, KEYS_OF_NEAR, KEYS_OF_WHOLE, Kernel, Module, PAGES_AT_ONCE,
+    PageShape, SEAL_EVERY, STATES, SealPagesArgs,
 };
 use super::kv::KvCache;
 use super::memory::{Arena, Pinned, Purpose, download, fetch};
@@ -78,12 +79,13 @@ impl KvSharing {
             shape: shape(kv),
             list: [0; PAGES_AT_ONCE],
             tokens: [0; PAGES_AT_ONCE],
+            kinds: [0; PAGES_AT_ONCE],
         };
-        let places = arguments.list.iter_mut().zip(&mut arguments.tokens);
-        for ((page, tokens), part) in places.zip(self.waiting.drain(..count)) {
+        for (at, part) in self.waiting.drain(..count).enumerate() {
             assert!(part.page.0 < kv.pages(), "a page of this cache");
-            *page = part.page.0 as i32;
-            *tokens = tokens_of(kv, part.group, part.tokens);
+            arguments.list[at] = part.page.0 as i32;
+            arguments.tokens[at] = part.tokens as i32;
+            arguments.kinds[at] = kind_of(kv, part.group);
         }
         self.sums.clear(context)?;
         // SAFETY: a sum for each page, which lie in the cache; the pinned place is read only once the event
@@ -120,12 +122,14 @@ impl KvSharing {
                 from: [0; PAGES_AT_ONCE],
                 to: [0; PAGES_AT_ONCE],
                 tokens: [0; PAGES_AT_ONCE],
+                kinds: [0; PAGES_AT_ONCE],
             };
             for (at, copy) in part.iter().enumerate() {
                 assert!(copy.to.0 < kv.pages(), "a page of this cache");
                 arguments.from[at] = copy.from as i32;
                 arguments.to[at] = copy.to.0 as i32;
-                arguments.tokens[at] = tokens_of(kv, copy.group, copy.tokens);
+                arguments.tokens[at] = copy.tokens as i32;
+                arguments.kinds[at] = kind_of(kv, copy.group);
             }
             // SAFETY: a sum for each page, which lie in both caches. Sums of seals were fetched before in stream
             // order.
@@ -255,24 +259,26 @@ fn is_part(tokens: u32) -> bool {
     (1..=PAGE_TOKENS).contains(&tokens) && tokens.is_multiple_of(SEAL_EVERY)
 }
 
-/// Positions of a page, as the kernels get them: the complement for a page of states.
-fn tokens_of(kv: &KvCache, group: u32, tokens: u32) -> i32 {
-    match (group as usize) < kv.page_groups().attention {
-        true => tokens as i32,
-        false => !(tokens as i32),
+/// What the pages of a group hold.
+fn kind_of(kv: &KvCache, group: u32) -> u8 {
+    let (group, whole) = (group as usize, kv.whole_groups());
+    match group {
+        _ if group < whole => KEYS_OF_WHOLE,
+        _ if group < kv.page_groups().attention => KEYS_OF_NEAR,
+        _ => STATES,
     }
 }
 
 fn shape(kv: &KvCache) -> PageShape {
-    let shape = kv.shape();
+    let [whole, near] = kv.shapes();
     let units = |halves: usize| (halves / UNIT) as u32;
     let of_state = kv.state_layout().map(StateLayout::unit);
     let of_state =
         |floats: fn(&DeltaUnit) -> usize| of_state.map_or(0, |it| units(HALVES * floats(it)));
     PageShape {
-        page: units(shape.page()),
-        half_layer: units(shape.half_layer()),
-        head: units(shape.head()),
+        page: units(whole.page()),
+        half_layer: [whole, near].map(|shape| units(shape.half_layer())),
+        head: [whole, near].map(|shape| units(shape.head())),
         state_unit: of_state(DeltaUnit::floats),
         state_rows: of_state(|unit| SEAL_EVERY * unit.row()),
     }

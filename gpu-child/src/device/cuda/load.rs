@@ -64,6 +64,7 @@ pub fn load(
     let layout = KvLayout::of(config, &options.load);
     let largest = Largest {
         tokens: options.load.batch_tokens(),
+        sequences: options.max_sequences.max(1) as usize,
         sequence_tokens,
         groups: page_groups(&layout),
     };
@@ -137,32 +138,15 @@ fn assemble(rank: Rank, module: &Module) -> Result<CudaExecutor, Fault> {
 /// `shared_bytes` is the maximum shared memory per block.
 fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fault> {
     let refuse = |message: String| Err(Fault::ModelLoad { message });
-    let experts = config.experts.as_ref();
-    for (is_needed, feature) in [
-        (
-            config.near_heads.is_some(),
-            "other heads in layers with a window",
-        ),
-        (config.normalizes_values, "norms of values"),
-        (config.logit_cap.is_some(), "soft-capped logits"),
-        (
-            experts.is_some_and(|experts| experts.beside_dense),
-            "a dense part beside experts",
-        ),
-    ] {
-        if is_needed {
-            return refuse(format!(
-                "{feature} ({}): not supported on CUDA; --device cpu serves such a model",
-                config.architecture.name()
-            ));
-        }
-    }
     mixers::check(config, shared_bytes).or_else(refuse)?;
     let mut widths = vec![("embedding", config.n_embd)];
     match &config.experts {
         None => widths.push(("feed-forward", config.n_ff)),
         Some(experts) => {
             widths.push(("expert", experts.n_ff));
+            if experts.beside_dense {
+                widths.push(("feed-forward", config.n_ff));
+            }
             widths.extend(experts.shared_n_ff.map(|width| ("shared expert", width)));
         }
     }
@@ -281,7 +265,7 @@ impl Placement<'_> {
             unsafe { upload(context, arena.at(vector.offset, vector.len), &values) }?;
         }
         tables.upload(context, &arena)?;
-        let total: u64 = self.matrices.iter().map(|(t, _)| t.data.len() as u64).sum();
+        let total: u64 = self.matrices.iter().map(|(t, _)| t.bytes() as u64).sum();
         let mut done = 0;
         pack(device, &arena, &self.matrices, file, &mut |bytes| {
             done += bytes;
@@ -348,23 +332,21 @@ mod tests {
     }
 
     #[test]
-    fn gemma_4_is_refused_by_each_feature() {
+    fn heads_and_widths_of_gemma_4_are_checked_for_both_kinds() {
         let bytes = tiny_gemma4_with_experts().build();
         let header = gguf::parse(&bytes).expect("a model");
-        let mut config = ModelConfig::from_gguf(&header, None).expect("a configuration");
-        let refused = |config: &ModelConfig| {
-            let refused = refuse_unsupported(config, SHARED_BYTES).expect_err("refused");
+        let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
+        let refused = |change: &dyn Fn(&mut ModelConfig)| {
+            let mut config = config.clone();
+            change(&mut config);
+            let refused = refuse_unsupported(&config, SHARED_BYTES).expect_err("refused");
             refused.to_string()
         };
-        assert!(refused(&config).contains("other heads in layers with a window (gemma4)"));
-        config.near_heads = None;
-        assert!(refused(&config).contains("norms of values"));
-        config.normalizes_values = false;
-        assert!(refused(&config).contains("soft-capped logits"));
-        config.logit_cap = None;
-        assert!(refused(&config).contains("a dense part beside experts"));
-        config.experts = None;
-        assert_eq!(refuse_unsupported(&config, SHARED_BYTES), Ok(()));
+        let near = refused(&|config| config.near_heads.as_mut().expect("heads").dim = 48);
+        assert!(near.contains("heads of 48 values"), "{near}");
+        let dense = refused(&|config| config.n_ff = 36);
+        assert!(dense.contains("a width of feed-forward of 36"), "{dense}");
     }
 
     #[test]

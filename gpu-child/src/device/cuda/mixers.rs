@@ -35,19 +35,17 @@ pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
     config.delta_net.as_ref().map_or(Ok(()), delta_net::check)
 }
 
-/// All layers have attention, and none has gates.
+/// All layers have attention, without gates and norms of values.
 #[must_use]
 pub fn are_plain(config: &ModelConfig) -> bool {
-    config.delta_net.is_none() && !config.gates_attention
+    config.delta_net.is_none() && !config.gates_attention && !config.normalizes_values
 }
 
 /// Columns of the widest outputs of a mixer, which its last product takes.
 #[must_use]
 pub fn outputs_width(config: &ModelConfig) -> usize {
     let net = config.delta_net.as_ref();
-    config
-        .heads_width()
-        .max(net.map_or(0, DeltaNetConfig::v_width))
+    attention::heads_width(config).max(net.map_or(0, DeltaNetConfig::v_width))
 }
 
 /// Weights that bound the outputs of a layer's mixer.
@@ -61,6 +59,14 @@ pub fn bounded(layer: &Layer) -> Bounded<'_> {
             Mixer::DeltaNet(_) => &[],
         },
     }
+}
+
+/// Bound of the outputs of a layer's mixer that does not depend on weights, if there is one.
+#[must_use]
+pub fn known_bound(config: &ModelConfig, index: usize) -> Option<f32> {
+    let attention = config.delta_net_of(index).is_none();
+    let bound = attention.then(|| attention::bound_of_normal_values(config, index));
+    bound.flatten()
 }
 
 /// Adds the output of a layer's mixer to the residual stream of all rows.
@@ -131,7 +137,7 @@ impl MixerPlan {
 
     #[must_use]
     pub fn has_wide_tiles(&self) -> bool {
-        !self.attention.wide_tiles().is_empty()
+        self.attention.has_wide_tiles()
     }
 
     /// Sizes that determine the grids of the mixers' launches, beside the numbers of rows and sequences.

@@ -6,6 +6,8 @@
 //!       └─ the expert that is shared ────────────────────────────────────┘
 //! ```
 //!
+//! In Gemma 4, router, experts and a dense unit beside them each have an input of their own, and the outputs norms.
+//!
 //! The choices of a row stay on the device. `kernels/cuda/experts.cuh` defines the order of additions, and
 //! [`experts`](super::experts) the ways to multiply.
 
@@ -22,7 +24,8 @@ use super::kernels::{Part, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
 use super::rank::Rank;
-use super::weights::{Experts, Layer, Linear, units};
+use super::weights::{Experts, Layer, Linear, Matrix, Vector, units};
+use crate::model::DenseBeside;
 use worker_orcd_ipc::Fault;
 
 /// Factor of the outputs of a clamped unit.
@@ -63,17 +66,60 @@ impl Rank {
             rows,
             way: kernels.way(&experts.unit, rows),
         };
-        let norm = RowArgs {
-            copy: room.norm,
-            copy_scale: room.norm_scale,
-            ..self.norm_arguments(rows, &layer.ffn_norm, Stage::GateUp.of(index))
-        };
-        mixture.choose(norm)?;
+        if let Some(beside) = &experts.beside {
+            return mixture.run_beside(layer, beside);
+        }
+        mixture.choose(mixture.norm_arguments(&layer.ffn_norm))?;
         mixture.multiply()
     }
 }
 
 impl Mixture<'_> {
+    /// Arguments for a norm of the stream's rows, which experts multiply.
+    fn norm_arguments(&self, weight: &Vector) -> RowArgs {
+        let stage = Stage::GateUp.of(self.index);
+        RowArgs {
+            copy: self.room.norm,
+            copy_scale: self.room.norm_scale,
+            ..self.rank.norm_arguments(self.rows, weight, stage)
+        }
+    }
+
+    /// Adds the outputs of experts and of the dense unit beside them ([`DenseBeside`]).
+    fn run_beside(&self, layer: &Layer, beside: &DenseBeside<Matrix, Vector>) -> Result<(), Fault> {
+        let (rank, rows, room) = (self.rank, self.rows, &self.room);
+        let (n_embd, buffers) = (rank.config.n_embd, &rank.scratch.buffers);
+        let stage = Stage::GateUp.of(self.index);
+        let norm = |weight| rank.norm_arguments(rows, weight, stage);
+        rank.make_input(&rank.ops.rmsnorm, &norm(&layer.ffn_norm))?;
+        let dense = Output::stored(room.shared, n_embd);
+        rank.gated_unit(rows, (self.index, &beside.unit), stage, dense)?;
+        rank.make_input(&rank.ops.rmsnorm, &norm(&beside.router_scale))?;
+        let logits = Output::stored(room.logits, self.experts.config.logits());
+        rank.project(rows, &[self.experts.router], n_embd, logits)?;
+        // SAFETY: logits of every row were launched before; the room holds every row of a batch.
+        unsafe { self.kernels.route(&rank.context, &self.route_arguments()) }?;
+        rank.make_input(
+            &rank.ops.rmsnorm,
+            &self.norm_arguments(&beside.experts_norm),
+        )?;
+        self.multiply()?;
+
+        // The two norms are added in `ff`, which is free here.
+        let next = Stage::Qkv.of(self.index + 1);
+        let to_sum = |input, weight| RowArgs {
+            weight: rank.weights.vector(weight),
+            plain: buffers.ff,
+            ..rank.row_arguments(rows, input, n_embd, next)
+        };
+        let of_dense = to_sum(room.shared, &beside.post_norm);
+        rank.make_input(&rank.ops.rmsnorm, &of_dense)?;
+        let of_experts = to_sum(room.sums, &beside.experts_post_norm);
+        rank.make_input(&rank.ops.add_norm, &of_experts)?;
+        let factor = rank.output_scales[self.index];
+        rank.add_norm(rows, layer.ffn_post_norm.as_ref(), factor, next)
+    }
+
     /// Computes the norm, the router's choices and the output of the shared expert.
     fn choose(&self, norm: RowArgs) -> Result<(), Fault> {
         let (rank, room, config) = (self.rank, &self.room, &self.experts.config);
@@ -107,6 +153,7 @@ impl Mixture<'_> {
 
     fn route_arguments(&self) -> RouteArgs {
         let (room, config) = (&self.room, &self.experts.config);
+        let scales = self.experts.output_scales.as_ref();
         RouteArgs {
             logits: room.logits,
             to: room.routing,
@@ -117,7 +164,12 @@ impl Mixture<'_> {
             weighing: config.weighing as i32,
             share_rows: self.way.share_rows() as i32,
             place_group: self.way.place_group() as i32,
-            unused: 0,
+            factor: match self.experts.beside {
+                // That of the router's input.
+                Some(_) => 1.0 / (self.rank.config.n_embd as f32).sqrt(),
+                None => 1.0,
+            },
+            scales: self.rank.weights.optional_vector(scales),
         }
     }
 
@@ -297,11 +349,16 @@ impl Mixture<'_> {
                 None => DevicePtr::NULL,
             },
             logits: room.logits,
-            x: rank.scratch.buffers.x,
+            x: match self.experts.beside {
+                Some(_) => room.sums,
+                None => rank.scratch.buffers.x,
+            },
             stride: config.logits() as i32,
             experts: config.count as i32,
             used: config.used as i32,
             n_embd: rank.config.n_embd as i32,
+            stores: i32::from(self.experts.beside.is_some()),
+            unused: 0,
         }
     }
 }

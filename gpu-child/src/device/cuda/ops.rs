@@ -1,7 +1,9 @@
 //! Kernels around the mixers and the products.
 
 use super::headers::constant;
-use super::kernels::{ArgmaxArgs, EmbedArgs, Geometry, Kernel, Module, RowArgs, ScatterInputsArgs};
+use super::kernels::{
+    ArgmaxArgs, EmbedArgs, Geometry, Kernel, Module, RowArgs, ScatterInputsArgs, SoftcapArgs,
+};
 use super::weights::units;
 use worker_orcd_ipc::Fault;
 
@@ -16,6 +18,7 @@ pub struct Ops {
     pub scale_bounded_rows: Kernel<RowArgs>,
     pub glu_bounded_rows: Kernel<RowArgs>,
     pub add_norm: Kernel<RowArgs>,
+    pub softcap: Kernel<SoftcapArgs>,
     pub argmax: Kernel<ArgmaxArgs>,
 }
 
@@ -35,6 +38,7 @@ impl Ops {
                 scale_bounded_rows: module.kernel("scale_bounded_rows")?.overlapping(),
                 glu_bounded_rows: module.kernel("glu_bounded_rows")?.overlapping(),
                 add_norm: module.kernel("add_norm")?.overlapping(),
+                softcap: module.kernel("softcap")?.overlapping(),
                 argmax: module.kernel("argmax")?.overlapping(),
             })
         }

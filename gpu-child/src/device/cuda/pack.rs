@@ -28,7 +28,7 @@ const THREADS: u32 = 256;
 /// Bytes of the file on the device that wait to be packed.
 #[must_use]
 pub fn staging_bytes(matrices: &Matrices<'_>) -> usize {
-    let all: usize = matrices.iter().map(|(tensor, _)| tensor.data.len()).sum();
+    let all: usize = matrices.iter().map(|(tensor, _)| tensor.bytes()).sum();
     let tile = |(tensor, _): &(TensorView<'_>, Matrix)| TILE_ROWS * tensor.row_bytes();
     let longest = matrices.iter().map(tile).max().unwrap_or_default();
     let share = all / (PARTS_OF_MATRICES * MAX_READERS * BUFFERS);
@@ -76,7 +76,7 @@ pub fn pack(
     })
 }
 
-/// Whole tiles of a matrix.
+/// Whole tiles of a matrix, consecutive in the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Chunk<'a> {
     bytes: &'a [u8],
@@ -92,19 +92,25 @@ fn chunks_of<'a>(
 ) -> Vec<Chunk<'a>> {
     let row_bytes = tensor.row_bytes();
     let tiles_at_once = chunk_bytes / (TILE_ROWS * row_bytes);
-    let data = tensor.data;
-    let chunk = |first_tile: usize| {
-        let first = first_tile * TILE_ROWS;
-        let rows = (matrix.rows - first).min(tiles_at_once * TILE_ROWS);
+    // Rows of a run are those of one expert, and whole tiles (`load`'s check of widths).
+    let run = tensor.runs.map_or(matrix.rows, |runs| runs.rows);
+    let chunk = |first: usize, end: usize| {
+        let rows = (end - first).min(tiles_at_once * TILE_ROWS);
+        let part = tensor.row_range(first, rows).expect("rows of one run");
         Chunk {
-            bytes: &data[first * row_bytes..][..rows * row_bytes],
+            bytes: part.data,
             matrix,
-            first_tile,
+            first_tile: first / TILE_ROWS,
             rows,
         }
     };
-    let firsts = (0..matrix.tiles()).step_by(tiles_at_once);
-    firsts.map(chunk).collect()
+    let runs = (0..matrix.rows).step_by(run);
+    runs.flat_map(|start| {
+        let end = start + run;
+        let firsts = (start..end).step_by(tiles_at_once * TILE_ROWS);
+        firsts.map(move |first| chunk(first, end))
+    })
+    .collect()
 }
 
 struct Packer<'a> {

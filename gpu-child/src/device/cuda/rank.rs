@@ -9,10 +9,11 @@ use super::experts::Experts;
 use super::kernels::Module;
 use super::kv::KvCache;
 use super::matmul::Matmul;
+use super::memory::read;
 use super::mixers::Mixers;
 use super::ops::Ops;
 use super::scratch::Scratch;
-use super::weights::Weights;
+use super::weights::{Layer, Weights};
 use crate::model::{FeedForward, GatedUnit, ModelConfig};
 use worker_orcd_ipc::Fault;
 
@@ -21,6 +22,8 @@ pub struct Rank {
     pub config: ModelConfig,
     pub weights: Weights,
     pub powers: Powers,
+    /// Factor of the residual stream behind each layer.
+    pub output_scales: Vec<f32>,
     pub kv: KvCache,
     pub scratch: Scratch,
     pub ops: Ops,
@@ -65,6 +68,7 @@ impl Rank {
             matmul: Matmul::load(&context, module, types)?,
             experts,
             powers: Powers::find(&context, module, config, &weights)?,
+            output_scales: output_scales(&context, &weights)?,
             weights,
             kv,
             scratch,
@@ -92,4 +96,21 @@ impl Rank {
             experts.use_portable();
         }
     }
+}
+
+/// Factors of the residual stream behind the layers of a loaded model. The launch of the norm behind a feed-forward part
+/// multiplies by them.
+fn output_scales(context: &Context, weights: &Weights) -> Result<Vec<f32>, Fault> {
+    let factor = |layer: &Layer| {
+        match (&layer.output_scale, &layer.ffn_post_norm) {
+        (None, _) => Ok(1.0),
+        // SAFETY: a vector of one value.
+        (Some(scale), Some(_)) => Ok(unsafe { read(context, weights.vector(scale), 1) }?[0]),
+        (Some(_), None) => Err(Fault::ModelLoad {
+            message: "a factor of a layer's output without a norm in front of it is not supported on CUDA"
+                .to_owned(),
+        }),
+    }
+    };
+    weights.tensors.layers.iter().map(factor).collect()
 }

@@ -27,6 +27,7 @@ pub const ENOUGH_ROWS: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub struct Largest {
     pub tokens: usize,
+    pub sequences: usize,
     /// Tokens of a sequence.
     pub sequence_tokens: usize,
     pub groups: PageGroups,
@@ -74,8 +75,8 @@ impl Buffers {
         let (tokens, n_embd) = (largest.tokens, config.n_embd);
         // The dense feed-forward part, or the shared expert in a mixture of experts.
         let n_ff = match &config.experts {
-            Some(experts) => experts.shared_n_ff.unwrap_or(0),
-            None => config.n_ff,
+            Some(experts) if !experts.beside_dense => experts.shared_n_ff.unwrap_or(0),
+            Some(_) | None => config.n_ff,
         };
         // A packed layout has whole groups of eight rows.
         let packed_rows = tokens.next_multiple_of(8);

@@ -5,6 +5,7 @@
 //! for either.
 
 use super::CudaExecutor;
+use super::scratch::Largest;
 use crate::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
 use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
 
@@ -20,7 +21,11 @@ const TIMES: usize = 2;
 /// # Errors
 /// If the device fails.
 pub fn warm_up(executor: &mut CudaExecutor, sequence_tokens: usize) -> Result<(), Fault> {
-    let most = executor.rank.scratch.largest.tokens;
+    let Largest {
+        tokens: most,
+        sequences: most_sequences,
+        ..
+    } = executor.rank.scratch.largest;
     // Attention has another division of work at the start of a sequence than at its end.
     for tokens in PROMPTS
         .into_iter()
@@ -30,7 +35,8 @@ pub fn warm_up(executor: &mut CudaExecutor, sequence_tokens: usize) -> Result<()
             step(executor, 1, tokens, first)?;
         }
     }
-    for sequences in DECODING.into_iter().filter(|it| *it <= most) {
+    let most_sequences = most.min(most_sequences);
+    for sequences in DECODING.into_iter().filter(|it| *it <= most_sequences) {
         for first in [0, sequence_tokens - 1] {
             for _ in 0..TIMES {
                 step(executor, sequences, 1, first)?;

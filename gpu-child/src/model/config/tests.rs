@@ -52,7 +52,8 @@ fn each_architecture_is_read() {
 fn delta_nets_are_in_all_layers_but_every_other_one() {
     let config = config(&tiny_model(Architecture::Qwen35), None).unwrap();
     assert!(config.gates_attention);
-    assert_eq!((config.heads_width(), config.queries_width()), (64, 128));
+    let width = config.heads_of(0).width();
+    assert_eq!((width, config.queries_width_of(width)), (64, 128));
     let net = config.delta_net.expect("delta nets");
     assert_eq!(
         [0, 1, 2, 3].map(|layer| net.is_in(layer)),

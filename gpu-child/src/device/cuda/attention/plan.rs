@@ -8,7 +8,7 @@ use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::cuda::headers::constant;
 use crate::device::cuda::kv::PageGroups;
 use crate::device::{Batch, SequenceWork};
-use crate::model::ModelConfig;
+use crate::model::Heads;
 
 /// (token, query head) rows of a tensor-core step.
 const TILE_ROWS: usize = 16;
@@ -35,6 +35,21 @@ pub struct AttentionPlan {
     pub tables: Vec<Vec<i32>>,
     /// Start of each sequence in the tables.
     pub starts: Vec<i32>,
+    /// Tiles for each kind of heads.
+    pub heads: Vec<TilePlan>,
+}
+
+/// Heads of a kind of layers.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadKind {
+    pub heads: Heads,
+    /// Number of multiprocessors, if the heads have a kernel with wide tiles.
+    pub wide_on: Option<usize>,
+}
+
+/// Division of the rows of a step, for heads of one kind.
+#[derive(Debug, Default)]
+pub struct TilePlan {
     /// Tiles of few rows, then wide ones: those of the sequences with many rows, ordered by splits, the most last.
     pub tiles: Vec<Tile>,
     /// Number of tiles of few rows.
@@ -69,42 +84,79 @@ impl Narrow {
 }
 
 impl AttentionPlan {
-    /// On a device with wide tiles, `wide_on` is the number of multiprocessors.
-    ///
     /// # Panics
     /// If the batch violates its contract: a page table too short, or an empty sequence.
     #[must_use]
     pub fn new(
         batch: &Batch<'_>,
-        config: &ModelConfig,
+        kinds: impl IntoIterator<Item = HeadKind>,
         groups: PageGroups,
-        wide_on: Option<usize>,
     ) -> Self {
         let mut plan = Self {
             tables: vec![Vec::new(); groups.attention],
             starts: Vec::new(),
-            tiles: Vec::new(),
-            narrow_tiles: 0,
-            narrow: Narrow::default(),
+            heads: Vec::new(),
+        };
+        for work in batch.sequences {
+            plan.add_table(work, groups);
+        }
+        let tiles = kinds
+            .into_iter()
+            .map(|kind| TilePlan::new(batch, kind, &plan.starts, groups));
+        plan.heads = tiles.collect();
+        plan
+    }
+
+    /// Rounds the number of splits up, for a step with drafts.
+    pub fn round_splits(&mut self) {
+        for tiles in &mut self.heads {
+            tiles.splits = rounded(tiles.splits);
+        }
+    }
+
+    /// A kind of heads has tiles of many rows.
+    #[must_use]
+    pub fn has_wide_tiles(&self) -> bool {
+        self.heads.iter().any(|it| !it.wide_tiles().is_empty())
+    }
+
+    /// Adds the page table of a sequence.
+    fn add_table(&mut self, work: &SequenceWork<'_>, groups: PageGroups) {
+        let groups = groups.all();
+        self.starts.push(self.tables[0].len() as i32);
+        let pages = &work.pages[..blocks_of(work, groups) * groups];
+        for (group, table) in self.tables.iter_mut().enumerate() {
+            let pages = pages.iter().skip(group).step_by(groups);
+            table.extend(pages.map(|page| page.0 as i32));
+        }
+    }
+}
+
+impl TilePlan {
+    /// `starts`: of each sequence in the tables.
+    fn new(batch: &Batch<'_>, kind: HeadKind, starts: &[i32], groups: PageGroups) -> Self {
+        let HeadKind { heads, wide_on } = kind;
+        let mut plan = Self {
             splits: 1,
+            ..Self::default()
         };
         let has_wide = wide_on.is_some_and(|multiprocessors| {
-            let tiles = |work| rows_of(work, config).div_ceil(WIDE_ROWS);
-            let wide = batch.sequences.iter().filter(|it| is_wide(it, config));
-            let blocks = wide.map(tiles).sum::<usize>() * config.n_kv_heads;
+            let tiles = |work| rows_of(work, heads).div_ceil(WIDE_ROWS);
+            let wide = batch.sequences.iter().filter(|it| is_wide(it, heads));
+            let blocks = wide.map(tiles).sum::<usize>() * heads.kv_count;
             blocks * MULTIPROCESSORS_A_BLOCK >= multiprocessors
         });
         let mut wide_tiles = Vec::new();
         let mut row0 = 0;
-        for work in batch.sequences {
+        for (work, table) in batch.sequences.iter().zip(starts) {
             let tiles = Tiles {
                 row0,
-                rows: rows_of(work, config),
+                rows: rows_of(work, heads),
                 position0: work.first_position as usize,
-                table: plan.add_table(work, groups),
+                table: *table,
             };
             row0 += work.tokens.len();
-            if has_wide && is_wide(work, config) {
+            if has_wide && is_wide(work, heads) {
                 wide_tiles.extend(tiles.of(WIDE_ROWS));
                 continue;
             }
@@ -115,7 +167,7 @@ impl AttentionPlan {
             let blocks = blocks_of(work, groups.all());
             plan.splits = plan.splits.max(blocks.div_ceil(SPLIT_PAGES));
         }
-        let group = (config.n_heads / config.n_kv_heads) as i32;
+        let group = heads.group() as i32;
         wide_tiles
             .sort_by_key(|tile: &Tile| tile.position0 + (tile.first + tile.count - 1) / group);
         plan.narrow_tiles = plan.tiles.len();
@@ -127,24 +179,6 @@ impl AttentionPlan {
     pub fn wide_tiles(&self) -> &[Tile] {
         &self.tiles[self.narrow_tiles..]
     }
-
-    /// Rounds the number of splits up, for a step with drafts.
-    pub fn round_splits(&mut self) {
-        self.splits = rounded(self.splits);
-    }
-
-    /// Adds the page table of a sequence; returns its start.
-    fn add_table(&mut self, work: &SequenceWork<'_>, groups: PageGroups) -> usize {
-        let groups = groups.all();
-        let start = self.tables[0].len();
-        let pages = &work.pages[..blocks_of(work, groups) * groups];
-        for (group, table) in self.tables.iter_mut().enumerate() {
-            let pages = pages.iter().skip(group).step_by(groups);
-            table.extend(pages.map(|page| page.0 as i32));
-        }
-        self.starts.push(start as i32);
-        start
-    }
 }
 
 fn rounded(splits: usize) -> usize {
@@ -155,13 +189,13 @@ fn rounded(splits: usize) -> usize {
 }
 
 /// (token, query head) rows per sequence and key-value head.
-fn rows_of(work: &SequenceWork<'_>, config: &ModelConfig) -> usize {
-    work.tokens.len() * (config.n_heads / config.n_kv_heads)
+fn rows_of(work: &SequenceWork<'_>, heads: Heads) -> usize {
+    work.tokens.len() * heads.group()
 }
 
 /// The sequence uses wide tiles. A decoding sequence never does, however large its groups of heads.
-fn is_wide(work: &SequenceWork<'_>, config: &ModelConfig) -> bool {
-    work.tokens.len() > 1 && rows_of(work, config) >= ENOUGH_ROWS
+fn is_wide(work: &SequenceWork<'_>, heads: Heads) -> bool {
+    work.tokens.len() > 1 && rows_of(work, heads) >= ENOUGH_ROWS
 }
 
 /// Rows of a sequence to cut into tiles.
@@ -170,7 +204,7 @@ struct Tiles {
     row0: usize,
     rows: usize,
     position0: usize,
-    table: usize,
+    table: i32,
 }
 
 impl Tiles {
@@ -180,7 +214,7 @@ impl Tiles {
             first: first as i32,
             count: (self.rows - first).min(rows) as i32,
             position0: self.position0 as i32,
-            table: self.table as i32,
+            table: self.table,
         })
     }
 }

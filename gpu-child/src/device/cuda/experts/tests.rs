@@ -152,7 +152,8 @@ fn arguments(
         weighing: config.weighing as i32,
         share_rows: way.share_rows() as i32,
         place_group: way.place_group() as i32,
-        unused: 0,
+        factor: 1.0,
+        scales: DevicePtr::NULL,
     }
 }
 

@@ -2,50 +2,12 @@
 
 use super::*;
 use crate::device::PageId;
-use crate::model::{Architecture, Positions};
 use worker_orcd_ipc::{RequestId, TokenId};
-use worker_orcd_kernels::Activation;
-use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 
 const H200: Option<usize> = Some(132);
 const HEADS: usize = 28;
 const KV_HEADS: usize = 4;
 const GROUP: usize = HEADS / KV_HEADS;
-
-fn config() -> ModelConfig {
-    ModelConfig {
-        architecture: Architecture::Qwen2,
-        n_layers: 28,
-        n_mtp_layers: 0,
-        n_embd: 3584,
-        n_ff: 18_944,
-        experts: None,
-        n_heads: HEADS,
-        n_kv_heads: KV_HEADS,
-        head_dim: 128,
-        vocab_size: 1000,
-        context_length: 32_768,
-        norm_eps: 1e-6,
-        rope: Rope {
-            pairs: RopePairs::HalfOffset,
-            dims: 128,
-            base: 1e6,
-            scale: 1.0,
-            factors: None,
-            attn_factor: 1.0,
-        },
-        activation: Activation::Silu,
-        positions: Positions::default(),
-        attention_scale: 0.1,
-        embedding_scale: 1.0,
-        has_sinks: false,
-        gates_attention: false,
-        delta_net: None,
-        near_heads: None,
-        normalizes_values: false,
-        logit_cap: None,
-    }
-}
 
 /// Parts of a plan that the tests inspect.
 struct Seen {
@@ -76,7 +38,13 @@ fn plan(sequences: &[(usize, u32)], wide_on: Option<usize>) -> Seen {
         attention: 1,
         states: 0,
     };
-    let plan = AttentionPlan::new(&batch, &config(), groups, wide_on);
+    let heads = Heads {
+        count: HEADS,
+        kv_count: KV_HEADS,
+        dim: 128,
+    };
+    let plan = AttentionPlan::new(&batch, [HeadKind { heads, wide_on }], groups);
+    let plan = &plan.heads[0];
     Seen {
         tiles: plan.tiles[..plan.narrow_tiles].to_vec(),
         wide_tiles: plan.wide_tiles().to_vec(),
