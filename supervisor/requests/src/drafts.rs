@@ -1,7 +1,7 @@
 //! Drafts of an answer: how many were verified, and how many were accepted.
 //!
-//! A child reports drafts with the tokens of their step, and the log has both in one entry. So a step whose report is
-//! lost with a child or a supervisor counts in neither: its tokens are sampled again, behind new drafts. An accepted
+//! A child reports drafts with the tokens of their step, and the log has both in one entry. So a step counts in neither
+//! if its report is lost with a child or a supervisor: its tokens are sampled again, behind new drafts. An accepted
 //! draft is always a token of the answer.
 
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ impl Drafts {
         }
     }
 
-    /// The counts of an answer whose tokens behind the first `tokens` are lost.
+    /// Removes accepted drafts behind the first `tokens` tokens, which the answer has lost.
     pub(crate) fn cut(&mut self, tokens: usize) {
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let lost = self.accepted.saturating_sub(tokens);

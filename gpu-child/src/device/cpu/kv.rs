@@ -1,7 +1,7 @@
 //! The paged KV cache: an arena of pages, in which the keys of a layer of theirs are `[kv_head][head_dim][32]` and
 //! its values `[kv_head][32][head_dim]`; or units of [recurrent states](crate::device::common::states).
 //!
-//! Which page belongs to whom is the scheduler's business; this file only finds the bytes.
+//! The scheduler assigns pages to sequences; this file only finds the bytes.
 
 use super::memory::Arena;
 use super::pool::Disjoint;

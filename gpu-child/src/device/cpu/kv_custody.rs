@@ -22,7 +22,7 @@ const SEAL_EVERY: u32 = 2;
 
 #[derive(Debug, Default)]
 pub struct KvSharing {
-    /// Checksums that nobody has asked for yet.
+    /// Checksums that were not requested yet.
     seals: Vec<u128>,
     others: BTreeMap<Generation, File>,
 }

@@ -307,7 +307,7 @@ impl Usage {
         }
     }
 
-    /// Usage of an answer whose choices ended so.
+    /// Usage of an answer with these ends of its choices.
     pub(super) fn of_all(ends: &[requests::Completion], layout: Layout) -> Self {
         let tokens_out = ends.iter().map(|it| it.tokens_out);
         Self::whole(

@@ -209,7 +209,7 @@ struct Reader<'a> {
     root: &'a Value,
     /// Types of schemas, by address.
     known: HashMap<*const Value, Types>,
-    /// Schemas whose parameters were collected, by address.
+    /// Schemas with collected parameters, by address.
     collected: HashSet<*const Value>,
 }
 

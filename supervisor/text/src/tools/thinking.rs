@@ -27,7 +27,7 @@ pub(super) struct Thinking {
     tags: &'static Tags,
     /// The answer has text, behind which white space before a mark counts.
     has_text: bool,
-    /// The answer is within a call, whose strings may quote marks.
+    /// The answer is within a call: strings there may quote marks.
     is_in_call: bool,
 }
 
