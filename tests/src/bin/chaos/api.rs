@@ -205,7 +205,7 @@ fn message(data: Value) -> Told {
     }
 }
 
-/// Removes ids and times, which differ between answers, and the counts of cached tokens.
+/// Removes ids and times, which differ between answers, and the counts of cached tokens and of drafts.
 fn anonymous(mut value: Value) -> Value {
     hide(&mut value);
     value
@@ -221,7 +221,11 @@ fn hide(value: &mut Value) {
             for (name, field) in fields {
                 match name.as_str() {
                     "id" | "item_id" | "call_id" if field.is_string() => *field = json!("its own"),
-                    "created" | "created_at" | "completed_at" | "cached_tokens" => {
+                    "created"
+                    | "created_at"
+                    | "completed_at"
+                    | "cached_tokens"
+                    | "completion_tokens_details" => {
                         *field = json!("its own");
                     }
                     _ => hide(field),
