@@ -6,11 +6,11 @@
 //!
 //! A string stands between marks, without escapes, and does not contain one. Keys are bare. Other values are JSON. Members
 //! have the order in which the template of Gemma 4 writes them, which is that of Jinja's `dictsort`: a call that returns in
-//! the next prompt has the same tokens. A keyword that is not followed is an error, or ignored if the schema is lenient.
+//! the next prompt usually has the same tokens. A keyword that is not followed is an error, or ignored if the schema is lenient.
 
 use crate::error::GrammarError;
 use crate::inline::{JSON, SETTINGS};
-use crate::limits::{MAX_GRAMMAR_BYTES, MAX_LARK_LINES};
+use crate::limits::{MAX_GRAMMAR_BYTES, MAX_LARK_ALTERNATIVES, MAX_LARK_LINES};
 use crate::parameters::raw::Raw;
 use crate::rules::{Rules, quoted};
 use crate::schema::{self, escaped, wrong};
@@ -60,23 +60,21 @@ impl Types {
         self.0 & other.0 != 0
     }
 
+    const NAMES: [(&str, Self); 7] = [
+        ("object", Self::OBJECT),
+        ("array", Self::ARRAY),
+        ("string", Self::STRING),
+        ("integer", Self::INTEGER),
+        ("number", Self(8 | 16)),
+        ("boolean", Self::BOOLEAN),
+        ("null", Self::NULL),
+    ];
+
     /// Those that the keyword `type` names.
     fn of_keyword(types: &Value) -> Self {
-        names_of(types).into_iter().fold(Self(0), |types, name| {
-            Self(
-                types.0
-                    | match name {
-                        "object" => Self::OBJECT.0,
-                        "array" => Self::ARRAY.0,
-                        "string" => Self::STRING.0,
-                        "integer" => Self::INTEGER.0,
-                        "number" => Self::INTEGER.0 | Self::FRACTION.0,
-                        "boolean" => Self::BOOLEAN.0,
-                        "null" => Self::NULL.0,
-                        _ => 0,
-                    },
-            )
-        })
+        let named = names_of(types);
+        let named = Self::NAMES.iter().filter(|(name, _)| named.contains(name));
+        Self(named.fold(0, |all, (_, types)| all | types.0))
     }
 
     fn of_value(value: &Value) -> Self {
@@ -195,6 +193,13 @@ impl Writer<'_> {
         let listed = keywords.get("enum").and_then(Value::as_array);
         let listed = listed.map(Vec::as_slice);
         if let Some(values) = listed.or(keywords.get("const").map(std::slice::from_ref)) {
+            if values.len() > MAX_LARK_ALTERNATIVES {
+                let why = format!(
+                    "it lists {} values; at most {MAX_LARK_ALTERNATIVES} are compiled",
+                    values.len()
+                );
+                return Err(wrong(at, &why));
+            }
             return Ok(self.one_of(values, types));
         }
         self.typed(keywords, types, at, depth)
@@ -427,11 +432,7 @@ impl Writer<'_> {
         keywords: &Map<String, Value>,
         at: &str,
     ) -> Result<Option<String>, GrammarError> {
-        let own = keywords
-            .iter()
-            .filter(|(name, _)| OF_STRINGS.contains(&name.as_str()));
-        let own = own.map(|(name, value)| (name.clone(), value.clone()));
-        let own = Value::Object(own.collect());
+        let own = Value::Object(only(keywords, &OF_STRINGS));
         let text = Raw::new(self.root, self.is_lenient).text(&own, at)?;
         Ok(text.map(|text| self.between_marks(&text)))
     }
@@ -455,11 +456,7 @@ impl Writer<'_> {
     }
 
     fn number(&mut self, name: &str, keywords: &Map<String, Value>) -> String {
-        let own = keywords
-            .iter()
-            .filter(|(name, _)| OF_NUMBERS.contains(&name.as_str()));
-        let own = own.map(|(name, value)| (name.clone(), value.clone()));
-        let mut own: Map<String, Value> = own.collect();
+        let mut own = only(keywords, &OF_NUMBERS);
         own.insert("type".to_owned(), json!(name));
         own.insert(SETTINGS.to_owned(), json!({"lenient": self.is_lenient}));
         let own = Value::Object(own);
@@ -497,6 +494,16 @@ impl Writer<'_> {
             false => Ok(()),
         }
     }
+}
+
+/// The keywords with these names.
+fn only(keywords: &Map<String, Value>, names: &[&str]) -> Map<String, Value> {
+    let named = keywords
+        .iter()
+        .filter(|(name, _)| names.contains(&name.as_str()));
+    named
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 fn names_of(types: &Value) -> Vec<&str> {

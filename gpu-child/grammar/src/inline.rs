@@ -17,6 +17,12 @@ pub(crate) const JSON: &str = "%json";
 /// name.
 pub(crate) const ESCAPES: &str = "nrbtf\\\"";
 
+type Expansion = fn(&Value, &mut Rules) -> Result<String, GrammarError>;
+
+/// Keywords of tool calls, and what is written in place of each and the JSON behind it.
+const EXPANSIONS: [(&str, Expansion); 2] =
+    [(PARAMETERS, parameters::expanded), (DICT, dict::expanded)];
+
 /// Translates the schemas in a text.
 ///
 /// # Errors
@@ -37,21 +43,17 @@ pub(crate) fn followed(text: &str) -> Result<String, GrammarError> {
                 rest = &rest[length..];
                 continue;
             }
-            '%' if rest.starts_with(PARAMETERS) => {
-                rest = &rest[PARAMETERS.len()..];
-                let (given, length) = inline(rest, PARAMETERS)?;
-                out += &parameters::expanded(&given, &mut rules)?;
-                rest = &rest[length..];
-                continue;
+            other => {
+                let mut expansions = EXPANSIONS.iter();
+                if let Some((keyword, expanded)) = expansions.find(|it| rest.starts_with(it.0)) {
+                    rest = &rest[keyword.len()..];
+                    let (given, length) = inline(rest, keyword)?;
+                    out += &expanded(&given, &mut rules)?;
+                    rest = &rest[length..];
+                    continue;
+                }
+                other.len_utf8()
             }
-            '%' if rest.starts_with(DICT) => {
-                rest = &rest[DICT.len()..];
-                let (given, length) = inline(rest, DICT)?;
-                out += &dict::expanded(&given, &mut rules)?;
-                rest = &rest[length..];
-                continue;
-            }
-            other => other.len_utf8(),
         };
         out += &rest[..length];
         rest = &rest[length..];

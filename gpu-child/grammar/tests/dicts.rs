@@ -226,6 +226,12 @@ fn a_call_has_a_bounded_number_of_rules() {
     assert!(of(300).is_ok());
     let refused = of(5000).expect_err("too many").to_string();
     assert!(refused.contains("rules"), "{refused}");
+    let values: Vec<u32> = (0..5000).collect();
+    let listed = json!({"type": "object", "properties": {"a": {"enum": values}}});
+    let refused = compiler
+        .compile(&grammar(&listed, true))
+        .expect_err("too many");
+    assert!(refused.to_string().contains("5000 values"), "{refused}");
     let mut nested = json!({"type": "null"});
     for _ in 0..30 {
         nested = json!({"type": "object", "required": ["a", "b"], "additionalProperties": nested});

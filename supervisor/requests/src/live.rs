@@ -74,7 +74,7 @@ pub struct ServedBy {
 }
 
 /// Token in a report of a child.
-struct Said<'a> {
+struct Sampled<'a> {
     drawn: &'a Drawn,
     /// It is a draft that was accepted.
     is_draft: bool,
@@ -266,12 +266,12 @@ impl Requests {
             for (place, drawn) in tokens.iter().enumerate() {
                 let is_its =
                     |it: &&DrawnLogprobs| it.request == drawn.request && it.index == drawn.index;
-                let said = Said {
+                let sampled = Sampled {
                     drawn,
                     is_draft: drafts.is_some() && place > 0,
                     logprobs: logprobs.next_if(is_its).map(|it| &it.logprobs),
                 };
-                self.drawn(seat, said, &text, now)?;
+                self.drawn(seat, sampled, &text, now)?;
             }
         }
         if let Some(stray) = drafted.next() {
@@ -369,15 +369,15 @@ impl Requests {
     fn drawn(
         &mut self,
         seat: SeatId,
-        said: Said<'_>,
+        sampled: Sampled<'_>,
         text: &Arc<Text>,
         now: Instant,
     ) -> Result<(), Violation> {
-        let Said {
+        let Sampled {
             drawn: said,
             is_draft,
             logprobs,
-        } = said;
+        } = sampled;
         let request = said.request;
         let Some(live) = self.assigned.get_with(request, seat) else {
             if self.assigned.seat(seat).is_leaving(request) {

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_by_name() {
+    fn a_malformed_prediction_is_refused_by_name() {
         for (wrong, field) in [
             ("\"abc\"", "prediction"),
             ("{}", "prediction.type"),

@@ -70,7 +70,7 @@ fn a_draft_behind_a_stop_string_is_rejected() {
 }
 
 #[test]
-fn a_dead_child_costs_no_count() {
+fn counts_survive_a_death() {
     let mut journal = Journal::serving();
     let (id, mut stream) = journal.submit(request("job"));
     journal.commands();

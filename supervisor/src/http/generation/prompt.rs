@@ -17,6 +17,9 @@ use worker_orcd_text::template::TemplateSetting;
 use worker_orcd_text::tools::{ends_in_header, opens_thinking};
 use worker_orcd_text::{Conversation, Rendering, TemplateError, Undivided};
 
+/// Most tokens of a prediction: with its prompt, a request still fits a message to a child.
+const MAX_PREDICTED: usize = 1 << 20;
+
 impl App {
     /// Tokens of a prompt that fits. `truncate`: number of its last tokens that are kept.
     pub(super) async fn prepare(
@@ -94,7 +97,8 @@ impl App {
         tokens.map_err(|it| ApiError::invalid_field(field, Constraint::Length, it.to_string()))
     }
 
-    /// Tokens of the text that an answer is expected to resemble, at most as many as a prompt may have. Without drafts they
+    /// Tokens of the text that an answer is expected to resemble, at most as many as a prompt may have and
+    /// [`MAX_PREDICTED`]. Without drafts they
     /// would have no use, and there are none. A text that cannot be tokenized is no reason to refuse a request: its answer
     /// is the same without.
     pub(super) async fn predict(
@@ -107,7 +111,7 @@ impl App {
         };
         let tokens = self.tokens_alone(model, text, "prediction.content").await;
         let mut tokens = tokens.unwrap_or_default();
-        tokens.truncate(self.longest_prompt(model) as usize);
+        tokens.truncate(MAX_PREDICTED.min(self.longest_prompt(model) as usize));
         tokens.into()
     }
 

@@ -141,7 +141,7 @@ impl Thinking {
         let held = self.lookout.take();
         let (space, state) = match held.strip_suffix(open) {
             Some(space) => (space, State::Opened),
-            None => (held.trim_end_matches(close), State::Answers),
+            None => (held.strip_suffix(close).unwrap_or(&held), State::Answers),
         };
         if self.has_text {
             answer(space, out);
