@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 use worker_orcd_tests::bench::siege::{Told, send};
-use worker_orcd_tests::hostile_grammars::siege;
+use worker_orcd_tests::hostile_grammars::{hostile, siege};
 use worker_orcd_tests::process::{self, Thread};
 use worker_orcd_tests::{Client, Worker, wait};
 
@@ -189,25 +189,32 @@ fn endless() -> Value {
 }
 
 #[test]
-fn a_grammar_that_takes_too_long_is_known_when_its_client_comes_back() {
+fn a_grammar_that_cannot_be_checked_is_known_when_its_client_comes_back() {
     let _turn = alone();
     let worker = Worker::shallow().start();
     let client = worker.client();
-    let body = held(endless(), 2);
-    let ask = || {
-        client
-            .try_request("POST", COMPLETIONS, &[], &body)
-            .expect("an answer")
-    };
-    let refusal = wait::until("a refusal", || Some(ask()).filter(|it| it.status != 429));
-    assert_eq!(refusal.status, 400, "{}", refusal.text());
-    assert!(
-        refusal.text().contains("ms of processor time"),
-        "{}",
-        refusal.text()
-    );
-    let tries = || worker.log.events("interpreter_ended").len();
-    let before = tries();
-    assert_eq!(ask().json()["error"], refusal.json()["error"]);
-    assert_eq!(tries(), before, "it was tried again");
+    let (_, nested) = hostile()
+        .into_iter()
+        .find(|(name, _)| *name == "a chain")
+        .expect("a grammar of this name");
+    let cases = [
+        (endless(), "ms of processor time"),
+        (nested, "nesting too deep"),
+    ];
+    for (grammar, reason) in cases {
+        let body = held(grammar, 2);
+        let ask = || {
+            client
+                .try_request("POST", COMPLETIONS, &[], &body)
+                .expect("an answer")
+        };
+        let refusal = wait::until("a refusal", || Some(ask()).filter(|it| it.status != 429));
+        let text = refusal.text();
+        assert_eq!(refusal.status, 400, "{text}");
+        assert!(text.contains(reason), "{text}");
+        let checks = || worker.log.events("interpreter_ended").len();
+        let before = checks();
+        assert_eq!(ask().json()["error"], refusal.json()["error"]);
+        assert_eq!(checks(), before, "the grammar was checked again");
+    }
 }

@@ -240,9 +240,11 @@ impl Shared {
         while let Some(pending) = self.next() {
             let found = prepared.and_then(|()| {
                 let answer = keeper.ask(vocabulary, &pending.order);
-                // A death or a delay may be the machine's fault, so it is not cached.
-                let is_final =
-                    matches!(answer, Ok(Answer::Checked(_)) | Err(OrderError::Costly(_)));
+                // What may be the machine's fault is not cached.
+                let is_final = match &answer {
+                    Ok(answer) => matches!(answer, Answer::Checked(_)),
+                    Err(failure) => failure.is_of_the_order(),
+                };
                 let found = of_answer(answer);
                 if is_final {
                     self.state.lock().known.keep(pending.digest, &found);

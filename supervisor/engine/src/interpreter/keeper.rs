@@ -150,6 +150,18 @@ pub(super) enum OrderError {
     Answered(Answer),
 }
 
+impl OrderError {
+    /// Whether the order fails in the same way on any machine: it costs too much, or ended two processes by a fault of their
+    /// own. A kernel that is short of memory sends SIGKILL, so that signal is no proof.
+    pub(super) fn is_of_the_order(&self) -> bool {
+        match self {
+            Self::Costly(_) => true,
+            Self::Died(status) => status.signal() != Some(Signal::SIGKILL as i32),
+            _ => false,
+        }
+    }
+}
+
 fn in_words(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("signal {signal}"),
