@@ -1,11 +1,11 @@
 //! Speed of the CUDA device, without scheduler, socket or tokenizer.
 //!
-//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m|30b-a3b|gpt-oss-20b] [F16|Q8_0|...] \
+//!     cargo run --release --example cuda_speed -- [SHAPE] [F16|Q8_0|...] \
 //!         [decode|prompt|all][=N,...][@CONTEXT,...] [greedy|plain|top_k|top_p|both|penalties] [layers=N] [chunk=N] [rounds=N] \
 //!         [drafts=N,...] [accepted=P] [graphs=1,0]
 //!
-//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B or gpt-oss-20b, all layers or
-//! the first N. The bytes of experts that a step reads are estimated for uniform choices of its tokens. Decode: 32
+//! Random weights in the shape of a model (`0.5b`, the default, `7b`, `135m`, `30b-a3b`, `gpt-oss-20b`, `qwen3.6-27b`, `qwen3.6-35b-a3b`,
+//! `gemma4-31b`, `gemma4-26b-a4b`: `shared/shapes.rs`), all layers or the first N. The bytes of experts that a step reads are estimated for uniform choices of its tokens. Decode: 32
 //! steps of a batch after CONTEXT positions (default 128), each launched after another in flight (and the median
 //! synchronous step); prompts: the median of several, in chunks of N tokens (default 1,280). Each is measured
 //! once, or N times. Every step draws (default: greedy), so its time includes the transfers to the host and
@@ -139,13 +139,17 @@ fn main() -> Result<(), BoxError> {
     let positions = positions.chain(prompts.iter().copied()).max();
     let halves = 2 * config.n_layers * config.n_kv_heads * config.head_dim;
     let longest = prompts.iter().copied().chain([per_sequence, 2048]).max();
+    // Their pages hold states, or keys and values of two kinds of heads, whose sizes the device computes: they get the rest of the memory.
+    let has_large_pages = config.delta_net.is_some() || config.near_heads.is_some();
     let mut model = support::Model::random_tied(config, shapes::types(shape, ty));
-    model.has_head_norms = shape == "30b-a3b";
+    model.has_head_norms = has_large_pages || shape == "30b-a3b";
+    model.has_post_norms = shape.starts_with("gemma");
     let options = CudaOptions {
         memory_permille: 900,
         max_sequences: chunk as u32,
         load: LoadOptions {
-            kv_cache_bytes: Some((2 * positions.unwrap_or(0) * halves).max(4 << 30) as u64),
+            kv_cache_bytes: (!has_large_pages)
+                .then_some((2 * positions.unwrap_or(0) * halves).max(4 << 30) as u64),
             max_batch_tokens: chunk as u32,
             max_sequence_tokens: longest.unwrap_or(0) as u32,
             role: worker_orcd_ipc::Role::Active,

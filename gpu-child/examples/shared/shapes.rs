@@ -1,14 +1,18 @@
 //! Models for speed measurements: real shapes, random weights.
 
-use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig, Positions, Window};
+use worker_orcd_gpu::model::{
+    Architecture, DeltaNetConfig, ExpertsConfig, Heads, ModelConfig, Positions, Window,
+};
 use worker_orcd_ipc::Sampling;
+use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::{Activation, TensorType, Weighing};
 
 /// Any error, for the mains of the examples.
 pub type BoxError = Box<dyn std::error::Error>;
 
-/// The shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B, gpt-oss-20b.
+/// The shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M, Qwen3-30B-A3B, gpt-oss-20b, Qwen3.6-27B, Qwen3.6-35B-A3B, Gemma 4 31B and
+/// Gemma 4 26B-A4B.
 pub fn config(shape: &str) -> Result<ModelConfig, String> {
     let (n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, vocab_size) = match shape {
         "0.5b" => (24, 896, 4864, 14, 2, 64, 151_936),
@@ -16,6 +20,10 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         "135m" => (30, 576, 1536, 9, 3, 64, 49_152),
         "30b-a3b" => (48, 2048, 6144, 32, 4, 128, 151_936),
         "gpt-oss-20b" => (24, 2880, 2880, 64, 8, 64, 201_088),
+        "qwen3.6-27b" => (64, 5120, 17_408, 24, 4, 256, 248_320),
+        "qwen3.6-35b-a3b" => (40, 2048, 5632, 16, 2, 256, 248_320),
+        "gemma4-31b" => (60, 5376, 21_504, 32, 4, 512, 262_144),
+        "gemma4-26b-a4b" => (30, 2816, 2112, 16, 2, 512, 262_144),
         _ => return Err(format!("no such shape: {shape}")),
     };
     let plain = ModelConfig {
@@ -87,8 +95,93 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
             },
             ..plain
         },
+        "qwen3.6-27b" => of_delta_nets(plain, 48),
+        "qwen3.6-35b-a3b" => ModelConfig {
+            architecture: Architecture::Qwen35Moe,
+            experts: Some(ExpertsConfig {
+                count: 256,
+                used: 8,
+                n_ff: 512,
+                shared_n_ff: Some(512),
+                weighing: Weighing::Renormalized,
+                has_biases: false,
+                beside_dense: false,
+            }),
+            ..of_delta_nets(plain, 32)
+        },
+        "gemma4-31b" => like_gemma4(plain, 16),
+        "gemma4-26b-a4b" => ModelConfig {
+            experts: Some(ExpertsConfig {
+                count: 128,
+                used: 8,
+                n_ff: 704,
+                shared_n_ff: None,
+                weighing: Weighing::Renormalized,
+                has_biases: false,
+                beside_dense: true,
+            }),
+            ..like_gemma4(plain, 8)
+        },
         _ => plain,
     })
+}
+
+/// Three of four layers are delta nets with this number of heads of values.
+fn of_delta_nets(plain: ModelConfig, v_heads: usize) -> ModelConfig {
+    ModelConfig {
+        architecture: Architecture::Qwen35,
+        gates_attention: true,
+        delta_net: Some(DeltaNetConfig {
+            attention_every: 4,
+            kernel: 4,
+            head_dim: 128,
+            k_heads: 16,
+            v_heads,
+            order: HeadOrder::Tiled,
+        }),
+        rope: Rope {
+            dims: 64,
+            ..plain.rope
+        },
+        ..plain
+    }
+}
+
+/// Five of six layers have a window, and this number of heads of keys and values of 256 values.
+fn like_gemma4(plain: ModelConfig, kv_count: usize) -> ModelConfig {
+    let near = Rope {
+        dims: 256,
+        base: 1e4,
+        ..plain.rope.clone()
+    };
+    let pairs = plain.head_dim / 2;
+    let factor = |pair| if pair < pairs / 4 { 1.0 } else { 1e30 };
+    ModelConfig {
+        architecture: Architecture::Gemma4,
+        positions: Positions {
+            window: Some(Window {
+                positions: 1024,
+                whole_every: Some(6),
+                rope: Some(near),
+            }),
+            ..Positions::default()
+        },
+        rope: Rope {
+            factors: Some((0..pairs).map(factor).collect()),
+            ..plain.rope
+        },
+        near_heads: Some(Heads {
+            count: plain.n_heads,
+            kv_count,
+            dim: 256,
+        }),
+        attention_scale: 1.0,
+        embedding_scale: (plain.n_embd as f32).sqrt(),
+        activation: Activation::Gelu,
+        normalizes_values: true,
+        logit_cap: Some(30.0),
+        ..plain
+    }
 }
 
 /// Types of a model's matrices, in the order of the tests' models: Q, K, V, output of attention, gate, up, down,
