@@ -29,7 +29,6 @@ template <int HD, int WARPS> struct BlockPartials {
     }
 };
 
-constexpr int LARGE_HEAD = 256;
 
 // All splits of a unit, one after the other by the block's four warps.
 template <int HD> DEVICE void attention_in_turn(const AttentionArgs& a) {
@@ -144,18 +143,26 @@ struct MergeArgs {
 };
 LAYOUT(MergeArgs, 112, AT(attention, 0) AT(rows, 96) AT(n_rows, 104) AT(head_dim, 108))
 
-extern "C" __global__ void __launch_bounds__(128)
-attention_merge(const __grid_constant__ MergeArgs m) {
-    launch_dependents();
-    grid_dependency_wait();
+template <int MOST> DEVICE void merge_head(const MergeArgs& m) {
     int64_t at = int64_t(blockIdx.x) * 4 + threadIdx.x / 32;
     if (at >= int64_t(m.n_rows) * m.attention.heads) return;
     int position = m.rows[at / m.attention.heads].position;
-    int first = first_split(m.attention, position);
     auto keep = [&](int i, float v) { m.attention.out[at * m.head_dim + i] = v; };
-    if (m.head_dim < LARGE_HEAD) merge_splits<LARGE_HEAD / 2>(m.attention, at, first, position, m.head_dim, keep);
-    else if (m.head_dim == LARGE_HEAD) merge_splits<LARGE_HEAD>(m.attention, at, first, position, m.head_dim, keep);
-    else merge_splits<MAX_HEAD>(m.attention, at, first, position, m.head_dim, keep);
+    merge_splits<MOST>(m.attention, at, first_split(m.attention, position), position, m.head_dim, keep);
+}
+
+extern "C" __global__ void __launch_bounds__(128) attention_merge(const __grid_constant__ MergeArgs m) {
+    launch_dependents();
+    grid_dependency_wait();
+    if (m.head_dim < LARGE_HEAD) merge_head<LARGE_HEAD / 2>(m);
+    else merge_head<LARGE_HEAD>(m);
+}
+
+// Of heads that are larger than LARGE_HEAD, which need more registers.
+extern "C" __global__ void __launch_bounds__(128) attention_merge_largest(const __grid_constant__ MergeArgs m) {
+    launch_dependents();
+    grid_dependency_wait();
+    merge_head<MAX_HEAD>(m);
 }
 
 // `together`: a block a unit, with as many warps as shared memory and the columns of a row are enough for

@@ -11,6 +11,8 @@
 
 constexpr int PAGE = 32;
 constexpr int MAX_HEAD = 512;
+// Columns of a head from which on it exceeds the registers of a warp.
+constexpr int LARGE_HEAD = 256;
 // Halves of a piece: dims of a key, or positions of a value's dim, that lie behind each other.
 constexpr int PIECE = 8;
 

@@ -45,9 +45,10 @@ DEVICE void store_eight(const RowArgs& a, int row, int k, const Eight& y, float 
 }
 
 // The units of this warp are warp, warp + warps, ...: `each(k, slot)` is called for each; the slot is
-// KEEP for those that have no registers.
-template <typename Each> DEVICE void lane_columns(int units, const LanePlace& place, const Each& each) {
+// KEEP for those that have no registers. SPREAD: over the warps of all blocks of a row (gridDim.y).
+template <bool SPREAD = false, typename Each> DEVICE void lane_columns(int units, const LanePlace& place, const Each& each) {
     int warps = blockDim.x >> 5, unit = threadIdx.x >> 5;
+    if (SPREAD) unit += blockIdx.y * warps, warps *= gridDim.y;
 #pragma unroll
     for (int i = 0; i < KEEP; i++, unit += warps)
         if (unit < units) each(UNIT * unit + place.column, i);
@@ -66,13 +67,14 @@ DEVICE float row_max(float v, const LanePlace& place, float (*smem)[MAX_ROW_THRE
 }
 
 // The rest of a row's way: scale, F16, memory. `make(k)` gives columns that are not in `kept`; all of
-// them are finished but for the scale, which is `up` where they are BOUNDED.
+// them are finished but for the scale, which is `up` where they are BOUNDED. Then no column waits for another, so a row may have
+// several blocks.
 template <bool BOUNDED = false, typename Make>
 DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const Eight (&kept)[KEEP],
                       const Make& make) {
     __shared__ float smem[2][MAX_ROW_THREADS / 32];
     float max = 0.0f;
-    lane_columns(a.units, place, [&](int k, int slot) {
+    lane_columns<BOUNDED>(a.units, place, [&](int k, int slot) {
         Eight y = slot < KEEP ? kept[slot] : make(k);
         max = fmaxf(max, fmaxf(largest(y.low), largest(y.high)));
         if (!a.plain || row >= a.rows) return;
@@ -88,7 +90,7 @@ DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const E
         a.scale[row] = scale;
         if (a.copy) a.copy_scale[row] = scale;
     }
-    lane_columns(a.units, place, [&](int k, int slot) {
+    lane_columns<BOUNDED>(a.units, place, [&](int k, int slot) {
         store_eight(a, row, k, slot < KEEP ? kept[slot] : make(k), down);
     });
 }
@@ -183,7 +185,7 @@ template <bool BOUNDED, typename Make> DEVICE void scale_and_write(const RowArgs
     int row = 2 * blockIdx.x + place.row;
     const float* x = a.input + int64_t(min(row, a.rows - 1)) * a.in_stride;
     Eight kept[KEEP];
-    lane_columns(a.units, place, [&](int k, int slot) {
+    lane_columns<BOUNDED>(a.units, place, [&](int k, int slot) {
         if (slot < KEEP) kept[slot] = make(x, k);
     });
     write_row<BOUNDED>(a, row, place, kept, [&](int k) { return make(x, k); });

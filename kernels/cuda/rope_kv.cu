@@ -23,11 +23,11 @@ struct RopeRowsArgs {
 LAYOUT(RopeRowsArgs, 128, AT(rope, 0) AT(per_query, 112) AT(clears, 116) AT(keys_are_values, 120) AT(normalizes_values, 124))
 
 // Head `h` of a row, in the order of queries, keys and values.
-DEVICE const float* head_at(const RopeRowsArgs& args, int row, int h) {
+template <bool OF_VALUES> DEVICE const float* head_at(const RopeRowsArgs& args, int row, int h) {
     const RopeArgs& a = args.rope;
     const int queries = a.heads * args.per_query, width = queries + 2 * a.kv_heads;
     int place = h < a.heads ? h * args.per_query : queries + h - a.heads;
-    if (args.keys_are_values && h >= a.heads + a.kv_heads) place -= a.kv_heads;
+    if (OF_VALUES && args.keys_are_values && h >= a.heads + a.kv_heads) place -= a.kv_heads;
     return a.qkv + (int64_t(row) * width + place) * a.head_dim;
 }
 
@@ -61,23 +61,25 @@ constexpr int ROPE_THREADS = 256;
 
 // The grid is (rows, parts of a row). Without norms of heads no column needs more than its pair, so each
 // thread takes one pair of any head and none waits for another.
-extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_constant__ RopeRowsArgs args) {
-    __shared__ float heads[8][MAX_HEAD];
+//
+// LARGEST: columns of a head, at most. OF_VALUES: values may be what was projected as keys, or have norms.
+template <int LARGEST, bool OF_VALUES> DEVICE void rope_rows(const RopeRowsArgs& args) {
+    __shared__ float heads[8][LARGEST];
     const RopeArgs& a = args.rope;
     launch_dependents();
     grid_dependency_wait();
     int row = blockIdx.x, n_heads = a.heads + 2 * a.kv_heads;
     const Row r = a.rows[row];
     const int slot = r.position % PAGE, end = end_of_slots(args, row);
-    if (a.q_norm || a.k_norm || args.normalizes_values) {
+    if (a.q_norm || a.k_norm || (OF_VALUES && args.normalizes_values)) {
         int warp = threadIdx.x / 32, warps = 8 * gridDim.y;
         for (int h = 8 * blockIdx.y + warp; h < n_heads; h += warps) {
-            const float* from = head_at(args, row, h);
+            const float* from = head_at<OF_VALUES>(args, row, h);
             for (int i = threadIdx.x & 31; i < a.head_dim; i += 32) heads[warp][i] = from[i];
             __syncwarp();
             rope_head(a, heads[warp], row, h);
             if (h < a.heads) continue;
-            if (args.normalizes_values && h >= a.heads + a.kv_heads) normalize_value(a, heads[warp]);
+            if (OF_VALUES && args.normalizes_values && h >= a.heads + a.kv_heads) normalize_value(a, heads[warp]);
             append_kv(a, heads[warp], row, h);
             if (end == slot + 1) continue;
             const int page = a.kv.tables[r.table + r.position / PAGE];
@@ -89,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_
     if (h >= n_heads) return;
     bool rotated = h < a.heads + a.kv_heads && pair < a.dims / 2, apart = rotated && a.half_offset;
     int p = apart ? pair : 2 * pair, q = apart ? pair + a.dims / 2 : 2 * pair + 1;
-    const float* head = head_at(args, row, h);
+    const float* head = head_at<OF_VALUES>(args, row, h);
     float x = head[p], y = head[q];
     int page = h < a.heads ? 0 : a.kv.tables[r.table + r.position / PAGE];
     if (rotated) {
@@ -104,4 +106,12 @@ extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_
     if (h < a.heads || end == slot + 1) return;
     clear_column(a, r, end, h, p, page);
     clear_column(a, r, end, h, q, page);
+}
+
+extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_constant__ RopeRowsArgs args) {
+    rope_rows<LARGE_HEAD, false>(args);
+}
+// Of models with larger heads, or with values that are keys or have norms.
+extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv_of_values(const __grid_constant__ RopeRowsArgs args) {
+    rope_rows<MAX_HEAD, true>(args);
 }

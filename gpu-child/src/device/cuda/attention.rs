@@ -17,6 +17,7 @@ use super::headers::{constant, layout};
 use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
+use super::ops::RowKernel;
 use super::places::{Input, InputBuffer, Places, StepInput};
 use super::plan::Plan;
 use super::rank::Rank;
@@ -34,7 +35,7 @@ pub const HEAD_DIMS: [usize; 7] = [16, 32, 64, 96, 128, 256, 512];
 /// Supported head sizes of attention_wgmma.cu.
 const WIDE_HEAD_DIMS: [usize; 3] = [64, 96, 128];
 /// Head size from which all warps of a block compute the same split.
-const LARGE_HEAD: usize = constant!("attention.cu", LARGE_HEAD);
+const LARGE_HEAD: usize = constant!("kv.cuh", LARGE_HEAD);
 
 /// Threads per block of rope_kv.cu.
 const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
@@ -151,8 +152,7 @@ pub struct AttentionKernels {
     rope_kv: Kernel<RopeRowsArgs>,
     /// Kernels for each kind of heads.
     heads: Vec<HeadKernels>,
-    merge: Kernel<MergeArgs>,
-    gate_rows: Kernel<GatedRowsArgs>,
+    gate_rows: RowKernel<GatedRowsArgs>,
 }
 
 /// Kernels for heads of one size.
@@ -166,6 +166,8 @@ struct HeadKernels {
     split: Kernel<AttentionArgs>,
     /// Shared memory of a block of `split`.
     split_shared_bytes: u32,
+    /// Adds the splits of a row.
+    merge: Kernel<MergeArgs>,
     /// Kernel for Hopper, for supported head sizes.
     wide: Option<Kernel<AttentionArgs>>,
     /// The same for layers with a window, if the model has any.
@@ -181,14 +183,18 @@ impl AttentionKernels {
         let has_windows = config.positions.window.is_some();
         let of_heads = |heads| HeadKernels::load(context, module, heads, has_windows);
         let heads: Result<Vec<_>, Fault> = config.heads().map(of_heads).collect();
+        let has_largest = config.heads().any(|heads| heads.dim > LARGE_HEAD);
+        let rope_kv = match has_largest || config.normalizes_values {
+            true => "rope_kv_of_values",
+            false => "rope_kv",
+        };
         // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
         // for what is in front of it.
         unsafe {
             Ok(Self {
-                rope_kv: module.kernel("rope_kv")?.overlapping(),
+                rope_kv: module.kernel(rope_kv)?.overlapping(),
                 heads: heads?,
-                merge: module.kernel("attention_merge")?.overlapping(),
-                gate_rows: module.kernel("gate_bounded_rows")?.overlapping(),
+                gate_rows: RowKernel::load_bounded(module, "gate_bounded_rows")?,
             })
         }
     }
@@ -241,6 +247,10 @@ impl HeadKernels {
                 .kernel(&format!("attention_together_{head_dim}"))?
                 .overlapping();
             together.allow_shared(together_shared_bytes)?;
+            let merge = match head_dim > LARGE_HEAD {
+                true => "attention_merge_largest",
+                false => "attention_merge",
+            };
             let has_wide = context.has_wgmma() && WIDE_HEAD_DIMS.contains(&head_dim);
             let wide_shared_bytes = wide_shared_bytes(head_dim);
             let wide = |name: String| {
@@ -258,6 +268,7 @@ impl HeadKernels {
                 together_shared_bytes,
                 split,
                 split_shared_bytes,
+                merge: module.kernel(merge)?.overlapping(),
                 wide: wide_far.transpose()?,
                 wide_near: wide_near.transpose()?,
                 wide_shared_bytes,
@@ -567,9 +578,8 @@ fn attend(rank: &Rank, step: &Plan<'_>, index: usize) -> Result<(), Fault> {
     };
     let blocks = (rows * heads.count).div_ceil(MERGE_WARPS);
     let geometry = Geometry::line(blocks, MERGE_THREADS);
-    let kernel = &rank.mixers.attention.merge;
     // SAFETY: a warp a head of a row; every split that its position sees was just written.
-    unsafe { kernel.launch(&rank.context, geometry, &merge) }
+    unsafe { kernels.merge.launch(&rank.context, geometry, &merge) }
 }
 
 /// Computes attention of the sequences in wide tiles.

@@ -17,6 +17,7 @@ use super::headers::{constant, layout};
 use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
+use super::ops::RowKernel;
 use super::places::{InputBuffer, Places, StepInput};
 use super::plan::Plan;
 use super::rank::Rank;
@@ -84,7 +85,7 @@ pub fn check(config: &DeltaNetConfig) -> Result<(), String> {
 pub struct DeltaNetKernels {
     inputs: Kernel<DeltaArgs>,
     net: Kernel<DeltaArgs>,
-    gate_rows: Kernel<GatedRowsArgs>,
+    gate_rows: RowKernel<GatedRowsArgs>,
 }
 
 impl DeltaNetKernels {
@@ -99,7 +100,7 @@ impl DeltaNetKernels {
                 net: module
                     .kernel(&format!("delta_net_{head_dim}"))?
                     .overlapping(),
-                gate_rows: module.kernel("gate_normal_rows")?.overlapping(),
+                gate_rows: RowKernel::load(module, "gate_normal_rows")?,
             }
         };
         kernels.net.allow_shared(shared_bytes(head_dim))?;

@@ -6,11 +6,11 @@
 use super::board::Stage;
 use super::bounds::Power;
 use super::head;
-use super::kernels::{EmbedArgs, GatedRowsArgs, Geometry, Kernel, RowArgs};
+use super::kernels::{EmbedArgs, GatedRowsArgs, Geometry, RowArgs};
 use super::matmul::{Input, Output, Scale};
 use super::memory::{DevicePtr, read};
 use super::mixers;
-use super::ops::row_geometry;
+use super::ops::RowKernel;
 use super::plan::Plan;
 use super::products_few::FewProducts;
 use super::rank::Rank;
@@ -106,7 +106,7 @@ impl Rank {
     /// unless the whole step is one.
     pub fn make_and_project(
         &self,
-        kernel: &Kernel<RowArgs>,
+        kernel: &RowKernel,
         input: RowArgs,
         products: &[(&[Linear], Output)],
     ) -> Result<(), Fault> {
@@ -220,27 +220,21 @@ impl Rank {
     }
 
     /// Converts F32 rows to the input of the next matmul, or adds them to the residual stream.
-    pub fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
-        let geometry = row_geometry(arguments.rows as usize, arguments.cols as usize);
-        // SAFETY: one block for two rows; the input holds that many rows of its stride.
-        unsafe { kernel.launch(&self.context, geometry, arguments) }
+    pub fn make_input(&self, kernel: &RowKernel, arguments: &RowArgs) -> Result<(), Fault> {
+        let size = (arguments.rows as usize, arguments.cols as usize);
+        // SAFETY: the input holds that many rows of its stride.
+        unsafe { kernel.launch(&self.context, size, arguments) }
     }
 
     /// Converts F32 rows times their gates to the input of the next matmul.
     pub fn make_gated_input(
         &self,
-        kernel: &Kernel<GatedRowsArgs>,
+        kernel: &RowKernel<GatedRowsArgs>,
         arguments: &GatedRowsArgs,
     ) -> Result<(), Fault> {
         let RowArgs { rows, cols, .. } = arguments.rows;
         // SAFETY: as for `make_input`; each row has gates for all its columns.
-        unsafe {
-            kernel.launch(
-                &self.context,
-                row_geometry(rows as usize, cols as usize),
-                arguments,
-            )
-        }
+        unsafe { kernel.launch(&self.context, (rows as usize, cols as usize), arguments) }
     }
 
     /// Computes the gated linear unit of gate and up of `act` into `gated`.

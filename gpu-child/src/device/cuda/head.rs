@@ -11,7 +11,6 @@ use super::headers::constant;
 use super::kernels::{ArgmaxArgs, DrawnTokens, Geometry, RowArgs, SoftcapArgs};
 use super::matmul::Output;
 use super::memory::read;
-use super::ops::row_geometry;
 use super::plan::Plan;
 use super::rank::Rank;
 use super::sample::{Drawing, Draws, Logits, PinnedRows};
@@ -214,7 +213,7 @@ fn every_row(
             unsafe {
                 rank.ops
                     .rmsnorm
-                    .launch(&rank.context, row_geometry(rows, n_embd), &norm)?;
+                    .launch(&rank.context, (rows, n_embd), &norm)?;
             }
             values(rows, &mut |row| {
                 tap.see(work.request, &checkpoint, position, row);
@@ -251,7 +250,7 @@ pub fn logits(rank: &Rank, drawing: usize, first: usize, rows: usize) -> Result<
     unsafe {
         rank.ops
             .rmsnorm
-            .launch(&rank.context, row_geometry(rows, n_embd), &norm)?;
+            .launch(&rank.context, (rows, n_embd), &norm)?;
         rank.project(
             rows,
             &[rank.weights.tensors.output],

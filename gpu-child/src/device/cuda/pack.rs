@@ -243,6 +243,7 @@ impl Sink for Packer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Runs;
 
     fn tensor(rows: usize, cols: usize, data: &[u8]) -> (TensorView<'_>, Matrix) {
         let ty = TensorType::F16;
@@ -280,6 +281,31 @@ mod tests {
                 }
                 assert_eq!(row, rows, "{chunk_bytes}");
             }
+        }
+    }
+
+    #[test]
+    fn chunks_of_fused_experts_are_rows_of_one_run() {
+        let (run, experts, row_bytes) = (40, 3, 256);
+        // In the file each run of gate is followed by one of up.
+        let numbers = 0..(2 * run * experts * row_bytes) as u32 / 4;
+        let file: Vec<u8> = numbers.flat_map(u32::to_ne_bytes).collect();
+        let (view, matrix) = tensor(run * experts, 128, &file);
+        let stride = 2 * run * row_bytes;
+        let fused = TensorView {
+            data: &file[..stride * (experts - 1) + run * row_bytes],
+            runs: Some(Runs { rows: run, stride }),
+            ..view
+        };
+        for chunk_bytes in [2048, 5000, 1 << 20] {
+            let mut row = 0;
+            for chunk in chunks_of(&fused, &matrix, chunk_bytes) {
+                assert_eq!(chunk.first_tile * TILE_ROWS, row);
+                let from = row / run * stride + row % run * row_bytes;
+                assert_eq!(chunk.bytes, &file[from..from + chunk.rows * row_bytes]);
+                row += chunk.rows;
+            }
+            assert_eq!(row, run * experts, "{chunk_bytes}");
         }
     }
 
