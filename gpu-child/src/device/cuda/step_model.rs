@@ -76,10 +76,13 @@ pub fn has_shape(config: &ModelConfig) -> bool {
         && experts.used * 2 * segments(of_unit) * TILE_ROWS * size_of::<f32>() <= SUMS_BYTES
 }
 
-/// Maximum number of sequences for a model.
+/// Maximum number of sequences for a model. Single launches compute more rows as fast, and rows of wide models from fewer on
+/// (bench/results/cuda.md).
 pub fn rows_of(config: &ModelConfig) -> usize {
+    const WIDE: usize = 2048;
     match config.experts {
-        None => MAX_ROWS,
+        None if config.n_embd < WIDE => MAX_ROWS,
+        None => MAX_ROWS - 1,
         Some(_) => 1,
     }
 }

@@ -182,11 +182,7 @@ fn tilings(
     index: usize,
     cluster: Cluster,
 ) -> impl Iterator<Item = (f64, Tiling)> {
-    let together = match cluster.split() {
-        1 => BLOCKS[index].together,
-        _ => 1,
-    };
-    (1..=together)
+    (1..=BLOCKS[index].together)
         .filter_map(move |together| tiling_of(product, capacity, index, cluster, together))
 }
 
@@ -256,23 +252,30 @@ struct Estimate {
 }
 
 impl Estimate {
-    /// Fitted to times of single products on an H100 (`bench/results/cuda.md`). Only the order of the
+    /// Fitted to times of single products on an H100, and to steps on an H200 (`bench/results/cuda.md`). Only the order of the
     /// estimates matters, and a wrong one costs time, not bits.
     fn nanoseconds(&self, block: &Block) -> f64 {
-        let beside = self.beside as f64;
+        let (beside, units) = (self.beside as f64, self.units as f64);
         let outputs = (block.warpgroups * GROUP_ROWS * block.rows) as f64 * beside;
-        let unpacking = if self.unpacks { 0.0338 } else { 0.0 };
+        let (unpacking, conversions) = match self.unpacks {
+            // A multiprocessor converts the units of its blocks one after the other.
+            true => (0.0338, 280.0 * block.warpgroups as f64 * beside),
+            false => (0.0, 0.0),
+        };
         // Bytes per nanosecond of a multiprocessor.
         let copies = self.bytes as f64 * beside / 74.8;
         let unit = (block.unit + outputs * unpacking).max(copies);
         // Epilogue after the last unit, and the exchange of a cluster.
         let ends = 280.0 + outputs * 0.38;
-        let (exchange, once) = match self.cluster {
-            Cluster::Alone => (0.0, 0.0),
-            Cluster::Segments(_) => (1378.0, 0.0),
-            Cluster::Weights => (0.0, 283.0),
-        };
-        once + self.rounds as f64 * (self.units as f64 * unit + ends + exchange)
+        let rounds = self.rounds as f64;
+        match self.cluster {
+            Cluster::Alone => rounds * (units * unit.max(conversions) + ends),
+            Cluster::Weights => 283.0 + rounds * (units * unit.max(conversions) + ends),
+            // Few units: others convert while a block begins, exchanges and ends.
+            Cluster::Segments(_) => {
+                rounds * (units * unit + ends + 1378.0).max(units * conversions)
+            }
+        }
     }
 }
 
@@ -306,6 +309,27 @@ mod tests {
                         assert!((1..=MAX_STAGES).contains(&tiling.stages), "{product:?}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_that_share_a_small_weight_fill_the_multiprocessors() {
+        // The feed-forward part's output in Qwen3.6-27B, and that of Qwen2.5-7B.
+        for (tiles, units) in [(640, 136), (448, 148)] {
+            for rows in [1, 8, 32] {
+                let product = Product {
+                    ty: TensorType::Q4_K,
+                    tiles: &[tiles],
+                    units,
+                    rows,
+                    paired: false,
+                };
+                let blocks = tiling(&product, H200).blocks;
+                assert!(
+                    blocks > H200.multiprocessors,
+                    "{product:?}: {blocks} blocks"
+                );
             }
         }
     }
