@@ -1,7 +1,7 @@
 """Families of models: each one's vocabulary and chat template, in tiny models of random weights.
 
-    python families.py FOLDER MODEL     writes a file for each row of FAMILIES, and a line of JSON
-    python families.py - MODEL          the lines alone
+    python families.py FOLDER MODEL [CONTEXT]   writes a file for each row of FAMILIES, and a line of JSON
+    python families.py - MODEL                  the lines alone
 
 Real vocabularies come from packages of PyPI that hold them (`families.txt`), and templates from axolotl's collection; what
 is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has, and Gemma's; Mistral's
@@ -446,7 +446,7 @@ FAMILIES = [
 CONTEXT = 4096
 
 
-def main(folder, model):
+def main(folder, model, context=CONTEXT):
     vocabulary_of = functools.cache(lambda maker: maker(model))
     for seed, family in enumerate(FAMILIES):
         row = {"name": family.name, "variant": family.variant, "has_tools": family.has_tools}
@@ -457,7 +457,7 @@ def main(folder, model):
             path = Path(folder) / f"{family.name}.gguf"
             # Where a head is the embedding, random weights say the last token again and again.
             variant = replace(tiny_models.named(family.variant), tied=False)
-            own = {"vocabulary": vocabulary, "template": row["template"], "context": CONTEXT}
+            own = {"vocabulary": vocabulary, "template": row["template"], "context": int(context)}
             tiny_models.write(path, variant, "Q8_0", seed, **own)
             row["path"] = str(path)
         print(json.dumps(row), flush=True)

@@ -26,13 +26,19 @@ pub struct Family {
 /// All families, without files.
 #[must_use]
 pub fn templates() -> Vec<Family> {
-    asked_for("-".as_ref())
+    asked_for("-".as_ref(), None)
 }
 
 /// All families, with files in a folder.
 #[must_use]
 pub fn written_to(folder: &Path) -> Vec<Family> {
-    asked_for(folder.as_os_str())
+    asked_for(folder.as_os_str(), None)
+}
+
+/// The same, of models of this context length.
+#[must_use]
+pub fn written_for(folder: &Path, context: usize) -> Vec<Family> {
+    asked_for(folder.as_os_str(), Some(context))
 }
 
 /// Template of the collection that contains those of the families.
@@ -49,10 +55,11 @@ pub fn collected(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn asked_for(folder: &OsStr) -> Vec<Family> {
+fn asked_for(folder: &OsStr, context: Option<usize>) -> Vec<Family> {
     let script = repository_root().join("tests/oracle/families.py");
     let mut command = Command::new(oracle_python());
     command.arg(script).arg(folder).arg(real_model());
+    command.args(context.map(|it| it.to_string()));
     let output = command
         // A checkout may be read-only, and a cache in it is unexpected.
         .env("PYTHONDONTWRITEBYTECODE", "1")

@@ -43,6 +43,8 @@ enum Bench {
     Isolation(service::Arguments),
     /// Decoding with drafts from the text of the request, beside decoding without.
     Speculation(service::Arguments),
+    /// An agent's turns: prompt tokens that are computed, over those that are new, beside llama.cpp's server.
+    Turns(service::Arguments),
     /// Schemas that are accepted, and whether answers of a random model are valid under them.
     Schemas(schemas::Arguments),
     /// Logits of tiny random models, of every architecture and type, beside those of Hugging Face's `transformers`.
@@ -62,6 +64,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::GrammarSiege(arguments) => service::run("grammar-siege", arguments),
         Bench::Isolation(arguments) => service::run("isolation", arguments),
         Bench::Speculation(arguments) => service::run("speculation", arguments),
+        Bench::Turns(arguments) => service::run("turns", arguments),
         Bench::Schemas(arguments) => schemas::run(arguments),
         Bench::Transformers => transformers::run(),
     }
