@@ -89,14 +89,22 @@ fn readmit(client: &Client, number: usize) {
     wait::until("a child to serve there", || child_of(client, number));
 }
 
-fn wait_for_streams_on_both(client: &Client) {
+/// Streams of each device, once all of them run.
+fn running(client: &Client) -> [usize; 2] {
+    wait::until("all streams to run", || {
+        let of = |number| device(client, number)["running"].as_u64();
+        let running = [of(0)? as usize, of(1)? as usize];
+        (running.iter().sum::<usize>() == STREAMS).then_some(running)
+    })
+}
+
+/// Begins streams until some of them are on each device. A child that is overdue on a busy machine gets none.
+fn begin_on_both(client: &Client, bystander: &Bystander) -> Vec<Begun> {
     wait::until("streams on both devices", || {
-        let both = [0, 1].iter().all(|number| {
-            let running = device(client, *number)["running"].as_u64();
-            running > Some(0)
-        });
-        both.then_some(())
-    });
+        let streams = bystander.begin_all();
+        let on_both = running(client).iter().all(|it| *it > 0);
+        on_both.then_some(streams)
+    })
 }
 
 /// Texts of the streams without a disturbance, the same for each worker.
@@ -115,8 +123,7 @@ impl Crowd {
             let undisturbed = bystander.begin_all().into_iter();
             undisturbed.map(|it| it.end().0).collect()
         });
-        let streams = bystander.begin_all();
-        wait_for_streams_on_both(client);
+        let streams = begin_on_both(client, &bystander);
         Self { texts, streams }
     }
 
@@ -202,9 +209,8 @@ fn a_child_whose_step_ends_late_loses_its_streams_and_takes_new_ones() {
     assert!(recoveries > 0, "it had streams");
     let client = worker.client();
     let before = children(&client);
-    let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 100));
-    let streams = bystander.in_company(STREAMS).begin_all();
-    wait_for_streams_on_both(&client);
+    let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 100)).in_company(STREAMS);
+    let streams = begin_on_both(&client, &bystander);
     assert_eq!(end_as_scripted(streams, 100), 0);
     assert_eq!(children(&client), before, "neither has died");
 }
