@@ -41,9 +41,10 @@ impl Default for Deadlines {
             step: Duration::from_secs(60),
             // The child reports progress at every heartbeat. A disk that delivers no byte for 30 s has failed.
             load: Duration::from_secs(30),
-            // The kernel closes the sockets of a dead process before its exit is reported, so both signs arrive within
-            // microseconds. A core dump delays the exit.
-            reap: Duration::from_secs(1),
+            // The kernel closes the sockets of a dead process before its exit is reported, usually within microseconds. A
+            // core dump, a large CUDA context or a busy machine delays the exit by seconds, and a process that is killed in the
+            // meantime is blamed for staying.
+            reap: Duration::from_secs(5),
             // Requests have ended by then; the child only frees memory.
             dismiss: Duration::from_secs(1),
             terminate: Duration::from_secs(1),
