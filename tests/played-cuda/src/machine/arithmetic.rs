@@ -3,14 +3,41 @@
 //! A device's approximations are exact here, and sums of tensor cores are rounded once. Results are therefore near a
 //! device's, and not the same bits. Every run has the same bits.
 
-use super::registers::{Longs, Mask, Registers, Words, each_lane, mapped};
+use super::registers::{LANES, Longs, Mask, Registers, Words, each_lane, mapped};
 use crate::ptx::op::{LongOp, Reading, Relation, Shift, Word, WordOp};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use std::cmp::Ordering;
 
 /// `op` of the first of these words, as many as it takes.
 #[inline]
 pub fn of_words(op: WordOp, of: &[Word; 4], registers: &Registers) -> Words {
+    #[cfg(target_arch = "x86_64")]
+    if has_vectors() {
+        // SAFETY: this processor has these instructions.
+        return unsafe { of_words_in_vectors(op, of, registers) };
+    }
+    of_words_anywhere(op, of, registers)
+}
+
+/// Whether the processor has the instructions of functions that are compiled a second time, for vectors of eight lanes.
+/// Their results have the same bits.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub fn has_vectors() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn of_words_in_vectors(op: WordOp, of: &[Word; 4], registers: &Registers) -> Words {
+    of_words_anywhere(op, of, registers)
+}
+
+#[inline(always)]
+fn of_words_anywhere(op: WordOp, of: &[Word; 4], registers: &Registers) -> Words {
     let word = |at: usize| registers.word(of[at]);
     match op {
         WordOp::Copy => *word(0),
@@ -82,6 +109,7 @@ fn divided_or_limited(op: WordOp, a: u32, b: u32) -> u32 {
     }
 }
 
+#[inline(always)]
 fn of_floats(op: WordOp, of: &[Word; 4], registers: &Registers) -> Words {
     let word = |at: usize| registers.word(of[at]);
     match op {
@@ -105,22 +133,14 @@ fn of_floats(op: WordOp, of: &[Word; 4], registers: &Registers) -> Words {
         }
         WordOp::ReciprocalRoot => float1(word(0), |a| f64::from(a).sqrt().recip() as f32),
         WordOp::Saturate => float1(word(0), |a| if a > 0.0 { a.min(1.0) } else { 0.0 }),
-        WordOp::SubtractHalves => both(word(0), word(1), |a, b| {
-            of_halves([a, b, 0], |[a, b, _]| a - b)
-        }),
-        WordOp::MultiplyHalves => both(word(0), word(1), |a, b| {
-            of_halves([a, b, 0], |[a, b, _]| a * b)
-        }),
-        WordOp::FusedHalves => three(word(0), word(1), word(2), |a, b, c| {
-            of_halves([a, b, c], |[a, b, c]| a * b + c)
-        }),
-        WordOp::HalvesFromFloats => both(word(0), word(1), |high, low| {
-            let half = |bits| u32::from(f16::from_f32(f32::from_bits(bits)).to_bits());
-            half(low) | half(high) << 16
-        }),
-        WordOp::HalfFromFloat => mapped(word(0), |a| {
-            u32::from(f16::from_f32(f32::from_bits(a)).to_bits())
-        }),
+        WordOp::SubtractHalves => of_halves([word(0), word(1), word(1)], |[a, b, _]| a - b),
+        WordOp::MultiplyHalves => of_halves([word(0), word(1), word(1)], |[a, b, _]| a * b),
+        WordOp::FusedHalves => of_halves([word(0), word(1), word(2)], |[a, b, c]| a * b + c),
+        WordOp::HalvesFromFloats => {
+            let [high, low] = [word(0), word(1)].map(|bits| halves(&mapped(bits, f32::from_bits)));
+            both(&low, &high, |low, high| low | high << 16)
+        }
+        WordOp::HalfFromFloat => halves(&mapped(word(0), f32::from_bits)),
         WordOp::FloatFromHalf => mapped(word(0), |a| float_of_half(a as u16).to_bits()),
         WordOp::FloatFromSigned => mapped(word(0), |a| (a.cast_signed() as f32).to_bits()),
         WordOp::FloatFromUnsigned => mapped(word(0), |a| (a as f32).to_bits()),
@@ -158,7 +178,7 @@ fn three(a: &Words, b: &Words, c: &Words, f: impl Fn(u32, u32, u32) -> u32) -> W
 }
 
 /// Exact, and without a branch for the common case.
-#[inline]
+#[inline(always)]
 pub fn float_of_half(bits: u16) -> f32 {
     const TWO_TO_112: f32 = f32::from_bits(0x7780_0000);
     let (bits, sign) = (u32::from(bits & 0x7FFF), u32::from(bits & 0x8000) << 16);
@@ -170,12 +190,33 @@ pub fn float_of_half(bits: u16) -> f32 {
 }
 
 /// Exact in 64 bits up to the one rounding, except for sums of very different sizes.
-fn of_halves(words: [u32; 3], f: impl Fn([f64; 3]) -> f64) -> u32 {
+#[inline(always)]
+fn of_halves(words: [&Words; 3], f: impl Fn([f64; 3]) -> f64) -> Words {
     let of = |shift: u32| {
-        let values = words.map(|word| f64::from(float_of_half((word >> shift) as u16)));
-        u32::from(f16::from_f64(f(values)).to_bits())
+        halves(&each_lane(|lane| {
+            let half = |words: &Words| f64::from(float_of_half((words[lane] >> shift) as u16));
+            to_odd(f(words.map(half)))
+        }))
     };
-    of(0) | of(16) << 16
+    both(&of(0), &of(16), |low, high| low | high << 16)
+}
+
+/// Bits of the nearest halves.
+#[inline(always)]
+fn halves(values: &[f32; LANES]) -> Words {
+    let mut halves = [f16::ZERO; LANES];
+    halves.convert_from_f32_slice(values);
+    each_lane(|lane| u32::from(halves[lane].to_bits()))
+}
+
+/// Rounds to odd: the last bit is set where others are lost. The nearest half of the result is that of the value.
+/// (Boldo and Melquiond: "When double rounding is odd", 2005.)
+#[inline(always)]
+pub(super) fn to_odd(value: f64) -> f32 {
+    const LOST: u64 = (1 << (f64::MANTISSA_DIGITS - f32::MANTISSA_DIGITS)) - 1;
+    let bits = value.to_bits();
+    let odd = u64::from(bits & LOST != 0) * (LOST + 1);
+    f64::from_bits(bits & !LOST | odd) as f32
 }
 
 fn flushed(value: f32) -> f32 {

@@ -1,7 +1,7 @@
 //! Memory of all spaces: the launch's part of the process's memory, and a block's own.
 
 use super::arrivals::BulkCopy;
-use super::registers::{LANES, Longs, Mask, Registers, lanes, mapped};
+use super::registers::{LANES, Longs, Mask, Registers, for_each_lane, lanes, mapped};
 use super::warp::Warp;
 use super::{AddressSpace, Launch, Range, Trouble};
 use crate::ptx::Kernel;
@@ -137,10 +137,10 @@ impl<'a> Memory<'a> {
         writes: bool,
     ) -> Option<*mut u8> {
         let (mut least, mut most, mut bits) = (u64::MAX, 0, 0);
-        for lane in lanes(active) {
+        for_each_lane(active, |lane| {
             let at = addresses[lane];
             (least, most, bits) = (least.min(at), most.max(at), bits | at);
-        }
+        });
         let end = most.checked_add(bytes as u64)?;
         if bits & (bytes as u64 - 1) != 0 {
             return None;
@@ -266,11 +266,8 @@ impl Warp<'_> {
     ) -> Result<(), Trouble> {
         let places = self.reach_all(memory, active, address, element.bytes * to.len(), false)?;
         for (index, target) in to.iter().enumerate() {
-            let mut values = [0; LANES];
-            for lane in lanes(active) {
-                // SAFETY: inside the checked range, and aligned.
-                values[lane] = unsafe { read(places[lane].add(index * element.bytes), element) };
-            }
+            // SAFETY: inside the checked range, and aligned.
+            let values = unsafe { read_all(&places, index * element.bytes, active, element) };
             put(&mut self.registers, *target, active, &values);
         }
         Ok(())
@@ -287,16 +284,16 @@ impl Warp<'_> {
         let places = self.reach_all(memory, active, address, element.bytes * from.len(), true)?;
         for (index, source) in from.iter().enumerate() {
             let values = self.values(*source);
-            for lane in lanes(active) {
-                // SAFETY: inside the checked range, and aligned.
-                unsafe {
-                    write(
-                        places[lane].add(index * element.bytes),
-                        element.bytes,
-                        values[lane],
-                    )
-                };
-            }
+            // SAFETY: inside the checked range, and aligned.
+            unsafe {
+                write_all(
+                    &places,
+                    index * element.bytes,
+                    active,
+                    element.bytes,
+                    &values,
+                )
+            };
         }
         Ok(())
     }
@@ -402,36 +399,78 @@ impl Warp<'_> {
     }
 }
 
+/// Elements so many bytes behind the places of these lanes.
+///
 /// # Safety
 /// As many bytes are mapped and aligned. The host and other blocks may write meanwhile; as on a device, ordering is
 /// their responsibility.
-unsafe fn read(from: *const u8, element: Element) -> u64 {
+#[inline(always)]
+unsafe fn read_all(
+    places: &[*mut u8; LANES],
+    behind: usize,
+    active: Mask,
+    element: Element,
+) -> Longs {
+    let mut values = [0; LANES];
     // SAFETY: guaranteed by the caller.
-    let value = unsafe {
+    let place = |lane: usize| unsafe { places[lane].add(behind) };
+    // SAFETY: guaranteed by the caller.
+    unsafe {
         match element.bytes {
-            1 => u64::from(from.read_volatile()),
-            2 => u64::from(from.cast::<u16>().read_volatile()),
-            4 => u64::from(from.cast::<u32>().read_volatile()),
-            _ => from.cast::<u64>().read_volatile(),
+            1 => for_each_lane(active, |lane| {
+                values[lane] = u64::from(place(lane).read_volatile());
+            }),
+            2 => for_each_lane(active, |lane| {
+                values[lane] = u64::from(place(lane).cast::<u16>().read_volatile());
+            }),
+            4 => for_each_lane(active, |lane| {
+                values[lane] = u64::from(place(lane).cast::<u32>().read_volatile());
+            }),
+            _ => for_each_lane(active, |lane| {
+                values[lane] = place(lane).cast::<u64>().read_volatile();
+            }),
         }
-    };
+    }
     let unused = 64 - 8 * element.bytes;
     match element.signed {
-        true => ((value << unused).cast_signed() >> unused).cast_unsigned(),
-        false => value,
+        true => mapped(&values, |value| {
+            ((value << unused).cast_signed() >> unused).cast_unsigned()
+        }),
+        false => values,
     }
 }
 
 /// # Safety
-/// As for [`read`].
-unsafe fn write(to: *mut u8, bytes: usize, value: u64) {
+/// As for [`read_all`].
+#[inline(always)]
+unsafe fn write_all(
+    places: &[*mut u8; LANES],
+    behind: usize,
+    active: Mask,
+    bytes: usize,
+    values: &Longs,
+) {
+    // SAFETY: guaranteed by the caller.
+    let place = |lane: usize| unsafe { places[lane].add(behind) };
     // SAFETY: guaranteed by the caller.
     unsafe {
         match bytes {
-            1 => to.write_volatile(value as u8),
-            2 => to.cast::<u16>().write_volatile(value as u16),
-            4 => to.cast::<u32>().write_volatile(value as u32),
-            _ => to.cast::<u64>().write_volatile(value),
+            1 => for_each_lane(active, |lane| {
+                place(lane).write_volatile(values[lane] as u8);
+            }),
+            2 => for_each_lane(active, |lane| {
+                place(lane)
+                    .cast::<u16>()
+                    .write_volatile(values[lane] as u16);
+            }),
+            4 => for_each_lane(active, |lane| {
+                place(lane)
+                    .cast::<u32>()
+                    .write_volatile(values[lane] as u32);
+            }),
+            _ => for_each_lane(active, |lane| {
+                place(lane).cast::<u64>().write_volatile(values[lane]);
+            }),
         }
     }
 }
@@ -439,7 +478,7 @@ unsafe fn write(to: *mut u8, bytes: usize, value: u64) {
 /// Previous value.
 ///
 /// # Safety
-/// As for [`read`].
+/// As for [`read_all`].
 unsafe fn change(op: AtomicOp, at: *mut u8, bytes: usize, value: u64) -> u64 {
     let order = Ordering::SeqCst;
     if bytes == 8 {

@@ -25,6 +25,15 @@ pub fn mapped<T: Copy, U: Copy + Default>(values: &[T; LANES], of: impl Fn(T) ->
     each_lane(|lane| of(values[lane]))
 }
 
+/// Calls `run` with each lane of a mask.
+#[inline(always)]
+pub fn for_each_lane(mask: Mask, run: impl FnMut(usize)) {
+    match mask {
+        Mask::MAX => (0..LANES).for_each(run),
+        _ => lanes(mask).for_each(run),
+    }
+}
+
 pub fn lanes(mut mask: Mask) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let lane = mask.trailing_zeros() as usize;

@@ -1,7 +1,9 @@
 //! Kernels of a few instructions.
 
+use super::arithmetic::to_odd;
 use super::{AddressSpace, Launch, Range, Trouble, run};
 use crate::ptx::Module;
+use half::f16;
 
 const HEAD: &str =
     ".version 9.0\n.target sm_80\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n";
@@ -113,12 +115,15 @@ fn a_copy_is_seen_by_who_has_waited_for_it() {
              st.global.u32 [%rd5], %r5;"
         )
     };
-    let mut words = [7; 128];
-    run_on(&mut words, 32, &body("cp.async.wait_group 1;")).expect("an end");
-    assert_ne!(words[0], 7, "nobody waited for it");
-    let mut words = [7; 128];
-    run_on(&mut words, 32, &body("cp.async.wait_group 0;")).expect("an end");
-    assert_eq!(words, [7; 128]);
+    /// As a copy of 16 bytes wants it.
+    #[repr(align(16))]
+    struct Aligned([u32; 128]);
+    let mut words = Aligned([7; 128]);
+    run_on(&mut words.0, 32, &body("cp.async.wait_group 1;")).expect("an end");
+    assert_ne!(words.0[0], 7, "nobody waited for it");
+    let mut words = Aligned([7; 128]);
+    run_on(&mut words.0, 32, &body("cp.async.wait_group 0;")).expect("an end");
+    assert_eq!(words.0, [7; 128]);
 }
 
 #[test]
@@ -279,4 +284,29 @@ fn what_is_not_known_is_named() {
 fn kernel(name: &str, parameters: &str, body: &str) -> Result<(), String> {
     let text = format!("{HEAD}.visible .entry {name}(\n{parameters}\n)\n{{\n{body}\nret;\n}}\n");
     Module::new(text)?.kernel(name).map(drop)
+}
+
+/// Values on and next to the middle between two halves, where a second rounding goes wrong.
+#[test]
+fn a_half_of_an_odd_number_is_rounded_once() {
+    let value = |bits: u16| match bits {
+        // The next one, if there were no infinity.
+        0x7C00 => 65_536.0,
+        _ => f16::from_bits(bits).to_f64(),
+    };
+    for bits in 0..0x7C00_u16 {
+        let (half, middle) = (value(bits), (value(bits) + value(bits + 1)) / 2.0);
+        let even = bits + (bits & 1);
+        let rounded = [
+            (half, bits),
+            (middle.next_down(), bits),
+            (middle, even),
+            (middle.next_up(), bits + 1),
+        ];
+        for (value, expected) in rounded {
+            let [found, negated] = [value, -value].map(|it| f16::from_f32(to_odd(it)).to_bits());
+            assert_eq!(found, expected, "{value:e}");
+            assert_eq!(negated, expected | 0x8000, "{value:e}");
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Collective operations of a warp's lanes.
 
 use super::Trouble;
-use super::arithmetic::float_of_half;
+use super::arithmetic::{self, float_of_half};
 use super::memory::Memory;
-use super::registers::{LANES, Mask, each_lane, lanes};
+use super::registers::{LANES, Mask, Words, each_lane, lanes, mapped};
 use super::warp::Warp;
 use crate::ptx::op::{Address, ReduceOp, ShuffleMode, Slot, Word};
 
@@ -97,34 +97,62 @@ impl Warp<'_> {
     ) {
         let a = a.map(|it| self.registers.word(it));
         let b = b.map(|it| self.registers.word(it));
-        let mut left = [[0.0_f64; 16]; 16];
-        // Indexed by the summed dimension.
-        let mut right = [[0.0_f64; 8]; 16];
-        for lane in 0..LANES {
-            let (row, column) = (lane / 4, 2 * (lane % 4));
-            for (index, words) in a.iter().enumerate() {
-                let (row, column) = (row + index % 2 * 8, column + index / 2 * 8);
-                [left[row][column], left[row][column + 1]] = halves(words[lane]);
-            }
-            for (index, words) in b.iter().enumerate() {
-                let column = column + 8 * index;
-                [right[column][row], right[column + 1][row]] = halves(words[lane]);
-            }
-        }
-        let sums = products(&left, &right);
-        for (index, (to, c)) in to.into_iter().zip(c).enumerate() {
-            let c = self.registers.word(c);
-            let result = each_lane(|lane| {
-                let (row, column) = (lane / 4 + index / 2 * 8, 2 * (lane % 4) + index % 2);
-                let sum = f64::from(f32::from_bits(c[lane])) + sums[row][column];
-                (sum as f32).to_bits()
-            });
-            self.registers.set_word(to, active, result);
+        let c = c.map(|it| self.registers.word(it));
+        for (to, sums) in to.into_iter().zip(sums(a, b, c)) {
+            self.registers.set_word(to, active, sums);
         }
     }
 }
 
+fn sums(a: [&Words; 4], b: [&Words; 2], c: [&Words; 4]) -> [Words; 4] {
+    #[cfg(target_arch = "x86_64")]
+    if arithmetic::has_vectors() {
+        // SAFETY: this processor has these instructions.
+        return unsafe { sums_in_vectors(a, b, c) };
+    }
+    sums_anywhere(a, b, c)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sums_in_vectors(a: [&Words; 4], b: [&Words; 2], c: [&Words; 4]) -> [Words; 4] {
+    sums_anywhere(a, b, c)
+}
+
+#[inline(always)]
+fn sums_anywhere(a: [&Words; 4], b: [&Words; 2], c: [&Words; 4]) -> [Words; 4] {
+    let mut left = [[0.0_f64; 16]; 16];
+    // Indexed by the summed dimension.
+    let mut right = [[0.0_f64; 8]; 16];
+    for (index, words) in a.into_iter().enumerate() {
+        for (second, values) in halves(words).iter().enumerate() {
+            for (lane, value) in values.iter().enumerate() {
+                let (row, column) = (lane / 4 + index % 2 * 8, 2 * (lane % 4) + index / 2 * 8);
+                left[row][column + second] = *value;
+            }
+        }
+    }
+    for (index, words) in b.into_iter().enumerate() {
+        for (second, values) in halves(words).iter().enumerate() {
+            for (lane, value) in values.iter().enumerate() {
+                right[2 * (lane % 4) + 8 * index + second][lane / 4] = *value;
+            }
+        }
+    }
+    let sums = products(&left, &right);
+    let mut results = [[0; LANES]; 4];
+    for (index, result) in results.iter_mut().enumerate() {
+        *result = each_lane(|lane| {
+            let (row, column) = (lane / 4 + index / 2 * 8, 2 * (lane % 4) + index % 2);
+            let sum = f64::from(f32::from_bits(c[index][lane])) + sums[row][column];
+            (sum as f32).to_bits()
+        });
+    }
+    results
+}
+
 /// Exact, except for sums of very different sizes.
+#[inline(always)]
 fn products(left: &[[f64; 16]; 16], right: &[[f64; 8]; 16]) -> [[f64; 8]; 16] {
     let mut sums = [[0.0; 8]; 16];
     let is_finite = right.iter().flatten().all(|it| it.is_finite());
@@ -142,10 +170,12 @@ fn products(left: &[[f64; 16]; 16], right: &[[f64; 8]; 16]) -> [[f64; 8]; 16] {
     sums
 }
 
-fn halves(word: u32) -> [f64; 2] {
-    let halves = [
-        float_of_half(word as u16),
-        float_of_half((word >> 16) as u16),
-    ];
-    halves.map(f64::from)
+/// Low and high halves.
+#[inline(always)]
+fn halves(words: &Words) -> [[f64; LANES]; 2] {
+    [0, 16].map(|shift| {
+        mapped(words, |word| {
+            f64::from(float_of_half((word >> shift) as u16))
+        })
+    })
 }

@@ -108,9 +108,12 @@ type Set = Vec<u64>;
 fn members(set: &Set) -> impl Iterator<Item = usize> {
     let words = set.iter().enumerate();
     words.flat_map(|(word, bits)| {
-        (0..64)
-            .filter(move |bit| bits >> bit & 1 == 1)
-            .map(move |bit| 64 * word + bit)
+        let mut left = *bits;
+        std::iter::from_fn(move || {
+            let bit = left.trailing_zeros() as usize;
+            left &= left.wrapping_sub(1);
+            (bit < 64).then_some(64 * word + bit)
+        })
     })
 }
 
