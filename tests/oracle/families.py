@@ -1,7 +1,7 @@
 """Families of models: each one's vocabulary and chat template, in tiny models of random weights.
 
-    python families.py FOLDER MODEL [CONTEXT]   writes a file for each row of FAMILIES, and a line of JSON
-    python families.py - MODEL                  the lines alone
+    python families.py FOLDER MODEL [--context N] [NAME...]   writes a file for each row of FAMILIES, or for these, and a line of JSON
+    python families.py - MODEL                                the lines alone
 
 Real vocabularies come from packages of PyPI that hold them (`families.txt`), and templates from axolotl's collection; what
 is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece model, which Phi-3 has, and Gemma's; Mistral's
@@ -15,12 +15,12 @@ A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbour
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
 """
 
+import argparse
 import base64
 import functools
 import json
 import os
 import struct
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -446,9 +446,19 @@ FAMILIES = [
 CONTEXT = 4096
 
 
-def main(folder, model, context=CONTEXT):
+def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("folder")
+    arguments.add_argument("model")
+    arguments.add_argument("names", nargs="*")
+    arguments.add_argument("--context", type=int, default=CONTEXT)
+    options = arguments.parse_args()
+    folder, model = options.folder, options.model
+
     vocabulary_of = functools.cache(lambda maker: maker(model))
     for seed, family in enumerate(FAMILIES):
+        if options.names and family.name not in options.names:
+            continue
         row = {"name": family.name, "variant": family.variant, "has_tools": family.has_tools}
         vocabulary = vocabulary_of(family.vocabulary)
         row["template"] = family.template(model)
@@ -457,11 +467,11 @@ def main(folder, model, context=CONTEXT):
             path = Path(folder) / f"{family.name}.gguf"
             # Where a head is the embedding, random weights say the last token again and again.
             variant = replace(tiny_models.named(family.variant), tied=False)
-            own = {"vocabulary": vocabulary, "template": row["template"], "context": int(context)}
+            own = {"vocabulary": vocabulary, "template": row["template"], "context": options.context}
             tiny_models.write(path, variant, "Q8_0", seed, **own)
             row["path"] = str(path)
         print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -26,19 +26,31 @@ pub struct Family {
 /// All families, without files.
 #[must_use]
 pub fn templates() -> Vec<Family> {
-    asked_for("-".as_ref(), None)
+    all("-".as_ref(), &[])
 }
 
 /// All families, with files in a folder.
 #[must_use]
 pub fn written_to(folder: &Path) -> Vec<Family> {
-    asked_for(folder.as_os_str(), None)
+    all(folder.as_os_str(), &[])
 }
 
 /// The same, of models of this context length.
 #[must_use]
 pub fn written_for(folder: &Path, context: usize) -> Vec<Family> {
-    asked_for(folder.as_os_str(), Some(context))
+    all(folder.as_os_str(), &["--context", &context.to_string()])
+}
+
+/// Families of these names, with files in a folder.
+///
+/// # Panics
+/// There is no family of a name.
+#[must_use]
+pub fn some_written_to(folder: &Path, names: &[&str]) -> Vec<Family> {
+    let families = asked_for(folder.as_os_str(), names);
+    let is_there = |name: &&str| families.iter().any(|it| it.name == *name);
+    assert!(names.iter().all(is_there), "{names:?}: {families:?}");
+    families
 }
 
 /// Template of the collection that contains those of the families.
@@ -55,11 +67,17 @@ pub fn collected(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn asked_for(folder: &OsStr, context: Option<usize>) -> Vec<Family> {
+fn all(folder: &OsStr, flags: &[&str]) -> Vec<Family> {
+    let families = asked_for(folder, flags);
+    assert!(families.len() > 5, "{families:?}");
+    families
+}
+
+/// `more`: names and flags.
+fn asked_for(folder: &OsStr, more: &[&str]) -> Vec<Family> {
     let script = repository_root().join("tests/oracle/families.py");
     let mut command = Command::new(oracle_python());
-    command.arg(script).arg(folder).arg(real_model());
-    command.args(context.map(|it| it.to_string()));
+    command.arg(script).arg(folder).arg(real_model()).args(more);
     let output = command
         // A checkout may be read-only, and a cache in it is unexpected.
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -69,7 +87,5 @@ fn asked_for(folder: &OsStr, context: Option<usize>) -> Vec<Family> {
     assert!(output.status.success(), "{said}");
     let lines = String::from_utf8(output.stdout).expect("UTF-8");
     let rows = lines.lines().map(serde_json::from_str);
-    let families: Vec<Family> = rows.collect::<Result<_, _>>().expect("a line for each");
-    assert!(families.len() > 5, "{lines}");
-    families
+    rows.collect::<Result<_, _>>().expect("a line for each")
 }

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use std::time::Duration;
 use worker_orcd_tests::disturbed::goes_on_behind_a_death;
-use worker_orcd_tests::families::{Family, written_to};
+use worker_orcd_tests::families::{Family, some_written_to};
 use worker_orcd_tests::played_cuda::PlayedCuda;
 use worker_orcd_tests::{Bystander, Worker, wait};
 
@@ -76,12 +76,10 @@ fn models_compute_what_they_compute_on_the_cpu_and_go_on_behind_a_death() {
         return;
     };
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let families = written_to(folder.path());
     let more = MORE_FAMILIES.into_iter().filter(|_| is_long());
-    for name in FAMILIES.into_iter().chain(more) {
-        let mut all = families.iter();
-        let family = all.find(|family| family.name == name);
-        agrees_with_the_cpu(&card, family.expect("a family of this name"));
+    let names: Vec<_> = FAMILIES.into_iter().chain(more).collect();
+    for family in some_written_to(folder.path(), &names) {
+        agrees_with_the_cpu(&card, &family);
     }
 }
 
@@ -100,10 +98,8 @@ fn adopts_from_the_dead(name: &str) {
         return;
     };
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let families = written_to(folder.path());
-    let family = families.iter().find(|family| family.name == name);
-    let family = family.expect("a family of this name");
-    let path = family.path.as_ref().expect("it was written");
+    let families = some_written_to(folder.path(), &[name]);
+    let path = families[0].path.as_ref().expect("it was written");
     // A standby computes a chunk before it is ready, which is interpreted.
     let worker = Worker::with_model(path)
         .arg("--kv-cache-size", "16MiB")

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 use worker_orcd_tests::Worker;
-use worker_orcd_tests::families::written_to;
+use worker_orcd_tests::families::some_written_to;
 use worker_orcd_tests::faults::{Expected, ON_A_GPU};
 use worker_orcd_tests::played_cuda::PlayedCuda;
 use worker_orcd_tests::worker::unique;
@@ -45,9 +45,8 @@ fn a_stream_outlives_every_fault_of_the_device() {
         return;
     };
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let families = written_to(folder.path());
-    let family = families.iter().find(|family| family.name == FAMILY);
-    let path = family.and_then(|it| it.path.as_ref()).expect("its file");
+    let families = some_written_to(folder.path(), &[FAMILY]);
+    let path = families[0].path.as_ref().expect("its file");
     let worker = Worker::with_model(path)
         .arg("--kv-cache-size", "16MiB")
         .faults(&rules(&ON_A_GPU))
