@@ -38,12 +38,16 @@ const SHALLOW_LAYERS: u32 = 6;
 #[must_use]
 pub fn shallow_model() -> PathBuf {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(make_shallow_model).clone()
+    MADE.get_or_init(|| first_layers_of(&real_model())).clone()
 }
 
-/// Makes the file beside the test program, unless it is newer than program and model.
-fn make_shallow_model() -> PathBuf {
-    let model = real_model();
+/// File with the first layers of a model, as [`shallow_model`]. It is made beside this program, unless it is newer than
+/// program and model.
+///
+/// # Panics
+/// The file cannot be written.
+#[must_use]
+pub fn first_layers_of(model: &Path) -> PathBuf {
     let program = env::current_exe().expect("a program has a path");
     let name = model.file_name().expect("a file has a name");
     let path = program.with_file_name(name).with_extension("shallow.gguf");
@@ -51,10 +55,10 @@ fn make_shallow_model() -> PathBuf {
     let lock = File::create(path.with_extension("lock")).expect("a folder of ours");
     let _turn = Flock::lock(lock, FlockArg::LockExclusive).expect("a lock of ours");
     let changed = |path: &Path| fs::metadata(path).and_then(|it| it.modified()).ok();
-    if changed(&path) <= changed(&program).max(changed(&model)) {
+    if changed(&path) <= changed(&program).max(changed(model)) {
         // A program that is killed leaves no half of it.
         let unfinished = path.with_extension("unfinished");
-        with_layers(&model, SHALLOW_LAYERS, &unfinished).expect("a copy with fewer layers");
+        with_layers(model, SHALLOW_LAYERS, &unfinished).expect("a copy with fewer layers");
         fs::rename(&unfinished, &path).expect("both are in one folder");
     }
     path

@@ -192,7 +192,7 @@ fn calls_and_thoughts() {
 
 #[test]
 fn what_a_real_model_draws() {
-    whatever_happens_each_is_told_the_same(Worker::real, &drawn());
+    whatever_happens_each_is_told_the_same(Worker::shallow, &drawn());
 }
 
 /// Parts of a completed answer stay in the log for a while. A new request after an upgrade must not include them.

@@ -50,7 +50,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// adopted. It uses the binaries of the tests before it: a build of these alone has other features, and would compile
 /// most of the workspace once more.
 pub fn for_ci(model: &Path) -> Result<()> {
-    beside_a_standby(model, &["--minutes", "1", "--seed", "20261121"])
+    beside_a_standby(
+        model,
+        &["--minutes", "1", "--seed", "20261121", "--shallow"],
+    )
 }
 
 /// Runs the same for longer, with a new seed.

@@ -57,6 +57,7 @@ use succession::Succession;
 use watch::Watch;
 use wear::{Wear, Worn};
 use worker::{Change, Faults, Setup, Worker};
+use worker_orcd_tests::model::first_layers_of;
 
 /// Streams against the real worker while its children die.
 #[derive(Debug, Parser)]
@@ -141,6 +142,9 @@ pub struct Arguments {
         default_value = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
     )]
     model: PathBuf,
+    /// Compute with the first layers of the model: a minute has more requests and deaths.
+    #[arg(long)]
+    shallow: bool,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -198,7 +202,11 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     }
     let requests = mix::requests(seed, arguments.requests.max(1), arguments.mix.kinds());
     println!("chaos: {} requests once, without faults", requests.len());
-    let ground = Ground::prepare(&arguments.model, arguments.siege)?;
+    let model = match arguments.shallow {
+        true => &first_layers_of(&arguments.model),
+        false => &arguments.model,
+    };
+    let ground = Ground::prepare(model, arguments.siege)?;
     let setup = Setup {
         model: ground.model.clone(),
         device: arguments.device.clone(),
