@@ -3,8 +3,9 @@
     python chat_templates.py CASES.json
 
 Each case has a template, the texts of the tokens that begin and end a sequence, the body of a request as text, and what the
-worker makes of it: a prompt, or the words in which the template refuses it. A tokenizer of transformers with that template must
-make the same of the same messages (`apply_chat_template`). Templates may ask for the date, which the worker has in UTC.
+worker makes of it: a prompt, or the words in which the template refuses it. It may have settings of the template. A tokenizer of
+transformers with that template must make the same of the same messages (`apply_chat_template`). Templates may ask for the date,
+which the worker has in UTC.
 
 What the worker does before the template is done here, too (`message_of`).
 """
@@ -65,7 +66,7 @@ def made_of(case, has_values):
     has_thinking = "message.thinking" in case["template"]
     messages = [message_of(message, has_thinking, has_values) for message in body["messages"]]
     tools = body["tools"] or None
-    settings = {"add_generation_prompt": True} | settings_of(body)
+    settings = {"add_generation_prompt": True} | settings_of(body) | case.get("settings", {})
     try:
         return {"prompt": tokenizer.apply_chat_template(messages, tools, tokenize=False, **settings)}
     except jinja2.UndefinedError:

@@ -96,7 +96,7 @@ def main():
     options = arguments.parse_args()
 
     with llama_cpp.Model(options.model, n_ctx=512, threads=options.threads) as reference:
-        runs = [generate(reference, prompt, options.steps) for prompt in PROMPTS]
+        runs = [generate(reference, prompt, reference.tokenize(prompt), options.steps) for prompt in PROMPTS]
     with llama_cpp.Model(options.model, n_ctx=512, threads=options.threads, exact_kv=True) as reference:
         sure = [confirm(reference, run) for run in runs]
     counted = compare("the file as it is", options.model, options, runs, sure, CLEAR_MARGIN)
@@ -122,46 +122,56 @@ class Run:
     margins: list
 
 
+@dataclass(frozen=True)
+class Differences:
+    """Steps at which our token is another one, as (prompt, step, ours, theirs, margin): where llama.cpp is sure of its own,
+    where it is sure by its default way only, and where it is not."""
+
+    counted: list
+    one_way: list
+    close: list
+
+
 def compare(what, model, options, runs, sure, clear):
     """How many differences count."""
+    flags = ["--threads", options.threads, "--device", options.device]
+    found = differences(options.program, model, flags, runs, sure, clear)
+    for prompt, step, mine, theirs, margin in found.counted:
+        print(f"{prompt!r} step {step}: ours {mine}, llama.cpp {theirs}, margin {margin:.2f}")
+    print(
+        f"{what}: {len(runs)} prompts x {options.steps} tokens: {len(found.counted)} differences where llama.cpp is sure by "
+        f"more than {clear}, {told(found.one_way)} where it is sure one way only, "
+        f"{told(found.close)} where it is not"
+    )
+    return len(found.counted)
+
+
+def differences(program, model, flags, runs, sure, clear):
+    """Our tokens beside those of the runs. `sure`: of each run, at which steps llama.cpp's other way agrees with it."""
     requests = [
         {"tokens": run.history[:-1], "positions": list(range(run.start - 1, len(run.history) - 1))}
         for run in runs
     ]
-    answers = ours.next_tokens(
-        options.program, model, requests,
-        "--threads", options.threads, "--batch", 8, "--device", options.device,
-    )
-
-    counted, one_way, close_calls = 0, [], []
+    answers = ours.next_tokens(program, model, requests, "--batch", 8, *flags)
+    found = Differences([], [], [])
     for run, certain, answer in zip(runs, sure, answers, strict=True):
         for step, (mine, theirs) in enumerate(zip(answer["argmax"], run.tokens, strict=True)):
             margin = run.margins[step]
             if mine == theirs:
                 continue
-            if margin <= clear:
-                close_calls.append(margin)
-            elif not certain[step]:
-                one_way.append(margin)
-            else:
-                counted += 1
-                print(f"{run.prompt!r} step {step}: ours {mine}, llama.cpp {theirs}, margin {margin:.2f}")
-    print(
-        f"{what}: {len(runs)} prompts x {options.steps} tokens: {counted} differences where llama.cpp is sure by "
-        f"more than {clear}, {told(one_way)} where it is sure one way only, "
-        f"{told(close_calls)} where it is not"
-    )
-    return counted
+            kind = found.close if margin <= clear else found.counted if certain[step] else found.one_way
+            kind.append((run.prompt, step, mine, theirs, margin))
+    return found
 
 
-def told(margins):
-    return f"{len(margins)} (up to {max(margins):.3f})" if margins else "0"
+def told(steps):
+    return f"{len(steps)} (up to {max(step[-1] for step in steps):.3f})" if steps else "0"
 
 
-def generate(reference, prompt, steps):
+def generate(reference, prompt, ids, steps):
     """Goes on past an end token: the comparison is of the arithmetic, not of when to stop."""
     reference.reset()
-    history = reference.tokenize(prompt)
+    history = list(ids)
     start = len(history)
     row = reference.run(history)
     margins = []

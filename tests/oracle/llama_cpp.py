@@ -250,12 +250,16 @@ class Model:
     def run(self, tokens, all_positions=False):
         """Appends tokens to the history. Returns logits as float32: [vocab] of the last token,
         or [len(tokens), vocab]."""
-        n = self._decode(tokens, all_positions)
         if not all_positions:
-            return self._row(n - 1)
-        return np.stack([self._row(i) for i in range(n)])
+            return self.rows(tokens, [len(tokens) - 1])[0]
+        return self.rows(tokens, range(len(tokens)))
 
-    def _decode(self, tokens, all_positions):
+    def rows(self, tokens, wanted):
+        """Appends tokens to the history. Returns logits as float32, [len(wanted), vocab]; `wanted` are indices of tokens."""
+        self._decode(tokens, wanted)
+        return np.stack([self._row(i) for i in wanted])
+
+    def _decode(self, tokens, wanted):
         n = len(tokens)
         ids = (ctypes.c_int32 * n)(*tokens)
         positions = (ctypes.c_int32 * n)(*range(self._n_past, self._n_past + n))
@@ -264,19 +268,17 @@ class Model:
         sequences = (ctypes.POINTER(ctypes.c_int32) * n)(
             *[ctypes.cast(sequence, ctypes.POINTER(ctypes.c_int32))] * n
         )
-        wanted = [1 if all_positions or i == n - 1 else 0 for i in range(n)]
-        outputs = (ctypes.c_int8 * n)(*wanted)
+        outputs = (ctypes.c_int8 * n)(*[int(i in wanted) for i in range(n)])
         batch = _Batch(n, ids, None, positions, one, sequences, outputs)
         status = _decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode: {status}")
         self._n_past += n
-        return n
 
     def embed(self, tokens):
         """The pooled vector of a text: float32 of any length, `[n_embd]`; of a reranker `[labels]`."""
         self.reset()
-        self._decode(tokens, all_positions=True)
+        self._decode(tokens, range(len(tokens)))
         vector = _embeddings_seq(self._context, 0)
         ranks = _pooling_type(self._context) == _POOLING_RANK
         numbers = (_n_cls_out if ranks else _n_embd)(self._model)

@@ -72,6 +72,7 @@ mod oracle_client;
 mod oracle_logits;
 mod oracle_templates;
 mod oracle_text;
+mod oracle_verify;
 mod pace;
 mod pauses;
 mod played_card;

@@ -30,6 +30,7 @@ mod side_by_side;
 mod tables;
 mod test;
 mod up;
+mod verify;
 mod worker;
 
 use clap::{Parser, Subcommand};
@@ -49,6 +50,8 @@ struct Arguments {
 enum Command {
     /// Get the default model, build, serve it, and show one streamed answer.
     Up(up::Arguments),
+    /// Compare a model file with llama.cpp, and its answers under disturbances with those alone.
+    Verify(verify::Arguments),
     /// Formatting, lints, every test, and the comparisons with llama.cpp.
     Test(test::Arguments),
     /// Run the test programs again and again beside busy processes, and list those that failed.
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
     process::end_children_on_signals();
     let result = match Arguments::parse().command {
         Command::Up(arguments) => up::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Flaky(arguments) => flaky::run(&arguments),
         Command::Tables => tables::run(),

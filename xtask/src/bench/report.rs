@@ -7,17 +7,7 @@ use std::process::Command;
 
 /// Writes `bench/results/NAME.md` and prints the table.
 pub fn write(name: &str, command: &str, table: &str) -> Result<()> {
-    let text = format!(
-        "# {name}\n\n\
-         - command: `{command}`\n\
-         - date: {}\n\
-         - commit: {}\n\
-         - machine: {}, {} threads\n\n{table}",
-        date()?,
-        commit()?,
-        cpu_model(),
-        std::thread::available_parallelism()?,
-    );
+    let text = format!("{}\n{table}", head(name, command)?);
     fs::create_dir_all(paths::bench_results())?;
     let path = paths::bench_results().join(format!("{name}.md"));
     fs::write(&path, &text)?;
@@ -26,6 +16,21 @@ pub fn write(name: &str, command: &str, table: &str) -> Result<()> {
         path.strip_prefix(paths::root())?.display()
     );
     Ok(())
+}
+
+/// Title and origin of a result.
+pub fn head(name: &str, command: &str) -> Result<String> {
+    Ok(format!(
+        "# {name}\n\n\
+         - command: `{command}`\n\
+         - date: {}\n\
+         - commit: {}\n\
+         - machine: {}, {} threads\n",
+        date()?,
+        commit()?,
+        cpu_model(),
+        std::thread::available_parallelism()?,
+    ))
 }
 
 /// Command as typed after `cargo`.
