@@ -7,10 +7,14 @@
 //!   │ Grammars    │◄──────────────────────────────────────────┤ answers
 //!   └──────────┬──┘        ┌───────────────────┐              │
 //!              ├──────────►│ workers, a few    ├──────────────┤
-//!              │           └───────────────────┘              │
+//!              │           └─────────┬─────────┘              │
+//!              │        copy, drafts ▼                        │
+//!              │           ┌───────────────────┐              │
+//!              │           │ drafters, a few   ├──────────────┤
+//!              │           └───────────────────┘ their masks  │
 //!              │           ┌───────────────────┐              │
 //!              └──────────►│ a slow worker     ├──────────────┘
-//!         matcher, token   └───────────────────┘ matcher, next mask
+//!        matcher, tokens   └───────────────────┘ matcher, next mask
 //! ```
 //!
 //! A matcher moves between threads: it is here between two masks, and at a worker during the computation. Long work,
@@ -18,9 +22,16 @@
 //! slow worker has the matchers with a slow last mask. Compilers and slow worker run at low priority, after the
 //! streams. The threads start with the first grammar.
 //!
+//! Masks behind drafts come from a copy of the matcher, because an accepted token cannot be taken back exactly: the states
+//! that a mask leaves in the lexer count. The copy is dropped, and the matcher gets the tokens that were sampled. Drafters
+//! have threads of their own, so that the next mask of another matcher waits for none of theirs.
+//!
 //! An error, even a panic inside llguidance, is the answer to one ticket and ends nothing else.
 
+mod drafting;
+
 use crate::scheduler::Wish;
+use drafting::Drafting;
 use nix::time::{ClockId, clock_gettime};
 use rustix::process::{getpriority_process, setpriority_process};
 use std::collections::HashMap;
@@ -47,21 +58,34 @@ const FEWEST_COMPILERS: usize = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A mask, or the end of its matcher.
 #[derive(Debug)]
-pub struct Answer {
-    pub ticket: u64,
-    /// Tokens forced by the grammar before the mask.
-    pub forced: Vec<TokenId>,
-    pub mask: Result<Mask, GrammarError>,
+pub enum Answer {
+    /// A mask, or the end of its matcher.
+    Next {
+        ticket: u64,
+        /// Tokens forced by the grammar before the mask.
+        forced: Vec<TokenId>,
+        mask: Result<Mask, GrammarError>,
+    },
+    /// The mask behind the next draft; `None`: there are no more.
+    Drafted { ticket: u64, mask: Option<Mask> },
 }
 
 /// Result of a thread.
 #[derive(Debug)]
-struct Done {
-    answer: Answer,
-    /// The matcher, unless it has failed.
-    matcher: Option<Traveller>,
+enum Done {
+    Next {
+        ticket: u64,
+        forced: Vec<TokenId>,
+        mask: Result<Mask, GrammarError>,
+        /// The matcher, unless it has failed.
+        matcher: Option<Traveller>,
+    },
+    Drafted {
+        ticket: u64,
+        mask: Option<Mask>,
+        still: Weak<()>,
+    },
 }
 
 #[derive(Debug)]
@@ -69,6 +93,8 @@ struct Traveller {
     matcher: Box<Matcher>,
     /// The last mask took long.
     is_slow: bool,
+    /// Held until its next token, so that drafters see it.
+    drafted: Option<Arc<()>>,
 }
 
 #[derive(Debug)]
@@ -93,6 +119,7 @@ pub struct Grammars {
 struct Queues {
     compiler: Sender<Job>,
     workers: Sender<Job>,
+    drafters: Sender<Job>,
     slow_worker: Sender<Job>,
 }
 
@@ -144,9 +171,10 @@ impl Grammars {
             } => self.begin(ticket, (grammar, generated), most_forced)?,
             Wish::Next {
                 ticket,
-                token,
+                tokens,
                 most_forced,
-            } => self.next(ticket, token, most_forced),
+                drafts,
+            } => self.next(ticket, tokens, most_forced, drafts),
             Wish::Forget { ticket } => self.forget(ticket),
         }
         Ok(())
@@ -160,16 +188,39 @@ impl Grammars {
                 Duration::ZERO => self.done.try_recv().ok()?,
                 patience => self.done.recv_timeout(patience).ok()?,
             };
-            let Done { answer, matcher } = done;
-            match (self.matchers.remove(&answer.ticket), matcher) {
-                // No longer needed.
-                (None, Some(matcher)) => self.free(matcher),
-                (None, None) => {}
-                (Some(_), matcher) => {
-                    let here = matcher.map(|matcher| (answer.ticket, Place::Here(matcher)));
-                    self.matchers.extend(here);
-                    return Some(answer);
+            if let Some(answer) = self.answer(done) {
+                return Some(answer);
+            }
+        }
+    }
+
+    /// The answer, if it is still needed.
+    fn answer(&mut self, done: Done) -> Option<Answer> {
+        match done {
+            Done::Drafted {
+                ticket,
+                mask,
+                still,
+            } => (still.strong_count() > 0).then_some(Answer::Drafted { ticket, mask }),
+            Done::Next {
+                ticket,
+                forced,
+                mask,
+                matcher,
+            } => {
+                let is_needed = self.matchers.remove(&ticket).is_some();
+                match matcher {
+                    Some(matcher) if is_needed => {
+                        self.matchers.insert(ticket, Place::Here(matcher));
+                    }
+                    Some(matcher) => self.free(matcher),
+                    None => {}
                 }
+                is_needed.then_some(Answer::Next {
+                    ticket,
+                    forced,
+                    mask,
+                })
             }
         }
     }
@@ -184,7 +235,7 @@ impl Grammars {
         let (workshop, still) = (Arc::clone(&self.workshop), Arc::downgrade(&wanted));
         let job = move || {
             if let Some(begun) = workshop.begin(&grammar, &generated, &still) {
-                drop(answers.send(done(ticket, || begun, most_forced)));
+                drop(answers.send(done(ticket, || begun, 0, most_forced)));
             }
         };
         drop(self.queues()?.compiler.send(Box::new(job)));
@@ -192,7 +243,13 @@ impl Grammars {
         Ok(())
     }
 
-    fn next(&mut self, ticket: u64, token: TokenId, most_forced: usize) {
+    fn next(
+        &mut self,
+        ticket: u64,
+        tokens: Vec<TokenId>,
+        most_forced: usize,
+        drafts: Vec<TokenId>,
+    ) {
         let wanted = Arc::new(());
         let (still, answers) = (Arc::downgrade(&wanted), self.answers.clone());
         let place = self.matchers.insert(ticket, Place::Away(wanted));
@@ -203,11 +260,19 @@ impl Grammars {
         let Traveller {
             mut matcher,
             is_slow,
+            drafted: _,
         } = here;
+        let drafters = queues.drafters.clone();
         let job = move || {
-            if still.strong_count() > 0 {
-                let accepted = || matcher.accept(token).map(|()| matcher);
-                drop(answers.send(done(ticket, accepted, most_forced)));
+            if still.strong_count() == 0 {
+                return;
+            }
+            let accepted = || matcher.catch_up(&tokens).map(|()| matcher);
+            let mut done = done(ticket, accepted, tokens.len() - 1, most_forced);
+            let drafting = Drafting::new(&mut done, &drafts, answers.clone());
+            drop(answers.send(done));
+            if let Some(drafting) = drafting {
+                drop(drafters.send(Box::new(|| drafting.run())));
             }
         };
         let worker = match is_slow {
@@ -236,6 +301,7 @@ impl Grammars {
             None => Queues {
                 compiler: start("grammar", workers().max(FEWEST_COMPILERS), Some(NICENESS))?,
                 workers: start("mask", workers(), None)?,
+                drafters: start("draft-mask", workers(), None)?,
                 slow_worker: start("slow-mask", 1, Some(NICENESS))?,
             },
         };
@@ -280,10 +346,11 @@ impl Workshop {
     }
 }
 
-/// Result of a matcher's next mask, with the matcher unless it has failed.
+/// Result of a matcher's next mask, with the matcher unless it has failed. `before`: masks that are computed to get it.
 fn done(
     ticket: u64,
     matcher: impl FnOnce() -> Result<Box<Matcher>, GrammarError>,
+    before: usize,
     most_forced: usize,
 ) -> Done {
     let began = processor_time();
@@ -295,15 +362,17 @@ fn done(
         }
         Err(error) => (Vec::new(), Err(error), None),
     };
-    let masks = forced.len() as u32 + 1;
+    let masks = (before + forced.len() + 1) as u32;
     let is_slow = processor_time().saturating_sub(began) > SLOW_MASK * masks;
-    Done {
-        answer: Answer {
-            ticket,
-            forced,
-            mask,
-        },
-        matcher: matcher.map(|matcher| Traveller { matcher, is_slow }),
+    Done::Next {
+        ticket,
+        forced,
+        mask,
+        matcher: matcher.map(|matcher| Traveller {
+            matcher,
+            is_slow,
+            drafted: None,
+        }),
     }
 }
 
@@ -346,3 +415,6 @@ fn give_way(niceness: i32) {
         let _ = setpriority_process(None, niceness);
     }
 }
+
+#[cfg(test)]
+mod tests;

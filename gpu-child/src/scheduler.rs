@@ -56,6 +56,7 @@ mod prediction;
 mod room;
 mod scoring;
 mod sequence;
+mod share;
 mod thoughts;
 mod token_rules;
 
@@ -73,8 +74,8 @@ use fair_queue::{Candidate, FairQueue};
 pub use limits::Limits;
 use room::NoRoom;
 use sequence::{MOST_FORCED, Sequence, Tail};
+use share::Share;
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 use worker_orcd_grammar::{GrammarError, Mask};
@@ -151,17 +152,6 @@ pub struct StepShape {
     pub depth: usize,
     /// Drafts among the rows of decoding sequences.
     pub drafts: usize,
-}
-
-/// A sequence's share of a step in flight.
-#[derive(Debug)]
-struct Share {
-    serial: u64,
-    request: RequestId,
-    /// Rows of the device that may be sampled.
-    rows: usize,
-    /// Indices of the sampled tokens, one for each row; empty if none is sampled.
-    draws: Range<u32>,
 }
 
 impl Scheduler {
@@ -243,7 +233,7 @@ impl Scheduler {
     /// a sequence decodes. False if there is nothing to compute, or nothing before the end of a step with drafts.
     pub fn plan(&mut self, prompt_tokens: impl FnOnce(Company) -> u32) -> bool {
         let newest = self.flights.back().into_iter().flatten();
-        if newest.clone().any(|share| share.draws.len() > 1) {
+        if newest.clone().any(|share| share.rows > 1) {
             return false;
         }
         self.running.iter_mut().for_each(Sequence::drop_drafts);
@@ -301,6 +291,8 @@ impl Scheduler {
                 serial: sequence.serial,
                 request: sequence.request,
                 rows,
+                known: 0,
+                drafts: sequence.drafts(),
                 draws,
             }
         });
@@ -320,7 +312,7 @@ impl Scheduler {
             let (rows, behind) = rest.split_at(share.draws.len());
             let counted = self.advance(share, rows, &mut from);
             heard.extend_from_slice(&rows[..counted]);
-            let drafts = rows.len().saturating_sub(1) as u32;
+            let drafts = share.drafts as u32;
             if drafts > 0 && counted > 0 {
                 let request = share.request;
                 drafted.push(Drafted { request, drafts });
@@ -453,23 +445,29 @@ impl Scheduler {
         };
         let counted = sequence.learn(drawn, &self.limits);
         self.counters.generated_tokens += counted as u64;
-        self.counters.draft_tokens += drawn.len().saturating_sub(1) as u64;
-        self.counters.accepted_draft_tokens += counted.saturating_sub(1) as u64;
-        if let Some(row) = drawn[..counted].last() {
-            self.wishes
-                .extend(sequence.next_wish(row.token, &self.limits));
+        if counted > 0 {
+            self.counters.draft_tokens += share.drafts as u64;
+            self.counters.accepted_draft_tokens += counted as u64 - 1;
+        }
+        // Otherwise the next plan requests the mask, with those behind its drafts.
+        if sequence.has_unknown() || !sequence.may_draft(&self.limits) {
+            self.wishes.extend(sequence.next_wish(&self.limits));
         }
         sequence.publish(&mut self.cache);
         counted
     }
 
-    /// Appends drafts to sequences that decode. Many sequences together have none: their rows fill the device.
+    /// Appends drafts to sequences that decode, and requests the masks that are still to be requested. Many sequences
+    /// together have no drafts: their rows fill the device.
     fn add_drafts(&mut self) {
         let decoding = self.running.iter().filter(|it| it.decodes()).count();
         let batch_tokens = self.limits.max_batch_tokens as usize;
         let allowance = Allowance::of(decoding, batch_tokens, &self.draft_costs);
         for sequence in self.running.iter_mut().filter(|it| it.decodes()) {
             sequence.draft(allowance, &self.limits, &mut self.cache);
+        }
+        for sequence in &mut self.running {
+            self.wishes.extend(sequence.next_wish(&self.limits));
         }
     }
 
@@ -510,6 +508,12 @@ impl Scheduler {
         running.any(|it| it.is_open() && it.constraint.expects_mask())
     }
 
+    /// True if a sampling of the last launched step waits for masks behind its drafts.
+    #[must_use]
+    pub fn drafts_wait(&self) -> bool {
+        self.running.iter().any(Sequence::awaits_drafted)
+    }
+
     /// True if another row of the last launched step samples regardless of masks.
     #[must_use]
     pub fn others_draw(&self) -> bool {
@@ -518,7 +522,7 @@ impl Scheduler {
         drawing.any(|share| self.find(share.serial).is_some_and(|it| !it.is_open()))
     }
 
-    /// Decides the sampling of the last launched step: a row without a mask by now does not sample.
+    /// Decides the sampling of the last launched step: a row without a mask by now does not sample, nor do those behind it.
     pub fn settle_draws(&mut self) {
         for sequence in self.running.iter_mut().filter(|it| it.is_open()) {
             if sequence.constraint.lacks_mask() {
@@ -526,6 +530,7 @@ impl Scheduler {
                 sequence.undraw();
                 sequence.run_again();
             }
+            sequence.forget_unmasked();
         }
         let Self {
             flights,
@@ -536,9 +541,8 @@ impl Scheduler {
         for share in flights.back_mut().into_iter().flatten() {
             let mut all = running.iter().chain(waiting.iter());
             let sequence = all.find(|it| it.serial == share.serial);
-            if !sequence.is_some_and(|it| it.draws_at(share.draws.start)) {
-                share.draws = 0..0;
-            }
+            let draws = sequence.and_then(Sequence::draws);
+            share.settle(draws.unwrap_or_default());
         }
     }
 
@@ -548,9 +552,10 @@ impl Scheduler {
         let newest = self.flights.back().into_iter().flatten();
         let rows = newest.flat_map(|share| {
             let sequence = self.find(share.serial);
-            let first = share.draws.start as usize;
-            let sequence = sequence.filter(|_| !share.draws.is_empty());
-            (0..share.rows).map(move |row| Some(sequence?.sample(first + row)))
+            (0..share.rows).map(move |row| {
+                let index = share.index_at(row)?;
+                Some(sequence?.sample(index as usize))
+            })
         });
         rows.collect()
     }
@@ -599,15 +604,27 @@ impl Scheduler {
         }
     }
 
+    /// Applies a mask behind a draft; `None`: there are no more.
+    pub fn hear_drafted(&mut self, of: u64, mask: Option<Mask>) {
+        let mut running = self.running.iter_mut();
+        if let Some(sequence) = running.find(|it| it.constraint.ticket() == Some(of)) {
+            sequence.hear_drafted(mask);
+        }
+    }
+
     fn take_forced_of(&mut self, index: usize, forced: &[TokenId]) {
         let sequence = &mut self.running[index];
-        if sequence.is_open() {
-            sequence.undraw();
+        if !sequence.is_open() {
+            sequence.drop_drafts();
         }
         for token in forced {
+            let is_drafted = sequence.has_drafted(*token);
+            if sequence.is_open() && !is_drafted {
+                sequence.undraw();
+            }
             // The same number of tokens as with sampling: the token without room in memory is the last.
-            let is_over = sequence.ending(&self.limits).is_some();
-            if is_over || sequence.outgrows(&self.cache) {
+            let has_room = is_drafted || !sequence.outgrows(&self.cache);
+            if sequence.ending(&self.limits).is_some() || !has_room {
                 break;
             }
             self.counters.generated_tokens += 1;

@@ -2,8 +2,10 @@
 //! replaced in their middle, and drafts are accepted.
 
 use serde_json::{Value, json};
+use worker_orcd_tests::chat::{anonymous, streamed};
 use worker_orcd_tests::client::Client;
 use worker_orcd_tests::disturbed::Disturbance;
+use worker_orcd_tests::tools_model::with_tools;
 use worker_orcd_tests::{Worker, wait};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -33,6 +35,30 @@ fn chat(extra: &Value) -> Value {
     let messages = json!([{"role": "user", "content": prompt()}]);
     let base = json!({"messages": messages, "max_tokens": 60, "ignore_eos": true});
     with(base, extra)
+}
+
+/// Objects whose names come again and again.
+fn listed() -> Value {
+    let place = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "kind": {"enum": ["river", "lake"]},
+            "is_deep": {"type": "boolean"},
+        },
+        "required": ["name", "kind", "is_deep"],
+        "additionalProperties": false,
+    });
+    json!({
+        "type": "object",
+        "properties": {"places": {"type": "array", "items": place, "minItems": 4, "maxItems": 4}},
+        "required": ["places"],
+        "additionalProperties": false,
+    })
+}
+
+fn format(schema: &Value) -> Value {
+    json!({"type": "json_schema", "json_schema": {"name": "places", "schema": schema}})
 }
 
 /// Requests of every kind that samples differently.
@@ -77,6 +103,12 @@ fn requests() -> Vec<(&'static str, Value)> {
             CHAT,
             chat(
                 &json!({"temperature": 0, "ignore_eos": false, "response_format": {"type": "json_object"}}),
+            ),
+        ),
+        (
+            CHAT,
+            chat(
+                &json!({"temperature": 0.7, "seed": 2, "ignore_eos": false, "logprobs": true, "response_format": format(&listed())}),
             ),
         ),
         (
@@ -269,4 +301,79 @@ fn a_prediction_of_a_chat_changes_no_token() {
     let wrong = client.post(CHAT, &wrong);
     assert_eq!(wrong.status, 400);
     assert!(wrong.text().contains("prediction.type"), "{}", wrong.text());
+}
+
+/// Chats whose answers a schema or a tool constrains.
+fn constrained() -> Vec<Value> {
+    let tool = json!({"type": "function", "function": {"name": "note", "parameters": listed()}});
+    let schema = json!({"response_format": format(&listed())});
+    let tools = json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false});
+    let sampled =
+        json!({"temperature": 0.8, "seed": 4, "repetition_penalty": 1.1, "min_tokens": 9});
+    let of = |constraint: &Value, sampling: &Value| {
+        let messages = json!([{"role": "user", "content": "Name rivers and lakes."}]);
+        let base = json!({"messages": messages, "max_tokens": 300});
+        with(with(base, constraint), sampling)
+    };
+    let greedy = json!({"temperature": 0});
+    vec![
+        of(&schema, &greedy),
+        of(&schema, &sampled),
+        of(&tools, &greedy),
+        of(&tools, &sampled),
+    ]
+}
+
+/// The text that the model has written.
+fn written(choice: &Value) -> String {
+    match &choice["message"]["tool_calls"][0]["function"]["arguments"] {
+        Value::Null => choice["message"]["content"]
+            .as_str()
+            .expect("a text")
+            .to_owned(),
+        arguments => {
+            let arguments = arguments.as_str().expect("a text");
+            format!("<tool_call>\n{{\"name\": \"note\", \"arguments\": {arguments}}}\n</tool_call>")
+        }
+    }
+}
+
+#[test]
+fn answers_under_a_grammar_have_drafts_and_are_those_without() {
+    let (_dir, path) = with_tools();
+    let worker = Worker::with_model(&path)
+        .arg("--speculation", "text")
+        .start();
+    let client = worker.client();
+    // From the text, with a prediction, and in disturbed streams.
+    let mut accepted = [0; 3];
+    for body in constrained() {
+        let told = |body: &Value| {
+            let answer = client.post(CHAT, body);
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            let answer = answer.json();
+            (anonymous(&answer["choices"][0]), details(&answer["usage"]))
+        };
+        let (expected, none) = told(&with(body.clone(), &json!({"speculation": false})));
+        assert_eq!(none, [0, 0]);
+        let prediction = json!({"type": "content", "content": written(&expected)});
+        let predicting = with(body.clone(), &json!({"prediction": prediction}));
+        for (body, accepted) in [&body, &predicting].into_iter().zip(&mut accepted) {
+            let (choice, counted) = told(body);
+            assert_eq!(choice, expected, "{body}");
+            *accepted += counted[0];
+        }
+        let usage = json!({"stream": true, "stream_options": {"include_usage": true}});
+        let streaming = with(predicting, &usage);
+        for disturbance in Disturbance::ALL {
+            let mut events = disturbance.of_stream(&worker, CHAT, &streaming, 4);
+            let usage: Value =
+                serde_json::from_str(&events.remove(events.len() - 2)).expect("JSON");
+            let choice = anonymous(&streamed(events.into_iter()));
+            assert_eq!(choice, expected, "{disturbance:?}");
+            accepted[2] += details(&usage["usage"])[0];
+        }
+    }
+    assert!(accepted.iter().all(|it| *it > 0), "{accepted:?}");
+    assert!(worker.generation() > Some(1), "no child died");
 }

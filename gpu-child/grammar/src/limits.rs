@@ -28,9 +28,12 @@ pub const MAX_MESSAGE_BYTES: usize = 1024;
 /// token is never allowed.
 pub const MAX_TOKEN_BYTES: usize = 512;
 
-/// Items that a matcher keeps over all tokens of an answer. Each has 8 bytes; 16 if rules have parameters, and some 50
+/// Items that a matcher keeps over all tokens of an answer. Each has [`ITEM_BYTES`]; 16 if rules have parameters, and some 50
 /// more if a grammar begins inside another.
 pub const MAX_KEPT_ITEMS: usize = 4 << 20;
+
+/// Size of an item, in the usual case.
+pub const ITEM_BYTES: usize = 8;
 
 /// Number of items with the size of one row: its bounds, its lexeme, its position in the text.
 pub const ITEMS_OF_A_ROW: usize = 16;

@@ -7,7 +7,8 @@
 use crate::compiler::caught;
 use crate::error::GrammarError;
 use crate::limits::{
-    ITEMS_OF_A_ROW, MAX_KEPT_ITEMS, MAX_LEXER_BYTES, NARROW_TOKENS, RENEWED_BYTES, RENEWED_STATES,
+    ITEM_BYTES, ITEMS_OF_A_ROW, MAX_KEPT_ITEMS, MAX_LEXER_BYTES, NARROW_TOKENS, RENEWED_BYTES,
+    RENEWED_STATES,
 };
 use crate::mask::Mask;
 use crate::narrow::{Idle, Narrow};
@@ -178,6 +179,37 @@ impl Matcher {
         tokens.iter().try_for_each(|token| {
             self.mask()?;
             self.accept(*token)
+        })
+    }
+
+    /// Accepts tokens, of which the last mask allows the first, with the masks between them.
+    ///
+    /// # Errors
+    /// Those of [`Self::mask`] and [`Self::accept`].
+    pub fn catch_up(&mut self, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        let Some((first, others)) = tokens.split_first() else {
+            return Ok(());
+        };
+        self.accept(*first)?;
+        self.replay(others)
+    }
+
+    /// A matcher in the same state, which has no effect on this one. `None` if it would take more than this many bytes, or
+    /// after an error.
+    #[must_use]
+    pub fn copy(&self, most_bytes: usize) -> Option<Self> {
+        let parser = self.parser.as_ref().ok()?;
+        let bytes = lexer_size(parser).1 + self.kept_items * ITEM_BYTES;
+        if bytes > most_bytes {
+            return None;
+        }
+        Some(Self {
+            parser: Ok(caught(|| Ok(parser.deep_clone())).ok()?),
+            compiled: Arc::clone(&self.compiled),
+            tokens: self.tokens.clone(),
+            narrow: self.narrow.clone(),
+            ends: self.ends.clone(),
+            ..*self
         })
     }
 

@@ -213,6 +213,45 @@ proptest! {
     }
 }
 
+#[test]
+fn a_copy_goes_on_as_the_original_would_and_has_no_effect_on_it() {
+    let compiler = compiler();
+    for (seed, grammar) in (0..60).zip(
+        [schema(PERSON), Grammar::Lark(EXPRESSION.to_owned())]
+            .iter()
+            .cycle(),
+    ) {
+        let [mut original, mut alone] = [0; 2].map(|_| compiler.compile(grammar).unwrap());
+        walk(&mut original, seed, 10);
+        walk(&mut alone, seed, 10);
+        assert_eq!(original.mask(), alone.mask());
+        let mut copy = original.copy(usize::MAX).expect("a copy");
+        let (tokens, _) = walk(&mut copy, seed + 1000, 9);
+        let size = original.lexer_bytes();
+        assert_eq!(original.mask(), alone.mask());
+        assert_eq!(
+            size,
+            alone.lexer_bytes(),
+            "a mask of the copy is in its lexer"
+        );
+        if tokens.is_empty() {
+            continue;
+        }
+        original.catch_up(&tokens).unwrap();
+        tokens.iter().for_each(|token| {
+            alone.accept(*token).unwrap();
+            alone.mask().unwrap();
+        });
+        assert_eq!(original.mask(), alone.mask());
+        assert_eq!(original.lexer_bytes(), alone.lexer_bytes());
+        assert_eq!(
+            original.copy(size.min(1)).map(drop),
+            None,
+            "it is too large"
+        );
+    }
+}
+
 const EXPRESSION: &str = r#"
 start: sum
 sum: product (("+" | "-") product)*

@@ -5,6 +5,10 @@
 //! parked sequence drops its matcher; the next one replays its tokens.
 //!
 //! Tokens forced by a grammar arrive with the mask after them, and are appended without sampling.
+//!
+//! Drafts are sent with the newest token. The mask behind each arrives after that of the newest token, in order, as far as
+//! the grammar allows the drafts. Drafts that are forced are no drafts any more: the rows before them need no sampling, and the
+//! step samples behind them.
 
 use std::sync::Arc;
 use worker_orcd_grammar::Mask;
@@ -21,11 +25,13 @@ pub enum Wish {
         /// Maximum number of forced tokens before the mask.
         most_forced: usize,
     },
-    /// Computes the mask after one more token.
+    /// Computes the mask after these tokens, of which the last mask allows the first, and then, if the drafts begin with the
+    /// forced tokens, the mask after each further draft.
     Next {
         ticket: u64,
-        token: TokenId,
+        tokens: Vec<TokenId>,
         most_forced: usize,
+        drafts: Vec<TokenId>,
     },
     /// Drops the matcher, even during a computation.
     Forget { ticket: u64 },
@@ -39,8 +45,14 @@ pub(super) enum Constraint {
         grammar: Arc<Grammar>,
         /// Ticket of the matcher, if one was requested.
         ticket: Option<u64>,
+        /// Sampled tokens that the matcher has not got yet.
+        news: Vec<TokenId>,
         /// Mask of the next token, from its arrival until a step samples with it.
         mask: Option<Mask>,
+        /// Masks behind the first drafts, in order.
+        drafted: Vec<Mask>,
+        /// Further masks of drafts will arrive.
+        expects_drafted: bool,
         /// A sampling waited for the mask and it was late.
         is_late: bool,
     },
@@ -53,7 +65,10 @@ impl Constraint {
             Some(grammar) => Self::Grammar {
                 grammar,
                 ticket: None,
+                news: Vec::new(),
                 mask: None,
+                drafted: Vec::new(),
+                expects_drafted: false,
                 is_late: false,
             },
         }
@@ -86,18 +101,24 @@ impl Constraint {
         }
     }
 
-    pub(super) fn allowed(&self) -> Option<&[u32]> {
-        match self {
-            Self::None => None,
-            Self::Grammar { mask, .. } => mask.as_ref().map(Mask::words),
-        }
+    /// Mask of the next token, or of the one behind so many drafts.
+    pub(super) fn allowed(&self, drafts: usize) -> Option<&[u32]> {
+        let Self::Grammar { mask, drafted, .. } = self else {
+            return None;
+        };
+        let mask = match drafts.checked_sub(1) {
+            None => mask.as_ref(),
+            Some(before) => drafted.get(before),
+        };
+        mask.map(Mask::words)
     }
 
-    /// Records that a sampling with the mask is launched.
+    /// Records that a sampling with the masks is launched.
     pub(super) fn used(&mut self) {
         if let Self::Grammar { mask, .. } = self {
             *mask = None;
         }
+        self.forget_drafts();
     }
 
     pub(super) fn hear(&mut self, heard: Mask) {
@@ -107,22 +128,53 @@ impl Constraint {
         }
     }
 
-    /// Request for the mask after the accepted token.
-    pub(super) fn next(&self, token: TokenId, most_forced: usize) -> Option<Wish> {
-        let ticket = self.ticket()?;
+    // === tokens for the matcher ===
+
+    /// Records a sampled token.
+    pub(super) fn learn(&mut self, token: TokenId) {
+        if let Self::Grammar {
+            ticket: Some(_),
+            news,
+            ..
+        } = self
+        {
+            news.push(token);
+        }
+    }
+
+    /// True if the next mask is not requested yet.
+    pub(super) fn has_news(&self) -> bool {
+        matches!(self, Self::Grammar { news, .. } if !news.is_empty())
+    }
+
+    /// Request for the mask after the sampled tokens, if there are new ones.
+    pub(super) fn next(&mut self, most_forced: usize, drafts: &[TokenId]) -> Option<Wish> {
+        let Self::Grammar {
+            ticket,
+            news,
+            expects_drafted,
+            ..
+        } = self
+        else {
+            return None;
+        };
+        let ticket = ticket.filter(|_| !news.is_empty())?;
+        *expects_drafted = !drafts.is_empty();
         Some(Wish::Next {
             ticket,
-            token,
+            tokens: std::mem::take(news),
             most_forced,
+            drafts: drafts.to_vec(),
         })
     }
 
     /// Drops the matcher.
     pub(super) fn give_up(&mut self) -> Option<Wish> {
-        let Self::Grammar { ticket, mask, .. } = self else {
+        self.used();
+        let Self::Grammar { ticket, news, .. } = self else {
             return None;
         };
-        *mask = None;
+        news.clear();
         ticket.take().map(|ticket| Wish::Forget { ticket })
     }
 
@@ -130,6 +182,55 @@ impl Constraint {
         match self {
             Self::None => None,
             Self::Grammar { ticket, .. } => *ticket,
+        }
+    }
+
+    // === drafts ===
+
+    /// Records the mask behind the next draft; `None`: there are no more.
+    pub(super) fn hear_drafted(&mut self, heard: Option<Mask>) {
+        if let Self::Grammar {
+            drafted,
+            expects_drafted,
+            ..
+        } = self
+            && *expects_drafted
+        {
+            *expects_drafted = heard.is_some();
+            drafted.extend(heard);
+        }
+    }
+
+    /// Number of drafts with a mask behind them and all before.
+    pub(super) fn drafted(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Grammar { drafted, .. } => drafted.len(),
+        }
+    }
+
+    /// True if the masks of so many drafts are not complete, and the next one will arrive.
+    pub(super) fn expects_drafted(&self, drafts: usize) -> bool {
+        let Self::Grammar {
+            drafted,
+            expects_drafted,
+            ..
+        } = self
+        else {
+            return false;
+        };
+        *expects_drafted && drafted.len() < drafts
+    }
+
+    pub(super) fn forget_drafts(&mut self) {
+        if let Self::Grammar {
+            drafted,
+            expects_drafted,
+            ..
+        } = self
+        {
+            drafted.clear();
+            *expects_drafted = false;
         }
     }
 }

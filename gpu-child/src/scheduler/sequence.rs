@@ -42,6 +42,8 @@ pub(super) struct Sequence {
     unknown: usize,
     /// Drafts at the end of `tokens`, in the planned step or the one in flight.
     drafts: usize,
+    /// Drafts of the step in flight, including those that were removed from it for lack of a mask.
+    offered: usize,
     drafter: Drafter,
     /// The next step waits for the token in flight, behind which drafts are likely.
     awaits_drafts: bool,
@@ -106,6 +108,7 @@ impl Sequence {
             tokens,
             unknown: 0,
             drafts: 0,
+            offered: 0,
             drafter: Drafter::new(prompt_len, Arc::clone(&params.prediction)),
             awaits_drafts: false,
             is_open: false,
@@ -154,7 +157,7 @@ impl Sequence {
     /// is limited by the pages at hand.
     pub(super) fn runnable(&self, cache: &KvPages) -> usize {
         let comes_soon = self.decodes && self.constraint.expects_mask();
-        let is_decided = |thoughts: &Thoughts| thoughts.is_decided(self.unknown);
+        let is_decided = |thoughts: &Thoughts| self.unknown <= thoughts.decided();
         let waits = self.constraint.lacks_mask() && !comes_soon
             || !self.thoughts.as_ref().is_none_or(is_decided);
         let room = self.table.room(cache.geometry()) - self.computed;
@@ -334,12 +337,14 @@ impl Sequence {
             || tokens >= limits.max_sequence_tokens as usize
     }
 
-    /// Request for the mask after that token, if a further token follows.
-    pub(super) fn next_wish(&self, token: TokenId, limits: &Limits) -> Option<Wish> {
-        match self.ending(limits) {
-            Some(_) => None,
-            None => self.constraint.next(token, self.most_forced(limits)),
+    /// Request for the mask after the newest tokens, and for those behind the drafts, if a further token follows.
+    pub(super) fn next_wish(&mut self, limits: &Limits) -> Option<Wish> {
+        if !self.constraint.has_news() || self.ending(limits).is_some() {
+            return None;
         }
+        let drafts = &self.tokens[self.tokens.len() - self.drafts..];
+        let most_forced = self.most_forced(limits);
+        self.constraint.next(most_forced, drafts)
     }
 
     /// Positions with known tokens that no step will recompute.

@@ -38,6 +38,8 @@ struct Bench {
     /// Reported drafts, and those that became tokens.
     drafted: [u64; 2],
     step: u64,
+    /// Rows of a sequence that decodes in a step, at most.
+    most_rows: usize,
     /// Launches a step before the preceding one has ended, and keeps its unreported answers.
     is_ahead: bool,
     answers: VecDeque<Vec<Drawn>>,
@@ -81,6 +83,7 @@ impl Bench {
             outcomes: BTreeMap::new(),
             drafted: [0; 2],
             step: 0,
+            most_rows: 0,
             is_ahead: false,
             answers: VecDeque::new(),
             is_open: false,
@@ -114,6 +117,11 @@ impl Bench {
             let most = self.scheduler.limits.max_batch_tokens as usize;
             assert!(tokens <= most, "{tokens} tokens in one batch");
             self.device.begin(&work);
+            let decoding = self.scheduler.planned_sequences();
+            let rows = decoding
+                .filter(|(it, _)| it.decodes())
+                .map(|(_, rows)| rows);
+            self.most_rows = rows.fold(self.most_rows, usize::max);
             let wanted: Vec<_> = self.scheduler.hidden_wanted().collect();
             let hidden = self.device.hidden(&work, &wanted);
             let wanted = self.scheduler.prompt_rows_wanted().collect();
@@ -122,7 +130,7 @@ impl Bench {
             self.hear_scored(scored);
             self.scheduler.launched();
             self.is_open = true;
-            if !self.scheduler.draws_wait() {
+            if !self.scheduler.draws_wait() && !self.scheduler.drafts_wait() {
                 self.draw();
             }
         }
@@ -543,15 +551,17 @@ fn act() -> impl Strategy<Value = Act> {
         prop::collection::vec(1_u32..3, 1..30),
         0_u32..25,
         any::<bool>(),
-        prop::bool::weighted(0.3),
+        prop::bool::weighted(0.4),
         prop_oneof![3 => Just(0), 1 => 1_u32..20],
         prop_oneof![3 => Just(vec![]), 1 => Just(vec![9, 12, 30])],
         prop::bool::weighted(0.2),
+        prop_oneof![4 => Just(None), 1 => (0_u32..20).prop_map(Some)],
         predicted(),
     );
     prop_oneof![
         3 => request.prop_map(|request| {
-            let (prompt, max_tokens, ignore_eos, is_constrained, min_tokens, stop, without_drafts, predicted) = request;
+            let (prompt, max_tokens, ignore_eos, is_constrained, min_tokens, stop, without_drafts, budget, predicted) =
+                request;
             let grammar = is_constrained.then(|| Arc::new(Grammar::Regex(String::new())));
             let submission = with(submission(0, &prompt, max_tokens), |it| {
                 it.ignore_eos = ignore_eos;
@@ -559,6 +569,7 @@ fn act() -> impl Strategy<Value = Act> {
                 it.min_tokens = min_tokens;
                 it.stop_token_ids = stop.into_iter().map(TokenId).collect();
                 it.without_drafts = without_drafts;
+                it.thinking = budget.map(|tokens| Arc::new(thoughts::budget(tokens)));
             });
             Act::Submit(submission, predicted)
         }),
@@ -579,6 +590,7 @@ proptest! {
         shares_prefixes in any::<bool>(),
         is_ahead in any::<bool>(),
         lag in 0_usize..4,
+        drafted_at_once in prop_oneof![0_usize..4, Just(15)],
         forces in any::<bool>(),
         echoes in prop_oneof![Just(None), (1_usize..12).prop_map(Some)],
     ) {
@@ -587,6 +599,7 @@ proptest! {
         let mut bench = Bench::with_groups(limits, pages, shares_prefixes, groups);
         bench.play.lag = lag;
         bench.play.forces = forces;
+        bench.play.drafted_at_once = drafted_at_once;
         bench.device.echoes = echoes;
         if is_ahead {
             bench = bench.ahead();

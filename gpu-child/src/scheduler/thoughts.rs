@@ -69,20 +69,15 @@ impl Thoughts {
         self.settle(limits);
     }
 
-    /// True if the budget allows every token from now on.
-    pub(super) fn is_over(&self) -> bool {
-        self.state == State::Over
-    }
-
-    /// True if the next mask is known, regardless of the last `unknown` tokens.
-    pub(super) fn is_decided(&self, unknown: usize) -> bool {
-        let most = match self.state {
-            State::Over => return true,
-            State::Before => unknown.saturating_sub(1),
-            State::Thinks(tokens) => tokens as usize + unknown,
-            State::Closes(_) => usize::MAX,
-        };
-        unknown == 0 || most < self.budget.tokens as usize
+    /// Number of next tokens that may be any without effect on the mask of the token behind them.
+    pub(super) fn decided(&self) -> usize {
+        let budget = self.budget.tokens as usize;
+        match self.state {
+            State::Over => usize::MAX,
+            State::Before => budget,
+            State::Thinks(tokens) => budget.saturating_sub(tokens as usize + 1),
+            State::Closes(_) => 0,
+        }
     }
 
     /// Mask of the next token. `by_grammar`: the grammar's mask.

@@ -254,7 +254,7 @@ impl<'a> StepLoop<'a> {
             is_idle = !launches && self.in_flight.is_empty();
             if launches {
                 self.launch()?;
-                if !self.scheduler.draws_wait() {
+                if !self.scheduler.draws_wait() && !self.scheduler.drafts_wait() {
                     self.draw()?;
                 }
                 // Its masks are computed meanwhile, and the step before has its tokens.

@@ -49,9 +49,10 @@ impl Sequence {
 
     /// Mask of the token after the first `index` generated ones, if not all tokens are allowed.
     fn allowed(&self, index: usize) -> Option<&[u32]> {
+        let drafts = index.saturating_sub(self.generated().len());
         let held = match (&self.rules, self.constraint.is_grammar()) {
             (Some(rules), false) => rules.mask(index),
-            _ => self.constraint.allowed(),
+            _ => self.constraint.allowed(drafts),
         };
         match &self.thoughts {
             Some(thoughts) => thoughts.allowed(held),
@@ -66,6 +67,16 @@ impl Sequence {
         };
         let none = || GrammarError::new("it allows none of allowed_token_ids");
         rules.narrow(mask, self.generated().len()).ok_or_else(none)
+    }
+
+    /// Records the mask behind the next draft of the launched step; `None`: there are no more.
+    pub(in crate::scheduler) fn hear_drafted(&mut self, mask: Option<Mask>) {
+        let index = self.generated().len() + self.constraint.drafted() + 1;
+        let narrowed = mask.and_then(|mask| match &self.rules {
+            None => Some(mask),
+            Some(rules) => rules.narrow(mask, index),
+        });
+        self.constraint.hear_drafted(narrowed);
     }
 
     /// Records the launch of a step with `tokens` further tokens, up to its sampling. Returns the number of rows that may
@@ -92,10 +103,8 @@ impl Sequence {
         let first = (self.tokens.len() - self.drafts - self.prompt_len) as u32;
         self.decodes = true;
         self.is_open = self.constraint.is_grammar();
-        if self.drafts == 0 {
-            self.tokens.push(TO_BE_DRAWN);
-            self.unknown += 1;
-        }
+        self.offered = self.drafts;
+        self.await_token();
         (rows, first..first + rows as u32)
     }
 
@@ -111,10 +120,11 @@ impl Sequence {
         self.is_open
     }
 
-    /// True if the last launched step samples the token of this index, and those behind its drafts.
-    pub(in crate::scheduler) fn draws_at(&self, index: u32) -> bool {
+    /// Indices of the tokens that the last launched step samples, if any.
+    pub(in crate::scheduler) fn draws(&self) -> Option<Range<u32>> {
         let in_flight = self.drafts.max(usize::from(self.unknown > 0));
-        in_flight > 0 && self.prompt_len + index as usize + in_flight == self.tokens.len()
+        let first = (self.tokens.len() - self.prompt_len).checked_sub(in_flight)? as u32;
+        (in_flight > 0).then(|| first..first + 1 + self.drafts as u32)
     }
 
     /// Records that the sampling is launched.
@@ -124,12 +134,41 @@ impl Sequence {
         }
     }
 
-    /// Cancels the sample of the last launched step.
+    /// Cancels the samples of the last launched step.
     pub(in crate::scheduler) fn undraw(&mut self) {
+        self.constraint.forget_drafts();
+        self.forget_drafts(0);
         debug_assert!(self.is_open && self.tokens.last() == Some(&TO_BE_DRAWN));
         self.is_open = false;
         self.tokens.pop();
         self.unknown -= 1;
+    }
+
+    /// Removes the drafts of the last launched step that have no mask behind them.
+    pub(in crate::scheduler) fn forget_unmasked(&mut self) {
+        if self.constraint.is_grammar() {
+            self.forget_drafts(self.constraint.drafted());
+        }
+    }
+
+    /// Removes the drafts of the last launched step but the first `left`.
+    fn forget_drafts(&mut self, left: usize) {
+        let surplus = self.drafts.saturating_sub(left);
+        if surplus == 0 {
+            return;
+        }
+        self.tokens.truncate(self.tokens.len() - surplus);
+        self.computed -= surplus;
+        self.drafts -= surplus;
+        self.await_token();
+    }
+
+    /// Marks the token that is sampled behind the newest one, if it has no draft.
+    fn await_token(&mut self) {
+        if self.drafts == 0 {
+            self.tokens.push(TO_BE_DRAWN);
+            self.unknown += 1;
+        }
     }
 
     /// Schedules the newest token to run again: all results of its step but its keys and values are lost.
@@ -137,11 +176,22 @@ impl Sequence {
         self.computed -= 1;
     }
 
-    /// Appends a forced token, without sampling.
+    /// True if the next draft of the last launched step is this token.
+    pub(in crate::scheduler) fn has_drafted(&self, token: TokenId) -> bool {
+        self.is_open && self.drafts > 0 && self.tokens.get(self.known().len()) == Some(&token)
+    }
+
+    /// Appends a forced token, without sampling. A draft that is forced is in its place already.
     pub(in crate::scheduler) fn take(&mut self, token: TokenId, limits: &Limits) -> Drawn {
         debug_assert_eq!(self.unknown, 0);
         let index = self.generated().len();
-        self.tokens.push(token);
+        if self.has_drafted(token) {
+            self.drafts -= 1;
+            self.offered -= 1;
+            self.await_token();
+        } else {
+            self.tokens.push(token);
+        }
         self.think(token, limits);
         Drawn {
             request: self.request,
@@ -165,9 +215,22 @@ impl Sequence {
 
     /// Records the tokens sampled by the oldest step in flight. Returns the number of those that count.
     pub(in crate::scheduler) fn learn(&mut self, drawn: &[Drawn], limits: &Limits) -> usize {
-        if self.drafts > 0 {
-            return self.learn_behind_drafts(drawn, limits);
+        let counted = match self.drafts {
+            0 => self.learn_sampled(drawn, limits),
+            _ => self.learn_behind_drafts(drawn, limits),
+        };
+        for row in &drawn[..counted] {
+            self.constraint.learn(row.token);
         }
+        let offered = std::mem::take(&mut self.offered);
+        if offered > 0 {
+            let accepted = counted.saturating_sub(1);
+            self.drafter.observe(offered, accepted, self.tokens.len());
+        }
+        counted
+    }
+
+    fn learn_sampled(&mut self, drawn: &[Drawn], limits: &Limits) -> usize {
         for row in drawn {
             let at = self.known().len();
             self.tokens[at] = row.token;
@@ -191,8 +254,6 @@ impl Sequence {
         }
         // Rows of rejected drafts are computed again.
         self.computed = self.tokens.len() - 1;
-        self.drafter
-            .observe(drafts.len(), counted.saturating_sub(1), self.tokens.len());
         counted
     }
 
@@ -200,6 +261,11 @@ impl Sequence {
 
     pub(in crate::scheduler) fn drafts(&self) -> usize {
         self.drafts
+    }
+
+    /// True if the last launched step has drafts whose masks will arrive.
+    pub(in crate::scheduler) fn awaits_drafted(&self) -> bool {
+        self.is_open && self.constraint.expects_drafted(self.drafts)
     }
 
     /// Appends the allowed drafts for the next step, within the pages that are free. If the newest token is in flight and
@@ -215,12 +281,17 @@ impl Sequence {
         let left = left.min(limits.max_sequence_tokens as usize);
         // The token behind the last draft is the last one.
         let most = allowance.most.min(left.saturating_sub(known + 1));
+        let most = most.min(self.decided().saturating_sub(self.unknown));
         let allowance = Allowance { most, ..allowance };
         if most == 0 || self.pending() != 1 || !self.may_draft(limits) {
             return;
         }
         if self.unknown > 0 {
             self.awaits_drafts = self.drafter.is_promising(&self.tokens[..known], allowance);
+            return;
+        }
+        // Masks of drafts are requested with the mask before them.
+        if self.constraint.is_grammar() && !self.constraint.has_news() {
             return;
         }
         let drafts = self.drafter.drafts(&self.tokens, allowance);
@@ -232,21 +303,24 @@ impl Sequence {
         self.drafts -= surplus;
     }
 
-    /// True if each next token depends on the tokens before it alone. Other rows of a trace would be recorded twice.
-    fn may_draft(&self, limits: &Limits) -> bool {
-        let is_free = |thoughts: &Thoughts| thoughts.is_over();
+    /// Rows of a trace would be recorded twice.
+    pub(in crate::scheduler) fn may_draft(&self, limits: &Limits) -> bool {
         limits.speculates
             && !self.params.without_drafts
             && !limits.traces_logits
             && self.pool.is_none()
             && !self.scores_are_missing()
-            && !self.constraint.is_grammar()
-            && self.thoughts.as_ref().is_none_or(is_free)
+    }
+
+    /// Number of next tokens that the reasoning budget leaves free.
+    fn decided(&self) -> usize {
+        self.thoughts.as_ref().map_or(usize::MAX, Thoughts::decided)
     }
 
     /// Removes drafts that are not in flight.
     pub(in crate::scheduler) fn drop_drafts(&mut self) {
         self.awaits_drafts = false;
+        self.constraint.forget_drafts();
         self.tokens.truncate(self.tokens.len() - self.drafts);
         self.drafts = 0;
     }

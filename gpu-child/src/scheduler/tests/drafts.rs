@@ -177,3 +177,65 @@ fn a_trace_and_a_setting_exclude_drafts() {
         assert_eq!(bench.scheduler.load().counters.draft_tokens, 0);
     }
 }
+
+/// Masks behind drafts arrive all at once, some of them in time, or none.
+#[test]
+fn drafts_under_a_grammar_save_steps_and_change_no_token() {
+    let counted = [0, 1, 3, 15].map(|drafted_at_once| {
+        let mut counted = [0; 2];
+        for request in 0..60 {
+            let plain = constraint::constrained(request, &[1, 2, 3], 40);
+            let plain = with(plain, |it| it.min_tokens = request as u32 % 3 * 9);
+            let expected = alone(&plain, 64);
+            let mut prediction = expected.tokens.clone();
+            if request % 4 == 0 {
+                prediction[20] = TokenId(0);
+            }
+            let mut bench = Bench::new(limits(), 64, true);
+            bench.is_ahead = request % 2 == 0;
+            bench.play.forces = request % 3 == 0;
+            bench.play.drafted_at_once = drafted_at_once;
+            bench.submit(with(plain, |it| it.prediction = prediction.into()));
+            bench.run();
+            assert_eq!(bench.outcome(request), &expected);
+            let Counters {
+                draft_tokens,
+                accepted_draft_tokens,
+                ..
+            } = bench.scheduler.load().counters;
+            assert_eq!(bench.drafted, [draft_tokens, accepted_draft_tokens]);
+            counted[0] += accepted_draft_tokens;
+            counted[1] += draft_tokens - accepted_draft_tokens;
+        }
+        counted
+    });
+    let [accepted, rejected] = [0, 1].map(|at| counted.map(|it| it[at]));
+    assert!(accepted.is_sorted_by(|a, b| a < b), "{accepted:?}");
+    assert!(accepted[0] == 0 && accepted[3] > 1400, "{accepted:?}");
+    // One without a mask in time is rejected.
+    assert!(rejected.iter().all(|it| *it > 0), "{rejected:?}");
+}
+
+/// A neighbour gets a token in each step, whether masks of drafts arrive or not.
+#[test]
+fn masks_of_drafts_that_are_late_hold_up_no_one() {
+    let predicted = constraint::constrained(1, &[1, 2, 3], 40);
+    let expected = alone(&predicted, 64);
+    for (drafted_at_once, tokens) in [(0, 0..25), (15, 40..41)] {
+        let mut bench = Bench::new(limits(), 64, true);
+        bench.play.drafted_at_once = drafted_at_once;
+        bench.submit(with(predicted.clone(), |it| {
+            it.prediction = expected.tokens.clone().into();
+        }));
+        bench.submit(submission(2, &[4, 5], 40));
+        for _ in 0..40 {
+            bench.turn(5);
+        }
+        let [own, neighbours] = [1, 2].map(|request| bench.outcome(request).tokens.len());
+        assert!(
+            tokens.contains(&own),
+            "{own} tokens, {drafted_at_once} at once"
+        );
+        assert_eq!(neighbours as u64, bench.step, "{drafted_at_once} at once");
+    }
+}

@@ -6,15 +6,18 @@ use worker_orcd_ipc::ThinkingBudget;
 const CLOSING: [u32; 2] = [48, 49];
 
 /// The prompt opens the reasoning. No token has a text, so no tag comes by itself.
-fn thinking(request: u64, tokens: u32, max_tokens: u32) -> Submission {
-    let budget = ThinkingBudget {
+pub(super) fn budget(tokens: u32) -> ThinkingBudget {
+    ThinkingBudget {
         tokens,
         open: None,
         close: "</think>".to_owned(),
         closing: CLOSING.map(TokenId).to_vec(),
-    };
+    }
+}
+
+fn thinking(request: u64, tokens: u32, max_tokens: u32) -> Submission {
     with(submission(request, &[1, 2, 3], max_tokens), |it| {
-        it.thinking = Some(Arc::new(budget));
+        it.thinking = Some(Arc::new(budget(tokens)));
     })
 }
 
@@ -75,6 +78,22 @@ fn steps_ahead_change_no_byte_of_it_and_hold_up_no_neighbour() {
         assert_eq!(bench.outcome(request).tokens, expected.tokens, "{request}");
     }
     assert_eq!(bench.outcome(4), &alone(&submission(4, &[9, 8], 12), 32));
+}
+
+#[test]
+fn drafts_end_where_the_tag_may_be_forced() {
+    for tokens in 0..40 {
+        let plain = thinking(1, tokens, 40);
+        let expected = alone(&plain, 32);
+        let mut bench = Bench::new(limits(), 32, true);
+        bench.submit(with(plain, |it| {
+            it.prediction = expected.tokens.clone().into();
+        }));
+        bench.run();
+        assert_eq!(bench.outcome(1), &expected, "{tokens} tokens");
+        let accepted = bench.scheduler.load().counters.accepted_draft_tokens;
+        assert!(accepted >= 20, "{accepted} accepted, {tokens} tokens");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::super::Doing;
 use super::{StepLoop, scheduler_fault, stop_trace};
 use crate::device::{Batch, NoTap, Tap};
 use crate::flight_recorder::{Watched, decodes, phase};
+use crate::grammars::Answer;
 use crate::logprobs::{PromptRows, WantedRows};
 use crate::pooling::HiddenRows;
 use crate::scheduler::StepShape;
@@ -197,28 +198,36 @@ impl StepLoop<'_> {
         self.ask_for_masks()
     }
 
-    /// Waits for the masks of the last launched step. Rows with late masks do not sample.
+    /// Waits for the masks of the last launched step. Rows with late masks do not sample. Those of drafts are worth no
+    /// wait beyond the time of the device.
     pub(super) fn wait_for_draws(&mut self) -> Result<(), Fault> {
-        let patience = match (self.scheduler.others_draw(), self.executor.is_ahead()) {
-            (false, _) => ALONE_PATIENCE,
-            (true, false) => MASK_PATIENCE,
+        let beside_others = match self.executor.is_ahead() {
+            false => MASK_PATIENCE,
             // The step takes about as long as the last one, and no row samples before its end.
-            (true, true) => MASK_PATIENCE.max(self.last_took / 2).min(ALONE_PATIENCE),
+            true => MASK_PATIENCE.max(self.last_took / 2).min(ALONE_PATIENCE),
+        };
+        let patience = match self.scheduler.others_draw() {
+            false => ALONE_PATIENCE,
+            true => beside_others,
         };
         self.status.does(Doing::WaitsForMasks);
-        let deadline = Instant::now() + patience;
-        while self.scheduler.draws_wait() && self.hear_a_mask_by(deadline) {}
+        let now = Instant::now();
+        while self.scheduler.draws_wait() && self.hear_a_mask_by(now + patience) {}
+        while self.scheduler.drafts_wait() && self.hear_a_mask_by(now + beside_others) {}
         self.ask_for_masks()
     }
 
     fn hear_a_mask_by(&mut self, deadline: Instant) -> bool {
-        let answer = self.grammars.answer_by(deadline);
-        let is_here = answer.is_some();
-        if let Some(answer) = answer {
-            self.scheduler
-                .hear_mask(answer.ticket, &answer.forced, answer.mask);
+        match self.grammars.answer_by(deadline) {
+            None => return false,
+            Some(Answer::Next {
+                ticket,
+                forced,
+                mask,
+            }) => self.scheduler.hear_mask(ticket, &forced, mask),
+            Some(Answer::Drafted { ticket, mask }) => self.scheduler.hear_drafted(ticket, mask),
         }
-        is_here
+        true
     }
 
     /// Waits for a mask while there is nothing else to compute.
