@@ -212,7 +212,7 @@ def history_of(job):
         ids = reference.tokenize(prose.text(characters=12 * length), whole=True)[:length]
     window = job.theirs.window
     borders = [border + offset for border in (*BORDERS, window) for offset in (-1, 0, 1)]
-    # The first says nothing about rotation or attention.
+    # The first has no effect of rotation or attention.
     positions = {1, 2, 3, *borders, len(ids) - 1}
     return ids, sorted(position for position in positions if 1 <= position < len(ids))
 

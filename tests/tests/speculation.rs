@@ -37,7 +37,7 @@ fn chat(extra: &Value) -> Value {
     with(base, extra)
 }
 
-/// Objects whose names come again and again.
+/// Objects of the same names.
 fn listed() -> Value {
     let place = json!({
         "type": "object",
@@ -303,7 +303,7 @@ fn a_prediction_of_a_chat_changes_no_token() {
     assert!(wrong.text().contains("prediction.type"), "{}", wrong.text());
 }
 
-/// Chats whose answers a schema or a tool constrains.
+/// Chats with a schema or a tool that constrains the answer.
 fn constrained() -> Vec<Value> {
     let tool = json!({"type": "function", "function": {"name": "note", "parameters": listed()}});
     let schema = json!({"response_format": format(&listed())});

@@ -170,7 +170,7 @@ fn card(ordinal: &str) -> Result<String> {
     Ok(said)
 }
 
-/// Runs the script, whose output is shown while it grows. Returns it, and whether all rows hold.
+/// Runs the script and shows its output while it grows. Returns the output, and whether all rows hold.
 fn table(compare: &mut Command) -> Result<(String, bool)> {
     println!("$ {}", process::shown(compare));
     let mut running = Running::start(compare.stdout(Stdio::piped()))?;

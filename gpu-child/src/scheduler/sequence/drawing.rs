@@ -263,7 +263,7 @@ impl Sequence {
         self.drafts
     }
 
-    /// True if the last launched step has drafts whose masks will arrive.
+    /// True if masks of drafts of the last launched step will arrive.
     pub(in crate::scheduler) fn awaits_drafted(&self) -> bool {
         self.is_open && self.constraint.expects_drafted(self.drafts)
     }
