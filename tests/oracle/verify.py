@@ -101,7 +101,7 @@ def why_not(path):
     if done.returncode == 0:
         return None
     said = (done.stdout + done.stderr).strip().splitlines()
-    return f"{LLAMA_CPP} does not compute it, and ends with {done.returncode}: {said[-1] if said else 'no words'}"
+    return f"{LLAMA_CPP} does not compute it, and ends with {done.returncode}: {said[-1] if said else 'without output'}"
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ fn masks_behind_drafts_begin_behind_forced_tokens() {
 }
 
 #[test]
-fn masks_behind_drafts_that_the_matcher_has_left_are_not_told() {
+fn masks_behind_drafts_that_the_matcher_has_left_are_dropped() {
     let mut grammars = Grammars::begun("[a-z]*");
     for _ in 0..200 {
         grammars.hear(next("a", 0, "bcdefg")).unwrap();

@@ -218,7 +218,7 @@ fn drafts_under_a_grammar_save_steps_and_change_no_token() {
 
 /// A neighbour gets a token in each step, whether masks of drafts arrive or not.
 #[test]
-fn masks_of_drafts_that_are_late_hold_up_no_one() {
+fn late_masks_of_drafts_do_not_delay_a_neighbour() {
     let predicted = constraint::constrained(1, &[1, 2, 3], 40);
     let expected = alone(&predicted, 64);
     for (drafted_at_once, tokens) in [(0, 0..25), (15, 40..41)] {
