@@ -255,6 +255,24 @@ fn behaviour() -> impl Strategy<Value = Behaviour> {
     ]
 }
 
+/// The deadlines of a drain and of a reaping coincide: both are reached, one tick after the other.
+#[test]
+fn two_deadlines_at_one_time_are_both_reached() {
+    let reap = Settings::default().deadlines.reap;
+    let mut world = World::new(1, false, false, Behaviour::Unkillable);
+    world.sim.reach_serving();
+    let drain = world.sim.event(Event::Drain { timeout: reap });
+    world.note(&drain);
+    let closed = world.sim.child_in(SeatId(0), ChildEvent::LinkClosed);
+    world.note(&closed);
+    assert_eq!(world.sim.worker.poll_deadline(), Some(reap));
+    world.advance();
+    assert_eq!(world.sim.worker.poll_deadline(), Some(reap));
+    world.advance();
+    let state = world.sim.worker.seat(SeatId(0)).state();
+    assert!(matches!(state, State::Killing { .. }), "{state:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 2_000,

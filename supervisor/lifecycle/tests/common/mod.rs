@@ -58,7 +58,8 @@ impl Sim {
         self.event(Event::Child { generation, event })
     }
 
-    /// Passes time in ticks of 100 ms, as the driver does, and returns their effects.
+    /// Passes time in ticks of 100 ms and returns their effects. One tick happens even without time, as in the driver,
+    /// whose timer fires at once for a second deadline at the same time.
     pub fn pass(&mut self, time: Duration) -> Vec<Effect> {
         self.pass_with(time, |_| {})
     }
@@ -67,12 +68,14 @@ impl Sim {
     pub fn pass_with(&mut self, time: Duration, beat: impl Fn(&mut Self)) -> Vec<Effect> {
         let end = self.now + time;
         let mut effects = vec![];
-        while self.now < end {
+        loop {
             self.now = (self.now + Duration::from_millis(100)).min(end);
             beat(self);
             effects.extend(self.event(Event::Tick));
+            if self.now == end {
+                return effects;
+            }
         }
-        effects
     }
 
     pub fn state(&self) -> &'static str {
