@@ -314,6 +314,12 @@ impl Begun {
         }
     }
 
+    /// The text so far.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Reads to the end: the whole text, and the `end` event.
     #[must_use]
     pub fn end(self) -> (String, Value) {

@@ -175,11 +175,15 @@ pub struct Refused {
     pub needs: &'static str,
 }
 
-/// Names from the `gguf` package; missing features according to llama.cpp's `src/models/`.
+/// Names and missing features according to llama.cpp's `src/llama-arch.cpp` and `src/models/`.
 pub const REFUSED: &[Refused] = &[
     Refused {
-        names: &["kimi-linear"],
+        names: &["kimi-linear", "kimi-k3", "bailingmoe3"],
         needs: "delta attention, which has a recurrent state, and latent attention (MLA)",
+    },
+    Refused {
+        names: &["minimax-01"],
+        needs: "lightning attention, which has a recurrent state",
     },
     Refused {
         names: &["mamba", "mamba2"],
@@ -209,8 +213,24 @@ pub const REFUSED: &[Refused] = &[
         needs: "latent attention (MLA)",
     },
     Refused {
-        names: &["glm-dsa"],
+        names: &["glm-dsa", "deepseek32", "dots3note"],
         needs: "latent attention (MLA) to the tokens that an indexer chooses",
+    },
+    Refused {
+        names: &["deepseek4", "glm5-next", "hy_v4", "qwen4exp"],
+        needs: "attention to what an indexer chooses, and hyper-connections",
+    },
+    Refused {
+        names: &["minimax-m3"],
+        needs: "attention to the blocks that an indexer chooses",
+    },
+    Refused {
+        names: &["hrm_text", "nanbeige"],
+        needs: "layers that run several times",
+    },
+    Refused {
+        names: &["talkie"],
+        needs: "norms without weights, also behind the rotation, and the embedding added to each layer",
     },
     Refused {
         names: &["mimo2"],
@@ -239,13 +259,22 @@ pub const REFUSED: &[Refused] = &[
             "dots1",
             "exaone-moe",
             "ernie4_5-moe",
+            "hy_v3",
             "minimax-m2",
         ],
         needs: "a router with biases that only choose, and first layers or shared experts as no served architecture has them",
     },
     Refused {
-        names: &["afmoe", "step35"],
+        names: &["afmoe", "laguna", "step35"],
         needs: "gated attention, windows, and a router with biases that only choose",
+    },
+    Refused {
+        names: &["muse-glimmer", "spark2_5"],
+        needs: "gates of attention in a tensor of their own, and windows",
+    },
+    Refused {
+        names: &["maple", "mellum"],
+        needs: "windows beside experts that a softmax chooses",
     },
     Refused {
         names: &[
@@ -265,6 +294,10 @@ pub const REFUSED: &[Refused] = &[
     Refused {
         names: &["granite", "granitemoe", "minicpm"],
         needs: "scales of embeddings, of what layers add, of attention and of logits",
+    },
+    Refused {
+        names: &["granite_swa", "graniteswitch"],
+        needs: "the scales of Granite beside windows, or adapters that tokens switch on",
     },
     Refused {
         names: &["qwen2vl", "hunyuan_vl", "paddleocr"],
@@ -300,6 +333,7 @@ pub const REFUSED: &[Refused] = &[
             "dbrx",
             "command-r",
             "cohere2",
+            "cohere2moe",
         ],
         needs: "LayerNorm in place of RMSNorm",
     },
@@ -355,6 +389,14 @@ pub const REFUSED: &[Refused] = &[
     Refused {
         names: &["clip", "wavtokenizer-dec"],
         needs: "a language model: it is an encoder or decoder of images or sounds, which belongs to one",
+    },
+    Refused {
+        names: &["qwen3tts", "pockettts"],
+        needs: "codes of sounds in place of text: it is a part of a speech synthesizer",
+    },
+    Refused {
+        names: &["eagle3", "dflash", "gemma4-assistant"],
+        needs: "the hidden values of the model for which it drafts tokens",
     },
 ];
 
