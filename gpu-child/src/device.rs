@@ -63,7 +63,8 @@ pub struct SequenceWork<'a> {
     /// Sampling parameters of the last row, if `tokens` ends at the newest token, so that the next one may be sampled.
     pub sample: Option<SampleWork<'a>>,
     /// The last so many of `tokens` are drafts: guesses of tokens that are not sampled yet. Their rows and the one before
-    /// them are sampled. Zero without `sample`, and smaller than the number of tokens.
+    /// them may be sampled. Zero without `sample`, and smaller than the number of tokens. Tokens that a grammar forces may
+    /// come as drafts, so that all rows of the step are sampling rows.
     pub drafts: usize,
 }
 

@@ -38,8 +38,9 @@
 //!
 //! A sequence with a reasoning budget pauses where the next allowed token depends on a token in flight ([`thoughts`]).
 //!
-//! A sequence may run drafts of its next tokens with its newest one ([`drafts`]). Nothing is planned behind such a step
-//! before it ends. A sequence with likely drafts behind its token in flight waits for that token.
+//! A sequence may run drafts of its next tokens with its newest one ([`drafts`]), or tokens that its grammar forces. Nothing
+//! is planned behind such a step before it ends. A sequence with likely drafts behind its token in flight waits for that
+//! token.
 //!
 //! If decoding sequences hold every slot, a new request waits until one ends. Free slots are then assigned so that
 //! clients hold equally many.
@@ -112,6 +113,8 @@ pub struct Scheduler {
     queue: FairQueue,
     /// Tokens of each running sequence in the last planned step; 0: not in the step.
     planned: Vec<usize>,
+    /// Rows of each decoding sequence that may be sampled in that step.
+    allowance: Allowance,
     /// Steps in flight, the oldest first.
     flights: VecDeque<Vec<Share>>,
     submissions: u64,
@@ -150,7 +153,7 @@ pub struct StepShape {
     pub prompt_tokens: usize,
     /// Mean number of preceding positions of such a token.
     pub depth: usize,
-    /// Drafts among the rows of decoding sequences.
+    /// Rows of decoding sequences beyond the first of each: of drafts, or of tokens that a grammar forces.
     pub drafts: usize,
 }
 
@@ -165,6 +168,7 @@ impl Scheduler {
             running: Vec::new(),
             queue: FairQueue::default(),
             planned: Vec::new(),
+            allowance: Allowance::default(),
             flights: VecDeque::new(),
             submissions: 0,
             began: Vec::new(),
@@ -244,10 +248,11 @@ impl Scheduler {
             cache,
             running,
             planned,
+            allowance,
             ..
         } = self;
         let decodes = |sequence: &&Sequence| sequence.decodes() && sequence.runs(limits, cache);
-        let rows = rows_of_each(running.iter().filter(decodes), limits);
+        let rows = rows_of_each(running.iter().filter(decodes), limits, *allowance);
         planned.clear();
         planned.extend(running.iter().map(|sequence| {
             match decodes(&sequence) {
@@ -257,11 +262,11 @@ impl Scheduler {
                 false => 0,
             }
         }));
-        let decoding: usize = planned.iter().sum();
-        let batch_left = (limits.max_batch_tokens as usize).saturating_sub(decoding);
+        let rows: usize = planned.iter().sum();
+        let batch_left = (limits.max_batch_tokens as usize).saturating_sub(rows);
+        let decoding = self.planned_sequences().count();
         let at_least = u32::from(decoding == 0);
-        let drafts: usize = self.planned_sequences().map(|(it, _)| it.drafts()).sum();
-        let tokens = prompt_tokens(self.company(decoding - drafts)).max(at_least) as usize;
+        let tokens = prompt_tokens(self.company(decoding)).max(at_least) as usize;
         self.share_out(batch_left.min(tokens), are_short);
         self.planned.iter().any(|tokens| *tokens > 0)
     }
@@ -272,7 +277,7 @@ impl Scheduler {
         let parts = self.running.iter().zip(&self.planned);
         parts
             .filter(|(_, tokens)| **tokens > 0)
-            .map(|(s, tokens)| s.work(*tokens))
+            .map(|(s, tokens)| s.work(*tokens, self.allowance))
             .collect()
     }
 
@@ -286,12 +291,12 @@ impl Scheduler {
         let parts = self.running.iter_mut().zip(self.planned.drain(..));
         let shares = parts.filter(|(_, tokens)| *tokens > 0);
         let flight = shares.map(|(sequence, tokens)| {
-            let (rows, draws) = sequence.launch(tokens, &self.cache);
+            let (rows, draws) = sequence.launch(tokens, self.allowance, &self.cache);
             Share {
                 serial: sequence.serial,
                 request: sequence.request,
                 rows,
-                known: 0,
+                known: rows - draws.len(),
                 drafts: sequence.drafts(),
                 draws,
             }
@@ -462,9 +467,9 @@ impl Scheduler {
     fn add_drafts(&mut self) {
         let decoding = self.running.iter().filter(|it| it.decodes()).count();
         let batch_tokens = self.limits.max_batch_tokens as usize;
-        let allowance = Allowance::of(decoding, batch_tokens, &self.draft_costs);
+        self.allowance = Allowance::of(decoding, batch_tokens, &self.draft_costs);
         for sequence in self.running.iter_mut().filter(|it| it.decodes()) {
-            sequence.draft(allowance, &self.limits, &mut self.cache);
+            sequence.draft(self.allowance, &self.limits, &mut self.cache);
         }
         for sequence in &mut self.running {
             self.wishes.extend(sequence.next_wish(&self.limits));
@@ -735,7 +740,7 @@ impl Scheduler {
         for (sequence, &tokens) in self.running.iter().zip(&self.planned) {
             if sequence.decodes() {
                 shape.decoding += tokens;
-                shape.drafts += sequence.drafts().min(tokens);
+                shape.drafts += tokens.saturating_sub(1);
             } else {
                 shape.prompt_tokens += tokens;
                 reach += tokens * (sequence.computed() + tokens / 2);
@@ -764,15 +769,18 @@ impl Scheduler {
     }
 }
 
-/// Maximum rows of each decoding sequence in a step. A sequence has more than one row if its next tokens are known and
-/// no other sequence would have to wait for them.
+/// Maximum rows of each decoding sequence in a step. A sequence without drafts has more than one row if its grammar forces
+/// its next tokens. Such a token is a draft that is right: beside sequences without a grammar, which wait for it, its row
+/// must cost less than a token.
 fn rows_of_each<'a>(
     decoding: impl Iterator<Item = &'a Sequence> + Clone,
     limits: &Limits,
+    allowance: Allowance,
 ) -> usize {
     let count = decoding.clone().count().max(1);
     let mut others = decoding.filter(|it| !it.constraint.is_grammar());
     match others.next() {
+        Some(_) if allowance.cost < 1.0 => allowance.rows(),
         Some(_) => 1,
         None => (limits.max_batch_tokens as usize / count).clamp(1, MOST_FORCED),
     }

@@ -67,7 +67,7 @@ impl DraftCosts {
 }
 
 /// Limits of a step's drafts for each sequence.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Allowance {
     pub most: usize,
     pub cost: f32,
@@ -81,6 +81,11 @@ impl Allowance {
             most: rows.saturating_sub(1).min(MOST),
             cost: costs.of(decoding),
         }
+    }
+
+    /// Rows of a sequence that may be sampled.
+    pub(super) fn rows(self) -> usize {
+        1 + self.most
     }
 }
 

@@ -15,25 +15,33 @@ use worker_orcd_ipc::{Drawn, TokenId};
 pub(in crate::scheduler) const MOST_FORCED: usize = 16;
 
 impl Sequence {
-    /// The next `tokens` pending tokens, in the device's terms. The newest token is a sampling row even if its
-    /// successor is known: a step of such rows alone is the fastest.
-    pub(in crate::scheduler) fn work(&self, tokens: usize) -> SequenceWork<'_> {
+    /// The next `tokens` pending tokens, in the device's terms.
+    pub(in crate::scheduler) fn work(
+        &self,
+        tokens: usize,
+        allowance: Allowance,
+    ) -> SequenceWork<'_> {
         let end = self.computed + tokens;
-        let draws = self.may_draw(tokens);
-        let sample = draws.then(|| self.sample(end - self.prompt_len));
+        let rows = self.sampling_rows(tokens, allowance);
+        let sample = (rows > 0).then(|| self.sample(end - self.prompt_len));
         SequenceWork {
             request: self.request,
             tokens: &self.tokens[self.computed..end],
             first_position: self.computed as u32,
             pages: self.table.pages(),
             sample,
-            drafts: self.drafts,
+            drafts: rows.saturating_sub(1),
         }
     }
 
-    fn may_draw(&self, tokens: usize) -> bool {
-        let is_newest = self.decodes && tokens == 1;
-        self.is_continued() && (is_newest || tokens == self.pending())
+    /// Number of the last rows of the next `tokens` pending tokens that may be sampled. All of a few rows of a sequence that
+    /// decodes may be, even if their successors are known: a step of such rows alone is the fastest.
+    fn sampling_rows(&self, tokens: usize, allowance: Allowance) -> usize {
+        match self.decodes && tokens <= allowance.rows() {
+            _ if !self.is_continued() => 0,
+            true => tokens,
+            false => usize::from(tokens == self.pending()),
+        }
     }
 
     /// Sampling parameters of the token after the first `index` generated ones.
@@ -80,10 +88,11 @@ impl Sequence {
     }
 
     /// Records the launch of a step with `tokens` further tokens, up to its sampling. Returns the number of rows that may
-    /// be sampled, and the indices of the sampled tokens among all generated ones.
+    /// be sampled, and the indices of the tokens sampled from the last of them, among all generated ones.
     pub(in crate::scheduler) fn launch(
         &mut self,
         tokens: usize,
+        allowance: Allowance,
         cache: &KvPages,
     ) -> (usize, Range<u32>) {
         debug_assert!(
@@ -91,10 +100,7 @@ impl Sequence {
                 .all(|page| page.is_some_and(|page| cache.is_private(page))),
             "a page was written that is shared, or not there"
         );
-        let rows = match self.may_draw(tokens) {
-            true => 1 + self.drafts,
-            false => 0,
-        };
+        let rows = self.sampling_rows(tokens, allowance);
         let draws = tokens == self.pending() && self.is_continued();
         self.computed += tokens;
         if !draws {
@@ -105,7 +111,7 @@ impl Sequence {
         self.is_open = self.constraint.is_grammar();
         self.offered = self.drafts;
         self.await_token();
-        (rows, first..first + rows as u32)
+        (rows, first..first + 1 + self.offered as u32)
     }
 
     /// Pages to which the next `tokens` are written.

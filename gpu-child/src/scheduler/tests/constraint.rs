@@ -295,12 +295,15 @@ fn a_draw_waits_for_its_mask_and_a_late_one_runs_its_token_again() {
     }
 }
 
+/// Beside a sequence without a grammar, which waits for their rows, only if a row costs less than a token.
 #[test]
-fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step_where_nobody_waits_for_it() {
+fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step() {
     let request = constrained(1, &[1, 2, 3], 30);
     let whole = alone(&request, 16);
-    for has_neighbour in [false, true] {
+    let steps = [(false, 2.0), (true, 0.9), (true, 1.0)].map(|(has_neighbour, cost)| {
         let mut bench = Bench::new(limits(), 16, true);
+        let costs = DraftCosts([cost; DraftCosts::CLASSES]);
+        bench.scheduler.set_draft_costs(costs);
         bench.play.forces = true;
         bench.submit(request.clone());
         if has_neighbour {
@@ -316,8 +319,36 @@ fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step_where_nobody_waits
         assert_eq!(bench.outcome(1), &whole);
         assert!(bench.play.taken > 5, "{}", bench.play.taken);
         let rows = bench.most_rows;
-        assert_eq!(rows > 1, !has_neighbour, "{rows} rows");
+        assert_eq!(rows > 1, cost < 1.0 || !has_neighbour, "{rows} rows");
+        if has_neighbour {
+            let tokens = bench.outcome(2).tokens.len() as u64;
+            assert_eq!(tokens, bench.step, "a token in each step");
+        }
+        let steps = bench.step;
         bench.run();
+        steps
+    });
+    assert!(steps[1] + 5 < steps[2], "{steps:?}");
+}
+
+/// So many sequences that a step has no room for drafts: their rows are not sampled.
+#[test]
+fn forced_tokens_of_many_sequences_run_in_steps_of_many_rows() {
+    let limits = Limits {
+        max_running: 40,
+        max_batch_tokens: 200,
+        ..limits()
+    };
+    let mut bench = Bench::new(limits, 400, true);
+    bench.play.forces = true;
+    for request in 0..40 {
+        bench.submit(constrained(request, &[1, 2, 3], 30));
+    }
+    bench.run();
+    assert!(bench.most_rows > 1, "{} rows", bench.most_rows);
+    for request in 0..40 {
+        let whole = alone(&constrained(request, &[1, 2, 3], 30), 16);
+        assert_eq!(bench.outcome(request), &whole);
     }
 }
 
