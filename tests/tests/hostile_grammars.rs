@@ -208,7 +208,11 @@ fn a_grammar_that_cannot_be_checked_is_known_when_its_client_comes_back() {
                 .try_request("POST", COMPLETIONS, &[], &body)
                 .expect("an answer")
         };
-        let refusal = wait::until("a refusal", || Some(ask()).filter(|it| it.status != 429));
+        // 503: on a busy machine the check hardly ran.
+        let is_decided = |status: u16| ![429, 503].contains(&status);
+        let refusal = wait::until("a refusal", || {
+            Some(ask()).filter(|it| is_decided(it.status))
+        });
         let text = refusal.text();
         assert_eq!(refusal.status, 400, "{text}");
         assert!(text.contains(reason), "{text}");

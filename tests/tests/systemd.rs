@@ -35,7 +35,7 @@ fn the_unit_is_ready_when_it_serves_and_outlives_its_child_and_its_supervisor() 
         script: "life.sh",
         service: service("cpu"),
         variables: String::new(),
-        seconds: 120,
+        seconds: 900,
     };
     let life = stay.live();
     println!("{}", life.read("log"));
@@ -112,7 +112,7 @@ fn the_unit_as_it_is_lets_a_confined_child_compute_on_a_card() {
         script: "card.sh",
         service: service("cuda:0"),
         variables: String::new(),
-        seconds: 120,
+        seconds: 900,
     };
     let life = stay.live();
     println!("{}", life.read("log"));

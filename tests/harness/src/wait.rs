@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// 30 s: a deadline for events that take a second or two, on a busy machine. It guards against hangs and is no limit on
-/// speed.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Deadline for events that take some seconds, on a machine with dozens of busy processes. It guards against hangs and is
+/// no limit on speed.
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// First `Some` of `probe`. Panics after [`PATIENCE`] with the name of what was awaited.
 pub fn until<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
