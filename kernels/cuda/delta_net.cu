@@ -1,104 +1,5 @@
-// Gated delta nets (reference/delta_net.rs), as their own translation unit: what lies between the projections of a layer and
-// the norm of its outputs.
-//
-// A unit is a head of keys with its heads of values. Of each block of PAGE positions a unit keeps, in a page of F32
-// (device/common/states.rs):
-//
-//   rows   [PAGE]: inputs of the convolution (query, key, values), key, updates [v_heads][head_dim], log decays [v_heads]
-//   state  [v_heads][head_dim by key][head_dim by value], at the end of the block
-//
-// Rows never change. With the state S before a block, a row of the block is
-//
-//   u[i] = beta (v - d(-1, i) S' k[i] - sum over j < i of d(j, i) (k[j] . k[i]) u[j])
-//   o[i] =           d(-1, i) S' q[i] + sum over j <= i of d(j, i) (k[j] . q[i]) u[j]
-//
-// where d(j, i) is the product of the decays from j + 1 to i, and the next state d(-1, i) S + sum of d(j, i) k[j] u[j]' for the
-// last i. So a row depends on its position and on rows before it only, and both kernels add in an order that its place in
-// the block determines: a prompt in any chunks and a decode step have the same bits.
-#include "glu.cuh"
-#include "hopper.cuh"
-#include "kv.cuh"
-
-// Where the pages of states are.
-struct StatePages {
-    float* pages;
-    uint64_t page_stride;  // floats
-    const int* tables;     // of the blocks of this step and those before: [blocks][groups]
-    int groups;            // pages of a block
-    int first;             // the layer's first unit among those of all layers
-    int per_page;          // units
-    int unit;              // floats
-};
-LAYOUT(StatePages, 40, AT(pages, 0) AT(page_stride, 8) AT(tables, 16) AT(groups, 24) AT(first, 28) AT(per_page, 32) AT(unit, 36))
-
-// A token of the batch, in addition to `Row`.
-struct StateRow {
-    int pages;   // entry of its block in the tables; that of the block before is `groups` in front of it
-    int before;  // rows of its sequence in front of it in the batch
-};
-LAYOUT(StateRow, 8, AT(pages, 0) AT(before, 4))
-
-struct StateSequence {
-    int row0, rows;
-    int position0;
-    int pages;  // of its first row
-};
-LAYOUT(StateSequence, 16, AT(row0, 0) AT(rows, 4) AT(position0, 8) AT(pages, 12))
-
-struct DeltaArgs {
-    const float* projected;  // [rows, stride]: queries, keys, values, gates of the output, logits of strengths and inputs of decays
-    const Row* rows;
-    const StateRow* state_rows;
-    const StateSequence* sequences;
-    const float* conv;   // [channels, kernel], the present position last
-    const float* dt;     // [v_heads] added to the input of the decay
-    const float* decay;  // [v_heads] factor, not positive
-    float* mixed;        // [rows, queries and values], behind the convolution
-    float* out;          // [rows, values]
-    StatePages states;
-    int stride, head_dim, k_heads, v_heads, kernel;
-    int grouped;  // 0: head h of values belongs to unit h % k_heads; else to unit h / grouped, and v_heads = grouped k_heads
-    float eps;
-    int unused;
-};
-LAYOUT(DeltaArgs, 144, AT(projected, 0) AT(rows, 8) AT(state_rows, 16) AT(sequences, 24) AT(conv, 32) AT(dt, 40) AT(decay, 48)
-       AT(mixed, 56) AT(out, 64) AT(states, 72) AT(stride, 112) AT(head_dim, 116) AT(k_heads, 120) AT(v_heads, 124)
-       AT(kernel, 128) AT(grouped, 132) AT(eps, 136) AT(unused, 140))
-
-// Offsets in a unit's row.
-struct UnitRow {
-    int dim, v_heads;
-    DEVICE UnitRow(const DeltaArgs& a) : dim(a.head_dim), v_heads(a.v_heads / a.k_heads) {}
-    DEVICE int key() const { return (2 + v_heads) * dim; }
-    DEVICE int update(int head) const { return (3 + v_heads + head) * dim; }
-    DEVICE int log_decay(int head) const { return (3 + 2 * v_heads) * dim + head; }
-    DEVICE int floats() const { return log_decay(v_heads); }
-};
-
-// A head of values: its unit, and its number there.
-struct ValueHead {
-    int unit, index;
-    DEVICE ValueHead(const DeltaArgs& a, int head) {
-        unit = a.grouped ? head / a.grouped : head % a.k_heads;
-        index = a.grouped ? head % a.grouped : head / a.k_heads;
-    }
-    // Places behind the gates of a projected row: all strengths and then all decays, or those of each unit together.
-    DEVICE static int strength(const DeltaArgs& a, int head) {
-        return a.grouped ? head + head / a.grouped * a.grouped : head;
-    }
-    DEVICE static int decay(const DeltaArgs& a, int head) {
-        return strength(a, head) + (a.grouped ? a.grouped : a.v_heads);
-    }
-};
-
-// A unit in the page of a block. `pages`: entry of the block.
-DEVICE float* unit_at(const StatePages& s, int pages, int unit) {
-    const int at = s.first + unit;
-    const int page = s.tables[pages + at / s.per_page];
-    return s.pages + uint64_t(page) * s.page_stride + at % s.per_page * s.unit;
-}
-
-DEVICE float sigmoid(float x) { return __fdividef(1.0f, __fadd_rn(1.0f, __expf(-x))); }
+// Gated delta nets of steps with few rows of each sequence, and the inputs of all, as their own translation unit.
+#include "delta_net.cuh"
 
 // ln(1 + exp(x)). What is lost of exp(x) in the sum is added to the logarithm, divided by its derivative.
 DEVICE float softplus(float x) {
@@ -112,7 +13,7 @@ constexpr int DELTA_INPUT_WARPS = 8;
 
 // Convolution, SiLU and norms: a warp for each head of queries, keys and values of a row. A lane has every 32nd channel, adds
 // the positions of the convolution from the present one backwards, and squares of a head are added by a butterfly.
-// Queries and values go to `mixed`; inputs, keys and log decays into the row of the unit.
+// They go to `mixed`; inputs, keys and log decays go into the row of the unit, too.
 extern "C" __global__ void __launch_bounds__(32 * DELTA_INPUT_WARPS) delta_inputs(const __grid_constant__ DeltaArgs a) {
     launch_dependents();
     grid_dependency_wait();
@@ -150,19 +51,21 @@ extern "C" __global__ void __launch_bounds__(32 * DELTA_INPUT_WARPS) delta_input
         v[i] = silu(v[i]);
         squares = __fmaf_rn(v[i], v[i], squares);
     }
-    float* to = a.mixed + int64_t(row) * (a.k_heads + a.v_heads) * dim;
-    if (v_head >= 0) {
-        to += (a.k_heads + v_head) * dim;
-    } else {
+    if (v_head < 0) {
         float inverse = rsqrtf(__fadd_rn(warp_sum(squares), a.eps));
         if (head < a.k_heads) inverse = __fmul_rn(inverse, rsqrtf(float(dim)));
 #pragma unroll
         for (int i = 0; i < MAX_DELTA_DIM / 32; i++) v[i] = __fmul_rn(v[i], inverse);
-        to = head < a.k_heads ? to + head * dim : block + slot * floats + place.key();
     }
+    float* to = a.mixed + (int64_t(row) * (2 * a.k_heads + a.v_heads) + head) * dim;
+    float* key = v_head < 0 && head >= a.k_heads ? block + slot * floats + place.key() : nullptr;
 #pragma unroll
-    for (int i = 0; i < MAX_DELTA_DIM / 32; i++)
-        if (32 * i + lane < dim) to[32 * i + lane] = v[i];
+    for (int i = 0; i < MAX_DELTA_DIM / 32; i++) {
+        const int c = 32 * i + lane;
+        if (c >= dim) continue;
+        to[c] = v[i];
+        if (key) key[c] = v[i];
+    }
     if (v_head < 0 || lane > 0) return;
     const float* inputs = a.projected + int64_t(row) * a.stride + (2 * a.k_heads + 2 * a.v_heads) * dim;
     const float alpha = inputs[ValueHead::decay(a, v_head)];
@@ -170,11 +73,9 @@ extern "C" __global__ void __launch_bounds__(32 * DELTA_INPUT_WARPS) delta_input
     block[slot * floats + place.log_decay(of_values.index)] = log_decay;
 }
 
-// Columns of a head's values that a block has, at most, and threads of a column.
+// Columns of a head's values that a block has, at most.
 constexpr int DELTA_COLUMNS = 64;
-constexpr int DELTA_LANES = 4;
-// Floats behind the rows of an array in shared memory, so that lanes that read together use different banks.
-constexpr int KEY_PAD = 4;
+// Floats behind the rows of the other arrays in shared memory.
 constexpr int UPDATE_PAD = 8;
 constexpr int PRODUCT_PAD = 1;
 // Arrays of a float for each position.
@@ -199,16 +100,7 @@ template <int DIM> struct DeltaMemory {
 static_assert(sizeof(DeltaMemory<128>) == sizeof(float) * PAGE * (2 * (128 + KEY_PAD) + DELTA_COLUMNS + UPDATE_PAD
                                                                   + 2 * (PAGE + PRODUCT_PAD) + DELTA_LISTS));
 
-// The rows of a sequence in one block of positions: slots `from` to `to`, with the rows before them.
-struct DeltaRows {
-    int row0;  // of slot `from` in the batch
-    int from, to;
-    float* block;
-};
-
-// One head of values: DIM / COLUMNS blocks of threads, each with some columns of the state in registers. A column has
-// DELTA_LANES threads: thread `part` has keys 4 part .. 4 part + 3 of every 16, and every fourth row. Each sums its
-// own, four sums by place in four, and the threads' sums are added by a butterfly.
+// One head of values: DIM / COLUMNS blocks of threads, each with some columns of the state in registers.
 template <int DIM> struct DeltaHead {
     using Memory = DeltaMemory<DIM>;
     static constexpr int COLUMNS = Memory::COLUMNS, BLOCKS = DIM / COLUMNS, THREADS = COLUMNS * DELTA_LANES;
@@ -247,7 +139,7 @@ template <int DIM> struct DeltaHead {
 
     // What rows need to shared memory: keys of all, queries and values of those to compute, updates of those before.
     DEVICE void load(const DeltaRows& rows) {
-        const int width = (a.k_heads + a.v_heads) * DIM, floats = place.floats();
+        const int width = (2 * a.k_heads + a.v_heads) * DIM, floats = place.floats();
         const float* mixed = a.mixed + int64_t(rows.row0 - rows.from) * width;
         for (int i = threadIdx.x; i < rows.to * DIM; i += THREADS) {
             const int slot = i / DIM, c = i % DIM;
@@ -258,7 +150,7 @@ template <int DIM> struct DeltaHead {
             const int slot = i / COLUMNS, c = i % COLUMNS, of_head = blockIdx.x % BLOCKS * COLUMNS + c;
             m.updates[slot][c] = slot < rows.from
                 ? rows.block[slot * floats + place.update(of_values.index) + of_head]
-                : mixed[int64_t(slot) * width + (a.k_heads + head) * DIM + of_head];
+                : mixed[int64_t(slot) * width + (2 * a.k_heads + head) * DIM + of_head];
         }
         const int slot = threadIdx.x;
         if (slot >= rows.to) return;
@@ -270,29 +162,13 @@ template <int DIM> struct DeltaHead {
     }
 
     // Products of keys with keys and queries, and decays: a warp has SLOTS rows at a time, a lane one of the rows before them.
-    // A product is added from its first column to its last, a decay from the row backwards.
     template <int SLOTS> DEVICE void multiply(const DeltaRows& rows) {
         const int lane = threadIdx.x & 31;
+        const float own = m.log_decays[min(lane, rows.to - 1)];
         for (int first = rows.from + threadIdx.x / 32 * SLOTS; first < rows.to; first += THREADS / 32 * SLOTS) {
             float known[SLOTS] = {}, asked[SLOTS] = {}, decays[SLOTS] = {};
-#pragma unroll 2
-            for (int k = 0; k < DIM; k += 4) {
-                const float4 other = *reinterpret_cast<const float4*>(&m.keys[lane][k]);
-#pragma unroll
-                for (int s = 0; s < SLOTS; s++) {
-                    const int slot = min(first + s, rows.to - 1);
-                    known[s] = dot(other, &m.keys[slot][k], known[s]);
-                    asked[s] = dot(other, &m.queries[slot][k], asked[s]);
-                }
-            }
-            // The last lane has no row before any other: it adds all decays of the block.
-            const int behind = lane == PAGE - 1 ? -1 : lane;
-            for (int i = min(first + SLOTS, rows.to) - 1; i >= 0; i--) {
-                const float log_decay = m.log_decays[i];
-#pragma unroll
-                for (int s = 0; s < SLOTS; s++)
-                    if (i <= first + s && i > behind) decays[s] = __fadd_rn(decays[s], log_decay);
-            }
+            multiply_keys<DIM>(m.keys, m.queries, first, rows.to, known, asked);
+            add_decays(own, first, rows.to, decays);
 #pragma unroll
             for (int s = 0; s < SLOTS; s++) {
                 const int slot = first + s;
@@ -309,14 +185,6 @@ template <int DIM> struct DeltaHead {
         }
     }
 
-    static DEVICE float dot(const float4& x, const float* at, float sum) {
-        const float4 y = *reinterpret_cast<const float4*>(at);
-        sum = __fmaf_rn(x.x, y.x, sum);
-        sum = __fmaf_rn(x.y, y.y, sum);
-        sum = __fmaf_rn(x.z, y.z, sum);
-        return __fmaf_rn(x.w, y.w, sum);
-    }
-
     // This thread's part of what the state holds under a key or query.
     DEVICE float read(const float* by) const {
         float sums[4] = {};
@@ -329,12 +197,6 @@ template <int DIM> struct DeltaHead {
             sums[3] = __fmaf_rn(state[f][3], x.w, sums[3]);
         }
         return __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
-    }
-
-    static DEVICE float sum_of_column(float v) {
-#pragma unroll
-        for (int d = 1; d < DELTA_LANES; d <<= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
-        return v;
     }
 
     // The rows one after the other: the thread that is to read an update has written it.
@@ -387,21 +249,18 @@ template <int DIM> struct DeltaHead {
     DEVICE void run() {
         const StateSequence sequence = a.sequences[blockIdx.x / (BLOCKS * a.v_heads)];
         const int end = sequence.position0 + sequence.rows;
-        int pages = sequence.pages;
         if (sequence.position0 < PAGE) clear_state();
-        else load_state(unit_at(a.states, pages - a.states.groups, of_values.unit));
-        for (int position = sequence.position0; position < end; pages += a.states.groups) {
-            const int from = position % PAGE, to = min(PAGE, from + end - position);
-            const DeltaRows rows = {sequence.row0 + position - sequence.position0, from, to,
-                                    unit_at(a.states, pages, of_values.unit)};
+        else load_state(unit_at(a.states, sequence.pages - a.states.groups, of_values.unit));
+        for (int position = sequence.position0; position < end;) {
+            const DeltaRows rows = rows_from(a, sequence, position, of_values.unit);
             load(rows);
             __syncthreads();
-            if (to - from == 1) multiply<1>(rows);
+            if (rows.to - rows.from == 1) multiply<1>(rows);
             else multiply<4>(rows);
             __syncthreads();
             walk(rows);
-            if (to == PAGE) end_block(rows.block);
-            position += to - from;
+            if (rows.to == PAGE) end_block(rows.block);
+            position += rows.to - rows.from;
             __syncthreads();
         }
     }

@@ -5,8 +5,8 @@
 //!      └► gates, strengths, decays ────────────────┘              ┘
 //! ```
 //!
-//! States stay in their pages ([`states`]); `kernels/cuda/delta_net.cu` defines their contents and the order
-//! of additions.
+//! States stay in their pages ([`states`]); `kernels/cuda/delta_net.cuh` defines their contents and the order
+//! of additions. Long prompts have kernels of their own (`delta_prompt.cu`), with the same bits.
 
 pub mod states;
 
@@ -30,13 +30,18 @@ use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::delta_net::BLOCK;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
 
-/// Head sizes of the compiled delta_net.cu.
+/// Head sizes of the compiled delta_net.cu and delta_prompt.cu.
 pub const HEAD_DIMS: [usize; 4] = [16, 32, 64, 128];
 /// Heads whose convolution a block computes.
 const INPUT_WARPS: usize = constant!("delta_net.cu", DELTA_INPUT_WARPS);
 /// Maximum number of columns of a block, and threads per column.
 const COLUMNS: usize = constant!("delta_net.cu", DELTA_COLUMNS);
-const LANES: usize = constant!("delta_net.cu", DELTA_LANES);
+const LANES: usize = constant!("delta_net.cuh", DELTA_LANES);
+/// The same of a long prompt, and columns of a thread.
+const PROMPT_COLUMNS: usize = constant!("delta_prompt.cu", PROMPT_COLUMNS);
+const PROMPT_EACH: usize = constant!("delta_prompt.cu", PROMPT_EACH);
+/// Rows that a warp of the products of a long prompt multiplies.
+const PRODUCT_SLOTS: usize = constant!("delta_prompt.cu", PRODUCT_SLOTS);
 
 // A page holds a block of positions.
 const _: () = assert!(PAGE_TOKENS == BLOCK);
@@ -44,7 +49,7 @@ const _: () = assert!(PAGE_TOKENS == BLOCK);
 pub type DeltaNet = model::DeltaNet<Matrix, Vector>;
 
 layout! {
-    struct DeltaArgs in "delta_net.cu" {
+    struct DeltaArgs in "delta_net.cuh" {
         projected: DevicePtr<f32>,
         rows: DevicePtr<Row>,
         state_rows: DevicePtr<StateRow>,
@@ -53,6 +58,7 @@ layout! {
         dt: DevicePtr<f32>,
         decay: DevicePtr<f32>,
         mixed: DevicePtr<f32>,
+        products: DevicePtr<f32>,
         out: DevicePtr<f32>,
         states: StatePages,
         stride: i32,
@@ -62,7 +68,7 @@ layout! {
         kernel: i32,
         grouped: i32,
         eps: f32,
-        unused: i32,
+        pieces: i32,
     }
 }
 
@@ -85,6 +91,9 @@ pub fn check(config: &DeltaNetConfig) -> Result<(), String> {
 pub struct DeltaNetKernels {
     inputs: Kernel<DeltaArgs>,
     net: Kernel<DeltaArgs>,
+    /// Of long prompts: products of keys and queries, and the rest.
+    products: Kernel<DeltaArgs>,
+    prompt: Kernel<DeltaArgs>,
     gate_rows: RowKernel<GatedRowsArgs>,
 }
 
@@ -93,17 +102,25 @@ impl DeltaNetKernels {
     /// If a kernel is missing, or the device has too little shared memory for it.
     pub fn load(module: &Module, config: &DeltaNetConfig) -> Result<Self, Fault> {
         let head_dim = config.head_dim;
-        // SAFETY: the kernels of delta_net.cu take DeltaArgs, that of gated_rows.cu takes GatedRowsArgs, and all wait.
+        // SAFETY: the kernels of delta_net.cu and delta_prompt.cu take DeltaArgs, that of gated_rows.cu takes GatedRowsArgs,
+        // and all wait.
         let kernels = unsafe {
             Self {
                 inputs: module.kernel("delta_inputs")?.overlapping(),
                 net: module
                     .kernel(&format!("delta_net_{head_dim}"))?
                     .overlapping(),
+                products: module
+                    .kernel(&format!("delta_products_{head_dim}"))?
+                    .overlapping(),
+                prompt: module
+                    .kernel(&format!("delta_prompt_{head_dim}"))?
+                    .overlapping(),
                 gate_rows: RowKernel::load(module, "gate_normal_rows")?,
             }
         };
         kernels.net.allow_shared(shared_bytes(head_dim))?;
+        kernels.prompt.allow_shared(prompt_shared_bytes(head_dim))?;
         Ok(kernels)
     }
 
@@ -127,26 +144,41 @@ impl DeltaNetKernels {
             grid: [rows as u32, heads.div_ceil(INPUT_WARPS) as u32],
             ..Geometry::line(rows, 32 * INPUT_WARPS as u32)
         };
-        let columns = head_dim.min(COLUMNS);
-        let net = Geometry {
-            shared_bytes: shared_bytes(head_dim),
+        let of_columns = |columns: usize, threads: usize, shared_bytes: u32| Geometry {
+            shared_bytes,
             ..Geometry::line(
                 sequences * v_heads * (head_dim / columns),
-                (columns * LANES) as u32,
+                (columns * threads) as u32,
             )
         };
-        // SAFETY: a warp for each head of a row; then a block for each part of a head of a sequence. The rest is the
-        // caller's promise.
+        let columns = head_dim.min(COLUMNS);
+        let net = of_columns(columns, LANES, shared_bytes(head_dim));
+        let pieces = arguments.pieces as usize;
+        let products = Geometry {
+            grid: [(sequences * pieces) as u32, k_heads as u32],
+            shared_bytes: products_shared_bytes(head_dim),
+            ..Geometry::line(1, (32 * BLOCK / PRODUCT_SLOTS) as u32)
+        };
+        let columns = head_dim.min(PROMPT_COLUMNS);
+        let shared_bytes = prompt_shared_bytes(head_dim);
+        let prompt = of_columns(columns, LANES / PROMPT_EACH, shared_bytes);
+        // SAFETY: a warp for each head of a row; then a block for each part of a head of a sequence, in a long prompt behind
+        // one for each head of keys of a block of positions. The rest is the caller's promise.
         unsafe {
             self.inputs.launch(context, inputs, arguments)?;
-            self.net.launch(context, net, arguments)
+            if pieces == 0 {
+                return self.net.launch(context, net, arguments);
+            }
+            self.products.launch(context, products, arguments)?;
+            self.prompt.launch(context, prompt, arguments)
         }
     }
 }
 
+const KEY_PAD: usize = constant!("delta_net.cuh", KEY_PAD);
+
 /// `DeltaMemory` in delta_net.cu.
 fn shared_bytes(head_dim: usize) -> u32 {
-    const KEY_PAD: usize = constant!("delta_net.cu", KEY_PAD);
     const UPDATE_PAD: usize = constant!("delta_net.cu", UPDATE_PAD);
     const PRODUCT_PAD: usize = constant!("delta_net.cu", PRODUCT_PAD);
     const LISTS: usize = constant!("delta_net.cu", DELTA_LISTS);
@@ -154,6 +186,22 @@ fn shared_bytes(head_dim: usize) -> u32 {
     let updates = head_dim.min(COLUMNS) + UPDATE_PAD;
     let products = 2 * (BLOCK + PRODUCT_PAD);
     (BLOCK * (keys_and_queries + updates + products + LISTS) * size_of::<f32>()) as u32
+}
+
+/// `ProductsMemory` in delta_prompt.cu.
+fn products_shared_bytes(head_dim: usize) -> u32 {
+    (BLOCK * 2 * (head_dim + KEY_PAD) * size_of::<f32>()) as u32
+}
+
+/// `PromptMemory` in delta_prompt.cu, for each stage.
+fn prompt_shared_bytes(head_dim: usize) -> u32 {
+    const VALUE_PAD: usize = constant!("delta_prompt.cu", VALUE_PAD);
+    const PRODUCTS_PAD: usize = constant!("delta_prompt.cu", PRODUCTS_PAD);
+    const STAGES: usize = constant!("delta_prompt.cu", PROMPT_STAGES);
+    let keys_and_queries = 2 * (head_dim + KEY_PAD);
+    let values = head_dim.min(PROMPT_COLUMNS) + VALUE_PAD;
+    let products = 2 * (BLOCK + PRODUCTS_PAD);
+    (STAGES * BLOCK * (keys_and_queries + values + products) * size_of::<f32>()) as u32
 }
 
 /// Floats of a projected row: whole groups of four, as `gated_rows.cu` reads its gates.
@@ -164,8 +212,10 @@ pub fn projected_width(config: &DeltaNetConfig) -> usize {
 /// Buffers of delta nets, besides those that all mixers share.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaNetBuffers {
-    /// Queries and values behind the convolution.
+    /// Queries, keys and values behind the convolution.
     mixed: DevicePtr<f32>,
+    /// Products of the keys and queries of long prompts.
+    products: DevicePtr<f32>,
     rows: InputBuffer<StateRow>,
     sequences: InputBuffer<StateSequence>,
     /// Pages of recurrent states, by block and group.
@@ -179,7 +229,8 @@ impl DeltaNetBuffers {
     pub fn place(places: &mut Places<'_>, config: &DeltaNetConfig, largest: Largest) -> Self {
         let tokens = largest.tokens;
         Self {
-            mixed: places.buffer(tokens * (config.k_width() + config.v_width())),
+            mixed: places.buffer(tokens * config.channels()),
+            products: places.buffer(tokens * config.v_heads * 2 * BLOCK),
             rows: places.input(tokens),
             sequences: places.input(tokens),
             pages: places.input(most_pages(largest.groups, tokens)),
@@ -215,7 +266,8 @@ pub fn run(
     let kernels = rank.mixers.delta_nets.as_ref();
     let kernels = kernels.expect("kernels of delta nets");
     let (rows, shared) = (plan.rows.len(), &rank.scratch.buffers.mixers);
-    let arguments = arguments_of(rank, config, index, net);
+    let pieces = plan.mixers.states.pieces();
+    let arguments = arguments_of(rank, config, index, net, pieces);
 
     let stride = arguments.stride as usize;
     let behind_gates = config.channels() + config.v_width();
@@ -253,7 +305,13 @@ pub fn run(
     rank.add_norm(rows, post_norm, 1.0, Stage::GateUp.of(index))
 }
 
-fn arguments_of(rank: &Rank, config: &DeltaNetConfig, index: usize, net: &DeltaNet) -> DeltaArgs {
+fn arguments_of(
+    rank: &Rank,
+    config: &DeltaNetConfig,
+    index: usize,
+    net: &DeltaNet,
+    pieces: usize,
+) -> DeltaArgs {
     let shared = &rank.scratch.buffers.mixers;
     let buffers = shared.delta_nets.expect("buffers of delta nets");
     DeltaArgs {
@@ -265,6 +323,7 @@ fn arguments_of(rank: &Rank, config: &DeltaNetConfig, index: usize, net: &DeltaN
         dt: rank.weights.vector(&net.dt),
         decay: rank.weights.vector(&net.decay),
         mixed: buffers.mixed,
+        products: buffers.products,
         out: shared.outputs,
         states: state_pages(rank, index, buffers.pages.on_device()),
         stride: projected_width(config) as i32,
@@ -277,7 +336,7 @@ fn arguments_of(rank: &Rank, config: &DeltaNetConfig, index: usize, net: &DeltaN
             HeadOrder::Grouped => (config.v_heads / config.k_heads) as i32,
         },
         eps: rank.config.norm_eps,
-        unused: 0,
+        pieces: pieces as i32,
     }
 }
 

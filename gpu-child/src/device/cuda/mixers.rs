@@ -145,6 +145,7 @@ impl MixerPlan {
     pub fn grids(&self, rank: &Rank) -> MixerGrids {
         MixerGrids {
             attention: attention::grids(rank, &self.attention),
+            pieces: self.states.pieces(),
         }
     }
 }
@@ -153,6 +154,8 @@ impl MixerPlan {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MixerGrids {
     attention: AttentionGrids,
+    /// Of long prompts in delta nets.
+    pieces: usize,
 }
 
 /// Buffers of the mixers.

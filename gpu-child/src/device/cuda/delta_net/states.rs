@@ -11,7 +11,7 @@ use crate::device::cuda::memory::DevicePtr;
 use crate::device::cuda::places::Input;
 
 layout! {
-    pub struct StatePages in "delta_net.cu" {
+    pub struct StatePages in "delta_net.cuh" {
         pub pages: DevicePtr<f32>,
         pub page_stride: u64,
         pub tables: DevicePtr<i32>,
@@ -23,13 +23,13 @@ layout! {
 
     /// A token of the batch.
     #[derive(PartialEq, Eq)]
-    pub struct StateRow in "delta_net.cu" {
+    pub struct StateRow in "delta_net.cuh" {
         pub pages: i32,
         pub before: i32,
     }
 
     #[derive(PartialEq, Eq)]
-    pub struct StateSequence in "delta_net.cu" {
+    pub struct StateSequence in "delta_net.cuh" {
         pub row0: i32,
         pub rows: i32,
         pub position0: i32,
@@ -41,6 +41,10 @@ layout! {
 unsafe impl Input for StateRow {}
 // SAFETY: four `i32`.
 unsafe impl Input for StateSequence {}
+
+/// Maximum number of rows of a sequence in a step without a long prompt: at least those of the newest token and of drafts, whose
+/// steps are recorded.
+const MOST_FEW_ROWS: usize = 16;
 
 /// Maximum number of pages of states in a step with this number of tokens: for each sequence those of the blocks of its
 /// tokens, and of the block before.
@@ -67,6 +71,21 @@ impl StatePlan {
             sequences.iter().for_each(|work| plan.add(work, groups));
         }
         plan
+    }
+
+    /// Of a step with a long prompt: number of blocks of positions in which a sequence has rows, at most. Zero for other
+    /// steps.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        let is_long = |it: &StateSequence| it.rows as usize > MOST_FEW_ROWS;
+        if !self.sequences.iter().any(is_long) {
+            return 0;
+        }
+        let blocks = self.sequences.iter().map(|it| {
+            let (first, rows) = (it.position0 as usize, it.rows as usize);
+            (first + rows).div_ceil(PAGE_TOKENS) - first / PAGE_TOKENS
+        });
+        blocks.max().unwrap_or(0)
     }
 
     /// Adds the next sequence of the batch.
@@ -150,6 +169,20 @@ mod tests {
             sequence += 1;
         }
         assert_eq!((row, sequence), (plan.rows.len(), plan.sequences.len()));
+    }
+
+    #[test]
+    fn a_long_prompt_has_rows_in_so_many_blocks() {
+        for (sequences, pieces) in [
+            (&[(95, 1), (0, 16)][..], 0),
+            (&[(95, 1), (0, 17)], 1),
+            (&[(95, 2), (0, 17)], 2),
+            (&[(0, 32), (32, 32)], 1),
+            (&[(1, 32)], 2),
+            (&[(31, 66)], 4),
+        ] {
+            assert_eq!(plan(sequences).pieces(), pieces, "{sequences:?}");
+        }
     }
 
     #[test]

@@ -105,6 +105,7 @@ fn kernels_are_compiled_for_what_the_host_asks_for() {
     }
     for head_dim in delta_net::HEAD_DIMS {
         stands("delta_net.cu", &format!("DELTA_NET({head_dim})"));
+        stands("delta_prompt.cu", &format!("DELTA_PROMPT({head_dim})"));
     }
     for block in BLOCKS {
         let (groups, rows, together) = (block.warpgroups, block.rows, block.together);
