@@ -91,7 +91,7 @@ pub fn check(config: &DeltaNetConfig) -> Result<(), String> {
 pub struct DeltaNetKernels {
     inputs: Kernel<DeltaArgs>,
     net: Kernel<DeltaArgs>,
-    /// Of long prompts: products of keys and queries, and the rest.
+    /// Kernels of long prompts: products of keys and queries, and the rest.
     products: Kernel<DeltaArgs>,
     prompt: Kernel<DeltaArgs>,
     gate_rows: RowKernel<GatedRowsArgs>,

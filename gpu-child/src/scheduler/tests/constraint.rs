@@ -295,7 +295,7 @@ fn a_draw_waits_for_its_mask_and_a_late_one_runs_its_token_again() {
     }
 }
 
-/// Beside a sequence without a grammar, which waits for their rows, only if a row costs less than a token.
+/// A sequence without a grammar beside them waits for their rows, so these must cost less than a token.
 #[test]
 fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step() {
     let request = constrained(1, &[1, 2, 3], 30);

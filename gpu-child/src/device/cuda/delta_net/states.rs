@@ -73,8 +73,7 @@ impl StatePlan {
         plan
     }
 
-    /// Of a step with a long prompt: number of blocks of positions in which a sequence has rows, at most. Zero for other
-    /// steps.
+    /// Maximum number of blocks of positions in which a sequence has rows, in a step with a long prompt. Zero for other steps.
     #[must_use]
     pub fn pieces(&self) -> usize {
         let is_long = |it: &StateSequence| it.rows as usize > MOST_FEW_ROWS;
