@@ -58,8 +58,8 @@ impl Sim {
         self.event(Event::Child { generation, event })
     }
 
-    /// Passes time in ticks of 100 ms and returns their effects. One tick happens even without time, as in the driver,
-    /// whose timer fires at once for a second deadline at the same time.
+    /// Passes time in ticks of 100 ms and returns their effects. One tick happens even without time: the driver's timer
+    /// fires at once for a second deadline at the same time.
     pub fn pass(&mut self, time: Duration) -> Vec<Effect> {
         self.pass_with(time, |_| {})
     }

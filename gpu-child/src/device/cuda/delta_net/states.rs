@@ -42,8 +42,8 @@ unsafe impl Input for StateRow {}
 // SAFETY: four `i32`.
 unsafe impl Input for StateSequence {}
 
-/// Maximum number of rows of a sequence in a step without a long prompt: at least those of the newest token and of drafts, whose
-/// steps are recorded.
+/// Maximum number of rows of a sequence in a step without a long prompt: at least the newest token and its drafts. Such steps
+/// are recorded.
 const MOST_FEW_ROWS: usize = 16;
 
 /// Maximum number of pages of states in a step with this number of tokens: for each sequence those of the blocks of its
