@@ -8,8 +8,8 @@ is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece mod
 first one, which is of the same kind, stands in their place, with the family's own control tokens; for Gemma 4's merges of
 characters, every way to split one of its pieces in two pieces. Nor Qwen3.5's vocabulary, for which the first words of Qwen3's
 stand, nor its template, for which `QWEN35_TEMPLATE` stands (axolotl's `qwen3_5` writes the calls of Qwen3; `qwen35moe` has it);
-nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss has: words of Qwen's with its
-control tokens, and a template of its format's frame.
+nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss, Seed-OSS and ERNIE 4.5 have: words of
+Qwen's or pieces of Mistral's with their control tokens, and a template of their format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
@@ -55,6 +55,21 @@ HARMONY_TEMPLATE = (
     "{%- if message.role == 'assistant' %}{{ '<|channel|>final' }}{% endif %}"
     "{{- '<|message|>' + message.content + '<|end|>' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+
+SEED_SPECIALS = [f"<seed:{name}>" for name in ("bos", "pad", "eos")]
+SEED_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<seed:bos>' + message.role + '\n' + message.content + '<seed:eos>' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<seed:bos>assistant\n' }}{% endif %}"
+)
+
+ERNIE_SPECIALS = ["<|begin_of_sentence|>", "<|end_of_sentence|>"]
+ERNIE_TEMPLATE = (
+    "{{- '<|begin_of_sentence|>' }}{%- for message in messages %}"
+    "{%- if message.role == 'user' %}{{ 'User: ' + message.content + '\n' }}"
+    "{%- else %}{{ 'Assistant: ' + message.content + '<|end_of_sentence|>' }}{% endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
 
 # Calls as tags of functions and parameters, their results in a user's turn, thoughts of the last turn only.
@@ -330,6 +345,28 @@ def gpt_oss(model):
     return of_tiktoken(ranks, "gpt-4o", HARMONY_SPECIALS, [], "<|startoftext|>", "<|return|>", False, FEW)
 
 
+def seed_oss(model):
+    del model
+    ranks = DATA / "dashscope/resources/qwen.tiktoken"
+    return of_tiktoken(ranks, "seed-coder", SEED_SPECIALS, [], "<seed:bos>", "<seed:eos>", False, FEW)
+
+
+def ernie(model):
+    del model
+    vocabulary = of_sentence_piece(DATA / "mistral_common/data/tokenizer.model.v1")
+    begin, end = (len(vocabulary.tokens) + index for index in range(2))
+    return replace(
+        vocabulary,
+        tokens=vocabulary.tokens + ERNIE_SPECIALS,
+        kinds=vocabulary.kinds + [CONTROL] * len(ERNIE_SPECIALS),
+        scores=vocabulary.scores + [-1000.0] * len(ERNIE_SPECIALS),
+        bos=begin,
+        eos=end,
+        add_bos=False,
+        adds_space=False,
+    )
+
+
 def tekken(model):
     """`tekken.json` of mistral_common: words by rank, behind as many control tokens as it says."""
     del model
@@ -440,6 +477,8 @@ FAMILIES = [
     Family("qwen3next", "qwen3next", few_of_qwen3, lambda _: QWEN35_TEMPLATE, has_tools=True),
     Family("qwen3vl", "qwen3vl", few_of_qwen3, collected("qwen3"), has_tools=True),
     Family("qwen3vlmoe", "qwen3vlmoe", few_of_qwen3, collected("qwen3"), has_tools=True),
+    Family("seed_oss", "seed_oss", seed_oss, lambda _: SEED_TEMPLATE, has_tools=False),
+    Family("ernie4_5", "ernie4_5", ernie, lambda _: ERNIE_TEMPLATE, has_tools=False),
 ]
 
 # Positions of these models: a prompt with tools has some hundred tokens.

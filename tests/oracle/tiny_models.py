@@ -127,6 +127,11 @@ class Variant:
     def is_gemma4(self):
         return self.whole_head_dim is not None
 
+    @property
+    def ffn_norm(self):
+        is_post = self.gpt_oss or self.attention_every or self.architecture in ("seed_oss",)
+        return "post_attention_norm" if is_post else "ffn_norm"
+
     def sees_all(self, layer):
         return (layer + 1) % self.window_period == 0
 
@@ -241,6 +246,8 @@ EXTRA = [
     Variant("qwen3-yarn", "qwen3", head_dim=128, qk_norm=True, tied=True, yarn_scale=4),
     Variant("phi3-short-factors", "phi3", head_dim=64, fused=True, rope_original_context=4096),
     Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
+    Variant("seed_oss", "seed_oss", head_dim=64, qkv_bias=True, rope_base=1e7),
+    Variant("ernie4_5", "ernie4_5", head_dim=64, tied=True, rope_base=5e5),
     Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
 ]
 
@@ -416,8 +423,7 @@ def _vectors(variant, rng):
     for layer in range(variant.layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(N_EMBD)
-        ffn_norm = "post_attention_norm" if variant.gpt_oss or variant.attention_every else "ffn_norm"
-        yield f"{block}{ffn_norm}.weight", norm(N_EMBD)
+        yield f"{block}{variant.ffn_norm}.weight", norm(N_EMBD)
         if variant.gpt_oss:
             yield block + "attn_sinks.weight", 2.0 * rng.standard_normal(N_HEADS)
             yield block + "attn_output.bias", 0.5 * rng.standard_normal(N_EMBD)

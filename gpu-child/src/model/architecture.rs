@@ -25,6 +25,8 @@ pub enum Architecture {
     Qwen3Vl,
     Qwen3VlMoe,
     Gemma4,
+    SeedOss,
+    Ernie45,
 }
 
 /// Properties specific to an architecture's files.
@@ -230,7 +232,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -247,6 +249,8 @@ impl Architecture {
         Self::Qwen3Vl,
         Self::Qwen3VlMoe,
         Self::Gemma4,
+        Self::SeedOss,
+        Self::Ernie45,
     ];
 
     /// Name in `general.architecture`, and prefix of every key.
@@ -269,6 +273,8 @@ impl Architecture {
             Self::Qwen3Vl => "qwen3vl",
             Self::Qwen3VlMoe => "qwen3vlmoe",
             Self::Gemma4 => "gemma4",
+            Self::SeedOss => "seed_oss",
+            Self::Ernie45 => "ernie4_5",
         }
     }
 
@@ -335,6 +341,17 @@ impl Architecture {
                 rotates_whole_heads: true,
                 rope_factors: Some(RopeFactors::ByScaling),
                 has_temperature: true,
+                ..PLAIN
+            },
+            Self::SeedOss => Conventions {
+                rotates_whole_heads: true,
+                has_qkv_bias: true,
+                ffn_norm: "post_attention_norm.weight",
+                ..PLAIN
+            },
+            Self::Ernie45 => Conventions {
+                rope_pairs: RopePairs::Adjacent,
+                rotates_whole_heads: true,
                 ..PLAIN
             },
             Self::Gemma3 => GEMMA_3,

@@ -83,7 +83,7 @@ fn n_layers(architecture: Architecture) -> u32 {
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     use Architecture::{
-        Gemma3, Gemma4, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3Next, Qwen35, Qwen35Moe,
+        Gemma3, Gemma4, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3Next, Qwen35, Qwen35Moe, SeedOss,
     };
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
@@ -116,7 +116,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.matrix(file, &name("ffn_gate.weight"), N_FF, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), N_FF, N_EMBD);
         }
-        if matches!(architecture, Qwen2 | Qwen2Moe | GptOss) {
+        if matches!(architecture, Qwen2 | Qwen2Moe | GptOss | SeedOss) {
             file = random.vector(file, &name("attn_q.bias"), heads.queries);
             file = random.vector(file, &name("attn_k.bias"), heads.keys);
             file = random.vector(file, &name("attn_v.bias"), heads.keys);

@@ -34,6 +34,11 @@ const QWEN2: Patterns = &[
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
+/// Qwen2's, but line feeds are no part of a run of other characters.
+const SEED_CODER: Patterns = &[
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+];
+
 /// Qwen2's, with marks among the letters.
 const QWEN35: Patterns = &[
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -75,6 +80,7 @@ impl PreTokenizer {
             "dbrx" | "smaug-bpe" | "chatglm-bpe" => (LLAMA3, false),
             "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => (QWEN2, false),
             "qwen35" => (QWEN35, false),
+            "seed-coder" => (SEED_CODER, false),
             "gpt-4o" | "llama4" => (O200K, false),
             "falcon" => (FALCON, false),
             "tekken" => (TEKKEN, true),
@@ -192,6 +198,7 @@ mod tests {
             "llama-bpe",
             "qwen2",
             "qwen35",
+            "seed-coder",
             "falcon",
             "tekken",
             "gpt-4o",

@@ -43,6 +43,7 @@ fn each_architecture_is_read() {
             Architecture::Llama,
             Architecture::SmolLm3,
             Architecture::Mistral3,
+            Architecture::Ernie45,
         ];
         assert_eq!(adjacent, is_adjacent.contains(&architecture));
     }

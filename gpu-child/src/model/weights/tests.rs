@@ -43,6 +43,8 @@ fn every_architecture_finds_its_tensors() {
         (Architecture::Phi3, false, false),
         (Architecture::SmolLm3, false, false),
         (Architecture::Gemma3, false, true),
+        (Architecture::SeedOss, true, false),
+        (Architecture::Ernie45, false, false),
     ] {
         load(&tiny_model(architecture), |weights| {
             let layers = match architecture {
